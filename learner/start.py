@@ -123,7 +123,7 @@ def _run(
     serving = contextlib.ExitStack()
     if servers:
         serving.enter_context(exposed(config.log, "learner", partial(numbers_of_run, directory)))
-    client = BrokerClient(servers.address, servers.check) if servers else join(directory)
+    client = BrokerClient(servers.address, servers.check) if servers else join(directory, stopped)
     # Rank 0 has written them down before its broker was there.
     training = problems.training(config)
     # Heavy imports from here on; the workers are loading their models at the same time.
@@ -191,26 +191,26 @@ class _Moved(PeerLost):
     """The broker listens at another address now."""
 
 
-def join(directory: Path) -> BrokerClient:
+def join(directory: Path, stopped: Callable[[], bool] = lambda: False) -> BrokerClient:
     """Connect a rank above 0 to rank 0's broker; a file in the run directory names its endpoint.
 
     A file of an earlier start may stand there while rank 0 reads its data and the broker its journal.
     """
     while True:
-        address = _address(directory)
+        address = _address(directory, stopped)
         try:
-            return BrokerClient(address, partial(_check_stays, directory, address))
+            return BrokerClient(address, partial(_check_stays, directory, address, stopped))
         except _Moved as moved:
             log.info("%s", moved)
 
 
-def _check_stays(directory: Path, address: Address) -> None:
-    now = _address(directory)
+def _check_stays(directory: Path, address: Address, stopped: Callable[[], bool]) -> None:
+    now = _address(directory, stopped)
     if now != address:
         raise _Moved(f"the broker has moved from {address.endpoint} to {now.endpoint}")
 
 
-def _address(directory: Path) -> Address:
+def _address(directory: Path, stopped: Callable[[], bool]) -> Address:
     """Wait for the file with the endpoint of rank 0's broker, and return its address."""
     from_s, wait = time.monotonic(), WaitLog(f"rank 0 to start its broker in {directory}")
     while True:
@@ -220,5 +220,6 @@ def _address(directory: Path) -> Address:
         waited_s = time.monotonic() - from_s
         if waited_s > ANSWER_S:
             raise PeerLost(f"rank 0 wrote no broker endpoint to {directory} within {ANSWER_S:g} s")
+        _halt_if(stopped)
         wait.log_progress(waited_s)
         time.sleep(0.1)

@@ -5,7 +5,6 @@ from pathlib import Path
 from prefixrl.common.wire.messages.worker import MemoryUse
 
 ROLLUP = Path("/proc/self/smaps_rollup")
-"""Sums over a process's memory, on Linux."""
 
 
 def memory_now() -> MemoryUse | None:

@@ -13,7 +13,6 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 
 Placement = dict[str, tuple[int, ...]]
-"""GPUs of each process, by its name; () for one that needs none."""
 LEARNER = "learner"
 VARIABLE = "PREFIXRL_PLACEMENT"
 """Environment variable by which the launcher of a run tells the learner where they are."""

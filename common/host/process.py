@@ -42,7 +42,6 @@ WELL_S = 3600.0
 
 _DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _HIDDEN = (*range(32), *range(127, 160), 0x2028, 0x2029, *_DIRECTIONS)
-"""Characters that move a cursor, colour text, end a line or turn its direction."""
 _ESCAPES = {code: f"\\u{code:04x}" for code in _HIDDEN if chr(code) not in "\n\t"}
 
 
@@ -58,7 +57,7 @@ class _Lines(logging.Formatter):
         return printable(super().format(record)).replace("\n", "\n    ")
 
 
-def start_logging(title: str) -> None:
+def start_logging(title: str, budget: logging.Filter | None = None) -> None:
     """Start as a daemon of a run; logs go to stderr, which the supervisor writes to files."""
     if PARENT_VARIABLE in os.environ:
         die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
@@ -66,6 +65,8 @@ def start_logging(title: str) -> None:
     faulthandler.enable()  # a watchdog's SIGABRT leaves the stack of every thread in the log
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines(f"%(asctime)s %(levelname)-7s {title} %(message)s"))
+    if budget:
+        handler.addFilter(budget)
     logging.basicConfig(level=os.environ.get("PREFIXRL_LOG", "INFO").upper(), handlers=[handler])
     logging.captureWarnings(True)
 

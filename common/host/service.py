@@ -15,7 +15,6 @@ STATUS_EVERY_S = 1.0
 STOP_STEP_S = 600.0
 """Longest step of the work from which a stop is awaited: the time until the next sign of it."""
 LOOK_S = 1.0
-"""Time between two looks for a stop during work without a loop."""
 SEND_S, READY_SEND_S = 1.0, 30.0
 """Longest wait for a manager whose queue is full; it is, for a moment, while it reloads."""
 

@@ -37,7 +37,6 @@ POINTS = (
     "swap.installed",  # new weights are in the engine, not proved
     "scores.judged",  # not sent
 )
-"""All of them, in the order of one group's way."""
 
 
 def wanted() -> dict[str, tuple[int, bool]]:

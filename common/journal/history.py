@@ -15,7 +15,6 @@ from prefixrl.common.journal.records import (
 )
 
 _STATES = {"queued": "issued", "scored": "scored", "spare": "scored", "batched": "trained"}
-"""State here by that of a live group."""
 MOST_FAULTS = 100
 """Faults that are worded; a broken history breaks its rules again and again."""
 

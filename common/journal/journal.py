@@ -7,6 +7,7 @@ A long segment is closed: the next one begins with all that a ledger is rebuilt 
 torn last record (the machine died meanwhile) is cut off at the next start; any other damage is an error.
 """
 
+import contextlib
 import logging
 import os
 import struct
@@ -89,6 +90,17 @@ class Journal:
             raise
         self._offset_bytes += len(whole)
         crash_point("journal.synced")
+
+    def check(self) -> None:
+        """Raise DataError where the open segment was removed or replaced: no later start would read what it holds."""
+        path, own = open_path(self._folder, self._number), os.fstat(self._file)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if os.path.samestat(path.stat(), own):
+                return
+        raise DataError(
+            f"{path} was removed or replaced while the run goes on, which nothing can resume without it: the run ends; "
+            f"start a new one"
+        )
 
     def begin_segment(self, start: SegmentStart) -> None:
         """Close the open segment and begin the next; OSError: the open one stays open."""

@@ -161,5 +161,4 @@ class SegmentStart(msgspec.Struct, frozen=True, tag=True):
 
 
 Record = GroupIssued | GroupScored | BatchFormed | GroupEnded
-"""Records that the ledger itself writes and replays."""
 JournalRecord = RunHeader | VersionPublished | SegmentStart | Record

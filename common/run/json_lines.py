@@ -15,7 +15,6 @@ from prefixrl.common.host.process import write_atomically
 log = logging.getLogger(__name__)
 
 TAIL_BYTES = 2**20
-"""More than a line has."""
 
 Line = TypeVar("Line", bound=msgspec.Struct)
 

@@ -19,11 +19,9 @@ from prefixrl.common.run.documents import METRICS_FILE, MetricsLine, columns
 log = logging.getLogger(__name__)
 
 CLIENT_S = 5.0
-"""Longest silence of a client in mid-request."""
 POLL_S = 0.2
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FIRST_ROLLOUT, FIRST_SCORER = 1, 101
-"""Ports of rollout-0 and scorer-0, after the learner's."""
 Kind = Literal["gauge", "counter"]
 ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 

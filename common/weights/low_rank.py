@@ -18,7 +18,6 @@ from torch import Tensor
 FIRST, SECOND = ".lora_A.weight", ".lora_B.weight"
 _OF_PEFT = {".lora_A.default.weight": FIRST, ".lora_B.default.weight": SECOND}
 MEMORY = Path("/dev/shm")
-"""Folder in memory, where there is one."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ class Address:
 
 
 Find = Callable[[], Address]
-"""Returns the address as it is now; called again while the broker is silent."""
 
 
 def given(endpoint: str, key_file: Path) -> Find:

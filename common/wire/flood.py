@@ -25,9 +25,7 @@ log = logging.getLogger(__name__)
 MOST_UNREAD_BYTES = 96 * 2**20
 """For all connections of strangers together; more than the largest message."""
 MEMBER_BYTES = 96 * 2**20
-"""For one connection of a member, a peer that may send large messages: more than the largest."""
 MEMBERS_BYTES = 2**30
-"""For all members together."""
 MOST_CONNECTIONS = 2**14
 FILES_SHARE = 3 / 4
 """Connections as a share of the files that this process may have open, at most: the others are for what it writes."""
@@ -50,11 +48,9 @@ FRAME_BYTES, PINGS_BYTES_S = 64, 64
 """A little more than what surrounds a frame, and than the heartbeats of libzmq, on the wire."""
 _TCP_INFO = (socket.IPPROTO_TCP, socket.TCP_INFO) if sys.platform == "linux" else (0, 0)
 _RECEIVED = struct.Struct("128xQ")
-"""tcpi_bytes_received in the kernel's struct tcp_info."""
 _IGNORE = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
 """A packet filter of one instruction: keep nothing of any packet."""
 _ATTACH_FILTER, _DETACH_FILTER = 26, 27
-"""Options of Linux that the module `socket` does not name."""
 
 
 @dataclass

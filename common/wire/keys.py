@@ -11,7 +11,6 @@ import logging
 import os
 import re
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,8 +26,6 @@ from prefixrl.common.errors import ConfigError
 log = logging.getLogger(__name__)
 
 ZAP_DOMAIN = "prefixrl"
-TELL_EVERY_S = 10.0
-"""Least time between two log lines about refused keys: a stranger must not fill the disk."""
 KEYS_FOLDER = "keys"
 CLIENTS_FILE = "clients"
 SERVER = "server"
@@ -37,10 +34,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 KeyRole = Literal["worker", "rank", "operator"]
 ROLES: tuple[KeyRole, ...] = ("worker", "rank", "operator")
-"""A run's own keys have the names of their roles."""
 KEY_CHARS = 40
 Z85 = Annotated[str, msgspec.Meta(min_length=KEY_CHARS, max_length=KEY_CHARS)]
-"""32 bytes in the text form of ZeroMQ (Z85)."""
 
 
 class Pair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,7 +71,6 @@ class ClientList:
         self._path_name = str(self._path)
         self._seen: tuple[int, ...] = ()
         self._clients: dict[str, Listed] = {}
-        self._told_s = -TELL_EVERY_S
         self._lock = threading.Lock()  # the authenticator asks from a thread of its own
 
     def find(self, public: str) -> Listed | None:
@@ -90,9 +84,7 @@ class ClientList:
                     self._seen = now
             except OSError as error:
                 # No descriptor may be free, or a file server away: the next message tries again.
-                if time.monotonic() - self._told_s > TELL_EVERY_S:
-                    self._told_s = time.monotonic()
-                    log.error("the list of keys cannot be read and stays as it was: %s", error)
+                log.error("the list of keys cannot be read and stays as it was: %s", error)
             return self._clients.get(public)
 
     def _read(self) -> None:
@@ -253,7 +245,7 @@ class Authenticator(ThreadAuthenticator):
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: ServerKeys) -> None:
         super().__init__(context)
         self._run_keys = keys
-        self._refused, self._told_s = 0, -TELL_EVERY_S
+        self._refused = 0
         self.start()
         self.configure_curve_callback(ZAP_DOMAIN, self)
 
@@ -269,8 +261,6 @@ class Authenticator(ThreadAuthenticator):
         is_let_in = found is not None and found.role in self._run_keys.roles
         if not is_let_in:
             self._refused += 1
-            if time.monotonic() - self._told_s > TELL_EVERY_S:
-                self._told_s = time.monotonic()
-                named = f"the key {found.name!r} of the role {found.role}" if found else "an unknown key"
-                log.warning("refused a connection with %s, %d so far", named, self._refused)
+            named = f"the key {found.name!r} of the role {found.role}" if found else "an unknown key"
+            log.warning("refused a connection with %s, %d so far", named, self._refused)
         return is_let_in

@@ -22,7 +22,6 @@ from prefixrl.common.wire.verdicts import row_verdict
 ProbeRow = tuple[NDArray[np.int32], NDArray[np.int32]]
 """Tokens given, and tokens scored after them."""
 TOKEN_BYTES = 4
-"""Size of a packed token id, and of a packed logprob."""
 MOST_LOGPROB = 1e-6
 """Roundings make a probability of 1 a little larger."""
 MOST_CHARS_PER_TOKEN = 1024

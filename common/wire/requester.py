@@ -23,7 +23,6 @@ Answer = TypeVar("Answer")
 LOG_EVERY_S = 30.0
 
 ANSWER_S = 60.0
-"""Longest wait for an answer, by default."""
 ASK_AGAIN_S = 5.0
 SUSPENDED = 4
 """A try that took this many times its limit was interrupted: sending, waiting and Hello take three at most."""

@@ -34,7 +34,6 @@ MAX_FRAME_BYTES = 256 * 2**10
 """Largest frame that a server takes: one that a stranger begins to send is held in memory before the key is asked."""
 MOST_FRAMES = MAX_MESSAGE_BYTES // MAX_FRAME_BYTES + 1
 CURVE_BYTES = 256
-"""Room for what encryption adds to a frame."""
 TAG_BYTES = 9
 HWM_MESSAGES = 4096
 """A safety net, since credit bounds the messages under way; never 0, which would mean unbounded memory."""

@@ -3,8 +3,7 @@
     child ──stdout, stderr──▶ pipe ──▶ reader thread ──▶ <run directory>/logs/<name>.log
                                             └──▶ the newest output in memory: what a failure and the console show
 
-The thread waits for output and ends with the last process that holds the pipe. A log that cannot be written, on a disk
-that is full, loses lines; the console still has them.
+A log that cannot be written, on a disk that is full, loses lines; the console still has them.
 """
 
 import contextlib
@@ -26,7 +25,8 @@ TAIL_LINES = 12
 KEPT_BYTES = 1 << 16
 BLOCK_BYTES = 1 << 16
 LAST_OUTPUT_S = 2.0
-"""Longest wait for output that a process left in the pipe when it ended."""
+MOST_LOG_BYTES = 64 << 20
+"""Size from which a log becomes the old one, NAME.log.1, and another begins."""
 MOST_NEWS = 20
 """Lines that wait to be shown; more of them at once say nothing new."""
 _ERROR = re.compile(rb"\d\S+ \S+ ERROR\s+(.*)")
@@ -105,6 +105,8 @@ class Child:
             while block := pipe.read(BLOCK_BYTES):
                 with contextlib.suppress(OSError), self.log_path.open("ab", buffering=0) as log:
                     log.write(block)
+                    if log.tell() > MOST_LOG_BYTES:
+                        self.log_path.replace(f"{self.log_path}.1")
                 self._recent = (self._recent + block)[-KEPT_BYTES:]
                 *lines, line = (line + block).split(b"\n")
                 line = line[-KEPT_BYTES:]

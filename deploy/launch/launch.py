@@ -5,8 +5,7 @@
             ├─ rollout-0 ..      each with a log of its own in <run directory>/logs
             └─ scorer-0 ..
 
-The learner is the run: when it ends, the launch ends with its exit code. A worker that ends while the learner goes on
-is started again. A learner that is killed is started again and resumes from its last checkpoint; the workers stay.
+The learner is the run: when it ends, the launch ends with its exit code; one that is killed is started again.
 """
 
 import os
@@ -48,19 +47,14 @@ STOPPED_BY_BROKER_S = 20.0
 """If the learner ends within this time, its broker had stopped a worker that ended without a fault."""
 STOP_WORKER_S = 10.0
 STOPPED = 130
-"""Exit code of a command that was interrupted."""
 STOP_S = 60.0
 SAVED_BYTES_PER_S = 25e6
 """A slow shared file system; a checkpoint is written, synced and read back."""
 SUCCESSION_BEATS = 2
-"""Heartbeats until a worker that ended with another code than 0 is started again.
-
-Before it misses one, the broker gives its name to no other worker.
-"""
+"""Heartbeats until a worker that ended with another code than 0 is started again: its broker keeps its name so long."""
 TICK_S, START_TICK_S = 0.2, 0.02
 """Time between two checks of the children; shorter while the start of a worker waits for the endpoint file."""
 ASK_S = 2.0
-"""Longest wait for a broker that is asked why a worker went."""
 KEYS_OF_A_RUN = {"directory", "adapter", "data", "algorithm", "rollout", "scorer"}
 """Keys of `config.json` in every release; a model folder has a `config.json` too."""
 

@@ -22,7 +22,6 @@ ema_option = click.option("--ema", "is_averaged", is_flag=True, help="Take the m
 FREE_PORT = "tcp://127.0.0.1:0"
 """Never the configured port: the run may still be training, here or on a host whose address this one does not have."""
 PLAN_RUNNER = "prefixrl.learner.commands.plan_runner"
-"""Module of the process that carries out a plan of `prefixrl eval` or `generate`."""
 INCOMPLETE = 6
 """Exit code of a command that ended well, but some of whose answers or verdicts are missing."""
 

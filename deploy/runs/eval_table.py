@@ -21,7 +21,6 @@ SEARCH_NOTE = (
     "product; prm_..._vote: equal answers add up their scores; one answer to each problem"
 )
 _Lines = tuple[list[str], list[list[str]]]
-"""Columns and lines of a table."""
 SAMPLED_NOTE = (
     "several answers to a problem: their mean; maj: the answer given most often; pass: one of so many right; "
     "the interval is a bootstrap over problems"

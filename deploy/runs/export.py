@@ -11,7 +11,6 @@ from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import METRICS_FILE, MetricsLine, columns
 
 Table = tuple[list[str], list[dict[str, float]]]
-"""Names of the columns in the order of their first appearance, and the rows."""
 
 
 @click.command("export")

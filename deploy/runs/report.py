@@ -31,7 +31,6 @@ from prefixrl.deploy.runs.samples import Common, SampleText, commonest, decoder,
 from prefixrl.deploy.runs.tables import table_of
 
 SAMPLES = 8
-"""Samples of the first iteration, and of the newest one, on the page."""
 
 
 @click.command()

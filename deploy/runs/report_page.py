@@ -19,10 +19,8 @@ WIDTH, HEIGHT = 440.0, 200.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 8.0, 8.0, 22.0
 SMOOTHED_OVER = 8
 COLOURS = 4
-"""Classes `c0` .. of the page's style."""
 
 Values = Sequence[float | None]
-"""A value per iteration; None where there is none."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,6 @@ def short(value: float) -> str:
 
 
 Cells = tuple[tuple[str, ...], list[list[str]]]
-"""Columns and rows of a table."""
 LEAST_SHARE = 0.01
 """Texts that are rarer are no part of the table of the commonest ones."""
 

@@ -19,10 +19,8 @@ from prefixrl.deploy.runs.inspect import TrainedGroup, newest_groups, trained_gr
 
 COMMONEST = 5
 TRENDS = 8
-"""Spans of iterations in the table of the commonest texts."""
 FOLLOW_S = 2.0
 TEXT_COLUMN = 14
-"""Column at which the texts of a sample begin."""
 
 
 class SampleText(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ import click
 from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.host.log_lines import LineBudget
 from prefixrl.common.host.process import (
     END_SIGNAL,
     allow_many_files,
@@ -70,7 +71,7 @@ def main(  # noqa: PLR0913 -- one per flag
 ) -> None:
     """Serve one run until it is stopped."""
     die_with_parent(parent)
-    start_logging("prefixrl-broker")
+    start_logging("prefixrl-broker", LineBudget())
     allow_many_files()
     stop = stop_event([END_SIGNAL])
     with exit_codes():
@@ -136,6 +137,13 @@ def build(config: RunConfig, directory: Path, start: Start, listen: Listen) -> B
     folder = directory / journals.FOLDER
     identity = IdentityCheck(config, directory, inputs(directory))
     header, newest = _replay(folder, ledger, identity, start.iteration) if journals.exists(folder) else (None, None)
+    if ledger.completed != start.iteration:
+        raise DataError(
+            f"{folder} {'is empty or missing' if header is None else f'ends at iteration {ledger.completed}'}, the "
+            f"learner's checkpoint is of iteration {start.iteration}: the journal, or its end, is lost; restore it, "
+            f"remove the checkpoints after iteration {ledger.completed} ({folder.parent / 'checkpoints'}), or start a "
+            f"new run"
+        )
     journal = journals.Journal(folder, int(config.broker.journal_segment_mib * 2**20))
     if header is None:
         header = RunHeader(secrets.token_hex(6), PROTOCOL, secrets.token_bytes(32))
@@ -179,12 +187,6 @@ def _replay(
 
     ledger.replay(events(), iteration)
     ledger.check()
-    if ledger.completed != iteration:
-        raise DataError(
-            f"{folder} ends at iteration {ledger.completed}, the learner's checkpoint is of iteration {iteration}: the "
-            f"end of the journal is lost; restore it, remove the checkpoints after iteration {ledger.completed} "
-            f"({folder.parent / 'checkpoints'}), or start a new run"
-        )
     return header, newest
 
 

@@ -41,16 +41,18 @@ from prefixrl.common.wire.requester import Requester
 log = logging.getLogger(__name__)
 
 REPLAY_S = 1800.0
-"""Longest start of a broker: it replays its journal first."""
 ANSWER_S = REPLAY_S + 600.0
 """Longest wait of a rank for an answer: its broker may be starting, after rank 0 has read a checkpoint."""
 LOG_AFTER_S = 30.0
-"""Time after which a wait for a batch is logged, then again each time it has doubled."""
 STOP_S = 15.0
 """Longest wait for the answer to a Stop, a few times `requester.ASK_AGAIN_S`; later the broker counts as gone."""
 
 _Answer = Batch | RunOver | Halt | CannotGoOn | NotYet | Done
 _BATCH_ANSWERS = cast("type[_Answer]", _Answer)
+
+
+class _Unanswered(Exception):
+    """A stop came while the broker does not answer."""
 
 
 class BrokerClient:
@@ -59,7 +61,8 @@ class BrokerClient:
     def __init__(self, address: Address, raise_if_hopeless: Callable[[], None] = lambda: None) -> None:
         """Call `raise_if_hopeless` while an answer is awaited; it may raise to end the wait."""
         self._address, self._raise_if_hopeless = address, raise_if_hopeless
-        self._requester = Requester(address, "rank", ANSWER_S, raise_if_hopeless)
+        self._gives_up: Callable[[], bool] = lambda: False
+        self._requester = Requester(address, "rank", ANSWER_S, self._look)
         self._ask = self._requester.ask
         self.is_halting = False
         """True once the operator wants the run to stop, by an answer about an evaluation."""
@@ -75,7 +78,15 @@ class BrokerClient:
         request = msgspec.structs.replace(request, memory=memory_now())
         while True:
             request = msgspec.structs.replace(request, is_stopping=stopped())
-            answer, _ = self._requester.ask(request, _BATCH_ANSWERS)
+            try:
+                # Of several ranks another one may have the batch already.
+                self._gives_up = stopped if request.ranks == 1 else lambda: False
+                answer, _ = self._requester.ask(request, _BATCH_ANSWERS)
+            except _Unanswered:
+                log.warning("the broker does not answer: this rank stops without it")
+                return Halt(iteration)
+            finally:
+                self._gives_up = lambda: False
             if isinstance(answer, RunOver | Halt):
                 return answer
             if isinstance(answer, Done):
@@ -94,6 +105,11 @@ class BrokerClient:
                 log_after_s = 2 * max(waited_s, log_after_s)
             if waited_s > timeout_s:
                 raise PeerLost(f"iteration {iteration} got no batch within {timeout_s:g} s; it waits for {waiting_for}")
+
+    def _look(self) -> None:
+        self._raise_if_hopeless()
+        if self._gives_up():
+            raise _Unanswered
 
     def groups(self, iteration: int, indices: Sequence[int]) -> dict[int, ScoredGroup]:
         """Return groups of the batch of an iteration, by index in the batch."""

@@ -7,7 +7,6 @@ Results are acknowledged after the journal holds them. While its disk is full no
 """
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import msgspec
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, DiskFault, TrainingFault
+from prefixrl.common.host.log_lines import CAUSE
 from prefixrl.common.host.process import is_gone
 from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.journal.journal import Journal
@@ -71,38 +71,6 @@ from prefixrl.learner.broker.workers.identity import RunState
 from prefixrl.learner.broker.workers.versions import Versions, probe_of
 from prefixrl.learner.broker.workers.workers import Worker, check_offer
 
-TELL_EVERY_S = 10.0
-
-
-class MalformedMessages:
-    """Counts messages that cannot be decoded or are refused, and logs them seldom; time is passed in."""
-
-    def __init__(self) -> None:
-        self.refused = 0
-        """Number of messages that were decoded and refused; each has its own log line."""
-        self._ignored = self._told = 0
-        self._told_s = -math.inf
-        self._newest = ""
-
-    @property
-    def total(self) -> int:
-        """Number of messages that the broker did not accept."""
-        return self._ignored + self.refused
-
-    def ignored(self, error: Exception, now_s: float) -> None:
-        """Count a message that gets no answer; the first is logged at once."""
-        self._ignored += 1
-        self._newest = str(error)
-        self.tell(now_s)
-
-    def tell(self, now_s: float) -> None:
-        """Log the messages since the last line, at most once per `TELL_EVERY_S`."""
-        if self._newest and now_s - self._told_s >= TELL_EVERY_S:
-            since, self._told, self._told_s = self._ignored - self._told, self._ignored, now_s
-            log.warning("ignored %d malformed messages, %d in all: %.500s", since, self._ignored, self._newest)
-            self._newest = ""
-
-
 MESSAGES = 64
 """Most messages of a turn; results wait for their acknowledgement until its end."""
 GATHER_S = 0.005
@@ -136,7 +104,6 @@ GOODBYE_S = 6.0
 """Longest wait for the Goodbyes. More than `requester.ASK_AGAIN_S`: a Stop whose answer was lost is sent again. Less
 than `servers.CLOSE_S`, by more than `LINGER_S`."""
 LINGER_S = 2.0
-"""Timeout for flushing outgoing messages."""
 APART = {"simulated", "openai"}
 """Engines that never share a run with another engine: their targets are not loaded from the same files."""
 
@@ -162,7 +129,8 @@ class Broker:
             run.header.run_id, config.directory, dispatcher, self.batches, self.usage_file, journal, time.monotonic()
         )
         self._disk = FullDisk(Path(config.directory), "the journal")
-        self._malformed = MalformedMessages()
+        self._malformed = 0
+        """Messages that were not accepted: no message at all, or refused."""
         self._peers = Peers()
         self._acks: list[tuple[bytes, FromBroker]] = []
         self._counted_s = 0.0
@@ -194,7 +162,6 @@ class Broker:
             for peer, (message, payload) in answers.items():
                 self._send(peer, message, payload)
             self.usage_file.save(now_s)
-            self._malformed.tell(now_s)
         # Before the wait for Goodbyes: it outlasts the patience of some supervisors.
         self.usage_file.save(time.monotonic(), at_once=True)
         if self._stopping is not None:
@@ -229,7 +196,8 @@ class Broker:
         try:
             received = self.server.receive(timeout_s, self._is_enrolled)
         except Malformed as error:
-            self._malformed.ignored(error, time.monotonic())
+            self._malformed += 1
+            log.warning("ignored a malformed message, %d in all: %s", self._malformed, error)
             return None
         except Unlisted as error:
             self._shut_out(error.peer)
@@ -298,6 +266,7 @@ class Broker:
         if now_s - self._counted_s < self.dispatcher.registry.look_every_s:
             return
         self._counted_s = now_s
+        self.journal.check()
         for worker, reason in self.dispatcher.registry.lost(now_s):
             self._give_up(worker, reason)
 
@@ -311,6 +280,7 @@ class Broker:
     def _handle_safely(self, received: Received[ToBroker]) -> None:
         """Handle a message; a fault in it ends its sender, never the process with the run's state."""
         peer, message = received.peer, received.message
+        cause = CAUSE.set(peer)
         try:
             self._handle(received)
         except (DiskFault, TrainingFault):
@@ -321,9 +291,11 @@ class Broker:
             name = type(message).__name__
             log.exception("a fault in handling %s", name)
             self._refuse(peer, message, f"the broker failed over this {name} ({error!r}); its log has the trace")
+        finally:
+            CAUSE.reset(cause)
 
     def _refuse(self, peer: bytes, message: ToBroker, reason: str) -> None:
-        self._malformed.refused += 1
+        self._malformed += 1
         reason = cut_text(reason)  # it may name what a peer sent
         worker = self.dispatcher.registry.by_identity.get(peer)
         if worker is not None:
@@ -462,7 +434,7 @@ class Broker:
             case GetGroups() | GetEvaluation():
                 return self.batches.fetched(message) or (None, [])
             case GetStatus():
-                return Status(msgspec.json.encode(document(self._status, self._malformed.total, now_s))), []
+                return Status(msgspec.json.encode(document(self._status, self._malformed, now_s))), []
             case IterationDone():
                 self.batches.iteration_done(message, now_s)
             case Published(note):

@@ -64,7 +64,7 @@ class UsageFile:
             self._heard_s[scorer] = now_s  # an earlier broker's, which may live
         while len(self._heard_s) > MOST_SCORERS:
             oldest = next(iter(self._heard_s))
-            if now_s - self._heard_s[oldest] <= GONE_S:
+            if now_s - self._heard_s[oldest] <= GONE_S and len(self._heard_s) <= 16 * MOST_SCORERS:
                 return
             del self._heard_s[oldest]
             self._by_scorer[GONE] = _sum(self._by_scorer.get(GONE, Usage()), self._by_scorer.pop(oldest))

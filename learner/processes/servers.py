@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from prefixrl.common.config.load import CONFIG_FILE
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import ConfigError, PeerLost
+from prefixrl.common.errors import ConfigError, PeerLost, UserError
 from prefixrl.common.host.process import END_SIGNAL, RestartBudget, end_children, ignoring_signals
 from prefixrl.common.wire.address import ENDPOINT_FILE, Address, address_in, bindable, mark_of, weights_listen
 from prefixrl.common.wire.keys import make_keys
@@ -37,11 +38,7 @@ NO_LOCAL_ENDPOINT = "workers on this host fetch the weights over TCP, encrypted,
 
 
 class Servers:
-    """Starts, watches and restarts both; a restarted broker is given `completed`, an iteration.
-
-    With `trains` false the broker issues no groups: it serves evaluations alone. `ranks`: learner ranks of the run.
-    `raise_if_stopped` ends the wait for their start.
-    """
+    """Starts, watches and restarts both; a restarted broker is given `completed`. `trains` false: evaluations alone."""
 
     def __init__(
         self,
@@ -60,6 +57,7 @@ class Servers:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._closing = False
         self.failure: str | None = None
+        self._is_users_fault = False
         self._weights_listen = weights_listen(bindable(config.broker.listen))
         (directory / "weights").mkdir(exist_ok=True)
         make_keys(directory)
@@ -133,6 +131,9 @@ class Servers:
                 if code is None or self._closing or self.failure:
                     continue
                 died = f"the {name} (pid {process.pid}) ended with exit code {code}"
+                if code == UserError.exit_code:  # a restart would end in the same way
+                    self._is_users_fault, self.failure = True, f"{died}: {self._why_hopeless()}"
+                    continue
                 if not budget.take(time.monotonic()):
                     self.failure = f"{died}, after {budget.most} restarts"
                     continue
@@ -141,6 +142,11 @@ class Servers:
                     self._restart(name)
                 except OSError as error:
                     self.failure = f"{died}, and cannot be started again: {error}"
+
+    def _why_hopeless(self) -> str:
+        if (self._directory / CONFIG_FILE).exists():
+            return "it said why, in the lines before this"
+        return f"{self._directory} was removed or replaced while the run went on, and nothing of it can be resumed"
 
     def _restart(self, name: str) -> None:
         if name == BROKER:
@@ -156,9 +162,9 @@ class Servers:
         return address_in(self._directory, "rank")
 
     def check(self) -> None:
-        """Raise PeerLost if a server ended for good: no request to it will be answered."""
+        """Raise PeerLost, or UserError, if a server ended for good: no request to it will be answered."""
         if self.failure:
-            raise PeerLost(self.failure)
+            raise (UserError if self._is_users_fault else PeerLost)(self.failure)
         if self._closing and (code := self._processes[BROKER].poll()) is not None:
             raise PeerLost(f"the broker ended with exit code {code} before it answered")
 

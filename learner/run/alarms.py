@@ -19,7 +19,6 @@ NO_REWARD_ITERATIONS = 3
 """Iterations in a row without any reward; a single one may be bad luck on a hard task."""
 FIRST_ITERATIONS = 3
 SMOOTHING = 0.2
-"""Weight of the newest iteration in the smoothed reward."""
 
 
 class Alarms:

@@ -27,7 +27,6 @@ from prefixrl.learner.data.problems import input_files
 NOT_OURS = os.strerror(errno.EADDRNOTAVAIL)
 FREE_SECTIONS = ("launch", "checkpoint", "evaluation", "broker", "slurm", "log")
 KeyPath = tuple[str, ...]
-"""The tables that a key lies in, and its name."""
 FREE_KEYS: frozenset[KeyPath] = frozenset(
     {
         ("rollout", "device"), ("rollout", "threads"), ("rollout", "vllm"),
@@ -135,7 +134,6 @@ KEYS_OF_INPUTS = {
     "implicit_reward_model": "implicit_reward.model",
     "implicit_reward_reference": "implicit_reward.reference_model",
 }
-"""Keys of the run file that are not the field's name with a dot."""
 
 
 def inputs(directory: Path) -> Inputs | None:

@@ -16,7 +16,6 @@ from prefixrl.common.journal.crash_points import crash_point
 log = logging.getLogger(__name__)
 
 BEST = "best"
-"""Link beside the checkpoints to the best of them."""
 
 
 def milestones(last: int, growth: float | None) -> list[int]:

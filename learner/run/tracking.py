@@ -13,7 +13,6 @@ from prefixrl.common.host.process import ignoring_signals
 log = logging.getLogger(__name__)
 
 FLUSH_S = 60.0
-"""Longest time that the end of a run waits for what is not sent yet."""
 
 
 def check_packages(wanted: LogConfig) -> None:

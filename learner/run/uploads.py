@@ -33,9 +33,7 @@ log = logging.getLogger(__name__)
 LOG_FILE = "logs/upload.log"
 TICK_S = 0.1
 END_S = 5.0
-"""Time for a command to end after SIGTERM."""
 LAST_OUTPUT_S = 1.0
-"""Longest wait for output after the end of a command: what it left running may hold the pipe."""
 LOGGED_BYTES = 1 << 20
 """Part of an output that goes to the log; of the rest only the last line is kept."""
 MOST_LOG_BYTES = 4 << 20

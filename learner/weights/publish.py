@@ -34,7 +34,6 @@ FLUSH_S = 120.0
 CLOSE_S = 10.0
 """Longest wait at the end of a run for room on the disk, or for an answer: the next start publishes again."""
 QUEUED = 2
-"""Number of versions that may wait for the disk before the learner is held up."""
 
 
 Tensors = dict[str, torch.Tensor]

@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from prefixrl.common.errors import is_crowded
+from prefixrl.common.host.log_lines import LineBudget
 from prefixrl.common.host.process import (
     END_SIGNAL,
     allow_many_files,
@@ -137,7 +138,7 @@ def main(
 ) -> None:
     """Serve snapshots until stopped."""
     die_with_parent(parent)
-    start_logging("prefixrl-weights")
+    start_logging("prefixrl-weights", LineBudget())
     allow_many_files()
     stop = stop_event([END_SIGNAL])
     with exit_codes():

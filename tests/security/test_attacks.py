@@ -198,6 +198,21 @@ def test_frames_without_end_of_a_stranger_end_with_his_connection(run: RealRun, 
     run.goes_on()
 
 
+def test_a_worker_that_comes_and_goes_fills_neither_the_log_nor_the_memory(run: RealRun) -> None:
+    before, held_mib = len(run.log), run.broker_mib
+    with peers(run.endpoint, "evil", "late") as (evil, late):
+        for number in range(1500):
+            evil.say(replace(hello("rollout" if number % 2 else "scorer"), number=number))
+            evil.say(Goodbye("no reason " * 400))
+            while evil.client.receive(0.0) is not None:
+                pass
+        late.join("scorer")
+        late.say(Goodbye("one that others are to hear of"))
+        run.logs("one that others are to hear of")
+    assert len(run.log) - before < 40_000 and run.broker_mib - held_mib < 40
+    run.goes_on()
+
+
 # --- last: it holds all there is to do until it is given up ---
 
 

@@ -251,8 +251,7 @@ class Swap(Message, frozen=True):
 class Probed(Message, frozen=True, kw_only=True):
     """The broker's judgement of an `Installed`.
 
-    proved: what the weights sample may be delivered. unclear: the probe cannot tell the version from the last, the
-    checksum of the weights must. refused: they do not reproduce the learner's probe; fetch and install again.
+    proved: deliver. unclear: send the checksum of the weights. refused: fetch and install again.
     """
 
     version: int

@@ -13,11 +13,9 @@ CUT: dict[Literal["any", "all"], str] = {
     "any": "a text cut by the length limit",
     "all": "all texts cut by the length limit",
 }
-"""Causes of `filter.truncated`."""
 FEWEST_FAILURES_SEEN = 64
 """Fewest groups over which the share of failures is judged."""
 TRUNCATED = "every row cut by the length limit"
-"""Cause of a group of which masking leaves nothing."""
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,7 @@ from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, ScoredGr
 
 State = Literal["queued", "sampling", "sampled", "scoring", "spare", "scored", "batched"]
 UNVERIFIED: tuple[State, ...] = ("queued", "sampling", "sampled", "scoring")
-"""States before a group is judged."""
 ACCEPTED: tuple[State, ...] = ("scored", "batched")
-"""States of a group that was judged and passed."""
 
 
 class PromptSource(Protocol):

@@ -14,7 +14,6 @@ from prefixrl.learner.run.directory import Inputs
 
 _LOADED = ("model", "tokenizer", "chat_template")
 SERVED_FILE = "served_model.txt"
-"""File in the run directory with the digest of the name of the model that the endpoint serves."""
 
 
 class IdentityCheck:

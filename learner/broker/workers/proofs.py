@@ -135,12 +135,7 @@ class Checksums:
         """By digest of the weights and layout; the oldest are dropped."""
 
     def objection(self, digest: str, checksum: EngineChecksum, before: str) -> str | None:
-        """Return why a checksum does not prove these weights, else None.
-
-        One that follows from the snapshot proves them. In a layout that cannot be told from it, the weights must have
-        changed with the installation, unless those `before` had the same digest, to those of the engine of that layout
-        that was admitted first.
-        """
+        """Return why a checksum does not prove these weights, else None; in other layouts it must change, and agree."""
         if checksum.follows == "snapshot":
             return None
         if checksum.follows == "other":

@@ -17,7 +17,6 @@ SILENCE_SHARE = 1 / 4
 MOST_BEAT_S = 2.5
 """Longest time between two heartbeats in any case: with each a worker looks whether the broker has moved."""
 LOOK_S, MOST_LOOK_S = 0.1, 1.0
-"""Shortest and longest time between two looks for lost workers."""
 LOOKS_PER_S = 1000
 """Looks at a worker per second, at all of them together, between these times."""
 
@@ -35,8 +34,6 @@ class Registry:
         self._slots = 0.0
         """Items that scorers hold at once."""
         self._numbers = {"rollout": 0, "scorer": 0}
-        self._given: set[str] = set()
-        """Names that were used; a worker that asks for no name gets an unused one."""
         self.drained: dict[tuple[str, int], str] = {}
         """Names of the workers that the operator drained, by host and process."""
 
@@ -46,9 +43,10 @@ class Registry:
         assert role == "rollout" or role == "scorer"
         name = f"{role}-{hello.number}"
         if hello.number is None or name in {worker.name for worker in self.by_identity.values()}:
-            while (name := f"{role}-{self._numbers[role]}") in self._given:
+            names = {worker.name for worker in self.by_identity.values()}
+            while (name := f"{role}-{self._numbers[role]}") in names:
                 self._numbers[role] += 1
-        self._given.add(name)
+            self._numbers[role] += 1
         worker = Worker(identity, name, role, hello.host, hello.pid, heard_s=now_s, progressed_s=now_s)
         worker.beat_s = self._interval_s()
         self.by_identity[identity] = worker

@@ -26,7 +26,6 @@ Phase = Literal["loading", "ready", "draining", "swapping"]
 MOST_HELD = 3
 """Most rows of all leases of a worker, as a multiple of its room. Ended rows count: only the worker reports ends."""
 RATE_S = 5.0
-"""Least time over which tokens per second are measured."""
 AWAY_BEATS = 3
 """Missing heartbeats after which the worker, or this broker, was suspended."""
 READY_S = 10.0

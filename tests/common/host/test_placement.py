@@ -78,13 +78,8 @@ def test_processes_are_placed_as_a_person_would(
 
 
 def test_processes_without_a_model_on_a_gpu_get_none() -> None:
-    served = (
-        config_of({}, scorer=None)
-        if False
-        else RunConfig.model_validate(
-            BASE | {"scorer": {"engine": "openai", "openai": {"url": "http://127.0.0.1:1/v1"}}}
-        )
-    )
+    openai = {"engine": "openai", "openai": {"url": "http://127.0.0.1:1/v1"}}
+    served = RunConfig.model_validate(BASE | {"scorer": openai})
     assert place(processes_of(served), 2) == {"learner": (0,), "rollout-0": (1,), "scorer-0": ()}
     on_cpu = RunConfig.model_validate(BASE | {"learner": {"device": "cpu"}})
     assert place(processes_of(on_cpu), 2) == {"learner": (), "rollout-0": (0,), "scorer-0": (1,)}

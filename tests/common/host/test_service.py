@@ -126,15 +126,6 @@ def test_what_a_busy_manager_did_not_take_is_sent_again(manager: tuple[socket.so
     assert heard(manager[0]) == ["WATCHDOG=1"]
 
 
-def test_a_watchdog_of_another_process_is_not_fed(manager: tuple[socket.socket, str]) -> None:
-    clock = Clock()
-    service = Service({"NOTIFY_SOCKET": manager[1], "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}, clock)
-    clock.now_s += 10.0
-    service.alive(None)
-    service.be_patient(60.0)
-    assert heard(manager[0]) == []
-
-
 def test_without_a_manager_or_with_one_that_is_gone_nothing_happens(tmp_path: Path) -> None:
     for environment in ({}, {"NOTIFY_SOCKET": str(tmp_path / "gone"), "WATCHDOG_USEC": "1000000"}):
         service = Service(environment)

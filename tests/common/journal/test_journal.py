@@ -240,6 +240,17 @@ def test_a_segment_for_which_no_descriptor_is_free_begins_later_and_the_open_one
     assert list(read(folder)) == [RECORDS[0], start, *RECORDS[1:3]]
 
 
+def test_a_journal_whose_file_was_removed_or_replaced_says_so(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    journal.check()
+    first_of(tmp_path / "journal").rename(tmp_path / "kept")
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"000000\.msgpack was removed or replaced while the run goes on"):
+            journal.check()
+        first_of(tmp_path / "journal").touch()
+    journal.close()
+
+
 @pytest.mark.parametrize(("iteration", "first"), [(0, 0), (9, 0), (10, 3), (25, 7), (1000, 11)])
 def test_a_restart_reads_from_the_newest_segment_that_begins_by_its_iteration(
     iteration: int, first: int, tmp_path: Path

@@ -9,7 +9,17 @@ import pytest
 from prefixrl.common.errors import PeerLost, Refusal
 from prefixrl.common.wire import requester
 from prefixrl.common.wire.messages.fields import PROTOCOL
-from prefixrl.common.wire.messages.learner import Accepted, FromBroker, GetStatus, NotYet, Status, Stop, ToBroker
+from prefixrl.common.wire.messages.learner import (
+    Accepted,
+    FromBroker,
+    GetBatch,
+    GetStatus,
+    Halt,
+    NotYet,
+    Status,
+    Stop,
+    ToBroker,
+)
 from prefixrl.common.wire.messages.worker import Hello, Reject, Unknown, Welcome
 from prefixrl.common.wire.requester import Requester
 from prefixrl.common.wire.transport import Server
@@ -214,3 +224,13 @@ def test_a_rank_waits_for_as_long_as_a_broker_may_replay(monkeypatch: pytest.Mon
         rank.forget("x")
         rank.close()
     assert clock.monotonic() >= REPLAY_S
+
+
+def test_a_rank_that_is_asked_to_stop_does_not_wait_for_a_broker_that_is_silent(quick: None) -> None:
+    def answer(message: ToBroker) -> list[FromBroker]:
+        return polite(message) if isinstance(message, Hello) else []
+
+    with broker(answer) as endpoint:
+        rank = BrokerClient(address(endpoint, "rank"))
+        assert rank.next_batch(GetBatch(7, 0, 1), 3600.0, lambda: True) == Halt(7)
+        rank.close()

@@ -73,25 +73,6 @@ def test_a_message_and_its_answer_arrive_with_their_payload(
     server.close()
 
 
-def test_every_socket_has_the_options_of_the_table() -> None:
-    server = bind()
-    client = connect(server)
-    tables = (
-        (server._socket, transport._COMMON_OPTIONS | transport._SERVER_OPTIONS),
-        (client._socket, transport._COMMON_OPTIONS | transport._CLIENT_OPTIONS),
-    )
-    for socket, options in tables:
-        for option, value in options.items():
-            if option in (zmq.ROUTER_MANDATORY, zmq.ROUTER_HANDOVER):
-                continue  # write-only in libzmq: the tests below show their effect
-            assert socket.getsockopt(option) == value, zmq.SocketOption(option).name
-    assert all(
-        options[zmq.SNDHWM] and options[zmq.LINGER] == 0 and options[zmq.MAXMSGSIZE] > 0 for _, options in tables
-    )
-    client.close()
-    server.close()
-
-
 def test_a_message_for_a_peer_that_is_not_there_is_undeliverable() -> None:
     server = bind()
     with pytest.raises(Undeliverable, match=f"peer {b'nobody'.hex()}"):

@@ -16,7 +16,7 @@ from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.keys import Listed
 from prefixrl.common.wire.messages.fields import MOST_ROWS, PROTOCOL
 from prefixrl.common.wire.messages.groups import GroupPrefixes, ScoredGroup
-from prefixrl.common.wire.messages.learner import FromBroker, GetBatch, GetEvaluation, GetStatus, Status, ToBroker
+from prefixrl.common.wire.messages.learner import FromBroker, GetBatch, GetStatus, Status, ToBroker
 from prefixrl.common.wire.messages.worker import (
     Ack,
     Heartbeat,
@@ -34,7 +34,6 @@ from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.wire.transport import Received, Server
 from prefixrl.learner.broker.__main__ import Start, build
 from prefixrl.learner.broker.server import Broker
-from prefixrl.learner.broker.workers import dispatch
 from support.fakes import (
     Peer,
     end,
@@ -213,18 +212,6 @@ def test_a_fault_over_a_workers_message_ends_that_worker_with_a_trace_in_the_log
         assert "Traceback" in caplog.text
         broker.ledger.check()
         assert set(broker.ledger.states()) <= {"queued", "sampling"}, "what it held is given out again"
-        works_on(config, broker)
-
-
-def test_a_fault_over_a_request_ends_its_sender_alone(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("nobody foresaw this either")
-
-    with serving(config) as broker, peers(endpoint_of(config), "rank") as (rank,):
-        rank.join("rank")
-        monkeypatch.setattr(broker.dispatcher.evaluations, "progress", fail)
-        rank.say(GetEvaluation("e"))
-        refused(rank, "the broker failed over this GetEvaluation")
         works_on(config, broker)
 
 
@@ -408,19 +395,6 @@ def test_a_worker_that_only_counts_up_is_given_up_and_its_tasks_go_to_another(tm
 
         found = wait_until(reason, "the end of patience")
         assert f"no result of the train task {task.task} within 3 s, whatever it reports" in found
-        works_on(config, broker)
-
-
-def test_a_worker_that_never_lists_its_tasks_is_given_up(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "LOST_TASK_S", 0.05)
-    with serving(config) as broker, peers(endpoint_of(config), "hider") as (hider,):
-        hider.ready(config, "rollout")
-
-        def beat() -> bool:
-            hider.say(BEAT)
-            return not hider.hears_nothing_of(Reject, 0.1)
-
-        wait_until(beat, "the end of patience")
         works_on(config, broker)
 
 

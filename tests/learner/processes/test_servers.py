@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import Halted, PeerLost
+from prefixrl.common.errors import Halted, PeerLost, UserError
 from prefixrl.common.host import process
 from prefixrl.common.wire.address import beside
 from prefixrl.common.wire.messages.weights import GetManifest, Gone
@@ -98,6 +98,19 @@ def test_a_broker_whose_disk_fails_ends_and_comes_back(config: RunConfig, server
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lost", ["", "journal"])
+def test_a_run_whose_directory_or_journal_is_removed_ends_with_a_sentence(
+    config: RunConfig, servers: Servers, lost: str
+) -> None:
+    gone = Path(config.directory) / lost
+    gone.rename(gone.with_name("elsewhere"))
+    wait_until(lambda: servers.failure, "the end of the broker")
+    why = "it said why" if lost else f"{gone} was removed"
+    with pytest.raises(UserError, match=f"ended with exit code 2: {why}"):
+        servers.check()
+    gone.with_name("elsewhere").rename(gone)
+
+
 @pytest.mark.parametrize("host", mostly_nightly(["lo", "localhost", "0.0.0.0"], 1))
 @pytest.mark.parametrize("is_fixed", [True, False])
 def test_a_run_on_any_interface_is_found_again_at_its_address(host: str, is_fixed: bool, tmp_path: Path) -> None:

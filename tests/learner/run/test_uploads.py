@@ -157,18 +157,6 @@ def test_a_learner_that_is_killed_takes_its_upload_along_and_the_next_repeats_it
     assert set((tmp_path / "there").read_text().split()) == {str(tmp_path / "checkpoints/step_00000002")}
 
 
-def test_a_learner_that_is_killed_takes_along_all_that_its_upload_started(tmp_path: Path) -> None:
-    save(tmp_path, 2)
-    # A pipeline of two more processes; the last word is that of the shell, once they are there.
-    script = 'sleep 1000 | cat & ps -o pid= --ppid $$ > "$0/pids"; echo $$ >> "$0/pids"; touch "$0/begun"; wait'
-    learner = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path), *shell(script, tmp_path)])
-    wait_until((tmp_path / "begun").exists, "the upload")
-    pids = (tmp_path / "pids").read_text().split()
-    learner.kill()
-    learner.wait()
-    wait_until(lambda: not any(is_running(pid) for pid in pids), "the end of the pipeline")
-
-
 @pytest.mark.parametrize("end", ["\\n", "\\r"])
 def test_an_upload_that_prints_without_measure_goes_on_and_little_of_it_is_kept(
     tmp_path: Path, start: Start, end: str

@@ -38,7 +38,7 @@ from prefixrl.common.wire.messages.worker import (
     ScoreTask,
     Unknown,
 )
-from prefixrl.learner.broker import batches, server
+from prefixrl.learner.broker import batches
 from prefixrl.learner.broker.server import Broker
 from support.fakes import (
     NOTE,
@@ -182,35 +182,6 @@ def test_malformed_messages_are_counted_and_the_broker_lives(config: RunConfig, 
             bad.say_bytes(data)
         good.join("operator")
         wait_until(lambda: status(good)["malformed_messages"] == len(junk), "the count")
-
-
-def test_of_many_malformed_messages_the_log_holds_the_first_and_then_a_count(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(server, "TELL_EVERY_S", 1.0)
-    with serving(config), peers(endpoint_of(config), "bad", "good") as (bad, good):
-        good.join("operator")
-        for _ in range(200):
-            bad.say_bytes(b"\xc1")
-        wait_until(lambda: status(good)["malformed_messages"] == 200, "the count")
-        told = wait_until(lambda: [each for each in caplog.messages if "200 in all" in each], "the last line")
-        lines = [each for each in caplog.messages if "malformed" in each]
-    assert lines[0].startswith("ignored 1 malformed messages, 1 in all: peer 626164: ")
-    assert told == [lines[-1]]
-    assert len(lines) <= 10, lines
-
-
-def test_a_malformed_result_ends_its_worker_alone(config: RunConfig, broker: Broker) -> None:
-    with peers(endpoint_of(config), "rank", "bad", "good") as (rank, bad, good):
-        learner(rank)
-        bad.ready(config, "rollout")
-        task = bad.hear(PrefixTask)
-        wrong = sampled(task)
-        group = msgspec.structs.replace(wrong.groups[0], rows=wrong.groups[0].rows[:1])
-        bad.say(msgspec.structs.replace(wrong, groups=(group, *wrong.groups[1:])))
-        assert "holds 1 rows, the task asked for 2" in bad.hear(Reject).reason
-        good.ready(config, "rollout")
-        assert good.hear(PrefixTask).groups == task.groups
 
 
 def test_a_worker_may_not_send_what_its_role_does_not_make(config: RunConfig, broker: Broker) -> None:

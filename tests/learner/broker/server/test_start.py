@@ -87,13 +87,15 @@ def test_a_replay_holds_what_is_live_and_never_the_journal(config: RunConfig) ->
     server.close()
 
 
-def test_a_journal_that_ends_before_the_checkpoint_is_a_message_with_a_remedy(config: RunConfig) -> None:
-    write_journal(config)
+@pytest.mark.parametrize(("is_there", "state"), [(True, f"ends at iteration {ITERATIONS}"), (False, "is empty")])
+def test_a_journal_that_is_gone_or_ends_before_the_checkpoint_is_a_message_with_a_remedy(
+    config: RunConfig, is_there: bool, state: str
+) -> None:
+    if is_there:
+        write_journal(config)
     server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker, keys())
     try:
-        message = (
-            f"ends at iteration {ITERATIONS}, the learner's checkpoint is of iteration {ITERATIONS + 2}: .* remove"
-        )
+        message = f"{state}.*, the learner's checkpoint is of iteration {ITERATIONS + 2}: .* remove"
         with pytest.raises(DataError, match=message):
             build(config, Path(config.directory), Start(ITERATIONS + 2, "tcp://127.0.0.1:9"), lambda: server)
     finally:
