@@ -72,8 +72,7 @@ def settle_exactly(gold: str, answer: str) -> bool | None:
         return bool(got)
     if is_refused(answer) or _IN_BASE.fullmatch(want):
         return False
-    plain = _settle_plainly(tidied(gold), tidied(answer))
-    if plain is not None:
+    if (plain := _settle_plainly(tidied(gold), tidied(answer))) is not None:
         return plain
     parts = _claims(gold, answer)
     if parts != [Claim(tidied(gold), tidied(answer))]:
@@ -100,8 +99,7 @@ def _settle_plainly(gold: str, answer: str) -> bool | None:
     """Compare words, choices, dates and single letters, which are no expressions."""
     if is_choice(gold) and (choice := choice_of(answer)) is not None:
         return choice == choice_of(gold)
-    words = words_of(gold)
-    if words is not None:
+    if (words := words_of(gold)) is not None:
         return words == words_of(answer)
     if len(normalise(gold)) == len(normalise(answer)) == 1 and normalise(gold).isalpha():
         return False
