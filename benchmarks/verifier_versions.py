@@ -4,7 +4,8 @@ python -m benchmarks.verifier_versions [--quick] [--before COMMIT] --json benchm
 
 The earlier commit is checked out into a folder of its own. A process per commit has a pool with two children; chunk by
 chunk both judge the same texts, in turn, so that both meet the same load. Answers are those of `benchmarks.verifier`:
-`model`, `short` and `hard`. Rates and ratios are medians over the chunks. Verdicts may differ: the rules do.
+`model`, `short` and `hard`. Rates and ratios are medians over the chunks; a ratio is that of two turns, which meet the
+same load, so it is not the ratio of the two medians. Verdicts may differ: the rules do.
 """
 
 import json
@@ -88,7 +89,9 @@ def figures_of(name: str, rates: list[tuple[float, float]], before: str) -> list
     spreads = [(each[0], each[2]) for each in quarters]
     middle = statistics.median(newer)
     return [
-        Figure(f"{name}_rate", "answers/s", middle, CHUNKS, spreads[0], was, before, middle / was, "median", kind),
+        Figure(
+            f"{name}_rate", "answers/s", middle, CHUNKS, spreads[0], was, before, statistic="median", spread_kind=kind
+        ),
         Figure(f"{name}_ratio", "ratio", quarters[1][1], CHUNKS, spreads[1], statistic="median", spread_kind=kind),
     ]
 
