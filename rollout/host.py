@@ -66,10 +66,7 @@ class HostShare:
 
     @contextlib.contextmanager
     def turn(self, digest: str, is_there: Callable[[], bool]) -> Iterator[Callable[[], None]]:
-        """Wait until this process may pull a version, or until `is_there` returns True.
-
-        Yield what the puller calls again and again as a sign of life.
-        """
+        """Wait until this process may pull a version, or `is_there`; yield a call that is a sign of life meanwhile."""
         try:
             lock = self._folder / f"lock-{crc32(digest.encode()) % LOCKS}"
             descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600) if self._is_usable else -1

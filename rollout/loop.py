@@ -67,8 +67,7 @@ class Rollout:
         """Finished jobs with tokens of weights that are not proved yet."""
         self._unusable: set[str] = set()
         """Open tasks with tokens of weights that will never be proved."""
-        is_masked = config.rollout.control_tokens == "mask"
-        self._masked = renderer.control_tokens if is_masked else frozenset[int]()
+        self._masked = renderer.never_drawn(config.rollout.control_tokens)
         self._digests = model_digests(model)
         self._drain = Drain(lambda: 0, 0.0)
         self._rows_left = RowsLeftReport(link, engine.takes_runs, engine.seats, engine.room)

@@ -233,6 +233,9 @@ class DataConfig(Section):
     and filtered groups make the run shorter. Exclusive with `algorithm.iterations`."""
     on_bad_row: Literal["skip", "stop"] = "skip"
     """skip: a row that cannot be used is left out, named in `bad_rows.jsonl` and counted. stop: it ends the start."""
+    special_tokens: Literal["refuse", "allow"] = "refuse"
+    """refuse: a row whose text has special tokens of a model that is asked is bad, since it could close its own turn.
+    allow: they are read as such."""
     id_column: str | None = None
     """Absent: the column `id` where a row has one, else the row's number."""
     question_column: str | None = None

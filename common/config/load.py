@@ -1,8 +1,7 @@
 """The run file read: settings over it, validation with explained errors, absolute paths.
 
-The learner reads the file. Workers receive the resolved config as JSON with their Welcome and override only what
-differs per host (model path, device, engine). Paths are relative to the run file's folder, `directory` to the working
-folder.
+Workers receive the resolved config with their Welcome and override only what differs per host. Paths are relative to
+the run file's folder, `directory` to the working folder.
 """
 
 import difflib

@@ -62,12 +62,7 @@ class Section(BaseModel):
         return f"{assigned(key, getattr(self, key))} has no effect with {condition}: {reason}; leave {key} out"
 
     def conflict(self, keys: str, reason: str) -> ValueError:
-        """Return the refusal of keys that do not go together.
-
-        Args:
-            keys: their names from this section on, with blanks between.
-            reason: why not, and the remedy.
-        """
+        """Return the refusal of keys (names from this section on, with blanks between) that do not go together."""
         given = [assigned(key, reduce(getattr, key.split("."), self)) for key in keys.split()]
         return ValueError(f"{' with '.join(given)}: {reason}")
 

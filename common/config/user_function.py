@@ -130,10 +130,7 @@ def file_of(function_ref: str) -> Path:
 
 
 def load(function_ref: str) -> UserFunction:
-    """Return the function of a resolved reference; the file is executed once per process.
-
-    Raises ConfigError if the file cannot be read or does not run (naming the line), or has no such function.
-    """
+    """Return the function of a resolved reference, executing its file once per process; raise ConfigError."""
     path, name = file_of(function_ref), function_ref.rpartition(":")[2]
     module = _module(path)
     function = getattr(module, name, None)

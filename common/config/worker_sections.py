@@ -29,6 +29,10 @@ OWN_OPTIONS = _OF_MODEL | {"logprobs_mode", "scheduling_policy", "seed", "weight
 """Arguments of vLLM that this software sets itself."""
 
 
+MOST_MASKED = 1024
+"""The most tokens that vLLM's kernel on the GPU leaves out of a draw."""
+
+
 class VllmConfig(Section):
     """Arguments of the vLLM engine. Absent ones have vLLM's own default unless stated here."""
 

@@ -196,10 +196,9 @@ def over_runs(accuracies: Sequence[float]) -> tuple[float, tuple[float, float]]:
 
 
 def chosen_rewards(rows: Sequence[EvaluatedRow]) -> dict[str, float]:
-    """Return the reward of the chosen answer to one problem, by each of CHOICES.
+    """Return the reward of the chosen answer to one problem, by each of CHOICES; of one score the earliest.
 
     Texts without an answer are not chosen; without any answer the reward is 0. A text that was not scored has score 0.
-    Of several with one score the earliest is chosen.
     """
     answered = [row for row in rows if row.ballot]
     if not answered:
@@ -239,9 +238,9 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def difference(one: Mapping[str, float], other: Mapping[str, float]) -> Difference | None:
-    """Compare mean rewards by problem; None without a common problem.
+    """Compare mean rewards by problem, or return None without a common one.
 
-    Where each is 0 or 1 the interval is Agresti and Min's (2005), else a percentile bootstrap over problems.
+    Intervals: Agresti and Min's (2005) where each reward is 0 or 1, else a percentile bootstrap over problems.
     """
     common = sorted(one.keys() & other.keys())
     if not common:

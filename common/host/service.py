@@ -1,8 +1,4 @@
-"""Signs of life for systemd (`Type=notify`): datagrams to its socket, NOTIFY_SOCKET.
-
-READY=1 when the process serves, STATUS= with what it does, WATCHDOG=1 while its work progresses, STOPPING=1 when it was
-asked to end, EXTEND_TIMEOUT_USEC= while it then still works. Without systemd nothing is sent.
-"""
+"""Signs of life for systemd (`Type=notify`): datagrams to NOTIFY_SOCKET; without one nothing is sent."""
 
 import os
 import socket

@@ -25,15 +25,15 @@ Kind = Literal["causal", "backbone"]
 Dtype = Literal["float32", "bfloat16", "float16", "auto"]
 HEADS = ("score", "classifier", "lm_head")
 """First parts of names that stand above a backbone."""
-_WRAPPERS = {
-    "_orig_mod": "torch.compile",
-    "module": "DDP or DeepSpeed",
-    "base_model": "PEFT",
-    "_fsdp_wrapped_module": "FSDP",
-    "_checkpoint_wrapped_module": "activation checkpointing",
-    "_forward_module": "Lightning",
-}
-"""Parts of names that modules around a model add, and who adds them."""
+_WRAPPERS = (
+    "_orig_mod",
+    "module",
+    "base_model",
+    "_fsdp_wrapped_module",
+    "_checkpoint_wrapped_module",
+    "_forward_module",
+)
+"""Parts of names that modules around a model add."""
 _AUTO: dict[Kind, Any] = {"causal": AutoModelForCausalLM, "backbone": AutoModel}
 _TOLD: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -137,12 +137,12 @@ def _refuse(info: Mapping[str, Any], called: str, kind: Kind) -> None:
     missing, extra = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     if kind == "backbone":
         extra = [name for name in extra if name.split(".")[0] not in HEADS]
-    for part, by in _WRAPPERS.items():
+    for part in _WRAPPERS:
         renamed = [name for name in extra if part in name.split(".")]
         if missing and renamed:
             raise DataError(
-                f"{called} has names as {by} adds them ({part}): {listed(renamed)}; save the model inside "
-                f"(unwrapped, merged) with save_pretrained"
+                f"{called} has names of a wrapper such as torch.compile, FSDP or PEFT ({part}): {listed(renamed)}; "
+                f"save the model inside it with save_pretrained"
             )
     if missing:
         beside = f" (it has {listed(extra)}, which the architecture has not)" if extra else ""

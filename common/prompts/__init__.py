@@ -1,6 +1,7 @@
 """Questions as a model is asked them, and answers as they are read.
 
 rendering.py      questions to token ids and back; stops, control tokens, prefixes for another tokenizer
+limits.py         limits of a question, before a tokenizer is loaded
 prompt_form.py    the text of a prompt: chat template, prompt template, the token that closes a turn
 tokenizer.py      a model's tokenizer, as its files have it
 extract.py        the part of a completion that is the answer

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.config.worker_sections import MOST_MASKED
 from prefixrl.common.host.hub import cached_file
 from prefixrl.common.prompts.rendering import Renderer, Role, Texts, renderer_of
 
@@ -31,7 +32,7 @@ def asking_lines(config: RunConfig, here: dict[str, Renderer], question: str) ->
     lines: list[str] = []
     for section, role in roles(config):
         if section in here:
-            lines += _lines(section, here[section], question)
+            lines += _lines(config, section, here[section], question)
         elif not _is_simulated(config, role):
             model = config.asked(role).model
             lines.append(f"{section}: how it is asked is not known before it is on this host ({model})")
@@ -59,7 +60,7 @@ def shown(renderer: Renderer, tokens: frozenset[int]) -> str:
     return ", ".join(f"{token} {text!r}" for token, text in texts)
 
 
-def _lines(section: str, renderer: Renderer, question: str) -> Iterator[str]:
+def _lines(config: RunConfig, section: str, renderer: Renderer, question: str) -> Iterator[str]:
     try:
         text = renderer.decode_with_special(renderer.prompt(question))
     except ValueError as error:
@@ -69,6 +70,11 @@ def _lines(section: str, renderer: Renderer, question: str) -> Iterator[str]:
     form = "chat template" if renderer.has_chat_template else "no chat template"
     yield f"{section}: {form}, a prompt ends with {cut}{text[-TAIL_CHARS:]!r}"
     yield f"{section}: a text ends at {shown(renderer, renderer.stop_tokens)}"
+    masked = renderer.never_drawn(config.rollout.control_tokens)
+    control = len(masked & renderer.control_tokens)
+    drawn = f"; never drawn: {len(masked) - control} ids that are no token, {control} control tokens"
+    size = f"{section}: {len(renderer.tokens):,} tokens, {renderer.rows:,} rows of the embedding"
+    yield size + (drawn if section == "adapter" else "")
 
 
 def warnings(config: RunConfig, role: Role, renderer: Renderer) -> Iterator[str]:
@@ -80,6 +86,10 @@ def warnings(config: RunConfig, role: Role, renderer: Renderer) -> Iterator[str]
             f"{section}: transformers reads {text!r} as other tokens than tokenizer.json of {asked.model}; if that "
             f"file is right, set tokenizer_class in its tokenizer_config.json to PreTrainedTokenizerFast"
         )
+    if lost := len(renderer.vocabulary) - len(renderer.tokens):
+        yield f"{section}: {lost} tokens have no row in the embedding: a question with one is a bad row"
+    if section == "adapter" and len(renderer.never_drawn(config.rollout.control_tokens)) > MOST_MASKED:
+        yield f'{section}: vLLM leaves out {MOST_MASKED:,} tokens at most: use rollout.engine = "transformers"'
     if not renderer.has_chat_template and asked.chat_template is None:
         yield (
             f"{section}: {asked.model} has no chat template, so that the question itself is the prompt; if that is "

@@ -28,10 +28,9 @@ class PromptForm:
         self._check()
 
     def prompt(self, question: str, system: str = "", earlier: Sequence[Turn] = ()) -> str:
-        """Return the text of a question, up to the opened turn of the assistant.
+        """Return the text of a question, up to the opened turn of the assistant, behind the `earlier` turns.
 
-        `system` is the row's own system turn, which that of the run file replaces. `earlier` are turns between it and
-        the question. Without a chat template all stand before the question.
+        `system` is the row's own system turn, which that of the run file replaces.
         """
         template = self._asked.prompt_template
         content = question if template is None else template.replace(PROBLEM, question)

@@ -1,8 +1,6 @@
 """Questions to token ids and back by a model's tokenizer; its stops and control tokens."""
 
-import json
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -15,7 +13,9 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.interface.base import TokenIds
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.host.hub import model_folder
+from prefixrl.common.models.config_file import document_of, embedding_rows, positions_of
 from prefixrl.common.prompts.extract import THINK_CLOSE
+from prefixrl.common.prompts.limits import SpecialTexts, most_prompt_tokens
 from prefixrl.common.prompts.prompt_form import PromptForm
 from prefixrl.common.prompts.tokenizer import has_tokenizer, load_tokenizer, misread_text
 from prefixrl.common.wire.messages.groups import Turn
@@ -30,15 +30,17 @@ Role = Literal["rollout", "scorer"]
 def renderer_of(config: RunConfig, role: Role, model: str | None = None) -> "Renderer":
     """Return the renderer of a role by the run file; `model`: its folder on this host."""
     section, asked = (config.rollout if role == "rollout" else config.scorer), config.asked(role)
-    return Renderer(
+    found = Renderer(
         model or asked.model,
-        section.max_prompt_tokens,
+        most_prompt_tokens(config, role, model),
         asked,
         "target" if asked is config.target else "adapter",
         section.stop_tokens,
         section.own_stops,
         role,
     )
+    found.allows_special = config.data.special_tokens == "allow"
+    return found
 
 
 class Renderer:
@@ -56,33 +58,42 @@ class Renderer:
     ) -> None:
         """Read the tokenizer, find the stops; DataError or ConfigError where it has no such tokens."""
         self._tokenizer = load_tokenizer(model)
-        self._model, self._max_prompt_tokens = model, max_prompt_tokens
+        self._model, self._most = model, max_prompt_tokens
+        self._limit = f"the model's positions, and {role}.max_prompt_tokens"
+        self.positions = positions_of(document_of(model))
+        """Most tokens of a text in the model; None where it names no limit."""
         self._form = PromptForm(self._tokenizer, asked or ModelConfig(model=model), section)
+        ids = {int(token) for token in (*self._tokenizer.get_vocab().values(), *self._tokenizer.added_tokens_decoder)}
+        self.rows = embedding_rows(model) or max(ids) + 1
+        """Rows of the embedding: some families have more of them than tokens, some folders fewer."""
+        self.tokens = frozenset(token for token in ids if token < self.rows)
+        """Ids that are tokens and have a row."""
         self.eos_tokens = frozenset(_declared_stops(model, self._tokenizer.eos_token_id))
         """End-of-sequence ids that tokenizer, config and generation config declare."""
         self.closer = self._form.closer()
         """Token that closes an assistant's turn in the chat template; None without one."""
         own = self.eos_tokens | ({self.closer} if self.closer is not None else set()) if own_stops else frozenset()
         self.stop_tokens = own | {self._one_token(each, model, f"{role}.stop_tokens") for each in stop_tokens}
-        if not self.stop_tokens:
+        if self.stop_tokens.isdisjoint(self.tokens):
             raise DataError(
-                f"{model} declares no end-of-sequence token; set eos_token in its tokenizer_config.json, or give "
-                f"{role}.stop_tokens"
+                f"{model} declares no end-of-sequence token among the {self.rows} of its embedding; set eos_token in "
+                f"its tokenizer_config.json, or give {role}.stop_tokens"
             )
-        special = {token for token, each in self._tokenizer.added_tokens_decoder.items() if each.special}
-        special |= set(self._tokenizer.all_special_ids)
-        thought = {token for token in special if self._tokenizer.convert_ids_to_tokens(token) in _THOUGHT}
-        most = _vocabulary_size(model) or len(self._tokenizer)
-        control = special - thought - self.stop_tokens
-        self.control_tokens = frozenset(int(token) for token in control if token < most)
+        added = self._tokenizer.added_tokens_decoder
+        special = {token for token, each in added.items() if each.special} | set(self._tokenizer.all_special_ids)
+        names = {int(token): self._tokenizer.convert_ids_to_tokens(token) for token in special}
+        control = {token for token, name in names.items() if name not in _THOUGHT} - self.stop_tokens
+        self.control_tokens = frozenset(control & self.tokens)
         """Special tokens that are no stop: an answer has none of them."""
+        self._special = SpecialTexts(set(names.values()) - _THOUGHT - {self._tokenizer.unk_token})
+        self.allows_special = False
+        """True if a question may have special tokens."""
 
     def _one_token(self, given: int | str, model: str, key: str) -> int:
-        size = len(self._tokenizer)
         if isinstance(given, int):
-            if 0 <= given < size:
+            if given in self.tokens:
                 return given
-            raise ConfigError(f"{key}: {given} is no token of {model}, whose ids are 0 to {size - 1}")
+            raise ConfigError(f"{key}: {given} is no token of {model}, whose ids are 0 to {max(self.tokens)}")
         ids = self._tokenizer.encode(given, add_special_tokens=False)
         if len(ids) == 1 and (ids[0] != self._tokenizer.unk_token_id or given == self._tokenizer.unk_token):
             return int(ids[0])
@@ -109,12 +120,28 @@ class Renderer:
         return misread_text(self._tokenizer, self._model)
 
     def prompt(self, question: str, system: str = "", earlier: Sequence[Turn] = ()) -> TokenIds:
-        """Return the ids of a rendered question; raises ValueError when it is over the limit."""
+        """Return the ids of a rendered question; raise ValueError for one that cannot be asked."""
+        said = "\n".join([system, *(said for _, said in earlier), question])
+        if not self.allows_special and (found := self._special.within(said)):
+            raise ValueError(
+                f"the question has {', '.join(map(repr, found[:_MOST_NAMED]))}, special in the tokenizer of "
+                f'{self._model}: it could close its own turn; data.special_tokens = "allow" lets it'
+            )
         text = self._form.prompt(question, system, earlier)
         ids = self._tokenizer.encode(text, add_special_tokens=not self.has_chat_template)
-        if not 0 < len(ids) <= self._max_prompt_tokens:
-            raise ValueError(f"prompt has {len(ids)} tokens, allowed are 1 to {self._max_prompt_tokens}")
+        if not 0 < len(ids) <= self._most:
+            raise ValueError(f"prompt has {len(ids)} tokens, allowed are 1 to {self._most} ({self._limit})")
+        if (above := max(ids)) >= self.rows:
+            raise ValueError(
+                f"prompt has token {above} ({self._tokenizer.convert_ids_to_tokens(above)!r}), the embedding of "
+                f"{self._model} has {self.rows} rows: resize it, or give the tokenizer that it was trained with"
+            )
         return np.asarray(ids, dtype=np.int32)
+
+    def never_drawn(self, control_tokens: Literal["mask", "allow"]) -> frozenset[int]:
+        """Return the ids that are no token, and with "mask" control tokens."""
+        unknown = frozenset(range(self.rows)) - self.tokens
+        return unknown | self.control_tokens if control_tokens == "mask" else unknown
 
     def has_control(self, ids: TokenIds) -> bool:
         """Return True if a control token is among ids."""
@@ -158,38 +185,31 @@ class Renderer:
 def _declared_stops(model: str, tokenizer_eos: int | None) -> set[int]:
     stops = set() if tokenizer_eos is None else {int(tokenizer_eos)}
     for name in ("config.json", "generation_config.json"):
-        path = Path(model) / name
-        if path.is_file():
-            declared = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-            stops.update([declared] if isinstance(declared, int) else declared or [])
+        declared = document_of(model, name).get("eos_token_id")
+        stops.update([declared] if isinstance(declared, int) else declared or [])
     return stops
-
-
-def _vocabulary_size(model: str) -> int | None:
-    path = Path(model) / "config.json"
-    if not path.is_file():
-        return None
-    document = json.loads(path.read_text(encoding="utf-8"))
-    found = document.get("vocab_size", document.get("text_config", {}).get("vocab_size"))
-    return found if isinstance(found, int) else None
 
 
 def masked_tokens(config: RunConfig, model: str) -> tuple[int, ...]:
     """Return the tokens that the adapter never draws; none without a tokenizer."""
-    if config.rollout.control_tokens == "allow" or config.rollout.engine == "simulated" or not has_tokenizer(model):
+    if config.rollout.engine == "simulated" or not has_tokenizer(model):
         return ()
-    return tuple(sorted(renderer_of(config, "rollout", model).control_tokens))
+    return tuple(sorted(renderer_of(config, "rollout", model).never_drawn(config.rollout.control_tokens)))
 
 
 class ByteRenderer:
     """Renderer of the simulated engine: tokens are the UTF-8 bytes of the text."""
 
     stop_tokens = frozenset({0})
-    control_tokens: frozenset[int] = frozenset()
+    tokens = range(2**31)
 
     def has_control(self, ids: TokenIds) -> bool:
         """Return False: a byte is none."""
         return False
+
+    def never_drawn(self, control_tokens: Literal["mask", "allow"]) -> frozenset[int]:
+        """Return no id."""
+        return frozenset()
 
     def encode(self, text: str) -> TokenIds:
         """Return the bytes of a text."""
@@ -227,18 +247,26 @@ def texts_of(config: RunConfig, role: Role, model: str | None = None) -> Texts:
 
 
 def continued_prefix(target: Texts, ids: TokenIds, text: str | None) -> tuple[TokenIds, bool]:
-    """Return a prefix as the target continues it, and True if it was encoded from its text.
+    """Return a prefix as the target continues it, and True if it was encoded from its text; or raise ValueError.
 
     `text` is the adapter's reading of `ids` without a stop; None where both have one tokenizer.
     """
     bare = target.without_stop(ids)
-    # If both tokenizers decode the ids to the same text, the ids are the same tokens to both.
-    if text is None or text in map(target.decode_with_special, (bare, ids)):
-        return bare, False
-    if text == target.decode_with_special(ids[:-1]):  # ended by a stop of the adapter alone
-        return ids[:-1], False
-    # Another tokenizer cannot encode a part of a character.
-    return target.encode_literal(text.rstrip("\ufffd")), True
+    # If both tokenizers decode ids that are tokens to the same text, the ids are the same tokens to both.
+    found, was_text = bare, False
+    if text is not None and not (_holds(target, bare) and text in map(target.decode_with_special, (bare, ids))):
+        found = ids[:-1]  # ended by a stop of the adapter alone, else:
+        was_text = not _holds(target, found) or text != target.decode_with_special(found)
+    if was_text and text is not None:
+        # Another tokenizer cannot encode a part of a character.
+        found = target.encode_literal(text.rstrip("\ufffd"))
+    if not _holds(target, found):
+        raise ValueError(f"prefix {text or found.tolist()!r} has a token without a row in the target's embedding")
+    return found, was_text
+
+
+def _holds(target: Texts, ids: TokenIds) -> bool:
+    return all(token in target.tokens for token in ids.tolist())
 
 
 def pieces_of(tokenizer: Tokenizer, ids: NDArray[np.int32]) -> list[str]:

@@ -1,9 +1,8 @@
 """The lossless delta of two snapshots of the same layout.
 
-It is the XOR of their bytes, sorted by byte of the value, zstd level 1. A small training step changes few bits of few
-values: in bf16 most values keep all bits, in fp32 the high bytes stay. XOR turns what stays into zeros, and sorting by
-byte keeps the bytes that change together. Blocks are independent: they arrive in any order, and an interrupted pull
-keeps those it has. XOR commutes: several deltas in a row may be applied block by block.
+It is the XOR of their bytes, sorted by byte of the value, zstd level 1: a small training step leaves most bytes as they
+are, and XOR turns these into zeros. Blocks are independent: they arrive in any order, and an interrupted pull keeps
+those it has. XOR commutes: several deltas in a row may be applied block by block.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Versions of a LoRA run (Hu et al. 2021): low-rank matrices in place of whole weights.
 
-A layer with weight W acts as W + alpha / rank * B A. A version holds A and B of every such layer, under the layer's
-name; W is the folder's in every version, proved by its digest before the first task.
+A layer acts as W + alpha / rank * B A. A version holds A and B of every such layer under the layer's name; W is the
+folder's, proved by its digest before the first task.
 """
 
 import json

@@ -90,18 +90,10 @@ def launch(
 ) -> Run:
     """Train on this machine to the end, as `prefixrl launch` does; resume what was begun.
 
-    It runs as a process of its own, so that a notebook's kernel loads no model and may be interrupted.
-
-    Args:
-        config: The run file.
-        settings: Keys with values over it, as `{"algorithm.iterations": 10}`.
-        fresh: Throw the run directory away and start again.
-        quiet: Print nothing while it goes on.
-
-    Raises:
-        ConfigError: The run file or a setting is wrong.
-        TrainingFault: It ended otherwise; the message ends with its last words.
-        KeyboardInterrupt: It was interrupted, and saved.
+    A process of its own does it, so that a notebook's kernel loads no model and may be interrupted. `settings` go over
+    the run file, as `{"algorithm.iterations": 10}`; `fresh` throws the run directory away; `quiet` prints nothing.
+    ConfigError: the run file or a setting is wrong. TrainingFault: it ended otherwise; the message ends with its last
+    words. KeyboardInterrupt: it was interrupted, and saved.
     """
     flat = tuple(f"{key}={_toml(value)}" for key, value in (settings or {}).items())
     directory = Path(load(Path(config), flat).directory)

@@ -71,13 +71,7 @@ def workers(directory: Path) -> list[WorkerStatus]:
 
 
 def stop(directory: Path, timeout_s: float, tell: Callable[[str], None] = click.echo) -> None:
-    """Have the learner save and end; return once it has.
-
-    Raises:
-        ConfigError: the run does not run.
-        PeerLost: it has not ended within `timeout_s`; the message names what holds it up.
-        TrainingFault: it ended without saving; the message says how.
-    """
+    """Have the learner save and end, and return then; ConfigError, PeerLost after `timeout_s`, TrainingFault."""
     began_s = told_s = time.monotonic()
     with operator(directory, ANSWER_S) as asking:
         asking.ask(HaltRun("`prefixrl stop`"), Accepted)
@@ -124,12 +118,7 @@ def _present_work(directory: Path) -> str:
 
 
 def drain(directory: Path, name: str, timeout_s: float, tell: Callable[[str], None] = click.echo) -> None:
-    """Have a worker hand back what it holds and leave; return once it has.
-
-    Raises:
-        ConfigError: the run does not run, or has no such worker.
-        PeerLost: it has not left within `timeout_s`; the message says what it does instead.
-    """
+    """Have a worker hand back what it holds and leave, and return then; ConfigError, PeerLost after `timeout_s`."""
     with operator(directory, ANSWER_S) as asking:
         found = document_of(asking).workers
         if name not in (known := [each.name for each in found]):

@@ -186,10 +186,7 @@ def track(directory: Path, wanted: LogConfig, ended: Callable[[], bool]) -> None
 
 
 class Trackers:
-    """The trackers that work.
-
-    One that fails is left out and named; the failure of the last one is raised.
-    """
+    """The trackers that work; one that fails is left out and named, the failure of the last one is raised."""
 
     def __init__(self, makers: Mapping[str, Callable[[], Tracker]]) -> None:
         """Begin each."""

@@ -61,7 +61,7 @@ class Answering:
         self._config, self._adapter, self._target, self._suffix = config, adapter, target, suffix
         limit = config.evaluation.max_new_tokens or config.scorer.max_new_tokens
         self._completion_tokens = 0 if target is None else limit + config.scorer.most_extension_tokens
-        self._masked = adapter.renderer.control_tokens if config.rollout.control_tokens == "mask" else frozenset[int]()
+        self._masked = adapter.renderer.never_drawn(config.rollout.control_tokens)
         # One thread: a tokenizer is not made for several.
         self._tokenizing = ThreadPoolExecutor(1, "tokenizing")
 
@@ -85,7 +85,7 @@ class Answering:
             try:
                 rendered = [model.renderer.prompt(problem + self._suffix, asked.system) for model in self.models]
             except ValueError as error:
-                remedy = "shorten the problem (rollout.max_prompt_tokens and scorer.max_prompt_tokens are the limits)"
+                remedy = "the limits are rollout.max_prompt_tokens and scorer.max_prompt_tokens"
                 name = "messages" if asked.is_chat else "prompt"
                 raise ApiError(400, f"{name}: {error}; {remedy}", name, "context_length_exceeded") from None
             found.append(Prompted(rendered[0], None if self._target is None else rendered[1]))

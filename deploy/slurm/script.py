@@ -190,12 +190,7 @@ def _step(name: str, options: Sequence[str], command: Sequence[str]) -> str:
 
 
 def _script(run: RunOnSlurm, groups: Sequence[Sequence[str]], steps: dict[str, str]) -> str:
-    """Return a script; its first step is the one on which the job depends.
-
-    Args:
-        groups: options of sbatch, for each part of a heterogeneous job.
-        steps: commands by name.
-    """
+    """Return a script of commands by name; the job depends on the first. `groups` are options of sbatch by part."""
     return rendered(
         "prefixrl.deploy.slurm",
         "templates/job.sbatch.j2",

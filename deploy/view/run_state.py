@@ -193,12 +193,7 @@ def goes_on(run: Path) -> bool:
 
 @contextmanager
 def operator(run: Path, answer_s: float = 3.0) -> Iterator[Requester]:
-    """Connect to a run's broker with the operator's key.
-
-    Raises:
-        ConfigError: there is no run, or it is over.
-        PeerLost: the broker does not answer.
-    """
+    """Connect to a run's broker with the operator's key; ConfigError without a run, PeerLost without an answer."""
     check_format(run)
     endpoint = run / ENDPOINT_FILE
     if not endpoint.exists():

@@ -58,13 +58,7 @@ class Watchdog:
     """Time of that broker's last answer, None before its first."""
 
     def check(self, now_s: float, document: StatusDocument | None, processes: Sequence[Watched]) -> list[str]:
-        """Return what is to be told now.
-
-        Args:
-            now_s: any clock that goes on steadily.
-            document: what the broker says, None where it does not answer.
-            processes: those of this machine.
-        """
+        """Return what is to be told by a steady clock, the broker's document (None: no answer) and processes here."""
         found = {
             each.label: f"was stopped by a signal; `kill -CONT {each.pid}` lets it go on, {{}} so far"
             for each in processes

@@ -52,9 +52,22 @@ def forecast(config: RunConfig) -> Forecast:
         *_evaluations(config, len(train.problems), len(held_out.problems)),
         *_reach(config, len(train.problems)),
         f"prompts of about {prompt_tokens} tokens, {origin}",
+        *_positions(config, renderers, prompt_tokens),
         *_memory(config, prompt_tokens),
     ]
     return Forecast("\n".join(lines), prompt_tokens)
+
+
+def _positions(config: RunConfig, renderers: "dict[str, Renderer]", prompt_tokens: int) -> list[str]:
+    """Return a warning per model that has not the positions for a usual prompt and the longest answer."""
+    answers = {"adapter": config.max_sampled_tokens}
+    answers["target"] = config.max_sampled_tokens + config.scorer.max_new_tokens
+    return [
+        f"warning: {section}: a prompt of about {prompt_tokens} tokens and {answers[section]} behind it are more than "
+        f"the {each.positions} positions of the model, where texts end as if cut: lower max_new_tokens"
+        for section, each in renderers.items()
+        if each.positions is not None and prompt_tokens + answers[section] > each.positions
+    ]
 
 
 def _arithmetic(config: RunConfig, count: int) -> list[str]:

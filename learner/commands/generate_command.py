@@ -22,7 +22,7 @@ from prefixrl.common.wire.packing import token_ids
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.broker.groups.evaluations import ROWS_PER_ITEM
 from prefixrl.learner.data import problems
-from prefixrl.learner.data.lengths import too_long
+from prefixrl.learner.data.lengths import unaskable
 from prefixrl.learner.data.problems import Problem
 from prefixrl.learner.evaluation.requests import POLL_S, Answers, EvaluationRequest, OpenRequests, judged
 
@@ -69,7 +69,7 @@ def given_rows(config: RunConfig) -> list[GivenRow]:
             found.append(_given(row, others, number=len(found)))
         log.info("%s: %d rows, %d left out by where and without", label, report.rows, report.left_out)
     usable = [row.problem for row in found if row.problem is not None]
-    for number, reason in too_long(usable, config).items():
+    for number, reason in unaskable(usable, config).items():
         known = found[int(number)].answer
         found[int(number)] = GivenRow(msgspec.structs.replace(known, status="bad_row", reason=reason), None)
     return found

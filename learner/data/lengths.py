@@ -1,27 +1,37 @@
-"""Find questions that are too long for a prompt before the run starts."""
+"""Find questions that cannot be asked before the run starts: too long, or with tokens that no model may read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
 from prefixrl.common.config.prompting import ModelConfig
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.host.hub import model_folder
+from prefixrl.common.prompts.limits import SpecialTexts, doubtful_texts, most_prompt_tokens
 from prefixrl.learner.data.rows import Problem, text_of
 
 TEMPLATE_TOKENS = 256
 """Room for a chat template. A question takes at most a token per byte: short ones fit in any case."""
 
 
-def too_long(problems: Sequence[Problem], config: RunConfig) -> dict[str, str]:
+def unaskable(problems: Sequence[Problem], config: RunConfig) -> dict[str, str]:
     """Return reasons by prompt id, for the tokenizers of the models that are on this host."""
     found: dict[str, str] = {}
     for role, limit, asked in _renderings(config):
         # A token is at least a byte of the text around a question, too.
-        around = TEMPLATE_TOKENS + sum(len((text or "").encode()) for text in (asked.system, asked.prompt_template))
-        suspects = [each for each in problems if len(text_of(each).encode()) + 16 * len(each.earlier) + around > limit]
+        around = min(TEMPLATE_TOKENS, limit // 4) + sum(
+            len((text or "").encode()) for text in (asked.system, asked.prompt_template)
+        )
+        doubtful = doubtful_texts(asked.model) if config.data.special_tokens == "refuse" else SpecialTexts(())
+        suspects = [
+            each
+            for each in problems
+            if len(text_of(each).encode()) + 16 * len(each.earlier) + around > limit
+            or doubtful is None
+            or doubtful.within(text_of(each))
+        ]
         if suspects:
-            # Late: few runs have long questions.
+            # Late: few runs have such questions.
             from prefixrl.common.prompts.rendering import renderer_of
 
             renderer = renderer_of(config, role, model_folder(asked.model, needs_weights=False))
@@ -29,16 +39,13 @@ def too_long(problems: Sequence[Problem], config: RunConfig) -> dict[str, str]:
             try:
                 renderer.prompt(problem.question, problem.system, problem.earlier)
             except ValueError as error:
-                found.setdefault(problem.prompt_id, f"{error} ({role}.max_prompt_tokens)")
+                found.setdefault(problem.prompt_id, str(error))
     return found
 
 
-def _renderings(config: RunConfig) -> list[tuple[Literal["rollout", "scorer"], int, ModelConfig]]:
-    """Return role, limit and model of everything that renders prompts with a tokenizer."""
-    found: list[tuple[Literal["rollout", "scorer"], int, ModelConfig]] = []
+def _renderings(config: RunConfig) -> Iterator[tuple[Literal["rollout", "scorer"], int, ModelConfig]]:
+    """Yield role, limit and model of everything that renders prompts with a tokenizer."""
     if config.rollout.engine != "simulated":
-        found.append(("rollout", config.rollout.max_prompt_tokens, config.adapter))
-    is_here = config.target is not None and Path(config.target.model).is_dir()
-    if config.target is not None and is_here and config.scorer.engine != "simulated":
-        found.append(("scorer", config.scorer.max_prompt_tokens, config.target))
-    return found
+        yield "rollout", most_prompt_tokens(config, "rollout"), config.adapter
+    if config.target is not None and Path(config.target.model).is_dir() and config.scorer.engine != "simulated":
+        yield "scorer", most_prompt_tokens(config, "scorer"), config.target

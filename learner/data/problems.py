@@ -20,7 +20,7 @@ from prefixrl.common.run import json_lines
 from prefixrl.learner.data import files
 from prefixrl.learner.data.columns import MissingColumn, is_blank
 from prefixrl.learner.data.doubts import doubts, plain
-from prefixrl.learner.data.lengths import too_long
+from prefixrl.learner.data.lengths import unaskable
 from prefixrl.learner.data.order import Mixture
 from prefixrl.learner.data.rows import Layout, is_wanted, layout, problem, settled
 from prefixrl.learner.data.rows import Problem as Problem
@@ -247,7 +247,7 @@ def shared_lines(train: Loaded, held: Loaded) -> list[str]:
 
 
 def _fitting(loaded: Loaded, config: RunConfig) -> Loaded:
-    reasons = too_long(loaded.problems, config)
+    reasons = unaskable(loaded.problems, config)
     if not reasons:
         return loaded
     reports = {report.label: report for report in loaded.sources}

@@ -1,9 +1,8 @@
 """Arms of every run: the target alone, with a fixed prefix, the adapter before and after.
 
-In direct mode there is no target, and the arms are the adapter before and after. With `evaluation.every` the adapter
-of every so many versions is an arm too. All arms answer the same held-out problems through the same workers, greedy
-and sampled. The fixed prefix is the one that does best on training problems, among none at all, the configured texts
-and the prefixes that the untrained adapter writes most often.
+In direct mode, and with `evaluation.every`, versions of the adapter are arms. All answer the same held-out problems,
+greedy and sampled. The fixed prefix is the best on training problems among none, the configured texts and the prefixes
+that the untrained adapter writes most often.
 """
 
 from collections import Counter

@@ -1,8 +1,7 @@
 """Prefix Clustering: the target's own openings, one representative per cluster. Pure.
 
-The baseline without training of Prefix-RL: sample an answer to each training problem, cut it after some tokens, cluster
-the cuts by k-means (with the elbow's number of clusters), try one cut of each cluster as a fixed prefix on training
-problems. The publication does not define the vectors; here an opening is the tf-idf of its tokens and pairs of tokens.
+The baseline without training of Prefix-RL: cut an answer to each training problem, cluster the cuts by k-means, try one
+of each cluster as a fixed prefix. Here an opening is the tf-idf of its tokens and pairs of tokens.
 """
 
 import warnings

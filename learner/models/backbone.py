@@ -5,6 +5,7 @@ and itself; its positions go on after the prompt's. So the prompt is computed on
 """
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -77,16 +78,12 @@ def takes_shared_prompts(model: PreTrainedModel) -> bool:
     alone = [_last(model, torch.cat([prompt, row])[None], {})[3:] for row in rows]
     segments = torch.tensor([[0, 0, 0, 1, 1, 1, 2, 2]], device=model.device)
     positions = torch.tensor([[0, 1, 2, 3, 4, 5, 3, 4]], device=model.device)
-    try:
+
+    def shared() -> Tensor:
         mask = attention_mask(segments, model.get_decoder())
-        shared = _last(model, ids[None], {"attention_mask": mask, "position_ids": positions})[3:]
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        logger.warning("%s takes no mask of its rows (%s): every row carries its prompt", type(model).__name__, error)
-        return False
-    if _gap(shared, torch.cat(alone)) < TOLERANCE[model.dtype]:
-        return True
-    logger.warning("%s heeds no mask of its rows: every row carries its prompt", type(model).__name__)
-    return False
+        return _last(model, ids[None], {"attention_mask": mask, "position_ids": positions})[3:]
+
+    return _is_equal(model, shared, torch.cat(alone), "a mask of its rows, so that every row carries its prompt")
 
 
 @torch.no_grad()
@@ -96,17 +93,12 @@ def serves_packed_rows(model: PreTrainedModel) -> bool:
     rows = (ids[:5], ids[5:])
     mask = torch.arange(5, device=model.device) < torch.tensor([[5], [3]], device=model.device)
     positions = torch.cat([torch.arange(len(row), device=model.device) for row in rows])[None]
-    try:
-        packed = _last(model, ids[None], {"position_ids": positions, **varlen.row_offsets(mask)})
-        expected = torch.cat([_last(model, row[None], {}) for row in rows])
-    except (RuntimeError, ValueError, TypeError) as error:
-        logger.warning("%s: attention over packed rows does not work here: %s", type(model).__name__, error)
-        return False
-    gap = _gap(packed, expected)
-    if gap < TOLERANCE[model.dtype]:
-        return True
-    logger.warning("%s: attention over packed rows is off by %.2g here", type(model).__name__, gap)
-    return False
+
+    def packed() -> Tensor:
+        return _last(model, ids[None], {"position_ids": positions, **varlen.row_offsets(mask)})
+
+    expected = torch.cat([_last(model, row[None], {}) for row in rows])
+    return _is_equal(model, packed, expected, "attention over packed rows")
 
 
 def _last(model: PreTrainedModel, ids: Tensor, options: dict[str, Any]) -> Tensor:
@@ -114,5 +106,13 @@ def _last(model: PreTrainedModel, ids: Tensor, options: dict[str, Any]) -> Tenso
     return hidden
 
 
-def _gap(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
+def _is_equal(model: PreTrainedModel, form: Callable[[], Tensor], expected: Tensor, what: str) -> bool:
+    """Return True if another form of a forward has the expected outcome; log why not."""
+    try:
+        gap = float((form() - expected).norm() / expected.norm())
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        logger.warning("%s does not serve %s: %s", type(model).__name__, what, error)
+        return False
+    if gap >= TOLERANCE[model.dtype]:
+        logger.warning("%s does not serve %s: it is off by %.2g here", type(model).__name__, what, gap)
+    return gap < TOLERANCE[model.dtype]

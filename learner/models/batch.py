@@ -177,18 +177,15 @@ def filler_row(pad_id: int) -> PaddedRows:
 
 
 def _check(row: int, sample: Sample) -> None:
-    if len(sample.prompt_tokens) == 0:
-        raise ValueError(f"row {row} of group {sample.group} has an empty prompt: nothing predicts its first token")
-    if len(sample.tokens) == 0:
-        raise ValueError(f"row {row} of group {sample.group} has no sampled token: leave such rows out of the batch")
-    if len(sample.logprobs) != len(sample.tokens):
-        raise ValueError(
-            f"row {row} of group {sample.group} has {len(sample.logprobs)} logprobs for {len(sample.tokens)} tokens"
-        )
-    if len(sample.versions) != len(sample.tokens):
-        raise ValueError(
-            f"row {row} of group {sample.group} has versions of {len(sample.versions)} tokens for {len(sample.tokens)}"
-        )
+    count = len(sample.tokens)
+    faults = {
+        "an empty prompt: nothing predicts its first token": len(sample.prompt_tokens) == 0,
+        "no sampled token: leave such rows out of the batch": count == 0,
+        f"{len(sample.logprobs)} logprobs for {count} tokens": len(sample.logprobs) != count,
+        f"versions of {len(sample.versions)} tokens for {count}": len(sample.versions) != count,
+    }
+    for fault in (text for text, is_so in faults.items() if is_so):
+        raise ValueError(f"row {row} of group {sample.group} has {fault}")
 
 
 def iteration_data(batch: Batch, shard: Mapping[int, ScoredGroup]) -> IterationData:

@@ -21,10 +21,8 @@ GATHER_NUMEL = 64 * 1024 * 1024
 BUCKET = 200_000_000
 """Parameters reduced over ranks at a time: in flight a bucket takes 6 bytes each, and a larger one is no faster."""
 
-OWN_DEEPSPEED_KEYS = (
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
+OWN_DEEPSPEED_KEYS = ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"]
+OWN_DEEPSPEED_KEYS += [
     "managed_gradient_accumulation",
     "gradient_clipping",
     "optimizer",
@@ -32,7 +30,7 @@ OWN_DEEPSPEED_KEYS = (
     "fp16",
     "bf16",
     "data_types",
-)
+]
 """Keys of DeepSpeed's config that the learner decides itself."""
 
 

@@ -30,9 +30,8 @@ _TRIALS = (
 class StepModel(Protocol):
     """A process reward model in some engine."""
 
-    @property
-    def most_positions(self) -> int | None:
-        """The longest text that the model has positions for; None where it names no limit."""
+    most_positions: int | None
+    """The longest text that the model has positions for; None where it names no limit."""
 
     def scores(self, rows: "Sequence[Marked]") -> list[list[float]]:
         """Return the score of every step of every row."""

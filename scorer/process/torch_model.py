@@ -12,6 +12,7 @@ from safetensors import safe_open
 
 from prefixrl.common.config.step_rewards import ProcessModelConfig
 from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.models.config_file import positions_of
 from prefixrl.common.models.loading import HEADS, Kind, load_model
 from prefixrl.scorer.process.formats import Marked, StepForm
 
@@ -35,13 +36,8 @@ class TorchStepModel:
         else:
             self._head = head_of(folder, settings).to(self._device, self._model.dtype)
             self._columns = (settings.good_class, 1 - settings.good_class)
+        self.most_positions = positions_of(self._model.config.get_text_config().to_dict())
         torch.nn.Module.to(self._model, self._device).requires_grad_(False)
-
-    @property
-    def most_positions(self) -> int | None:
-        """The longest text that the model has positions for; None where it names no limit."""
-        limit: int | None = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
-        return limit
 
     @torch.inference_mode()
     def scores(self, rows: Sequence[Marked]) -> list[list[float]]:

@@ -13,6 +13,7 @@ import torch
 from prefixrl.common.config.step_rewards import ProcessModelConfig
 from prefixrl.common.engines.vllm.setup import CPU_KV_CACHE_BYTES, platform_of, prepare_processes
 from prefixrl.common.errors import DataError
+from prefixrl.common.models.config_file import positions_of
 from prefixrl.common.models.loading import check_model
 from prefixrl.scorer.process.formats import Marked, StepForm
 from prefixrl.scorer.process.torch_model import called, check_candidates, head_of, kind_of
@@ -25,7 +26,7 @@ class VllmStepModel:
         """Start vLLM; raises DataError or ConfigError for a model that it cannot score with."""
         hf_config = check_model(folder, called(folder, settings), kind_of(settings)).get_text_config()
         self._is_causal = settings.format == "step_tag"
-        limit: int | None = getattr(hf_config, "max_position_embeddings", None)
+        limit = positions_of(hf_config.to_dict())
         # A step's prompt needs room for the token that is drawn after it.
         self.most_positions = None if limit is None else limit - int(self._is_causal)
         if self._is_causal:

@@ -18,11 +18,11 @@ from prefixrl.common.engines.interface.base import (
     TokenIds,
     check_fit,
     own_checksum,
-    positions_of,
     score_rows,
     spans_of,
 )
 from prefixrl.common.errors import UserError
+from prefixrl.common.models.config_file import positions_of
 from prefixrl.common.models.loading import Dtype, load_model
 from prefixrl.common.weights.low_rank import LayerProducts, LowRank, are_low_rank, pairs
 from prefixrl.common.weights.snapshot import Snapshot
@@ -124,10 +124,8 @@ class EmbeddedEngine(AdapterEngine):
         layers = dict(self._model.named_modules()) if low_rank else {}
         self._products = LayerProducts(layers, low_rank.scale) if low_rank else None
         self._version, self._digest = 0, ""
-        text_config = self._model.config.get_text_config()
-        is_rotary = getattr(text_config, "rope_parameters", None) is not None
-        self._limit = None if is_rotary else positions_of(text_config)
-        """Most tokens of a row, at which it ends as if cut: a model with learned positions has no more of them."""
+        self.most_positions = positions_of(self._model.config.get_text_config().to_dict())
+        """Most tokens of a row, at which it ends as if cut; None where the model names no limit."""
         self._prepare()
 
     def _prepare(self) -> None:
@@ -149,21 +147,15 @@ class EmbeddedEngine(AdapterEngine):
     def _check_room(self, job: Job) -> None:
         """Raise UserError where a row leaves no room for an answer."""
         longest = max((row.size for row in job.rows), default=0)
-        if self._limit is not None and longest >= self._limit:
+        if self.most_positions is not None and longest >= self.most_positions:
             raise UserError(
-                f"a row of {longest} tokens leaves no room in the {self._limit} positions of the model "
+                f"a row of {longest} tokens leaves no room in the {self.most_positions} positions of the model "
                 f"(max_position_embeddings): lower max_prompt_tokens, or take a model with more"
             )
 
-    @property
-    def most_positions(self) -> int | None:
-        """The longest text that the model has positions for; None where it names no limit."""
-        limit: int | None = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
-        return limit
-
     def _most_tokens(self, job: Job, row: TokenIds) -> int:
         most = job.sampling.max_new_tokens
-        return most if self._limit is None else min(most, self._limit - row.size)
+        return most if self.most_positions is None else min(most, self.most_positions - row.size)
 
     def _write(self, rows: Sequence[OpenRow], logits: torch.Tensor, source: Sequence[int]) -> None:
         """Draw the next token of rows, each from its row `source` of logits (texts, vocabulary)."""

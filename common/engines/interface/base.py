@@ -183,14 +183,6 @@ def check_fit(own: "Mapping[str, torch.Tensor]", tensors: "Mapping[str, torch.Te
             raise ValueError(f"weight {name} has dtype {tensor.dtype}, the model's is {dtype}")
 
 
-def positions_of(text_config: object) -> int | None:
-    """Return the most tokens of a text in a model; None where it names no limit, or scales it."""
-    limit: int | None = getattr(text_config, "max_position_embeddings", None)
-    # Scaled positions reach further than max_position_embeddings by rules of their own.
-    kind = (getattr(text_config, "rope_parameters", None) or {}).get("rope_type", "default")
-    return limit if kind == "default" else None
-
-
 def spans_of(versions: Iterable[int]) -> tuple[tuple[int, int], ...]:
     """Return the spans of equal versions, token by token, as (version, tokens)."""
     return tuple((version, len(list(run))) for version, run in groupby(versions))

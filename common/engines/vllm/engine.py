@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from prefixrl.common.config.worker_sections import MOST_MASKED
 from prefixrl.common.engines.interface.base import AdapterEngine, Continuation, Job, JobResult, TokenIds, check_fit
 from prefixrl.common.engines.interface.row_jobs import RowJobs
 from prefixrl.common.engines.vllm.checksum import compared, known_layout
@@ -41,8 +42,6 @@ log = logging.getLogger(__name__)
 
 STREAM_TOKENS = 16
 """Tokens of a row per message from the engine core: enough to see progress, without a message per token."""
-MOST_MASKED_TOKENS = 1024
-"""The limit of vLLM's kernel on the GPU."""
 CONTROL_S = 600.0
 """Longest wait for an installation or a probe."""
 PROBE_FIRST = -1
@@ -108,10 +107,10 @@ class VllmEngine(RowJobs, AdapterEngine):
                 f"a row of {longest} tokens leaves no room in a context of {self._setup.max_model_len}: lower "
                 f"{self._setup.role}.max_prompt_tokens or raise {self._setup.role}.vllm.max_model_len"
             )
-        if len(job.masked_tokens) > MOST_MASKED_TOKENS:
+        if len(job.masked_tokens) > MOST_MASKED:
             raise UserError(
-                f"{len(job.masked_tokens)} control tokens are masked, vLLM takes {MOST_MASKED_TOKENS} at most; use "
-                'rollout.control_tokens = "allow", or rollout.engine = "transformers"'
+                f"{len(job.masked_tokens)} tokens are never drawn, vLLM leaves out {MOST_MASKED} at most; use "
+                'rollout.engine = "transformers"'
             )
         super().submit(job)
 

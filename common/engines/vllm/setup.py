@@ -11,8 +11,8 @@ import torch
 from prefixrl.common.config.learner import LOW_RANKS
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.worker_sections import VllmConfig
-from prefixrl.common.engines.interface.base import positions_of
 from prefixrl.common.errors import UserError
+from prefixrl.common.models.config_file import positions_of
 from prefixrl.common.models.loading import Dtype, check_model, without_weights
 from prefixrl.common.weights.low_rank import LowRank
 
@@ -108,7 +108,7 @@ def _context_tokens(role: str, config: RunConfig, hf_config: Any) -> int:
         answer = max(config.scorer.max_new_tokens, config.evaluation.max_new_tokens or 0)
         answer += config.scorer.most_extension_tokens
         needed = config.scorer.max_prompt_tokens + max([prefix, *texts]) + answer
-    limit = positions_of(hf_config.get_text_config())  # scaled positions are checked by vLLM itself
+    limit = positions_of(hf_config.get_text_config().to_dict())
     return min(needed, limit) if limit else needed
 
 

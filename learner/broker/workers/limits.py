@@ -1,10 +1,9 @@
 """Most that a group may hold in a run, by its config and the adapter's model."""
 
-import json
 from dataclasses import replace
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.host.hub import cached_file
+from prefixrl.common.models.config_file import embedding_rows
 from prefixrl.common.wire.messages.groups import TaskKind
 from prefixrl.common.wire.packing import MOST_CHARS_PER_TOKEN, GroupLimits
 
@@ -24,7 +23,7 @@ class RunLimits:
             self._training = GroupLimits(
                 prompt_tokens=config.rollout.max_prompt_tokens,
                 row_tokens=config.max_sampled_tokens,
-                vocabulary=vocabulary(config.adapter.model) or UNKNOWN_VOCABULARY,
+                vocabulary=embedding_rows(config.adapter.model) or UNKNOWN_VOCABULARY,
             )
 
     def prefixes(self, row_tokens: int | None) -> GroupLimits:
@@ -36,13 +35,3 @@ class RunLimits:
         if kind == "train" and not self._scorer.keep_completions:
             return 0
         return MOST_CHARS_PER_TOKEN * (row_tokens + new_tokens + self._scorer.most_extension_tokens)
-
-
-def vocabulary(model: str) -> int | None:
-    """Return the size of a model's vocabulary, None where its files are not here or do not say."""
-    path = cached_file(model, "config.json")
-    if path is None:
-        return None
-    config = json.loads(path.read_text(encoding="utf-8"))
-    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
-    return size if isinstance(size, int) and size > 0 else None

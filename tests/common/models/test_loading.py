@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from prefixrl.common.config.load import load
 from prefixrl.common.engines.make import make_engine
 from prefixrl.common.errors import ConfigError, DataError
-from prefixrl.common.models.headers import INDEX, WHOLE, tensor_headers
+from prefixrl.common.models.headers import INDEX, WHOLE
 from prefixrl.common.models.loading import check_model, load_model
 from prefixrl.learner.check.report import forecast
 from support.models.base_models import edit
@@ -57,14 +57,14 @@ def with_tensor(name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.fl
 
 
 HEADERS_TELL: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
-    "compiled": (named("_orig_mod."), r"names as torch.compile adds them \(_orig_mod\): _orig_mod.lm_head.weight, .*"),
+    "compiled": (named("_orig_mod."), r"names of a wrapper .* PEFT \(_orig_mod\): _orig_mod.lm_head.weight, .*"),
     "compiled within": (
         lambda tensors: {name.replace("model.", "model._orig_mod."): each for name, each in tensors.items()},
-        r"names as torch.compile adds them \(_orig_mod\): model._orig_mod.embed_tokens.weight",
+        r"names of a wrapper .* PEFT \(_orig_mod\): model._orig_mod.embed_tokens.weight",
     ),
-    "data parallel": (named("module."), r"names as DDP or DeepSpeed adds them \(module\): module.lm_head.weight"),
-    "peft": (named("base_model.model."), r"names as PEFT adds them \(base_model\): base_model.model.lm_head.weight"),
-    "fsdp": (named("_fsdp_wrapped_module."), r"names as FSDP adds them \(_fsdp_wrapped_module\)"),
+    "data parallel": (named("module."), r"names of a wrapper .* PEFT \(module\): module.lm_head.weight"),
+    "peft": (named("base_model.model."), r"names of a wrapper .* PEFT \(base_model\): base_model.model.lm_head.wei"),
+    "fsdp": (named("_fsdp_wrapped_module."), r"names of a wrapper .* PEFT \(_fsdp_wrapped_module\)"),
     "another wrapper": (named("policy."), r"no weights for lm_head.weight, .*random \(it has policy.lm_head.weight, "),
     "a norm is lost": (without(NORM), f"no weights for {NORM}, which would be random; save it again"),
     "a head is lost": (without("lm_head.weight"), "no weights for lm_head.weight, which would be random"),
@@ -74,8 +74,6 @@ HEADERS_TELL: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
     ),
     "a value head": (with_tensor("v_head.weight", (1, 16)), "that would be left out: v_head.weight; is config.json"),
     "a layer more": (with_tensor("model.layers.2.mlp.up_proj.weight", (24, 16)), "left out: model.layers.2.mlp"),
-    "a bias more": (with_tensor("lm_head.bias", (61,)), "left out: lm_head.bias"),
-    "another width": (with_tensor(UP, (32, 16)), rf"{UP} has shape \(32, 16\), by config.json it is \(24, 16\); is"),
     "a transposed one": (with_tensor(UP, (16, 24)), rf"{UP} has shape \(16, 24\), by config.json it is \(24, 16\)"),
     "other sizes": (
         lambda tensors: tensors | {f"{name}.weight": torch.ones(70, 16) for name in ("lm_head", "model.embed_tokens")},
@@ -120,7 +118,6 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (lambda folder: cut(folder / WHOLE, 0), r"model.safetensors is empty; copy it again"),
     "half a header": (lambda folder: cut(folder / WHOLE, 50), r"model.safetensors cannot be read: .*; copy it again"),
     "half the data": (lambda folder: cut(folder / WHOLE, 9000), r"model.safetensors cannot be read: .*; copy it again"),
-    "noise": (lambda folder: (folder / WHOLE).write_bytes(b"\xff" * 999), r"model.safetensors cannot be read"),
     "a pointer": (
         lambda folder: (folder / WHOLE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
         r"model.safetensors is a pointer of Git LFS, not the file; fetch it with `git lfs pull`",
@@ -141,7 +138,6 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "low rank": (low_rank, r"low-rank adapter of another model; merge the two"),
     "nothing": (lambda folder: (folder / WHOLE).unlink(), r"it has neither model.safetensors nor model.safe"),
     "no config": (lambda folder: (folder / "config.json").unlink(), r"is no model folder transformers can load"),
-    "an unknown family": (lambda folder: edit(folder / "config.json", model_type="nobodys"), r"is no model folder"),
 }  # fmt: skip
 
 
@@ -154,12 +150,9 @@ def test_a_file_that_cannot_be_read_is_named_with_what_to_do(case: str, folder: 
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_number_that_is_none_is_found_when_the_weights_are_read(
-    value: float, dtype: torch.dtype, folder: Path
-) -> None:
+def test_a_number_that_is_none_is_found_when_the_weights_are_read(value: float, folder: Path) -> None:
     def spoil(tensors: Tensors) -> Tensors:
-        tensors = {name: each.to(dtype) for name, each in tensors.items()}
+        tensors = {name: each.bfloat16() for name, each in tensors.items()}
         tensors[UP][1, 2] = value
         return tensors
 
@@ -186,13 +179,6 @@ def test_whole_folders_are_loaded_with_every_value(is_tied: bool, form: str, tmp
     assert all(
         torch.equal(found[name], expected[name]) for name in found if not (is_head_new and name == "lm_head.weight")
     )
-
-
-def test_no_tensor_is_read_for_a_check(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    headers = tensor_headers(str(folder), "mine")
-    assert headers[UP].shape == (24, 16) and headers[UP].dtype == "F32"
-    monkeypatch.setattr("torch.aminmax", None)
-    check_model(str(folder), "mine")
 
 
 def test_a_quantised_model_cannot_be_trained_and_its_package_is_not_taken_for_attention(folder: Path) -> None:

@@ -11,7 +11,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.prompts.asking import asking_lines, renderers_here
 from prefixrl.common.prompts.rendering import Renderer, masked_tokens, renderer_of
-from prefixrl.learner.data.lengths import too_long
+from prefixrl.learner.data.lengths import unaskable
 from prefixrl.learner.data.rows import Problem
 from support.models.base_models import CLOSER, EOS, base_model
 from support.models.chat_tokenizers import llama, qwen
@@ -215,8 +215,8 @@ def test_settings_over_a_resolved_config_keep_its_templates_and_read_new_ones(tm
 
 def test_a_short_question_behind_long_worked_examples_is_found_to_be_too_long() -> None:
     config = run_of(f"adapter.prompt_template={'so ' * 500}{{problem}}", "rollout.max_prompt_tokens=400")
-    assert "rollout.max_prompt_tokens" in too_long([Problem("p", "sum 1", "1")], config)["p"]
-    assert too_long([Problem("p", "sum 1", "1")], run_of("rollout.max_prompt_tokens=400")) == {}
+    assert "rollout.max_prompt_tokens" in unaskable([Problem("p", "sum 1", "1")], config)["p"]
+    assert unaskable([Problem("p", "sum 1", "1")], run_of("rollout.max_prompt_tokens=400")) == {}
 
 
 @pytest.mark.parametrize(

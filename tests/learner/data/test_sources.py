@@ -305,8 +305,8 @@ def test_a_question_no_prompt_has_room_for_is_a_bad_row(tmp_path: Path) -> None:
     assert ids(train) == ["r0"]
     told = [(row.file, row.row, row.reason) for row in train.bad]
     assert [each[:2] for each in told] == [("long.jsonl", 3), ("long.jsonl", 2)]
-    assert told[0][2].endswith("allowed are 1 to 2000 (rollout.max_prompt_tokens)")
-    assert told[1][2].endswith("allowed are 1 to 1000 (scorer.max_prompt_tokens)")
+    assert told[0][2].endswith("allowed are 1 to 2000 (the model's positions, and rollout.max_prompt_tokens)")
+    assert told[1][2].endswith("allowed are 1 to 1000 (the model's positions, and scorer.max_prompt_tokens)")
 
 
 # --- a run goes on with the data it began with ----------------------------------------------------------------------

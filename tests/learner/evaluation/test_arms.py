@@ -193,7 +193,7 @@ NEVER_S = 1e9
         ({"candidate-0": 3000.0, "fixed_prefix.greedy": 6000.0}, []),
     ],
 )
-def test_what_takes_too_long_loses_itself_alone_and_what_is_asked_last_has_all_its_time(
+def test_what_takes_unaskable_loses_itself_alone_and_what_is_asked_last_has_all_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, due_s: dict[str, float], lost: list[str]
 ) -> None:
     clock = SteppedClock()

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.errors import ConfigError
 from prefixrl.learner.models.batch import pad
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.models.trained_model import deepspeed_settings
@@ -122,8 +122,3 @@ def test_gradients_of_bfloat16_are_added_up_over_ranks_in_float32(adapter: Path)
     config = run_config(adapter, learner={"dtype": "bfloat16"})
     engine = loaded(config).actor.engine
     assert engine.communication_data_type == torch.float32
-
-
-def test_a_folder_without_a_model_is_refused_by_its_path(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"adapter.model = '{tmp_path}'"):
-        loaded(run_config(tmp_path))

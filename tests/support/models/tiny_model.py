@@ -9,6 +9,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from prefixrl.common.config.run import RunConfig
@@ -24,17 +25,13 @@ DEEPSPEED_WARNINGS = [
 """Warnings that DeepSpeed causes in torch; every other one stays an error."""
 
 
-def save_model(folder: Path, *, is_tied: bool = False) -> Path:
+def save_model(folder: Path, *, is_tied: bool = False, **keys: Any) -> Path:
     """A two-layer Qwen2 with random weights, large enough spread that policies differ."""
     torch.manual_seed(5)
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
     shape = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
+        **sizes | keys,
         tie_word_embeddings=is_tied,
         attention_dropout=0.0,
         initializer_range=0.2,
@@ -46,11 +43,14 @@ def save_model(folder: Path, *, is_tied: bool = False) -> Path:
     return folder
 
 
-def with_tokenizer(folder: Path, words: int = VOCABULARY) -> Path:
+def with_tokenizer(folder: Path, words: int = VOCABULARY, added: Sequence[str] = ()) -> Path:
     """Give a model folder a tokenizer of words, w0 and so on; w1 ends a text."""
     vocabulary = {f"w{index}": index for index in range(words)}
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="w0"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0", eos_token="w1").save_pretrained(folder)
+    backend = Tokenizer(WordLevel(vocabulary, unk_token="w0"))
+    backend.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="w0", eos_token="w1")
+    tokenizer.add_tokens(list(added))
+    tokenizer.save_pretrained(folder)
     return folder
 
 

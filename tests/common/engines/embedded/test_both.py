@@ -15,7 +15,7 @@ from benchmarks.snapshots import snapshot_of
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.embedded.fixed_rows import FixedRowsEngine
 from prefixrl.common.engines.interface.base import Continuation
-from prefixrl.common.errors import DataError, UserError
+from prefixrl.common.errors import UserError
 from support.models.embedded_jobs import PROMPTS, TOKENS, EmbeddedEngines, finish, job, same, settings
 from support.models.tiny_model import VOCABULARY, save_model
 
@@ -78,11 +78,18 @@ def with_positions(folder: Path, positions: int) -> Path:
     return folder
 
 
-def test_a_row_ends_where_its_model_has_no_more_positions(tmp_path: Path, load: Loader) -> None:
+def rotary(folder: Path, positions: int) -> Path:
+    return save_model(folder, max_position_embeddings=positions)
+
+
+@pytest.mark.parametrize("model_of", [with_positions, rotary])
+def test_a_row_ends_where_its_model_has_no_more_positions(
+    model_of: Callable[[Path, int], Path], tmp_path: Path, load: Loader
+) -> None:
     prompts = [[5, 9, 2, 44], [7] * 11, [3, 4]]
     asked = job("a", prompts, settings(0.9, 40))
-    short = finish(load(with_positions(tmp_path / "short", 12)), asked)["a"].rows
-    long = finish(load(with_positions(tmp_path / "long", 64)), asked)["a"].rows
+    short = finish(load(model_of(tmp_path / "short", 12)), asked)["a"].rows
+    long = finish(load(model_of(tmp_path / "long", 64)), asked)["a"].rows
     for prompt, row, longer in zip(prompts, short, long, strict=True):
         assert row.finish == "length" and len(prompt) + row.tokens.size == 12 and len(longer.tokens) == 40
     engine = load(tmp_path / "short")
@@ -205,13 +212,6 @@ def test_a_hostile_generation_config_changes_nothing(engine: EmbeddedEngines, lo
     misled = load(folder)
     assert same(plain, finish(misled, job("a"))["a"])
     assert same(greedy, finish(misled, job("a", sampling=settings(0.0)))["a"])
-
-
-def test_weights_that_would_have_to_be_unpickled_are_refused(tmp_path: Path, load: Loader) -> None:
-    folder = save_model(tmp_path / "pickled")
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(DataError, match=r"pickled has no weights that are read: pytorch_model.bin"):
-        load(folder)
 
 
 def test_installing_replaces_every_weight_bit_for_bit(engine: EmbeddedEngines) -> None:

@@ -1,8 +1,6 @@
 """The arguments that vLLM is started with, and the messages where it cannot be. Needs no vLLM."""
 
 import importlib.util
-import json
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +11,7 @@ from prefixrl.common.config.load import load
 from prefixrl.common.engines.make import make_engine
 from prefixrl.common.engines.vllm import setup as vllm_setup
 from prefixrl.common.engines.vllm.setup import engine_arguments, is_vllm_installed, resolve
-from prefixrl.common.errors import ConfigError, DataError, UserError
+from prefixrl.common.errors import ConfigError, UserError
 from support.models import vllm_world as world
 from support.models.vllm_world import EXAMPLE
 
@@ -125,17 +123,6 @@ def test_the_batch_is_vllms_own_choice_unless_declared() -> None:
     assert "max_num_seqs" not in engine_arguments(resolve(TARGET, "scorer", settings()), "cuda")
     declared = settings("scorer.vllm.max_num_seqs=16")
     assert engine_arguments(resolve(TARGET, "scorer", declared), "cuda")["max_num_seqs"] == 16
-
-
-def test_a_quantised_adapter_is_refused_and_a_quantised_target_is_not(tmp_path: Path) -> None:
-    folder = tmp_path / "awq"
-    shutil.copytree(ADAPTER, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(DataError, match=r"holds quantised weights \(awq\).*only a frozen target may be quantised"):
-        resolve(str(folder), "rollout", settings())
-    assert resolve(str(folder), "scorer", settings()).model == str(folder)
 
 
 def test_the_context_holds_the_longest_row_within_what_the_model_was_made_for() -> None:

@@ -1,0 +1,34 @@
+"""Config files of models, read without transformers: rows of the embedding, positions, eos."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from prefixrl.common.host.hub import cached_file
+
+_UNSCALED = ("default", "llama3", "longrope", "su", "mrope")
+"""Kinds of rotary positions whose `max_position_embeddings` is the limit, whatever their factor is."""
+
+
+def document_of(model: str, name: str = "config.json") -> dict[str, Any]:
+    """Return a JSON file of a model, of its text part; empty where it is not here."""
+    path = cached_file(model, name)
+    found = json.loads(path.read_text(encoding="utf-8")) if path else {}
+    return found | (found.get("text_config") or {}) if isinstance(found, dict) else {}
+
+
+def embedding_rows(model: str) -> int | None:
+    """Return the rows of a model's embedding; None where its config.json is not here or does not say."""
+    found = document_of(model).get("vocab_size")
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def positions_of(config: Mapping[str, Any]) -> int | None:
+    """Return the most tokens of a text in a model, as vLLM counts them; None where it names no limit."""
+    limit = config.get("max_position_embeddings") or config.get("n_positions")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if not isinstance(limit, int) or kind in _UNSCALED:
+        return limit if isinstance(limit, int) else None
+    known = rope.get("original_max_position_embeddings") if kind == "yarn" else None
+    return max(limit, int((known or limit) * (rope.get("factor") or 1)))
