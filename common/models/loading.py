@@ -1,10 +1,7 @@
 """The one way in which every process loads a model: nothing is left to chance that a file should say.
 
 transformers makes up what a folder lacks and only warns. Here names and shapes are compared before any weight is read,
-by transformers' own rules (ties, conversions of names), with tensors that have no data.
-
-    check_model   `--check`, and vLLM before it starts: headers only
-    load_model    learner, rollout, scorer, process reward model: headers, then the weights, which must be finite
+by transformers' own rules (ties, conversions of names), with tensors that have no data; then all must be finite.
 """
 
 import math
@@ -97,7 +94,7 @@ def load_model(
 ) -> PreTrainedModel:
     """Return a model on the CPU, ready to run; raise DataError as `check_model`, and for numbers that are none.
 
-    ConfigError: `attention`, learner.attn_implementation, is not available here.
+    ConfigError: the `attention` of learner.attn_implementation is not available here.
     """
     check_model(folder, called, kind, is_trained)
     chosen = "auto" if dtype == "auto" else getattr(torch, dtype)

@@ -22,7 +22,7 @@ def renderers_here(config: RunConfig) -> dict[str, Renderer]:
     for section, role in roles(config):
         model = config.asked(role).model
         tokenizer = cached_file(model, "tokenizer.json") or cached_file(model, "tokenizer_config.json")
-        if tokenizer is not None and not _is_simulated(config, role):
+        if tokenizer is not None:
             found[section] = renderer_of(config, role, str(tokenizer.parent))
     return found
 
@@ -33,7 +33,7 @@ def asking_lines(config: RunConfig, here: dict[str, Renderer], question: str) ->
     for section, role in roles(config):
         if section in here:
             lines += _lines(config, section, here[section], question)
-        elif not _is_simulated(config, role):
+        else:
             model = config.asked(role).model
             lines.append(f"{section}: how it is asked is not known before it is on this host ({model})")
     for section, role in roles(config):
@@ -42,16 +42,11 @@ def asking_lines(config: RunConfig, here: dict[str, Renderer], question: str) ->
     return lines + [WARNING + each for each in differing(here)]
 
 
-def _is_simulated(config: RunConfig, role: Role) -> bool:
-    return (config.rollout if role == "rollout" else config.scorer).engine == "simulated"
-
-
 def roles(config: RunConfig) -> list[tuple[str, Role]]:
-    """Return the section of each model that is asked, and the role that asks it."""
-    found: list[tuple[str, Role]] = [("adapter", "rollout")]
-    if config.target is not None:
-        found.append(("target", "scorer"))
-    return found
+    """Return the section of each model that is asked, and the role that asks it by a tokenizer."""
+    found: list[tuple[str, Role]] = [("adapter", "rollout")] if config.rollout.engine != "simulated" else []
+    has_target = config.target is not None and config.scorer.engine != "simulated"
+    return [*found, ("target", "scorer")] if has_target else found
 
 
 def shown(renderer: Renderer, tokens: frozenset[int]) -> str:

@@ -1,7 +1,6 @@
 """Memory of a config, beside what its devices have: lines, and refusals.
 
-A process reward model lies on the first GPU of its scorer. In transformers it takes what it needs, and keeps no keys
-and values. In vLLM it takes a share of the device, as the target does: weights, keys and values, and work must fit.
+A process reward model lies on its scorer's first GPU: transformers takes what it needs, vLLM a share of the device.
 """
 
 from collections.abc import Mapping

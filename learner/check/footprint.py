@@ -69,7 +69,6 @@ class RankPlan:
     action_positions: int
     """Positions of a micro-batch at which logits are computed."""
     shape: ModelShape | None
-    """None: activations and logits are not counted."""
     has_critic: bool
     has_reference: bool
     has_anchor: bool = False
@@ -144,7 +143,6 @@ class _Buckets:
     full_at: float = 1.0
     """Share of the backward pass, by parameters."""
     growing: int = 0
-    """Bytes at the end; they grow from 0."""
 
     def at(self, share: float) -> int:
         """Return the bytes at a share of the pass."""
@@ -311,7 +309,6 @@ class EngineFootprint:
 
     weights: int
     row_cache: int
-    """Keys and values of one row of full length."""
     rows: int
     room: int | None
     """Bytes for keys and values; None where the device's memory is not known."""

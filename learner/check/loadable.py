@@ -11,7 +11,7 @@ from prefixrl.common.models.headers import has_weights
 
 def weightless(config: RunConfig) -> list[str]:
     """Return a warning per folder without weights; raise DataError for weights that no process can load."""
-    # Late: seconds of imports, which `--check` pays for the tokenizers too.
+    # Late: seconds of imports.
     from prefixrl.common.models.loading import check_model
 
     found: list[str] = []

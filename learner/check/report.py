@@ -60,14 +60,13 @@ def forecast(config: RunConfig) -> Forecast:
 
 def _positions(config: RunConfig, renderers: "dict[str, Renderer]", prompt_tokens: int) -> list[str]:
     """Return a warning per model that has not the positions for a usual prompt and the longest answer."""
-    answers = {"adapter": config.max_sampled_tokens}
-    answers["target"] = config.max_sampled_tokens + config.scorer.max_new_tokens
-    return [
-        f"warning: {section}: a prompt of about {prompt_tokens} tokens and {answers[section]} behind it are more than "
-        f"the {each.positions} positions of the model, where texts end as if cut: lower max_new_tokens"
-        for section, each in renderers.items()
-        if each.positions is not None and prompt_tokens + answers[section] > each.positions
-    ]
+    found = []
+    for section, each in renderers.items():
+        behind = config.max_sampled_tokens + (config.scorer.max_new_tokens if section == "target" else 0)
+        if prompt_tokens + behind > (each.positions or math.inf):
+            told = f"a prompt of about {prompt_tokens} tokens and {behind} behind it are more than the {each.positions}"
+            found.append(f"warning: {section}: {told} positions of the model, where texts end as if cut")
+    return found
 
 
 def _arithmetic(config: RunConfig, count: int) -> list[str]:
@@ -178,5 +177,4 @@ def _memory(config: RunConfig, prompt_tokens: int) -> list[str]:
 
 
 def _size(model: str) -> str:
-    known = parameters(model)
-    return f"{known[0] / 1e6:,.1f} M parameters ({known[1]})" if known else unknown_size(model)
+    return f"{known[0] / 1e6:,.1f} M parameters ({known[1]})" if (known := parameters(model)) else unknown_size(model)

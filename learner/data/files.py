@@ -101,10 +101,7 @@ def data_files(root: Path, subset: str | None, split: str | None, others: tuple[
 
 
 def _without_caches(found: list[Path]) -> list[Path]:
-    """Leave out the Arrow files that a `state.json` beside them does not name; raise DataError.
-
-    `map` and `filter` of `datasets` leave such files in a saved folder: copies of its rows, or their indices.
-    """
+    """Leave out copies of rows: Arrow files that a `state.json` beside them does not name; raise DataError."""
     for folder in {path.parent for path in found if _kind_of(path) == ".arrow"}:
         state = folder / "state.json"
         if not state.exists():

@@ -140,10 +140,7 @@ def labels(sources: Sequence[Source]) -> list[str]:
 
 
 def rows_of(source: Source, data: DataConfig, report: SourceReport, needs_all: bool = True) -> Iterator[ReadRow]:
-    """Yield the rows of a source that `where` and `without` do not leave out; count them.
-
-    `needs_all`: a row without a gold answer, or an id or family that has a column, is bad. Else a question is enough.
-    """
+    """Yield the rows of a source that are not left out, count all; `needs_all`: those without a gold are bad."""
     excluded = _questions(source.without, data, report)
     shape = layout(source, data)
     shape = shape if needs_all else replace(shape, needed=frozenset())

@@ -1,7 +1,7 @@
 """One run of a model's backbone over a micro-batch: shared prompts, packed rows, attention.
 
-A line of a micro-batch holds one prompt and the rows of a group that continue it, end to end. Each row sees the prompt
-and itself; its positions go on after the prompt's. So the prompt is computed once for all its rows.
+A line holds one prompt and the rows of a group that continue it: each row sees the prompt and itself, and its positions
+go on after the prompt's. So the prompt is computed once for all its rows.
 """
 
 import logging

@@ -97,7 +97,6 @@ class PreparedMicroBatch:
     proximal: Tensor
     reference: Tensor | None
     old_values: Tensor
-    """0 without a critic."""
     advantages: Tensor
     returns: Tensor
     ages: Tensor

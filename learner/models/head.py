@@ -55,10 +55,9 @@ class TokenHead(nn.Module):
     def forward(
         self, hidden: Tensor, tokens: Tensor, temperature: float, has_entropy: bool, masked: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return logprob and entropy of each token, float32, in the shape of `tokens`.
+        """Return logprob and entropy of each token, float32; `masked` (vocabulary,) have no part in them.
 
-        `masked` tokens (vocabulary,) have no part in the distribution. Entropy is 0 where not asked for. Where asked
-        for it costs forward one more pass over each block and no memory; backward pays for it only if a loss uses it.
+        Entropy, 0 where not asked for, costs one more pass over each block; backward pays only if a loss uses it.
         """
         flat, is_enabled = hidden.flatten(0, -2), not getattr(self.layer, "disable_adapters", True)
         parts: list[Part] = [(flat, self.weight)]

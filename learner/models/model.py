@@ -175,10 +175,7 @@ class Models:
 
     @torch.no_grad()
     def forward_reward_reference(self, batch: PaddedRows) -> Tensor:
-        """Return the logprobs that its log ratio is to, (rows, tokens), at temperature 1.
-
-        Those of the policy are computed here: with the engine's, its noise would become a reward.
-        """
+        """Return the logprobs that its log ratio is to, at temperature 1; the policy's are made here too."""
         assert self.reward is not None, "a run with process rewards"
         model = self.actor.engine if self.reward.is_to_policy else self.reward.reference
         if model is None:

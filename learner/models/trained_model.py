@@ -243,10 +243,7 @@ def _buckets(named: list[tuple[str, nn.Parameter]]) -> Iterator[list[tuple[str, 
 
 
 def lr_at(step: int, total: int, peak: float, warmup_ratio: float, min_ratio: float) -> float:
-    """Return the learning rate: warm-up, then half a cosine from `peak` to `min_ratio * peak`, where it stays.
-
-    `step` of `total` are the optimiser steps before this one; the first step of the warm-up already learns.
-    """
+    """Return the learning rate of a step (from 0): warm-up, then half a cosine to `min_ratio * peak`, which stays."""
     warmup = math.ceil(total * warmup_ratio)
     if step < warmup:
         return peak * (step + 1) / warmup

@@ -1,7 +1,6 @@
-"""A process reward model in transformers: the probability of each step, in batches.
+"""A process reward model in transformers: the probability of each step, in batches padded on the right.
 
-Rows of a batch are padded on the right, where a causal model does not look. The output layer computes at the tags
-alone. No code of a model's folder is executed: heads that its own code would make are read from the weights.
+The output layer computes at the tags alone. Heads that a folder's own code would make are read from the weights.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,8 @@ class TorchStepModel:
         self._device = torch.device(settings.device if settings.device != "auto" else "cuda" if has_cuda else "cpu")
         self._batch_tokens = settings.batch_tokens
         self._is_causal = settings.format == "step_tag"
-        self._model = load_model(folder, called(folder, settings), settings.dtype, kind_of(settings))
+        called, kind = named(folder, settings)
+        self._model = load_model(folder, called, settings.dtype, kind)
         if self._is_causal:
             layer = self._model.get_output_embeddings()
             self._columns = form.candidates()
@@ -95,14 +95,10 @@ def batches(rows: Sequence[Marked], most_tokens: int) -> Iterator[list[Marked]]:
         yield batch
 
 
-def kind_of(settings: ProcessModelConfig) -> Kind:
-    """Return what transformers loads of the model."""
-    return "causal" if settings.format == "step_tag" else "backbone"
-
-
-def called(folder: str, settings: ProcessModelConfig) -> str:
-    """Return the words for the model in a message."""
-    return f"scorer.prm.model = {folder!r} (as format = {settings.format!r})"
+def named(folder: str, settings: ProcessModelConfig) -> tuple[str, Kind]:
+    """Return the words for the model in a message, and what transformers loads of it."""
+    kind: Kind = "causal" if settings.format == "step_tag" else "backbone"
+    return f"scorer.prm.model = {folder!r} (as format = {settings.format!r})", kind
 
 
 def check_candidates(candidates: tuple[int, int], size: int, settings: ProcessModelConfig) -> None:

@@ -1,8 +1,4 @@
-"""A process reward model in vLLM: logprobs of candidates, or classes by pooling.
-
-step_tag    a request per step, whose prompt ends with its tag; only the two candidates may be drawn
-two_class   a request per row; the classes at every token come back, those at the tags are used.
-"""
+"""A process reward model in vLLM: logprobs of a step's two candidates, or classes at every token by pooling."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +12,7 @@ from prefixrl.common.errors import DataError
 from prefixrl.common.models.config_file import positions_of
 from prefixrl.common.models.loading import check_model
 from prefixrl.scorer.process.formats import Marked, StepForm
-from prefixrl.scorer.process.torch_model import called, check_candidates, head_of, kind_of
+from prefixrl.scorer.process.torch_model import check_candidates, head_of, named
 
 
 class VllmStepModel:
@@ -24,7 +20,7 @@ class VllmStepModel:
 
     def __init__(self, folder: str, settings: ProcessModelConfig, form: StepForm) -> None:
         """Start vLLM; raises DataError or ConfigError for a model that it cannot score with."""
-        hf_config = check_model(folder, called(folder, settings), kind_of(settings)).get_text_config()
+        hf_config = check_model(folder, *named(folder, settings)).get_text_config()
         self._is_causal = settings.format == "step_tag"
         limit = positions_of(hf_config.to_dict())
         # A step's prompt needs room for the token that is drawn after it.

@@ -4,10 +4,9 @@
                                  ▲ what the rows of a job share, once │
                                  └──── weights installed in between ◀─┘
 
-A row that has ended leaves the forward, and one that waits takes its seat: no row waits for another's end. Rows that
-have the same text are one row of the forward until their tokens differ. Tokens are drawn by inverting the cumulative
-distribution at the row's own uniforms, so what runs beside a row changes its draws only by the rounding of its logits.
-Where texts must be equal bit by bit, `bitwise` takes `fixed_rows.py` instead.
+A row that has ended leaves the forward, and one that waits takes its seat. Rows that have the same text are one row of
+the forward until their tokens differ. Tokens are drawn at the row's own uniforms, so what runs beside a row changes its
+draws only by the rounding of its logits; where texts must be equal bit by bit, `bitwise` takes `fixed_rows.py`.
 """
 
 import time

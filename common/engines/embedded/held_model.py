@@ -34,12 +34,8 @@ DRAW_CELLS = 2**25
 """Most logits, over rows and vocabulary, of one draw."""
 
 
-@dataclass(eq=False)
-class _Kind:
-    """The settings of a draw; rows of one kind are drawn together."""
-
-    sampling: Sampling
-    masked_tokens: frozenset[int]
+_Kind = tuple[Sampling, frozenset[int]]
+"""Settings of a draw and masked tokens; rows of one kind are drawn together."""
 
 
 @dataclass(eq=False)
@@ -114,7 +110,7 @@ class EmbeddedEngine(AdapterEngine):
         super().__init__()
         self.seats = seats or self.seats
         self._open: dict[str, OpenJob] = {}
-        self._kinds: dict[tuple[Sampling, frozenset[int]], _Kind] = {}
+        self._kinds: dict[_Kind, _Kind] = {}
         torch.set_num_threads(threads)
         self._device = torch.device(device)
         self._model = load_model(model, model, dtype)
@@ -139,7 +135,7 @@ class EmbeddedEngine(AdapterEngine):
         self._check_room(job)
         # What decides on a draw: everything but the length.
         drawn = (msgspec.structs.replace(job.sampling, max_new_tokens=1), job.masked_tokens)
-        kind = self._kinds.setdefault(drawn, _Kind(*drawn))
+        kind = self._kinds.setdefault(drawn, drawn)
         entry = self._open[job.key] = OpenJob(job, kind, len(job.rows))
         rows = enumerate(job.rows)
         return [OpenRow(entry, index, job.uniforms[index], self._most_tokens(job, row)) for index, row in rows]
@@ -160,7 +156,7 @@ class EmbeddedEngine(AdapterEngine):
     def _write(self, rows: Sequence[OpenRow], logits: torch.Tensor, source: Sequence[int]) -> None:
         """Draw the next token of rows, each from its row `source` of logits (texts, vocabulary)."""
         most = max(1, DRAW_CELLS // logits.shape[1])
-        for kind in dict.fromkeys(row.entry.kind for row in rows):
+        for kind in {id(row.entry.kind): row.entry.kind for row in rows}.values():
             places = [place for place, row in enumerate(rows) if row.entry.kind is kind]
             for first in range(0, len(places), most):
                 part = places[first : first + most]
@@ -173,8 +169,8 @@ class EmbeddedEngine(AdapterEngine):
 
     def _draw(self, kind: _Kind, rows: Sequence[OpenRow], logits: torch.Tensor) -> None:
         uniforms = np.asarray([row.draws[len(row.tokens)] for row in rows])
-        allowed = truncated(masked(logits, kind.masked_tokens), kind.sampling)
-        tokens, logprobs = draw(allowed, kind.sampling.temperature, uniforms)
+        sampling, unwanted = kind
+        tokens, logprobs = draw(truncated(masked(logits, unwanted), sampling), sampling.temperature, uniforms)
         for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
             row.tokens.append(token)
             row.logprobs.append(logprob)

@@ -4,9 +4,8 @@
                      [question .......][prefix b]        tails  [prefix a]             once per different text
                      [question .......][prefix b]               [prefix b]
 
-Equal texts are one row of the forward. What the texts of a job have in common at their beginning is a forward of its
-own where that saves half of the tokens; a model with sliding windows computes whole texts, since the padding between
-head and tail would count as part of its window.
+What the texts of a job have in common is a forward of its own where that saves half of the tokens; a model with sliding
+windows computes whole texts, since the padding between head and tail would count as part of its window.
 """
 
 from collections.abc import Hashable, Sequence

@@ -5,9 +5,8 @@
     row 1           |[text .....................]|          the next forward writes column `at` of every row
     row 2           |    [head .....]  [tail ...]|          what stands between and before is hidden by the mask
 
-All rows end at the same column, so a decoding step writes one column in place and copies nothing of what is there. A
-row that leaves is overwritten by the last one. What stands left of `low` is of rows that have left; when the blocks are
-full they are made again, a quarter wider than what is in use.
+All rows end at the same column, so a decoding step copies nothing. A row that leaves is overwritten by the last one.
+Full blocks are made again, a quarter wider than what is in use.
 """
 
 from collections.abc import Sequence
@@ -85,10 +84,7 @@ class RowCache(Cache):
         place.starts.clear()
 
     def join(self, computed: Sequence[KeysAndValues], mask: torch.Tensor, source: Sequence[int]) -> None:
-        """Append rows: the i-th is row `source[i]` of what a forward computed, layer by layer.
-
-        `mask` (rows of that forward, columns) tells its tokens from padding; every row ends with its last column.
-        """
+        """Append rows, the i-th being row `source[i]` of a forward, whose `mask` tells text from padding."""
         place, width = self._place, mask.shape[1]
         first, after = place.rows, place.rows + len(source)
         if not self._blocks:

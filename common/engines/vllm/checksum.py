@@ -1,8 +1,7 @@
 """Checksums of vLLM's parameters that follow from a snapshot. Pure.
 
-vLLM fuses what a model folder holds apart (query, key and value; gate and up) and pads the vocabulary. Where a layout
-differs in another way (shards, quantisation, packing), a parameter is of unknown layout: at the start, when the weights
-are the folder's, such parameters show themselves.
+vLLM fuses query, key and value, gate and up, and pads the vocabulary. A parameter in another layout (shards, packing)
+shows itself at the start, when the weights are the folder's.
 """
 
 import hashlib

@@ -107,10 +107,6 @@ def test_heads_of_keys_and_values_that_are_null_are_as_many_as_those_of_queries(
     assert shape is not None and shape.kv_heads == shape.heads
 
 
-def test_where_a_config_does_not_tell_the_name_still_does(tmp_path: Path) -> None:
-    assert parameters(str(folder_of(tmp_path / "mine-7B", REMOTE))) == (7_000_000_000, "from its name")
-
-
 def test_a_config_that_leaves_sizes_to_its_family_has_parameters_and_no_shape(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "mine", {key: QWEN[key] for key in ("architectures", "model_type")})
     assert shape_of(str(folder)) is None

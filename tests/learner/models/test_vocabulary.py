@@ -113,12 +113,6 @@ def test_the_learners_logprobs_are_those_of_the_masked_draw() -> None:
     assert gap(models, batch).mean() > 0.01
 
 
-def test_allowed_control_tokens_are_drawn_and_the_learner_has_no_mask() -> None:
-    config = run_of("rollout.control_tokens=allow")
-    models = Models.load(config, 0, 1, config.adapter.model)
-    assert models.masked is None and gap(models, sampled(config, frozenset())).max() < 1e-5
-
-
 def test_the_probe_is_of_the_whole_distribution() -> None:
     config = run_of()
     tokens = [3, 19, 8, 4, 2, 0]
@@ -159,7 +153,7 @@ def test_a_target_gets_no_id_that_is_no_token_of_its_own(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("question", "reason"),
     [
-        ("w5 zzz", r"prompt has token 20 \('zzz'\), the embedding of .* has 20 rows: resize it, or give the toke"),
+        ("w5 zzz", r"prompt has token 20 \('zzz'\), the embedding of .* has 20 rows: resize it, or give the tok.*"),
         ("w5 w1 w6", r"the question has 'w1', special in the tokenizer of .*data.special_tokens = \"allow\" lets it"),
         ("w5 " * 40, r"prompt has 40 tokens, allowed are 1 to 27 \(the model's positions, and rollout.max"),
         ("w5 w6", ""),
@@ -177,27 +171,10 @@ def test_a_question_that_a_model_cannot_be_asked_is_named_before_the_run(
     assert "warning: adapter: 1 tokens have no row in the embedding: a question with one is a bad row" in said
 
 
-def test_a_key_lets_special_tokens_of_questions_through(tmp_path: Path) -> None:
-    folder = model(tmp_path / "m", 20, 20)
-    config = run_config(folder, data={"train": "unused.jsonl", "special_tokens": "allow"})
-    assert unaskable([Problem("p", "w5 w1 w6", "1")], config) == {}
-    assert renderer_of(config, "rollout").prompt("w5 w1 w6").tolist() == [5, 1, 6]
-
-
-@pytest.mark.parametrize(
-    ("config", "limit"),
-    [
-        ({}, None), ({"max_position_embeddings": 128}, 128), ({"n_positions": 64}, 64),
-        ({"max_position_embeddings": 128, "rope_scaling": None}, 128),
-        ({"max_position_embeddings": 100, "rope_scaling": {"type": "linear", "factor": 4.0}}, 400),
-        ({"max_position_embeddings": 100, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, 200),
-        ({"max_position_embeddings": 131072, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 131072),
-        ({"max_position_embeddings": 131072, "rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, 131072),
-        ({"max_position_embeddings": 32768, "rope_parameters": {
-            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}, 131072),
-        # Gemma 3: its limit is that of the scaled layers, which have parameters of their own.
-        ({"max_position_embeddings": 131072, "rope_parameters": {"full_attention": {"rope_type": "linear"}}}, 131072),
-    ],
-)  # fmt: skip
-def test_positions_are_counted_with_their_scaling(config: dict[str, Any], limit: int | None) -> None:
-    assert positions_of(config) == limit
+def test_positions_are_counted_with_their_scaling() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    kinds = [None, {"type": "linear", "factor": 2.0}, {"rope_type": "dynamic", "factor": 3.0}, yarn]
+    kinds += [{"rope_type": "llama3", "factor": 8.0}, {"type": "longrope"}, {"full_attention": {"rope_type": "linear"}}]
+    found = [positions_of({"max_position_embeddings": 32, "rope_scaling": each}) for each in kinds]
+    assert found == [32, 64, 96, 128, 32, 32, 32]
+    assert positions_of({"n_positions": 64}) == 64 and positions_of({}) is None

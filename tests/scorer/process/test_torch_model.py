@@ -85,13 +85,6 @@ def test_a_causal_model_is_no_model_of_two_classes(step_tag_model: Path, tmp_pat
         load_scoring(settings_of(folder, **TWO_CLASS, step_tag="ки"), str(folder))
 
 
-@pytest.mark.nightly
-def test_a_model_of_two_classes_is_no_causal_model(two_class_model: Path) -> None:
-    # Its output layer would be random.
-    with pytest.raises(DataError, match=r"as format = 'step_tag'\) has no weights for lm_head.weight, which would"):
-        load_scoring(settings_of(two_class_model, **STEP_TAG, step_tag="<extra_0>"), str(two_class_model))
-
-
 def test_a_candidate_beyond_the_output_layer_is_refused(step_tag_model: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(step_tag_model, tmp_path / "longer"))
     tokenizer = byte_tokenizer(["ки"])

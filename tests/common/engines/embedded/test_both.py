@@ -78,18 +78,13 @@ def with_positions(folder: Path, positions: int) -> Path:
     return folder
 
 
-def rotary(folder: Path, positions: int) -> Path:
-    return save_model(folder, max_position_embeddings=positions)
-
-
-@pytest.mark.parametrize("model_of", [with_positions, rotary])
-def test_a_row_ends_where_its_model_has_no_more_positions(
-    model_of: Callable[[Path, int], Path], tmp_path: Path, load: Loader
-) -> None:
+@pytest.mark.parametrize("is_rotary", [False, True])
+def test_a_row_ends_where_its_model_has_no_more_positions(is_rotary: bool, tmp_path: Path, load: Loader) -> None:
+    of = (lambda folder, most: save_model(folder, max_position_embeddings=most)) if is_rotary else with_positions
     prompts = [[5, 9, 2, 44], [7] * 11, [3, 4]]
     asked = job("a", prompts, settings(0.9, 40))
-    short = finish(load(model_of(tmp_path / "short", 12)), asked)["a"].rows
-    long = finish(load(model_of(tmp_path / "long", 64)), asked)["a"].rows
+    short = finish(load(of(tmp_path / "short", 12)), asked)["a"].rows
+    long = finish(load(of(tmp_path / "long", 64)), asked)["a"].rows
     for prompt, row, longer in zip(prompts, short, long, strict=True):
         assert row.finish == "length" and len(prompt) + row.tokens.size == 12 and len(longer.tokens) == 40
     engine = load(tmp_path / "short")
