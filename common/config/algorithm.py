@@ -57,6 +57,9 @@ ONLY_WITH_CORRECTION: OnlyWith = {
 """Keys that have an effect under some corrections only, and why."""
 
 
+BOUND_TOKENS = 32
+"""Longest row on which `bound_ratio` is the bound itself; every row that it was measured on is shorter."""
+
 PRIME: dict[str, object] = {"kl": 0.0, "entropy": 0.0}
 """Defaults of "prime" that differ from those of the others."""
 
@@ -91,7 +94,8 @@ class AlgorithmConfig(Section):
     importance_above_cap: Literal["truncate", "mask"] = "truncate"
     """A weight p/mu above the cap counts as the cap, or as 0; N counts the token either way."""
     bound_ratio: Annotated[AboveOne | None, OrOff] = 1.6
-    """"off", or a bound: a prefix whose theta/mu is past it, or past 1 over it, is pushed no further that way."""
+    """"off", or a bound: a row whose theta/mu is past it, or past 1 over it, is pushed no further that way. It
+    is that of rows of up to 32 tokens; of n tokens it is bound_ratio to the power of the root of n / 32."""
     bound_probability: Share | None = None
     """A token whose probability went further than this from mu's is pushed no further that way (DPPO)."""
     bound_negatives: PositiveFloat | None = None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from prefixrl.common.config.algorithm import BOUND_TOKENS
 from prefixrl.common.config.run import RunConfig
 from prefixrl.learner.check import budget
 from prefixrl.learner.check.disk_room import room_lines
@@ -77,6 +78,8 @@ def _arithmetic(config: RunConfig, count: int) -> list[str]:
     cap = math.ceil(Fraction(str(factor)) * window)
     over_sampled = f", {factor:g} times over for what the filter takes" if factor > 1 else ""
     texts = "prefixes" if config.mode == "prefix" else "answers"
+    bound, most = algorithm.bound_ratio or 1.0, config.max_sampled_tokens
+    longer = math.sqrt(most / BOUND_TOKENS) if algorithm.bound_ratio else 0.0
     iterations, steps = config.iterations_in_all(count), min(algorithm.minibatches, rows)
     return [
         f"{count} training problems; {config.groups_in_all(count)} groups in {iterations} iterations",
@@ -85,6 +88,7 @@ def _arithmetic(config: RunConfig, count: int) -> list[str]:
         *([f"every prefix completed {times} times: {times * rows} completions"] if times > 1 else []),
         f"under way at once: at most {cap} groups = {cap * samples} {texts} of up to {config.max_sampled_tokens} "
         f"tokens (window of {algorithm.max_staleness} versions{over_sampled})",
+        *([f"bound_ratio = {bound:g} lets a row of {most} tokens go {bound**longer:.3g} times"] if longer > 1 else []),
     ]
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from prefixrl.common.config.algorithm import BOUND_TOKENS
 from prefixrl.common.run.documents import AgeDrift
 
 Ratio = Literal["token", "prefix", "prefix_mean"]
@@ -78,12 +79,14 @@ def kept_tokens(
 
 
 def is_past_ratio(logprobs: Tensor, behaviour: Tensor, mask: Tensor, advantages: Tensor, bound: float) -> Tensor:
-    """Return True where the prefix's theta/mu is past `bound`, or 1/bound, as it is pushed.
+    """Return True where the row's theta/mu is past `bound`, or 1/bound, as it is pushed.
 
-    The whole prefix is bounded, since the reward is the prefix's: tokens that moved little each may have moved far
-    together.
+    The whole row is bounded, since the reward is the row's: tokens that moved little each may have moved far together.
+    The sum of what an engine computes otherwise than the learner grows as the root of the row's tokens, so above
+    `BOUND_TOKENS` log `bound` does too; a policy that moves away moves it by the number of tokens.
     """
-    moved, limit = log_ratios(logprobs, behaviour, mask, "prefix"), math.log(bound)
+    longer = (mask.sum(dim=1, keepdim=True) / BOUND_TOKENS).clamp(min=1.0).sqrt()
+    moved, limit = log_ratios(logprobs, behaviour, mask, "prefix"), math.log(bound) * longer
     return ((advantages > 0) & (moved > limit)) | ((advantages < 0) & (moved < -limit))
 
 
@@ -112,8 +115,7 @@ def second_moments(log_ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tenso
 def second_moment_limit(moments: Tensor, bound: float) -> float:
     """Return the limit below which the largest set of values lies whose mean is at most `bound`.
 
-    M2PO (Zheng et al. 2025, arXiv 2510.01161): the tokens with the largest (log theta/mu)^2 are left out until the mean
-    of the others is within the bound. Infinite where nothing need be left out.
+    M2PO (Zheng et al. 2025, arXiv 2510.01161). Infinite where nothing need be left out.
 
     Args:
         moments: 1-d, of all ranks, of the tokens on which a clip could act.
@@ -168,7 +170,7 @@ class Bounds:
     """Bounds on the distance of theta from mu; past them a token is pushed no further. inf: off."""
 
     ratio: float = math.inf
-    """On theta/mu and mu/theta of the whole prefix, at any granularity of the loss."""
+    """On theta/mu and mu/theta of a whole row of up to `BOUND_TOKENS`, at any granularity of the loss."""
     probability: float = math.inf
     """On the difference of the token's probabilities."""
     negatives: float = math.inf

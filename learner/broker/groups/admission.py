@@ -97,14 +97,7 @@ class Admission:
     # --- what is begun -----------------------------------------------------------------------------------------------
 
     def size(self, wanted: int, version: int, completed: int, states: Mapping[str, int]) -> int:
-        """Return how many of `wanted` groups to begin at `version`; the window allows all of them.
-
-        Args:
-            wanted: Groups of the item.
-            version: Version that the worker has installed.
-            completed: Number of completed iterations.
-            states: Number of live groups by state.
-        """
+        """Return how many of an item's `wanted` groups to begin at the installed `version`; the window allows all."""
         if not self.is_active or not wanted:
             return wanted
         scored = states.get("scored", 0)

@@ -70,6 +70,7 @@ def test_the_real_files_hold_the_settings_of_the_documented_runs() -> None:
     prime, theirs = (load(EXAMPLES / name / "run.toml", ("data.paths.math=.", "data.paths.math500=.",
         "data.paths.eurus2_rl=.")) for name in ("prime_eurus2", "openr_math"))  # fmt: skip
     algorithm, reward = prime.algorithm, prime.implicit_reward
+    assert reward and reward.baseline == "code", "PRIME's program made its run, not its paper"
     assert reward and prime.filter.accuracy == (0.2, 0.8)
     assert (algorithm.groups_per_iteration, algorithm.samples_per_prompt, algorithm.iterations) == (256, 4, 592)
     assert 256 * 4 / algorithm.minibatches == 256

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from prefixrl.learner.training.ppo import (
     LOG_RATIO_LIMIT,
     interpolated,
+    is_past_ratio,
     kept_tokens,
     log_ratios,
     second_moment_limit,
@@ -39,6 +40,21 @@ def test_a_log_ratio_beyond_the_clamp_has_no_gradient() -> None:
     logs.exp().sum().backward()  # type: ignore[no-untyped-call]
     assert logs.tolist() == [[LOG_RATIO_LIMIT, -LOG_RATIO_LIMIT, 1.0]]
     torch.testing.assert_close(above.grad, torch.tensor([[0.0, 0.0, math.e]]))
+
+
+@given(seeds, st.floats(1.01, 3.0))
+def test_the_bound_of_a_row_grows_with_the_root_of_its_tokens_above_32(seed: int, bound: float) -> None:
+    random = np.random.Generator(np.random.PCG64(seed))
+    sizes = random.integers(1, 400, 6).tolist()
+    mask = torch.arange(max(sizes))[None, :] < torch.tensor(sizes)[:, None]
+    moved = torch.from_numpy(random.normal(0.0, 0.1, mask.shape))
+    advantages = torch.from_numpy(random.choice([-1.0, 0.0, 1.0], mask.shape))
+    found = is_past_ratio(moved, torch.zeros_like(moved), mask, advantages, bound)
+    for row, size in enumerate(sizes):
+        limit = math.log(bound) if size <= 32 else math.log(bound) * math.sqrt(size / 32)
+        total = sum(moved[row, :size].tolist())
+        for t in range(size):
+            assert bool(found[row, t]) == (advantages[row, t].item() * total > limit)
 
 
 @given(seeds, st.floats(0.0, 0.99), st.floats(1.01, 3.0))
