@@ -78,8 +78,7 @@ def _arithmetic(config: RunConfig, count: int) -> list[str]:
     cap = math.ceil(Fraction(str(factor)) * window)
     over_sampled = f", {factor:g} times over for what the filter takes" if factor > 1 else ""
     texts = "prefixes" if config.mode == "prefix" else "answers"
-    bound, most = algorithm.bound_ratio or 1.0, config.max_sampled_tokens
-    longer = math.sqrt(most / BOUND_TOKENS) if algorithm.bound_ratio else 0.0
+    bound, longer = algorithm.bound_ratio or 1.0, math.sqrt(config.max_sampled_tokens / BOUND_TOKENS)
     iterations, steps = config.iterations_in_all(count), min(algorithm.minibatches, rows)
     return [
         f"{count} training problems; {config.groups_in_all(count)} groups in {iterations} iterations",
@@ -88,7 +87,7 @@ def _arithmetic(config: RunConfig, count: int) -> list[str]:
         *([f"every prefix completed {times} times: {times * rows} completions"] if times > 1 else []),
         f"under way at once: at most {cap} groups = {cap * samples} {texts} of up to {config.max_sampled_tokens} "
         f"tokens (window of {algorithm.max_staleness} versions{over_sampled})",
-        *([f"bound_ratio = {bound:g} lets a row of {most} tokens go {bound**longer:.3g} times"] if longer > 1 else []),
+        f"a row of so many tokens is pushed up to {bound ** max(1.0, longer):.3g} times (bound_ratio; 1: no bound)",
     ]
 
 

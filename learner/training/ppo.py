@@ -81,9 +81,8 @@ def kept_tokens(
 def is_past_ratio(logprobs: Tensor, behaviour: Tensor, mask: Tensor, advantages: Tensor, bound: float) -> Tensor:
     """Return True where the row's theta/mu is past `bound`, or 1/bound, as it is pushed.
 
-    The whole row is bounded, since the reward is the row's: tokens that moved little each may have moved far together.
-    The sum of what an engine computes otherwise than the learner grows as the root of the row's tokens, so above
-    `BOUND_TOKENS` log `bound` does too; a policy that moves away moves it by the number of tokens.
+    The whole row, since the reward is the row's: tokens that moved little each may have moved far together. Above
+    `BOUND_TOKENS` log `bound` grows as the noise of a row does, with the root of its tokens (docs/objectives.md).
     """
     longer = (mask.sum(dim=1, keepdim=True) / BOUND_TOKENS).clamp(min=1.0).sqrt()
     moved, limit = log_ratios(logprobs, behaviour, mask, "prefix"), math.log(bound) * longer

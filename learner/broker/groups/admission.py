@@ -100,10 +100,8 @@ class Admission:
         """Return how many of an item's `wanted` groups to begin at the installed `version`; the window allows all."""
         if not self.is_active or not wanted:
             return wanted
-        scored = states.get("scored", 0)
-        accepted = scored + states.get("batched", 0)
-        under_way = _under_way(states)
-        ahead = under_way - states.get("scoring", 0)
+        scored, under_way = states.get("scored", 0), _under_way(states)
+        accepted, ahead = scored + states.get("batched", 0), under_way - states.get("scoring", 0)
         lacking = self._room(version - completed, 0.0, accepted, under_way)
         if self._room(version - completed, self.cap, accepted, under_way) < wanted:
             return max(0, min(wanted, lacking))
