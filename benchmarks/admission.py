@@ -50,7 +50,9 @@ CELLS = {
         rollouts=2, scorers=2, slots=8, sampling_slots=2, sampling_s=10, scoring_s=2, training_s=4
     ),
     "balanced": Timing(scorers=2, slots=2, sampling_slots=4, sampling_s=1, scoring_s=5, training_s=10),
-    "a slow scorer": Timing(scorers=4, slots=2, sampling_slots=8, sampling_s=1, scoring_s=3, training_s=10, slowdown=3),
+    "a slow scorer": Timing(
+        scorers=4, slots=2, sampling_slots=8, sampling_s=1, scoring_s=3, training_s=10, first_scorer_slowdown=3
+    ),
     "learner twice as fast": Timing(scorers=2, slots=4, sampling_slots=8, sampling_s=1, scoring_s=4, training_s=20),
 }
 JUMP = "learner twice as fast"

@@ -33,8 +33,7 @@ class Timing:
     """Mean time of an item, whatever its size."""
     scoring_s: float = 0.5
     training_s: float = 1.0
-    slowdown: float = 1.0
-    """Times of the first scorer, as a multiple of those of the others."""
+    first_scorer_slowdown: float = 1.0
     sigma: float = 0.0
     """Spread of the lognormal times of sampling and scoring, whose means are the above."""
     install_s: tuple[float, float] = (0.0, 0.0)
@@ -118,7 +117,7 @@ class TimedRun:
                 rollout.free -= 1
                 self._lease(rollout, world.sampling[-1], self._time(timing.sampling_s, world.sampling[-1]))
         for number, scorer in enumerate(self.scorers):
-            mean_s = timing.scoring_s * (1.0 if number else timing.slowdown)
+            mean_s = timing.scoring_s * (1.0 if number else timing.first_scorer_slowdown)
             while scorer.free and world.start_scoring():
                 scorer.free -= 1
                 self._lease(scorer, world.scoring[-1], self._time(mean_s, world.scoring[-1]))

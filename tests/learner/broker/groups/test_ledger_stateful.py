@@ -120,8 +120,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(waited_s=st.sampled_from([0.0, 0.05, 1.0]), old_ess=st.sampled_from([None, 0.0, 0.5, 1.0]))
     def the_learner_trains(self, waited_s: float, old_ess: float | None) -> None:
         if self.world.train():
-            ledger = self.world.ledger
-            ledger.admission.finish_iteration(1.0, waited_s, ledger.states(), old_ess)
+            self.world.ledger.admission.finish_iteration(1.0, waited_s, self.world.ledger.states(), old_ess)
 
     @rule()
     def an_iteration_goes_well(self) -> None:
