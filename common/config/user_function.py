@@ -93,13 +93,16 @@ def _signature(arguments: ast.arguments) -> inspect.Signature:
     return inspect.Signature(found)
 
 
+_DEFERRED = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+
+
 def _check_call(key: str, what: str, signature: inspect.Signature, is_async: bool) -> None:
     first, by_name = CALLS[key]
     named = {name: None for name in by_name & signature.parameters.keys()}
     asked = f"it is called with {', '.join(first)}"
     asked += f", and by name with {' and '.join(sorted(by_name))} where it has such a parameter" if by_name else ""
     if is_async:
-        raise ConfigError(f"{what} is async: its result is never awaited; define it with def")
+        raise ConfigError(f"{what} is async or a generator: nothing awaits or iterates it; use def and return")
     try:
         signature.bind(*first, **named)
     except TypeError as error:
@@ -113,7 +116,7 @@ def check_call(key: str, function_ref: str) -> None:
         signature = inspect.signature(function)
     except (ValueError, TypeError):
         return  # one of C that Python cannot describe
-    _check_call(key, repr(function_ref.rpartition(":")[2]), signature, inspect.iscoroutinefunction(function))
+    _check_call(key, repr(function_ref.rpartition(":")[2]), signature, any(is_kind(function) for is_kind in _DEFERRED))
 
 
 def takes(function: UserFunction, name: str) -> bool:

@@ -57,8 +57,7 @@ def quantisation(config: PretrainedConfig) -> str:
 def check_model(folder: str, called: str, kind: Kind = "causal", is_trained: bool = False) -> PretrainedConfig:
     """Return a folder's config; DataError unless it has each weight of its architecture, in its shape, and no other.
 
-    Only headers are read. Quantised weights have names of their own, so that their files are checked alone; those
-    that are trained must not be quantised. Messages call the folder `called`.
+    Only headers are read. Quantised weights have names of their own: their files are checked alone.
     """
     headers, model = tensor_headers(folder, called), without_weights(folder, called, kind)
     if method := quantisation(model.config):

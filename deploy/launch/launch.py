@@ -67,6 +67,8 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool, stop: threadi
     config = load(run_file, settings)
     import_functions(config)
     directory = Path(config.directory)
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(f"directory = {str(directory)!r} is a file: give a folder, which may be a new one")
     if fresh:
         _throw_away(directory)
     check_format(directory)

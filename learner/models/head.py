@@ -30,11 +30,7 @@ Part = tuple[Tensor, Tensor]
 
 
 class TokenHead(nn.Module):
-    """The linear layer that makes logits, as one step from hidden states to logprobs.
-
-    Weight, bias and low-rank matrices are its own parameters too, shared with the layer: what gathers sharded weights
-    (ZeRO-3, FSDP) gathers those of the module that is called.
-    """
+    """The linear layer that makes logits, as one step to logprobs; parameters are its own too, for ZeRO-3 and FSDP."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None

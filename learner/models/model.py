@@ -251,10 +251,9 @@ def _check_tokenizer(adapter: "_Folder", other: "_Folder") -> None:
 
 
 def shard(frozen: Actor, device: torch.device) -> None:
-    """Leave each rank its part of a frozen model's weights.
+    """Leave each rank its part of a frozen model's weights, gathered layer by layer; a forward is a collective.
 
-    A forward gathers them layer by layer and is a collective. DeepSpeed's ZeRO-3 has no engine for a model without an
-    optimiser whose forwards stand between those of other models.
+    DeepSpeed's ZeRO-3 has no engine for a model without an optimiser whose forwards stand between those of others.
     """
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     layers = frozen.model._no_split_modules or ()

@@ -4,7 +4,7 @@ import contextlib
 import io
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ class StepReport:
     """False when a loss or gradient was not finite on some rank; no rank changed anything then."""
     grad_norm: float
     """Norm before clipping, over all ranks; inf when not finite."""
+    lr: float = 0.0
 
 
 class TrainedModel:
@@ -105,7 +106,7 @@ class TrainedModel:
         if report.is_applied and self._ema_decay is not None:
             for name, weights in self.masters().items():
                 self.ema[name].lerp_(weights.detach(), 1.0 - self._ema_decay)
-        return report
+        return replace(report, lr=lr)
 
     def _plain_step(self) -> StepReport:
         """Clip and step at stage 0, which checks nothing itself; all ranks see one norm of averaged gradients."""

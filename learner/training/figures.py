@@ -148,6 +148,7 @@ def _step_report(sums: Report, step: StepSums) -> Report:
             figures_of_step[loss] = sums[loss]
         if step_report is not None:
             figures_of_step[f"{model}_grad_norm"] = step_report.grad_norm
+            figures_of_step[f"{model}_lr"] = step_report.lr
             figures_of_step[f"{model}_applied"] = float(step_report.is_applied)
     return figures_of_step
 
@@ -160,6 +161,7 @@ def _step_figures(reports: Sequence[Report], steps: Sequence[StepSums]) -> Repor
         applied = [each for each in taken if each[f"{model}_applied"]]
         if taken:
             figures[f"{model}_steps_dropped"] = float(len(taken) - len(applied))
+            figures[f"{model}_lr"] = taken[-1][f"{model}_lr"]
         for name in (loss, f"{model}_grad_norm"):
             if applied:
                 figures[name] = sum(each[name] for each in applied) / len(applied)

@@ -157,7 +157,8 @@ def _learn(
 
 def _step_figures(losses: Sequence[float], steps: Sequence[StepReport]) -> Report:
     applied = [(loss, step.grad_norm) for loss, step in zip(losses, steps, strict=True) if step.is_applied]
-    figures: Report = {"reward_model_steps_dropped": float(len(steps) - len(applied))}
+    dropped = float(len(steps) - len(applied))
+    figures: Report = {"reward_model_steps_dropped": dropped, "reward_model_lr": steps[-1].lr}
     if applied:
         figures["reward_model_loss"] = sum(loss for loss, _ in applied) / len(applied)
         figures["reward_model_grad_norm"] = sum(norm for _, norm in applied) / len(applied)

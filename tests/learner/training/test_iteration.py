@@ -77,6 +77,7 @@ def test_a_loss_that_is_not_finite_drops_the_step_and_leaves_no_trace(adapter: P
     assert dropped.means["actor_steps_dropped"] == 1.0
     assert dropped.means["critic_steps_dropped"] == 0.0
     assert dropped.steps[0]["actor_grad_norm"] == math.inf
+    assert 0 < dropped.means["actor_lr"] < dropped.means["critic_lr"]
     assert all(math.isfinite(figure) for figure in dropped.means.values())
     assert models.optimizer_steps == 1
     assert same(before, models.state_dict_for_publication())
