@@ -10,7 +10,7 @@ Read in this order:
     loop.py      one iteration as a list of verbs
     training/    PPO on one batch: `objectives.py` is where the algorithms differ
     models/      the models behind DeepSpeed: logprobs, values, optimisers
-    broker/      state of the run: what may be sampled, scored and trained, by whom; and the way of one group
+    broker/      state of the run: what may be sampled, scored and trained, by whom
     weights/     publishing versions, and serving them to rollouts
     data/        from data files to problems, and their order
     evaluation/  judging adapters in training

@@ -11,5 +11,6 @@ learner.py          `[learner]` and `[log]`: optimisers, precision, memory, dead
 slurm.py            `[slurm]`: resources of the jobs of a run
 catalogue.py        all keys with their values, defaults and sentences; names of the same settings elsewhere
 load.py             reading a run file, settings over it, explained errors, absolute paths
+foreign.py          files that others wrote: every fault is a sentence with the path
 user_function.py    functions of the user's own, named `file.py:name`
 """

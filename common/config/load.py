@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from prefixrl.common.config import catalogue, user_function
 from prefixrl.common.config.catalogue import SYNONYMS
 from prefixrl.common.config.data import resolve
+from prefixrl.common.config.foreign import explained, read_bytes, read_toml
 from prefixrl.common.config.prompting import GGUF, AnyModel, checkpoint_of, with_texts
 from prefixrl.common.config.run import RewardConfig, RunConfig
 from prefixrl.common.config.section import FROM_RUN_FILE
@@ -33,17 +34,11 @@ def load(path: str | Path, settings: tuple[str, ...] = ()) -> RunConfig:
             f"{path} is a folder; give the run file, the TOML that describes the run, or `prefixrl resume {path}` for "
             f"a run that has begun there"
         )
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.name == CONFIG_FILE:
-            return changed(from_json(text, str(path)), settings, "--set")
-        document = tomllib.loads(text)
-    except OSError as error:
-        raise ConfigError(f"cannot read the run file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    where = f"{path} with --set" if settings else str(path)
-    return _resolve_paths(_validate(document, settings, where), path.resolve().parent)
+    if path.name == CONFIG_FILE:
+        return changed(from_json(read_bytes(path, "the run file"), str(path)), settings, "--set")
+    document, where = read_toml(path, "the run file"), f"{path} with --set" if settings else str(path)
+    with explained(f"{where}: a path in it cannot be used"):
+        return _resolve_paths(_validate(document, settings, where), path.resolve().parent)
 
 
 def from_flags(document: dict[str, Any], settings: tuple[str, ...]) -> RunConfig:
@@ -93,7 +88,7 @@ def _apply(document: dict[str, Any], setting: str) -> None:
         raise ConfigError(f"--set {setting!r} is not KEY=VALUE, for example --set algorithm.kl=1e-3")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text.strip()  # an unquoted string: --set rollout.engine=transformers
     *sections, last = key.strip().split(".")
     for section in sections:
@@ -192,6 +187,7 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
     if config.reward.function is not None and data.answer_reading is None:
         data = data.model_copy(update={"answer_reading": "as_it_is"})  # the function reads golds in its own way
     directory, adapter = Path(os.path.expanduser(config.directory)).resolve(), model("adapter", config.adapter)
+    directory.exists()  # raises where no file system takes such a path
     if adapter.init_from is not None:
         adapter = adapter.model_copy(update={"init_from": checkpoint_of(adapter.init_from, base, directory)})
     resolved = {

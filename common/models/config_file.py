@@ -1,9 +1,10 @@
 """Config files of models, read without transformers: rows of the embedding, positions, eos."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from prefixrl.common.config.foreign import read_json
+from prefixrl.common.errors import DataError
 from prefixrl.common.host.hub import cached_file
 
 _UNSCALED = ("default", "llama3", "longrope", "su", "mrope")
@@ -11,10 +12,11 @@ _UNSCALED = ("default", "llama3", "longrope", "su", "mrope")
 
 
 def document_of(model: str, name: str = "config.json") -> dict[str, Any]:
-    """Return a JSON file of a model, of its text part; empty where it is not here."""
+    """Return a JSON file of a model, of its text part; empty where it is not here; raises DataError."""
     path = cached_file(model, name)
-    found = json.loads(path.read_text(encoding="utf-8")) if path else {}
-    return found | (found.get("text_config") or {}) if isinstance(found, dict) else {}
+    found = read_json(path, dict[str, Any], DataError, "copy the model's folder again") if path else {}
+    part = found.get("text_config")
+    return found | part if isinstance(part, dict) else found
 
 
 def embedding_rows(model: str) -> int | None:

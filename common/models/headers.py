@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from prefixrl.common.config.foreign import explained
 from prefixrl.common.errors import DataError
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -35,10 +36,8 @@ def tensor_headers(folder: str, called: str) -> dict[str, TensorHeader]:
         return _of_file(root / WHOLE, called)
     if not (root / INDEX).is_file():
         raise DataError(f"{called} has no weights that are read: {_instead(root)}")
-    try:
+    with explained(f"{called}: {INDEX} cannot be read", DataError, "copy it again"):
         places = msgspec.json.decode((root / INDEX).read_bytes(), type=_Index).weight_map
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise DataError(f"{called}: {INDEX} cannot be read: {error}; copy it again") from error
     shards = sorted(set(places.values()))
     if missing := [name for name in shards if not (root / name).is_file()]:
         raise DataError(

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from prefixrl.common.config.foreign import explained
 from prefixrl.common.errors import DataError
 from prefixrl.common.host.hub import cached_file
 
@@ -30,12 +31,10 @@ def load_tokenizer(model: str) -> Any:
     if Path(model).is_dir() and not has_tokenizer(model):
         # By the architecture alone transformers would make one that knows no word.
         raise DataError(f"no tokenizer of {model} can be read: it has none of {', '.join(TOKENIZER_FILES)}")
-    try:
+    with explained(f"no tokenizer of {model} can be read", DataError):
         # AutoTokenizer goes by the model's architecture and puts that family's splitter in place of the file's own.
         is_whole = get_tokenizer_config(model).get("tokenizer_class") in _WHOLE_FILE
         return (PreTrainedTokenizerFast if is_whole else AutoTokenizer).from_pretrained(model)
-    except Exception as error:  # the library's errors have no class of their own
-        raise DataError(f"no tokenizer of {model} can be read: {error}") from error
 
 
 def has_tokenizer(folder: str) -> bool:

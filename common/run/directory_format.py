@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from prefixrl.common.config.foreign import read_json
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.process import write_atomically
 from prefixrl.common.run import json_lines
@@ -46,13 +47,8 @@ def check_format(directory: Path) -> None:
     known = directory / FORMAT_FILE
     holds_a_run = (directory / "config.json").exists()  # first: a learner that starts now writes the format before it
     if known.exists():
-        try:
-            found = msgspec.json.decode(known.read_bytes(), type=DirectoryFormat)
-        except msgspec.MsgspecError as error:
-            raise ConfigError(
-                f"{known} cannot be read: {error}; expected an object with format and release; restore it, choose "
-                "another directory, or start anew (prefixrl launch --fresh)"
-            ) from None
+        remedy = "restore it, choose another directory, or start anew (prefixrl launch --fresh)"
+        found = read_json(known, DirectoryFormat, remedy=f"expected an object with format and release; {remedy}")
     elif holds_a_run:
         found = DirectoryFormat(1, "0.1")
     else:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
+from prefixrl.common.config.foreign import FAULTS, read_json
 from prefixrl.common.errors import DataError
 from prefixrl.common.host.process import write_atomically
 
@@ -35,7 +36,7 @@ def each(path: Path, kind: type[Line]) -> Iterator[Line]:
                 continue
             try:
                 yield decoder.decode(text)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except FAULTS as error:
                 # A line that was cut is no JSON; a whole line with other fields is of another kind.
                 if next(file, None) is not None or isinstance(error, msgspec.ValidationError):
                     raise DataError(f"{path} line {number} is damaged: {error}; repair or remove the line") from None
@@ -58,10 +59,7 @@ def newest(path: Path, kind: type[Line], count: int = 1) -> list[Line]:
 
 def document(path: Path, kind: type[Line]) -> Line | None:
     """Return the one document of a file, None without a file; raise DataError for a damaged one."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind) if path.exists() else None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is damaged: {error}; restore it, or remove it if it can be missed") from None
+    return read_json(path, kind, DataError, "restore it, or remove it if it can be missed") if path.exists() else None
 
 
 def write(path: Path, rows: Iterable[msgspec.Struct]) -> None:
@@ -70,10 +68,7 @@ def write(path: Path, rows: Iterable[msgspec.Struct]) -> None:
 
 
 def append(path: Path, rows: Iterable[msgspec.Struct]) -> None:
-    """Write rows at the end of a file: all, or none where it raises OSError.
-
-    A last line that was cut when a machine died is removed: what is behind it would be damaged with it.
-    """
+    """Write rows at the end of a file, less a last line that was cut: all, or none where it raises OSError."""
     with path.open("a+b", buffering=0) as file:
         _end_last_line(file)
         before, rest = file.seek(0, os.SEEK_END), memoryview(msgspec.json.Encoder().encode_lines(rows))

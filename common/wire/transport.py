@@ -142,11 +142,9 @@ class Server(Generic[In, Out]):
         queue_messages: int = HWM_MESSAGES,
         local_endpoint: str | None = None,
     ) -> None:
-        """Listen; raises ConfigError.
+        """Listen; raises ConfigError. At `local_endpoint`, in a folder of this user, peers need no key.
 
-        Args:
-            queue_messages: A peer for which so many wait does not read.
-            local_endpoint: An ipc endpoint in a folder of this user, where peers need no key and nothing is encrypted.
+        A peer for which `queue_messages` wait does not read.
         """
         self._keys = keys
         self._context: Context = zmq.Context(io_threads=1)
@@ -182,10 +180,7 @@ class Server(Generic[In, Out]):
     def receive(
         self, timeout_s: float, may_be_large: Callable[[bytes], bool] = lambda peer: True
     ) -> Received[In] | None:
-        """Return the next message, or None after `timeout_s`; raises Malformed, Unlisted.
-
-        From a peer of which `may_be_large` is not true, a message of more than a frame is malformed.
-        """
+        """Return the next message, or None after `timeout_s`; raises Malformed, also for more than may be, Unlisted."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             self._flood.check()
@@ -222,10 +217,7 @@ class Server(Generic[In, Out]):
         return Received(peer, message, tag, client)
 
     def _kept(self, first: zmq.Frame, most_bytes: int) -> tuple[list[bytes], int, int]:
-        """Read a message to its end; return its frames, its size in bytes, its number of frames.
-
-        Of a message that will be refused only the beginning is kept: several of them are many times the limit.
-        """
+        """Read a message to its end; return its frames, its size in bytes, its number of frames."""
         frames, frame = [first.bytes], first
         size_bytes, count = len(first.bytes), 1
         while frame.more:

@@ -16,6 +16,7 @@ import click
 import msgspec
 
 from prefixrl.common.config.data import EVAL_FILE, TRAIN_FILE, DataConfig, Source, resolve
+from prefixrl.common.config.foreign import read_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.evaluation.plans import (
@@ -106,7 +107,7 @@ def evaluate(runs: list[Path], options: EvaluateOptions, out: Path | None) -> in
         if code != 0:
             launcher.report_failure(code)
             return code
-        results = msgspec.json.decode((directory / RESULTS_FILE).read_bytes(), type=EvaluationResults)
+        results = read_json(directory / RESULTS_FILE, EvaluationResults)
         found += results.results
         incomplete += [f"{plan.label}: {name}" for name in results.incomplete]
     for _, config in plans:  # behind all: two names may be of one checkpoint

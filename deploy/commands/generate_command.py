@@ -19,6 +19,7 @@ import click
 import msgspec
 
 from prefixrl.common.config.data import DataConfig, resolve
+from prefixrl.common.config.foreign import read_json
 from prefixrl.common.config.load import changed, from_flags
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
@@ -189,7 +190,7 @@ def _answer(launcher: Launcher, copy: Copy, config: RunConfig) -> int:
     finally:
         usage = Path(config.directory) / USAGE_FILE
         if usage.exists():
-            counts = msgspec.json.decode(usage.read_bytes(), type=dict[str, Usage])
+            counts = read_json(usage, dict[str, Usage])
             click.echo(f"endpoint: {total_usage(counts.values(), config.scorer.openai)}", err=True)
     if stop.is_set() or copy.is_closed:
         click.echo(f"stopped after {copy.lines} lines", err=True)

@@ -10,6 +10,7 @@ from typing import Any
 import click
 import msgspec
 
+from prefixrl.common.config.foreign import read_json
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.hub import cached_file
 from prefixrl.common.host.process import printable, stop_event
@@ -193,11 +194,8 @@ def _indented(text: str) -> str:
 
 
 def decoder(directory: Path) -> Callable[[list[int]], str]:
-    """Return the adapter's way from tokens to text; raise DataError without one.
-
-    The tokenizer's own file is read where there is one: loading transformers takes seconds.
-    """
-    config: dict[str, Any] = msgspec.json.decode((directory / "config.json").read_bytes())
+    """Return the adapter's way from tokens to text; raise DataError without one."""
+    config: dict[str, Any] = read_json(directory / "config.json", dict[str, Any])
     model = str(config["adapter"]["model"])
     if config["rollout"]["engine"] == "simulated":
         return lambda ids: bytes(each for each in ids if 0 < each < 256).decode(errors="replace")

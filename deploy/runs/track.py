@@ -22,6 +22,7 @@ import click
 import msgspec
 import xxhash
 
+from prefixrl.common.config.foreign import read_json
 from prefixrl.common.config.learner import LogConfig, WandbConfig
 from prefixrl.common.errors import ConfigError, UserError
 from prefixrl.common.host.process import stop_event, write_atomically
@@ -96,8 +97,8 @@ class WeightsAndBiases:
         path = directory / STATE_FILE
         if not path.exists():
             write_atomically(path, msgspec.json.encode(_State(secrets.token_hex(4))).decode())
-        state = msgspec.json.decode(path.read_bytes(), type=_State)
-        config = msgspec.json.decode((directory / "config.json").read_bytes())
+        state = read_json(path, _State)
+        config = read_json(directory / "config.json", dict[str, Any])
         try:
             self._run: Any = wandb.init(
                 project=wanted.project, entity=wanted.entity, name=wanted.name or directory.resolve().name, id=state.id,
@@ -143,7 +144,7 @@ def track_command(
     A run does so itself where its run file says so (log.tensorboard, log.wandb).
     """
     if is_child:
-        document = msgspec.json.decode((run_directory / "config.json").read_bytes())
+        document = read_json(run_directory / "config.json", dict[str, Any])
         track(run_directory, LogConfig.model_validate(document["log"]), stdin_ended)
         return
     wandb = WandbConfig(project=project, mode="offline" if offline else "online") if project else None

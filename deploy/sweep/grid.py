@@ -9,7 +9,6 @@ Runs are numbered from 0 through the blocks; in a block the last key changes fas
 """
 
 import itertools
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from prefixrl.common.config.foreign import read_toml
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
@@ -76,11 +76,7 @@ class Sweep:
 def read(file: Path) -> Sweep:
     """Read a sweep file; raise ConfigError for a malformed one, or two runs that are the same."""
     try:
-        given = _SweepFile.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ConfigError(f"cannot read the sweep file {file}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not valid TOML: {error}") from None
+        given = _SweepFile.model_validate(read_toml(file, "the sweep file"))
     except ValidationError as errors:
         first = errors.errors(include_url=False)[0]
         raise ConfigError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}; {FORM}") from None

@@ -341,10 +341,7 @@ class BatchAnswers:
         return batch, []
 
     def fetched(self, request: GetGroups | GetEvaluation) -> Answer | None:
-        """Return groups of an evaluation or of a batch; None if the batch is trained already.
-
-        ValueError: there is no such batch, or it lacks these groups.
-        """
+        """Return groups of an evaluation or of a batch; None if it is trained already; ValueError for no such ones."""
         if isinstance(request, GetEvaluation):
             progress, groups = self._dispatcher.evaluations.progress(request.name)
             return msgspec.structs.replace(progress, is_halting=self.is_halting), list[Payload](groups)

@@ -68,11 +68,7 @@ class BrokerClient:
         """True once the operator wants the run to stop, by an answer about an evaluation."""
 
     def next_batch(self, request: GetBatch, timeout_s: float, stopped: Callable[[], bool]) -> Batch | RunOver | Halt:
-        """Return a batch, or the message that every rank gets instead; PeerLost if neither comes in time.
-
-        `stopped` is sent to the broker, which halts all ranks at the same iteration. NothingToTrain: the filter lets
-        too little through, or too much fails.
-        """
+        """Return a batch, or what every rank gets instead; raises PeerLost, NothingToTrain. `stopped` halts all."""
         from_s, waiting_for, iteration = time.monotonic(), "", request.iteration
         log_after_s = LOG_AFTER_S
         request = msgspec.structs.replace(request, memory=memory_now())

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from prefixrl.common.config.foreign import read_json
 from prefixrl.common.config.worker_sections import OpenAIConfig
 from prefixrl.common.errors import is_crowded, is_full
 from prefixrl.common.host.memory_use import memory_now
@@ -43,7 +44,7 @@ class UsageFile:
         self._path, self._section = directory / USAGE_FILE, section
         self._by_scorer: dict[str, Usage] = {}
         if self._path.exists():
-            self._by_scorer = msgspec.json.decode(self._path.read_bytes(), type=dict[str, Usage])
+            self._by_scorer = read_json(self._path, dict[str, Usage])
         self._heard_s: dict[str, float] = {}
         """Time of the newest report of each scorer, the oldest first."""
         self._is_saved, self._saved_s = True, 0.0

@@ -1,12 +1,13 @@
 """Shapes and sizes of models before they are loaded: from files, else from a known name."""
 
-import json
 import math
 import os
 import re
 from functools import cache
+from typing import Any
 
-from prefixrl.common.errors import DataError
+from prefixrl.common.config.foreign import read_json
+from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.host.hub import cached_file
 from prefixrl.common.models.headers import has_weights, tensor_headers
 from prefixrl.learner.check.footprint import ModelShape
@@ -38,7 +39,7 @@ def shape_of(model: str) -> ModelShape | None:
     if path is None:
         return _published(model)
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path, dict[str, Any])
         kinds = set(config.get("architectures") or ())
         if not kinds & (LLAMA_LIKE | BIASED):
             return None
@@ -55,7 +56,7 @@ def shape_of(model: str) -> ModelShape | None:
             is_biased=bool(kinds & BIASED),
         )
     # Sizes are left to the defaults of its family, or the file is no config: loading the model says so.
-    except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError):
+    except (ConfigError, KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError):
         return None
 
 

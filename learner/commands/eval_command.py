@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 
-import msgspec
-
+from prefixrl.common.config.foreign import read_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.evaluation.accuracy import accuracy, means_by_problem
 from prefixrl.common.evaluation.plans import GREEDY, SAMPLED, ArmResult, EvaluationResults, OfflinePlan
@@ -76,7 +75,7 @@ class CheckpointEvaluation:
         """Return the candidates that the run itself tried, else the configured ones."""
         tried = Path(self._config.directory) / "candidates.json"
         if tried.exists():
-            return list(msgspec.json.decode(tried.read_bytes(), type=dict[str, bytes]))
+            return list(read_json(tried, dict[str, bytes]))
         return ["", *self._config.evaluation.fixed_prefixes]
 
     def _clustered_prefixes(self) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from prefixrl.common.config.foreign import read_json
 from prefixrl.common.config.learner import LogConfig
 from prefixrl.common.config.load import from_json, import_functions
 from prefixrl.common.config.run import RunConfig
@@ -27,7 +28,7 @@ from prefixrl.learner.run.directory import FREE_KEYS, RunDirectory
 
 def read_plan(directory: Path) -> tuple[OfflinePlan, RunConfig]:
     """Return the plan in a directory and its config, whose functions are imported."""
-    plan = msgspec.json.decode((directory / PLAN_FILE).read_bytes(), type=OfflinePlan)
+    plan = read_json(directory / PLAN_FILE, OfflinePlan)
     config = from_json(plan.config, f"the plan in {directory}")
     import_functions(config)
     # The run that is judged may go on, on the same host: its ports are taken.

@@ -17,6 +17,7 @@ import msgspec
 import zstandard
 
 from prefixrl.common.config.data import HUB
+from prefixrl.common.config.foreign import kind_of
 from prefixrl.common.errors import DataError
 from prefixrl.common.host.hub import dataset_folder
 
@@ -70,7 +71,8 @@ def data_files(root: Path, subset: str | None, split: str | None, others: tuple[
     if root.is_file():
         return [root]
     if not root.is_dir():
-        raise DataError(f"cannot read {root}: No such file or directory")
+        kind = kind_of(root) if root.exists() else ""
+        raise DataError(f"cannot read {root}: {f'it is {kind}, not a file' if kind else 'No such file or directory'}")
     found = sorted(
         path
         for path in root.rglob("*")

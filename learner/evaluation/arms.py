@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from prefixrl.common.config.foreign import read_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.evaluation.accuracy import Accuracy, Point, accuracy
 from prefixrl.common.evaluation.plans import GREEDY, SAMPLED
@@ -75,7 +76,7 @@ class Arms:
         for version in range(1, self._first):
             self.ask_version(version)
         if self._first > 0 and self._candidates_file.exists():
-            self._ask_for(msgspec.json.decode(self._candidates_file.read_bytes(), type=dict[str, bytes]))
+            self._ask_for(read_json(self._candidates_file, dict[str, bytes]))
 
     def ask_version(self, version: int) -> None:
         """Have this version judged if due; call it before publishing: rollouts still hold it then."""

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from prefixrl.common.config.foreign import read_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.evaluation.accuracy import EvaluatedRow, accuracy
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.2
 ASKED_FILE = "asked.json"
+REMOVE = "restore it, or remove it: what is judged already is judged again"
 """Digest of the request that each file answers."""
 TEMPERATURE_SCALES = {GREEDY: 0.0, SAMPLED: 1.0}
 """Factor on the temperatures of the run, by decoding."""
@@ -153,7 +155,11 @@ class EvaluationRequests:
         self._families: dict[str, str] = {}
         self.open = OpenRequests(client, iteration)
         known = directory / ASKED_FILE
-        self._answered = msgspec.json.decode(known.read_bytes(), type=dict[str, str]) if known.exists() else {}
+        self._answered = (
+            read_json(known, dict[str, str], remedy="restore it, or remove it: what is judged already is judged again")
+            if known.exists()
+            else {}
+        )
         self.texts = texts_of(config, "rollout")
         self.rows: dict[str, list[EvaluatedRow]] = {}
         """Judged rows of the finished evaluations."""

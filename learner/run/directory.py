@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from prefixrl.common.config.foreign import read_json
 from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, PrefixRLError
@@ -139,7 +140,7 @@ KEYS_OF_INPUTS = {
 def inputs(directory: Path) -> Inputs | None:
     """Return the inputs that a run began with; None where it has not begun."""
     known = directory / "inputs.json"
-    return msgspec.json.decode(known.read_bytes(), type=Inputs) if known.exists() else None
+    return read_json(known, Inputs, remedy=REMEDY) if known.exists() else None
 
 
 def _inputs(config: RunConfig) -> Inputs:

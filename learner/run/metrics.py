@@ -37,10 +37,7 @@ class MetricsLog:
     """Appends both files; after a resume it continues at the iteration of the learner."""
 
     def __init__(self, directory: Path, iteration: int, raise_if_hopeless: Callable[[], None] = lambda: None) -> None:
-        """Raise DataError where a line before the last one is damaged.
-
-        Call `raise_if_hopeless` while a full disk has no room for a line; it may raise to end the wait.
-        """
+        """Raise DataError where a line before the last one is damaged; `raise_if_hopeless` may end a wait for room."""
         self._raise_if_hopeless = raise_if_hopeless
         self._metrics = directory / METRICS_FILE
         self._advantages = directory / ADVANTAGES_FILE

@@ -55,10 +55,7 @@ def checkpoints(directory: Path) -> dict[int, Path]:
 def prune(
     directory: Path, kept: CheckpointConfig, curve: Iterable[Point] = (), awaited: Collection[int] = ()
 ) -> list[int]:
-    """Link the best checkpoint, remove those that go, return their iterations.
-
-    What cannot be removed is told, and tried again the next time.
-    """
+    """Link the best checkpoint, remove those that go, return their iterations."""
     there = checkpoints(directory)
     best = ranked(there, curve) if kept.keep_best else []
     gone = []

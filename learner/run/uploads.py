@@ -184,10 +184,7 @@ class Uploads:
 
 
 def _read(output: IO[bytes], log_path: Path, end: bytearray) -> None:
-    """Write the first part of an output to the log, and keep its end.
-
-    All of it is read: a command whose pipe is full stands still.
-    """
+    """Write the first part of an output to the log, read all of it, and keep its end."""
     left_bytes = LOGGED_BYTES
     # No fault of the log may end the reading.
     with contextlib.suppress(OSError):

@@ -48,10 +48,7 @@ def prompts(config: RunConfig, questions: Sequence[str], folder: str, rows: int)
 
 
 def make_probe(config: RunConfig, questions: Sequence[str], folder: str, device: torch.device) -> list[ProbeRow]:
-    """Return rows of at least `POSITIONS` scored tokens, drawn by the initial adapter.
-
-    The rows follow from config and data. Every rank makes them: their sizes decide a collective.
-    """
+    """Return rows of at least `POSITIONS` scored tokens, drawn by the initial adapter: the same on every rank."""
     engine = TransformersEngine(folder, str(device), config.learner.dtype, config.learner.threads)
     room = room_tokens(config, engine.most_positions)
     scored = min(SCORED_TOKENS, room // 2)

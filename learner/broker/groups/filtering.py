@@ -58,10 +58,7 @@ class Objection:
 
 
 def objection(group: ScoredGroup, band: AccuracyFilter | None) -> Objection | None:
-    """Return why a scored group is not trained; None where it is accepted.
-
-    The band is about answers, right or wrong: scores of a process reward model do not count.
-    """
+    """Return why a scored group is not trained, by right and wrong answers; None where it is accepted."""
     judged = [verdict for verdict in group.verdicts if verdict.status not in UNJUDGED]
     cut = [verdict.status for verdict in group.verdicts].count("truncated")
     if band and (cause := band.objection_to_cuts(group.texts)):

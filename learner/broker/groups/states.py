@@ -45,10 +45,7 @@ class Group:
 
 
 class LiveGroups:
-    """Live groups by sequence number, counted by state and version as these change.
-
-    Counting all groups for every message would be too slow, so state and version of a group change here only.
-    """
+    """Live groups by sequence number, counted by state and version as these change."""
 
     def __init__(self) -> None:
         self._groups: dict[int, Group] = {}

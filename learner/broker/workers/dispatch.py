@@ -203,10 +203,7 @@ class Dispatcher:
         self.last_event, self.event_s = event, now_s
 
     def _lease_of(self, worker: Worker, result: Prefixes | Scores) -> Lease | None:
-        """Return a result's lease, None for a late one; ValueError unless its worker held that task.
-
-        It is then about the groups, prompts, seeds and prefixes of the task, each once, and a scorer has changed none.
-        """
+        """Return a result's lease, None for a late one; ValueError unless its worker held that task unchanged."""
         lease, answered = worker.leases.get(result.task), content(result)
         if lease is None and not self._names.proves(result.task, worker.holder, answered):
             raise ValueError(
@@ -311,10 +308,7 @@ def _difference(lease: Lease, result: Prefixes | Scores) -> str:
 
 
 class StageClock:
-    """Waiting times of live groups, for a scorer, then for their iteration; time is passed in.
-
-    Known only to the broker that measured them: after a restart groups count as if they had not waited.
-    """
+    """Waiting times of live groups, for a scorer, then for their iteration; time is passed in."""
 
     def __init__(self) -> None:
         self._since_s: dict[int, float] = {}

@@ -101,10 +101,7 @@ class IdentityCheck:
         self._newest = max(self._versions, default=0)
 
     def check_version(self, version: int, digest: str) -> None:
-        """Raise ValueError unless these weights were published, or are the initial adapter's.
-
-        Of versions that are forgotten anything passes: no window takes a result of theirs.
-        """
+        """Raise ValueError unless these weights were published, or are the initial adapter's, or are forgotten."""
         if version <= self._newest - VERSIONS_KEPT:
             return
         if version == 0 and 0 not in self._versions:

@@ -1,15 +1,11 @@
-"""The proof that an engine computes with a version. Pure: arrays in, verdicts out.
+"""The proof that an engine computes with a version (docs/weights.md). Pure: arrays in, verdicts out.
 
-Two engines never agree exactly: in bfloat16 their logprobs differ by more than one version differs from the next. What
-differs between their kernels stays from version to version, so compared are *changes*: engine after minus engine
-before, against learner after minus learner before, where "before" is the version that this engine proved last.
+Two engines never agree exactly. What differs between their kernels stays from version to version, so compared are
+*changes* since the version that this engine proved last:
 
     slope = sum(engine change x learner change) / sum(learner change^2)      1: the version is there; 0: it is not
 
-What does not cancel is noise. The engine's shows in the residuals of the regression. The learner's makes the slope of
-right weights smaller, by at most twice the mean square of what the two differed by before, over that of the learner's
-change. Where the change is too small for either, nobody can tell the versions apart by what they compute, and the
-checksum of the engine's weights must.
+Where the change is too small beside the noise of either, the checksum of the engine's weights must decide.
 """
 
 import math
@@ -95,11 +91,7 @@ def mismatch(engine: Logprobs, learner: Logprobs) -> float:
 
 
 def slope(engine_change: NDArray[np.float64], learner_change: NDArray[np.float64], apart: NDArray[np.float64]) -> Slope:
-    """Return the least-squares slope through the origin with its errors.
-
-    The standard error is the larger of two: that of even noise, and White's, where noise grows with the change.
-    `apart` is what engine and learner differed by before.
-    """
+    """Return the least-squares slope through the origin with its errors; `apart`: what the two differed by before."""
     squares = float(learner_change @ learner_change)
     if squares == 0.0 or learner_change.size < 2:
         return Slope(0.0, math.inf, 1.0)

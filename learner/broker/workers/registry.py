@@ -107,10 +107,7 @@ class Registry:
         return found
 
     def pick(self, role: str, besides: Container[Kind] = ()) -> Worker | None:
-        """Return the worker that gets the next task, of other kinds than `besides`.
-
-        Most empty seats are first, then most free rows, then fewest tasks done.
-        """
+        """Return the worker that gets the next task, of other kinds than `besides`: the one with most empty seats."""
         # Without the last, new workers stay idle for ever where work is short.
         return self._takers[role].best(besides)
 

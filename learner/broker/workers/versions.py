@@ -88,10 +88,7 @@ class Versions:
         worker.phase = "ready" if is_proved else "swapping"
 
     def news(self, worker: Worker) -> WeightsNote | None:
-        """Return the newest version, or an earlier one that an evaluation needs prefixes of.
-
-        Scorers install nothing: theirs is without the probe.
-        """
+        """Return the newest version, or an earlier one that an evaluation needs; scorers get it without the probe."""
         if worker.role == "scorer" and self.latest is not None:
             return WeightsNote(self.latest.version, self.latest.digest)
         known = self._evaluations.unsampled_versions() & self._notes.keys()
@@ -116,10 +113,7 @@ class Versions:
         return Swap(worker.wanted_version)
 
     def installed(self, worker: Worker, report: Installed) -> FromBroker | None:
-        """Judge a rollout's probe by the learner's; return the answer, None for none yet.
-
-        ValueError: the probe has another length, or the proof failed `PROBE_FAILURES_ALLOWED` times.
-        """
+        """Judge a rollout's probe by the learner's; return the answer, None for none yet; raises ValueError."""
         if worker.phase != "swapping" or report.version < worker.wanted_version:
             # Sent again before our answer arrived, or because it was lost.
             if worker.refused is not None:

@@ -113,19 +113,6 @@ def test_a_status_is_sent_when_it_changes_and_once_a_second_at_most(manager: tup
     assert heard(manager[0]) == ["STATUS=version 1", "STATUS=version 3"]
 
 
-def test_what_a_busy_manager_did_not_take_is_sent_again(manager: tuple[socket.socket, str]) -> None:
-    clock = Clock()
-    service = watched(manager[1], clock)
-    service.ready("")
-    while service._send("STATUS=filling its queue", 0.01):
-        pass
-    clock.now_s += WATCHDOG_S / 2
-    service.alive(None)
-    heard(manager[0])
-    service.alive(None)
-    assert heard(manager[0]) == ["WATCHDOG=1"]
-
-
 def test_without_a_manager_or_with_one_that_is_gone_nothing_happens(tmp_path: Path) -> None:
     for environment in ({}, {"NOTIFY_SOCKET": str(tmp_path / "gone"), "WATCHDOG_USEC": "1000000"}):
         service = Service(environment)

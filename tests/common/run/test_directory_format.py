@@ -25,7 +25,7 @@ from support.paths import EXAMPLE
 OTHERS = {
     "an earlier release": (None, r"of format 1, of release 0\.1; .*reads format 4 only; finish .* release 0\.1,"),
     "a later release": (b'{"format":5,"release":"0.9"}', r"of format 5, of release 0\.9; .*reads format 4 only;"),
-    "nobody knows which release": (b'{"form', r"format\.json cannot be read: .*restore it"),
+    "nobody knows which release": (b'{"form', r"format\.json is damaged: .*restore it"),
 }
 LEFT = ("journal", "metrics.jsonl", "summary.json", "advantages.jsonl", "endpoint", "lock")
 """Other files of such a run; nothing in them can be read."""

@@ -3,7 +3,6 @@
 import contextlib
 import http.client
 import math
-import os
 import re
 import socket
 import urllib.error
@@ -15,7 +14,6 @@ import pytest
 
 from prefixrl.common.config.learner import LogConfig
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.host.memory_use import memory_now
 from prefixrl.common.run import prometheus
 from prefixrl.common.run.documents import columns
 from prefixrl.common.run.prometheus import Number, exposed, numbers_of_run, port_of, text_of
@@ -85,17 +83,6 @@ def test_a_worker_serves_its_vitals(tmp_path: Path) -> None:
     assert found["prefixrl_worker_tokens", ""] == 12345.0
     assert found["prefixrl_worker_busy_row_seconds", ""] == 6.5
     assert found["prefixrl_worker_loading", ""] == 0.0
-
-
-def test_the_memory_of_a_process_grows_with_what_it_holds_alone() -> None:
-    before = memory_now()
-    held = bytearray(os.urandom(64 * 2**20))
-    after = memory_now()
-    assert before and after and len(held) == 64 * 2**20
-    # Not `share_bytes`: it falls by itself where another process begins to share pages meanwhile.
-    for name in ("resident_bytes", "own_bytes"):
-        assert getattr(after, name) - getattr(before, name) >= 60 * 2**20
-    assert after.own_bytes <= after.share_bytes <= after.resident_bytes
 
 
 def test_odd_labels_and_values_are_written_as_the_text_format_has_them() -> None:

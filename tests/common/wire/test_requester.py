@@ -166,35 +166,6 @@ def test_a_wait_that_became_useless_ends_with_the_reason(quick: None) -> None:
         asking.close()
 
 
-class Suspended:
-    """A broker whose asker is suspended for an hour in the first try; it answers later tries, or never."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._clock = SteppedClock()
-        monkeypatch.setattr(requester, "time", self._clock)
-        self.tries = 0
-        self.answers_from = 0
-
-    def __call__(self, message: ToBroker) -> list[FromBroker]:
-        if isinstance(message, Hello):
-            return [WELCOME]
-        self.tries += 1
-        self._clock.sleep(3600.0 if self.tries == 1 else requester.ASK_AGAIN_S)
-        return [Status(b"{}")] if self.tries == self.answers_from else []
-
-
-def test_a_process_that_was_suspended_asks_again_before_it_gives_up(
-    quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer = Suspended(monkeypatch)
-    answer.answers_from = 2
-    with broker(answer) as endpoint:
-        # Nothing is left of its patience after the first try, however little that counts.
-        asking = Requester(address(endpoint, "operator"), "operator", answer_s=0.1)
-        assert asking.ask(GetStatus(), Status) == (Status(b"{}"), [])
-        asking.close()
-
-
 def test_a_long_wait_says_what_is_waited_for(
     quick: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
