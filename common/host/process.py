@@ -33,7 +33,7 @@ END_SIGNAL: signal.Signals = getattr(signal, "SIGRTMIN", signal.SIGVTALRM)  # ma
 """Signal by which a learner ends its servers. A batch system sends SIGTERM to all processes, not this one."""
 PARENT_VARIABLE = "PREFIXRL_PARENT_PID"
 """Variable with a parent's id; a process that has it ends with that parent, even if the parent is killed."""
-MOST_FILES = 2**16
+LEAST_FILES, MOST_FILES = 96, 2**16
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 GLANCE_S = 0.05
 WELL_S = 3600.0
@@ -110,8 +110,13 @@ def keep_receive_buffers() -> None:
 
 
 def allow_many_files() -> None:
-    """Raise the limit of open files: each connection is one, strangers' too."""
+    """Raise the limit of open files: each connection is one, strangers' too; ConfigError for too low a hard one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < LEAST_FILES:
+        raise ConfigError(
+            f"a process may have {hard} files open here (ulimit -Hn); this one needs {LEAST_FILES} and one for each "
+            f"connection: raise the limit (4096, for example)"
+        )
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(MOST_FILES, hard) if soft < MOST_FILES else soft, hard))
 
 

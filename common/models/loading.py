@@ -43,6 +43,11 @@ def without_weights(folder: str, called: str, kind: Kind = "causal") -> PreTrain
         with torch.device("meta"):
             model = _AUTO[kind].from_config(config, trust_remote_code=False)
     except Exception as error:  # an unchecked config fails in ways of its own
+        if "trust_remote_code" in str(error):
+            raise DataError(
+                f"{called} needs code of its own folder or of the hub (auto_map in its config.json), which is never "
+                f"executed here: give a model of an architecture that transformers has"
+            ) from error
         raise DataError(f"{called} is no model folder transformers can load: {error}") from error
     assert isinstance(model, PreTrainedModel)
     return model

@@ -72,9 +72,9 @@ def main(  # noqa: PLR0913 -- one per flag
     """Serve one run until it is stopped."""
     die_with_parent(parent)
     start_logging("prefixrl-broker", LineBudget())
-    allow_many_files()
     stop = stop_event([END_SIGNAL])
     with exit_codes():
+        allow_many_files()
         check_format(directory)
         config = from_json((directory / "config.json").read_text(encoding="utf-8"))
         start = Start(iteration, weights_endpoint, local_weights_endpoint, ranks, restart, trains=not no_training)

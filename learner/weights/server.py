@@ -139,9 +139,9 @@ def main(
     """Serve snapshots until stopped."""
     die_with_parent(parent)
     start_logging("prefixrl-weights", LineBudget())
-    allow_many_files()
     stop = stop_event([END_SIGNAL])
     with exit_codes():
+        allow_many_files()
         keys = server_keys(run, "worker")
 
         def bind() -> Server[ToWeights, FromWeights]:

@@ -83,7 +83,8 @@ def mismatch(engine: Logprobs, learner: Logprobs) -> float:
     if not engine.size:
         return 0.0
     # As np.quantile, at a tenth of its time: it is asked for every installation.
-    apart = np.sort(np.abs(engine.astype(np.float64) - learner))
+    with np.errstate(invalid="ignore"):  # two that are -inf: no number, and refused as such
+        apart = np.sort(np.abs(engine.astype(np.float64) - learner))
     place = QUANTILE * (apart.size - 1)
     below, above = apart[math.floor(place)], apart[math.ceil(place)]
     found = float(below + (above - below) * (place - math.floor(place)))

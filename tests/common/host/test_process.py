@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from prefixrl.common.host.process import end_children, printable, write_atomically
+from prefixrl.common.host.process import end_children, write_atomically
 from support.fakes import wait_until
 
 
@@ -35,6 +35,14 @@ HOSTILE = (
 )
 
 
+def test_a_limit_of_open_files_that_is_too_low_is_a_sentence() -> None:
+    ended = subprocess.run(
+        ["bash", "-c", 'ulimit -n 40; exec "$0" -m prefixrl.learner.broker --directory . --iteration 0 '
+         "--weights-endpoint x --parent $PPID", sys.executable], capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.returncode == 2 and "error: a process may have 40 files open here" in ended.stderr, ended.stderr
+
+
 def test_a_peers_text_reaches_neither_terminal_nor_log_raw() -> None:
     child = subprocess.run(
         [
@@ -54,11 +62,6 @@ def test_a_peers_text_reaches_neither_terminal_nor_log_raw() -> None:
     assert "gave up node7\\u001b]0;owned\\u0007\\u009b31m\\u000d\\u202e" in log
     assert len([line for line in log.splitlines() if not line.startswith(" ")]) == 1, "no forged record"
     assert error.startswith("node7\\u001b")
-
-
-def test_a_printable_text_stays_as_it_is() -> None:
-    plain = "Übung 1 + 1 = 2 ✓\n\tnächste Zeile"
-    assert printable(plain) == plain
 
 
 WITHOUT_REAL_TIME_SIGNALS = """

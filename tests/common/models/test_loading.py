@@ -1,5 +1,6 @@
 """Folders as strangers have them: loaded whole and right, or refused with the names of what is wrong."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -178,3 +179,12 @@ def test_check_refuses_what_headers_tell_and_names_the_key(section: str, tmp_pat
         DataError, match=rf"{section}.model = '{mine}' has no weights for {NORM}, which would be random"
     ):
         forecast(config)
+
+
+def test_a_model_that_brings_code_is_refused_without_advice_that_nobody_can_follow(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    own = {"model_type": "own", "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}}
+    (folder / "config.json").write_text(json.dumps(config | own))
+    with pytest.raises(DataError, match=r"mine needs code of its own .*auto_map.* never executed") as caught:
+        check_model(str(folder), "mine")
+    assert "trust_remote_code" not in str(caught.value)

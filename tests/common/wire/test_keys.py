@@ -172,16 +172,6 @@ def test_a_name_that_is_no_file_name_is_refused(run: Path, name: str) -> None:
         add_client(run, name)
 
 
-def test_a_name_is_given_once(run: Path) -> None:
-    add_client(run, "node-7")
-    with pytest.raises(ConfigError, match="--remove node-7"):
-        add_client(run, "node-7")
-    remove_client(run, "node-7")
-    add_client(run, "node-7")
-    with pytest.raises(ConfigError, match=r"no key named 'node-8'; it lists .*node-7"):
-        remove_client(run, "node-8")
-
-
 def test_a_slip_in_the_list_locks_nobody_out(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     listed = ClientList(run)
     role: KeyRole = "rank"

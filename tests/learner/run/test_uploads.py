@@ -186,13 +186,6 @@ def test_a_log_of_uploads_that_has_grown_long_gives_way_to_a_new_one(tmp_path: P
     assert sorted(each.name for each in path.parent.iterdir()) == ["upload.log", "upload.log.1"]
 
 
-def test_a_log_that_cannot_be_written_holds_up_no_upload(tmp_path: Path, start: Start) -> None:
-    (tmp_path / module.LOG_FILE).mkdir(parents=True)
-    save(tmp_path, 1)
-    wait(start(shell("head -c 1000000 /dev/zero; echo; echo copied")))
-    assert lines(tmp_path) == [(1, 0)]
-
-
 @pytest.mark.parametrize(
     ("fault", "words"),
     [

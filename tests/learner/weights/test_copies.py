@@ -88,15 +88,6 @@ def test_room_is_there_until_both_sets_wait_for_the_disk_and_is_not_taken_by_ask
     copies.copy(weights(9).items(), nobody_waits)
 
 
-def test_a_weight_of_another_shape_or_gone_leaves_no_trace_in_the_buffers() -> None:
-    copies = HostCopies()
-    for _ in range(SETS):
-        copies.copy(weights(1).items(), nobody_waits)[0].release()
-    other = {"a": torch.ones(2, 2)}
-    copied, _ = copies.copy(other.items(), nobody_waits)
-    assert {name: tensor.tolist() for name, tensor in copied.tensors.items()} == {"a": [[1.0, 1.0], [1.0, 1.0]]}
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_one_value_that_is_not_finite_is_found_wherever_it_stands(dtype: torch.dtype, value: float) -> None:

@@ -159,8 +159,9 @@ BEFORE = logprobs(-1.0, -2.0, -3.0), logprobs(-1.0, -2.0, -3.0)
         ((-1.0, -2.0, -3.0), (-1.0, -2.0, -3.0), "unclear"),
         ((-1.5, -2.6, -3.9), (-1.0, -2.0, -3.0), "refused"),
         ((math.nan, -2.0, -3.0), (-1.0, -2.0, -3.0), "refused"),
+        ((-math.inf, -2.0, -3.0), (-math.inf, -2.0, -3.0), "refused"),
     ],
-    ids=["right", "stale", "half", "nothing changed", "another model", "no number"],
+    ids=["right", "stale", "half", "nothing changed", "another model", "no number", "two infinities"],
 )
 def test_an_engine_is_judged_by_its_change(engine: tuple[float, ...], learner: tuple[float, ...], outcome: str) -> None:
     assert judge(logprobs(*engine), logprobs(*learner), BEFORE, 1e-3).outcome == outcome
