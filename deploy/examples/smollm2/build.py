@@ -15,6 +15,7 @@ hardly any stands on both sides.
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
@@ -42,15 +43,15 @@ def package_folder() -> Path:
 def build(out: Path, dtype: torch.dtype) -> None:
     """Write model and tokenizer to `out`, and read them again to ask what is known."""
     folder = str(package_folder())
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=WEIGHTS)
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=WEIGHTS, dtype=dtype)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, gguf_file=WEIGHTS)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file=WEIGHTS, dtype=dtype)
     # The tensors are plain by now; a folder that still called itself quantised would be refused.
     model.config.quantization_config = model.hf_quantizer = None
     sampling = model.generation_config
     sampling.temperature = sampling.top_p = sampling.top_k = None
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    again = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    again: Any = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     for beginning, expected in KNOWN.items():
         prompt = tokenizer(beginning, return_tensors="pt")
         written = again.generate(**prompt, max_new_tokens=8, do_sample=False)[0, prompt["input_ids"].shape[1] :]
