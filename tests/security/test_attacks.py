@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import msgspec
 import pytest
@@ -10,6 +10,7 @@ import zmq
 
 from prefixrl.common.errors import PeerLost, Refusal
 from prefixrl.common.run.digests import model_digests, scorer_digests
+from prefixrl.common.wire.flood import MOST_SILENT
 from prefixrl.common.wire.keys import (
     ClientKey,
     KeyRole,
@@ -20,7 +21,16 @@ from prefixrl.common.wire.keys import (
     remove_client,
 )
 from prefixrl.common.wire.messages.fields import PROTOCOL, Role
-from prefixrl.common.wire.messages.learner import FromBroker, GetBatch, GetGroups, Published, Stop, ToBroker
+from prefixrl.common.wire.messages.learner import (
+    FromBroker,
+    GetBatch,
+    GetGroups,
+    GetStatus,
+    Published,
+    Status,
+    Stop,
+    ToBroker,
+)
 from prefixrl.common.wire.messages.weights import FromWeights, GetManifest, Manifest, ToWeights
 from prefixrl.common.wire.messages.worker import Goodbye, Hello, PrefixTask, Reject, Unknown
 from prefixrl.common.wire.transport import MAX_FRAME_BYTES, Client
@@ -230,3 +240,16 @@ def test_a_worker_that_keeps_all_tasks_is_given_up(run: RealRun, record_property
         run.logs("no progress for", timeout_s=30.0)
     run.goes_on()
     record_property("figure", f"attacks: the broker held {run.broker_mib:.0f} MiB at most")
+
+
+def test_more_half_open_connections_than_allowed_are_cut(run: RealRun) -> None:
+    host, port = run.endpoint.removeprefix("tcp://").split(":")
+    with ExitStack() as opened, peers(run.endpoint, "operator") as (operator,):
+        operator.join("operator")
+        for number in range(MOST_SILENT + 500):
+            raw = opened.enter_context(socket.create_connection((host, int(port)), timeout=20.0))
+            raw.sendall(GREETING[: number % len(GREETING)])
+        run.logs(f"sent no message, allowed are {MOST_SILENT}")
+        operator.say(GetStatus())
+        operator.hear(Status)
+    run.goes_on()

@@ -1,5 +1,6 @@
 """Keys of `[algorithm]` that go together; every refusal names both keys and the remedy."""
 
+import json
 import math
 from fractions import Fraction
 from pathlib import Path
@@ -114,46 +115,8 @@ def test_all_useless_keys_are_told_at_once(run_file: Path) -> None:
         read(run_file, name="rloo", gamma="0.5", zscore="buffer", value_clip="0.1")
 
 
-REFUSED: dict[str, tuple[dict[str, str], str]] = {
-    "a floor of a whitening that is off": (
-        {"name": "rloo", "whiten_floor": "1e-3"},
-        "whiten_floor = 0.001 has no effect with name = .rloo.: advantages are not whitened",
-    ),
-    "a floor beside whiten = false": (
-        {"whiten": "false", "whiten_floor": "1e-3"},
-        "whiten_floor = 0.001 has no effect with name = .gae. and whiten = false",
-    ),
-    "a worth of old samples where none is old": (
-        {"min_ess": "0.8", "max_staleness": "0"},
-        r"min_ess = 0\.8 has no effect with max_staleness = 0: no sample is ever old; leave min_ess out",
-    ),
-    "a worth of old samples that changes nothing": (
-        {"min_ess": "0.5", "admission": "as_early_as_allowed"},
-        r"min_ess = 0\.5 has no effect with admission = .as_early_as_allowed.: all that the window allows is begun",
-    ),
-    "a worth of old samples that none can have": ({"min_ess": "1.0"}, "min_ess = 1.0: Input should be less than 1"),
-    "a band beside 1": (
-        {"mask_token_band": "[1.5, 2.0]"},
-        r"mask_token_band = \[1.5, 2\]: it must hold 1 between its ends",
-    ),
-    "a band upside down": (
-        {"mask_sequence_band": "[2.0, 0.5]"},
-        r"mask_sequence_band = \[2, 0.5\]: it must hold 1 between its ends",
-    ),
-    "a limit on one step": (
-        {"kl_limit": "0.1", "minibatches": "1"},
-        "kl_limit = 0.1 with minibatches = 1 with ppo_epochs = 1: .* raise minibatches or ppo_epochs",
-    ),
-    "groups of one": (
-        {"name": "rloo", "samples_per_prompt": "1"},
-        "samples_per_prompt = 1 with name = .rloo.: .* at least 2 per prompt",
-    ),
-    "a dual clip that would flip the sign": ({"dual_clip": "0.5"}, "dual_clip = 0.5: Input should be greater than 1"),
-    "an unknown name": (
-        {"name": "ppo"},
-        "algorithm.name = \"ppo\": Input should be 'gae', 'tppo', 'appo', 'grpo', 'dr_grpo', 'rloo', ",
-    ),
-}
+REFUSED = json.loads(Path(__file__).with_name("refused_pairs.json").read_text(encoding="utf-8"))
+"""By name of the fault: keys of the section, and a pattern of the message."""
 
 
 @pytest.mark.parametrize(("keys", "message"), REFUSED.values(), ids=REFUSED.keys())

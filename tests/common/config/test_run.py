@@ -1,5 +1,6 @@
 """The run file: accepted values, settings over it, and refusals that name fault, key and remedy."""
 
+import json
 import math
 from contextlib import nullcontext
 from itertools import product
@@ -208,110 +209,11 @@ def test_a_setting_below_a_value_is_refused(run_file: Path) -> None:
 
 # --- refusals -------------------------------------------------------------------------------------------------------
 
-ONE_LINE: dict[str, tuple[str, str]] = {
-    "a misspelt key": (
-        "algorithm.max_stalenes=1",
-        "algorithm.max_stalenes: unknown key; did you mean 'max_staleness'?",
-    ),
-    "a misspelt section": ("rolout.threads=1", "rolout: unknown key; did you mean 'rollout'?"),
-    "a key that resembles none": ("adapter.zzzzzz=1", "adapter.zzzzzz: unknown key; known keys: model"),
-    "a penalty on repetition": ("rollout.repetition_penalty=1.1", "rollout.repetition_penalty: unknown key"),
-    "a wrong type": ("algorithm.minibatches=many", 'algorithm.minibatches = "many": Input should be a valid integer'),
-    "a value out of range": ("algorithm.gamma=1.5", "algorithm.gamma = 1.5: Input should be less than or equal to 1"),
-    "an unknown choice": (
-        "algorithm.correction=both",
-        "algorithm.correction = \"both\": Input should be 'decoupled', 'behaviour', 'none' or 'topr'",
-    ),
-    "zero groups": (
-        "algorithm.groups_per_iteration=0",
-        "algorithm.groups_per_iteration = 0: Input should be greater than 0",
-    ),
-    "no number": ("algorithm.kl=nan", "algorithm.kl = NaN: Input should be a finite number"),
-    "an infinite bonus": ("algorithm.entropy=inf", "algorithm.entropy = Infinity: Input should be a finite number"),
-    "a value for a section": ("learner=3", "learner = 3: Input should be a valid dictionary"),
-    "k1 in the loss": (
-        "algorithm.kl_placement=loss",
-        'algorithm: kl_estimator = "k1" with kl_placement = "loss": k1 in a loss has no expected gradient, k2 and k3 '
-        "in a reward are biased; use k2 or k3",
-    ),
-    "k3 in the reward": (
-        "algorithm.kl_estimator=k3",
-        'algorithm: kl_estimator = "k3" with kl_placement = "reward": k1 in a loss has no expected gradient, k2 and k3 '
-        "in a reward are biased; use k1",
-    ),
-    "two lengths": (
-        "data.epochs=2",
-        "algorithm.iterations = 3 with data.epochs = 2: give exactly one of them, it ends the run",
-    ),
-    "more minibatches than rows": (
-        "algorithm.minibatches=5000",
-        "algorithm.minibatches = 5000 with algorithm.groups_per_iteration = 512 with algorithm.samples_per_prompt = 8: "
-        "an iteration has only 4096 rows; lower minibatches",
-    ),
-    "over-sampling for nothing": (
-        "filter.over_sampling=2",
-        "filter: over_sampling = 2 has no effect with accuracy absent: without a filter every group is trained and "
-        "none has to be replaced; leave over_sampling out, or use accuracy = [0.01, 0.99]",
-    ),
-    "under-sampling": (
-        "filter.over_sampling=0.5",
-        "filter.over_sampling = 0.5: Input should be greater than or equal to 1",
-    ),
-    "a way of filling without a filter": (
-        'filter.fill="prioritise"',
-        'filter: fill = "prioritise" has no effect with accuracy absent',
-    ),
-    "a limit of a filter that is not there": (
-        "filter.limit_batches=10",
-        "filter: limit_batches = 10 has no effect with accuracy absent",
-    ),
-    "a band upside down": (
-        "filter.accuracy=[0.8, 0.2]",
-        "filter: accuracy = [0.8, 0.2]: the low end is above the high end",
-    ),
-    "a band that takes everything": (
-        "filter.accuracy=[0, 1.0]",
-        "filter: accuracy = [0, 1]: every group passes; leave it out, or narrow it: [0.01, 0.99] keeps groups that "
-        "are neither all right nor all wrong",
-    ),
-    "a band beyond all accuracies": (
-        "filter.accuracy=[0.5, 2]",
-        "filter.accuracy.1 = 2: Input should be less than or equal to 1",
-    ),
-    "a band between the accuracies a group can have": (
-        "filter.accuracy=[0.3, 0.37]",
-        "filter.accuracy = [0.3, 0.37] with algorithm.samples_per_prompt = 8: no group can pass, its mean reward is "
-        "one of 0/8 ... 8/8; the nearest are 0.25 and 0.375; widen the band or sample more per prompt",
-    ),
-    "several continuations that are all the same": (
-        "scorer={continuations=3, temperature=0.0}",
-        "scorer: continuations = 3 with temperature = 0: a greedy target writes the same text every time; raise "
-        "temperature, or leave continuations out",
-    ),
-    "no continuation": ("scorer.continuations=0", "scorer.continuations = 0: Input should be greater than 0"),
-    "a cache that holds nothing": (
-        "scorer.cache_bytes=64",
-        "scorer: cache_bytes = 64: the least useful size is 1048576 (1 MiB)",
-    ),
-    "a learner that gives up before the broker does": (
-        "learner.batch_timeout_s=600",
-        "learner.batch_timeout_s = 600 with broker.stall_s = 600 with broker.silence_s = 10: the learner would end "
-        "before a stuck worker's groups are given to another; batch_timeout_s must exceed both",
-    ),
-    "a best checkpoint that nothing judges": (
-        "checkpoint.keep_best=2",
-        "checkpoint.keep_best = 2 with evaluation.every = 0: no version is judged in training, so none is known to be "
-        "the best; give evaluation.every, or leave keep_best out",
-    ),
-    "a silence shorter than the heartbeat allows": (
-        "broker.silence_s=2.5",
-        "broker: silence_s = 2.5 with heartbeat_s = 1: one late heartbeat would end a healthy worker; silence_s must "
-        "be at least three times as long",
-    ),
-}
+REFUSED = json.loads(Path(__file__).with_name("refused.json").read_text(encoding="utf-8"))
+"""By name of the fault: a setting, and how the line about it begins."""
 
 
-@pytest.mark.parametrize(("setting", "expected"), ONE_LINE.values(), ids=ONE_LINE.keys())
+@pytest.mark.parametrize(("setting", "expected"), REFUSED.values(), ids=REFUSED.keys())
 def test_a_refusal_names_file_key_value_and_remedy(run_file: Path, setting: str, expected: str) -> None:
     head, line = refusal(run_file, setting).split("\n")
     assert head == f"{run_file} with --set: 1 problem"

@@ -187,3 +187,36 @@ def test_a_daemon_that_its_watchdog_kills_leaves_its_stack_in_the_log() -> None:
     _, log = process.communicate(timeout=20)
     assert process.returncode == -signal.SIGABRT
     assert "hangs_here" in log or "<string>" in log, log
+
+
+def test_a_worker_without_work_is_alive(manager: tuple[socket.socket, str]) -> None:
+    clock = Clock()
+    service = watched(manager[1], clock)
+    service.ready("")
+    heard(manager[0])
+    for _ in range(20):
+        clock.now_s += WATCHDOG_S / 2
+        service.alive(None)
+        assert heard(manager[0]) == ["WATCHDOG=1"]
+
+
+def test_a_watchdog_of_another_process_is_not_fed(manager: tuple[socket.socket, str]) -> None:
+    clock = Clock()
+    service = Service({"NOTIFY_SOCKET": manager[1], "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}, clock)
+    clock.now_s += 10.0
+    service.alive(None)
+    service.be_patient(60.0)
+    assert heard(manager[0]) == []
+
+
+def test_what_a_busy_manager_did_not_take_is_sent_again(manager: tuple[socket.socket, str]) -> None:
+    clock = Clock()
+    service = watched(manager[1], clock)
+    service.ready("")
+    while service._send("STATUS=filling its queue", 0.01):
+        pass
+    clock.now_s += WATCHDOG_S / 2
+    service.alive(None)
+    heard(manager[0])
+    service.alive(None)
+    assert heard(manager[0]) == ["WATCHDOG=1"]

@@ -249,3 +249,11 @@ def test_the_newest_and_the_silent_are_cut_where_no_descriptor_is_free(
         guard.check()
     with socket.create_connection(listener.getsockname()[:2], timeout=5.0):
         pass
+
+
+def test_a_message_of_a_connection_that_is_gone_is_no_fault(listener: socket.socket, guard: flood.FloodGuard) -> None:
+    with accepted(listener) as descriptor:
+        pass
+    guard.took(descriptor, 10, 1, "key", True)
+    guard.check()
+    assert descriptor not in guard._known

@@ -191,3 +191,13 @@ def test_a_list_that_could_not_be_read_for_a_moment_is_read_again(run: Path, cap
     found = listed.find(public)
     assert found is not None and found.name == "late"
     assert "the list of keys cannot be read and stays as it was: [Errno 24]" in caplog.text
+
+
+def test_a_name_is_given_once(run: Path) -> None:
+    add_client(run, "node-7")
+    with pytest.raises(ConfigError, match="--remove node-7"):
+        add_client(run, "node-7")
+    remove_client(run, "node-7")
+    add_client(run, "node-7")
+    with pytest.raises(ConfigError, match=r"no key named 'node-8'; it lists .*node-7"):
+        remove_client(run, "node-8")

@@ -205,3 +205,47 @@ def test_a_rank_that_is_asked_to_stop_does_not_wait_for_a_broker_that_is_silent(
         rank = BrokerClient(address(endpoint, "rank"))
         assert rank.next_batch(GetBatch(7, 0, 1), 3600.0, lambda: True) == Halt(7)
         rank.close()
+
+
+def test_no_broker_at_all_ends_with_its_address(quick: None) -> None:
+    with pytest.raises(PeerLost, match=r"127.0.0.1:1 did not answer Hello"):
+        Requester(address("tcp://127.0.0.1:1", "operator"), "operator", answer_s=0.3)
+
+
+def test_a_process_that_was_suspended_gives_up_in_the_end(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = Suspended(monkeypatch)
+    with broker(answer) as endpoint:
+        asking = Requester(address(endpoint, "operator"), "operator", answer_s=0.3)
+        with pytest.raises(PeerLost, match=r"did not answer GetStatus within 0\.3 s"):
+            asking.ask(GetStatus(), Status)
+        asking.close()
+    assert 3 <= answer.tries <= 5
+
+
+def test_a_process_that_was_suspended_asks_again_before_it_gives_up(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = Suspended(monkeypatch)
+    answer.answers_from = 2
+    with broker(answer) as endpoint:
+        # Nothing is left of its patience after the first try, however little that counts.
+        asking = Requester(address(endpoint, "operator"), "operator", answer_s=0.1)
+        assert asking.ask(GetStatus(), Status) == (Status(b"{}"), [])
+        asking.close()
+
+
+class Suspended:
+    """A broker whose asker is suspended for an hour in the first try; it answers later tries, or never."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._clock = SteppedClock()
+        monkeypatch.setattr(requester, "time", self._clock)
+        self.tries = 0
+        self.answers_from = 0
+
+    def __call__(self, message: ToBroker) -> list[FromBroker]:
+        if isinstance(message, Hello):
+            return [WELCOME]
+        self.tries += 1
+        self._clock.sleep(3600.0 if self.tries == 1 else requester.ASK_AGAIN_S)
+        return [Status(b"{}")] if self.tries == self.answers_from else []

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import zmq
 
-from prefixrl.common.errors import ConfigError
+from prefixrl.common.errors import ConfigError, PeerLost
 from prefixrl.common.wire import transport
 from prefixrl.common.wire.messages.learner import Accepted, FromBroker, GetStatus, Published, Stop, ToBroker
 from prefixrl.common.wire.messages.weights import Chunk, FromWeights, GetChunk, ToWeights, WeightsNote
@@ -239,3 +239,29 @@ def test_a_taken_port_is_a_config_error_that_names_it() -> None:
 def test_an_endpoint_that_may_not_be_used_is_refused(endpoint: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         check_endpoint(endpoint)
+
+
+def test_sending_without_a_server_ends_at_its_timeout_naming_the_endpoint() -> None:
+    client: Worker = Client("tcp://127.0.0.1:1", FromBroker, b"one", key())
+    with pytest.raises(PeerLost, match=r"no connection to tcp://127.0.0.1:1 within 0.1 s"):
+        client.send(GetStatus(), timeout_s=0.1)
+    client.close()
+
+
+def test_more_wakes_than_anyone_reads_do_no_harm() -> None:
+    server = bind()
+    client = connect(server)
+    for _ in range(200_000):
+        client.wake()
+    wait_until(lambda: client.receive(0.0) is None, "silence")
+    client.send(GetStatus())
+    assert receive(server)[1] == GetStatus()
+    client.close()
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["tcp://127.0.0.1:0", "tcp://10.0.0.7:1", "tcp://node7:1", "tcp://eth0:0", "ipc://x"]
+)
+def test_every_address_of_a_host_is_an_endpoint(endpoint: str) -> None:
+    assert check_endpoint(endpoint) == endpoint

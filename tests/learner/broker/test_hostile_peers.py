@@ -16,7 +16,7 @@ from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.keys import Listed
 from prefixrl.common.wire.messages.fields import MOST_ROWS, PROTOCOL
 from prefixrl.common.wire.messages.groups import GroupPrefixes, ScoredGroup
-from prefixrl.common.wire.messages.learner import FromBroker, GetBatch, GetStatus, Status, ToBroker
+from prefixrl.common.wire.messages.learner import FromBroker, GetBatch, GetEvaluation, GetStatus, Status, ToBroker
 from prefixrl.common.wire.messages.worker import (
     Ack,
     Heartbeat,
@@ -29,11 +29,13 @@ from prefixrl.common.wire.messages.worker import (
     Scores,
     ScoreTask,
     Unknown,
+    Welcome,
 )
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.wire.transport import Received, Server
 from prefixrl.learner.broker.__main__ import Start, build
 from prefixrl.learner.broker.server import Broker
+from prefixrl.learner.broker.workers import dispatch
 from support.fakes import (
     Peer,
     end,
@@ -434,3 +436,35 @@ def restarted(config: RunConfig) -> Iterator[None]:
         yield
     finally:
         end(child)
+
+
+def test_a_long_host_name_is_neither_enrolled_nor_answered(config: RunConfig) -> None:
+    with serving(config) as broker, peers(endpoint_of(config), "long") as (long,):
+        long.say(Hello(protocol=PROTOCOL, role="scorer", incarnation="i", host="h" * 2**20, pid=1))
+        assert long.hears_nothing_of(Welcome)
+        assert not broker.dispatcher.registry.by_identity
+
+
+def test_a_fault_over_a_request_ends_its_sender_alone(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("nobody foresaw this either")
+
+    with serving(config) as broker, peers(endpoint_of(config), "rank") as (rank,):
+        rank.join("rank")
+        monkeypatch.setattr(broker.dispatcher.evaluations, "progress", fail)
+        rank.say(GetEvaluation("e"))
+        refused(rank, "the broker failed over this GetEvaluation")
+        works_on(config, broker)
+
+
+def test_a_worker_that_never_lists_its_tasks_is_given_up(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "LOST_TASK_S", 0.05)
+    with serving(config) as broker, peers(endpoint_of(config), "hider") as (hider,):
+        hider.ready(config, "rollout")
+
+        def beat() -> bool:
+            hider.say(BEAT)
+            return not hider.hears_nothing_of(Reject, 0.1)
+
+        wait_until(beat, "the end of patience")
+        works_on(config, broker)

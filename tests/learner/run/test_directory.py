@@ -231,3 +231,15 @@ def test_a_port_that_becomes_free_is_waited_for() -> None:
 def test_what_is_no_endpoint_is_refused_by_name(endpoint: str) -> None:
     with pytest.raises(ConfigError, match=endpoint):
         check_ports_are_free(endpoint)
+
+
+def test_a_changed_seed_is_named_too(config: RunConfig) -> None:
+    with held(config):
+        pass
+    with pytest.raises(ConfigError, match="seed: 42 -> 7"):
+        RunDirectory(config.model_copy(update={"seed": 7}))
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:0", "ipc:///tmp/some/where"])
+def test_an_endpoint_without_a_fixed_port_is_always_free(endpoint: str) -> None:
+    check_ports_are_free(endpoint)

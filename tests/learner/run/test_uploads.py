@@ -216,3 +216,33 @@ def test_a_fault_of_the_thread_ends_neither_a_wait_nor_later_uploads(
     assert words in caplog.text and lines(tmp_path) == []
     wait(uploads)
     assert lines(tmp_path) == [(1, 0)]
+
+
+def test_a_wait_that_is_hopeless_ends(tmp_path: Path, start: Start) -> None:
+    save(tmp_path, 1)
+    uploads = start(shell("exec sleep 1000"))
+
+    def hopeless() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        uploads.wait(hopeless)
+
+
+def test_a_learner_that_is_killed_takes_along_all_that_its_upload_started(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    # A pipeline of two more processes; the last word is that of the shell, once they are there.
+    script = 'sleep 1000 | cat & ps -o pid= --ppid $$ > "$0/pids"; echo $$ >> "$0/pids"; touch "$0/begun"; wait'
+    learner = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path), *shell(script, tmp_path)])
+    wait_until((tmp_path / "begun").exists, "the upload")
+    pids = (tmp_path / "pids").read_text().split()
+    learner.kill()
+    learner.wait()
+    wait_until(lambda: not any(is_running(pid) for pid in pids), "the end of the pipeline")
+
+
+def test_a_log_that_cannot_be_written_holds_up_no_upload(tmp_path: Path, start: Start) -> None:
+    (tmp_path / module.LOG_FILE).mkdir(parents=True)
+    save(tmp_path, 1)
+    wait(start(shell("head -c 1000000 /dev/zero; echo; echo copied")))
+    assert lines(tmp_path) == [(1, 0)]

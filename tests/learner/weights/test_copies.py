@@ -189,3 +189,16 @@ def test_after_version_0_a_run_with_low_rank_matrices_publishes_these_alone(
     publisher.close()
     learner.iteration = 0
     assert {name for name, _ in models.actor.full_tensors(learner.sends)} > names, "version 0 is the folder's weights"
+
+
+def test_infinities_of_both_signs_are_found() -> None:
+    assert not_finite({"w": torch.tensor([float("inf"), float("-inf")])}) == ["w"]
+
+
+def test_a_weight_of_another_shape_or_gone_leaves_no_trace_in_the_buffers() -> None:
+    copies = HostCopies()
+    for _ in range(SETS):
+        copies.copy(weights(1).items(), nobody_waits)[0].release()
+    other = {"a": torch.ones(2, 2)}
+    copied, _ = copies.copy(other.items(), nobody_waits)
+    assert {name: tensor.tolist() for name, tensor in copied.tensors.items()} == {"a": [[1.0, 1.0], [1.0, 1.0]]}

@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -103,130 +104,9 @@ NOT_ALLOWED = {
         "import os, time\nfor _ in range(150):\n    if os.fork() == 0:\n        time.sleep(9)\n        os._exit(0)"
     ),
 }
-ENDED = {
-    "endless loop": ("while True: pass", {"timeout", "killed"}),
-    "sleep past the limit": ("import time; time.sleep(60)", {"timeout"}),
-    "deaf to signals": (
-        "import signal, time\nfor n in set(range(1, 65)) - {9, 19, 32, 33}: signal.signal(n, signal.SIG_IGN)\nwhile "
-        "True: time.sleep(1)",
-        {"timeout"},
-    ),
-    "endless output": ("while True: print('x' * 1000)", {"flood"}),
-    "endless complaint": ("import sys\nwhile True: sys.stderr.write('x' * 1000)", {"flood"}),
-    "output without an end of line": ("import os\nwhile True: os.write(1, b'x')", {"flood", "timeout", "killed"}),
-    "fork bomb": (
-        "import os\n"
-        "for _ in range(7):\n"  # 128 processes
-        "    try: os.fork()\n"
-        "    except OSError: pass\n"
-        "import time; time.sleep(20)",
-        {"timeout"},
-    ),
-    "a daemon that outlives it": (
-        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(90)\n    os._exit(0)",
-        {"exited"},
-    ),
-    "a daemon that holds the output": ("import os, time\nif os.fork() == 0: time.sleep(90)\nprint('done')", {"exited"}),
-    "signals to everyone": ("import os\nos.kill(-1, 9)\nprint('sent')", {"exited", "killed"}),
-    "signals to its parent": ("import os\nos.kill(os.getppid(), 9)\nos.kill(1, 15)\nprint('sent')", {"exited"}),
-    "signals to every number": (
-        "import os\nfor pid in range(3, 40000):\n    try: os.kill(pid, 9)\n    except OSError: pass\n",
-        {"exited"},
-    ),
-    "deep recursion": ("def f(): f()\nimport sys; sys.setrecursionlimit(10**9)\nf()", {"killed", "exited", "timeout"}),
-    "crash": ("import ctypes; ctypes.string_at(0)", {"killed"}),
-    "abort": ("import os; os.abort()", {"killed"}),
-    "memory, piece by piece": (
-        "pieces = []\ntry:\n  for _ in range(200): pieces.append(bytearray(10 * 2**20))\n"
-        "except MemoryError: print('held')\nelse: print('ESCAPED')",
-        {"exited"},
-    ),
-    "wide arithmetic": ("print(9 ** (9 ** 8) % 7)", {"timeout", "killed"}),
-    "closing everything": (
-        "import os\nfor n in range(64):\n    try: os.close(n)\n    except OSError: pass\nwhile True: pass",
-        {"timeout", "killed"},
-    ),
-    "says what the sandbox would say": (
-        "import os\nfor n in range(3, 64):\n    try: os.write(n, b'{\"exit\": 0}\\n')\n    except OSError: "
-        "pass\nos._exit(3)",
-        {"exited"},
-    ),
-}
-HONEST = {
-    "numbers": (
-        "import decimal, fractions, math, random, statistics\n"
-        "print(random.Random(1).random() < 1, math.comb(9, 3), fractions.Fraction(1, 3), statistics.mean([1, 2]))",
-        "True 84 1/3 1.5",
-    ),
-    "files": (
-        "import os, pathlib, shutil, tempfile\n"
-        "with tempfile.TemporaryDirectory() as name:\n"
-        "    a, b = pathlib.Path(name, 'a'), pathlib.Path(name, 'b')\n"
-        "    a.write_text('x' * 9000); shutil.copy2(a, b); b.rename(a); b.symlink_to(a); os.truncate(b, 5)\n"
-        "    os.chmod(a, 0o600); os.utime(a)\n"
-        "    print(sorted(os.listdir(name)), b.read_text(), os.readlink(b) == str(a))\n"
-        "    shutil.copytree(name, 'tree'); shutil.rmtree('tree')\n"
-        "print(os.path.exists(name), shutil.disk_usage('.').total > 0)",
-        "['a', 'b'] xxxxx True\nFalse True",
-    ),
-    "mapped file": (
-        "import mmap, os\n"
-        "with open('f', 'w+b') as f:\n"
-        "    f.write(bytes(4096)); f.flush(); os.fsync(f.fileno())\n"
-        "    with mmap.mmap(f.fileno(), 0) as m: m[:1] = b'y'; m.flush()\n"
-        "    f.seek(0); print(f.read(1))",
-        "b'y'",
-    ),
-    "data base": (
-        "import sqlite3\n"
-        "with sqlite3.connect('db') as c: c.execute('create table t(a)'); c.execute('insert into t values (7)')\n"
-        "print(sqlite3.connect('db').execute('select a from t').fetchall())",
-        "[(7,)]",
-    ),
-    "threads": (
-        "import concurrent.futures, queue, threading\n"
-        "found, threads = queue.Queue(), []\n"
-        "for n in range(2): threads.append(threading.Thread(target=found.put, args=(n,))); threads[-1].start()\n"
-        "for each in threads: each.join()\n"
-        "with concurrent.futures.ThreadPoolExecutor(1) as pool: print(found.qsize(), pool.submit(pow, 2, 9).result())",
-        "2 512",
-    ),
-    "coroutines": (
-        "import asyncio\n"
-        "async def work():\n"
-        "    await asyncio.sleep(0.01)\n"
-        "    return await asyncio.gather(asyncio.to_thread(pow, 2, 5), asyncio.wait_for(asyncio.sleep(0, 7), 5))\n"
-        "print(asyncio.run(work()))",
-        "[32, 7]",
-    ),
-    "processes": (
-        "import os, select, subprocess\n"
-        "r, w = os.pipe(); os.set_blocking(r, False)\n"
-        "if os.fork() == 0: os.write(w, b'x'); os._exit(0)\n"
-        "os.wait(); print(select.select([r], [], [], 5)[0] == [r], os.read(r, 9))\n"
-        "print(subprocess.run(['/bin/echo', 'hi'], capture_output=True).stdout)\n"
-        "print(subprocess.run('cat /dev/null && exit 0', shell=True, start_new_session=True).returncode)",
-        "True b'x'\nb'hi\\n'\n0",
-    ),
-    "signals and time": (
-        "import signal, time\n"
-        "def late(*_): raise TimeoutError\n"
-        "signal.signal(signal.SIGALRM, late); signal.setitimer(signal.ITIMER_REAL, 0.01)\n"
-        "try: time.sleep(9)\n"
-        "except TimeoutError: print('late')\n"
-        "print(time.process_time() >= 0 < time.time(), time.localtime().tm_year > 2000)",
-        "late\nTrue True",
-    ),
-    "itself": (
-        "import os, platform, resource, shutil, sys, threading\n"
-        "resource.setrlimit(resource.RLIMIT_STACK, resource.getrlimit(resource.RLIMIT_STACK))\n"
-        "sys.setrecursionlimit(10**6); threading.stack_size(2**22)\n"
-        "t = threading.Thread(target=print, args=(os.cpu_count() > 0, os.getpid() > 0, len(os.urandom(3))))\n"
-        "t.start(); t.join()\n"
-        "print(platform.system(), shutil.get_terminal_size(), sys.stdout.isatty(), sys.stdin.read())",
-        "True True 3\nLinux os.terminal_size(columns=80, lines=24) False given",
-    ),
-}
+PROGRAMS = tomllib.loads(Path(__file__).with_name("programs.toml").read_text(encoding="utf-8"))
+ENDED = {name: (each["program"], set(each["statuses"])) for name, each in PROGRAMS["ended"].items()}
+HONEST = {name: (each["program"], each["prints"]) for name, each in PROGRAMS["honest"].items()}
 """Programs of the standard library that must not notice the filter of system calls."""
 SLOW = """
 import signal, sys, threading

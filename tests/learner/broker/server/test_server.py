@@ -409,3 +409,16 @@ def test_a_batch_carries_the_waiting_times_by_cause_and_the_stages_of_its_groups
     for group in batch.groups:
         assert group.stages.queued_s > 0.9 and group.stages.waiting_s >= 0.0
         assert group.completion_tokens == 3 * ROWS
+
+
+def test_a_malformed_result_ends_its_worker_alone(config: RunConfig, broker: Broker) -> None:
+    with peers(endpoint_of(config), "rank", "bad", "good") as (rank, bad, good):
+        learner(rank)
+        bad.ready(config, "rollout")
+        task = bad.hear(PrefixTask)
+        wrong = sampled(task)
+        group = msgspec.structs.replace(wrong.groups[0], rows=wrong.groups[0].rows[:1])
+        bad.say(msgspec.structs.replace(wrong, groups=(group, *wrong.groups[1:])))
+        assert "holds 1 rows, the task asked for 2" in bad.hear(Reject).reason
+        good.ready(config, "rollout")
+        assert good.hear(PrefixTask).groups == task.groups

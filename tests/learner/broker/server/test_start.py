@@ -100,3 +100,16 @@ def test_a_journal_that_is_gone_or_ends_before_the_checkpoint_is_a_message_with_
             build(config, Path(config.directory), Start(ITERATIONS + 2, "tcp://127.0.0.1:9"), lambda: server)
     finally:
         server.close()
+
+
+def test_a_journal_that_ends_before_the_checkpoint_is_a_message_with_a_remedy(config: RunConfig) -> None:
+    write_journal(config)
+    server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker, keys())
+    try:
+        message = (
+            f"ends at iteration {ITERATIONS}, the learner's checkpoint is of iteration {ITERATIONS + 2}: .* remove"
+        )
+        with pytest.raises(DataError, match=message):
+            build(config, Path(config.directory), Start(ITERATIONS + 2, "tcp://127.0.0.1:9"), lambda: server)
+    finally:
+        server.close()
