@@ -83,7 +83,9 @@ def takes_shared_prompts(model: PreTrainedModel) -> bool:
         mask = attention_mask(segments, model.get_decoder())
         return _last(model, ids[None], {"attention_mask": mask, "position_ids": positions})[3:]
 
-    return _is_equal(model, shared, torch.cat(alone), "a mask of its rows, so that every row carries its prompt")
+    return _is_equal(
+        model, shared, lambda: torch.cat(alone), "a mask of its rows, so that every row carries its prompt"
+    )
 
 
 @torch.no_grad()
@@ -97,8 +99,10 @@ def serves_packed_rows(model: PreTrainedModel) -> bool:
     def packed() -> Tensor:
         return _last(model, ids[None], {"position_ids": positions, **varlen.row_offsets(mask)})
 
-    expected = torch.cat([_last(model, row[None], {}) for row in rows])
-    return _is_equal(model, packed, expected, "attention over packed rows")
+    def alone() -> Tensor:
+        return torch.cat([_last(model, row[None], {}) for row in rows])
+
+    return _is_equal(model, packed, alone, "attention over packed rows")
 
 
 def _last(model: PreTrainedModel, ids: Tensor, options: dict[str, Any]) -> Tensor:
@@ -106,9 +110,10 @@ def _last(model: PreTrainedModel, ids: Tensor, options: dict[str, Any]) -> Tenso
     return hidden
 
 
-def _is_equal(model: PreTrainedModel, form: Callable[[], Tensor], expected: Tensor, what: str) -> bool:
+def _is_equal(model: PreTrainedModel, form: Callable[[], Tensor], alone: Callable[[], Tensor], what: str) -> bool:
     """Return True if another form of a forward has the expected outcome; log why not."""
     try:
+        expected = alone()
         gap = float((form() - expected).norm() / expected.norm())
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         logger.warning("%s does not serve %s: %s", type(model).__name__, what, error)
