@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from prefixrl.common.host.process import exit_codes, no_teardown, start_logging, stop_event
+from prefixrl.common.host.process import exit_codes, no_teardown, start_logging, stop_event, without_gc
 from prefixrl.common.worker.command import set_flags, settings_option
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
         config = load(run_file, settings)
         if check:
             from prefixrl.common.host.placement import gpus_here, place, processes_of
-            from prefixrl.common.host.process import without_gc
             from prefixrl.learner.check.budget import check_fit
             from prefixrl.learner.check.report import forecast
             from prefixrl.learner.check.shares import with_shares
@@ -83,12 +82,17 @@ def _placed(config: "RunConfig") -> "RunConfig":
     from prefixrl.learner.check.report import forecast
     from prefixrl.learner.check.shares import with_shares
 
-    if not is_crowded and device_bytes(config) is None:
-        return config
-    config, lines = with_shares(config, placed, forecast(config).prompt_tokens)
-    log.info("%s", "; ".join(lines))
+    if is_crowded or device_bytes(config) is not None:
+        config, lines = with_shares(config, placed, forecast(config).prompt_tokens)
+        log.info("%s", "; ".join(lines))
     return config
 
 
+def program() -> None:
+    """Run the command as a process of its own, which ends without what torch's parts say when they are taken apart."""
+    with no_teardown():
+        main()
+
+
 if __name__ == "__main__":
-    main()
+    program()

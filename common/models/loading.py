@@ -22,14 +22,7 @@ Kind = Literal["causal", "backbone"]
 Dtype = Literal["float32", "bfloat16", "float16", "auto"]
 HEADS = ("score", "classifier", "lm_head")
 """First parts of names that stand above a backbone."""
-_WRAPPERS = (
-    "_orig_mod",
-    "module",
-    "base_model",
-    "_fsdp_wrapped_module",
-    "_checkpoint_wrapped_module",
-    "_forward_module",
-)
+_AROUND = ("_orig_mod", "module", "base_model", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 """Parts of names that modules around a model add."""
 _AUTO: dict[Kind, Any] = {"causal": AutoModelForCausalLM, "backbone": AutoModel}
 _TOLD: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
@@ -138,7 +131,7 @@ def _refuse(info: Mapping[str, Any], called: str, kind: Kind) -> None:
     missing, extra = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     if kind == "backbone":
         extra = [name for name in extra if name.split(".")[0] not in HEADS]
-    for part in _WRAPPERS:
+    for part in _AROUND:
         renamed = [name for name in extra if part in name.split(".")]
         if missing and renamed:
             raise DataError(

@@ -105,7 +105,8 @@ class Answering:
             raise errors.exceptions[0] from None
 
     async def _answer(self, answer: "_Answer", emit: Emit) -> None:
-        most, config, asked = self._config.max_sampled_tokens, self._config, answer.asked
+        config, asked, room = self._config, answer.asked, self._adapter.engine.most_positions
+        most = min(config.max_sampled_tokens, room - answer.prompt.adapter.size)
         limit = most if asked.max_tokens is None else min(most, asked.max_tokens)
         row = SharedRow(
             answer.prompt.adapter,
@@ -125,8 +126,10 @@ class Answering:
         if asked.max_tokens is not None:
             limit = min(limit, asked.max_tokens - prefix.size)
         assert answer.prompt.target is not None
+        given = np.concatenate([answer.prompt.target, prefix])
+        limit = min(limit, self._target.engine.most_positions - given.size)
         row = SharedRow(
-            np.concatenate([answer.prompt.target, prefix]),
+            given,
             answer.draws("completion", max(0, limit)),
             answer.sampling(config.scorer_sampling(0.0), limit),
             self._target.renderer.stop_tokens,

@@ -10,6 +10,7 @@ computes it again.
 
 import asyncio
 import queue
+import sys
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
@@ -72,6 +73,7 @@ class EngineThread:
     def __init__(self, engine: Engine, name: str, on_fault: Callable[[], None] = lambda: None) -> None:
         """Start the thread. `on_fault` is called, in the thread, when the engine has failed."""
         self._engine, self.name, self.on_fault = engine, name, on_fault
+        self.most_positions: int = getattr(engine, "most_positions", None) or sys.maxsize
         self.fault: Exception | None = None
         """Error that ended the thread."""
         self._new: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
