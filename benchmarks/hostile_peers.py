@@ -40,7 +40,7 @@ MESSAGES = 3
 """Messages of garbage by each who is let in."""
 KEPT_OPEN = 200
 """Connections that the attackers leave open, so that the broker has to end them."""
-BEAT = Heartbeat(progress=0, busy_row_s=0.0, leases=(), state="loading")
+BEAT = Heartbeat(progress=0, busy_row_s=0.0, leases=(), state="loading", activity="loading")
 Answer = TypeVar("Answer", bound=FromBroker)
 QUICK = 2_000, 4.0, 1
 """Connections, seconds without attack and rounds of the small form."""
