@@ -17,11 +17,17 @@ None of them is retried by the process that raises it: retrying is the superviso
 """
 
 import errno
+import shlex
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Numbers of the errors of a disk, or a quota, that is full."""
 CROWDED = (errno.EMFILE, errno.ENFILE)
 """Numbers of the errors of a process, or a machine, with too many open files."""
+
+
+def to_copy(command: str, *words: object) -> str:
+    """Return a command with more words in back quotes, each word quoted for a shell where it must be."""
+    return f"`{command} {shlex.join(map(str, words))}`"
 
 
 class PrefixRLError(Exception):

@@ -1,6 +1,7 @@
 """House rules that no linter states: budgets, where imports go, names used once, docstrings, package list and wheel."""
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -211,6 +212,12 @@ def imported_names(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_a_command_that_is_printed_to_be_copied_quotes_its_paths() -> None:
+    raw = re.compile(r"""(?:`|\()prefixrl [^`")]*(?:\{(?!to_copy|size)|%s)|chmod \d+ \{(?!shlex)""")
+    found = [f"{path.relative_to(ROOT)}: {line}" for path in TREES for line in raw.findall(path.read_text())]
+    assert found == []
 
 
 def setuptools_table() -> dict[str, Any]:

@@ -126,13 +126,9 @@ def _values(field: dict[str, Any], definitions: dict[str, Any]) -> Iterator[str]
     elif field.get("type") == "object":
         yield "table"
     elif field.get("type") in _KINDS:
-        yield f"{_KINDS[field['type']]}{_bounds(field)}"
+        bounds = " and ".join(f"{sign} {field[name]:g}" for name, sign in _BOUNDS.items() if name in field)
+        yield f"{_KINDS[field['type']]} {bounds}".rstrip()
 
 
 _KINDS = {"integer": "integer", "number": "number", "string": "text", "boolean": "true, false"}
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-
-
-def _bounds(field: dict[str, Any]) -> str:
-    found = [f"{sign} {field[name]:g}" for name, sign in _BOUNDS.items() if name in field]
-    return f" {' and '.join(found)}" if found else ""

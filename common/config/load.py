@@ -20,7 +20,7 @@ from prefixrl.common.config.foreign import explained, read_bytes, read_toml
 from prefixrl.common.config.prompting import GGUF, AnyModel, checkpoint_of, with_texts
 from prefixrl.common.config.run import RewardConfig, RunConfig
 from prefixrl.common.config.section import FROM_RUN_FILE
-from prefixrl.common.errors import ConfigError
+from prefixrl.common.errors import ConfigError, to_copy
 
 CONFIG_FILE = "config.json"
 """File of a run directory with the resolved config of its run."""
@@ -31,8 +31,8 @@ def load(path: str | Path, settings: tuple[str, ...] = ()) -> RunConfig:
     path = Path(path)
     if path.is_dir():
         raise ConfigError(
-            f"{path} is a folder; give the run file, the TOML that describes the run, or `prefixrl resume {path}` for "
-            f"a run that has begun there"
+            f"{path} is a folder; give the run file, the TOML that describes the run, or "
+            f"{to_copy('prefixrl resume', path)} for a run that has begun there"
         )
     if path.name == CONFIG_FILE:
         return changed(from_json(read_bytes(path, "the run file"), str(path)), settings, "--set")

@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 from pydantic import Field, ValidationInfo, model_validator
 
 from prefixrl.common.config.section import Section
-from prefixrl.common.errors import ConfigError
+from prefixrl.common.errors import ConfigError, to_copy
 
 PROBLEM = "{problem}"
 """The question's place in a prompt template; `{question}` is taken for it."""
@@ -88,7 +88,7 @@ def checkpoint_of(given: str, base: Path, directory: Path) -> str:
     if found.is_relative_to(directory.resolve()):
         raise ConfigError(
             f"adapter.init_from = {given!r} lies in the run's own directory {directory}: to begin with it is to begin "
-            f"anew; choose another directory, or go on with `prefixrl resume {directory}`"
+            f"anew; choose another directory, or go on with {to_copy('prefixrl resume', directory)}"
         )
     return str(found)
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from prefixrl.common.errors import DataError
+from prefixrl.common.errors import DataError, to_copy
 
 FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 """Weights as safetensors only: nothing that must be unpickled is fetched."""
@@ -41,8 +41,8 @@ def dataset_folder(dataset: str) -> str:
     name, _, revision = dataset.partition("@")
     fault = f"dataset {dataset!r} is not available from the hub"
     remedy = (
-        f"fetch it where there is a network (`hf download --repo-type dataset {name}`) and give the folder instead "
-        'of the name (that of a problem set as [data.paths] NAME = "FOLDER"); a gated dataset'
+        f"fetch it where there is a network ({to_copy('hf download --repo-type dataset', name)}) and give the folder "
+        'instead of the name (that of a problem set as [data.paths] NAME = "FOLDER"); a gated dataset'
     )
     options = {"repo_type": "dataset", "revision": revision or None, "allow_patterns": list(DATA_FILES)}
     return _fetched(fault, remedy, name, **options)

@@ -24,7 +24,7 @@ from typing import Any, TextIO
 
 import setproctitle
 
-from prefixrl.common.errors import ConfigError, PrefixRLError, UserError, is_full
+from prefixrl.common.errors import ConfigError, PrefixRLError, UserError, is_full, to_copy
 
 _PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -273,8 +273,8 @@ def own(directory: Path) -> TextIO:
     except OSError:
         lock.close()
         raise ConfigError(
-            f"another learner works in {directory} (`prefixrl status {directory}` shows it); stop it or choose another "
-            "directory (--set directory=...)"
+            f"another learner works in {directory} ({to_copy('prefixrl status', directory)} shows it); stop it "
+            "or choose another directory (--set directory=...)"
         ) from None
     return lock
 

@@ -40,8 +40,11 @@ def read_tests(gold: str) -> list[Test]:
 
 def _tests(found: Any) -> list[Test]:
     if isinstance(found, str):
-        is_code = found.lstrip().startswith(("assert ", "import ", "from "))
-        return _of_asserts(found) if is_code else _tests(json.loads(found))
+        if not found.lstrip().startswith(("assert ", "import ", "from ")):
+            return _tests(json.loads(found))
+        # Each assert is read as a call and its value, so that the value stays outside of the sandbox.
+        statements = ast.parse(found.strip()).body
+        return [_of_assert(each) for each in statements if not isinstance(each, ast.Import | ast.ImportFrom)]
     if isinstance(found, list):
         return [test for each in found for test in _tests(each)]
     if not isinstance(found, dict):
@@ -65,12 +68,6 @@ def _of_table(table: dict[str, Any], inputs: Any, outputs: Any) -> list[Test]:
         what = "arguments as a list, an object or lines of JSON" if name else "text, a list of lines or a number"
         raise ValueError(f"{strange[0]!r:.40} where there should be {what}")
     return [Test(*each, name) for each in zip(inputs, outputs, strict=True)]
-
-
-def _of_asserts(text: str) -> list[Test]:
-    """Read each assert as a call and its value, so that the value stays outside of the sandbox."""
-    statements = ast.parse(text.strip()).body
-    return [_of_assert(each) for each in statements if not isinstance(each, ast.Import | ast.ImportFrom)]
 
 
 def _of_assert(statement: ast.stmt) -> Test:

@@ -21,7 +21,7 @@ import msgspec
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from prefixrl.common.errors import ConfigError
+from prefixrl.common.errors import ConfigError, to_copy
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +202,9 @@ def _read(path: Path, kind: type[Kind]) -> Kind:
     except OSError as error:
         raise ConfigError(f"the key {path} cannot be read: {error.strerror}") from None
     if mode & 0o077:
-        raise ConfigError(f"other users can read the key {path} (mode {mode & 0o777:04o}): chmod 600 {path}")
+        raise ConfigError(
+            f"other users can read the key {path} (mode {mode & 0o777:04o}): {to_copy('chmod 600', path)}"
+        )
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

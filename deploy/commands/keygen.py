@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from prefixrl.common.config.load import from_json
-from prefixrl.common.errors import ConfigError
+from prefixrl.common.errors import ConfigError, to_copy
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.wire.address import ENDPOINT_FILE, is_on_this_host
 from prefixrl.common.wire.keys import (
@@ -70,7 +70,8 @@ def command_for(directory: Path, role: str, name: str) -> str:
     check_format(directory)
     key_file = client_key_file(directory, name)
     if read_client_key(key_file).role != "worker":
-        raise ConfigError(f"{key_file} is no worker's key; make one with `prefixrl keygen {directory} --worker NAME`")
+        made = to_copy("prefixrl keygen", directory, "--worker", "NAME")
+        raise ConfigError(f"{key_file} is no worker's key; make one with {made}")
     endpoint_file = directory / ENDPOINT_FILE
     if not endpoint_file.exists():
         raise ConfigError(f"{directory} names no endpoint yet: start the learner first")
@@ -80,7 +81,7 @@ def command_for(directory: Path, role: str, name: str) -> str:
     command = shlex.join([f"prefixrl-{role}", "--connect", endpoint, "--key", key_file.name, *allowed])
     model = config.model_of("rollout" if role == "rollout" else "scorer")
     lines = [
-        f"# copy {key_file} to the other host; only its user may read it (chmod 600 {key_file.name})",
+        f"# copy {key_file} to the other host; only its user may read it (chmod 600 {shlex.quote(key_file.name)})",
         *([NOT_REACHABLE.format(endpoint=endpoint)] if is_on_this_host(endpoint) else []),
         f"# where the model {model} lies in another folder there, add --model FOLDER",
         command,

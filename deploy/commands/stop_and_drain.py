@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from prefixrl.common.errors import ConfigError, PeerLost, TrainingFault
+from prefixrl.common.errors import ConfigError, PeerLost, TrainingFault, to_copy
 from prefixrl.common.host.process import printable
 from prefixrl.common.run.disk import held_bytes, in_mib
 from prefixrl.common.run.status import StatusDocument, WorkerStatus
@@ -49,7 +49,7 @@ def workers_command(run_directory: Path, action: str | None, name: str | None, t
     A worker that `prefixrl launch` started stays away then, until the next launch.
     """
     if (action is None) != (name is None):
-        raise ConfigError(f"give `prefixrl workers {run_directory} drain ID`, with an ID of the list")
+        raise ConfigError(f"give {to_copy('prefixrl workers', run_directory, 'drain', 'ID')}, with an ID of the list")
     if name:
         drain(run_directory, name, timeout_s)
     elif as_json:
@@ -82,7 +82,7 @@ def stop(directory: Path, timeout_s: float, tell: Callable[[str], None] = click.
         if now_s - began_s > timeout_s:
             raise PeerLost(
                 f"the run in {directory} has not stopped within {timeout_s:g} s; {_present_work(directory)}. It was "
-                f"asked and will stop when that is done; `prefixrl stop {directory}` waits again"
+                f"asked and will stop when that is done; {to_copy('prefixrl stop', directory)} waits again"
             )
         if now_s - told_s > TELL_EVERY_S:
             told_s = now_s

@@ -9,7 +9,6 @@ The learner is the run: when it ends, the launch ends with its exit code; one th
 """
 
 import os
-import shlex
 import shutil
 import signal
 import socket
@@ -25,7 +24,7 @@ import msgspec
 
 from prefixrl.common.config.load import import_functions, load
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import ConfigError, Halted, PeerLost, TrainingFault, UserError
+from prefixrl.common.errors import ConfigError, Halted, PeerLost, TrainingFault, UserError, to_copy
 from prefixrl.common.host.placement import LEARNER, described, gpus_here, place, processes_of, visible
 from prefixrl.common.host.process import PARENT_VARIABLE, end_children, own, stop_event
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
@@ -81,9 +80,9 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool, stop: threadi
     launcher = Launcher(config, ["prefixrl.learner", str(run_file), *flags, *ranks])
     code = launcher.run_and_stop(stop.is_set)
     if stop.is_set() or code == Halted.exit_code:
-        again = shlex.join(["prefixrl", "launch", str(run_file), *flags])
+        again = to_copy("prefixrl launch", run_file, *flags)
         what = "stopped" if stop.is_set() else "the learner was asked to stop"
-        how = f"run `{again}` again to resume ({directory})"
+        how = f"run {again} again to resume ({directory})"
         if fault := launcher.fault_of_stop():
             click.echo(f"{what}, but {fault}; then {how}", err=True)
             code = launcher.learner.code or STOPPED

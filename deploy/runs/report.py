@@ -9,7 +9,7 @@ import click
 import msgspec
 from rich.console import Console
 
-from prefixrl.common.errors import ConfigError, UserError
+from prefixrl.common.errors import ConfigError, UserError, to_copy
 from prefixrl.common.evaluation.accuracy import EvaluatedRow, means_by_problem
 from prefixrl.common.evaluation.plans import GREEDY, SAMPLED
 from prefixrl.common.host.process import printable
@@ -71,7 +71,7 @@ def print_table(directory: Path) -> None:
         console.print(table_of(columns, rows, no_wrap=True))
     for name, value in _facts(summary):
         console.print(printable(f"{name}: {value}"), highlight=False, markup=False)
-    told = f"everything is in {directory}; `prefixrl samples {directory}` shows what the adapter wrote"
+    told = f"everything is in {directory}; {to_copy('prefixrl samples', directory)} shows what the adapter wrote"
     console.print(told, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from prefixrl.common.config.foreign import read_json
-from prefixrl.common.errors import ConfigError
+from prefixrl.common.errors import ConfigError, to_copy
 from prefixrl.common.host.hub import cached_file
 from prefixrl.common.host.process import printable, stop_event
 from prefixrl.common.run.directory_format import check_holds_run
@@ -83,7 +83,8 @@ def samples(directory: Path, iteration: int | None, order: str | None, count: in
     decode = decoder(directory)
     newest = newest_groups(directory)
     if not newest:
-        raise ConfigError(f"{directory}: nothing is trained yet; `prefixrl status {directory}` tells what it waits for")
+        shown = to_copy("prefixrl status", directory)
+        raise ConfigError(f"{directory}: nothing is trained yet; {shown} tells what it waits for")
     last = newest[0].version_trained
     wanted = last if iteration is None else iteration
     if not 0 <= wanted <= last:

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.make import make_engine
-from prefixrl.common.errors import ConfigError, PrefixRLError
+from prefixrl.common.errors import ConfigError, PrefixRLError, to_copy
 from prefixrl.common.host.hub import model_folder
 from prefixrl.common.host.process import AskedToStop, StopSignals, allow_many_files, handle_stops, start_logging
 from prefixrl.common.prompts.asking import log_warnings
@@ -172,7 +172,9 @@ def _read(file: Path) -> str:
     try:
         mode = stat.S_IMODE(file.stat().st_mode)
         if mode & 0o077:
-            raise ConfigError(f"--key-file {file}: has mode {mode:04o}, others may read it; chmod 600 {file}")
+            raise ConfigError(
+                f"--key-file {file}: has mode {mode:04o}, others may read it; {to_copy('chmod 600', file)}"
+            )
         return file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--key-file {file}: cannot be read ({error})") from None

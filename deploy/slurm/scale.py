@@ -14,14 +14,9 @@ from prefixrl.deploy.slurm.script import WORKERS, Worker, job_name
 
 
 def leaving(workers: list[QueuedJob], count: int) -> list[QueuedJob]:
-    """Return the workers that end first: those that wait, then the newest."""
-    return sorted(workers, key=lambda each: (each.is_waiting, _age_order(each.job_id)), reverse=True)[:count]
-
-
-def _age_order(job_id: str) -> tuple[int, int]:
-    """Return a key that is larger for a newer task: of a later array, or with a higher index."""
-    array, _, task = job_id.partition("_")
-    return int(array), int(task or 0)
+    """Return the workers that end first: those that wait, then the newest: of a later array, of a higher index."""
+    in_order = sorted(workers, key=lambda each: (each.is_waiting, [int(part) for part in each.job_id.split("_")]))
+    return in_order[::-1][:count]
 
 
 def scale(directory: Path, roles: Literal["rollouts", "scorers"], wanted: int) -> None:

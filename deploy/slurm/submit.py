@@ -8,7 +8,7 @@ from typing import Literal
 import click
 
 from prefixrl.common.config.load import load
-from prefixrl.common.errors import ConfigError
+from prefixrl.common.errors import ConfigError, to_copy
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.worker.command import settings_option
 from prefixrl.deploy.slurm import scheduler
@@ -65,7 +65,8 @@ def submit(run: RunOnSlurm, layout: Layout) -> None:
     for role in WORKERS if layout == "arrays" else ():
         job = scheduler.submit(script_path(directory, role), f"--dependency=after:{learner}")
         click.echo(f"job {job}: {run.job_name(role)}, {run.processes(role)} of them")
-    click.echo(f"logs are in {directory / 'logs'}; `prefixrl status {directory}` shows the run once it has started")
+    shown = to_copy("prefixrl status", directory)
+    click.echo(f"logs are in {directory / 'logs'}; {shown} shows the run once it has started")
     if run.is_alone:
         click.echo(f"broker.listen = {run.listen}: only workers on the learner's own machine can join", err=True)
 

@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import ConfigError, DataError, Halted, PeerLost
+from prefixrl.common.errors import ConfigError, DataError, Halted, PeerLost, to_copy
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import (
@@ -63,14 +62,15 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
         at = f"{self.iterations}{f' of {self.total_iterations}' if self.total_iterations else ''}"
         log = directory / LEARNER_LOG
         see = f" (see {log})" if log.exists() else ""
-        again = f"`{shlex.join(['prefixrl', 'resume', str(directory)])}`"
+        again = to_copy("prefixrl resume", directory)
         if (directory / "slurm").exists():
             again = "`prefixrl slurm run.toml --submit` with its run file"
         match self.state:
             case "finished":
                 accuracy = ", ".join(f"{arm} {value:.3f}" for arm, value in self.accuracy.items())
                 page = directory / "report.html"
-                report = f"report: {page}" if page.exists() else f"`prefixrl report {directory}` writes its report"
+                how = to_copy("prefixrl report", directory)
+                report = f"report: {page}" if page.exists() else f"{how} writes its report"
                 return f"finished: {at} iterations; {report}" + (f"\n{accuracy}" if accuracy else "")
             case "stopped":
                 return f"stopped at iteration {at}, and saved; {again} resumes it"
@@ -143,9 +143,9 @@ def nothing_left(run: Path) -> str:
     if found.state != "finished" or found.iterations < (wanted or 0):
         return ""
     key = "algorithm.iterations" if wanted else "data.epochs"
-    more = shlex.join(["prefixrl", "resume", str(run), "--change", f"{key}=N"])
+    more = to_copy("prefixrl resume", run, "--change", f"{key}=N")
     return (
-        f"the run in {run} is finished after {found.iterations} iterations: nothing more is trained; `{more}` "
+        f"the run in {run} is finished after {found.iterations} iterations: nothing more is trained; {more} "
         f"prolongs it, --fresh starts it anew"
     )
 
@@ -204,7 +204,7 @@ def operator(run: Path, answer_s: float = 3.0) -> Iterator[Requester]:
     try:
         requester = Requester(address_in(run, "operator"), "operator", answer_s)
     except PeerLost as error:
-        remedy = f"is the learner running? (prefixrl resume {run} goes on with the run)"
+        remedy = f"is the learner running? ({to_copy('prefixrl resume', run)} goes on with the run)"
         raise PeerLost("\n".join([f"{error}; {remedy}", *rung(run)])) from None
     try:
         yield requester

@@ -13,7 +13,7 @@ import msgspec
 from prefixrl.common.config.foreign import read_json
 from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import ConfigError, PrefixRLError
+from prefixrl.common.errors import ConfigError, PrefixRLError, to_copy
 from prefixrl.common.host.hub import model_folder
 from prefixrl.common.host.process import own, write_atomically
 from prefixrl.common.run.digests import file_digest, function_digest, model_digests, process_digest
@@ -70,7 +70,7 @@ class RunDirectory:
             before = from_json(known.read_text(encoding="utf-8"), str(known)).model_dump()
             free = free_keys | {(section,) for section in FREE_SECTIONS}
             if changed := "\n".join(_changes(before, config.model_dump(), (), free)):
-                way = f"`prefixrl resume {self.path}` goes on with those it has; else {REMEDY}"
+                way = f"{to_copy('prefixrl resume', self.path)} goes on with those it has; else {REMEDY}"
                 raise ConfigError(f"{self.path} holds a run with other settings; {way}\n{changed}")
         self._adopt_inputs(_inputs(config))
         # Before the config, which makes the directory one of a run.

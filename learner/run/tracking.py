@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from prefixrl.common.config.learner import LogConfig
-from prefixrl.common.errors import ConfigError
+from prefixrl.common.errors import ConfigError, to_copy
 from prefixrl.common.host.process import ignoring_signals
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Tracking:
         self._is_lost = True
         log.error(
             "the tracker ([log]) %s, and curves are shown nowhere until the run is started again; "
-            "`prefixrl track %s` sends all that is in metrics.jsonl",
+            "%s sends all that is in metrics.jsonl",
             how,
-            self._directory,
+            to_copy("prefixrl track", self._directory),
         )

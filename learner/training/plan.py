@@ -171,7 +171,9 @@ def _deal(
             if not is_shared:
                 own = [[(row,) for line in share for row in line] for share in own]
             packed = [_pack(share, lengths, micro_batch_tokens) for share in own]
-            busiest = max(_cost(micros, lengths) for micros in packed)
+            busiest = max(
+                sum(line_tokens(each[0], lengths) * len(each) + FORWARD_TOKENS for each in micros) for micros in packed
+            )
             if best is None or busiest < best[0]:
                 best = busiest, packed
         if ranks == 1 or most == 1:
@@ -255,7 +257,3 @@ def _longest_first(lines: Sequence[Line], lengths: Lengths, is_shared: bool = Tr
     """Return tokens and lines, the most first; of equal ones the first rows come first."""
     ordered = sorted((-line_tokens(line, lengths, is_shared), line) for line in lines)
     return [-tokens for tokens, _ in ordered], [line for _, line in ordered]
-
-
-def _cost(micros: Sequence[MicroBatch], lengths: Lengths) -> int:
-    return sum(line_tokens(micro[0], lengths) * len(micro) + FORWARD_TOKENS for micro in micros)

@@ -156,7 +156,9 @@ class OpenAIEngine(RowJobs):
             tokens = self._renderer.encode(text or "")
             is_ended = text != written.text
         else:
-            tokens, text = _through(np.asarray(written.tokens, dtype=np.int32), stops), None
+            tokens, text = np.asarray(written.tokens, dtype=np.int32), None
+            ends = np.flatnonzero(np.isin(tokens, list(stops)))
+            tokens = tokens[: ends[0] + 1] if ends.size else tokens  # the stop included
             is_ended = tokens.size < len(written.tokens)
         # Tokens that the endpoint does not count are counted here.
         self._endpoint.count(
@@ -183,12 +185,6 @@ class OpenAIEngine(RowJobs):
                 read,
                 row.tolist(),
             )
-
-
-def _through(tokens: TokenIds, stops: frozenset[int]) -> TokenIds:
-    """Return tokens up to the first stop, the stop included."""
-    at = np.flatnonzero(np.isin(tokens, list(stops)))
-    return tokens[: at[0] + 1] if at.size else tokens
 
 
 def _without(reason: str) -> Continuation:

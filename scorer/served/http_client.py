@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from ipaddress import ip_address
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -15,6 +14,7 @@ import httpx2
 
 from prefixrl.common.config.worker_sections import OpenAIConfig
 from prefixrl.common.errors import UserError
+from prefixrl.common.wire.address import is_loopback
 from prefixrl.scorer.served import protocol
 from prefixrl.scorer.served.protocol import Completed, EndpointRefused, Retry, RowRefused, ServedModel
 
@@ -121,11 +121,7 @@ def _key_of(section: OpenAIConfig) -> str:
 
 
 def _is_loopback(section: OpenAIConfig) -> bool:
-    host = urlsplit(section.url or "").hostname or ""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return is_loopback(urlsplit(section.url or "").hostname or "")
 
 
 def _is_unresolved(error: BaseException | None) -> bool:

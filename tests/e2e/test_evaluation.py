@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from prefixrl.deploy.runs.checkpoints import config_of, weights_of
 from support.runs.run_helper import ROOT, SMALL, finish, launched, wait_for
+from support.tables import table
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
@@ -229,20 +230,7 @@ def test_what_cannot_be_judged_is_said_at_once(run: Path, flags: tuple[str, ...]
     assert "Traceback" not in finished.stderr
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ((), "nothing to answer with: give a RUN"),
-        (("nowhere",), "nowhere holds no run"),
-        (("RUN", "--checkpoint", "5"), "keeps 0, 2, 4, 6, best and latest"),
-        (("RUN", "--adapter", "mine"), "--adapter and --target are for models without a run"),
-        (("RUN", "--data", "nowhere.jsonl"), "there is no such file"),
-        (("RUN", "--data", "-", "--data", "-"), "stdin can be read once only"),
-        (("RUN", "--samples", "2", "--temperature", "0"), "greedy answers are all alike"),
-        (("--adapter", "./mine"), "there is no such folder"),
-        (("RUN", "--out", "/nowhere/answers.jsonl"), "No such file or directory"),
-    ],
-)
+@table(__file__)
 def test_what_cannot_be_answered_is_said_at_once(run: Path, flags: tuple[str, ...], said: str) -> None:
     finished = prefixrl("generate", *(str(run) if flag == "RUN" else flag for flag in flags))
     assert finished.returncode == 2 and said in finished.stderr, finished.stderr

@@ -95,16 +95,13 @@ class Dispatcher:
             if item is None:
                 return False
             kind, rows, sampling = "train", self._config.algorithm.samples_per_prompt, self._sampling[0]
-            groups = tuple(self._group_task(seq) for seq in item.seqs)
+            prompts = ((seq, self._prompts.prompt(self.ledger.prompt_index(seq))) for seq in item.seqs)
+            groups = tuple(GroupTask(seq, prompt, derive(self._config.seed, "group", seq)) for seq, prompt in prompts)
         version = item.version
         task = PrefixTask(task="", kind=kind, version=version, groups=groups, rows_per_group=rows, sampling=sampling)
         rows *= len(groups)
         self._lease(worker, item, task, rows, rows * sampling.max_new_tokens, now_s)
         return True
-
-    def _group_task(self, seq: int) -> GroupTask:
-        prompt = self._prompts.prompt(self.ledger.prompt_index(seq))
-        return GroupTask(seq, prompt, derive(self._config.seed, "group", seq))
 
     def _give_scoring(self, worker: Worker, now_s: float) -> bool:
         kinds: tuple[TaskKind, TaskKind] = ("train", "eval")

@@ -14,6 +14,7 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.deploy.__main__ import main
 from prefixrl.deploy.commands.config import explained, page
 from support.paths import ROOT
+from support.tables import table
 
 KNOWN = {each.key: each for each in settings()}
 
@@ -58,20 +59,7 @@ def test_an_unknown_key_is_refused_with_the_nearest() -> None:
     assert done.exit_code == 2 and "`prefixrl config` lists the sections" in done.output
 
 
-@pytest.mark.parametrize(
-    ("given", "hint"),
-    [
-        ("algorithm.eps_clip=0.1", "did you mean 'algorithm.clip'?"),
-        ("learner.learning_rate=1e-5", "did you mean 'learner.actor_lr'?"),
-        ("num_generations=4", "did you mean 'algorithm.samples_per_prompt'?"),
-        ("learner.actor_rl=1e-5", "did you mean 'actor_lr'?"),
-        ("actor_lr=1e-5", "did you mean 'learner.actor_lr'?"),
-        ("learner.kl=0.1", "did you mean 'algorithm.kl'?"),
-        ("scorers=2", "did you mean 'launch.scorers'?"),
-        ("data.train=[{paths='x'}]", "did you mean 'path'?"),
-        ("temperature=0.5", "did you mean 'rollout.temperature' or 'scorer.temperature'?"),
-    ],
-)
+@table(__file__)
 def test_a_run_file_with_a_name_from_elsewhere_is_refused_with_ours(given: str, hint: str) -> None:
     with pytest.raises(ConfigError) as refused:
         from_flags({}, (given,))

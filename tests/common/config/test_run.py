@@ -18,6 +18,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.section import Section
 from prefixrl.common.errors import ConfigError
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter
+from support.tables import table
 
 MINIMAL = """
 directory = "run"
@@ -479,21 +480,7 @@ def test_a_function_is_found_beside_the_run_file(run_file: Path) -> None:
     assert from_json(config.model_dump_json()) == config
 
 
-@pytest.mark.parametrize(
-    ("place", "source", "expected"),
-    [
-        ("mine", "", "is not FILE.py:NAME, for example"),
-        ("mine.py", "", "is not FILE.py:NAME, for example"),
-        ("mine.py:no name", "", "is not FILE.py:NAME, for example"),
-        ("gone.py:f", "", "there is no such file (looked at "),
-        ("mine.py:f", "def g(): ...\n", "mine.py has no 'f'; it defines g"),
-        ("mine.py:f", "", "mine.py has no 'f'; it defines no function"),
-        ("mine.py:f", "def g():\n    def f(): ...\n", "mine.py has no 'f'; it defines g"),
-        ("mine.py:f", "print(f)\n", "mine.py has no 'f'; it defines no function"),
-        ("mine.py:f", "x = '\0'\n", "mine.py is not valid Python: "),
-        ("mine.py:f", "x = 1\ndef f(:\n", "SyntaxError: invalid syntax (mine.py, line 2)"),
-    ],
-)
+@table(__file__)
 @pytest.mark.parametrize("key", ["reward.function", "algorithm.advantage_function"])
 def test_a_function_that_cannot_be_called_is_refused_with_file_line_and_reason(
     run_file: Path, key: str, place: str, source: str, expected: str
@@ -504,20 +491,7 @@ def test_a_function_that_cannot_be_called_is_refused_with_file_line_and_reason(
     assert expected in message
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "def f(question, text, gold): ...",
-        "class f: ...",
-        "# -*- coding: utf-8 -*-\ndef f(question, text, gold, verdict): 'é'",
-        "f = print",
-        "from os import remove as f",
-        "from mine import *",
-        "if True:\n    def f(): ...",
-        "def f(): ...\nf = print",
-        "try:\n    import f\nexcept ImportError:\n    f = None",
-    ],
-)
+@table(__file__)
 def test_reading_a_config_finds_the_name_however_it_is_bound_and_executes_nothing(run_file: Path, source: str) -> None:
     executed = run_file.parent / "executed"
     (run_file.parent / "mine.py").write_text(f"open({str(executed)!r}, 'w').close()\n{source}\n")

@@ -10,6 +10,7 @@ from prefixrl.common.config.section import FROM_RUN_FILE
 from prefixrl.common.config.step_rewards import ProcessModelConfig
 from prefixrl.common.errors import ConfigError
 from support.paths import EXAMPLES
+from support.tables import table
 
 
 def section(**keys: Any) -> ProcessModelConfig:
@@ -23,19 +24,7 @@ def test_tag_form_and_separator_are_those_of_the_format() -> None:
     assert section(step_tag="T", step_form="{step}{tag}", separator=";").between == ";"
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"coefficient": 0.8, "outcome_coefficient": 0.5}, "together they exceed 1, the largest reward"),
-        ({"coefficient": 0.0}, "would be without effect"),
-        ({"good_token": "-"}, "every step would have the same score"),
-        ({"step_form": "{tag}{step}"}, "needs {step} once and {tag} once behind it"),
-        ({"format": "two_class", "good_token": "+"}, "good_token = .\\+. has no effect with format = .two_class."),
-        ({"good_class": 0}, "good_class = 0 has no effect with format = .step_tag."),
-        ({"placement": "step", "aggregate": "min"}, "aggregate = .min. has no effect with placement = .step."),
-        ({"gpu_memory_utilization": 0.5}, "no effect with engine = .transformers."),
-    ],
-)
+@table(__file__)
 def test_settings_without_sense_are_refused_with_the_reason(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         section(**keys)
@@ -44,22 +33,7 @@ def test_settings_without_sense_are_refused_with_the_reason(keys: dict[str, Any]
 STEPS = ("scorer.prm.model=x/y", "scorer.prm.format=step_tag", "scorer.prm.placement=step")
 
 
-@pytest.mark.parametrize(
-    ("run_file", "more", "said"),
-    [
-        ("arithmetic/run.toml", (), 'scorer.prm.placement = "step" with mode = "prefix"'),
-        (
-            "arithmetic_direct/run.toml",
-            ("algorithm.name=rloo", "algorithm.advantage_function=mine.py:advantages"),
-            "the function has no baseline for rewards of tokens",
-        ),
-        (
-            "arithmetic_direct/run.toml",
-            ("algorithm.name=prime", "implicit_reward.outcome_coefficient=0"),
-            'implicit_reward.outcome_coefficient = 0 with scorer.prm.model = "x/y": its scores would have no weight',
-        ),
-    ],
-)
+@table(__file__)
 def test_rewards_of_steps_that_nothing_could_train_are_refused(run_file: str, more: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(EXAMPLES / run_file, (*STEPS, *more))

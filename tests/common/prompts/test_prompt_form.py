@@ -16,6 +16,7 @@ from prefixrl.learner.data.rows import Problem
 from support.models.base_models import CLOSER, EOS, base_model
 from support.models.chat_tokenizers import llama, qwen
 from support.paths import EXAMPLE
+from support.tables import table
 
 QUESTION = "sum 3 1 4"
 
@@ -131,17 +132,7 @@ def test_a_prompt_template_a_system_turn_and_options_go_through_the_chat_templat
     )
 
 
-@pytest.mark.parametrize(
-    ("asked", "complaint"),
-    [
-        (
-            {"template_options": {"enable_thinking": False}},
-            "adapter.template_options.enable_thinking: .*no such variable",
-        ),
-        ({"chat_template": "{{ raise_exception('never') }}"}, "adapter.chat_template: .* cannot render user: never"),
-        ({"chat_template": "{% if %}"}, "adapter.chat_template: .* cannot render"),
-    ],
-)
+@table(__file__)
 def test_a_template_that_cannot_be_used_as_asked_is_refused(asked: dict[str, object], complaint: str) -> None:
     model = str(EXAMPLE / "adapter")
     with pytest.raises(ConfigError, match=complaint):
@@ -219,21 +210,7 @@ def test_a_short_question_behind_long_worked_examples_is_found_to_be_too_long() 
     assert unaskable([Problem("p", "sum 1", "1")], run_of("rollout.max_prompt_tokens=400")) == {}
 
 
-@pytest.mark.parametrize(
-    ("settings", "complaint"),
-    [
-        (
-            ("adapter.chat_template=false", "adapter.system=hi"),
-            "system = .hi. has no effect with chat_template = false",
-        ),
-        (("target.template_options={tools=1}",), "template_options sets tools"),
-        (("adapter.prompt_template=none.txt",), "adapter.prompt_template = 'none.txt': the file .* cannot be read"),
-        (("adapter.prompt_template=run.toml",), r"its text has no {problem}"),
-        (('adapter.chat_template=""',), "neither a file nor a template"),
-        (("scorer.own_stops=false",), "own_stops = false without stop_tokens"),
-        (('scorer.stop_texts=[""]',), "stop_texts"),
-    ],
-)
+@table(__file__)
 def test_keys_that_cannot_be_meant_are_refused(settings: tuple[str, ...], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         run_of(*settings)

@@ -7,19 +7,10 @@ import pytest
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.wire import interfaces
 from prefixrl.common.wire.address import advertised, beside, bindable, is_loopback, is_on_this_host, weights_listen
+from support.tables import table
 
 
-@pytest.mark.parametrize(
-    ("listen", "bound"),
-    [
-        ("tcp://127.0.0.1:0", "tcp://127.0.0.1:0"),
-        ("tcp://10.0.0.7:5555", "tcp://10.0.0.7:5555"),
-        ("tcp://*:5555", "tcp://0.0.0.0:5555"),
-        ("tcp://lo:5555", "tcp://127.0.0.1:5555"),
-        ("tcp://localhost:0", "tcp://127.0.0.1:0"),
-        ("ipc:///tmp/x", "ipc:///tmp/x"),
-    ],
-)
+@table(__file__)
 def test_an_interface_or_a_name_stands_for_its_address(listen: str, bound: str) -> None:
     assert bindable(listen) == bound
 

@@ -149,7 +149,7 @@ def test_a_local_endpoint_needs_no_key(run: Path) -> None:
 def test_a_key_that_others_can_read_is_refused(run: Path, mode: int) -> None:
     path = client_key_file(run, "worker")
     path.chmod(mode)
-    with pytest.raises(ConfigError, match=f"other users can read the key {path} .mode 0{mode:o}.: chmod 600"):
+    with pytest.raises(ConfigError, match=f"other users can read the key {path} .mode 0{mode:o}.: `chmod 600"):
         read_client_key(path)
 
 

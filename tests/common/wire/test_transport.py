@@ -17,6 +17,7 @@ from prefixrl.common.wire.messages.worker import Reject
 from prefixrl.common.wire.transport import Client, Malformed, Server, Undeliverable, check_endpoint
 from support.fakes import wait_until
 from support.keys import key, keys
+from support.tables import table
 
 Work = Server[ToBroker, FromBroker]
 Worker = Client[FromBroker, ToBroker]
@@ -224,18 +225,7 @@ def test_a_taken_port_is_a_config_error_that_names_it() -> None:
     server.close()
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "complaint"),
-    [
-        ("udp://127.0.0.1:1", "neither tcp"),
-        ("127.0.0.1:5555", "neither tcp"),
-        ("tcp://127.0.0.1", "needs a port"),
-        ("tcp://127.0.0.1:http", "needs a port"),
-        ("tcp://127.0.0.1:65536", "needs a port"),
-        ("tcp://[::1]:5555", "only IPv4 is supported"),
-        ("tcp://fe80::1:5555", "only IPv4 is supported"),
-    ],
-)
+@table(__file__)
 def test_an_endpoint_that_may_not_be_used_is_refused(endpoint: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         check_endpoint(endpoint)

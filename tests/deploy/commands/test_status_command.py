@@ -1,6 +1,7 @@
 """`prefixrl status` of runs that do not run: what happened, and what resumes them."""
 
 import json
+import shlex
 from pathlib import Path
 
 import msgspec
@@ -47,9 +48,11 @@ def test_a_stopped_run_names_its_iteration_and_the_command_that_resumes_it(tmp_p
 
 
 def test_a_finished_run_names_its_report_and_accuracies(tmp_path: Path, adapter: Path) -> None:
-    run = made(tmp_path / "run", adapter, 10)
+    run = made(tmp_path / "Anna's run", adapter, 10)
     finish(run, 0.75)
-    assert said(run).startswith(f"finished: 10 of 10 iterations; `prefixrl report {run}` writes its report")
+    what, command, does = said(run).split("`")
+    assert what == "finished: 10 of 10 iterations; " and does.startswith(" writes its report")
+    assert shlex.split(command) == ["prefixrl", "report", str(run)], "a person can copy it"
     (run / "report.html").touch()
     assert f"report: {run}/report.html" in said(run) and "trained_adapter 0.750" in said(run)
 

@@ -19,6 +19,7 @@ from prefixrl.deploy.sweep import conduct, grid, outcome
 from support.models.tiny_model import run_config
 from support.runs import runs_on_disk
 from support.runs.run_helper import RUN_FILE
+from support.tables import table
 
 HEAD = f"run = {json.dumps(str(RUN_FILE))}\ndirectory = 'runs'\n"
 TWO_BLOCKS = """
@@ -86,19 +87,7 @@ def test_an_index_beyond_the_grid_is_refused(tmp_path: Path, index: int) -> None
     assert "has 5 runs, 0 to 4" in done.stderr and not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("blocks = 1\n", "blocks: Extra inputs are not permitted; known are the paths run and directory"),
-        ("[block]\nseed = 1\n", "each block as [[block]]"),
-        ("[[block]]\nseed = []\n", "seed = []: no value to try"),
-        ("[[block]]\nseed = [1, 2, 1]\n", "the runs 0 and 2 are the same, seed = 1"),
-        ("[set]\ndirectory = 'elsewhere'\n", "each run has a folder of its own"),
-        ("[[block]]\nalgorithm.kl = [0.1, -1]\n", "run 1 of"),
-        ("[[block]]\nlearner.lr = [1e-4]\n", "did you mean"),
-        ("[[block\n", "is not valid TOML"),
-    ],
-)
+@table(__file__)
 def test_a_file_that_is_no_sweep_is_refused_before_anything_begins(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         conduct.conduct(grid.read(sweep_file(tmp_path, text)))

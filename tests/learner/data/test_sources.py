@@ -20,6 +20,7 @@ from prefixrl.learner.run.directory import RunDirectory, inputs
 from support.fakes import run_on_disk
 from support.models.chat_tokenizers import llama, qwen
 from support.models.published_sets import jsonl, publish
+from support.tables import table
 
 REMEDY = "; question_column and answer_column name others"
 ROWS = [{"id": f"r{i}", "question": f"{i} + 1 =", "answer": str(i + 1)} for i in range(4)]
@@ -339,19 +340,7 @@ def test_a_run_that_goes_on_keeps_the_training_problems_it_began_with(tmp_path: 
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("data", "complaint"),
-    [
-        ('train = "ocwcourses"', "data.train = 'ocwcourses': no copy is known on the hub; give its path"),
-        ("train = {weight = 1.0}", "name and path are missing"),
-        ('train = {name = "mathh"}', 'name = "mathh": not a problem set; known ones: gsm8k, math,'),
-        ('train = [{path = "t.jsonl", weight = 1.0}, "t.jsonl"]', "train has weights [1.0, None]"),
-        ('train = "t.jsonl"\npaths = {mathh = "t.jsonl"}', "mathh: not a problem set"),
-        ('train = [{path = "t.jsonl", wait = 1.0}]', "data.train.0.wait: unknown key; did you mean 'weight'?"),
-        ("train = []", "data.train"),
-        ('train = "math500"\npaths = {math500 = "gone"}', "data.paths.math500 = 'gone': there is no such file"),
-    ],
-)
+@table(__file__)
 def test_a_data_section_that_cannot_be_is_refused_with_what_may(data: str, complaint: str, tmp_path: Path) -> None:
     jsonl("t.jsonl")(tmp_path, ROWS)
     (tmp_path / "run.toml").write_text(

@@ -14,6 +14,7 @@ from prefixrl.learner.models.model import Models
 from prefixrl.learner.models.trained_model import deepspeed_settings
 from prefixrl.learner.training.iteration import train_iteration
 from support.models.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model, whole
+from support.tables import table
 
 pytestmark = DEEPSPEED_WARNINGS
 
@@ -90,17 +91,7 @@ def test_published_weights_are_a_copy_that_later_steps_do_not_change(adapter: Pa
     assert all(torch.equal(tensor, frozen[name]) for name, tensor in weights.items())
 
 
-@pytest.mark.parametrize(
-    ("deepspeed", "named"),
-    [
-        ({"gradient_clipping": 3.0}, "gradient_clipping.*learner.grad_clip"),
-        ({"bf16": {"enabled": True}}, "bf16.*learner.dtype"),
-        ({"torch_autocast": {"enabled": True, "dtype": "float16"}}, "'float16'.*scale.*allowed are .bfloat16."),
-        ({"torch_autocast": {"enabled": True}}, "torch_autocast.dtype = None.*allowed are .bfloat16."),
-        ({"zero_optimization": {"stage": 4}}, "stage = 4; allowed are 0, 1, 2 and 3"),
-        ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, "nvme.*allowed"),
-    ],
-)
+@table(__file__)
 def test_deepspeed_settings_that_the_learner_decides_are_refused(
     adapter: Path, deepspeed: dict[str, Any], named: str
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from prefixrl.common.errors import ConfigError, Halted, PeerLost
 from prefixrl.learner.processes.ranks import RankInfo, _for_rank, _watch, first_node, rank_info
 from support.fakes import end
+from support.tables import table
 
 HALTS = """
 import signal, sys, time
@@ -135,17 +136,7 @@ def test_a_process_outside_a_step_and_a_step_of_one_task_are_one_rank(variables:
     assert rank_info(variables | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}) == (RankInfo(0, 1, 0), {})
 
 
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [
-        ("n1", "n1"),
-        ("n1,n2", "n1"),
-        ("node[03-05,9],other", "node03"),
-        ("a-b.site.org,c", "a-b.site.org"),
-        ("n[7,1-3]-ib0,n4", "n7-ib0"),
-        ("rack[1-2]node[08,11]", "rack1node08"),
-    ],
-)
+@table(__file__)
 def test_the_first_node_is_read_from_a_list_in_brackets(nodes: str, first: str) -> None:
     assert first_node(nodes) == first
 

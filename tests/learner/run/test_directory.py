@@ -19,6 +19,7 @@ from prefixrl.common.config.step_rewards import ImplicitRewardConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.learner.run.directory import RunDirectory, check_ports_are_free
 from support.fakes import end, free_pair, run_on_disk, wait_until
+from support.tables import table
 
 HOLDER = """
 import sys, time
@@ -217,17 +218,7 @@ def test_a_port_that_becomes_free_is_waited_for() -> None:
         going.join()
 
 
-@pytest.mark.parametrize(
-    "endpoint",
-    [
-        "tcp://127.0.0.1",
-        "tcp://127.0.0.1:http",
-        "tcp://127.0.0.1:99999",
-        "5555",
-        "tcp://127.0.0.1:65535",
-        "tcp://no.such.invalid:1",
-    ],
-)
+@table(__file__)
 def test_what_is_no_endpoint_is_refused_by_name(endpoint: str) -> None:
     with pytest.raises(ConfigError, match=endpoint):
         check_ports_are_free(endpoint)

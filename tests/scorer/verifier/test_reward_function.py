@@ -21,6 +21,7 @@ from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
 from prefixrl.scorer.verifier.rules.verify import Judgement
 from prefixrl.scorer.verifier.scoring import Scoring, loaded
 from support.fakes import wait_until
+from support.tables import table
 
 log = logging.getLogger(__name__)
 
@@ -256,20 +257,7 @@ def test_a_function_that_cannot_be_called_so_is_refused_where_the_run_file_is_re
         user_function.check_call("reward.function", place)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "def score(question, text, gold): ...",
-        "def score(q, t, g, verdict): ...",
-        "def score(q, t, g, /, *, verify, verdict): ...",
-        "def score(q, t, g, scale=2.0): ...",
-        "def score(*given): ...",
-        "def score(*given, verdict, **rest): ...",
-        "score = max",
-        "class score:\n    def __init__(self, q, t, g): ...",
-        "def score(): ...\ndef score(q, t, g): ...",
-    ],
-)
+@table(__file__)
 def test_every_signature_that_can_be_called_is_taken(tmp_path: Path, source: str) -> None:
     (tmp_path / "mine.py").write_text(source)
     user_function.check_call("reward.function", user_function.resolve("reward.function", "mine.py:score", tmp_path))
@@ -289,17 +277,7 @@ FILLS = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("answer", "named"),
-    [
-        ("hang", "no answer for "),
-        ("die", "its process ended with an answer unjudged"),
-        ("leave", "function raised"),
-        ("raise", "function raised"),
-        ("return nan", "function returned no reward"),
-        ("fill", "function raised"),
-    ],
-)
+@table(__file__)
 def test_a_function_that_fails_is_named_within_seconds_and_the_other_rows_are_judged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, answer: str, named: str
 ) -> None:

@@ -20,6 +20,7 @@ from prefixrl.learner.models.batch import PreparedMicroBatch, Sample, pad
 from prefixrl.learner.training.advantages import moments, whiten
 from prefixrl.learner.training.objectives import Objective, denominators, estimate, resolve, row_rewards, value_mask
 from prefixrl.learner.training.ppo import PolicyTerms, policy_loss
+from support.tables import table
 
 K = 8
 NAMES = get_args(Name)
@@ -325,22 +326,7 @@ def test_a_users_function_may_give_arrays_and_their_scalars(tmp_path: Path, body
     assert {type(value) for value in found} == {float}
 
 
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        ("return rewards[1:]", "returned 1 values; expected a list of 2, one per row"),
-        ("return None", "returned NoneType; expected a list of 2, one per row"),
-        ("return [0.0, float('nan')]", r"returned nan for row 1 \(reward 1.0, group 4\)"),
-        ("return ['a', 0]", r"returned 'a' for row 0 \(reward 0.5, group 3\)"),
-        ("return [10 ** 400, 0]", r"returned inf for row 0 \(reward 0.5, group 3\)"),
-        ("return [0, 10 ** 5000]", r"returned inf for row 1 \(reward 1.0, group 4\)"),
-        ("import sys; sys.exit()", r"failed: SystemExit:  \(mine.py, line 2\)"),
-        ("import asyncio; raise asyncio.CancelledError", r"failed: CancelledError:  \(mine.py, line 2\)"),
-        ("import numpy; return numpy.zeros(3)", "returned 3 values; expected a list of 2"),
-        ("import numpy; return numpy.zeros((2, 2))", r"returned \[0.0, 0.0\] for row 0"),
-        ("return [1 / 0]", r"failed: ZeroDivisionError: division by zero \(mine.py, line 2\)"),
-    ],
-)
+@table(__file__)
 def test_a_users_function_that_gives_no_advantages_ends_the_run_by_its_name(
     tmp_path: Path, body: str, expected: str
 ) -> None:
