@@ -3,6 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
@@ -205,9 +206,22 @@ def decoder(directory: Path) -> Callable[[list[int]], str]:
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(str(path))
-        return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
+        return _shows_every_id(tokenizer, partial(tokenizer.decode, skip_special_tokens=False))
     # Late: seconds of imports, which few tokenizers need.
     from prefixrl.common.prompts.tokenizer import load_tokenizer
 
     slow = load_tokenizer(model)
-    return lambda ids: str(slow.decode(ids))
+    return _shows_every_id(slow, slow.decode)
+
+
+def _shows_every_id(tokenizer: Any, decode: Callable[[list[int]], str]) -> Callable[[list[int]], str]:
+    """Return a way from tokens to text that gives ids without a token, which decode to nothing, as `<id 64>`."""
+    known = frozenset(tokenizer.get_vocab().values())
+
+    def text(ids: list[int]) -> str:
+        runs = groupby(ids, key=known.__contains__)
+        return "".join(
+            decode([*run]) if is_known else "".join(f"<id {each}>" for each in run) for is_known, run in runs
+        )
+
+    return text

@@ -15,7 +15,7 @@ from prefixrl.common.run.directory_format import write_format
 from prefixrl.common.run.documents import ADVANTAGES_FILE, AdvantageLine
 from prefixrl.common.wire.messages.groups import Prompt, ScoredGroup
 from prefixrl.deploy.__main__ import main
-from prefixrl.deploy.runs.samples import SampleText, lines_of
+from prefixrl.deploy.runs.samples import SampleText, decoder, lines_of
 from support import messages
 from support.models.tiny_model import with_tokenizer
 
@@ -86,6 +86,11 @@ def test_best_and_worst_order_by_advantage_and_json_has_every_field(run: Path) -
         "iteration": 3, "group": 3, "prompt_id": "p3", "question": "what is 3?", "gold": "3", "prefix": "w7 w23",
         "completion": best["completion"], "extracted": "1", "status": "ok", "reward": 1.0, "advantage": 3.5,
     }  # fmt: skip
+
+
+def test_an_id_without_a_token_is_seen(run: Path) -> None:
+    decode = decoder(run)
+    assert decode([7, 64, 9999, 8]) == "w7<id 64><id 9999>w8" and decode([7, 8]) == "w7 w8" and decode([]) == ""
 
 
 def test_what_a_model_wrote_cannot_move_a_terminal(run: Path) -> None:
