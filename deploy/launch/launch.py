@@ -202,7 +202,9 @@ class Launcher:
                     self._restart(self.learner, code)
                 if (written := mark_of(self._endpoint_file)) != known:
                     known = written
-                    self._start_workers()
+                    for worker in self.workers:  # a broker has opened its socket
+                        if not worker.is_drained and (worker.process is None or worker.code is not None):
+                            worker.start()
                 for worker in self.workers:
                     if worker.code is not None:
                         self._worker_ended(worker, worker.code)
@@ -221,12 +223,6 @@ class Launcher:
                 self._view.announce(text)
         if self._watchdog.stall and self._config.launch.on_stall == "end":
             raise TrainingFault(f"{self._watchdog.stall} (launch.on_stall)")
-
-    def _start_workers(self) -> None:
-        """Start the workers that do not run: a broker has opened its socket."""
-        for worker in self.workers:
-            if not worker.is_drained and (worker.process is None or worker.code is not None):
-                worker.start()
 
     def _add_workers(self, old: str) -> None:
         """Prepare the workers; start those ahead that import an engine; `old`: mark of an old endpoint file."""

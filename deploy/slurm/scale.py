@@ -34,7 +34,11 @@ def scale(directory: Path, roles: Literal["rollouts", "scorers"], wanted: int) -
     there = _workers(directory, role, submission)
     missing = wanted - fixed - len(there)
     if missing > 0:
-        _check_learner(directory, submission)
+        if not scheduler.queued(*(job_name(directory, each) for each in ("learner", "run"))):
+            raise ConfigError(
+                f"the run in {directory} has no learner in the queue (it was job {submission.learner_job}), so that "
+                f"workers would wait in vain; `prefixrl slurm run.toml --submit` submits the run again, and resumes it"
+            )
         array = f"--array=0-{missing - 1}"
         job = scheduler.submit(script_path(directory, role), array, f"--dependency=after:{submission.learner_job}")
         click.echo(f"job {job}: {missing} more {roles}, {wanted} in all")
@@ -56,16 +60,6 @@ def _workers(directory: Path, role: Worker, submission: Submission) -> list[Queu
     submission.leaving = [each for each in submission.leaving if each in {job.job_id for job in there}]
     name = job_name(directory, role)
     return [job for job in there if job.name == name and job.job_id not in submission.leaving]
-
-
-def _check_learner(directory: Path, submission: Submission) -> None:
-    """Raise ConfigError where new workers would find no learner."""
-    names = [job_name(directory, "learner"), job_name(directory, "run")]
-    if not scheduler.queued(*names):
-        raise ConfigError(
-            f"the run in {directory} has no learner in the queue (it was job {submission.learner_job}), so that "
-            "workers would wait in vain; submit the run again with `prefixrl slurm run.toml --submit`, which resumes it"
-        )
 
 
 @click.command("scale")

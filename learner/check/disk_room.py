@@ -60,9 +60,8 @@ def room_fault(config: RunConfig, plan: RankPlan) -> str:
     if most_bytes(plan, most_kept(config)) <= free + held:
         return ""
     return (
-        f"the disk of {directory} has no room for the run: it takes {_needed(config, plan)}, "
-        f"{in_mib(free)} are free and {in_mib(held)} are its own already; make room, choose another "
-        f"directory, or lower checkpoint.keep"
+        f"the disk of {directory} has no room for the run: it takes {_needed(config, plan)}, {in_mib(free)} are free "
+        f"and {in_mib(held)} are its own already; make room, choose another directory, or lower checkpoint.keep"
     )
 
 

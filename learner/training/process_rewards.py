@@ -51,7 +51,12 @@ def with_process_rewards(
     Raises:
         TrainingFault: an outcome is outside [0, 1], or a score is not finite.
     """
-    _check_outcomes(data)
+    for row, outcome in enumerate(data.outcomes):
+        if not 0.0 <= outcome <= 1.0:
+            raise TrainingFault(
+                f"iteration {data.iteration}: row {row} has reward {outcome}; the implicit reward model learns "
+                f"outcomes in [0, 1]: let reward.function return such, or leave [implicit_reward] out"
+            )
     references = [[models.forward_reward_reference(each.batch) for each in own] for own in measured]
     figures: Report = {}
     if settings.update == "before":
@@ -62,8 +67,9 @@ def with_process_rewards(
     ]
     if settings.update == "after":
         figures |= _learn(models, settings.beta, measured, references, data.outcomes)
-    largest = _largest(scored)
-    if not math.isfinite(largest):
+    own = torch.stack([largest_return(rewards, counted) for found in scored for rewards, counted in found])
+    # NaN and infinity stay.
+    if not math.isfinite(largest := float(gather_over_ranks(own.amax()[None]).amax())):
         raise TrainingFault(
             f"iteration {data.iteration}: scores of the implicit reward model are not finite, so its weights are not "
             f"either; resume from an older checkpoint with a smaller implicit_reward.lr"
@@ -117,15 +123,6 @@ def _placed(
     return rewards.to(micro_batch.batch.behaviour)
 
 
-def _check_outcomes(data: IterationData) -> None:
-    for row, outcome in enumerate(data.outcomes):
-        if not 0.0 <= outcome <= 1.0:
-            raise TrainingFault(
-                f"iteration {data.iteration}: row {row} has reward {outcome}; the implicit reward model learns "
-                f"outcomes in [0, 1]: let reward.function return such, or leave [implicit_reward] out"
-            )
-
-
 @torch.no_grad()
 def _score(
     models: Models, settings: ImplicitRewardConfig, micro_batch: PreparedMicroBatch, reference: Tensor
@@ -163,12 +160,6 @@ def _step_figures(losses: Sequence[float], steps: Sequence[StepReport]) -> Repor
         figures["reward_model_loss"] = sum(loss for loss, _ in applied) / len(applied)
         figures["reward_model_grad_norm"] = sum(norm for _, norm in applied) / len(applied)
     return figures
-
-
-def _largest(scored: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> float:
-    """Return the largest return over all ranks; NaN or infinity stay. A collective."""
-    own = torch.stack([largest_return(rewards, counted) for found in scored for rewards, counted in found])
-    return float(gather_over_ranks(own.amax()[None]).amax())
 
 
 def _per_row(

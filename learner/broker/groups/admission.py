@@ -163,15 +163,12 @@ class Admission:
             ahead = min(self.cap, self.lead)
             # What is trained in the next iterations was begun before: its ESS says nothing about the new cap.
             self._unmoved = math.ceil(ahead / batch)
-            kept = ahead * self._shrinkage(old_ess)
+            # The factor on the age that leads to the least ESS; each version costs alike.
+            factor = math.log(self._min_ess) / math.log(old_ess) if old_ess > 0 else 0.0
+            kept = ahead * min(max(factor, MOST_SHRINKAGE), LEAST_SHRINKAGE)
             self.cap = kept if kept >= LEAST_CAP * batch else 0.0
         else:
             self.cap = min(self.widest, self.cap + RECOVERY * batch)
-
-    def _shrinkage(self, old_ess: float) -> float:
-        """Return the factor on the age that leads to the least ESS; each version costs alike."""
-        factor = math.log(self._min_ess) / math.log(old_ess) if old_ess > 0 else 0.0
-        return min(max(factor, MOST_SHRINKAGE), LEAST_SHRINKAGE)
 
 
 def _under_way(states: Mapping[str, int]) -> int:

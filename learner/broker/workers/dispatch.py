@@ -78,7 +78,10 @@ class Dispatcher:
                 refused.add(kind_of(rollout))
         while (scorer := self.registry.pick("scorer")) is not None:
             if not self._give_scoring(scorer, now_s):
-                self._revoke()
+                if (youngest := self.registry.revocable("scorer")) is not None:
+                    holder, lease = youngest
+                    lease.revoking = True
+                    self.outgoing.append((holder.identity, Revoke(lease.task)))
                 break
 
     def _give_sampling(self, worker: Worker, now_s: float) -> bool:
@@ -152,14 +155,6 @@ class Dispatcher:
         most_s = self._result_s * (max(1.0, work / self._usual_work[worker.role]) if task.kind == "eval" else 1.0)
         worker.add(Lease(name, task.kind, item, now_s, now_s, asked, rows, rows, most_s=most_s), now_s)
         self.outgoing.append((worker.identity, msgspec.structs.replace(task, task=name)))
-
-    def _revoke(self) -> None:
-        """Revoke the youngest task that waits for a seat, if another scorer has empty ones."""
-        found = self.registry.revocable("scorer")
-        if found is not None:
-            holder, lease = found
-            lease.revoking = True
-            self.outgoing.append((holder.identity, Revoke(lease.task)))
 
     # --- taking results ----------------------------------------------------------------------------------------------
 
