@@ -26,6 +26,8 @@ _AROUND = ("_orig_mod", "module", "base_model", "_fsdp_wrapped_module", "_checkp
 """Parts of names that modules around a model add."""
 _AUTO: dict[Kind, Any] = {"causal": AutoModelForCausalLM, "backbone": AutoModel}
 _TOLD: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+_BEHIND_HEAD = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+"""Keys of a config that cap or scale logits: the learner computes them by the linear layer alone."""
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -65,6 +67,12 @@ def check_model(folder: str, called: str, kind: Kind = "causal", is_trained: boo
                 f"was quantised, in bfloat16 or float32; only a frozen target may be quantised"
             )
         return model.config
+    for key in _BEHIND_HEAD if is_trained else ():
+        if (value := getattr(model.config, key, None)) not in (None, 1.0):
+            raise DataError(
+                f"{called} does more to its logits than one linear layer ({key} = {value:g} in its config.json): only "
+                f"a frozen target may"
+            )
     architecture: Any = type(model)
     tensors = {name: torch.empty(each.shape, device="meta") for name, each in headers.items()}
     with _quiet():
