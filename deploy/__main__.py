@@ -35,6 +35,7 @@ COMMANDS = {
     "sweep": ("sweep.conduct:sweep_command", "Run every combination of settings in a file."),
     "systemd": ("systemd.install:systemd", "Run a run's daemons as services of systemd on this machine."),
     "track": ("runs.track:track_command", "Send metrics of a run to TensorBoard or Weights & Biases."),
+    "try-loss": ("commands.config:try_loss", "Try a loss function of your own, its gradient in float64 too."),
     "worker-command": ("commands.keygen:worker_command", "Print the command that starts a worker on another host."),
     "workers": ("commands.stop_and_drain:workers_command", "List the workers of a running run, or drain one."),
 }

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: bool) -> None:
     """Train the run described by RUN_FILE; resume from its directory if it has begun.
 
-    Executes the Python files that RUN_FILE names (reward.function, algorithm.advantage_function).
+    Executes the Python files that RUN_FILE names (reward.function, algorithm.advantage_function and loss_function).
     """
     with exit_codes():
         from prefixrl.common.config.load import import_functions, load
@@ -54,6 +54,10 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
             click.echo("\n".join(with_shares(config, placed, said.prompt_tokens)[1]), nl=bool(placed))
             return
         import_functions(config)
+        if config.algorithm.loss_function is not None:
+            from prefixrl.learner.training import loss_function
+
+            loss_function.load(config.algorithm.loss_function)
         from prefixrl.learner.processes import ranks
 
         info, missing = ranks.rank_info(os.environ)

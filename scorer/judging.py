@@ -214,18 +214,11 @@ class Judging:
         if self._process and is_scored and judged.status not in UNJUDGED and is_chosen_from:
             entry.answers[answered.text_index] = answered
         verdict = TextVerdict(
-            reward=judged.reward,
-            status=judged.status,
-            extracted=cut_text(judged.extracted or ""),
-            finish=answered.finish,
-            completion_tokens=answered.completion_tokens,
-            elapsed_ms=elapsed_ms,
-            completion=encodable(answered.text) if keeps_text else "",
-            fault=judged.fault,
-            was_text=answered.was_text,
-            was_cached=answered.was_cached,
-            is_answered=answered.is_answered,
-        )
+            reward=judged.reward, status=judged.status, extracted=cut_text(judged.extracted or ""),
+            finish=answered.finish, completion_tokens=answered.completion_tokens, elapsed_ms=elapsed_ms,
+            completion=encodable(answered.text) if keeps_text else "", fault=judged.fault,
+            was_text=answered.was_text, was_cached=answered.was_cached, is_answered=answered.is_answered,
+        )  # fmt: skip
         self.settle(answered.task, answered.text_index, verdict)
 
     def settle(self, task: str, text_index: int, verdict: TextVerdict) -> None:

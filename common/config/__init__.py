@@ -6,11 +6,11 @@ prompting.py        `[adapter]` and `[target]`: the models, and how they are ask
 data.py             `[data]`: the problems of a run, and the published problem sets
 algorithm.py        `[algorithm]` and `[filter]`: the objective, and which groups are trained
 step_rewards.py     `[scorer.prm]` and `[implicit_reward]`: process reward models, fixed and trained
-worker_sections.py  `[rollout]`, `[scorer]`, `[launch]` and `[simulated]`: engines, sampling, GPUs
+worker_sections.py  `[rollout]`, `[scorer]`, `[launch]`, `[simulated]` and `[slurm]`: engines, sampling, GPUs, jobs
 learner.py          `[learner]` and `[log]`: optimisers, precision, memory, deadlines; trackers
-slurm.py            `[slurm]`: resources of the jobs of a run
 catalogue.py        all keys with their values, defaults and sentences; names of the same settings elsewhere
 load.py             reading a run file, settings over it, explained errors, absolute paths
 foreign.py          files that others wrote: every fault is a sentence with the path
+tables/             the published problem sets, and names of settings elsewhere
 user_function.py    functions of the user's own, named `file.py:name`
 """

@@ -55,7 +55,11 @@ ONLY_WITH_CORRECTION: OnlyWith = {
     "dual_clip": (_CLIPPED, "topr tapers the ratio and clips nothing"),
 }
 """Keys that have an effect under some corrections only, and why."""
-
+OF_THE_SURROGATE = (
+    "correction", "ratio", "clip", "clip_high", "dual_clip", "importance_cap", "importance_above_cap", "bound_ratio",
+    "bound_probability", "bound_negatives", "bound_second_moment",
+)  # fmt: skip
+"""Keys that have no effect with a loss function of the user's own."""
 
 BOUND_TOKENS = 32
 """Longest row on which `bound_ratio` is the bound itself; every row that it was measured on is shorter."""
@@ -147,6 +151,9 @@ class AlgorithmConfig(Section):
     """Mean of the policy loss over tokens, or over samples of each one's mean."""
     advantage_function: str | None = None
     """`file.py:name` of a function (rewards, groups) -> advantages of an iteration's rows, in place of a baseline."""
+    loss_function: str | None = None
+    """`file.py:name` of a function (logprobs, proximal, behaviour, advantages, mask) -> (sum of the loss, other sums)
+    of a micro-batch, in place of the surrogate with its ratio, weights, clips and bounds (docs/objectives.md)."""
 
     @property
     def ratio_used(self) -> Ratio:
@@ -178,6 +185,9 @@ class AlgorithmConfig(Section):
                 f"k1 in a loss has no expected gradient, k2 and k3 in a reward are biased; use {' or '.join(allowed)}",
             )
         self.refuse_without_effect((ONLY_FOR, "name"), (ONLY_WITH_CORRECTION, "correction"), info=info)
+        if self.loss_function is not None and (found := [key for key in OF_THE_SURROGATE if self.is_given(key, info)]):
+            condition, reason = assigned("loss_function", self.loss_function), "the function is the whole surrogate"
+            raise ValueError("\n    ".join(self.no_effect(key, condition, reason) for key in found))
         if not self.is_whitened and self.is_given("whiten_floor", info):
             condition = f"{assigned('name', self.name)}{' and whiten = false' if self.whiten is False else ''}"
             raise ValueError(self.no_effect("whiten_floor", condition, "advantages are not whitened"))

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from prefixrl.common.config.foreign import read_toml
 from prefixrl.common.config.section import Positive, PositiveFloat, Section
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.wire.messages.groups import CodeMode
@@ -20,7 +22,13 @@ Column = tuple[str, Reading]
 BOXED = "\n\nThink step by step, and write the final answer in \\boxed{}."
 """Suffix of questions that do not state the form of the answer."""
 
-
+_PROBLEM: tuple[Column, ...] = tuple((name, "as_it_is") for name in ("problem", "question", "Problem", "Question"))
+_ANSWER: tuple[Column, ...] = (
+    ("answer", "as_it_is"),
+    ("Answer", "as_it_is"),
+    ("final_answer", "joined"),
+    ("solution", "last_box"),
+)
 TASK_SUFFIXES = {
     "prime": (
         "\n\nPresent the answer in LaTex format: \\boxed{Your answer}",
@@ -41,8 +49,8 @@ class ProblemSet:
     """Number of problems in the default split as published, after the filters below."""
     eval_problems: int = field(default=0, kw_only=True)
     """Number of problems in `eval_split`."""
-    question: tuple[Column, ...]
-    answer: tuple[Column, ...]
+    question: tuple[Column, ...] = _PROBLEM
+    answer: tuple[Column, ...] = _ANSWER
     subset: str = ""
     other_subsets: tuple[str, ...] = field(default=(), kw_only=True)
     """Names of files and folders beside the subset with other rows, or the same rows in another form."""
@@ -64,61 +72,8 @@ class ProblemSet:
     """Column and value of the rows that are judged by running tests; all other rows are mathematics."""
 
 
-_PROBLEM: tuple[Column, ...] = tuple((name, "as_it_is") for name in ("problem", "question", "Problem", "Question"))
-_ANSWER: tuple[Column, ...] = (
-    ("answer", "as_it_is"),
-    ("Answer", "as_it_is"),
-    ("final_answer", "joined"),
-    ("solution", "last_box"),
-)
-
-PROBLEM_SETS: dict[str, ProblemSet] = {
-    "gsm8k": ProblemSet(
-        "openai/gsm8k", 7_473, (("question", "as_it_is"),), (("answer", "after_hashes"),),
-        subset="main", other_subsets=("socratic",), split="train", eval_split="test", eval_problems=1_319,
-    ),
-    "math": ProblemSet(
-        "EleutherAI/hendrycks_math", 7_500, _PROBLEM, (("solution", "last_box"),),
-        split="train", eval_split="test", eval_problems=5_000, family="level",
-    ),
-    # 9,255 problems of levels 3 to 5 in both splits, 367 of them in MATH-500.
-    "math_filtered": ProblemSet(
-        "EleutherAI/hendrycks_math", 8_888, _PROBLEM, (("solution", "last_box"),),
-        split="train+test", family="level", where={"level": ("3", "4", "5")}, without=("math500",),
-        same_files_as="math",
-    ),
-    "math500": ProblemSet(
-        "HuggingFaceH4/MATH-500", 500, _PROBLEM, _ANSWER, id=("unique_id",), family="level",
-    ),
-    "aime_1983_2024": ProblemSet(
-        "gneubig/aime-1983-2024", 933, _PROBLEM, _ANSWER, split="train", id=("ID", "id"), family="Year",
-    ),
-    "aime_subset": ProblemSet(
-        "gneubig/aime-1983-2024", 90, _PROBLEM, _ANSWER, split="train", id=("ID", "id"), family="Year",
-        where={"Year": ("2022", "2023", "2024")}, same_files_as="aime_1983_2024",
-    ),
-    "aime2024": ProblemSet(
-        "HuggingFaceH4/aime_2024", 30, _PROBLEM, _ANSWER, split="train", id=("id", "ID"),
-    ),
-    "amc23": ProblemSet("math-ai/amc23", 40, _PROBLEM, _ANSWER, id=("id",)),
-    "minerva": ProblemSet("math-ai/minervamath", 272, _PROBLEM, _ANSWER, id=("idx", "id")),
-    "ocwcourses": ProblemSet("", 272, _PROBLEM, _ANSWER, id=("idx", "id"), family="type"),
-    "olympiadbench": ProblemSet(
-        "Hothan/OlympiadBench", 674, (("question", "as_it_is"),), (("final_answer", "joined"),),
-        subset="OE_TO_maths_en_COMP", split="train", context="context", id=("id",), family="subfield",
-    ),
-    "olympiadbench_physics": ProblemSet(
-        "Hothan/OlympiadBench", 236, (("question", "as_it_is"),), (("final_answer", "joined"),),
-        subset="OE_TO_physics_en_COMP", split="train", context="context", id=("id",), family="subfield",
-        same_files_as="olympiadbench",
-    ),
-    # Its questions state the form of the answer. The system turn, a scaffold taught to other models, is left out unless
-    # a source has `keep_system`.
-    "eurus2_rl": ProblemSet(
-        "PRIME-RL/Eurus-2-RL-Data", 482_019, (("prompt", "as_it_is"),), (("reward_model.ground_truth", "as_it_is"),),
-        split="train", id=(), family="data_source", suffix="", tests_where=("ability", "code"),
-    ),
-}  # fmt: skip
+_TABLE = read_toml(Path(__file__).parent / "tables" / "problem_sets.toml", "the table of problem sets")
+PROBLEM_SETS = msgspec.convert(_TABLE, dict[str, ProblemSet])
 """Problem sets by the name used in a run file."""
 
 

@@ -8,6 +8,7 @@ import difflib
 import json
 import os
 import tomllib
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -48,9 +49,8 @@ def from_flags(document: dict[str, Any], settings: tuple[str, ...]) -> RunConfig
 
 def import_functions(config: RunConfig) -> None:
     """Execute the files of the user's functions; raises ConfigError naming the key of a bad one."""
-    named = {"reward.function": config.reward.function}
-    named["algorithm.advantage_function"] = config.algorithm.advantage_function
-    for key, function_ref in named.items():
+    for key in user_function.CALLS:
+        function_ref = attrgetter(key)(config)
         try:
             if function_ref is not None:
                 user_function.check_call(key, function_ref)
@@ -167,10 +167,11 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
             )
         return name
 
-    def function(key: str, function_ref: str | None) -> str | None:
-        return None if function_ref is None else user_function.resolve(key, function_ref, base)
+    def function(key: str) -> str | None:
+        ref = attrgetter(key)(config)
+        return None if ref is None else user_function.resolve(key, ref, base)
 
-    advantage_function = function("algorithm.advantage_function", config.algorithm.advantage_function)
+    own = {name: function(f"algorithm.{name}") for name in ("advantage_function", "loss_function")}
     upload = config.checkpoint.upload
     if upload and "/" in upload[0]:
         upload = (str((base / os.path.expanduser(upload[0])).resolve()), *upload[1:])
@@ -198,7 +199,7 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
         "scorer": scorer,
         "implicit_reward": reward,
         "checkpoint": config.checkpoint.model_copy(update={"upload": upload}),
-        "reward": RewardConfig(function=function("reward.function", config.reward.function)),
-        "algorithm": config.algorithm.model_copy(update={"advantage_function": advantage_function}),
+        "reward": RewardConfig(function=function("reward.function")),
+        "algorithm": config.algorithm.model_copy(update=own),
     }
     return config.model_copy(update=resolved)

@@ -19,9 +19,14 @@ from prefixrl.common.config.section import (
     PositiveFloat,
     Section,
 )
-from prefixrl.common.config.slurm import SlurmConfig
 from prefixrl.common.config.step_rewards import ImplicitRewardConfig
-from prefixrl.common.config.worker_sections import LaunchConfig, RolloutConfig, ScorerConfig, SimulatedConfig
+from prefixrl.common.config.worker_sections import (
+    LaunchConfig,
+    RolloutConfig,
+    ScorerConfig,
+    SimulatedConfig,
+    SlurmConfig,
+)
 from prefixrl.common.wire.messages.groups import Sampling
 
 SAMPLED_TOKEN_BYTES = 8

@@ -1,14 +1,15 @@
-"""The `[rollout]`, `[scorer]` and `[simulated]` sections: engines, and how they sample.
+"""The sections of processes: engines and sampling, `[launch]` and the jobs of `[slurm]`.
 
 A model's generation_config has no influence; penalties on repetition are not offered.
 """
 
+import datetime
 import math
 import re
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from prefixrl.common.config.section import (
     Fraction,
@@ -412,3 +413,88 @@ class LaunchConfig(Section):
     on_stall: Literal["warn", "end"] = "warn"
     """Effect of such a stall: only words, or the end of the launch with exit code 5."""
     devices: DevicesConfig = DevicesConfig()
+
+
+SBATCH_OPTIONS = {
+    "array", "cpus-per-task", "dependency", "error", "gpus-per-node", "gpus-per-task", "job-name", "mem-per-cpu",
+    "nodes", "ntasks", "ntasks-per-node", "open-mode", "output", "requeue", "no-requeue", "signal",
+}  # fmt: skip
+"""Options of sbatch that `prefixrl slurm` sets itself."""
+
+
+def _one_line(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("it must be one line of printable characters")
+    return text
+
+
+def _own_free(option: str) -> str:
+    name = option.removeprefix("--").partition("=")[0].partition(" ")[0]
+    if not option.startswith("--") or not name:
+        raise ValueError('not a long option of sbatch such as "--qos=high"')
+    if name in SBATCH_OPTIONS:
+        raise ValueError(f"prefixrl slurm sets --{name} itself, from the other keys of [slurm] and from [launch]")
+    return option
+
+
+Word = Annotated[str, Field(pattern=r"^[^\s'\"\\#]+$")]
+Time = Annotated[
+    str,
+    # 12:00:00 is a time of day in TOML, and 90 a number.
+    BeforeValidator(lambda value: str(value) if isinstance(value, int | datetime.time) else value),
+    Field(pattern=r"^(\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d\d?(:\d\d){0,2})$"),
+]
+Lines = Annotated[tuple[Annotated[str, AfterValidator(_one_line)], ...], Field(strict=False)]
+Options = Annotated[
+    tuple[Annotated[str, AfterValidator(_own_free), AfterValidator(_one_line)], ...], Field(strict=False)
+]
+
+
+class SlurmRole(Section):
+    """The resources of each process of one role."""
+
+    partition: Word | None = None
+    """Absent: `slurm.partition`."""
+    time: Time | None = None
+    """Absent: `slurm.time`."""
+    cpus: Positive = 1
+    """CPU cores of each process."""
+    memory_gib: Positive | None = None
+    """Absent: the site's default."""
+    gpus: NonNegative | None = None
+    """Absent: the GPUs over which the engine is spread, 1 for a learner rank, 0 where the device is cpu or no model is
+    loaded."""
+    gpu_type: Word | None = None
+    """Name of the site for a kind of GPU, for example "h100". Absent: any."""
+    sbatch: Options = ()
+    """Further options of sbatch for the jobs of this role."""
+
+
+class SlurmLearner(SlurmRole):
+    """Resources of the learner's ranks."""
+
+    nodes: Positive = 1
+    """Nodes over which `launch.learner_ranks` are spread evenly."""
+
+
+class SlurmConfig(Section):
+    """Jobs of a run; how many processes there are is in `[launch]`."""
+
+    account: Word | None = None
+    """Account that the jobs are charged to."""
+    partition: Word | None = None
+    """Absent, like the account and the time: the site's default."""
+    time: Time | None = None
+    """Time limit in SLURM's format, for example "1-12:00:00". A job that reaches it saves and is queued again."""
+    activate: Lines = ()
+    """Shell lines that make `prefixrl-learner` and its kin available on a node, for example "module load cuda". Absent:
+    the environment from which the jobs are submitted."""
+    sbatch: Options = ()
+    """Further options of sbatch for all jobs, for example "--qos=high"."""
+    warn_s: Positive = 300
+    """Time before the time limit at which a job is asked to save and leave."""
+    restarts: NonNegative = 10
+    """Restarts of a role that crashes, within one job."""
+    learner: SlurmLearner = SlurmLearner()
+    rollout: SlurmRole = SlurmRole()
+    scorer: SlurmRole = SlurmRole()

@@ -10,15 +10,9 @@ from prefixrl.common.host.hub import cached_file
 _WHOLE_FILE = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes of `tokenizer_config.json` that say: tokenizer.json is all there is."""
 TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tekken.json",
-)
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",
+    "sentencepiece.bpe.model", "tekken.json",
+)  # fmt: skip
 _PROBES = ("plus 3 14, please", "It's (x + 1)/2 = 12.5;\n\n  y\tis Ünknown!", "  two  spaces ")
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import click
 
 from prefixrl.common.config.data import HUB, PROBLEM_SETS
+from prefixrl.common.config.foreign import read_toml
 from prefixrl.common.config.prompting import GGUF
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.host.placement import gpus_here
@@ -20,30 +21,7 @@ MOST_BYTES: dict[Size, int] = {"tiny": 2**26, "small": 600_000_000, "1b": 2**33}
 HELD_OUT = {"math_filtered": "math500", "math": "math500", "gsm8k": "gsm8k"}
 """Problem sets to judge on, by the one that is trained."""
 REMARK_COLUMN = 28
-_1B = {
-    "meant_for": "0.3 to 4 billion parameters: the values of the published recipe (deploy/examples/math_qwen2.5)",
-    "prefix_tokens": 32, "rollout_temperature": 0.7, "max_new_tokens": 2048, "groups": 512, "iterations": 175,
-    "minibatches": 8, "entropy": 1e-3, "kl": 1e-3, "actor_lr": 5e-7, "critic_lr": 9e-6, "dtype": "bfloat16",
-    "micro_batch_tokens": 4096, "checkpoint_every": 10, "lora": False,
-}  # fmt: skip
-RECIPES: dict[Size, dict[str, Any]] = {
-    "tiny": {
-        "meant_for": "below 0.03 billion parameters, on a CPU: the values of deploy/examples/letters",
-        "prefix_tokens": 8, "rollout_temperature": 1.0, "max_new_tokens": 64, "groups": 32, "iterations": 300,
-        "minibatches": 1, "entropy": 0.03, "kl": 0.01, "actor_lr": 2.5e-4, "critic_lr": 1e-3, "dtype": "float32",
-        "micro_batch_tokens": 4096, "checkpoint_every": 20, "lora": False,
-    },
-    "small": _1B | {
-        "meant_for": "0.03 to 0.3 billion parameters: a rate that moves such a model within 100 iterations",
-        "prefix_tokens": 16, "max_new_tokens": 512, "groups": 32, "iterations": 100, "minibatches": 1,
-        "actor_lr": 3e-5, "critic_lr": 1e-4, "checkpoint_every": 20,
-    },
-    "1b": _1B,
-    "7b": _1B | {
-        "meant_for": "above 4 billion parameters: the published recipe with low-rank matrices, at ten times its rates",
-        "actor_lr": 5e-6, "critic_lr": 9e-5, "lora": True,
-    },
-}  # fmt: skip
+RECIPES: dict[Size, dict[str, Any]] = read_toml(Path(__file__).with_name("recipes.toml"), "the table of recipes")  # type: ignore[assignment]
 """Values that follow from the size of the adapter."""
 
 

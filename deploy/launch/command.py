@@ -17,7 +17,7 @@ from prefixrl.common.worker.command import set_flags, settings_option
 def launch_command(run_file: Path, settings: tuple[str, ...], fresh: bool, check: bool) -> None:
     """Run learner, rollouts and scorers on this machine, with a live view; resume a run.
 
-    Executes the Python files that RUN_FILE names (reward.function, algorithm.advantage_function).
+    Executes the Python files that RUN_FILE names (reward.function, algorithm.advantage_function and loss_function).
     """
     if check:
         command = [sys.executable, "-m", "prefixrl.learner", str(run_file), "--check", *set_flags(settings)]

@@ -186,13 +186,7 @@ def _trained(group: ScoredGroup, iteration: int, advantages: list[float]) -> Tra
         )
     prompt = group.prefixes.prompt
     return TrainedGroup(
-        seq=group.prefixes.seq,
-        prompt_id=prompt.prompt_id,
-        question=prompt.question,
-        gold=prompt.gold,
-        version_sampled=group.version,
-        version_trained=iteration,
-        weights_digest=group.weights_digest,
-        scorer=group.scorer,
-        rows=rows,
-    )
+        seq=group.prefixes.seq, prompt_id=prompt.prompt_id, question=prompt.question, gold=prompt.gold,
+        version_sampled=group.version, version_trained=iteration, weights_digest=group.weights_digest,
+        scorer=group.scorer, rows=rows,
+    )  # fmt: skip

@@ -145,20 +145,12 @@ def _content(summary: Summary | None, lines: Sequence[MetricsLine], directory: P
         tables += _differences(summary, directory)
     texts = _texts(directory, lines[-1].iteration if lines else 0)
     return PageContent(
-        title=directory.resolve().name,
-        state=state,
-        lines=lines,
-        judged=summary.accuracy_by_version if summary else [],
-        tables=tables,
-        facts=[*_models(config), *(_facts(summary) if summary else [])],
-        alarms=alarm_spans(lines),
-        early=texts.early,
-        late=texts.late,
-        common=texts.common,
-        no_samples=texts.fault,
-        starts=json_lines.read(directory / STARTS_FILE, StartLine),
-        config=config,
-    )
+        title=directory.resolve().name, state=state, lines=lines,
+        judged=summary.accuracy_by_version if summary else [], tables=tables,
+        facts=[*_models(config), *(_facts(summary) if summary else [])], alarms=alarm_spans(lines),
+        early=texts.early, late=texts.late, common=texts.common, no_samples=texts.fault,
+        starts=json_lines.read(directory / STARTS_FILE, StartLine), config=config,
+    )  # fmt: skip
 
 
 def _models(config: str) -> list[tuple[str, str]]:

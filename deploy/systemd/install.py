@@ -122,18 +122,11 @@ class Installation:
         # Caches of compiled kernels and of the hub; and /tmp, where it is not private.
         writable = [str(self.directory), f"-{home}/.cache", f"-{home}/.triton", *["/tmp", "/var/tmp"] * is_under_tmp]
         return {
-            "prefix": self.prefix,
-            "manager": self.places.manager,
-            "is_user": self.places.is_user,
-            "python": quoted(sys.executable),
-            "settings": escaped(str(self.places.settings)),
-            "directory": escaped(str(self.directory)),
-            "user": self.user,
-            "wants": wanted,
-            "boot": self.places.boot,
-            "writable": " ".join(map(quoted, writable)),
-            "is_under_tmp": is_under_tmp,
-        }
+            "prefix": self.prefix, "manager": self.places.manager, "is_user": self.places.is_user,
+            "python": quoted(sys.executable), "settings": escaped(str(self.places.settings)),
+            "directory": escaped(str(self.directory)), "user": self.user, "wants": wanted, "boot": self.places.boot,
+            "writable": " ".join(map(quoted, writable)), "is_under_tmp": is_under_tmp,
+        }  # fmt: skip
 
     def _variables(self) -> dict[str, str]:
         learner = [flag for setting in self.settings for flag in ("--set", setting)]

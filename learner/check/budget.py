@@ -94,27 +94,20 @@ def rank_plan(config: RunConfig, prompt_tokens: int) -> RankPlan | None:
     low_rank = (learner.lora.rank, *_low_rank_parameters(config, learner.lora)) if learner.lora else None
     stage, (reward_parameters, reward_copies) = int(zero.get("stage", 0)), _reward_model(config)
     return RankPlan(
-        parameters=known[0],
-        dtype_bytes=_DTYPE_BYTES[learner.dtype],
-        stage=max(stage, 1) if learner.dtype == "bfloat16" else stage,
-        ranks=config.launch.learner_ranks,
+        parameters=known[0], dtype_bytes=_DTYPE_BYTES[learner.dtype],
+        stage=max(stage, 1) if learner.dtype == "bfloat16" else stage, ranks=config.launch.learner_ranks,
         micro_batch_tokens=max(learner.micro_batch_tokens, padded_tokens) if is_filled else padded_tokens,
-        row_tokens=longest_tokens,
-        action_positions=max(sum(map(len, micro)) for micro in micros) * sampled,
-        shape=shape_of(config.adapter.model),
-        has_critic=algorithm.has_critic,
-        has_reference=algorithm.kl > 0,
+        row_tokens=longest_tokens, action_positions=max(sum(map(len, micro)) for micro in micros) * sampled,
+        shape=shape_of(config.adapter.model), has_critic=algorithm.has_critic, has_reference=algorithm.kl > 0,
         has_anchor=config.adapter.init_from is not None and config.adapter.reference == "model",
-        has_average=learner.ema_decay is not None,
-        low_rank=low_rank,
+        has_average=learner.ema_decay is not None, low_rank=low_rank,
         is_checkpointed=learner.gradient_checkpointing,
         is_optimizer_offloaded=_is_offloaded(zero, "offload_optimizer"),
         are_weights_offloaded=_is_offloaded(zero, "offload_param"),
-        bucket=int(zero.get("reduce_bucket_size", BUCKET)),
-        reward_parameters=reward_parameters,
+        bucket=int(zero.get("reduce_bucket_size", BUCKET)), reward_parameters=reward_parameters,
         is_reward_trained=config.implicit_reward is not None and config.implicit_reward.update != "none",
         reward_copies=reward_copies,
-    )
+    )  # fmt: skip
 
 
 def _reward_model(config: RunConfig) -> tuple[int, int]:

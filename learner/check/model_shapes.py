@@ -4,9 +4,10 @@ import math
 import os
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from prefixrl.common.config.foreign import read_json
+from prefixrl.common.config.foreign import read_json, read_toml
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.host.hub import cached_file
 from prefixrl.common.models.headers import has_weights, tensor_headers
@@ -14,22 +15,8 @@ from prefixrl.learner.check.footprint import ModelShape
 
 LLAMA_LIKE = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 BIASED = {"Qwen2ForCausalLM", "Qwen2ForProcessRewardModel"}
-PUBLISHED = {
-    "Qwen2.5-0.5B": ModelShape(24, 896, 4864, 14, 2, 64, 151_936, True, True),
-    "Qwen2.5-1.5B": ModelShape(28, 1536, 8960, 12, 2, 128, 151_936, True, True),
-    "Qwen2.5-3B": ModelShape(36, 2048, 11_008, 16, 2, 128, 151_936, True, True),
-    "Qwen2.5-7B": ModelShape(28, 3584, 18_944, 28, 4, 128, 152_064, False, True),
-    "Qwen2.5-14B": ModelShape(48, 5120, 13_824, 40, 8, 128, 152_064, False, True),
-    "Qwen2.5-32B": ModelShape(64, 5120, 27_648, 40, 8, 128, 152_064, False, True),
-    "Qwen2.5-72B": ModelShape(80, 8192, 29_568, 64, 8, 128, 152_064, False, True),
-    "Llama-3.2-1B": ModelShape(16, 2048, 8192, 32, 8, 64, 128_256, True),
-    "Llama-3.2-3B": ModelShape(28, 3072, 8192, 24, 8, 128, 128_256, True),
-    "Llama-3.1-8B": ModelShape(32, 4096, 14_336, 32, 8, 128, 128_256),
-    "Llama-3.1-70B": ModelShape(80, 8192, 28_672, 64, 8, 128, 128_256),
-    "Qwen2.5-Math-PRM-7B": ModelShape(28, 3584, 18_944, 28, 4, 128, 152_064, False, True),
-    "Qwen2.5-Math-PRM-72B": ModelShape(80, 8192, 29_568, 64, 8, 128, 152_064, False, True),
-    "math-shepherd-mistral-7b-prm": ModelShape(32, 4096, 14_336, 32, 8, 128, 32_000),
-}
+_TABLE = read_toml(Path(__file__).with_name("shapes.toml"), "the table of shapes")
+PUBLISHED = {name: ModelShape(*fields) for name, fields in _TABLE.items()}
 """Models that the recipes name, by the beginning of their hub name."""
 
 

@@ -78,7 +78,8 @@ def _arithmetic(config: RunConfig, count: int) -> list[str]:
     cap = math.ceil(Fraction(str(factor)) * window)
     over_sampled = f", {factor:g} times over for what the filter takes" if factor > 1 else ""
     texts = "prefixes" if config.mode == "prefix" else "answers"
-    bound, longer = algorithm.bound_ratio or 1.0, math.sqrt(config.max_sampled_tokens / BOUND_TOKENS)
+    bound = algorithm.bound_ratio if algorithm.bound_ratio and algorithm.loss_function is None else 1.0
+    longer = math.sqrt(config.max_sampled_tokens / BOUND_TOKENS)
     iterations, steps = config.iterations_in_all(count), min(algorithm.minibatches, rows)
     return [
         f"{count} training problems; {config.groups_in_all(count)} groups in {iterations} iterations",

@@ -103,17 +103,9 @@ class CheckpointEvaluation:
             first = rows[0]
             self._plan.check_weights(first.weights_digest)
             yield ArmResult(
-                run=self._plan.label,
-                arm=arm,
-                set=name,
-                decoding=end,
-                version=first.version,
-                weights_digest=first.weights_digest,
-                prefix="" if first.version >= 0 else first.prefix,
-                errors=sum(row.status == "error" for row in rows),
-                accuracy=found,
-                asked=digest([(each.question, each.gold) for each in asked]),
-                kind=self._plan.kind,
-                means=means_by_problem(rows),
-                trained_on=self._trained_on[name],
-            )
+                run=self._plan.label, arm=arm, set=name, decoding=end, version=first.version,
+                weights_digest=first.weights_digest, prefix="" if first.version >= 0 else first.prefix,
+                errors=sum(row.status == "error" for row in rows), accuracy=found,
+                asked=digest([(each.question, each.gold) for each in asked]), kind=self._plan.kind,
+                means=means_by_problem(rows), trained_on=self._trained_on[name],
+            )  # fmt: skip

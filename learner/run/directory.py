@@ -120,6 +120,7 @@ class Inputs(msgspec.Struct, frozen=True):
     adapter_model: ModelDigests
     target_model: ModelDigests | None
     """For a hub name, whose files need not be on this host, the digest of the name."""
+    algorithm_loss_function: str = ""
     scorer_prm_model: str = ""
     """Digest of the process reward model, or of its hub name; "" without one."""
     kl_anchor: str = ""
@@ -150,6 +151,7 @@ def _inputs(config: RunConfig) -> Inputs:
         data_train=tuple(file_digest(path) for path in input_files(config.data.train)),
         reward_function=function_digest(config.reward.function),
         algorithm_advantage_function=function_digest(config.algorithm.advantage_function),
+        algorithm_loss_function=function_digest(config.algorithm.loss_function),
         adapter_model=model_digests(model_folder(config.adapter.start)),
         target_model=model_digests(config.target.model) if config.target else None,
         scorer_prm_model=process_digest(config.scorer.prm.model) if config.scorer.prm else "",

@@ -41,22 +41,16 @@ def summarise(
     cut = sum(line.figures["rows"] * line.figures.get("truncated_fraction", 0.0) for line in lines)
     trained, filtered = status.groups.trained, status.groups.filtered  # at its end a run holds no others
     return Summary(
-        run_id=status.run_id,
-        accuracy={arm: each.accuracy for arm, each in greedy.items()},
+        run_id=status.run_id, accuracy={arm: each.accuracy for arm, each in greedy.items()},
         accuracy_ci95={arm: each.ci95 for arm, each in greedy.items()},
         accuracy_interval={arm: each.interval for arm, each in greedy.items()},
         accuracy_sampled={arm: each.accuracy for arm, each in sampled.items()},
         accuracy_by_family={arm: each.by_family for arm, each in greedy.items()},
-        accuracy_by_version=list(evaluated.curve),
-        truncated_fraction=cut / max(1.0, rows),
+        accuracy_by_version=list(evaluated.curve), truncated_fraction=cut / max(1.0, rows),
         accuracy_truncated={arm: each.truncated_fraction for arm, each in greedy.items()},
-        fixed_prefix=evaluated.fixed_prefix,
-        evaluations_incomplete=list(evaluated.incomplete),
-        eval_problems=min((each.problems for each in greedy.values()), default=0),
-        verifier_errors=evaluated.errors,
-        groups=msgspec.structs.asdict(status.groups),
-        causes=status.causes,
-        row_errors=status.row_errors,
+        fixed_prefix=evaluated.fixed_prefix, evaluations_incomplete=list(evaluated.incomplete),
+        eval_problems=min((each.problems for each in greedy.values()), default=0), verifier_errors=evaluated.errors,
+        groups=msgspec.structs.asdict(status.groups), causes=status.causes, row_errors=status.row_errors,
         cached_fraction=status.completions.get("cached", 0) / max(1, status.completions.get("judged", 0)),
         filter_pass_fraction=None if status.filter is None else trained / (trained + filtered),
         staleness=Staleness(
@@ -68,16 +62,11 @@ def summarise(
             token_histogram=status.token_age_histogram,
             crossed_fraction=status.crossed_fraction,
         ),
-        versions=status.iteration,
-        optimizer_steps=steps,
-        busy_fraction=lines[-1].busy_fraction if lines else {},
-        engine=_engines(lines),
-        losses=_losses(lines, status),
-        wall_s=wall_s,
-        publish_s=sum(line.publish_s for line in lines) / max(1, len(lines)),
-        alarms=alarm_spans(lines),
+        versions=status.iteration, optimizer_steps=steps, busy_fraction=lines[-1].busy_fraction if lines else {},
+        engine=_engines(lines), losses=_losses(lines, status), wall_s=wall_s,
+        publish_s=sum(line.publish_s for line in lines) / max(1, len(lines)), alarms=alarm_spans(lines),
         endpoint=status.endpoint,
-    )
+    )  # fmt: skip
 
 
 def _engines(lines: Sequence[MetricsLine]) -> dict[str, str]:

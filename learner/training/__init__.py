@@ -6,6 +6,7 @@ Read in this order:
     objectives.py       the table of algorithms: which arguments of the pure functions `grpo`, `rloo`, `gae` … stand for
     advantages.py       rewards per token, GAE, group baselines, whitening; pure
     ppo.py              ratios of the three policies, losses, KL estimates, drift of the engine by age; pure
+    loss_function.py    the loss of a function of the user's own: called, checked, tried beforehand
     plan.py             the rows of each mini-batch, rank, micro-batch and line; pure
     implicit_reward.py  rewards of tokens by an implicit reward model, its loss and baselines; pure
     step_scores.py      scores of steps at the tokens that end them, and their baselines; pure

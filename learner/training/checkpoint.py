@@ -137,15 +137,9 @@ def _digest(path: Path) -> str:
 
 
 CARRIED_FILES = (
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "chat_template*",
-)
+    "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
+    "*.model", "chat_template*",
+)  # fmt: skip
 """Files that the export copies from the initial adapter's folder."""
 
 log = logging.getLogger(__name__)

@@ -259,6 +259,7 @@ def means(sums: Report, moments: Sequence[float]) -> Report:
     }
     if "reference_kl" in sums:
         figures["reference_kl"] = sums["reference_kl"] / max(sums["reference_weights"], 1e-300)
+    figures |= {name: total / tokens for name, total in sums.items() if name.startswith("loss/")}
     if "value_tokens" in sums:
         values = max(sums["value_tokens"], 1.0)
         figures |= {

@@ -12,7 +12,7 @@ There is one policy loss, one estimator of advantages and one baseline of groups
     reinforce_baseline  r - mean, whitened over the iteration    per token      tokens (or rows)
 
 `prime` is rloo with process rewards and whitening. `algorithm.advantage_function`, a user's own, takes the place of the
-baseline in the last four.
+baseline in the last four, `algorithm.loss_function` that of the surrogate under every name (`loss_function.py`).
 
 Process rewards of an implicit reward model (`[implicit_reward]`) are a second source under every name. With a critic
 they are rewards of tokens beside the outcome; without one each source has a baseline and a discount of its own, and the
@@ -35,6 +35,7 @@ from prefixrl.common.config.algorithm import AlgorithmConfig
 from prefixrl.common.config.step_rewards import ImplicitRewardConfig, ProcessModelConfig
 from prefixrl.common.errors import TrainingFault
 from prefixrl.learner.models.batch import PreparedMicroBatch
+from prefixrl.learner.training import loss_function
 from prefixrl.learner.training.advantages import gae, group_advantages, token_rewards
 from prefixrl.learner.training.implicit_reward import BaselineForm
 from prefixrl.learner.training.ppo import Bounds, PolicySettings, Ratio, kl_estimate, log_ratios, units
@@ -83,45 +84,32 @@ def resolve(
     """Resolve the objective of a run; `sampled_tokens` is the most tokens a row may have."""
     name = algorithm.name
     policy = PolicySettings(
-        correction=algorithm.correction,
-        clip=algorithm.clip,
-        importance_cap=algorithm.importance_cap,
-        aggregation="sequence" if name == "appo" else algorithm.aggregation,
-        entropy=algorithm.entropy,
-        kl_in_loss=algorithm.kl if algorithm.kl_placement == "loss" else 0.0,
-        kl_estimator=algorithm.kl_estimator,
-        clip_high=algorithm.clip_high,
-        dual_clip=_limit(algorithm.dual_clip),
-        ratio=algorithm.ratio_used,
-        is_one_action=name == "appo",
-        above_cap=algorithm.importance_above_cap,
+        correction=algorithm.correction, clip=algorithm.clip, importance_cap=algorithm.importance_cap,
+        aggregation="sequence" if name == "appo" else algorithm.aggregation, entropy=algorithm.entropy,
+        kl_in_loss=algorithm.kl if algorithm.kl_placement == "loss" else 0.0, kl_estimator=algorithm.kl_estimator,
+        clip_high=algorithm.clip_high, dual_clip=_limit(algorithm.dual_clip), ratio=algorithm.ratio_used,
+        is_one_action=name == "appo", above_cap=algorithm.importance_above_cap,
         is_interpolated=algorithm.proximal == "interpolated",
-        bounds=Bounds(
-            ratio=_limit(algorithm.bound_ratio),
-            probability=_limit(algorithm.bound_probability),
-            negatives=_limit(algorithm.bound_negatives),
-        ),
-    )
+        bounds=Bounds(*map(_limit, (algorithm.bound_ratio, algorithm.bound_probability, algorithm.bound_negatives))),
+    )  # fmt: skip
+    if algorithm.loss_function is not None:
+        own = loss_function.load(algorithm.loss_function)
+        policy = replace(policy, correction="none", bounds=Bounds(), own=own)
     baseline: Literal["critic", "mean", "leave_one_out", "function"] = "critic"
     if algorithm.advantage_function is not None:
         baseline = "function"
     elif not algorithm.has_critic:
         baseline = "leave_one_out" if name in ("rloo", "prime") else "mean"
     objective = Objective(
-        baseline=baseline,
-        std_floor=STD_FLOOR if name == "grpo" else None,
-        is_one_group=algorithm.zscore == "buffer",
-        gamma=algorithm.gamma,
+        baseline=baseline, std_floor=STD_FLOOR if name == "grpo" else None,
+        is_one_group=algorithm.zscore == "buffer", gamma=algorithm.gamma,
         lambda_=algorithm.gae_lambda if name in ("gae", "tppo") else 1.0,
         whiten_floor=algorithm.whiten_floor if algorithm.is_whitened else None,
         kl_in_reward=algorithm.kl if algorithm.kl_placement == "reward" else 0.0,
-        row_tokens=float(sampled_tokens) if name == "dr_grpo" else None,
-        value_clip=algorithm.value_clip,
-        policy=policy,
-        has_vtrace=algorithm.critic_targets == "vtrace",
-        second_moment=algorithm.bound_second_moment,
+        row_tokens=float(sampled_tokens) if name == "dr_grpo" else None, value_clip=algorithm.value_clip,
+        policy=policy, has_vtrace=algorithm.critic_targets == "vtrace", second_moment=algorithm.bound_second_moment,
         advantage_function=algorithm.advantage_function,
-    )
+    )  # fmt: skip
     return _with_process_rewards(objective, algorithm, implicit_reward, prm)
 
 

@@ -7,8 +7,8 @@ plain sums for the same reason.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -201,6 +201,8 @@ class PolicySettings:
     is_interpolated: bool = False
     """True if p is interpolated between mu and theta and not measured."""
     bounds: Bounds = Bounds()
+    own: "Callable[[PolicyTerms], tuple[Tensor, Sums]] | None" = None
+    """Gives the sum of a loss in place of the surrogate, and its own sums."""
 
 
 def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:
@@ -235,7 +237,7 @@ def policy_loss(terms: PolicyTerms, settings: PolicySettings, normaliser: float)
         "topr": the surrogate is A log theta where A >= 0, and sg(min(theta/mu, 1)) A log theta where A < 0, w = 1
             (Le Roux et al. 2025, arXiv 2503.14286).
     Where A < 0, `dual_clip` = c bounds the clipped surrogate from below by c A (Ye et al. 2020, eq. 5). Past one of the
-    bounds on theta/mu the surrogate has no gradient.
+    bounds on theta/mu the surrogate has no gradient. A loss of the user's own (`settings.own`) stands in its place.
 
     Args:
         normaliser: unmasked tokens (or rows, with aggregation by sequence) of the whole optimiser step, all ranks.
@@ -247,12 +249,13 @@ def policy_loss(terms: PolicyTerms, settings: PolicySettings, normaliser: float)
     logprobs, proximal, behaviour = masked(mask, terms.logprobs, terms.proximal, terms.behaviour)
     if settings.is_interpolated:
         proximal = interpolated(logprobs, behaviour, terms.ages)
-    drift = log_ratios(logprobs, behaviour, mask, settings.ratio)
-    log_ratio = drift
+    drift = log_ratio = log_ratios(logprobs, behaviour, mask, settings.ratio)
     if settings.correction in ("decoupled", "none"):
         log_ratio = log_ratios(logprobs, proximal, mask, settings.ratio)
     importance = log_ratios(proximal, behaviour, mask, settings.ratio).exp().detach()
-    if settings.correction == "topr":
+    if settings.own is not None:
+        surrogate, is_clipped = torch.zeros_like(logprobs), torch.zeros_like(mask)
+    elif settings.correction == "topr":
         surrogate, is_clipped = _tapered(logprobs, log_ratio, advantages)
     else:
         surrogate, is_clipped = _clipped(log_ratio.exp(), advantages, settings)
@@ -268,10 +271,13 @@ def policy_loss(terms: PolicyTerms, settings: PolicySettings, normaliser: float)
         per_token = per_token + settings.kl_in_loss * kl_estimate(logprobs, reference, settings.kl_estimator)
     if settings.correction == "decoupled":
         per_token = per_token * _weights(importance, settings)
-    loss = aggregate(per_token, mask, settings.aggregation, normaliser)
+    loss, own_sums = aggregate(per_token, mask, settings.aggregation, normaliser), Sums()
+    if settings.own is not None:
+        own, own_sums = settings.own(replace(terms, proximal=proximal))
+        loss = loss + own / normaliser
     unit = units(mask, settings.ratio)
     with torch.no_grad():
-        return loss, _token_sums(terms, logprobs, proximal, behaviour) | {
+        return loss, _token_sums(terms, logprobs, proximal, behaviour) | own_sums | {
             "units": unit.sum().double(),
             "clipped": _total(is_clipped, unit),
             "bounded": _total(is_bounded, mask),

@@ -3,5 +3,5 @@
 programs.py    which text is a program, how it is called, the share of tests it passes
 comparison.py  whether what it printed or returned is what is expected
 runner.py      `run`: a program to its end, from outside
-child.py       the process inside: namespaces, seccomp filter, limits
+child.py       the process inside: namespaces, seccomp filter, limits; system_calls.txt has what the filter lets through
 """

@@ -32,45 +32,9 @@ SCRATCH = "/scratch"
 ENVIRONMENT = dict(HOME=SCRATCH, TMPDIR=SCRATCH, PATH="/usr/bin:/bin", LANG="C.UTF-8", OPENBLAS_NUM_THREADS="1")
 ROOTS = ("/mnt", "/media", "/srv", "/opt", "/tmp")
 
-# Allowed calls: (x86_64, aarch64) numbers, -1 if there is none. What CPython and its standard library need to compute,
-# to use files, threads, processes and their own pipes, and to tell the time. Nothing else reaches the kernel.
-ALLOWED = {
-    # files
-    "read": (0, 63), "write": (1, 64), "open": (2, -1), "close": (3, 57), "stat": (4, -1), "fstat": (5, 80),
-    "lstat": (6, -1), "lseek": (8, 62), "pread64": (17, 67), "pwrite64": (18, 68), "writev": (20, 66),
-    "access": (21, -1), "fcntl": (72, 25), "fsync": (74, 82), "fdatasync": (75, 83), "truncate": (76, 45),
-    "ftruncate": (77, 46), "getdents64": (217, 61), "getcwd": (79, 17), "chdir": (80, 49), "rename": (82, -1),
-    "mkdir": (83, -1), "rmdir": (84, -1), "unlink": (87, -1), "symlink": (88, -1), "readlink": (89, -1),
-    "chmod": (90, -1), "fchmod": (91, 52), "umask": (95, 166), "statfs": (137, 43), "fstatfs": (138, 44),
-    "openat": (257, 56), "mkdirat": (258, 34), "newfstatat": (262, 79), "unlinkat": (263, 35), "renameat": (264, 38),
-    "symlinkat": (266, 36), "readlinkat": (267, 78), "fchmodat": (268, 53), "faccessat": (269, 48),
-    "faccessat2": (439, 439), "utimensat": (280, 88), "fadvise64": (221, 223), "statx": (332, 291),
-    "listxattr": (194, 11), "llistxattr": (195, 12), "sendfile": (40, 71), "copy_file_range": (326, 285),
-    # descriptors and their events
-    "poll": (7, -1), "ppoll": (271, 73), "select": (23, -1), "pselect6": (270, 72), "epoll_create1": (291, 20),
-    "epoll_ctl": (233, 21), "epoll_wait": (232, -1), "epoll_pwait": (281, 22), "pipe": (22, -1), "pipe2": (293, 59),
-    "dup": (32, 23), "dup2": (33, -1), "dup3": (292, 24), "close_range": (436, 436), "sendto": (44, 206),
-    "recvfrom": (45, 207), "shutdown": (48, 210), "getsockname": (51, 204),
-    # memory
-    "mmap": (9, 222), "mprotect": (10, 226), "munmap": (11, 215), "mremap": (25, 216), "madvise": (28, 233),
-    "msync": (26, 227), "brk": (12, 214),
-    # processes, threads and signals
-    "fork": (57, -1), "vfork": (58, -1), "execve": (59, 221), "exit": (60, 93), "exit_group": (231, 94),
-    "wait4": (61, 260), "futex": (202, 98), "set_robust_list": (273, 99), "rseq": (334, 293),
-    "set_tid_address": (218, 96), "sched_yield": (24, 124), "sched_getaffinity": (204, 123), "arch_prctl": (158, -1),
-    "kill": (62, 129), "tgkill": (234, 131), "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135),
-    "rt_sigreturn": (15, 139), "rt_sigtimedwait": (128, 137), "sigaltstack": (131, 132), "pause": (34, -1),
-    "restart_syscall": (219, 128), "setsid": (112, 157),
-    # time
-    "nanosleep": (35, 101), "clock_nanosleep": (230, 115), "clock_gettime": (228, 113), "clock_getres": (229, 114),
-    "gettimeofday": (96, 169), "time": (201, -1), "alarm": (37, -1), "setitimer": (38, 103), "getitimer": (36, 102),
-    "times": (100, 153),
-    # what it is and may use
-    "getpid": (39, 172), "getppid": (110, 173), "gettid": (186, 178), "getpgrp": (111, -1), "getpgid": (121, 155),
-    "getsid": (124, 156), "getuid": (102, 174), "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177),
-    "getgroups": (115, 158), "prlimit64": (302, 261), "getrusage": (98, 165), "sysinfo": (99, 179), "uname": (63, 160),
-    "getrandom": (318, 278),
-}  # fmt: skip
+with open(os.path.join(os.path.dirname(__file__), "system_calls.txt"), encoding="utf-8") as _file:
+    _CALLS = [line.split() for line in _file if line.strip() and not line.startswith("#")]
+ALLOWED = {name: (int(x86_64), int(aarch64)) for name, x86_64, aarch64 in _CALLS}
 # Allowed with some values only: numbers, offset of the argument in the filter's data, values.
 ALLOWED_WITH = {
     # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX; those of sockets ask the network's devices.

@@ -19,60 +19,6 @@ pytestmark = pytest.mark.slow
 ITERATIONS = 3
 TOLERANCE = 1e-5
 
-RUN_FILE = f"""
-directory = "run"
-seed = 11
-bitwise = true
-
-[adapter]
-model = "{EXAMPLE}/adapter"
-
-[target]
-model = "{EXAMPLE}/target"
-
-[data]
-train = "{EXAMPLE}/train.jsonl"
-eval = "{EXAMPLE}/heldout.jsonl"
-
-[rollout]
-engine = "transformers"
-device = "cpu"
-prefix_tokens = 8
-temperature = 0.9
-groups_per_task = 8
-
-[scorer]
-engine = "transformers"
-device = "cpu"
-max_new_tokens = 20
-temperature = 0.7
-
-[algorithm]
-groups_per_iteration = 16
-samples_per_prompt = 4
-iterations = {ITERATIONS}
-max_staleness = 0
-minibatches = 2
-entropy = 0.03
-kl = 0.01
-
-[learner]
-device = "cpu"
-dtype = "float32"
-actor_lr = 7e-4
-critic_lr = 2e-3
-warmup_ratio = 0.2
-micro_batch_tokens = 400
-
-[evaluation]
-problems = 8
-sampled_candidates = 1
-selection_problems = 8
-
-[launch]
-rollouts = 1
-scorers = 2
-"""
 RECIPE = Recipe(
     temperature=0.9,
     correction="decoupled",
@@ -141,7 +87,9 @@ class Trained(msgspec.Struct):
 def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Trained]:
     """The run that `prefixrl launch` made, read as a user's program would read it."""
     folder = tmp_path_factory.mktemp("free_run")
-    (folder / "run.toml").write_text(RUN_FILE, encoding="utf-8")
+    (folder / "run.toml").write_text(
+        Path(__file__).with_name("free_run.toml").read_text().replace("EXAMPLE", str(EXAMPLE))
+    )
     prefixrl(folder, "launch", "run.toml")
     lines = prefixrl(folder, "inspect", "run", "--json").splitlines()
     groups = [msgspec.json.decode(line, type=InspectedGroup) for line in lines]

@@ -8,7 +8,14 @@ from typing import get_args
 
 import pytest
 
-from prefixrl.common.config.algorithm import ONLY_FOR, ONLY_WITH_CORRECTION, AlgorithmConfig, Correction, Name
+from prefixrl.common.config.algorithm import (
+    OF_THE_SURROGATE,
+    ONLY_FOR,
+    ONLY_WITH_CORRECTION,
+    AlgorithmConfig,
+    Correction,
+    Name,
+)
 from prefixrl.common.config.load import from_json, load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.section import toml
@@ -142,6 +149,20 @@ def test_a_function_of_ones_own_allows_groups_of_one_and_refuses_a_zscore(run_fi
     assert from_json(config.model_dump_json()) == config
     with pytest.raises(ConfigError, match=r"zscore = .buffer. with advantage_function = .mine\.py"):
         read(run_file, name="grpo", zscore="buffer", advantage_function=mine)
+
+
+@pytest.mark.parametrize("key", OF_THE_SURROGATE)
+def test_a_loss_function_of_ones_own_refuses_what_it_takes_the_place_of(run_file: Path, key: str) -> None:
+    (run_file.parent / "mine.py").write_text("def loss(logprobs, proximal, behaviour, advantages, mask): ...\n")
+    value = {"correction": "none", "ratio": "prefix"}.get(
+        key, CORRECTION_VALUES.get(key, "0.5" if "prob" in key else "2")
+    )
+    with pytest.raises(
+        ConfigError, match=f"{key} (= .*|absent) has no effect with loss_function = .*: the function is the whole"
+    ):
+        read(run_file, name="grpo", loss_function="mine.py:loss", **{key: value})
+    kept = read(run_file, name="grpo", loss_function="mine.py:loss", proximal="interpolated", kl="0").algorithm
+    assert kept.loss_function == f"{run_file.parent / 'mine.py'}:loss"
 
 
 @pytest.mark.parametrize("minibatches", [1, 3, 8, 200])

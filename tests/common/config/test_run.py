@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from prefixrl.common.config import user_function
 from prefixrl.common.config.algorithm import FilterConfig, is_within
 from prefixrl.common.config.load import changed, from_json, import_functions, load
 from prefixrl.common.config.run import RunConfig
@@ -481,7 +482,7 @@ def test_a_function_is_found_beside_the_run_file(run_file: Path) -> None:
 
 
 @table(__file__)
-@pytest.mark.parametrize("key", ["reward.function", "algorithm.advantage_function"])
+@pytest.mark.parametrize("key", user_function.CALLS)
 def test_a_function_that_cannot_be_called_is_refused_with_file_line_and_reason(
     run_file: Path, key: str, place: str, source: str, expected: str
 ) -> None:
@@ -509,7 +510,7 @@ def test_reading_a_config_finds_the_name_however_it_is_bound_and_executes_nothin
         ("import sys\nsys.exit(3)\nf = 1", "SystemExit: 3 (mine.py, line 2); mend the file"),
     ],
 )
-@pytest.mark.parametrize("key", ["reward.function", "algorithm.advantage_function"])
+@pytest.mark.parametrize("key", user_function.CALLS)
 def test_a_function_that_does_not_run_is_refused_before_anything_is_started(
     run_file: Path, key: str, source: str, expected: str
 ) -> None:

@@ -18,6 +18,7 @@ from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import train_iteration
 from support.models.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config
 from support.models.training import same, trained
+from support.paths import ROOT
 from support.tiers import mostly_nightly
 
 pytestmark = DEEPSPEED_WARNINGS
@@ -40,6 +41,7 @@ def with_rewards(data: IterationData, rewards: list[float]) -> IterationData:
             {"name": "grpo", "kl_placement": "loss", "kl_estimator": "k3", "clip_high": 0.3},
             {"name": "rloo", "mask_token_band": [0.5, 2.0], "mask_sequence_band": [0.7, 1.6]},
             {"name": "gae", "critic_targets": "vtrace", "bound_probability": 0.1, "bound_second_moment": 0.02},
+            {"name": "rloo", "loss_function": f"{ROOT}/deploy/examples/losses/vespo.py:loss"},
             {"name": "tppo"},
             {"name": "appo", "clip": 0.5},
             {"name": "grpo", "zscore": "buffer", "aggregation": "sequence"},

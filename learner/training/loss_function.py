@@ -1,0 +1,223 @@
+"""`algorithm.loss_function`, a policy loss of the user's own: called, checked at every call, tried beforehand.
+
+The function gets tensors (rows, tokens), 0 outside `mask`, and returns the sum of its loss over what the mask keeps,
+with sums to report. It is called on copies: its gradient by logprobs and entropies is all that the model learns from,
+so whatever is wrong with it is seen there, before a weight moves. Whoever calls divides by the global N.
+"""
+
+import logging
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from prefixrl.common.config import user_function
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.host.process import exit_codes
+from prefixrl.learner.training.ppo import PolicyTerms, Sums, masked
+
+log = logging.getLogger(__name__)
+
+KEY = "algorithm.loss_function"
+FIRST, BY_NAME = user_function.CALLS[KEY]
+SLOW_S = 2.0
+"""Time in one call after which the log names a function, once, whether it ever returns or not."""
+STEP, TOLERANCE = 1e-6, 1e-5
+"""Step of the finite differences, and how far a gradient may be from them, as a share of the largest (at least 1)."""
+
+
+class OwnLoss:
+    """A function of the user's as `PolicySettings.own`."""
+
+    def __init__(self, function_ref: str) -> None:
+        self._ref = function_ref
+        self._function = user_function.load(function_ref)
+        self._by_name = [name for name in BY_NAME if user_function.takes(self._function, name)]
+        self._is_told = False
+        self.metrics: tuple[str, ...] | None = None
+        """Names of its sums, those of the first call: all calls, on all ranks, must give the same."""
+
+    def __call__(self, terms: PolicyTerms) -> tuple[Tensor, Sums]:
+        """Return the sum of the loss, with a gradient to logprobs and entropy, and its other sums by name.
+
+        Raises:
+            ConfigError: it failed, or did not return a finite loss with a finite gradient, and finite logprobs went in.
+        """
+        mask = terms.mask
+        if self.metrics is not None and not mask.any():
+            nothing = torch.zeros((), dtype=torch.float64, device=mask.device)
+            return nothing, dict.fromkeys([f"loss/{name}" for name in self.metrics], nothing)
+        inside = masked(mask, terms.logprobs, terms.entropy, terms.proximal, terms.behaviour, terms.advantages)
+        live = dict(zip(("logprobs", "entropy"), inside[:2], strict=True))
+        copies = {name: each.detach().requires_grad_() for name, each in live.items()}
+        reference = None if terms.reference is None else masked(mask, terms.reference)[0]
+        rest = dict(zip(("proximal", "behaviour", "advantages"), inside[2:], strict=True))
+        given = copies | rest | {"mask": mask, "reference": reference, "ages": terms.ages}
+        loss, sums = self.value(given)
+        gradients = self._gradients(loss, copies, mask)
+        total = loss.detach()
+        for name, gradient in gradients.items():
+            pushed = gradient * live[name]
+            total = total + (pushed - pushed.detach()).sum()
+        return total, {f"loss/{name}": mask.new_tensor(each, dtype=torch.float64) for name, each in sums.items()}
+
+    def value(self, given: Mapping[str, Tensor | None]) -> tuple[Tensor, dict[str, float]]:
+        """Call the function; return its loss and its sums by name, in order; raises ConfigError."""
+        slow = threading.Timer(SLOW_S, self._tell_slow, (tuple(given["mask"].shape),))  # type: ignore[union-attr]
+        if not self._is_told:
+            slow.start()
+        try:
+            with torch.enable_grad():
+                returned = self._function(*(given[name] for name in FIRST), **{n: given[n] for n in self._by_name})
+        except BaseException as error:  # whatever it raises is its own: signals raise nothing here
+            raise self._fault(f"failed: {user_function.explain(error, user_function.file_of(self._ref))}") from error
+        finally:
+            slow.cancel()
+        match returned:
+            case (Tensor() as loss, dict() as sums) if all(isinstance(name, str) for name in sums):
+                pass
+            case _:
+                raise self._fault(f"returned {_kind(returned)}; expected (loss, metrics): a tensor, and sums by name")
+        if loss.shape != ():
+            raise self._fault(f"returned a loss of shape {tuple(loss.shape)}; expected the sum over tokens, one number")
+        self.metrics = self.metrics or tuple(sorted(sums))
+        if tuple(sorted(sums)) != self.metrics:
+            raise self._fault(f"returned metrics {', '.join(sorted(sums))}; at first they were {self.metrics}")
+        return loss, {name: user_function.number(sums[name]) for name in self.metrics}
+
+    def _gradients(self, loss: Tensor, copies: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
+        """Return the gradients by name where the loss has any; raises ConfigError."""
+        found: tuple[Tensor | None, ...] = ()
+        if loss.requires_grad:
+            found = torch.autograd.grad(loss, list(copies.values()), allow_unused=True)
+        gradients = {name: each for name, each in zip(copies, found, strict=False) if each is not None}
+        if not gradients:
+            raise self._fault("returned a loss without a gradient; is logprobs detached, or under no_grad, in it?")
+        for name, gradient in gradients.items():
+            bad = ~torch.isfinite(gradient)
+            if torch.isfinite(copies[name]).all() and (bad.any() or not torch.isfinite(loss)):
+                where = f", and a gradient that is not finite at row, token {bad.nonzero()[0].tolist()}" * bool(
+                    bad.any()
+                )
+                raise self._fault(f"returned a loss of {loss.item():g}{where}; look for a division, log or root of 0")
+            if (gradient[~mask] != 0).any():
+                raise self._fault(f"pushes {name} outside of the mask; leave out what the mask does before the sum")
+        return gradients
+
+    def _tell_slow(self, shape: tuple[int, ...]) -> None:
+        self._is_told = True
+        log.warning("%s = %r has worked on a micro-batch of %d rows x %d tokens for %g s; a step waits for it, once "
+                    "for every micro-batch: does it loop over tokens?", KEY, self._ref, *shape, SLOW_S)  # fmt: skip
+
+    def _fault(self, said: str) -> ConfigError:
+        return ConfigError(f"{KEY} = {self._ref!r} {said}")
+
+    def try_it(self) -> None:
+        """Call it on made-up rows, whole and in two micro-batches; raises ConfigError where it is no sum over rows."""
+        terms = made_up(torch.float32)
+        whole, _ = self(terms)
+        parts = sum(self(_cut(terms, rows, tokens))[0] for rows, tokens in ((slice(0, 2), 6), (slice(2, 4), 2)))
+        if not torch.isclose(whole, torch.as_tensor(parts), rtol=1e-3, atol=1e-4):
+            raise self._fault(
+                f"returned a loss of {whole.item():g} for 4 rows, and {float(parts):g} for the same in two "
+                f"micro-batches; expected a sum that neither padding nor other rows change: prefixrl divides it by N"
+            )
+
+    def report(self) -> str:
+        """Return what trying it found; raises ConfigError where its gradient is not that of its loss."""
+        gap = self.gradient_gap()
+        told = f"the gradient is {gap:.1e} of its largest value away from finite differences in float64"
+        if gap > TOLERANCE:
+            raise self._fault(f"is wrong: {told}; does a backward of its own differ, or does it leave float64?")
+        metrics = ", ".join(f"loss/{name}" for name in self.metrics or ()) or "none"
+        return f"{self._ref}: a sum over rows, in one micro-batch or two; {told}\nmetrics: {metrics}"
+
+    def gradient_gap(self) -> float:
+        """Return how far the gradient is from finite differences in float64, as a share of the largest (at least 1).
+
+        What the function detaches, or computes under no_grad, counts as constant.
+        """
+        terms, held = made_up(torch.float64), _Constants()
+        given = {name: getattr(terms, name) for name in (*FIRST, *BY_NAME)}
+        copies = {name: given[name].clone().requires_grad_() for name in ("logprobs", "entropy")}
+        with held:
+            gradients = self._gradients(self.value(given | copies)[0], copies, terms.mask)
+        largest, gap = 1.0, 0.0
+        for name, gradient in gradients.items():
+            for place in terms.mask.nonzero().tolist():
+                ends = []
+                for step in (STEP, -STEP):
+                    moved = given[name].clone()
+                    moved[tuple(place)] += step
+                    with held.again():
+                        ends.append(self.value(given | {name: moved})[0].item())
+                slope = gradient[tuple(place)].item()
+                largest = max(largest, abs(slope))
+                gap = max(gap, abs((ends[0] - ends[1]) / (2 * STEP) - slope))
+        return gap / largest
+
+
+class _Constants(TorchFunctionMode):
+    """Keeps what is detached in a first call, and gives it again in the calls after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: list[Any] = []
+        self._place: int | None = None
+
+    def again(self) -> "_Constants":
+        """Return itself, at the beginning of another call."""
+        self._place = 0
+        return self
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute, or give again, the result of one operation."""
+        found = func(*args, **(kwargs or {}))
+        if torch.is_grad_enabled() and func not in (Tensor.detach, Tensor.data.__get__):  # type: ignore[attr-defined]
+            return found
+        if self._place is None:
+            self._kept.append(found)
+            return found
+        self._place += 1
+        return self._kept[self._place - 1]
+
+
+@lru_cache(maxsize=1)
+def load(function_ref: str) -> OwnLoss:
+    """Return the function of a resolved reference, tried once per process; raises ConfigError."""
+    own = OwnLoss(function_ref)
+    own.try_it()
+    return own
+
+
+def made_up(dtype: torch.dtype) -> PolicyTerms:
+    """Return 4 rows of up to 6 tokens, one of them without any, as a run might have them."""
+    random, shape = torch.Generator().manual_seed(7), (4, 6)
+    mask = torch.arange(6) < torch.tensor([[6], [3], [2], [0]])
+    names = ("logprobs", "entropy", "proximal", "behaviour", "reference", "advantages")
+    drawn = {name: torch.randn(shape, generator=random, dtype=torch.float64).to(dtype) for name in names}
+    for name in ("logprobs", "proximal", "behaviour", "reference"):
+        drawn[name] = 0.3 * drawn[name] - 2.0
+    columns: dict[str, Any] = dict(zip(names, masked(mask, *drawn.values()), strict=True))
+    return PolicyTerms(**columns, mask=mask, ages=torch.ones(shape, dtype=torch.int64))
+
+
+def _cut(terms: PolicyTerms, rows: slice, tokens: int) -> PolicyTerms:
+    columns: Any = {name: each[rows, :tokens] for name, each in vars(terms).items() if isinstance(each, Tensor)}
+    return replace(terms, **columns)
+
+
+def _kind(value: object) -> str:
+    return f"({', '.join(map(_kind, value))})" if isinstance(value, tuple) else type(value).__name__
+
+
+if __name__ == "__main__":
+    with exit_codes():
+        sys.stdout.write(f"{load(user_function.resolve(KEY, sys.argv[1], Path.cwd())).report()}\n")
