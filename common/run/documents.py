@@ -80,7 +80,7 @@ class MetricsLine(msgspec.Struct, frozen=True, kw_only=True):
     waiting_rows: dict[str, int] = {}
     """Rows that waited in the engines of a role for a seat, when the line was written."""
     alarms: dict[str, str] = {}
-    """Alarms that ring after this iteration, in words, by kind: ess, entropy, one_text, no_reward."""
+    """Alarms that ring after this iteration, in words, by kind: the kinds are in docs/console.md."""
     endpoint: UsageTotal | None = None
     """Usage of the target's endpoint so far; None unless the target is served elsewhere."""
 
@@ -89,7 +89,7 @@ class AlarmSpan(msgspec.Struct, frozen=True):
     """An alarm, and the iterations through which it rang."""
 
     kind: str
-    """ess, entropy, one_text or no_reward."""
+    """As in docs/console.md."""
     first: int
     last: int
     text: str

@@ -169,21 +169,13 @@ def _trained(group: ScoredGroup, iteration: int, advantages: list[float]) -> Tra
     worth, rows = iter(advantages), []
     for row, verdict in zip(group.prefixes.rows, group.verdicts, strict=True):
         tokens = token_ids(row.tokens)
-        rows.append(
-            TrainedRow(
-                prefix_ids=tokens.tolist(),
-                behaviour_logprobs=logprobs(row.logprobs, tokens.size).tolist(),
-                spans=list(row.spans),
-                reward=verdict.reward,
-                status=verdict.status,
-                extracted=verdict.extracted,
-                finish=row.finish,
-                advantage=next(worth, None) if verdict.is_judged else None,
-                completion=verdict.completion,
-                continuations=list(verdict.continuations),
-                process=verdict.process,
-            )
-        )
+        trained_row = TrainedRow(
+            prefix_ids=tokens.tolist(), behaviour_logprobs=logprobs(row.logprobs, tokens.size).tolist(),
+            spans=list(row.spans), reward=verdict.reward, status=verdict.status, extracted=verdict.extracted,
+            finish=row.finish, advantage=next(worth, None) if verdict.is_judged else None,
+            completion=verdict.completion, continuations=list(verdict.continuations), process=verdict.process,
+        )  # fmt: skip
+        rows.append(trained_row)
     prompt = group.prefixes.prompt
     return TrainedGroup(
         seq=group.prefixes.seq, prompt_id=prompt.prompt_id, question=prompt.question, gold=prompt.gold,

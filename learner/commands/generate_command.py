@@ -179,18 +179,10 @@ class AnswerGeneration:
         for found, prefix, verdict in zip(rows, group.prefixes.rows, group.verdicts, strict=True):
             is_error, tokens = found.status == "error", int(token_ids(prefix.tokens).size)
             yield msgspec.structs.replace(
-                row.answer,
-                sample=found.sample,
-                version=found.version,
-                weights_digest=found.weights_digest,
-                status=verdict.status,
-                reason=found.extracted if is_error else "",
-                prefix=found.prefix,
-                completion=found.completion,
-                extracted=None if is_error else found.extracted or None,
-                reward=found.reward if verdict.is_judged else None,
-                finish=found.finish,
-                scores=found.scores,
+                row.answer, sample=found.sample, version=found.version, weights_digest=found.weights_digest,
+                status=verdict.status, reason=found.extracted if is_error else "", prefix=found.prefix,
+                completion=found.completion, extracted=None if is_error else found.extracted or None,
+                reward=found.reward if verdict.is_judged else None, finish=found.finish, scores=found.scores,
                 prefix_tokens=0 if is_direct else tokens,
                 completion_tokens=tokens if is_direct else verdict.completion_tokens,
-            )
+            )  # fmt: skip

@@ -11,6 +11,10 @@ LOW_ENTROPY_SHARE = 0.1
 """Share of the first iterations' entropy. A policy that has learned the task is below it too, with a high reward."""
 LOST_REWARD = 0.1
 """Below the best smoothed reward so far."""
+STILL_SHARE, LEARNED = 0.05, 0.9
+"""Share of the first iterations' entropy at which nothing new is tried, and a mean reward at which that is no loss."""
+NOISE = 0.02
+"""Smoothed share of tokens that the engine's own difference keeps from being learned."""
 ONE_TEXT = 0.8
 """Share of rows with one text from which the adapter has stopped to look at the question."""
 ONE_TEXT_RISE = 0.2
@@ -31,6 +35,7 @@ class Alarms:
         self.ringing: dict[str, str] = {}
         """Alarms of the newest iteration by kind, in words."""
         self._least_share = 1.0
+        self._noise = 0.0
         self._without_reward = 0
 
     def look(self, iteration: int, figures: Mapping[str, float]) -> list[str]:
@@ -38,6 +43,8 @@ class Alarms:
         found = {
             "ess": _ess(figures),
             "entropy": self._entropy(figures),
+            "exploration": self._exploration(figures),
+            "noise": self._by_noise(figures),
             "one_text": self._one_text(figures),
             "no_reward": self._no_reward(figures),
         }
@@ -62,6 +69,33 @@ class Alarms:
             f"the policy has collapsed: entropy {entropy:.3g} nat per token ({first:.3g} in the first iterations), "
             f"reward {self._reward:.3f} (best {self._best_reward:.3f}); resume from an older checkpoint with a smaller "
             f"learning rate, a smaller algorithm.max_staleness or a larger algorithm.entropy"
+        )
+
+    def _exploration(self, figures: Mapping[str, float]) -> str:
+        """Return the sentence for an entropy that is gone before the task is learned, else an empty one."""
+        entropy, reward = figures.get("entropy"), figures.get("reward", 1.0)
+        first = sum(self._first_entropies) / max(1, len(self._first_entropies))
+        if entropy is None or entropy >= STILL_SHARE * first or max(reward, self._reward or 0.0) >= LEARNED:
+            return ""
+        return (
+            f"the policy has stopped to explore at a reward of {reward:.3f}: entropy {entropy:.3g} nat per token "
+            f"({first:.3g} in the first iterations). Keep this checkpoint; what it never writes now it will not find. "
+            f"Resume from an older one with a larger algorithm.entropy or a smaller learning rate"
+        )
+
+    def _by_noise(self, figures: Mapping[str, float]) -> str:
+        """Return the sentence for tokens that `bound_ratio` holds though nothing was learned from them, else ""."""
+        share = figures.get("bounded_by_noise_fraction")
+        if share is None:
+            return ""
+        self._noise += SMOOTHING * (share - self._noise)
+        if self._noise < NOISE:
+            return ""
+        gap = figures.get("engine_mismatch_gap", 0.0)
+        return (
+            f"algorithm.bound_ratio keeps {self._noise:.1%} of the tokens of age 0 from being learned, negative rows "
+            f"first, and that is no drift: engine and learner differ by {gap:.2g} nat per token before any "
+            f'step. Raise bound_ratio or set it "off", or give both the same dtype (docs/objectives.md)'
         )
 
     def _one_text(self, figures: Mapping[str, float]) -> str:

@@ -19,6 +19,7 @@ from prefixrl.learner.training.ppo import (
     drift_by_age,
     drift_figures,
     drift_sums,
+    is_past_ratio,
     log_ratios,
     units,
 )
@@ -82,6 +83,7 @@ class IterationFacts:
 
     whitening: Whitening
     ratio: Ratio
+    bound_ratio: float
     steps_left_out: int
     """Optimiser steps not taken because the KL had passed its limit."""
     max_staleness: int
@@ -104,6 +106,7 @@ def report(
     row_advantages = _row_advantages(data, micro_batches)
     figures = means(totals, facts.whitening.moments)
     figures |= reward_figures(data.rewards, data.groups) | mask_figures(micro_batches)
+    figures |= noise_figures(micro_batches, facts.bound_ratio)
     oldest, newest = _row_ages(micro_batches)
     figures["crossed_rows_fraction"] = _crossed(oldest, newest)
     figures |= _step_figures(reports, steps)
@@ -186,6 +189,19 @@ def mask_figures(micro_batches: Sequence[PreparedMicroBatch]) -> Report:
         "masked_tokens_fraction": 1.0 - kept / max(tokens, 1),
         "masked_rows_fraction": 1.0 - kept_rows / max(rows, 1),
     }
+
+
+def noise_figures(micro_batches: Sequence[PreparedMicroBatch], bound_ratio: float) -> Report:
+    """Return the share of tokens in rows of age 0, which p wrote, that are past the bound already. A collective."""
+    if math.isinf(bound_ratio):
+        return {}
+    counts = []
+    for each in micro_batches:
+        mask = each.kept & (each.ages.amax(dim=1, keepdim=True) == 0)
+        past = is_past_ratio(each.proximal, each.batch.behaviour, mask, each.advantages, bound_ratio)
+        counts.append(torch.stack([(past & mask).sum(), mask.sum()]))
+    past_tokens, tokens = sum_over_ranks(torch.stack(counts).sum(dim=0)).tolist()
+    return {"bounded_by_noise_fraction": past_tokens / tokens} if tokens else {}
 
 
 def _crossed(oldest: Tensor, newest: Tensor) -> float:

@@ -98,7 +98,10 @@ def train_iteration(models: Models, data: IterationData, config: RunConfig, tota
     tokens = forward_tokens(plan, data.lengths)
     if models.is_packed:
         tokens = (tokens[0], tokens[0])
-    facts = IterationFacts(whitening, objective.policy.ratio, left_out, algorithm.max_staleness, *tokens, figures)
+    policy = objective.policy
+    facts = IterationFacts(
+        whitening, policy.ratio, policy.bounds.ratio, left_out, algorithm.max_staleness, *tokens, figures
+    )
     return report(data, [micro_batch for own in micro_batches for micro_batch in own], steps, facts)
 
 
@@ -159,19 +162,14 @@ def _measure(
         proximal = models.forward_actor(batch)[0]
     values = models.forward_critic(batch)
     return PreparedMicroBatch(
-        rows=tuple(row for line in lines for row in line),
-        is_proximal_late=is_late,
-        batch=batch,
+        rows=tuple(row for line in lines for row in line), is_proximal_late=is_late, batch=batch,
         kept=kept_tokens(
             proximal, batch.behaviour, batch.mask, algorithm.mask_token_band, algorithm.mask_sequence_band
         ),
-        proximal=proximal,
-        reference=models.forward_reference(batch),
-        old_values=nothing if values is None else values,
-        advantages=nothing,
-        returns=nothing,
+        proximal=proximal, reference=models.forward_reference(batch),
+        old_values=nothing if values is None else values, advantages=nothing, returns=nothing,
         ages=torch.where(batch.mask, data.iteration - batch.versions, 0),
-    )
+    )  # fmt: skip
 
 
 def _sample(data: IterationData, row: int) -> Sample:
@@ -314,16 +312,11 @@ def _optimise(
 def _policy_terms(models: Models, micro_batch: PreparedMicroBatch) -> PolicyTerms:
     logprobs, entropy = models.forward_actor(micro_batch.batch, has_entropy=True)
     return PolicyTerms(
-        logprobs=logprobs,
-        entropy=entropy,
+        logprobs=logprobs, entropy=entropy,
         proximal=logprobs.detach() if micro_batch.is_proximal_late else micro_batch.proximal,
-        behaviour=micro_batch.batch.behaviour,
-        reference=micro_batch.reference,
-        advantages=micro_batch.advantages,
-        mask=micro_batch.kept,
-        ages=micro_batch.ages,
-        second_moment_limit=micro_batch.second_moment_limit,
-    )
+        behaviour=micro_batch.batch.behaviour, reference=micro_batch.reference, advantages=micro_batch.advantages,
+        mask=micro_batch.kept, ages=micro_batch.ages, second_moment_limit=micro_batch.second_moment_limit,
+    )  # fmt: skip
 
 
 def _backward_critic(

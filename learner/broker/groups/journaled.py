@@ -101,16 +101,11 @@ class JournaledState:
     def state(self) -> LedgerState:
         """Return the state that the records give, without leases and queues."""
         return LedgerState(
-            completed=self.completed,
-            next_seq=self._next_seq,
-            next_prompt=self._next_prompt,
-            requeued=tuple(self._requeued),
-            batches=dict(self.batches),
-            live=tuple(map(_live_group, self._live)),
-            totals=copy.deepcopy(self.counts),
-            failures=tuple(self.failures.newest),
+            completed=self.completed, next_seq=self._next_seq, next_prompt=self._next_prompt,
+            requeued=tuple(self._requeued), batches=dict(self.batches), live=tuple(map(_live_group, self._live)),
+            totals=copy.deepcopy(self.counts), failures=tuple(self.failures.newest),
             passed=tuple(self.pass_rate.newest) if self.pass_rate else (),
-        )
+        )  # fmt: skip
 
     def restore(self, state: LedgerState) -> None:
         """Restore a state; call this before any record is applied."""

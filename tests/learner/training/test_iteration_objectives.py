@@ -290,3 +290,15 @@ def test_a_checkpoint_of_an_objective_without_a_critic_resumes_bitwise(adapter: 
     assert train_iteration(resumed, random_iteration(1), config, 20) == expected
     with pytest.raises(DataError, match="written with critic = none, this run has one"):
         checkpoint.load(tmp_path, Models.load(run_config(adapter), 0, 1, config.adapter.model))
+
+
+@pytest.mark.parametrize(("iteration", "bound", "is_known"), [(0, 1.6, True), (0, None, False), (3, 1.6, False)])
+def test_what_noise_alone_bounds_is_what_the_first_step_bounds_of_rows_of_age_0(
+    adapter: Path, iteration: int, bound: float | None, is_known: bool
+) -> None:
+    algorithm = {"name": "grpo", "minibatches": 1, "bound_ratio": bound, "kl": 0.0, "max_staleness": 4}
+    data = random_iteration(0)
+    (metrics,), _ = trained(run_config(adapter, algorithm=algorithm), replace(data, iteration=iteration))
+    assert ("bounded_by_noise_fraction" in metrics.means) == is_known
+    if is_known:
+        assert metrics.means["bounded_by_noise_fraction"] == metrics.means["bounded_fraction"] > 0.1
