@@ -86,14 +86,9 @@ class DirectScorer(ScorerLoop):
         judging = Judging(link, verifier, section, "zero", ProcessReward(scoring, decoder.pieces) if scoring else None)
         seats = section.verifier_children
         ready = Ready(
-            seats=seats,
-            room=min(MOST_ROWS, seats * TEXTS_PER_CHILD),
-            takes_runs=False,
-            digests=digests,
-            version=-1,
-            weights_digest="",
-            engine="verifier",
-        )
+            seats=seats, room=min(MOST_ROWS, seats * TEXTS_PER_CHILD), takes_runs=False, digests=digests,
+            version=-1, weights_digest="", engine="verifier",
+        )  # fmt: skip
         super().__init__(link, judging, ready)
         self._busy = BusySeats(seats, time.monotonic())
         self._decoder = decoder

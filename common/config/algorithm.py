@@ -49,6 +49,7 @@ _CLIPPED: tuple[Correction, ...] = ("decoupled", "behaviour", "none")
 ONLY_WITH_CORRECTION: OnlyWith = {
     "importance_cap": (("decoupled",), "the others have no weight p/mu"),
     "importance_above_cap": (("decoupled",), "the others have no weight p/mu"),
+    "importance_ratio": (("decoupled",), "the others have no weight p/mu"),
     "proximal": (("decoupled", "none"), "the others compare with the behaviour policy alone"),
     "clip": (_CLIPPED, "topr tapers the ratio and clips nothing"),
     "clip_high": (_CLIPPED, "topr tapers the ratio and clips nothing"),
@@ -56,8 +57,8 @@ ONLY_WITH_CORRECTION: OnlyWith = {
 }
 """Keys that have an effect under some corrections only, and why."""
 OF_THE_SURROGATE = (
-    "correction", "ratio", "clip", "clip_high", "dual_clip", "importance_cap", "importance_above_cap", "bound_ratio",
-    "bound_probability", "bound_negatives", "bound_second_moment",
+    "correction", "ratio", "clip", "clip_high", "dual_clip", "importance_cap", "importance_above_cap",
+    "importance_ratio", "bound_ratio", "bound_probability", "bound_negatives", "bound_second_moment",
 )  # fmt: skip
 """Keys that have no effect with a loss function of the user's own."""
 
@@ -97,6 +98,8 @@ class AlgorithmConfig(Section):
     """Largest weight p/mu of a token (docs/objectives.md)."""
     importance_above_cap: Literal["truncate", "mask"] = "truncate"
     """A weight p/mu above the cap counts as the cap, or as 0; N counts the token either way."""
+    importance_ratio: Ratio | None = None
+    """Granularity of the weight p/mu: of the token, of the whole prefix, or the mean of the prefix; absent: `ratio`."""
     bound_ratio: Annotated[AboveOne | None, OrOff] = 1.6
     """"off", or a bound: a row whose theta/mu is past it, or past 1 over it, is pushed no further that way. It
     is that of rows of up to 32 tokens; of n tokens it is bound_ratio to the power of the root of n / 32."""
@@ -111,6 +114,8 @@ class AlgorithmConfig(Section):
     """[low, high] on p/mu of a token: tokens outside are left out of the policy loss."""
     mask_sequence_band: Band | None = None
     """[low, high] on the geometric mean of p/mu over a prefix: prefixes outside are left out of the policy loss."""
+    count_masked: bool = False
+    """true: N counts what a mask leaves out, too, as in verl and AReaL: a mask then shortens the step."""
     minibatches: Positive = 8
     """Optimiser steps per PPO epoch."""
     ppo_epochs: Positive = 1
@@ -191,6 +196,10 @@ class AlgorithmConfig(Section):
         if not self.is_whitened and self.is_given("whiten_floor", info):
             condition = f"{assigned('name', self.name)}{' and whiten = false' if self.whiten is False else ''}"
             raise ValueError(self.no_effect("whiten_floor", condition, "advantages are not whitened"))
+        if self.count_masked and self.mask_token_band is None and self.mask_sequence_band is None:
+            raise ValueError(
+                self.no_effect("count_masked", "no mask_token_band or mask_sequence_band", "nothing is masked")
+            )
         if self.is_given("min_ess", info) and self.max_staleness == 0:
             raise ValueError(self.no_effect("min_ess", "max_staleness = 0", "no sample is ever old"))
         if self.is_given("min_ess", info) and self.admission != "just_in_time":

@@ -385,16 +385,12 @@ def _batch_group(result: ScoredGroup) -> BatchGroup:
     scores = [score for each in processes for score in each.scores]
     statuses = [text.status for text in texts]
     return BatchGroup(
-        seq=result.prefixes.seq,
-        prompt_id=result.prefixes.prompt.prompt_id,
-        version=result.version,
+        seq=result.prefixes.seq, prompt_id=result.prefixes.prompt.prompt_id, version=result.version,
         weights_digest=result.weights_digest,
         lengths=tuple([(prompt, len(row.tokens) // TOKEN_BYTES) for row in rows]),
         rewards=tuple([verdict.reward for verdict in verdicts]),
-        outcomes=tuple([verdict.outcome for verdict in verdicts]) if processes else (),
-        steps=len(scores),
-        step_score_sum=math.fsum(scores),
-        stages=StageTimes(result.sampled_s, 0.0, result.scoring_s, 0.0),
+        outcomes=tuple([verdict.outcome for verdict in verdicts]) if processes else (), steps=len(scores),
+        step_score_sum=math.fsum(scores), stages=StageTimes(result.sampled_s, 0.0, result.scoring_s, 0.0),
         completion_tokens=sum([verdict.completion_tokens for verdict in verdicts]),
         truncated=[text.finish for text in judged].count("length"),
         cached=[text.was_cached for text in judged].count(True),
@@ -404,4 +400,4 @@ def _batch_group(result: ScoredGroup) -> BatchGroup:
         texts=tuple([xxhash.xxh3_64_intdigest(row.tokens) >> 1 for row in rows]),
         statuses={each: statuses.count(each) for each in dict.fromkeys(statuses)},
         source=result.prefixes.prompt.source,
-    )
+    )  # fmt: skip

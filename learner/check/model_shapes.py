@@ -32,16 +32,12 @@ def shape_of(model: str) -> ModelShape | None:
             return None
         heads = config["num_attention_heads"]
         return ModelShape(
-            layers=config["num_hidden_layers"],
-            hidden=config["hidden_size"],
-            intermediate=config["intermediate_size"],
-            heads=heads,
+            layers=config["num_hidden_layers"], hidden=config["hidden_size"],
+            intermediate=config["intermediate_size"], heads=heads,
             kv_heads=config.get("num_key_value_heads") or heads,
-            head_size=config.get("head_dim") or config["hidden_size"] // heads,
-            vocabulary=config["vocab_size"],
-            is_tied=bool(config.get("tie_word_embeddings", False)),
-            is_biased=bool(kinds & BIASED),
-        )
+            head_size=config.get("head_dim") or config["hidden_size"] // heads, vocabulary=config["vocab_size"],
+            is_tied=bool(config.get("tie_word_embeddings", False)), is_biased=bool(kinds & BIASED),
+        )  # fmt: skip
     # Sizes are left to the defaults of its family, or the file is no config: loading the model says so.
     except (ConfigError, KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError):
         return None

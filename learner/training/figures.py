@@ -257,7 +257,7 @@ def means(sums: Report, moments: Sequence[float]) -> Report:
         sums: of `ppo.policy_loss` and `ppo.value_loss`, over micro-batches, ranks and optimiser steps.
         moments: sum, sum of squares and count of the advantages before whitening.
     """
-    tokens, ratios = max(sums["tokens"], 1.0), max(sums["units"], 1.0)
+    tokens, ratios, weights = (max(sums[name], 1.0) for name in ("tokens", "units", "weights"))
     total, squares, count = moments
     advantage = total / max(count, 1.0)
     figures = {
@@ -266,9 +266,9 @@ def means(sums: Report, moments: Sequence[float]) -> Report:
         "approx_kl": sums["approx_kl"] / tokens,
         "entropy": sums["entropy"] / tokens,
         "ratio": sums["ratio"] / ratios,
-        "importance": sums["importance"] / ratios,
-        "importance_capped_fraction": sums["importance_capped"] / ratios,
-        "importance_ess_fraction": sums["importance"] ** 2 / max(sums["importance_squared"] * ratios, 1e-300),
+        "importance": sums["importance"] / weights,
+        "importance_capped_fraction": sums["importance_capped"] / weights,
+        "importance_ess_fraction": sums["importance"] ** 2 / max(sums["importance_squared"] * weights, 1e-300),
         "behaviour_gap": sums["behaviour_gap"] / tokens,
         "advantage": advantage,
         "advantage_deviation": max(squares / max(count, 1.0) - advantage**2, 0.0) ** 0.5,

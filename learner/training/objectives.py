@@ -62,6 +62,8 @@ class Objective:
     """A row's weight in the denominator, whatever its length; None: tokens (or rows) are counted."""
     value_clip: float
     policy: PolicySettings
+    counts_masked: bool = False
+    """True if N counts what a mask leaves out."""
     has_vtrace: bool = False
     """True if the critic's targets are V-trace's."""
     second_moment: float | None = None
@@ -88,6 +90,7 @@ def resolve(
         aggregation="sequence" if name == "appo" else algorithm.aggregation, entropy=algorithm.entropy,
         kl_in_loss=algorithm.kl if algorithm.kl_placement == "loss" else 0.0, kl_estimator=algorithm.kl_estimator,
         clip_high=algorithm.clip_high, dual_clip=_limit(algorithm.dual_clip), ratio=algorithm.ratio_used,
+        importance_ratio=algorithm.importance_ratio,
         is_one_action=name == "appo", above_cap=algorithm.importance_above_cap,
         is_interpolated=algorithm.proximal == "interpolated",
         bounds=Bounds(*map(_limit, (algorithm.bound_ratio, algorithm.bound_probability, algorithm.bound_negatives))),
@@ -107,7 +110,8 @@ def resolve(
         whiten_floor=algorithm.whiten_floor if algorithm.is_whitened else None,
         kl_in_reward=algorithm.kl if algorithm.kl_placement == "reward" else 0.0,
         row_tokens=float(sampled_tokens) if name == "dr_grpo" else None, value_clip=algorithm.value_clip,
-        policy=policy, has_vtrace=algorithm.critic_targets == "vtrace", second_moment=algorithm.bound_second_moment,
+        policy=policy, counts_masked=algorithm.count_masked,
+        has_vtrace=algorithm.critic_targets == "vtrace", second_moment=algorithm.bound_second_moment,
         advantage_function=algorithm.advantage_function,
     )  # fmt: skip
     return _with_process_rewards(objective, algorithm, implicit_reward, prm)
@@ -225,7 +229,8 @@ def value_mask(objective: Objective, mask: Tensor) -> Tensor:
 
 def denominators(objective: Objective, micro_batch: PreparedMicroBatch) -> Tensor:
     """Return a micro-batch's share of policy and value denominator: float64, shape (2,)."""
-    kept, asked = micro_batch.kept, value_mask(objective, micro_batch.batch.mask)
+    kept = micro_batch.batch.mask if objective.counts_masked else micro_batch.kept
+    asked = value_mask(objective, micro_batch.batch.mask)
     if objective.row_tokens is not None:
         policy = kept.any(dim=1).sum() * objective.row_tokens
     else:

@@ -194,6 +194,8 @@ class PolicySettings:
     dual_clip: float = math.inf
     """Bound on the objective as a multiple of a negative advantage."""
     ratio: Ratio = "token"
+    importance_ratio: Ratio | None = None
+    """Granularity of the weight p/mu; None for `ratio`."""
     is_one_action: bool = False
     """True if a prefix is one action: the surrogate of its ratio counts whole, not divided by its tokens."""
     above_cap: Literal["truncate", "mask"] = "truncate"
@@ -252,7 +254,8 @@ def policy_loss(terms: PolicyTerms, settings: PolicySettings, normaliser: float)
     drift = log_ratio = log_ratios(logprobs, behaviour, mask, settings.ratio)
     if settings.correction in ("decoupled", "none"):
         log_ratio = log_ratios(logprobs, proximal, mask, settings.ratio)
-    importance = log_ratios(proximal, behaviour, mask, settings.ratio).exp().detach()
+    of_weights = settings.importance_ratio or settings.ratio
+    importance = log_ratios(proximal, behaviour, mask, of_weights).exp().detach()
     if settings.own is not None:
         surrogate, is_clipped = torch.zeros_like(logprobs), torch.zeros_like(mask)
     elif settings.correction == "topr":
@@ -275,7 +278,7 @@ def policy_loss(terms: PolicyTerms, settings: PolicySettings, normaliser: float)
     if settings.own is not None:
         own, own_sums = settings.own(replace(terms, proximal=proximal))
         loss = loss + own / normaliser
-    unit = units(mask, settings.ratio)
+    unit, weighed = units(mask, settings.ratio), units(mask, of_weights)
     with torch.no_grad():
         return loss, _token_sums(terms, logprobs, proximal, behaviour) | own_sums | {
             "units": unit.sum().double(),
@@ -283,9 +286,10 @@ def policy_loss(terms: PolicyTerms, settings: PolicySettings, normaliser: float)
             "bounded": _total(is_bounded, mask),
             "ratio": _total(log_ratio.exp(), unit),
             "log_ratio_bins": bin_counts(log_ratio[unit], LOG_RATIO_EDGES),
-            "importance": _total(importance, unit),
-            "importance_squared": _total(importance.double().square(), unit),
-            "importance_capped": _total(importance > settings.importance_cap, unit),
+            "weights": weighed.sum().double(),
+            "importance": _total(importance, weighed),
+            "importance_squared": _total(importance.double().square(), weighed),
+            "importance_capped": _total(importance > settings.importance_cap, weighed),
         }
 
 

@@ -160,15 +160,9 @@ def room_of(seats: int) -> int:
 def ready_of(engine: Engine, digests: ModelDigests, version: int, weights_digest: str) -> Ready:
     """Return the Ready of a worker with this engine."""
     return Ready(
-        seats=engine.seats,
-        room=engine.room,
-        takes_runs=engine.takes_runs,
-        digests=digests,
-        version=version,
-        weights_digest=weights_digest,
-        engine=engine.name,
-        about=engine.about,
-    )
+        seats=engine.seats, room=engine.room, takes_runs=engine.takes_runs, digests=digests, version=version,
+        weights_digest=weights_digest, engine=engine.name, about=engine.about,
+    )  # fmt: skip
 
 
 def check_fit(own: "Mapping[str, torch.Tensor]", tensors: "Mapping[str, torch.Tensor]") -> None:

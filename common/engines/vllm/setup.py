@@ -71,17 +71,12 @@ def resolve(model: str, role: str, config: RunConfig) -> VllmSetup:
         own = str(hf_config.dtype or torch.bfloat16).removeprefix("torch.")
         dtype = config.learner.dtype if role == "rollout" else own
     return VllmSetup(
-        model=model,
-        role=role,
-        device=section.device,
-        threads=section.threads,
-        dtype=dtype,
+        model=model, role=role, device=section.device, threads=section.threads, dtype=dtype,
         published_dtype=config.learner.dtype,
         has_float32_head=role == "rollout" and dtype != "float32" and config.learner.head_dtype == "float32",
-        max_model_len=section.vllm.max_model_len or _context_tokens(role, config, hf_config),
-        vllm=section.vllm,
+        max_model_len=section.vllm.max_model_len or _context_tokens(role, config, hf_config), vllm=section.vllm,
         low_rank=_with_names(low_rank_of(config), model) if role == "rollout" else None,
-    )
+    )  # fmt: skip
 
 
 def _with_names(shape: LowRank | None, folder: str) -> LowRank | None:

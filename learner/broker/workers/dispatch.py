@@ -123,14 +123,9 @@ class Dispatcher:
             sampling = self._sampling[1]
             self.stages.leased(item.seqs, now_s)
         task = ScoreTask(
-            task="",
-            kind=kind,
-            version=item.version,
-            weights_digest=item.weights_digest,
-            groups=item.groups,
-            sampling=sampling,
-            sampled_s=item.sampled_s,
-        )
+            task="", kind=kind, version=item.version, weights_digest=item.weights_digest, groups=item.groups,
+            sampling=sampling, sampled_s=item.sampled_s,
+        )  # fmt: skip
         rows = sum(len(group.rows) for group in item.groups)
         texts = rows * self._config.scorer.texts_per_row(kind)
         self._lease(worker, item, task, texts, self._scoring_work(rows, kind, sampling), now_s)

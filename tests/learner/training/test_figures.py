@@ -26,6 +26,7 @@ def sums_of(importance: list[float], returns: list[float], values: list[float]) 
     return dict.fromkeys(zeros, 0.0) | {
         "tokens": float(len(importance)),
         "units": float(len(importance)),
+        "weights": float(len(importance)),
         "value_tokens": float(len(importance)),
         "importance": sum(importance),
         "importance_squared": sum(x * x for x in importance),

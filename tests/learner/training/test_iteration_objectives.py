@@ -292,6 +292,19 @@ def test_a_checkpoint_of_an_objective_without_a_critic_resumes_bitwise(adapter: 
         checkpoint.load(tmp_path, Models.load(run_config(adapter), 0, 1, config.adapter.model))
 
 
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+def test_n_may_count_what_the_masks_leave_out(adapter: Path, aggregation: str) -> None:
+    algorithm = {"name": "grpo", "minibatches": 1, "mask_token_band": [0.2, 5.0], "aggregation": aggregation} | STILL
+    losses, shares = [], set()
+    for counts in (False, True):
+        config = run_config(adapter, algorithm=algorithm | {"count_masked": counts, "mask_sequence_band": [0.4, 2.5]})
+        (metrics,), _ = trained(config, random_iteration(0))
+        losses.append(metrics.means["policy_loss"])
+        shares.add(1 - metrics.means["masked_tokens_fraction" if aggregation == "token" else "masked_rows_fraction"])
+    (share,) = shares
+    assert 0 < share < 1 and losses[1] == pytest.approx(share * losses[0], rel=1e-4)
+
+
 @pytest.mark.parametrize(("iteration", "bound", "is_known"), [(0, 1.6, True), (0, None, False), (3, 1.6, False)])
 def test_what_noise_alone_bounds_is_what_the_first_step_bounds_of_rows_of_age_0(
     adapter: Path, iteration: int, bound: float | None, is_known: bool

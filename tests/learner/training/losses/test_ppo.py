@@ -40,6 +40,7 @@ settings_drawn = st.builds(
     clip_high=st.none() | st.floats(0.05, 0.9),
     dual_clip=st.just(INF) | st.floats(1.1, 3.0),
     ratio=st.sampled_from(get_args(Ratio)),
+    importance_ratio=st.none() | st.sampled_from(get_args(Ratio)),
     is_one_action=st.booleans(),
     above_cap=st.sampled_from(("truncate", "mask")),
     is_interpolated=st.booleans(),
@@ -91,7 +92,7 @@ def slow_token(terms: PolicyTerms, settings: PolicySettings, i: int, t: int, siz
         ages = terms.ages[i].tolist()
         p = [m * (now / m) ** (age / (age + 1)) for now, m, age in zip(theta, mu, ages, strict=False)]
     value = slow_surrogate(terms, settings, i, t, (theta, p, mu))
-    w = quotient(p, mu, t, settings.ratio)
+    w = quotient(p, mu, t, settings.importance_ratio or settings.ratio)
     if w > settings.importance_cap:
         w = settings.importance_cap if settings.above_cap == "truncate" else 0.0
     return (slow_regularisers(terms, settings, i, t) - value) * (w if settings.correction == "decoupled" else 1.0)
@@ -136,6 +137,8 @@ def test_the_policy_loss_is_the_formula_summed_token_by_token(seed: int, setting
     assert math.isclose(loss.item(), slow_policy_loss(sizes, terms, settings, 13.0), abs_tol=1e-9)
     assert sums["tokens"].item() == sum(sizes)
     ratios = sum(sizes) if settings.ratio == "token" else len(sizes)
+    weights = sum(sizes) if (settings.importance_ratio or settings.ratio) == "token" else len(sizes)
+    assert sums["weights"].item() == weights
     assert sums["units"].item() == sums["log_ratio_bins"].sum().item() == ratios
     assert all(torch.isfinite(value).all() for value in sums.values())
 
