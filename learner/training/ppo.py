@@ -278,7 +278,7 @@ def policy_loss(terms: PolicyTerms, settings: PolicySettings, normaliser: float)
     if settings.own is not None:
         own, own_sums = settings.own(replace(terms, proximal=proximal))
         loss = loss + own / normaliser
-    unit, weighed = units(mask, settings.ratio), units(mask, of_weights)
+    unit = units(mask, settings.ratio)
     with torch.no_grad():
         return loss, _token_sums(terms, logprobs, proximal, behaviour) | own_sums | {
             "units": unit.sum().double(),
@@ -286,10 +286,7 @@ def policy_loss(terms: PolicyTerms, settings: PolicySettings, normaliser: float)
             "bounded": _total(is_bounded, mask),
             "ratio": _total(log_ratio.exp(), unit),
             "log_ratio_bins": bin_counts(log_ratio[unit], LOG_RATIO_EDGES),
-            "weights": weighed.sum().double(),
-            "importance": _total(importance, weighed),
-            "importance_squared": _total(importance.double().square(), weighed),
-            "importance_capped": _total(importance > settings.importance_cap, weighed),
+            **_weight_sums(importance, units(mask, of_weights), settings.importance_cap),
         }
 
 
@@ -377,6 +374,15 @@ def _token_sums(terms: PolicyTerms, logprobs: Tensor, proximal: Tensor, behaviou
         sums["reference_kl"] = _total(weights * kl_estimate(logprobs, reference, "k3"), terms.mask)
         sums["reference_weights"] = _total(weights, terms.mask)
     return sums
+
+
+def _weight_sums(importance: Tensor, unit: Tensor, cap: float) -> Sums:
+    return {
+        "weights": unit.sum().double(),
+        "importance": _total(importance, unit),
+        "importance_squared": _total(importance.double().square(), unit),
+        "importance_capped": _total(importance > cap, unit),
+    }
 
 
 def bin_counts(values: Tensor, edges: Sequence[float]) -> Tensor:
