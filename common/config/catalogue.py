@@ -1,6 +1,7 @@
 """All keys of the run file with values, defaults and sentences, from the sections. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,8 +10,11 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.section import toml
 
 _NAMES = read_toml(Path(__file__).parent / "tables" / "names.toml", "the table of names")
-SYNONYMS: Mapping[str, str] = {name: key for key, names in _NAMES["keys"].items() for name in names.split()}
-"""Names of the same settings elsewhere (TRL, verl, OpenRLHF, prime-rl), for the hint at an unknown key."""
+SYNONYMS, ABSENT = (
+    {name: told for told, names in _NAMES[table].items() for name in names.split()} for table in ("keys", "absent")
+)
+"""By the name of a setting elsewhere (OpenRLHF 0.6.1, verl, TRL, prime-rl, PRIME, OpenR), with or without its section
+there: the key here; or, where there is none, the reason."""
 
 
 class Setting(NamedTuple):
@@ -30,6 +34,7 @@ class Setting(NamedTuple):
         return not self.values
 
 
+@cache
 def settings() -> tuple[Setting, ...]:
     """Return all keys in the order of the run file, each section before its keys."""
     schema = json_schema()

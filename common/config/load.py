@@ -15,7 +15,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from prefixrl.common.config import catalogue, user_function
-from prefixrl.common.config.catalogue import SYNONYMS
+from prefixrl.common.config.catalogue import ABSENT, SYNONYMS
 from prefixrl.common.config.data import resolve
 from prefixrl.common.config.foreign import explained, read_bytes, read_toml
 from prefixrl.common.config.prompting import GGUF, AnyModel, checkpoint_of, with_texts
@@ -134,6 +134,8 @@ def _nearest(name: str, known: list[str]) -> str:
         return f"; did you mean {' or '.join(map(repr, elsewhere))}?"
     if not near and name in SYNONYMS:
         return f"; did you mean {SYNONYMS[name]!r}?"
+    if not near and name in ABSENT:
+        return f"; there is none, because {ABSENT[name]}"
     near = near or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(known)}"
 

@@ -31,14 +31,9 @@ def renderer_of(config: RunConfig, role: Role, model: str | None = None) -> "Ren
     """Return the renderer of a role by the run file; `model`: its folder on this host."""
     section, asked = (config.rollout if role == "rollout" else config.scorer), config.asked(role)
     found = Renderer(
-        model or asked.model,
-        most_prompt_tokens(config, role, model),
-        asked,
-        "target" if asked is config.target else "adapter",
-        section.stop_tokens,
-        section.own_stops,
-        role,
-    )
+        model or asked.model, most_prompt_tokens(config, role, model), asked,
+        "target" if asked is config.target else "adapter", section.stop_tokens, section.own_stops, role,
+    )  # fmt: skip
     found.allows_special = config.data.special_tokens == "allow"
     return found
 

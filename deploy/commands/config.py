@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import click
 
-from prefixrl.common.config.catalogue import SYNONYMS, Setting, json_schema, settings
+from prefixrl.common.config.catalogue import ABSENT, SYNONYMS, Setting, json_schema, settings
 from prefixrl.common.errors import ConfigError
 
 WIDTH = 100
@@ -18,8 +18,8 @@ BAR = "\\|"
 PAGE = """# Settings
 
 All keys of the run file, as `prefixrl config --markdown` prints them. `prefixrl config KEY` explains a key or section,
-also by its name in TRL, verl or OpenRLHF; `--set KEY=VALUE` changes a key. Keys without a default may be absent. Either
-`algorithm.iterations` or `data.epochs` must be given.
+also by its name in TRL, verl, OpenRLHF, prime-rl or OpenR, or says why there is none; `--set KEY=VALUE` changes a key.
+Keys without a default may be absent. Either `algorithm.iterations` or `data.epochs` must be given.
 """
 
 
@@ -30,7 +30,7 @@ also by its name in TRL, verl or OpenRLHF; `--set KEY=VALUE` changes a key. Keys
 def config_command(key: str | None, form: str | None) -> None:
     """Explain a KEY or section of the run file; without one, list the sections.
 
-    KEY may also be the name of the same setting in TRL, verl or OpenRLHF.
+    KEY may also be the name of the same setting in TRL, verl, OpenRLHF, prime-rl or OpenR.
     """
     if form == "schema":
         click.echo(json.dumps(json_schema(), indent=2))
@@ -63,10 +63,16 @@ def explained(key: str | None) -> Iterator[str]:
         return
     found = [each for each in known if each.key == key or each.key.startswith(f"{key}.")]
     if not found:
-        last = key.rsplit(".", 1)[-1]  # other trainers have it in other sections
-        found = [each for each in known if each.key.rsplit(".", 1)[-1] == key or each.key == SYNONYMS.get(last)]
+        parts = key.replace("-", "_").split(".")  # other trainers have it in other sections
+        places = [".".join(parts[-2:]), parts[-1]]
+        there = next((place for place in places if place in SYNONYMS or place in ABSENT), "")
+        last = "" if "." in there else parts[-1]
+        found = [each for each in known if each.key.rsplit(".", 1)[-1] == last or each.key == SYNONYMS.get(there)]
+        if not found and there:
+            yield from textwrap.wrap(f"{key}: there is none, because {ABSENT[there]}", WIDTH)
+            return
     if not found:
-        near = difflib.get_close_matches(key, [each.key for each in known], n=3, cutoff=0.5)
+        near = difflib.get_close_matches(key, [each.key for each in known], n=3, cutoff=0.75)
         hint = f"; did you mean {', '.join(near)}?" if near else "; `prefixrl config` lists the sections"
         raise ConfigError(f"{key}: there is no such key or section{hint}")
     for setting in found:

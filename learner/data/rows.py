@@ -132,20 +132,16 @@ def layout(source: Source, data: DataConfig) -> Layout:
     return Layout(
         question=_columns(None, " ".join(ASKED_COLUMN.findall(template))) if template else question,
         answer=tuple((name, reading) for name, _ in answer) if reading else answer,
-        context="" if template else known.context,
-        id=(given_id,) if given_id else known.id,
-        family=given_family or known.family,
-        needed=frozenset(filter(None, ("answer", given_id, given_family))),
+        context="" if template else known.context, id=(given_id,) if given_id else known.id,
+        family=given_family or known.family, needed=frozenset(filter(None, ("answer", given_id, given_family))),
         suffix=known.suffix if source.suffix is None else source.suffix,
         code=source.code or ("none" if known.tests_where else data.code),
         tests_where=None if source.code else known.tests_where,
         where=known.where | {column: tuple(map(str, values)) for column, values in source.where.items()},
-        template=template,
-        reading=reading,
-        is_plain=is_plain,
+        template=template, reading=reading, is_plain=is_plain,
         has_system=is_plain if source.keep_system is None else source.keep_system,
         task_suffixes=TASK_SUFFIXES[source.task_suffix] if source.task_suffix else ("", ""),
-    )
+    )  # fmt: skip
 
 
 def settled(layout: Layout, rows: Sequence[Values]) -> Layout:

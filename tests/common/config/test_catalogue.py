@@ -3,12 +3,13 @@
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from prefixrl.common.config.catalogue import SYNONYMS, settings
+from prefixrl.common.config.catalogue import ABSENT, SYNONYMS, settings
 from prefixrl.common.config.load import from_flags
 from prefixrl.common.errors import ConfigError
 from prefixrl.deploy.__main__ import main
@@ -17,6 +18,7 @@ from support.paths import ROOT
 from support.tables import table
 
 KNOWN = {each.key: each for each in settings()}
+LAST = {key.rsplit(".", 1)[-1] for key in KNOWN}
 
 
 def test_every_key_and_every_section_has_a_sentence_and_every_key_values() -> None:
@@ -44,6 +46,42 @@ def test_a_name_elsewhere_leads_to_a_key_that_exists() -> None:
     assert {key for key in SYNONYMS.values() if key not in KNOWN} == set()
     assert next(explained("num_generations")).startswith("algorithm.samples_per_prompt = ")
     assert next(explained("actor_lr")).startswith("learner.actor_lr = ")
+
+
+FLAGS = tomllib.loads(Path(__file__).with_name("flags.toml").read_text())
+
+
+@pytest.mark.parametrize("program", FLAGS)
+def test_every_flag_of_another_program_is_answered_by_a_key_or_a_reason(program: str) -> None:
+    names = FLAGS[program].split()
+    answers = {name: next(explained(name)) for name in names}
+    assert len(names) > 60
+    assert [
+        name for name in names if not (SYNONYMS.keys() | ABSENT.keys() | LAST) & {name, name.rsplit(".", 1)[-1]}
+    ] == []
+    assert all(
+        answers[name].startswith(f"{name}: there is none, because ") for name in names if name in ABSENT.keys() - LAST
+    )
+    assert SYNONYMS.keys().isdisjoint(ABSENT)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("kl_target", "kl_target: there is none, because the KL coefficient is constant"),
+        ("freezing_actor_steps", "algorithm.critic_warmup_steps = "),
+        ("enable_ema", "learner.ema_decay = "),
+        ("l2", "learner.weight_decay = "),
+        ("actor_rollout_ref.rollout.name", "rollout.engine = "),
+        ("actor_rollout_ref.actor.ppo_epochs", "algorithm.ppo_epochs = "),
+        ("lora_dropout", "lora_dropout: there is none, because low-rank matrices have no dropout"),
+        ("load_in_4bit", "load_in_4bit: there is none, because the base of LoRA is not quantised"),
+    ],
+)
+def test_names_of_other_programs_have_no_nonsense_for_an_answer(name: str, answer: str) -> None:
+    assert next(explained(name)).startswith(answer)
+    with pytest.raises(ConfigError, match="`prefixrl config` lists the sections"):
+        list(explained(f"{name}_of_nothing"))
 
 
 def test_a_section_is_explained_with_its_keys() -> None:
