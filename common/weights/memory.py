@@ -4,6 +4,7 @@ A fresh page costs several times what it costs to copy into it. The content stay
 tensors keep their memory, and so does another process that holds the shared lock of `map_shared`.
 """
 
+import errno
 import fcntl
 import mmap
 import os
@@ -104,6 +105,11 @@ def map_shared(path: str, size_bytes: int) -> Memory | None:
 
 def _create(size_bytes: int) -> _File:
     length = max(1, size_bytes)
+    with open("/proc/meminfo", encoding="ascii") as file:
+        room = next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
+    if length > room:
+        # Reserved all the same, it would have the kernel kill this process or others.
+        raise OSError(errno.ENOMEM, f"a version takes {length / 2**20:,.0f} MiB, {room / 2**20:,.0f} MiB are free")
     descriptor = os.memfd_create("prefixrl-weights")
     try:
         # Reserve now: without memory later, a write would end the process with SIGBUS.

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     # Imported where tensors are made: a simulated engine, which makes none, starts without torch.
     import torch
 
+MOST_BLOCKS = 2**20
+"""Most chunks of a snapshot: 4 TiB of the usual size."""
 CHUNK_BYTES = 4 * 2**20
 Buffer = bytes | bytearray | memoryview | mmap.mmap
 Dtype = Literal["float32", "bfloat16"]
@@ -104,6 +106,8 @@ def check_manifest(manifest: Manifest) -> None:
     if offset != manifest.size_bytes or whole.hexdigest() != manifest.digest:
         raise BadSnapshot(f"manifest of version {manifest.version} does not match its own digest")
     blocks, leads_to = -(-manifest.size_bytes // manifest.chunk_bytes), manifest.digest
+    if blocks > MOST_BLOCKS:
+        raise BadSnapshot(f"manifest of version {manifest.version} has {blocks} chunks, {MOST_BLOCKS} at most")
     for delta in reversed(manifest.deltas):
         if delta.digest != leads_to or len(delta.sizes) != blocks or delta.plane_bytes < 1:
             raise BadSnapshot(f"the delta to version {delta.version} does not lead to version {manifest.version}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 import click
 
 from prefixrl.common.errors import ConfigError, RunIsOver
+from prefixrl.common.host.log_lines import LineBudget
 from prefixrl.common.host.process import AskedToStop, StopSignals, exit_codes, start_logging, without_gc
 from prefixrl.common.host.service import Service
 
@@ -88,7 +89,7 @@ def worker_command(
                 raise ConfigError(
                     "give --run DIRECTORY where the run's directory can be read, else --connect ENDPOINT --key FILE"
                 )
-            start_logging(f"prefixrl-{role}")
+            start_logging(f"prefixrl-{role}", LineBudget())
             # Slow imports only after the flags are read.
             from prefixrl.common.worker.allowed import Allowed
             from prefixrl.common.worker.join import Overrides, find_broker, join, work

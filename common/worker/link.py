@@ -312,8 +312,8 @@ class Link:
                 log.info("the broker does not know this worker (any more): sending Hello again")
                 self._known = False
                 self._try_send(self._hello)
-            case Unknown():
-                pass  # the answer to a message that was sent before the current Hello
+            case Unknown() | Beat(None):
+                pass  # Unknown: the answer to a message that was sent before the current Hello
             case Done() if not self._greeted:
                 self._welcome.put(message)
             case Leave():
@@ -325,11 +325,12 @@ class Link:
             case Reject() if not self._known:
                 self._welcome.put(message)
                 self.inbox.put(message)
-            case Beat(latest) if latest is None:
-                pass
+            case PrefixTask(task) | ScoreTask(task):
+                # One that is open already is being done.
+                if task not in self._handed_over.union(self.vitals.leases, self._unacknowledged):
+                    self._handed_over.add(task)
+                    self.inbox.put(message)
             case _:
-                if isinstance(message, (PrefixTask, ScoreTask)):
-                    self._handed_over.add(message.task)
                 self.inbox.put(message)
 
     def _resend(self, now_s: float, after_s: float) -> None:

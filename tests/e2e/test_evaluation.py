@@ -214,16 +214,7 @@ def test_a_checkpoint_that_holds_other_weights_than_were_published_is_refused(ru
     assert "the checkpoint of version 6 holds weights with digest" in refused.stderr
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--checkpoint", "5"), "keeps 0, 2, 4, 6, best and latest"),
-        (("--arm", "adapter_"), "there is no such arm; known: no_prefix"),
-        (("--data", "nowhere.jsonl"), "there is no such file"),
-        (("--set", "scorer.max_new_token=3"), "did you mean 'max_new_tokens'"),
-        (("--ema",), "holds no averaged weights"),
-    ],
-)
+@table(__file__)
 def test_what_cannot_be_judged_is_said_at_once(run: Path, flags: tuple[str, ...], said: str) -> None:
     finished = evaluate(run, *flags)
     assert finished.returncode == 2 and said in finished.stderr

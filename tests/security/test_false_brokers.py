@@ -1,23 +1,47 @@
-"""A real scorer where somebody else answers, or where the run itself asks for more than its host allows."""
+"""Real workers where somebody else answers, or where the run's own servers are hostile or ask for too much."""
 
+import math
 import os
+import re
+import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import psutil
 import pytest
+import xxhash
 
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.wire.keys import make_keys, server_keys
 from prefixrl.common.wire.messages.fields import PROTOCOL
+from prefixrl.common.wire.messages.groups import GroupTask, Prompt
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
-from prefixrl.common.wire.messages.worker import Welcome
-from prefixrl.common.wire.transport import Malformed, Received, Server
+from prefixrl.common.wire.messages.weights import Chunk, FromWeights, GetManifest, Manifest, TensorEntry, ToWeights
+from prefixrl.common.wire.messages.worker import (
+    Ack,
+    Beat,
+    Hello,
+    Prefixes,
+    PrefixTask,
+    Probed,
+    Ready,
+    Revoke,
+    Swap,
+    Unknown,
+    Welcome,
+)  # fmt: skip
+from prefixrl.common.wire.transport import Malformed, Received, Server, Undeliverable
+from prefixrl.rollout.weights import Fetcher
+from support import keys
 from support.fakes import end, run_on_disk, serving, wait_until
+from support.messages import GREEDY
 
 SECRET = "a secret of this host"
 EVIL = """
@@ -37,8 +61,8 @@ def marker(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def scorer(directory: Path, log_file: Path, *flags: str) -> Iterator["subprocess.Popen[bytes]"]:
-    command = [sys.executable, "-m", "prefixrl.scorer", "--run", str(directory), *flags]
+def scorer(directory: Path, log_file: Path, *flags: str, role: str = "scorer") -> Iterator["subprocess.Popen[bytes]"]:
+    command = [sys.executable, "-m", f"prefixrl.{role}", "--run", str(directory), *flags]
     with log_file.open("wb") as log:
         child = subprocess.Popen(command, stderr=log, env=os.environ | {"WANDB_API_KEY": SECRET})
     try:
@@ -48,9 +72,14 @@ def scorer(directory: Path, log_file: Path, *flags: str) -> Iterator["subprocess
 
 
 @contextmanager
-def false_broker(folder: Path, config_json: str) -> Iterator[tuple[str, list[ToBroker]]]:
-    """One who holds a port and keys, though not the run's; its endpoint, and what reached it."""
-    folder.mkdir()
+def false_broker(
+    folder: Path, config_json: str, says: Sequence[FromBroker | bytes] = (), role: str = "scorer"
+) -> Iterator[tuple[str, list[ToBroker]]]:
+    """One who holds a port and the keys of a folder, which are made; its endpoint, and what reached it.
+
+    It says `says` to who is ready.
+    """
+    folder.mkdir(exist_ok=True)
     make_keys(folder)
     server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker, server_keys(folder))
     heard: list[ToBroker] = []
@@ -58,7 +87,7 @@ def false_broker(folder: Path, config_json: str) -> Iterator[tuple[str, list[ToB
 
     def answer() -> None:
         welcome = Welcome(
-            protocol=PROTOCOL, run_id="r", worker="scorer-0", config_json=config_json, weights_endpoint="tcp://x:1"
+            protocol=PROTOCOL, run_id="r", worker=f"{role}-0", config_json=config_json, weights_endpoint="tcp://x:1"
         )
         while not stop.is_set():
             try:
@@ -67,7 +96,15 @@ def false_broker(folder: Path, config_json: str) -> Iterator[tuple[str, list[ToB
                 continue
             if isinstance(received, Received):
                 heard.append(received.message)
-                server.send(received.peer, welcome)
+                if not says or isinstance(received.message, Hello):
+                    server.send(received.peer, welcome)
+                if isinstance(received.message, Ready):
+                    for each in says:
+                        with suppress(Undeliverable):  # its queue is full
+                            if isinstance(each, bytes):
+                                server._socket.send_multipart([received.peer, each])
+                            else:
+                                server.send(received.peer, each)
 
     thread = threading.Thread(target=answer)
     thread.start()
@@ -111,3 +148,68 @@ def test_a_scorer_refuses_what_its_command_line_does_not_allow(case: str, tmp_pa
         assert SECRET not in log.read_text()
         broker.ledger.check()
     assert not marker.exists()
+
+
+# --- the run's own servers, turned hostile ----------------------------------------------------------------------------
+
+ASK = PrefixTask(
+    task="t", kind="train", version=0, groups=(GroupTask(0, Prompt("p", "1 + 1 =", "2"), 1),), rows_per_group=2,
+    sampling=GREEDY,
+)  # fmt: skip
+ANOTHER = msgspec.structs.replace(ASK, task="u")
+NOISE: list[FromBroker | bytes] = [Unknown(), os.urandom(40), Ack("x"), Revoke("y"), Swap(9), Beat(None)]
+NOISE += [Probed(version=9, outcome="proved"), msgspec.structs.replace(ASK, task="v", version=7)]
+
+
+def test_a_hostile_broker_gets_each_task_done_once_and_fills_neither_log_nor_memory(tmp_path: Path) -> None:
+    config = run_on_disk(tmp_path, rollout={"engine": "simulated"}, simulated={"prefix_s": 0.5})
+    many = [msgspec.structs.replace(ASK, task=f"{rows}", rows_per_group=rows) for rows in (-1, 0, 2**31)]
+    says, log = [ASK, ASK, *many, *NOISE * 1000, ASK, ANOTHER], tmp_path / "log"
+    directory = Path(config.directory)
+    with false_broker(directory, config.model_dump_json(), says, "rollout") as (endpoint, heard):
+        (directory / "endpoint").write_text(endpoint)
+        with scorer(directory, log, role="rollout") as child:
+            wait_until(lambda: {each.task for each in heard if isinstance(each, Prefixes)} >= {"t", "u"}, "both tasks")
+            assert psutil.Process(child.pid).memory_info().rss < 300 * 2**20
+            child.terminate()
+            assert child.wait(30.0) == 0
+    done = {each.task for each in heard if isinstance(each, Prefixes)}
+    assert done == {"t", "u"} and log.stat().st_size < 60_000 and "Traceback" not in log.read_text()
+
+
+def manifest(*shape: int, chunk_bytes: int = 16) -> Manifest:
+    """The manifest of one weight of zeros, whole in itself whatever its size is."""
+    size, checksum = 4 * math.prod(shape), xxhash.xxh3_64(bytes(16)).hexdigest()
+    digest = xxhash.xxh3_128(f"w:float32:{shape}:{checksum};".encode()).hexdigest()
+    weight = TensorEntry(name="w", dtype="float32", shape=shape, offset_bytes=0, size_bytes=size, checksum=checksum)
+    return Manifest(version=1, digest=digest, size_bytes=size, chunk_bytes=chunk_bytes, tensors=(weight,))
+
+
+LIES: dict[str, tuple[Manifest, bytes, str]] = {
+    "too many pieces": (manifest(2**48, chunk_bytes=1), b"", "1125899906842624 chunks, 1048576 at most"),
+    "no memory has its size": (manifest(2**48, chunk_bytes=2**40), b"", "MiB are free"),
+    "a longer piece": (manifest(4), bytes(17), r"chunk 0 holds \[17\] bytes, expected 16"),
+    "other bytes": (manifest(4), bytes(15) + b"x", "weight w of version 1 arrived damaged"),
+    "pieces of no size": (manifest(4, chunk_bytes=0), b"", "has empty chunks"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LIES)
+def test_what_a_hostile_weight_server_sends_is_named_and_not_taken(case: str, caplog: pytest.LogCaptureFixture) -> None:
+    lie, piece, named = LIES[case]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**28, limits[1]))  # whatever is wrong, the host keeps its memory
+    server: Server[ToWeights, FromWeights] = Server("tcp://127.0.0.1:0", ToWeights, server_keys(keys.folder()))
+    try:
+        fetcher = Fetcher(keys.source(server.endpoint), keys.ALONE)
+        fetcher.want(1, lie.digest)
+        deadline_s = time.monotonic() + 30.0
+        while not re.search(named, caplog.text):
+            assert fetcher.take() is None and time.monotonic() < deadline_s
+            if received := server.receive(1.0):
+                asked = received.message
+                answer = lie if isinstance(asked, GetManifest) else Chunk(1, asked.index)
+                server.send(received.peer, answer, () if answer is lie else (piece,))
+    finally:
+        server.close()
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -20,6 +20,8 @@ Text = Annotated[str, Meta(max_length=MOST_TEXT_CHARS)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 MOST_ROWS = 8192
 """More rows than any engine takes at once; a worker that offers more would take all there is to do."""
+MOST_SAMPLES = 2**16
+"""Rows of one group, the draws of which are made at once."""
 MOST_GROUPS = 2**20
 """Groups that a rank may ask for at once."""
 MOST_LEASES_LISTED = 2**15

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from prefixrl.common.wire.messages.fields import MOST_GROUPS, Count, Message, Name, Seconds, Text, Version
+from prefixrl.common.wire.messages.fields import MOST_GROUPS, MOST_SAMPLES, Count, Message, Name, Seconds, Text, Version
 from prefixrl.common.wire.messages.groups import BatchGroup, Prompt, Sampling
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.messages.worker import FromWorker, MemoryUse, ToRollout, ToWorker
@@ -56,7 +56,7 @@ class Evaluate(Message, frozen=True, kw_only=True):
     prompts: tuple[Prompt, ...]
     prefix_sampling: Sampling
     completion_sampling: Sampling
-    samples: Annotated[int, Meta(ge=1, le=2**16)] = 1
+    samples: Annotated[int, Meta(ge=1, le=MOST_SAMPLES)] = 1
     """Rows per prompt, each with draws of its own."""
     prefix_text: str | None = None
     """`prefix_tokens` as text, with the meaning of `Row.text`."""

@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from prefixrl.common.wire.messages.fields import (
     MOST_LEASES_LISTED,
+    MOST_SAMPLES,
     Count,
     Leased,
     Message,
@@ -219,7 +220,7 @@ class PrefixTask(Leased, frozen=True, kw_only=True):
     version: int
     """Version the worker must have installed; it refuses any other."""
     groups: tuple[GroupTask, ...]
-    rows_per_group: int
+    rows_per_group: Annotated[int, Meta(ge=1, le=MOST_SAMPLES)]
     sampling: Sampling
 
 

@@ -456,16 +456,7 @@ def test_an_endpoint_that_cannot_be_asked_is_refused(run_file: Path, settings: t
     assert said in refusal(run_file, *settings)
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "scorer.openai.url=http://me:sk-Secret@there/v1",
-        "scorer.openai.url=http://me:sk-Secret/x@there/v1",
-        "scorer.openai.url=http://there/v1?key=sk-Secret",
-        "scorer.openai.key_variable=sk-Secret",
-        "scorer.openai.key_variable=hf_Secret",
-    ],
-)
+@table(__file__)
 def test_a_key_in_the_config_is_refused_and_not_repeated(run_file: Path, setting: str) -> None:
     message = refusal(run_file, *SERVED, setting)
     assert "environment" in message and "Secret" not in message
@@ -501,15 +492,7 @@ def test_reading_a_config_finds_the_name_however_it_is_bound_and_executes_nothin
     assert not executed.exists()
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("f = 3\n", "'f' in {path} is a int, not a function"),
-        ("from os import *\n", "{path} has no 'f'"),
-        ("\n\nraise KeyError('k')\nf = 1", "KeyError: 'k' (mine.py, line 3); mend the file"),
-        ("import sys\nsys.exit(3)\nf = 1", "SystemExit: 3 (mine.py, line 2); mend the file"),
-    ],
-)
+@table(__file__)
 @pytest.mark.parametrize("key", user_function.CALLS)
 def test_a_function_that_does_not_run_is_refused_before_anything_is_started(
     run_file: Path, key: str, source: str, expected: str

@@ -90,15 +90,7 @@ def test_stops_are_added_as_text_or_id_and_can_replace_the_models_own(base: Path
     assert renderer_of(config, "rollout").stop_tokens == {5}
 
 
-@pytest.mark.parametrize(
-    ("given", "complaint"),
-    [
-        ("so so", r"scorer.stop_tokens: 'so so' is 2 tokens of .*its added tokens are '<\|endoftext\|>', .*stop_texts"),
-        ("elephant", r"scorer.stop_tokens: 'elephant' is 1 tokens of .* a stop must be one that it knows"),
-        (40, r"scorer.stop_tokens: 40 is no token of .*0 to 39"),
-        (-1, r"scorer.stop_tokens: -1 is no token"),
-    ],
-)
+@table(__file__)
 def test_a_stop_that_is_no_token_is_refused_with_those_there_are(given: str | int, complaint: str, base: Path) -> None:
     with pytest.raises(ConfigError, match=complaint):
         Renderer(str(base), 100, stop_tokens=[given], role="scorer")

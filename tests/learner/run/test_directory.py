@@ -77,15 +77,7 @@ def test_a_killed_learner_does_not_keep_its_directory(config: RunConfig, tmp_pat
         pass
 
 
-@pytest.mark.parametrize(
-    ("section", "values", "named"),
-    [
-        ("algorithm", {"clip": 0.3}, "algorithm.clip: 0.2 -> 0.3"),
-        ("rollout", {"prefix_tokens": 9}, "rollout.prefix_tokens: 32 -> 9"),
-        ("target", {"model": "org/other"}, "target.model: "),
-        ("learner", {"dtype": "float32"}, "learner.dtype: 'bfloat16' -> 'float32'"),
-    ],
-)
+@table(__file__)
 def test_what_changes_the_training_may_not_change_when_a_run_goes_on(
     section: str, values: dict[str, Any], named: str, config: RunConfig
 ) -> None:

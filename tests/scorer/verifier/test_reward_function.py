@@ -233,15 +233,7 @@ def test_it_may_ask_the_verifier_about_any_text(tmp_path: Path) -> None:
     assert [(each.reward, each.status) for each in found] == [(1.0, "ok"), (0.5, "ok"), (0.5, "ok"), (0.0, "ok")]
 
 
-@pytest.mark.parametrize(
-    ("source", "reason"),
-    [
-        ("def score(question, text): ...", "too many positional arguments"),
-        ("def score(question, text, gold, other): ...", "missing a required argument: 'other'"),
-        ("def score(question, text, gold, *, temperature): ...", "missing a required"),
-        ("async def score(question, text, gold): ...", "is async"),
-    ],
-)
+@table(__file__)
 def test_a_function_that_cannot_be_called_so_is_refused_where_the_run_file_is_read(
     tmp_path: Path, source: str, reason: str
 ) -> None:

@@ -311,15 +311,7 @@ def test_a_users_function_sees_all_rows_and_replaces_the_baseline(tmp_path: Path
         assert found.advantages[i, :size].tolist() == pytest.approx(twin, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "import numpy; return numpy.array([0.5, -1])",
-        "import numpy; return (numpy.float32(0.5), numpy.int64(-1))",
-        "import torch; return torch.tensor([0.5, -1.0])",
-        "import torch; return [torch.tensor(0.5), -1]",
-    ],
-)
+@table(__file__)
 def test_a_users_function_may_give_arrays_and_their_scalars(tmp_path: Path, body: str) -> None:
     found = row_rewards(written(tmp_path, body), (0.5, 1.0), (3, 4))
     assert found == [0.5, -1.0]

@@ -16,6 +16,7 @@ from prefixrl.learner.training.advantages import group_advantages
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.step_scores import StepMoments, row_steps, step_baselines, step_moments
 from support.models.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model, with_tokenizer
+from support.tables import table
 
 pytestmark = DEEPSPEED_WARNINGS
 
@@ -120,15 +121,7 @@ def mean_advantages(
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "form", "zscore"),
-    [
-        ("rloo", "paper", "group"),
-        ("grpo", "zscore", "group"),
-        ("grpo", "zscore", "buffer"),
-        ("dr_grpo", "mean", "group"),
-    ],
-)
+@table(__file__)
 def test_without_a_critic_advantages_are_those_of_plain_loops(adapter: Path, name: str, form: str, zscore: str) -> None:
     more = {"zscore": zscore} if name == "grpo" else {}
     config = config_of(adapter, name, {"coefficient": 0.75, "outcome_coefficient": 0.25}, more=more)
