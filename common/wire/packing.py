@@ -7,15 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixrl.common.wire.messages.groups import (
-    GroupPrefixes,
-    Row,
-    ScoredGroup,
-    StepScores,
-    TaskKind,
-    TextVerdict,
-    Verdict,
-)
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Row, ScoredGroup, TaskKind, TextVerdict, Verdict
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.verdicts import row_verdict
 
@@ -207,7 +199,9 @@ def check_verdicts(
         try:
             texts = _checked_texts(verdict, continuations, most_chars)
             if has_step_rewards and kind == "train" and verdict.process is not None:
-                _check_places(verdict.process, token_ids(group.prefixes.rows[index].tokens).size)
+                tokens, ends = token_ids(group.prefixes.rows[index].tokens).size, verdict.process.ends
+                if (count := len(verdict.process.scores)) != len(ends) or any(not 0 < end <= tokens for end in ends):
+                    raise ValueError(f"{count} scores of steps with ends {ends} in a row of {tokens} tokens")
         except ValueError as error:
             raise ValueError(f"{where}, row {index}: {error}") from None
         if (kind == "train" or gold) and "no_gold" in [each.status for each in texts]:
@@ -232,9 +226,3 @@ def _checked_texts(verdict: Verdict, continuations: int, most_chars: int) -> tup
     if verdict.continuations and verdict != row_verdict(verdict.continuations):
         raise ValueError("its verdict does not follow from those of its continuations")
     return texts
-
-
-def _check_places(found: StepScores, tokens: int) -> None:
-    ends = found.ends
-    if len(ends) != len(found.scores) or any(not 0 < end <= tokens for end in ends):
-        raise ValueError(f"{len(found.scores)} scores of steps with ends {ends} in a row of {tokens} tokens")

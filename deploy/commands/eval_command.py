@@ -84,9 +84,11 @@ def eval_command(runs: tuple[Path, ...], out: Path | None, **options: Any) -> No
 def evaluate(runs: list[Path], options: EvaluateOptions, out: Path | None) -> int:
     """Judge everything, print the table, return the exit code; raise ConfigError."""
     _check_arms(runs, options.arms)
+    names = [run.resolve().name for run in runs]
+    labels = names if len(set(names)) == len(names) else map(str, runs)
     plans = [
         _plan(run, label, checkpoint, options, is_first=index == 0)
-        for run, label in zip(runs, _labels(runs), strict=True)
+        for run, label in zip(runs, labels, strict=True)
         for index, checkpoint in enumerate(options.checkpoints or (LATEST,))
     ]
     plans = [(plan, config) for plan, config in plans if plan.arms]
@@ -117,12 +119,6 @@ def evaluate(runs: list[Path], options: EvaluateOptions, out: Path | None) -> in
     out.write_text(markdown(found, incomplete), encoding="utf-8")
     click.echo(f"the table is in {out}, every answer in {plans[0][1].directory}/evaluations")
     return INCOMPLETE if incomplete else 0
-
-
-def _labels(runs: list[Path]) -> list[str]:
-    """Return the names of the runs' folders, or whole paths where two have one name."""
-    names = [run.resolve().name for run in runs]
-    return names if len(set(names)) == len(names) else [str(run) for run in runs]
 
 
 def _plan(

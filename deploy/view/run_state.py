@@ -80,20 +80,15 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
                     f"With the cause removed, {again} resumes it"
                 )
             case "killed":
-                words, newest = _last_words(log), newest_checkpoint(directory)
+                text = log.read_bytes()[-8192:].decode(errors="replace").strip() if log.exists() else ""
+                words, newest = text.splitlines()[-1:], newest_checkpoint(directory)
                 found = f" ({newest} iterations)" if newest else ", of which there is none: from the beginning"
                 return (
                     f"killed at iteration {at}: the learner left no word of its end{see}"
-                    f"{f'; the newest line there: {words}' if words else ''}\n{again} resumes it from its newest "
-                    f"checkpoint{found}"
+                    f"{f'; the newest line there: {words[0].strip()[:MOST_WORDS]}' if words else ''}\n"
+                    f"{again} resumes it from its newest checkpoint{found}"
                 )
         return f"running: iteration {at}"
-
-
-def _last_words(log: Path) -> str:
-    """Return the newest line of a log, cut to the length of a sentence."""
-    lines = log.read_bytes()[-8192:].decode(errors="replace").strip().splitlines() if log.exists() else []
-    return lines[-1].strip()[:MOST_WORDS] if lines else ""
 
 
 def state_of(run: Path) -> RunStatus:

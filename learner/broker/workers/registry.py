@@ -48,7 +48,9 @@ class Registry:
                 self._numbers[role] += 1
             self._numbers[role] += 1
         worker = Worker(identity, name, role, hello.host, hello.pid, heard_s=now_s, progressed_s=now_s)
-        worker.beat_s = self._interval_s()
+        # The heartbeat interval of a new worker grows with the number of workers.
+        spread_s = min(len(self.by_identity) / BEATS_PER_S, SILENCE_SHARE * self._silence_s, MOST_BEAT_S)
+        worker.beat_s = max(self._beat_s, spread_s)
         self.by_identity[identity] = worker
         worker.changed = self._takers[role].changed
         worker.changed[identity] = worker
@@ -58,11 +60,6 @@ class Registry:
         """Forget a worker; nothing happens where it is forgotten already."""
         if self.by_identity.pop(worker.identity, None) is not None:
             self._takers[worker.role].remove(worker)
-
-    def _interval_s(self) -> float:
-        """Return the heartbeat interval of a new worker; it grows with the number of workers."""
-        spread_s = min(len(self.by_identity) / BEATS_PER_S, SILENCE_SHARE * self._silence_s, MOST_BEAT_S)
-        return max(self._beat_s, spread_s)
 
     def predecessor(self, hello: Hello, now_s: float) -> Worker | None:
         """Return the silent worker on the same host whose name a new worker asks for."""
