@@ -274,6 +274,7 @@ def test_the_wheel_holds_every_source_file_the_examples_and_the_docs(wheel: Path
     examples = [path for path in (ROOT / "deploy/examples").rglob("*") if path.is_file()]
     typed = [ROOT / TOP / "py.typed"]
     templates = list((ROOT / "deploy").glob("*/templates/*"))
+    templates += [path for root in ROOTS for end in ("toml", "txt") for path in (ROOT / root).rglob(f"*.{end}")]
     pages = {f"prefixrl/deploy/docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
     expected = {
         f"prefixrl/{path.relative_to(ROOT).as_posix()}".replace(f"{TOP}/", "")
