@@ -220,6 +220,12 @@ def test_a_command_that_is_printed_to_be_copied_quotes_its_paths() -> None:
     assert found == []
 
 
+def test_no_wait_goes_by_a_clock_that_jumps() -> None:
+    stamps = {"directory_format.py", "uploads.py", "resume.py", "http_client.py", "app.py", "openai_format.py"}
+    found = {path.name for path in TREES if re.search(r"\btime\.time\(|datetime\.now\(", path.read_text())}
+    assert found == stamps, "these write the time of day down, or read it from an endpoint; all else is time.monotonic"
+
+
 def setuptools_table() -> dict[str, Any]:
     with (ROOT / "pyproject.toml").open("rb") as file:
         table: dict[str, Any] = tomllib.load(file)["tool"]["setuptools"]

@@ -2,6 +2,7 @@
 
 import atexit
 import ctypes
+import errno
 import faulthandler
 import fcntl
 import gc
@@ -208,9 +209,12 @@ def exit_codes() -> Iterator[None]:
         sys.stderr.flush()
         raise SystemExit(error.exit_code) from None
     except OSError as error:
+        said = f"the disk is full: {error}; make room there and start again"
         if not is_full(error):
-            raise
-        sys.stderr.write(printable(f"error: the disk is full: {error}; make room there and start again\n"))
+            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM) or not error.filename:
+                raise
+            said = f"{error.filename} may not be written or read: {error.strerror}; choose another place, or allow it"
+        sys.stderr.write(printable(f"error: {said}\n"))
         sys.stderr.flush()
         raise SystemExit(UserError.exit_code) from None
 

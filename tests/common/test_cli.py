@@ -171,3 +171,8 @@ def assert_one_message(done: "subprocess.CompletedProcess[str]", message: str) -
     assert len(re.findall(r"\berror\b", done.stderr, re.IGNORECASE)) == 1
     assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 2
     assert not re.search(r"\berror\b|Traceback", done.stdout, re.IGNORECASE)
+
+
+def test_a_directory_that_may_not_be_written_is_one_message() -> None:
+    done = run("deploy launch", str(EXAMPLE / "run.toml"), "--set", "directory=/sys/prefixrl")
+    assert_one_message(done, "error: /sys/prefixrl may not be written or read: ")

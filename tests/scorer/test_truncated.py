@@ -20,6 +20,7 @@ from prefixrl.scorer.verifier.pool import VerifierPool
 from support.broker.dispatch_desk import Desk
 from support.broker.scoring_world import Tasks, WritingEngine, check_scores
 from support.fakes import endpoint_of, learner, peers, ready, run_on_disk, sampled, serving, status
+from support.tables import table
 
 EARLY = r"It is \boxed{1}, let me check that once more."
 LATE = r"Long thoughts, then it is \boxed{1}"
@@ -160,14 +161,7 @@ def test_an_extension_goes_on_where_the_row_was_cut_and_once_only(tmp_path: Path
     assert not np.isin(extension.uniforms, cut.uniforms).any()
 
 
-@pytest.mark.parametrize(
-    ("keys", "complaint"),
-    [
-        ({"extension_tokens": 7}, "extension_tokens = 7 with truncated absent"),
-        ({"extension_tokens": 7, "truncated": "zero"}, 'with truncated = "zero"'),
-        ({"truncated": "drop"}, "judge"),
-    ],
-)
+@table(__file__)
 def test_settings_that_say_nothing_are_refused(keys: dict[str, Any], complaint: str, tmp_path: Path) -> None:
     with pytest.raises((ConfigError, ValueError), match=complaint):
         run_config(tmp_path, **keys)

@@ -65,19 +65,7 @@ def test_every_flag_of_another_program_is_answered_by_a_key_or_a_reason(program:
     assert SYNONYMS.keys().isdisjoint(ABSENT)
 
 
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [
-        ("kl_target", "kl_target: there is none, because the KL coefficient is constant"),
-        ("freezing_actor_steps", "algorithm.critic_warmup_steps = "),
-        ("enable_ema", "learner.ema_decay = "),
-        ("l2", "learner.weight_decay = "),
-        ("actor_rollout_ref.rollout.name", "rollout.engine = "),
-        ("actor_rollout_ref.actor.ppo_epochs", "algorithm.ppo_epochs = "),
-        ("lora_dropout", "lora_dropout: there is none, because low-rank matrices have no dropout"),
-        ("load_in_4bit", "load_in_4bit: there is none, because the base of LoRA is not quantised"),
-    ],
-)
+@table(__file__)
 def test_names_of_other_programs_have_no_nonsense_for_an_answer(name: str, answer: str) -> None:
     assert next(explained(name)).startswith(answer)
     with pytest.raises(ConfigError, match="`prefixrl config` lists the sections"):

@@ -18,6 +18,7 @@ from prefixrl.learner.models import lora
 from prefixrl.learner.models.model import Models
 from support.models.tiny_model import DEEPSPEED_WARNINGS
 from support.paths import EXAMPLE
+from support.tables import table
 
 pytestmark = DEEPSPEED_WARNINGS
 ADAPTER = EXAMPLE / "adapter"
@@ -85,13 +86,7 @@ def test_a_version_tells_by_its_names_what_it_holds(trained: Models) -> None:
     assert published_name("model.layers.0.mlp.up_proj.base_layer.weight") is None
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("learner.lora={target_modules=['lm_head']}", r"target_modules = \['lm_head'\].*publish = \"merged\""),
-        ("learner.lora={rank=600}", "rank = 600: vLLM takes matrices of rank 512"),
-    ],
-)
+@table(__file__)
 def test_what_vllm_cannot_take_is_refused_at_start_and_goes_merged_by_choice(setting: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         run("rollout.engine=vllm", setting)

@@ -22,14 +22,7 @@ def test_what_is_neither_address_nor_interface_nor_name_is_refused_with_the_inte
         bindable("tcp://eth99.invalid:0")
 
 
-@pytest.mark.parametrize(
-    ("listen", "weights"),
-    [
-        ("tcp://0.0.0.0:0", "tcp://0.0.0.0:0"),
-        ("tcp://10.0.0.7:5555", "tcp://10.0.0.7:5556"),
-        ("ipc:///tmp/x", "ipc:///tmp/x.weights"),
-    ],
-)
+@table(__file__)
 def test_weights_have_a_free_port_or_the_one_after_a_fixed_one(listen: str, weights: str) -> None:
     assert weights_listen(listen) == weights
 

@@ -13,6 +13,7 @@ from prefixrl.common.wire.messages.worker import Activity, MemoryUse
 from prefixrl.deploy.view.console import Progress, in_order, picture, progress_of, status_line, workers_table
 from support.fakes import document, worker_status
 from support.runs.metrics_lines import metrics_line
+from support.tables import table
 
 
 def shown(part: Any, width: int = 200) -> str:
@@ -74,14 +75,7 @@ def test_details_show_the_mean_age_and_what_is_begun_ahead() -> None:
     assert "as early as the window allows" in pictured(document(total_iterations=8, window=0, admission=admission))
 
 
-@pytest.mark.parametrize(
-    ("evaluations", "said"),
-    [
-        ({}, "nothing asked yet"),
-        ({"asked": 64, "judged": 12, "failed": 0}, "12 of 64 judged"),
-        ({"asked": 64, "judged": 12, "failed": 3}, "12 of 64 judged, 3 failed"),
-    ],
-)
+@table(__file__)
 def test_what_trains_nothing_speaks_of_no_iteration(evaluations: dict[str, int], said: str) -> None:
     status = document(evaluations=evaluations, busy_fraction={"scorer": 0.5})
     assert line_of(status) == f"{said}; busy: scorer 50 %"

@@ -14,6 +14,7 @@ from prefixrl.common.config.data import DataConfig, Source
 from prefixrl.common.errors import DataError
 from prefixrl.learner.data.problems import SHOWN_BAD_ROWS, Loaded, Problem, load, shared
 from prefixrl.learner.data.problems import read as read_sources
+from support.tables import table
 
 STOP: dict[str, Any] = {"train": "unused", "on_bad_row": "stop"}
 COLUMNS = DataConfig(**STOP)
@@ -121,13 +122,7 @@ def test_rows_of_a_csv_file_that_are_not_utf_8_are_bad_and_no_others(tmp_path: P
         read_file(path)
 
 
-@pytest.mark.parametrize(
-    ("broken", "reason"),
-    [
-        ('"2 + 2 =,4\n3 + 3 =,6\n4 + 4 =,8\n', "a quote that opens in this row is never closed"),
-        ('"2 + 2 =,4\n3 + 3 =,6\n"4 + 4 =",8\n5 + 5 =,10\n', "',' expected after '\"'"),
-    ],
-)
+@table(__file__)
 def test_a_quote_of_a_csv_file_that_swallows_rows_ends_the_start(broken: str, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     path.write_text(f'question,answer\n"1 + 1\n=",2\n{broken}')
@@ -173,8 +168,8 @@ def test_a_column_that_a_parquet_file_lacks_is_told_with_those_it_has(tmp_path: 
 def test_a_dot_in_the_name_of_a_parquet_column_is_as_good_as_a_column_within_another(tmp_path: Path) -> None:
     flat = pa.table({"question": ["1 + 1 ="], "extra.answer": ["2"]})
     nested = pa.table({"question": ["1 + 1 ="], "extra": [{"answer": "2"}]})
-    for table in (flat, nested):
-        pa.parquet.write_table(table, tmp_path / "data.parquet")
+    for columns in (flat, nested):
+        pa.parquet.write_table(columns, tmp_path / "data.parquet")
         (problem,) = read_file(tmp_path / "data.parquet", answer_column="extra.answer").problems
         assert problem.gold == "2"
 

@@ -35,6 +35,7 @@ from support.completions_server import (
     written,
 )
 from support.paths import EXAMPLE
+from support.tables import table
 
 TARGET = EXAMPLE / "target"
 PATIENT_S = 120.0
@@ -510,14 +511,7 @@ def test_a_wrong_key_or_none_is_a_mistake_of_the_user(monkeypatch: pytest.Monkey
         assert "Incorrect API key provided: ***" in said
 
 
-@pytest.mark.parametrize(
-    ("proxy", "said"),
-    [
-        ("http://user:sec/ret@host:1", "an address is not a URL"),
-        ("ftp://user:secret@host:1", "scheme"),
-        ("socks5://user:secret@host:1", "socksio"),
-    ],
-)
+@table(__file__)
 def test_a_proxy_of_the_environment_that_cannot_be_used_is_told_without_its_password(
     proxy: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
