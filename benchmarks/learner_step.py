@@ -1,10 +1,15 @@
 """One iteration of the learner beside a bare loop of PyTorch, and the prompt once for a group beside one per row.
 
-Models with random weights, prompts with 8 prefixes each, one optimiser step per iteration, one thread, float32:
+Models with random weights, prompts with 8 prefixes each, one optimiser step per iteration, one thread, and float32
+where no other type is named:
 
     gae, 66 M       Qwen2's architecture; prompts of 200 tokens, prefixes of 32, 2 groups; actor, critic, reference
     grpo, 34 M      the same architecture, prompts of 200 tokens, prefixes of 64, 3 groups; no critic, no reference
     gae, example    the arithmetic example's adapter, its 32 groups, lengths and objective
+    grpo, 135 M     the shape of SmolLM2-135M (vocabulary 49,152); prompts of 200 tokens, answers of 48, 3 groups; in
+                    float32, in bfloat16, and in bfloat16 with two threads
+    grpo, 185 M     Qwen2's architecture, 24 layers, its vocabulary of 151,936; prompts of 200 tokens, prefixes of 32,
+                    2 groups; in the same three forms
 
 In turn, as often as there are rounds:
 
@@ -14,12 +19,12 @@ In turn, as often as there are rounds:
     bare       what an expert writes for this objective alone: the same micro-batches, no plan, no figures, no checks,
                logits as one table, torch's AdamW, and no forward that is not needed. With a KL in the reward and a
                critic, logprobs and values are needed before the first loss; without them the loop makes one forward,
-               which is also that of the loss
+               which is also that of the loss. In bfloat16 it keeps float32 masters, and copies them back
 
 Speeds are per second of CPU time, so that other work on the machine does not count; ratios are medians over the rounds.
 Peak memory is what an iteration takes above what was held before it (resident set, the models apart).
 
-    python -m benchmarks.learner_step [--quick] --json FILE
+    python -m benchmarks.learner_step [--quick | --real-shapes] --json FILE
 """
 
 import ctypes
@@ -71,9 +76,11 @@ class Case:
     has_variants: bool = False
     """True to run "per row" and "unreferred", too."""
     micro_batch_tokens: int = 2048
+    dtype: str = "float32"
+    threads: int = 1
 
 
-def layers(hidden: int, intermediate: int, count: int, heads: int) -> dict[str, Any]:
+def layers(hidden: int, intermediate: int, count: int, heads: int, **others: int) -> dict[str, Any]:
     return {
         "hidden_size": hidden,
         "intermediate_size": intermediate,
@@ -81,12 +88,23 @@ def layers(hidden: int, intermediate: int, count: int, heads: int) -> dict[str, 
         "num_attention_heads": heads,
         "num_key_value_heads": 2,
         "vocab_size": 16_384,
-    }
+    } | others
+
+
+GRPO: dict[str, Any] = {"name": "grpo", "kl": 0.0, "entropy": 0.001}
+SMOLLM2 = layers(576, 1536, 30, 9, num_key_value_heads=3, vocab_size=49_152)
+QWEN2 = layers(512, 2048, 24, 8, vocab_size=151_936)
+REAL_SHAPES = tuple(
+    Case(f"grpo, {name}, {dtype}{', 2 threads' if threads == 2 else ''}", shape, 200, tokens, groups, GRPO, 1, rounds,
+         dtype=dtype, threads=threads)
+    for name, shape, tokens, groups, rounds in (("135 M", SMOLLM2, 48, 3, 3), ("185 M", QWEN2, 32, 2, 3))
+    for dtype, threads in (("float32", 1), ("bfloat16", 1), ("bfloat16", 2))
+)  # fmt: skip
 
 
 CASES = (
     Case("gae, 66 M", layers(640, 1920, 12, 10), 200, 32, 2, PAPER, 1, 5, has_variants=True),
-    Case("grpo, 34 M", layers(512, 1536, 8, 8), 200, 64, 3, {"name": "grpo", "kl": 0.0, "entropy": 0.001}, 1, 7),
+    Case("grpo, 34 M", layers(512, 1536, 8, 8), 200, 64, 3, GRPO, 1, 7),
     Case("gae, example", None, 20, 8, 32, PAPER | {"entropy": 0.03}, 8, 9, micro_batch_tokens=16_384),
 )
 QUICK_CASES = (
@@ -107,8 +125,8 @@ class Measured:
 class BareLoop:
     """The models and optimisers of an objective, and no more than the work itself."""
 
-    def __init__(self, folder: Path, models: Models) -> None:
-        self.actor = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    def __init__(self, folder: Path, models: Models, dtype: str) -> None:
+        self.actor = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
         self.critic: Any = None
         trained = [list(self.actor.parameters())]
         if models.critic is not None:
@@ -117,7 +135,10 @@ class BareLoop:
             self.head = torch.zeros(self.actor.config.hidden_size, requires_grad=True)
             self.reference = models.reference.model
             trained.append([*self.critic.parameters(), self.head])
-        self.optimizers = [torch.optim.AdamW(parameters, lr=1e-6, weight_decay=0.0) for parameters in trained]
+        self.trained = trained if dtype == "bfloat16" else []
+        """Parameters whose masters the optimisers have; none in float32."""
+        masters = [[each.detach().float().requires_grad_() for each in group] for group in self.trained] or trained
+        self.optimizers = [torch.optim.AdamW(parameters, lr=1e-6, weight_decay=0.0) for parameters in masters]
 
     def iteration(self, batches: Sequence[PaddedRows]) -> None:
         """Backward over all micro-batches and one step."""
@@ -132,10 +153,17 @@ class BareLoop:
             ratio = (logprobs - proximal).exp()
             surrogate = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
             torch.autograd.backward(-(surrogate + 0.001 * entropy).mean())
-        for optimizer in self.optimizers:
-            torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
+        for number, optimizer in enumerate(self.optimizers):
+            parameters = self.trained[number] if self.trained else []
+            masters = optimizer.param_groups[0]["params"]
+            for master, parameter in zip(masters, parameters, strict=False):
+                master.grad, parameter.grad = parameter.grad.float(), None
+            torch.nn.utils.clip_grad_norm_(masters, 1.0)
             optimizer.step()
             optimizer.zero_grad()
+            with torch.no_grad():
+                for master, parameter in zip(masters, parameters, strict=False):
+                    parameter.copy_(master)
 
     @torch.no_grad()
     def measured(self, batches: Sequence[PaddedRows]) -> list[tuple[Tensor, Tensor, Tensor] | None]:
@@ -149,7 +177,8 @@ class BareLoop:
 
     def logprobs(self, model: Any, batch: PaddedRows) -> tuple[Tensor, Tensor]:
         """Logprob and entropy of every sampled token."""
-        table = torch.log_softmax(F.linear(self.hidden(model.model, batch), model.lm_head.weight), dim=-1)
+        logits = F.linear(self.hidden(model.model, batch), model.lm_head.weight)
+        table = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
         asked = batch.tokens.flatten()[batch.cells]
         return table.gather(1, asked[:, None])[:, 0], -(table.exp() * table).sum(dim=-1)
 
@@ -186,7 +215,12 @@ def run_config(folder: Path, case: Case) -> RunConfig:
             "target": {"model": str(folder)},
             "data": {"train": "unused.jsonl"},
             "algorithm": {"iterations": 100, "minibatches": 1, **case.algorithm},
-            "learner": {"dtype": "float32", "device": "cpu", "micro_batch_tokens": case.micro_batch_tokens},
+            "learner": {
+                "dtype": case.dtype,
+                "device": "cpu",
+                "micro_batch_tokens": case.micro_batch_tokens,
+                "threads": case.threads,
+            },
         }
     )
 
@@ -270,11 +304,12 @@ def median(
 
 def run(case: Case) -> tuple[dict[str, list[Measured]], dict[str, float]]:
     """Measure a case; also return its parameters and the tokens of its forwards."""
+    torch.set_num_threads(case.threads)
     with tempfile.TemporaryDirectory(prefix="learner-step-") as folder:
         parameters, vocabulary = made(Path(folder), case.shape)
         config = run_config(Path(folder), case)
         models = Models.load(config, 0, 1, folder)
-        bare, data = BareLoop(Path(folder), models), sampled(case, vocabulary)
+        bare, data = BareLoop(Path(folder), models, case.dtype), sampled(case, vocabulary)
         plan = plan_iteration(data.lengths, data.groups, data.seed, 1, 1, case.micro_batch_tokens)
         batches = [pad_lines([[data.samples[row] for row in line] for line in micro], 0) for micro in plan[0][0]]
         facts: dict[str, float] = {"parameters": parameters}
@@ -310,12 +345,12 @@ def run(case: Case) -> tuple[dict[str, list[Measured]], dict[str, float]]:
 
 @click.command()
 @options
-def main(path: Path, quick: bool) -> None:
+@click.option("--real-shapes", is_flag=True, help="Measure the cases of real shapes alone.")
+def main(path: Path, quick: bool, real_shapes: bool) -> None:
     """Measure, compare with what is claimed, and write."""
     measured_commit, started_s = commit(), time.monotonic()
-    torch.set_num_threads(1)
     disable_progress_bar()
-    cases = QUICK_CASES if quick else CASES
+    cases = QUICK_CASES if quick else REAL_SHAPES if real_shapes else CASES
     runs = {case.name: run(case) for case in cases}
     figures = [figure for case in cases for figure in figures_of(case, runs[case.name][0])]
     details = {
@@ -323,7 +358,8 @@ def main(path: Path, quick: bool) -> None:
         for case, (found, _) in runs.items()
     }
     settings = {"samples_per_prompt": SAMPLES, **{case: facts for case, (_, facts) in runs.items()}}
-    Report("learner_step", quick, settings, figures, details, measured_commit).finish(path, started_s)
+    name = "learner_step_real_shapes" if real_shapes else "learner_step"
+    Report(name, quick, settings, figures, details, measured_commit).finish(path, started_s)
 
 
 if __name__ == "__main__":
