@@ -7,11 +7,13 @@ import pytest
 
 from prefixrl.common.config.algorithm import AdmissionRule
 from prefixrl.learner.broker.groups.admission import (
+    KEPT,
     LEAST_CAP,
     LEAST_SHRINKAGE,
     MOST_SHRINKAGE,
     RECENT_ITERATIONS,
     RECOVERY,
+    REGAINED,
     Admission,
     ItemTimes,
     Supply,
@@ -70,17 +72,17 @@ def test_the_lead_is_a_batch_and_the_most_that_was_under_way_in_the_newest_itera
     rule = admission()
     for under_way in (3, 7, 0):
         rule.finish_iteration(10.0, 0.0, {"scoring": under_way, "scored": 40}, None)
-    assert rule.lead == B + 7
+    assert rule.lead == pytest.approx(B + 7 * KEPT**3)
     for _ in range(RECENT_ITERATIONS):
         rule.finish_iteration(10.0, 0.0, {"sampling": 1, "sampled": 1}, None)
-    assert rule.lead == B + 2
+    assert rule.lead == pytest.approx(B + 2 * KEPT ** (3 + RECENT_ITERATIONS))
 
 
 @pytest.mark.parametrize(
     ("iteration_s", "waited_s", "over_sampling", "scoring", "lead"),
     [
         (10.0, 2.0, 1.0, 8, B + 10),  # as many as at five fourths of the throughput
-        (10.0, 0.0, 1.5, 12, B + 8),  # as many as are left of over-sampled ones
+        (10.0, 0.0, 1.5, 12, B + 8 * KEPT),  # as many as are left of over-sampled ones
         (10.0, 9.9, 1.0, 500, B * (S + 1)),
         (0.0, 100.0, 1.0, 9, B),
         (100.0, 100.0, 1.0, 9, B),
@@ -92,6 +94,15 @@ def test_groups_under_way_count_as_what_they_are_worth(
     rule = admission(over_sampling=Fraction(over_sampling))
     rule.finish_iteration(iteration_s, waited_s, {"scoring": scoring}, None)
     assert (rule.lead, rule.waited_s) == (lead, waited_s)
+
+
+def test_the_lead_shrinks_where_the_learner_does_not_wait_and_a_wait_gives_it_back_by_its_length() -> None:
+    rule, most = admission(), 0.0
+    waits = (0.0, KEPT), (0.1, KEPT**2), (0.2, KEPT**2 + 0.02 * REGAINED), (2.5, 1.0), (0.0, KEPT)
+    for waited_s, kept in waits:  # of iterations of 10 s, so 0.1 is still a short one
+        rule.finish_iteration(10.0, waited_s, {"scoring": 16}, None)
+        most = max(most, 16 * 10.0 / (10.0 - waited_s))
+        assert rule.lead == pytest.approx(B + min(1.0, kept) * most)
 
 
 def test_no_more_waits_for_scorers_than_their_slots_need() -> None:
