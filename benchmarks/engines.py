@@ -1,0 +1,144 @@
+"""Tokens per CPU second of the engines on a real model's shape: `generate`, the transformers engine, vLLM's CPU build.
+
+Groups of 8 rows, which share a prompt of 200 random tokens, each row to write 64 more at temperature 1, as a rollout is
+asked. Every arm is a process of its own with one thread; seconds are those of the CPU, of all processes of the arm, so
+other work on the machine counts little; loading and one group as a warm-up do not count. `generate` is what TRL's
+trainers call unless they are given a vLLM server. vLLM is measured where it is installed.
+
+    python -m benchmarks.engines --model FOLDER [--quick] --json FILE       FOLDER: deploy/examples/smollm2/build.py
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+import numpy as np
+import psutil  # type: ignore[import-untyped]
+import torch
+
+from benchmarks.engine_batching import completed, generated
+from benchmarks.results import ROOT, Figure, Report, commit, options
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.engines.embedded.fixed_rows import FixedRowsEngine
+from prefixrl.common.engines.interface.base import Job
+from prefixrl.common.engines.make import make_engine
+from prefixrl.common.wire.messages.groups import Sampling
+
+ARMS = ("generate", "transformers", "vllm")
+GROUP, PROMPT_TOKENS, NEW_TOKENS = 8, 200, 64
+ROWS, QUICK_ROWS = (64, 256), (16,)
+ROUNDS = 3
+
+
+def run_config(folder: Path, model: str, dtype: str) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "directory": str(folder / "run"),
+            "adapter": {"model": model},
+            "target": {"model": model},
+            "data": {"train": "unused.jsonl"},
+            "algorithm": {"iterations": 1, "samples_per_prompt": GROUP},
+            "rollout": {"prefix_tokens": NEW_TOKENS, "vllm": {"max_num_seqs": 256, "kv_cache_memory_bytes": 2**31}},
+            "learner": {"dtype": dtype},
+        }
+    )
+
+
+def groups(rows: int, vocabulary: int, seed: int) -> list[Job]:
+    """Jobs of one group each."""
+    random = np.random.Generator(np.random.PCG64(seed))
+    sampling = Sampling(temperature=1.0, max_new_tokens=NEW_TOKENS)
+    return [
+        Job(
+            f"{seed}.{number}",
+            (random.integers(5, vocabulary, PROMPT_TOKENS).astype(np.int32),) * GROUP,
+            random.random((GROUP, NEW_TOKENS)),
+            sampling,
+            frozenset(),
+        )
+        for number in range(rows // GROUP)
+    ]
+
+
+def arm(name: str, model: str, dtype: str, rows: int, rounds: int) -> None:
+    """Print the CPU seconds of each round, as JSON."""
+    torch.set_num_threads(1)
+    vocabulary = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    with TemporaryDirectory(prefix="engines-") as folder:
+        config = run_config(Path(folder), model, dtype)
+        engine: Any
+        work: Callable[[list[Job]], object]
+        if name == "generate":
+            engine = FixedRowsEngine(model, "cpu", dtype, 1, seats=rows)  # type: ignore[arg-type]
+
+            def work(jobs: list[Job]) -> object:
+                generated(engine, [row for job in jobs for row in job.rows], jobs[0])
+                return None
+        else:
+            engine = make_engine(name, model, "rollout", config)
+
+            def work(jobs: list[Job]) -> object:
+                return completed(engine, jobs)
+
+        work(groups(GROUP, vocabulary, 0))
+        found = []
+        for number in range(rounds):
+            jobs, before_s = groups(rows, vocabulary, 1 + number), cpu_s()
+            work(jobs)
+            found.append(cpu_s() - before_s)
+        print("\n" + json.dumps(found), flush=True)
+        for child in psutil.Process().children(recursive=True):
+            child.kill()
+
+
+def cpu_s() -> float:
+    """CPU seconds of this process and of those that it started."""
+    own = psutil.Process()
+    times = [each.cpu_times() for each in (own, *own.children(recursive=True))]
+    return float(sum(each.user + each.system for each in times))
+
+
+@click.command()
+@click.option("--model", required=True, type=click.Path(exists=True, file_okay=False), help="Folder of the model.")
+@options
+def main(path: Path, quick: bool, model: str) -> None:
+    """Measure every arm, beside `generate`."""
+    at, started_s = commit(), time.monotonic()
+    arms = [each for each in ARMS if each != "vllm" or find_spec("vllm")]
+    figures, details = [], {}
+    for dtype in ("bfloat16", "float32"):
+        for rows in QUICK_ROWS if quick else ROWS:
+            # The large batch is minutes a round.
+            rounds = 1 if quick or rows > 64 else ROUNDS
+            taken: dict[str, list[float]] = {}
+            for name in arms:
+                code = f"from benchmarks.engines import arm; arm({name!r}, {model!r}, {dtype!r}, {rows}, {rounds})"
+                ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+                taken[name] = json.loads(ended.stdout.splitlines()[-1])
+                print(dtype, rows, name, taken[name], flush=True)
+            for name, seconds in taken.items():
+                speeds = [rows * NEW_TOKENS / each for each in seconds]
+                ratio = statistics.median(taken["generate"]) / statistics.median(seconds)
+                base = rows * NEW_TOKENS / statistics.median(taken["generate"])
+                figures.append(
+                    Figure(
+                        f"{dtype}, {rows} rows, {name}", "tokens per CPU second", statistics.median(speeds),
+                        len(speeds), (min(speeds), max(speeds)), base, "generate", ratio, "median",
+                        "smallest and largest",
+                    )
+                )  # fmt: skip
+            details[f"{dtype}, {rows}"] = taken
+    settings = {"model": Path(model).name, "prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS, "threads": 1}
+    Report("engines", quick, settings, figures, details, at).finish(path, started_s)
+
+
+if __name__ == "__main__":
+    main()
