@@ -4,8 +4,8 @@ S is a promise, not a target. Begun as early as the window allows, every group w
 exactly S versions old, whatever is slow. Two things hide the latency, and no more than they need is under way:
 
     lead    groups under way or scored, the batch in training apart; from B to B + cap: a batch, and the most that was
-            under way at the end of a recent iteration, which is what has to be begun an iteration earlier; less of it
-            the longer the learner has not waited: on busy cores more groups at once are slower, and ask for more
+            under way at the end of a recent iteration, which is what has to be begun an iteration earlier, or `_kept`
+            of it, less the longer the learner has not waited: on busy cores more at once are slower, and ask for more
     ahead   groups begun and not at a scorer: an item for every second one that scorers hold, one per rollout, and
             what is sampled while one is scored: this holds where scorers are the slowest part, and a longer lead would
             only be a longer queue
@@ -29,8 +29,7 @@ from prefixrl.learner.broker.groups.window import Window
 RECENT_ITERATIONS = 8
 """Newest iterations that the lead looks at: it has followed a change after so many."""
 SHORT_WAIT, KEPT, REGAINED = 0.01, 63 / 64, 4
-"""A wait for numbers below this part of an iteration is none; what is kept after an iteration without; what a wait of a
-whole iteration would give back."""
+"""A wait below this part of an iteration is none; what of the lead is kept after one; gained per part waited."""
 AHEAD = 1 / 2
 """Items that wait for scorers, per item that scorers hold."""
 MOST_SHRINKAGE, LEAST_SHRINKAGE = 0.5, 0.9
@@ -92,7 +91,6 @@ class Admission:
         self._under_way = deque[float](maxlen=RECENT_ITERATIONS)
         """Groups under way at the end of an iteration, as many as without the learner's waits."""
         self._kept = 1.0
-        """The part of the most under way that the lead has."""
         self.waited_s = 0.0
         """Seconds that the learner waited for numbers in the newest iteration."""
         self.supply = Supply()
