@@ -50,7 +50,7 @@ _TCP_INFO = (socket.IPPROTO_TCP, socket.TCP_INFO) if sys.platform == "linux" els
 _RECEIVED = struct.Struct("128xQ")
 _IGNORE = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
 """A packet filter of one instruction: keep nothing of any packet."""
-_ATTACH_FILTER, _DETACH_FILTER = 26, 27
+_SHUT, _OPEN = (26, struct.pack("HP", 1, ctypes.addressof(_IGNORE))), (27, bytes(4))  # SO_(AT|DE)TACH_FILTER
 
 
 @dataclass
@@ -120,7 +120,7 @@ class FloodGuard:
         if held_bytes > min(MOST_UNREAD_BYTES, MEMBER_BYTES, MEMBERS_BYTES):
             self._cut_largest()
         if len(open_now) >= most:
-            self._let_in(False)
+            self._let_in(False, BUSY_BACKLOG)
             self._shut_s = began_s
         elif self._shut_s and began_s - self._shut_s > SHUT_S:
             self._let_in(True)
@@ -159,15 +159,14 @@ class FloodGuard:
             return bool(is_listener) and found.getsockname()[1:2] == (self._port,)
         return False
 
-    def _let_in(self, is_open: bool) -> None:
+    def _let_in(self, is_open: bool, backlog: int = 0) -> None:
         """Have the kernel answer or ignore who begins to connect; connections stay."""
-        option, value = _ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(_IGNORE))
-        if is_open:
-            option, value = _DETACH_FILTER, bytes(4)
+        option, value = _OPEN if is_open else _SHUT
         for descriptor in self._listeners:
             with contextlib.suppress(OSError), _borrowed(descriptor) as listener:
                 listener.setsockopt(socket.SOL_SOCKET, option, value)
-                listener.listen(BUSY_BACKLOG)
+                if backlog:
+                    listener.listen(backlog)
 
     def _connection(self, descriptor: int, taken: dict[int, tuple[int, str, bool]]) -> _Connection:
         """Return a connection with what it handed over; OSError for another descriptor."""

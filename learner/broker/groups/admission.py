@@ -152,11 +152,11 @@ class Admission:
         self._move_cap(None if old_ess is None or math.isnan(old_ess) else old_ess)
         if iteration_s > waited_s:
             # By Little's law it grows with the throughput, which the wait has lowered.
-            at_full_speed = iteration_s / (iteration_s - waited_s)
-            self._under_way.append(_under_way(states) * at_full_speed / float(self._window.over_sampling))
-            waited = waited_s / iteration_s
-            self._kept = KEPT * self._kept if waited <= SHORT_WAIT else min(1.0, self._kept + REGAINED * waited)
-        self.lead = self._window.batch_groups + min(self.cap, self._kept * max(self._under_way, default=0.0))
+            most = _under_way(states) * iteration_s / (iteration_s - waited_s) / float(self._window.over_sampling)
+            self._under_way.append(most)
+            part = waited_s / iteration_s
+            self._kept = KEPT * self._kept if part <= SHORT_WAIT else min(1.0, self._kept + REGAINED * part)
+        self.lead = self._window.batch_groups + min(self.cap, math.ceil(self._kept * max(self._under_way, default=0.0)))
         if was_widest == (self.cap == self.widest):
             return None
         return "tightened" if was_widest else "restored"
