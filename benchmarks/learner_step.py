@@ -358,8 +358,7 @@ def main(path: Path, quick: bool, real_shapes: bool) -> None:
         for case, (found, _) in runs.items()
     }
     settings = {"samples_per_prompt": SAMPLES, **{case: facts for case, (_, facts) in runs.items()}}
-    name = "learner_step_real_shapes" if real_shapes else "learner_step"
-    Report(name, quick, settings, figures, details, measured_commit).finish(path, started_s)
+    Report("learner_step", quick, settings, figures, details, measured_commit).finish(path, started_s)
 
 
 if __name__ == "__main__":
