@@ -5,7 +5,9 @@ asked. Every arm is a process of its own with one thread; seconds are those of t
 other work on the machine counts little; loading and one group as a warm-up do not count. `generate` is what TRL's
 trainers call unless they are given a vLLM server. vLLM is measured where it is installed.
 
-    python -m benchmarks.engines --model FOLDER [--quick] --json FILE       FOLDER: deploy/examples/smollm2/build.py
+    python -m benchmarks.engines --model FOLDER [--quick | --rows 64] --json FILE
+
+deploy/examples/smollm2/build.py makes the folder.
 """
 
 import json
@@ -35,7 +37,7 @@ from prefixrl.common.wire.messages.groups import Sampling
 ARMS = ("generate", "transformers", "vllm")
 GROUP, PROMPT_TOKENS, NEW_TOKENS = 8, 200, 64
 ROWS, QUICK_ROWS = (64, 256), (16,)
-ROUNDS = 3
+ROUNDS = 2
 
 
 def run_config(folder: Path, model: str, dtype: str) -> RunConfig:
@@ -108,14 +110,15 @@ def cpu_s() -> float:
 
 @click.command()
 @click.option("--model", required=True, type=click.Path(exists=True, file_okay=False), help="Folder of the model.")
+@click.option("--rows", "sizes", multiple=True, type=int, default=ROWS, help="Rows at once; may be repeated.")
 @options
-def main(path: Path, quick: bool, model: str) -> None:
+def main(path: Path, quick: bool, model: str, sizes: tuple[int, ...]) -> None:
     """Measure every arm, beside `generate`."""
     at, started_s = commit(), time.monotonic()
     arms = [each for each in ARMS if each != "vllm" or find_spec("vllm")]
     figures, details = [], {}
     for dtype in ("bfloat16", "float32"):
-        for rows in QUICK_ROWS if quick else ROWS:
+        for rows in QUICK_ROWS if quick else sizes:
             # The large batch is minutes a round.
             rounds = 1 if quick or rows > 64 else ROUNDS
             taken: dict[str, list[float]] = {}
