@@ -232,16 +232,19 @@ class Rollout:
         self.swap.stage(self._fetcher.take())
         if not self._drain.is_on and (offer := self.swap.offer(now_s)) is not None:
             self._link.send(offer)
-            # Training tasks that wait for a seat are handed back: the installation would wait for them, too.
-            for task in self._tasks() if self._config.rollout.swap == "drain" else ():
-                if task.kind == "train" and self._engine.cancel(task.task):
-                    del self._open[task.task]
-                    self._link.send(Refused(task.task, "not begun, and newer weights are to be installed"))
+            self._hand_back_waiting()
         if (snapshot := self.swap.due(self._tasks())) is not None:
             self._install(snapshot)
             crash_point("swap.installed")
         if (proof := self.swap.proof(time.monotonic())) is not None:
             self._link.send(proof)
+
+    def _hand_back_waiting(self) -> None:
+        """Hand back training tasks that wait for a seat: the installation would wait for them, too."""
+        for task in self._tasks() if self._config.rollout.swap == "drain" else ():
+            if task.kind == "train" and self._engine.cancel(task.task):
+                del self._open[task.task]
+                self._link.send(Refused(task.task, "not begun, and newer weights are to be installed"))
 
     def _tasks(self) -> list[PrefixTask]:
         return [task for task, _ in self._open.values()]

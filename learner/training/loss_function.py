@@ -103,9 +103,8 @@ class OwnLoss:
         for name, gradient in gradients.items():
             bad = ~torch.isfinite(gradient)
             if torch.isfinite(copies[name]).all() and (bad.any() or not torch.isfinite(loss)):
-                where = f", and a gradient that is not finite at row, token {bad.nonzero()[0].tolist()}" * bool(
-                    bad.any()
-                )
+                at = bad.nonzero()[:1].tolist()
+                where = f", and a gradient that is not finite at row, token {at[0]}" if at else ""
                 raise self._fault(f"returned a loss of {loss.item():g}{where}; look for a division, log or root of 0")
             if (gradient[~mask] != 0).any():
                 raise self._fault(f"pushes {name} outside of the mask; leave out what the mask does before the sum")
