@@ -28,8 +28,8 @@ from prefixrl.learner.broker.groups.window import Window
 
 RECENT_ITERATIONS = 8
 """Newest iterations that the lead looks at: it has followed a change after so many."""
-SHORT_WAIT, KEPT = 0.01, 63 / 64
-"""A wait for numbers below this part of an iteration is none; the part of the lead that is kept after one without."""
+SHORT_WAIT, KEPT, REGAINED = 0.01, 63 / 64, 4
+"""Part of an iteration below which a wait is none; part of the lead kept after one without; gain per part waited."""
 AHEAD = 1 / 2
 """Items that wait for scorers, per item that scorers hold."""
 MOST_SHRINKAGE, LEAST_SHRINKAGE = 0.5, 0.9
@@ -150,11 +150,11 @@ class Admission:
             return None
         was_widest = self.cap == self.widest
         self._move_cap(None if old_ess is None or math.isnan(old_ess) else old_ess)
-        if iteration_s > waited_s:
+        if (worked_s := iteration_s - waited_s) > 0.0:
             # By Little's law it grows with the throughput, which the wait has lowered.
-            most = _under_way(states) * iteration_s / (iteration_s - waited_s) / float(self._window.over_sampling)
-            self._under_way.append(most)
-            self._kept = KEPT * self._kept if waited_s <= SHORT_WAIT * iteration_s else 1.0
+            self._under_way.append(_under_way(states) * iteration_s / worked_s / float(self._window.over_sampling))
+            part = waited_s / iteration_s
+            self._kept = KEPT * self._kept if part <= SHORT_WAIT else min(1.0, self._kept + REGAINED * part)
         self.lead = self._window.batch_groups + min(self.cap, math.ceil(self._kept * max(self._under_way, default=0.0)))
         if was_widest == (self.cap == self.widest):
             return None

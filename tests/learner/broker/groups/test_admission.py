@@ -14,6 +14,7 @@ from prefixrl.learner.broker.groups.admission import (
     MOST_SHRINKAGE,
     RECENT_ITERATIONS,
     RECOVERY,
+    REGAINED,
     Admission,
     ItemTimes,
     Supply,
@@ -96,12 +97,13 @@ def test_groups_under_way_count_as_what_they_are_worth(
     assert (rule.lead, rule.waited_s) == (lead, waited_s)
 
 
-def test_the_lead_shrinks_while_the_learner_does_not_wait_and_a_wait_gives_it_back() -> None:
+def test_the_lead_shrinks_where_the_learner_does_not_wait_and_a_wait_gives_it_back_by_its_length() -> None:
     rule, most = Admission(Window(B, 50), "just_in_time"), 0.0
-    for waited_s, kept in ((0.0, KEPT), (0.1, KEPT**2), (0.11, 1.0), (0.0, KEPT)):  # 0.1 of 10 s is a short one
+    waits = (0.0, KEPT), (0.1, KEPT**2), (0.2, KEPT**2 + 0.02 * REGAINED), (2.5, 1.0), (0.0, KEPT)
+    for waited_s, kept in waits:  # of iterations of 10 s, so 0.1 is still a short one
         rule.finish_iteration(10.0, waited_s, {"scoring": 800}, None)
         most = max(most, 800 * 10.0 / (10.0 - waited_s))
-        assert rule.lead == B + math.ceil(kept * most)
+        assert rule.lead == B + math.ceil(min(1.0, kept) * most)
 
 
 def test_no_more_waits_for_scorers_than_their_slots_need() -> None:
