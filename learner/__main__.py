@@ -37,6 +37,7 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
         if check:
             from prefixrl.common.host.placement import gpus_here, place, processes_of
             from prefixrl.learner.check.budget import check_fit
+            from prefixrl.learner.check.loadable import check_weights
             from prefixrl.learner.check.report import forecast
             from prefixrl.learner.check.shares import with_shares
             from prefixrl.learner.run.tracking import check_packages
@@ -47,7 +48,8 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
             click.echo(config.model_dump_json(indent=2))
             with without_gc():  # transformers is a large package
                 said = forecast(config)
-            click.echo(said.text)
+                click.echo(said.text)  # before the weights: it plans the memory of models whose config alone is here
+                check_weights(config)
             check_fit(config, said.prompt_tokens)
             check_packages(config.log)
             placed = place(processes_of(config), len(gpus_here()))

@@ -9,20 +9,16 @@ from prefixrl.common.host.hub import cached_file
 from prefixrl.common.models.headers import has_weights
 
 
-def weightless(config: RunConfig) -> list[str]:
-    """Return a warning per folder without weights; raise DataError for weights that no process can load."""
+def check_weights(config: RunConfig) -> None:
+    """Raise DataError for a folder without weights, or with weights that no process can load."""
     # Late: seconds of imports.
     from prefixrl.common.models.loading import check_model
 
-    found: list[str] = []
     for model, key, kind, is_trained in dict.fromkeys(_loaded(config)):
         path = cached_file(model, "config.json")
         folder = model if os.path.isdir(model) or path is None else str(path.parent)
-        if has_weights(folder):
+        if os.path.isdir(model) or has_weights(folder):  # those of the hub may yet be fetched
             check_model(folder, f"{key} = {model!r}", kind, is_trained)
-        elif os.path.isdir(model):
-            found.append(f"{key} = {model!r} has no weights: no process can load it")
-    return found
 
 
 def _loaded(config: RunConfig) -> Iterator[tuple[str, str, Literal["causal", "backbone"], bool]]:

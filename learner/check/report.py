@@ -10,7 +10,6 @@ from prefixrl.common.config.algorithm import BOUND_TOKENS
 from prefixrl.common.config.run import RunConfig
 from prefixrl.learner.check import budget
 from prefixrl.learner.check.disk_room import room_lines
-from prefixrl.learner.check.loadable import weightless
 from prefixrl.learner.check.model_shapes import parameters, unknown_size
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.rows import Problem, text_of
@@ -47,7 +46,6 @@ def forecast(config: RunConfig) -> Forecast:
         *_data("train", train),
         *_data("eval", held_out),
         *(f"warning: {each}" for each in problems.shared_lines(train, held_out)),
-        *(f"warning: {each}" for each in weightless(config)),
         *asking_lines(config, renderers, train.problems[0].question),
         *_arithmetic(config, len(train.problems)),
         *_evaluations(config, len(train.problems), len(held_out.problems)),

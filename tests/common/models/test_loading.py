@@ -15,7 +15,7 @@ from prefixrl.common.config.load import load
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.models.headers import INDEX, WHOLE
 from prefixrl.common.models.loading import check_model, load_model
-from prefixrl.learner.check.report import forecast
+from prefixrl.learner.check.loadable import check_weights
 from support.models.base_models import edit
 from support.models.tiny_model import save_model
 from support.paths import EXAMPLE
@@ -174,11 +174,9 @@ def test_attention_that_is_not_here_is_blamed_on_its_key(folder: Path) -> None:
 def test_check_refuses_what_headers_tell_and_names_the_key(section: str, tmp_path: Path) -> None:
     mine = Path(shutil.copytree(EXAMPLE / section, tmp_path / "mine"))
     change(mine, without(NORM))
-    config = load(EXAMPLE / "run.toml", (f"{section}.model={mine}",))
-    with pytest.raises(
-        DataError, match=rf"{section}.model = '{mine}' has no weights for {NORM}, which would be random"
-    ):
-        forecast(config)
+    fault = f"{section}.model = '{mine}' has no weights for {NORM}, which would be random"
+    with pytest.raises(DataError, match=fault):
+        check_weights(load(EXAMPLE / "run.toml", (f"{section}.model={mine}",)))
 
 
 def test_a_model_that_brings_code_is_refused_without_advice_that_nobody_can_follow(folder: Path) -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from prefixrl.common.config.load import load
+from prefixrl.learner.__main__ import main
 from prefixrl.learner.check.model_shapes import parameters, shape_of, unknown_size
 from prefixrl.learner.check.report import forecast
 from support.paths import EXAMPLE, EXAMPLES
@@ -53,8 +55,7 @@ def test_a_hub_name_tells_the_size_or_nothing_does(name: str, known: tuple[float
 
 @pytest.mark.parametrize("model", ["arithmetic/adapter", "arithmetic/target", "letters/target"])
 def test_a_config_tells_what_the_weights_beside_it_have(model: str, tmp_path: Path) -> None:
-    with_weights = EXAMPLES / model
-    bare = tmp_path / "bare"
+    with_weights, bare = EXAMPLES / model, tmp_path / "bare"
     shutil.copytree(with_weights, bare, ignore=shutil.ignore_patterns("*.safetensors"))
     counted, _ = parameters(str(bare)) or (0, "")
     assert parameters(str(with_weights)) == (counted, "from its files")
@@ -84,8 +85,7 @@ def test_a_hub_name_that_tells_nothing_is_counted_by_the_config_in_the_cache(
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("0123")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert parameters("org/model") == (QWEN_PARAMETERS, "from its config.json")
-    assert parameters("org/other") is None
+    assert (parameters("org/model"), parameters("org/other")) == ((QWEN_PARAMETERS, "from its config.json"), None)
 
 
 @pytest.mark.parametrize(
@@ -109,12 +109,13 @@ def test_heads_of_keys_and_values_that_are_null_are_as_many_as_those_of_queries(
 
 def test_a_config_that_leaves_sizes_to_its_family_has_parameters_and_no_shape(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "mine", {key: QWEN[key] for key in ("architectures", "model_type")})
-    assert shape_of(str(folder)) is None
-    assert parameters(str(folder)) is not None
+    assert shape_of(str(folder)) is None and parameters(str(folder)) is not None
 
 
-def test_check_tells_the_memory_of_an_adapter_of_which_only_the_config_is_here(tmp_path: Path) -> None:
-    said = forecast(load(EXAMPLE / "run.toml", (f"adapter.model={folder_of(tmp_path / 'mine', QWEN)}",))).text
+def test_check_plans_the_memory_of_an_adapter_of_which_only_the_config_is_here_and_refuses_it(tmp_path: Path) -> None:
+    flags = ["--set", f"adapter.model={folder_of(tmp_path / 'mine', QWEN)}", "--check"]
+    code, said = (done := CliRunner().invoke(main, [str(EXAMPLE / "run.toml"), *flags])).exit_code, done.output
+    assert code == 2 and "/mine' has no weights that are read: it has neither model.safetensors nor " in said
     assert "adapter: 1,543.7 M parameters (from its config.json)" in said
     assert f"{QWEN_PARAMETERS * (2 * 16 + 4) / 2**30:.2f} GiB  states (2 trained with optimiser, reference)" in said
     assert f"a rollout: {QWEN_PARAMETERS * 4 / 2**30:.2f} GiB of weights" in said
@@ -124,9 +125,8 @@ def test_what_is_not_known_is_not_said_to_wait_for_a_download_of_a_local_folder(
     folder = folder_of(tmp_path / "mine", {})
     said = forecast(load(EXAMPLE / "run.toml", (f"adapter.model={folder}", "target.model=org/model"))).text
     assert f"adapter: its size is not known: {folder} has no weights (*.safetensors) and no config.json that" in said
-    assert f"a rollout's model: {unknown_size(str(folder))}" in said
+    assert f"a rollout's model: {unknown_size(str(folder))}" in said and "download" not in said
     assert "target: its size is not known: neither its name nor a config.json in the hub's cache tells it" in said
-    assert "download" not in said
 
 
 def test_low_rank_matrices_are_counted_where_the_config_is_here(tmp_path: Path) -> None:
