@@ -8,8 +8,11 @@
 
 import ast
 import json
+import re
+from textwrap import dedent
 from typing import Any, NamedTuple
 
+NAMED = ("fn_name", "function_name", "func_name", "entry_point")
 WITHIN = ("assert_case", "test_list", "asserts", "functional", "tests")
 MOST_BYTES = 900_000
 """Longest gold answer: with a program it must fit the pipe to the process that runs it."""
@@ -19,7 +22,7 @@ class Test(NamedTuple):
     """One run of a program."""
 
     given: Any
-    """Text or lines for stdin; for a function its arguments: a list, an object of named ones, or lines of JSON."""
+    """Text or lines for stdin; for a function its arguments: a list, or an object of named ones."""
     expected: Any
     function: str | None
     """Function or `Class.method` to call; without it stdout is compared."""
@@ -38,36 +41,52 @@ def read_tests(gold: str) -> list[Test]:
         raise ValueError(f"the gold answer holds no tests ({error}); expected {shapes}") from None
 
 
-def _tests(found: Any) -> list[Test]:
+def _tests(found: Any, function: str | None = None) -> list[Test]:
     if isinstance(found, str):
-        if not found.lstrip().startswith(("assert ", "import ", "from ")):
-            return _tests(json.loads(found))
+        if not re.match(r"\s*(?:assert\b|import |from )", found):
+            return _tests(json.loads(found), function)
         # Each assert is read as a call and its value, so that the value stays outside of the sandbox.
-        statements = ast.parse(found.strip()).body
+        statements = ast.parse(dedent(found).strip()).body
         return [_of_assert(each) for each in statements if not isinstance(each, ast.Import | ast.ImportFrom)]
     if isinstance(found, list):
-        return [test for each in found for test in _tests(each)]
+        return [test for each in found for test in _tests(each, function)]
     if not isinstance(found, dict):
         raise ValueError(f"{found!r:.60} where there should be an object of them")
+    function = next((found[key] for key in NAMED if found.get(key)), function)
     for keys in (("inputs", "outputs"), ("input", "output")):
         if keys[0] in found and keys[1] in found:
-            return _of_table(found, *(found[key] for key in keys))
+            return _of_table(found, found[keys[0]], found[keys[1]], function)
     if inner := next((found[key] for key in WITHIN if found.get(key)), None):
-        return _tests(inner)
+        return _tests(inner, function)
     raise ValueError(f"an object with the keys {', '.join(map(str, found)):.60}")
 
 
-def _of_table(table: dict[str, Any], inputs: Any, outputs: Any) -> list[Test]:
-    name, is_plural = table.get("fn_name") or None, "inputs" in table
+def _of_table(table: dict[str, Any], inputs: Any, outputs: Any, name: str | None) -> list[Test]:
     if name is None and table.get("testtype") == "functional":
         raise ValueError("a function to call without its fn_name")
-    if not is_plural and (name or not (isinstance(inputs, list) and isinstance(outputs, list))):
+    if not (isinstance(inputs, list) and isinstance(outputs, list)) or (name and "inputs" not in table):
         inputs, outputs = [inputs], [outputs]
-    kinds = (str, list, dict) if name else (str, list, int, float)
-    if strange := [each for each in (inputs if name else [*inputs, *outputs]) if not isinstance(each, kinds)]:
-        what = "arguments as a list, an object or lines of JSON" if name else "text, a list of lines or a number"
-        raise ValueError(f"{strange[0]!r:.40} where there should be {what}")
-    return [Test(*each, name) for each in zip(inputs, outputs, strict=True)]
+    if len(inputs) != len(outputs):
+        raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs")
+    if name:
+        return [Test(_arguments(given), expected, name) for given, expected in zip(inputs, outputs, strict=True)]
+    if strange := [each for each in (*inputs, *outputs) if not isinstance(each, str | list | int | float)]:
+        raise ValueError(f"{strange[0]!r:.40} where there should be text, a list of lines or a number")
+    return [Test(*each, None) for each in zip(inputs, outputs, strict=True)]
+
+
+def _arguments(given: Any) -> list[Any] | dict[str, Any]:
+    """Return the arguments of a call; keys that are all whole numbers are such, which JSON can only write as text."""
+    if isinstance(given, dict) and all(map(str.isidentifier, given)):
+        return given
+    if not isinstance(given, str | list):
+        raise ValueError(f"{given!r:.40} where there should be arguments as a list, an object or lines of JSON")
+    found = [json.loads(line) for line in given.splitlines()] if isinstance(given, str) else given
+    is_numbered = [isinstance(each, dict) and all(map(str.isdecimal, each)) for each in found]
+    return [
+        {int(key): value for key, value in each.items()} if is_one else each
+        for each, is_one in zip(found, is_numbered, strict=True)
+    ]
 
 
 def _of_assert(statement: ast.stmt) -> Test:

@@ -6,8 +6,10 @@
 Expected outputs never enter the sandbox. A fault of the program is a wrong answer; a `SandboxError` is no verdict.
 """
 
-import json
+import builtins
 import re
+from functools import cache
+from importlib import import_module
 from textwrap import dedent
 
 from prefixrl.common.prompts.extract import THINK_CLOSE
@@ -21,12 +23,13 @@ MAX_PROGRAM_CHARS = 65_536
 
 _BLOCK = re.compile(r"<llm-code>(.*?)</llm-code>", re.DOTALL)
 _FENCE = re.compile(
-    r"^(?:[ \t>]*|.*(?=`{3}py))(?P<fence>`{3,}|~{3,})[ \t]*(?P<label>[\w+#.-]*)[^`\n]*\n(?P<code>(?s:.*?))"
-    r"(?:(?P=fence)[`~]*[ \t]*$|\Z)",
+    r"^(?:(?P<before>[ \t>]*)|.*(?=(?:`{3}|~{3})py))(?P<fence>`{3,}|~{3,})[ \t]*(?P<label>[\w+#.-]*)[^`\n]*\n"
+    r"(?P<code>(?s:.*?))(?:(?P=fence)[`~]*[ \t]*$|\Z)",
     re.MULTILINE | re.IGNORECASE,
 )
 """As CommonMark has them, indented or of tildes; one may end behind the code, and begin behind words for Python."""
-_PYTHON = ("python", "py", "python3", "py3")
+_PYTHON = re.compile(r"(?:i?python|pypy|py)[\d.]*", re.IGNORECASE)
+_QUOTED = re.compile(r"^[ \t]*(?:> ?)+", re.MULTILINE)
 _FUNCTION = re.compile(r"^def +\w+ *\(", re.MULTILINE)
 
 
@@ -35,13 +38,14 @@ def find_program(text: str, mode: CodeMode) -> str | None:
 
     Of fences the last labelled as Python counts, without one the last that has no label.
     """
-    tail = text.rpartition(THINK_CLOSE)[2].replace("\r\n", "\n")
+    tail = text.rpartition(THINK_CLOSE)[2].replace("\r\n", "\n").replace("\r", "\n")
     if blocks := _BLOCK.findall(tail):
         return str(blocks[-1])
     fences = list(_FENCE.finditer(tail)) if mode == "tests" else []
-    labelled = [each for each in fences if each["label"].casefold() in _PYTHON]
+    labelled = [each for each in fences if _PYTHON.fullmatch(each["label"])]
     if named := labelled or [each for each in fences if not each["label"]]:
-        return dedent(named[-1]["code"]).rstrip(" \t")
+        code = named[-1]["code"]
+        return dedent(_QUOTED.sub("", code) if ">" in (named[-1]["before"] or "") else code).rstrip(" \t")
     found = None if fences else _FUNCTION.search(tail)
     return tail[found.start() :].partition("\n```")[0] if found else None
 
@@ -51,6 +55,7 @@ def find_program(text: str, mode: CodeMode) -> str | None:
 _VALUE = """
 import ast, decimal
 space = {"__name__": "__main__"}
+exec(USUAL, space)
 tree = ast.parse(PROGRAM)
 last = tree.body.pop().value if tree.body and isinstance(tree.body[-1], ast.Expr) else None
 exec(compile(tree, "program.py", "exec"), space)
@@ -84,23 +89,28 @@ exec(USUAL, space)
 exec(compile(PROGRAM, "program.py", "exec"), space)
 """
 
-USUAL = """
-from typing import Any, Callable, Dict, Generator, Iterable, Iterator, List, Optional, Set, Tuple, Union
-import bisect, collections, functools, heapq, itertools, math, operator, random, re, string, sys
-from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
-from functools import cache, cmp_to_key, lru_cache, reduce
-from math import ceil, floor, gcd, inf, log, pi, sqrt
-from heapq import heapify, heappop, heappush
-from itertools import accumulate, chain, combinations, permutations, product
-"""
-"""Names that a program may use without an import, as where such tasks come from."""
+STARRED = (
+    "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json "
+    "typing"
+)
+MODULES = f"{STARRED} time fractions"
+"""Modules whose names, and which themselves, a program may use without an import, as in PRIME's and verl's judges."""
 _WORD = re.compile(r"\w+")
-_USUAL_NAMES = frozenset(_WORD.findall(USUAL)) - {"from", "import"}
+
+
+@cache
+def _usual() -> dict[str, str]:
+    """Return the statement that imports each name, as if all were imported in this order."""
+    found = {"np": "import numpy as np"}
+    for module in map(import_module, STARRED.split()):
+        names = getattr(module, "__all__", None) or (name for name in vars(module) if name[0] != "_")
+        found |= {name: f"from {module.__name__} import {name}" for name in names if not hasattr(builtins, name)}
+    return found | {name: f"import {name}" for name in MODULES.split()}
 
 
 def value_of(program: str, limits: ProgramLimits, packages: tuple[str, ...]) -> tuple[ProgramRun, str | None]:
     """Run a program; its value is that of its last line or function, else its last printed line."""
-    finished = run(f"PROGRAM = {program!r}\n{_VALUE}", b"", limits, packages)
+    finished = run(_head(program, packages) + _VALUE, b"", limits, packages)
     lines = [line for line in finished.stdout.decode(errors="replace").splitlines() if line.strip()]
     is_done = finished.status == "exited" and finished.code == 0
     return finished, lines[-1].strip() if is_done and lines else None
@@ -125,12 +135,17 @@ def share_passed(
 
 
 def _ask(program: str, test: Test, limits: ProgramLimits, packages: tuple[str, ...]) -> ProgramRun:
-    # Their import takes a quarter of the time of a short program.
-    usual = "" if _USUAL_NAMES.isdisjoint(_WORD.findall(program)) else USUAL
-    head, given = f"PROGRAM, USUAL = {program!r}, {usual!r}\n", test.given
+    head, given = _head(program, packages), test.given
     if test.function is None:
         lines = "\n".join(map(str, given)) if isinstance(given, list) else str(given)
         return run(head + _MAIN, lines.encode(), limits, packages)
-    arguments = [json.loads(line) for line in given.splitlines()] if isinstance(given, str) else given
-    head += f"inf, nan = float('inf'), float('nan')\nNAME, GIVEN = {test.function!r}, {arguments!r}\n"
+    head += f"inf, nan = float('inf'), float('nan')\nNAME, GIVEN = {test.function!r}, {given!r}\n"
     return run(head + _CALL, b"", limits, packages)
+
+
+def _head(program: str, packages: tuple[str, ...]) -> str:
+    # The import of all of them takes a quarter of the time of a short program.
+    words = {*_WORD.findall(program)} - (set() if "numpy" in packages else {"np"})
+    # A process may have given a module a name that the sandbox lacks.
+    usual = "\n".join(f"try: {_usual()[word]}\nexcept ImportError: pass" for word in sorted(words & _usual().keys()))
+    return f"PROGRAM, USUAL = {program!r}, {usual!r}\n"

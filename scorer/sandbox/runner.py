@@ -117,12 +117,21 @@ def probe(packages: tuple[str, ...] = ()) -> str | None:
 
 
 # The source comes first on stdin, its length before it: no file is needed, and none is left.
-_BOOT = (
-    "import builtins,os,sys\nbuiltins.exit=builtins.quit=sys.exit\nsys.path+=sys.argv[1:]\ndel sys.argv[1:]\n"
-    "def _read(n):\n    data=b''\n    while len(data)<n:\n        data+=os.read(0,n-len(data))\n    "
-    "return data\n_source=_read(int(_read(12))).decode()\ndel "
-    "_read,builtins,os,sys\nexec(compile(_source,'program.py','exec'),{'__name__':'__main__'})\n"
-)
+_BOOT = """
+import builtins, os, sys
+builtins.exit = builtins.quit = sys.exit
+sys.setrecursionlimit(600_000)
+sys.path += sys.argv[1:]
+del sys.argv[1:]
+def _read(n):
+    data = b""
+    while len(data) < n:
+        data += os.read(0, n - len(data))
+    return data
+_source = _read(int(_read(12))).decode()
+del _read, builtins, os, sys
+exec(compile(_source, "program.py", "exec"), {"__name__": "__main__"})
+"""
 
 
 @contextlib.contextmanager
