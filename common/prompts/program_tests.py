@@ -82,11 +82,8 @@ def _arguments(given: Any) -> list[Any] | dict[str, Any]:
     if not isinstance(given, str | list):
         raise ValueError(f"{given!r:.40} where there should be arguments as a list, an object or lines of JSON")
     found = [json.loads(line) for line in given.splitlines()] if isinstance(given, str) else given
-    is_numbered = [isinstance(each, dict) and all(map(str.isdecimal, each)) for each in found]
-    return [
-        {int(key): value for key, value in each.items()} if is_one else each
-        for each, is_one in zip(found, is_numbered, strict=True)
-    ]
+    numbered = [each if isinstance(each, dict) and all(map(str.isdecimal, each)) else None for each in found]
+    return [{int(key): many[key] for key in many} if many else one for one, many in zip(found, numbered, strict=True)]
 
 
 def _of_assert(statement: ast.stmt) -> Test:

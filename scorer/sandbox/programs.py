@@ -89,11 +89,10 @@ exec(USUAL, space)
 exec(compile(PROGRAM, "program.py", "exec"), space)
 """
 
-STARRED = (
+MODULES = (
     "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json "
-    "typing"
+    "typing time fractions"
 )
-MODULES = f"{STARRED} time fractions"
 """Modules whose names, and which themselves, a program may use without an import, as in PRIME's and verl's judges."""
 _WORD = re.compile(r"\w+")
 
@@ -102,7 +101,7 @@ _WORD = re.compile(r"\w+")
 def _usual() -> dict[str, str]:
     """Return the statement that imports each name, as if all were imported in this order."""
     found = {"np": "import numpy as np"}
-    for module in map(import_module, STARRED.split()):
+    for module in map(import_module, MODULES.split()):
         names = getattr(module, "__all__", None) or (name for name in vars(module) if name[0] != "_")
         found |= {name: f"from {module.__name__} import {name}" for name in names if not hasattr(builtins, name)}
     return found | {name: f"import {name}" for name in MODULES.split()}

@@ -123,13 +123,8 @@ builtins.exit = builtins.quit = sys.exit
 sys.setrecursionlimit(600_000)
 sys.path += sys.argv[1:]
 del sys.argv[1:]
-def _read(n):
-    data = b""
-    while len(data) < n:
-        data += os.read(0, n - len(data))
-    return data
-_source = _read(int(_read(12))).decode()
-del _read, builtins, os, sys
+_source = os.read(0, int(os.read(0, 12))).decode()
+del builtins, os, sys
 exec(compile(_source, "program.py", "exec"), {"__name__": "__main__"})
 """
 

@@ -18,9 +18,8 @@ _STYLE = re.compile(
     r"\\(?:vec|mathbf|boldsymbol|bm|hat|widehat|bar|overline|overrightarrow|tilde|mathcal|mathbb|mathrm|mathit|d?dot)"
     r"(?:\{([^{}]*)\}|(\\?[a-zA-Z]+))"
 )
-_TEXT = re.compile(r"(?:\\(?:text|textbf|textit|textrm|mathrm|mathit|mbox|operatorname)\{[^{}\d=]*\}~?)+[A-Za-z]*")
+_TEXT = re.compile(r"(?:\\(?:text|mathrm|mathit|operatorname)\{[^{}\d=]*\}~?)+[A-Za-z]*")
 _BARS = re.compile(r"\\?\|(.*[^xy|\\].*?)\\?\||\[([A-Z]{3,})\]")
-_COMPOSED = re.compile(r"\([f-h](?:\\circ~?|[-+*])[f-h]\)(?=\()")
 _GIVEN = r"(?:\((?:[^()]|\([^()]*\))*\)|\[[^\[\]]*\]|\{[^{}]*\})"
 _TRIGONOMETRIC = r"\\(?:sin|cos|tan|cot|sec|csc)"
 _FUNCTION = (
@@ -35,8 +34,7 @@ _NAME = re.compile(
 """A name with marks, of one thing: what a value may be the value of."""
 _DENIES = re.compile(r"(?<![a-z])(?:not|wrong|false|never)(?![a-z])", re.IGNORECASE)
 _SUM = re.compile(r"(?:[a-wA-W]|[A-Z]{2})(?:[-+](?:[a-wA-W]|[A-Z]{2}))+")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-_GAP = re.compile(r"\\(?:q?quad(?![a-zA-Z])| )")
+_GAP = re.compile(r"[,;]?\s+(?=[a-zA-Z]\s*=)")
 _APPROXIMATELY = re.compile(r"\\(?:approx|approxeq|simeq|doteq)(?![a-zA-Z])|≈")
 
 
@@ -62,17 +60,16 @@ def claims(want: str, got: str) -> list[Claim] | None:
         return _of_equation(want, wanted, got, given)
     if len(given) > 1:
         return _of_chain(want, given, got)
+    if "=" not in got or tuple_elements(compact(got)):
+        return [Claim(want, got)]
     parts = [_sides(each) for each in listed(got)]
-    if len(parts) > 1 and "=" not in want and "=" in got and not tuple_elements(compact(got)):
-        if not all(is_name(side, want) for sides in parts for side in sides[:-1]):
-            return None
-        return [Claim(want, ",".join(sides[-1] for sides in parts))]
-    return [Claim(want, got)]
+    is_solved = all(is_name(side, want) for sides in parts for side in sides[:-1])
+    return [Claim(want, ",".join(sides[-1] for sides in parts))] if is_solved else None
 
 
 def is_name(side: str, gold: str) -> bool:
     """Return True if a side only says what the value is of: f(2) does, f(x) for a gold answer with letters alone."""
-    text = _BARS.sub(r"\1\2", _COMPOSED.sub("f", _called(_TEXT.sub("TEXT", compact(side)))))
+    text = _BARS.sub(r"\1\2", _called(_TEXT.sub("TEXT", compact(side))))
     if elements := tuple_elements(text):
         return all(map(SYMBOL.fullmatch, elements))
     found = _NAME.fullmatch(text)
@@ -99,14 +96,15 @@ def _is_quantity(side: str, want: str) -> bool:
 
 def _sides(text: str) -> list[str]:
     """Return the sides of one equation; lists have only themselves."""
-    is_list = len(listed(_THOUSANDS.sub("", text))) > 1 and not re.match(r"\([a-zA-Z\\,_\d]*\)=", compact(text))
+    is_list = len(listed(text)) > 1 and not re.match(r"\([a-zA-Z\\,_\d]*\)=", compact(text))
     return [text] if is_list else split_at(_APPROXIMATELY.sub("=", text), "=")
 
 
 def _of_equation(want: str, wanted: list[str], got: str, given: list[str]) -> list[Claim] | None:
     r"""Compare with the right side of a gold answer `name = value`."""
-    name, value = _named(wanted)
-    if name is None:
+    turned = wanted[::-1] if len(wanted) == 2 and not is_name(wanted[0], wanted[0]) else wanted
+    name, value = _called(turned[0]), turned[-1]
+    if len(wanted) != 2 or not is_name(turned[0], turned[0]):
         return [Claim(want, got)]
     others = [side for side in given if _called(side) != name]
     if len(given) == 1 or len(others) < len(given):
@@ -119,20 +117,14 @@ def _of_chain(want: str, given: list[str], got: str) -> list[Claim] | None:
     *sides, last = given
     if is_name(last, want) and not is_name(sides[0], want) and compact(last) != compact(want):
         last, *sides = sides[-1], *sides[:-1]  # "5=y"
+    if last != want and last.casefold() == want.casefold():
+        return None
     others = [side for side in sides if not _is_quantity(side, want)]
     if not free_letters(want) and any(map(free_letters, others)):
         return None
     if others and _APPROXIMATELY.search(got) and "." not in want:
         return [Claim(want, others[-1]), *(Claim(last, side, True) for side in others)]
     return [Claim(want, last), *(Claim(last, side, True) for side in others)]
-
-
-def _named(sides: list[str]) -> tuple[str | None, str]:
-    """Return the name and the value of an equation of two sides."""
-    for side, value in (sides, sides[::-1]) if len(sides) == 2 else ():
-        if is_name(side, side):
-            return _called(side), value
-    return None, ""
 
 
 def _called(side: str) -> str:
@@ -145,7 +137,7 @@ def _tuple_of(text: str) -> tuple[list[str], str] | None:
     """Return `y=2, x=1` as names and values by the alphabet: x, y and (1,2); a tuple has no names."""
     if tuple_elements(compact(text)):
         return [], text
-    pairs = [split_at(part.strip(), "=") for part in listed(_GAP.sub("", text))]
+    pairs = [split_at(part.strip(), "=") for part in listed(_GAP.sub(",", text))]
     if len(pairs) < 2 or any(len(pair) != 2 or not SYMBOL.fullmatch(compact(pair[0])) for pair in pairs):
         return None
     values = {compact(name): value for name, value in pairs}

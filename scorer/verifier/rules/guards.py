@@ -8,7 +8,7 @@ GREEK = (
 )
 _VARIABLE = re.compile(rf"{GREEK}|(?<![\\a-zA-Z])[a-zA-Z]+|\\[a-zA-Z]+")
 _NAMED = re.compile(
-    r"\\(?:begin\{array\}|begin|end|text[a-z]*|mathrm|mbox|operatorname|mathbb|mathcal|phantom)\s*\{[^{}]*\}"
+    r"\\(?:begin\{array\}|begin|end|text|mathrm|operatorname|mathbb|mathcal|phantom)\s*\{[^{}]*\}"
     r"|\\mathbb\s*[A-Z]|(?<![a-zA-Z])infinity"
 )
 _BOUND = re.compile(
@@ -26,11 +26,13 @@ def free_letters(text: str) -> set[str]:
 
 
 _OPERATORS = re.compile(r"\\(?:i*int|lim|prod|sum)(?![a-zA-Z])")
-_UNDONE = re.compile(r"\\(?:i*int|lim|prod|sum|dots|[hv]?phantom|equiv)(?![a-zA-Z])|(?<=\d)_|\\pm\\infty|'")
+_UNDONE = re.compile(
+    r"\\(?:i*int|lim|prod|sum|dots|[hv]?phantom|equiv)(?![a-zA-Z])|(?<=\d)_|\\pm\\infty|'|\\frac\{d\}\{d[a-z]\}"
+)
 """A sum not carried out, a part that is not seen, a base, a derivative."""
 FUNCTIONS = re.compile(
     r"\\(?:(?:arc)?(?:sin|cos|tan)h?|cot|csc|sec|[dt]?binom|det|exp|gcd|lcm|lceil|lfloor|lg|ln|log|max|min|p?mod|sqrt"
-    r"|infty|cup|cap|setminus)(?![a-zA-Z])"
+    r"|infty|cup|cap|setminus|[lr]?[vV]ert)(?![a-zA-Z])|\|"
 )
 
 
@@ -44,11 +46,10 @@ def leaves_undone(gold: str, answer: str, gold_is_number: bool) -> bool:
 
 
 _NUMBER = r"\d+(?:\.\d+)?"
-_SPACE = r"(?:~|\\(?:q?quad|(?:thin|med|thick|en)space|enskip)(?![a-zA-Z])|\\text\{~?\})"
-_SPACED = rf"\d\}}*{_SPACE}+\{{*{_NUMBER}"
+_SPACED = rf"\d\}}*~+\{{*{_NUMBER}"
 _GROUPED = (
     rf"(?<![a-zA-Z\\{{}}\]^_])\{{+{_NUMBER}\}}+\{{*{_NUMBER}|(?<![a-zA-Z\d.^_}}])(?:{_NUMBER})\{{+{_NUMBER}\}}"
-    rf"|^[(\[]{_NUMBER}[)\]]{_SPACE}*{_NUMBER}$"
+    rf"|^[(\[]{_NUMBER}[)\]]~*{_NUMBER}$"
 )
 _SIDE_BY_SIDE = re.compile(rf"(?:{_SPACED}|{_GROUPED})(?!\d|[\d.]*/|(?<=10)\^)")
 """Numbers with nothing but space or brackets between them, in normal form.
@@ -84,8 +85,8 @@ def tuple_elements(text: str) -> list[str]:
     return elements if len(elements) > 1 else []
 
 
-_WRAPPED = r"\\(?:text|mbox|textrm|mathrm)\{{[~ ]*{0}[~ ]*\}}|(?<![a-zA-Z\\]){0}(?![a-zA-Z])"
-OR = re.compile(_WRAPPED.format("or"))
+_WRAPPED = r"\\(?:text|mathrm)\{{[~ ]*{0}[~ ]*\}}|(?<![a-zA-Z\\]){0}(?![a-zA-Z])"
+OR = re.compile(rf"{_WRAPPED.format('or')}|\\(?:lor|vee)(?![a-zA-Z])")
 _DIVIDES = re.compile(rf"{OR.pattern}|{_WRAPPED.format('and')}|\\(?:wedge|land)(?![a-zA-Z])|;")
 
 

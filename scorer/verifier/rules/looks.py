@@ -3,13 +3,29 @@
 import functools
 import re
 import unicodedata
+from collections.abc import Callable
 
-_REWRITES = (
-    (r"\\\$", ""),
+Rewrites = tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
+
+
+def compiled(*pairs: tuple[str, str | Callable[[re.Match[str]], str]]) -> Rewrites:
+    """Return patterns with what takes their place."""
+    return tuple((re.compile(pattern), replacement) for pattern, replacement in pairs)
+
+
+def rewritten(text: str, rewrites: Rewrites) -> str:
+    """Return a text after all of them, in turn."""
+    for pattern, replacement in rewrites:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+_REWRITES = compiled(
+    (r"\\\$|[€£¥₹]", ""),
     (r"\^(?:\\circ|\{\\circ\})", ""),
     (r"\{,\}", ","),
     (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-    (r"~|\\ ", " "),
+    (r"~", " "),
     # Two kinds of spaces have a meaning and are kept, as "~": "3 4" is not 34, "1, 200" is not 1,200.
     (r"(?<=\d)\s+(?=\d)|(?<=\d,)\s+(?=\d{3}(?!\d))", "~"),
     (r"\s+", ""),
@@ -21,50 +37,44 @@ _REWRITES = (
     (r"\{:\}", ":"),
     (r"\\[lcd]dots(?![a-zA-Z])|\\dots[cbm](?![a-zA-Z])", r"\\dots"),
 )
-_REWRITTEN = tuple((re.compile(pattern), replacement) for pattern, replacement in _REWRITES)
 _SHAPE = re.compile(
-    r"\\(?:left|right|bigl?|bigr?|Bigl?|Bigr?)(?![a-zA-Z])|\\[!,;:]|\\displaystyle(?![a-zA-Z])|\\(?:boxed|fbox)(?![a-zA-Z])"
+    r"\\(?:left|right|[bB]igg?[lrm]?)(?![a-zA-Z])|\\[!,;:]|\\displaystyle(?![a-zA-Z])|\\(?:boxed|fbox)(?![a-zA-Z])"
 )
-
-
-_FORMS = (
-    (r"\\!|[\u200b-\u200d\u2060\ufeff]", ""),
-    (r"[½-¾⅐-⅞！-～]", lambda found: unicodedata.normalize("NFKC", found[0]).replace("⁄", "/")),
+_NAMES = {"langle": "(", "rangle": ")", "lg": r"\log_{10}", "imath": "i", "jmath": "j", "−": "-", "×": r"\times "}
+_NAMES |= {"·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge "}
+_FORMS = compiled(
+    (r"[\u200b-\u200d\u2060\ufeff]", ""),
+    (r"\\(?:text(?:bf|it|rm|sf|tt|normal)|mbox)(?![a-zA-Z])", r"\\text"),
+    (r"(?<=\d)(?:\\ |~)(?=\d{3}(?!\d))", ""),
+    (r"(?<!\\)\\(?: |(?:q?quad|(?:thin|med|thick|en)space|enskip)(?![a-zA-Z])|text\{\s*\})", " "),
+    (r"(\\[dt]?frac)\s*\\pi\s*(?=[\d{])", r"\1{\\pi}"),
+    (r"[½-¾⅐-⅞]", lambda found: r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", found[0]).split("⁄"))),
+    (r"[！-～]", lambda found: unicodedata.normalize("NFKC", found[0])),
     (r"[⁰¹²³⁴-⁹]+", lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}"),
-    (r"√\s*(?=[({])", r"\\sqrt"), (r"√\s*(\d+|[a-zA-Z])", r"\\sqrt{\1}"),
+    (r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+|[a-zA-Z]))", r"\\sqrt{\1\2\3}"),
     (r"(\\\\)\s*\[[\d.]+\s*[a-z]{2}\]", r"\1"),
     (r"^\s*(?:\\approx(?![a-zA-Z])|≈)", ""),
     (r"^\*\*([^*]+)\*\*$", r"\1"),
-    (r"(?<=\d)(?:\\[ ,;]|\s|~)*\\Omega\s*$", r"\\text{Ω}"),
+    (r"(?<=\d)(?:\s|~)*\\Omega\s*$", r"\\text{Ω}"),
+    (r"\\mu\s*\\(?:text|mathrm)\{\s*", r"\\text{μ"),
     (r"(?:°|\\degree|\^\s*\{?\s*\\circ\s*\}?)\s*(?:\\(?:text|mathrm)\s*\{\s*)?[CF]\}?\s*$|[℃℉]", "°"),
     (r"\\(?:textcolor|color)\s*\{[a-zA-Z]\w*\}", ""),
     (r"°|\\degree(?![a-zA-Z])", r"^\\circ "),
     (r"\s*\^\s*(?=\{?\s*\\circ(?![a-zA-Z]))", "^"),
-    (r"(?<=[\d}])(?:\s|\\[ ,])*(?:\\(?:text|mathrm|mbox)\{\s*per\s?cent\s*\}|per\s?cent(?![a-zA-Z]))", r"\\%"),
     (r"\\(?:mathrm|operatorname|text)\{\s*([ei])\s*\}", r"\1"),
-    (r"\\langle(?![a-zA-Z])", "("),
-    (r"\\rangle(?![a-zA-Z])", ")"),
-    (r"\\lg(?![a-zA-Z])", r"\\log_{10}"),
+    (r"\\(langle|rangle|lg|imath|jmath)(?![a-zA-Z])|([−×·π∞≤≥])", lambda found: _NAMES[found[1] or found[2]]),
     (r"\\log_(?:e|\{\s*e\s*\})(?![a-zA-Z])", r"\\ln "),
     (r"\((\d+)\)_", r"\1_"),
     (r"_\{\s*\\text\{\s*base\s*\}?\s*(\w+)\s*\}+", r"_{\1}"),
-    (r"(?<=\d)(?:\\ |~)(?=\d{3}(?!\d))", ""),
-    (r"\\[iq]?math(?![a-zA-Z])", "i"),
-    (r"\\jmath(?![a-zA-Z])", "j"),
     (r"\\(?:vec|hat|mathbf|boldsymbol) ?(?:\{ ?(?:\\mathbf ?\{?)?([ijk])\}*|([ijk])(?![a-zA-Z]))", r"\\mathbf{\1\2}"),
     (r"\\\{\s*([a-z])\s*(?:\\in\s*\\mathbb\s*\{?\s*R\s*\}?)?\s*(?:\\mid|:|\||\\vert)([^{}]*\1[^{}]*)\\\}", r"\2"),
-    (r"^\s*\\(?:text|mathrm|mbox)\{(?=[^{}]*[A-Za-z]{2})[^{}\d]*(?:\bis|\bare|:|=)\s*\}(?=\s*\S)", ""),
-    (r"−", "-"), (r"×", r"\\times "), (r"·", r"\\cdot "), (r"π", r"\\pi "), (r"∞", r"\\infty "), (r"≤", r"\\le "),
-    (r"≥", r"\\ge "),
-)  # fmt: skip
+    (r"^\s*\\(?:text|mathrm)\{(?=[^{}]*[A-Za-z]{2})[^{}\d]*(?:\bis|\bare|:|=)\s*\}(?=\s*\S)", ""),
+)
 """Forms of one thing that models write, each as parsers know it."""
 _REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{(\d{1,15})\}(?!\d)")
 _E_NOTATION = re.compile(r"([+-]?\d+(?:\.\d+)?)[eE]([+-]?\d{1,4})\.?", re.ASCII)
-_WHOLE = re.compile(r"\\(?:text|textbf|mathbf|mathrm|boldsymbol|bm|underline|mbox|textrm)\s*(?=\{)")
-
-
-_COMPILED = tuple((re.compile(pattern), replacement) for pattern, replacement in _FORMS)
-_BARE = re.compile(r"[^\\_~*{\s]*")
+_WHOLE = re.compile(r"\\(?:text|mathbf|mathrm|boldsymbol|bm|underline)\s*(?=\{)")
+_BARE = re.compile(r"[^\\_~*{\s\x80-\U0010ffff]*")
 """Without a command, an index, a wrapper or a space there is nothing to replace."""
 
 
@@ -76,10 +86,8 @@ def tidied(answer: str) -> str:
     # Of a box within the box, the command alone: a parser would take the inner one for the whole.
     text = re.sub(r"(?<=,)\s*\\!\s*|\s*\\!\s*(?=,)", "", answer)
     text = " ".join(_SHAPE.sub("", bare(text)).split())
-    if not (_BARE.fullmatch(text) and text.isascii()):
-        for pattern, replacement in _COMPILED:
-            text = pattern.sub(replacement, text)
-        text = _REPEATING.sub(_as_fraction, text).strip()
+    if not _BARE.fullmatch(text):
+        text = _REPEATING.sub(_as_fraction, rewritten(text, _FORMS)).strip()
     while (inner := _inner(text)) is not None:
         text = inner.strip()
     # A parser reads 4.5e33 as 4.5 times Euler's number times 33.
@@ -113,11 +121,7 @@ def _inner(text: str) -> str | None:
 def normalise(answer: str) -> str:
     """Remove what only changes the looks of an answer: delimiters, spacing, wrappers, styles."""
     text = tidied(answer).removesuffix(".")
-    if _BARE.fullmatch(text):
-        return text
-    for pattern, replacement in _REWRITTEN:
-        text = pattern.sub(replacement, text)
-    return text
+    return text if _BARE.fullmatch(text) else rewritten(text, _REWRITES)
 
 
 def bare(gold: str) -> str:

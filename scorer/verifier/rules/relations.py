@@ -10,11 +10,8 @@ import re
 from prefixrl.scorer.verifier.rules.equations import SYMBOL
 from prefixrl.scorer.verifier.rules.guards import OR, split_at
 
-_SIGNS = (
-    (r"\\(?:leq?|leqslant)(?![a-zA-Z])|<=", "≤"), (r"\\(?:geq?|geqslant)(?![a-zA-Z])|>=", "≥"),
-    (r"\\lt(?![a-zA-Z])", "<"), (r"\\gt(?![a-zA-Z])", ">"), (r"\\neq?(?![a-zA-Z])|(?<![\d)}])!=", "≠"),
-    (r"\\in(?![a-zA-Z])", "∈"),
-)  # fmt: skip
+_SIGN = re.compile(r"\\([lg]eq?(?:slant)?|lt|gt|neq?|in)(?![a-zA-Z])|([<>]=|(?<![\d)}])!=)")
+_SIGNS = {"le": "≤", "ge": "≥", "lt": "<", "gt": ">", "ne": "≠", "in": "∈", "<=": "≤", ">=": "≥", "!=": "≠"}
 _TURNED = str.maketrans(">≥", "<≤")
 
 
@@ -23,11 +20,9 @@ def as_sets(want: str, got: str) -> tuple[str, str] | None:
     if not re.search(r"[<>]|!=|\\[lgni]", want + got):
         return want, got
     wanted, given = _as_set(want), _as_set(got)
-    if wanted and given:
-        return (wanted[1], given[1]) if wanted[0] == given[0] else None
     if not wanted and len(_sides(want)) > 1:
         return want, got
-    is_solved = given or len(_sides(got)) == 1
+    is_solved = (not wanted or wanted[0] == given[0]) if given else len(_sides(got)) == 1
     return (wanted[1] if wanted else want, given[1] if given else got) if is_solved else None
 
 
@@ -55,7 +50,6 @@ def _part(sides: list[str]) -> tuple[str, str] | None:
 
 def _sides(text: str) -> list[str]:
     """Return the sides of a relation and the signs between them."""
-    for pattern, sign in _SIGNS:
-        text = re.sub(pattern, sign, text)
+    text = _SIGN.sub(lambda found: _SIGNS[(found[1] or found[2])[:2]], text)
     parts = split_at(re.sub("[<>≤≥≠∈]", "\0\\g<0>\0", text), "\0")
     return [part.replace("\0", "").strip() for part in parts]

@@ -81,15 +81,17 @@ def _has_matrix(reading: object) -> bool:
 
 
 def _is_close(want: object, got: object) -> bool:
-    """Compare numbers, alone or as elements, more strictly than math-verify does."""
-    from sympy import Expr, FiniteSet, MatrixBase, Tuple, UnevaluatedExpr
+    """Compare numbers, alone or as elements, more strictly than math-verify does: a rational number is met exactly."""
+    from sympy import Expr, FiniteSet, Float, MatrixBase, Rational, Tuple, UnevaluatedExpr
 
     kinds = (FiniteSet, Tuple, MatrixBase)
     if isinstance(want, kinds) and isinstance(got, kinds):
         wanted, given = list(want), list(got)
         if not (isinstance(want, FiniteSet) or isinstance(got, FiniteSet)):
-            return len(wanted) == len(given) and all(map(_is_element, wanted, given))
-        return all(any(_is_element(one, other) for one in wanted) for other in given)
+            return len(wanted) == len(given) and all(map(_is_close, wanted, given))
+        return all(any(_is_close(one, other) for one in wanted) for other in given)
+    if isinstance(want, Rational) and isinstance(got, Float):
+        return bool(Rational(str(got)) == want)
     if not (isinstance(want, Expr) and isinstance(got, Expr) and want.is_number and got.is_number):
         return True
     try:
@@ -100,12 +102,3 @@ def _is_close(want: object, got: object) -> bool:
         return bool(want.has(UnevaluatedExpr) or got.has(UnevaluatedExpr))  # a percent sign, which may be left out
     except (TypeError, OverflowError):  # too large for a float
         return True
-
-
-def _is_element(want: object, got: object) -> bool:
-    """Compare elements: a decimal is a rational number exactly or not at all, as it is alone."""
-    from sympy import Float, Rational
-
-    if isinstance(want, Rational) and isinstance(got, Float):
-        return bool(Rational(str(got)) == want)
-    return _is_close(want, got)

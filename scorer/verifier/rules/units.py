@@ -14,13 +14,13 @@ _CALCULATES = frozenset(_REFUSED.split())
 """Words that join, deny or calculate: no unit in an answer, wherever else they stand."""
 _MULTIPLES = frozenset(("hundred", "thousand", "million", "billion", "trillion", "dozen"))
 _LONE = frozenset("mgshLlVJWNC")
-_GROUP = r"\\(?:text|textrm|textnormal|textbf|mathrm|mbox)~?\s*\{((?:[^{}]|\^\{[^{}]*\})*)\}"
+_GROUP = r"\\(?:text|mathrm)~?\s*\{((?:[^{}]|\^\{[^{}]*\})*)\}"
 _RAISED = r"(?:\^\{?-?\d\}?)?"
-_LETTERS = r"(?:(?!\d|_)\w)"
-_GROUPS = re.compile(rf"(?s)(?P<value>.*[\w)\]}}%!|'°])(?<!\\cdot)(?:\s|~|\\[ ,;:]|\\cdot|/)*{_GROUP}{_RAISED}\s*\.?")
+_LETTERS = r"[^\W\d_]"
+_GROUPS = re.compile(rf"(?s)(?P<value>.*[\w)\]}}%!|'°])(?<!\\cdot)(?:\s|~|\\cdot|/)*{_GROUP}{_RAISED}\s*\.?")
 _BARE = re.compile(rf"(.*[\d)}}°])\s+({_LETTERS}{{2,}}(?:(?:\s+|/){_LETTERS}+)*){_RAISED}\.?", re.DOTALL)
 _CLOSE = re.compile(rf"([-+]?\$?[\d.,]*\d)\s*({_LETTERS}{{1,3}}|[^\x00-\x7f\s]+){_RAISED}\.?")
-_BETWEEN = re.compile(r"\\[ ,;:!]|\\(?:cdot|times)(?![a-zA-Z])|\^\{?[-+]?\d\}?|[\s~./()'°²³·-]")
+_BETWEEN = re.compile(r"\\(?:cdot|times)(?![a-zA-Z])|\^\{?[-+]?\d\}?|[\s~./()'°²³·-]")
 
 
 def without_unit(text: str, known: str, *, is_gold: bool = False) -> str:

@@ -55,7 +55,6 @@ def judge_exactly(gold: str, extracted: str) -> Judgement | None:
 # --- the exact path -------------------------------------------------------------------------------
 
 _ROUNDED = re.compile(r"-?\d*\.\d{6,}")
-_NUMBERS = re.compile(r"[-\d.,()\[\]{}\\/]+")
 _IN_BASE = re.compile(r"\(?(?=[0-9A-F.]*\d)[0-9A-F.]+\)?_\w+")
 
 
@@ -120,8 +119,7 @@ def _settle_values(gold: str, answer: str) -> bool | None:
         return False
     if read_rational(got) is None and guards.lists_more(want, got):
         return False
-    is_exact = (is_number or _NUMBERS.fullmatch(want) is not None) and not _ROUNDED.search(want)
-    if is_exact and "~" not in answer and guards.has_numbers_side_by_side(got):
+    if guards.has_numbers_side_by_side(got):
         return False
     if want_number is not None:
         return _is_number(want_number, got)
@@ -138,16 +136,7 @@ def _settle(claim: Claim) -> bool | None:
     if not claim.is_side:
         return settle_exactly(claim.want, claim.got)
     want, got = normalise(_value(claim.want, claim.got)), normalise(_value(claim.got, claim.want))
-    wanted, given = read_rational(want), read_rational(got)
-    if wanted is not None and given is not None and not wanted.is_grouped and not given.is_grouped:
-        return abs(wanted.value - given.value) <= _half_digit(want)
     return True if want == got else are_equal(want, got)
-
-
-def _half_digit(number: str) -> Fraction:
-    """Return half of the last decimal place that a number gives."""
-    _, point, places = number.partition(".")
-    return Fraction(1, 2 * 10 ** len(places)) if point and places.isdigit() else Fraction(0)
 
 
 def _is_number(want: Rational, answer: str) -> bool | None:
@@ -157,9 +146,7 @@ def _is_number(want: Rational, answer: str) -> bool | None:
         return None
     if want.is_evaluated and not got.is_evaluated:
         return False
-    if got.value == want.value:
-        return True
-    return None if want.is_grouped or got.is_grouped else False
+    return got.value == want.value or (None if want.is_grouped or got.is_grouped else False)
 
 
 def is_settled_without_sympy(gold: str) -> bool:
@@ -234,7 +221,8 @@ def _is_itself(gold: str) -> bool:
 
 def _is_equal(claim: Claim) -> bool:
     golds, answers = _read_gold(claim.want), symbols.read(_value(claim.got, claim.want))
-    margin = _half_digit(claim.want) if claim.is_side else Fraction(0)
+    places = claim.want.partition(".")[2]
+    margin = Fraction(1, 2 * 10 ** len(places)) if claim.is_side and places.isdigit() else Fraction(0)
     if any(symbols.are_equal(want, got, margin) for want in golds for got in answers):
         return True
     if all(isinstance(got, str) for got in answers):

@@ -6,8 +6,7 @@ import re
 from prefixrl.scorer.verifier.rules.guards import FUNCTIONS
 from prefixrl.scorer.verifier.rules.units import without_unit
 
-_GROUP = r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox)~?\s*\{([^{}]*)\}"
-_TEXT = re.compile(_GROUP)
+_TEXT = re.compile(r"\\(?:text[a-z]*|math(?:rm|bf|it)|mbox)~?\s*\{([^{}]*)\}")
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z\s,.'-]*")
 _WORD = re.compile(r"[A-Za-z]+")
 _ARTICLE = re.compile(r"^(?:an?|the)\s+")
@@ -43,9 +42,7 @@ def is_word(letters: str) -> bool:
 # --- choices --------------------------------------------------------------------------------------
 
 _CHOICE = re.compile(r"(?:(?:option|choice|answer)\b[\s:]*)?\(?([A-J])(?:\s*[).:]\s*(.*))?", re.DOTALL | re.IGNORECASE)
-_SECOND = re.compile(
-    r"\(\s*[A-J]\s*\)|(?:^|\b(?:or|and)\s*|[\s,;.:)|\\])\(?[A-J]\s*(?:[).:,;|]|$|or\b|and\b)|[|\\]\s*[A-J]\b"
-)
+_SECOND = re.compile(r"(?:^|[\s,;.:)|\\])\(?[A-J]\s*(?:[).:,;|]|$)|[|\\]\s*[A-J]\b")
 _SMALL = frozenset("abcd")
 _SAID = re.compile(r"(?<![\\a-zA-Z])[A-Za-z]{2,}")
 _REPLIES = frozenset(("yes", "no", "true", "false"))
