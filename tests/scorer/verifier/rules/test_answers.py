@@ -38,8 +38,8 @@ GOLDS = list(dict.fromkeys(case.gold for case in CASES))
 SAME = {(r"\frac13", r"0.\overline{3}"), ("east", r"\text{east}"), ("1e-05", "10^{-5}")}
 """Neighbours that are equal."""
 PITFALLS = {
-    "base", "case", "choice", "complex", "date", "derivative", "echo", "equation", "exact path",
-    "extraction", "fraction", "gold wrapping", "hedge", "integer", "interval", "junk", "line break", "matrix", "matrix equation",
+    "base", "case", "choice", "complex", "date", "derivative", "echo", "equation", "exact path", "extraction",
+    "fraction", "gold wrapping", "hedge", "integer", "interval", "junk", "line break", "matrix", "matrix equation",
     "model's form", "no expression", "polynomial", "published form", "relative tolerance", "scientific",
     "second choice", "set", "subscript", "surd", "text", "text after", "tiny numbers", "tuple", "unit",
     "unsolved equation", "value", "word",
