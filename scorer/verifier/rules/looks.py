@@ -43,18 +43,20 @@ _SHAPE = re.compile(
 _NAMES = {"langle": "(", "rangle": ")", "lg": r"\log_{10}", "imath": "i", "jmath": "j", "−": "-", "×": r"\times "}
 _NAMES |= {"·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge "}
 _FORMS = compiled(
-    (r"[\u200b-\u200d\u2060\ufeff]", ""),
+    (r"[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]", ""),
     (r"\\(?:text(?:bf|it|rm|sf|tt|normal)|mbox)(?![a-zA-Z])", r"\\text"),
     (r"(?<=\d)(?:\\ |~)(?=\d{3}(?!\d))", ""),
     (r"(?<!\\)\\(?: |(?:q?quad|(?:thin|med|thick|en)space|enskip)(?![a-zA-Z])|text\{\s*\})", " "),
+    (r"(?<![\w.,^}/])(\d+)[ ~]+(\d+) ?/ ?(\d+)(?![\d./])", r"\1\\frac{\2}{\3}"),
     (r"(\\[dt]?frac)\s*\\pi\s*(?=[\d{])", r"\1{\\pi}"),
     (r"[½-¾⅐-⅞]", lambda found: r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", found[0]).split("⁄"))),
     (r"[！-～]", lambda found: unicodedata.normalize("NFKC", found[0])),
+    (r"(?![0-9])\d", lambda found: str(unicodedata.decimal(found[0]))),
     (r"[⁰¹²³⁴-⁹]+", lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}"),
     (r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+|[a-zA-Z]))", r"\\sqrt{\1\2\3}"),
     (r"(\\\\)\s*\[[\d.]+\s*[a-z]{2}\]", r"\1"),
     (r"^\s*(?:\\approx(?![a-zA-Z])|≈)", ""),
-    (r"^\*\*([^*]+)\*\*$", r"\1"),
+    (r"^(\*\*|__|[*_`])([^*_`]+)\1$", r"\2"),
     (r"(?<=\d)(?:\s|~)*\\Omega\s*$", r"\\text{Ω}"),
     (r"\\mu\s*\\(?:text|mathrm)\{\s*", r"\\text{μ"),
     (r"(?:°|\\degree|\^\s*\{?\s*\\circ\s*\}?)\s*(?:\\(?:text|mathrm)\s*\{\s*)?[CF]\}?\s*$|[℃℉]", "°"),
@@ -74,7 +76,7 @@ _FORMS = compiled(
 _REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{(\d{1,15})\}(?!\d)")
 _E_NOTATION = re.compile(r"([+-]?\d+(?:\.\d+)?)[eE]([+-]?\d{1,4})\.?", re.ASCII)
 _WHOLE = re.compile(r"\\(?:text|mathbf|mathrm|boldsymbol|bm|underline)\s*(?=\{)")
-_BARE = re.compile(r"[^\\_~*{\s\x80-\U0010ffff]*")
+_BARE = re.compile(r"[^\\_~*`{\s\x80-\U0010ffff]*")
 """Without a command, an index, a wrapper or a space there is nothing to replace."""
 
 
