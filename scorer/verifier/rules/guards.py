@@ -27,7 +27,8 @@ def free_letters(text: str) -> set[str]:
 
 _OPERATORS = re.compile(r"\\(?:i*int|lim|prod|sum)(?![a-zA-Z])")
 _UNDONE = re.compile(
-    r"\\(?:i*int|lim|prod|sum|dots|[hv]?phantom|equiv)(?![a-zA-Z])|(?<=\d)_|\\pm\\infty|'|\\frac\{d\}\{d[a-z]\}"
+    r"\\(?:i*int|lim|prod|sum|dots|[hv]?phantom|equiv)(?![a-zA-Z])|(?<=\d)_|\\pm\\infty|'"
+    r"|\\frac\{(?:d|\\partial)\}\{(?:d[a-z]|\\partial)"
 )
 """A sum not carried out, a part that is not seen, a base, a derivative."""
 FUNCTIONS = re.compile(

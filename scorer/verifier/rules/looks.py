@@ -38,7 +38,7 @@ _REWRITES = compiled(
     (r"\\[lcd]dots(?![a-zA-Z])|\\dots[cbm](?![a-zA-Z])", r"\\dots"),
 )
 _SHAPE = re.compile(
-    r"\\(?:left|right|[bB]igg?[lrm]?)(?![a-zA-Z])|\\[!,;:]|\\displaystyle(?![a-zA-Z])|\\(?:boxed|fbox)(?![a-zA-Z])"
+    r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|boxed|fbox)(?![a-zA-Z])|\\!|\\[,;:](?![a-zA-Z])|(?<![a-zA-Z])\\[,;:]"
 )
 _NAMES = {"langle": "(", "rangle": ")", "lg": r"\log_{10}", "imath": "i", "jmath": "j", "−": "-", "×": r"\times "}
 _NAMES |= {"·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge "}
@@ -46,10 +46,10 @@ _FORMS = compiled(
     (r"[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]", ""),
     (r"\\(?:text(?:bf|it|rm|sf|tt|normal)|mbox)(?![a-zA-Z])", r"\\text"),
     (r"(?<=\d)(?:\\ |~)(?=\d{3}(?!\d))", ""),
-    (r"(?<!\\)\\(?: |(?:q?quad|(?:thin|med|thick|en)space|enskip)(?![a-zA-Z])|text\{\s*\})", " "),
+    (r"(?<!\\)\\(?:[ ,;:]|(?:q?quad|(?:thin|med|thick|en)space|enskip)(?![a-zA-Z])|text\{\s*\})", " "),
     (r"(?<![\w.,^}/])(\d+)[ ~]+(\d+) ?/ ?(\d+)(?![\d./])", r"\1\\frac{\2}{\3}"),
     (r"(\\[dt]?frac)\s*\\pi\s*(?=[\d{])", r"\1{\\pi}"),
-    (r"[½-¾⅐-⅞]", lambda found: r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", found[0]).split("⁄"))),
+    (r"[¼-¾⅐-⅞]", lambda found: r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", found[0]).split("⁄"))),
     (r"[！-～]", lambda found: unicodedata.normalize("NFKC", found[0])),
     (r"(?![0-9])\d", lambda found: str(unicodedata.decimal(found[0]))),
     (r"[⁰¹²³⁴-⁹]+", lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}"),

@@ -13,7 +13,7 @@ _FORMULA = re.compile(r"\$\$?([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _WORDS = re.compile(r"(?<![\\a-zA-Z{])[^\W\d_]{3,}(?![a-zA-Z}])|[?!:;](?=\s)")
 _LONE = re.compile(r"[-+]?[\d.,~]*|\\?[a-zA-Z]|")
 _SPELLINGS = compiled(
-    (r"([\w.]+)/([\w.]+)", r"\\frac{\1}{\2}"),
+    (r"([\w.^]+)/([\w.^]+)", r"\\frac{\1}{\2}"),
     (r"\\(le|ge|ne)q?(?:slant)?(?![a-zA-Z])", r"\\\1"),
     (r"\\(?:cdot|times)(?![a-zA-Z])", "*"),
     (r"\{(\w)\}", r"\1"),
