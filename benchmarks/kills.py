@@ -84,8 +84,9 @@ def processes(pid: int) -> dict[str, list[int]]:
     waiting = [pid]
     while waiting:
         try:
-            children = Path(f"/proc/{waiting[0]}/task/{waiting[0]}/children").read_text(encoding="ascii").split()
-            for child in map(int, children):
+            threads = list(Path(f"/proc/{waiting[0]}/task").iterdir())
+            children = " ".join((thread / "children").read_text(encoding="ascii") for thread in threads)
+            for child in map(int, children.split()):
                 title = Path(f"/proc/{child}/cmdline").read_bytes().partition(b"\0")[0].decode()
                 found.setdefault(title.removeprefix("prefixrl-"), []).append(child)
                 waiting.append(child)
