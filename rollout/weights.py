@@ -40,6 +40,8 @@ ASK_AGAIN_S = 0.2
 DRAIN_S = 60.0
 """Time between looks at a connection that nothing goes over."""
 DAMAGED_PULLS_ALLOWED = 3
+USELESS_ANSWERS_ALLOWED = 100
+"""In a row; more than the pieces that are under way when a pull is given up."""
 NOTHING = -1, ""
 """Version and digest before anything is fetched."""
 
@@ -96,7 +98,7 @@ class Fetcher:
         self._changed = threading.Event()
         self._staged: queue.SimpleQueue[Snapshot] = queue.SimpleQueue()
         self._failure: BaseException | None = None
-        self._damaged_in_a_row = 0
+        self._damaged_in_a_row = self._useless_in_a_row = 0
         self._must_pull = False
         """True if what others pulled is not to be trusted either."""
         self._files = MemoryFiles()
@@ -236,29 +238,35 @@ class Fetcher:
         return self._staging
 
     def _receive(self, client: Client[FromWeights, ToWeights], staging: Staging, under_way: dict[int, int]) -> None:
-        answer = client.receive_views(ANSWER_S)
-        if answer is None:
-            raise PeerLost(f"no chunk from {self._source.endpoint} for {ANSWER_S:g} s")
-        message, frames = answer
+        message, frames = self._answer(client, "chunk")
         if isinstance(message, Gone):
             raise PeerLost(f"version {message.version} was superseded by {message.latest} during the pull")
         number = staging.number_of(message) if isinstance(message, Chunk) else None
         if number is not None:  # else an answer to an earlier pull that was given up
             self.counts.wire_bytes += sum(len(frame) for frame in frames)
-            under_way.pop(number, None)
+            if under_way.pop(number, None) is not None:
+                self._useless_in_a_row = 0
             staging.put(number, frames)
 
     def _manifest(self, client: Client[FromWeights, ToWeights], version: int) -> Manifest:
         client.send(GetManifest(version), timeout_s=ANSWER_S)
         while True:
-            answer = client.receive(ANSWER_S)
-            if answer is None:
-                raise PeerLost(f"no manifest from {self._source.endpoint} for {ANSWER_S:g} s")
-            match answer[0]:
+            match self._answer(client, "manifest")[0]:
                 case Manifest() as manifest if manifest.version >= version:
+                    self._useless_in_a_row = 0
                     return manifest
                 case Gone(gone, latest) if gone == version:
                     if latest <= version:
                         raise PeerLost(f"version {version} is not there (newest: {latest})")
                     version = latest
                     client.send(GetManifest(version), timeout_s=ANSWER_S)
+
+    def _answer(self, client: Client[FromWeights, ToWeights], what: str) -> tuple[FromWeights, list[memoryview]]:
+        """Return the next answer; PeerLost where none comes, BadSnapshot where too many led to nothing."""
+        if (answer := client.receive_views(ANSWER_S)) is None:
+            raise PeerLost(f"no {what} from {self._source.endpoint} for {ANSWER_S:g} s")
+        self._useless_in_a_row += 1
+        if self._useless_in_a_row > USELESS_ANSWERS_ALLOWED:
+            self._useless_in_a_row = 0
+            raise BadSnapshot(f"{USELESS_ANSWERS_ALLOWED} answers in a row brought no {what}")
+        return answer

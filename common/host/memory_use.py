@@ -1,5 +1,7 @@
-"""The memory of this process."""
+"""The memory of this process, and what it may still take."""
 
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from prefixrl.common.wire.messages.worker import MemoryUse
@@ -19,3 +21,38 @@ def memory_now() -> MemoryUse | None:
         return None
     own_bytes = size_bytes["Private_Clean"] + size_bytes["Private_Dirty"]
     return MemoryUse(resident_bytes=size_bytes["Rss"], own_bytes=own_bytes, share_bytes=size_bytes["Pss"])
+
+
+def free_memory_bytes(root: Path = Path("/")) -> int:
+    """Return what may still be taken: of the machine, and within the limits of this process's control groups.
+
+    Pages of files count as free: the kernel drops them first. `root` holds proc and sys.
+    """
+    found = [_numbers(root / "proc/meminfo")["MemAvailable:"] * 1024]
+    with suppress(OSError):  # no such file: a system without control groups
+        for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            controllers, path = line.split(":", 2)[1:]
+            if not controllers:
+                found += _free_in_groups(root / "sys/fs/cgroup", path, "memory.max", "memory.current", "")
+            elif "memory" in controllers.split(","):
+                names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
+                found += _free_in_groups(root / "sys/fs/cgroup/memory", path, *names)
+    return max(0, min(found))
+
+
+def _free_in_groups(top: Path, path: str, limit: str, usage: str, prefix: str) -> Iterator[int]:
+    """Yield what a control group and each above it leave; in a container the upper ones may be out of sight."""
+    below = top / path.strip("/")
+    for folder in (below, *below.parents):
+        # The word `max` in place of a number is no limit, and the top has none.
+        with suppress(OSError, ValueError):
+            most, used = (int((folder / name).read_text(encoding="ascii")) for name in (limit, usage))
+            pages = _numbers(folder / "memory.stat")
+            yield most - used + pages.get(f"{prefix}inactive_file", 0) + pages.get(f"{prefix}active_file", 0)
+        if folder == top:
+            return
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    lines = (line.split() for line in file.read_text(encoding="ascii").splitlines())
+    return {words[0]: int(words[1]) for words in lines}

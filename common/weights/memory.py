@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from prefixrl.common.host.memory_use import free_memory_bytes
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -105,9 +107,7 @@ def map_shared(path: str, size_bytes: int) -> Memory | None:
 
 def _create(size_bytes: int) -> _File:
     length = max(1, size_bytes)
-    with open("/proc/meminfo", encoding="ascii") as file:
-        room = next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
-    if length > room:
+    if length > (room := free_memory_bytes()):
         # Reserved all the same, it would have the kernel kill this process or others.
         raise OSError(errno.ENOMEM, f"a version takes {length / 2**20:,.0f} MiB, {room / 2**20:,.0f} MiB are free")
     descriptor = os.memfd_create("prefixrl-weights")

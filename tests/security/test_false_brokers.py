@@ -23,7 +23,15 @@ from prefixrl.common.wire.keys import make_keys, server_keys
 from prefixrl.common.wire.messages.fields import PROTOCOL
 from prefixrl.common.wire.messages.groups import GroupTask, Prompt
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
-from prefixrl.common.wire.messages.weights import Chunk, FromWeights, GetManifest, Manifest, TensorEntry, ToWeights
+from prefixrl.common.wire.messages.weights import (
+    Chunk,
+    FromWeights,
+    GetManifest,
+    Gone,
+    Manifest,
+    TensorEntry,
+    ToWeights,
+)
 from prefixrl.common.wire.messages.worker import (
     Ack,
     Beat,
@@ -185,12 +193,14 @@ def manifest(*shape: int, chunk_bytes: int = 16) -> Manifest:
     return Manifest(version=1, digest=digest, size_bytes=size, chunk_bytes=chunk_bytes, tensors=(weight,))
 
 
-LIES: dict[str, tuple[Manifest, bytes, str]] = {
+LIES: dict[str, tuple[Manifest | None, bytes, str]] = {
     "too many pieces": (manifest(2**48, chunk_bytes=1), b"", "1125899906842624 chunks, 1048576 at most"),
     "no memory has its size": (manifest(2**48, chunk_bytes=2**40), b"", "MiB are free"),
     "a longer piece": (manifest(4), bytes(17), r"chunk 0 holds \[17\] bytes, expected 16"),
     "other bytes": (manifest(4), bytes(15) + b"x", "weight w of version 1 arrived damaged"),
     "pieces of no size": (manifest(4, chunk_bytes=0), b"", "has empty chunks"),
+    "a newer version each time": (None, b"", "100 answers in a row brought no manifest"),
+    "pieces that nobody asked for": (manifest(4), b"", "100 answers in a row brought no chunk"),
 }  # fmt: skip
 
 
@@ -202,14 +212,17 @@ def test_what_a_hostile_weight_server_sends_is_named_and_not_taken(case: str, ca
     server: Server[ToWeights, FromWeights] = Server("tcp://127.0.0.1:0", ToWeights, server_keys(keys.folder()))
     try:
         fetcher = Fetcher(keys.source(server.endpoint), keys.ALONE)
-        fetcher.want(1, lie.digest)
+        fetcher.want(1, lie.digest if lie else "d")
         deadline_s = time.monotonic() + 30.0
         while not re.search(named, caplog.text):
             assert fetcher.take() is None and time.monotonic() < deadline_s
             if received := server.receive(1.0):
-                asked = received.message
-                answer = lie if isinstance(asked, GetManifest) else Chunk(1, asked.index)
-                server.send(received.peer, answer, () if answer is lie else (piece,))
+                match received.message:
+                    case GetManifest(version):
+                        server.send(received.peer, lie or Gone(version, version + 1))
+                    case asked:
+                        for _ in range(1 if piece else 200):
+                            server.send(received.peer, Chunk(1 if piece else 9, asked.index), (piece,))
     finally:
         server.close()
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
