@@ -1,5 +1,6 @@
-"""Processes of a launch that a signal stopped are named, and the run goes on."""
+"""Processes of a launch that a signal stopped are named, and the run goes on; so it does when the clock jumps."""
 
+import os
 import signal
 import subprocess
 import time
@@ -9,10 +10,19 @@ import psutil
 import pytest
 
 from prefixrl.common.journal.crash_points import FOLDER_VARIABLE, VARIABLE
-from support.runs.run_helper import SMALL, launched, status, trained_iterations, wait_for
+from support.runs.run_helper import SMALL, check_books, finish, launched, logs, status, trained_iterations, wait_for
 
 pytestmark = pytest.mark.timeout(900)
 ENDLESS = (*SMALL, "algorithm.iterations=100000", "launch.scorers=2", "checkpoint.every=0", "broker.silence_s=4")
+JUMPING = """
+import os, time
+from pathlib import Path
+folder, true_s, true_ns = Path(__file__).parent, time.time, time.time_ns
+(folder / str(os.getpid())).touch()
+ahead_s = lambda: int((folder / "ahead_s").read_text())
+time.time = lambda: true_s() + ahead_s()
+time.time_ns = lambda: true_ns() + ahead_s() * 10**9
+"""
 
 
 def process_of(launch: "subprocess.Popen[str]", name: str) -> psutil.Process:
@@ -85,3 +95,28 @@ def test_a_stall_ends_the_launch_where_it_is_to_and_the_culprit_is_named(tmp_pat
         output, _ = launch.communicate(timeout=120)
     assert launch.returncode == 5, output
     assert "makes no progress for 1" in output and "(launch.on_stall)" in output and "the last event: " in output
+
+
+@pytest.mark.nightly
+def test_a_clock_that_jumps_by_a_day_forward_and_back_costs_no_lease_and_no_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, clock = tmp_path / "run", tmp_path / "clock"
+    clock.mkdir()
+    (clock / "ahead_s").write_text("0")
+    (clock / "sitecustomize.py").write_text(JUMPING)
+    monkeypatch.setenv("PYTHONPATH", f"{clock}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    with launched(directory, *SMALL, "algorithm.iterations=24", "broker.silence_s=20", "evaluation.every=2") as launch:
+        for ahead_s in (86400, -86400, 0):
+            before = trained_iterations(directory)
+            wait_for(lambda before=before: trained_iterations(directory) >= before + 4, f"training before {ahead_s} s")
+            if ahead_s > 0:
+                running = {
+                    process_of(launch, name).pid for name in ("learner", "broker", "weights", "rollout", "scorer")
+                }
+                assert running <= {int(path.name) for path in clock.iterdir() if path.name.isdigit()}
+            (clock / "new").write_text(str(ahead_s))
+            (clock / "new").replace(clock / "ahead_s")
+        summary = finish(launch, directory)
+    check_books(summary, directory)
+    assert summary["groups"]["trained"] == summary["groups"]["issued"] and "gave up" not in logs(directory)
