@@ -4,10 +4,13 @@ A layer acts as W + alpha / rank * B A. A version holds A and B of every such la
 folder's, proved by its digest before the first task.
 """
 
+import fcntl
 import json
+import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from torch import Tensor
 FIRST, SECOND = ".lora_A.weight", ".lora_B.weight"
 _OF_PEFT = {".lora_A.default.weight": FIRST, ".lora_B.default.weight": SECOND}
 MEMORY = Path("/dev/shm")
+PREFIX = "prefixrl-adapter-"
 
 
 @dataclass(frozen=True)
@@ -103,9 +107,15 @@ class LayerProducts:
 class AdapterFolders:
     """Folders in peft's format, in memory where there is room: the way matrices get into vLLM."""
 
-    def __init__(self) -> None:
-        root = MEMORY if MEMORY.is_dir() else None
-        self._root = tempfile.TemporaryDirectory(prefix="prefixrl-adapter-", dir=root)
+    def __init__(self, root: Path = MEMORY) -> None:
+        """Make them below `root`; those that a killed process left there are removed."""
+        root = root if root.is_dir() else Path(tempfile.gettempdir())
+        for left in root.glob(f"{PREFIX}*"):
+            with suppress(OSError), _locked(left):  # one that is in use, or another user's, stays
+                shutil.rmtree(left)
+        self._root = tempfile.TemporaryDirectory(prefix=PREFIX, dir=root)
+        self._locks = ExitStack()
+        self._locks.enter_context(_locked(Path(self._root.name)))
         self._number = 0
 
     def write(self, matrices: Mapping[str, tuple[Tensor, Tensor]], shape: LowRank) -> str:
@@ -130,3 +140,14 @@ class AdapterFolders:
         save_file(tensors, folder / "adapter_model.safetensors")
         shutil.rmtree(Path(self._root.name, str(self._number - 2)), ignore_errors=True)
         return str(folder)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a folder, for as long as this process lives at most; raises OSError where another holds it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
