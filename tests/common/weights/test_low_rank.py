@@ -1,7 +1,7 @@
 """Matrices in place of whole weights: the same policy as merged weights, and a small part of the bytes."""
 
-import multiprocessing
-import threading
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +15,9 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.make import make_engine
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.weights.low_rank import AdapterFolders, LowRank, are_low_rank, pairs, published_name
+from prefixrl.common.weights.low_rank import AdapterFolders, are_low_rank, pairs, published_name
 from prefixrl.learner.models import lora
 from prefixrl.learner.models.model import Models
-from support.fakes import wait_until
 from support.models.tiny_model import DEEPSPEED_WARNINGS
 from support.paths import EXAMPLE
 from support.tables import table
@@ -116,21 +115,27 @@ def test_merged_weights_are_the_slow_sum(trained: Models, tmp_path: Path) -> Non
     assert lora.FROZEN
 
 
-def _write_and_wait(root: Path) -> None:
-    AdapterFolders(root).write({"layer": (torch.zeros(2, 2), torch.zeros(2, 2))}, LowRank(2, 1.0, ("layer",)))
-    (root / "written").touch()
-    threading.Event().wait()
+LEFT = """
+import sys, torch
+from pathlib import Path
+from prefixrl.common.weights.low_rank import AdapterFolders, LowRank
+folders = AdapterFolders(Path(sys.argv[1]))
+folders.write({"layer": (torch.zeros(2, 2), torch.zeros(2, 2))}, LowRank(2, 1.0, ("layer",)))
+print("written", flush=True)
+sys.stdin.read()
+"""
 
 
 def test_matrices_that_a_killed_process_left_in_memory_are_removed_by_the_next_and_others_stay(tmp_path: Path) -> None:
-    child = multiprocessing.get_context("spawn").Process(target=_write_and_wait, args=(tmp_path,))
-    child.start()
-    wait_until((tmp_path / "written").exists, "its matrices")
-    (theirs,) = tmp_path.glob("prefixrl-adapter-*")
-    held = AdapterFolders(tmp_path)
-    assert theirs.is_dir(), "its process lives"
-    child.kill()
-    child.join()
+    command = [sys.executable, "-c", LEFT, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline() == b"written\n"
+        (theirs,) = tmp_path.glob("prefixrl-adapter-*")
+        held = AdapterFolders(tmp_path)
+        assert theirs.is_dir(), "its process lives"
+        child.kill()
     assert list((theirs / "1").iterdir()) != []
     another = AdapterFolders(tmp_path)
     assert not theirs.exists() and len(list(tmp_path.glob("prefixrl-adapter-*"))) == len({held, another}) == 2
+    for each in (held, another):
+        each._root.cleanup()
