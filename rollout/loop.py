@@ -291,13 +291,9 @@ def pack_row(
     """Return a finished row in wire form; `digest_of` maps its versions, `text` is its text."""
     spans = tuple(VersionSpan(version, digest_of[version], size) for version, size in row.spans)
     return Row(
-        tokens=pack_tokens(row.tokens),
-        logprobs=pack_logprobs(row.logprobs),
-        finish=row.finish,
-        spans=spans,
-        text=text,
+        tokens=pack_tokens(row.tokens), logprobs=pack_logprobs(row.logprobs), finish=row.finish, spans=spans, text=text,
         has_control=has_control,
-    )
+    )  # fmt: skip
 
 
 def _versions(result: JobResult) -> set[int]:

@@ -194,14 +194,10 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
     if adapter.init_from is not None:
         adapter = adapter.model_copy(update={"init_from": checkpoint_of(adapter.init_from, base, directory)})
     resolved = {
-        "directory": str(directory),
-        "adapter": adapter,
-        "target": config.target and model("target", config.target),
-        "data": resolve(data, base),
-        "scorer": scorer,
-        "implicit_reward": reward,
+        "directory": str(directory), "adapter": adapter, "target": config.target and model("target", config.target),
+        "data": resolve(data, base), "scorer": scorer, "implicit_reward": reward,
         "checkpoint": config.checkpoint.model_copy(update={"upload": upload}),
         "reward": RewardConfig(function=function("reward.function")),
         "algorithm": config.algorithm.model_copy(update=own),
-    }
+    }  # fmt: skip
     return config.model_copy(update=resolved)

@@ -124,13 +124,9 @@ class AdapterFolders:
         folder = Path(self._root.name, str(self._number))
         folder.mkdir()
         config = {
-            "peft_type": "LORA",
-            "task_type": "CAUSAL_LM",
-            "r": shape.rank,
-            "lora_alpha": shape.alpha,
-            "target_modules": sorted({name.rpartition(".")[2] for name in matrices}),
-            "bias": "none",
-        }
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": shape.rank, "lora_alpha": shape.alpha,
+            "target_modules": sorted({name.rpartition(".")[2] for name in matrices}), "bias": "none",
+        }  # fmt: skip
         (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
         tensors = {
             f"base_model.model.{name}{end}": tensor.contiguous()

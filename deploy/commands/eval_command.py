@@ -139,15 +139,10 @@ def _plan(
     }
     config = config.model_copy(update=changes)
     plan = OfflinePlan(
-        config=config.model_dump_json(),
-        label=label,
-        kind=kind,
-        version=weights.version,
-        published=weights.published,
-        arms=tuple(arm for arm in arms if is_first or arm == "adapter"),
-        samples=options.samples,
+        config=config.model_dump_json(), label=label, kind=kind, version=weights.version, published=weights.published,
+        arms=tuple(arm for arm in arms if is_first or arm == "adapter"), samples=options.samples,
         opening_tokens=options.opening_tokens,
-    )
+    )  # fmt: skip
     return plan, config
 
 

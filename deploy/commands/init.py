@@ -31,18 +31,12 @@ def run_file(size: Size | None, adapter: str, target: str, data: str, held_out: 
     size = size or _size_of(adapter)
     judged = held_out or HELD_OUT.get(data)
     text = rendered(
-        "prefixrl.deploy",
-        "examples/run.toml.j2",
-        size=size,
-        recipe=RECIPES[size],
-        directory=_quoted(f"runs/{Path(data.removeprefix(HUB)).name.partition('.')[0]}"),
-        adapter=_quoted(adapter),
-        target=_quoted(target),
-        has_families=_has_families(data),
-        train=_quoted(_data("--data", data)),
+        "prefixrl.deploy", "examples/run.toml.j2", size=size, recipe=RECIPES[size],
+        directory=_quoted(f"runs/{Path(data.removeprefix(HUB)).name.partition('.')[0]}"), adapter=_quoted(adapter),
+        target=_quoted(target), has_families=_has_families(data), train=_quoted(_data("--data", data)),
         judged=_quoted(_data("--eval", judged)) if judged else None,
         scorers=2 if size == "tiny" else max(1, len(gpus_here()) - 1),
-    )
+    )  # fmt: skip
     return "\n".join(map(_aligned, text.splitlines())) + "\n"
 
 

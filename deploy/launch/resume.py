@@ -17,13 +17,8 @@ from prefixrl.deploy.runs.checkpoints import config_of, newest_checkpoint
 
 CHANGES_FILE = "changes.jsonl"
 CHANGEABLE = (
-    "algorithm.iterations",
-    "data.epochs",
-    "learner.actor_lr",
-    "learner.critic_lr",
-    "algorithm.kl",
-    "algorithm.entropy",
-)
+    "algorithm.iterations", "data.epochs", "learner.actor_lr", "learner.critic_lr", "algorithm.kl", "algorithm.entropy",
+)  # fmt: skip
 
 
 class ChangeLine(msgspec.Struct, frozen=True):

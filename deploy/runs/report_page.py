@@ -168,17 +168,10 @@ def page(content: PageContent) -> str:
     # No text can end the block of numbers.
     numbers = json.dumps({"iteration": iterations, **series}).replace("<", "\\u003c")
     return environment.get_template("report.html.j2").render(
-        content=content,
-        figures=drawn,
-        iterations=iterations,
-        series=Markup(numbers),
-        common=_common_rows(content.common),
-        starts=[_software(each) for each in content.starts],
-        span=span_of,
-        picture_of=picture_of,
-        newest_values=newest_values,
-        sample_cells=_samples,
-    )
+        content=content, figures=drawn, iterations=iterations, series=Markup(numbers),
+        common=_common_rows(content.common), starts=[_software(each) for each in content.starts], span=span_of,
+        picture_of=picture_of, newest_values=newest_values, sample_cells=_samples,
+    )  # fmt: skip
 
 
 # --- curves ----------------------------------------------------------------------------------------------------------

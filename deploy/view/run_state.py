@@ -111,15 +111,11 @@ def state_of(run: Path) -> RunStatus:
     elif end.exit_code == Halted.exit_code:
         state = "stopped"
     return RunStatus(
-        directory=str(run),
-        state=state,
-        iterations=newest.iteration + 1 if newest else 0,
-        total_iterations=total,
+        directory=str(run), state=state, iterations=newest.iteration + 1 if newest else 0, total_iterations=total,
         reward=newest.figures.get("reward") if newest else None,
-        accuracy=summary.accuracy if summary and state == "finished" else {},
-        exit_code=end.exit_code if end else None,
+        accuracy=summary.accuracy if summary and state == "finished" else {}, exit_code=end.exit_code if end else None,
         reason=end.reason if end else "",
-    )
+    )  # fmt: skip
 
 
 def _iterations_by_epochs(run: Path, config: RunConfig) -> int | None:

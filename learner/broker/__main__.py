@@ -113,13 +113,9 @@ def make_ledger(config: RunConfig, order: PromptOrder, trains: bool = True) -> L
         low, high = section_filter.accuracy or (0.0, 1.0)
         judged = section_filter.limit_batches * batch_groups
         band = AccuracyFilter(
-            low,
-            high,
-            judged,
-            section_filter.min_pass_rate,
-            section_filter.truncated,
+            low, high, judged, section_filter.min_pass_rate, section_filter.truncated,
             fills=section_filter.fill == "prioritise",
-        )
+        )  # fmt: skip
     admission = Admission(window, algorithm.admission, algorithm.min_ess, limits.groups_per_item)
     return Ledger(window, limits, order, band, admission)
 

@@ -153,14 +153,9 @@ class _TokenLogprobs(torch.autograd.Function):
                 of_bias[block] = gradient.sum(dim=0)
             del gradient
         return (
-            None,
-            of_bias,
-            None,
-            None,
-            None,
-            None,
+            None, of_bias, None, None, None, None,
             *(each if each is None else each.to(tensor.dtype) for each, tensor in zip(sums, tensors, strict=True)),
-        )
+        )  # fmt: skip
 
 
 class _Logits:

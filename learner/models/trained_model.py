@@ -23,14 +23,8 @@ BUCKET = 200_000_000
 
 OWN_DEEPSPEED_KEYS = ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"]
 OWN_DEEPSPEED_KEYS += [
-    "managed_gradient_accumulation",
-    "gradient_clipping",
-    "optimizer",
-    "scheduler",
-    "fp16",
-    "bf16",
-    "data_types",
-]
+    "managed_gradient_accumulation", "gradient_clipping", "optimizer", "scheduler", "fp16", "bf16", "data_types",
+]  # fmt: skip
 """Keys of DeepSpeed's config that the learner decides itself."""
 
 

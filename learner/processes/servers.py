@@ -78,13 +78,8 @@ class Servers:
 
     def _start_weight_server(self, *more: str) -> None:
         options = (
-            "--keys",
-            str(self._directory),
-            "--listen",
-            self._weights_listen,
-            "--local-endpoint",
-            self._local_endpoint,
-        )
+            "--keys", str(self._directory), "--listen", self._weights_listen, "--local-endpoint", self._local_endpoint,
+        )  # fmt: skip
         flags = (*options, "--endpoint-file", str(self._weights_file), *more)
         self._start(WEIGHT_SERVER, "prefixrl.learner.weights.server", self._directory / "weights", *flags)
 

@@ -147,13 +147,9 @@ class Uploads:
         began_s = time.monotonic()
         guarded = [sys.executable, "-P", "-c", _GUARD, str(os.getpid()), str(TICK_S), *self._command, str(folder)]
         process = subprocess.Popen(
-            guarded,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            bufsize=0,
+            guarded, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
             start_new_session=True,
-        )
+        )  # fmt: skip
         crash_point("upload.begun")
         log_path, end = self._directory / LOG_FILE, bytearray()
         reader = threading.Thread(target=_read, args=(process.stdout, log_path, end), name="upload log", daemon=True)

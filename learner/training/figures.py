@@ -261,18 +261,13 @@ def means(sums: Report, moments: Sequence[float]) -> Report:
     total, squares, count = moments
     advantage = total / max(count, 1.0)
     figures = {
-        "clip_fraction": sums["clipped"] / ratios,
-        "bounded_fraction": sums["bounded"] / tokens,
-        "approx_kl": sums["approx_kl"] / tokens,
-        "entropy": sums["entropy"] / tokens,
-        "ratio": sums["ratio"] / ratios,
-        "importance": sums["importance"] / weights,
-        "importance_capped_fraction": sums["importance_capped"] / weights,
+        "clip_fraction": sums["clipped"] / ratios, "bounded_fraction": sums["bounded"] / tokens,
+        "approx_kl": sums["approx_kl"] / tokens, "entropy": sums["entropy"] / tokens, "ratio": sums["ratio"] / ratios,
+        "importance": sums["importance"] / weights, "importance_capped_fraction": sums["importance_capped"] / weights,
         "importance_ess_fraction": sums["importance"] ** 2 / max(sums["importance_squared"] * weights, 1e-300),
-        "behaviour_gap": sums["behaviour_gap"] / tokens,
-        "advantage": advantage,
+        "behaviour_gap": sums["behaviour_gap"] / tokens, "advantage": advantage,
         "advantage_deviation": max(squares / max(count, 1.0) - advantage**2, 0.0) ** 0.5,
-    }
+    }  # fmt: skip
     if "reference_kl" in sums:
         figures["reference_kl"] = sums["reference_kl"] / max(sums["reference_weights"], 1e-300)
     figures |= {name: total / tokens for name, total in sums.items() if name.startswith("loss/")}

@@ -82,13 +82,9 @@ def plan_iteration(
     """Plan one iteration: its seed shuffles the groups; rows of a group stay together."""
     order = shuffled_rows(groups, seed)
     in_order = plan(
-        [lengths[row] for row in order],
-        [groups[row] for row in order],
-        ranks,
-        minibatches,
-        micro_batch_tokens,
+        [lengths[row] for row in order], [groups[row] for row in order], ranks, minibatches, micro_batch_tokens,
         is_shared,
-    )
+    )  # fmt: skip
     return tuple(
         tuple(
             tuple(tuple(tuple(order[place] for place in line) for line in micro) for micro in share)

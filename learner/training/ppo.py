@@ -445,10 +445,6 @@ def drift_figures(sums: Tensor) -> dict[str, float]:
 def _drift(age: int, row: list[float]) -> AgeDrift:
     tokens, gap, total, squares, rows, row_total, row_squares = row
     return AgeDrift(
-        age=age,
-        tokens=int(tokens),
-        gap=gap / max(tokens, 1.0),
-        ess_fraction=total**2 / max(squares * tokens, 1e-300),
-        rows=int(rows),
-        row_ess_fraction=row_total**2 / max(row_squares * rows, 1e-300),
-    )
+        age=age, tokens=int(tokens), gap=gap / max(tokens, 1.0), ess_fraction=total**2 / max(squares * tokens, 1e-300),
+        rows=int(rows), row_ess_fraction=row_total**2 / max(row_squares * rows, 1e-300),
+    )  # fmt: skip

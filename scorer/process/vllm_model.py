@@ -36,14 +36,10 @@ class VllmStepModel:
         own_dtype = str(hf_config.dtype or torch.bfloat16).removeprefix("torch.")
         longest = min(settings.max_tokens + 1, limit or settings.max_tokens + 1)
         arguments: dict[str, Any] = {
-            "model": folder,
-            "dtype": own_dtype if settings.dtype == "auto" else settings.dtype,
-            "max_model_len": longest,
-            "max_num_batched_tokens": max(settings.batch_tokens, longest),
-            "skip_tokenizer_init": True,
-            "generation_config": "vllm",
-            "disable_log_stats": True,
-        }
+            "model": folder, "dtype": own_dtype if settings.dtype == "auto" else settings.dtype,
+            "max_model_len": longest, "max_num_batched_tokens": max(settings.batch_tokens, longest),
+            "skip_tokenizer_init": True, "generation_config": "vllm", "disable_log_stats": True,
+        }  # fmt: skip
         if platform == "cpu":
             arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES}
         else:

@@ -154,14 +154,9 @@ def _start(given: int, status: int, limits: ProgramLimits, folders: tuple[Path, 
     command = [*outer, *allowed, *libraries, "--", *inner]
     try:
         return subprocess.Popen(
-            command,
-            stdin=given,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={"LANG": "C.UTF-8"},
-            pass_fds=(status,),
-            start_new_session=True,
-        )
+            command, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={"LANG": "C.UTF-8"},
+            pass_fds=(status,), start_new_session=True,
+        )  # fmt: skip
     except OSError as error:
         raise SandboxError(f"the sandbox cannot be started: {error}") from error
 

@@ -104,15 +104,9 @@ SEEDS = replace(SIZE, seeds=(1, 2))
 def told(arm: Arm, final: float) -> Run:
     """A run that ended with this accuracy."""
     return Run(
-        arm=arm,
-        ages={arm.age: 1},
-        warmup_ages={},
-        accuracy=[(0, 0.1), (4, final), (5, final)],
-        figures={"behaviour_gap": 0.1 + arm.age},
-        actor_steps=4,
-        actor_steps_dropped=0,
-        wall_s=1.0,
-    )
+        arm=arm, ages={arm.age: 1}, warmup_ages={}, accuracy=[(0, 0.1), (4, final), (5, final)],
+        figures={"behaviour_gap": 0.1 + arm.age}, actor_steps=4, actor_steps_dropped=0, wall_s=1.0,
+    )  # fmt: skip
 
 
 # --- a benchmark that was interrupted -------------------------------------------------------------------------------

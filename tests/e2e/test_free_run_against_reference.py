@@ -46,19 +46,10 @@ RECIPE = Recipe(
     masked=(0, 2, 3, 4),  # the example's special tokens but its stop
 )
 REFERENCE = FreeRun(
-    adapter=str(EXAMPLE / "adapter"),
-    target=str(EXAMPLE / "target"),
-    train=EXAMPLE / "train.jsonl",
-    seed=11,
-    groups=16,
-    samples=4,
-    groups_per_task=8,
-    prefix_tokens=8,
-    completion_tokens=20,
-    completion_temperature=0.7,
-    minibatches=2,
+    adapter=str(EXAMPLE / "adapter"), target=str(EXAMPLE / "target"), train=EXAMPLE / "train.jsonl", seed=11, groups=16,
+    samples=4, groups_per_task=8, prefix_tokens=8, completion_tokens=20, completion_temperature=0.7, minibatches=2,
     recipe=RECIPE,
-)
+)  # fmt: skip
 
 
 class InspectedRow(msgspec.Struct):

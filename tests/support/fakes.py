@@ -356,31 +356,11 @@ def worker_status(
 ) -> WorkerStatus:
     """One worker in a broker's status."""
     return WorkerStatus(
-        name=f"{role}-0",
-        role=role,
-        host="host",
-        pid=1,
-        phase=phase,
-        engine=engine,
-        version=0,
-        about="",
-        seats=seats,
-        rows=0,
-        waiting_rows=0,
-        tokens_per_s=0.0,
-        leases=0,
-        busy_fraction=0.5,
-        busy_row_s=0.0,
-        since_first_lease_s=0.0,
-        tasks_done=1,
-        silent_s=0.0,
-        engine_mismatch=0.0,
-        proof="digest",
-        probe_slope=None,
-        first_lease_after_ready_s=None,
-        activity=activity,
-        state=state,
-    )
+        name=f"{role}-0", role=role, host="host", pid=1, phase=phase, engine=engine, version=0, about="", seats=seats,
+        rows=0, waiting_rows=0, tokens_per_s=0.0, leases=0, busy_fraction=0.5, busy_row_s=0.0, since_first_lease_s=0.0,
+        tasks_done=1, silent_s=0.0, engine_mismatch=0.0, proof="digest", probe_slope=None,
+        first_lease_after_ready_s=None, activity=activity, state=state,
+    )  # fmt: skip
 
 
 class SteppedClock:

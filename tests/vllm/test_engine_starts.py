@@ -41,15 +41,9 @@ def test_a_hostile_generation_config_changes_nothing(tmp_path: Path) -> None:
     hostile = tmp_path / "hostile"
     shutil.copytree(ADAPTER, hostile)
     settings = {
-        "do_sample": True,
-        "temperature": 0.05,
-        "top_k": 1,
-        "top_p": 0.1,
-        "min_p": 0.9,
-        "repetition_penalty": 9.0,
-        "eos_token_id": plain[0].tokens[:2].tolist(),
-        "max_new_tokens": 2,
-    }
+        "do_sample": True, "temperature": 0.05, "top_k": 1, "top_p": 0.1, "min_p": 0.9, "repetition_penalty": 9.0,
+        "eos_token_id": plain[0].tokens[:2].tolist(), "max_new_tokens": 2,
+    }  # fmt: skip
     (hostile / "generation_config.json").write_text(json.dumps(settings), encoding="utf-8")
     with world.started(hostile) as misled:
         rows = world.finish(misled, world.job("a"))["a"].rows
@@ -76,17 +70,10 @@ def test_a_scorer_may_draw_without_seeds_and_carries_no_logprobs() -> None:
 def test_float32_logits_bring_a_bfloat16_engine_nearer_to_the_learner(tmp_path: Path, report: Any) -> None:
     torch.manual_seed(0)
     shape = Qwen2Config(
-        vocab_size=2000,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        tie_word_embeddings=False,
-        bos_token_id=None,
+        vocab_size=2000, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=False, bos_token_id=None,
         eos_token_id=1,
-    )
+    )  # fmt: skip
     made = Qwen2ForCausalLM(shape)
     for layer in made.model.layers:  # each layer adds nothing: processors round it differently, and the head is meant
         layer.self_attn.o_proj.weight.data.zero_()
@@ -116,18 +103,10 @@ def test_float32_logits_bring_a_bfloat16_engine_nearer_to_the_learner(tmp_path: 
 @pytest.mark.parametrize("is_tied", [True, False], ids=["tied head", "head of its own"])
 def test_fused_projections_with_biases_are_installed_whole(is_tied: bool, tmp_path: Path) -> None:
     shape = Qwen2Config(
-        vocab_size=61,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=128,
-        tie_word_embeddings=is_tied,
-        initializer_range=0.2,
-        bos_token_id=None,
-        eos_token_id=1,
-    )
+        vocab_size=61, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=128, tie_word_embeddings=is_tied, initializer_range=0.2,
+        bos_token_id=None, eos_token_id=1,
+    )  # fmt: skip
     torch.manual_seed(5)
     Qwen2ForCausalLM(shape).save_pretrained(tmp_path)
     check_installation(tmp_path)

@@ -142,10 +142,6 @@ class RunState:
         if beat_s is not None:
             config = config.model_copy(update={"broker": config.broker.model_copy(update={"heartbeat_s": beat_s})})
         return Welcome(
-            protocol=PROTOCOL,
-            run_id=self.header.run_id,
-            worker=worker,
-            config_json=config.model_dump_json(),
-            weights_endpoint=self.start.weights_endpoint,
-            local_weights_endpoint=self.start.local_weights_endpoint,
-        )
+            protocol=PROTOCOL, run_id=self.header.run_id, worker=worker, config_json=config.model_dump_json(),
+            weights_endpoint=self.start.weights_endpoint, local_weights_endpoint=self.start.local_weights_endpoint,
+        )  # fmt: skip

@@ -24,16 +24,9 @@ from prefixrl.learner.training.objectives import resolve
 
 NAMES = get_args(Name)
 VALUES = {
-    "gamma": "0.9",
-    "gae_lambda": "0.9",
-    "value_clip": "0.1",
-    "critic_warmup_steps": "3",
-    "critic_targets": "vtrace",
-    "zscore": "buffer",
-    "aggregation": "sequence",
-    "whiten": "true",
-    "advantage_function": "mine.py:advantages",
-}
+    "gamma": "0.9", "gae_lambda": "0.9", "value_clip": "0.1", "critic_warmup_steps": "3", "critic_targets": "vtrace",
+    "zscore": "buffer", "aggregation": "sequence", "whiten": "true", "advantage_function": "mine.py:advantages",
+}  # fmt: skip
 
 
 def read(run_file: Path, **keys: str) -> RunConfig:

@@ -335,31 +335,14 @@ def test_an_unreadable_run_file_is_refused_by_name(tmp_path: Path) -> None:
 
 DIRECT = MINIMAL.replace('[target]\nmodel = "org/target"\n', "").replace("directory", 'mode = "direct"\ndirectory', 1)
 MEANINGLESS_IN_DIRECT = {
-    "scorer.stop_tokens": "[3]",
-    "scorer.own_stops": "true",
-    "rollout.prefix_tokens": "32",
-    "scorer.engine": "auto",
-    "scorer.max_new_tokens": "7",
-    "scorer.temperature": "0.0",
-    "scorer.top_k": "5",
-    "scorer.top_p": "0.9",
-    "scorer.min_p": "0.1",
-    "scorer.max_prompt_tokens": "9",
-    "scorer.device": "cpu",
-    "scorer.threads": "2",
-    "scorer.vllm": "{max_num_seqs=4}",
-    "scorer.openai": '{url="http://there/v1"}',
-    "scorer.continuations": "1",
-    "scorer.cache_bytes": "0",
-    "simulated.completion_s": "0.1",
-    "simulated.completion_sigma": "0.5",
-    "simulated.completion_limit_s": "2",
-    "simulated.accuracy": "0.5",
-    "evaluation.max_new_tokens": "5",
-    "evaluation.fixed_prefixes": '["a"]',
-    "evaluation.selection_problems": "3",
-    "evaluation.sampled_candidates": "2",
-}
+    "scorer.stop_tokens": "[3]", "scorer.own_stops": "true", "rollout.prefix_tokens": "32", "scorer.engine": "auto",
+    "scorer.max_new_tokens": "7", "scorer.temperature": "0.0", "scorer.top_k": "5", "scorer.top_p": "0.9",
+    "scorer.min_p": "0.1", "scorer.max_prompt_tokens": "9", "scorer.device": "cpu", "scorer.threads": "2",
+    "scorer.vllm": "{max_num_seqs=4}", "scorer.openai": '{url="http://there/v1"}', "scorer.continuations": "1",
+    "scorer.cache_bytes": "0", "simulated.completion_s": "0.1", "simulated.completion_sigma": "0.5",
+    "simulated.completion_limit_s": "2", "simulated.accuracy": "0.5", "evaluation.max_new_tokens": "5",
+    "evaluation.fixed_prefixes": '["a"]', "evaluation.selection_problems": "3", "evaluation.sampled_candidates": "2",
+}  # fmt: skip
 
 
 @pytest.fixture

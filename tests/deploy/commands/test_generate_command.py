@@ -106,18 +106,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def options(place: Path, **given: Any) -> GenerateOptions:
     usual: dict[str, Any] = {
-        "run": None,
-        "checkpoint": None,
-        "is_averaged": False,
-        "target": None,
-        "suffix": None,
-        "adapter": str(ROOT / "deploy/examples/arithmetic_direct/policy"),
-        "samples": 0,
-        "temperature": None,
-        "sets": (str(place / "given/problems.jsonl"),),
-        "settings": ("rollout.answer_tokens=24",),
-        "overwrites": False,
-    }
+        "run": None, "checkpoint": None, "is_averaged": False, "target": None, "suffix": None,
+        "adapter": str(ROOT / "deploy/examples/arithmetic_direct/policy"), "samples": 0, "temperature": None,
+        "sets": (str(place / "given/problems.jsonl"),), "settings": ("rollout.answer_tokens=24",), "overwrites": False,
+    }  # fmt: skip
     return GenerateOptions(**usual | given)
 
 

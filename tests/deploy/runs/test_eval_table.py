@@ -19,17 +19,9 @@ def result(run: str, kind: str, value: float, arm: str = "adapter") -> ArmResult
         accuracy=value, ci95=(0.0, 1.0), interval="wilson", problems=10, by_family={}, truncated_fraction=0.0
     )
     return ArmResult(
-        run=run,
-        arm=arm,
-        set="held",
-        decoding="greedy",
-        version=4,
-        weights_digest="digest",
-        prefix="",
-        errors=0,
-        accuracy=found,
-        kind=kind,
-    )
+        run=run, arm=arm, set="held", decoding="greedy", version=4, weights_digest="digest", prefix="", errors=0,
+        accuracy=found, kind=kind,
+    )  # fmt: skip
 
 
 def test_runs_of_one_kind_have_a_mean() -> None:

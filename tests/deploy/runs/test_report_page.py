@@ -49,20 +49,12 @@ def sample(text: str) -> SampleText:
 
 def content(text: str = "fine") -> PageContent:
     return PageContent(
-        title=text,
-        state=text,
-        lines=LINES,
-        judged=(),
-        tables=[(text, text, ((text, "b"), [[text, "1"]]))],
-        facts=[("best fixed prefix", text)],
-        alarms=[AlarmSpan("one_text", 4, 9, text)],
-        early=[sample(text)],
-        late=[sample(text)],
-        common=[Common(0, 9, text, 0.5, 0.25)],
-        no_samples="",
+        title=text, state=text, lines=LINES, judged=(), tables=[(text, text, ((text, "b"), [[text, "1"]]))],
+        facts=[("best fixed prefix", text)], alarms=[AlarmSpan("one_text", 4, 9, text)], early=[sample(text)],
+        late=[sample(text)], common=[Common(0, 9, text, 0.5, 0.25)], no_samples="",
         starts=[StartLine(time="t", iteration=0, host=text, python="3", packages={"torch": "2"}, commit="abc")],
         config=json.dumps({"adapter": text}),
-    )
+    )  # fmt: skip
 
 
 class Tags(HTMLParser):

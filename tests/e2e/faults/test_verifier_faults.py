@@ -94,16 +94,10 @@ def allow_files(launch: "subprocess.Popen[str]", spare: int | None) -> None:
 def test_a_sandbox_that_fails_in_mid_run_makes_no_row_wrong_and_trains_none(tmp_path: Path) -> None:
     directory, policy = tmp_path / "run", policy_that_writes_programs(tmp_path / "policy")
     settings = (
-        f"adapter.model={policy}",
-        "data.code=answers",
-        "algorithm.groups_per_iteration=4",
-        "algorithm.samples_per_prompt=4",
-        "algorithm.iterations=5",
-        "evaluation.problems=8",
-        "broker.max_failure_share=1",
-        "broker.requeues=1000",
-        "scorer.verify_timeout_s=30",
-    )
+        f"adapter.model={policy}", "data.code=answers", "algorithm.groups_per_iteration=4",
+        "algorithm.samples_per_prompt=4", "algorithm.iterations=5", "evaluation.problems=8",
+        "broker.max_failure_share=1", "broker.requeues=1000", "scorer.verify_timeout_s=30",
+    )  # fmt: skip
     with launched(directory, *settings, run_file=RUN_FILE) as process:
         wait_for(lambda: trained_iterations(directory) >= 1, "the first iteration", 240)
         # No sandbox can be built without descriptors; a fork, which needs two, still can.

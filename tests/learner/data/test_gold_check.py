@@ -12,15 +12,8 @@ from prefixrl.learner.data.gold_check import FILE, GoldCheck
 from prefixrl.learner.data.problems import Problem
 
 GOLDS = {
-    "a": "7",
-    "b": r"2\sqrt{3}",
-    "c": r"\frac{}{",
-    "d": "B",
-    "e": r"\frac{}{",
-    "f": "x+1",
-    "g": "12:00",
-    "h": "blue",
-}
+    "a": "7", "b": r"2\sqrt{3}", "c": r"\frac{}{", "d": "B", "e": r"\frac{}{", "f": "x+1", "g": "12:00", "h": "blue",
+}  # fmt: skip
 PATIENCE_S = 120
 
 

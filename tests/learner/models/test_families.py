@@ -26,23 +26,14 @@ SHAPE |= {"initializer_range": 0.2, "bos_token_id": None, "eos_token_id": 1, "pa
 ROWS = [*PROMPTS, [*range(30, 43)]]
 WINDOW = {"sliding_window": 8}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "Llama, SmolLM2": {"model_type": "llama"},
-    "Qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
-    "Qwen3": {"model_type": "qwen3"},
-    "Mistral": {"model_type": "mistral"} | WINDOW,
-    "Mixtral": {"model_type": "mixtral", "num_local_experts": 2},
-    "Gemma 2": {"model_type": "gemma2"} | WINDOW,
-    "Gemma 3 (text)": {"model_type": "gemma3_text"} | WINDOW,
-    "Phi": {"model_type": "phi"},
-    "Phi-3": {"model_type": "phi3"},
-    "SmolLM3": {"model_type": "smollm3"},
-    "OLMo": {"model_type": "olmo"},
-    "OLMo 2": {"model_type": "olmo2"},
-    "GPT-NeoX": {"model_type": "gpt_neox"},
-    "GPT-2": {"model_type": "gpt2"},
-    "Granite": {"model_type": "granite", "logits_scaling": 4.0},
-    "Cohere": {"model_type": "cohere"},
-}
+    "Llama, SmolLM2": {"model_type": "llama"}, "Qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "Qwen3": {"model_type": "qwen3"}, "Mistral": {"model_type": "mistral"} | WINDOW,
+    "Mixtral": {"model_type": "mixtral", "num_local_experts": 2}, "Gemma 2": {"model_type": "gemma2"} | WINDOW,
+    "Gemma 3 (text)": {"model_type": "gemma3_text"} | WINDOW, "Phi": {"model_type": "phi"},
+    "Phi-3": {"model_type": "phi3"}, "SmolLM3": {"model_type": "smollm3"}, "OLMo": {"model_type": "olmo"},
+    "OLMo 2": {"model_type": "olmo2"}, "GPT-NeoX": {"model_type": "gpt_neox"}, "GPT-2": {"model_type": "gpt2"},
+    "Granite": {"model_type": "granite", "logits_scaling": 4.0}, "Cohere": {"model_type": "cohere"},
+}  # fmt: skip
 HEAD = ["| family | as an adapter | as a frozen target | prompt of a group |", "|---|---|---|---|"]
 
 

@@ -17,15 +17,9 @@ from prefixrl.learner.training.figures import IterationMetrics
 from support.fakes import document, worker_status
 
 GROUP = BatchGroup(
-    seq=0,
-    prompt_id="p0",
-    version=0,
-    weights_digest="d0",
-    lengths=((3, 2),),
-    rewards=(1.0,),
-    stages=StageTimes(0.0, 0.0, 0.0, 0.0),
-    statuses={"ok": 1},
-)
+    seq=0, prompt_id="p0", version=0, weights_digest="d0", lengths=((3, 2),), rewards=(1.0,),
+    stages=StageTimes(0.0, 0.0, 0.0, 0.0), statuses={"ok": 1},
+)  # fmt: skip
 METRICS = IterationMetrics({"rows": 1.0}, {}, (0.5,), (), ())
 
 

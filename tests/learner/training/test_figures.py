@@ -14,28 +14,15 @@ from prefixrl.learner.training.figures import _crossed, _row_ages, bin_counts, h
 def sums_of(importance: list[float], returns: list[float], values: list[float]) -> dict[str, float]:
     error = [r - v for r, v in zip(returns, values, strict=True)]
     zeros = (
-        "clipped",
-        "bounded",
-        "approx_kl",
-        "entropy",
-        "ratio",
-        "importance_capped",
-        "behaviour_gap",
-        "value_clipped",
-    )
+        "clipped", "bounded", "approx_kl", "entropy", "ratio", "importance_capped", "behaviour_gap", "value_clipped",
+    )  # fmt: skip
     return dict.fromkeys(zeros, 0.0) | {
-        "tokens": float(len(importance)),
-        "units": float(len(importance)),
-        "weights": float(len(importance)),
-        "value_tokens": float(len(importance)),
-        "importance": sum(importance),
-        "importance_squared": sum(x * x for x in importance),
-        "value": sum(values),
-        "return": sum(returns),
-        "return_squared": sum(x * x for x in returns),
-        "value_error": sum(error),
+        "tokens": float(len(importance)), "units": float(len(importance)), "weights": float(len(importance)),
+        "value_tokens": float(len(importance)), "importance": sum(importance),
+        "importance_squared": sum(x * x for x in importance), "value": sum(values), "return": sum(returns),
+        "return_squared": sum(x * x for x in returns), "value_error": sum(error),
         "value_error_squared": sum(x * x for x in error),
-    }
+    }  # fmt: skip
 
 
 def test_equal_weights_keep_the_whole_sample_and_one_heavy_weight_keeps_one_of_it() -> None:

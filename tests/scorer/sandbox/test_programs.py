@@ -91,20 +91,13 @@ def test_every_shape_of_tests_is_run_or_told_and_never_a_silent_zero() -> None:
 
 def test_the_value_of_a_program_is_the_answer() -> None:
     found = judged(
-        "answers",
-        (block("x = 3\nx * 6"), "18"),
-        (block("x = 3\nprint(x * 6)"), "18"),
-        (block("x = 3\nx * 7"), "18"),
-        (block("0.1 + 0.2"), "0.3"),
-        (block("from fractions import Fraction\nFraction(1, 2)"), r"\frac{1}{2}"),
+        "answers", (block("x = 3\nx * 6"), "18"), (block("x = 3\nprint(x * 6)"), "18"), (block("x = 3\nx * 7"), "18"),
+        (block("0.1 + 0.2"), "0.3"), (block("from fractions import Fraction\nFraction(1, 2)"), r"\frac{1}{2}"),
         (block("'x + 1'"), "1+x"),
         ("def simple_math_problem() -> int:\n    eggs = 16\n    return eggs * 2 - 14\n", "18"),
-        (r"no program: \boxed{18}", "18"),
-        (r"a number defined by \boxed{17}", "18"),
-        (block("1 / 3"), r"\frac{1}{3}"),
-        (block("1000000000500"), "1000000000000"),
-        (block("12"), "1,2"),
-    )
+        (r"no program: \boxed{18}", "18"), (r"a number defined by \boxed{17}", "18"), (block("1 / 3"), r"\frac{1}{3}"),
+        (block("1000000000500"), "1000000000000"), (block("12"), "1,2"),
+    )  # fmt: skip
     assert [(each.reward, each.status) for each in found] == [
         (1.0, "ok"), (1.0, "ok"), (0.0, "ok"), (1.0, "ok"), (1.0, "ok"), (1.0, "ok"), (1.0, "ok"), (1.0, "ok"),
         (0.0, "ok"), (1.0, "ok"), (0.0, "ok"), (0.0, "ok"),

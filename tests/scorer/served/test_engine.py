@@ -129,22 +129,11 @@ def test_a_row_is_continued_as_it_stands_with_its_own_seed_and_nothing_left_to_d
         by_prompt = {len(request.body["prompt"]): request.body for request in server.rows}
         for row, draws in zip(each.rows, each.uniforms, strict=True):
             assert by_prompt[row.size] == {
-                "model": MODEL,
-                "prompt": row.tolist(),
-                "max_tokens": NEW,
-                "temperature": 0.7,
-                "top_p": 0.9,
-                "top_k": 5,
-                "min_p": 0.1,
-                "seed": row_seed(draws),
-                "repetition_penalty": 1.0,
-                "presence_penalty": 0.0,
-                "frequency_penalty": 0.0,
-                "stop_token_ids": [END],
-                "ignore_eos": True,
-                "add_special_tokens": False,
+                "model": MODEL, "prompt": row.tolist(), "max_tokens": NEW, "temperature": 0.7, "top_p": 0.9, "top_k": 5,
+                "min_p": 0.1, "seed": row_seed(draws), "repetition_penalty": 1.0, "presence_penalty": 0.0,
+                "frequency_penalty": 0.0, "stop_token_ids": [END], "ignore_eos": True, "add_special_tokens": False,
                 "return_token_ids": True,
-            }
+            }  # fmt: skip
 
 
 def test_strict_servers_get_only_what_openais_api_has_and_their_text_is_kept() -> None:

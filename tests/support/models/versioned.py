@@ -26,19 +26,10 @@ def save(folder: Path) -> Path:
     """The initial model, version 0."""
     torch.manual_seed(11)
     shape = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=1024,
-        tie_word_embeddings=False,
-        initializer_range=0.2,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=1024, tie_word_embeddings=False, initializer_range=0.2,
+        bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
     model = Qwen2ForCausalLM(shape)
     with torch.no_grad():
         model.model.embed_tokens.weight[:, 0] = PUSH  # so the first channel of every state is large

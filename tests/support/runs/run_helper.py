@@ -16,15 +16,9 @@ from support.paths import ROOT
 RUN_FILE = ROOT / "deploy/examples/arithmetic/run.toml"
 
 SMALL = (
-    "algorithm.groups_per_iteration=16",
-    "algorithm.iterations=8",
-    "checkpoint.every=2",
-    "evaluation.problems=64",
-    "evaluation.selection_problems=16",
-    "evaluation.sampled_candidates=1",
-    "broker.silence_s=2",
-    "launch.scorers=1",
-)
+    "algorithm.groups_per_iteration=16", "algorithm.iterations=8", "checkpoint.every=2", "evaluation.problems=64",
+    "evaluation.selection_problems=16", "evaluation.sampled_candidates=1", "broker.silence_s=2", "launch.scorers=1",
+)  # fmt: skip
 
 
 def command(directory: Path, *settings: str, run_file: Path = RUN_FILE) -> list[str]:

@@ -65,15 +65,9 @@ def with_positions(folder: Path, positions: int) -> Path:
     """Save a model with learned positions."""
     torch.manual_seed(3)
     shape = GPT2Config(
-        vocab_size=VOCABULARY,
-        n_positions=positions,
-        n_embd=16,
-        n_layer=1,
-        n_head=2,
-        initializer_range=0.5,
-        bos_token_id=None,
-        eos_token_id=1,
-    )
+        vocab_size=VOCABULARY, n_positions=positions, n_embd=16, n_layer=1, n_head=2, initializer_range=0.5,
+        bos_token_id=None, eos_token_id=1,
+    )  # fmt: skip
     GPT2LMHeadModel(shape).save_pretrained(folder)
     return folder
 
@@ -192,17 +186,10 @@ def test_a_hostile_generation_config_changes_nothing(engine: EmbeddedEngines, lo
     greedy = finish(engine, job("a", sampling=settings(0.0)))["a"]
     folder = save_model(tmp_path / "hostile", is_tied=True)
     hostile = {
-        "do_sample": True,
-        "temperature": 0.05,
-        "top_k": 1,
-        "top_p": 0.1,
-        "repetition_penalty": 9.0,
-        "no_repeat_ngram_size": 1,
-        "suppress_tokens": plain.rows[0].tokens.tolist(),
-        "forced_eos_token_id": 1,
-        "eos_token_id": plain.rows[0].tokens[:1].tolist(),
-        "max_new_tokens": 2,
-    }
+        "do_sample": True, "temperature": 0.05, "top_k": 1, "top_p": 0.1, "repetition_penalty": 9.0,
+        "no_repeat_ngram_size": 1, "suppress_tokens": plain.rows[0].tokens.tolist(), "forced_eos_token_id": 1,
+        "eos_token_id": plain.rows[0].tokens[:1].tolist(), "max_new_tokens": 2,
+    }  # fmt: skip
     (folder / "generation_config.json").write_text(json.dumps(hostile), encoding="utf-8")
     misled = load(folder)
     assert same(plain, finish(misled, job("a"))["a"])

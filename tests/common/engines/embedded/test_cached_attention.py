@@ -56,15 +56,9 @@ def test_each_head_attends_as_the_formula_says(
 
 
 SHAPE = {
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": True,
-}
+    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": 64, "tie_word_embeddings": True,
+}  # fmt: skip
 
 
 def engine_of(folder: Path, config: PreTrainedConfig) -> TransformersEngine:

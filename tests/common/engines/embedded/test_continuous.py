@@ -178,30 +178,17 @@ def shared_engine(folder: Path, seats: int, columns: int) -> TransformersEngine:
 
 def sliding() -> PreTrainedConfig:
     return MistralConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        sliding_window=4,
-        initializer_range=0.3,
-    )
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, sliding_window=4, initializer_range=0.3,
+    )  # fmt: skip
 
 
 def alternating() -> PreTrainedConfig:
     return Gemma3TextConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        sliding_window=4,
-        layer_types=["sliding_attention", "full_attention"],
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, sliding_window=4, layer_types=["sliding_attention", "full_attention"],
         initializer_range=0.3,
-    )
+    )  # fmt: skip
 
 
 def learned_positions() -> PreTrainedConfig:

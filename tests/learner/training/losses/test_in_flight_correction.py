@@ -71,15 +71,9 @@ def case() -> Case:
     lengths = tuple((2, sum(size for _, size in spans)) for spans in SPANS)
     stages = StageTimes(0.0, 0.0, 0.0, 0.0)
     announced = BatchGroup(
-        seq=0,
-        prompt_id="p",
-        version=2,
-        weights_digest="d2",
-        lengths=lengths,
-        rewards=(1.0,) * len(rows),
-        stages=stages,
-        statuses={},
-    )
+        seq=0, prompt_id="p", version=2, weights_digest="d2", lengths=lengths, rewards=(1.0,) * len(rows),
+        stages=stages, statuses={},
+    )  # fmt: skip
     data = iteration_data(Batch(iteration=5, total_iterations=9, seed=0, groups=(announced,), waited_s={}), {0: scored})
     return Case(
         policies,
