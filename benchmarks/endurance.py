@@ -29,6 +29,7 @@ import msgspec
 
 from benchmarks.kills import RUN_FILE, processes
 from benchmarks.results import Figure, Report, commit, options
+from prefixrl.common.run.disk import held_bytes
 
 WARM_UP_SHARE = 1 / 12
 SHARED_MEMORY = Path("/dev/shm")
@@ -79,10 +80,10 @@ def look_at(pid: int, directory: Path, temporary: Path, time_s: float) -> Look:
     used = shutil.disk_usage(SHARED_MEMORY).used if SHARED_MEMORY.is_dir() else 0
     values |= {
         "/dev/shm": used / 2**20,
-        "temporary files": float(sum(1 for _ in temporary.rglob("*"))),
-        "logs": mib_of(directory / "logs"),
-        "journal": mib_of(directory / "journal"),
-        "whole run": mib_of(directory),
+        "temporary files": float(sum(len(names) + len(files) for _, names, files in os.walk(temporary))),
+        "logs": held_bytes(directory / "logs") / 2**20,
+        "journal": held_bytes(directory / "journal") / 2**20,
+        "whole run": held_bytes(directory) / 2**20,
     }
     return Look(time_s, values)
 
@@ -94,15 +95,6 @@ def held_by(pid: int) -> Iterator[tuple[str, float]]:
     yield "memory", int(next(line for line in lines if line.startswith("Pss:")).split()[1]) / 1024
     yield "descriptors", float(len(os.listdir(folder / "fd")))
     yield "threads", float(len(os.listdir(folder / "task")))
-
-
-def mib_of(folder: Path) -> float:
-    """Size of all files below a folder, in MiB."""
-    size = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # removed meanwhile
-            size += path.lstat().st_size
-    return size / 2**20
 
 
 def run(folder: Path, seconds: float, every_s: float, pause_s: float, looks_file: Path) -> tuple[list[Look], int]:
@@ -118,13 +110,15 @@ def run(folder: Path, seconds: float, every_s: float, pause_s: float, looks_file
         environment = os.environ | {"TMPDIR": str(temporary)}
         launch = subprocess.Popen(command, stdout=console, stderr=subprocess.STDOUT, env=environment)
         began_s = time.monotonic()
-        while (passed_s := time.monotonic() - began_s) < seconds and launch.poll() is None:
-            time.sleep(min(every_s, seconds - passed_s))
-            looks.append(look_at(launch.pid, directory, temporary, time.monotonic() - began_s))
-            kept.write(msgspec.json.encode(looks[-1]) + b"\n")
-            kept.flush()
-        launch.send_signal(signal.SIGTERM)
-        code = launch.wait(SAVES_WITHIN_S)
+        try:
+            while (passed_s := time.monotonic() - began_s) < seconds and launch.poll() is None:
+                time.sleep(min(every_s, seconds - passed_s))
+                looks.append(look_at(launch.pid, directory, temporary, time.monotonic() - began_s))
+                kept.write(msgspec.json.encode(looks[-1]) + b"\n")
+                kept.flush()
+        finally:
+            launch.send_signal(signal.SIGTERM)
+            code = launch.wait(SAVES_WITHIN_S)
     assert code == STOPPED, f"exit code {code}: {(folder / 'console.log').read_text()[-3000:]}"
     metrics = directory / "metrics.jsonl"
     return looks, len(metrics.read_bytes().splitlines())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.runs.run_helper import SMALL, check_books, finish, launched, status, trained_iterations, wait_for
+from support.runs.run_helper import SMALL, check_books, finish, launched, logs, status, trained_iterations, wait_for
 from support.runs.small_disk import small_disk
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -67,3 +67,40 @@ def test_a_run_without_room_is_refused_before_it_starts(tmp_path: Path, room_byt
         assert launch.returncode == 2, output
         assert re.search(told, output), output
         assert "Traceback" not in output
+
+
+TOLD = {
+    "journal": "the journal cannot be written",
+    "metrics.jsonl": "metrics.jsonl cannot be written",
+    "weights": r"weights/? .*cannot be written|version \d+ cannot be written",
+    "evaluations": "cannot be written; make room there",
+    "checkpoints": "could not be written",
+    "logs": "its log .* cannot be written",
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", TOLD)
+def test_one_writer_alone_without_room_says_so_and_loses_nothing(name: str, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    with small_disk(tmp_path / "disk", DISK_BYTES) as disk:
+        if "." not in name:
+            (disk.path / name).mkdir()
+        (directory / name).symlink_to(disk.path / name)
+        with launched(directory, *LONGER, "evaluation.every=2") as launch:
+            wait_for(lambda: trained_iterations(directory) >= 3, "three iterations")
+            disk.fill()
+            before = trained_iterations(directory)
+            time.sleep(15.0)
+            passed = trained_iterations(directory) - before
+            disk.make_room()
+            output, _ = launch.communicate(timeout=240)
+            assert launch.returncode == 0, output + logs(directory)
+        said = output + logs(directory)
+        assert re.search(TOLD[name], said), said
+        print(name, passed)
+        assert "Traceback" not in said
+        with launched(directory, *LONGER, "evaluation.every=2") as again:  # it is finished: the books, once more
+            check_books(finish(again, directory), directory)
+        assert trained_iterations(directory) == 24
