@@ -1,10 +1,10 @@
-"""What the processes of a training run hold after hours: memory, descriptors, threads, files.
+"""Processes of a training run hold no more after hours: memory, descriptors, threads, files.
 
 The arithmetic example by `prefixrl launch`, real models and engines, with evaluations and checkpoints in mid-run. A
 reward function that waits paces it, so that it takes little of the machine. Every look reads /proc of each process of
 the run, its folder, its temporary folder and /dev/shm of the machine. SIGTERM ends it; it must have saved.
 
-What a process holds is flat if the median of the last quarter of the looks is no further above that of the first than
+A value is flat if the median of the last quarter of the looks is no further above that of the first than
 3 % or 4 MiB (memory: its share, PSS), two descriptors, two threads; likewise files in the temporary folder (two) and
 /dev/shm (4 MiB). Logs may grow by 1 MiB per hour. The first twelfth of the time is warming up and counts for nothing.
 Journal and metrics grow with the run: they are told, not judged.

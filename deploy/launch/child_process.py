@@ -99,14 +99,19 @@ class Child:
         return self._recent.decode(errors="replace")
 
     def _read(self, output: int) -> None:
-        line = b""
+        line, is_told = b"", False
         # A pipe that is not read would stop the child: no fault of the log may end this loop.
         with os.fdopen(output, "rb", buffering=0) as pipe:
             while block := pipe.read(BLOCK_BYTES):
-                with contextlib.suppress(OSError), self.log_path.open("ab", buffering=0) as log:
-                    log.write(block)
-                    if log.tell() > MOST_LOG_BYTES:
-                        self.log_path.replace(f"{self.log_path}.1")
+                try:
+                    with self.log_path.open("ab", buffering=0) as log:
+                        log.write(block)
+                        if log.tell() > MOST_LOG_BYTES:
+                            self.log_path.replace(f"{self.log_path}.1")
+                except OSError as error:
+                    if not is_told and not self._news.full():
+                        self._news.put(f"its log {self.log_path} cannot be written ({error.strerror}); lines are lost")
+                    is_told = True
                 self._recent = (self._recent + block)[-KEPT_BYTES:]
                 *lines, line = (line + block).split(b"\n")
                 line = line[-KEPT_BYTES:]

@@ -12,7 +12,7 @@ from rich.console import Console
 from prefixrl.common.errors import ConfigError, UserError, to_copy
 from prefixrl.common.evaluation.accuracy import EvaluatedRow, means_by_problem
 from prefixrl.common.evaluation.plans import GREEDY, SAMPLED
-from prefixrl.common.host.process import printable
+from prefixrl.common.host.process import printable, write_atomically
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import STARTS_FILE, StartLine, check_format
 from prefixrl.common.run.documents import (
@@ -53,7 +53,7 @@ def read(directory: Path) -> tuple[Summary | None, list[MetricsLine]]:
 def write_report(directory: Path) -> None:
     """Write report.html."""
     summary, lines = read(directory)
-    (directory / "report.html").write_text(page(_content(summary, lines, directory)), encoding="utf-8")
+    write_atomically(directory / "report.html", page(_content(summary, lines, directory)))
 
 
 def print_table(directory: Path) -> None:

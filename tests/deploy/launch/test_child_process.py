@@ -45,7 +45,8 @@ def test_a_log_on_a_full_disk_stops_nobody_and_the_failure_is_still_told(tmp_pat
         one = child(disk.path, f"print('x' * {4 * KEPT_BYTES})\n{LOGS}")
         assert ended(one) == 2
         assert one.error() == "it could not go on"
-        assert one.news() == ["prefixrl-learner the disk is full"]
+        lost = f"its log {one.log_path} cannot be written (No space left on device); lines are lost"
+        assert one.news() == [lost, "prefixrl-learner the disk is full"]
 
 
 def test_of_an_endless_output_the_end_is_kept(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from prefixrl.learner.run.summary import EvaluationOutcome
 from support.fakes import document
 from support.messages import evaluated
 from support.runs.metrics_lines import metrics_line, write_metrics
+from support.runs.small_disk import small_disk
 
 HOSTILE = "</td></script><script>alert(1)</script>\x1b[2J\u202egnp.\u200fexe\x07<img src=x onerror=alert(2)>"
 
@@ -105,6 +106,18 @@ def test_the_numbers_of_the_page_are_those_of_the_metrics(tmp_path: Path) -> Non
     for name in ("busy_fraction", "tokens_per_s"):
         for role in written[0][name]:
             assert found[f"{name}/{role}"] == [each[name][role] for each in written]
+
+
+def test_a_report_that_finds_no_room_leaves_the_one_before_whole(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        write_metrics(disk.path, LINES)
+        write_format(disk.path)
+        write_report(disk.path)
+        before = (disk.path / "report.html").read_text()
+        disk.fill()
+        with pytest.raises(OSError, match="No space left"):
+            write_report(disk.path)
+        assert (disk.path / "report.html").read_text() == before and not list(disk.path.glob(".report*"))
 
 
 def test_what_is_drawn_stands_where_its_value_is() -> None:
