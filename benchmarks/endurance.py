@@ -63,7 +63,7 @@ class Look(msgspec.Struct):
     """One look at a run."""
 
     time_s: float
-    """Since the start."""
+    """Counted from the start."""
     values: dict[str, float]
     """By name, as `memory of scorer-0`; processes of one title are numbered by age."""
 
