@@ -33,7 +33,7 @@ from torch import Tensor
 from prefixrl.common.config import user_function
 from prefixrl.common.config.algorithm import AlgorithmConfig
 from prefixrl.common.config.step_rewards import ImplicitRewardConfig, ProcessModelConfig
-from prefixrl.common.errors import TrainingFault
+from prefixrl.common.errors import ConfigError
 from prefixrl.learner.models.batch import PreparedMicroBatch
 from prefixrl.learner.training import loss_function
 from prefixrl.learner.training.advantages import gae, group_advantages, token_rewards
@@ -155,7 +155,7 @@ def row_rewards(objective: Objective, rewards: Sequence[float], groups: Sequence
     """Return each row's reward: its verdict with a critic, else its verdict less its baseline.
 
     Raises:
-        TrainingFault: the user's function failed, or did not return a finite number per row.
+        ConfigError: the user's function failed, or did not return a finite number per row.
     """
     if objective.baseline == "critic":
         return list(rewards)
@@ -173,16 +173,16 @@ def _call(function_ref: str, rewards: Sequence[float], groups: Sequence[int]) ->
         given = user_function.load(function_ref)(list(rewards), list(groups))
     except BaseException as error:  # whatever it raises is its own: signals raise nothing here
         reason = user_function.explain(error, user_function.file_of(function_ref))
-        raise TrainingFault(f"{what} failed: {reason}") from error
+        raise ConfigError(f"{what} failed: {reason}") from error
     values = given.tolist() if hasattr(given, "tolist") else given
     if not isinstance(values, Sequence) or len(values) != len(rewards):
         size = f"{len(values)} values" if isinstance(values, Sequence) else type(given).__name__
-        raise TrainingFault(f"{what} returned {size}; expected a list of {len(rewards)}, one per row")
+        raise ConfigError(f"{what} returned {size}; expected a list of {len(rewards)}, one per row")
     advantages = [user_function.number(value) for value in values]
     for row, advantage in enumerate(advantages):
         if not math.isfinite(advantage):
             shown = advantage if math.isinf(advantage) else values[row]
-            raise TrainingFault(
+            raise ConfigError(
                 f"{what} returned {shown!r:.100} for row {row} (reward {rewards[row]}, group {groups[row]}); "
                 f"advantages are finite numbers"
             )

@@ -15,7 +15,7 @@ from torch import Tensor
 from prefixrl.common.config import user_function
 from prefixrl.common.config.algorithm import AlgorithmConfig, Name
 from prefixrl.common.config.step_rewards import ImplicitRewardConfig, ProcessModelConfig
-from prefixrl.common.errors import TrainingFault
+from prefixrl.common.errors import ConfigError
 from prefixrl.learner.models.batch import PreparedMicroBatch, Sample, pad
 from prefixrl.learner.training.advantages import moments, whiten
 from prefixrl.learner.training.objectives import Objective, denominators, estimate, resolve, row_rewards, value_mask
@@ -323,5 +323,5 @@ def test_a_users_function_that_gives_no_advantages_ends_the_run_by_its_name(
     tmp_path: Path, body: str, expected: str
 ) -> None:
     objective = written(tmp_path, body)
-    with pytest.raises(TrainingFault, match=f"mine.py:advantages' {expected}"):
+    with pytest.raises(ConfigError, match=f"mine.py:advantages' {expected}"):
         row_rewards(objective, (0.5, 1.0), (3, 4))
