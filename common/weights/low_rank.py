@@ -111,8 +111,10 @@ class AdapterFolders:
         """Make them below `root`; those that a killed process left there are removed."""
         root = root if root.is_dir() else Path(tempfile.gettempdir())
         for left in root.glob(f"{PREFIX}*"):
-            with suppress(OSError), _locked(left):  # one that is in use, or another user's, stays
-                shutil.rmtree(left)
+            with suppress(OSError):  # one that is in use, or another user's, stays
+                if any(left.iterdir()):  # an empty one may just be made: its maker must get the lock
+                    with _locked(left):
+                        shutil.rmtree(left)
         self._root = tempfile.TemporaryDirectory(prefix=PREFIX, dir=root)
         self._locks = ExitStack()
         self._locks.enter_context(_locked(Path(self._root.name)))

@@ -135,7 +135,9 @@ def test_matrices_that_a_killed_process_left_in_memory_are_removed_by_the_next_a
         assert theirs.is_dir(), "its process lives"
         child.kill()
     assert list((theirs / "1").iterdir()) != []
+    (begun := tmp_path / "prefixrl-adapter-begun").mkdir()
     another = AdapterFolders(tmp_path)
+    begun.rmdir()  # it was not taken for a left one
     assert not theirs.exists() and len(list(tmp_path.glob("prefixrl-adapter-*"))) == len({held, another}) == 2
     for each in (held, another):
         each._root.cleanup()
