@@ -1,7 +1,7 @@
-"""One run of TRL's GRPOTrainer on the arithmetic example, started by `trl_peer.py` in an environment of TRL.
+"""One run of TRL's GRPOTrainer on an example, started by `trl_peer.py` in an environment of TRL.
 
 It imports nothing of the product. A line per step goes to the file: seconds since the first step began, the clock then,
-mean reward."""
+mean reward. With held-out problems a last line has the rewards of greedy answers, with the prefixes and without."""
 
 import argparse
 import json
@@ -11,55 +11,123 @@ from pathlib import Path
 from typing import Any
 
 BOX = re.compile(r"\\boxed\{([^{}]*)\}")
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
-def target_reward(folder: Path, most_tokens: int, temperature: float) -> Any:
-    """The reward function: the target continues every prefix in one batched `generate`; 1 where its box is right."""
+class Continued:
+    """A frozen target, and whether its answers are right."""
+
+    def __init__(self, run: dict[str, Any]) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        self._run, dtype = run, getattr(torch, run["dtype"])
+        self._model: Any = AutoModelForCausalLM.from_pretrained(run["target"], dtype=dtype).eval()
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(run["target"], padding_side="left")
+        self._ends = {self._tokenizer.eos_token_id, *map(self._id_of, run["stop"])}
+
+    def _id_of(self, text: str) -> int:
+        (token,) = self._tokenizer.encode(text, add_special_tokens=False)
+        return int(token)
+
+    def asked(self, prompt: Any) -> list[int]:
+        """The ids of a prompt: a chat, or plain text."""
+        if isinstance(prompt, str):
+            return list(self._tokenizer.encode(prompt))
+        return list(self._tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False))
+
+    def reward(self, prompts: Any, completion_ids: Any, answer: list[str], temperature: float, **_: Any) -> list[float]:
+        """1 for each right answer. The target continues the prefixes that do not end the answer, all at once."""
+        texts = [self._tokenizer.decode(ids) for ids in completion_ids]
+        # Adapter and target of an example share their tokenizer and its template.
+        begun = {
+            row: self.asked(prompts[row]) + [token for token in ids if token not in self._ends]
+            for row, ids in enumerate(completion_ids)
+            if self._run["stop"] == [] or not self._ends & set(ids)
+        }
+        if begun:
+            written = self._written(list(begun.values()), temperature)
+            for row, text in zip(begun, written, strict=True):
+                texts[row] += text
+        judge = boxed if self._run["prompt_template"] is None else last_number
+        return [judge(text, gold) for text, gold in zip(texts, answer, strict=True)]
+
+    def _written(self, begun: list[list[int]], temperature: float) -> list[str]:
+        import torch
+
+        padded = self._tokenizer.pad({"input_ids": begun}, return_tensors="pt")
+        drawn = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        with torch.inference_mode():
+            written = self._model.generate(
+                **padded,
+                **(drawn if temperature else {"do_sample": False}),
+                eos_token_id=sorted(self._ends),
+                max_new_tokens=self._run["most_tokens"],
+                pad_token_id=self._tokenizer.pad_token_id,
+            )
+        found: list[str] = self._tokenizer.batch_decode(written[:, padded["input_ids"].shape[1] :], True)
+        return found
+
+
+def boxed(text: str, gold: str) -> float:
+    """1 where the last box holds the gold."""
+    found = BOX.findall(text)
+    return float(bool(found) and found[-1].strip() == gold)
+
+
+def last_number(text: str, gold: str) -> float:
+    """1 where the last number of the first line is the gold."""
+    found = NUMBER.findall(text.lstrip().partition("\n")[0].replace(",", ""))
+    return float(bool(found) and float(found[-1]) == float(gold))
+
+
+def problems(run: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """Rows as TRL reads them: a chat, or text where the example has a template."""
+    lines = (Path(run["example"]) / name).read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    form = run["prompt_template"]
+    return [
+        {
+            "prompt": form.replace("{problem}", row["question"])
+            if form
+            else [{"role": "user", "content": row["question"]}],
+            "answer": row["answer"],
+        }
+        for row in rows
+    ]
+
+
+def held_out(model: Any, tokenizer: Any, target: Continued, run: dict[str, Any]) -> dict[str, list[float]]:
+    """Rewards of greedy answers to the held-out problems, with greedy prefixes and without."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
-
-    @torch.inference_mode()
-    def reward(prompts: Any, completion_ids: Any, answer: list[str], **_: Any) -> list[float]:
-        # Adapter and target of the example share their tokenizer and its template.
-        begun = [
-            tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
-            + [token for token in ids if token != tokenizer.eos_token_id]
-            for prompt, ids in zip(prompts, completion_ids, strict=True)
-        ]
-        padded = tokenizer.pad({"input_ids": begun}, return_tensors="pt")
-        written = model.generate(
-            **padded,
-            do_sample=True,
-            temperature=temperature,
-            top_k=0,
-            top_p=1.0,
-            max_new_tokens=most_tokens,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-        texts = tokenizer.batch_decode(written[:, padded["input_ids"].shape[1] :], skip_special_tokens=True)
-        boxes = [BOX.findall(text) for text in texts]
-        return [float(bool(found) and found[-1].strip() == gold) for found, gold in zip(boxes, answer, strict=True)]
-
-    return reward
+    found: dict[str, list[float]] = {"trained": [], "no_prefix": []}
+    rows = problems(run, run["held_out"])
+    for first in range(0, len(rows), run["rows"]):
+        part = rows[first : first + run["rows"]]
+        prompts, golds = [row["prompt"] for row in part], [row["answer"] for row in part]
+        padded = tokenizer.pad({"input_ids": [target.asked(each) for each in prompts]}, return_tensors="pt")
+        with torch.inference_mode():
+            ids = model.generate(
+                **padded, do_sample=False, max_new_tokens=run["prefix_tokens"],
+                eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+            )[:, padded["input_ids"].shape[1] :].tolist()  # fmt: skip
+        prefixes = [[token for token in row if token != tokenizer.pad_token_id] for row in ids]
+        found["trained"] += target.reward(prompts, prefixes, golds, 0.0)
+        found["no_prefix"] += target.reward(prompts, [[] for _ in part], golds, 0.0)
+    return found
 
 
-def trainer_of(arguments: argparse.Namespace, note: Any) -> Any:
+def trainer_of(arguments: argparse.Namespace, run: dict[str, Any], target: Continued, note: Any) -> Any:
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    run = json.loads(arguments.settings)
-    example = Path(run["example"])
-    lines = [json.loads(line) for line in (example / "train.jsonl").read_text(encoding="utf-8").splitlines()]
-    rows = [{"prompt": [{"role": "user", "content": line["question"]}], "answer": line["answer"]} for line in lines]
     config = GRPOConfig(
         output_dir=str(arguments.out.with_suffix(".trl")),
         use_cpu=True,
-        bf16=False,
+        bf16=run["dtype"] == "bfloat16",
         gradient_checkpointing=False,
         per_device_train_batch_size=run["rows"],
         num_generations=run["samples"],
@@ -92,15 +160,28 @@ def trainer_of(arguments: argparse.Namespace, note: Any) -> Any:
             if "reward" in logs:
                 control.should_training_stop |= note(time.monotonic() - self.started_s, float(logs["reward"]))
 
-    model = AutoModelForCausalLM.from_pretrained(example / "adapter", dtype=torch.float32)
-    reward = target_reward(example / "target", run["most_tokens"], run["target_temperature"])
+    model = AutoModelForCausalLM.from_pretrained(run["adapter"], dtype=getattr(torch, run["dtype"]))
+    tokenizer = AutoTokenizer.from_pretrained(run["adapter"], padding_side="left")
+    if run["stop"]:  # TRL masks what follows the EOS, so the token that ends an answer takes its place
+        (tokenizer.eos_token,) = tokenizer.tokenize(run["stop"][0])
+        model.generation_config.eos_token_id = tokenizer.eos_token_id
+    lora = None
+    if run["lora_rank"]:
+        from peft import LoraConfig
+
+        lora = LoraConfig(r=run["lora_rank"], lora_alpha=run["lora_alpha"], target_modules="all-linear")
+
+    def reward(prompts: Any, completion_ids: Any, answer: list[str], **_: Any) -> list[float]:
+        return target.reward(prompts, completion_ids, answer, run["target_temperature"])
+
     return GRPOTrainer(
         model=model,
         reward_funcs=reward,
         args=config,
-        train_dataset=Dataset.from_list(rows),
-        processing_class=AutoTokenizer.from_pretrained(example / "adapter", padding_side="left"),
+        train_dataset=Dataset.from_list(problems(run, "train.jsonl")),
+        processing_class=tokenizer,
         callbacks=[Watch()],
+        peft_config=lora,
     )
 
 
@@ -125,7 +206,12 @@ def main() -> None:
             file.flush()
             return len(rewards) >= span and sum(rewards[-span:]) / span >= goal
 
-        trainer_of(arguments, note).train()
+        target = Continued(run)
+        trainer = trainer_of(arguments, run, target, note)
+        trainer.train()
+        if run["held_out"]:
+            model = trainer.model.eval()
+            file.write(json.dumps(held_out(model, trainer.processing_class, target, run)) + "\n")
 
 
 if __name__ == "__main__":

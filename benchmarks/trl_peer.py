@@ -1,15 +1,17 @@
-"""The arithmetic example, trained by this system and by TRL's GRPOTrainer, on the same cores.
+"""An example, trained by this system and by TRL's GRPOTrainer, on the same cores.
 
-    python -m benchmarks.trl_peer --python TRL_ENVIRONMENT/bin/python --json FILE
+    python -m benchmarks.trl_peer --python TRL_ENVIRONMENT/bin/python --json FILE            the arithmetic example
+    python -m benchmarks.trl_peer --example smollm2 --json FILE    rates alone; first build.py of that example
 
-TRL needs an environment of its own: `python -m venv trl && trl/bin/pip install trl`. Without `--python` one is made in
-`runs/trl`. It measures the newest release; the file has its version.
+TRL needs an environment of its own: `python -m venv trl && trl/bin/pip install trl peft`. Without `--python` one is
+made in `runs/trl`. It measures the newest release; the file has its version.
 
 Both train the same adapter on the same problems, with the same frozen target as the reward: 32 groups of 8 prefixes per
-optimiser step, GRPO without KL and entropy bonus, AdamW at the same constant rate, prefixes of 8 tokens at temperature
-1, completions of 20 tokens at 0.7. TRL's reward function has the target write all 256 completions in one `generate` and
-compares the box as text, which is less than our verifier does. TRL runs with one thread and with two; the better one
-counts. This system runs as it is shipped: learner, broker, weight server, a rollout, two scorers, one thread each.
+optimiser step (SmolLM2: 8 groups, LoRA, bfloat16), GRPO without KL and entropy bonus, AdamW at the same constant rate,
+prefixes of 8 tokens at temperature 1, completions of 20 tokens at 0.7. TRL's reward function has the target write all
+completions in one `generate` and compares the box as text, which is less than our verifier does. TRL runs with one
+thread and with two; the better one counts. This system runs as it is shipped: learner, broker, weight server, a
+rollout, two scorers (SmolLM2: one), one thread each.
 
 Rates are those of steps 10 to 40 of every run, so that no start counts and answers are as long in all arms. The time
 to the goal is told twice: that of training, from the first step's begin (here: the rollout's first lease, which is
@@ -43,14 +45,16 @@ from prefixrl.common.config.load import load
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.deploy.view.run_state import fetch
 
-EXAMPLE = ROOT / "deploy/examples/arithmetic"
+EXAMPLES = ROOT / "deploy/examples"
 OURS, TRL_1, TRL_2 = "prefixrl", "TRL, 1 thread", "TRL, 2 threads"
 SEEDS, QUICK_SEEDS, QUICK_STEPS = (1, 2, 3, 4, 5), (1,), 12
+REAL_SEEDS, REAL_STEPS = (1, 2, 3), 12
 RATED = 10, 40
 """Steps between which the rate is measured; the goal is reached after them."""
 ASKED_AT = 42
 """Steps after which a run is asked when it began: the question costs a little time."""
-RUN_S = 900.0
+NO_GOAL = 2.0
+RUN_S = 3000.0
 """Longest time for one run."""
 CHANGES = (
     "algorithm.name=grpo",
@@ -68,6 +72,17 @@ class Task:
     """The choices of a run, the same for all arms."""
 
     example: str
+    adapter: str
+    target: str
+    prompt_template: str | None
+    stop: tuple[str, ...]
+    """Tokens that end an answer besides the EOS."""
+    dtype: str
+    lora_rank: int
+    """0 for full weights."""
+    lora_alpha: int
+    held_out: str
+    """File of problems that TRL's arm judges at the end, if not empty."""
     rows: int
     samples: int
     prefix_tokens: int
@@ -79,7 +94,7 @@ class Task:
     weight_decay: float
     grad_clip: float
     steps: int
-    goal: float = 0.8
+    goal: float
     span: int = 5
 
 
@@ -112,10 +127,25 @@ class Run:
         return None
 
 
-def task_of(steps: int) -> Task:
-    config = load(EXAMPLE / "run.toml", CHANGES)
+def changes_of(example: str) -> tuple[str, ...]:
+    """The settings in which a run differs from the example's."""
+    return (*CHANGES, "learner.dtype=bfloat16", "evaluation.fixed_prefixes=[]") if example == "smollm2" else CHANGES
+
+
+def task_of(example: str, steps: int, held_out: str = "") -> Task:
+    config = load(EXAMPLES / example / "run.toml", changes_of(example))
+    adapter, target, lora = config.adapter, config.target, config.learner.lora
+    assert adapter is not None and target is not None, "a run of prefixes has both"
     return Task(
-        example=str(EXAMPLE),
+        example=str(EXAMPLES / example),
+        adapter=str(adapter.model),
+        target=str(target.model),
+        prompt_template=target.prompt_template,
+        stop=tuple(map(str, config.scorer.stop_tokens)),
+        dtype=config.learner.dtype,
+        lora_rank=lora.rank if lora else 0,
+        lora_alpha=lora.alpha if lora else 0,
+        held_out=held_out,
         rows=config.algorithm.groups_per_iteration * config.algorithm.samples_per_prompt,
         samples=config.algorithm.samples_per_prompt,
         prefix_tokens=config.rollout.prefix_tokens,
@@ -127,14 +157,21 @@ def task_of(steps: int) -> Task:
         weight_decay=config.learner.weight_decay,
         grad_clip=config.learner.grad_clip,
         steps=steps,
+        goal=NO_GOAL if example == "smollm2" else 0.8,
     )
 
 
 def run_ours(task: Task, seed: int, folder: Path) -> Run:
     directory = folder / f"ours-{seed}"
-    settings = (*CHANGES, f"directory={directory}", f"seed={seed}", f"algorithm.iterations={task.steps}")
+    example = Path(task.example)
+    settings = (
+        *changes_of(example.name),
+        f"directory={directory}",
+        f"seed={seed}",
+        f"algorithm.iterations={task.steps}",
+    )
     flags = [part for each in settings for part in ("--set", each)]
-    command = [sys.executable, "-m", "prefixrl.deploy", "launch", str(EXAMPLE / "run.toml"), *flags]
+    command = [sys.executable, "-m", "prefixrl.deploy", "launch", str(example / "run.toml"), *flags]
     metrics, from_s = directory / "metrics.jsonl", time.time()
     with (folder / f"ours-{seed}.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as launch:
         try:
@@ -169,6 +206,7 @@ def run_trl(task: Task, seed: int, threads: int, folder: Path, python: Path) -> 
     with out.with_suffix(".log").open("wb") as log:
         subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=RUN_S, check=True, env=environment)
     lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    lines = [line for line in lines if "reward" in line]
     arm = TRL_1 if threads == 1 else TRL_2
     start_s = lines[0]["clock_s"] - lines[0]["seconds"] - from_s
     return Run(arm, seed, [line["seconds"] for line in lines], [line["reward"] for line in lines], start_s)
@@ -183,6 +221,8 @@ def figures_of(runs: Sequence[Run], task: Task) -> list[Figure]:
     rates = {arm: [run.rate(task.rows) for run in of(arm)] for arm in (OURS, TRL_1, TRL_2)}
     best = max((TRL_1, TRL_2), key=lambda arm: statistics.median(rates[arm]))
     found = [_figure("prefixes written, completed and trained", "prefixes/s", rates[OURS], rates[best], best)]
+    if task.goal == NO_GOAL:
+        return found
     reached = {arm: [run.to_goal(task) for run in of(arm)] for arm in (OURS, TRL_1, TRL_2)}
     for arm, each in reached.items():
         share = [float(one is not None) for one in each]
@@ -220,7 +260,7 @@ def made_environment() -> Path:
     folder = ROOT / "runs/trl"
     if not (folder / "bin/python").is_file():
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        subprocess.run([str(folder / "bin/pip"), "install", "--quiet", "trl"], check=True)
+        subprocess.run([str(folder / "bin/pip"), "install", "--quiet", "trl", "peft"], check=True)
     return folder / "bin/python"
 
 
@@ -234,12 +274,15 @@ def versions(python: Path) -> dict[str, str]:
 @click.command()
 @options
 @click.option("--python", type=click.Path(exists=True, path_type=Path), help="Of an environment with TRL.")
-@click.option("--steps", type=int, default=110, show_default=True, help="Most optimiser steps of a run.")
-def main(path: Path, quick: bool, python: Path | None, steps: int) -> None:
+@click.option("--example", type=click.Choice(["arithmetic", "smollm2"]), default="arithmetic", show_default=True)
+@click.option("--steps", type=int, help=f"Most optimiser steps of a run.  [default: 110; smollm2: {REAL_STEPS}]")
+def main(path: Path, quick: bool, python: Path | None, example: str, steps: int | None) -> None:
     """Train with both and write the figures."""
     started_s, measured = time.monotonic(), commit()
     python = python or made_environment()
-    task, seeds = task_of(QUICK_STEPS if quick else steps), QUICK_SEEDS if quick else SEEDS
+    is_real = example == "smollm2"
+    task = task_of(example, QUICK_STEPS if quick else steps or (REAL_STEPS if is_real else 110))
+    seeds = QUICK_SEEDS if quick else REAL_SEEDS if is_real else SEEDS
     runs = []
     with tempfile.TemporaryDirectory(prefix="trl-peer-") as name:
         for seed in seeds:
@@ -250,11 +293,7 @@ def main(path: Path, quick: bool, python: Path | None, steps: int) -> None:
                 )
             runs.append(run_ours(task, seed, Path(name)))
             print(runs[-1].arm, seed, f"{runs[-1].rate(task.rows):.0f} prefixes/s", runs[-1].to_goal(task), flush=True)
-    settings: dict[str, Any] = {
-        "task": asdict(task) | {"example": EXAMPLE.name},
-        "seeds": seeds,
-        "peer": versions(python),
-    }
+    settings: dict[str, Any] = {"task": asdict(task) | {"example": example}, "seeds": seeds, "peer": versions(python)}
     Report("trl_peer", quick, settings, figures_of(runs, task), runs, measured).finish(path, started_s)
 
 
