@@ -26,7 +26,9 @@ from prefixrl.learner.broker.workers.workers import Lease, Worker
 from prefixrl.learner.data.order import PromptOrder
 
 EVALUATION_SHARE = 4
-"""One score task in so many is for an evaluation while there is training work too: neither starves."""
+"""One score task in so many is for an evaluation while there is training work too: neither starves. While a run trains,
+evaluations also hold one seat in so many (or one task): training work that comes later would share each step with the
+rows of all other seats, and wait for the prefill of their prompts."""
 LOST_TASK_S = 15.0
 """Time after which a lease ends that its worker does not report. An unacknowledged result is sent again sooner."""
 VERIFICATION = 1
@@ -107,9 +109,10 @@ class Dispatcher:
         return True
 
     def _give_scoring(self, worker: Worker, now_s: float) -> bool:
-        kinds: tuple[TaskKind, TaskKind] = ("train", "eval")
-        if (self._score_tasks + 1) % EVALUATION_SHARE == 0:
-            kinds = ("eval", "train")
+        kinds: list[TaskKind] = ["train"]
+        held = sum(lease.left for lease in worker.leases.values() if lease.kind == "eval")
+        if worker.takes_runs or held < worker.seats / EVALUATION_SHARE or not self.ledger.outstanding:
+            kinds.insert((self._score_tasks + 1) % EVALUATION_SHARE > 0, "eval")
         for kind in kinds:
             queue, most = self.ledger if kind == "train" else self.evaluations, None if worker.takes_runs else 1
             if (item := queue.start_scoring(most)) is not None:

@@ -134,6 +134,16 @@ def test_an_evaluation_takes_every_scorer_when_there_is_nothing_else(desk: Desk)
     assert kinds == ["eval"] * 3
 
 
+def test_evaluations_hold_a_quarter_of_the_seats_while_a_run_trains(desk: Desk) -> None:
+    desk.sample_everything(desk.worker("rollout"))
+    scorer = desk.worker("scorer")
+    scorer.takes_runs, scorer.seats, scorer.room = False, 1024, 1024
+    evaluate(desk, -1, held_out(64 * 20))
+    desk.dispatch()
+    kinds = [task.kind for task in desk.tasks(scorer, ScoreTask)]
+    assert kinds.count("eval") == 1024 / EVALUATION_SHARE and kinds.count("train") > 8
+
+
 # --- losing work ---
 
 
