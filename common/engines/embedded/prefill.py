@@ -4,8 +4,9 @@
                      [question .......][prefix b]        tails  [prefix a]             once per different text
                      [question .......][prefix b]               [prefix b]
 
-What the texts of a job have in common is a forward of its own where that saves half of the tokens; a model with sliding
-windows computes whole texts, since the padding between head and tail would count as part of its window.
+What the texts of a job have in common, or else all texts (worked examples, a system prompt), is a forward of its own
+where that saves a quarter of the tokens; a model with sliding windows computes whole texts, since the padding between
+head and tail would count as part of its window.
 """
 
 from collections.abc import Hashable, Sequence
@@ -18,7 +19,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from prefixrl.common.engines.embedded.row_cache import KeysAndValues
 from prefixrl.common.engines.interface.base import TokenIds
 
-WORTH = 0.5
+WORTH = 0.25
 """Least share of the tokens that heads of their own must save, since they are one more forward."""
 
 
@@ -60,17 +61,25 @@ def prefill(model: PreTrainedModel, texts: Sequence[TokenIds], jobs: Sequence[Ha
 
 
 def head_sizes(texts: Sequence[TokenIds], jobs: Sequence[Hashable]) -> list[int]:
-    """Return the tokens of each text to compute once for its job; 0 where that saves little."""
-    of_job: dict[Hashable, list[int]] = {}
-    for place, job in enumerate(jobs):
-        of_job.setdefault(job, []).append(place)
+    """Return the tokens of each text to compute once, for its job or for all; 0 where that saves little."""
+    (saved, sizes), found = _shared(texts, jobs), _shared(texts, [None] * len(texts))
+    if found[0] > saved:
+        saved, sizes = found
+    return sizes if saved >= WORTH * sum(text.size for text in texts) else [0] * len(texts)
+
+
+def _shared(texts: Sequence[TokenIds], keys: Sequence[Hashable]) -> tuple[int, list[int]]:
+    """Return the tokens saved by heads common to the texts of a key, and the size of each text's head."""
+    of_key: dict[Hashable, list[int]] = {}
+    for place, key in enumerate(keys):
+        of_key.setdefault(key, []).append(place)
     sizes, saved = [0] * len(texts), 0
-    for places in of_job.values():
+    for places in of_key.values():
         size = _common([texts[place] for place in places]) if len(places) > 1 else 0
         saved += size * (len(places) - 1)
         for place in places:
             sizes[place] = size
-    return sizes if saved >= WORTH * sum(text.size for text in texts) else [0] * len(texts)
+    return saved, sizes
 
 
 def _common(texts: Sequence[TokenIds]) -> int:

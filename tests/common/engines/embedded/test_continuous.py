@@ -110,8 +110,9 @@ TOKENS = st.integers(2, VOCABULARY - 1)
 @st.composite
 def arrivals(draw: st.DrawFn) -> list[Arrival]:
     found = []
+    examples = draw(st.lists(TOKENS, max_size=8))
     for number in range(draw(st.integers(1, 6))):
-        head = draw(st.lists(TOKENS, min_size=1, max_size=14))
+        head = examples + draw(st.lists(TOKENS, min_size=1, max_size=14))
         tails = draw(st.lists(st.lists(TOKENS, max_size=6), min_size=1, max_size=5))
         copies = draw(st.integers(1, 3))
         asked = job(
@@ -357,6 +358,11 @@ def test_what_the_rows_of_a_job_share_is_computed_once(
     apart = job("apart", [[20 + each, *question] for each in range(3)], settings(0.8, 1))
     assert_rows_follow(model, apart, finish(engine, apart)["apart"])
     assert shapes == [(3, 8)]
+    shapes.clear()
+    several = [job(f"{number}", [[*question, 30 + number, 40]], settings(0.0, 1)) for number in range(3)]
+    for each, result in finish(engine, *several).items():
+        assert_rows_follow(model, several[int(each)], result)
+    assert shapes == [(1, 7), (3, 2)], "jobs with equal beginnings, as worked examples are"
 
 
 def texts_after(written: JobResult, tokens: int) -> int:
