@@ -4,9 +4,9 @@
                      [question .......][prefix b]        tails  [prefix a]             once per different text
                      [question .......][prefix b]               [prefix b]
 
-What the texts of a job have in common, or else all texts (worked examples, a system prompt), is a forward of its own
-where that saves a quarter of the tokens; a model with sliding windows computes whole texts, since the padding between
-head and tail would count as part of its window.
+What the texts of a job have in common is a forward of its own where that saves a quarter of the tokens, and so is what
+all texts, or all heads, have in common (worked examples, a system prompt). A model with sliding windows computes whole
+texts, since the padding between head and tail would count as part of its window.
 """
 
 from collections.abc import Hashable, Sequence
@@ -37,27 +37,33 @@ class Prefilled:
 
 
 def prefill(model: PreTrainedModel, texts: Sequence[TokenIds], jobs: Sequence[Hashable], may_split: bool) -> Prefilled:
-    """Compute texts; those of one job may have a head in common."""
+    """Compute texts; those of one job may have a head in common, and heads one too."""
     rows: dict[bytes, int] = {}
     source = [rows.setdefault(text.tobytes(), len(rows)) for text in texts]
     first = [source.index(row) for row in range(len(rows))]
-    texts, jobs = [texts[place] for place in first], [jobs[place] for place in first]
+    cache, mask, logits = _filled(model, [texts[place] for place in first], [jobs[place] for place in first], may_split)
+    return Prefilled([(keys, values) for keys, values, _ in cache], mask, logits, source)
+
+
+def _filled(
+    model: PreTrainedModel, texts: Sequence[TokenIds], jobs: Sequence[Hashable], may_split: bool
+) -> tuple[DynamicCache, torch.Tensor, torch.Tensor]:
+    """Return the cache of texts, its mask and the logits after each, as in `Prefilled`."""
     sizes = head_sizes(texts, jobs) if may_split else [0] * len(texts)
-    heads: dict[bytes, int] = {}
-    head_of = [heads.setdefault(text[:size].tobytes(), len(heads)) for text, size in zip(texts, sizes, strict=True)]
     cache, device = DynamicCache(), model.device
     mask = torch.zeros(len(texts), 0, dtype=torch.bool, device=device)
     if any(sizes):
-        ids, head_mask = padded([np.frombuffer(head, np.int32) for head in heads], device)
-        _forward(model, ids, head_mask, _positions(head_mask), cache)
+        heads: dict[bytes, int] = {}
+        head_of = [heads.setdefault(text[:size].tobytes(), len(heads)) for text, size in zip(texts, sizes, strict=True)]
+        begun = [np.frombuffer(head, np.int32) for head in heads]
+        cache, head_mask, _ = _filled(model, begun, [None] * len(begun), may_split)
         index = torch.tensor(head_of, device=device)
         cache.batch_select_indices(index)
         mask = head_mask[index]
     ids, tail_mask = padded([text[size:] for text, size in zip(texts, sizes, strict=True)], device)
     positions = _positions(tail_mask) + torch.tensor(sizes, device=device).unsqueeze(1)
     mask = torch.cat([mask, tail_mask], dim=1)
-    logits = _forward(model, ids, mask, positions, cache)
-    return Prefilled([(keys, values) for keys, values, _ in cache], mask, logits, source)
+    return cache, mask, _forward(model, ids, mask, positions, cache)
 
 
 def head_sizes(texts: Sequence[TokenIds], jobs: Sequence[Hashable]) -> list[int]:
@@ -84,7 +90,7 @@ def _shared(texts: Sequence[TokenIds], keys: Sequence[Hashable]) -> tuple[int, l
 
 def _common(texts: Sequence[TokenIds]) -> int:
     """Return the number of first tokens that texts have in common; one at least is left of each."""
-    least = min(text.size for text in texts) - 1
+    least = max(0, min(text.size for text in texts) - 1)
     table = np.stack([text[:least] for text in texts])
     differ = (table != table[0]).any(axis=0)
     return int(differ.argmax()) if differ.any() else least
