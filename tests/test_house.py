@@ -35,7 +35,7 @@ PURE = (
     "learner/broker/groups/ledger.py",
     "learner/broker/groups/window.py",
 )
-OPTIONAL = ("vllm", "flash_attn", "pyarrow", "starlette", "uvicorn")
+OPTIONAL = ("vllm", "flash_attn", "pyarrow")
 
 IMPORT_EVERYTHING = """
 import importlib, sys, warnings
@@ -279,7 +279,7 @@ def test_the_wheel_holds_every_source_file_the_examples_and_the_docs(wheel: Path
         held = {name for name in archive.namelist() if name.startswith("prefixrl/")}
     examples = [path for path in (ROOT / "deploy/examples").rglob("*") if path.is_file()]
     typed = [ROOT / TOP / "py.typed"]
-    templates = list((ROOT / "deploy").glob("*/templates/*"))
+    templates = [path for each in ("templates", "page") for path in (ROOT / "deploy").glob(f"*/{each}/*")]
     templates += [path for root in ROOTS for end in ("toml", "txt") for path in (ROOT / root).rglob(f"*.{end}")]
     pages = {f"prefixrl/deploy/docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
     expected = {

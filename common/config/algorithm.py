@@ -1,10 +1,12 @@
 """The `[algorithm]` section: objective, options and their conflicts (docs/objectives.md)."""
 
 import math
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
+from prefixrl.common.config.foreign import read_toml
 from prefixrl.common.config.section import (
     AboveOne,
     Fraction,
@@ -27,35 +29,11 @@ Band = Annotated[tuple[NonNegativeFloat, PositiveFloat], Field(strict=False)]
 
 WITH_CRITIC: tuple[Name, ...] = ("gae", "tppo", "appo")
 
-ONLY_FOR: OnlyWith = {
-    "gamma": (("gae",), "with the others the prefix is one action and nothing is discounted inside it"),
-    "gae_lambda": (("gae", "tppo"), "the others have no value per token"),
-    "value_clip": (WITH_CRITIC, "the others have no critic"),
-    "critic_warmup_steps": (WITH_CRITIC, "the others have no critic"),
-    "critic_targets": (WITH_CRITIC, "the others have no critic"),
-    "zscore": (("grpo",), "the others do not divide by a deviation of rewards"),
-    "aggregation": (
-        ("gae", "tppo", "grpo", "rloo", "reinforce_baseline", "prime"),
-        "appo counts prefixes, and dr_grpo divides by rows x most tokens of a prefix",
-    ),
-    "whiten": (("gae", "tppo", "appo", "rloo", "prime"), "the others whiten always or never"),
-    "advantage_function": (
-        ("grpo", "dr_grpo", "rloo", "reinforce_baseline"),
-        "with a critic, advantages come from its values, not from a function of the rewards",
-    ),
-}
-"""Keys that have an effect under some names only, and why."""
-_CLIPPED: tuple[Correction, ...] = ("decoupled", "behaviour", "none")
-ONLY_WITH_CORRECTION: OnlyWith = {
-    "importance_cap": (("decoupled",), "the others have no weight p/mu"),
-    "importance_above_cap": (("decoupled",), "the others have no weight p/mu"),
-    "importance_ratio": (("decoupled",), "the others have no weight p/mu"),
-    "proximal": (("decoupled", "none"), "the others compare with the behaviour policy alone"),
-    "clip": (_CLIPPED, "topr tapers the ratio and clips nothing"),
-    "clip_high": (_CLIPPED, "topr tapers the ratio and clips nothing"),
-    "dual_clip": (_CLIPPED, "topr tapers the ratio and clips nothing"),
-}
-"""Keys that have an effect under some corrections only, and why."""
+_TABLES = read_toml(Path(__file__).parent / "tables" / "algorithm.toml", "the table of keys of [algorithm]")
+ONLY_FOR, ONLY_WITH_CORRECTION = (
+    {key: (tuple(names), why) for key, (names, why) in _TABLES[table].items()} for table in ("name", "correction")
+)
+"""Keys that have an effect under some names, or some corrections, only, and why."""
 OF_THE_SURROGATE = (
     "correction", "ratio", "clip", "clip_high", "dual_clip", "importance_cap", "importance_above_cap",
     "importance_ratio", "bound_ratio", "bound_probability", "bound_negatives", "bound_second_moment",

@@ -1,6 +1,6 @@
 """Documents of a learner that commands read: metrics, advantages, summary."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -191,18 +191,30 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class AlarmSpans:
+    """Every alarm that rang, in the order in which they began."""
+
+    def __init__(self) -> None:
+        self.found: list[AlarmSpan] = []
+        self._ringing: dict[str, int] = {}
+
+    def add(self, iteration: int, alarms: Mapping[str, str]) -> None:
+        """Take the alarms that ring after an iteration, the one after that of the call before."""
+        still = {kind: place for kind, place in self._ringing.items() if kind in alarms}
+        for kind, text in alarms.items():
+            if kind not in still:
+                still[kind] = len(self.found)
+                self.found.append(AlarmSpan(kind, iteration, iteration, text))
+            self.found[still[kind]] = msgspec.structs.replace(self.found[still[kind]], last=iteration)
+        self._ringing = still
+
+
 def alarm_spans(lines: Sequence[MetricsLine]) -> list[AlarmSpan]:
     """Return every alarm that rang, in the order in which they began; `lines` are in order."""
-    found: list[AlarmSpan] = []
-    newest: dict[str, int] = {}
-    for before, line in zip((None, *lines), lines, strict=False):
-        for kind, text in line.alarms.items():
-            if before is not None and kind in before.alarms:
-                found[newest[kind]] = msgspec.structs.replace(found[newest[kind]], last=line.iteration)
-            else:
-                newest[kind] = len(found)
-                found.append(AlarmSpan(kind, line.iteration, line.iteration, text))
-    return found
+    spans = AlarmSpans()
+    for line in lines:
+        spans.add(line.iteration, line.alarms)
+    return spans.found
 
 
 def alarm_words(alarm: AlarmSpan) -> str:

@@ -1,6 +1,6 @@
 """The small commands of `prefixrl`, one file each.
 
-init.py              `prefixrl init`: prints a run file, with the values of recipes.toml
+init.py              `prefixrl init`: prints a run file, with the values of tables/recipes.toml
 config.py            `prefixrl config`: explains the keys of a run file; `prefixrl try-loss`
 docs.py              `prefixrl docs` and `prefixrl completion`
 status_command.py    `prefixrl status`

@@ -21,7 +21,7 @@ MOST_BYTES: dict[Size, int] = {"tiny": 2**26, "small": 600_000_000, "1b": 2**33}
 HELD_OUT = {"math_filtered": "math500", "math": "math500", "gsm8k": "gsm8k"}
 """Problem sets to judge on, by the one that is trained."""
 REMARK_COLUMN = 28
-RECIPES: dict[Size, dict[str, Any]] = read_toml(Path(__file__).with_name("recipes.toml"), "the table of recipes")  # type: ignore[assignment]
+RECIPES: dict[Size, dict[str, Any]] = read_toml(Path(__file__).parent / "tables/recipes.toml", "the table of recipes")  # type: ignore[assignment]
 """Values that follow from the size of the adapter."""
 
 

@@ -1,6 +1,5 @@
 """`prefixrl list`, `prefixrl compare`: runs side by side, from their files alone."""
 
-import os
 from pathlib import Path
 
 import click
@@ -9,11 +8,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from prefixrl.common.errors import ConfigError, UserError
-from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
-from prefixrl.deploy.runs.checkpoints import config_of
+from prefixrl.common.errors import UserError
+from prefixrl.common.run.directory_format import check_format
+from prefixrl.deploy.runs.checkpoints import PLACE, config_of, flat_settings
 from prefixrl.deploy.runs.tables import cell
-from prefixrl.deploy.view.run_state import PLACE, flat_settings, state_of
+from prefixrl.deploy.view.run_state import runs_below, state_of
 
 
 @click.command("list")
@@ -33,20 +32,6 @@ def list_runs(folder: Path, as_json: bool) -> None:
 def compare(runs: tuple[Path, ...]) -> None:
     """Show RUNS side by side: their figures, and the settings in which they differ."""
     Console().print(comparison(list(runs)))
-
-
-def runs_below(folder: Path) -> list[Path]:
-    """Return the run directories in a folder, at any depth; raises ConfigError if there is none."""
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder")
-    found = []
-    for path, folders, files in os.walk(folder):
-        if FORMAT_FILE in files:
-            found.append(Path(path))
-            folders.clear()  # a run directory holds no other run
-    if not found:
-        raise ConfigError(f"{folder} holds no run at any depth (no file {FORMAT_FILE})")
-    return sorted(found)
 
 
 def listing(folder: Path) -> Table:

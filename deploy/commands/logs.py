@@ -9,9 +9,9 @@ import click
 
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.process import printable, stop_event
+from prefixrl.deploy.view.run_state import log_tail
 
 POLL_S = 0.2
-BLOCK_BYTES = 2**16
 
 
 @click.command()
@@ -52,7 +52,7 @@ def newest_lines(paths: list[Path], count: int) -> Iterator[str]:
     for path in paths:
         if len(paths) > 1:
             yield f"== {path}"
-        yield from _tail(path, count)
+        yield from log_tail(path, count)
 
 
 def follow(paths: list[Path], count: int, stopped: Callable[[], bool]) -> Iterator[str]:
@@ -60,26 +60,12 @@ def follow(paths: list[Path], count: int, stopped: Callable[[], bool]) -> Iterat
     mark = "{stem}: {line}" if len(paths) > 1 else "{line}"
     offsets = {path: path.stat().st_size for path in paths}
     for path in paths:
-        yield from (mark.format(stem=path.stem, line=line) for line in _tail(path, count))
+        yield from (mark.format(stem=path.stem, line=line) for line in log_tail(path, count))
     while not stopped():
         for path, offset in offsets.items():
             lines, offsets[path] = _since(path, offset)
             yield from (mark.format(stem=path.stem, line=line) for line in lines)
         time.sleep(POLL_S)
-
-
-def _tail(path: Path, count: int) -> list[str]:
-    """Return the newest lines; reads no more of a long log than it needs."""
-    if not count:
-        return []
-    with path.open("rb") as file:
-        left, content = file.seek(0, os.SEEK_END), b""
-        while left and content.count(b"\n") <= count:
-            size = min(BLOCK_BYTES, left)
-            left -= size
-            file.seek(left)
-            content = file.read(size) + content
-    return content.decode(errors="replace").splitlines()[-count:]
 
 
 def _since(path: Path, offset: int) -> tuple[list[str], int]:

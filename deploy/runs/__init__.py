@@ -7,7 +7,8 @@ samples.py      `prefixrl samples`: what the adapter writes
 export.py       `prefixrl export`: metrics as a table
 track.py        `prefixrl track`: metrics in TensorBoard and Weights & Biases
 report.py       `prefixrl report`: the table of a run, and what its page shows
-report_page.py  `report.html`, and its curves
+page.py         `report.html`: the page in `page/` with the data inside
+curves.py       the numbers of metrics.jsonl as columns, thinned for drawing
 tables.py       tables of plain texts
 eval_table.py   the table of `prefixrl eval`
 """

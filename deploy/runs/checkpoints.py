@@ -1,12 +1,13 @@
 """Runs and their checkpoints as commands name them: config, weights, published digests."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
+import msgspec
 
 from prefixrl.common.config.load import changed, from_json
 from prefixrl.common.config.run import RunConfig
@@ -15,6 +16,8 @@ from prefixrl.common.journal import journal
 from prefixrl.common.journal.records import VersionPublished
 from prefixrl.common.run.directory_format import check_holds_run
 
+PLACE = ("directory", "launch", "slurm", "broker", "log")
+"""Sections that say where a run is, not what it does."""
 LATEST, BEST = "latest", "best"
 CHECKPOINT = "Iterations trained, 0 for none, best, or latest (default)."
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -105,3 +108,12 @@ def _published(run: Path) -> dict[int, tuple[str, ...]]:
         if isinstance(each, VersionPublished):
             found[each.note.version] = (*found.get(each.note.version, ()), each.note.digest)
     return found
+
+
+def flat_settings(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the keys of a config with dots, and their values as JSON."""
+    if isinstance(value, dict) and value:
+        for key, each in value.items():
+            yield from flat_settings(each, f"{name}.{key}" if name else key)
+    else:
+        yield name, msgspec.json.encode(value).decode()

@@ -1,6 +1,7 @@
 """The result of a run: a table and a page. Made again from files alone."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import msgspec
 from rich.console import Console
 
 from prefixrl.common.errors import ConfigError, UserError, to_copy
-from prefixrl.common.evaluation.accuracy import EvaluatedRow, means_by_problem
+from prefixrl.common.evaluation.accuracy import Difference, EvaluatedRow, Point, accuracy, difference, means_by_problem
 from prefixrl.common.evaluation.plans import GREEDY, SAMPLED
 from prefixrl.common.host.process import printable, write_atomically
 from prefixrl.common.run import json_lines
@@ -24,13 +25,17 @@ from prefixrl.common.run.documents import (
     alarm_spans,
     alarm_words,
 )
+from prefixrl.deploy.runs.checkpoints import flat_settings
+from prefixrl.deploy.runs.curves import Curves
 from prefixrl.deploy.runs.eval_table import PAIR_COLUMNS, PAIR_NOTE, pair_figures
 from prefixrl.deploy.runs.inspect import TrainedGroup, trained_groups
-from prefixrl.deploy.runs.report_page import Cells, PageContent, file_text, page
-from prefixrl.deploy.runs.samples import Common, SampleText, commonest, decoder, texts_of
+from prefixrl.deploy.runs.page import page
+from prefixrl.deploy.runs.samples import SAMPLES, ShownSamples, commonest, decoder, shown_samples
 from prefixrl.deploy.runs.tables import table_of
 
-SAMPLES = 8
+CHANCE = 0.05
+"""Most chance of so unequal numbers of problems at which a gain or a loss is shown."""
+Cells = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 @click.command()
@@ -51,9 +56,20 @@ def read(directory: Path) -> tuple[Summary | None, list[MetricsLine]]:
 
 
 def write_report(directory: Path) -> None:
-    """Write report.html."""
+    """Write report.html: the page of the dashboard with all that it shows of the run."""
     summary, lines = read(directory)
-    write_atomically(directory / "report.html", page(_content(summary, lines, directory)))
+    curves = Curves(directory)
+    curves.read()
+    state = {
+        "state": "finished" if summary else "",
+        "iterations": len(lines),
+        "words": f"{len(lines)} iterations trained",
+    }
+    parts = {
+        "state": state, "page": page_part(directory), "alarms": curves.alarms.found, "curves": curves.document(),
+        "samples": _samples(directory, lines[-1].iteration if lines else 0),
+    }  # fmt: skip
+    write_atomically(directory / "report.html", page({directory.resolve().name: parts}))
 
 
 def print_table(directory: Path) -> None:
@@ -69,6 +85,8 @@ def print_table(directory: Path) -> None:
         console.print("nothing was judged: the run has no held-out problems (data.eval)", highlight=False)
     for columns, rows in _tables(summary) if summary.accuracy else ():
         console.print(table_of(columns, rows, no_wrap=True))
+    if gain := _gain(summary, directory):
+        console.print(printable(gain), highlight=False, markup=False, soft_wrap=True)
     for name, value in _facts(summary):
         console.print(printable(f"{name}: {value}"), highlight=False, markup=False)
     told = f"everything is in {directory}; {to_copy('prefixrl samples', directory)} shows what the adapter wrote"
@@ -134,74 +152,97 @@ def _counted(histogram: dict[str, int]) -> str:
     return ", ".join(f"{age}: {count}" for age, count in histogram.items())
 
 
-def _content(summary: Summary | None, lines: Sequence[MetricsLine], directory: Path) -> PageContent:
-    """Gather what the page shows."""
-    config = file_text(directory / "config.json")
-    state = f"{len(lines)} iterations trained, {'finished' if summary else 'not finished'}; {directory.resolve()}"
-    tables = []
-    if summary:
-        names = (("Held-out problems", ""), ("Held-out problems by family", ""))
-        tables = [(*name, cells) for name, cells in zip(names, _tables(summary), strict=False)]
+def page_part(directory: Path) -> dict[str, object]:
+    """Return the part of a run's page that seldom changes; raise DataError for a damaged file."""
+    summary = json_lines.document(directory / SUMMARY_FILE, Summary)
+    tables: list[tuple[str, str, Cells]] = []
+    if summary and summary.accuracy:
+        names = ("Held-out problems", "Held-out problems by family")
+        tables = [(name, "", cells) for name, cells in zip(names, _tables(summary), strict=False)]
         tables += _differences(summary, directory)
-    texts = _texts(directory, lines[-1].iteration if lines else 0)
-    return PageContent(
-        title=directory.resolve().name, state=state, lines=lines,
-        judged=summary.accuracy_by_version if summary else [], tables=tables,
-        facts=[*_models(config), *(_facts(summary) if summary else [])], alarms=alarm_spans(lines),
-        early=texts.early, late=texts.late, common=texts.common, no_samples=texts.fault,
-        starts=json_lines.read(directory / STARTS_FILE, StartLine), config=config,
-    )  # fmt: skip
+    path = directory / "config.json"
+    config: dict[str, Any] = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
+    models = [(role, section["model"]) for role in ("adapter", "target") if (section := config.get(role))]
+    return {
+        "directory": str(directory.resolve()), "tables": [(name, note, *cells) for name, note, cells in tables],
+        "gain": _gain(summary, directory) if summary else "",
+        "facts": [*models, *(_facts(summary) if summary else [])], "judged": judged_points(directory),
+        "starts": json_lines.read(directory / STARTS_FILE, StartLine), "settings": list(flat_settings(config)),
+    }  # fmt: skip
 
 
-def _models(config: str) -> list[tuple[str, str]]:
-    if not config:
-        return []
-    document: dict[str, Any] = msgspec.json.decode(config)
-    named = {role: (document.get(role) or {}).get("model") for role in ("adapter", "target")}
-    return [(role, str(model)) for role, model in named.items() if model]
+def judged_points(directory: Path) -> list[Point]:
+    """Return the adapter's accuracy by version, as far as it is judged."""
+    names = ("untrained_adapter", "adapter@*", "trained_adapter")
+    paths = [path for name in names for path in (directory / "evaluations").glob(f"{name}.{GREEDY}.jsonl")]
+    found = {point.version: point for path in paths if (point := _point(path, path.stat().st_mtime_ns))}
+    return [found[version] for version in sorted(found)]
+
+
+@lru_cache(maxsize=1024)
+def _point(path: Path, _mark: int) -> Point | None:
+    rows = json_lines.read(path, EvaluatedRow)
+    judged = accuracy(rows)
+    return Point(rows[0].version, judged.accuracy, judged.ci95) if judged else None
+
+
+def _means(summary: Summary, directory: Path, decoding: str) -> dict[str, dict[str, float]]:
+    """Return the mean reward of each problem by judged arm."""
+    files = {arm: directory / "evaluations" / f"{arm}.{decoding}.jsonl" for arm in ARMS if arm in summary.accuracy}
+    return {arm: means_by_problem(json_lines.read(path, EvaluatedRow)) for arm, path in files.items()}
 
 
 def _differences(summary: Summary, directory: Path) -> list[tuple[str, str, Cells]]:
     """Return the table of the arms' paired differences, from the judged answers."""
     rows = []
     for decoding in (GREEDY, SAMPLED):
-        files = {arm: directory / "evaluations" / f"{arm}.{decoding}.jsonl" for arm in ARMS if arm in summary.accuracy}
-        means = {arm: means_by_problem(json_lines.read(path, EvaluatedRow)) for arm, path in files.items()}
+        means = _means(summary, directory, decoding)
         for one, other in combinations(means, 2):
             if figures := pair_figures(means[other], means[one]):
                 rows.append([decoding, arm_name(other, summary.versions), arm_name(one, summary.versions), *figures])
     return [("Paired differences", PAIR_NOTE, (PAIR_COLUMNS[1:], rows))] if rows else []
 
 
-class _Texts(msgspec.Struct):
-    """Samples of a run, or why there are none."""
-
-    early: list[SampleText] = []
-    late: list[SampleText] = []
-    common: list[Common] = []
-    fault: str = ""
+def _gain(summary: Summary, directory: Path) -> str:
+    """Return what the training brought over the untrained adapter, in words; "" where both were not judged."""
+    means = _means(summary, directory, GREEDY)
+    found = difference(means.get("trained_adapter", {}), means.get("untrained_adapter", {}))
+    return gain_in_words(found, summary.versions) if found else ""
 
 
-def _texts(directory: Path, last: int) -> _Texts:
+def gain_in_words(found: Difference, versions: int) -> str:
+    """Return in a sentence whether training has changed the accuracy on held-out problems. Pure."""
+    low, high = found.ci95
+    figures = (
+        f"adapter@{versions} less adapter@0 is {found.mean:+.3f} (95% interval {low:+.3f} to {high:+.3f}; "
+        f"by chance {found.chance:.2g}; {found.problems} problems, greedy)"
+    )
+    if found.chance > CHANCE or low <= 0.0 <= high:
+        return f"no gain shown: {figures}. `prefixrl docs your_own_task`, section 9, says what to try"
+    return f"{'a gain' if found.mean > 0 else 'a loss'}: {figures}"
+
+
+def _samples(directory: Path, last: int) -> ShownSamples:
     """Read the journal once, and hold little of it: it may be larger than the memory."""
-    found = _Texts()
+    early: list[TrainedGroup] = []
+    late: list[TrainedGroup] = []
     try:
         decode = decoder(directory)
-        found.common = commonest(_watched(trained_groups(directory), last, decode, found), last, decode)
+        common = commonest(_watched(trained_groups(directory), last, early, late), last, decode)
     except (UserError, OSError) as fault:
-        return _Texts(fault=f"no samples: {fault}")
-    return found if found.common else _Texts(fault="no samples: nothing is trained yet")
+        return ShownSamples(fault=f"no samples: {fault}")
+    return shown_samples(late or early, decode, common, early if late else ())
 
 
 def _watched(
-    groups: Iterable[TrainedGroup], last: int, decode: Callable[[list[int]], str], found: _Texts
+    groups: Iterable[TrainedGroup], last: int, early: list[TrainedGroup], late: list[TrainedGroup]
 ) -> Iterator[TrainedGroup]:
-    """Yield all groups; keep samples of the first and of the last iteration."""
+    """Yield all groups; keep some of the first iteration, and all of the last."""
     first = None
     for group in groups:
         first = group.version_trained if first is None else first
-        for iteration, kept in ((first, found.early), (last, found.late)):
-            is_other = kept is found.early or last > first
-            if group.version_trained == iteration and is_other and group.rows and len(kept) < SAMPLES:
-                kept.append(texts_of(group, decode)[0])
+        if group.version_trained == first and len(early) < SAMPLES:
+            early.append(group)
+        elif group.version_trained == last > first:
+            late.append(group)
         yield group

@@ -23,6 +23,10 @@ COMMONEST = 5
 TRENDS = 8
 FOLLOW_S = 2.0
 TEXT_COLUMN = 14
+SAMPLES = 8
+"""Samples of a kind on a page."""
+LEAST_SHARE = 0.01
+"""Texts that are rarer are no part of a page's commonest ones."""
 
 
 class SampleText(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +57,16 @@ class Common(msgspec.Struct, frozen=True):
     share: float
     reward: float
     """Mean reward of those rows."""
+
+
+class ShownSamples(msgspec.Struct, frozen=True):
+    """The samples on a page."""
+
+    groups: list[tuple[str, list[SampleText]]] = []
+    """By kind."""
+    common: list[Common] = []
+    fault: str = ""
+    """Why there are none."""
 
 
 @click.command("samples")
@@ -136,6 +150,22 @@ def texts_of(group: TrainedGroup, decode: Callable[[list[int]], str]) -> list[Sa
         )
         for row in group.rows
     ]
+
+
+def shown_samples(
+    newest: Iterable[TrainedGroup],
+    decode: Callable[[list[int]], str],
+    common: Iterable[Common],
+    early: Iterable[TrainedGroup] = (),
+) -> ShownSamples:
+    """Choose what a page shows of an iteration's groups: a row per group, and its best and worst, each text once."""
+    rows, firsts = [[texts for group in groups if (texts := texts_of(group, decode))] for groups in (newest, early)]
+    ranked = sorted((row for each in rows for row in each), key=lambda row: row.advantage or 0.0)
+    best, worst = (list({(row.group, row.prefix): row for row in each}.values()) for each in (ranked[::-1], ranked))
+    kinds = {"Newest": [each[0] for each in rows], "Best": best, "Worst": worst, "Early": [each[0] for each in firsts]}
+    groups = [(name, each[:SAMPLES]) for name, each in kinds.items()]
+    fault = "" if rows else "no samples: nothing is trained yet"
+    return ShownSamples(groups, [each for each in common if each.share >= LEAST_SHARE], fault)
 
 
 def commonest(groups: Iterable[TrainedGroup], last: int, decode: Callable[[list[int]], str]) -> list[Common]:

@@ -3,7 +3,8 @@
     client ── HTTP ──▶ app.py ── problems ──▶ answering.py ── pieces ──▶ engine_thread.py ──▶ engines
 
 serve_command.py   the options of the command
-server.py          loads the models of a run, reads the key, listens, ends in order
+server.py          loads the models of a run and serves them
+listening.py       key, Host, socket and limits of every HTTP server, that of the dashboard too
 app.py             routes, admission, deadlines, clients that have gone
 api_request.py     the JSON of requests, and the errors that refuse them; pure
 openai_format.py   the JSON of answers; pure

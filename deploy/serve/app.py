@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from hmac import compare_digest
 
 import msgspec
 from starlette.applications import Starlette
@@ -15,9 +14,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from prefixrl.common.wire.address import is_loopback
 from prefixrl.deploy.serve.answering import Answering
 from prefixrl.deploy.serve.api_request import ApiError, ApiRequest, Limits, read
+from prefixrl.deploy.serve.listening import refusal
 from prefixrl.deploy.serve.openai_format import AnswerPart, Format, TokenCounts, event_of
 
 log = logging.getLogger(__name__)
@@ -172,17 +171,9 @@ class _Endpoint:
                 await _send(request, send, error.document, error.status, error.headers)
 
     def _check(self, request: Request) -> None:
-        host = request.url.hostname or ""
-        if self._key is None and not is_loopback(host):
-            # A web page may have its own name point to loopback.
-            raise ApiError(
-                403, f"Host {host!r}: without a key only localhost, 127.0.0.1 and ::1 are allowed; use one of them"
-            )
-        if self._key is not None and self._needs_key:
-            scheme, _, given = request.headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not compare_digest(given.strip().encode(), self._key.encode()):
-                said = "the API key is missing or wrong; send it as `Authorization: Bearer KEY`"
-                raise ApiError(401, said, code="invalid_api_key")
+        host, given = request.url.hostname or "", request.headers.get("authorization")
+        if refused := refusal(host, given, self._key, self._needs_key):
+            raise ApiError(*refused, code="invalid_api_key" if refused[0] == 401 else None)
 
 
 async def _send(

@@ -1,12 +1,10 @@
 """The command `prefixrl serve`; its imports are late, so that --help is quick."""
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import click
 
-from prefixrl.common.errors import UserError
 from prefixrl.common.worker.command import settings_option
 from prefixrl.deploy.runs.checkpoints import CHECKPOINT, ema_option
 
@@ -31,9 +29,6 @@ def serve(**options: Any) -> None:
 
     Loads both models in this process. SIGTERM or Ctrl-C lets open requests end.
     """
-    needed = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
-    if needed:
-        raise UserError(f"{' and '.join(needed)}: not installed here; pip install 'prefixrl[serve]'")
     from prefixrl.deploy.serve import server
 
     raise SystemExit(server.serve(server.ServeOptions(**options)))

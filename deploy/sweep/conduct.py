@@ -12,13 +12,13 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, Halted, PrefixRLError
 from prefixrl.common.host.process import printable, stop_event
 from prefixrl.deploy.launch.launch import STOPPED, launch
-from prefixrl.deploy.runs.checkpoints import config_of
+from prefixrl.deploy.runs.checkpoints import PLACE, config_of, flat_settings
 from prefixrl.deploy.slurm import scheduler
 from prefixrl.deploy.slurm.jobs import script_path, write_scripts
 from prefixrl.deploy.slurm.script import RunOnSlurm, whole_runs
 from prefixrl.deploy.sweep.grid import Sweep, SweptRun, read
 from prefixrl.deploy.sweep.outcome import print_tables
-from prefixrl.deploy.view.run_state import PLACE, flat_settings, is_locked, state_of
+from prefixrl.deploy.view.run_state import is_locked, state_of
 
 SOME_FAILED = 5
 """Exit code of a sweep that is over, but some of whose runs ended with an error."""

@@ -9,7 +9,7 @@ from rich.live import Live
 
 from prefixrl.common.errors import ConfigError, PeerLost, Refusal
 from prefixrl.common.host.process import printable
-from prefixrl.common.run.documents import MetricsLine
+from prefixrl.common.run.documents import AlarmSpans, MetricsLine
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
 from prefixrl.common.wire.messages.learner import GetStatus, Status
@@ -34,6 +34,31 @@ def render(document: bytes, directory: Path) -> None:
     console().print(picture(status, progress_in(directory, newest_lines(directory, RECENT))))
 
 
+class BrokerView:
+    """Asks a run's broker again and again, over one connection while it answers."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._requester: Requester | None = None
+
+    def ask(self) -> StatusDocument | None:
+        """Return the document of a broker; None where it is silent, or there is none."""
+        if self._requester is None and not (self._directory / ENDPOINT_FILE).exists():
+            return None
+        try:
+            if self._requester is None:
+                self._requester = Requester(address_in(self._directory, "operator"), "operator", answer_s=1.0)
+            return msgspec.json.decode(self._requester.ask(GetStatus(), Status)[0].document, type=StatusDocument)
+        except (PeerLost, Refusal, ConfigError):
+            return None
+
+    def close(self) -> None:
+        """Give the connection up; the next question makes another."""
+        if self._requester:
+            self._requester.close()
+        self._requester = None
+
+
 class View:
     """A run as it goes on: a live picture on a terminal, lines elsewhere."""
 
@@ -41,10 +66,11 @@ class View:
         self._directory = directory
         self._console = console(is_on_stderr)
         self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
-        self._requester: Requester | None = None
+        self._broker = BrokerView(directory)
         self.document: StatusDocument | None = None
         """The newest answer of the broker; None where the last question brought none."""
         self._next_s = 0.0
+        self._alarms = AlarmSpans()
         self._seen: int | None = None
         """Newest iteration whose alarms were told."""
         self._line_s = -SILENT_S
@@ -59,8 +85,7 @@ class View:
     def __exit__(self, *error: object) -> None:
         if self._live:
             self._live.stop()
-        if self._requester:
-            self._requester.close()
+        self._broker.close()
 
     def announce(self, text: str) -> None:
         """Print a line that stays; elsewhere than on a terminal with the time, and never wrapped."""
@@ -74,7 +99,7 @@ class View:
         if time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + REFRESH_S
-        document = self.document = self._ask()
+        document = self.document = self._broker.ask()
         if document is None:
             return
         recent = newest_lines(self._directory, RECENT)
@@ -99,25 +124,8 @@ class View:
 
     def _alarms_begun(self, lines: Sequence[MetricsLine]) -> list[str]:
         """Return the alarms that began since the last call; at first, those that ring still."""
-        if not lines:
-            return []
-        is_first, found = self._seen is None, []
-        seen = lines[-1].iteration - 1 if self._seen is None else self._seen
-        for before, line in zip((None, *lines), lines, strict=False):
-            if line.iteration > seen:
-                known = {} if before is None or is_first else before.alarms
-                found += [
-                    f"iteration {line.iteration}: {text}" for kind, text in line.alarms.items() if kind not in known
-                ]
-        self._seen = lines[-1].iteration
-        return found
-
-    def _ask(self) -> StatusDocument | None:
-        if self._requester is None and not (self._directory / ENDPOINT_FILE).exists():
-            return None
-        try:
-            if self._requester is None:
-                self._requester = Requester(address_in(self._directory, "operator"), "operator", answer_s=1.0)
-            return msgspec.json.decode(self._requester.ask(GetStatus(), Status)[0].document, type=StatusDocument)
-        except (PeerLost, Refusal, ConfigError):
-            return None
+        known = len(self._alarms.found)
+        for line in lines[-1:] if self._seen is None else [each for each in lines if each.iteration > self._seen]:
+            self._alarms.add(line.iteration, line.alarms)
+            self._seen = line.iteration
+        return [f"iteration {each.first}: {each.text}" for each in self._alarms.found[known:]]

@@ -5,14 +5,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, DataError, Halted, PeerLost, to_copy
 from prefixrl.common.run import json_lines
-from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
 from prefixrl.common.run.documents import (
     END_FILE,
     METRICS_FILE,
@@ -28,9 +28,8 @@ from prefixrl.common.wire.messages.learner import GetStatus, Status
 from prefixrl.common.wire.requester import Requester
 from prefixrl.deploy.runs.checkpoints import config_of, newest_checkpoint
 
-PLACE = ("directory", "launch", "slurm", "broker", "log")
-"""Sections that say where a run is, not what it does."""
 LEARNER_LOG = "logs/learner.log"
+BLOCK_BYTES = 2**16
 MOST_WORDS = 600
 """Longest end of a log that is a part of a sentence."""
 
@@ -80,8 +79,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
                     f"With the cause removed, {again} resumes it"
                 )
             case "killed":
-                text = log.read_bytes()[-8192:].decode(errors="replace").strip() if log.exists() else ""
-                words, newest = text.splitlines()[-1:], newest_checkpoint(directory)
+                words, newest = log_tail(log, 1) if log.exists() else [], newest_checkpoint(directory)
                 found = f" ({newest} iterations)" if newest else ", of which there is none: from the beginning"
                 return (
                     f"killed at iteration {at}: the learner left no word of its end{see}"
@@ -226,13 +224,32 @@ def newest_lines(run: Path, count: int = 1) -> list[MetricsLine]:
     return json_lines.newest(run / METRICS_FILE, MetricsLine, count)
 
 
-# --- settings --------------------------------------------------------------------------------------------------------
+# --- files -----------------------------------------------------------------------------------------------------------
 
 
-def flat_settings(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the keys of a config with dots, and their values as JSON."""
-    if isinstance(value, dict) and value:
-        for key, each in value.items():
-            yield from flat_settings(each, f"{name}.{key}" if name else key)
-    else:
-        yield name, msgspec.json.encode(value).decode()
+def log_tail(path: Path, count: int) -> list[str]:
+    """Return the newest lines; reads no more of a long log than it needs."""
+    if not count:
+        return []
+    with path.open("rb") as file:
+        left, content = file.seek(0, os.SEEK_END), b""
+        while left and content.count(b"\n") <= count:
+            size = min(BLOCK_BYTES, left)
+            left -= size
+            file.seek(left)
+            content = file.read(size) + content
+    return content.decode(errors="replace").splitlines()[-count:]
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """Return the run directories in a folder, at any depth; raises ConfigError if there is none."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder")
+    found = []
+    for path, folders, files in os.walk(folder):
+        if FORMAT_FILE in files:
+            found.append(Path(path))
+            folders.clear()  # a run directory holds no other run
+    if not found:
+        raise ConfigError(f"{folder} holds no run at any depth (no file {FORMAT_FILE})")
+    return sorted(found)

@@ -3,8 +3,14 @@
 Each is given once when it begins, and again only after it had ended.
 """
 
+import math
+from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 
+from prefixrl.common.config.foreign import read_toml
+
+TEXTS: dict[str, str] = read_toml(Path(__file__).with_suffix(".toml"), "the table of alarms")
 LOW_ESS = 0.5
 """Below this, half of the old samples count for nothing."""
 LOW_ENTROPY_SHARE = 0.1
@@ -21,6 +27,12 @@ ONE_TEXT_RISE = 0.2
 """By so much the share must have risen: an adapter may write one text mostly from the beginning."""
 NO_REWARD_ITERATIONS = 3
 """Iterations in a row without any reward; a single one may be bad luck on a hard task."""
+FLAT_FROM, FLAT_SPAN = 60, 20
+"""Iterations before a reward may be called flat, and those at either end whose means are compared."""
+FLAT_BEGINS, FLAT_ENDS = 2.0, 3.0
+"""Rise in standard errors below which the reward is flat, and above which it is so no more."""
+MIXED = 0.1
+"""Share of the groups whose rewards must differ: from others nothing can be learned, which is another fault."""
 FIRST_ITERATIONS = 3
 SMOOTHING = 0.2
 
@@ -37,6 +49,8 @@ class Alarms:
         self._least_share = 1.0
         self._noise = 0.0
         self._without_reward = 0
+        self._looks, self._first_sum, self._squares = 0, 0.0, 0.0
+        self._newest: deque[float] = deque(maxlen=FLAT_SPAN)
 
     def look(self, iteration: int, figures: Mapping[str, float]) -> list[str]:
         """Return the sentences of alarms that begin at this iteration."""
@@ -47,6 +61,7 @@ class Alarms:
             "noise": self._by_noise(figures),
             "one_text": self._one_text(figures),
             "no_reward": self._no_reward(figures),
+            "plateau": self._plateau(figures),
         }
         texts = [f"iteration {iteration}: {text}" for name, text in found.items() if text and name not in self.ringing]
         self.ringing = {name: text for name, text in found.items() if text}
@@ -65,11 +80,7 @@ class Alarms:
         first = sum(self._first_entropies) / len(self._first_entropies)
         if entropy >= LOW_ENTROPY_SHARE * first or self._reward > self._best_reward - LOST_REWARD:
             return ""
-        return (
-            f"the policy has collapsed: entropy {entropy:.3g} nat per token ({first:.3g} in the first iterations), "
-            f"reward {self._reward:.3f} (best {self._best_reward:.3f}); resume from an older checkpoint with a smaller "
-            f"learning rate, a smaller algorithm.max_staleness or a larger algorithm.entropy"
-        )
+        return TEXTS["entropy"].format(entropy=entropy, first=first, reward=self._reward, best=self._best_reward)
 
     def _exploration(self, figures: Mapping[str, float]) -> str:
         """Return the sentence for an entropy that is gone before the task is learned, else an empty one."""
@@ -77,11 +88,7 @@ class Alarms:
         first = sum(self._first_entropies) / max(1, len(self._first_entropies))
         if entropy is None or entropy >= STILL_SHARE * first or max(reward, self._reward or 0.0) >= LEARNED:
             return ""
-        return (
-            f"the policy has stopped to explore at a reward of {reward:.3f}: entropy {entropy:.3g} nat per token "
-            f"({first:.3g} in the first iterations). Keep this checkpoint; what it never writes now it will not find. "
-            f"Resume from an older one with a larger algorithm.entropy or a smaller learning rate"
-        )
+        return TEXTS["exploration"].format(reward=reward, entropy=entropy, first=first)
 
     def _by_noise(self, figures: Mapping[str, float]) -> str:
         """Return the sentence for tokens that `bound_ratio` holds though nothing was learned from them, else ""."""
@@ -91,12 +98,7 @@ class Alarms:
         self._noise += SMOOTHING * (share - self._noise)
         if self._noise < NOISE:
             return ""
-        gap = figures.get("engine_mismatch_gap", 0.0)
-        return (
-            f"algorithm.bound_ratio keeps {self._noise:.1%} of the tokens of age 0 from being learned, negative rows "
-            f"first, and that is no drift: engine and learner differ by {gap:.2g} nat per token before any "
-            f'step. Raise bound_ratio or set it "off", or give both the same dtype (docs/objectives.md)'
-        )
+        return TEXTS["noise"].format(noise=self._noise, gap=figures.get("engine_mismatch_gap", 0.0))
 
     def _one_text(self, figures: Mapping[str, float]) -> str:
         """Return the sentence for one text in nearly all rows, if that is new, else ""."""
@@ -106,22 +108,32 @@ class Alarms:
         self._least_share = min(self._least_share, share)
         if share < ONE_TEXT or share - self._least_share < ONE_TEXT_RISE:
             return ""
-        return (
-            f"the adapter writes one and the same text in {share:.0%} of the rows, whatever is asked (at the least it "
-            f"was {self._least_share:.0%}); `prefixrl samples` shows it. Unless that text is what you look for, resume "
-            f"from an older checkpoint with a smaller learning rate or a larger algorithm.entropy"
-        )
+        return TEXTS["one_text"].format(share=share, least=self._least_share)
 
     def _no_reward(self, figures: Mapping[str, float]) -> str:
         """Return the sentence for iterations in which every answer had reward 0, else ""."""
         self._without_reward = self._without_reward + 1 if figures.get("reward") == 0.0 else 0
         if self._without_reward < NO_REWARD_ITERATIONS:
             return ""
-        return (
-            f"every answer of the last {self._without_reward} iterations had reward 0, from which nothing can be "
-            f"learned; `prefixrl samples` shows what was asked, written and found: look at the reward function, at the "
-            f"form of the gold answers, and whether scorer.max_new_tokens cuts the answers (docs/your_own_task.md)"
-        )
+        return TEXTS["no_reward"].format(iterations=self._without_reward)
+
+    def _plateau(self, figures: Mapping[str, float]) -> str:
+        """Return the sentence for a reward that is within its noise of where it began, else ""."""
+        reward = figures.get("reward")
+        if reward is None:
+            return ""
+        # Differences of neighbours hold the noise alone, whatever the trend.
+        self._squares += (reward - self._newest[-1]) ** 2 / 2 if self._newest else 0.0
+        self._first_sum += reward if self._looks < FLAT_SPAN else 0.0
+        self._looks += 1
+        self._newest.append(reward)
+        first, newest = self._first_sum / FLAT_SPAN, sum(self._newest) / FLAT_SPAN
+        error = math.sqrt(self._squares / self._looks * 2 / FLAT_SPAN)
+        most = FLAT_ENDS if "plateau" in self.ringing else FLAT_BEGINS
+        is_mixed = figures.get("uniform_groups_fraction", 0.0) <= 1.0 - MIXED
+        if self._looks < FLAT_FROM or newest >= LEARNED or newest - first > most * error or not is_mixed:
+            return ""
+        return TEXTS["plateau"].format(looks=self._looks, newest=newest, first=first, error=error, span=FLAT_SPAN)
 
 
 def _ess(figures: Mapping[str, float]) -> str:
@@ -129,8 +141,4 @@ def _ess(figures: Mapping[str, float]) -> str:
     ess = figures.get("old_ess_fraction")
     if ess is None or ess >= LOW_ESS:
         return ""
-    return (
-        f"the policy has left its samples behind: the effective sample size of tokens of age 1 and more is {ess:.2f} "
-        f"of their number; lower the learning rate, the optimiser steps per batch or algorithm.max_staleness "
-        f"(docs/staleness.md)"
-    )
+    return TEXTS["ess"].format(ess=ess)

@@ -28,19 +28,13 @@ from prefixrl.learner.data.problems import input_files
 NOT_OURS = os.strerror(errno.EADDRNOTAVAIL)
 FREE_SECTIONS = ("launch", "checkpoint", "evaluation", "broker", "slurm", "log")
 KeyPath = tuple[str, ...]
-FREE_KEYS: frozenset[KeyPath] = frozenset(
-    {
-        ("rollout", "device"), ("rollout", "threads"), ("rollout", "vllm"),
-        ("scorer", "device"), ("scorer", "threads"), ("scorer", "vllm"), ("scorer", "verifier_children"),
-        ("scorer", "prm", "device"), ("scorer", "prm", "gpu_memory_utilization"),
-        ("scorer", "openai", "url"), ("scorer", "openai", "key_variable"), ("scorer", "openai", "requests"),
-        ("scorer", "openai", "request_s"), ("scorer", "openai", "patience_s"),
-        ("scorer", "openai", "prompt_price"), ("scorer", "openai", "completion_price"),
-        ("learner", "device"), ("learner", "threads"), ("learner", "micro_batch_tokens"),
-        ("learner", "batch_timeout_s"), ("learner", "collective_timeout_s"),
-        ("filter", "limit_batches"), ("filter", "min_pass_rate"),
-    }
-)  # fmt: skip
+_FREE = {
+    ("rollout",): "device threads vllm", ("filter",): "limit_batches min_pass_rate",
+    ("scorer",): "device threads vllm verifier_children", ("scorer", "prm"): "device gpu_memory_utilization",
+    ("scorer", "openai"): "url key_variable requests request_s patience_s prompt_price completion_price",
+    ("learner",): "device threads micro_batch_tokens batch_timeout_s collective_timeout_s",
+}  # fmt: skip
+FREE_KEYS: frozenset[KeyPath] = frozenset((*path, key) for path, keys in _FREE.items() for key in keys.split())
 """Keys that may differ when a run is resumed, besides FREE_SECTIONS: none of them changes what is trained. A served
 target may move to another address, but must stay the same model."""
 REMEDY = "restore them, choose another directory (--set directory=...), or start anew (--fresh)"

@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,29 +17,7 @@ from support.tiers import mostly_nightly
 
 HEAVY = {"deepspeed", "matplotlib", "numpy", "torch", "transformers", "vllm", "zmq"}
 
-HELP = {
-    "deploy": {"launch", "status", "inspect", "report"},
-    "deploy launch": {"RUN_FILE", "--set KEY=VALUE", "--fresh", "Executes the Python files"},
-    "deploy status": {"RUN_DIRECTORY", "--json"},
-    "deploy inspect": {"RUN_DIRECTORY", "--json"},
-    "deploy report": {"RUN_DIRECTORY"},
-    "deploy config": {"KEY", "--markdown", "--json-schema"},
-    "deploy samples": {"RUN_DIRECTORY", "--best", "--worst", "--follow", "--json"},
-    "deploy export": {"RUN_DIRECTORY", "--out"},
-    "deploy track": {"RUN_DIRECTORY", "--tensorboard", "--wandb PROJECT", "--offline", "--follow"},
-    "deploy list": {"FOLDER", "--json"},
-    "deploy compare": {"RUNS"},
-    "learner": {"RUN_FILE", "--set KEY=VALUE", "--check", "Executes the Python files"},
-    "deploy systemd install": {"RUN_FILE", "--set KEY=VALUE", "--user", "--name", "--as-user", "--print"},
-    "deploy systemd uninstall": {"--user", "--name"},
-    "deploy keygen": {"RUN_DIRECTORY", "--worker", "--remove", "--new"},
-    "deploy worker-command": {"RUN_DIRECTORY", "--role", "--key"},
-    "rollout": {"--run", "--connect", "--key", "--model", "--engine", "--device", "--grace-s"},
-    "scorer": {
-        *("--run", "--connect", "--key", "--model", "--engine", "--device", "--grace-s"),
-        *("--allow-function", "--secret"),
-    },
-}
+HELP = tomllib.loads((Path(__file__).parents[1] / "deploy/commands/help.toml").read_text())
 STARTERS = ("learner", "deploy launch")
 MISTAKES = {
     "a misspelt key": (

@@ -19,39 +19,13 @@ from prefixrl.common.wire.transport import Client
 from support.fakes import peers, wait_until
 from support.keys import key
 from support.runs.real_run import RealRun, real_run
+from support.tables import program
 
 HELLO = Hello(protocol=PROTOCOL, role="scorer", incarnation="incarnation", host="host", pid=1)
 LIMIT = 300
 """Descriptors of each server."""
 
-STRANGERS = """
-import selectors, socket, sys, time
-ports, number = [int(each) for each in sys.argv[2:]], int(sys.argv[1])
-held, watch = [], selectors.DefaultSelector()
-def begin(port):
-    each = socket.socket()
-    each.setblocking(False)
-    each.connect_ex(("127.0.0.1", port))
-    watch.register(each, selectors.EVENT_READ | selectors.EVENT_WRITE, port)
-for each in range(number):
-    begin(ports[each % len(ports)])
-print("ready", flush=True)
-while True:  # each greets, and comes again when it is cut
-    for found, events in watch.select():
-        try:
-            if events & selectors.EVENT_WRITE:
-                found.fileobj.send(b"\\xff")
-                watch.modify(found.fileobj, selectors.EVENT_READ, found.data)
-            elif not found.fileobj.recv(4096):
-                raise OSError
-        except BlockingIOError:
-            pass
-        except OSError:
-            watch.unregister(found.fileobj)
-            found.fileobj.close()
-            begin(found.data)
-    time.sleep(0.002)
-"""
+STRANGERS = program(__file__, "STRANGERS")
 
 
 @pytest.fixture(scope="module")

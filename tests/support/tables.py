@@ -1,4 +1,7 @@
-"""Tables of cases in a folder's `cases.toml`: of each test by its name, the names of its arguments and rows of them."""
+"""Tables of cases in a folder's `cases.toml`: of each test by its name, the names of its arguments and rows of them.
+
+Its `programs.toml` has, by file and name, the programs that its tests start or load.
+"""
 
 import tomllib
 from collections.abc import Callable
@@ -17,3 +20,10 @@ def table(file: str) -> Callable[[Any], Any]:
         return pytest.mark.parametrize(found["names"], rows)(test)
 
     return give
+
+
+def program(file: str, name: str) -> str:
+    """The source of a program of a test's file (`__file__`)."""
+    path = Path(file)
+    found: str = tomllib.loads(path.with_name("programs.toml").read_text(encoding="utf-8"))[path.stem][name]
+    return found

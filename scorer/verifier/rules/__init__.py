@@ -5,7 +5,7 @@ looks.py       removes what only changes the looks of an answer
 question.py    the answer beside the question, whose formulas are no answers
 words.py       answers that are words, choices, dates
 units.py       the words behind a value
-units.txt      units and counted things, singular, by language; then the words that are never units
+tables/        patterns of looks.py; in units.txt units and counted things, singular, then what is never a unit
 boxes.py       several boxes in one sentence as one list, where the gold answer is a list
 equations.py   the sides of an equation
 relations.py   inequalities as sets

@@ -2,15 +2,12 @@
 
 import functools
 import re
+import tomllib
 import unicodedata
 from collections.abc import Callable
+from pathlib import Path
 
 Rewrites = tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
-
-
-def compiled(*pairs: tuple[str, str | Callable[[re.Match[str]], str]]) -> Rewrites:
-    """Return patterns with what takes their place."""
-    return tuple((re.compile(pattern), replacement) for pattern, replacement in pairs)
 
 
 def rewritten(text: str, rewrites: Rewrites) -> str:
@@ -20,59 +17,24 @@ def rewritten(text: str, rewrites: Rewrites) -> str:
     return text
 
 
-_REWRITES = compiled(
-    (r"\\\$|[€£¥₹]", ""),
-    (r"\^(?:\\circ|\{\\circ\})", ""),
-    (r"\{,\}", ","),
-    (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-    (r"~", " "),
-    # Two kinds of spaces have a meaning and are kept, as "~": "3 4" is not 34, "1, 200" is not 1,200.
-    (r"(?<=\d)\s+(?=\d)|(?<=\d,)\s+(?=\d{3}(?!\d))", "~"),
-    (r"\s+", ""),
-    (r"\\frac(\d)", r"\\frac{\1}"),
-    (r"(\\frac\{[^{}]*\})~?(\d)", r"\1{\2}"),
-    (r"_\{\\text\{(\w+)\}\}", r"_\1"),
-    (r"_\{(\w+)\}", r"_\1"),
-    (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
-    (r"\{:\}", ":"),
-    (r"\\[lcd]dots(?![a-zA-Z])|\\dots[cbm](?![a-zA-Z])", r"\\dots"),
-)
 _SHAPE = re.compile(
     r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|boxed|fbox)(?![a-zA-Z])|\\!|\\[,;:](?![a-zA-Z])|(?<![a-zA-Z])\\[,;:]"
 )
 _NAMES = {"langle": "(", "rangle": ")", "lg": r"\log_{10}", "imath": "i", "jmath": "j", "−": "-", "×": r"\times "}
 _NAMES |= {"·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge "}
-_FORMS = compiled(
-    (r"[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]", ""),
-    (r"\\(?:text(?:bf|it|rm|sf|tt|normal)|mbox)(?![a-zA-Z])", r"\\text"),
-    (r"(?<=\d)(?:\\ |~)(?=\d{3}(?!\d))", ""),
-    (r"(?<!\\)\\(?:[ ,;:]|(?:q?quad|(?:thin|med|thick|en)space|enskip)(?![a-zA-Z])|text\{\s*\})", " "),
-    (r"(?<![\w.,^}/])(\d+)[ ~]+(\d+) ?/ ?(\d+)(?![\d./])", r"\1\\frac{\2}{\3}"),
-    (r"(\\[dt]?frac)\s*\\pi\s*(?=[\d{])", r"\1{\\pi}"),
-    (r"[¼-¾⅐-⅞]", lambda found: r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", found[0]).split("⁄"))),
-    (r"[！-～]", lambda found: unicodedata.normalize("NFKC", found[0])),
-    (r"(?![0-9])\d", lambda found: str(unicodedata.decimal(found[0]))),
-    (r"[⁰¹²³⁴-⁹]+", lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}"),
-    (r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+|[a-zA-Z]))", r"\\sqrt{\1\2\3}"),
-    (r"(\\\\)\s*\[[\d.]+\s*[a-z]{2}\]", r"\1"),
-    (r"^\s*(?:\\approx(?![a-zA-Z])|≈)", ""),
-    (r"^(\*\*|__|[*_`])([^*_`]+)\1$", r"\2"),
-    (r"(?<=\d)(?:\s|~)*\\Omega\s*$", r"\\text{Ω}"),
-    (r"\\mu\s*\\(?:text|mathrm)\{\s*", r"\\text{μ"),
-    (r"(?:°|\\degree|\^\s*\{?\s*\\circ\s*\}?)\s*(?:\\(?:text|mathrm)\s*\{\s*)?[CF]\}?\s*$|[℃℉]", "°"),
-    (r"\\(?:textcolor|color)\s*\{[a-zA-Z]\w*\}", ""),
-    (r"°|\\degree(?![a-zA-Z])", r"^\\circ "),
-    (r"\s*\^\s*(?=\{?\s*\\circ(?![a-zA-Z]))", "^"),
-    (r"\\(?:mathrm|operatorname|text)\{\s*([ei])\s*\}", r"\1"),
-    (r"\\(langle|rangle|lg|imath|jmath)(?![a-zA-Z])|([−×·π∞≤≥])", lambda found: _NAMES[found[1] or found[2]]),
-    (r"\\log_(?:e|\{\s*e\s*\})(?![a-zA-Z])", r"\\ln "),
-    (r"\((\d+)\)_", r"\1_"),
-    (r"_\{\s*\\text\{\s*base\s*\}?\s*(\w+)\s*\}+", r"_{\1}"),
-    (r"\\(?:vec|hat|mathbf|boldsymbol) ?(?:\{ ?(?:\\mathbf ?\{?)?([ijk])\}*|([ijk])(?![a-zA-Z]))", r"\\mathbf{\1\2}"),
-    (r"\\\{\s*([a-z])\s*(?:\\in\s*\\mathbb\s*\{?\s*R\s*\}?)?\s*(?:\\mid|:|\||\\vert)([^{}]*\1[^{}]*)\\\}", r"\2"),
-    (r"^\s*\\(?:text|mathrm)\{(?=[^{}]*[A-Za-z]{2})[^{}\d]*(?:\bis|\bare|:|=)\s*\}(?=\s*\S)", ""),
+_FUNCTIONS: dict[str, Callable[[re.Match[str]], str]] = {
+    "{fraction}": lambda found: r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", found[0]).split("⁄")),
+    "{plain}": lambda found: unicodedata.normalize("NFKC", found[0]),
+    "{digit}": lambda found: str(unicodedata.decimal(found[0])),
+    "{power}": lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}",
+    "{name}": lambda found: _NAMES[found[1] or found[2]],
+}
+_TABLES = tomllib.loads((Path(__file__).parent / "tables" / "looks.toml").read_text(encoding="utf-8"))
+_FORMS, _REWRITES, SPELLINGS = (
+    tuple((re.compile(pattern), _FUNCTIONS.get(place, place)) for pattern, place in _TABLES[name])
+    for name in ("forms", "rewrites", "spellings")
 )
-"""Forms of one thing that models write, each as parsers know it."""
+"""Forms of one thing that models write, each as parsers know it; what is looks alone; spellings of a formula."""
 _REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{(\d{1,15})\}(?!\d)")
 _E_NOTATION = re.compile(r"([+-]?\d+(?:\.\d+)?)[eE]([+-]?\d{1,4})\.?", re.ASCII)
 _WHOLE = re.compile(r"\\(?:text|mathbf|mathrm|boldsymbol|bm|underline)\s*(?=\{)")

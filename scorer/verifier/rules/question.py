@@ -5,21 +5,13 @@ import re
 
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
 from prefixrl.scorer.verifier.rules.guards import split_at
-from prefixrl.scorer.verifier.rules.looks import compiled, normalise, rewritten, tidied
+from prefixrl.scorer.verifier.rules.looks import SPELLINGS, normalise, rewritten, tidied
 from prefixrl.scorer.verifier.rules.units import without_unit
 from prefixrl.scorer.verifier.rules.words import choice_of, is_choice, words_of
 
 _FORMULA = re.compile(r"\$\$?([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _WORDS = re.compile(r"(?<![\\a-zA-Z{])[^\W\d_]{3,}(?![a-zA-Z}])|[?!:;](?=\s)")
 _LONE = re.compile(r"[-+]?[\d.,~]*|\\?[a-zA-Z]|")
-_SPELLINGS = compiled(
-    (r"([\w.^]+)/([\w.^]+)", r"\\frac{\1}{\2}"),
-    (r"\\(le|ge|ne)q?(?:slant)?(?![a-zA-Z])", r"\\\1"),
-    (r"\\(?:cdot|times)(?![a-zA-Z])", "*"),
-    (r"\{(\w)\}", r"\1"),
-    (r"(\.\d*?)0+(?!\d)", r"\1"),
-    (r"\.(?!\d)|,(?=\d{3}(?!\d))", ""),
-)
 
 
 def beside_question(question: str, gold: str, answer: str) -> str | None:
@@ -46,7 +38,7 @@ def beside_question(question: str, gold: str, answer: str) -> str | None:
 
 
 def _spelling(text: str) -> str:
-    return rewritten(normalise(text), _SPELLINGS).strip(".,;")
+    return rewritten(normalise(text), SPELLINGS).strip(".,;")
 
 
 @functools.lru_cache(maxsize=256)

@@ -7,7 +7,7 @@ listed here, or stands in the question or the gold answer and does not join, den
 import re
 from pathlib import Path
 
-_LISTED, _REFUSED = Path(__file__).with_name("units.txt").read_text(encoding="utf-8").split("\n---\n")
+_LISTED, _REFUSED = (Path(__file__).parent / "tables/units.txt").read_text(encoding="utf-8").split("\n---\n")
 _UNITS = frozenset(_LISTED.split())
 _PREFIXED = re.compile(r"(?:[kKMGTcdmnpfhμµ]|da)?(?:m|g|s|L|l|J|W|Wh|N|Hz|Pa|V|A|C|K|F|T|eV|mol|cd|Ω|Ohm|B|Wb|Bq|Sv)")
 _CALCULATES = frozenset(_REFUSED.split())

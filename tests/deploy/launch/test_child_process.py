@@ -9,6 +9,7 @@ import psutil
 from prefixrl.deploy.launch.child_process import KEPT_BYTES, Child, running_processes
 from support.fakes import wait_until
 from support.runs.small_disk import small_disk
+from support.tables import program
 
 LOGS = """
 import logging, sys
@@ -74,23 +75,7 @@ def test_a_flood_of_errors_holds_nobody_up(tmp_path: Path) -> None:
     assert len(one.log_path.read_text().splitlines()) == 1000
 
 
-RANKS = """
-import subprocess, sys, threading, time
-
-def start(title, code):
-    subprocess.Popen([title, "-c", code, sys.executable], executable=sys.executable)
-
-idle = "import time; time.sleep(600)"
-rank = f"import subprocess, sys; subprocess.Popen(['prefixrl-broker', '-c', {idle!r}], executable=sys.argv[1]); {idle}"
-
-def threaded():
-    start("prefixrl-learner-0", rank)
-    time.sleep(600)
-
-threading.Thread(target=threaded, daemon=True).start()
-start("prefixrl-weights", idle)
-time.sleep(600)
-"""
+RANKS = program(__file__, "RANKS")
 
 
 def test_servers_that_a_rank_or_a_thread_started_are_among_the_running_processes(tmp_path: Path) -> None:

@@ -1,20 +1,24 @@
 """`report.html`: its numbers are those of metrics.jsonl, and no text of a model does anything in it."""
 
+import base64
+import hashlib
 import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from prefixrl.common.evaluation.accuracy import accuracy
+from prefixrl.common.evaluation.accuracy import accuracy, difference
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import STARTS_FILE, StartLine, note_start, write_format
-from prefixrl.common.run.documents import AlarmSpan, MetricsLine, columns
-from prefixrl.deploy.runs.report import print_table, write_report
-from prefixrl.deploy.runs.report_page import Figure, PageContent, figures, page, picture_of, smoothed
-from prefixrl.deploy.runs.samples import Common, SampleText
+from prefixrl.common.run.documents import MetricsLine
+from prefixrl.deploy.runs.page import FOLDER, page
+from prefixrl.deploy.runs.report import gain_in_words, print_table, write_report
 from prefixrl.learner.run import summary
 from prefixrl.learner.run.summary import EvaluationOutcome
 from support.fakes import document
@@ -22,7 +26,7 @@ from support.messages import evaluated
 from support.runs.metrics_lines import metrics_line, write_metrics
 from support.runs.small_disk import small_disk
 
-HOSTILE = "</td></script><script>alert(1)</script>\x1b[2J\u202egnp.\u200fexe\x07<img src=x onerror=alert(2)>"
+HOSTILE = "</td></script><!--<script>alert(1)</script>\x1b[2J\u202egnp.exe\x07<img src=x onerror=alert(2)>]]>"
 
 
 def line(iteration: int) -> MetricsLine:
@@ -41,64 +45,44 @@ def line(iteration: int) -> MetricsLine:
 LINES = [line(n) for n in range(20)]
 
 
-def sample(text: str) -> SampleText:
-    return SampleText(
-        iteration=3, group=1, prompt_id=text, question=text, gold=text, prefix=text, completion=text, extracted=text,
-        status="ok", reward=1.0, advantage=0.25,
-    )  # fmt: skip
-
-
-def content(text: str = "fine") -> PageContent:
-    return PageContent(
-        title=text, state=text, lines=LINES, judged=(), tables=[(text, text, ((text, "b"), [[text, "1"]]))],
-        facts=[("best fixed prefix", text)], alarms=[AlarmSpan("one_text", 4, 9, text)], early=[sample(text)],
-        late=[sample(text)], common=[Common(0, 9, text, 0.5, 0.25)], no_samples="",
-        starts=[StartLine(time="t", iteration=0, host=text, python="3", packages={"torch": "2"}, commit="abc")],
-        config=json.dumps({"adapter": text}),
-    )  # fmt: skip
-
-
 class Tags(HTMLParser):
-    """Everything that a browser would make an element of, and what is in tables without a box."""
+    """Everything that a browser would make an element of, and the text of its scripts and styles."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
         self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[dict[str, str | None]] = []
-        self.boxes: list[str | None] = []
+        self.texts: dict[str, list[str]] = {"script": [], "style": []}
+        self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found.append((tag, dict(attrs)))
-        if tag == "div":
-            self.open.append(dict(attrs))
-        if tag == "table":
-            self.boxes.append(self.open[-1].get("class") if self.open else None)
 
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "div":
-            self.open.pop()
+    def handle_data(self, data: str) -> None:
+        if self.found and self.found[-1][0] in self.texts and data.strip():
+            self.texts[self.found[-1][0]].append(data)
 
 
-def tags(text: str) -> Tags:
-    parser = Tags()
-    parser.feed(text)
-    return parser
-
-
-def series_of(text: str) -> dict[str, list[float | None]]:
-    match = re.search(r'<script type="application/json" id="series">(.*?)</script>', text)
-    assert match
-    found: dict[str, list[float | None]] = json.loads(match.group(1))
+def held(text: str) -> dict[str, Any]:
+    """The message in a page."""
+    found: dict[str, Any] = json.loads(next(each for each in Tags(text).texts["script"] if each.startswith("{")))
     return found
+
+
+def report(directory: Path) -> dict[str, Any]:
+    """The parts of the one run in its report."""
+    write_report(directory)
+    (parts,) = held((directory / "report.html").read_text()).values()
+    assert isinstance(parts, dict)
+    return parts
 
 
 def test_the_numbers_of_the_page_are_those_of_the_metrics(tmp_path: Path) -> None:
     write_format(tmp_path)
     write_metrics(tmp_path, LINES)
-    write_report(tmp_path)
-    found = series_of((tmp_path / "report.html").read_text())
+    curves = report(tmp_path)["curves"]
     written = [json.loads(each) for each in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert found["iteration"] == [each["iteration"] for each in written]
+    assert curves["iteration"] == [each["iteration"] for each in written]
+    found = curves["mean"]
     for name in ("reward", "entropy", "actor_grad_norm", "reference_kl", "old_ess_fraction"):
         assert found[f"figures/{name}"] == [each["figures"].get(name) for each in written]
     assert found["mean_age"] == [each["mean_age"] for each in written]
@@ -120,67 +104,42 @@ def test_a_report_that_finds_no_room_leaves_the_one_before_whole(tmp_path: Path)
         assert (disk.path / "report.html").read_text() == before and not list(disk.path.glob(".report*"))
 
 
-def test_what_is_drawn_stands_where_its_value_is() -> None:
-    values = [0.0, 0.25, None, 1.0]
-    drawn = picture_of(Figure("Reward", "", {"figures/reward": values}, is_share=True), [0, 1, 2, 3])
-    path = re.search(r'class="raw c0" data-name="figures/reward" d="([^"]*)"', drawn)
-    assert path
-    places = [tuple(map(float, each)) for each in re.findall(r"[ML]([\d.]+) ([\d.]+)", path.group(1))]
-    top, bottom = 8.0, 178.0
-    assert [round((bottom - up) / (bottom - top), 3) for _, up in places] == [0.0, 0.25, 1.0]
-    assert places[0][0] == 46.0 and places[-1][0] == 432.0 and path.group(1).count("M") == 2
+@pytest.mark.parametrize("text", [HOSTILE, "</script>", "<!--", "\u2028'\"\\"])
+def test_a_text_in_the_page_makes_no_element_and_comes_back_as_it_was(text: str) -> None:
+    hostile = page({text: {"samples": [text]}})
+    assert [tag for tag, _ in Tags(hostile).found] == [tag for tag, _ in Tags(page({"a": {}})).found]
+    assert held(hostile) == {text: {"samples": [text]}}
 
 
-def test_the_thick_line_is_the_mean_of_the_newest_values() -> None:
-    values = [float(n * n) for n in range(20)]
-    slow = [sum(values[max(0, n - 7) : n + 1]) / len(values[max(0, n - 7) : n + 1]) for n in range(20)]
-    assert smoothed(values) == pytest.approx(slow)
-    assert smoothed([1.0, None, 3.0]) == [1.0, None, 2.0]
+def test_the_page_needs_nothing_from_outside_and_runs_only_its_own_scripts() -> None:
+    shown = Tags(page({}))
+    assert not [tag for tag, attributes in shown.found if {"src", "onclick", "onload"} & attributes.keys()]
+    assert [each["href"] for tag, each in shown.found if "href" in each] == ["data:,"]
+    (policy,) = (str(each["content"]) for tag, each in shown.found if tag == "meta" and "http-equiv" in each)
+    assert policy.startswith("default-src 'none'; ") and "unsafe" not in policy and "http" not in policy
+    digests = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for kind in ("script", "style")
+               for each in shown.texts[kind] if not each.startswith("{")]  # fmt: skip
+    assert len(digests) == 8 and all(f"'sha256-{each}'" in policy for each in digests)
+    names = {str(each.get("name")): each.get("content") for tag, each in shown.found if tag == "meta"}
+    assert "width=device-width" in str(names["viewport"]) and names["color-scheme"] == "light dark"
 
 
-def test_the_page_has_a_picture_of_each_thing_that_is_looked_at() -> None:
-    titles = [figure.title for figure in figures(LINES, ())]
-    assert titles == [
-        "Reward", "KL", "Entropy", "Texts", "Age", "Effective sample size", "Gradient norm", "Busy", "Throughput",
-    ]  # fmt: skip
-    names = [name for figure in figures(LINES, ()) for name in figure.series]
-    assert set(names) - {"largest age"} <= {name for each in LINES for name in columns(each)}
-
-
-def test_no_text_of_a_model_is_an_element_a_control_character_or_a_change_of_direction() -> None:
-    fine, hostile = page(content()), page(content(HOSTILE))
-    assert [tag for tag, _ in tags(hostile).found] == [tag for tag, _ in tags(fine).found]
-    assert not set(hostile) & set("\x1b\x07\u202e\u200f")
-    assert "&lt;script&gt;alert(1)" in hostile and "\\u202egnp.\\u200fexe" in hostile
-
-
-def test_the_page_needs_nothing_from_outside_and_runs_nothing() -> None:
-    found = tags(page(content())).found
-    scripts = [attributes for tag, attributes in found if tag == "script"]
-    assert scripts == [{"type": "application/json", "id": "series"}]
-    assert not [tag for tag, attributes in found if {"src", "href", "onclick", "onload"} & attributes.keys()]
-    policies = [each["content"] for tag, each in found if tag == "meta" and "http-equiv" in each]
-    assert policies == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
-    metas = {each.get("name"): each.get("content") for tag, each in found if tag == "meta"}
-    assert "width=device-width" in str(metas["viewport"]) and metas["color-scheme"] == "light dark"
-
-
-def test_every_table_scrolls_in_a_box_of_its_own() -> None:
-    boxes = tags(page(content())).boxes
-    assert len(boxes) == 6 and set(boxes) == {"wide"}
-    assert ".wide{overflow-x:auto" in page(content())
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.js")), ids=lambda path: path.name)
+def test_no_script_makes_markup_of_a_text(path: Path) -> None:
+    used = re.findall(
+        r"innerHTML|outerHTML|insertAdjacent|document\.write|DOMParser|\beval\(|new Function", path.read_text()
+    )
+    assert used == [] and "</script" not in path.read_text()
 
 
 def test_page_and_table_name_the_alarms_that_rang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_format(tmp_path)
-    ringing = {"one_text": "the adapter writes one and the same text in 95% of the rows, whatever is asked <b>"}
+    said = "the adapter writes one and the same text in 95% of the rows, whatever is asked <b>"
+    ringing = {"one_text": said}
     write_metrics(tmp_path, [*LINES[:5], *(msgspec.structs.replace(each, alarms=ringing) for each in LINES[5:8])])
-    write_report(tmp_path)
-    said = "the adapter writes one and the same text in 95% of the rows, whatever is asked"
-    shown = (tmp_path / "report.html").read_text()
-    assert f'data-alarm="one_text"><b>iterations 5 to 7</b>: {said} &lt;b&gt;' in shown
+    assert report(tmp_path)["alarms"] == [{"kind": "one_text", "first": 5, "last": 7, "text": said}]
     print_table(tmp_path)
-    assert f"ALARM, iterations 5 to 7: {said} <b>" in capsys.readouterr().out
+    assert f"ALARM, iterations 5 to 7: {said}" in capsys.readouterr().out
 
 
 def test_a_start_of_the_learner_is_noted_with_its_software(tmp_path: Path) -> None:
@@ -192,21 +151,44 @@ def test_a_start_of_the_learner_is_noted_with_its_software(tmp_path: Path) -> No
     assert re.fullmatch(r"([0-9a-f]{40}\+?)?", found[0].commit)
 
 
-def test_the_page_compares_the_arms_of_the_run_problem_by_problem_under_the_names_of_eval(tmp_path: Path) -> None:
+def test_the_page_compares_the_arms_of_the_run_problem_by_problem_under_the_names_of_eval(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_format(tmp_path)
     write_metrics(tmp_path, LINES)
     (tmp_path / "evaluations").mkdir()
     arms = {}
     for arm, right in (("no_prefix", 4), ("untrained_adapter", 4), ("trained_adapter", 14)):
         rows = [evaluated(str(n), float(n < right)) for n in range(20)]
+        rows = [msgspec.structs.replace(each, version=20 * arm.startswith("trained")) for each in rows]
         json_lines.write(tmp_path / f"evaluations/{arm}.greedy.jsonl", rows)
         found = accuracy(rows)
         assert found
         arms[arm] = {"greedy": found}
     over = document(iteration=20, total_iterations=20)
     summary.write(summary.summarise(over, EvaluationOutcome(arms), LINES, 20, 9.0), tmp_path)
-    write_report(tmp_path)
-    shown = re.sub(r"<[^>]*>", " ", (tmp_path / "report.html").read_text())
+    shown = report(tmp_path)["page"]
     # Ten better, none worse: a chance of 2 in 2^10.
-    assert "greedy adapter@20 no_prefix +0.500 +0.228 to +0.681 10 0 20 0.00195" in " ".join(shown.split())
-    assert "adapter@20 0.700" in " ".join(shown.split()) and "trained_adapter" not in shown
+    figures = ["+0.500", "+0.228 to +0.681", "10", "0", "20", "0.00195"]
+    assert ["greedy", "adapter@20", "no_prefix", *figures] in shown["tables"][-1][-1]
+    assert shown["tables"][0][-1][-1][:2] == ["adapter@20", "0.700"] and "trained_adapter" not in json.dumps(shown)
+    assert [point["accuracy"] for point in shown["judged"]] == [0.2, 0.7]
+    assert shown["gain"].startswith(
+        "a gain: adapter@20 less adapter@0 is +0.500 (95% interval +0.228 to +0.681; by chance"
+    )
+    print_table(tmp_path)
+    assert shown["gain"] in capsys.readouterr().out
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=80))
+def test_a_gain_is_claimed_only_where_neither_interval_nor_sign_test_admits_chance(
+    pairs: list[tuple[bool, bool]],
+) -> None:
+    after, before = ({str(n): float(pair[side]) for n, pair in enumerate(pairs)} for side in (0, 1))
+    found, back = difference(after, before), difference(before, after)
+    assert found and back
+    said, turned = gain_in_words(found, 9), gain_in_words(back, 9)
+    is_shown = found.chance <= 0.05 and not found.ci95[0] <= 0.0 <= found.ci95[1]
+    assert said.startswith(("a gain: ", "a loss: ") if is_shown else "no gain shown: ")
+    assert is_shown == ("prefixrl docs your_own_task" not in said)
+    assert (said[:6], turned[:6]) in (("a gain", "a loss"), ("a loss", "a gain")) or not is_shown

@@ -17,7 +17,7 @@ import pytest
 
 from prefixrl.common.errors import ConfigError
 from prefixrl.deploy.serve.api_request import ApiError, Limits, read
-from prefixrl.deploy.serve.server import key_of
+from prefixrl.deploy.serve.listening import key_of
 from support.fakes import wait_until
 from support.paths import EXAMPLE
 from support.runs.served_run import LONG, ServedRun, run_of, serve_command, served

@@ -60,7 +60,7 @@ def test_a_collapse_is_named_on_the_console_in_status_and_in_the_report_within_t
     assert f"ALARM iteration {first['first']}: {ONE_TEXT}" in console
     assert ONE_TEXT in status(directory)
     page = (directory / "report.html").read_text()
-    assert ONE_TEXT in page and "Late samples, of iteration 29" in page and "no samples" not in page
+    assert ONE_TEXT in page and '"groups":[["Newest",[{"iteration":29,' in page and "no samples" not in page
     assert f"iteration {first['first']}: {ONE_TEXT}" in (directory / "logs/learner.log").read_text()
 
 

@@ -2,6 +2,11 @@
 
 import json
 import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from prefixrl.learner.run.alarms import Alarms
 from support.paths import ROOT
@@ -83,3 +88,29 @@ def test_three_iterations_without_any_reward_are_named_until_one_answer_earns_so
     assert [len(each) for each in said] == [0, 0, 0, 0, 0, 1, 0, 0]
     assert said[5][0].startswith("iteration 5: every answer of the last 3 iterations had reward 0")
     assert not alarms.ringing
+
+
+def rung_by(rewards: list[float], uniform: float = 0.2) -> list[int]:
+    """Iterations at which `plateau` begins to ring."""
+    alarms = Alarms()
+    said = [alarms.look(i, figures(1.0, each, uniform_groups_fraction=uniform)) for i, each in enumerate(rewards)]
+    return [i for i, texts in enumerate(said) if any("have taught nothing that shows" in text for text in texts)]
+
+
+@given(st.integers(0, 2**32), st.floats(0.05, 0.6), st.floats(0.005, 0.1), st.integers(60, 120))
+def test_a_reward_that_rises_beyond_its_noise_never_rings_and_one_that_is_constant_does(
+    seed: int, start: float, noise: float, iterations: int
+) -> None:
+    drawn = random.Random(seed)
+    rise = [start + 12 * noise * min(1.0, i / 50) + drawn.gauss(0, noise) for i in range(iterations)]
+    assert rung_by(rise) == []
+    assert rung_by([start] * iterations) == [59] and rung_by([start] * iterations, uniform=0.95) == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_noise_alone_rings_and_a_late_rise_ends_it(seed: int) -> None:
+    drawn = random.Random(seed)
+    flat = [0.16 + drawn.gauss(0, 0.02) for _ in range(200)]
+    assert rung_by(flat), "a rise by chance would have to last"
+    late = [*flat, *(0.16 + 0.01 * i for i in range(60))]
+    assert max(rung_by(late)) < 210

@@ -21,7 +21,7 @@ from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
 from prefixrl.scorer.verifier.rules.verify import Judgement
 from prefixrl.scorer.verifier.scoring import Scoring, loaded
 from support.fakes import wait_until
-from support.tables import table
+from support.tables import program, table
 
 log = logging.getLogger(__name__)
 
@@ -29,34 +29,11 @@ PATIENCE_S = 200
 BUSY_S = 10.0
 """Additional time on a machine that does other work."""
 
-SOURCE = """
-import math
-import os
-import sys
-import time
-
-import numpy as np
-
-RETURNED = {"1.5": 1.5, "-0.1": -0.1, "nan": math.nan, "inf": math.inf, "None": None, "'1'": "1", "0": 0, "0.25": 0.25}
-RETURNED |= {"True": True, "1.0": 1.0, "np.True_": np.bool_(True), "np.float32": np.float32(0.25), "10**400": 10**400}
-
-
-def score(question, answer, gold):
-    if answer == "hang":
-        time.sleep(600)
-    if answer == "loop":
-        while True:
-            pass
-    if answer == "die":
-        os._exit(7)
-    if answer == "raise":
-        raise ValueError("no such thing")
-    if answer == "print":
-        print("this must not reach the pipe of the verdicts", sys.stdin.read())
-    if answer.startswith("return "):
-        return RETURNED[answer.removeprefix("return ")]
-    return (len(question) + len(gold)) / max(1, len(answer))
-"""
+SOURCE = program(__file__, "SOURCE")
+STARTS = program(__file__, "STARTS")
+OWNER = program(__file__, "OWNER")
+AS_FIRST_PROCESS = program(__file__, "AS_FIRST_PROCESS")
+FORKS = program(__file__, "FORKS")
 RAISING_LINE = 1 + SOURCE.splitlines().index('        raise ValueError("no such thing")')
 
 
@@ -299,29 +276,6 @@ def test_a_function_that_fails_is_named_within_seconds_and_the_other_rows_are_ju
 
 # --- what it starts -------------------------------------------------------------------------------
 
-STARTS = """
-import os
-import subprocess
-import sys
-import time
-from pathlib import Path
-
-
-def score(question, text, gold):
-    waiting = "import sys, time; open(sys.argv[1], 'a').write('begun'); time.sleep(600)"
-    program = subprocess.Popen([sys.executable, "-c", waiting, question])
-    while not os.path.exists(question):
-        time.sleep(0.01)
-    Path(gold).write_text(f"{os.getpid()} {program.pid}")
-    if text == "die":
-        os._exit(7)
-    if text == "terminate":
-        program.terminate()
-        return float(program.wait() == -15)
-    time.sleep(600 if text == "hang" else 0)
-    return 0.5
-"""
-
 
 def started(pids_file: Path) -> list[int]:
     """The child and the program that the function started in it."""
@@ -347,23 +301,6 @@ def test_programs_that_it_started_end_with_its_child(tmp_path: Path, text: str) 
         wait_until(lambda: are_gone(pids), "their end")
 
 
-OWNER = """
-import os, sys, time
-from prefixrl.common.run.digests import function_digest
-from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
-
-pool = VerifierPool(1, 600, RewardFunction(sys.argv[1], function_digest(sys.argv[1])))
-pool.submit(0, *sys.argv[2:])
-pool.wait(1.0)
-if os.fork() == 0:  # as a library may do; it holds the pipes open
-    time.sleep(60)
-    os._exit(0)
-while True:
-    pool.wait(1.0)
-    pool.poll()
-"""
-
-
 def test_programs_that_it_started_end_when_the_scorer_is_killed(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(STARTS)
     given = [f"{tmp_path}/mine.py:score", "hang", str(tmp_path / "pids"), str(tmp_path / "begun")]
@@ -371,26 +308,6 @@ def test_programs_that_it_started_end_when_the_scorer_is_killed(tmp_path: Path) 
         pids = started(tmp_path / "pids")
         owner.kill()
     wait_until(lambda: are_gone(pids), "their end")
-
-
-AS_FIRST_PROCESS = """
-import ctypes, sys
-import psutil
-from prefixrl.common.run.digests import function_digest
-from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
-
-PR_SET_CHILD_SUBREAPER = 36
-ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-pool = VerifierPool(1, 1, RewardFunction(sys.argv[1], function_digest(sys.argv[1])))
-for number in range(2):
-    pool.submit(number, "hang", f"{sys.argv[2]}{number}", f"{sys.argv[3]}{number}")
-while pool.pending:
-    pool.wait(1.0)
-    pool.poll()
-pool.close()
-names = [each.name() for each in psutil.Process().children(recursive=True)]
-print([each for each in names if each.startswith("prefixrl")])
-"""
 
 
 def test_no_child_stays_a_zombie_where_the_first_process_reaps_nothing(tmp_path: Path) -> None:
@@ -410,24 +327,6 @@ def test_stop_signals_end_programs_that_it_started_but_not_its_child(tmp_path: P
         pool.submit(0, "return", str(tmp_path / "pids"), str(tmp_path / "begun"))
         assert verdicts(pool, 1)[0].reward == 0.5
         assert started(tmp_path / "pids")[0] == child
-
-
-FORKS = """
-import os
-import sys
-
-
-def score(question, text, gold):
-    if (copy := os.fork()) == 0:
-        if text == "0.25":
-            return 1.0
-        if text == "0.5":
-            raise ValueError("of a copy")
-        sys.exit(3)
-    code = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
-    assert code == {"0.25": 0, "0.5": 1}.get(text, 3), code
-    return float(text)
-"""
 
 
 def test_a_copy_that_it_forks_answers_for_no_text(tmp_path: Path) -> None:

@@ -1,0 +1,138 @@
+"""Curves of a run: the numbers of metrics.jsonl as columns that grow with the file, thinned for drawing.
+
+    metrics.jsonl ── what was added ──▶ columns ── buckets of 2^k iterations ──▶ mean, low, high
+
+A bucket that is full stays as it is, so that a viewer who has the beginning needs only the end.
+"""
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from math import nan
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from prefixrl.common.errors import DataError
+from prefixrl.common.run.documents import METRICS_FILE, AlarmSpans, MetricsLine
+
+MOST_POINTS = 500
+BLOCK_BYTES = 2**21
+GROUPS = ("figures", "busy_fraction", "tokens_per_s", "waited_for_s", "waiting_rows", "statuses")
+SINGLE = ("mean_age", "trained_s", "waited_s", "publish_s", "since_start_s", "engine_mismatch")
+LARGEST_AGE = "largest age"
+
+
+class Thinned(NamedTuple):
+    """Values of the buckets of a column; a bucket without any is nan."""
+
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def thinned(values: Sequence[float] | np.ndarray, step: int) -> Thinned:
+    """Return mean, lowest and highest value of every `step` successive ones, the last bucket maybe of fewer. Pure."""
+    given = np.asarray(values, np.float64)
+    if not given.size:
+        return Thinned(given, given, given)
+    begins = np.arange(0, given.size, step)
+    is_there = ~np.isnan(given)
+    counts = np.add.reduceat(is_there, begins, dtype=np.int64)
+    sums = np.add.reduceat(np.where(is_there, given, 0.0), begins)
+    means = np.divide(sums, counts, out=np.full(begins.size, nan), where=counts > 0)
+    return Thinned(means, np.fmin.reduceat(given, begins), np.fmax.reduceat(given, begins))
+
+
+def step_for(rows: int, most: int = MOST_POINTS) -> int:
+    """Return the smallest power of two of which `most` buckets hold so many rows."""
+    return 1 << max(0, (max(1, rows) - 1) // most).bit_length()
+
+
+class Curves:
+    """The columns of one run's metrics.jsonl, as far as it was read."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / METRICS_FILE
+        self.generation = 0
+        """Times that the file was another."""
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self.generation += 1
+        self._file_number, self._offset = 0, 0
+        self.iterations = array("q")
+        self._columns: dict[str, array[float]] = {}
+        self.alarms = AlarmSpans()
+
+    def read(self) -> bool:
+        """Read what was added, all of it where a resumed learner wrote the file anew; return True for any change.
+
+        Raises DataError for a damaged line.
+        """
+        before = (self._file_number, self._offset)
+        if not self._path.exists():
+            if self._offset:
+                self._begin_anew()
+            return self._offset != before[1]
+        with self._path.open("rb") as file:
+            size, number = self._path.stat().st_size, self._path.stat().st_ino
+            if number != self._file_number or size < self._offset:
+                self._begin_anew()
+                self._file_number = number
+            file.seek(self._offset)
+            while block := file.read(BLOCK_BYTES):
+                if not (whole := block[: block.rfind(b"\n") + 1]):
+                    break
+                self._add(whole)
+                self._offset += len(whole)
+                file.seek(self._offset)
+        return before != (self._file_number, self._offset)
+
+    def _add(self, text: bytes) -> None:
+        try:
+            lines: list[Any] = _DECODER.decode_lines(text)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise DataError(f"{self._path} is damaged behind byte {self._offset}: {error}") from None
+        rows = len(self.iterations)
+        for name, values in _columns_of(lines):
+            column = self._columns.setdefault(name, array("d"))
+            column.extend([nan] * (rows - len(column)))
+            column.extend(values)
+        self.iterations.extend([line.iteration for line in lines])
+        for line in lines:
+            self.alarms.add(line.iteration, line.alarms)
+
+    def document(self, since: int = 0) -> dict[str, object]:
+        """Return the points from the bucket on that holds row `since`, all of them where buckets were widened."""
+        rows = len(self.iterations)
+        step = step_for(rows)
+        first = 0 if since and step_for(since) != step else since // step
+        found = {name: thinned(self._padded(column)[first * step :], step) for name, column in self._columns.items()}
+        ends = (("mean",) if step == 1 else Thinned._fields) if rows else ()
+        values = {end: {name: getattr(each, end).tolist() for name, each in found.items()} for end in ends}
+        return {"step": step, "from": first, "iteration": self.iterations[first * step :: step].tolist(), **values}
+
+    def _padded(self, column: "array[float]") -> np.ndarray:
+        """Return a column with a value for every row."""
+        missing = len(self.iterations) - len(column)
+        return np.concatenate([np.asarray(column), np.full(missing, nan)]) if missing else np.asarray(column)
+
+
+_DRAWN = ("iteration", "ages", "alarms", *GROUPS, *SINGLE)
+_FIELDS = [(each.name, each.type) for each in msgspec.structs.fields(MetricsLine) if each.name in _DRAWN]
+# To decode the whole of every line takes three times as long.
+_DECODER = msgspec.json.Decoder(msgspec.defstruct("CurveLine", _FIELDS))
+
+
+def _columns_of(lines: Sequence[Any]) -> Iterator[tuple[str, list[float]]]:
+    """Yield the columns of successive lines under the names that `columns` gives them."""
+    for group in GROUPS:
+        rows: list[Mapping[str, float]] = [getattr(line, group) for line in lines]
+        for key in dict.fromkeys(chain.from_iterable(rows)):
+            yield f"{group}/{key}", [row.get(key, nan) for row in rows]
+    for name in SINGLE:
+        yield name, [getattr(line, name) for line in lines]
+    yield LARGEST_AGE, [max(map(float, line.ages), default=0.0) for line in lines]

@@ -1,0 +1,152 @@
+"""The part of every HTTP server of this package: key, Host, socket, limits of a connection, an end in order."""
+
+import asyncio
+import base64
+import contextlib
+import os
+import signal
+import socket
+import stat
+from collections.abc import Iterator
+from hmac import compare_digest
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from prefixrl.common.errors import ConfigError, to_copy
+from prefixrl.common.host.process import handle_stops
+from prefixrl.common.wire.address import is_loopback
+
+HEADER_S = 10.0
+"""Longest time for the head of a request to arrive."""
+KEEP_ALIVE_S = 30
+MOST_CONNECTIONS = 2048
+BACKLOG = 512
+LEAST_KEY_CHARS = 16
+
+
+def key_of(host: str, variable: str | None, file: Path | None) -> str | None:
+    """Return the API key; raises ConfigError for an unfit one, or where one is missing."""
+    if variable is not None and file is not None:
+        raise ConfigError("--key-variable and --key-file: two sources of one key; give one")
+    if file is not None:
+        key, source = _read(file), f"--key-file {file}"
+    elif variable is not None:
+        # Processes of the engines need not have it.
+        key, source = os.environ.pop(variable, ""), "--key-variable (the name is not shown: it may be the key itself)"
+    elif is_loopback(host):
+        return None
+    else:
+        raise ConfigError(
+            f"--host {host}: other machines reach it, so that a key is needed; give --key-variable NAME or --key-file "
+            f"FILE (mode 0600), or --host 127.0.0.1"
+        )
+    if len(key) < LEAST_KEY_CHARS or not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(
+            f"{source}: holds no key of at least {LEAST_KEY_CHARS} printable ASCII characters without spaces; make one "
+            f"with `openssl rand -hex 32`"
+        )
+    return key
+
+
+def _read(file: Path) -> str:
+    try:
+        mode = stat.S_IMODE(file.stat().st_mode)
+        if mode & 0o077:
+            raise ConfigError(
+                f"--key-file {file}: has mode {mode:04o}, others may read it; {to_copy('chmod 600', file)}"
+            )
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--key-file {file}: cannot be read ({error})") from None
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; raises ConfigError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host} --port {port}: cannot listen there ({error.strerror}); give another, or --port 0"
+        ) from None
+
+
+def address_of(listener: socket.socket) -> str:
+    """Return the beginning of the URLs of a server."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def refusal(host: str, authorization: str | None, key: str | None, needs_key: bool = True) -> tuple[int, str] | None:
+    """Return status and reason where a request must not be answered, by its Host and its key. Pure."""
+    if key is None and not is_loopback(host):
+        # A web page may have its own name point to loopback.
+        said = f"Host {host!r}: without a key only localhost, 127.0.0.1 and ::1 are allowed; use one of them"
+        return 403, said
+    if key is None or not needs_key:
+        return None
+    scheme, _, given = (authorization or "").partition(" ")
+    given = given.strip()
+    if scheme.lower() == "basic":  # a browser asks for it, under any user's name
+        with contextlib.suppress(ValueError):
+            given = base64.b64decode(given).decode(errors="replace").partition(":")[2]
+    if scheme.lower() in ("bearer", "basic") and compare_digest(given.encode(), key.encode()):
+        return None
+    return 401, "the API key is missing or wrong; send it as `Authorization: Bearer KEY`"
+
+
+class _Connection(H11Protocol):
+    """A connection whose client must send a whole head in time: uvicorn has no limit for it."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._late = self.loop.call_later(HEADER_S, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        before = self.cycle
+        super().data_received(data)
+        is_waiting = self.cycle is None or self.cycle.response_complete
+        if self._late and self.cycle is not before:
+            self._late.cancel()
+            self._late = None
+        elif self._late is None and is_waiting:
+            self._late = self.loop.call_later(HEADER_S, self.transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._late:
+            self._late.cancel()
+        super().connection_lost(exc)
+
+
+class _Server(uvicorn.Server):
+    """A server that any stop signal ends in order, with exit code 0: uvicorn raises the signal again at its end."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        before = handle_stops(self.handle_exit)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def server_of(app: ASGIApp, drain_s: float) -> uvicorn.Server:
+    """Return a server; once it is asked to stop, open requests have `drain_s` to end."""
+    options: dict[str, Any] = {"loop": "asyncio", "http": _Connection, "ws": "none", "lifespan": "off"}
+    options |= {"log_config": None, "access_log": False, "server_header": False, "proxy_headers": False}
+    return _Server(
+        uvicorn.Config(
+            app,
+            **options,
+            limit_concurrency=MOST_CONNECTIONS,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=int(drain_s),
+        )
+    )
