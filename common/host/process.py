@@ -265,7 +265,7 @@ def end_children(
 
 
 def own(directory: Path) -> TextIO:
-    """Lock a run directory while the returned file is open; raises ConfigError if it is locked."""
+    """Lock a run directory while the returned file is open; raises ConfigError if it is locked or cannot be."""
     lock = (directory / "lock").open("w")
     try:
         try:
@@ -274,8 +274,13 @@ def own(directory: Path) -> TextIO:
             # `prefixrl list` holds a shared lock for a moment to see if a run is running.
             time.sleep(GLANCE_S)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
         lock.close()
+        if not isinstance(error, BlockingIOError):
+            raise ConfigError(
+                f"{directory}: its file system has no file locks ({error.strerror}), without which two learners could "
+                "work there. Mount Lustre with -o flock, NFS with its lock service, or choose another file system"
+            ) from None
         raise ConfigError(
             f"another learner works in {directory} ({to_copy('prefixrl status', directory)} shows it); stop it "
             "or choose another directory (--set directory=...)"

@@ -150,8 +150,8 @@ def is_locked(run: Path) -> bool:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+    except OSError as error:  # no learner works where locks are not supported
+        return isinstance(error, BlockingIOError)
     finally:
         os.close(descriptor)
     return False

@@ -1,6 +1,8 @@
 """A run directory has one learner at a time and one config for its whole life."""
 
+import errno
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -17,6 +19,7 @@ from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.step_rewards import ImplicitRewardConfig
 from prefixrl.common.errors import ConfigError
+from prefixrl.deploy.view.run_state import is_locked
 from prefixrl.learner.run.directory import RunDirectory, check_ports_are_free
 from support.fakes import end, free_pair, run_on_disk, wait_until
 from support.tables import table
@@ -62,6 +65,19 @@ def test_a_second_learner_is_refused_and_may_come_when_the_first_is_gone(config:
         RunDirectory(config)
     with held(config):
         pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_named_as_that(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def without(file: object, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", without)
+    with pytest.raises(ConfigError, match=r"has no file locks \(.*-o flock"):
+        RunDirectory(config)
+    assert not is_locked(Path(config.directory))
 
 
 def test_a_killed_learner_does_not_keep_its_directory(config: RunConfig, tmp_path: Path) -> None:
