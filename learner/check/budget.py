@@ -226,7 +226,9 @@ def engine(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) 
         rows = section.vllm.max_num_seqs or vllm_rows(limit)
     shape = shape_of(model)
     token_cache = shape.cache_bytes(width) if shape else 0
-    room = None if limit is None or section.device == "cpu" else int(limit * _share(config, role, limit))
+    room = (
+        None if limit is None or shape is None or section.device == "cpu" else int(limit * _share(config, role, limit))
+    )
     return engine_footprint(weights or width * known[0], token_cache, row_tokens, rows, section.vllm.gpus, room)
 
 
@@ -251,7 +253,9 @@ def engine_lines(config: RunConfig, role: str, prompt_tokens: int, limit: int | 
     if isinstance(found, str):
         return [found]
     of_device = "" if limit is None else f" of {_share(config, role, limit):.2f} x {limit / GIB:.1f} GiB"
-    cache = f"keys and values: {found.row_cache / 2**20:.1f} MiB per row of full length"
+    cache = "keys and values: not counted, since the model's shape is not known before it is on this host"
+    if found.row_cache:
+        cache = f"keys and values: {found.row_cache / 2**20:.1f} MiB per row of full length"
     if found.rows_in_room is not None:
         cache += f", room for {found.rows_in_room} of the {found.rows} rows at once"
     return [

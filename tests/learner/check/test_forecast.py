@@ -14,6 +14,7 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.learner.__main__ import main
 from prefixrl.learner.check import budget
 from prefixrl.learner.check.footprint import GIB, Footprint, learner_footprint
+from prefixrl.learner.check.model_shapes import shape_of
 from prefixrl.learner.check.report import forecast, summed_rate
 from prefixrl.learner.models.trained_model import lr_at
 from support.models.recipes import recipe
@@ -110,6 +111,18 @@ def test_the_recipes_fit_the_gpus_they_state_and_do_not_with_prompts_once_per_ro
     assert "): it would fit with learner.gradient_checkpointing = true (" in before
     assert "learner.micro_batch_tokens = " in before
     assert refusal(recipe(name, tmp_path, large, "learner.gradient_checkpointing=true")) == ""
+
+
+def test_every_model_of_the_recipes_has_a_shape_and_one_without_has_no_room(tmp_path: Path) -> None:
+    for name in ("math_qwen2.5", "math_llama3.1", "prime_eurus2", "openr_math"):
+        config = recipe(name, tmp_path)
+        models = (config.adapter, config.target, config.scorer.prm, config.implicit_reward)
+        named = {each.model for each in models if each is not None and getattr(each, "model", None)}
+        assert all(shape_of(each) for each in named), named
+    unknown = budget.engine_lines(
+        recipe("math_qwen2.5", tmp_path, "target.model=some/Model-7B"), "scorer", 99, 79 << 30
+    )
+    assert "room for" not in unknown[0] and "not counted, since the model's shape is not known" in unknown[0]
 
 
 def test_check_prints_the_table_then_refuses_with_exit_code_2(tmp_path: Path) -> None:
