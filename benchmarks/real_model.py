@@ -2,9 +2,11 @@
 
     python deploy/examples/smollm2/build.py
     python -m benchmarks.real_model --json FILE        FILE.md beside it; runs are kept in runs/real_model and go on
+    python -m benchmarks.real_model --plain 1 --json FILE        the first seed also by a plain loop, that of TRL
 
 Per seed one run of `deploy/examples/smollm2/run.toml` as a user starts it. The system itself judges all arms greedily
-on the same held-out problems; differences are paired by problem."""
+on the same held-out problems; differences are paired by problem. The plain loop sees as many samples, and judges itself
+on the same problems with `generate`."""
 
 import json
 import subprocess
@@ -16,6 +18,8 @@ from pathlib import Path
 import click
 
 from benchmarks.results import Report, commit, mean_figure, options
+from benchmarks.trl_peer import made_environment, run_trl, task_of
+from prefixrl.common.config.load import load
 from prefixrl.common.evaluation.accuracy import Difference, difference
 
 RUN_FILE = Path(__file__).resolve().parent.parent / "deploy/examples/smollm2/run.toml"
@@ -37,6 +41,18 @@ def train(seed: int, runs: Path, settings: tuple[str, ...]) -> Path:
     return directory
 
 
+def plain_loop(seed: int, runs: Path) -> Rewards:
+    """Train one seed by TRL unless its rewards are there; return them, by arm."""
+    steps = load(RUN_FILE).algorithm.iterations or 0
+    task, out = task_of("smollm2", steps, "heldout.jsonl"), runs / f"trl-2-{seed}.jsonl"
+    lines = out.read_text(encoding="utf-8").splitlines() if out.is_file() else []
+    if len(lines) <= steps:
+        run_trl(task, seed, 2, runs, made_environment())
+        lines = out.read_text(encoding="utf-8").splitlines()
+    found: dict[str, list[float]] = json.loads(lines[-1])
+    return {arm: {str(row): reward for row, reward in enumerate(rewards)} for arm, rewards in found.items()}
+
+
 def rewards_of(directory: Path) -> Rewards:
     """Every arm's rewards of greedy answers."""
     found: dict[str, dict[str, float]] = defaultdict(dict)
@@ -54,8 +70,8 @@ def paired(rewards: Rewards, arm: str) -> Difference:
     return found
 
 
-def markdown(found: Mapping[int, Rewards], report: Report) -> str:
-    """Two tables: accuracies, and paired differences."""
+def markdown(found: Mapping[int, Rewards], plain: Mapping[int, Rewards], report: Report) -> str:
+    """Two tables: accuracies, and paired differences; a line for each seed of the plain loop."""
     seeds = " | ".join(f"seed {seed}" for seed in found)
     rule = "|---" * (len(found) + 2) + "|"
     lines = [f"| accuracy | {seeds} | mean |", rule]
@@ -69,6 +85,11 @@ def markdown(found: Mapping[int, Rewards], report: Report) -> str:
         lines.append(
             f"| {arm.replace('_', ' ')} | {' | '.join(cells)} | {figure.value:+.3f} ({low:+.3f} to {high:+.3f}) |"
         )
+    for seed, each in plain.items():
+        without, trained = (sum(each[arm].values()) / len(each[arm]) for arm in ("no_prefix", "trained"))
+        gap = difference(each["trained"], each["no_prefix"])
+        assert gap is not None, "one list of problems"
+        lines += ["", f"Plain loop, seed {seed}: no prefix {without:.3f}, trained {trained:.3f}; {cell(gap)}."]
     problems = len(next(iter(found.values()))[TRAINED])
     body = "\n".join(lines)
     return f"""# SmolLM2-135M-Instruct on SVAMP
@@ -91,12 +112,14 @@ def cell(found: Difference) -> str:
 @options
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--runs", type=click.Path(path_type=Path), default=Path("runs/real_model"), show_default=True)
+@click.option("--plain", type=click.IntRange(0), default=0, show_default=True, help="Seeds of the plain loop.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Settings of all runs.")
-def main(path: Path, quick: bool, seeds: int, runs: Path, settings: tuple[str, ...]) -> None:
+def main(path: Path, quick: bool, seeds: int, runs: Path, plain: int, settings: tuple[str, ...]) -> None:
     """Train, and write the tables."""
     measured, changes = commit(), (*settings, *(QUICK if quick else ()))
     numbers = range(1, (1 if quick else seeds) + 1)
     found = {seed: rewards_of(train(seed, runs, changes)) for seed in numbers}
+    plainly = {seed: plain_loop(seed, runs) for seed in range(1, plain + 1)}
     figures = [
         mean_figure(
             f"accuracy, {arm}",
@@ -112,7 +135,7 @@ def main(path: Path, quick: bool, seeds: int, runs: Path, settings: tuple[str, .
     ]
     report = Report("real_model", quick, {"seeds": list(numbers), "set": changes}, figures, gaps, measured)
     report.write(path)
-    path.with_suffix(".md").write_text(markdown(found, report), encoding="utf-8")
+    path.with_suffix(".md").write_text(markdown(found, plainly, report), encoding="utf-8")
 
 
 if __name__ == "__main__":

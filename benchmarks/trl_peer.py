@@ -54,7 +54,7 @@ RATED = 10, 40
 ASKED_AT = 42
 """Steps after which a run is asked when it began: the question costs a little time."""
 NO_GOAL = 2.0
-RUN_S = 3000.0
+RUN_S = 7200.0
 """Longest time for one run."""
 CHANGES = (
     "algorithm.name=grpo",
