@@ -13,14 +13,13 @@ def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterE
         return SimulatedEngine(role, config.simulated, config.rows_per_job(role))
     # Late: a simulated engine needs none of it.
     with without_gc():
-        import torch
-
         from prefixrl.common.engines.vllm.setup import is_vllm_installed, low_rank_of
+        from prefixrl.common.host.cuda import has_cuda
 
     section = config.rollout if role == "rollout" else config.scorer
     device = section.device
-    has_cuda = device != "cpu" and torch.cuda.is_available()
-    if kind == "vllm" or (kind == "auto" and has_cuda and not config.bitwise and is_vllm_installed()):
+    is_cuda = has_cuda(device, role)
+    if kind == "vllm" or (kind == "auto" and is_cuda and not config.bitwise and is_vllm_installed()):
         from prefixrl.common.engines.vllm.engine import VllmEngine
         from prefixrl.common.engines.vllm.setup import resolve
 
@@ -31,7 +30,7 @@ def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterE
         from prefixrl.common.models.loading import Dtype
 
     if device == "auto":
-        device = "cuda" if has_cuda else "cpu"
+        device = "cuda" if is_cuda else "cpu"
     dtype: Dtype = "auto"
     head_dtype, low_rank = "model", None
     if role == "rollout":

@@ -21,8 +21,8 @@ VARIABLE = "PREFIXRL_PLACEMENT"
 def gpus_here() -> tuple[str, ...]:
     """Return this machine's GPUs as CUDA names them, as far as this process may see them."""
     given, gpus = os.environ.get("CUDA_VISIBLE_DEVICES"), Path("/proc/driver/nvidia/gpus")
-    if given is not None:
-        return tuple(each.strip() for each in given.split(",") if each.strip())
+    if given is not None:  # -1, and SLURM's NoDevFiles, are no GPU
+        return tuple(each.strip() for each in given.split(",") if each.strip() not in ("", "-1", "NoDevFiles"))
     return tuple(str(index) for index in range(len(list(gpus.iterdir())))) if gpus.is_dir() else ()
 
 

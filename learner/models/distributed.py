@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.host.cuda import has_cuda
 from prefixrl.common.wire.address import is_loopback
 from prefixrl.common.wire.interfaces import towards
 
@@ -24,9 +25,7 @@ def start(
 
     A single rank opens no port: its store is in its own memory. Several need MASTER_ADDR and MASTER_PORT of a launcher.
     """
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError('learner.device = "cuda", but torch sees no CUDA device here; use "cpu" or "auto"')
-    kind = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+    kind = "cuda" if has_cuda(device, "learner") else "cpu"
     local_rank = int(os.environ.setdefault("LOCAL_RANK", str(rank if world_size > 1 else 0)))
     if kind == "cuda":
         local_rank = device_index(local_rank, torch.cuda.device_count())

@@ -11,6 +11,7 @@ from safetensors import safe_open
 
 from prefixrl.common.config.step_rewards import ProcessModelConfig
 from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.host.cuda import has_cuda
 from prefixrl.common.models.config_file import positions_of
 from prefixrl.common.models.loading import HEADS, Kind, load_model
 from prefixrl.scorer.process.formats import Marked, StepForm
@@ -21,8 +22,7 @@ class TorchStepModel:
 
     def __init__(self, folder: str, settings: ProcessModelConfig, form: StepForm) -> None:
         """Load the model; DataError without some weights, ConfigError without the candidates."""
-        has_cuda = settings.device != "cpu" and torch.cuda.is_available()
-        self._device = torch.device(settings.device if settings.device != "auto" else "cuda" if has_cuda else "cpu")
+        self._device = torch.device("cuda" if has_cuda(settings.device, "scorer.prm") else "cpu")
         self._batch_tokens = settings.batch_tokens
         self._is_causal = settings.format == "step_tag"
         called, kind = named(folder, settings)
