@@ -9,6 +9,8 @@ from prefixrl.common.wire.messages.groups import ScoredGroup
 from prefixrl.common.wire.messages.weights import WeightsNote
 
 Key = TypeVar("Key", str, int)
+MOST_CAUSES, OTHERS = 64, "other causes"
+"""Causes that are counted apart, the first that came: a worker words them, and may name a length or an id."""
 
 
 class RunHeader(msgspec.Struct, frozen=True, tag=True):
@@ -105,14 +107,14 @@ class GroupTotals(msgspec.Struct):
             if not verdict.is_judged:
                 tally(self.rows_left_out, verdict.status)
         for fault, count in faults.items():
-            tally(self.row_errors, fault, count)
+            _tally_words(self.row_errors, fault, count)
 
     def note_ended(self, state: str, cause: str, faults: Mapping[str, int]) -> None:
         """Count a group that ended untrained."""
         setattr(self, state, getattr(self, state) + 1)
-        tally(self.causes, f"{state}: {cause}")
+        _tally_words(self.causes, f"{state}: {cause}")
         for fault, count in faults.items():
-            tally(self.row_errors, fault, count)
+            _tally_words(self.row_errors, fault, count)
 
     def note_trained(self, group: ScoredGroup, age: int, iteration: int) -> None:
         """Count a trained group and the versions that wrote its rows."""
@@ -129,6 +131,10 @@ class GroupTotals(msgspec.Struct):
 def tally(counts: dict[Key, int], key: Key, count: int = 1) -> None:
     """Count a key once more, or so many times."""
     counts[key] = counts.get(key, 0) + count
+
+
+def _tally_words(counts: dict[str, int], words: str, count: int = 1) -> None:
+    tally(counts, words if words in counts or len(counts) < MOST_CAUSES else OTHERS, count)
 
 
 class LedgerState(msgspec.Struct, frozen=True):

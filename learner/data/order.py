@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from prefixrl.common.seeds import derive
 from prefixrl.common.wire.messages.groups import Prompt
 
-PERMUTATIONS_KEPT = 256
-"""Live groups are of two or three epochs, each with as many sources; any other permutation is made again."""
+PERMUTATIONS_KEPT, PLACES_KEPT = 256, 2**20
+"""Permutations that are kept, and their places in all, at least those of four epochs: live groups are of two or three,
+and of more where there are few problems. Any other permutation is made again."""
 
 
 class PromptOrder:
@@ -53,8 +54,9 @@ class PromptOrder:
     def _permutation(self, of: str, turn: int, size: int) -> NDArray[np.int64]:
         key = (turn, size, of)
         if key not in self._permutations:
-            while len(self._permutations) >= PERMUTATIONS_KEPT:
-                del self._permutations[next(iter(self._permutations))]
+            known, most = self._permutations, max(PLACES_KEPT, 4 * 2 * len(self._prompts))
+            while len(known) >= PERMUTATIONS_KEPT or sum(map(len, known.values())) + size > most:
+                del known[next(iter(known))]
             generator = np.random.Generator(np.random.PCG64(derive(self._seed, of, turn)))
             self._permutations[key] = generator.permutation(size)
         return self._permutations[key]

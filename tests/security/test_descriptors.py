@@ -18,14 +18,12 @@ from prefixrl.common.wire.messages.worker import Hello, Reject
 from prefixrl.common.wire.transport import Client
 from support.fakes import peers, wait_until
 from support.keys import key
+from support.paths import ROOT
 from support.runs.real_run import RealRun, real_run
-from support.tables import program
 
 HELLO = Hello(protocol=PROTOCOL, role="scorer", incarnation="incarnation", host="host", pid=1)
 LIMIT = 300
 """Descriptors of each server."""
-
-STRANGERS = program(__file__, "STRANGERS")
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +40,8 @@ def strangers(run: RealRun, number: int) -> Iterator[None]:
     ports = [
         each.rpartition(":")[2].strip() for each in (run.endpoint, (run.directory / "weights_endpoint").read_text())
     ]
-    command = [sys.executable, "-c", STRANGERS, str(number), *ports]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as flood:
+    command = [sys.executable, "-m", "benchmarks.strangers", str(number), "3600", "ff", *ports]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as flood:
         assert flood.stdout is not None and flood.stdout.readline() == b"ready\n"
         try:
             yield

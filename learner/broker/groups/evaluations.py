@@ -38,6 +38,8 @@ class EvaluationRun:
     """Time since which every rollout is past its version."""
     results: dict[int, ScoredGroup] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    deaths: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    """Workers lost, by the groups of the item that they held."""
 
     @property
     def total(self) -> int:
@@ -66,7 +68,6 @@ class EvaluationQueue:
 
     def __init__(self, run_seed: int, attempts: int) -> None:
         self._run_seed, self._attempts = run_seed, attempts
-        self._deaths: Counter[tuple[int, ...]] = Counter()
         self.runs: dict[str, EvaluationRun] = {}
         self._published: dict[int, str] = {}
         self._forgotten: Counter[str] = Counter(asked=0, judged=0, failed=0)
@@ -196,8 +197,8 @@ class EvaluationQueue:
     def give_back(self, item: SampleItem | ScoreItem, died: bool) -> None:
         """Take back an item without a result; it fails once lost with too many workers."""
         run = self.run_of(item.seqs[0])
-        self._deaths[item.seqs] += died
-        if self._deaths[item.seqs] >= self._attempts:
+        run.deaths[item.seqs] += died
+        if run.deaths[item.seqs] >= self._attempts:
             run.fail(item, f"lost with its worker {self._attempts} times")
         elif isinstance(item, SampleItem):
             run.to_sample.insert(0, item)

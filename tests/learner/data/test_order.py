@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from prefixrl.common.wire.messages.groups import Prompt
-from prefixrl.learner.data.order import PERMUTATIONS_KEPT, Mixture, PromptOrder
+from prefixrl.learner.data.order import PERMUTATIONS_KEPT, PLACES_KEPT, Mixture, PromptOrder
 
 
 def problems(count: int) -> list[Prompt]:
@@ -96,9 +96,12 @@ def test_a_weight_that_gives_a_source_no_place_is_refused() -> None:
         Mixture([5, 5], [1000.0, 1.0])
 
 
-def test_an_epoch_long_ago_has_the_order_that_it_had() -> None:
+@pytest.mark.parametrize(("places", "kept"), [(PLACES_KEPT, PERMUTATIONS_KEPT), (90, 10), (1, 8)])
+def test_an_epoch_long_ago_has_the_order_that_it_had(places: int, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prefixrl.learner.data.order.PLACES_KEPT", places)
     order = PromptOrder(problems(9), 5, None)
     first = [order.prompt(index) for index in range(9)]
     for epoch in range(1, 2 * PERMUTATIONS_KEPT):
         order.prompt(9 * epoch)
+        assert len(order._permutations) <= kept
     assert [order.prompt(index) for index in range(9)] == first

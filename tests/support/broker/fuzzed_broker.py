@@ -3,7 +3,7 @@
 import logging
 import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -58,7 +58,7 @@ class FuzzedBroker:
         self._out = msgspec.msgpack.Encoder()
         self._peers: dict[bytes, Role] = {f"{role}{n}".encode(): role for n, role in enumerate(ROLES)}
         self._said_hello: set[bytes] = set()
-        self._tasks: dict[bytes, list[ToBroker]] = {peer: [] for peer in self._peers}
+        self.tasks = defaultdict[bytes, list[ToBroker]](list)
         self.counts: Counter[str] = Counter()
         self.log = _Faults()
         server = cast("Server[ToBroker, FromBroker]", self)
@@ -71,11 +71,11 @@ class FuzzedBroker:
         match message:
             case Reject() | Unknown() | Done():
                 self._said_hello.discard(peer)
-                self._tasks[peer].clear()
+                self.tasks[peer].clear()
             case PrefixTask():
-                self._tasks[peer].append(sampled(message))
+                self.tasks[peer].append(sampled(message))
             case ScoreTask():
-                self._tasks[peer].append(scored(message))
+                self.tasks[peer].append(scored(message))
 
     def run(self, messages: int) -> None:
         """Handle so many, with the turns of the broker's loop in between."""
@@ -86,7 +86,7 @@ class FuzzedBroker:
             for number in range(messages):
                 self._handle_one()
                 if number % 16 == 0:
-                    self._turn()
+                    self.turn()
                 if number % 1000 == 0:
                     self.broker.ledger.check()
         finally:
@@ -110,7 +110,7 @@ class FuzzedBroker:
         self.counts[type(message).__name__] += 1
         if isinstance(message, Hello | Goodbye):
             (self._said_hello.add if isinstance(message, Hello) else self._said_hello.discard)(peer)
-            self._tasks[peer].clear()
+            self.tasks[peer].clear()
         self.broker._handle_safely(Received(peer, message, b"", Listed(key, key)))
         self.broker._stopping = None  # a rank or operator may stop the run; this one goes on
         if isinstance(message, HaltRun):
@@ -141,13 +141,13 @@ class FuzzedBroker:
         if worker is None or not worker.has_said_ready:
             latest = self.broker.versions.latest
             return ready(self._config, role, slots=4, version=latest.version if latest else 0)
-        tasks = self._tasks[peer]
+        tasks = self.tasks[peer]
         if tasks and self._draw.random() < 0.7:
             return tasks.pop(self._draw.randrange(len(tasks)))
         held = tuple(worker.leases)
         return Heartbeat(progress=self._draw.randrange(100), busy_row_s=1.0, leases=held, state="sampling")
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
         """The rest of a turn of the broker's loop."""
         broker, now_s = self.broker, time.monotonic()
         broker._give_up_lost(now_s)
