@@ -17,13 +17,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import click
 import msgspec
 
+from benchmarks.broker_load import cpu_seconds
 from benchmarks.endurance import SAVES_WITHIN_S, STOPPED
 from benchmarks.hostile_peers import broker
 from benchmarks.kills import RUN_FILE, processes
@@ -55,11 +56,14 @@ class Window(msgspec.Struct, frozen=True):
     iterations: int
     connects: int
     """Connections that the attacker began."""
+    servers_cpu_s: float
+    """CPU time of broker and weight server."""
 
-    @property
-    def per_s(self) -> float:
-        """Iterations per second."""
-        return self.iterations / self.seconds
+
+QUANTITIES: dict[str, Callable[[Window], float]] = {
+    "iterations per second": lambda each: each.iterations / each.seconds,
+    "CPU seconds of both servers per second": lambda each: each.servers_cpu_s / each.seconds,
+}
 
 
 @contextmanager
@@ -89,7 +93,7 @@ def ports_of(directory: Path, *names: str) -> list[int]:
     return [int((directory / name).read_text(encoding="utf-8").rpartition(":")[2]) for name in names]
 
 
-def window(directory: Path, limit: int, kind: str, ports: list[int], seconds: float) -> Window:
+def window(directory: Path, servers: list[int], limit: int, kind: str, ports: list[int], seconds: float) -> Window:
     """Count iterations for so long, while these ports, if any, are flooded."""
     numbers = [CONNECTS_PER_FILE * limit, seconds + EDGE_S, "", *ports]
     with ExitStack() as stack:
@@ -99,12 +103,13 @@ def window(directory: Path, limit: int, kind: str, ports: list[int], seconds: fl
             stack.callback(attacker.kill)
             assert attacker.stdout is not None and attacker.stdout.readline() == b"ready\n"
         time.sleep(EDGE_S / 2)
-        began_s, before = time.monotonic(), iterations(directory)
+        began_s, before, cpu_before_s = time.monotonic(), iterations(directory), sum(map(cpu_seconds, servers))
         time.sleep(seconds)
         passed_s, trained = time.monotonic() - began_s, iterations(directory) - before
+        cpu_s = sum(map(cpu_seconds, servers)) - cpu_before_s
         connects = int(attacker.communicate(timeout=60.0)[0]) if ports else 0
     time.sleep(EDGE_S)  # what was cut is closed by then
-    return Window(limit, kind, passed_s, trained, connects)
+    return Window(limit, kind, passed_s, trained, connects, cpu_s)
 
 
 def limit_files(pids: dict[str, list[int]], limit: int) -> None:
@@ -124,6 +129,7 @@ def measure(folder: Path, limits: tuple[int, ...], rounds: int, seconds: float) 
             assert launch.poll() is None and time.monotonic() < end_s, (folder / "console.log").read_text()[-3000:]
             time.sleep(0.5)
         pids = processes(launch.pid)
+        servers = [pid for name in SERVERS for pid in pids[name]]
         joined = logs(directory).count(" joined from ")
         for limit in limits:
             limit_files(pids, limit)
@@ -131,7 +137,7 @@ def measure(folder: Path, limits: tuple[int, ...], rounds: int, seconds: float) 
             flooded = {KINDS[1]: ports_of(elsewhere, "endpoint"), KINDS[2]: ports_of(directory, *ENDPOINTS)}
             for number in range(rounds):
                 for kind in KINDS[:: 1 if number % 2 else -1]:
-                    windows.append(window(directory, limit, kind, flooded.get(kind, []), seconds))
+                    windows.append(window(directory, servers, limit, kind, flooded.get(kind, []), seconds))
                     print(msgspec.json.encode(windows[-1]).decode(), flush=True)
         after = processes(launch.pid)
         told = {
@@ -151,14 +157,16 @@ def figures_of(windows: list[Window]) -> list[Figure]:
     """Medians of the windows; baseline is the undisturbed ones', or those in which another broker was flooded."""
     found = []
     for limit in dict.fromkeys(each.limit for each in windows):
-        by_kind = {kind: [each.per_s for each in windows if (each.limit, each.kind) == (limit, kind)] for kind in KINDS}
-        middle = {kind: statistics.median(values) for kind, values in by_kind.items()}
-        for kind, against in ((KINDS[1], KINDS[0]), (KINDS[2], KINDS[0]), (KINDS[2], KINDS[1])):
-            values, ratio = by_kind[kind], middle[kind] / middle[against]
-            name = f"iterations per second, {kind}, {limit} files" + f" (beside {against})" * (against == KINDS[1])
-            spread = min(values), max(values)
-            text = "median of the windows", "smallest and largest"
-            found.append(Figure(name, "1/s", middle[kind], len(values), spread, middle[against], against, ratio, *text))
+        by_kind = {kind: [each for each in windows if (each.limit, each.kind) == (limit, kind)] for kind in KINDS}
+        for what, of in QUANTITIES.items():
+            values = {kind: [of(each) for each in here] for kind, here in by_kind.items()}
+            middle = {kind: statistics.median(each) for kind, each in values.items()}
+            for kind, against in ((KINDS[1], KINDS[0]), (KINDS[2], KINDS[0]), (KINDS[2], KINDS[1])):
+                name = f"{what}, {kind}, {limit} files" + f" (beside {against})" * (against == KINDS[1])
+                spread, ratio = (min(values[kind]), max(values[kind])), middle[kind] / middle[against]
+                baseline = middle[against], against, ratio
+                text = "median of the windows", "smallest and largest"
+                found.append(Figure(name, "1/s", middle[kind], len(values[kind]), spread, *baseline, *text))
     return found
 
 

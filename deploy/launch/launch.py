@@ -90,7 +90,10 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool, stop: threadi
         click.echo(f"{what}; {how}")
         return STOPPED
     if code == 0:
-        write_report(directory)
+        try:
+            write_report(directory)
+        except OSError as fault:
+            click.echo(f"no report: {fault}; {to_copy('prefixrl report', directory)} writes it later", err=True)
         print_table(directory)
     else:
         launcher.report_failure(code)

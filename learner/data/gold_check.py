@@ -37,7 +37,12 @@ class GoldCheck:
         found, _ = self._process.communicate()
         if self._process.returncode != 0:
             return  # closed before it was done, or failed with a message of its own in the log
-        write_atomically(self._path, found.decode())
+        try:
+            write_atomically(self._path, found.decode())
+        except OSError as fault:
+            log.error(
+                "%s cannot be written: %s; the next start of the run checks the gold answers again", self._path, fault
+            )
         if rows := found.decode().splitlines():
             text = (
                 "%d gold answers do not verify against themselves (all in %s); the run goes on, and only answers that "

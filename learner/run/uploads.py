@@ -175,8 +175,13 @@ class Uploads:
                 "output is in %s",
                 iteration, how, took_s, last_line or "it printed nothing", log_path,
             )  # fmt: skip
-        line = UploadLine(time.time(), iteration, digest, code, took_s, last_line)
-        json_lines.append(self._directory / UPLOADS_FILE, [line])
+        line, path = UploadLine(time.time(), iteration, digest, code, took_s, last_line), self._directory / UPLOADS_FILE
+        try:
+            json_lines.append(path, [line])
+        except OSError as fault:
+            log.error(
+                "%s cannot be written: %s; checkpoint %d is uploaded again at the next start", path, fault, iteration
+            )
 
 
 def _read(output: IO[bytes], log_path: Path, end: bytearray) -> None:
