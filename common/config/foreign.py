@@ -57,7 +57,7 @@ def read_toml(path: Path, called: str) -> dict[str, Any]:
 
 
 @contextmanager
-def explained(fault: str, error: type[UserError] = ConfigError, remedy: str = "") -> Iterator[None]:
+def explained(fault: str, error: type[Exception] = ConfigError, remedy: str = "") -> Iterator[None]:
     """Turn whatever a decoder or library raises over a file into one sentence; panics of Rust code are no Exception."""
     try:
         yield

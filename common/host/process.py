@@ -17,11 +17,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import setproctitle
 
@@ -197,6 +197,41 @@ class StopSignals:
             yield
         finally:
             self._ends_at_once = False
+
+
+class _Console:
+    """A stream of which lines are lost while the disk of its file is full: no run may end over what it tells."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with _unless_full():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with _unless_full():
+            self._stream.flush()
+
+
+@contextmanager
+def _unless_full() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if not is_full(error):
+            raise
+
+
+@contextmanager
+def patient_console() -> Iterator[None]:
+    """Go on where the disk to which standard output or error goes is full; their lines are lost meanwhile."""
+    with redirect_stdout(cast(TextIO, _Console(sys.stdout))), redirect_stderr(cast(TextIO, _Console(sys.stderr))):
+        yield
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from prefixrl.common.config.foreign import explained
 from prefixrl.common.config.prompting import ModelConfig
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.interface.base import TokenIds
@@ -89,7 +90,7 @@ class Renderer:
             if given in self.tokens:
                 return given
             raise ConfigError(f"{key}: {given} is no token of {model}, whose ids are 0 to {max(self.tokens)}")
-        ids = self._tokenizer.encode(given, add_special_tokens=False)
+        ids = self._encode(given, add_special_tokens=False)
         if len(ids) == 1 and (ids[0] != self._tokenizer.unk_token_id or given == self._tokenizer.unk_token):
             return int(ids[0])
         known = [each.content for each in self._tokenizer.added_tokens_decoder.values()]
@@ -123,7 +124,7 @@ class Renderer:
                 f'{self._model}: it could close its own turn; data.special_tokens = "allow" lets it'
             )
         text = self._form.prompt(question, system, earlier)
-        ids = self._tokenizer.encode(text, add_special_tokens=not self.has_chat_template)
+        ids = self._encode(text, add_special_tokens=not self.has_chat_template)
         if not 0 < len(ids) <= self._most:
             raise ValueError(f"prompt has {len(ids)} tokens, allowed are 1 to {self._most} ({self._limit})")
         if (above := max(ids)) >= self.rows:
@@ -142,9 +143,13 @@ class Renderer:
         """Return True if a control token is among ids."""
         return bool(self.control_tokens) and not self.control_tokens.isdisjoint(ids.tolist())
 
+    def _encode(self, text: str, **options: bool) -> list[int]:
+        with explained(f"the tokenizer of {self._model} cannot encode {text[:40]!r}", ValueError):
+            return list(self._tokenizer.encode(text, **options))
+
     def encode(self, text: str) -> TokenIds:
-        """Return the ids of a piece of an answer."""
-        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
+        """Return the ids of a piece of an answer; raise ValueError for one that it cannot encode."""
+        return np.asarray(self._encode(text, add_special_tokens=False), dtype=np.int32)
 
     def text(self, ids: TokenIds) -> str:
         """Return the text of an answer, special tokens left out."""
@@ -162,14 +167,14 @@ class Renderer:
 
     def decode_without_bos(self, ids: TokenIds) -> str:
         """Decode without a leading BOS, for servers that add their own."""
-        whole, bare = self._tokenizer.encode("1"), self.encode("1").tolist()
+        whole, bare = self._encode("1"), self.encode("1").tolist()
         opening = whole[: len(whole) - len(bare)] if whole[-len(bare) :] == bare else []
         is_opened = bool(opening) and ids[: len(opening)].tolist() == opening
         return self.decode_with_special(ids[len(opening) :] if is_opened else ids)
 
     def encode_literal(self, text: str) -> TokenIds:
-        """Return the ids of a text in which nothing is read as a special token."""
-        ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        """Return the ids of a text in which nothing is read as a special token; raise ValueError as `encode`."""
+        ids = self._encode(text, add_special_tokens=False, split_special_tokens=True)
         return np.asarray(ids, dtype=np.int32)
 
     def without_stop(self, ids: TokenIds) -> TokenIds:

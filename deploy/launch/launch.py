@@ -26,7 +26,7 @@ from prefixrl.common.config.load import import_functions, load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, Halted, PeerLost, TrainingFault, UserError, to_copy
 from prefixrl.common.host.placement import LEARNER, described, gpus_here, place, processes_of, visible
-from prefixrl.common.host.process import PARENT_VARIABLE, end_children, own, stop_event
+from prefixrl.common.host.process import PARENT_VARIABLE, end_children, own, patient_console, stop_event
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
 from prefixrl.common.run.disk import held_bytes
 from prefixrl.common.run.status import StatusDocument
@@ -58,6 +58,7 @@ KEYS_OF_A_RUN = {"directory", "adapter", "data", "algorithm", "rollout", "scorer
 """Keys of `config.json` in every release; a model folder has a `config.json` too."""
 
 
+@patient_console()
 def launch(run_file: Path, settings: tuple[str, ...], fresh: bool, stop: threading.Event | None = None) -> int:
     """Run to the end; return the exit code. ConfigError for an invalid run file or setting.
 

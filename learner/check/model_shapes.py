@@ -5,7 +5,9 @@ import os
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+import msgspec
 
 from prefixrl.common.config.foreign import read_json, read_toml
 from prefixrl.common.errors import ConfigError, DataError
@@ -13,6 +15,7 @@ from prefixrl.common.host.hub import cached_file
 from prefixrl.common.models.headers import has_weights, tensor_headers
 from prefixrl.learner.check.footprint import ModelShape
 
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 LLAMA_LIKE = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 BIASED = {"Qwen2ForCausalLM", "Qwen2ForProcessRewardModel"}
 _TABLE = read_toml(Path(__file__).with_name("shapes.toml"), "the table of shapes")
@@ -26,21 +29,31 @@ def shape_of(model: str) -> ModelShape | None:
     if path is None:
         return _published(model)
     try:
-        config = read_json(path, dict[str, Any])
-        kinds = set(config.get("architectures") or ())
-        if not kinds & (LLAMA_LIKE | BIASED):
-            return None
-        heads = config["num_attention_heads"]
-        return ModelShape(
-            layers=config["num_hidden_layers"], hidden=config["hidden_size"],
-            intermediate=config["intermediate_size"], heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_size=config.get("head_dim") or config["hidden_size"] // heads, vocabulary=config["vocab_size"],
-            is_tied=bool(config.get("tie_word_embeddings", False)), is_biased=bool(kinds & BIASED),
-        )  # fmt: skip
-    # Sizes are left to the defaults of its family, or the file is no config: loading the model says so.
-    except (ConfigError, KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError):
+        sizes = read_json(path, _Sizes)
+    except ConfigError:
+        return None  # sizes are left to the defaults of its family, or the file is no config: loading the model says so
+    kinds, heads = set(sizes.architectures or ()), sizes.num_attention_heads
+    if not kinds & (LLAMA_LIKE | BIASED):
         return None
+    return ModelShape(
+        layers=sizes.num_hidden_layers, hidden=sizes.hidden_size, intermediate=sizes.intermediate_size, heads=heads,
+        kv_heads=sizes.num_key_value_heads or heads, head_size=sizes.head_dim or sizes.hidden_size // heads,
+        vocabulary=sizes.vocab_size, is_tied=bool(sizes.tie_word_embeddings), is_biased=bool(kinds & BIASED),
+    )  # fmt: skip
+
+
+class _Sizes(msgspec.Struct):
+    """The sizes in a config.json."""
+
+    num_hidden_layers: Size
+    hidden_size: Size
+    intermediate_size: Size
+    num_attention_heads: Size
+    vocab_size: Size
+    architectures: tuple[str, ...] | None = None
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    tie_word_embeddings: bool | None = None
 
 
 QUANTISED = re.compile(r"awq|gptq|fp8|nvfp4|mxfp4|gguf|bnb|int[48]|[348]-?bit|w\d+a\d+", re.IGNORECASE)
