@@ -1,6 +1,8 @@
 """Files that others wrote: every fault of every reader is one sentence with the path."""
 
+import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +12,11 @@ from prefixrl.common.config.foreign import explained
 from prefixrl.common.config.load import load
 from prefixrl.common.errors import PrefixRLError, UserError
 from prefixrl.common.models.config_file import document_of
+from prefixrl.common.prompts.rendering import Renderer
+from prefixrl.learner.check.model_shapes import shape_of
 from prefixrl.learner.data.files import data_files
 from prefixrl.learner.run.directory import inputs
+from support.runs.run_helper import RUN_FILE
 
 DEEP = b"[" * 200_000
 BROKEN = {
@@ -76,3 +81,26 @@ def test_a_panic_of_a_library_is_a_sentence_and_an_interrupt_stays_one() -> None
         raise panic("out of stack")
     with pytest.raises(KeyboardInterrupt), explained("a file"):
         raise KeyboardInterrupt
+
+
+def test_a_text_that_ends_the_tokenizers_search_is_a_sentence_and_a_text_that_does_not_is_encoded(
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(RUN_FILE.parent / "adapter", tmp_path / "m")
+    known = json.loads((tmp_path / "m" / "tokenizer.json").read_text())
+    known["pre_tokenizer"] |= {"pattern": {"Regex": r"(?=([a-z ]+)+[0-9]{9}q?)\w|\w"}}
+    (tmp_path / "m" / "tokenizer.json").write_text(json.dumps(known))
+    renderer = Renderer(str(tmp_path / "m"), 1000)
+    assert renderer.encode("a b").size
+    for encode in (renderer.prompt, renderer.encode, renderer.encode_literal):
+        with pytest.raises(ValueError, match=r"the tokenizer of .*/m cannot encode '.*x+': .*retry-limit"):
+            encode("x" * 60)
+
+
+@pytest.mark.parametrize("size", ["many", 0, -64, 2.5, None, [64]])
+def test_sizes_of_a_config_that_are_none_give_no_shape(size: object, tmp_path: Path) -> None:
+    config = json.loads((RUN_FILE.parent / "target" / "config.json").read_text())
+    config |= {"architectures": ["LlamaForCausalLM"], "intermediate_size": config.get("intermediate_size", 64)}
+    for changed, is_known in ((config, True), (config | {"hidden_size": size}, False)):
+        (tmp_path / "config.json").write_text(json.dumps(changed))
+        assert (shape_of(str(tmp_path)) is not None) == is_known

@@ -1,6 +1,7 @@
 """A child's output reaches its log, and the console even where no log can be written."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,15 +12,7 @@ from support.fakes import wait_until
 from support.runs.small_disk import small_disk
 from support.tables import program
 
-LOGS = """
-import logging, sys
-from prefixrl.common.host.process import start_logging
-start_logging("prefixrl-learner")
-logging.getLogger("a").info("all is well")
-logging.getLogger("a").error("the disk is full")
-print("error: it could not go on")
-sys.exit(2)
-"""
+LOGS = program(__file__, "LOGS")
 
 
 def child(folder: Path, code: str) -> Child:
@@ -38,6 +31,13 @@ def test_output_is_in_the_log_and_errors_are_news(tmp_path: Path) -> None:
     assert one.news() == ["prefixrl-learner the disk is full"]
     assert one.news() == []
     assert one.tail().splitlines() == one.log_path.read_text().splitlines()
+
+
+def test_a_console_on_a_full_disk_ends_no_run(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", program(__file__, "ON_A_FULL_DISK"), str(tmp_path / "it came through")]
+    with open("/dev/full", "wb") as full:
+        assert subprocess.run(command, stdout=full, stderr=full, check=False).returncode == 0
+    assert (tmp_path / "it came through").exists()
 
 
 def test_a_log_on_a_full_disk_stops_nobody_and_the_failure_is_still_told(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A real run whose disk fills up: it waits, says so, loses nothing, and goes on."""
 
+import json
 import re
 import signal
 import time
@@ -97,6 +98,10 @@ def test_one_writer_alone_without_room_says_so_and_loses_nothing(name: str, tmp_
         said = output + logs(directory)
         assert re.search(TOLD[name], said), said
         assert "Traceback" not in said
+        (directory / "report.html").unlink()
+        (directory / "report.html").mkdir()  # no file can take its place
         with launched(directory, *LONGER, "evaluation.every=2") as again:  # it is finished: the books, once more
-            check_books(finish(again, directory), directory)
+            output, _ = again.communicate(timeout=240)
+            assert again.returncode == 0 and "no report: " in output, output
+            check_books(json.loads((directory / "summary.json").read_text()), directory)
         assert trained_iterations(directory) == 24

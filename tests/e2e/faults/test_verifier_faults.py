@@ -24,27 +24,14 @@ from support.runs.run_helper import (
     trained_iterations,
     wait_for,
 )
+from support.tables import program
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 RUN_FILE = ROOT / "deploy/examples/arithmetic_direct/run.toml"
 TRAINING = ROOT / "deploy/examples/arithmetic/train.jsonl"
 SMALL = ("algorithm.groups_per_iteration=16", "algorithm.iterations=3", "evaluation.problems=32", "broker.silence_s=2")
-FAILS_SOMETIMES = """
-import os
-import zlib
-
-
-def score(question, answer, gold):
-    kind = zlib.crc32((question + answer).encode()) % 16
-    if kind == 0:
-        os._exit(7)
-    if kind == 1:
-        raise RuntimeError("the service is away")
-    if kind == 2:
-        return float("nan")
-    return 0.75 if f"boxed{{{gold}}}" in answer else 0.25
-"""
+FAILS_SOMETIMES = program(__file__, "FAILS_SOMETIMES")
 FAILS_ALWAYS = """
 def score(question, answer, gold):
     raise RuntimeError("the service is away")

@@ -4,7 +4,6 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -12,20 +11,9 @@ import pytest
 
 from prefixrl.common.journal import records
 from prefixrl.common.wire.keys import KeyRole, Listed
+from prefixrl.common.wire.messages import learner, worker
 from prefixrl.common.wire.messages.fields import PROTOCOL, Role
-from prefixrl.common.wire.messages.learner import (
-    Evaluate,
-    Forget,
-    GetBatch,
-    GetEvaluation,
-    GetGroups,
-    GetStatus,
-    IterationDone,
-    Published,
-    ToBroker,
-)
 from prefixrl.common.wire.messages.weights import WeightsNote
-from prefixrl.common.wire.messages.worker import Goodbye, Heartbeat, Hello
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.wire.transport import Received
 from prefixrl.learner.broker import peers, status
@@ -36,7 +24,7 @@ from support.broker.fuzzed_broker import FuzzedBroker
 from support.fakes import ready, run_on_disk
 
 KEPT, ITERATIONS = 8, 100
-"""What is kept of each kind, for the test; iterations before the first count."""
+"""Things kept of each kind, for the test; iterations before the first count."""
 BOUNDS = (
     (identity, "VERSIONS_KEPT"),
     (evaluations, "VERSIONS_KEPT"),
@@ -57,12 +45,14 @@ class Learner:
         self._fake = FuzzedBroker(self._config, 0)
         self.broker, self._numbers = self._fake.broker, count()
 
-    def _say(self, peer: str, message: ToBroker) -> None:
+    def _say(self, peer: str, message: learner.ToBroker) -> None:
         role: KeyRole = "rank" if peer == "rank" else "operator" if peer.startswith("operator") else "worker"
         self.broker._handle_safely(Received(peer.encode(), message, b"", Listed(role, role)))
 
     def _join(self, peer: str, role: Role) -> None:
-        self._say(peer, Hello(protocol=PROTOCOL, role=role, incarnation=f"i{next(self._numbers)}", host="h", pid=1))
+        self._say(
+            peer, worker.Hello(protocol=PROTOCOL, role=role, incarnation=f"i{next(self._numbers)}", host="h", pid=1)
+        )
         if role in ("rollout", "scorer"):
             self._say(peer, ready(self._config, role, 8, self.broker.ledger.completed))
 
@@ -71,37 +61,44 @@ class Learner:
         name, again = f"e{iteration}", tuple(range(4))
         self._join("rank", "rank")  # more peers came than are kept
         self._join(f"operator{iteration}", "operator")
-        self._say(f"operator{iteration}", GetStatus())
+        self._say(f"operator{iteration}", learner.GetStatus())
         prompts, prefixes = (self.broker.dispatcher._prompts.prompt(0),), self._config.rollout_sampling()
         self._say(
             "rank",
-            Evaluate(
+            learner.Evaluate(
                 name=name, version=iteration, prefix_tokens=b"", prompts=prompts, prefix_sampling=prefixes,
                 completion_sampling=self._config.scorer_sampling(),
             ),
         )  # fmt: skip
         self._join(f"leaver{iteration}", "rollout")
         self._fake.turn()
-        self._say(f"leaver{iteration}", Goodbye("it leaves its tasks"))
+        self._say(f"leaver{iteration}", worker.Goodbye("it leaves its tasks"))
         cause = f"a length of {iteration}"
         self.broker.ledger.expire(next(self.broker.ledger.live()).seq, cause, {cause: 1})
         workers: tuple[Role, ...] = ("rollout", "scorer")
         for role in workers:
             self._join(f"{role}{iteration}", role)
-        self._say("rank", GetBatch(iteration, 0, 1))
+        self._say("rank", learner.GetBatch(iteration, 0, 1))
         while not self._fake.counts.pop("answered Batch", 0):
             self._fake.turn()
             for role in workers:
                 tasks = self._fake.tasks[f"{role}{iteration}".encode()]
                 while tasks:
                     self._say(f"{role}{iteration}", tasks.pop())
-        for message in (GetGroups(iteration, again), GetEvaluation(name), Forget(name), IterationDone(iteration, 1)):
+        for message in (
+            learner.GetGroups(iteration, again),
+            learner.GetEvaluation(name),
+            learner.Forget(name),
+            learner.IterationDone(iteration, 1),
+        ):
             self._say("rank", message)
         digest, probe = f"d{iteration + 1}", (pack_tokens([1, 2, 3]), pack_logprobs([-1.0, -2.0]))
-        self._say("rank", Published(WeightsNote(iteration + 1, digest, *probe)))
+        self._say("rank", learner.Published(WeightsNote(iteration + 1, digest, *probe)))
         for role in workers:
-            self._say(f"{role}{iteration}", Heartbeat(progress=iteration, busy_row_s=1.0, leases=(), state="idle"))
-            self._say(f"{role}{iteration}", Goodbye("its time is over"))
+            self._say(
+                f"{role}{iteration}", worker.Heartbeat(progress=iteration, busy_row_s=1.0, leases=(), state="idle")
+            )
+            self._say(f"{role}{iteration}", worker.Goodbye("its time is over"))
         self._fake.turn()
         self._fake.tasks.clear()
         assert not self.broker.ledger.outstanding and not self.broker.dispatcher.evaluations.runs
@@ -114,23 +111,17 @@ class Learner:
         return sys.getallocatedblocks()
 
 
-@pytest.fixture(autouse=True)
-def _no_log() -> Iterator[None]:
-    logging.disable()  # pytest keeps every line
-    yield
-    logging.disable(logging.NOTSET)
-
-
 def test_the_broker_holds_no_more_after_four_times_as_many_iterations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.CRITICAL, "prefixrl")  # pytest keeps every line
     for module, name in BOUNDS:
         monkeypatch.setattr(module, name, KEPT)
     monkeypatch.setattr(os, "fdatasync", lambda file: None)  # it takes most of the time
     monkeypatch.setattr(status, "memory_now", lambda: None)
-    learner = Learner(tmp_path)
-    before = learner.blocks(ITERATIONS)
-    after = learner.blocks(4 * ITERATIONS)
-    learner.broker.journal.close()
+    run = Learner(tmp_path)
+    before = run.blocks(ITERATIONS)
+    after = run.blocks(4 * ITERATIONS)
+    run.broker.journal.close()
     # One block per iteration would be 300; dictionaries and pools of the interpreter fill up by about 100.
     assert after - before < 2 * ITERATIONS, f"{before} blocks, {after} after four times as many iterations"

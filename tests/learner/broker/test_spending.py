@@ -8,6 +8,7 @@ from prefixrl.common.run.status import USAGE_FILE, UsageTotal
 from prefixrl.common.wire.messages.worker import Beat, Heartbeat, Usage
 from prefixrl.learner.broker.status import GONE_S, MOST_SCORERS, UsageFile
 from support.fakes import endpoint_of, peers, run_on_disk, serving, status
+from support.runs.small_disk import small_disk
 
 FREE = OpenAIConfig()
 PRICED = OpenAIConfig(prompt_price=2.0, completion_price=10.0)
@@ -42,6 +43,18 @@ def test_a_restarted_broker_continues_from_the_saved_usage(tmp_path: Path) -> No
     assert again.total() == UsageTotal(
         requests=5, prompt_tokens=50, completion_tokens=14, retries=0, limited_s=0.0, cost=None
     )
+
+
+def test_counts_that_find_no_room_are_written_once_there_is_some(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        spending = UsageFile(disk.path, FREE)
+        spending.note("a", Usage(requests=1, prompt_tokens=10, completion_tokens=5), 0.0)
+        disk.fill()
+        spending.save(0.0, at_once=True)
+        assert [each.name for each in disk.path.iterdir()] == ["ballast"]
+        disk.make_room()
+        spending.save(10.0)
+        assert UsageFile(disk.path, FREE).total() == spending.total()
 
 
 def test_scorers_that_come_and_go_for_ever_take_no_more_room_and_their_sum_stays_true(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from prefixrl.learner.run import uploads as module
 from prefixrl.learner.run.retention import checkpoints
 from prefixrl.learner.run.uploads import Uploads, check_command, counts
 from support.fakes import wait_until
+from support.runs.small_disk import small_disk
 
 COPY = 'cp -r "$1" "$0/"; echo "copied $(basename $1)"'
 Start = Callable[..., Uploads]
@@ -246,3 +247,19 @@ def test_a_log_that_cannot_be_written_holds_up_no_upload(tmp_path: Path, start: 
     save(tmp_path, 1)
     wait(start(shell("head -c 1000000 /dev/zero; echo; echo copied")))
     assert lines(tmp_path) == [(1, 0)]
+
+
+def test_an_upload_that_cannot_be_noted_for_want_of_room_is_told_and_done_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        save(disk.path, 1)
+        disk.fill()
+        for made_room in (False, True):
+            uploads = Uploads(disk.path, CheckpointConfig(upload=("true",), upload_s=60.0))
+            uploads.wait(lambda: None)
+            uploads.close()
+            assert counts(disk.path) == ({"done": 1} if made_room else {})
+            if not made_room:
+                assert f"{UPLOADS_FILE} cannot be written: [Errno 28]" in caplog.text
+                disk.make_room()

@@ -53,6 +53,7 @@ from support.fakes import (
     wait_until,
 )
 from support.messages import HELD_OUT, evaluate
+from support.tables import program
 
 SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
 V1 = WeightsNote(1, "d1", NOTE.probe_tokens, NOTE.probe_logprobs)
@@ -85,22 +86,7 @@ def test_a_worker_that_beats_without_progress_is_given_up(tmp_path: Path) -> Non
         wait_until(given_up, "giving up")
 
 
-SUSPENDED_WORKER = """
-import sys, time
-from support.fakes import Peer, ready
-from prefixrl.common.config.load import from_json
-from prefixrl.common.wire.messages.worker import Heartbeat, PrefixTask
-config = from_json(open(sys.argv[1]).read())
-peer = Peer(sys.argv[2], b"suspended")
-peer.ready(config, "rollout")
-task = peer.hear(PrefixTask)
-print("holds a task", flush=True)
-for progress in range(1000):
-    peer.say(Heartbeat(progress=min(20, progress), busy_row_s=0.0, leases=(task.task,), state="at work"))
-    time.sleep(0.1)
-    while (received := peer.client.receive(0.0)) is not None:
-        print(type(received[0]).__name__, flush=True)
-"""
+SUSPENDED_WORKER = program(__file__, "SUSPENDED_WORKER")
 
 
 def test_a_worker_suspended_past_the_deadline_of_its_task_is_unknown_and_not_refused(tmp_path: Path) -> None:
