@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO, cast
@@ -206,22 +207,13 @@ class _Console:
         self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        with _unless_full():
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with _unless_full():
-            self._stream.flush()
+        found = getattr(self._stream, name)
+        return partial(_unless_full, found) if name in ("write", "flush") else found
 
 
-@contextmanager
-def _unless_full() -> Iterator[None]:
+def _unless_full(write: Callable[..., Any], *given: str) -> Any:
     try:
-        yield
+        return write(*given)
     except OSError as error:
         if not is_full(error):
             raise

@@ -68,7 +68,9 @@ class UsageFile:
             if now_s - self._heard_s[oldest] <= GONE_S and len(self._heard_s) <= 16 * MOST_SCORERS:
                 return
             del self._heard_s[oldest]
-            self._by_scorer[GONE] = _sum(self._by_scorer.get(GONE, Usage()), self._by_scorer.pop(oldest))
+            both = self._by_scorer.get(GONE, Usage()), self._by_scorer.pop(oldest)
+            sums = {name: sum(getattr(each, name) for each in both) for name in Usage.__struct_fields__}
+            self._by_scorer[GONE] = Usage(**sums)
 
     def save(self, now_s: float, at_once: bool = False) -> None:
         """Write new counts to the file, at most every few seconds."""
@@ -86,16 +88,6 @@ class UsageFile:
     def total(self) -> UsageTotal | None:
         """Return the total; None where no scorer uses an endpoint."""
         return total_usage(self._by_scorer.values(), self._section) if self._by_scorer else None
-
-
-def _sum(one: Usage, other: Usage) -> Usage:
-    return Usage(
-        requests=one.requests + other.requests,
-        prompt_tokens=one.prompt_tokens + other.prompt_tokens,
-        completion_tokens=one.completion_tokens + other.completion_tokens,
-        retries=one.retries + other.retries,
-        limited_s=one.limited_s + other.limited_s,
-    )
 
 
 _ROLES = ("rollout", "scorer")

@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.2
 ASKED_FILE = "asked.json"
-REMOVE = "restore it, or remove it: what is judged already is judged again"
 """Digest of the request that each file answers."""
+REMOVE = "restore it, or remove it: what is judged already is judged again"
 TEMPERATURE_SCALES = {GREEDY: 0.0, SAMPLED: 1.0}
 """Factor on the temperatures of the run, by decoding."""
 NO_ADAPTER = -1
@@ -155,11 +155,7 @@ class EvaluationRequests:
         self._families: dict[str, str] = {}
         self.open = OpenRequests(client, iteration)
         known = directory / ASKED_FILE
-        self._answered = (
-            read_json(known, dict[str, str], remedy="restore it, or remove it: what is judged already is judged again")
-            if known.exists()
-            else {}
-        )
+        self._answered = read_json(known, dict[str, str], remedy=REMOVE) if known.exists() else {}
         self.texts = texts_of(config, "rollout")
         self.rows: dict[str, list[EvaluatedRow]] = {}
         """Judged rows of the finished evaluations."""

@@ -124,7 +124,7 @@ class Uploads:
                 try:
                     self._upload(*found)
                 except OSError as fault:
-                    log.error("the upload of checkpoint %d failed: %s", found[0], fault)
+                    log.error("the upload of checkpoint %d failed or could not be noted: %s", found[0], fault)
         except OSError as fault:
             log.error("the checkpoints to upload cannot be listed: %s; tried again with the next one", fault)
         except Exception:  # the end of a run waits for this thread
@@ -175,13 +175,8 @@ class Uploads:
                 "output is in %s",
                 iteration, how, took_s, last_line or "it printed nothing", log_path,
             )  # fmt: skip
-        line, path = UploadLine(time.time(), iteration, digest, code, took_s, last_line), self._directory / UPLOADS_FILE
-        try:
-            json_lines.append(path, [line])
-        except OSError as fault:
-            log.error(
-                "%s cannot be written: %s; checkpoint %d is uploaded again at the next start", path, fault, iteration
-            )
+        line = UploadLine(time.time(), iteration, digest, code, took_s, last_line)
+        json_lines.append(self._directory / UPLOADS_FILE, [line])
 
 
 def _read(output: IO[bytes], log_path: Path, end: bytearray) -> None:

@@ -74,7 +74,8 @@ class Scoring:
             reward = self._call(question, named)
         except (Exception, SystemExit) as error:
             reason = user_function.explain(error, path)
-            if _complaints.is_first((type(error).__name__, _last_line(error)), reason):
+            last_line = max((line for _, line in list(traceback.walk_tb(error.__traceback__))[-1:]), default=0)
+            if _complaints.is_first((type(error).__name__, last_line), reason):
                 log.warning("%s failed", self._ref, exc_info=True)
             return ChildAnswer("error", reason=reason, fault="function raised")
         value = user_function.number(reward)
@@ -101,10 +102,6 @@ def _leave() -> None:
     error = sys.exc_info()[1]
     code = error.code or 0 if isinstance(error, SystemExit) else int(error is not None)
     os._exit(code if isinstance(code, int) else 1)
-
-
-def _last_line(error: BaseException) -> int:
-    return max((line for _, line in list(traceback.walk_tb(error.__traceback__))[-1:]), default=0)
 
 
 @contextlib.contextmanager

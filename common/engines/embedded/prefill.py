@@ -61,7 +61,7 @@ def _filled(
         cache.batch_select_indices(index)
         mask = head_mask[index]
     ids, tail_mask = padded([text[size:] for text, size in zip(texts, sizes, strict=True)], device)
-    positions = _positions(tail_mask) + torch.tensor(sizes, device=device).unsqueeze(1)
+    positions = (tail_mask.cumsum(-1) - 1).clamp(min=0) + torch.tensor(sizes, device=device).unsqueeze(1)
     mask = torch.cat([mask, tail_mask], dim=1)
     return cache, mask, _forward(model, ids, mask, positions, cache)
 
@@ -105,10 +105,6 @@ def padded(texts: Sequence[TokenIds], device: torch.device) -> tuple[torch.Tenso
         ids[row, longest - text.size :] = text
         mask[row, longest - text.size :] = True
     return torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device)
-
-
-def _positions(mask: torch.Tensor) -> torch.Tensor:
-    return (mask.cumsum(-1) - 1).clamp(min=0)
 
 
 def _forward(

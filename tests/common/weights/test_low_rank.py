@@ -20,7 +20,7 @@ from prefixrl.learner.models import lora
 from prefixrl.learner.models.model import Models
 from support.models.tiny_model import DEEPSPEED_WARNINGS
 from support.paths import EXAMPLE
-from support.tables import table
+from support.tables import program, table
 
 pytestmark = DEEPSPEED_WARNINGS
 ADAPTER = EXAMPLE / "adapter"
@@ -115,15 +115,7 @@ def test_merged_weights_are_the_slow_sum(trained: Models, tmp_path: Path) -> Non
     assert lora.FROZEN
 
 
-LEFT = """
-import sys, torch
-from pathlib import Path
-from prefixrl.common.weights.low_rank import AdapterFolders, LowRank
-folders = AdapterFolders(Path(sys.argv[1]))
-folders.write({"layer": (torch.zeros(2, 2), torch.zeros(2, 2))}, LowRank(2, 1.0, ("layer",)))
-print("written", flush=True)
-sys.stdin.read()
-"""
+LEFT = program(__file__, "LEFT")
 
 
 def test_matrices_that_a_killed_process_left_in_memory_are_removed_by_the_next_and_others_stay(tmp_path: Path) -> None:

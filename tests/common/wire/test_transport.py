@@ -17,7 +17,7 @@ from prefixrl.common.wire.messages.worker import Reject
 from prefixrl.common.wire.transport import Client, Malformed, Server, Undeliverable, check_endpoint
 from support.fakes import wait_until
 from support.keys import key, keys
-from support.tables import table
+from support.tables import program, table
 
 Work = Server[ToBroker, FromBroker]
 Worker = Client[FromBroker, ToBroker]
@@ -37,17 +37,7 @@ def receive(server: Work) -> tuple[bytes, ToBroker]:
     return received[0], received[1]
 
 
-FAULT = """
-import sys
-from pathlib import Path
-from prefixrl.common.wire.keys import make_keys, server_keys
-from prefixrl.common.wire.messages.learner import ToBroker
-from prefixrl.common.wire.transport import Server
-make_keys(Path(sys.argv[1]))
-server = Server("tcp://127.0.0.1:0", ToBroker, server_keys(Path(sys.argv[1])))
-server.receive(0.1)
-raise AssertionError("a fault")
-"""
+FAULT = program(__file__, "FAULT")
 
 
 def test_a_process_with_a_server_ends_by_an_exception(tmp_path: Path) -> None:

@@ -22,17 +22,9 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.deploy.view.run_state import is_locked
 from prefixrl.learner.run.directory import RunDirectory, check_ports_are_free
 from support.fakes import end, free_pair, run_on_disk, wait_until
-from support.tables import table
+from support.tables import program, table
 
-HOLDER = """
-import sys, time
-from prefixrl.common.config.load import from_json
-from prefixrl.common.config.step_rewards import ImplicitRewardConfig
-from prefixrl.learner.run.directory import RunDirectory
-held = RunDirectory(from_json(open(sys.argv[1]).read()))
-open(sys.argv[2], "w").close()
-time.sleep(600)
-"""
+HOLDER = program(__file__, "HOLDER")
 
 
 @contextmanager

@@ -261,5 +261,5 @@ def test_an_upload_that_cannot_be_noted_for_want_of_room_is_told_and_done_again(
             uploads.close()
             assert counts(disk.path) == ({"done": 1} if made_room else {})
             if not made_room:
-                assert f"{UPLOADS_FILE} cannot be written: [Errno 28]" in caplog.text
+                assert "checkpoint 1 failed or could not be noted: [Errno 28]" in caplog.text
                 disk.make_room()
