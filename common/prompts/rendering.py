@@ -174,8 +174,7 @@ class Renderer:
 
     def encode_literal(self, text: str) -> TokenIds:
         """Return the ids of a text in which nothing is read as a special token; raise ValueError as `encode`."""
-        ids = self._encode(text, add_special_tokens=False, split_special_tokens=True)
-        return np.asarray(ids, dtype=np.int32)
+        return np.asarray(self._encode(text, add_special_tokens=False, split_special_tokens=True), dtype=np.int32)
 
     def without_stop(self, ids: TokenIds) -> TokenIds:
         """Return a prefix without a stop token at its end, which would close the target's turn."""

@@ -80,9 +80,11 @@ class Child:
         return printable("\n".join(self._output().splitlines()[-TAIL_LINES:]))
 
     def error(self) -> str:
-        """Return the message of the error it ended with, "" where it left none."""
-        _, found, message = f"\n{self._output()}".rpartition("\nerror: ")
-        return printable(message.strip()) if found else ""
+        """Return the message of the error it ended with, behind that of a server it lost; "" where it left none."""
+        before, found, message = f"\n{self._output()}".rpartition("\nerror: ")
+        line = before.rpartition("\n")[2]
+        cause = line.removeprefix("error: ") + "\n" if line.startswith("error: ") else ""
+        return printable(cause + message.strip()) if found else ""
 
     def news(self) -> list[str]:
         """Return its errors since the last call, for the console."""

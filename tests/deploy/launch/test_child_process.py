@@ -33,6 +33,12 @@ def test_output_is_in_the_log_and_errors_are_news(tmp_path: Path) -> None:
     assert one.tail().splitlines() == one.log_path.read_text().splitlines()
 
 
+def test_the_reason_of_a_server_that_ended_is_told_before_that_it_did(tmp_path: Path) -> None:
+    one = child(tmp_path, "print('it works\\nerror: the journal is lost\\nerror: the broker ended')")
+    assert ended(one) == 0
+    assert one.error() == "the journal is lost\nthe broker ended"
+
+
 def test_a_console_on_a_full_disk_ends_no_run(tmp_path: Path) -> None:
     command = [sys.executable, "-c", program(__file__, "ON_A_FULL_DISK"), str(tmp_path / "it came through")]
     with open("/dev/full", "wb") as full:
