@@ -73,10 +73,10 @@ systemd slurm hosts: .venv/.installed-dev .venv/.installed-places  ## the tests 
 
 # Each part ends within ten minutes and writes benchmarks/results/gpu_PART.json, or to $OUT where that is set.
 GPU_PARTS := memory probe correctness launch publication
-gpu: $(GPU_PARTS:%=gpu-%)  ## what needs a CUDA device: learner, probe, a run, publication; skipped without one
+gpu: $(GPU_PARTS:%=gpu-%)  ## what needs a CUDA device: learner, probe, a run, publication; fails without one
 
 gpu-%: .venv/.installed-dev
-	timeout 600 $(BIN)/pytest -m gpu tests/gpu/test_$*.py
+	timeout 600 $(BIN)/pytest -W default -m gpu tests/gpu/test_$*.py
 
 bench: .venv/.installed-vllm  ## every benchmark at full size, hours; writes benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks

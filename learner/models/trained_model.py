@@ -74,6 +74,11 @@ class TrainedModel:
         self._peak_lr, self._config, self._world_size = lr, config, world_size
         self._bad_losses = torch.zeros((), device=device)
 
+    def close(self) -> None:
+        """Free the memory of the engine, which DeepSpeed otherwise keeps as long as the process lives."""
+        self.engine.destroy()
+        del self.engine
+
     def backward(self, loss: Tensor, is_last: bool) -> None:
         """Accumulate the gradient of one micro-batch's share of the loss, which is over the global denominator.
 

@@ -33,6 +33,7 @@ def test_the_recipes_shape_takes_what_the_forecast_says_and_fits_80_gb(tmp_path:
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, LIMIT_GIB * GIB / total))
     figures = memory_and_speed(config, PROMPT, "4,096 tokens")
+    write_report("memory", figures, started_s)  # now, in case the next one fails
     checkpointed = with_settings(config, gradient_checkpointing=True, micro_batch_tokens=16_384)
     figures += memory_and_speed(checkpointed, PROMPT, "16,384 tokens, checkpointed")
     write_report("memory", figures, started_s)

@@ -3,11 +3,13 @@
 `python -m support.models.on_device DEVICE FOLDER` writes the losses of every variant, for a comparison of two devices.
 """
 
+import gc
 import json
 import os
 import sys
 import time
 import warnings
+import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -173,12 +175,20 @@ def memory_and_speed(config: RunConfig, prompt_tokens: int, label: str) -> list[
     forwards = 1 + algorithm.has_critic + (algorithm.kl > 0) + trained
     count, _ = parameters(config.adapter.model) or (0, "")
     body = count - vocabulary.embedding * (1 if vocabulary.is_tied else 2)
-    return [
+    figures = [
         figure(f"{label}: peak memory", "bytes", peak, expected, "the forecast"),
         figure(f"{label}: learner", "tokens/s", tokens / seconds),
         figure(f"{label}: operations", "TFLOP/s", 2 * body * tokens * forwards / seconds / 1e12),
         figure(f"{label}: device syncs of an iteration", "syncs", _syncs(models, data, config)),
     ]
+    owned = [weakref.ref(each) for each in models.actor.engine.module.parameters()]
+    for each in (models.actor, models.critic):
+        if each is not None:
+            each.close()
+    del models, each
+    gc.collect()
+    assert not any(each() is not None for each in owned), "the next configuration would be loaded on top of this one"
+    return figures
 
 
 def _syncs(models: Models, data: IterationData, config: RunConfig) -> int:
