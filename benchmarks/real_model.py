@@ -54,10 +54,11 @@ def plain_loop(seed: int, runs: Path) -> Rewards:
 
 
 def rewards_of(directory: Path) -> Rewards:
-    """Every arm's rewards of greedy answers."""
+    """Every arm's rewards of greedy answers; a run that was stopped may lack those of the untrained adapter."""
     found: dict[str, dict[str, float]] = defaultdict(dict)
     for arm in (*BASELINES, TRAINED):
-        for line in (directory / f"evaluations/{arm}.greedy.jsonl").read_text(encoding="utf-8").splitlines():
+        path = directory / f"evaluations/{arm}.greedy.jsonl"
+        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
             row = json.loads(line)
             found[arm][row["prompt_id"]] = row["reward"]
     return found
@@ -76,11 +77,11 @@ def markdown(found: Mapping[int, Rewards], plain: Mapping[int, Rewards], report:
     rule = "|---" * (len(found) + 2) + "|"
     lines = [f"| accuracy | {seeds} | mean |", rule]
     for arm, figure in zip((*BASELINES, TRAINED), report.figures, strict=False):
-        cells = [f"{sum(each[arm].values()) / len(each[arm]):.3f}" for each in found.values()]
+        cells = [f"{sum(each[arm].values()) / len(each[arm]):.3f}" if arm in each else "-" for each in found.values()]
         lines.append(f"| {arm.replace('_', ' ')} | {' | '.join(cells)} | {figure.value:.3f} |")
     lines += ["", f"| trained adapter less | {seeds} | mean |", rule]
     for arm, figure in zip(BASELINES, report.figures[len(BASELINES) + 1 :], strict=True):
-        cells = [cell(paired(each, arm)) for each in found.values()]
+        cells = [cell(paired(each, arm)) if arm in each else "-" for each in found.values()]
         low, high = figure.spread
         lines.append(
             f"| {arm.replace('_', ' ')} | {' | '.join(cells)} | {figure.value:+.3f} ({low:+.3f} to {high:+.3f}) |"
@@ -124,11 +125,11 @@ def main(path: Path, quick: bool, seeds: int, runs: Path, plain: int, settings: 
         mean_figure(
             f"accuracy, {arm}",
             "share of problems",
-            [sum(each[arm].values()) / len(each[arm]) for each in found.values()],
+            [sum(each[arm].values()) / len(each[arm]) for each in found.values() if arm in each],
         )
         for arm in (*BASELINES, TRAINED)
     ]
-    gaps = {arm: [paired(each, arm) for each in found.values()] for arm in BASELINES}
+    gaps = {arm: [paired(each, arm) for each in found.values() if arm in each] for arm in BASELINES}
     figures += [
         mean_figure(f"{TRAINED} less {arm}", "share of problems", [each.mean for each in differences])
         for arm, differences in gaps.items()
