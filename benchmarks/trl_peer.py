@@ -48,7 +48,7 @@ from prefixrl.deploy.view.run_state import fetch
 EXAMPLES = ROOT / "deploy/examples"
 OURS, TRL_1, TRL_2 = "prefixrl", "TRL, 1 thread", "TRL, 2 threads"
 SEEDS, QUICK_SEEDS, QUICK_STEPS = (1, 2, 3, 4, 5), (1,), 12
-REAL_SEEDS, REAL_STEPS = (1, 2, 3), 12
+REAL_SEEDS, REAL_STEPS = (1, 2, 3), 8
 RATED = 10, 40
 """Steps between which the rate is measured; the goal is reached after them."""
 ASKED_AT = 42
@@ -275,14 +275,15 @@ def versions(python: Path) -> dict[str, str]:
 @options
 @click.option("--python", type=click.Path(exists=True, path_type=Path), help="Of an environment with TRL.")
 @click.option("--example", type=click.Choice(["arithmetic", "smollm2"]), default="arithmetic", show_default=True)
+@click.option("--seeds", "most_seeds", type=click.IntRange(1), help="Most seeds.  [default: 5; smollm2: 3]")
 @click.option("--steps", type=int, help=f"Most optimiser steps of a run.  [default: 110; smollm2: {REAL_STEPS}]")
-def main(path: Path, quick: bool, python: Path | None, example: str, steps: int | None) -> None:
+def main(path: Path, quick: bool, python: Path | None, example: str, steps: int | None, most_seeds: int | None) -> None:
     """Train with both and write the figures."""
     started_s, measured = time.monotonic(), commit()
     python = python or made_environment()
     is_real = example == "smollm2"
     task = task_of(example, QUICK_STEPS if quick else steps or (REAL_STEPS if is_real else 110))
-    seeds = QUICK_SEEDS if quick else REAL_SEEDS if is_real else SEEDS
+    seeds = QUICK_SEEDS if quick else (REAL_SEEDS if is_real else SEEDS)[:most_seeds]
     runs = []
     with tempfile.TemporaryDirectory(prefix="trl-peer-") as name:
         for seed in seeds:
