@@ -182,9 +182,8 @@ def memory_and_speed(config: RunConfig, prompt_tokens: int, label: str) -> list[
         figure(f"{label}: device syncs of an iteration", "syncs", _syncs(models, data, config)),
     ]
     owned = [weakref.ref(each) for each in models.actor.engine.module.parameters()]
-    for each in (models.actor, models.critic):
-        if each is not None:
-            each.close()
+    for each in filter(None, (models.actor, models.critic)):
+        each.close()
     del models, each
     gc.collect()
     assert not any(each() is not None for each in owned), "the next configuration would be loaded on top of this one"

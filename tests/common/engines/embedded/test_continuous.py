@@ -358,11 +358,10 @@ def test_what_the_rows_of_a_job_share_is_computed_once(
     apart = job("apart", [[20 + each, *question] for each in range(3)], settings(0.8, 1))
     assert_rows_follow(model, apart, finish(engine, apart)["apart"])
     assert shapes == [(3, 8)]
-    shapes.clear()
     several = [job(f"{number}", [[*question, 30 + number, 40]], settings(0.0, 1)) for number in range(3)]
     for each, result in finish(engine, *several).items():
         assert_rows_follow(model, several[int(each)], result)
-    assert shapes == [(1, 7), (3, 2)], "jobs with equal beginnings, as worked examples are"
+    assert shapes[1:] == [(1, 7), (3, 2)], "jobs with equal beginnings, as worked examples are"
 
 
 def texts_after(written: JobResult, tokens: int) -> int:
