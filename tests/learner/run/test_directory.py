@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -62,10 +63,7 @@ def test_a_second_learner_is_refused_and_may_come_when_the_first_is_gone(config:
 def test_a_file_system_without_locks_is_named_as_that(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    def without(file: object, operation: int) -> None:
-        raise OSError(number, "not supported")
-
-    monkeypatch.setattr("fcntl.flock", without)
+    monkeypatch.setattr("fcntl.flock", mock.Mock(side_effect=OSError(number, "not supported")))
     with pytest.raises(ConfigError, match=r"has no file locks \(.*-o flock"):
         RunDirectory(config)
     assert not is_locked(Path(config.directory))
