@@ -10,21 +10,9 @@ import pytest
 
 from prefixrl.common.config import user_function
 from prefixrl.common.errors import ConfigError
+from support.tables import program
 
-DATACLASS = """
-from __future__ import annotations
-
-from dataclasses import dataclass
-
-
-@dataclass
-class Weight:
-    of: float = 0.5
-
-
-def score(question, answer, gold):
-    return Weight().of
-"""
+DATACLASS = program(__file__, "DATACLASS")
 
 
 def written(path: Path, source: str) -> Path:

@@ -10,22 +10,13 @@ import psutil
 import pytest
 
 from support.runs.run_helper import ROOT, check_books, finish, inspect, launched, trained_iterations, wait_for
+from support.tables import program
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 RUN_FILE = ROOT / "deploy/examples/arithmetic_direct/run.toml"
 SMALL = ("algorithm.groups_per_iteration=16", "algorithm.iterations=6", "evaluation.problems=64", "broker.silence_s=2")
-MINE = """
-def score(question, answer, gold):
-    if "biggest" in answer:
-        raise ValueError("not of interest")
-    return 0.25 if f"boxed{{{gold}}}" in answer else 0.125
-
-
-def advantages(rewards, groups):
-    best = {group: max(r for r, g in zip(rewards, groups) if g == group) for group in groups}
-    return [reward - best[group] for reward, group in zip(rewards, groups)]
-"""
+MINE = program(__file__, "MINE")
 
 
 def mapped_torch(process: psutil.Process) -> bool:
