@@ -7,7 +7,7 @@ PIP := $(BIN)/pip install --quiet --no-compile
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 # vLLM's tests use its CPU build (2.2 GB). PREFIXRL_NO_VLLM=1 leaves out its install and its tests.
 VLLM := $(if $(filter 1,$(PREFIXRL_NO_VLLM)),.venv/.installed-dev,.venv/.installed-vllm)
-PLACES := vllm or systemd or slurm or hosts
+PLACES := vllm or systemd or slurm or hosts or browser
 OTHERS := nightly or chaos or gpu or $(PLACES)
 
 .DEFAULT_GOAL := help
@@ -37,8 +37,8 @@ help:  ## this list
 # Where a package cannot be installed, the tests that need it fail and name it.
 .venv/.installed-places: | .venv/bin/python
 	command -v apt-get >/dev/null && apt-get update -qq && apt-get install --yes -qq --no-install-recommends \
-		systemd slurm-wlm munge iproute2 nftables tcpdump wireguard-go wireguard-tools >/dev/null || \
-		echo "systemd, SLURM or the network tools could not be installed" >&2
+		systemd slurm-wlm munge iproute2 nftables tcpdump wireguard-go wireguard-tools chromium >/dev/null || \
+		echo "systemd, SLURM, the network tools or chromium could not be installed" >&2
 	touch $@
 
 setup: .venv/.installed  ## a virtual environment in .venv with everything a run needs
@@ -54,13 +54,13 @@ test: .venv/.installed-dev  ## the quick, broad part of the tests, in minutes; w
 slow: .venv/.installed-dev  ## whole runs with real processes
 	$(PYTEST) -m "slow and not ($(OTHERS))"
 
-proofs: $(VLLM) .venv/.installed-places  ## one short real proof each of vLLM, SLURM, systemd and several hosts (apt, root)
+proofs: $(VLLM) .venv/.installed-places  ## one short real proof each of vLLM, SLURM, systemd, several hosts, the page in a browser (apt, root)
 	$(PYTEST) -m "proof$(if $(filter 1,$(PREFIXRL_NO_VLLM)), and not vllm)"
 
 nightly: export PREFIXRL_EXAMPLES = 500
 nightly: $(VLLM) .venv/.installed-places  ## all that takes long: those suites whole, the soak, many more examples of every property
 	$(BIN)/pytest $(PYTEST_ARGS) tests/cluster -m "systemd or slurm or hosts"
-	$(PYTEST) -m "(slow or nightly or vllm or hypothesis) and not (chaos or gpu or systemd or slurm or hosts)"
+	$(PYTEST) -m "(slow or nightly or vllm or browser or hypothesis) and not (chaos or gpu or systemd or slurm or hosts)"
 
 chaos: .venv/.installed-dev  ## kill and stop real processes for minutes
 	$(BIN)/pytest -m "chaos and not vllm"

@@ -292,12 +292,9 @@ class Learner:
         self.rank_zero.uploads.wait(self.raise_if_hopeless)
         metrics, up_s = self.rank_zero.metrics, time.monotonic() - self.started_s
         result = summary.summarise(
-            self.client.status(),
-            self.rank_zero.arms.outcome(),
-            metrics.lines(),
-            self.models.optimizer_steps,
+            self.client.status(), self.rank_zero.arms.outcome(), metrics.lines(), self.models.optimizer_steps,
             metrics.since_run_began_s(up_s),
-        )
+        )  # fmt: skip
         merged = summary.merged(msgspec.structs.replace(result, uploads=counts(self.directory)), self.directory)
         write = partial(summary.write, merged, self.directory)
         when_there_is_room(write, self.directory, "the summary", self.raise_if_hopeless)

@@ -52,14 +52,9 @@ class Rollout:
     """A worker with an adapter engine at one version."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        link: Link,
-        engine: AdapterEngine,
-        renderer: Renderer | ByteRenderer,
-        fetcher: Fetcher,
-        model: str,
-    ) -> None:
+        self, config: RunConfig, link: Link, engine: AdapterEngine, renderer: Renderer | ByteRenderer,
+        fetcher: Fetcher, model: str,
+    ) -> None:  # fmt: skip
         self._config, self._link, self._fetcher = config, link, fetcher
         self._engine, self._renderer = engine, renderer
         self._open: dict[str, tuple[PrefixTask, tuple[TokenIds | str, ...]]] = {}

@@ -73,14 +73,9 @@ class DirectScorer(ScorerLoop):
     """A tokenizer and a verifier."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        link: Link,
-        decoder: Decoder,
-        verifier: PoolThread,
-        digests: ModelDigests,
+        self, config: RunConfig, link: Link, decoder: Decoder, verifier: PoolThread, digests: ModelDigests,
         scoring: StepScoring | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         section = config.scorer
         assert section.truncated != "extend", "refused with the config"
         judging = Judging(link, verifier, section, "zero", ProcessReward(scoring, decoder.pieces) if scoring else None)

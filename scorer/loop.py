@@ -66,26 +66,18 @@ class _Decoding:
         """Append another piece of the answer."""
         written = 0 if done.was_cached else int(done.tokens.size)
         return replace(
-            self,
-            answer=np.concatenate([self.answer, done.tokens]),
-            completed_tokens=self.completed_tokens + written,
+            self, answer=np.concatenate([self.answer, done.tokens]), completed_tokens=self.completed_tokens + written,
             was_cached=self.was_cached and done.was_cached,
-        )
+        )  # fmt: skip
 
 
 class Scorer(ScorerLoop):
     """A target engine and its verifier."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        link: Link,
-        engine: Engine,
-        renderer: Renderer | ByteRenderer,
-        verifier: PoolThread,
-        digests: ModelDigests,
-        scoring: StepScoring | None = None,
-    ) -> None:
+        self, config: RunConfig, link: Link, engine: Engine, renderer: Renderer | ByteRenderer, verifier: PoolThread,
+        digests: ModelDigests, scoring: StepScoring | None = None,
+    ) -> None:  # fmt: skip
         judging = Judging(
             link, verifier, config.scorer, "judge", ProcessReward(scoring, renderer.pieces) if scoring else None
         )

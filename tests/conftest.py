@@ -17,12 +17,9 @@ from hypothesis import HealthCheck, settings
 
 # No deadline: a busy machine is not a failure. Derandomised: a change is red or green, never both.
 settings.register_profile(
-    "prefixrl",
-    max_examples=int(os.environ.get("PREFIXRL_EXAMPLES", "30")),
-    deadline=None,
-    derandomize=True,
+    "prefixrl", max_examples=int(os.environ.get("PREFIXRL_EXAMPLES", "30")), deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
-)
+)  # fmt: skip
 settings.load_profile("prefixrl")
 
 # It lies beside the packages and is not installed: found by its path, so that the root stays off sys.path.

@@ -29,12 +29,9 @@ TOP = "deploy/python"
 """The folder that is installed as `prefixrl` itself."""
 PICKLING = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 PURE = (
-    "learner/training/advantages.py",
-    "learner/training/plan.py",
-    "learner/training/ppo.py",
-    "learner/broker/groups/ledger.py",
-    "learner/broker/groups/window.py",
-)
+    "learner/training/advantages.py", "learner/training/plan.py", "learner/training/ppo.py",
+    "learner/broker/groups/ledger.py", "learner/broker/groups/window.py",
+)  # fmt: skip
 OPTIONAL = ("vllm", "flash_attn", "pyarrow")
 
 IMPORT_EVERYTHING = """

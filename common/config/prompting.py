@@ -18,13 +18,11 @@ GGUF = "; a GGUF file must be converted: transformers reads it with gguf_file=â€
 """Remedy behind a message about a model that is no folder with a config.json."""
 _BRACE = "{"
 """In the text of every template, and not in the name of a file."""
-RESERVED = frozenset(
-    [
-        *("messages", "conversation", "chat_template", "tools", "documents", "add_generation_prompt", "tokenize"),
-        *("continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
-        *("return_assistant_tokens_mask", "tokenizer_kwargs"),
-    ]
-)
+RESERVED = frozenset((
+    "messages", "conversation", "chat_template", "tools", "documents", "add_generation_prompt", "tokenize",
+    "continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+    "return_assistant_tokens_mask", "tokenizer_kwargs",
+))  # fmt: skip
 """Variables of a chat template that are no option of it."""
 AnyModel = TypeVar("AnyModel", bound="ModelConfig")
 

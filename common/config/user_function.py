@@ -24,11 +24,9 @@ UserFunction = Callable[..., object]
 CALLS = {
     "reward.function": (("question", "text", "gold"), frozenset({"verdict", "verify"})),
     "algorithm.advantage_function": (("rewards", "groups"), frozenset[str]()),
-    "algorithm.loss_function": (
-        ("logprobs", "proximal", "behaviour", "advantages", "mask"),
-        frozenset({"ages", "entropy", "reference"}),
-    ),
-}
+    "algorithm.loss_function":
+        (("logprobs", "proximal", "behaviour", "advantages", "mask"), frozenset({"ages", "entropy", "reference"})),
+}  # fmt: skip
 """By key: what stands first in every call, and what is handed by name to a function with such a parameter."""
 
 

@@ -43,15 +43,9 @@ class Renderer:
     """Renders questions as the opened assistant turn and decodes continuations."""
 
     def __init__(
-        self,
-        model: str,
-        max_prompt_tokens: int,
-        asked: ModelConfig | None = None,
-        section: str = "adapter",
-        stop_tokens: Iterable[int | str] = (),
-        own_stops: bool = True,
-        role: Role = "rollout",
-    ) -> None:
+        self, model: str, max_prompt_tokens: int, asked: ModelConfig | None = None, section: str = "adapter",
+        stop_tokens: Iterable[int | str] = (), own_stops: bool = True, role: Role = "rollout",
+    ) -> None:  # fmt: skip
         """Read the tokenizer, find the stops; DataError or ConfigError where it has no such tokens."""
         self._tokenizer = load_tokenizer(model)
         self._model, self._most = model, max_prompt_tokens

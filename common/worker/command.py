@@ -72,17 +72,10 @@ def worker_command(
     @_scorer_option(role, "--allow-function", "functions", metavar="FILE.py:NAME", help=ALLOW_FUNCTION)
     @_scorer_option(role, "--secret", "secrets", metavar="NAME", help=SECRET)
     def command(  # noqa: PLR0913 -- one per flag
-        directory: Path | None,
-        connect: str | None,
-        key_file: Path | None,
-        grace_s: float,
-        model: str | None,
-        engine: str | None,
-        device: str | None,
-        number: int | None,
-        functions: tuple[str, ...] = (),
-        secrets: tuple[str, ...] = (),
-    ) -> None:
+        directory: Path | None, connect: str | None, key_file: Path | None, grace_s: float, model: str | None,
+        engine: str | None, device: str | None, number: int | None,
+        functions: tuple[str, ...] = (), secrets: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
         stop, service = StopSignals(), Service()
         with exit_codes():
             if (directory is None) == (connect is None) or (connect is None) != (key_file is None):

@@ -15,6 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from prefixrl.common.config.foreign import read_toml
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, PeerLost, UserError
 from prefixrl.common.run import json_lines
@@ -23,6 +24,7 @@ from prefixrl.common.run.status import StatusDocument
 from prefixrl.deploy.runs.checkpoints import config_of
 from prefixrl.deploy.view.run_state import fetch, is_over
 
+ADVICE: dict[str, str] = read_toml(Path(__file__).parent / "tables" / "advice.toml", "the table of advice")
 LEARNER, WORKERS = "learner", ("rollout", "scorer")
 LEAST_ITERATIONS = 5
 FULL = 0.9
@@ -115,19 +117,10 @@ def _about_the_bottleneck(rates: Rates, advice: Advice) -> str:
     role, shares, counts, wanted = advice.bottleneck, rates.share, rates.counts, advice.wanted
     if rates.is_synchronous:
         slowest_s = max(rates.work_s(each, counts[each]) for each in shares)
-        return (
-            f"the run is synchronous (algorithm.max_staleness = 0), so each part waits for the others; most of the "
-            f"time goes to the {role} ({shares[role]:.0%}). With max_staleness = 1 the parts overlap, and an iteration "
-            f"takes {slowest_s:.2f} s at best"
-        )
+        return ADVICE["synchronous"].format(role=role, share=shares[role], slowest_s=slowest_s)
     if not role:
         busiest = max(shares, key=lambda each: shares[each])
-        return (
-            f"no part is busy for most of the time (the busiest: {busiest}, {shares[busiest]:.0%}), so more workers "
-            f"change little: the parts wait for the longest answers, for new weights, for room in the window, or for a "
-            f"core where there are fewer cores than processes. Shorten the longest answers (scorer.max_new_tokens), "
-            f"widen the window (algorithm.max_staleness), or see what each worker waits for in `prefixrl status`"
-        )
+        return ADVICE["idle"].format(role=busiest, share=shares[busiest])
     if role == LEARNER:
         spare = [
             f"{wanted[each]} of {counts[each]} {each}s would do" for each in rates.busy if wanted[each] < counts[each]
@@ -174,14 +167,12 @@ def rates_of(lines: Sequence[MetricsLine], config: RunConfig, document: StatusDo
     algorithm = config.algorithm
     window_groups = algorithm.groups_per_iteration * (algorithm.max_staleness + 1)
     return Rates(
-        iteration_s=iteration_s,
-        learner_s=fmean(line.trained_s + line.publish_s for line in rest),
-        busy=busy,
+        iteration_s=iteration_s, learner_s=fmean(line.trained_s + line.publish_s for line in rest), busy=busy,
         counts=counts,
         most={role: math.ceil(window_groups / max(1, seats[role] // algorithm.samples_per_prompt)) for role in WORKERS},
         waited={cause: fmean(line.waited_for_s.get(cause, 0.0) for line in rest) / iteration_s for cause in causes},
         is_synchronous=algorithm.max_staleness == 0,
-    )
+    )  # fmt: skip
 
 
 def advice_for(directory: Path) -> tuple[Table, list[str]]:

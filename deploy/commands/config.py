@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 
@@ -15,12 +16,7 @@ from prefixrl.common.errors import ConfigError
 WIDTH = 100
 BAR = "\\|"
 """A bar inside a cell of a table."""
-PAGE = """# Settings
-
-All keys of the run file, as `prefixrl config --markdown` prints them. `prefixrl config KEY` explains a key or section,
-also by its name in TRL, verl, OpenRLHF, prime-rl or OpenR, or says why there is none; `--set KEY=VALUE` changes a key.
-Keys without a default may be absent. Either `algorithm.iterations` or `data.epochs` must be given.
-"""
+PAGE = (Path(__file__).parent / "tables" / "configuration.txt").read_text(encoding="utf-8")
 
 
 @click.command("config")

@@ -253,12 +253,9 @@ def _plan(options: GenerateOptions, directory: Path) -> tuple[OfflinePlan, RunCo
     config = config.model_copy(update=changed_sections)
     is_sampled = temperature != 0.0 and (samples > 0 or temperature is not None)
     plan = OfflinePlan(
-        config=config.model_dump_json(),
-        version=weights.version,
-        published=weights.published,
-        decoding=SAMPLED if is_sampled else GREEDY,
-        samples=max(1, samples),
-    )
+        config=config.model_dump_json(), version=weights.version, published=weights.published,
+        decoding=SAMPLED if is_sampled else GREEDY, samples=max(1, samples),
+    )  # fmt: skip
     return plan, config
 
 
@@ -279,12 +276,10 @@ def _of_models(options: GenerateOptions, folder: Path) -> tuple[Weights, RunConf
     if options.checkpoint or options.is_averaged:
         raise ConfigError("--checkpoint and --ema are of a run: give RUN, or the folder as --adapter")
     document: dict[str, Any] = {
-        "directory": str(folder),
-        "mode": "direct" if options.target is None else "prefix",
-        "adapter": {"model": options.adapter},
-        "data": {"train": _paths(options, folder)},
+        "directory": str(folder), "mode": "direct" if options.target is None else "prefix",
+        "adapter": {"model": options.adapter}, "data": {"train": _paths(options, folder)},
         "algorithm": {"iterations": 1},
-    }
+    }  # fmt: skip
     if options.target is not None:
         document["target"] = {"model": options.target}
     config = from_flags(document, options.settings)

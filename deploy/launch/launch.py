@@ -75,6 +75,7 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool, stop: threadi
     if said := nothing_left(directory):
         click.echo(said)
     (directory / "logs").mkdir(parents=True, exist_ok=True)
+    click.echo(f"{to_copy('prefixrl dashboard', directory)} shows it in a browser", err=True)
     stop = stop or stop_event()
     flags = set_flags(settings)
     ranks = ["--nproc-per-node", str(config.launch.learner_ranks)]

@@ -19,7 +19,7 @@ from prefixrl.common.errors import DataError
 from prefixrl.common.run.documents import METRICS_FILE, AlarmSpans, MetricsLine
 
 MOST_POINTS = 500
-BLOCK_BYTES = 2**21
+BLOCK_BYTES = 2**19
 GROUPS = ("figures", "busy_fraction", "tokens_per_s", "waited_for_s", "waiting_rows", "statuses")
 SINGLE = ("mean_age", "trained_s", "waited_s", "publish_s", "since_start_s", "engine_mismatch")
 LARGEST_AGE = "largest age"

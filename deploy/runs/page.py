@@ -9,7 +9,6 @@ import msgspec
 
 FOLDER = Path(__file__).parent / "page"
 """The files of the page, as the dashboard serves them."""
-INDEX = "index.html"
 SCRIPT, STYLE = re.compile(r'<script src="([\w.]+)"></script>'), re.compile(r'<link rel="stylesheet" href="([\w.]+)">')
 
 
@@ -25,7 +24,7 @@ def page(message: object) -> str:
         digests[kind].append(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'")
         return f"<{kind}>{text}</{kind}>"
 
-    html = (FOLDER / INDEX).read_text(encoding="utf-8")
+    html = (FOLDER / "index.html").read_text(encoding="utf-8")
     html = STYLE.sub(lambda found: held("style", found), SCRIPT.sub(lambda found: held("script", found), html))
     rules = [f"{kind}-src {' '.join(each)}" for kind, each in digests.items()]
     policy = "; ".join(["default-src 'none'", *rules, "img-src data:", "base-uri 'none'", "form-action 'none'"])

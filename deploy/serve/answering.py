@@ -109,12 +109,9 @@ class Answering:
         most = min(config.max_sampled_tokens, room - answer.prompt.adapter.size)
         limit = most if asked.max_tokens is None else min(most, asked.max_tokens)
         row = SharedRow(
-            answer.prompt.adapter,
-            answer.draws("prefix", limit),
-            answer.sampling(config.rollout_sampling(0.0), limit),
-            self._adapter.renderer.stop_tokens,
-            self._masked,
-        )
+            answer.prompt.adapter, answer.draws("prefix", limit),
+            answer.sampling(config.rollout_sampling(0.0), limit), self._adapter.renderer.stop_tokens, self._masked,
+        )  # fmt: skip
         if self._target is None:
             await self._finish(answer, self._adapter, row, _NO_TOKENS, emit)
             return
@@ -129,11 +126,9 @@ class Answering:
         given = np.concatenate([answer.prompt.target, prefix])
         limit = min(limit, self._target.engine.most_positions - given.size)
         row = SharedRow(
-            given,
-            answer.draws("completion", max(0, limit)),
-            answer.sampling(config.scorer_sampling(0.0), limit),
+            given, answer.draws("completion", max(0, limit)), answer.sampling(config.scorer_sampling(0.0), limit),
             self._target.renderer.stop_tokens,
-        )
+        )  # fmt: skip
         await self._finish(answer, self._target, row if limit > 0 else None, prefix, emit)
 
     async def _finish(

@@ -192,16 +192,13 @@ def _step(name: str, options: Sequence[str], command: Sequence[str]) -> str:
 def _script(run: RunOnSlurm, groups: Sequence[Sequence[str]], steps: dict[str, str]) -> str:
     """Return a script of commands by name; the job depends on the first. `groups` are options of sbatch by part."""
     return rendered(
-        "prefixrl.deploy.slurm",
-        "templates/job.sbatch.j2",
-        groups=[map(_quoted, options) for options in groups],
+        "prefixrl.deploy.slurm", "templates/job.sbatch.j2", groups=[map(_quoted, options) for options in groups],
         alone=run.listen if run.is_alone else "",
         activate=run.config.slurm.activate or [f'export PATH={shlex.quote(str(run.programs))}:"$PATH"'],
         run=shlex.quote(str(run.directory)),
         learner_names=shlex.quote(f"{run.job_name('learner')},{run.job_name('run')}"),
-        restarts=run.config.slurm.restarts,
-        steps=steps,
-    )
+        restarts=run.config.slurm.restarts, steps=steps,
+    )  # fmt: skip
 
 
 def _quoted(option: str) -> str:

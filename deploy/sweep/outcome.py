@@ -47,12 +47,9 @@ def found(run: SweptRun) -> Found:
     total = f"/{state.total_iterations}" if state.total_iterations else ""
     best = max(((each, -version) for version, each in judged.items()), default=None)
     return Found(
-        run,
-        state.state,
-        f"{state.iterations}{total}",
-        (best[0], -best[1]) if best else None,
+        run, state.state, f"{state.iterations}{total}", (best[0], -best[1]) if best else None,
         state.accuracy.get(TRAINED),
-    )
+    )  # fmt: skip
 
 
 def _judged(directory: Path) -> dict[int, float]:

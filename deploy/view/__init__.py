@@ -3,5 +3,7 @@
 run_state.py  does the run go on, how did it end; its broker's status document
 live_view.py  the live view, and lines where there is no terminal
 console.py    the status document as a line, a table of workers and details; a new column of `status` begins here
+dashboard.py  `prefixrl dashboard`: all runs of a folder in a browser
+feed.py       what a run's viewers are told, read once for all of them
 stalls.py     the watchdog: names the process that holds a run up
 """

@@ -150,12 +150,10 @@ def _remarks(document: StatusDocument) -> list[str]:
     loading = ", ".join(each.name for each in document.workers if each.phase == "loading")
     cut = document.truncated_fraction
     return [
-        *([f"loading: {loading}"] if loading else []),
-        *([f"cut by the length limit {percent(cut)}"] if cut else []),
+        *([f"loading: {loading}"] if loading else []), *([f"cut by the length limit {percent(cut)}"] if cut else []),
         *([f"texts without a verdict: {listed(document.row_errors)}"] if document.row_errors else []),
-        *([f"endpoint: {document.endpoint}"] if document.endpoint else []),
-        *held_up(document),
-    ]
+        *([f"endpoint: {document.endpoint}"] if document.endpoint else []), *held_up(document),
+    ]  # fmt: skip
 
 
 # --- the picture -----------------------------------------------------------------------------------------------------
@@ -194,13 +192,10 @@ def workers_table(workers: Sequence[WorkerStatus], most: int | None = None, is_w
     for each in workers[:most]:
         where = [each.host, str(each.pid), each.engine] if is_wide else []
         figures = [
-            str(each.version) if each.role == "rollout" and each.version >= 0 else "",
-            f"{each.rows}/{each.seats}",
-            compact(each.waiting_rows),
-            "" if each.busy_fraction is None else percent(each.busy_fraction),
-            compact(each.tokens_per_s),
-            compact(each.tasks_done),
-        ]
+            str(each.version) if each.role == "rollout" and each.version >= 0 else "", f"{each.rows}/{each.seats}",
+            compact(each.waiting_rows), "" if each.busy_fraction is None else percent(each.busy_fraction),
+            compact(each.tokens_per_s), compact(each.tasks_done),
+        ]  # fmt: skip
         state = [each.state] if is_wide else []
         table.add_row(*map(cell, [each.name, each.phase, *where, *figures, *state]))
     if most is not None and len(workers) > most:
@@ -214,10 +209,9 @@ def details(document: StatusDocument, progress: Progress) -> Iterator[tuple[str,
     if newest:
         speeds, busy = newest.tokens_per_s, newest.busy_fraction
         of_learner = [
-            learner_phase(document, progress),
-            *([f"busy {percent(busy['learner'])}"] if "learner" in busy else []),
+            learner_phase(document, progress), *([f"busy {percent(busy['learner'])}"] if "learner" in busy else []),
             *([f"{compact(speeds['learner'])} tokens/s"] if "learner" in speeds else []),
-        ]
+        ]  # fmt: skip
         yield "learner", ", ".join(filter(None, of_learner))
         norm, share = (newest.figures.get(name) for name in ("actor_grad_norm", "commonest_text_fraction"))
         yield "grad norm", "" if norm is None else f"{norm:.3g}"

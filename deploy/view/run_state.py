@@ -224,9 +224,6 @@ def newest_lines(run: Path, count: int = 1) -> list[MetricsLine]:
     return json_lines.newest(run / METRICS_FILE, MetricsLine, count)
 
 
-# --- files -----------------------------------------------------------------------------------------------------------
-
-
 def log_tail(path: Path, count: int) -> list[str]:
     """Return the newest lines; reads no more of a long log than it needs."""
     if not count:

@@ -332,12 +332,9 @@ class BatchAnswers:
         _, groups, waited_s = self._newest
         self.truncated_fraction = batch_fractions(groups)["truncated_fraction"]
         batch = Batch(
-            iteration=iteration,
-            total_iterations=self.total_iterations,
-            seed=derive(self._config.seed, "iteration", iteration),
-            groups=groups,
-            waited_s=waited_s,
-        )
+            iteration=iteration, total_iterations=self.total_iterations,
+            seed=derive(self._config.seed, "iteration", iteration), groups=groups, waited_s=waited_s,
+        )  # fmt: skip
         return batch, []
 
     def fetched(self, request: GetGroups | GetEvaluation) -> Answer | None:

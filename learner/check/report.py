@@ -43,17 +43,13 @@ def forecast(config: RunConfig) -> Forecast:
     renderers = renderers_here(config)
     prompt_tokens, origin = prompt_length(config, problems.as_asked(config, train.problems), renderers.get("adapter"))
     lines = [
-        *_data("train", train),
-        *_data("eval", held_out),
+        *_data("train", train), *_data("eval", held_out),
         *(f"warning: {each}" for each in problems.shared_lines(train, held_out)),
-        *asking_lines(config, renderers, train.problems[0].question),
-        *_arithmetic(config, len(train.problems)),
-        *_evaluations(config, len(train.problems), len(held_out.problems)),
-        *_reach(config, len(train.problems)),
-        f"prompts of about {prompt_tokens} tokens, {origin}",
-        *_positions(config, renderers, prompt_tokens),
+        *asking_lines(config, renderers, train.problems[0].question), *_arithmetic(config, len(train.problems)),
+        *_evaluations(config, len(train.problems), len(held_out.problems)), *_reach(config, len(train.problems)),
+        f"prompts of about {prompt_tokens} tokens, {origin}", *_positions(config, renderers, prompt_tokens),
         *_memory(config, prompt_tokens),
-    ]
+    ]  # fmt: skip
     return Forecast("\n".join(lines), prompt_tokens)
 
 

@@ -61,15 +61,12 @@ class EvaluationRequest:
         completions = config.scorer_sampling(scale)
         limit = config.evaluation.max_new_tokens or completions.max_new_tokens
         return Evaluate(
-            name=self.name,
-            version=self.version,
-            prefix_tokens=self.prefix,
+            name=self.name, version=self.version, prefix_tokens=self.prefix,
             prompts=tuple(problem.prompt() for problem in self.problems),
             prefix_sampling=config.rollout_sampling(scale),
-            completion_sampling=msgspec.structs.replace(completions, max_new_tokens=limit),
-            samples=self.samples,
+            completion_sampling=msgspec.structs.replace(completions, max_new_tokens=limit), samples=self.samples,
             prefix_text=texts.decode_with_special(token_ids(self.prefix)) if self.prefix else None,
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -139,14 +136,9 @@ class EvaluationRequests:
     """Every evaluation that was asked for, by name, and its judged rows."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        client: BrokerClient,
-        directory: Path,
-        iteration: int,
-        trained: int = 0,
+        self, config: RunConfig, client: BrokerClient, directory: Path, iteration: int, trained: int = 0,
         raise_if_hopeless: Callable[[], None] = lambda: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`trained`: iterations of the adapter that the broker calls version 0."""
         self._raise_if_hopeless = raise_if_hopeless
         self._config = config

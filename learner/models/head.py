@@ -66,14 +66,9 @@ class TokenHead(nn.Module):
 
 
 def token_logprobs(
-    parts: Sequence[Part],
-    bias: Tensor | None,
-    tokens: Tensor,
-    temperature: float,
-    has_entropy: bool,
-    is_float32: bool,
-    masked: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    parts: Sequence[Part], bias: Tensor | None, tokens: Tensor, temperature: float, has_entropy: bool,
+    is_float32: bool, masked: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return each token's logprob and entropy (0 unless asked for) at the sampling temperature, both float32.
 
     `parts` is one, or with low-rank matrices on the head two. Without `is_float32` logits are rounded to the weight's
@@ -88,15 +83,9 @@ def token_logprobs(
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        tokens: Tensor,
-        bias: Tensor | None,
-        masked: Tensor | None,
-        temperature: float,
-        has_entropy: bool,
-        is_float32: bool,
-        *tensors: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, tokens: Tensor, bias: Tensor | None, masked: Tensor | None, temperature: float, has_entropy: bool,
+        is_float32: bool, *tensors: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         ctx.set_materialize_grads(False)
         logits = _Logits(tensors, bias, masked, temperature, is_float32)
         top = torch.full(tokens.shape, -torch.inf, device=tokens.device)

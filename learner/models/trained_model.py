@@ -43,14 +43,9 @@ class TrainedModel:
     """One DeepSpeed engine: micro-batches of any number, then one step."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        config: LearnerConfig,
-        lr: float,
-        device: torch.device,
-        world_size: int,
+        self, module: nn.Module, config: LearnerConfig, lr: float, device: torch.device, world_size: int,
         ema_decay: float | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         import deepspeed
 
         module.eval()  # no dropout: logprobs of one batch must be the same function in every pass

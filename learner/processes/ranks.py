@@ -39,12 +39,9 @@ class RankInfo:
     def environment(self, address: str, port: int) -> dict[str, str]:
         """Return the variables that torch.distributed and DeepSpeed read."""
         return {
-            "RANK": str(self.rank),
-            "WORLD_SIZE": str(self.ranks),
-            "LOCAL_RANK": str(self.local_rank),
-            "MASTER_ADDR": address,
-            "MASTER_PORT": str(port),
-        }
+            "RANK": str(self.rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": str(self.local_rank),
+            "MASTER_ADDR": address, "MASTER_PORT": str(port),
+        }  # fmt: skip
 
 
 def rank_info(environment: Mapping[str, str]) -> tuple[RankInfo, dict[str, str]]:

@@ -41,14 +41,9 @@ class Servers:
     """Starts, watches and restarts both; a restarted broker is given `completed`. `trains` false: evaluations alone."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        directory: Path,
-        completed: int,
-        trains: bool = True,
-        ranks: int = 1,
+        self, config: RunConfig, directory: Path, completed: int, trains: bool = True, ranks: int = 1,
         raise_if_stopped: Callable[[], None] = lambda: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._raise_if_stopped = raise_if_stopped
         self._trains, self._ranks = trains, ranks
         self._directory = directory

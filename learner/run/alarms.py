@@ -55,14 +55,10 @@ class Alarms:
     def look(self, iteration: int, figures: Mapping[str, float]) -> list[str]:
         """Return the sentences of alarms that begin at this iteration."""
         found = {
-            "ess": _ess(figures),
-            "entropy": self._entropy(figures),
-            "exploration": self._exploration(figures),
-            "noise": self._by_noise(figures),
-            "one_text": self._one_text(figures),
-            "no_reward": self._no_reward(figures),
-            "plateau": self._plateau(figures),
-        }
+            "ess": _ess(figures), "entropy": self._entropy(figures), "exploration": self._exploration(figures),
+            "noise": self._by_noise(figures), "one_text": self._one_text(figures),
+            "no_reward": self._no_reward(figures), "plateau": self._plateau(figures),
+        }  # fmt: skip
         texts = [f"iteration {iteration}: {text}" for name, text in found.items() if text and name not in self.ringing]
         self.ringing = {name: text for name, text in found.items() if text}
         return texts

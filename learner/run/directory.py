@@ -125,11 +125,9 @@ class Inputs(msgspec.Struct, frozen=True):
 
 
 KEYS_OF_INPUTS = {
-    "scorer_prm_model": "scorer.prm.model",
-    "kl_anchor": "adapter.model",
-    "implicit_reward_model": "implicit_reward.model",
-    "implicit_reward_reference": "implicit_reward.reference_model",
-}
+    "scorer_prm_model": "scorer.prm.model", "kl_anchor": "adapter.model",
+    "implicit_reward_model": "implicit_reward.model", "implicit_reward_reference": "implicit_reward.reference_model",
+}  # fmt: skip
 
 
 def inputs(directory: Path) -> Inputs | None:

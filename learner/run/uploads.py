@@ -39,21 +39,7 @@ LOGGED_BYTES = 1 << 20
 MOST_LOG_BYTES = 4 << 20
 """Size of the log from which the next upload begins a new one; one old log is kept."""
 LINE_CHARS = 1000
-_GUARD = """
-import os, signal, sys, time
-from prefixrl.common.host.process import die_with_parent, handle_stops
-handle_stops(lambda *_: None)  # the command hears them, and may take its time
-guard, learner, tick_s = os.getpid(), int(sys.argv[1]), float(sys.argv[2])
-if (command := os.fork()) == 0:
-    die_with_parent(guard)
-    os.execvp(sys.argv[3], sys.argv[3:])
-while not (ended := os.waitpid(command, os.WNOHANG))[0]:
-    if os.getppid() != learner:
-        os.killpg(guard, signal.SIGKILL)
-    time.sleep(tick_s)
-code = os.waitstatus_to_exitcode(ended[1])
-sys.exit(code if code >= 0 else 128 - code)
-"""
+_GUARD = Path(__file__).with_name("upload_guard.txt").read_text(encoding="utf-8")
 
 
 def check_command(kept: CheckpointConfig) -> None:

@@ -247,12 +247,10 @@ def load(directory: Path, models: Models) -> TrainerState | None:
     folder = directory / f"step_{iteration:08d}"
     manifest = read_manifest(folder)
     here = {
-        "learner ranks": models.world_size,
-        "ZeRO stage": models.actor.stage,
-        "learner.dtype": models.dtype,
+        "learner ranks": models.world_size, "ZeRO stage": models.actor.stage, "learner.dtype": models.dtype,
         "critic": "one" if models.critic else "none",
         "a trained implicit reward model": "one" if models.reward and models.reward.trained else "none",
-    }
+    }  # fmt: skip
     has_critic, has_reward = (
         any(entry.path.endswith(f"/{name}.safetensors") for entry in manifest.files) for name in ("critic", "reward")
     )
@@ -384,10 +382,9 @@ def _random_states() -> dict[str, Tensor]:
     _, keys, position, _, _ = np.random.get_state()
     version, words, _ = random.getstate()
     states = {
-        "torch": torch.get_rng_state(),
-        "numpy": torch.from_numpy(np.append(keys, position).astype(np.int64)),
+        "torch": torch.get_rng_state(), "numpy": torch.from_numpy(np.append(keys, position).astype(np.int64)),
         "python": torch.tensor([version, *words], dtype=torch.int64),
-    }
+    }  # fmt: skip
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
     return states

@@ -113,14 +113,11 @@ def report(
     drift = _drift(micro_batches, facts.max_staleness)
     figures |= drift_figures(drift) | facts.reward_model
     figures |= {
-        "rows": float(len(data.lengths)),
-        "tokens": float(sum(sampled for _, sampled in data.lengths)),
-        "forward_tokens": float(facts.forward_tokens),
-        "padded_tokens": float(facts.padded_tokens),
+        "rows": float(len(data.lengths)), "tokens": float(sum(sampled for _, sampled in data.lengths)),
+        "forward_tokens": float(facts.forward_tokens), "padded_tokens": float(facts.padded_tokens),
         "zero_advantage_rows_fraction": sum(each == 0.0 for each in row_advantages) / len(row_advantages),
-        "whitening_floor_hit": float(facts.whitening.is_floored),
-        "steps_left_out": float(facts.steps_left_out),
-    }
+        "whitening_floor_hit": float(facts.whitening.is_floored), "steps_left_out": float(facts.steps_left_out),
+    }  # fmt: skip
     figures = {name: figure for name, figure in figures.items() if math.isfinite(figure)}
     histograms = _histograms(micro_batches, oldest, facts.ratio)
     histograms["log_ratio"] = histogram(LOG_RATIO_EDGES, bins)
@@ -229,10 +226,9 @@ def _histograms(micro_batches: Sequence[PreparedMicroBatch], oldest: Tensor, rat
     ]
     values = {
         "advantage": (ADVANTAGE_EDGES, torch.cat([each.advantages[mask] for each, mask in pairs])),
-        "log_importance": (LOG_RATIO_EDGES, torch.cat(importance)),
-        "age": (AGE_EDGES, oldest),
+        "log_importance": (LOG_RATIO_EDGES, torch.cat(importance)), "age": (AGE_EDGES, oldest),
         "token_age": (AGE_EDGES, torch.cat([each.ages[mask] for each, mask in pairs])),
-    }
+    }  # fmt: skip
     return {name: histogram(edges, sum_over_ranks(bin_counts(seen, edges))) for name, (edges, seen) in values.items()}
 
 
@@ -274,11 +270,9 @@ def means(sums: Report, moments: Sequence[float]) -> Report:
     if "value_tokens" in sums:
         values = max(sums["value_tokens"], 1.0)
         figures |= {
-            "value_clip_fraction": sums["value_clipped"] / values,
-            "value": sums["value"] / values,
-            "return": sums["return"] / values,
-            "explained_variance": _explained_variance(sums, values),
-        }
+            "value_clip_fraction": sums["value_clipped"] / values, "value": sums["value"] / values,
+            "return": sums["return"] / values, "explained_variance": _explained_variance(sums, values),
+        }  # fmt: skip
     return figures
 
 
@@ -293,13 +287,12 @@ def reward_figures(rewards: Sequence[float], groups: Sequence[int]) -> Report:
         return sum(which(seen) for seen in by_group.values()) / len(by_group)
 
     return {
-        "reward": mean,
-        "reward_std": math.sqrt(sum((each - mean) ** 2 for each in rewards) / len(rewards)),
+        "reward": mean, "reward_std": math.sqrt(sum((each - mean) ** 2 for each in rewards) / len(rewards)),
         "uniform_groups_fraction": share(lambda seen: min(seen) == max(seen)),
         "all_right_groups_fraction": share(lambda seen: min(seen) >= 1.0),
         "all_wrong_groups_fraction": share(lambda seen: max(seen) <= 0.0),
         "groups_of_one_fraction": share(lambda seen: len(seen) == 1),
-    }
+    }  # fmt: skip
 
 
 def _explained_variance(sums: Report, tokens: float) -> float:

@@ -302,11 +302,10 @@ def _optimise(
     step = models.optimizer_steps
     models.optimizer_steps += 1
     return StepSums(
-        totals,
-        logprobs,
+        totals, logprobs,
         models.actor.step(step - frozen_steps, total_steps - frozen_steps) if is_actor_trained else None,
         models.critic.step(step, total_steps) if models.critic else None,
-    )
+    )  # fmt: skip
 
 
 def _policy_terms(models: Models, micro_batch: PreparedMicroBatch) -> PolicyTerms:
@@ -327,11 +326,9 @@ def _backward_critic(
         return {}
     asked = value_mask(objective, micro_batch.batch.mask)
     loss, sums = value_loss(
-        ValueTerms(values, micro_batch.old_values, micro_batch.returns, asked),
-        objective.value_clip,
-        objective.policy.aggregation,
-        normaliser,
-    )
+        ValueTerms(values, micro_batch.old_values, micro_batch.returns, asked), objective.value_clip,
+        objective.policy.aggregation, normaliser,
+    )  # fmt: skip
     models.critic.backward(loss, is_last)
     return sums | {"value_loss": loss.detach().double()}
 

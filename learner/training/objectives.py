@@ -133,13 +133,11 @@ def _with_process_rewards(
         return objective
     weight = implicit_reward.outcome_coefficient
     return replace(
-        objective,
-        gamma=algorithm.gamma if algorithm.has_critic else implicit_reward.outcome_gamma,
+        objective, gamma=algorithm.gamma if algorithm.has_critic else implicit_reward.outcome_gamma,
         outcome_coefficient=weight * objective.outcome_coefficient,
-        step_coefficient=weight * objective.step_coefficient,
-        process_gamma=implicit_reward.gamma,
+        step_coefficient=weight * objective.step_coefficient, process_gamma=implicit_reward.gamma,
         process_baseline=_process_baseline(objective, implicit_reward.baseline),
-    )
+    )  # fmt: skip
 
 
 def _process_baseline(objective: Objective, leave_one_out: BaselineForm) -> BaselineForm:

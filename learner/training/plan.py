@@ -71,14 +71,9 @@ def plan(
 
 
 def plan_iteration(
-    lengths: Lengths,
-    groups: Sequence[int],
-    seed: int,
-    ranks: int,
-    minibatches: int,
-    micro_batch_tokens: int,
+    lengths: Lengths, groups: Sequence[int], seed: int, ranks: int, minibatches: int, micro_batch_tokens: int,
     is_shared: bool = True,
-) -> Plan:
+) -> Plan:  # fmt: skip
     """Plan one iteration: its seed shuffles the groups; rows of a group stay together."""
     order = shuffled_rows(groups, seed)
     in_order = plan(

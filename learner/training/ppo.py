@@ -281,13 +281,10 @@ def policy_loss(terms: PolicyTerms, settings: PolicySettings, normaliser: float)
     unit = units(mask, settings.ratio)
     with torch.no_grad():
         return loss, _token_sums(terms, logprobs, proximal, behaviour) | own_sums | {
-            "units": unit.sum().double(),
-            "clipped": _total(is_clipped, unit),
-            "bounded": _total(is_bounded, mask),
-            "ratio": _total(log_ratio.exp(), unit),
-            "log_ratio_bins": bin_counts(log_ratio[unit], LOG_RATIO_EDGES),
+            "units": unit.sum().double(), "clipped": _total(is_clipped, unit), "bounded": _total(is_bounded, mask),
+            "ratio": _total(log_ratio.exp(), unit), "log_ratio_bins": bin_counts(log_ratio[unit], LOG_RATIO_EDGES),
             **_weight_sums(importance, units(mask, of_weights), settings.importance_cap),
-        }
+        }  # fmt: skip
 
 
 def _weights(importance: Tensor, settings: PolicySettings) -> Tensor:
@@ -362,11 +359,10 @@ def value_loss(
 
 def _token_sums(terms: PolicyTerms, logprobs: Tensor, proximal: Tensor, behaviour: Tensor) -> Sums:
     sums = {
-        "tokens": terms.mask.sum().double(),
-        "approx_kl": _total(kl_estimate(proximal, logprobs, "k3"), terms.mask),
+        "tokens": terms.mask.sum().double(), "approx_kl": _total(kl_estimate(proximal, logprobs, "k3"), terms.mask),
         "entropy": _total(terms.entropy, terms.mask),
         "behaviour_gap": _total((proximal - behaviour).abs(), terms.mask),
-    }
+    }  # fmt: skip
     if terms.reference is not None:
         # Samples are mu's, the KL asked for is theta's: without weights the figure goes negative as samples age.
         (reference,) = masked(terms.mask, terms.reference)
@@ -378,11 +374,10 @@ def _token_sums(terms: PolicyTerms, logprobs: Tensor, proximal: Tensor, behaviou
 
 def _weight_sums(importance: Tensor, unit: Tensor, cap: float) -> Sums:
     return {
-        "weights": unit.sum().double(),
-        "importance": _total(importance, unit),
+        "weights": unit.sum().double(), "importance": _total(importance, unit),
         "importance_squared": _total(importance.double().square(), unit),
         "importance_capped": _total(importance > cap, unit),
-    }
+    }  # fmt: skip
 
 
 def bin_counts(values: Tensor, edges: Sequence[float]) -> Tensor:

@@ -16,7 +16,7 @@ from prefixrl.common.prompts.extract import THINK_CLOSE
 from prefixrl.common.prompts.program_tests import Test
 from prefixrl.common.wire.messages.groups import CodeMode
 from prefixrl.scorer.sandbox.comparison import is_printed, is_returned
-from prefixrl.scorer.sandbox.runner import ProgramLimits, ProgramRun, run
+from prefixrl.scorer.sandbox.runner import PROGRAMS, ProgramLimits, ProgramRun, run
 
 MAX_TESTS = 10
 MAX_PROGRAM_CHARS = 65_536
@@ -52,47 +52,9 @@ def find_program(text: str, mode: CodeMode) -> str | None:
 
 # --- what is run ----------------------------------------------------------------------------------
 
-_VALUE = """
-import ast, decimal
-space = {"__name__": "__main__"}
-exec(USUAL, space)
-tree = ast.parse(PROGRAM)
-last = tree.body.pop().value if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-exec(compile(tree, "program.py", "exec"), space)
-value = eval(compile(ast.Expression(last), "program.py", "eval"), space) if last is not None else None
-functions = [each for each in tree.body if isinstance(each, ast.FunctionDef)]
-if last is None and functions and isinstance(tree.body[-1], ast.FunctionDef):
-    value = space[functions[-1].name]()
-if value is not None:
-    print()
-    print(format(decimal.Decimal(repr(value)), "f") if isinstance(value, float) else value)
-"""
-_CALL = """
-import json, os, sys
-result = os.fdopen(os.dup(1), "w")
-os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-space = {"__name__": "program"}
-exec(USUAL, space)
-known = dict(space)
-exec(compile(PROGRAM, "program.py", "exec"), space)
-own = {name: value for name, value in space.items() if known.get(name) is not value}
-owner, _, name = NAME.rpartition(".")
-owner = owner if owner in own else "Solution" if "Solution" in own else ""
-function = getattr(own[owner](), name) if owner else own[name]
-value = function(**GIVEN) if isinstance(GIVEN, dict) else function(*GIVEN)
-result.write(json.dumps(value, default=lambda each: sorted(each, key=repr)))
-result.close()
-"""
-_MAIN = """
-space = {"__name__": "__main__"}
-exec(USUAL, space)
-exec(compile(PROGRAM, "program.py", "exec"), space)
-"""
+_VALUE, _CALL, _MAIN = (PROGRAMS[name] for name in ("value", "call", "main"))
 
-MODULES = (
-    "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json "
-    "typing time fractions"
-)
+MODULES = str(PROGRAMS["modules"])
 """Modules whose names, and which themselves, a program may use without an import, as in PRIME's and verl's judges."""
 _WORD = re.compile(r"\w+")
 

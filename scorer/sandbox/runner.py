@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Literal
@@ -116,17 +117,9 @@ def probe(packages: tuple[str, ...] = ()) -> str | None:
     return None
 
 
+PROGRAMS = tomllib.loads(Path(__file__).with_name("programs.toml").read_text(encoding="utf-8"))
 # The source comes first on stdin, its length before it: no file is needed, and none is left.
-_BOOT = """
-import builtins, os, sys
-builtins.exit = builtins.quit = sys.exit
-sys.setrecursionlimit(600_000)
-sys.path += sys.argv[1:]
-del sys.argv[1:]
-_source = os.read(0, int(os.read(0, 12))).decode()
-del builtins, os, sys
-exec(compile(_source, "program.py", "exec"), {"__name__": "__main__"})
-"""
+_BOOT = PROGRAMS["boot"]
 
 
 @contextlib.contextmanager

@@ -310,9 +310,7 @@ class CompletionsEndpoint:
             key = f"the key is that of the environment variable {section.key_variable}"
         address = f"check scorer.openai.url (does it end in /v1?) and scorer.openai.model = {section.model!r}"
         what, hint = {
-            401: ("the key is wrong or missing", key),
-            402: ("there is no credit left", key),
-            403: ("the key may not do this", key),
-            404: ("there is no such path or model", address),
-        }.get(denied.status, ("it is not a completions endpoint", "check scorer.openai.url"))
+            401: ("the key is wrong or missing", key), 402: ("there is no credit left", key),
+            403: ("the key may not do this", key), 404: ("there is no such path or model", address),
+        }.get(denied.status, ("it is not a completions endpoint", "check scorer.openai.url"))  # fmt: skip
         raise UserError(f"the endpoint {self.url} refuses every request: {what} ({denied.reason}); {hint}")

@@ -151,12 +151,9 @@ def body(row: RowRequest, dialect: Literal["vllm", "openai"]) -> bytes:
     """Encode the request for one row as JSON."""
     sampling = row.sampling
     asked: dict[str, object] = {
-        "model": row.model,
-        "prompt": row.prompt,
-        "max_tokens": sampling.max_new_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-    }
+        "model": row.model, "prompt": row.prompt, "max_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature, "top_p": sampling.top_p,
+    }  # fmt: skip
     if row.seed is not None:
         asked["seed"] = row.seed
     if dialect == "openai":
@@ -165,16 +162,13 @@ def body(row: RowRequest, dialect: Literal["vllm", "openai"]) -> bytes:
         return msgspec.json.encode(asked)
     # Name every setting: the server takes defaults from the model's generation_config.
     asked |= {
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
+        "top_k": sampling.top_k, "min_p": sampling.min_p,
+        "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
         "stop_token_ids": sorted(row.stop_tokens),
         "ignore_eos": True,  # that of the model; the stop tokens are the job's
         "add_special_tokens": False,  # the prompt holds its BOS already, if any
         "return_token_ids": True,
-    }
+    }  # fmt: skip
     return msgspec.json.encode(asked)
 
 

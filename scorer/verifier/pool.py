@@ -88,14 +88,9 @@ class VerifierPool:
     """
 
     def __init__(
-        self,
-        children: int,
-        timeout_s: int,
-        function: RewardFunction | None = None,
-        choices: Choices = STANDARD,
-        cache_entries: int = 65_536,
-        jobs_per_child: int = 2_000,
-    ) -> None:
+        self, children: int, timeout_s: int, function: RewardFunction | None = None, choices: Choices = STANDARD,
+        cache_entries: int = 65_536, jobs_per_child: int = 2_000,
+    ) -> None:  # fmt: skip
         """Make a pool; processes are started later.
 
         A child has `timeout_s` for one answer or one call of a function, and is killed GRACE_S later. It is replaced

@@ -34,14 +34,9 @@ def system(
     broker: BrokerCosts = FREE,
 ) -> System:
     return System(
-        batch_groups=batch_groups,
-        rows_per_group=rows,
-        max_staleness=staleness,
-        rollouts=rollouts,
-        scorers=scorers,
-        learner_s=learner_s,
-        broker=broker,
-    )
+        batch_groups=batch_groups, rows_per_group=rows, max_staleness=staleness, rollouts=rollouts, scorers=scorers,
+        learner_s=learner_s, broker=broker,
+    )  # fmt: skip
 
 
 def run(given_system: System, iterations: int = 60, seed: int = 0) -> Foreseen:
@@ -111,13 +106,9 @@ def test_the_model_agrees_with_a_run_of_the_real_ledger(
     staleness: int, is_just_in_time: bool, scoring_s: float, training_s: float
 ) -> None:
     shape = Shape(
-        batch_groups=8,
-        max_staleness=staleness,
-        groups_per_item=1,
-        iterations=40,
-        places=None,
+        batch_groups=8, max_staleness=staleness, groups_per_item=1, iterations=40, places=None,
         admission="just_in_time" if is_just_in_time else "as_early_as_allowed",
-    )
+    )  # fmt: skip
     timing = Timing(rollouts=2, scorers=8, slots=2, sampling_slots=8, sampling_s=2.0, scoring_s=scoring_s)
     timing = replace(timing, training_s=training_s)
     twin = TimedRun(World(shape), timing).run()
@@ -133,15 +124,12 @@ def test_the_model_agrees_with_a_run_of_the_real_ledger(
 # --- what always holds ----------------------------------------------------------------------------------------------
 
 SYSTEMS = st.builds(
-    system,
-    batch_groups=st.integers(1, 24),
-    rows=st.integers(1, 4),
-    staleness=st.integers(0, 4),
+    system, batch_groups=st.integers(1, 24), rows=st.integers(1, 4), staleness=st.integers(0, 4),
     rollouts=st.builds(workers, st.integers(1, 3), st.integers(1, 8), st.floats(0.01, 2.0)),
     scorers=st.builds(workers, st.integers(1, 5), st.integers(1, 8), st.floats(0.01, 2.0), st.floats(0.0, 1.2)),
     learner_s=st.floats(0.01, 5.0),
     broker=st.builds(BrokerCosts, group_s=st.floats(0.0, 0.02), turn_s=st.floats(0.0, 0.01)),
-)
+)  # fmt: skip
 LINKS = st.builds(WeightsPath, pulled_bytes=st.floats(0.0, 20.0), server_bytes_per_s=st.just(1.0))
 
 

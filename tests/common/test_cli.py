@@ -32,12 +32,9 @@ MISTAKES = {
 def run(command: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     module, *words = command.split()
     return subprocess.run(
-        [sys.executable, "-m", f"prefixrl.{module}", *words, *arguments],
-        env=os.environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        [sys.executable, "-m", f"prefixrl.{module}", *words, *arguments], env=os.environ, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("command", HELP)

@@ -22,12 +22,8 @@ from support.tables import table
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 SETTINGS = (
-    "bitwise=true",
-    "evaluation.every=2",
-    "algorithm.iterations=6",
-    "checkpoint.keep=9",
-    "checkpoint.keep_best=1",
-)
+    "bitwise=true", "evaluation.every=2", "algorithm.iterations=6", "checkpoint.keep=9", "checkpoint.keep_best=1",
+)  # fmt: skip
 EXAMPLE = ROOT / "deploy/examples/arithmetic"
 ALL_ARMS = ("no_prefix", "fixed_prefix", "prefix_clustering", "adapter")
 

@@ -59,13 +59,9 @@ def scorer(config: RunConfig) -> "Iterator[subprocess.Popen[bytes]]":
 
 def evaluation(rank: Peer, config: RunConfig, version: int) -> Evaluate:
     return Evaluate(
-        name=f"adapter@{version}",
-        version=version,
-        prefix_tokens=b"",
-        prompts=PROMPTS,
-        prefix_sampling=config.rollout_sampling(0.0),
-        completion_sampling=config.scorer_sampling(0.0),
-    )
+        name=f"adapter@{version}", version=version, prefix_tokens=b"", prompts=PROMPTS,
+        prefix_sampling=config.rollout_sampling(0.0), completion_sampling=config.scorer_sampling(0.0),
+    )  # fmt: skip
 
 
 def judged(rank: Peer, version: int) -> list[ScoredGroup]:

@@ -69,13 +69,9 @@ class World:
     def begin(self, name: str, version: int = 0, kind: TaskKind = "train") -> None:
         group = GroupTask(0, Prompt("p", "1 + 1", "2"), 7)
         task = PrefixTask(
-            task=name,
-            kind=kind,
-            version=version,
-            groups=(group,),
-            rows_per_group=2,
+            task=name, kind=kind, version=version, groups=(group,), rows_per_group=2,
             sampling=Sampling(temperature=1.0, max_new_tokens=64),
-        )
+        )  # fmt: skip
         self.rollout._handle(task)
 
     def swap(self, version: int, digest: str = "d") -> None:

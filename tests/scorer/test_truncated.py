@@ -183,11 +183,8 @@ def test_a_masked_row_is_counted_by_its_cause_and_never_trained(tmp_path: Path) 
         assert status(rank)["rows_left_out"] == {"truncated": 2}
     assert [group.rewards for group in batch.groups] == [(1.0,), (1.0,), (1.0, 0.0), (1.0, 0.0)]
     assert [group.statuses for group in batch.groups] == [
-        {"truncated": 1, "ok": 1},
-        {"truncated": 1, "ok": 1},
-        {"ok": 2},
-        {"ok": 2},
-    ]
+        {"truncated": 1, "ok": 1}, {"truncated": 1, "ok": 1}, {"ok": 2}, {"ok": 2},
+    ]  # fmt: skip
     assert batch_fractions(batch.groups)["truncated_masked_fraction"] == 2 / 8
 
 

@@ -201,14 +201,9 @@ def offer(
 ) -> Ready:
     """Ready of a worker that takes so many tasks at once; of one that needs no runs of groups, so many rows."""
     return Ready(
-        seats=slots if not takes_runs else 1,
-        room=slots,
-        takes_runs=takes_runs,
-        digests=digests,
-        version=version,
-        weights_digest=weights_digest,
-        engine=engine,
-    )
+        seats=slots if not takes_runs else 1, room=slots, takes_runs=takes_runs, digests=digests, version=version,
+        weights_digest=weights_digest, engine=engine,
+    )  # fmt: skip
 
 
 def sampled(task: PrefixTask, digest: str | None = None) -> Prefixes:
@@ -241,12 +236,9 @@ def judged(group: GroupPrefixes, task: ScoreTask, reward: float = 1.0) -> Scored
     """A group with one verdict per row."""
     verdict = Verdict(reward=reward, status="ok", extracted="1", finish="eos", completion_tokens=3, elapsed_ms=5)
     return ScoredGroup(
-        prefixes=group,
-        version=task.version,
-        weights_digest=task.weights_digest,
-        verdicts=(verdict,) * len(group.rows),
-        scorer="scorer-0",
-    )
+        prefixes=group, version=task.version, weights_digest=task.weights_digest,
+        verdicts=(verdict,) * len(group.rows), scorer="scorer-0",
+    )  # fmt: skip
 
 
 @contextmanager

@@ -37,12 +37,9 @@ def test_both_engines_give_every_step_the_same_score(make: object, keys: dict[st
     folder = make(tmp_path / "model")  # type: ignore[operator]
     (tmp_path / "run.py").write_text(SCORES)
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "run.py"), str(folder), json.dumps(keys)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-    )
+        [sys.executable, str(tmp_path / "run.py"), str(folder), json.dumps(keys)], capture_output=True, text=True,
+        timeout=300, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = [each for each in done.stdout.splitlines() if each.startswith("SCORES")]
     served, reference = json.loads(line.removeprefix("SCORES"))

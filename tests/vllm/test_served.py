@@ -95,12 +95,9 @@ class Served:
             "--disable-uvicorn-access-log",
         ]
         environment = {
-            **os.environ,
-            "VLLM_NO_USAGE_STATS": "1",
-            "DO_NOT_TRACK": "1",
-            "VLLM_LOGGING_LEVEL": "WARNING",
+            **os.environ, "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_LOGGING_LEVEL": "WARNING",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        }
+        }  # fmt: skip
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
 
@@ -226,14 +223,9 @@ def test_a_run_whose_server_is_killed_ends_as_one_with_the_target_in_process(ser
     Their weights differ by rounding: which rows a forward of the rollout has depends on when they came.
     """
     same = (
-        *SMALL,
-        f"algorithm.iterations={ITERATIONS}",
-        "algorithm.max_staleness=0",
-        "scorer.temperature=0",
-        "evaluation.problems=32",
-        "launch.scorers=1",
-        "broker.silence_s=30",
-    )
+        *SMALL, f"algorithm.iterations={ITERATIONS}", "algorithm.max_staleness=0", "scorer.temperature=0",
+        "evaluation.problems=32", "launch.scorers=1", "broker.silence_s=30",
+    )  # fmt: skip
     address = ("scorer.engine=openai", f"scorer.openai.url={served.url}")
     prices = ("scorer.openai.prompt_price=1", "scorer.openai.completion_price=2")
     alone, apart = tmp_path / "alone", tmp_path / "apart"

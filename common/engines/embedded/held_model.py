@@ -98,15 +98,9 @@ class EmbeddedEngine(AdapterEngine):
     busy_row_s = 0.0
 
     def __init__(
-        self,
-        model: str,
-        device: str,
-        dtype: Dtype,
-        threads: int,
-        head_dtype: str = "model",
-        low_rank: LowRank | None = None,
-        seats: int | None = None,
-    ) -> None:
+        self, model: str, device: str, dtype: Dtype, threads: int, head_dtype: str = "model",
+        low_rank: LowRank | None = None, seats: int | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.seats = seats or self.seats
         self._open: dict[str, OpenJob] = {}

@@ -122,38 +122,27 @@ def engine_arguments(setup: VllmSetup, platform: Platform) -> dict[str, Any]:
         overrides.setdefault("head_dtype", "float32")
     return {
         **(low_rank_arguments(setup.low_rank) if setup.low_rank else {}),
-        "disable_log_stats": True,
-        "enable_prefix_caching": True,
-        "use_tqdm_on_load": False,
-        **(on_cpu if platform == "cpu" else {}),
-        **chosen,
-        **setup.vllm.options,
-        "hf_overrides": overrides,
-        "model": setup.model,
-        "dtype": setup.dtype,
-        "max_model_len": setup.max_model_len,
+        "disable_log_stats": True, "enable_prefix_caching": True, "use_tqdm_on_load": False,
+        **(on_cpu if platform == "cpu" else {}), **chosen, **setup.vllm.options,
+        "hf_overrides": overrides, "model": setup.model, "dtype": setup.dtype, "max_model_len": setup.max_model_len,
         "tensor_parallel_size": setup.vllm.tensor_parallel_size,
-        "generation_config": "vllm",
-        "logprobs_mode": "processed_logprobs",
-        "skip_tokenizer_init": True,
+        "generation_config": "vllm", "logprobs_mode": "processed_logprobs", "skip_tokenizer_init": True,
         "seed": 0 if setup.vllm.seeded else secrets.randbits(31),  # unseeded scorers must not draw from one stream
         "scheduling_policy": "priority" if setup.role == "rollout" else "fcfs",
         # A target is never updated; with it vLLM would refuse quantised ones.
         "weight_transfer_config": {"backend": BACKEND} if setup.role == "rollout" else None,
-    }
+    }  # fmt: skip
 
 
 def low_rank_arguments(shape: LowRank) -> dict[str, Any]:
     """Return vLLM's arguments for one adapter that is replaced in place."""
     ranks = [rank for rank in LOW_RANKS if rank >= shape.rank]
     return {
-        "enable_lora": True,
-        "max_loras": 1,
-        "max_lora_rank": ranks[0],
+        "enable_lora": True, "max_loras": 1, "max_lora_rank": ranks[0],
         # Else the head would get room for matrices, too, and logits of a whole prompt could not be made on a CPU.
         "lora_target_modules": list(shape.target_modules),
         "worker_extension_cls": "prefixrl.common.engines.vllm.plugin.AdapterSums",
-    }
+    }  # fmt: skip
 
 
 def platform_of(device: str) -> Platform:
@@ -196,13 +185,11 @@ def prepare_environment(setup: VllmSetup) -> None:
 def prepare_processes(threads: int, is_one_process: bool) -> None:
     """Set the environment of vLLM's processes; present values win unless safety rests on them."""
     wanted = {
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "OMP_NUM_THREADS": str(threads),
+        "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING", "OMP_NUM_THREADS": str(threads),
         # vLLM would pin the threads of every process on a host to the same cores.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    }
+    }  # fmt: skip
     if is_one_process:
         # On the CPU: the engine core runs the model itself, one process and one busy-waiting queue fewer.
         wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

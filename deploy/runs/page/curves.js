@@ -132,7 +132,7 @@ class Figure {
     return {
       width: this.place.clientWidth || 340, height: 200, legend: { show: false }, series, bands,
       scales: { x: { time: false, range: (plot, low, high) => [low, high > low ? high : low + 1] }, y: { range } },
-      axes: [{ ...axis, space: 60 }, { ...axis, size: 48, values: (plot, ticks) => ticks.map(short) }],
+      axes: [{ ...axis, space: 60, size: 28 }, { ...axis, size: 48, values: (plot, ticks) => ticks.map(short) }],
       cursor: { sync: { key: "iterations" }, drag: { x: true, y: false }, points: { size: 6 } },
       hooks: {
         setCursor: [(plot) => this.tell(this.lines(), plot.cursor.idx === null ? null : plot.data[0][plot.cursor.idx])],

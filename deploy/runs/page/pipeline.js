@@ -31,10 +31,11 @@ function crewStage(title, role, status, reason) {
   );
 }
 
-function pipelineOf(live) {
+function pipelineOf(live, curves) {
   const status = live.status;
   const queued = (name) => status.queues[name] || 0;
   const groups = status.groups;
+  const busy = (curves && curves.mean && curves.mean["busy_fraction/learner"]) || [];
   const isWaiting = status.learner_phase === "waiting";
   const holders = crew(status, "rollout").versions;
   const scorersWaitFor = queued("sampling") ? "prefixes" : "groups";
@@ -46,7 +47,7 @@ function pipelineOf(live) {
       `${queued("scoring")} being scored`, `${groups.outstanding} under way; window ${status.window}`]),
     stage("Learner", live.phase || "idle", [`iteration ${status.iteration} of ${status.total_iterations}`,
       `${groups.trained} groups trained, mean age ${status.mean_age.toFixed(2)}`],
-      isWaiting ? "waits" : "works", isWaiting && status.waiting_for ? `waits for ${status.waiting_for}` : "", live.learner_busy),
+      isWaiting ? "waits" : "works", isWaiting && status.waiting_for ? `waits for ${status.waiting_for}` : "", busy.length ? newest(busy) : null),
     stage("Weights", `version ${status.iteration}`, [holders.length ? `rollouts hold ${holders.join(", ")}` : "", "pulled by rollouts ↺"]),
   ));
 }

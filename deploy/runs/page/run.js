@@ -75,7 +75,7 @@ class RunView {
     if (["state", "page", "live", "fault"].some((each) => changed.has(each))) this.drawHead();
     if (changed.has("alarms")) this.drawAlarms();
     if (changed.has("live")) {
-      replace(this.live, run.live && pipelineOf(run.live), run.live && workersOf(run.live.status));
+      replace(this.live, run.live && pipelineOf(run.live, run.curves), run.live && workersOf(run.live.status));
       replace(this.details, run.live && make("h2", "", "Details"), run.live && table(["", ""], run.live.details, [1]));
       if (this.logs) this.logs.refill();
     }
@@ -89,7 +89,8 @@ class RunView {
     const known = state || {};
     const total = known.total_iterations;
     const done = live ? live.status.iteration : known.iterations;
-    const left = live && live.left_s !== null ? `, training left ${duration(live.left_s)}` : "";
+    const remaining = live && live.iteration_s !== null ? live.iteration_s * (total - done) : 0;
+    const left = remaining > 0 ? `, training left ${duration(remaining)}` : "";
     const share = total ? done / total : 0;
     replace(this.head, make("h1", "", name, " ", make("span", `chip ${known.state || ""}`, known.state || "")),
       page ? make("p", "soft", page.directory) : null,

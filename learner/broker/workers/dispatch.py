@@ -139,14 +139,9 @@ class Dispatcher:
         return rows * self._config.scorer.texts_per_row(kind) * (tokens + VERIFICATION)
 
     def _lease(
-        self,
-        worker: Worker,
-        item: SampleItem | ScoreItem,
-        task: PrefixTask | ScoreTask,
-        rows: int,
-        work: int,
+        self, worker: Worker, item: SampleItem | ScoreItem, task: PrefixTask | ScoreTask, rows: int, work: int,
         now_s: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         asked = content(task)
         name = self._names.name(worker.holder, task.version, asked)
         # An evaluation task may be larger. Its limit grows in proportion.

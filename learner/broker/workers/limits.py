@@ -21,10 +21,9 @@ class RunLimits:
             self._training = GroupLimits(row_tokens=config.max_sampled_tokens)
         else:
             self._training = GroupLimits(
-                prompt_tokens=config.rollout.max_prompt_tokens,
-                row_tokens=config.max_sampled_tokens,
+                prompt_tokens=config.rollout.max_prompt_tokens, row_tokens=config.max_sampled_tokens,
                 vocabulary=embedding_rows(config.adapter.model) or UNKNOWN_VOCABULARY,
-            )
+            )  # fmt: skip
 
     def prefixes(self, row_tokens: int | None) -> GroupLimits:
         """Return the limits of sampled groups; `row_tokens`: of an evaluation, None in training."""

@@ -29,9 +29,9 @@ _FUNCTIONS: dict[str, Callable[[re.Match[str]], str]] = {
     "{power}": lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}",
     "{name}": lambda found: _NAMES[found[1] or found[2]],
 }
-_TABLES = tomllib.loads((Path(__file__).parent / "tables" / "looks.toml").read_text(encoding="utf-8"))
+TABLES = tomllib.loads((Path(__file__).parent / "tables" / "looks.toml").read_text(encoding="utf-8"))
 _FORMS, _REWRITES, SPELLINGS = (
-    tuple((re.compile(pattern), _FUNCTIONS.get(place, place)) for pattern, place in _TABLES[name])
+    tuple((re.compile(pattern), _FUNCTIONS.get(place, place)) for pattern, place in TABLES[name])
     for name in ("forms", "rewrites", "spellings")
 )
 """Forms of one thing that models write, each as parsers know it; what is looks alone; spellings of a formula."""

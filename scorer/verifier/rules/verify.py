@@ -14,7 +14,7 @@ from prefixrl.common.wire.messages.groups import Fault, VerdictStatus
 from prefixrl.scorer.verifier.rules import guards, symbols
 from prefixrl.scorer.verifier.rules.arithmetic import Rational, are_equal, read_rational
 from prefixrl.scorer.verifier.rules.equations import Claim, claims
-from prefixrl.scorer.verifier.rules.looks import normalise, tidied
+from prefixrl.scorer.verifier.rules.looks import TABLES, normalise, tidied
 from prefixrl.scorer.verifier.rules.relations import as_sets
 from prefixrl.scorer.verifier.rules.time_limit import time_limit
 from prefixrl.scorer.verifier.rules.units import without_unit
@@ -158,17 +158,7 @@ def is_settled_without_sympy(gold: str) -> bool:
 # --- what is never given to a parser --------------------------------------------------------------
 
 _MAX_NESTING = 50
-_HOSTILE = re.compile(
-    r"""
-    \d{65}                                                  # more than 64 digits in a row
-    | \^ \s* (?: \d+ | \{[^{}a-zA-Z]*\} ) \s* \^            # a power of a power
-    | \^ \s* \{[^{}a-zA-Z]*\^
-    | [({] [^(){}a-zA-Z]* \^ [^()a-zA-Z]* [)}] \s* \^
-    | \^ \s* [{(]* \s* [+-]? \s* \d{5}                      # an exponent of 10000 or more
-    | \d{5} \s* [)}]* \s* ! | \d \s* ! \s* [)}\s]* !        # a factorial too large
-    """,
-    re.VERBOSE,
-)
+_HOSTILE = re.compile(TABLES["hostile"], re.VERBOSE)
 
 
 def is_refused(answer: str) -> bool:

@@ -50,14 +50,9 @@ def test_a_key_without_effect_under_the_name_is_refused_and_says_where_it_has_on
 
 
 CORRECTION_VALUES = {
-    "importance_cap": "3",
-    "importance_above_cap": "mask",
-    "importance_ratio": "prefix",
-    "proximal": "interpolated",
-    "clip": "0.1",
-    "clip_high": "0.1",
-    "dual_clip": "off",
-}
+    "importance_cap": "3", "importance_above_cap": "mask", "importance_ratio": "prefix", "proximal": "interpolated",
+    "clip": "0.1", "clip_high": "0.1", "dual_clip": "off",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("key", ONLY_WITH_CORRECTION)

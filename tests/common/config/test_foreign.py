@@ -20,13 +20,9 @@ from support.runs.run_helper import RUN_FILE
 
 DEEP = b"[" * 200_000
 BROKEN = {
-    "cut": b'{"data_train": ["',
-    "a list": b"[1, 2]",
-    "a number": b"1" * 10_000,
-    "deep": b'{"x": ' + DEEP,
-    "UTF-16": '{"vocab_size": 3}'.encode("utf-16"),
-    "empty": b"",
-}
+    "cut": b'{"data_train": ["', "a list": b"[1, 2]", "a number": b"1" * 10_000, "deep": b'{"x": ' + DEEP,
+    "UTF-16": '{"vocab_size": 3}'.encode("utf-16"), "empty": b"",
+}  # fmt: skip
 READERS: dict[str, Callable[[Path], object]] = {
     "config.json": lambda path: document_of(str(path.parent)),
     "inputs.json": lambda path: inputs(path.parent),

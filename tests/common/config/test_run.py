@@ -100,13 +100,10 @@ def test_a_config_survives_the_wire(run_file: Path) -> None:
 )
 def test_every_value_survives_the_wire(number: float, count: int, aggregation: str, texts: list[str]) -> None:
     document: dict[str, Any] = {
-        "directory": "run",
-        "adapter": {"model": "a/b"},
-        "target": {"model": "a/c"},
-        "data": {"train": "x"},
+        "directory": "run", "adapter": {"model": "a/b"}, "target": {"model": "a/c"}, "data": {"train": "x"},
         "algorithm": {"iterations": count, "aggregation": aggregation, "kl": number},
         "evaluation": {"fixed_prefixes": texts},
-    }
+    }  # fmt: skip
     config = RunConfig.model_validate(document)
     assert from_json(config.model_dump_json()) == config
 

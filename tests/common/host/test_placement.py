@@ -23,14 +23,10 @@ from prefixrl.common.host.placement import (
 )
 
 BASE: dict[str, Any] = {
-    "directory": "run",
-    "adapter": {"model": "adapter"},
-    "target": {"model": "target"},
-    "data": {"train": "train.jsonl"},
-    "algorithm": {"iterations": 1},
-    "rollout": {"engine": "vllm"},
+    "directory": "run", "adapter": {"model": "adapter"}, "target": {"model": "target"},
+    "data": {"train": "train.jsonl"}, "algorithm": {"iterations": 1}, "rollout": {"engine": "vllm"},
     "scorer": {"engine": "vllm"},
-}
+}  # fmt: skip
 
 
 def config_of(launch: dict[str, Any], scorer: dict[str, Any] | None = None, **others: Any) -> RunConfig:

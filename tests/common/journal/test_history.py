@@ -19,15 +19,10 @@ def scored(seq: int, version: int = 0) -> GroupScored:
 def right() -> Records:
     """Two iterations of two groups; one group expires and is issued again as another."""
     return [
-        *(GroupIssued(seq, seq, 0) for seq in range(4)),
-        *(scored(seq) for seq in (1, 0)),
-        BatchFormed(0, (0, 1)),
-        scored(3, version=1),
-        GroupEnded(seq=2, state="expired", cause="lost", requeued=True),
-        GroupIssued(4, 2, 1),
-        scored(4, version=1),
-        BatchFormed(1, (3, 4)),
-    ]
+        *(GroupIssued(seq, seq, 0) for seq in range(4)), *(scored(seq) for seq in (1, 0)), BatchFormed(0, (0, 1)),
+        scored(3, version=1), GroupEnded(seq=2, state="expired", cause="lost", requeued=True), GroupIssued(4, 2, 1),
+        scored(4, version=1), BatchFormed(1, (3, 4)),
+    ]  # fmt: skip
 
 
 def faults(records: Records, staleness: int = 1) -> list[str]:

@@ -33,13 +33,9 @@ from support.runs.small_disk import small_disk
 GROUP = scored_group(group(0, row([1, 2], "eos")), verdict(extracted="2"))
 TASK_KEY = b"k" * 32
 RECORDS: list[JournalRecord] = [
-    RunHeader("run", 1, TASK_KEY),
-    VersionPublished(WeightsNote(0, "d0", b"", b"")),
-    GroupIssued(0, 0, 0),
-    GroupScored(GROUP),
-    BatchFormed(0, (0,)),
-    GroupEnded(seq=1, state="expired", cause="lost", requeued=True),
-]
+    RunHeader("run", 1, TASK_KEY), VersionPublished(WeightsNote(0, "d0", b"", b"")), GroupIssued(0, 0, 0),
+    GroupScored(GROUP), BatchFormed(0, (0,)), GroupEnded(seq=1, state="expired", cause="lost", requeued=True),
+]  # fmt: skip
 
 
 def first_of(folder: Path) -> Path:

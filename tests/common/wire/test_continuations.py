@@ -30,15 +30,11 @@ def verdict(status: VerdictStatus, reward: float = 0.0, **more: Any) -> TextVerd
 
 
 VERDICTS = st.builds(
-    verdict,
-    st.sampled_from(["ok", "no_answer", "parse_fail", "timeout", "truncated", "error"]),
-    st.sampled_from([0.0, 1.0, 0.1, 1 / 3]),
-    finish=st.sampled_from(["eos", "length"]),
-    completion_tokens=st.integers(0, 9),
-    elapsed_ms=st.integers(0, 9),
-    completion=st.sampled_from(["", "text"]),
+    verdict, st.sampled_from(["ok", "no_answer", "parse_fail", "timeout", "truncated", "error"]),
+    st.sampled_from([0.0, 1.0, 0.1, 1 / 3]), finish=st.sampled_from(["eos", "length"]),
+    completion_tokens=st.integers(0, 9), elapsed_ms=st.integers(0, 9), completion=st.sampled_from(["", "text"]),
     was_cached=st.booleans(),
-)
+)  # fmt: skip
 
 
 def slowly(each: Sequence[TextVerdict]) -> Verdict:
@@ -51,16 +47,12 @@ def slowly(each: Sequence[TextVerdict]) -> Verdict:
     for reward in rewards:
         total += reward
     return Verdict(
-        reward=float(total / len(rewards)) if rewards else 0.0,
-        status=speakers[0].status,
-        extracted=speakers[0].extracted,
-        finish=speakers[0].finish,
+        reward=float(total / len(rewards)) if rewards else 0.0, status=speakers[0].status,
+        extracted=speakers[0].extracted, finish=speakers[0].finish,
         completion_tokens=sum(one.completion_tokens for one in each),
-        elapsed_ms=sorted(one.elapsed_ms for one in each)[-1],
-        fault=speakers[0].fault,
-        was_cached=False not in [one.was_cached for one in each],
-        continuations=tuple(each),
-    )
+        elapsed_ms=sorted(one.elapsed_ms for one in each)[-1], fault=speakers[0].fault,
+        was_cached=False not in [one.was_cached for one in each], continuations=tuple(each),
+    )  # fmt: skip
 
 
 @given(st.lists(VERDICTS, min_size=2, max_size=8))

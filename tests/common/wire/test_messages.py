@@ -14,11 +14,8 @@ from prefixrl.common.wire.transport import Malformed, _decode
 from support.broker.wire_examples import of_type
 
 LINKS: dict[str, Any] = {
-    "ToBroker": ToBroker,
-    "FromBroker": FromBroker,
-    "ToWeights": ToWeights,
-    "FromWeights": FromWeights,
-}
+    "ToBroker": ToBroker, "FromBroker": FromBroker, "ToWeights": ToWeights, "FromWeights": FromWeights,
+}  # fmt: skip
 TYPES = [(name, kind) for name, union in LINKS.items() for kind in get_args(union)]
 MUTATIONS = 20_000
 encode = msgspec.msgpack.Encoder().encode

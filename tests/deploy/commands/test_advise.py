@@ -24,14 +24,10 @@ def rates(
     sync: bool = False,
 ) -> Rates:
     return Rates(
-        iteration_s=iteration_s,
-        learner_s=learner_s,
-        busy={"rollout": rollout, "scorer": scorer},
-        counts=dict(zip(("learner", "rollout", "scorer"), counts, strict=True)),
-        most={"rollout": 48, "scorer": 48},
-        waited={"scorers": 0.4},
-        is_synchronous=sync,
-    )
+        iteration_s=iteration_s, learner_s=learner_s, busy={"rollout": rollout, "scorer": scorer},
+        counts=dict(zip(("learner", "rollout", "scorer"), counts, strict=True)), most={"rollout": 48, "scorer": 48},
+        waited={"scorers": 0.4}, is_synchronous=sync,
+    )  # fmt: skip
 
 
 FEW_SCORERS = rates(10.0, 2.0, 0.10, 0.99, (1, 1, 2))

@@ -99,11 +99,8 @@ def test_programs_get_the_state_as_a_document(tmp_path: Path, adapter: Path) -> 
     write_end(run, 143, "stopped as asked")
     found = json.loads(status(run, "--json").output)
     assert (found["state"], found["iterations"], found["total_iterations"], found["exit_code"]) == (
-        "stopped",
-        4,
-        10,
-        143,
-    )
+        "stopped", 4, 10, 143,
+    )  # fmt: skip
 
 
 def test_a_run_that_has_ended_is_watched_to_its_end_at_once(tmp_path: Path, adapter: Path) -> None:

@@ -19,13 +19,9 @@ from prefixrl.deploy.examples.arithmetic import build, problems
 SHIPPED = Path(build.__file__).parent
 MODELS = ("adapter", "target")
 MODEL_FILES = {
-    "chat_template.jinja",
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "tokenizer.json",
+    "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
     "tokenizer_config.json",
-}
+}  # fmt: skip
 BYTE_EQUAL = (
     "heldout.jsonl",
     "train.jsonl",
@@ -134,11 +130,8 @@ def test_a_right_answer_is_never_luck() -> None:
 def test_running_states_of_each_family_are_as_done_on_paper() -> None:
     digits = (3, 1, 4, 1, 5, 9, 2, 6)
     assert [problems.states(family, digits) for family in problems.FAMILIES] == [
-        [3, 4, 8, 9, 4, 3, 5, 1],
-        [3, 3, 4, 4, 5, 9, 9, 9],
-        [3, 2, 6, 5, 0, 1, 3, 7],
-        [0, 0, 0, 0, 1, 2, 2, 3],
-    ]
+        [3, 4, 8, 9, 4, 3, 5, 1], [3, 3, 4, 4, 5, 9, 9, 9], [3, 2, 6, 5, 0, 1, 3, 7], [0, 0, 0, 0, 1, 2, 2, 3],
+    ]  # fmt: skip
 
 
 # --- rebuilding -----------------------------------------------------------------------------------

@@ -121,12 +121,9 @@ def test_a_name_that_units_cannot_have_is_refused(name: str) -> None:
 def test_print_shows_every_file_and_writes_none(config_home: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "prefixrl.deploy", "systemd", "install", str(EXAMPLE / "run.toml"), "--print"]
     done = subprocess.run(
-        [*command, "--user", "--set", f"directory={tmp_path / 'run'}"],
-        capture_output=True,
-        text=True,
-        env=dict(os.environ),
-        check=False,
-    )
+        [*command, "--user", "--set", f"directory={tmp_path / 'run'}"], capture_output=True, text=True,
+        env=dict(os.environ), check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     for name in ("prefixrl.target", "prefixrl-learner.service", "prefixrl-scorer@.service", "prefixrl.env"):
         assert f"/{name}\n" in done.stdout

@@ -26,13 +26,9 @@ from support.fakes import ready, run_on_disk
 KEPT, ITERATIONS = 8, 100
 """Things kept of each kind, for the test; iterations before the first count."""
 BOUNDS = (
-    (identity, "VERSIONS_KEPT"),
-    (evaluations, "VERSIONS_KEPT"),
-    (versions, "PROBES_KEPT"),
-    (peers, "MOST_PEERS"),
-    (order, "PERMUTATIONS_KEPT"),
-    (records, "MOST_CAUSES"),
-)
+    (identity, "VERSIONS_KEPT"), (evaluations, "VERSIONS_KEPT"), (versions, "PROBES_KEPT"), (peers, "MOST_PEERS"),
+    (order, "PERMUTATIONS_KEPT"), (records, "MOST_CAUSES"),
+)  # fmt: skip
 
 
 class Learner:

@@ -129,12 +129,9 @@ def test_check_prints_the_table_then_refuses_with_exit_code_2(tmp_path: Path) ->
     recipe("math_qwen2.5", tmp_path)
     data = tmp_path / "train.jsonl"
     settings = (
-        f"data.train={data}",
-        f"data.eval={data}",
-        f"directory={tmp_path}",
-        "learner.micro_batch_tokens=16384",
+        f"data.train={data}", f"data.eval={data}", f"directory={tmp_path}", "learner.micro_batch_tokens=16384",
         "learner.shared_prompts=false",
-    )
+    )  # fmt: skip
     flags = [flag for setting in settings for flag in ("--set", setting)]
     done = CliRunner().invoke(main, [str(EXAMPLES / "math_qwen2.5/run.toml"), "--check", *flags])
     assert done.exit_code == 2

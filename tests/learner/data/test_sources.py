@@ -185,11 +185,8 @@ def test_a_number_behind_a_name_is_none_that_another_source_has(tmp_path: Path) 
         jsonl(Path(path).name)(tmp_path / Path(path).parent, ROWS[:count])
     loaded = found(tmp_path, [{"path": path, "weight": 1.0} for path in paths])
     assert [(each.label, each.kept) for each in loaded.sources] == [
-        ("math", 1),
-        ("math-3", 2),
-        ("math-2", 3),
-        ("math-4", 4),
-    ]
+        ("math", 1), ("math-3", 2), ("math-2", 3), ("math-4", 4),
+    ]  # fmt: skip
     assert not loaded.bad
 
 
@@ -230,12 +227,8 @@ def test_damaged_files_cost_their_rows_and_nothing_else(tmp_path: Path) -> None:
     loaded = found(tmp_path, {"path": str(tmp_path)})
     assert len(loaded.problems) == 2
     assert [(row.file, row.row) for row in loaded.bad] == [
-        ("broken.json", 1),
-        ("broken.parquet", 1),
-        ("header.csv", 1),
-        ("odd.json", 1),
-        ("wide.csv", 2),
-    ]
+        ("broken.json", 1), ("broken.parquet", 1), ("header.csv", 1), ("odd.json", 1), ("wide.csv", 2),
+    ]  # fmt: skip
     assert "the header" in loaded.bad[2].reason
     assert "3 fields, the header names 2 columns" in loaded.bad[-1].reason
 

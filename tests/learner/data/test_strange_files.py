@@ -197,15 +197,10 @@ def test_the_kind_of_a_file_is_known_by_its_suffix_in_any_case_and_packed(tmp_pa
     lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
     table = ("question,answer\n" + "".join(f"{number} + 1?,{number + 1}\n" for number in range(3))).encode()
     files = {
-        "a.jsonl.gz": gzip.compress(lines),
-        "b.JSONL": lines,
-        "c.CSV": table,
-        "d.tsv": table.replace(b",", b"\t"),
-        "e.json": lines,
-        "f.jsonl.zst": zstandard.compress(lines),
-        "g.csv.GZ": gzip.compress(table),
+        "a.jsonl.gz": gzip.compress(lines), "b.JSONL": lines, "c.CSV": table, "d.tsv": table.replace(b",", b"\t"),
+        "e.json": lines, "f.jsonl.zst": zstandard.compress(lines), "g.csv.GZ": gzip.compress(table),
         "h.json.gz": gzip.compress(json.dumps(rows).encode()),
-    }
+    }  # fmt: skip
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
         assert [each.gold for each in of_file(tmp_path / name).problems] == ["1", "2", "3"], name

@@ -54,12 +54,9 @@ class AnsweringClient:
         prefix = ByteRenderer().encode("so ")
         row = Row(tokens=pack_tokens(prefix), logprobs=pack_logprobs([0.0] * len(prefix)), finish="length", spans=())
         judged = verdict(
-            float(bool(prompt.gold)),
-            status="ok" if prompt.gold else "no_gold",
-            extracted=prompt.gold or "?",
-            completion_tokens=5,
-            completion=f"so {prompt.question}",
-        )
+            float(bool(prompt.gold)), status="ok" if prompt.gold else "no_gold", extracted=prompt.gold or "?",
+            completion_tokens=5, completion=f"so {prompt.question}",
+        )  # fmt: skip
         prefixes = GroupPrefixes(seq=0, prompt=prompt, seed=0, prompt_tokens=b"", rows=(row,) * self._samples)
         return ScoredGroup(
             prefixes=prefixes, version=0, weights_digest="digest", verdicts=(judged,) * self._samples, scorer="s"
@@ -100,14 +97,10 @@ def test_lines_are_in_the_order_of_the_rows_although_later_ones_are_answered_fir
 
 def test_bad_rows_failed_ones_and_rows_without_gold_have_lines_of_their_own(tmp_path: Path) -> None:
     rows = [
-        {"id": "a", "question": "one", "answer": 0, "mine": {"deep": [1]}},
-        b"{not json",
-        {"answer": "2"},
-        {"id": "a", "question": "two"},
-        {"question": "please fail", "answer": "3"},
-        {"question": "three", "answer": " "},
-        {"question": "four", "answer": ["no", "text"]},
-    ]
+        {"id": "a", "question": "one", "answer": 0, "mine": {"deep": [1]}}, b"{not json", {"answer": "2"},
+        {"id": "a", "question": "two"}, {"question": "please fail", "answer": "3"},
+        {"question": "three", "answer": " "}, {"question": "four", "answer": ["no", "text"]},
+    ]  # fmt: skip
     first, malformed, without, again, failed, blank, strange = answered(config_of(tmp_path, rows), AnsweringClient())
     assert (first.status, first.gold, first.columns) == ("ok", "0", {"mine": {"deep": [1]}})
     assert (first.prefix, first.completion, first.prefix_tokens) == ("so ", "so one", 3)

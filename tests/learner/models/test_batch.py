@@ -13,13 +13,9 @@ tokens = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6)
 def sample(prompt: list[int], sampled: list[int], reward: float = 0.0, logprobs: int | None = None) -> Sample:
     count = len(sampled) if logprobs is None else logprobs
     return Sample(
-        np.array(prompt, dtype=np.int32),
-        np.array(sampled, dtype=np.int32),
-        -np.arange(1, count + 1, dtype=np.float32),
-        reward,
-        group=4,
-        versions=np.zeros(len(sampled), dtype=np.int32),
-    )
+        np.array(prompt, dtype=np.int32), np.array(sampled, dtype=np.int32),
+        -np.arange(1, count + 1, dtype=np.float32), reward, group=4, versions=np.zeros(len(sampled), dtype=np.int32),
+    )  # fmt: skip
 
 
 lines_of_rows = st.lists(

@@ -38,14 +38,11 @@ pytestmark = DEEPSPEED_WARNINGS
 TOLERANCE = 1e-6
 LORA = {"lora": {"rank": 4, "alpha": 8}}
 OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "low rank": LORA,
-    "checkpointing": {"gradient_checkpointing": True},
-    "low rank and checkpointing": LORA | {"gradient_checkpointing": True},
-    "eager": {"attn_implementation": "eager"},
+    "plain": {}, "low rank": LORA, "checkpointing": {"gradient_checkpointing": True},
+    "low rank and checkpointing": LORA | {"gradient_checkpointing": True}, "eager": {"attn_implementation": "eager"},
     "ZeRO-2": {"deepspeed": {"zero_optimization": {"stage": 2}}},
     "ZeRO-3": {"deepspeed": {"zero_optimization": {"stage": 3}}},
-}
+}  # fmt: skip
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "gae": {},
     "grpo": {"name": "grpo"},

@@ -36,12 +36,8 @@ STAGES = [2, *(pytest.param(each, marks=pytest.mark.nightly) for each in (0, 1, 
 Told = Callable[[int], list[dict[str, Any]]]
 """Reports of a stage, by rank."""
 GROUPED = {
-    "name": "rloo",
-    "ppo_epochs": 2,
-    "mask_token_band": [0.6, 1.7],
-    "kl_limit": 1e-7,
-    "bound_second_moment": 0.02,
-}
+    "name": "rloo", "ppo_epochs": 2, "mask_token_band": [0.6, 1.7], "kl_limit": 1e-7, "bound_second_moment": 0.02,
+}  # fmt: skip
 """An objective without a critic: the ranks must agree on denominators, on a limit over all tokens, on when to stop."""
 
 

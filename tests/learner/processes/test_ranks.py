@@ -91,13 +91,9 @@ def test_the_first_rank_alone_speaks_to_systemd_for_all() -> None:
 # --- ranks from the variables of a step ------------------------------------------------------------------------------
 
 SECOND_NODE = {
-    "SLURM_JOB_ID": "7012345",
-    "SLURM_JOB_NODELIST": "gpu[03-09]",
-    "SLURM_STEP_NODELIST": "gpu[05,07]",
-    "SLURM_STEP_NUM_TASKS": "8",
-    "SLURM_PROCID": "6",
-    "SLURM_LOCALID": "2",
-}
+    "SLURM_JOB_ID": "7012345", "SLURM_JOB_NODELIST": "gpu[03-09]", "SLURM_STEP_NODELIST": "gpu[05,07]",
+    "SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "6", "SLURM_LOCALID": "2",
+}  # fmt: skip
 """A task of a step of eight on two nodes."""
 
 
@@ -105,12 +101,8 @@ def test_a_task_of_a_step_is_a_rank_and_all_name_the_same_meeting_point() -> Non
     info, missing = rank_info(SECOND_NODE)
     assert info == RankInfo(6, 8, 2)
     assert missing == {
-        "RANK": "6",
-        "WORLD_SIZE": "8",
-        "LOCAL_RANK": "2",
-        "MASTER_ADDR": "gpu05",
-        "MASTER_PORT": "22345",
-    }
+        "RANK": "6", "WORLD_SIZE": "8", "LOCAL_RANK": "2", "MASTER_ADDR": "gpu05", "MASTER_PORT": "22345",
+    }  # fmt: skip
     _, of_another = rank_info(SECOND_NODE | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
     assert {key: of_another[key] for key in ("MASTER_ADDR", "MASTER_PORT")} == {
         key: missing[key] for key in ("MASTER_ADDR", "MASTER_PORT")

@@ -85,12 +85,9 @@ def test_a_learner_that_finds_its_run_finished_tells_of_it_what_the_first_one_to
     (tmp_path / "run").mkdir()
     first = MetricsLog(tmp_path, 0)
     busy = document(
-        worker_status("rollout", "vllm"),
-        worker_status("scorer", "openai"),
-        worker_status("scorer", ""),
-        busy_fraction={"rollout": 0.75, "scorer": 0.5},
-        losses={"scorer: lost": 2},
-    )
+        worker_status("rollout", "vllm"), worker_status("scorer", "openai"), worker_status("scorer", ""),
+        busy_fraction={"rollout": 0.75, "scorer": 0.5}, losses={"scorer: lost": 2},
+    )  # fmt: skip
     for iteration in range(3):
         train(first, iteration, 10.0 + iteration, busy)
     then = summarised(first, busy, 13.0)

@@ -107,13 +107,9 @@ def test_the_value_of_a_program_is_the_answer() -> None:
 
 def test_a_program_without_a_value_is_no_answer_of_any_kind() -> None:
     found = judged(
-        "answers",
-        (block("1 / 0"), "0"),
-        (block("import os; os._exit(0)"), "0"),
-        (block("this is no Python"), "0"),
-        (block("x" * 70_000), "0"),
-        timeout_s=30,
-    )
+        "answers", (block("1 / 0"), "0"), (block("import os; os._exit(0)"), "0"), (block("this is no Python"), "0"),
+        (block("x" * 70_000), "0"), timeout_s=30,
+    )  # fmt: skip
     assert [(each.reward, each.status) for each in found] == [(0.0, "parse_fail")] * 4
     for code, text, gold in (("answers", block("while True: pass"), "0"), ("tests", fenced("while True: pass"), ADD)):
         (endless,) = judged(code, (text, gold), timeout_s=1)

@@ -144,12 +144,8 @@ def test_models_are_read_or_told_why_not() -> None:
 def test_a_strict_endpoint_is_sent_at_most_the_stops_that_it_takes_and_no_seed_unless_wanted() -> None:
     row = RowRequest("m", [1, 2], Sampling(temperature=0.0, max_new_tokens=5), None, range(6), tuple("abcdef"))
     assert json.loads(body(row, "openai")) == {
-        "model": "m",
-        "prompt": [1, 2],
-        "max_tokens": 5,
-        "temperature": 0.0,
-        "top_p": 1.0,
+        "model": "m", "prompt": [1, 2], "max_tokens": 5, "temperature": 0.0, "top_p": 1.0,
         "stop": ["a", "b", "c", "d"],
-    }
+    }  # fmt: skip
     assert json.loads(body(row, "vllm"))["stop_token_ids"] == [0, 1, 2, 3, 4, 5]
     assert "seed" not in json.loads(body(row, "vllm"))

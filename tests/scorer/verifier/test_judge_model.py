@@ -66,11 +66,8 @@ def test_the_judge_of_the_docs_is_asked_only_where_the_verifier_says_wrong(tmp_p
         (tmp_path / "mine.py").write_text(source)
         place = user_function.resolve("reward.function", "mine.py:score", tmp_path)
         golds = {
-            r"\boxed{0.5}": r"\frac12",
-            r"\boxed{\text{due east}}": "east",
-            r"\boxed{west}": "east",
-            "none": "east",
-        }
+            r"\boxed{0.5}": r"\frac12", r"\boxed{\text{due east}}": "east", r"\boxed{west}": "east", "none": "east",
+        }  # fmt: skip
         found = judged(place, golds)
     assert [(each.reward, each.status) for each in found] == [(1.0, "ok"), (1.0, "ok"), (0.0, "ok"), (0.0, "ok")]
     assert sorted(re.findall(r"^Answer: (.*)$", "\n".join(asked), re.MULTILINE)) == [r"\text{due east}", "west"]

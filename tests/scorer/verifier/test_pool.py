@@ -143,12 +143,8 @@ def test_exact_answers_need_no_process_and_no_waiting() -> None:
         assert pool.child_pids == ()
         assert pool.pending == 0
     assert [(found[key].reward, found[key].status) for key in (1, 2, 3, 4, 5)] == [
-        (1.0, "ok"),
-        (0.0, "ok"),
-        (0.0, "no_answer"),
-        (0.0, "parse_fail"),
-        (0.0, "no_answer"),
-    ]
+        (1.0, "ok"), (0.0, "ok"), (0.0, "no_answer"), (0.0, "parse_fail"), (0.0, "no_answer"),
+    ]  # fmt: skip
 
 
 def test_many_answers_at_once_each_get_their_own_verdict() -> None:

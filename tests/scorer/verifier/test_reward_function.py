@@ -183,14 +183,10 @@ def judged_with(folder: Path, source: str, asked: list[tuple[str, str]], timeout
 
 def test_it_may_take_the_verifiers_verdict_whatever_that_is(tmp_path: Path) -> None:
     asked = [
-        (r"\boxed{\frac12}", "0.5"),
-        (r"\boxed{1+\ln x}", r"\ln x+1"),
-        (r"\boxed{2+\ln x}", r"\ln x+1"),
-        ("nothing in a box", "1"),
-        (r"\boxed{9^{9^9}}", "1"),
-        (r"\boxed{1+\ln x}", r"\ln x+" * 2000 + "1"),
+        (r"\boxed{\frac12}", "0.5"), (r"\boxed{1+\ln x}", r"\ln x+1"), (r"\boxed{2+\ln x}", r"\ln x+1"),
+        ("nothing in a box", "1"), (r"\boxed{9^{9^9}}", "1"), (r"\boxed{1+\ln x}", r"\ln x+" * 2000 + "1"),
         (r"\boxed{(x+1)^{9999}}", r"\ln y+7"),
-    ]
+    ]  # fmt: skip
     # The limit is short for the last one, which would use up any.
     found = judged_with(tmp_path, PAIRED, asked, timeout_s=4)
     assert [each.status for each in found] == ["ok"] * len(asked)
@@ -235,14 +231,7 @@ def test_every_signature_that_can_be_called_is_taken(tmp_path: Path, source: str
 # --- named when it fails --------------------------------------------------------------------------
 
 NAMED_S = 5.0
-FILLS = """
-    if answer == "fill":
-        held = []
-        while True:
-            held.append(bytearray(64 * 2**20))
-    if answer == "leave":
-        sys.exit("no service")
-"""
+FILLS = program(__file__, "FILLS")
 
 
 @pytest.mark.slow

@@ -334,10 +334,6 @@ def judged(group: GroupPrefixes, error: bool = False, is_right: bool = True, sco
         verdict(float(is_right), status=status, extracted=str(token_ids(row.tokens)[1])) for row in group.rows
     )
     return ScoredGroup(
-        prefixes=group,
-        version=version_of(group),
-        weights_digest="d",
-        verdicts=verdicts,
-        scorer="scorer-0",
+        prefixes=group, version=version_of(group), weights_digest="d", verdicts=verdicts, scorer="scorer-0",
         scoring_s=scoring_s,
-    )
+    )  # fmt: skip

@@ -10,14 +10,10 @@ from support.runs.run_helper import RUN_FILE, logs, trained_iterations, wait_for
 ON_A_CPU = ("learner.device=cpu", "rollout.device=cpu", "scorer.device=cpu", "broker.listen=tcp://127.0.0.1:0")
 """Settings of every run: its nodes have no GPU, and all of them are this machine."""
 SLOW_SCORERS = (
-    "scorer.engine=simulated",
-    "simulated.completion_s=0.5",
-    "algorithm.groups_per_iteration=16",
-    "evaluation.problems=16",
-    "evaluation.selection_problems=16",
-    "evaluation.sampled_candidates=0",
+    "scorer.engine=simulated", "simulated.completion_s=0.5", "algorithm.groups_per_iteration=16",
+    "evaluation.problems=16", "evaluation.selection_problems=16", "evaluation.sampled_candidates=0",
     "checkpoint.every=2",
-)
+)  # fmt: skip
 """Settings of runs that are about jobs: scorers that only wait, so that these runs prove nothing about training."""
 
 

@@ -30,13 +30,10 @@ def job(
     """Rows to continue, at temperature 0.7 and by 12 tokens unless `sampling` says otherwise."""
     sampling = sampling or settings()
     return Job(
-        key,
-        tuple(np.asarray(row, dtype=np.int32) for row in rows),
-        row_uniforms(seed, "prefix", len(rows), sampling.max_new_tokens),
-        sampling,
-        frozenset(stops),
+        key, tuple(np.asarray(row, dtype=np.int32) for row in rows),
+        row_uniforms(seed, "prefix", len(rows), sampling.max_new_tokens), sampling, frozenset(stops),
         masked_tokens=frozenset(masks),
-    )
+    )  # fmt: skip
 
 
 def finish(engine: EmbeddedEngines, *jobs: Job, already: Iterable[str] = ()) -> dict[str, JobResult]:

@@ -43,14 +43,11 @@ Losses = dict[str, list[float]]
 CPU = {"device": "cpu"}
 VARIANTS: dict[str, dict[str, Any]] = {
     **{f"stage {stage}": {"deepspeed": {"zero_optimization": {"stage": stage}}} for stage in range(4)},
-    "packed": {"packed": True},
-    "checkpointed": {"gradient_checkpointing": True},
-    "average": {"ema_decay": 0.9},
+    "packed": {"packed": True}, "checkpointed": {"gradient_checkpointing": True}, "average": {"ema_decay": 0.9},
     "low rank": {"lora": {"rank": 4}},
     "offloaded": {"deepspeed": {"zero_optimization": {"stage": 2, "offload_optimizer": CPU}}},
-    "bfloat16": {"dtype": "bfloat16"},
-    "varlen, bfloat16": {"dtype": "bfloat16", "attn_implementation": "varlen"},
-}
+    "bfloat16": {"dtype": "bfloat16"}, "varlen, bfloat16": {"dtype": "bfloat16", "attn_implementation": "varlen"},
+}  # fmt: skip
 OWN = {"low rank", "bfloat16", "varlen, bfloat16"}
 """Variants that train something else than the others."""
 

@@ -51,13 +51,9 @@ def byte_tokenizer(special: Sequence[str] = ("<extra_0>",)) -> PreTrainedTokeniz
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>", *special],
-        chat_template=CHAT,
-        model_max_length=256,
-    )
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>", *special], chat_template=CHAT, model_max_length=256,
+    )  # fmt: skip
 
 
 def lessons(seed: str, pairs: int) -> list[tuple[str, str, str, list[int]]]:

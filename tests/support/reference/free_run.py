@@ -109,23 +109,15 @@ class ReferenceRun:
             for tokenizer in self.tokenizers
         )
         prefixes, logprobs = self.write(
-            self.loop.actor,
-            asked,
-            draws(seeds, "prefix", samples, run.prefix_tokens),
-            run.recipe.temperature,
-            self.tokenizers[0].eos_token_id,
-            run.recipe.masked,
-        )
+            self.loop.actor, asked, draws(seeds, "prefix", samples, run.prefix_tokens), run.recipe.temperature,
+            self.tokenizers[0].eos_token_id, run.recipe.masked,
+        )  # fmt: skip
         eos = self.tokenizers[1].eos_token_id
         opened = [prefix[:-1] if prefix[-1] == eos else prefix for prefix in prefixes]
         completions, _ = self.write(
-            self.target,
-            [prompt + prefix for prompt, prefix in zip(continued, opened, strict=True)],
-            draws(seeds, "completion", samples, run.completion_tokens),
-            run.completion_temperature,
-            eos,
-            (),
-        )
+            self.target, [prompt + prefix for prompt, prefix in zip(continued, opened, strict=True)],
+            draws(seeds, "completion", samples, run.completion_tokens), run.completion_temperature, eos, (),
+        )  # fmt: skip
         rows: list[Row] = []
         for i, prefix in enumerate(prefixes):
             text = self.tokenizers[1].decode(opened[i] + completions[i], skip_special_tokens=True)

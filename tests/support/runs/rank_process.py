@@ -67,14 +67,11 @@ def one_stage(rank: int, folder: Path, stage: int) -> dict[str, object]:
     resumed = Models.load(config, rank, RANKS, config.adapter.model)
     checkpoint.load(folder / f"stage_{stage}", resumed)
     return {
-        "steps": steps,
-        "went_on": went_on,
-        "resumed": train(resumed, config, ITERATIONS),
+        "steps": steps, "went_on": went_on, "resumed": train(resumed, config, ITERATIONS),
         "poisoned": [step["actor_applied"] for step in poisoned],
-        "probe": resumed.probe_logprobs([whole([3, 4, 5])]).tolist(),
-        "reference_share": reference_share(models),
+        "probe": resumed.probe_logprobs([whole([3, 4, 5])]).tolist(), "reference_share": reference_share(models),
         "published": sorted(resumed.state_dict_for_publication()),
-    }
+    }  # fmt: skip
 
 
 def learner(stage: int) -> dict[str, Any]:
@@ -129,14 +126,9 @@ def iterated(models: Models, config: RunConfig, iteration: int, poisoned_row: in
 def shard(models: Models, config: RunConfig, iteration: int, poisoned_row: int | None) -> IterationData:
     data = random_iteration(iteration)
     plan = plan_iteration(
-        data.lengths,
-        data.groups,
-        data.seed,
-        models.world_size,
-        config.algorithm.minibatches,
-        MICRO_BATCH_TOKENS,
+        data.lengths, data.groups, data.seed, models.world_size, config.algorithm.minibatches, MICRO_BATCH_TOKENS,
         models.is_shared,
-    )
+    )  # fmt: skip
     own = {row: data.samples[row] for row in rows_of_rank(plan, models.rank)}
     if poisoned_row in own:
         own[poisoned_row] = replace(own[poisoned_row], logprobs=own[poisoned_row].logprobs * math.nan)

@@ -108,3 +108,16 @@ def served(
         if process.poll() is None:
             process.kill()
         process.wait()
+
+
+@contextmanager
+def dashboard(folder: Path, *options: str, **environment: str) -> Iterator[str]:
+    """The address of a dashboard under way; asked to stop, it ends well."""
+    command = [sys.executable, "-m", "prefixrl.deploy", "dashboard", str(folder), "--port", "0", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | environment) as process:
+        assert process.stderr
+        try:
+            yield process.stderr.readline().split(": ")[1].split("/ ")[0]
+        finally:
+            process.terminate()
+            assert process.wait(30) == 0 and process.stderr.read() == ""

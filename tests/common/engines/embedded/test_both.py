@@ -107,13 +107,9 @@ def test_greedy_is_the_argmax_of_a_forward_without_a_cache(engine: EmbeddedEngin
             ids.append(int(token))
         with torch.no_grad():
             generated = model.generate(
-                torch.tensor([prompt]),
-                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-                do_sample=False,
-                max_new_tokens=TOKENS,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
+                torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), do_sample=False,
+                max_new_tokens=TOKENS, eos_token_id=None, pad_token_id=0,
+            )  # fmt: skip
         assert generated[0].tolist() == ids
 
 

@@ -98,12 +98,9 @@ class Arrival:
 
 
 SAMPLINGS = st.builds(
-    Sampling,
-    temperature=st.sampled_from([0.0, 0.7, 1.3]),
-    max_new_tokens=st.integers(1, 9),
-    top_k=st.sampled_from([0, 5]),
-    top_p=st.sampled_from([1.0, 0.8]),
-)
+    Sampling, temperature=st.sampled_from([0.0, 0.7, 1.3]), max_new_tokens=st.integers(1, 9),
+    top_k=st.sampled_from([0, 5]), top_p=st.sampled_from([1.0, 0.8]),
+)  # fmt: skip
 TOKENS = st.integers(2, VOCABULARY - 1)
 
 
@@ -116,13 +113,10 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
         tails = draw(st.lists(st.lists(TOKENS, max_size=6), min_size=1, max_size=5))
         copies = draw(st.integers(1, 3))
         asked = job(
-            f"job {number}",
-            [head + tail for tail in tails for _ in range(copies)],
-            draw(SAMPLINGS),
+            f"job {number}", [head + tail for tail in tails for _ in range(copies)], draw(SAMPLINGS),
             stops=draw(st.frozensets(TOKENS, max_size=12)),
-            masks=draw(st.sampled_from([frozenset[int](), frozenset({7, 8, 9})])),
-            seed=draw(st.integers(0, 3)),
-        )
+            masks=draw(st.sampled_from([frozenset[int](), frozenset({7, 8, 9})])), seed=draw(st.integers(0, 3)),
+        )  # fmt: skip
         found.append(Arrival(draw(st.integers(0, 12)), asked))
     return sorted(found, key=lambda each: each.step)
 

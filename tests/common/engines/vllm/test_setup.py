@@ -83,12 +83,9 @@ def test_options_are_passed_through() -> None:
     )
     given = engine_arguments(setup, "cuda")
     expected = {
-        "tensor_parallel_size": 4,
-        "quantization": "fp8",
-        "gpu_memory_utilization": 0.8,
-        "attention_backend": "FLASH_ATTN",
-        "max_num_batched_tokens": 8192,
-    }
+        "tensor_parallel_size": 4, "quantization": "fp8", "gpu_memory_utilization": 0.8,
+        "attention_backend": "FLASH_ATTN", "max_num_batched_tokens": 8192,
+    }  # fmt: skip
     assert expected.items() <= given.items()
 
 

@@ -76,12 +76,9 @@ def case() -> Case:
     )  # fmt: skip
     data = iteration_data(Batch(iteration=5, total_iterations=9, seed=0, groups=(announced,), waited_s={}), {0: scored})
     return Case(
-        policies,
-        table(random),
-        table(random),
-        random.normal(0.0, 1.0, (len(SPANS), 5)),
+        policies, table(random), table(random), random.normal(0.0, 1.0, (len(SPANS), 5)),
         [data.samples[row] for row in range(len(SPANS))],
-    )
+    )  # fmt: skip
 
 
 def gathered(logs: NDArray[np.float64], batch: PaddedRows) -> torch.Tensor:
@@ -114,15 +111,10 @@ def test_the_loss_is_the_slow_one_that_asks_each_tokens_own_version(correction: 
     made = case()
     batch = pad(made.samples, 0)
     terms = PolicyTerms(
-        logprobs=gathered(made.current, batch),
-        entropy=torch.zeros_like(batch.behaviour),
-        proximal=gathered(made.proximal, batch),
-        behaviour=batch.behaviour,
-        reference=None,
-        advantages=torch.from_numpy(made.advantages).float(),
-        mask=batch.mask,
-        ages=torch.zeros_like(batch.behaviour),
-    )
+        logprobs=gathered(made.current, batch), entropy=torch.zeros_like(batch.behaviour),
+        proximal=gathered(made.proximal, batch), behaviour=batch.behaviour, reference=None,
+        advantages=torch.from_numpy(made.advantages).float(), mask=batch.mask, ages=torch.zeros_like(batch.behaviour),
+    )  # fmt: skip
     settings = PolicySettings(
         correction=correction,  # type: ignore[arg-type]
         clip=CLIP,

@@ -187,12 +187,8 @@ def test_with_a_critic_scores_of_steps_are_rewards_of_tokens_beside_the_outcome(
 def test_only_the_names_that_say_so_whiten() -> None:
     floors = {name: objective_of(name).whiten_floor is not None for name in NAMES}
     assert [name for name, is_whitened in floors.items() if is_whitened] == [
-        "gae",
-        "tppo",
-        "appo",
-        "reinforce_baseline",
-        "prime",
-    ]
+        "gae", "tppo", "appo", "reinforce_baseline", "prime",
+    ]  # fmt: skip
     assert objective_of("rloo", whiten=True).whiten_floor == 1e-4
     assert objective_of("gae", whiten=False).whiten_floor is None
 

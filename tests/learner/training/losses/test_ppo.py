@@ -64,16 +64,11 @@ def terms_of(seed: int) -> tuple[list[int], PolicyTerms]:
         return values.masked_fill(~mask, junk)
 
     return sizes, PolicyTerms(
-        logprobs=draw(-2.0, 0.4, -900.0).requires_grad_(True),
-        entropy=draw(1.5, 0.3, 55.0).requires_grad_(True),
-        proximal=draw(-2.0, 0.4, 900.0),
-        behaviour=draw(-2.0, 0.4, 0.0),
-        reference=draw(-2.0, 0.4, math.inf),
-        advantages=draw(0.0, 1.0, math.nan),
-        mask=mask,
-        ages=torch.from_numpy(random.integers(0, 5, mask.shape)),
+        logprobs=draw(-2.0, 0.4, -900.0).requires_grad_(True), entropy=draw(1.5, 0.3, 55.0).requires_grad_(True),
+        proximal=draw(-2.0, 0.4, 900.0), behaviour=draw(-2.0, 0.4, 0.0), reference=draw(-2.0, 0.4, math.inf),
+        advantages=draw(0.0, 1.0, math.nan), mask=mask, ages=torch.from_numpy(random.integers(0, 5, mask.shape)),
         second_moment_limit=random.choice([INF, 0.2]),
-    )
+    )  # fmt: skip
 
 
 def slow_policy_loss(sizes: list[int], terms: PolicyTerms, settings: PolicySettings, normaliser: float) -> float:
