@@ -95,7 +95,7 @@ class RunView {
     replace(this.head, make("h1", "", name, " ", make("span", `chip ${known.state || ""}`, known.state || "")),
       page ? make("p", "soft", page.directory) : null,
       total ? make("div", "progress", bar(share), make("p", "soft", `${done} of ${total} iterations, ${percent(share)}${left}`)) : null,
-      live ? make("p", "", live.line) : known.words ? make("p", "", known.words) : null,
+      live ? make("p", "", live.line) : known.words ? make("p", "words", known.words) : null,
       this.run.fault ? make("p", "alarm", this.run.fault) : null);
     document.title = `${name} – ${known.state || "prefixrl"}`;
   }
