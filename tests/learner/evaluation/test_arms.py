@@ -87,7 +87,7 @@ def test_an_arm_of_which_nothing_could_be_judged_has_no_accuracy_and_is_named(
     print_table(tmp_path / "run")
     table = capsys.readouterr().out
     assert "no_prefix.greedy, no_prefix.sampled" in table
-    assert "0.000" not in table
+    assert " 0.000" not in table
 
 
 def test_a_run_of_which_nothing_could_be_judged_has_a_summary_without_figures(
