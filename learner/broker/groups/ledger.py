@@ -330,6 +330,11 @@ class Ledger(JournaledState):
         """Number of live groups, batched ones included."""
         return len(self._live)
 
+    @property
+    def is_training(self) -> bool:
+        """True while live groups may be trained; a run that was shortened, or filters, may leave some at its end."""
+        return self.outstanding > 0 and not self._is_past_the_end(self.completed)
+
     def live(self) -> Iterator[Group]:
         """Return every live group."""
         return iter(self._live)

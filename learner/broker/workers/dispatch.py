@@ -111,7 +111,7 @@ class Dispatcher:
     def _give_scoring(self, worker: Worker, now_s: float) -> bool:
         kinds: list[TaskKind] = ["train"]
         held = sum(lease.left for lease in worker.leases.values() if lease.kind == "eval")
-        if worker.takes_runs or held < worker.seats / EVALUATION_SHARE or not self.ledger.outstanding:
+        if worker.takes_runs or held < worker.seats / EVALUATION_SHARE or not self.ledger.is_training:
             kinds.insert((self._score_tasks + 1) % EVALUATION_SHARE > 0, "eval")
         for kind in kinds:
             queue, most = self.ledger if kind == "train" else self.evaluations, None if worker.takes_runs else 1
