@@ -111,6 +111,13 @@ def keep_receive_buffers() -> None:
         mallopt(_M_TRIM_THRESHOLD, 64 * 2**20)
 
 
+def release_memory() -> None:
+    """Give freed memory back to the system: the allocator keeps what a rare, large piece of work took."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
 def allow_many_files() -> None:
     """Raise the limit of open files: each connection is one, strangers' too; ConfigError for too low a hard one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
