@@ -259,7 +259,8 @@ def test_type_checkers_see_every_package_through_a_link() -> None:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # A copy: setuptools builds beside the source, and packs what an earlier build left there.
     source = tmp_path_factory.mktemp("source")
-    shutil.copy(ROOT / "pyproject.toml", source)
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source)
     for root in ROOTS:
         shutil.copytree(ROOT / root, source / root, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "docs", source / "docs")
@@ -274,6 +275,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_every_source_file_the_examples_and_the_docs(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if name.startswith("prefixrl/")}
+        (about,) = (archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA"))
+    assert about.endswith((ROOT / "README.md").read_text())
     examples = [path for path in (ROOT / "deploy/examples").rglob("*") if path.is_file()]
     typed = [ROOT / TOP / "py.typed"]
     templates = [path for each in ("templates", "page") for path in (ROOT / "deploy").glob(f"*/{each}/*")]

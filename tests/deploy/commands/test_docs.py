@@ -1,13 +1,14 @@
 """`prefixrl docs`, `prefixrl completion`, and how soon the commands answer."""
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 from click.testing import CliRunner, Result
 
-from prefixrl.deploy.__main__ import main
+from prefixrl.deploy.__main__ import COMMANDS, main
 from support.paths import ROOT
 
 PAGES = sorted(path.stem for path in (ROOT / "docs").glob("*.md") if path.stem != "README")
@@ -22,6 +23,17 @@ def test_every_page_is_listed_with_its_question_and_printed_as_it_is() -> None:
     assert [line[0] for line in listed] == PAGES and all(line[1].endswith("?") for line in listed)
     for topic in PAGES:
         assert cli("docs", topic).output == (ROOT / f"docs/{topic}.md").read_text()
+
+
+def test_the_page_of_commands_names_each_and_the_readme_is_short() -> None:
+    assert COMMANDS.keys() - set(re.findall(r"`prefixrl ([a-z-]+)", (ROOT / "docs/commands.md").read_text())) == set()
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_every_link_of_a_page_leads_to_a_file() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+)[)#]", page.read_text())]
+    assert len(links) > 100 and [each for each in links if not (each[0].parent / each[1]).exists()] == []
 
 
 def test_an_unknown_page_is_refused_with_those_there_are() -> None:
