@@ -129,7 +129,8 @@ def trainer_of(arguments: argparse.Namespace, run: dict[str, Any], target: Conti
         use_cpu=True,
         bf16=run["dtype"] == "bfloat16",
         gradient_checkpointing=False,
-        per_device_train_batch_size=run["rows"],
+        per_device_train_batch_size=run["rows_at_once"],
+        gradient_accumulation_steps=run["rows"] // run["rows_at_once"],  # all rows are written before the first
         num_generations=run["samples"],
         max_completion_length=run["prefix_tokens"],
         temperature=run["temperature"],

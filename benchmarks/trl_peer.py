@@ -84,6 +84,8 @@ class Task:
     held_out: str
     """File of problems that TRL's arm judges at the end, if not empty."""
     rows: int
+    rows_at_once: int
+    """Rows of one backward pass of TRL's; the step is the same. All of SmolLM2's would take 15 GiB."""
     samples: int
     prefix_tokens: int
     temperature: float
@@ -134,6 +136,7 @@ def changes_of(example: str) -> tuple[str, ...]:
 
 def task_of(example: str, steps: int, held_out: str = "") -> Task:
     config = load(EXAMPLES / example / "run.toml", changes_of(example))
+    rows = config.algorithm.groups_per_iteration * config.algorithm.samples_per_prompt
     adapter, target, lora = config.adapter, config.target, config.learner.lora
     assert adapter is not None and target is not None, "a run of prefixes has both"
     return Task(
@@ -146,7 +149,8 @@ def task_of(example: str, steps: int, held_out: str = "") -> Task:
         lora_rank=lora.rank if lora else 0,
         lora_alpha=lora.alpha if lora else 0,
         held_out=held_out,
-        rows=config.algorithm.groups_per_iteration * config.algorithm.samples_per_prompt,
+        rows=rows,
+        rows_at_once=16 if lora else rows,
         samples=config.algorithm.samples_per_prompt,
         prefix_tokens=config.rollout.prefix_tokens,
         temperature=config.rollout.temperature,
