@@ -11,7 +11,7 @@ PLACES := vllm or systemd or slurm or hosts or browser
 OTHERS := nightly or chaos or gpu or $(PLACES)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo test slow proofs nightly bench bench-quick chaos systemd vllm slurm hosts gpu wheel check clean
+.PHONY: help setup dev demo test slow proofs nightly bench bench-quick chaos systemd vllm slurm hosts gpu wheel docs check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -59,6 +59,7 @@ proofs: $(VLLM) .venv/.installed-places  ## one short real proof each of vLLM, S
 
 nightly: export PREFIXRL_EXAMPLES = 500
 nightly: $(VLLM) .venv/.installed-places  ## all that takes long: those suites whole, the soak, many more examples of every property
+	$(MAKE) docs
 	$(BIN)/pytest $(PYTEST_ARGS) tests/cluster -m "systemd or slurm or hosts"
 	$(PYTEST) -m "(slow or nightly or vllm or browser or hypothesis) and not (chaos or gpu or systemd or slurm or hosts)"
 
@@ -89,6 +90,13 @@ wheel: pyproject.toml  ## build the wheel, install it in an empty environment, a
 	build/wheel/bin/pip wheel --quiet --no-deps --wheel-dir dist .
 	build/wheel/bin/pip install --quiet --no-compile dist/prefixrl-*.whl
 	cd build && wheel/bin/prefixrl --version && wheel/bin/prefixrl docs >/dev/null
+
+.venv/.installed-docs: .venv/.installed
+	$(PIP) -e '.[docs]'
+	touch $@
+
+docs: .venv/.installed-docs  ## the site in build/docs, from docs/ and the code; a link that leads nowhere is an error
+	$(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml
 
 check: .venv/.installed-dev  ## lint, format, types, import contracts, spelling
 	$(BIN)/ruff check .

@@ -25,9 +25,10 @@ def test_every_page_is_listed_with_its_question_and_printed_as_it_is() -> None:
         assert cli("docs", topic).output == (ROOT / f"docs/{topic}.md").read_text()
 
 
-def test_the_page_of_commands_names_each_and_the_readme_is_short() -> None:
+def test_the_page_of_commands_names_each_the_site_has_all_pages_and_the_readme_is_short() -> None:
     assert COMMANDS.keys() - set(re.findall(r"`prefixrl ([a-z-]+)", (ROOT / "docs/commands.md").read_text())) == set()
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    assert set(PAGES) - set(re.findall(r"(\w+)\.md", (ROOT / "docs/site/mkdocs.yml").read_text())) == set()
 
 
 def test_every_link_of_a_page_leads_to_a_file() -> None:
