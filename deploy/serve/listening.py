@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from prefixrl.common.errors import ConfigError, to_copy
+from prefixrl.common.host.log_lines import LineBudget
 from prefixrl.common.host.process import handle_stops
 from prefixrl.common.wire.address import is_loopback
 
@@ -140,6 +142,8 @@ class _Server(uvicorn.Server):
 def server_of(app: ASGIApp, drain_s: float) -> uvicorn.Server:
     """Return a server; once it is asked to stop, open requests have `drain_s` to end."""
     options: dict[str, Any] = {"loop": "asyncio", "http": _Connection, "ws": "none", "lifespan": "off"}
+    # uvicorn has a line for each connection that is too many.
+    logging.getLogger("uvicorn.error").addFilter(LineBudget())
     options |= {"log_config": None, "access_log": False, "server_header": False, "proxy_headers": False}
     return _Server(
         uvicorn.Config(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import signal
 import socket
 import subprocess
@@ -14,8 +15,10 @@ import httpx2
 import openai
 import psutil
 import pytest
+from starlette.applications import Starlette
 
 from prefixrl.common.errors import ConfigError
+from prefixrl.deploy.serve import listening
 from prefixrl.deploy.serve.api_request import ApiError, Limits, read
 from prefixrl.deploy.serve.listening import key_of
 from support.fakes import wait_until
@@ -325,3 +328,29 @@ def test_greedy_answers_are_those_of_generate(server: ServedRun) -> None:
     with server.client() as client:
         answers = client.completions.create(model=server.name, prompt=PROBLEMS)
     assert [each.text for each in answers.choices] == generated
+
+
+def test_connections_beyond_the_limit_cost_few_lines(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listening, "MOST_CONNECTIONS", 0)
+    caplog.set_level(logging.WARNING)
+
+    async def served() -> list[bytes]:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            server = listening.server_of(Starlette(), 1.0)
+            serving = asyncio.create_task(server.serve([listener]))
+            heads = []
+            for _ in range(200):
+                reader, writer = await asyncio.open_connection(*listener.getsockname())
+                writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                heads.append((await reader.readline()).split()[1])
+                writer.close()
+            server.should_exit = True
+            await serving
+            return heads
+
+    assert set(asyncio.run(served())) == {b"503"}
+    assert 0 < caplog.text.count("Exceeded concurrency limit") < 150
