@@ -105,3 +105,21 @@ def test_one_writer_alone_without_room_says_so_and_loses_nothing(name: str, tmp_
             assert again.returncode == 0 and "no report: " in output, output
             check_books(json.loads((directory / "summary.json").read_text()), directory)
         assert trained_iterations(directory) == 24
+
+
+@pytest.mark.nightly
+def test_a_summary_alone_without_room_says_so_and_is_written_once_there_is_some(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", DISK_BYTES) as disk:
+        directory = disk.path / "run"
+        directory.mkdir()
+        for name in ("journal", "weights", "evaluations", "checkpoints", "logs", "metrics.jsonl", "advantages.jsonl"):
+            if "." not in name:
+                (tmp_path / name).mkdir()
+            (directory / name).symlink_to(tmp_path / name)
+        with launched(directory, *LONGER) as launch:
+            wait_for(lambda: trained_iterations(directory) >= 3, "three iterations")
+            disk.fill()
+            wait_for(lambda: "summary cannot be written" in logs(directory), "the reason")
+            assert trained_iterations(directory) == 24 and not (directory / "summary.json").exists()
+            disk.make_room()
+            check_books(finish(launch, directory), directory)
