@@ -13,6 +13,8 @@ from prefixrl.common.config.run import RunConfig
 from support.paths import ROOT
 
 KEY = re.compile(r"`([a-z_]+(?:\.[a-z_0-9]+)+)(?:`| = )")
+NO_SETTINGS = {"ray", "python", "config", "problems"}
+"""Commands and variables among the settings of other programs."""
 PAGES = sorted(page for page in (ROOT / "docs").glob("*.md"))
 
 
@@ -53,7 +55,7 @@ def test_a_run_of_another_program_stands_beside_one_that_is_accepted(page: Path,
     (tmp_path / "mine.py").write_text("def right(question, text, gold): ...")
     config = load(tmp_path / "run.toml")
     assert (config.algorithm.samples_per_prompt, config.checkpoint.every) == (8, 50)
-    names = set(re.findall(r"^(?: *--| {4}|)([\w.]+)(?: ?=| \S|$)", there, re.MULTILINE)) - {"ray", "python", "config", "problems"}
+    names = set(re.findall(r"^(?: *--| {4}|)([\w.]+)(?: ?=| \S|$)", there, re.MULTILINE)) - NO_SETTINGS
     known = SYNONYMS.keys() | ABSENT.keys() | {each.key.rsplit(".", 1)[-1] for each in settings()}
     assert len(names) > 10
     assert [name for name in names if not known & {name, name.rsplit(".", 1)[-1], ".".join(name.split(".")[-2:])}] == []

@@ -21,6 +21,7 @@ from prefixrl.common.host.placement import (
     visible,
     written,
 )
+from support.tables import table
 
 BASE: dict[str, Any] = {
     "directory": "run", "adapter": {"model": "adapter"}, "target": {"model": "target"},
@@ -96,15 +97,7 @@ def test_what_does_not_exist_is_refused(
         place(processes_of(config_of(launch, scorer)), there)
 
 
-@pytest.mark.parametrize(
-    "launch",
-    [
-        {"devices": {"learner": [0, 1]}},
-        {"scorers": 2, "devices": {"scorer": [0]}},
-        {"devices": {"scorer": [[0, 1]]}},
-        {"learner_ranks": 2, "devices": {"learner": [1, 1]}},
-    ],
-)
+@table(__file__)
 def test_devices_of_another_number_than_processes_need_are_refused(launch: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"launch.devices.\w+ = .* different GPUs for each of"):
         config_of(launch)

@@ -17,6 +17,7 @@ from support.models.tiny_model import save_model
 from support.runs.metrics_lines import metrics_line
 from support.runs.runs_on_disk import finish, held, made
 from support.runs.served_run import dashboard
+from support.tables import table
 
 KEY = "k" * 32
 HOSTILE = "<script>alert(1)</script>"
@@ -80,15 +81,7 @@ def test_a_viewer_is_told_what_changes_a_resume_and_a_line_that_was_trained_agai
     assert message["curves"]["from"] == 0 and message["curves"]["mean"]["figures/reward"] == [0.5, 0.51, 0.52, 0.53]
 
 
-@pytest.mark.parametrize(
-    ("path", "headers", "status"),
-    [
-        ("/", {}, 200), ("/page.js", {}, 200), ("/", {"host": "localhost:1"}, 200), ("/", {"host": "evil.org"}, 403),
-        ("/api/runs", {"host": "evil.org"}, 403), ("/../page.py", {}, 404), ("/%2e%2e/page.py", {}, 404),
-        ("/api/logs?run=../..", {}, 404), ("/api/logs?run=done/../done", {}, 404), ("/api/follow?run=/etc", {}, 404),
-        ("/api/follow", {}, 404), ("/api/logs?run=", {}, 404),
-    ],
-)  # fmt: skip
+@table(__file__)
 def test_other_hosts_names_and_paths_outside_are_refused(
     address: str, path: str, headers: dict[str, str], status: int
 ) -> None:

@@ -31,6 +31,7 @@ from prefixrl.learner.training import iteration
 from prefixrl.learner.training.iteration import train_iteration
 from support.models.tiny_model import DEEPSPEED_WARNINGS, VOCABULARY, random_iteration, run_config
 from support.models.training import same, trained
+from support.tables import table
 from support.tiers import mostly_nightly
 
 pytestmark = DEEPSPEED_WARNINGS
@@ -244,15 +245,7 @@ def test_a_first_forward_that_tells_the_proximal_logprobs_changes_nothing(
     assert same(weights, expected_weights)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "forwards"),
-    [
-        ({"name": "rloo", "kl_placement": "loss", "kl_estimator": "k3", "minibatches": 1}, 1.0),
-        ({"name": "rloo", "kl": 0.0, "minibatches": 2}, 1.5),
-        ({"name": "rloo", "minibatches": 1}, 2.0),  # the KL in the reward needs p before the loss
-        ({"name": "rloo", "kl": 0.0, "minibatches": 1, "mask_token_band": [0.5, 2.0]}, 2.0),
-    ],
-)
+@table(__file__)
 def test_only_a_needed_proximal_forward_is_run(adapter: Path, algorithm: dict[str, Any], forwards: float) -> None:
     config = run_config(adapter, algorithm=algorithm, learner={"micro_batch_tokens": 1})
     models = Models.load(config, 0, 1, config.adapter.model)

@@ -19,6 +19,7 @@ from prefixrl.learner.training.implicit_reward import (
     row_baselines,
     row_means,
 )
+from support.tables import table
 
 Rows = list[list[float]]
 Q: Rows = [[0.4, -0.2, 0.6], [-1.0, 0.2], [0.3]]
@@ -73,14 +74,7 @@ def test_rewards_are_divided_by_the_largest_return() -> None:
     assert row_means(found, mask).tolist() == pytest.approx([0.33333, -0.5, 0.375], abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("form", "gamma", "expected"),
-    [
-        ("paper", 1.0, [[1.1875, 0.6250, 0.8125], [-1.7083, -0.1042], [0.4583]]),
-        ("code", 1.0, [[1.1875, 0.5417, 1.0208], [-1.7083, 0.2708], [0.4583]]),
-        ("paper", 0.9, [[1.0519, 0.5437, 0.8125], [-1.6979, -0.1042], [0.4583]]),
-    ],
-)
+@table(__file__)
 def test_process_returns_are_those_worked_out_by_hand(form: str, gamma: float, expected: Rows) -> None:
     assert close(returns(form, gamma), expected)
 

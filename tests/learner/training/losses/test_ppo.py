@@ -23,6 +23,7 @@ from prefixrl.learner.training.ppo import (
     policy_loss,
     value_loss,
 )
+from support.tables import table
 
 Aggregation = Literal["token", "sequence"]
 INF = math.inf
@@ -274,17 +275,7 @@ def one_token(log_ratio: float, advantage: float, settings: PolicySettings) -> t
     return loss.item(), logprob.grad.item(), bool(sums["clipped"].item())
 
 
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "objective", "is_clipped"),
-    [
-        (1.25, 1.0, 1.25, False),
-        (1.5, 1.0, 1.3, True),  # 1 + clip_high
-        (0.7, -1.0, -0.8, True),  # 1 - clip
-        (2.5, -1.0, -2.5, False),
-        (5.0, -1.0, -3.0, True),  # dual_clip
-        (5.0, 1.0, 1.3, True),
-    ],
-)
+@table(__file__)
 def test_the_clip_is_asymmetric_and_a_bad_token_costs_no_more_than_the_dual_clip(
     ratio: float, advantage: float, objective: float, is_clipped: bool
 ) -> None:
