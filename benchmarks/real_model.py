@@ -2,11 +2,11 @@
 
     python deploy/examples/smollm2/build.py
     python -m benchmarks.real_model --json FILE        FILE.md beside it; runs are kept in runs/real_model and go on
-    python -m benchmarks.real_model --plain 1 --json FILE        the first seed also by a plain loop, that of TRL
+    python -m benchmarks.real_model --plain 1 --json FILE        one seed also by a plain loop (`plain_prefixes.py`)
 
 Per seed one run of `deploy/examples/smollm2/run.toml` as a user starts it. The system itself judges all arms greedily
 on the same held-out problems; differences are paired by problem. The plain loop sees as many samples, and judges itself
-on the same problems with `generate`."""
+on the same problems."""
 
 import json
 import subprocess
@@ -17,8 +17,8 @@ from pathlib import Path
 
 import click
 
+from benchmarks.plain_prefixes import Choices, run
 from benchmarks.results import Report, commit, mean_figure, options
-from benchmarks.trl_peer import made_environment, run_trl, task_of
 from prefixrl.common.config.load import load
 from prefixrl.common.evaluation.accuracy import Difference, difference
 
@@ -42,14 +42,20 @@ def train(seed: int, runs: Path, settings: tuple[str, ...]) -> Path:
 
 
 def plain_loop(seed: int, runs: Path) -> Rewards:
-    """Train one seed by TRL unless its rewards are there; return them, by arm."""
-    steps = load(RUN_FILE).algorithm.iterations or 0
-    task, out = task_of("smollm2", steps, "heldout.jsonl"), runs / f"trl-2-{seed}.jsonl"
+    """Train one seed by the plain loop unless its rewards are there; return them, by arm."""
+    config, out = load(RUN_FILE), runs / f"plain-{seed}.jsonl"
+    algorithm, learner, lora = config.algorithm, config.learner, config.learner.lora
+    assert lora is not None and algorithm.iterations is not None, "the run file says so"
     lines = out.read_text(encoding="utf-8").splitlines() if out.is_file() else []
-    if len(lines) <= steps:
-        run_trl(task, seed, 2, runs, made_environment())
-        lines = out.read_text(encoding="utf-8").splitlines()
-    found: dict[str, list[float]] = json.loads(lines[-1])
+    if len(lines) <= algorithm.iterations:
+        choices = Choices(
+            RUN_FILE.parent, seed, algorithm.iterations, algorithm.groups_per_iteration, algorithm.samples_per_prompt,
+            config.rollout.prefix_tokens, config.scorer.max_new_tokens, config.scorer.temperature, learner.actor_lr,
+            learner.adam_betas, learner.grad_clip, lora.rank, lora.alpha,
+        )  # fmt: skip
+        found = run(choices, out)
+    else:
+        found = json.loads(lines[-1])
     return {arm: {str(row): reward for row, reward in enumerate(rewards)} for arm, rewards in found.items()}
 
 

@@ -1,7 +1,7 @@
 """One run of TRL's GRPOTrainer on an example, started by `trl_peer.py` in an environment of TRL.
 
 It imports nothing of the product. A line per step goes to the file: seconds since the first step began, the clock then,
-mean reward. With held-out problems a last line has the rewards of greedy answers, with the prefixes and without."""
+mean reward."""
 
 import argparse
 import json
@@ -97,27 +97,6 @@ def problems(run: dict[str, Any], name: str) -> list[dict[str, Any]]:
     ]
 
 
-def held_out(model: Any, tokenizer: Any, target: Continued, run: dict[str, Any]) -> dict[str, list[float]]:
-    """Rewards of greedy answers to the held-out problems, with greedy prefixes and without."""
-    import torch
-
-    found: dict[str, list[float]] = {"trained": [], "no_prefix": []}
-    rows = problems(run, run["held_out"])
-    for first in range(0, len(rows), run["rows"]):
-        part = rows[first : first + run["rows"]]
-        prompts, golds = [row["prompt"] for row in part], [row["answer"] for row in part]
-        padded = tokenizer.pad({"input_ids": [target.asked(each) for each in prompts]}, return_tensors="pt")
-        with torch.inference_mode():
-            ids = model.generate(
-                **padded, do_sample=False, max_new_tokens=run["prefix_tokens"],
-                eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-            )[:, padded["input_ids"].shape[1] :].tolist()  # fmt: skip
-        prefixes = [[token for token in row if token != tokenizer.pad_token_id] for row in ids]
-        found["trained"] += target.reward(prompts, prefixes, golds, 0.0)
-        found["no_prefix"] += target.reward(prompts, [[] for _ in part], golds, 0.0)
-    return found
-
-
 def trainer_of(arguments: argparse.Namespace, run: dict[str, Any], target: Continued, note: Any) -> Any:
     import torch
     from datasets import Dataset
@@ -208,11 +187,7 @@ def main() -> None:
             return len(rewards) >= span and sum(rewards[-span:]) / span >= goal
 
         target = Continued(run)
-        trainer = trainer_of(arguments, run, target, note)
-        trainer.train()
-        if run["held_out"]:
-            model = trainer.model.eval()
-            file.write(json.dumps(held_out(model, trainer.processing_class, target, run)) + "\n")
+        trainer_of(arguments, run, target, note).train()
 
 
 if __name__ == "__main__":

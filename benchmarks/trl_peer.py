@@ -81,8 +81,6 @@ class Task:
     lora_rank: int
     """0 for full weights."""
     lora_alpha: int
-    held_out: str
-    """File of problems that TRL's arm judges at the end, if not empty."""
     rows: int
     rows_at_once: int
     """Rows of one backward pass of TRL's; the step is the same. All of SmolLM2's would take 15 GiB."""
@@ -134,7 +132,7 @@ def changes_of(example: str) -> tuple[str, ...]:
     return (*CHANGES, "learner.dtype=bfloat16", "evaluation.fixed_prefixes=[]") if example == "smollm2" else CHANGES
 
 
-def task_of(example: str, steps: int, held_out: str = "") -> Task:
+def task_of(example: str, steps: int) -> Task:
     config = load(EXAMPLES / example / "run.toml", changes_of(example))
     rows = config.algorithm.groups_per_iteration * config.algorithm.samples_per_prompt
     adapter, target, lora = config.adapter, config.target, config.learner.lora
@@ -148,7 +146,6 @@ def task_of(example: str, steps: int, held_out: str = "") -> Task:
         dtype=config.learner.dtype,
         lora_rank=lora.rank if lora else 0,
         lora_alpha=lora.alpha if lora else 0,
-        held_out=held_out,
         rows=rows,
         rows_at_once=16 if lora else rows,
         samples=config.algorithm.samples_per_prompt,
@@ -210,7 +207,6 @@ def run_trl(task: Task, seed: int, threads: int, folder: Path, python: Path) -> 
     with out.with_suffix(".log").open("wb") as log:
         subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=RUN_S, check=True, env=environment)
     lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-    lines = [line for line in lines if "reward" in line]
     arm = TRL_1 if threads == 1 else TRL_2
     start_s = lines[0]["clock_s"] - lines[0]["seconds"] - from_s
     return Run(arm, seed, [line["seconds"] for line in lines], [line["reward"] for line in lines], start_s)
