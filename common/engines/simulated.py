@@ -3,11 +3,10 @@
 import heapq
 import math
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from prefixrl.common.engines.interface.base import (
     Continuation,
     Job,
     JobResult,
+    OpenJob,
     own_checksum,
     room_of,
     spans_of,
@@ -48,15 +48,10 @@ class _Row:
     """Version of each token; those not written yet are of the newest."""
 
 
-@dataclass
-class _Open:
-    """A job with rows that have not ended."""
-
-    job: Job
+class _Waiting(NamedTuple):
+    entry: OpenJob
+    number: int
     submitted_s: float
-    left: int
-    started_s: float | None = None
-    rows: dict[int, Continuation] = field(default_factory=dict)
 
 
 class SimulatedEngine(AdapterEngine):
@@ -73,8 +68,6 @@ class SimulatedEngine(AdapterEngine):
         self._mean_s = config.prefix_s if role == "rollout" else config.completion_s
         self._sigma = config.completion_sigma if role == "scorer" else 0.0
         self._most_s = config.completion_limit_s or math.inf if role == "scorer" else math.inf
-        self._open: dict[str, _Open] = {}
-        self._queue: deque[tuple[str, int]] = deque()
         self._seated: list[_Row] = []
         self._ended_row_s = 0.0
         self._snapshot: Snapshot | None = None
@@ -86,36 +79,18 @@ class SimulatedEngine(AdapterEngine):
         now_s = time.monotonic()
         return self._ended_row_s + sum(max(0.0, min(now_s, row.ends_s) - row.started_s) for row in self._seated)
 
-    @property
-    def waiting_rows(self) -> int:
-        """Number of rows that wait for a seat."""
-        return len(self._queue)
-
-    def rows_left(self, key: str) -> int:
-        """Return how many rows of a job have not ended; 0 for an unknown one."""
-        return self._open[key].left if key in self._open else 0
-
     def submit(self, job: Job) -> None:
         """Queue the rows of a job; each starts when a seat is free."""
         now_s = time.monotonic()
-        self._open[job.key] = _Open(job, now_s, len(job.rows))
-        self._queue.extend((job.key, index) for index in range(len(job.rows)))
+        entry = self._open[job.key] = OpenJob(job, len(job.rows))
+        self._queue.extend(_Waiting(entry, index, now_s) for index in range(len(job.rows)))
         while self._queue and len(self._seated) < self.seats:
             self._seat(now_s)
 
-    def cancel(self, key: str) -> bool:
-        """Drop a job of which no row has a seat yet; False when one has, or it is unknown."""
-        if key not in self._open or self._open[key].started_s is not None:
-            return False
-        del self._open[key]
-        self._queue = deque(each for each in self._queue if each[0] != key)
-        return True
-
     def _seat(self, free_s: float) -> None:
         """Give the first row that waits a seat that became free at a time."""
-        key, index = self._queue.popleft()
-        entry = self._open[key]
-        started_s = max(free_s, entry.submitted_s)
+        entry, index, submitted_s = self._queue.popleft()
+        started_s = max(free_s, submitted_s)
         if entry.started_s is None:
             entry.started_s = started_s
         # The row's own first draw decides its time, so a redelivered row takes as long again.
@@ -123,7 +98,7 @@ class SimulatedEngine(AdapterEngine):
         normal = NormalDist().inv_cdf(min(max(draw, MOST_REMOTE), 1 - MOST_REMOTE))  # within five deviations
         lasts_s = min(self._most_s, self._mean_s * math.exp(self._sigma * normal))
         versions = np.full(entry.job.sampling.max_new_tokens, self._version, dtype=np.int32)
-        heapq.heappush(self._seated, _Row(started_s + lasts_s, key, index, started_s, versions))
+        heapq.heappush(self._seated, _Row(started_s + lasts_s, entry.job.key, index, started_s, versions))
 
     def step(self, timeout_s: float) -> list[JobResult]:
         """Wait for the next row to end, at most `timeout_s`; return the jobs that finished."""
@@ -133,19 +108,14 @@ class SimulatedEngine(AdapterEngine):
         if wait_s > 0:
             time.sleep(wait_s)
         self.progress += 1
-        results, now_s = [], time.monotonic()
+        results, now_s = list[JobResult](), time.monotonic()
         while self._seated and self._seated[0].ends_s <= now_s:
             done = heapq.heappop(self._seated)
             self._ended_row_s += done.ends_s - done.started_s
             if self._queue:
                 self._seat(done.ends_s)  # as an engine does by itself, whenever its worker looks
             entry = self._open[done.job]
-            entry.left -= 1
-            entry.rows[done.index] = self._written(entry.job, done)
-            if not entry.left:
-                del self._open[done.job]
-                rows = tuple(entry.rows[index] for index in range(len(entry.rows)))
-                results.append(JobResult(done.job, rows, done.ends_s - (entry.started_s or done.started_s)))
+            results += self._end_row(entry, done.index, self._written(entry.job, done), done.ends_s)
         return results
 
     def _written(self, job: Job, row: _Row) -> Continuation:

@@ -43,9 +43,6 @@ def run(given_system: System, iterations: int = 60, seed: int = 0) -> Foreseen:
     return Simulation(given_system, seed).run(iterations)
 
 
-# --- cases by hand --------------------------------------------------------------------------------------------------
-
-
 def test_a_synchronous_run_takes_the_sum_of_its_parts() -> None:
     one = system(1, 1, 0, workers(1, 1, 1.0), workers(1, 1, 2.0), learner_s=3.0)
     # A turn for the end of an iteration, the offer of weights, their installation, the prefix, the verdict.
@@ -96,9 +93,6 @@ def test_busy_rollouts_set_the_pace() -> None:
     assert limit_of(slow) == "rollout"
 
 
-# --- the slow twin --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("is_just_in_time", [True, False])
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 @pytest.mark.parametrize(("scoring_s", "training_s"), [(9.0, 6.0), (1.0, 6.0), (30.0, 6.0)])
@@ -120,8 +114,6 @@ def test_the_model_agrees_with_a_run_of_the_real_ledger(
     assert ours.iteration_s == pytest.approx(twin_s, rel=0.05)
     assert ours.mean_age == pytest.approx(sum(ages) / len(ages), abs=0.35)
 
-
-# --- what always holds ----------------------------------------------------------------------------------------------
 
 SYSTEMS = st.builds(
     system, batch_groups=st.integers(1, 24), rows=st.integers(1, 4), staleness=st.integers(0, 4),

@@ -109,9 +109,6 @@ def told(arm: Arm, final: float) -> Run:
     )  # fmt: skip
 
 
-# --- a benchmark that was interrupted -------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Arm, Size]]:
     """The arms that were run; none is, in truth."""

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -27,25 +26,6 @@ from support.tables import program
 PULLER = program(__file__, "PULLER")
 
 Tensors = dict[str, torch.Tensor]
-numbers = count(1)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("weights")
-
-
-@pytest.fixture(scope="module")
-def endpoint(folder: Path) -> Iterator[str]:
-    with weight_server(folder) as (address, _):
-        yield address
-
-
-@pytest.fixture
-def version(folder: Path) -> int:
-    """A version higher than any a test before used; no snapshot is there."""
-    prune(folder, set())
-    return 100 * next(numbers)
 
 
 @contextmanager

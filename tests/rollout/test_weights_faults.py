@@ -3,8 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -13,34 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefixrl.common.weights.folders import prune
 from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.common.wire.messages.weights import Manifest
 from prefixrl.rollout import weights
 from prefixrl.rollout.weights import Fetcher
-from support.broker.puller import pulling
+from support.broker.puller import fresh, pulling
 from support.fakes import publish, publish_next, wait_until, weight_server
 from support.keys import source
 
 CHUNKS = 80
-numbers = count(1)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("weights")
-
-
-@pytest.fixture(scope="module")
-def endpoint(folder: Path) -> Iterator[str]:
-    with weight_server(folder) as (address, _):
-        yield address
-
-
-def fresh(folder: Path) -> int:
-    """A version higher than any before; nothing is published."""
-    prune(folder, set())
-    return 100 * next(numbers)
 
 
 def digest(tensors: dict[str, torch.Tensor]) -> str:

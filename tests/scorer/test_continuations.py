@@ -158,9 +158,6 @@ def test_a_question_that_cannot_be_rendered_is_an_error_of_every_continuation(
     assert [len(verdict.texts) for verdict in verdicts] == [M] * 4
 
 
-# --- greedy completions from memory, on the real target -------------------------------------------------------------
-
-
 OPENINGS = ("Let us add them up:", "Let us find the biggest one:", "Let us")
 CACHE = "scorer.cache_bytes=1048576"
 

@@ -71,9 +71,6 @@ def join_as_worker(peer: Peer, run: RealRun, role: Role, slots: int = 1) -> None
     peer.say(offer(slots, digests, "simulated", version, digest))
 
 
-# --- without the right key ---
-
-
 @pytest.mark.parametrize("message", [STOP, hello("operator"), hello("scorer")], ids=["stop", "hello", "stolen config"])
 def test_a_stranger_without_a_key_gets_no_word_in_and_no_answer(run: RealRun, message: ToBroker) -> None:
     client: Client[FromBroker, ToBroker] = Client(run.endpoint, FromBroker, b"stranger", None)
@@ -157,9 +154,6 @@ def test_a_key_that_was_removed_is_refused_by_both_servers_which_live_on(run: Re
     run.goes_on()
 
 
-# --- floods ---
-
-
 def test_long_host_names_are_not_even_decoded(run: RealRun) -> None:
     with peers(run.endpoint, *(f"long-{number}" for number in range(5))) as many:
         for _ in range(3):
@@ -221,9 +215,6 @@ def test_a_worker_that_comes_and_goes_fills_neither_the_log_nor_the_memory(run: 
         run.logs("one that others are to hear of")
     assert len(run.log) - before < 40_000 and run.broker_mib - held_mib < 40
     run.goes_on()
-
-
-# --- last: it holds all there is to do until it is given up ---
 
 
 def test_a_worker_that_keeps_all_tasks_is_given_up(run: RealRun, record_property: Callable[[str, str], None]) -> None:

@@ -158,8 +158,6 @@ def test_a_scorer_refuses_what_its_command_line_does_not_allow(case: str, tmp_pa
     assert not marker.exists()
 
 
-# --- the run's own servers, turned hostile ----------------------------------------------------------------------------
-
 ASK = PrefixTask(
     task="t", kind="train", version=0, groups=(GroupTask(0, Prompt("p", "1 + 1 =", "2"), 1),), rows_per_group=2,
     sampling=GREEDY,

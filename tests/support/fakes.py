@@ -368,14 +368,14 @@ class SteppedClock:
         self._now_s += seconds
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0, poll_s: float = 0.01) -> Any:
     """Poll until the condition is true; its value."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         value = condition()
         if value:
             return value
-        time.sleep(0.01)
+        time.sleep(poll_s)
     raise AssertionError(f"{what} did not happen within {timeout_s:g} s")
 
 

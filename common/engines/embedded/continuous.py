@@ -22,7 +22,7 @@ from prefixrl.common.engines.embedded import cached_attention
 from prefixrl.common.engines.embedded.held_model import DRAW_CELLS, EmbeddedEngine, OpenRow
 from prefixrl.common.engines.embedded.prefill import prefill
 from prefixrl.common.engines.embedded.row_cache import RowCache
-from prefixrl.common.engines.interface.base import Job, JobResult, Logprobs, room_of
+from prefixrl.common.engines.interface.base import JobResult, Logprobs, room_of
 from prefixrl.common.wire.packing import ProbeRow
 
 JOIN_SHARE, JOIN_STEPS = 1 / 4, 4
@@ -45,7 +45,6 @@ class TransformersEngine(EmbeddedEngine):
     def _prepare(self) -> None:
         self.room = room_of(self.seats)
         self.about = f"rows batched continuously, {self.seats} at once"
-        self._queue: deque[OpenRow] = deque()
         self._uncached: deque[OpenRow] = deque()
         """Rows in a seat whose keys and values must be computed again."""
         self._texts: list[list[OpenRow]] = []
@@ -58,27 +57,6 @@ class TransformersEngine(EmbeddedEngine):
         self._takes_masks = self._is_plain and config._attn_implementation == "sdpa"
         if self._takes_masks and self._device.type == "cpu":
             cached_attention.use_in(self._model)
-
-    # --- jobs --------------------------------------------------------------------------------------------------------
-
-    @property
-    def waiting_rows(self) -> int:
-        """Number of rows that wait for a seat."""
-        return len(self._queue)
-
-    def submit(self, job: Job) -> None:
-        """Queue the rows of a job; each joins when a seat is free. UserError: one is too long."""
-        self._queue.extend(self._opened(job))
-
-    def cancel(self, key: str) -> bool:
-        """Drop a job of which no row has a seat yet; False when one has, or it is unknown."""
-        if key not in self._open or self._open[key].started_s is not None:
-            return False
-        entry = self._open.pop(key)
-        self._queue = deque(row for row in self._queue if row.entry is not entry)
-        return True
-
-    # --- decoding ----------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def score(self, rows: Sequence[ProbeRow]) -> Logprobs:

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 from prefixrl.common.engines.embedded.held_model import EmbeddedEngine, OpenRow
 from prefixrl.common.engines.embedded.prefill import padded
-from prefixrl.common.engines.interface.base import Job, JobResult
+from prefixrl.common.engines.interface.base import JobResult
 
 FIXED = "a task's rows are one forward: {}"
 
@@ -37,18 +37,13 @@ class FixedRowsEngine(EmbeddedEngine):
         self.about = FIXED.format("bitwise")
         self._running: _Running | None = None
 
-    def submit(self, job: Job) -> None:
-        """Queue a job. UserError: a row is too long."""
-        self._check_room(job)
-        super().submit(job)
-
     @torch.inference_mode()
     def step(self, timeout_s: float) -> list[JobResult]:
         """Do one decoding step of the oldest job; there is nothing to wait `timeout_s` for."""
-        if self._running is None and not self._waiting:
+        if self._running is None and not self._queue:
             return []
         started_s = time.monotonic()
-        running = self._running = self._running or self._start(self._waiting.popleft())
+        running = self._running = self._running or self._start()
         alive = [row for row in running.rows if not row.has_ended]
         self._decode(running, alive)
         self.busy_row_s += len(alive) * (time.monotonic() - started_s)
@@ -57,11 +52,12 @@ class FixedRowsEngine(EmbeddedEngine):
             self._running = None
         return done
 
-    def _start(self, job: Job) -> _Running:
-        rows = self._opened(job)
-        rows[0].entry.started_s = time.monotonic()
+    def _start(self) -> _Running:
+        entry = self._queue[0].entry
+        rows = [self._queue.popleft() for _ in entry.job.rows]
+        entry.started_s = time.monotonic()
         cache = DynamicCache(config=self._model.config)
-        return _Running(rows, cache, *padded(job.rows, self._device))
+        return _Running(rows, cache, *padded(entry.job.rows, self._device))
 
     def _decode(self, running: _Running, alive: list[OpenRow]) -> None:
         # Rows that have ended are fed on: a model with learned positions has none for them beyond its limit.

@@ -15,6 +15,7 @@ from prefixrl.common.engines.interface.base import (
     Continuation,
     Job,
     JobResult,
+    OpenJob,
     TokenIds,
     check_fit,
     own_checksum,
@@ -38,23 +39,12 @@ _Kind = tuple[Sampling, frozenset[int]]
 """Settings of a draw and masked tokens; rows of one kind are drawn together."""
 
 
-@dataclass(eq=False)
-class OpenJob:
-    """A job with rows that have not ended."""
-
-    job: Job
-    kind: _Kind
-    left: int
-    started_s: float | None = None
-    """Time at which its first row took a seat."""
-    rows: dict[int, Continuation] = field(default_factory=dict)
-
-
 @dataclass(eq=False, slots=True)
 class OpenRow:
     """A row that has not ended."""
 
     entry: OpenJob
+    kind: _Kind
     index: int
     draws: NDArray[np.float64]
     most_tokens: int
@@ -103,7 +93,6 @@ class EmbeddedEngine(AdapterEngine):
     ) -> None:  # fmt: skip
         super().__init__()
         self.seats = seats or self.seats
-        self._open: dict[str, OpenJob] = {}
         self._kinds: dict[_Kind, _Kind] = {}
         torch.set_num_threads(threads)
         self._device = torch.device(device)
@@ -121,37 +110,28 @@ class EmbeddedEngine(AdapterEngine):
     def _prepare(self) -> None:
         """Set up what decoding needs beside the loaded model."""
 
-    def rows_left(self, key: str) -> int:
-        """Return how many rows of a job have not ended; 0 for an unknown one."""
-        return self._open[key].left if key in self._open else super().rows_left(key)
-
-    def _opened(self, job: Job) -> list[OpenRow]:
-        self._check_room(job)
-        # What decides on a draw: everything but the length.
-        drawn = (msgspec.structs.replace(job.sampling, max_new_tokens=1), job.masked_tokens)
-        kind = self._kinds.setdefault(drawn, drawn)
-        entry = self._open[job.key] = OpenJob(job, kind, len(job.rows))
-        rows = enumerate(job.rows)
-        return [OpenRow(entry, index, job.uniforms[index], self._most_tokens(job, row)) for index, row in rows]
-
-    def _check_room(self, job: Job) -> None:
-        """Raise UserError where a row leaves no room for an answer."""
+    def submit(self, job: Job) -> None:
+        """Queue the rows of a job; each takes a seat when one is free. UserError: one leaves no room for an answer."""
         longest = max((row.size for row in job.rows), default=0)
         if self.most_positions is not None and longest >= self.most_positions:
             raise UserError(
                 f"a row of {longest} tokens leaves no room in the {self.most_positions} positions of the model "
                 f"(max_position_embeddings): lower max_prompt_tokens, or take a model with more"
             )
-
-    def _most_tokens(self, job: Job, row: TokenIds) -> int:
-        most = job.sampling.max_new_tokens
-        return most if self.most_positions is None else min(most, self.most_positions - row.size)
+        # What decides on a draw: everything but the length.
+        drawn = (msgspec.structs.replace(job.sampling, max_new_tokens=1), job.masked_tokens)
+        kind = self._kinds.setdefault(drawn, drawn)
+        entry = self._open[job.key] = OpenJob(job, len(job.rows))
+        for index, row in enumerate(job.rows):
+            most = job.sampling.max_new_tokens
+            most = most if self.most_positions is None else min(most, self.most_positions - row.size)
+            self._queue.append(OpenRow(entry, kind, index, job.uniforms[index], most))
 
     def _write(self, rows: Sequence[OpenRow], logits: torch.Tensor, source: Sequence[int]) -> None:
         """Draw the next token of rows, each from its row `source` of logits (texts, vocabulary)."""
         most = max(1, DRAW_CELLS // logits.shape[1])
-        for kind in {id(row.entry.kind): row.entry.kind for row in rows}.values():
-            places = [place for place, row in enumerate(rows) if row.entry.kind is kind]
+        for kind in {id(row.kind): row.kind for row in rows}.values():
+            places = [place for place, row in enumerate(rows) if row.kind is kind]
             for first in range(0, len(places), most):
                 part = places[first : first + most]
                 own = [source[place] for place in part]
@@ -174,16 +154,8 @@ class EmbeddedEngine(AdapterEngine):
         """Note which of the rows have ended; return the jobs that have ended with them."""
         done: list[JobResult] = []
         for row in rows:
-            if not row.has_ended:
-                continue
-            entry, key = row.entry, row.entry.job.key
-            entry.rows[row.index] = row.continuation()
-            entry.left -= 1
-            if not entry.left:
-                assert entry.started_s is not None
-                del self._open[key]
-                written = tuple(entry.rows[index] for index in range(len(entry.rows)))
-                done.append(JobResult(key, written, time.monotonic() - entry.started_s))
+            if row.has_ended:
+                done += self._end_row(row.entry, row.index, row.continuation(), time.monotonic())
         if not self._open:
             self._kinds.clear()
         return done

@@ -7,9 +7,9 @@ import math
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,8 +69,20 @@ class JobResult:
     elapsed_s: float
 
 
+@dataclass(eq=False)
+class OpenJob:
+    """A job with rows that have not ended."""
+
+    job: Job
+    left: int
+    """Number of rows that have not ended."""
+    started_s: float | None = None
+    """Time at which its first row took a seat."""
+    rows: dict[int, Continuation] = field(default_factory=dict)
+
+
 class Engine:
-    """A model that continues rows of tokens; jobs wait for their turn in `_waiting`."""
+    """A model that continues rows of tokens."""
 
     name: str
     seats = 1
@@ -83,7 +95,10 @@ class Engine:
     """Its own choices, in words."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Job] = deque()
+        self._open: dict[str, OpenJob] = {}
+        """Jobs in the order in which they came."""
+        self._queue: deque[Any] = deque()
+        """Rows that wait for a seat, each with the `entry` of its job."""
         self.progress = 0
         self.tokens = 0
 
@@ -95,11 +110,11 @@ class Engine:
     @property
     def waiting_rows(self) -> int:
         """Number of submitted rows that wait for a seat."""
-        return sum(len(job.rows) for job in self._waiting)
+        return len(self._queue)
 
     def rows_left(self, key: str) -> int:
         """Return how many rows of a job have not ended; 0 for an unknown one."""
-        return next((len(job.rows) for job in self._waiting if job.key == key), 0)
+        return self._open[key].left if key in self._open else 0
 
     @property
     def waits_for(self) -> str:
@@ -111,16 +126,29 @@ class Engine:
         """Usage of its endpoint so far; None where it has none."""
         return None
 
+    @abstractmethod
     def submit(self, job: Job) -> None:
-        """Queue a job."""
-        self._waiting.append(job)
+        """Queue the rows of a job."""
 
     def cancel(self, key: str) -> bool:
-        """Drop a job that has not started; False when it has, or is unknown."""
-        found = next((job for job in self._waiting if job.key == key), None)
-        if found is not None:
-            self._waiting.remove(found)
-        return found is not None
+        """Drop a job of which no row has a seat yet; False when one has, or it is unknown."""
+        entry = self._open.get(key)
+        if entry is None or entry.started_s is not None:
+            return False
+        del self._open[key]
+        self._queue = deque(row for row in self._queue if row.entry is not entry)
+        return True
+
+    def _end_row(self, entry: OpenJob, index: int, row: Continuation, now_s: float) -> list[JobResult]:
+        """Note the end of a row; return the result of its job if no other row is left."""
+        entry.rows[index] = row
+        entry.left -= 1
+        if entry.left:
+            return []
+        assert entry.started_s is not None, "a row ends in a seat"
+        del self._open[entry.job.key]
+        rows = tuple(entry.rows[each] for each in range(len(entry.rows)))
+        return [JobResult(entry.job.key, rows, now_s - entry.started_s)]
 
     @abstractmethod
     def step(self, timeout_s: float) -> list[JobResult]:

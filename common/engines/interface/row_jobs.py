@@ -11,20 +11,10 @@ import queue
 import time
 from abc import abstractmethod
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 
-from prefixrl.common.engines.interface.base import Continuation, Engine, Job, JobResult, room_of
-
-
-@dataclass
-class _Open:
-    """A job under way."""
-
-    left: int
-    """Rows that have not ended; only the asyncio loop changes it."""
-    future: "Future[JobResult] | None" = None
+from prefixrl.common.engines.interface.base import Continuation, Engine, Job, JobResult, OpenJob, room_of
 
 
 class RowJobs(Engine):
@@ -35,17 +25,12 @@ class RowJobs(Engine):
 
     def __init__(self) -> None:
         super().__init__()
-        self._open: dict[str, _Open] = {}
-        """Jobs in the order in which they came."""
+        self._futures: dict[str, Future[JobResult]] = {}
         self._finished: queue.SimpleQueue[tuple[str, Future[JobResult]]] = queue.SimpleQueue()
 
     def offer(self, seats: int) -> None:
         """Announce the rows that are written at once."""
         self.seats, self.room = seats, room_of(seats)
-
-    def rows_left(self, key: str) -> int:
-        """Return how many rows of a job have not ended; 0 for an unknown one."""
-        return self._open[key].left if key in self._open else 0
 
     @property
     def open_rows(self) -> int:
@@ -54,8 +39,8 @@ class RowJobs(Engine):
 
     def submit(self, job: Job) -> None:
         """Hand on every row of a job."""
-        entry = self._open[job.key] = _Open(len(job.rows))
-        entry.future = future = asyncio.run_coroutine_threadsafe(self._run(job, entry), self._loop)
+        entry = self._open[job.key] = OpenJob(job, len(job.rows))
+        future = self._futures[job.key] = asyncio.run_coroutine_threadsafe(self._run(entry), self._loop)
         future.add_done_callback(partial(self._hand_over, job.key))
 
     def cancel(self, key: str) -> bool:
@@ -65,9 +50,8 @@ class RowJobs(Engine):
         before = sum(entry.left for entry in takewhile(lambda each: each is not self._open[key], self._open.values()))
         if before < self.seats:
             return False
-        future = self._open.pop(key).future
-        assert future is not None, "it was submitted"
-        future.cancel()
+        del self._open[key]
+        self._futures.pop(key).cancel()
         return True
 
     def _hand_over(self, key: str, future: "Future[JobResult]") -> None:
@@ -80,15 +64,15 @@ class RowJobs(Engine):
                 key, future = self._finished.get(timeout=0.0 if results else timeout_s)
             except queue.Empty:
                 break
-            if key in self._open and self._open[key].future is future:  # else it was dropped
-                del self._open[key]
+            if self._futures.get(key) is future:  # else it was dropped
+                del self._open[key], self._futures[key]
                 results.append(future.result())
         return results
 
     # --- on the asyncio loop -----------------------------------------------------------------------------------------
 
-    async def _run(self, job: Job, entry: _Open) -> JobResult:
-        started_s = time.monotonic()
+    async def _run(self, entry: OpenJob) -> JobResult:
+        started_s, job = time.monotonic(), entry.job
 
         async def row(index: int) -> Continuation:
             ended = await self._row(job, index)

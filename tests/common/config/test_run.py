@@ -161,9 +161,6 @@ def test_a_task_whose_result_no_message_could_carry_is_refused(run_file: Path) -
     load(run_file, (*settings, "rollout.prefix_tokens=1024"))
 
 
-# --- settings -------------------------------------------------------------------------------------------------------
-
-
 def test_settings_go_over_the_file_and_the_last_one_wins(run_file: Path) -> None:
     config = load(
         run_file,
@@ -205,8 +202,6 @@ def test_a_setting_below_a_value_is_refused(run_file: Path) -> None:
     message = refusal(run_file, "directory.name=x")
     assert message == "--set 'directory.name=x': directory is not a section of the run file"
 
-
-# --- refusals -------------------------------------------------------------------------------------------------------
 
 REFUSED = json.loads(Path(__file__).with_name("refused.json").read_text(encoding="utf-8"))
 """By name of the fault: a setting, and how the line about it begins."""
@@ -328,8 +323,6 @@ def test_an_unreadable_run_file_is_refused_by_name(tmp_path: Path) -> None:
     assert refusal(tmp_path).startswith(f"{tmp_path} is a folder; give the run file")
 
 
-# --- modes ----------------------------------------------------------------------------------------------------------
-
 DIRECT = MINIMAL.replace('[target]\nmodel = "org/target"\n', "").replace("directory", 'mode = "direct"\ndirectory', 1)
 MEANINGLESS_IN_DIRECT = {
     "scorer.stop_tokens": "[3]", "scorer.own_stops": "true", "rollout.prefix_tokens": "32", "scorer.engine": "auto",
@@ -408,8 +401,6 @@ def test_a_resolved_config_is_refused_for_values_that_differ_from_the_default_on
         from_json(text.replace('"prefix_tokens":32', '"prefix_tokens":9'))
 
 
-# --- a target that is served elsewhere ------------------------------------------------------------------------------
-
 SERVED = ("scorer.engine=openai", "scorer.openai.url=http://there:8000/v1/")
 
 
@@ -440,9 +431,6 @@ def test_an_endpoint_that_cannot_be_asked_is_refused(run_file: Path, settings: t
 def test_a_key_in_the_config_is_refused_and_not_repeated(run_file: Path, setting: str) -> None:
     message = refusal(run_file, *SERVED, setting)
     assert "environment" in message and "Secret" not in message
-
-
-# --- functions of the user's own ------------------------------------------------------------------------------------
 
 
 def test_a_function_is_found_beside_the_run_file(run_file: Path) -> None:

@@ -186,9 +186,6 @@ def test_an_empty_journal_holds_nothing(tmp_path: Path) -> None:
     assert list(read(path)) == recovered(path) == []
 
 
-# --- segments ---------------------------------------------------------------------------------------------------------
-
-
 def start_of_segment(journal: Journal, completed: int) -> SegmentStart:
     totals = GroupTotals()
     state = LedgerState(completed, completed, completed, (), {}, (), totals, (), ())

@@ -2,53 +2,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixrl.common.prompts.extract import extract_answer
+from support.tables import table
 
 PROSE = st.text(st.characters(exclude_characters="\\{}"), max_size=40)
 
 
-def test_the_last_closed_box_is_the_answer() -> None:
-    assert extract_answer(r"\boxed{3} ... no, wait: \boxed{7}.") == "7"
-    assert extract_answer(r"so \fbox{ 12 } it is") == "12"
-    assert extract_answer(r"\boxed {12}") == "12"
-
-
-def test_braces_inside_the_box_belong_to_the_answer() -> None:
-    assert extract_answer(r"\boxed{\frac{1}{2}}") == r"\frac{1}{2}"
-    assert extract_answer(r"\boxed{\left\{1, 2\right\}} done {") == r"\left\{1, 2\right\}"
-    assert extract_answer(r"\boxed{a \\ {b}}") == r"a \\ {b}"
-
-
-def test_of_boxes_within_boxes_the_outermost_counts() -> None:
-    assert extract_answer(r"\boxed{\fbox{1}, \fbox{2}}") == r"\fbox{1}, \fbox{2}"
-
-
-def test_an_unclosed_box_is_no_answer() -> None:
-    assert extract_answer(r"the answer is \boxed{\frac{1}{2}") is None
-    assert extract_answer(r"\boxed{7") is None
-
-
-def test_a_box_that_was_closed_survives_a_later_one_that_was_cut_off() -> None:
-    assert extract_answer(r"\boxed{7}, that is \boxed{7.0") == "7"
-
-
-def test_no_box_or_a_blank_box_is_no_answer() -> None:
-    assert extract_answer("the answer is 7") is None
-    assert extract_answer("") is None
-    assert extract_answer(r"\boxed{ }") is None
-
-
-def test_a_number_needs_no_braces_but_stands_alone() -> None:
-    assert extract_answer(r"so $\boxed 7$.") == extract_answer(r"\boxed7") == extract_answer(r"\fbox 7, so") == "7"
-    assert extract_answer(r"\boxed{3}, then \boxed -2.5.") == "-2.5"
-    for text in (r"\boxed 7x", r"\boxed 1/2", r"\boxed 2^3", r"\boxed x", r"\boxed 1,234", r"\boxed"):
-        assert extract_answer(text) is None, text
-
-
-def test_what_stands_before_the_end_of_thinking_does_not_count() -> None:
-    assert extract_answer(r"<think>\boxed{3}</think> \boxed{7}") == "7"
-    assert extract_answer(r"<think>\boxed{3}</think> seven") is None
-    assert extract_answer(r"a</think>\boxed{3}</think>b") is None
-    assert extract_answer(r"<think>\boxed{3}") == "3"
+@table(__file__)
+def test_the_answer_is_the_last_closed_box_or_a_number_behind_one_after_all_thinking(text: str, answer: str) -> None:
+    assert extract_answer(text) == (answer or None)
 
 
 def test_a_longer_answer_than_the_cap_is_returned_whole_to_be_refused_by_name() -> None:

@@ -92,9 +92,6 @@ def test_what_was_not_judged_is_neither_right_nor_wrong(each: list[TextVerdict],
     assert (found.reward, found.status) == (reward, status)
 
 
-# --- what the broker makes of it ------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def desk(tmp_path: Path) -> Desk:
     return Desk(run_on_disk(tmp_path, scorer={"continuations": M}))

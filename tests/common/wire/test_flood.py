@@ -5,7 +5,7 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 
 import pytest
@@ -83,6 +83,16 @@ def is_large(peer: bytes) -> bool:
     return peer == b"large"
 
 
+def wait_for_cut(
+    server: Server[ToBroker, FromBroker], caplog: pytest.LogCaptureFixture, words: str, members: Callable[[bytes], bool]
+) -> None:
+    def is_cut() -> bool:
+        assert server.receive(0.01, members) is None
+        return words in caplog.text
+
+    wait_until(is_cut, "the cut")
+
+
 def send_endlessly(client: Client[FromBroker, ToBroker]) -> None:
     """Send 4 MiB of one message."""
     for _ in range(64):
@@ -104,12 +114,7 @@ def test_a_large_message_of_a_member_is_not_cut_for_what_strangers_hold(
             assert server.receive(20.0, is_large) is not None
         for client in (large, endless):
             send_endlessly(client)
-
-        def is_cut() -> bool:
-            assert server.receive(0.01, is_large) is None
-            return "cut the connection of 127.0.0.1" in caplog.text
-
-        wait_until(is_cut, "the cut")
+        wait_for_cut(server, caplog, "cut the connection of 127.0.0.1", is_large)
         for _ in range(50):
             assert server.receive(0.01, is_large) is None
     assert len(caplog.messages) == 1 and "of all strangers" in caplog.text
@@ -124,12 +129,7 @@ def test_a_member_that_holds_more_than_members_may_is_cut(
         large.send(GetStatus())
         assert server.receive(20.0, is_large) is not None
         send_endlessly(large)
-
-        def is_cut() -> bool:
-            assert server.receive(0.01, is_large) is None
-            return "of all members" in caplog.text
-
-        wait_until(is_cut, "the cut")
+        wait_for_cut(server, caplog, "of all members", is_large)
 
 
 def test_a_kernel_that_does_not_count_bytes_is_named_once_and_cuts_nothing(
@@ -155,12 +155,7 @@ def test_the_connection_that_holds_most_is_cut_and_the_others_stay(
             client.send(GetStatus())
             assert server.receive(20.0, nobody) is not None
         send_endlessly(endless)
-
-        def is_cut() -> bool:
-            assert server.receive(0.01, nobody) is None
-            return "cut the connection of 127.0.0.1" in caplog.text
-
-        wait_until(is_cut, "the cut")
+        wait_for_cut(server, caplog, "cut the connection of 127.0.0.1", nobody)
         honest.send(Stop("still here"))
         found = wait_until(lambda: server.receive(1.0), "the honest peer's message")
         assert found.peer == b"honest"

@@ -71,9 +71,6 @@ def test_the_count_must_be_that_of_the_tokens() -> None:
         logprobs(pack_logprobs([-1.0, -2.0]), 3)
 
 
-# --- groups ---------------------------------------------------------------------------------------------------------
-
-
 def row(tokens: int = 3) -> Row:
     ids, spans = list(range(tokens)), (VersionSpan(0, "d", tokens),)
     return Row(tokens=pack_tokens(ids), logprobs=pack_logprobs([-1.0] * tokens), finish="length", spans=spans)
@@ -212,9 +209,6 @@ def test_only_an_evaluation_without_a_gold_answer_may_go_unjudged(kind: TaskKind
         check_scores(some, 2, kind=kind)
     asked = msgspec.structs.replace(prefixes, prompt=Prompt("p-7", "1 + 1", ""))
     check_scores(msgspec.structs.replace(some, prefixes=asked), 2, kind="eval")
-
-
-# --- versions -------------------------------------------------------------------------------------------------------
 
 
 def spanned(*spans: tuple[int, int], tokens: int = 3) -> GroupPrefixes:

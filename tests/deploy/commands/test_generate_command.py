@@ -83,9 +83,6 @@ def test_a_reader_that_has_gone_ends_the_copying(tmp_path: Path) -> None:
     copy.more()
 
 
-# --- a whole call, with a script in place of what asks for answers --------------------------------------------------
-
-
 OLD = b"answers that took hours\n" * 9
 LOST = "print('error: no answer within 1 s', file=sys.stderr); sys.exit(4)"
 ANSWERS = f"open(folder + '/{ANSWERS_FILE}', 'wb').write({line(1)!r})"

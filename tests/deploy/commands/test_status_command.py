@@ -123,9 +123,6 @@ def test_a_folder_that_is_no_run_is_one_message(tmp_path: Path) -> None:
     assert refused.exit_code == 2 and str(tmp_path) in refused.output
 
 
-# --- what a learner notes -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("error", "code"),
     [

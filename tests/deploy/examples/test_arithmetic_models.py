@@ -101,9 +101,6 @@ def worked_by_hand(question: str) -> str:
     return str(sum(digit in "56789" for digit in digits))
 
 
-# --- problems -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "count"), [("train", 4096), ("heldout", 512)])
 def test_every_shipped_answer_is_right_and_families_are_balanced(name: str, count: int) -> None:
     shipped = rows(f"{name}.jsonl")
@@ -132,9 +129,6 @@ def test_running_states_of_each_family_are_as_done_on_paper() -> None:
     assert [problems.states(family, digits) for family in problems.FAMILIES] == [
         [3, 4, 8, 9, 4, 3, 5, 1], [3, 3, 4, 4, 5, 9, 9, 9], [3, 2, 6, 5, 0, 1, 3, 7], [0, 0, 0, 0, 1, 2, 2, 3],
     ]  # fmt: skip
-
-
-# --- rebuilding -----------------------------------------------------------------------------------
 
 
 @pytest.mark.nightly
@@ -170,9 +164,6 @@ def test_generation_configs_carry_special_tokens_and_no_sampling(model: str) -> 
     }
 
 
-# --- tokenizer ------------------------------------------------------------------------------------
-
-
 def test_text_and_tokens_agree_both_ways() -> None:
     tokenizer = AutoTokenizer.from_pretrained(SHIPPED / "target")
     problem = problems.Problem(problems.FAMILIES[0], (3, 1, 4, 1, 5, 9, 2, 6))
@@ -192,9 +183,6 @@ def test_the_chat_template_leaves_the_answer_to_be_begun() -> None:
     tokenizer = AutoTokenizer.from_pretrained(SHIPPED / "adapter")
     expected = ["<|user|>", "sum", *"31415926", "<|assistant|>"]
     assert tokenizer.convert_ids_to_tokens(prompt(tokenizer, "sum 3 1 4 1 5 9 2 6")) == expected
-
-
-# --- what the shipped models can do ---------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -37,8 +37,6 @@ def test_fresh_removes_a_run_but_not_one_that_is_going_on(tmp_path: Path) -> Non
     assert not directory.exists()
 
 
-# --- what ends while the run goes on --------------------------------------------------------------------------------
-
 WORKER = """
 from pathlib import Path
 with Path("starts").open("a") as starts:

@@ -93,9 +93,6 @@ def in_wandb(run: Path) -> tuple[set[str], Series]:
     return ids, found
 
 
-# --- one of two fails ---------------------------------------------------------------------------------------------
-
-
 class Place:
     """A tracker that fails at a line of its own."""
 
@@ -141,9 +138,6 @@ def test_the_failure_of_the_last_tracker_ends_it() -> None:
         trackers.each(methodcaller("write", [metrics_line(0)]))
 
 
-# --- what is new in the file ------------------------------------------------------------------------------------------
-
-
 def test_lines_that_are_appended_are_new_and_half_a_line_is_none(run: Path) -> None:
     metrics = MetricsFile(run / METRICS_FILE)
     assert [line.iteration for line in metrics.changed()] == [0, 1, 2]
@@ -169,9 +163,6 @@ def test_a_file_that_is_not_there_yet_has_no_lines(tmp_path: Path) -> None:
 def test_nothing_to_send_to_is_refused(run: Path) -> None:
     refused = CliRunner().invoke(main, ["track", str(run)])
     assert refused.exit_code == 2 and "give --tensorboard or --wandb" in refused.output
-
-
-# --- the real trackers ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

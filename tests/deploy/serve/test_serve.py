@@ -74,9 +74,6 @@ def begun(server: ServedRun, **given: Any) -> socket.socket:
     return client
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("body", [b'{"prompt": "\xff"}', b'{"\xff": 1}', b"[" * 100_000, b"{"])
 def test_a_body_that_is_no_json_is_refused(body: bytes) -> None:
     with pytest.raises(ApiError, match="the body is no JSON") as refused:
@@ -145,24 +142,11 @@ def test_an_answer_ends_before_a_stop_and_at_its_most_tokens(server: ServedRun) 
 
 
 def test_64_clients_at_once_get_what_each_gets_alone(server: ServedRun) -> None:
-    async def ask(client: openai.AsyncOpenAI, number: int) -> str:
-        if number % 2:
-            stream = await client.completions.create(model=server.name, prompt=PROBLEMS[number], stream=True)
-            return "".join([event.choices[0].text async for event in stream])
-        return (await client.completions.create(model=server.name, prompt=PROBLEMS[number])).choices[0].text
-
-    async def all_at_once() -> list[str]:
-        async with server.async_client() as client:
-            return await asyncio.gather(*(ask(client, number) for number in range(64)))
-
-    found = asyncio.run(all_at_once())
+    found = server.answers_at_once(PROBLEMS)
     with server.client() as client:
         alone = [client.completions.create(model=server.name, prompt=each).choices[0].text for each in PROBLEMS[::8]]
     assert found[::8] == alone
     assert server.is_idle()
-
-
-# --- refusals --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -233,9 +217,6 @@ def test_other_addresses_need_a_key_that_only_its_owner_can_read(tmp_path: Path)
             key_of(host, variable, path)
     file.chmod(0o600)
     assert key_of("0.0.0.0", None, file) == KEY
-
-
-# --- load and faults -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

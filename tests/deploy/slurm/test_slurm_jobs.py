@@ -46,9 +46,6 @@ def test_those_that_wait_end_first_and_then_the_newest() -> None:
     assert leaving(there, 0) == []
 
 
-# --- SLURM missing, failing, silent ---------------------------------------------------------------------------------
-
-
 def stand_in(folder: Path, name: str, text: str) -> None:
     """A program of that name."""
     path = folder / name
@@ -114,9 +111,6 @@ def test_a_run_with_jobs_in_the_queue_is_not_submitted_again(tmp_path: Path, pro
     code, said = invoke("slurm", str(RUN_FILE), "--submit", "--set", f"directory={tmp_path}/run")
     assert code == 2
     assert "has jobs in the queue: 12_0 (scorer.run, RUNNING); change their number with `prefixrl scale`" in said
-
-
-# --- what is remembered ---------------------------------------------------------------------------------------------
 
 
 def submitted(directory: Path, **given: int) -> None:

@@ -94,9 +94,6 @@ def test_every_script_is_a_shell_script(tmp_path: Path, layout: str) -> None:
         assert "/opt/env with space/bin" not in text
 
 
-# --- where the broker listens ---------------------------------------------------------------------------------------
-
-
 def test_workers_on_other_nodes_can_reach_the_broker_unless_the_run_says_where_it_listens(tmp_path: Path) -> None:
     anywhere = arrays(run_of(tmp_path / "run"))["learner"]
     assert "broker.listen=tcp://0.0.0.0:0" in command(anywhere, "learner")
@@ -105,8 +102,6 @@ def test_workers_on_other_nodes_can_reach_the_broker_unless_the_run_says_where_i
     alone = "# broker.listen = tcp://127.0.0.1:5555: only workers on the learner's own machine can join."
     assert alone in given and "only workers on" not in anywhere
 
-
-# --- what is asked for ----------------------------------------------------------------------------------------------
 
 GPUS = {
     "a learner rank has one, a worker as many as its engine": ((), (1, 1, 1)),
@@ -171,8 +166,6 @@ def test_jobs_have_names_that_can_be_read_and_that_no_other_run_has() -> None:
     for name in names:
         assert re.fullmatch(r"scorer\.[\w.-]{1,40}-[0-9a-f]{8}", name)
 
-
-# --- the section of the run file ------------------------------------------------------------------------------------
 
 REFUSED = {
     "a key that is close to one": ("slurm.partitions=lab", "slurm.partitions: unknown key; did you mean 'partition'?"),

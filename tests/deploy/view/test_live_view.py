@@ -62,9 +62,6 @@ def test_a_resumed_run_says_again_only_what_still_rings(config: RunConfig, capsy
         assert capsys.readouterr().out.count("ALARM") == wanted
 
 
-# --- when a line is due ---------------------------------------------------------------------------------------------
-
-
 def training(iteration: int, **fields: object) -> StatusDocument:
     return document(iteration=iteration, total_iterations=400, **{"learner_phase": "training"} | fields)
 

@@ -93,9 +93,6 @@ def works_on(config: RunConfig, broker: Broker) -> None:
     broker.ledger.check()
 
 
-# --- numbers ---
-
-
 def test_a_number_of_ranks_that_is_not_the_runs_is_refused_at_once(
     config: RunConfig, child: "subprocess.Popen[bytes]"
 ) -> None:
@@ -182,9 +179,6 @@ def test_an_evaluation_too_large_for_a_message_is_refused_with_its_size(config: 
         works_on(config, broker)
 
 
-# --- faults ---
-
-
 def test_a_group_said_twice_is_refused_leased_or_not(config: RunConfig) -> None:
     with serving(config) as broker, peers(endpoint_of(config), "leased", "late") as both:
         for peer in both:
@@ -245,9 +239,6 @@ def test_a_ledger_that_a_fault_left_half_changed_ends_the_process(
     finally:
         broker.journal.close()
         server.close()
-
-
-# --- results that were not asked for ---
 
 
 def test_scores_of_a_worker_that_never_held_the_task_do_not_count(config: RunConfig) -> None:
@@ -369,9 +360,6 @@ def test_a_text_that_nobody_keeps_is_refused(config: RunConfig) -> None:
         refused(bad, "row 0: a text of 1 characters, allowed are 0")
 
 
-# --- hoarding ---
-
-
 @pytest.mark.parametrize("slots", [0, -1, MOST_ROWS + 1, 2**31])
 def test_an_absurd_room_for_rows_is_refused_with_the_allowed_ones(slots: int, config: RunConfig) -> None:
     with serving(config), peers(endpoint_of(config), "greedy") as (greedy,):
@@ -398,9 +386,6 @@ def test_a_worker_that_only_counts_up_is_given_up_and_its_tasks_go_to_another(tm
         found = wait_until(reason, "the end of patience")
         assert f"no result of the train task {task.task} within 3 s, whatever it reports" in found
         works_on(config, broker)
-
-
-# --- restarts ---
 
 
 def test_after_a_restart_only_the_worker_that_held_a_task_may_deliver_it(

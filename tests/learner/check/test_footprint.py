@@ -46,9 +46,6 @@ def plan_of(shape: ModelShape, **changes: Any) -> RankPlan:
     return RankPlan(**(given | changes))
 
 
-# --- activations: what the layers of real models save ---------------------------------------------------------------
-
-
 def hf_config(shape: ModelShape) -> PretrainedConfig:
     kind = Qwen2Config if shape.is_biased else LlamaConfig
     extra: dict[str, Any] = {} if shape.is_biased else {"head_dim": shape.head_size}
@@ -125,8 +122,6 @@ def test_layers_of_true_size_save_what_the_forecast_says(
     assert expected == pytest.approx(saved_bytes(model.get_decoder()), rel=0.1)
 
 
-# --- states: what DeepSpeed holds -----------------------------------------------------------------------------------
-
 SMALL = ModelShape(4, 256, 1024, 4, 2, 64, 500, True, True)
 
 
@@ -170,9 +165,6 @@ def test_states_and_buckets_are_what_deepspeed_holds(dtype: str, stage: int, buc
     assert 0.9 < (found.states + found.buckets) / peak < most
     if bucket < SMALL.parameters:
         assert found.states == pytest.approx(held, rel=0.1)
-
-
-# --- the sum, and what would make it fit ----------------------------------------------------------------------------
 
 
 def test_a_head_in_blocks_takes_no_more_than_its_block_however_many_positions_there_are() -> None:

@@ -88,9 +88,6 @@ def test_worked_examples_count_as_a_part_of_every_prompt() -> None:
     assert forecast(load(run_file, (f"adapter.prompt_template={'so ' * 100}{{problem}}",))).prompt_tokens >= plain + 100
 
 
-# --- what fits ------------------------------------------------------------------------------------------------------
-
-
 def refusal(config: RunConfig) -> str:
     try:
         budget.check_fit(config, forecast(config).prompt_tokens)
@@ -166,8 +163,6 @@ def test_more_ranks_than_launch_starts_are_told_to_check_too(tmp_path: Path) -> 
     done = CliRunner().invoke(main, [str(EXAMPLES / "arithmetic/run.toml"), "--check", *flags])
     assert "learner, per rank of 4, ZeRO stage 0:" in done.output
 
-
-# --- states of the learner, for the example's adapter: 2 layers, 64 wide, 256 inside, 40 tokens, tied ---------------
 
 ARITHMETIC = EXAMPLES / "arithmetic/run.toml"
 LAYER = 4 * 64 * 64 + 3 * 64 * 256 + 2 * 64

@@ -84,9 +84,6 @@ def test_no_gpu_is_ever_asked_for_more_than_it_has(
         assert all(chosen.get(role, 1.0) >= demanded[role].least for role in roles) or len(taken) == 1
 
 
-# --- the recipe -----------------------------------------------------------------------------------------------------
-
-
 def test_the_recipe_on_eight_gpus_has_its_rollout_beside_the_learner(tmp_path: Path) -> None:
     config = recipe("math_qwen2.5", tmp_path)
     found, lines = with_shares(config, place(processes_of(config), 8), 110)

@@ -215,9 +215,6 @@ def test_a_hub_dataset_comes_from_the_cache_and_without_one_the_message_says_wha
         found(tmp_path, "hf:us/none")
 
 
-# --- bad rows -------------------------------------------------------------------------------------------------------
-
-
 def test_damaged_files_cost_their_rows_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 and then nothing")
     (tmp_path / "broken.json").write_text('{"question": ')
@@ -303,9 +300,6 @@ def test_a_question_no_prompt_has_room_for_is_a_bad_row(tmp_path: Path) -> None:
     assert told[1][2].endswith("allowed are 1 to 1000 (the model's positions, and scorer.max_prompt_tokens)")
 
 
-# --- a run goes on with the data it began with ----------------------------------------------------------------------
-
-
 def test_every_file_is_a_part_of_what_a_run_began_with(tmp_path: Path) -> None:
     publish("math_filtered", tmp_path), publish("math500", tmp_path)
     paths = {"math_filtered": "math_filtered", "math500": "math500"}
@@ -328,9 +322,6 @@ def test_a_run_that_goes_on_keeps_the_training_problems_it_began_with(tmp_path: 
     first = problems.keep(run, *problems.read_all(config))
     jsonl("rows.jsonl")(tmp_path, ROWS[:1])
     assert problems.keep(run, *problems.read_all(config)) == first
-
-
-# --- what is refused ------------------------------------------------------------------------------------------------
 
 
 @table(__file__)

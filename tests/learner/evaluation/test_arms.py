@@ -162,9 +162,6 @@ def test_a_family_of_which_an_arm_has_no_verdict_leaves_its_cell_empty(
     assert blank.index("0.25") == full.index("0.75") == heads.rindex("b")
 
 
-# --- waiting --------------------------------------------------------------------------------------------------------
-
-
 class SlowClient(JudgingClient):
     """Answers at once, but what is named so only at a time of its own."""
 
@@ -203,6 +200,3 @@ def test_what_takes_unaskable_loses_itself_alone_and_what_is_asked_last_has_all_
     found = arms.results()
     assert set(found["trained_adapter"]) == {"greedy", "sampled"}
     assert ("fixed_prefix" in found) is ("candidate-2" not in lost)
-
-
-# --- intervals ------------------------------------------------------------------------------------------------------

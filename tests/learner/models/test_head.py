@@ -196,9 +196,6 @@ def test_the_heads_parameters_are_those_of_the_layer() -> None:
     assert_close(logprobs, plain_logprobs(layer(hidden), tokens, 0.7)[0][None])
 
 
-# --- bytes ------------------------------------------------------------------------------------------------------------
-
-
 def peak_bytes(form: Any, tokens: int, hidden: int, vocabulary: int, dtype: torch.dtype, device: str) -> int:
     """Most bytes alive at once in forward and backward, without inputs and without the weight's gradient."""
     states = torch.zeros(tokens, hidden, dtype=dtype, device=device, requires_grad=True)

@@ -151,8 +151,6 @@ def test_a_position_sees_the_prompt_and_its_own_row_up_to_itself() -> None:
         assert seen[line].any(dim=1).all()  # nobody sees nothing: that would be no number
 
 
-# --- architectures ----------------------------------------------------------------------------------------------------
-
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 LLAMA_LIKE = SMALL | {"intermediate_size": 24, "num_key_value_heads": 1}
 SHAPES: dict[str, tuple[PreTrainedConfig, bool]] = {
@@ -187,9 +185,6 @@ def test_without_the_ability_rows_carry_their_prompts_and_train_the_same(adapter
     assert mine == theirs and same(weights, expected)
 
 
-# --- settings ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_kernel_for_packed_rows_serves_where_prompts_are_not_shared(adapter: Path) -> None:
     def chosen(is_direct: bool, device: str = "cuda", **learner: Any) -> tuple[bool, str]:
         config = run_config(adapter, learner={"dtype": "bfloat16"} | learner).learner
@@ -218,9 +213,6 @@ def test_padded_rows_are_refused_by_the_kernel_for_packed_ones(adapter: Path) ->
 def test_shared_prompts_with_what_excludes_them_are_refused(adapter: Path, other: dict[str, Any]) -> None:
     with pytest.raises((ConfigError, ValueError), match="shared_prompts = true with"):
         run_config(adapter, learner={"shared_prompts": True} | other)
-
-
-# --- proximal logprobs ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", ["plain", "checkpointing"])

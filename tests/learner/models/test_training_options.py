@@ -98,9 +98,6 @@ def test_checkpointed_layers_run_again_in_the_backward_pass(is_on: bool, adapter
     assert runs["layers"] == runs["models"] * (2 if is_on else 1) > 0
 
 
-# --- moving average -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("stage", mostly_nightly(STAGES, 1))
 def test_the_moving_average_is_that_of_the_weights_after_each_step(stage: int, adapter: Path, tmp_path: Path) -> None:
     decay = 0.6
@@ -129,9 +126,6 @@ def test_without_a_decay_nothing_is_averaged_and_exported(adapter: Path, tmp_pat
     models, _ = loaded(adapter)
     folder = checkpoint.save(tmp_path, models, TrainerState(0, 0, 1))
     assert not models.actor.ema and not (folder / "hf_ema").exists()
-
-
-# --- low-rank matrices ----------------------------------------------------------------------------------------------
 
 
 def test_merging_adds_the_scaled_product() -> None:

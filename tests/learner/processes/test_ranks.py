@@ -88,8 +88,6 @@ def test_the_first_rank_alone_speaks_to_systemd_for_all() -> None:
     assert _for_rank(1, given) == {"HOME": "/root"}
 
 
-# --- ranks from the variables of a step ------------------------------------------------------------------------------
-
 SECOND_NODE = {
     "SLURM_JOB_ID": "7012345", "SLURM_JOB_NODELIST": "gpu[03-09]", "SLURM_STEP_NODELIST": "gpu[05,07]",
     "SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "6", "SLURM_LOCALID": "2",

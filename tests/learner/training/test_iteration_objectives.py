@@ -169,9 +169,6 @@ def test_a_loss_that_is_not_finite_drops_the_step_of_any_objective(adapter: Path
     assert same(before, models.state_dict_for_publication())
 
 
-# --- masks, warm-up, limits -----------------------------------------------------------------------------------------
-
-
 def on_policy(models: Models, data: IterationData) -> IterationData:
     """The same rows as if the present policy had written them."""
     with torch.no_grad():

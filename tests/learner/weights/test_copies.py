@@ -105,9 +105,6 @@ def test_finite_weights_whose_sum_overflows_are_no_fault(dtype: torch.dtype) -> 
     assert HostCopies().copy({"w": tensor}.items(), nobody_waits)[1] == []
 
 
-# --- with the publisher ---------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def publisher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Publisher:
     """A publisher whose announcements the broker takes at once."""

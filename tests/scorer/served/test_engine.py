@@ -116,9 +116,6 @@ def once(reply: Reply, times: int = 1) -> Any:
     return script
 
 
-# --- what is asked, and what comes of the answer --------------------------------------------------------------------
-
-
 def test_a_row_is_continued_as_it_stands_with_its_own_seed_and_nothing_left_to_defaults() -> None:
     with serving() as server, engine_of(server) as engine:
         each = job(top_k=5, top_p=0.9, min_p=0.1)
@@ -331,9 +328,6 @@ def test_a_server_that_is_killed_and_comes_back_on_its_port_loses_nothing() -> N
         assert [texts(done[each.key].rows) for each in jobs] == [expected(each) for each in jobs]
 
 
-# --- what does not --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_a_row_that_is_refused_is_a_row_with_an_error_and_the_others_go_on(status: int) -> None:
     def script(request: Request) -> Reply | None:
@@ -447,9 +441,6 @@ def test_a_key_that_is_taken_back_in_mid_run_ends_the_worker_by_name(monkeypatch
             run(engine, job())
         assert "sk-secret" not in str(told.value)
         assert len(server.rows) <= 8  # none of them twice
-
-
-# --- the start ------------------------------------------------------------------------------------------------------
 
 
 def test_the_key_comes_from_the_named_variable_and_is_told_to_nobody_else(

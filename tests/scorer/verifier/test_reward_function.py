@@ -160,8 +160,6 @@ def test_a_file_that_changed_during_a_run_is_named_with_what_helps(tmp_path: Pat
         raise AssertionError("it was loaded")
 
 
-# --- with the verifier's verdict ------------------------------------------------------------------
-
 PAIRED = """
 def score(question, text, gold, verdict):
     known = {"ok": verdict.reward, "no_answer": 0.125, "parse_fail": 0.25, "timeout": 0.375, "error": 0.625}
@@ -228,8 +226,6 @@ def test_every_signature_that_can_be_called_is_taken(tmp_path: Path, source: str
     user_function.check_call("reward.function", user_function.resolve("reward.function", "mine.py:score", tmp_path))
 
 
-# --- named when it fails --------------------------------------------------------------------------
-
 NAMED_S = 5.0
 FILLS = program(__file__, "FILLS")
 
@@ -261,9 +257,6 @@ def test_a_function_that_fails_is_named_within_seconds_and_the_other_rows_are_ju
     assert found[1].reward == 0.25
     assert [found[key].reward for key in range(8, 1 + others)] == [8 / key for key in range(8, 1 + others)]
     log.info("%s: named after %.2f s", answer, named_s)
-
-
-# --- what it starts -------------------------------------------------------------------------------
 
 
 def started(pids_file: Path) -> list[int]:

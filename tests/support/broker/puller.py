@@ -7,9 +7,12 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
+from prefixrl.common.weights.folders import prune
 from prefixrl.common.weights.snapshot import describe
 from prefixrl.rollout import staging
 from prefixrl.rollout.weights import Fetcher
@@ -93,6 +96,15 @@ class Puller:
         self.process.join()
         self.process.close()
         self._pipe.close()
+
+
+numbers = count(1)
+
+
+def fresh(folder: Path) -> int:
+    """A version higher than any that a test before used; no snapshot is there."""
+    prune(folder, set())
+    return 100 * next(numbers)
 
 
 @contextmanager

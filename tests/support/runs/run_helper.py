@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import psutil
 
+from support.fakes import wait_until
 from support.paths import ROOT
 
 RUN_FILE = ROOT / "deploy/examples/arithmetic/run.toml"
@@ -62,14 +62,8 @@ def logs(directory: Path) -> str:
 
 
 def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 240.0) -> Any:
-    """Poll until the condition is true; its value."""
-    deadline_s = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_s:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.05)
-    raise AssertionError(f"{what} did not happen within {timeout_s:g} s")
+    """Poll until the condition is true, as long as a whole run may take; its value."""
+    return wait_until(condition, what, timeout_s, poll_s=0.05)
 
 
 def status(directory: Path) -> dict[str, Any]:

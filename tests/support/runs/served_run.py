@@ -1,5 +1,6 @@
 """`prefixrl serve` as its users have it: a process, and the run of an example, untrained, behind it."""
 
+import asyncio
 import json
 import os
 import re
@@ -45,6 +46,21 @@ class ServedRun:
 
     def async_client(self, **options: Any) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=self.url, api_key=NO_KEY, **{"max_retries": 0, **options})
+
+    def answers_at_once(self, problems: list[str]) -> list[str]:
+        """The answers to clients that ask at the same time, every second of which streams."""
+
+        async def ask(client: openai.AsyncOpenAI, problem: str, streams: bool) -> str:
+            if streams:
+                stream = await client.completions.create(model=self.name, prompt=problem, stream=True)
+                return "".join([event.choices[0].text async for event in stream])
+            return (await client.completions.create(model=self.name, prompt=problem)).choices[0].text
+
+        async def all_at_once() -> list[str]:
+            async with self.async_client() as client:
+                return await asyncio.gather(*(ask(client, each, place % 2 == 1) for place, each in enumerate(problems)))
+
+        return asyncio.run(all_at_once())
 
     @property
     def health(self) -> dict[str, Any]:

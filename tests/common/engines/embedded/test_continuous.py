@@ -88,9 +88,6 @@ def assert_row_follows(
     assert stops or len(written) == asked.sampling.max_new_tokens
 
 
-# --- texts ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Arrival:
     step: int
@@ -256,9 +253,6 @@ def test_a_probe_is_scored_in_few_forwards_with_the_logprobs_of_row_by_row(
     assert engine.score([]).size == 0
 
 
-# --- seats ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_row_that_waits_takes_the_seat_of_one_that_ends(folder: Path) -> None:
     engine = engine_of(folder, seats=2)
     assert (engine.seats, engine.room, engine.takes_runs) == (2, room_of(2), False)
@@ -324,9 +318,6 @@ def test_seats_are_busy_for_the_time_of_the_forwards_of_their_rows(
     assert busy == [1.0, 2.0] and engine.busy_row_s == 3.0
 
 
-# --- what is shared -------------------------------------------------------------------------------------------------
-
-
 def test_what_the_rows_of_a_job_share_is_computed_once(
     engine: TransformersEngine, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,9 +354,6 @@ def texts_after(written: JobResult, tokens: int) -> int:
     return len({tuple(row.tokens[:tokens].tolist()) for row in written.rows})
 
 
-# --- weights --------------------------------------------------------------------------------------------------------
-
-
 def test_rows_go_on_with_weights_installed_in_between_and_newcomers_have_only_those(folder: Path) -> None:
     engine = engine_of(folder)
     old = {name: tensor.clone() for name, tensor in engine.weights().items()}
@@ -388,9 +376,6 @@ def test_rows_go_on_with_weights_installed_in_between_and_newcomers_have_only_th
         rest = replace(late, rows=(begun,), uniforms=uniforms[None, 4:], sampling=settings(0.7, 5))
         tail = Continuation(row.tokens[4:], row.logprobs[4:], row.finish, ())
         assert_rows_follow(changed, rest, JobResult("rest", (tail,), 0.0))
-
-
-# --- models that cannot ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -128,9 +128,6 @@ def test_over_sampling_multiplies_the_lead_of_groups_that_are_not_judged() -> No
     assert begun(rule, BATCH_IN_TRAINING | {"scored": 16}) == 24
 
 
-# --- drift -----------------------------------------------------------------------------------------------------------
-
-
 def test_the_cap_shrinks_while_old_samples_are_worth_too_little_and_recovers() -> None:
     rule = admission()
     assert rule.finish_iteration(1.0, 0.0, {}, 0.1) == "tightened"
@@ -188,9 +185,6 @@ def test_a_cap_between_lets_whole_items_begin_in_training() -> None:
     rule = admission()
     rule.cap, rule.lead = 20.0, B + 20.0
     assert begun(rule, BATCH_IN_TRAINING) == 16
-
-
-# --- the two traps, on the real ledger -------------------------------------------------------------------------------
 
 
 def ledger(batch_groups: int, item: int, staleness: int = 2) -> Ledger:

@@ -156,9 +156,6 @@ def test_with_epochs_the_last_batch_is_what_the_filter_leaves() -> None:
     assert ledger.counts.filtered == 2 and ledger.outstanding == 0
 
 
-# --- over-sampling --------------------------------------------------------------------------------------------------
-
-
 def test_more_groups_are_under_way_than_fit_and_fewer_as_groups_pass() -> None:
     ledger = make(Window(4, 0, Fraction(3, 2), 2))
     seqs = sample(ledger)
@@ -287,8 +284,6 @@ def test_a_late_result_does_not_enter_an_iteration_that_is_handed_out_already() 
     ledger.trained(1)
     assert ledger.batch(2) == Choice((1,))
 
-
-# --- filter.fill = "prioritise" -------------------------------------------------------------------------------------
 
 SPARING = AccuracyFilter(0.2, 0.8, limit_groups=2, min_pass_rate=0.9, fills=True)
 

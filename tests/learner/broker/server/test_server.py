@@ -59,8 +59,6 @@ from support.fakes import (
     wait_until,
 )
 
-# --- who may work ---
-
 
 def test_another_protocol_is_rejected_with_both_numbers(config: RunConfig, broker: Broker) -> None:
     with peers(endpoint_of(config), "old", "new") as (old, new):
@@ -209,9 +207,6 @@ def test_a_new_worker_takes_over_the_identity_and_gets_the_task_again(config: Ru
             second.ready(config, "rollout")
             assert second.hear(PrefixTask).groups == task.groups
             assert first.hears_nothing_of(PrefixTask)
-
-
-# --- results ---
 
 
 class HeldJournal(Journal):

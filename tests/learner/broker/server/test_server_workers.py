@@ -59,9 +59,6 @@ SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
 V1 = WeightsNote(1, "d1", NOTE.probe_tokens, NOTE.probe_logprobs)
 
 
-# --- workers that are lost ---
-
-
 def test_a_silent_worker_is_given_up_and_its_task_goes_to_another(tmp_path: Path) -> None:
     config = run_on_disk(tmp_path, broker={"heartbeat_s": 0.1, "silence_s": 0.5})
     with serving(config), peers(endpoint_of(config), "mute", "other") as (mute, other):
@@ -190,9 +187,6 @@ def test_a_worker_is_not_asked_to_join_while_it_loads_nor_once_it_is_ready(
         beats(scorer, "waiting")
         scorer.say(ready(config, "scorer"))
         beats(scorer, "working")
-
-
-# --- new weights ---
 
 
 def swapping(config: RunConfig, rank: Peer, rollout: Peer) -> None:

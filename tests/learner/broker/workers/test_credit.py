@@ -47,9 +47,6 @@ def agrees_with_its_leases(worker: Worker) -> None:
     assert worker.behind() == behind
 
 
-# --- how much is given ---
-
-
 def test_rows_are_given_until_the_room_is_full_and_again_as_soon_as_one_has_ended(config: RunConfig) -> None:
     desk = Desk(config)
     desk.sample_everything(desk.worker("rollout"))
@@ -136,9 +133,6 @@ def test_evaluations_are_scored_a_group_at_a_time_too(config: RunConfig) -> None
             desk.dispatcher.take_scores(scorer, scored(each), 1.0)
             judged += 1
     assert desk.dispatcher.evaluations.counts() == {"asked": 5, "judged": 5, "failed": 0}
-
-
-# --- losses, drains, order ---
 
 
 def test_groups_of_a_scorer_that_is_lost_in_mid_task_are_scored_by_another_in_their_order(config: RunConfig) -> None:
@@ -241,9 +235,6 @@ def test_credit_is_never_exceeded_and_no_seat_is_free_while_work_waits(config: R
     else:
         assert len(done) < GROUPS  # few results were drawn
     assert desk.ledger.states().get("scored", 0) == len(done)
-
-
-# --- figures ---
 
 
 def test_the_share_is_the_true_one_when_one_row_of_32_runs_on(config: RunConfig) -> None:

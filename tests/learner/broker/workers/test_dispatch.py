@@ -27,9 +27,6 @@ def desk(config: RunConfig) -> Desk:
     return Desk(config)
 
 
-# --- giving work ---
-
-
 def test_scoring_goes_to_the_scorer_with_most_free_slots(desk: Desk) -> None:
     desk.sample_everything(desk.worker("rollout"))
     small, large = desk.worker("scorer", 1), desk.worker("scorer", 3)
@@ -148,9 +145,6 @@ def test_evaluations_hold_a_quarter_of_the_seats_while_a_run_trains(
     kinds = [task.kind for task in desk.tasks(scorer, ScoreTask)]
     held, quarter = kinds.count("eval"), 1024 / EVALUATION_SHARE
     assert held > quarter if is_over else (held == quarter and kinds.count("train") > 8)
-
-
-# --- losing work ---
 
 
 def test_the_task_of_a_lost_worker_goes_to_another_with_the_same_numbers(desk: Desk) -> None:

@@ -26,9 +26,6 @@ def desk(config: RunConfig) -> Desk:
     return Desk(config)
 
 
-# --- results that are not what was asked for ---
-
-
 def test_prefixes_of_another_version_are_refused_and_the_task_comes_back(desk: Desk) -> None:
     rollout = desk.worker("rollout")
     desk.dispatch()
@@ -81,9 +78,6 @@ def test_scores_without_a_version_never_count_as_training(desk: Desk) -> None:
     with pytest.raises(ValueError, match=r"another prefixes, version or weights in groups \[0, 1\]"):
         desk.dispatcher.take_scores(scorer, scored(unversioned), now_s=1.0)
     assert "scored" not in desk.ledger.states()
-
-
-# --- evaluations and the ledger ---
 
 
 def colliding(desk: Desk) -> tuple[Worker, Worker, PrefixTask, PrefixTask]:

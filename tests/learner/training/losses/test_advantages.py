@@ -135,8 +135,6 @@ def test_with_lambda_1_every_token_of_one_action_returns_the_same() -> None:
     assert returns.tolist()[0] == pytest.approx([0.965] * 5)
 
 
-# --- baselines of groups --------------------------------------------------------------------------------------------
-
 grouped = st.lists(st.tuples(st.integers(0, 4), st.sampled_from([0.0, 0.0, 1.0, 0.25, 0.7])), min_size=1)
 
 

@@ -42,9 +42,6 @@ def close(found: Rows, expected: Rows) -> bool:
     return all(row == pytest.approx(other, abs=1e-4) for row, other in zip(found, expected, strict=True))
 
 
-# --- the vectors ----------------------------------------------------------------------------------------------------
-
-
 def normalised() -> tuple[Tensor, Tensor]:
     values, mask = padded(Q)
     rewards, counted = process_rewards(values, mask, BETA, "token")
@@ -85,8 +82,6 @@ def test_with_the_outcome_the_advantage_is_the_sum_of_both() -> None:
     total = [[each + mine for each in row] for row, mine in zip(returns("paper", 1.0), outcome, strict=True)]
     assert close(total, [[1.6875, 1.1250, 1.3125], [-2.7083, -1.1042], [0.9583]])
 
-
-# --- slow twins -----------------------------------------------------------------------------------------------------
 
 values = st.floats(-3.0, 3.0, allow_nan=False).map(lambda x: round(x, 3))
 

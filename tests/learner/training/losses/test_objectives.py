@@ -80,9 +80,6 @@ def penalties(rows: Rows, i: int) -> list[float]:
     return [BETA * (rows.piece.proximal[i, t] - rows.piece.reference[i, t]).item() for t in range(rows.sizes[i])]
 
 
-# --- advantages -----------------------------------------------------------------------------------------------------
-
-
 @given(seeds)
 def test_gae_estimates_with_a_value_per_token(seed: int) -> None:
     rows, objective = random_rows(seed), objective_of("gae", gae_lambda=0.9)
@@ -205,9 +202,6 @@ def test_appo_whitens_over_prefixes_and_not_over_tokens(seed: int) -> None:
         assert whitened[:, 0].tolist() == pytest.approx(twin.tolist(), abs=1e-3)
 
 
-# --- denominators ---------------------------------------------------------------------------------------------------
-
-
 @given(seeds, names, st.sampled_from(["token", "sequence"]))
 def test_denominators_count_what_no_mask_keeps_out(seed: int, name: str, aggregation: str) -> None:
     rows = random_rows(seed)
@@ -240,9 +234,6 @@ def test_dr_grpo_sums_over_tokens_and_divides_by_rows_times_the_longest_possible
             rho = math.exp((now[i, t] - piece.proximal[i, t]).item())
             twin -= min(rho * a, min(max(rho, 0.8), 1.2) * a)
     assert loss.item() == pytest.approx(twin / (len(rows.sizes) * K), abs=1e-5)
-
-
-# --- partitions -----------------------------------------------------------------------------------------------------
 
 
 @given(seeds, names, st.integers(1, 3))
@@ -282,9 +273,6 @@ def narrowed(piece: PreparedMicroBatch, share: list[int]) -> PreparedMicroBatch:
     batch = replace(batch, mask=batch.mask[:, :width])
     tensors = {name: x[share, :width] for name, x in vars(piece).items() if isinstance(x, Tensor)}
     return PreparedMicroBatch(tuple(share), batch, **tensors)
-
-
-# --- an advantage function of the user's own ------------------------------------------------------------------------
 
 
 def written(folder: Path, body: str) -> Objective:

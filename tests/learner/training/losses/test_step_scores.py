@@ -85,9 +85,6 @@ def twin(value: float, index: int, rows: Rows, groups: list[int], form: str, flo
     return (value - mean) / (deviation + floor)
 
 
-# --- in an iteration --------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_tokenizer(save_model(tmp_path_factory.mktemp("models") / "adapter"))

@@ -54,8 +54,6 @@ def test_text_behind_a_choice_must_be_the_questions(answer: str, is_known: bool)
     assert is_right(rf"\text{{{answer}}}", "A", "Which? (A) The red ball (B) the blue ball") is is_known
 
 
-# --- random golds, questions and answers ----------------------------------------------------------
-
 NUMBERS = st.integers(2, 60).map(str)
 LEAVES = st.one_of(NUMBERS, st.sampled_from(["x", "k", "2x", r"\pi", r"\sqrt2", r"\sqrt{12}", r"\frac{3}{4}"]))
 FORMULAS = st.recursive(
