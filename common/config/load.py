@@ -97,7 +97,10 @@ def _apply(document: dict[str, Any], setting: str) -> None:
         document = document[section]
         if not isinstance(document, dict):
             raise ConfigError(f"--set {setting!r}: {section} is not a section of the run file")
-    document[last] = value
+    if text.strip() != "null":
+        document[last] = value
+    elif document.pop(last, None) is None:
+        raise ConfigError(f"--set {setting!r}: null takes a key out of the run file, which has no {key.strip()}")
 
 
 def _validate(document: dict[str, Any], settings: tuple[str, ...], where: str) -> RunConfig:

@@ -105,17 +105,15 @@ def ignoring_signals() -> Iterator[None]:
 def keep_receive_buffers() -> None:
     """Let the allocator keep the memory of received frames."""
     # Fresh pages halve the speed of large frames. glibc adopts these values once it has freed a block of 32 MiB.
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)
-        mallopt(_M_TRIM_THRESHOLD, 64 * 2**20)
+    with suppress(AttributeError):  # other C libraries have none
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)
+        ctypes.CDLL(None).mallopt(_M_TRIM_THRESHOLD, 64 * 2**20)
 
 
 def release_memory() -> None:
     """Give freed memory back to the system: the allocator keeps what a rare, large piece of work took."""
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
-    if malloc_trim is not None:
-        malloc_trim(0)
+    with suppress(AttributeError):  # other C libraries have none
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def allow_many_files() -> None:

@@ -198,6 +198,15 @@ def test_a_section_that_a_resolved_config_lacks_can_be_set_over_it(run_file: Pat
     assert found is not None and (found.model, found.format) == ("org/model", "two_class")
 
 
+def test_null_takes_a_key_out_of_the_file_and_is_refused_where_there_is_none(run_file: Path) -> None:
+    run_file.write_text(run_file.read_text() + "\n[learner.lora]\nrank = 4\n")
+    assert load(run_file).learner.lora and load(run_file, ("learner.lora=null",)).learner.lora is None
+    assert load(run_file, ("seed=7", "seed = null")).seed == load(run_file).seed
+    assert refusal(run_file, "learner.lore=null").endswith(
+        "null takes a key out of the run file, which has no learner.lore"
+    )
+
+
 def test_a_setting_below_a_value_is_refused(run_file: Path) -> None:
     message = refusal(run_file, "directory.name=x")
     assert message == "--set 'directory.name=x': directory is not a section of the run file"
