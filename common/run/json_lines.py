@@ -1,9 +1,9 @@
-"""Files of JSON: lines, of which the last may be incomplete, or one document."""
+"""Files of lines, mostly of JSON, of which the last may be incomplete; files of one document."""
 
 import io
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from prefixrl.common.host.process import write_atomically
 log = logging.getLogger(__name__)
 
 TAIL_BYTES = 2**20
+BLOCK_BYTES = 2**19
 
 Line = TypeVar("Line", bound=msgspec.Struct)
 
@@ -55,6 +56,34 @@ def newest(path: Path, kind: type[Line], count: int = 1) -> list[Line]:
         return [msgspec.json.decode(text, type=kind) for text in texts]
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return []
+
+
+class AddedLines:
+    """The lines that a file gets, read once each; all of them again where it is another file, or a shorter one."""
+
+    def __init__(self, path: Path, offset: int = 0, begin_anew: Callable[[], None] = lambda: None) -> None:
+        """Read from `offset` on; call `begin_anew` before the first line of another file, or where it is gone."""
+        self.path, self.offset = path, offset
+        self._begin_anew, self._number = begin_anew, 0
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield whole lines that were added, many together; those of the block at which the caller fails come again."""
+        if not self.path.exists():
+            if self.offset:
+                self.offset = 0
+                self._begin_anew()
+            return
+        with self.path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            if found.st_size < self.offset or found.st_ino != (self._number or found.st_ino):
+                self.offset = 0
+                self._begin_anew()
+            self._number = found.st_ino
+            file.seek(self.offset)
+            while whole := (block := file.read(BLOCK_BYTES) + file.readline())[: block.rfind(b"\n") + 1]:
+                yield whole
+                self.offset += len(whole)
+                file.seek(self.offset)
 
 
 def document(path: Path, kind: type[Line]) -> Line | None:

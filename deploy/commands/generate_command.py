@@ -25,6 +25,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.evaluation.plans import ANSWERS_FILE, GREEDY, PLAN_FILE, SAMPLED, AnswerLine, OfflinePlan
 from prefixrl.common.host.process import printable, stop_event, write_atomically
+from prefixrl.common.run.json_lines import AddedLines
 from prefixrl.common.run.status import USAGE_FILE, total_usage
 from prefixrl.common.wire.messages.worker import Usage
 from prefixrl.common.worker.command import settings_option
@@ -95,10 +96,9 @@ class Copy:
 
     def __init__(self, source: Path, out: IO[bytes], replaces: bool = False) -> None:
         """`replaces`: the output is a file that loses its content once the first line is there."""
-        self._source = source
+        self._added = AddedLines(source)
         self._out = out
         self._replaces = replaces
-        self._offset = 0
         self.lines = 0
         self.failed = 0
         self.is_closed = False
@@ -109,23 +109,20 @@ class Copy:
 
         `is_last`: everything is answered, even if there was nothing to answer.
         """
-        if self.is_closed or not self._source.exists():
+        if self.is_closed or not self._added.path.exists():
             return
-        with self._source.open("rb") as file:
-            file.seek(self._offset)
-            text, newline, _ = file.read().rpartition(b"\n")
-        for line in text.splitlines() if newline else ():
+        text = b"".join(self._added.blocks())
+        for line in text.splitlines():
             self._count(msgspec.json.decode(line, type=AnswerLine))
-        self._offset += len(text) + len(newline)
         try:
-            if self._replaces and (newline or is_last):
+            if self._replaces and (text or is_last):
                 self._replaces = False
                 # Only files hold bytes; pipes and devices cannot be truncated.
                 if os.fstat(self._out.fileno()).st_size:
                     self._out.truncate(0)
             if self._out.isatty():
                 text = printable(text.decode()).encode()  # still the same JSON
-            self._out.write(text + newline)
+            self._out.write(text)
             self._out.flush()
         except BrokenPipeError:
             self.is_closed = True

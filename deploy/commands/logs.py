@@ -1,6 +1,5 @@
 """`prefixrl logs`: the logs of a run's processes, by name or role."""
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ import click
 
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.process import printable, stop_event
+from prefixrl.common.run.json_lines import AddedLines
 from prefixrl.deploy.view.run_state import log_tail
 
 POLL_S = 0.2
@@ -58,24 +58,11 @@ def newest_lines(paths: list[Path], count: int) -> Iterator[str]:
 def follow(paths: list[Path], count: int, stopped: Callable[[], bool]) -> Iterator[str]:
     """Yield the newest lines, then those that come; of several logs each with its name."""
     mark = "{stem}: {line}" if len(paths) > 1 else "{line}"
-    offsets = {path: path.stat().st_size for path in paths}
+    added = [AddedLines(path, path.stat().st_size) for path in paths]
     for path in paths:
         yield from (mark.format(stem=path.stem, line=line) for line in log_tail(path, count))
     while not stopped():
-        for path, offset in offsets.items():
-            lines, offsets[path] = _since(path, offset)
-            yield from (mark.format(stem=path.stem, line=line) for line in lines)
+        for new in added:
+            for line in (line for block in new.blocks() for line in block.decode(errors="replace").splitlines()):
+                yield mark.format(stem=new.path.stem, line=line)
         time.sleep(POLL_S)
-
-
-def _since(path: Path, offset: int) -> tuple[list[str], int]:
-    """Return the whole lines behind an offset and the offset after them; a shorter file is new."""
-    if not path.exists():
-        return [], 0  # the run was thrown away, and may begin again
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(offset if offset <= size else 0)
-        begin = file.tell()
-        content = file.read()
-    whole = content[: content.rfind(b"\n") + 1]
-    return whole.decode(errors="replace").splitlines(), begin + len(whole)

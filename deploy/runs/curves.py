@@ -17,9 +17,9 @@ import numpy as np
 
 from prefixrl.common.errors import DataError
 from prefixrl.common.run.documents import METRICS_FILE, AlarmSpans, MetricsLine
+from prefixrl.common.run.json_lines import AddedLines
 
 MOST_POINTS = 500
-BLOCK_BYTES = 2**19
 GROUPS = ("figures", "busy_fraction", "tokens_per_s", "waited_for_s", "waiting_rows", "statuses")
 SINGLE = ("mean_age", "trained_s", "waited_s", "publish_s", "since_start_s", "engine_mismatch")
 LARGEST_AGE = "largest age"
@@ -55,14 +55,13 @@ class Curves:
     """The columns of one run's metrics.jsonl, as far as it was read."""
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / METRICS_FILE
+        self._added = AddedLines(directory / METRICS_FILE, begin_anew=self._begin_anew)
         self.generation = 0
         """Times that the file was another."""
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         self.generation += 1
-        self._file_number, self._offset = 0, 0
         self.iterations = array("q")
         self._columns: dict[str, array[float]] = {}
         self.alarms = AlarmSpans()
@@ -72,30 +71,16 @@ class Curves:
 
         Raises DataError for a damaged line.
         """
-        before = (self._file_number, self._offset)
-        if not self._path.exists():
-            if self._offset:
-                self._begin_anew()
-            return self._offset != before[1]
-        with self._path.open("rb") as file:
-            size, number = self._path.stat().st_size, self._path.stat().st_ino
-            if number != self._file_number or size < self._offset:
-                self._begin_anew()
-                self._file_number = number
-            file.seek(self._offset)
-            while block := file.read(BLOCK_BYTES):
-                if not (whole := block[: block.rfind(b"\n") + 1]):
-                    break
-                self._add(whole)
-                self._offset += len(whole)
-                file.seek(self._offset)
-        return before != (self._file_number, self._offset)
+        before = self.generation, self._added.offset
+        for text in self._added.blocks():
+            self._add(text)
+        return before != (self.generation, self._added.offset)
 
     def _add(self, text: bytes) -> None:
         try:
             lines: list[Any] = _DECODER.decode_lines(text)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise DataError(f"{self._path} is damaged behind byte {self._offset}: {error}") from None
+            raise DataError(f"{self._added.path} is damaged behind byte {self._added.offset}: {error}") from None
         rows = len(self.iterations)
         for name, values in _columns_of(lines):
             column = self._columns.setdefault(name, array("d"))

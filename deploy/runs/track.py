@@ -28,6 +28,7 @@ from prefixrl.common.errors import ConfigError, UserError
 from prefixrl.common.host.process import stop_event, write_atomically
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import METRICS_FILE, MetricsLine, columns
+from prefixrl.common.run.json_lines import AddedLines
 from prefixrl.deploy.runs.inspect import newest_groups
 from prefixrl.deploy.runs.samples import SampleText, decoder, texts_of
 
@@ -233,23 +234,13 @@ class MetricsFile:
 
     def __init__(self, path: Path) -> None:
         """Begin before the first line."""
-        self._path = path
-        self._inode = self._offset = 0
+        self._added = AddedLines(path)
         self._sent: dict[int, str] = {}
 
     def changed(self) -> list[MetricsLine]:
         """Return what was appended; after a resume replaced the file, the lines that differ."""
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            if (inode := self._path.stat().st_ino) != self._inode:
-                self._inode, self._offset = inode, 0
-            file.seek(self._offset)
-            content = file.read()
-        whole = content[: content.rfind(b"\n") + 1]
-        self._offset += len(whole)
         found = []
-        for text in whole.splitlines():
+        for text in (line for block in self._added.blocks() for line in block.splitlines()):
             line, digest = msgspec.json.decode(text, type=MetricsLine), xxhash.xxh3_64_hexdigest(text)
             if self._sent.get(line.iteration) != digest:
                 self._sent[line.iteration] = digest
