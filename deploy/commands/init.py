@@ -115,6 +115,4 @@ def init_command(size: Size | None, adapter: str, target: str, data: str, held_o
 
     For example: prefixrl init --adapter A --target T --data train.jsonl > run.toml
     """
-    from prefixrl.deploy.commands.init import run_file
-
     click.echo(run_file(size, adapter, target, data, held_out), nl=False)

@@ -66,17 +66,12 @@ def awaited_groups(ledger: Ledger, text: str) -> Awaited:
 
 def groups_in_words(dispatcher: Dispatcher, wait: NotYetChosen, now_s: float) -> str:
     """Name the groups that an iteration waits for, and the workers that hold them."""
-    text, rate = _groups_with_holders(dispatcher, wait, now_s), dispatcher.ledger.pass_rate
+    registry, rate, passed = dispatcher.registry, dispatcher.ledger.pass_rate, ""
     if rate and rate.judged:
-        text += f"; {rate.passed} of the last {rate.judged} judged groups passed the filter"
-    return text
-
-
-def _groups_with_holders(dispatcher: Dispatcher, wait: NotYetChosen, now_s: float) -> str:
-    registry = dispatcher.registry
+        passed = f"; {rate.passed} of the last {rate.judged} judged groups passed the filter"
     if not wait.for_seqs:
         rollouts = [f"{each.name} ({each.phase}, version {each.version})" for each in registry.of("rollout")]
-        return f"prefixes from {', '.join(rollouts) or 'any rollout: none is connected'}"
+        return f"prefixes from {', '.join(rollouts) or 'any rollout: none is connected'}{passed}"
     first, more = wait.for_seqs[:NAMED_GROUPS], len(wait.for_seqs) - NAMED_GROUPS
     holders = {
         seq: f"{worker.name} on {worker.host} for {now_s - lease.since_s:.0f} s"
@@ -88,7 +83,7 @@ def _groups_with_holders(dispatcher: Dispatcher, wait: NotYetChosen, now_s: floa
     }
     states = {group.seq: group.state for group in dispatcher.ledger.live() if group.seq in first}
     named = [f"{seq} ({states.get(seq, 'ended')}, {holders.get(seq, 'queued')})" for seq in first]
-    return f"groups {', '.join(named)}{f' and {more} more' if more > 0 else ''}"
+    return f"groups {', '.join(named)}{f' and {more} more' if more > 0 else ''}{passed}"
 
 
 def why_no_batch(ledger: Ledger, limits: FilterConfig, iteration: int, starved: Starved) -> str:

@@ -13,8 +13,6 @@ CUT: dict[Literal["any", "all"], str] = {
     "any": "a text cut by the length limit",
     "all": "all texts cut by the length limit",
 }
-FEWEST_FAILURES_SEEN = 64
-"""Fewest groups over which the share of failures is judged."""
 TRUNCATED = "every row cut by the length limit"
 
 
@@ -122,7 +120,8 @@ class FailureShare:
         self.most = most
         self._failing = 0
         """Number of these groups with a failed row."""
-        self._is_too_high = False
+        self.is_too_high = False
+        """True if enough groups were counted, and more than `most` of them failed."""
 
     def note(self, *shares: float) -> None:
         """Count groups that ended or were accepted, the oldest first."""
@@ -132,22 +131,12 @@ class FailureShare:
             self.newest.append(share)
         # The share is a sum over hundreds of groups, and at most that of the groups with a failed row.
         may_be = len(self.newest) == self.newest.maxlen and self._failing / len(self.newest) > self.most
-        self._is_too_high = may_be and self.share > self.most
-
-    @classmethod
-    def over_batches(cls, batch_groups: int, most: float) -> "FailureShare":
-        """Return the share over two batches, or over the fewest groups that it is judged after."""
-        return cls(max(FEWEST_FAILURES_SEEN, 2 * batch_groups), most)
+        self.is_too_high = may_be and self.share > self.most
 
     @property
     def share(self) -> float:
         """Share of failed rows of these groups, each group counting the same."""
         return math.fsum(self.newest) / max(1, len(self.newest))
-
-    @property
-    def is_too_high(self) -> bool:
-        """True if enough groups were counted, and more than `most` of them failed."""
-        return self._is_too_high
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ from prefixrl.learner.broker.groups.filtering import AccuracyFilter, FailureShar
 from prefixrl.learner.broker.groups.states import Group, LedgerLimits, LiveGroups, PromptSource
 from prefixrl.learner.broker.groups.window import Window
 
+FEWEST_FAILURES_SEEN = 64
+"""Fewest groups over which the share of failures is judged; else those of two batches."""
 SURPLUS = "surplus"
 """Cause of a surplus group of over-sampling; its prompt is requeued, and no failure is counted."""
 
@@ -41,7 +43,8 @@ class JournaledState:
         self.batches: dict[int, tuple[int, ...]] = {}
         """Recorded iterations that are not trained yet."""
         self.pass_rate = PassRate(accuracy_filter) if accuracy_filter else None
-        self.failures = FailureShare.over_batches(window.batch_groups, limits.max_failure_share)
+        fewest = max(FEWEST_FAILURES_SEEN, 2 * window.batch_groups)
+        self.failures = FailureShare(fewest, limits.max_failure_share)
         self._filter = accuracy_filter
         self._prompts = prompts
         self._live = LiveGroups()

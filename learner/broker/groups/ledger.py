@@ -93,8 +93,8 @@ class Ledger(JournaledState):
         return self._begin_sampling(seqs[:room], version)
 
     def _new_item_size(self, version: int, most_groups: int) -> int:
-        if self.failures.is_too_high or (self.pass_rate and self.pass_rate.is_too_low):
-            return 0  # what is under way decides whether the run can go on
+        if self._starvation:
+            return 0
         states = self._live.states()
         room = self._room(version, states)
         to_boundary = self.window.batch_groups - self._next_seq % self.window.batch_groups
@@ -287,16 +287,12 @@ class Ledger(JournaledState):
         if isinstance(choice, Choice):
             self._append(BatchFormed(iteration, choice.seqs))
             self._end_surplus(is_filled=True)
-        elif self.failures.is_too_high:
-            return Starved("failures")
-        elif self.pass_rate and self.pass_rate.is_too_low:
-            return Starved("filter")
-        return choice
+            return choice
+        return self._starvation or choice
 
     def may_form(self, iteration: int) -> bool:
         """Return False if `batch` can only return groups to wait for; costs less than `batch`."""
-        ends = self.failures.is_too_high or (self.pass_rate is not None and self.pass_rate.is_too_low)
-        if iteration in self.batches or not (size := self._batch_size()) or ends:
+        if iteration in self.batches or not (size := self._batch_size()) or self._starvation:
             return True
         scored, spares = self._due("scored"), self._due("spare")
         missing = size - scored.total()
@@ -324,6 +320,13 @@ class Ledger(JournaledState):
         return found
 
     # --- views -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _starvation(self) -> Starved | None:
+        """The reason why nothing new is begun: what is under way decides whether the run can go on."""
+        if self.failures.is_too_high:
+            return Starved("failures")
+        return Starved("filter") if self.pass_rate and self.pass_rate.is_too_low else None
 
     @property
     def outstanding(self) -> int:
@@ -359,7 +362,7 @@ class Ledger(JournaledState):
         # A waiting group is in a queue, or it would wait for ever.
         to_sample = {seq for seqs in self._resample for seq in seqs}
         to_score = {seq for *_, item in self._unscored_items for seq in item.seqs}
-        assert self._live.counts == self._live.recount()
+        assert self._live.counts == Counter((group.state, group.version) for group in self._live)
         for group in self.live():
             assert group.state != "queued" or group.seq in to_sample
             assert group.state != "sampled" or group.seq in to_score

@@ -97,10 +97,6 @@ class LiveGroups:
             found[state] = found.get(state, 0) + count
         return found
 
-    def recount(self) -> Counter[tuple[State, int | None]]:
-        """Count all groups again, to check `counts`."""
-        return Counter((group.state, group.version) for group in self)
-
 
 @dataclass(frozen=True)
 class SampleItem:

@@ -6,19 +6,20 @@ Pure: time is passed in, messages to send are collected in `outgoing`, records i
 import math
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
 
 import msgspec
 
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.models.config_file import embedding_rows
 from prefixrl.common.seeds import derive
 from prefixrl.common.wire.messages.groups import GroupPrefixes, GroupTask, Sampling, TaskKind
 from prefixrl.common.wire.messages.learner import FromBroker
 from prefixrl.common.wire.messages.worker import Prefixes, PrefixTask, Refused, Revoke, Scores, ScoreTask
-from prefixrl.common.wire.packing import check_prefixes, check_spans, check_verdicts
+from prefixrl.common.wire.packing import MOST_CHARS_PER_TOKEN, GroupLimits, check_prefixes, check_spans, check_verdicts
 from prefixrl.learner.broker.groups.evaluations import EvaluationQueue
 from prefixrl.learner.broker.groups.ledger import Ledger
 from prefixrl.learner.broker.groups.states import SampleItem, ScoreItem
-from prefixrl.learner.broker.workers.limits import RunLimits
 from prefixrl.learner.broker.workers.registry import Registry
 from prefixrl.learner.broker.workers.task_names import TaskNames, content, version_of
 from prefixrl.learner.broker.workers.task_order import Kind, kind_of
@@ -31,6 +32,8 @@ evaluations also hold one seat in so many (or one task): training work that come
 rows of all other seats, and wait for the prefill of their prompts."""
 LOST_TASK_S = 15.0
 """Time after which a lease ends that its worker does not report. An unacknowledged result is sent again sooner."""
+UNKNOWN_VOCABULARY = 2**20
+"""Bound where no config.json of the adapter names a vocabulary: more tokens than any model has."""
 VERIFICATION = 1
 """Progress that a scorer reports for a text that was verified."""
 MOST_LOST_TASKS = 3
@@ -44,7 +47,7 @@ class Dispatcher:
 
     def __init__(self, config: RunConfig, ledger: Ledger, prompts: PromptOrder, names: TaskNames) -> None:
         self._config, self._prompts, self._names = config, prompts, names
-        self._limits = RunLimits(config)
+        self._limits = limits_of(config)
         self._sampling = config.rollout_sampling(), config.scorer_sampling()
         """Settings of prefixes, and of completions, in training."""
         self._score_tasks = 0
@@ -204,10 +207,10 @@ class Dispatcher:
         asked, may_cross = version_of(result.task), result.kind == "train" and self._config.rollout.swap == "in_flight"
         if result.version != asked and not (may_cross and result.version > asked):
             raise ValueError(f"prefixes of version {result.version} for a task at version {asked}")
-        rows, limits = self._config.algorithm.samples_per_prompt, self._limits.prefixes(None)
+        rows, limits = self._config.algorithm.samples_per_prompt, self._limits
         if lease and lease.kind == "eval":
             request = self.evaluations.run_of(lease.item.seqs[0]).request
-            rows, limits = request.samples, self._limits.prefixes(request.prefix_sampling.max_new_tokens)
+            rows, limits = request.samples, replace(limits, row_tokens=request.prefix_sampling.max_new_tokens)
         for group in result.groups:
             check_prefixes(group, rows, limits=limits)
             check_spans(group, result.version, may_cross)
@@ -218,11 +221,13 @@ class Dispatcher:
         if lease and lease.kind == "eval":
             request = self.evaluations.run_of(lease.item.seqs[0]).request
             prefix, completion = request.prefix_sampling, request.completion_sampling
-        most = self._limits.completion_chars(result.kind, prefix.max_new_tokens, completion.max_new_tokens)
-        texts, prm = self._config.scorer.texts_per_row(result.kind), self._config.scorer.prm
-        has_step_rewards = prm is not None and prm.placement == "step"
+        scorer, most = self._config.scorer, 0
+        if result.kind == "eval" or scorer.keep_completions:
+            tokens = prefix.max_new_tokens + completion.max_new_tokens + scorer.most_extension_tokens
+            most = MOST_CHARS_PER_TOKEN * tokens
+        texts, has_step_rewards = scorer.texts_per_row(result.kind), scorer.prm and scorer.prm.placement == "step"
         for group in result.groups:
-            check_verdicts(group, texts, result.kind, most, has_step_rewards)
+            check_verdicts(group, texts, result.kind, most, bool(has_step_rewards))
 
     def take_refusal(self, worker: Worker, refusal: Refused) -> None:
         """Return a lease that its worker did not work on to its queue."""
@@ -277,6 +282,15 @@ class Dispatcher:
 
     def _return(self, lease: Lease, died: bool) -> None:
         (self.evaluations if lease.kind == "eval" else self.ledger).give_back(lease.item, died)
+
+
+def limits_of(config: RunConfig) -> GroupLimits:
+    """Return the most that a group of training may hold, by the config and the adapter's model."""
+    if config.rollout.engine == "simulated":
+        # Its tokens are bytes and versions, its prompts have no limit, and no model reads them.
+        return GroupLimits(row_tokens=config.max_sampled_tokens)
+    vocabulary = embedding_rows(config.adapter.model) or UNKNOWN_VOCABULARY
+    return GroupLimits(config.rollout.max_prompt_tokens, config.max_sampled_tokens, vocabulary)
 
 
 def _difference(lease: Lease, result: Prefixes | Scores) -> str:

@@ -2,13 +2,8 @@
 
 import pytest
 
-from prefixrl.learner.broker.groups.filtering import (
-    FEWEST_FAILURES_SEEN,
-    TRUNCATED,
-    AccuracyFilter,
-    FailureShare,
-    Starved,
-)
+from prefixrl.learner.broker.groups.filtering import TRUNCATED, AccuracyFilter, FailureShare, Starved
+from prefixrl.learner.broker.groups.journaled import FEWEST_FAILURES_SEEN
 from prefixrl.learner.broker.groups.ledger import Ledger
 from prefixrl.learner.broker.groups.states import LedgerLimits
 from prefixrl.learner.broker.groups.window import Choice, NotYetChosen, Window
