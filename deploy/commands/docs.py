@@ -1,17 +1,19 @@
-"""`prefixrl docs`, `prefixrl completion`: pages of the documentation, and a shell's script."""
+"""`prefixrl docs`, `example`, `completion`: pages of the documentation, examples to copy, and a shell's script."""
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 from click.shell_completion import get_completion_class
 
-from prefixrl.common.errors import ConfigError
+from prefixrl.common.errors import ConfigError, to_copy
 
 FOLDER = Path(__file__).parent.parent / "docs"
 """The pages in `docs/` of the repository: a link there, files in the wheel."""
 INDEX = "README"
+EXAMPLES = FOLDER.parent / "examples"
 _ROW = re.compile(r"\| \[(\w+)\]\(\w+\.md\) \| (.*) \|")
 
 
@@ -24,6 +26,29 @@ def docs(topic: str | None) -> None:
     else:
         for line in topics():
             click.echo(line)
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.argument("directory", required=False, type=click.Path(path_type=Path))
+def example(name: str | None, directory: Path | None) -> None:
+    """Copy the example NAME to a new folder DIRECTORY (default: NAME); without them, list the examples."""
+    known = sorted(path.name for path in EXAMPLES.glob("[a-z]*") if path.is_dir())
+    if name is None:
+        click.echo(f"`prefixrl example NAME [DIRECTORY]` copies one of: {', '.join(known)}")
+        return
+    folder = directory or Path(name)
+    if name not in known:
+        raise ConfigError(f"there is no example {name!r}; there are: {', '.join(known)}")
+    if folder.exists():
+        raise ConfigError(f"{folder} is there already; give a new folder: prefixrl example {name} DIRECTORY")
+    shutil.copytree(EXAMPLES / name, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    # Its scripts import the modules beside them; data of another example stays where it is.
+    for path in (*folder.glob("*.py"), *folder.glob("*.toml")):
+        text = path.read_text(encoding="utf-8").replace(f"prefixrl.deploy.examples.{name}.", "")
+        path.write_text(text.replace('"../', f'"{EXAMPLES}/'), encoding="utf-8")
+    what = f": {to_copy('prefixrl launch', folder / 'run.toml')} trains it" if (folder / "run.toml").exists() else ""
+    click.echo(f"{folder} holds the example {name}{what}")
 
 
 @click.command()

@@ -1,6 +1,6 @@
 """Print what fixed prefixes earn on training problems of a run, and what the best of them for each problem would.
 
-    python deploy/examples/headroom.py RUN
+    prefixrl headroom RUN
 
 An adapter that chooses among these prefixes can earn at most the last line. Where that is hardly above the best single
 prefix, nothing is to be learnt; where it is near 0, no prefix of these helps the target. RUN has judged the prefixes of
@@ -32,7 +32,7 @@ def best_of_each(rewards: dict[str, dict[str, float]]) -> list[float]:
     return [max(of_prefix[problem] for of_prefix in rewards.values()) for problem in judged]
 
 
-@click.command()
+@click.command("headroom")
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 def main(run: Path) -> None:
     """Print the mean reward of each prefix, and of the best one for each problem."""

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -40,6 +41,20 @@ def test_every_link_of_a_page_leads_to_a_file() -> None:
 def test_an_unknown_page_is_refused_with_those_there_are() -> None:
     refused = cli("docs", "nothing")
     assert refused.exit_code == 2 and "there is no page 'nothing'" in refused.output and "staleness" in refused.output
+
+
+def test_an_example_is_copied_out_of_the_package_and_stands_on_its_own(tmp_path: Path) -> None:
+    assert "letters" in cli("example").output
+    for name in ("arithmetic", "arithmetic_direct", "letters"):
+        copy = tmp_path / name
+        assert f"prefixrl launch {copy}/run.toml" in cli("example", name, str(copy)).output
+        command = [sys.executable, "-m", "prefixrl.learner", str(copy / "run.toml"), "--check"]
+        checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert checked.returncode == 0, checked.stderr
+    build = "import build, problems; assert build.Problem is problems.Problem"
+    subprocess.run([sys.executable, "-c", build], cwd=tmp_path / "letters", check=True)
+    assert "is there already" in cli("example", "letters", str(copy)).output
+    assert "there is no example 'nothing'; there are: arithmetic, " in cli("example", "nothing").output
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -32,7 +32,6 @@ def script() -> str:
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_the_commands_of_the_page_end_well_and_make_the_run_file_of_the_example(tmp_path: Path) -> None:
-    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     command = ["bash", "-e", "-u", "-c", script()]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=560)
