@@ -4,6 +4,7 @@ All figures come from the run itself: the busy shares and the times of its metri
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,13 +104,14 @@ def advise(rates: Rates) -> Advice:
     return Advice(bottleneck=busiest if is_held_up else "", wanted=wanted, balanced_s=balanced_s)
 
 
-def sentences(rates: Rates, advice: Advice) -> list[str]:
-    """Return the advice in words."""
+def sentences(rates: Rates, advice: Advice, cores: int) -> list[str]:
+    """Return the advice in words; `cores` are those of this host."""
+    busy = sum(share * rates.counts[role] for role, share in rates.share.items())
     waited = ", ".join(f"{share:.0%} for {cause}" for cause, share in rates.waited.items() if share >= 0.01)
     return [
         f"an iteration takes {rates.iteration_s:.2f} s; the learner waits {waited or 'for nothing'}",
         _about_the_bottleneck(rates, advice),
-        "counts assume that every process has a device, or a core, of its own (docs/scale.md)",
+        ADVICE["cores"].format(busy=busy, cores=cores),
     ]
 
 
@@ -192,4 +194,4 @@ def advice_for(directory: Path) -> tuple[Table, list[str]]:
         spent_s = f"{share * rates.iteration_s:.2f}"
         table.add_row(role, str(rates.counts[role]), f"{share:.0%}", spent_s, str(advice.wanted[role]))
     source = "workers as connected now" if document else "numbers of workers as in [launch]"
-    return table, [*sentences(rates, advice), f"({len(lines)} iterations; {source})"]
+    return table, [*sentences(rates, advice, os.cpu_count() or 1), f"({len(lines)} iterations; {source})"]

@@ -83,12 +83,13 @@ def test_counts_that_keep_the_learner_busy_are_the_least_that_are_enough(
         (MANY_SCORERS, "the learner is the bottleneck (busy for 98% of the time)"),
         (MANY_SCORERS, "2 of 8 scorers would do"),
         (MANY_SCORERS, "5 ranks instead of 1 would keep pace"),
+        (MANY_SCORERS, "at work at a time, and this host has 2 cores"),
         (IDLE, "no part is busy for most of the time (the busiest: learner, 50%)"),
         (SYNCHRONOUS, "With max_staleness = 1 the parts overlap, and an iteration takes 4.00 s at best"),
     ],
 )
 def test_the_words_name_the_role_the_counts_and_the_key(given: Rates, words: str) -> None:
-    assert words in "\n".join(sentences(given, advise(given)))
+    assert words in "\n".join(sentences(given, advise(given), 2))
 
 
 def test_rates_are_measured_from_metrics_and_the_workers_connected_now(tmp_path: Path) -> None:
