@@ -163,10 +163,7 @@ class AlgorithmConfig(Section):
     def _keys_with_effect(self, info: ValidationInfo) -> "AlgorithmConfig":
         allowed = {"reward": ("k1",), "loss": ("k2", "k3")}[self.kl_placement]
         if self.kl_estimator not in allowed:
-            raise self.conflict(
-                "kl_estimator kl_placement",
-                f"k1 in a loss has no expected gradient, k2 and k3 in a reward are biased; use {' or '.join(allowed)}",
-            )
+            raise self.conflict("biased_kl", allowed=" or ".join(allowed))
         self.refuse_without_effect((ONLY_FOR, "name"), (ONLY_WITH_CORRECTION, "correction"), info=info)
         if self.loss_function is not None and (found := [key for key in OF_THE_SURROGATE if self.is_given(key, info)]):
             condition, reason = assigned("loss_function", self.loss_function), "the function is the whole surrogate"
@@ -190,34 +187,23 @@ class AlgorithmConfig(Section):
         for key in ("mask_token_band", "mask_sequence_band"):
             low, high = getattr(self, key) or (0.0, math.inf)
             if not low < 1.0 < high:
-                raise self.conflict(key, "it must hold 1 between its ends, the p/mu of fresh samples")
+                raise self.conflict("band_without_fresh_samples", key=key)
         if self.proximal == "interpolated":
             needing = ("mask_token_band", "mask_sequence_band", "bound_second_moment", "kl_limit")
             found = [key for key in needing if getattr(self, key) is not None]
             found += ["kl_placement"] if self.kl > 0 and self.kl_placement == "reward" else []
             found += ["critic_targets"] if self.critic_targets == "vtrace" else []
             if found:
-                reason = "that needs proximal logprobs before the loss; leave one of the two out"
-                raise self.conflict(f"proximal {' '.join(found)}", reason)
+                raise self.conflict("needs_proximal", keys=" ".join(found))
         if self.bound_probability is not None and self.ratio_used != "token":
-            raise ValueError(
-                f"bound_probability = {self.bound_probability:g} with {assigned('ratio', self.ratio_used)}: one ratio "
-                'pushes all tokens of a prefix, so that none can be left out; use ratio = "token" or leave it out'
-            )
-        if self.kl_limit is not None and self.minibatches * self.ppo_epochs == 1:
-            raise self.conflict(
-                "kl_limit minibatches ppo_epochs",
-                "an iteration has no later step to leave out; raise minibatches or ppo_epochs, or leave kl_limit out",
-            )
-        if self.advantage_function is not None and self.zscore == "buffer":
-            raise self.conflict("zscore advantage_function", "leave out one of them")
+            ratio = assigned("ratio", self.ratio_used)
+            raise self.conflict("one_ratio_for_all", bound=self.bound_probability, ratio=ratio)
         is_compared = not self.has_critic and self.advantage_function is None
-        if self.samples_per_prompt == 1 and is_compared and self.zscore == "group":
-            raise self.conflict(
-                "samples_per_prompt name",
-                "the baseline is the group's other rewards, so every advantage would be 0; sample at least 2 per "
-                "prompt, or use a name with a critic",
-            )
+        self.refuse_if(
+            no_later_step=self.kl_limit is not None and self.minibatches * self.ppo_epochs == 1,
+            two_baselines=self.advantage_function is not None and self.zscore == "buffer",
+            alone_in_its_group=self.samples_per_prompt == 1 and is_compared and self.zscore == "group",
+        )
         return self
 
     def minibatches_of(self, rows: int) -> int:
@@ -270,21 +256,10 @@ class FilterConfig(Section):
     def _band(self, info: ValidationInfo) -> "FilterConfig":
         if not self.is_on:
             self.refuse_without_effect((_ONLY_WITH_FILTER, "accuracy"), info=info)
-        if self.fill == "prioritise" and self.over_sampling == 1:
-            raise self.conflict(
-                "fill over_sampling",
-                'groups that fail would be trained as without a filter; raise over_sampling, or use fill = "resample"',
-            )
+        self.refuse_if(filled_at_once=self.fill == "prioritise" and self.over_sampling == 1)
         self.refuse_without_effect((_ONLY_RESAMPLED, "fill"), info=info)
         low, high = self.accuracy or (0.0, 0.5)
-        if low > high:
-            raise self.conflict("accuracy", "the low end is above the high end")
-        if (low, high) == (0.0, 1.0):
-            raise self.conflict(
-                "accuracy",
-                "every group passes; leave it out, or narrow it: [0.01, 0.99] keeps groups that are neither all right "
-                "nor all wrong",
-            )
+        self.refuse_if(band_upside_down=low > high, band_of_all=(low, high) == (0.0, 1.0))
         return self
 
     def check_reachable(self, samples_per_prompt: int, continuations: int = 1) -> None:
@@ -296,8 +271,11 @@ class FilterConfig(Section):
         if not any(is_within(mean, low, high) for mean in means):
             nearest = sorted(sorted(means, key=lambda mean: max(low - mean, mean - high))[:2])
             times = f" and scorer.continuations = {continuations}" if continuations > 1 else ""
-            raise ValueError(
-                f"{assigned('filter.accuracy', self.accuracy)} with algorithm.samples_per_prompt = {samples_per_prompt}"
-                f"{times}: no group can pass, its mean reward is one of 0/{texts} ... {texts}/{texts}; the nearest are "
-                f"{' and '.join(f'{mean:.3g}' for mean in nearest)}; widen the band or sample more per prompt"
+            raise self.conflict(
+                "band_of_none",
+                band=assigned("filter.accuracy", self.accuracy),
+                samples=samples_per_prompt,
+                times=times,
+                texts=texts,
+                nearest=" and ".join(f"{mean:.3g}" for mean in nearest),
             )

@@ -136,8 +136,7 @@ class Source(Section):
             raise ValueError("name and path are missing; give a problem set, or a file, a folder or hf:OWNER/NAME")
         _check_question(self)
         if self.name is not None and self.name not in PROBLEM_SETS:
-            known = f"known ones: {', '.join(PROBLEM_SETS)}"
-            raise self.conflict("name", f"not a problem set; {known}. Give a file or a folder as path")
+            raise self.conflict("unknown_set", known=", ".join(PROBLEM_SETS))
         return self
 
     @property
@@ -247,10 +246,8 @@ class DataConfig(Section):
 
 def _check_question(section: Source | DataConfig) -> None:
     if (template := section.question_template) is not None:
-        if not ASKED_COLUMN.search(template):
-            raise section.conflict("question_template", "it names no column; put {question} or another one into it")
-        if section.question_column is not None:
-            raise section.conflict("question_template", "question_column names the question too; leave one out")
+        without_column = not ASKED_COLUMN.search(template)
+        section.refuse_if(template_without_column=without_column, two_questions=section.question_column is not None)
 
 
 def resolve(data: DataConfig, base: Path) -> DataConfig:

@@ -51,7 +51,7 @@ class ModelConfig(Section):
                 raise ValueError(self.no_effect(key, "chat_template = false", reason))
         for key in ("chat_template", "prompt_template"):
             if getattr(self, key) == "":
-                raise self.conflict(key, "neither a file nor a template; leave it out")
+                raise self.conflict("empty_template", key=key)
         taken = sorted(RESERVED & self.template_options.keys())
         if taken:
             raise ValueError(f"template_options sets {', '.join(taken)}: this software sets them itself; leave it out")

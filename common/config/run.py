@@ -68,9 +68,7 @@ class BrokerConfig(Section):
 
     @model_validator(mode="after")
     def _beats(self) -> "BrokerConfig":
-        if self.silence_s < 3 * self.heartbeat_s:
-            reason = "one late heartbeat would end a healthy worker; silence_s must be at least three times as long"
-            raise self.conflict("silence_s heartbeat_s", reason)
+        self.refuse_if(late_heartbeats=self.silence_s < 3 * self.heartbeat_s)
         return self
 
 
@@ -165,20 +163,12 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _keys_of_the_mode(self, info: ValidationInfo) -> "RunConfig":
-        if (self.algorithm.iterations is None) == (self.data.epochs is None):
-            raise self.conflict("algorithm.iterations data.epochs", "give exactly one of them, it ends the run")
-        if self.mode == "prefix" and self.target is None:
-            raise self.conflict(
-                "mode target", 'give [target] model, which completes the answers, or use mode = "direct"'
-            )
-        if self.mode == "direct" and self.target is not None:
-            reason = 'the adapter writes the whole answer; leave [target] out, or use mode = "prefix"'
-            raise self.conflict("target.model mode", reason)
-        if self.mode == "direct" and self.scorer.truncated == "extend":
-            raise self.conflict(
-                "scorer.truncated mode",
-                "scorers run no engine that could extend it; raise rollout.answer_tokens, or use judge, zero or mask",
-            )
+        self.refuse_if(
+            length_of_the_run=(self.algorithm.iterations is None) == (self.data.epochs is None),
+            no_target=self.mode == "prefix" and self.target is None,
+            useless_target=self.mode == "direct" and self.target is not None,
+            nothing_extends=self.mode == "direct" and self.scorer.truncated == "extend",
+        )
         useless = [
             f"{name}.{sentence}"
             for name, section in self
@@ -191,35 +181,23 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _texts_can_be_bitwise(self) -> "RunConfig":
-        batched = "its texts depend on what else is in the batch"
-        against = {
-            "rollout.engine": (self.rollout.engine == "vllm", batched),
-            "scorer.engine": (self.scorer.engine in ("vllm", "openai"), batched),
-            "rollout.swap": (self.rollout.swap == "in_flight", "texts depend on when weights come"),
-            "scorer.cache_bytes": (self.scorer.cache_bytes > 0, "cached texts were computed beside other rows"),
-        }
-        for key, (is_against, reason) in against.items():
-            if self.bitwise and is_against:
-                raise self.conflict(f"bitwise {key}", f"{reason}; leave one of them out")
+        self.refuse_if(
+            batched_prefixes=self.bitwise and self.rollout.engine == "vllm",
+            batched_answers=self.bitwise and self.scorer.engine in ("vllm", "openai"),
+            swaps_in_flight=self.bitwise and self.rollout.swap == "in_flight",
+            cached_texts=self.bitwise and self.scorer.cache_bytes > 0,
+        )
         return self
 
     @model_validator(mode="after")
     def _rewards_and_rows(self) -> "RunConfig":
-        if self.checkpoint.keep_best and not self.evaluation.every:
-            raise self.conflict(
-                "checkpoint.keep_best evaluation.every",
-                "no version is judged in training, so none is known to be the best; give evaluation.every, or leave "
-                "keep_best out",
-            )
-        if self.reward.function is not None and self.data.code != "none":
-            reason = "the function judges every answer, so no program would be run; leave one of them out"
-            raise self.conflict("reward.function data.code", reason)
+        self.refuse_if(
+            nothing_is_judged=self.checkpoint.keep_best and not self.evaluation.every,
+            two_judges=self.reward.function is not None and self.data.code != "none",
+        )
         rows = self.algorithm.groups_per_iteration * self.algorithm.samples_per_prompt
         if self.algorithm.minibatches > rows:
-            raise self.conflict(
-                "algorithm.minibatches algorithm.groups_per_iteration algorithm.samples_per_prompt",
-                f"an iteration has only {rows} rows; lower minibatches",
-            )
+            raise self.conflict("more_minibatches_than_rows", rows=rows)
         if self.reward.function is None and not self.data.has_fractions:
             self.filter.check_reachable(self.algorithm.samples_per_prompt, self.scorer.continuations)
         return self
@@ -235,24 +213,13 @@ class RunConfig(Section):
     def _process_rewards(self, info: ValidationInfo) -> "RunConfig":
         settings, algorithm, prm = self.implicit_reward, self.algorithm, self.scorer.prm
         has_steps = prm is not None and prm.placement == "step"
-        if has_steps and self.mode == "prefix":
-            raise self.conflict(
-                "scorer.prm.placement mode",
-                'most steps are the target\'s, whose tokens are not trained; use placement = "row", or mode = "direct"',
-            )
+        self.refuse_if(steps_of_the_target=has_steps and self.mode == "prefix")
         if (settings or has_steps) and algorithm.advantage_function is not None:
             source = "implicit_reward" if settings else 'scorer.prm.placement = "step"'
-            raise ValueError(
-                f"{source} with algorithm.advantage_function = {algorithm.advantage_function!r}: the function has no "
-                f"baseline for rewards of tokens; leave one of the two out"
-            )
+            raise self.conflict("no_baseline_of_tokens", source=source, function=algorithm.advantage_function)
         if settings is None:
             return self
-        if prm is not None and settings.outcome_coefficient == 0:
-            raise self.conflict(
-                "implicit_reward.outcome_coefficient scorer.prm.model",
-                "its scores would have no weight; leave [scorer.prm] out, or raise outcome_coefficient above 0",
-            )
+        self.refuse_if(scores_without_weight=prm is not None and settings.outcome_coefficient == 0)
         name, useless = f'algorithm.name = "{algorithm.name}"', []
         for key in ("gamma", "outcome_gamma"):
             if algorithm.has_critic and settings.is_given(key, info):
@@ -266,30 +233,18 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _waits(self) -> "RunConfig":
         batch_s, broker, endpoint = self.learner.batch_timeout_s, self.broker, self.scorer.openai
-        if batch_s <= max(broker.stall_s, broker.silence_s):
-            raise self.conflict(
-                "learner.batch_timeout_s broker.stall_s broker.silence_s",
-                "the learner would end before a stuck worker's groups are given to another; batch_timeout_s must "
-                "exceed both",
-            )
         is_served = self.scorer.engine == "openai"
-        if is_served and endpoint.request_s >= broker.stall_s:
-            reason = "a scorer would count as dead before its request times out; request_s must be shorter"
-            raise self.conflict("scorer.openai.request_s broker.stall_s", reason)
-        if is_served and endpoint.patience_s >= batch_s:
-            reason = "the learner would end before scorers that wait for the endpoint; batch_timeout_s must exceed it"
-            raise self.conflict("scorer.openai.patience_s learner.batch_timeout_s", reason)
+        self.refuse_if(
+            learner_before_workers=batch_s <= max(broker.stall_s, broker.silence_s),
+            scorer_before_its_request=is_served and endpoint.request_s >= broker.stall_s,
+            learner_before_scorers=is_served and endpoint.patience_s >= batch_s,
+        )
         return self
 
     @model_validator(mode="after")
     def _matrices_fit_the_engine(self) -> "RunConfig":
         lora, rollout = self.learner.lora, self.rollout
-        if lora is not None and lora.publish == "matrices" and rollout.swap == "in_flight":
-            raise self.conflict(
-                "rollout.swap learner.lora.publish",
-                'an answer of vLLM ends with the adapter it began with; use rollout.swap = "drain", or send whole '
-                'weights with publish = "merged"',
-            )
+        self.refuse_if(matrices_in_flight=lora and lora.publish == "matrices" and rollout.swap == "in_flight")
         if lora is not None and rollout.engine == "vllm" and (objection := lora.objection_of_vllm()):
             raise ValueError(objection)
         return self
@@ -304,11 +259,8 @@ class RunConfig(Section):
         size_bytes = rollout.groups_per_task * samples * row_bytes
         if size_bytes > MOST_TASK_BYTES:
             length = "prefix_tokens" if self.mode == "prefix" else "answer_tokens"
-            raise self.conflict(
-                f"rollout.groups_per_task algorithm.samples_per_prompt scorer.continuations rollout.{length}",
-                f"one task's result may have {size_bytes / 2**20:.0f} MiB, allowed are {MOST_TASK_BYTES / 2**20:.0f}; "
-                f"lower groups_per_task",
-            )
+            sizes = {"size": size_bytes / 2**20, "most": MOST_TASK_BYTES / 2**20}
+            raise self.conflict("task_too_large", length=length, **sizes)
         return self
 
     @model_validator(mode="after")
@@ -322,10 +274,7 @@ class RunConfig(Section):
             needed = self.gpus_of(role) * (launch.learner_ranks if role == "learner" else 1)
             wrong = [each for each in given if len(each) != needed or len(set(each)) != needed]
             if given and (wrong or len(given) != count):
-                raise self.conflict(
-                    f"launch.devices.{role}",
-                    f"name {needed} different GPUs for each of {count} processes, or leave the key out",
-                )
+                raise self.conflict("wrong_gpus", role=role, needed=needed, count=count)
         return self
 
     @property

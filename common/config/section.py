@@ -3,9 +3,12 @@
 import json
 from collections.abc import Mapping
 from functools import reduce
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+
+from prefixrl.common.config.foreign import read_toml
 
 Mode = Literal["prefix", "direct"]
 
@@ -24,6 +27,7 @@ FROM_RUN_FILE = {"is_run_file": True}
 """Validation context of a user's run file: keys without effect are refused there even at their default values. A
 resolved config, which names every key, is validated without it."""
 
+_CONFLICTS = read_toml(Path(__file__).parent / "tables" / "conflicts.toml", "the table of conflicts")
 OnlyWith = Mapping[str, tuple[tuple[object, ...], str]]
 """Keys that have an effect only with some values of a controlling key: those values, and the reason."""
 
@@ -61,10 +65,16 @@ class Section(BaseModel):
         """Return the sentence that refuses one key."""
         return f"{assigned(key, getattr(self, key))} has no effect with {condition}: {reason}; leave {key} out"
 
-    def conflict(self, keys: str, reason: str) -> ValueError:
-        """Return the refusal of keys (names from this section on, with blanks between) that do not go together."""
+    def conflict(self, name: str, **facts: object) -> ValueError:
+        """Return the refusal of that name in `tables/conflicts.toml`, with these facts in its gaps."""
+        keys, reason = (each.format(**facts) for each in _CONFLICTS[name])
         given = [assigned(key, reduce(getattr, key.split("."), self)) for key in keys.split()]
-        return ValueError(f"{' with '.join(given)}: {reason}")
+        return ValueError(": ".join(filter(None, [" with ".join(given), reason])))
+
+    def refuse_if(self, **conflicts: object) -> None:
+        """Raise the first of these conflicts that is there."""
+        for name in (name for name, is_there in conflicts.items() if is_there):
+            raise self.conflict(name)
 
 
 def assigned(key: str, value: object) -> str:

@@ -111,20 +111,13 @@ class ProcessModelConfig(Section):
         self.refuse_without_effect((_ONLY_WITH_FORMAT, "format"), (_ONLY_WITH_PLACEMENT, "placement"), info=info)
         if self.gpu_memory_utilization is not None:
             self.refuse_without_effect((_ONLY_WITH_VLLM, "engine"), info=info)
-        if self.coefficient == 0:
-            raise self.conflict(
-                "coefficient", "the process reward model would be without effect; leave [scorer.prm] out"
-            )
-        if self.coefficient + self.outcome_coefficient > 1 + _SUM_ROUNDING:
-            raise self.conflict(
-                "coefficient outcome_coefficient",
-                "together they exceed 1, the largest reward; divide both by their sum",
-            )
+        self.refuse_if(
+            without_effect=self.coefficient == 0,
+            more_than_one=self.coefficient + self.outcome_coefficient > 1 + _SUM_ROUNDING,
+        )
         if self.form.count(TAG) != 1 or self.form.count(STEP) != 1 or self.form.index(STEP) > self.form.index(TAG):
-            example = toml(_FORMS[self.format])
-            raise self.conflict("step_form", f"it needs {STEP} once and {TAG} once behind it, for example {example}")
-        if self.format == "step_tag" and self.good_token == self.bad_token:
-            raise self.conflict("good_token bad_token", "every step would have the same score; name both tokens")
+            raise self.conflict("form_of_a_step", example=toml(_FORMS[self.format]))
+        self.refuse_if(one_token_for_all=self.format == "step_tag" and self.good_token == self.bad_token)
         return self
 
 
@@ -162,17 +155,10 @@ class ImplicitRewardConfig(Section):
 
     @model_validator(mode="after")
     def _has_an_effect(self) -> "ImplicitRewardConfig":
-        if self.coefficient == 0 and self.outcome_coefficient == 0:
-            raise self.conflict("coefficient outcome_coefficient", "no row would have an advantage")
-        if self.reference == "policy" and self.reference_model is not None:
-            raise self.conflict(
-                "reference_model reference",
-                'the adapter itself is the reference; leave reference_model out, or use reference = "freeze"',
-            )
-        if self.update == "none" and self.reference == "freeze" and self.model == self.reference_model:
-            raise self.conflict(
-                "update model reference_model",
-                "every reward would be 0; name a trained reward model in `model` and its own beginning in "
-                '`reference_model`, or use update = "after"',
-            )
+        is_own = self.reference == "freeze" and self.model == self.reference_model
+        self.refuse_if(
+            no_advantage=self.coefficient == 0 and self.outcome_coefficient == 0,
+            two_references=self.reference == "policy" and self.reference_model is not None,
+            its_own_reference=self.update == "none" and is_own,
+        )
         return self

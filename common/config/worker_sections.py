@@ -187,8 +187,7 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def _something_ends_a_text(self) -> "EngineConfig":
-        if not self.own_stops and not self.stop_tokens:
-            raise ValueError("own_stops = false without stop_tokens: no text would ever end; name tokens that end it")
+        self.refuse_if(endless_texts=not self.own_stops and not self.stop_tokens)
         return self
 
     def truncations(self) -> list[str]:
@@ -238,30 +237,14 @@ class RolloutConfig(EngineConfig):
     def _check(self) -> "RolloutConfig":
         given = self.truncations()
         if given and not self.allow_biased_ratios:
-            raise ValueError(
-                f"{', '.join(given)}: tokens would be drawn from another distribution than the learner's, which biases "
-                f"p/mu of every token; leave it out, or accept that with allow_biased_ratios = true"
-            )
-        if not self.vllm.seeded:
-            raise self.conflict(
-                "vllm.seeded", "for scorers alone: a rollout's text follows from seed, group and row; leave it out"
-            )
+            raise self.conflict("biased_draws", keys=", ".join(given))
+        self.refuse_if(unseeded_rollout=not self.vllm.seeded)
         if changes := self.vllm.changes_of_distribution():
-            raise ValueError(
-                f"{', '.join(f'vllm.{each}' for each in changes)}: a rollout would sample from another policy than the "
-                f"published weights are, and could not be given new ones; leave it out (scorers may have it)"
-            )
-        if "speculative_config" in self.vllm.options:
-            raise ValueError(
-                "vllm.options.speculative_config is for scorers: a draft model would stay behind while a rollout's "
-                "weights change, and accepted drafts have other logprobs; leave it out"
-            )
+            raise self.conflict("another_policy", keys=", ".join(f"vllm.{each}" for each in changes))
+        self.refuse_if(drafts_stay_behind="speculative_config" in self.vllm.options)
         transfer = self.vllm.options.get("kv_transfer_config")
         if self.swap == "in_flight" and transfer is not None:
-            raise ValueError(
-                f'swap = "in_flight" with vllm.options.kv_transfer_config = {transfer!r}: vLLM cannot drop keys and '
-                'values that are being transferred; leave the transfer out, or use swap = "drain"'
-            )
+            raise self.conflict("transfer_in_flight", transfer=transfer)
         return self
 
 
@@ -309,14 +292,10 @@ class ScorerConfig(EngineConfig):
     def _endpoint_can_be_asked(self) -> "ScorerConfig":
         if self.engine != "openai":
             return self
-        if self.openai.url is None:
-            raise self.conflict("engine openai.url", 'give the address, for example "http://node7:8000/v1"')
+        self.refuse_if(no_address=self.openai.url is None)
         extensions = [key for key in ("top_k", "min_p") if getattr(self, key)]
         if extensions and self.openai.dialect == "openai":
-            raise self.conflict(
-                f"{' '.join(extensions)} openai.dialect",
-                'OpenAI\'s API has no such key; leave it out, or use openai.dialect = "vllm" if vLLM serves it',
-            )
+            raise self.conflict("no_such_extension", keys=" ".join(extensions))
         return self
 
     @model_validator(mode="after")
@@ -325,24 +304,16 @@ class ScorerConfig(EngineConfig):
         is_one_device = prm is not None and prm.device != "cpu" and self.device != "cpu"
         if own is None or prm is None or prm.engine != "vllm" or not is_one_device or own + prm.device_share <= 1:
             return self
-        raise ValueError(
-            f"vllm.gpu_memory_utilization = {own:g} with prm.gpu_memory_utilization = {prm.device_share:g}: target and "
-            f"process reward model are on one GPU and would have {own + prm.device_share:.2f} of its memory; lower one"
-        )
+        raise self.conflict("shares_above_one", own=own, share=prm.device_share, both=own + prm.device_share)
 
     @model_validator(mode="after")
     def _check(self) -> "ScorerConfig":
-        if self.extension_tokens is not None and self.truncated != "extend":
-            raise self.conflict(
-                "extension_tokens truncated", 'only truncated = "extend" has an extension; leave it out, or use that'
-            )
-        if self.continuations > 1 and self.temperature == 0:
-            raise self.conflict(
-                "continuations temperature",
-                "a greedy target writes the same text every time; raise temperature, or leave continuations out",
-            )
+        self.refuse_if(
+            useless_extension=self.extension_tokens is not None and self.truncated != "extend",
+            equal_continuations=self.continuations > 1 and self.temperature == 0,
+        )
         if 0 < self.cache_bytes < LEAST_CACHE_BYTES:
-            raise self.conflict("cache_bytes", f"the least useful size is {LEAST_CACHE_BYTES} (1 MiB); 0 is no cache")
+            raise self.conflict("small_cache", least=LEAST_CACHE_BYTES)
         return self
 
     def texts_per_row(self, kind: TaskKind) -> int:
