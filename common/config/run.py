@@ -312,6 +312,11 @@ class RunConfig(Section):
         """Return the model a worker loads; in direct mode a scorer reads only its tokenizer."""
         return self.adapter.start if self.asked(role) is self.adapter else self.asked(role).model
 
+    def loads_model(self, role: str) -> bool:
+        """Return True if a worker has an engine with weights, a process reward model apart."""
+        engine = self.rollout.engine if role == "rollout" else self.scorer.engine
+        return (role == "rollout" or self.mode == "prefix") and engine not in ("openai", "simulated")
+
     def gpus_of(self, role: str) -> int:
         """Return the GPUs of each process of a role, or of a learner rank; 0 where it needs none."""
         if role == "learner":
@@ -319,8 +324,7 @@ class RunConfig(Section):
         engine = self.rollout if role == "rollout" else self.scorer
         prm = self.scorer.prm if role == "scorer" else None
         beside = 1 if prm is not None and prm.device != "cpu" else 0
-        loads_no_model = role == "scorer" and self.mode == "direct"
-        if loads_no_model or engine.device == "cpu" or engine.engine in ("openai", "simulated"):
+        if engine.device == "cpu" or not self.loads_model(role):
             return beside
         return 1 if engine.engine == "transformers" else engine.vllm.gpus
 

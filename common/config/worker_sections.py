@@ -387,8 +387,8 @@ class LaunchConfig(Section):
 
 
 SBATCH_OPTIONS = {
-    "array", "cpus-per-task", "dependency", "error", "gpus-per-node", "gpus-per-task", "job-name", "mem-per-cpu",
-    "nodes", "ntasks", "ntasks-per-node", "open-mode", "output", "requeue", "no-requeue", "signal",
+    "array", "cpus-per-task", "dependency", "error", "gpus-per-node", "gpus-per-task", "job-name", "mem", "mem-per-cpu",
+    "mem-per-gpu", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output", "requeue", "no-requeue", "signal",
 }  # fmt: skip
 """Options of sbatch that `prefixrl slurm` sets itself."""
 
@@ -428,10 +428,12 @@ class SlurmRole(Section):
     """Absent: `slurm.partition`."""
     time: Time | None = None
     """Absent: `slurm.time`."""
-    cpus: Positive = 1
-    """CPU cores of each process."""
-    memory_gib: Positive | None = None
-    """Absent: the site's default."""
+    cpus: Positive | None = None
+    """CPU cores of each process. Absent: 8 for a learner rank, 4 for an engine, 1 where none is loaded; a scorer has
+    `scorer.verifier_children` more."""
+    memory_gib: NonNegative | None = None
+    """Memory of each process. Absent: forecast from the models and devices; 0 asks for none, which is the site's
+    default."""
     gpus: NonNegative | None = None
     """Absent: the GPUs over which the engine is spread, 1 for a learner rank, 0 where the device is cpu or no model is
     loaded."""

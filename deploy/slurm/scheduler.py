@@ -1,5 +1,6 @@
 """Calls of SLURM's commands, each with a time limit; a failure is one ConfigError."""
 
+import re
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
@@ -32,7 +33,13 @@ def submit(script: Path, *options: str) -> str:
 
 def check(script: Path) -> None:
     """Raise ConfigError if the cluster could never run a script's job; submit nothing."""
-    _call("sbatch", NOT_SUBMITTED, str(script))
+    try:
+        _call("sbatch", NOT_SUBMITTED, str(script))
+    except ConfigError as error:
+        asked = re.findall(
+            r"^#SBATCH (--(?:[cg]pus-per|mem|nodes|ntasks=)\S*)", script.read_text("utf-8"), re.MULTILINE
+        )
+        raise ConfigError(f"{error}; {script} asks for {' '.join(asked)}: lower [launch] or [slurm]") from None
 
 
 def queued(*names: str) -> list[QueuedJob]:

@@ -14,6 +14,7 @@ from typing import Literal
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.worker_sections import SlurmRole
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.host.placement import processes_of
 from prefixrl.common.host.template import rendered
 from prefixrl.common.wire.address import is_on_this_host
 from prefixrl.common.worker.allowed import flags as allowances
@@ -24,6 +25,8 @@ Script = Literal["learner", "rollout", "scorer", "run", "sweep"]
 """A job script: that of one role, `run`, the heterogeneous job, or `sweep`, an array of whole runs."""
 ROLES: tuple[Role, ...] = ("learner", "rollout", "scorer")
 WORKERS: tuple[Worker, ...] = ("rollout", "scorer")
+LEARNER_CPUS, ENGINE_CPUS = 8, 4
+"""Cores of a learner rank, which has broker, weight server and data beside it, and of a process with an engine."""
 ANY_INTERFACE = "tcp://0.0.0.0:0"
 _MOST_NAME_CHARS = 40
 
@@ -73,6 +76,21 @@ class RunOnSlurm:
         """Return the GPUs of each process of a role."""
         given = self.section(role).gpus
         return self.config.gpus_of(role) if given is None else given
+
+    def cpus(self, role: Role) -> int:
+        """Return the cores of each process of a role."""
+        if (given := self.section(role).cpus) is not None:
+            return given
+        own = LEARNER_CPUS if role == "learner" else ENGINE_CPUS if self.config.loads_model(role) else 1
+        return own + (self.config.scorer.verifier_children if role == "scorer" else 0)
+
+    @property
+    def gpus_of_all(self) -> int:
+        """Return the fewest GPUs for the whole run: `prefixrl launch` puts rollouts beside the learner."""
+        processes = processes_of(self.config)
+        guests = sum(each.is_guest and each.given is None for each in processes) if self.gpus("learner") else 0
+        given = [gpu + 1 for each in processes for gpu in each.given or ()]
+        return max([sum(self.processes(role) * self.gpus(role) for role in ROLES) - guests, *given])
 
     def command(self, role: Role) -> list[str]:
         """Return the command of one process."""
@@ -140,8 +158,8 @@ def whole_runs(run: RunOnSlurm, configs: Sequence[RunConfig], command: Sequence[
     The task's number is the last argument of the command; the largest run decides the resources.
     """
     alike = [replace(run, config=config) for config in configs]
-    cpus = max(sum(each.processes(role) * each.section(role).cpus for role in ROLES) for each in alike)
-    gpus = max(sum(each.processes(role) * each.gpus(role) for role in ROLES) for each in alike)
+    cpus = max(sum(each.processes(role) * each.cpus(role) for role in ROLES) for each in alike)
+    gpus = max(each.gpus_of_all for each in alike)
     memory = max(sum(each.processes(role) * (each.section(role).memory_gib or 0) for role in ROLES) for each in alike)
     kind = f"{run.section('learner').gpu_type}:" if run.section("learner").gpu_type else ""
     resources = ["--ntasks=1", "--nodes=1", f"--cpus-per-task={cpus}"]
@@ -165,8 +183,8 @@ def _site(run: RunOnSlurm, role: Role) -> list[str]:
 
 def _resources(run: RunOnSlurm, role: Role, tasks: int) -> list[str]:
     """Return the options that sbatch and srun both need: releases differ in what they inherit."""
-    section, gpus, nodes = run.section(role), run.gpus(role), run.config.slurm.learner.nodes
-    options = [f"--ntasks={tasks}", f"--cpus-per-task={section.cpus}"]
+    section, gpus, cpus, nodes = run.section(role), run.gpus(role), run.cpus(role), run.config.slurm.learner.nodes
+    options = [f"--ntasks={tasks}", f"--cpus-per-task={cpus}"]
     kind = f"{section.gpu_type}:" if section.gpu_type else ""
     if role == "learner":
         if tasks % nodes:
@@ -180,7 +198,7 @@ def _resources(run: RunOnSlurm, role: Role, tasks: int) -> list[str]:
     else:
         options += [f"--gpus-per-task={kind}{gpus}"] * bool(gpus)
     if section.memory_gib:
-        options.append(f"--mem-per-cpu={-(-section.memory_gib * 1024 // section.cpus)}M")
+        options.append(f"--mem-per-cpu={-(-section.memory_gib * 1024 // cpus)}M")
     return options
 
 

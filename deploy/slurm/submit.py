@@ -1,13 +1,17 @@
 """`prefixrl slurm`: the job scripts of a run, printed or submitted."""
 
+import json
 import os
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import click
 
 from prefixrl.common.config.load import load
+from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, to_copy
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.worker.command import settings_option
@@ -21,9 +25,25 @@ _NAMES: tuple[Script, ...] = ("run", *ROLES)
 
 def run_on_slurm(run_file: Path, settings: tuple[str, ...]) -> RunOnSlurm:
     """Read a run file for jobs that use the programs beside this one."""
-    config = load(run_file, settings)
+    (config,) = with_memory([load(run_file, settings)])
     check_format(Path(config.directory))
     return RunOnSlurm(config, run_file.resolve(), settings, Path(sys.executable).parent)
+
+
+def with_memory(configs: Sequence[RunConfig]) -> list[RunConfig]:
+    """Return configs with `memory_gib` for every role: given, else the learner's forecast; raise ConfigError."""
+    command = [sys.executable, "-m", "prefixrl.learner.check.host_memory"]
+    lines = "".join(f"{each.model_dump_json()}\n" for each in configs)
+    done = subprocess.run(command, input=lines, capture_output=True, text=True)
+    if done.returncode:
+        raise ConfigError(done.stderr.removeprefix("error: ").strip())
+    found = []
+    for config, needed in zip(configs, json.loads(done.stdout), strict=True):
+        slurm = config.slurm
+        for role, gib in needed.items():
+            slurm = slurm.model_copy(update={role: getattr(slurm, role).model_copy(update={"memory_gib": gib})})
+        found.append(config.model_copy(update={"slurm": slurm}))
+    return found
 
 
 def scripts_of(run: RunOnSlurm, layout: Layout) -> dict[Script, str]:

@@ -16,6 +16,7 @@ from prefixrl.deploy.runs.checkpoints import PLACE, config_of, flat_settings
 from prefixrl.deploy.slurm import scheduler
 from prefixrl.deploy.slurm.jobs import script_path, write_scripts
 from prefixrl.deploy.slurm.script import RunOnSlurm, whole_runs
+from prefixrl.deploy.slurm.submit import with_memory
 from prefixrl.deploy.sweep.grid import Sweep, SweptRun, read
 from prefixrl.deploy.sweep.outcome import print_tables
 from prefixrl.deploy.view.run_state import is_locked, state_of
@@ -102,7 +103,7 @@ def listing(sweep: Sweep) -> Iterator[str]:
 
 def job_script(sweep: Sweep) -> str:
     """Return the job script of the whole array."""
-    configs = [sweep.config(run) for run in sweep.runs]
+    configs = with_memory([sweep.config(run) for run in sweep.runs])
     run = _on_slurm(sweep)
     return whole_runs(run, configs, ["prefixrl", "sweep", str(sweep.file), "--index"])
 

@@ -1,40 +1,20 @@
 """A real SLURM cluster on loopback for these tests; without SLURM they fail, and say why."""
 
-import os
-import shutil
-import subprocess
-import tempfile
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.cluster.on_slurm import cancel_all, nodes_are_free
+from support.cluster.on_slurm import Install, cancel_all, four_nodes, nodes_are_free
 from support.runs.run_helper import wait_for
-
-SCRIPT = Path(__file__).with_name("mini_cluster.sh")
-NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "unshare")
 
 
 @pytest.fixture(scope="session")
 def whole_cluster() -> Iterator[Path]:
-    """Four nodes of four CPUs and two GPUs that are none; the folder with the cluster's logs."""
-    missing = [each for each in NEEDED if shutil.which(each) is None]
-    if missing or os.geteuid() != 0:
-        pytest.fail(
-            f"the tests on SLURM cannot run: missing commands: {', '.join(missing) or 'none'}, user id {os.geteuid()} "
-            "(must be 0); `make slurm` installs slurm-wlm and munge as root"
-        )
-    folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
-    os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
-    try:
-        started = subprocess.run(["bash", str(SCRIPT), "start", str(folder)], capture_output=True, text=True)
-        assert started.returncode == 0, started.stderr
+    """Nodes of four CPUs and two GPUs."""
+    with four_nodes() as folder:
         yield folder
-    finally:
-        subprocess.run(["bash", str(SCRIPT), "stop", str(folder)], check=False)
-        del os.environ["SLURM_CONF"]
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
@@ -43,3 +23,20 @@ def cluster(whole_cluster: Path) -> Iterator[Path]:
     yield whole_cluster
     cancel_all()
     wait_for(nodes_are_free, "an empty cluster", 60)
+
+
+@pytest.fixture
+def daemons(tmp_path: Path) -> Install:
+    """Write shell texts as the daemons, or as `prefixrl` itself; the settings with which jobs take them."""
+
+    def install(**texts: str) -> tuple[str, ...]:
+        folder = tmp_path / "its bin"
+        folder.mkdir()
+        for name in ("prefixrl", "prefixrl-learner", "prefixrl-rollout", "prefixrl-scorer"):
+            path = folder / name
+            path.write_text(f"#!/bin/bash\n{texts.get(name.removeprefix('prefixrl-'), 'sleep 3')}\n")
+            path.chmod(0o755)
+        lines = [f"export PATH='{folder}':$PATH"]
+        return (f"slurm.activate={json.dumps(lines)}",)
+
+    return install

@@ -3,12 +3,14 @@
 #
 # Everything lies below FOLDER: state, logs, sockets, process ids. Each node is a slurmd in a UTS and mount namespace of
 # its own, so that a job sees its node's name as the host's and other nodes by name. `stop` leaves no process behind.
-# Variables: NODES, CPUS and GPUS of each node, PORT (of the controller; the nodes take the following ones).
+# Variables: NODES, CPUS and GPUS of each node, PORT (of the controller; the nodes take the following ones), SELECT (what
+# jobs share, for example CR_Core_Memory) and DEFAULT_MIB, the memory of a core whose job asks for none (0: the node's).
 set -eu
 
 action=$1
 folder=$(realpath -m "$2")
 nodes=${NODES:-4} cpus=${CPUS:-4} gpus=${GPUS:-2} port=${PORT:-17817}
+select=${SELECT:-CR_Core} default_mib=${DEFAULT_MIB:-0}
 host=$(hostname -s)
 export SLURM_CONF=$folder/slurm.conf
 
@@ -51,7 +53,8 @@ AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/filetxt
 JobCompLoc=$folder/log/jobs.txt
 SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
+SelectTypeParameters=$select
+DefMemPerCPU=$default_mib
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0
 PreemptType=preempt/partition_prio
@@ -63,7 +66,7 @@ KillWait=20
 MinJobAge=300
 SlurmdParameters=config_overrides
 GresTypes=gpu
-NodeName=n[1-$nodes] NodeAddr=127.0.1.[1-$nodes] Port=[$((port + 1))-$((port + nodes))] CPUs=$cpus RealMemory=8000 Gres=gpu:$gpus State=UNKNOWN
+NodeName=n[1-$nodes] NodeAddr=127.0.1.[1-$nodes] Port=[$((port + 1))-$((port + nodes))] CPUs=$cpus RealMemory=256000 Gres=gpu:$gpus State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF
 PartitionName=low Nodes=ALL MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
 CONF

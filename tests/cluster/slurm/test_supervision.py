@@ -1,34 +1,13 @@
 """Jobs restart what crashed and nothing else, and their processes see their own GPUs: stand-ins for the daemons."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from support.cluster.on_slurm import end_of, prefixrl, run_command, states, submit
+from support.cluster.on_slurm import Install, end_of, prefixrl, run_command, states, submit
 from support.runs.run_helper import RUN_FILE, logs, wait_for
 
 pytestmark = pytest.mark.slurm
-
-Install = Callable[..., tuple[str, ...]]
-
-
-@pytest.fixture
-def daemons(tmp_path: Path) -> Install:
-    """Write shell texts as the daemons; the settings with which jobs take them."""
-
-    def install(**texts: str) -> tuple[str, ...]:
-        folder = tmp_path / "its bin"
-        folder.mkdir()
-        for role in ("learner", "rollout", "scorer"):
-            path = folder / f"prefixrl-{role}"
-            path.write_text(f"#!/bin/bash\n{texts.get(role, 'sleep 3')}\n")
-            path.chmod(0o755)
-        lines = [f"export PATH='{folder}':$PATH"]
-        return (f"slurm.activate={json.dumps(lines)}",)
-
-    return install
 
 
 def run_to_its_end(directory: Path, layout: str, *settings: str) -> str:

@@ -12,7 +12,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
 def sweep_file(folder: Path) -> Path:
-    settings = "\n".join(f"{key} = {json.dumps(value)}" for key, value in (each.split("=", 1) for each in ON_A_CPU))
+    pairs = (each.split("=", 1) for each in ON_A_CPU)
+    settings = "\n".join(f"{key} = {value if value.isdigit() else json.dumps(value)}" for key, value in pairs)
     path = folder / "sweep.toml"
     path.write_text(
         f"run = {json.dumps(str(RUN_FILE))}\ndirectory = 'runs'\n[set]\n{settings}\n"

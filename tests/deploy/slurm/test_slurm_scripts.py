@@ -9,7 +9,9 @@ import pytest
 
 from prefixrl.common.config.load import load
 from prefixrl.common.errors import ConfigError
-from prefixrl.deploy.slurm.script import RunOnSlurm, arrays, heterogeneous, job_name
+from prefixrl.deploy.slurm.script import ROLES, RunOnSlurm, arrays, heterogeneous, job_name, whole_runs
+from prefixrl.deploy.slurm.submit import run_on_slurm
+from support.paths import EXAMPLES
 from support.runs.run_helper import RUN_FILE
 
 ODD = 'it\'s a "run" #1; $(touch gone) 50%'
@@ -144,6 +146,53 @@ def test_keys_of_a_role_go_before_those_of_all(tmp_path: Path) -> None:
     assert {"--account=lab", "--qos=high", "--comment=a b"} <= set(scorer)
 
 
+CPU = tuple(f"{role}.device=cpu" for role in ("learner", "rollout", "scorer"))
+NEEDS = {
+    "the recipe": ((), {"learner": (8, 34), "rollout": (4, 22), "scorer": (8, 49)}),
+    "another target and an optimiser in the host's memory": (
+        ("target.model=org/other-70B", 'learner.deepspeed.zero_optimization.offload_optimizer={device="cpu"}'),
+        {"learner": (8, 80), "rollout": (4, 22), "scorer": (8, 281)},
+    ),
+    "on the CPU without engines": (
+        (*CPU, "rollout.engine=simulated", "scorer.engine=simulated", "scorer.verifier_children=2"),
+        {"learner": (8, 91), "rollout": (1, 4), "scorer": (3, 6)},
+    ),
+    "as given": (
+        ("target.model=org/unknown", "slurm.scorer.memory_gib=0", "slurm.rollout.memory_gib=7", "slurm.scorer.cpus=3"),
+        {"learner": (8, 34), "rollout": (4, 7), "scorer": (3, 0)},
+    ),
+}
+
+
+@pytest.mark.parametrize(("settings", "needs"), NEEDS.values(), ids=NEEDS)
+def test_a_process_asks_for_cores_and_memory_that_follow_from_the_run(
+    tmp_path: Path, settings: tuple[str, ...], needs: dict[str, tuple[int, int]]
+) -> None:
+    run = run_on_slurm(EXAMPLES / "math_qwen2.5/run.toml", (f"directory={tmp_path}/run", *settings))
+    assert {role: (run.cpus(role), run.section(role).memory_gib) for role in ROLES} == needs
+    for role, text in arrays(run).items():
+        cpus, gib = needs[role]
+        wanted = {f"--cpus-per-task={cpus}"} | ({f"--mem-per-cpu={-(-gib * 1024 // cpus)}M"} if gib else set())
+        for options in (directives(text), command(text, role)):
+            assert wanted == {each for each in options if each.startswith(("--cpus", "--mem"))}
+
+
+def test_memory_of_a_model_of_unknown_size_is_refused_with_the_number_to_write(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"slurm.scorer.memory_gib is absent, and of org/unknown, its size is not known"
+    ):
+        run_on_slurm(EXAMPLES / "math_qwen2.5/run.toml", (f"directory={tmp_path}/run", "target.model=org/unknown"))
+
+
+def test_whole_runs_ask_for_what_launch_places_on_a_node_and_the_largest_decides(tmp_path: Path) -> None:
+    recipe = EXAMPLES / "math_qwen2.5/run.toml"
+    runs = [run_on_slurm(recipe, (f"directory={tmp_path}/run", f"launch.scorers={count}")) for count in (7, 3)]
+    asked = directives(whole_runs(runs[0], [each.config for each in runs], ["prefixrl", "sweep"]))
+    assert {"--cpus-per-task=68", "--gpus-per-node=8", "--mem=399G"} <= set(asked)
+    devices = ("launch.scorers=1", "launch.devices={learner=[0], rollout=[[4]], scorer=[[2]]}")
+    assert run_on_slurm(recipe, (f"directory={tmp_path}/run", *devices)).gpus_of_all == 5
+
+
 @pytest.mark.parametrize("time", ["90", "12:00:00", "1:30:00", "2-00", "2-12:00:00"])
 def test_a_time_is_taken_in_every_format_of_slurm(tmp_path: Path, time: str) -> None:
     run = run_of(tmp_path / "run", f"slurm.time={time}")
@@ -178,6 +227,7 @@ REFUSED = {
         'slurm.scorer.sbatch=["--array=0-9"]',
         "slurm.scorer.sbatch.0: prefixrl slurm sets --array itself",
     ),
+    "memory for every step of a job": ('slurm.sbatch=["--mem=4G"]', "slurm.sbatch.0: prefixrl slurm sets --mem itself"),
     "two lines in one": ('slurm.activate=["a\\nb"]', "slurm.activate.0: it must be one line of printable characters"),
 }
 

@@ -177,7 +177,7 @@ def test_a_setting_may_hold_tables(tmp_path: Path) -> None:
 def test_an_array_has_a_task_per_run_with_the_resources_of_the_largest(tmp_path: Path) -> None:
     blocks = "[set]\nslurm.scorer.cpus = 2\nlearner.device='cpu'\nrollout.device='cpu'\nscorer.device='cpu'\n"
     script = conduct.job_script(grid.read(sweep_file(tmp_path, f"{blocks}[[block]]\nlaunch.scorers = [1, 3]\n")))
-    assert "#SBATCH --array=0-1\n" in script and "#SBATCH --cpus-per-task=8\n" in script
+    assert "#SBATCH --array=0-1\n" in script and "#SBATCH --cpus-per-task=18\n" in script
     assert f'-- prefixrl sweep {tmp_path}/sweep.toml --index "$SLURM_ARRAY_TASK_ID"\n' in script
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
 

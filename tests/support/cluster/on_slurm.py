@@ -1,13 +1,28 @@
 """Runs of the arithmetic example as jobs of the tests' SLURM cluster."""
 
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from prefixrl.deploy.slurm.script import Script, job_name
+from support.paths import ROOT
 from support.runs.run_helper import RUN_FILE, logs, trained_iterations, wait_for
 
-ON_A_CPU = ("learner.device=cpu", "rollout.device=cpu", "scorer.device=cpu", "broker.listen=tcp://127.0.0.1:0")
+SCRIPT = ROOT / "tests/cluster/slurm/mini_cluster.sh"
+Install = Callable[..., tuple[str, ...]]
+"""Texts by daemon in, settings out."""
+NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "unshare")
+ON_A_CPU = (
+    *(each for role in ("learner", "rollout", "scorer") for each in (f"{role}.device=cpu", f"slurm.{role}.cpus=1")),
+    "broker.listen=tcp://127.0.0.1:0",
+)
 """Settings of every run: its nodes have no GPU, and all of them are this machine."""
 SLOW_SCORERS = (
     "scorer.engine=simulated", "simulated.completion_s=0.5", "algorithm.groups_per_iteration=16",
@@ -15,6 +30,30 @@ SLOW_SCORERS = (
     "checkpoint.every=2",
 )  # fmt: skip
 """Settings of runs that are about jobs: scorers that only wait, so that these runs prove nothing about training."""
+
+
+@contextmanager
+def four_nodes(**variables: str) -> Iterator[Path]:
+    """A cluster whose GPUs are none; the folder with its logs. `variables`: those of the script."""
+    missing = [each for each in NEEDED if shutil.which(each) is None]
+    if missing or os.geteuid() != 0:
+        pytest.fail(
+            f"the tests on SLURM cannot run: missing commands: {', '.join(missing) or 'none'}, user id {os.geteuid()} "
+            "(must be 0); `make slurm` installs slurm-wlm and munge as root"
+        )
+    folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
+    before = os.environ.get("SLURM_CONF")
+    os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
+    try:
+        command = ["bash", str(SCRIPT), "start", str(folder)]
+        started = subprocess.run(command, capture_output=True, text=True, env=os.environ | variables)
+        assert started.returncode == 0, started.stderr
+        yield folder
+    finally:
+        subprocess.run(["bash", str(SCRIPT), "stop", str(folder)], check=False)
+        del os.environ["SLURM_CONF"]
+        os.environ |= {"SLURM_CONF": before} if before else {}
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_command(*command: str, timeout_s: float = 60.0) -> "subprocess.CompletedProcess[str]":
