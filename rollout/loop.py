@@ -10,7 +10,7 @@ what these sample is delivered once the broker has found them proved.
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import islice
 
 import numpy as np
@@ -25,37 +25,26 @@ from prefixrl.common.weights.snapshot import Snapshot
 from prefixrl.common.wire.messages.fields import cut_text
 from prefixrl.common.wire.messages.groups import GroupPrefixes, GroupTask, Row, VersionSpan
 from prefixrl.common.wire.messages.learner import FromBroker
-from prefixrl.common.wire.messages.worker import (
-    Beat,
-    Done,
-    Leaving,
-    Prefixes,
-    PrefixTask,
-    Probed,
-    Refused,
-    Revoke,
-    Swap,
-    Welcome,
-)
+from prefixrl.common.wire.messages.worker import Beat, Prefixes, PrefixTask, Probed, Refused, Swap, Welcome
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.worker.link import Link
-from prefixrl.common.worker.open_tasks import Drain, RowsLeftReport, handed_back
+from prefixrl.common.worker.open_tasks import RowsLeftReport
+from prefixrl.common.worker.work_loop import IDLE_S, WorkLoop
 from prefixrl.rollout.swap import WeightSwap
 from prefixrl.rollout.weights import Fetcher, WeightsSource
 
 log = logging.getLogger(__name__)
 
-IDLE_S = 0.05
 
-
-class Rollout:
+class Rollout(WorkLoop[PrefixTask]):
     """A worker with an adapter engine at one version."""
 
     def __init__(
         self, config: RunConfig, link: Link, engine: AdapterEngine, renderer: Renderer | ByteRenderer,
         fetcher: Fetcher, model: str,
     ) -> None:  # fmt: skip
-        self._config, self._link, self._fetcher = config, link, fetcher
+        super().__init__(link, PrefixTask, RowsLeftReport(link, engine.takes_runs, engine.seats, engine.room))
+        self._config, self._fetcher = config, fetcher
         self._engine, self._renderer = engine, renderer
         self._open: dict[str, tuple[PrefixTask, tuple[TokenIds | str, ...]]] = {}
         self._held: list[JobResult] = []
@@ -64,68 +53,46 @@ class Rollout:
         """Open tasks with tokens of weights that will never be proved."""
         self._masked = renderer.never_drawn(config.rollout.control_tokens)
         self._digests = model_digests(model)
-        self._drain = Drain(lambda: 0, 0.0)
-        self._rows_left = RowsLeftReport(link, engine.takes_runs, engine.seats, engine.room)
         self.swap = WeightSwap(engine.digest(), config.rollout.swap)
 
     def say_ready(self) -> None:
         """Announce the loaded model and the installed version; open tasks are delivered as usual."""
         self._link.send(ready_of(self._engine, self._digests, self.swap.ready(), self.swap.digest))
 
-    def run(
-        self, requests: Callable[[], int], grace_s: float = 0.0, alive: Callable[[int | None], None] = lambda _: None
-    ) -> str:
-        """Work until the run is over or `requests` to stop end the drain; return why it ended.
-
-        `alive` is called every turn with the engine's progress, None while it has nothing to do.
-        """
-        drain = self._drain = Drain(requests, grace_s)
-        while not drain.is_over(len(self._open), time.monotonic()):
-            if drain.begins(time.monotonic()):
-                self._leave()
-            message = self._link.receive(0.0 if self._is_busy else IDLE_S)
-            while message is not None:
-                if isinstance(message, Done):
-                    return message.reason
-                self._handle(message)
-                message = self._link.receive(0.0)
-            for result in self._engine.step(IDLE_S):
-                self._take(result)
-            self._swap_weights()
-            self._report()
-            alive(self._engine.progress if self._is_busy else None)
-        for task, _ in self._open.values():
-            self._link.send(handed_back(task))
-        return "asked to stop"
-
     @property
     def _is_busy(self) -> bool:
         return len(self._open) > len(self._held)
 
-    def _leave(self) -> None:
-        self._link.send(Leaving())
-        for task in self._tasks():
-            if self._engine.cancel(task.task):
-                del self._open[task.task]
-                self._link.send(handed_back(task))
+    def _patience_s(self) -> float:
+        return 0.0 if self._is_busy else IDLE_S
+
+    def _take_back(self, task: str) -> bool:
+        if task not in self._open or not self._engine.cancel(task):
+            return False
+        del self._open[task]
+        return True
+
+    def _step(self) -> None:
+        for result in self._engine.step(IDLE_S):
+            self._take(result)
+        self._swap_weights()
+        vitals = self._link.vitals
+        vitals.progress, vitals.tokens = self._engine.progress, self._engine.tokens
+        vitals.busy_row_s, vitals.waiting_rows = self._engine.busy_row_s, self._engine.waiting_rows
+        vitals.activity, vitals.state = "working", f"version {self.swap.version}"
+
+    def _unended(self) -> dict[str, int]:
+        return {task: self._engine.rows_left(task) for task in self._open}
 
     def _handle(self, message: FromBroker) -> None:
         match message:
-            case PrefixTask():
-                self._start(message)
-            case Revoke(task):
-                if task in self._open and self._engine.cancel(task):
-                    del self._open[task]
-                    self._link.send(Refused(task, "revoked before it started"))
             case Beat(latest) if latest is not None and self.swap.news(latest):
                 self._fetcher.want(latest.version, latest.digest)
             case Swap():
                 self.swap.granted()
             case Welcome():
                 self._fetcher.use(WeightsSource.of(message, self._link.address))
-                if self._drain.is_on:
-                    self._link.send(Leaving())
-                self.say_ready()
+                super()._handle(message)
             case Probed(version=version, outcome="refused"):
                 log.warning("probe of version %d differs by %.3g: fetching again", version, message.difference)
                 self.swap.failed()
@@ -138,6 +105,8 @@ class Rollout:
                 self._deliver_held()
             case Probed():
                 self.swap.unclear(self._engine.checksum)
+            case _:
+                super()._handle(message)
 
     def _deliver_held(self) -> None:
         """Deliver the results that were kept back: the installed weights are proved."""
@@ -147,9 +116,6 @@ class Rollout:
             self._deliver(result)
 
     def _start(self, task: PrefixTask) -> None:
-        if self._drain.is_on:  # it was on its way when the broker was told
-            self._link.send(handed_back(task))
-            return
         if task.version != self.swap.version:
             reason = f"version {self.swap.version} is installed, the task wants {task.version}"
             self._link.send(Refused(task.task, reason))
@@ -237,8 +203,7 @@ class Rollout:
     def _hand_back_waiting(self) -> None:
         """Hand back training tasks that wait for a seat: the installation would wait for them, too."""
         for task in self._tasks() if self._config.rollout.swap == "drain" else ():
-            if task.kind == "train" and self._engine.cancel(task.task):
-                del self._open[task.task]
+            if task.kind == "train" and self._take_back(task.task):
                 self._link.send(Refused(task.task, "not begun, and newer weights are to be installed"))
 
     def _tasks(self) -> list[PrefixTask]:
@@ -250,16 +215,6 @@ class Rollout:
             self._throw_away()
         if not self.swap.install(self._engine, snapshot, self._tasks()):
             self._fetcher.again()
-
-    def _report(self) -> None:
-        vitals = self._link.vitals
-        vitals.progress, vitals.tokens = self._engine.progress, self._engine.tokens
-        vitals.busy_row_s, vitals.waiting_rows = self._engine.busy_row_s, self._engine.waiting_rows
-        vitals.leases = tuple(self._open)
-        vitals.activity, vitals.state = "working", f"version {self.swap.version}"
-        if self._drain.is_on:
-            vitals.state += f", leaving, {len(self._open)} open"
-        self._rows_left.report({task: self._engine.rows_left(task) for task in self._open}, time.monotonic())
 
 
 def make_job(

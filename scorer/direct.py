@@ -90,6 +90,7 @@ class DirectScorer(ScorerLoop):
 
     def _start(self, task: ScoreTask) -> None:
         self._judging.begin(task)
+        self._rows_left.begin(task.task, len(self._judging.open[task.task].groups))
         for index, row in enumerate(row for group in task.groups for row in group.rows):
             ids = token_ids(row.tokens)
             ids = ids[:-1] if row.finish == "eos" else ids
@@ -108,5 +109,4 @@ class DirectScorer(ScorerLoop):
         unjudged = sum(judging.unjudged.values())
         self._busy.note(unjudged, time.monotonic())
         vitals.busy_row_s, vitals.waiting_rows = self._busy.total_s, max(0, unjudged - self._busy.seats)
-        vitals.leases = tuple(judging.open)
         vitals.activity, vitals.state = judging.activity, judging.state or "waiting"

@@ -9,7 +9,6 @@ the verdict as their reward: the scores are for choosing among them.
 
 import itertools
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,25 +23,15 @@ from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.prompts.extract import extract_answer
 from prefixrl.common.wire.messages.fields import cut_text, encodable
 from prefixrl.common.wire.messages.groups import UNJUDGED, Fault, Finish, GroupPrefixes, ScoredGroup, TextVerdict
-from prefixrl.common.wire.messages.worker import (
-    Activity,
-    Done,
-    Leaving,
-    Ready,
-    Refused,
-    Revoke,
-    Scores,
-    ScoreTask,
-    Welcome,
-)
+from prefixrl.common.wire.messages.worker import Activity, Ready, Scores, ScoreTask
 from prefixrl.common.wire.verdicts import row_verdict
 from prefixrl.common.worker.link import Link
-from prefixrl.common.worker.open_tasks import Drain, RowsLeftReport, handed_back
+from prefixrl.common.worker.open_tasks import RowsLeftReport
+from prefixrl.common.worker.work_loop import IDLE_S, WorkLoop
 from prefixrl.scorer.process.step_scoring import JudgedText, StepScoring
 from prefixrl.scorer.verifier.pool_thread import PoolThread
 from prefixrl.scorer.verifier.rules.verify import Judgement
 
-IDLE_S = 0.05
 POLL_S = 0.005
 
 Cut = Literal["judge", "zero", "mask"]
@@ -154,10 +143,6 @@ class Judging:
         groups = [group for group in task.groups for _ in range(len(group.rows) * continuations)]
         self.open[task.task] = _Open(task, time.monotonic(), continuations, groups)
 
-    def texts(self, task: str) -> int:
-        """Return the number of texts of an open task, judged ones included; 0 once it is delivered."""
-        return len(self.open[task].groups) if task in self.open else 0
-
     def drop(self, task: str) -> None:
         """Forget a task of which no text was taken."""
         del self.open[task]
@@ -256,80 +241,20 @@ class Judging:
         self._link.send(Scores(task.task, task.kind, groups))
 
 
-class ScorerLoop(ABC):
-    """The work loop of a scorer: messages in, steps of the work between them."""
+class ScorerLoop(WorkLoop[ScoreTask]):
+    """The work loop of a scorer."""
 
     def __init__(self, link: Link, judging: Judging, ready: Ready) -> None:
-        self._link = link
+        super().__init__(link, ScoreTask, RowsLeftReport(link, ready.takes_runs, ready.seats, ready.room))
         self._judging = judging
         self._ready = ready
-        self._drain = Drain(lambda: 0, 0.0)
-        self._rows_left = RowsLeftReport(link, ready.takes_runs, ready.seats, ready.room)
 
     def say_ready(self) -> None:
         """Report to the broker what is loaded."""
         self._link.send(self._ready)
 
-    def run(
-        self, requests: Callable[[], int], grace_s: float = 0.0, alive: Callable[[int | None], None] = lambda _: None
-    ) -> str:
-        """Work until the run is over or `requests` to stop end the drain; return why it ended.
-
-        `alive` is called every turn with the progress, None while there is nothing to do.
-        """
-        drain = self._drain = Drain(requests, grace_s)
-        still_open = self._judging.open
-        while not drain.is_over(len(still_open), time.monotonic()):
-            if drain.begins(time.monotonic()):
-                self._leave()
-            message = self._link.receive(self._patience_s())
-            while message is not None:
-                match message:
-                    case Done():
-                        return message.reason
-                    case ScoreTask() if drain.is_on:  # it was on its way when the broker was told
-                        self._link.send(handed_back(message))
-                    case ScoreTask():
-                        self._start(message)
-                        self._rows_left.begin(message.task, self._judging.texts(message.task))
-                    case Revoke(task) if self._take_back(task):
-                        self._link.send(Refused(task, "revoked before it started"))
-                    case Welcome():  # after a restart of the broker
-                        if drain.is_on:
-                            self._link.send(Leaving())
-                        self.say_ready()
-                    case _:
-                        pass
-                message = self._link.receive(0.0)
-            self._step()
-            self._rows_left.report(self._unended(), time.monotonic())
-            if drain.is_on:
-                self._link.vitals.state = f"leaving, {len(still_open)} open"
-            alive(self._link.vitals.progress if still_open else None)
-        for entry in still_open.values():
-            self._link.send(handed_back(entry.task))
-        return "asked to stop"
-
-    def _leave(self) -> None:
-        """Tell the broker that this worker takes no new task; hand back those not begun."""
-        self._link.send(Leaving())
-        for task in [entry.task for entry in self._judging.open.values()]:
-            if self._take_back(task.task):
-                self._link.send(handed_back(task))
+    def _tasks(self) -> list[ScoreTask]:
+        return [entry.task for entry in self._judging.open.values()]
 
     def _patience_s(self) -> float:
         return POLL_S if self._judging.open else IDLE_S
-
-    @abstractmethod
-    def _start(self, task: ScoreTask) -> None: ...
-
-    @abstractmethod
-    def _take_back(self, task: str) -> bool:
-        """Forget a task that has not begun; False for one that has, or is unknown."""
-
-    @abstractmethod
-    def _step(self) -> None: ...
-
-    @abstractmethod
-    def _unended(self) -> dict[str, int]:
-        """Return the rows of every open task that have not ended."""

@@ -23,8 +23,9 @@ from prefixrl.common.wire.messages.groups import Finish, GroupPrefixes, Row, Sam
 from prefixrl.common.wire.messages.worker import ModelDigests, ScoreTask
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.common.worker.link import Link
+from prefixrl.common.worker.work_loop import IDLE_S
 from prefixrl.scorer.cache import Completion, Completions
-from prefixrl.scorer.judging import IDLE_S, Answered, Judging, ProcessReward, ScorerLoop, failure
+from prefixrl.scorer.judging import Answered, Judging, ProcessReward, ScorerLoop, failure
 from prefixrl.scorer.process.step_scoring import StepScoring
 from prefixrl.scorer.verifier.pool_thread import PoolThread
 
@@ -118,6 +119,7 @@ class Scorer(ScorerLoop):
         """Submit every text whose question can be rendered; the others get the verdict `error`."""
         times = self._config.scorer.texts_per_row(task.kind)
         self._judging.begin(task, times)
+        self._rows_left.begin(task.task, len(self._judging.open[task.task].groups))
         begun: list[_Decoding] = []
         uniforms, scripts, first = [], [], 0
         refused: dict[int, TextVerdict] = {}
@@ -223,7 +225,6 @@ class Scorer(ScorerLoop):
         vitals.progress = self._engine.progress + self._judging.verified
         vitals.busy_row_s, vitals.waiting_rows = self._engine.busy_row_s, self._engine.waiting_rows
         vitals.tokens = self._engine.tokens
-        vitals.leases = tuple(self._judging.open)
         vitals.usage = self._engine.usage
         waits_for = self._engine.waits_for
         vitals.activity = "waiting" if waits_for else self._judging.activity

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
@@ -14,6 +14,7 @@ from prefixrl.common.host.service import Service
 
 if TYPE_CHECKING:
     from prefixrl.common.worker.join import WorkerSession
+    from prefixrl.common.worker.work_loop import WorkLoop
 
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -36,15 +37,8 @@ def set_flags(settings: tuple[str, ...]) -> list[str]:
     return [flag for setting in settings for flag in ("--set", setting)]
 
 
-class LoadedWorker(Protocol):
-    """A loaded worker."""
-
-    def run(self, requests: Callable[[], int], grace_s: float, alive: Callable[[int | None], None]) -> str:
-        """Work until the run is over or `requests` to stop end it; return why it ended."""
-
-
 def worker_command(
-    role: Literal["rollout", "scorer"], text: str, load: "Callable[[WorkerSession], LoadedWorker]"
+    role: Literal["rollout", "scorer"], text: str, load: "Callable[[WorkerSession], WorkLoop[Any]]"
 ) -> click.Command:
     """Make the command `prefixrl-ROLE`: enrol, `load` the worker, run it until the end."""
 
@@ -135,7 +129,7 @@ def _exposed(session: "WorkerSession", run: Callable[[], str]) -> str:
 
 def _run(
     session: "WorkerSession",
-    load: "Callable[[WorkerSession], LoadedWorker]",
+    load: "Callable[[WorkerSession], WorkLoop[Any]]",
     stop: StopSignals,
     service: Service,
     grace_s: float,

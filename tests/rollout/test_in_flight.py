@@ -223,8 +223,7 @@ def test_ended_rows_are_reported_while_their_task_goes_on(tmp_path: Path, clock:
     world = World(tmp_path, "drain", seats=1)
     world.begin("a")
     clock.sleep(1.5 * LONG_S)
-    world.turn()
-    world.rollout._report()
+    world.rollout._turn()
     assert world.got(Prefixes) == [] and world.got(RowsLeft)[-1] == RowsLeft((("a", 1),))
     vitals = world.rollout._link.vitals
     assert vitals.waiting_rows == 0 and vitals.busy_row_s == pytest.approx(1.5 * LONG_S, rel=0.1)
