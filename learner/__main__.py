@@ -70,6 +70,8 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
             ranks.supervise([str(run_file), *flags], nproc_per_node, stop.is_set)
             return
         os.environ.update(missing)
+        if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # of other lengths in every iteration, blocks would be lost
+            os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         from prefixrl.learner.start import start
 
         with no_teardown():

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -51,7 +51,8 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
         with run_directory.end_noted():
             _lead(config, run_directory.path, read, ranks, stopped)
     else:
-        _run(config, (rank, ranks), None, stopped, None)
+        with _memory_told(config):
+            _run(config, (rank, ranks), None, stopped, None)
 
 
 def _lead(
@@ -77,7 +78,8 @@ def _lead(
             golds = GoldCheck(answers, directory, config.scorer.verify_timeout_s)
         service.ready(f"serving {config.directory} at iteration {completed}, loading models")
         service.be_patient(LOAD_S)
-        _run(config, (0, ranks), servers, _watched(stopped, service), service)
+        with _memory_told(config):
+            _run(config, (0, ranks), servers, _watched(stopped, service), service)
     finally:
         service.stopping()
         with service.patience(CLOSE_S):
@@ -172,6 +174,27 @@ def _run(
         client.close()
         serving.close()
         distributed.stop()
+
+
+@contextlib.contextmanager
+def _memory_told(config: RunConfig) -> Iterator[None]:
+    """Turn a device without room into a TrainingFault that names what would help."""
+    try:
+        yield
+    except RuntimeError as error:
+        # Late: the servers start before torch is imported.
+        import torch
+
+        from prefixrl.learner.check import budget, report
+
+        if not isinstance(error, torch.OutOfMemoryError):
+            raise
+        peak = torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0
+        limit, prompt_tokens = budget.device_bytes(config) or 0, report.forecast(config).prompt_tokens
+        told = budget.out_of_memory(config, prompt_tokens, limit, peak)
+        raise TrainingFault(
+            f"the learner's device has no room left: {told} ({str(error).partition('. ')[0]})"
+        ) from error
 
 
 def _raise_if(stopped: Callable[[], bool]) -> None:

@@ -160,6 +160,19 @@ def learner_fault(plan: RankPlan, limit: int) -> str:
     )
 
 
+def out_of_memory(config: RunConfig, prompt_tokens: int, limit: int, peak: int) -> str:
+    """Return the words for a rank whose device had no room: forecast, most that was held, settings that take less."""
+    plan = rank_plan(config, prompt_tokens)
+    if plan is None:
+        return f"at most {peak / GIB:.1f} GiB were held of {limit / GIB:.1f}; lower learner.micro_batch_tokens"
+    forecast = learner_footprint(plan).peak
+    less = [f"{text} ({size / GIB:.1f} GiB)" for text, size in remedies(plan, int(0.9 * min(forecast, limit)))]
+    return (
+        f"at most {peak / GIB:.1f} GiB were held of {limit / GIB:.1f}, the forecast is {forecast / GIB:.1f}; less is "
+        f"needed with {'; or with '.join(less) or 'a smaller adapter alone'}, or with the GPU for the learner alone"
+    )
+
+
 def _states_text(plan: RankPlan) -> str:
     models, held = len(plan.trained) - int(plan.is_reward_trained), []
     if plan.low_rank is None:

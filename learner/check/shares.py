@@ -1,6 +1,7 @@
 """Shares of a GPU's memory where several models of a run are on it: the given share, else what a model needs.
 
-Targets in vLLM without a share divide what is left; a model that is alone keeps vLLM's own share.
+Targets in vLLM without a share divide what is left; a model that is alone keeps vLLM's own share. A rollout is told its
+keys and values in bytes: vLLM would take what its neighbours load meanwhile for its own work, and find too little room.
 """
 
 import math
@@ -12,9 +13,9 @@ from prefixrl.common.host.placement import LEARNER, Placement, neighbours
 from prefixrl.learner.check import budget
 from prefixrl.learner.check.footprint import CONTEXT_BYTES, GIB, EngineFootprint, learner_footprint
 
-ROLLOUT_CACHE_BYTES = 4 * GIB
-WORK_BYTES = GIB
-"""An engine's activations and logits of a step."""
+MOST_CACHE_BYTES = 4 * GIB
+WORK_BYTES = 2 * GIB
+"""An engine's activations and logits of a step: 1,024 rows of a large vocabulary in float32 among them."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Demand:
     """Given, or known; None: to be chosen here."""
     beside: float = 0.0
     """On the first of its GPUs a scorer's process reward model, besides its target."""
+    cache_bytes: int | None = None
+    """Keys and values of a rollout that has chosen neither them nor a share."""
 
 
 NOTHING = Demand(0.0, 0.0)
@@ -47,16 +50,20 @@ def demands(config: RunConfig, limit_bytes: int, prompt_tokens: int) -> dict[str
         share = learner_footprint(plan).peak / limit_bytes
         found[LEARNER] = Demand(share, share)
     for role in ("rollout", "scorer"):
-        engine = budget.engine(config, role, prompt_tokens, limit_bytes)
+        # A rollout takes its longest row, too.
+        tokens = config.rollout.max_prompt_tokens if role == "rollout" else prompt_tokens
+        engine = budget.engine(config, role, tokens, limit_bytes)
         beside = budget.process_share(config, limit_bytes) if role == "scorer" else 0.0
         if not isinstance(engine, EngineFootprint):
             found[role] = Demand(0.0, 0.0, beside)
             continue
         section = budget.section_of(config, role)
-        cache = min(engine.rows * engine.row_cache, ROLLOUT_CACHE_BYTES) if role == "rollout" else engine.row_cache
+        cache, own = engine.row_cache, section.vllm.kv_cache_memory_bytes
+        if role == "rollout":
+            cache = own or min(max(engine.rows * cache, GIB // 4) if cache else MOST_CACHE_BYTES, MOST_CACHE_BYTES)
         least = (engine.weights + cache + CONTEXT_BYTES + WORK_BYTES) / limit_bytes
         given = least if section.engine == "transformers" else section.vllm.gpu_memory_utilization
-        found[role] = Demand(least, given, beside)
+        found[role] = Demand(least, given, beside, cache if role == "rollout" and not own else None)
     return found
 
 
@@ -85,7 +92,7 @@ def divide(placed: Placement, demanded: dict[str, Demand]) -> Shares:
             taken["scorer"] = chosen["scorer"] = min(left)
     for gpu in crowded:
         is_starved = any(chosen.get(role, 1.0) < demanded[role].least for role in roles[gpu] if role in demanded)
-        if is_starved or sum(taken.get(role, 0.0) for role in roles[gpu]) + beside[gpu] > 1.0:
+        if is_starved or sum(taken.get(role, 0.0) for role in roles[gpu]) + beside[gpu] > 1.0 - budget.FREE:
             raise ConfigError(_fault(gpu, here[gpu], taken, demanded, beside[gpu]))
     return Shares(chosen, [_line(gpu, names, taken, beside[gpu]) for gpu, names in here.items()])
 
@@ -97,10 +104,12 @@ def with_shares(config: RunConfig, placed: Placement, prompt_tokens: int) -> tup
         return config, [_line(gpu, names, {}, 0.0) for gpu, names in neighbours(placed).items()]
     # Without a placement too, a scorer's target and its process reward model share a GPU.
     alone = {"scorer-0": tuple(range(config.gpus_of("scorer")))} if config.gpus_of("scorer") else {}
-    shares = divide(placed or alone, demands(config, limit, prompt_tokens))
+    demanded = demands(config, limit, prompt_tokens)
+    shares = divide(placed or alone, demanded)
     for role, share in shares.chosen.items():
-        section = budget.section_of(config, role)
-        vllm = section.vllm.model_copy(update={"gpu_memory_utilization": share})
+        section, cache = budget.section_of(config, role), demanded[role].cache_bytes
+        given = {"gpu_memory_utilization": share} | ({"kv_cache_memory_bytes": cache} if cache else {})
+        vllm = section.vllm.model_copy(update=given)
         config = config.model_copy(update={role: section.model_copy(update={"vllm": vllm})})
     return config, shares.lines if placed else []
 
@@ -120,7 +129,7 @@ def _fault(gpu: int, names: list[str], taken: dict[str, float], demanded: dict[s
         share, least = taken.get(_role(name), 0.0), demanded.get(_role(name), NOTHING).least
         parts.append(f"{name} at least {least:.2f}" if share < least else f"{name} {share:.2f}")
     parts += [f"process reward model {beside:.2f}"] * (beside > 0)
-    count = f"{len(names)} process{'es' if len(names) > 1 else ''}"
+    count = f"{len(names)} process{'es' if len(names) > 1 else ''} and {budget.FREE:g} left free"
     return (
         f"GPU {gpu} has not enough memory for {count}, as shares of it: {', '.join(parts)}; start fewer "
         f"([launch]), put some on other GPUs (launch.devices), give engines less (gpu_memory_utilization of "

@@ -1,20 +1,26 @@
 """The way of a learner to its broker, also past leftovers of an earlier start, and the loss of a broker."""
 
+import os
 import queue
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.simulated import PROBE
-from prefixrl.common.errors import ConfigError, PeerLost, PrefixRLError
+from prefixrl.common.errors import ConfigError, PeerLost, PrefixRLError, TrainingFault
 from prefixrl.common.wire import requester
 from prefixrl.learner import start
 from prefixrl.learner.broker.client import BrokerClient
-from prefixrl.learner.start import join
+from prefixrl.learner.start import _memory_told, join
 from prefixrl.learner.weights.publish import Publisher
 from support.fakes import endpoint_of, run_on_disk, serving, wait_until
 from support.keys import address
+from support.models.recipes import recipe
+from support.paths import EXAMPLE
 
 
 def joining(directory: Path) -> "queue.SimpleQueue[BrokerClient | PrefixRLError]":
@@ -91,3 +97,27 @@ def test_a_publisher_whose_broker_is_beyond_help_says_so(tmp_path: Path, monkeyp
 
     said = wait_until(failed, "the failure")
     assert said == "version 0 could not be published: the broker died too often"
+
+
+def test_a_device_without_room_ends_training_with_forecast_peak_and_what_would_help(tmp_path: Path) -> None:
+    config = recipe("math_qwen2.5", tmp_path)
+    with pytest.raises(TrainingFault) as ended, _memory_told(config):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB free.")
+    said = str(ended.value)
+    assert "at most 0.0 GiB were held of 79.0, the forecast is 63." in said and said.endswith("(CUDA out of memory)")
+    assert "less is needed with learner.deepspeed.zero_optimization.stage = 2 and learner ranks = 2 (" in said
+    with pytest.raises(RuntimeError, match="another fault"), _memory_told(config):
+        raise RuntimeError("another fault")
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, "expandable"), ({"PYTORCH_CUDA_ALLOC_CONF": "x"}, "None")])
+def test_blocks_of_the_learners_device_grow_unless_its_owner_says_otherwise(
+    given: dict[str, str], expected: str
+) -> None:
+    program = (
+        "import os; from prefixrl.learner import start; from prefixrl.learner.__main__ import main\n"
+        "start.start = lambda *_: print(os.environ.get('PYTORCH_ALLOC_CONF'))\nmain()"
+    )
+    command = [sys.executable, "-c", program, str(EXAMPLE / "run.toml")]
+    done = subprocess.run(command, env=os.environ | given, capture_output=True, text=True)
+    assert done.stdout.startswith(expected), done.stderr

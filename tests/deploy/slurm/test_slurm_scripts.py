@@ -155,7 +155,7 @@ NEEDS = {
     ),
     "on the CPU without engines": (
         (*CPU, "rollout.engine=simulated", "scorer.engine=simulated", "scorer.verifier_children=2"),
-        {"learner": (8, 91), "rollout": (1, 4), "scorer": (3, 6)},
+        {"learner": (8, 85), "rollout": (1, 4), "scorer": (3, 6)},
     ),
     "as given": (
         ("target.model=org/unknown", "slurm.scorer.memory_gib=0", "slurm.rollout.memory_gib=7", "slurm.scorer.cpus=3"),

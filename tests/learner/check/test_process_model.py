@@ -113,7 +113,7 @@ def test_shares_that_exceed_a_gpu_together_are_refused_when_the_run_file_is_read
 def test_a_share_given_to_the_target_that_leaves_too_little_for_the_model_is_refused(tmp_path: Path) -> None:
     config = planned(tmp_path, "scorer.vllm.gpu_memory_utilization=0.9", engine="transformers")
     message = (
-        r"GPU 0 has not enough memory for 1 process, .*: scorer-0 0\.90, process reward model 0\.2\d; .*scorer\.prm"
+        r"GPU 0 has not enough memory for 1 process and .*: scorer-0 0\.90, process reward model 0\.2\d; .*scorer\.prm"
     )
     with pytest.raises(ConfigError, match=message):
         with_shares(config, {}, 110)
