@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from prefixrl.common.config import user_function
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.host.process import exit_codes
+from prefixrl.common.host.process import exit_codes, no_teardown
 from prefixrl.learner.training.ppo import PolicyTerms, Sums, masked
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 KEY = "algorithm.loss_function"
 FIRST, BY_NAME = user_function.CALLS[KEY]
 SLOW_S = 2.0
-"""Time in one call after which the log names a function, once, whether it ever returns or not."""
+LOST_S = 600.0
+"""Time in one call after which the log names a function, once; and then until the process ends: it never returns."""
 STEP, TOLERANCE = 1e-6, 1e-5
 """Step of the finite differences, and how far a gradient may be from them, as a share of the largest (at least 1)."""
 
@@ -70,16 +71,17 @@ class OwnLoss:
 
     def value(self, given: Mapping[str, Tensor | None]) -> tuple[Tensor, dict[str, float]]:
         """Call the function; return its loss and its sums by name, in order; raises ConfigError."""
-        slow = threading.Timer(SLOW_S, self._tell_slow, (tuple(given["mask"].shape),))  # type: ignore[union-attr]
-        if not self._is_told:
-            slow.start()
+        has_ended = threading.Event()
+        watch = threading.Timer(SLOW_S, self._watch, (tuple(given["mask"].shape), has_ended))  # type: ignore[union-attr]
+        watch.start()
         try:
             with torch.enable_grad():
                 returned = self._function(*(given[name] for name in FIRST), **{n: given[n] for n in self._by_name})
         except BaseException as error:  # whatever it raises is its own: signals raise nothing here
             raise self._fault(f"failed: {user_function.explain(error, user_function.file_of(self._ref))}") from error
         finally:
-            slow.cancel()
+            has_ended.set()
+            watch.cancel()
         match returned:
             case (Tensor() as loss, dict() as sums) if all(isinstance(name, str) for name in sums):
                 pass
@@ -110,10 +112,14 @@ class OwnLoss:
                 raise self._fault(f"pushes {name} outside of the mask; leave out what the mask does before the sum")
         return gradients
 
-    def _tell_slow(self, shape: tuple[int, ...]) -> None:
+    def _watch(self, shape: tuple[int, ...], has_ended: threading.Event) -> None:
+        if not self._is_told:
+            log.warning("%s = %r has worked on a micro-batch of %d rows x %d tokens for %g s; a step waits for it, "
+                        "once for every micro-batch: does it loop over tokens?", KEY, self._ref, *shape, SLOW_S)  # fmt: skip
         self._is_told = True
-        log.warning("%s = %r has worked on a micro-batch of %d rows x %d tokens for %g s; a step waits for it, once "
-                    "for every micro-batch: does it loop over tokens?", KEY, self._ref, *shape, SLOW_S)  # fmt: skip
+        if not has_ended.wait(LOST_S):
+            with no_teardown():  # nothing else ends a thread that is inside of a function
+                raise self._fault(f"has not returned {LOST_S:g} s later; does a loop of it never end?")
 
     def _fault(self, said: str) -> ConfigError:
         return ConfigError(f"{KEY} = {self._ref!r} {said}")

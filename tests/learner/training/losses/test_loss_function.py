@@ -143,6 +143,16 @@ def test_a_slow_loss_is_named_once_and_still_counts(
     assert own.metrics == ()
 
 
+def test_a_loss_that_never_returns_is_named_and_ends_the_process(tmp_path: Path) -> None:
+    function = written(tmp_path, "while True: pass")
+    program = (
+        "from prefixrl.learner.training import loss_function as own\n"
+        f"own.SLOW_S = own.LOST_S = 0.2\nown.load({function!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and f"error: algorithm.loss_function = '{function}' has not returned" in done.stderr
+
+
 def test_a_gradient_that_is_not_that_of_the_loss_is_found_in_float64_and_a_constant_weight_is_not(
     tmp_path: Path,
 ) -> None:
