@@ -203,6 +203,7 @@ class Judging:
             finish=answered.finish, completion_tokens=answered.completion_tokens, elapsed_ms=elapsed_ms,
             completion=encodable(answered.text) if keeps_text else "", fault=judged.fault,
             was_text=answered.was_text, was_cached=answered.was_cached, is_answered=answered.is_answered,
+            parts=judged.parts,
         )  # fmt: skip
         self.settle(answered.task, answered.text_index, verdict)
 

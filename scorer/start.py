@@ -1,5 +1,6 @@
 """Loading of a scorer after the broker's Welcome, which decides whether torch is imported."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,7 +82,10 @@ def _verifier(session: WorkerSession, digests: ModelDigests) -> PoolThread:
         path = user_function.file_of(function_ref)
         if not path.is_file():
             raise DataError(f"reward.function: there is no file {path} on this host; copy the learner's file there")
-        function = RewardFunction(function_ref, digests.reward_function)
+        names = session.config.reward.environment
+        if missing := [name for name in names if name not in os.environ]:
+            raise ConfigError(f"reward.environment: {', '.join(missing)} is not set where this scorer was started")
+        function = RewardFunction(function_ref, digests.reward_function, names)
     data = session.config.data
     choices = Choices(section.boxes == "sentence", data.float_tolerance, section.program_packages)
     if function is None and data.runs_programs and (reason := sandbox.probe(choices.packages)):

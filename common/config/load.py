@@ -19,7 +19,7 @@ from prefixrl.common.config.catalogue import ABSENT, SYNONYMS
 from prefixrl.common.config.data import resolve
 from prefixrl.common.config.foreign import explained, read_bytes, read_toml
 from prefixrl.common.config.prompting import GGUF, AnyModel, checkpoint_of, with_texts
-from prefixrl.common.config.run import RewardConfig, RunConfig
+from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.section import FROM_RUN_FILE
 from prefixrl.common.errors import ConfigError, to_copy
 
@@ -200,7 +200,7 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
         "directory": str(directory), "adapter": adapter, "target": config.target and model("target", config.target),
         "data": resolve(data, base), "scorer": scorer, "implicit_reward": reward,
         "checkpoint": config.checkpoint.model_copy(update={"upload": upload}),
-        "reward": RewardConfig(function=function("reward.function")),
+        "reward": config.reward.model_copy(update={"function": function("reward.function")}),
         "algorithm": config.algorithm.model_copy(update=own),
     }  # fmt: skip
     return config.model_copy(update=resolved)

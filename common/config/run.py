@@ -125,7 +125,11 @@ class RewardConfig(Section):
     """The reward, where it is not the verifier's verdict."""
 
     function: str | None = None
-    """`file.py:name` of (question, text, gold) -> reward in [0, 1], called instead of the verifier, or after it."""
+    """`file.py:name` of (question, text, gold) -> reward in [0, 1], called instead of the verifier, or after it; or of
+    -> a dict with `reward` and other numbers, which are logged as parts."""
+    environment: Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], ...], Field(strict=False)] = ()
+    """Names of variables of the scorer's host that the function finds in its environment; else it has only PATH and
+    its like."""
 
 
 class RunConfig(Section):

@@ -29,7 +29,8 @@ def needed(config: RunConfig) -> Allowed:
     """Return the permissions that the scorers of a run need."""
     function = config.reward.function
     secret = config.scorer.openai.key_variable if config.scorer.engine == "openai" else None
-    return Allowed((function,) if function else (), (secret,) if secret else ())
+    secrets = (*((secret,) if secret else ()), *config.reward.environment)
+    return Allowed((function,) if function else (), secrets)
 
 
 def flags(config: RunConfig) -> list[str]:
@@ -50,7 +51,9 @@ def check(config: RunConfig, allowed: Allowed) -> None:
             )
     for secret in wanted.secrets:
         if secret not in allowed.secrets:
+            is_for_function = secret in config.reward.environment
+            where = "hands %s to its reward function" if is_for_function else f"sends %s to {config.scorer.openai.url}"
             raise ConfigError(
-                f"this run sends the environment variable {secret} to {config.scorer.openai.url}; if that is right, "
-                f"start the scorer with {SECRET_FLAG} {secret}"
+                f"this run {where % f'the environment variable {secret}'}; if that is right, start the scorer with "
+                f"{SECRET_FLAG} {secret}"
             )

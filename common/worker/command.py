@@ -25,7 +25,7 @@ GRACE_S = 20.0
 AHEAD_VARIABLE = "PREFIXRL_AHEAD_OF"
 """Variable by which a launch starts a worker beside the learner: the mark of an earlier broker's endpoint file."""
 ALLOW_FUNCTION = "Let the run's reward.function be executed here if it is this one; may be repeated."
-SECRET = "Let the run send this environment variable to its endpoint, as its key; may be repeated."
+SECRET = "Let the run use this environment variable: its endpoint's key, or one of reward.environment; may be repeated."
 settings_option = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key, e.g. algorithm.kl=1e-3."
 )

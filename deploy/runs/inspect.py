@@ -40,6 +40,8 @@ class TrainedRow(msgspec.Struct, frozen=True):
     """With `scorer.continuations` > 1 the verdict on each; `reward` is their mean."""
     process: StepScores | None = None
     """With `scorer.prm` and one continuation the verdict, the scores of its steps, and where they end."""
+    parts: dict[str, float] = {}
+    """What a reward function gave besides the reward."""
 
 
 class TrainedGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,6 +176,7 @@ def _trained(group: ScoredGroup, iteration: int, advantages: list[float]) -> Tra
             spans=list(row.spans), reward=verdict.reward, status=verdict.status, extracted=verdict.extracted,
             finish=row.finish, advantage=next(worth, None) if verdict.is_judged else None,
             completion=verdict.completion, continuations=list(verdict.continuations), process=verdict.process,
+            parts=verdict.parts,
         )  # fmt: skip
         rows.append(trained_row)
     prompt = group.prefixes.prompt

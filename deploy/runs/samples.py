@@ -16,6 +16,7 @@ from prefixrl.common.errors import ConfigError, to_copy
 from prefixrl.common.host.hub import cached_file
 from prefixrl.common.host.process import printable, stop_event
 from prefixrl.common.run.directory_format import check_holds_run
+from prefixrl.common.wire.messages.groups import UNJUDGED
 from prefixrl.common.wire.packing import pack_tokens, token_ids
 from prefixrl.deploy.runs.inspect import TrainedGroup, newest_groups, trained_groups
 
@@ -44,6 +45,8 @@ class SampleText(msgspec.Struct, frozen=True, kw_only=True):
     extracted: str
     status: str
     reward: float
+    parts: str = ""
+    """What a reward function gave besides, as `name value`."""
     advantage: float | None
 
 
@@ -146,6 +149,7 @@ def texts_of(group: TrainedGroup, decode: Callable[[list[int]], str]) -> list[Sa
             extracted=row.extracted,
             status=row.status,
             reward=row.reward,
+            parts=", ".join(f"{name} {value:.3g}" for name, value in row.parts.items()),
             advantage=row.advantage,
         )
         for row in group.rows
@@ -204,10 +208,11 @@ def _trend(found: list[Common]) -> Iterator[str]:
 
 def lines_of(sample: SampleText) -> Iterator[str]:
     """Yield one sample for a person."""
-    advantage = "left out" if sample.advantage is None else f"{sample.advantage:+.3f}"
+    unknown = "left out" if sample.status in UNJUDGED else "not yet known"
+    advantage = unknown if sample.advantage is None else f"{sample.advantage:+.3f}"
     yield (
         f"iteration {sample.iteration}, group {sample.group}, {sample.prompt_id}: reward "
-        f"{sample.reward:.3g} ({sample.status}), advantage {advantage}"
+        f"{sample.reward:.3g} ({sample.parts or sample.status}), advantage {advantage}"
     )
     parts = {"question": sample.question, "prefix": sample.prefix, "completion": sample.completion}
     for name, text in parts.items():

@@ -376,6 +376,7 @@ def _batch_group(result: ScoredGroup) -> BatchGroup:
     processes = [text.process for text in judged if text.process]
     scores = [score for each in processes for score in each.scores]
     statuses = [text.status for text in texts]
+    named = dict.fromkeys(name for text in judged for name in text.parts)
     return BatchGroup(
         seq=result.prefixes.seq, prompt_id=result.prefixes.prompt.prompt_id, version=result.version,
         weights_digest=result.weights_digest,
@@ -392,4 +393,5 @@ def _batch_group(result: ScoredGroup) -> BatchGroup:
         texts=tuple([xxhash.xxh3_64_intdigest(row.tokens) >> 1 for row in rows]),
         statuses={each: statuses.count(each) for each in dict.fromkeys(statuses)},
         source=result.prefixes.prompt.source,
+        parts={name: tuple([text.parts[name] for text in judged if name in text.parts]) for name in named},
     )  # fmt: skip

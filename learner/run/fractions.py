@@ -12,6 +12,9 @@ def batch_fractions(groups: Sequence[BatchGroup]) -> dict[str, float]:
     masked = sum(group.statuses.get("truncated", 0) for group in groups)
     rows = sum(len(group.rewards) for group in groups)
     texts = Counter(text for group in groups for text in group.texts)
+    parts = defaultdict[str, list[float]](list)
+    for name, values in (item for group in groups for item in group.parts.items()):
+        parts[name] += values
     return {
         # Judged texts that a length limit cut: answers in direct mode, else completions of the target.
         "truncated_fraction": sum(group.truncated for group in groups) / max(1, judged),
@@ -29,6 +32,7 @@ def batch_fractions(groups: Sequence[BatchGroup]) -> dict[str, float]:
         # Judged texts that a scorer's cache held.
         "cached_fraction": sum(group.cached for group in groups) / max(1, judged),
         **process_figures(groups),
+        **{f"reward_part/{name}": sum(each) / len(each) for name, each in parts.items()},
     }
 
 

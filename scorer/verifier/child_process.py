@@ -147,21 +147,23 @@ class Template:
         self._link.close()
 
 
-def spawn(function_ref: str, digest: str, timeout_s: int) -> ChildProcess:
-    """Start a child of its own for a user's function, of which a call may take `timeout_s`."""
+def spawn(function: tuple[str, ...], environment: tuple[str, ...] = ()) -> ChildProcess:
+    """Start a child of its own for a user's function (reference, digest, limit of a call in seconds)."""
     theirs, ours = _pipes()
-    process = _popen((function_ref, digest, str(timeout_s)), *theirs, leads_group=True)
+    process = _popen(function, *theirs, environment)
     for each in theirs:
         os.close(each)
     return ChildProcess(*ours, process)
 
 
-def _popen(function: tuple[str, ...], stdin: int, stdout: int, leads_group: bool = False) -> "subprocess.Popen[bytes]":
-    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+def _popen(function: tuple[str, ...], stdin: int, stdout: int, more: tuple[str, ...] = ()) -> "subprocess.Popen[bytes]":
+    """Start a child; one for a function leads a group, and gets `more` variables."""
+    environment = {name: os.environ[name] for name in (*_ENVIRONMENT, *more) if name in os.environ}
     # -P: modules of the working directory must not shadow the installed ones.
     command = [sys.executable, "-P", "-m", "prefixrl.scorer.verifier.child", str(os.getpid())]
     given = environment | _PYTHON_INTEGERS
-    return subprocess.Popen([*command, *function], stdin=stdin, stdout=stdout, env=given, start_new_session=leads_group)
+    words, leads = [*command, *function], bool(function)
+    return subprocess.Popen(words, stdin=stdin, stdout=stdout, env=given, start_new_session=leads)
 
 
 def _pipes() -> tuple[tuple[int, int], tuple[int, int]]:

@@ -67,6 +67,8 @@ class ChildAnswer(msgspec.Struct, frozen=True, tag=True):
     """Reason of an `error`."""
     fault: Fault = ""
     """Kind of an `error`."""
+    parts: dict[str, float] = {}
+    """What a user's function gave besides the reward."""
 
 
 FromChild = ChildReady | ChildAnswer

@@ -50,6 +50,8 @@ class RewardFunction:
     """`file.py:name`."""
     digest: str
     """Digest that its file must have in every child."""
+    environment: tuple[str, ...] = ()
+    """Names of variables that its children get besides the basics."""
 
 
 @dataclass
@@ -254,7 +256,8 @@ class VerifierPool:
 
     def _new_process(self) -> ChildProcess:
         if self._function:
-            return spawn(self._function.function_ref, self._function.digest, self._timeout_s)
+            function = (self._function.function_ref, self._function.digest, str(self._timeout_s))
+            return spawn(function, self._function.environment)
         if self._template is not None and not self._template.is_alive:
             self._count_failed_start()
         if self._template is None:
@@ -338,7 +341,7 @@ class VerifierPool:
         else:
             if message.extracted is not None:
                 job.extracted = message.extracted
-            self._finish(job, message.outcome, message.reward)
+            self._finish(job, message.outcome, message.reward, message.parts)
 
     def _lose(self, child: _Child) -> None:
         """Discard a child that ended by itself or sent an invalid message."""
@@ -375,9 +378,10 @@ class VerifierPool:
         else:
             self._finish(job, "timeout")
 
-    def _finish(self, job: _Job, outcome: Outcome, score: float = 0.0) -> None:
+    def _finish(self, job: _Job, outcome: Outcome, score: float = 0.0, parts: dict[str, float] | None = None) -> None:
         reward = {"right": 1.0, "scored": score}.get(outcome, 0.0)
-        verdict = Judgement(reward, outcome if outcome in ("parse_fail", "timeout") else "ok", job.extracted)
+        status = outcome if outcome in ("parse_fail", "timeout") else "ok"
+        verdict = Judgement(reward, status, job.extracted, parts=parts or {})
         # A timeout may be the machine's fault: it holds for these answers, not for later ones.
         if outcome != "timeout" and self._function is None and job.question.code == "none":
             self._cache[job.question] = verdict

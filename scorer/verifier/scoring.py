@@ -4,21 +4,26 @@
     score(question, text, gold, verdict)           is handed the verifier's own verdict on the text
     score(question, text, gold, verify)            may ask it: verify(text, gold) gives the verdict on any text
 
+It returns a reward, or a dict with `reward` and parts of it, which are logged.
+
 The verifier's verdict comes from children of its own (`pool.py`): a formula that hangs never costs the function a
 call. `verify` has a pool of one child behind it, which half of the function's time may pass in.
 """
 
 import contextlib
 import logging
+import math
 import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prefixrl.common.config import user_function
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.digests import function_digest
+from prefixrl.common.wire.messages.fields import MOST_NAME_CHARS, encodable
+from prefixrl.common.wire.messages.groups import MOST_PARTS
 from prefixrl.scorer.verifier.complaints import Complaints
 from prefixrl.scorer.verifier.exchange import ChildAnswer, ChildQuestion
 from prefixrl.scorer.verifier.pool import VerifierPool
@@ -30,6 +35,7 @@ WARMING = r"\boxed{1+\ln x}", r"\ln x+1"
 """A text and a gold answer that need sympy: `verify` is quick from its first call on."""
 WAIT_S = 1.0
 MOST_NUMBER_CHARS = 100
+REWARD = "reward"
 
 _complaints = Complaints(log)
 
@@ -72,20 +78,23 @@ class Scoring:
         named |= {"verify": self._verify} if self._verify else {}
         try:
             reward = self._call(question, named)
+            value, parts = _read(reward)
         except (Exception, SystemExit) as error:
             reason = user_function.explain(error, path)
             last_line = max((line for _, line in list(traceback.walk_tb(error.__traceback__))[-1:]), default=0)
             if _complaints.is_first((type(error).__name__, last_line), reason):
                 log.warning("%s failed", self._ref, exc_info=True)
             return ChildAnswer("error", reason=reason, fault="function raised")
-        value = user_function.number(reward)
         if not 0.0 <= value <= 1.0:
             shown = f"{reward!r:.{MOST_NUMBER_CHARS}}"
-            reason = f"{self._ref} returned {shown}; a reward is a finite number from 0 to 1"
+            reason = (
+                f"{self._ref} returned {shown}; a reward is a finite number from 0 to 1, or a dict with such a "
+                f"`{REWARD}` and at most {MOST_PARTS} other finite numbers by name"
+            )
             if _complaints.is_first(("returned", type(reward).__name__), reason):
                 log.warning(reason)
             return ChildAnswer("error", reason=reason, fault="function returned no reward")
-        return ChildAnswer("scored", value)
+        return ChildAnswer("scored", value, parts=parts)
 
     def _call(self, question: ChildQuestion, named: dict[str, object]) -> object:
         caller = os.getpid()
@@ -95,6 +104,15 @@ class Scoring:
             # The function forked, and this is the copy: its answer would be taken for that of the next text.
             if os.getpid() != caller:
                 _leave()
+
+
+def _read(given: object) -> tuple[float, dict[str, float]]:
+    """Return the reward and the parts that a function gave; the reward is NaN where it gave something else."""
+    if not isinstance(given, Mapping):
+        return user_function.number(given), {}
+    parts = {encodable(str(name))[:MOST_NAME_CHARS]: user_function.number(part) for name, part in given.items()}
+    reward = parts.pop(REWARD, math.nan)
+    return reward if len(parts) <= MOST_PARTS and all(map(math.isfinite, parts.values())) else math.nan, parts
 
 
 def _leave() -> None:

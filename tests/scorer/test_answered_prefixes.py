@@ -27,7 +27,12 @@ def test_a_prefix_with_a_closed_box_is_counted_as_an_answer_of_the_adapter(
     groups = scored(config, make_engine("transformers", str(target), "scorer", config), opening)
     assert {verdict.is_answered for group in groups for verdict in group.verdicts} == {is_answered}
     plain = scored(config, make_engine("transformers", str(target), "scorer", config), "so")
+    verdicts = [
+        msgspec.structs.replace(each, parts={"form": float(place)}) for place, each in enumerate(plain[0].verdicts)
+    ]
+    plain = [msgspec.structs.replace(plain[0], verdicts=tuple(verdicts)), *plain[1:]]
     batch = [_batch_group(group) for group in (*groups, *plain)]
+    assert batch_fractions(batch)["reward_part/form"] == (len(verdicts) - 1) / 2
     assert batch_fractions(batch)["answer_in_prefix_fraction"] == (0.5 if is_answered else 0.0)
 
 

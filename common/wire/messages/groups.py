@@ -4,7 +4,7 @@ from collections import Counter
 from statistics import fmean
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from prefixrl.common.wire.messages.fields import Count, Name, Part, Seconds, Text, Version
 
@@ -25,6 +25,8 @@ Turn = tuple[str, str]
 """Role and text of a turn of a conversation."""
 MOST_STEPS = 4096
 """Most steps of an answer that a process reward model scores."""
+MOST_PARTS = 16
+"""Most numbers that a reward function may give besides the reward."""
 
 
 class Sampling(Part, frozen=True, kw_only=True):
@@ -119,6 +121,9 @@ class StepScores(Part, frozen=True):
     target's tokens. Empty where the text alone is known: an endpoint returned no ids, or a cache."""
 
 
+Parts = Annotated[dict[Name, float], Meta(max_length=MOST_PARTS)]
+
+
 class TextVerdict(Part, frozen=True, kw_only=True):
     """The verdict on one text: the target's completion, in direct mode the adapter's answer."""
 
@@ -142,6 +147,8 @@ class TextVerdict(Part, frozen=True, kw_only=True):
     """True if the scorer had this greedy completion already."""
     is_answered: bool = False
     """True if the prefix alone has an answer in a box already."""
+    parts: Parts = field(default_factory=dict)
+    """What a reward function gave besides the reward."""
     process: StepScores | None = None
     """With `scorer.prm` the scores in `reward`; None for cut texts whose reward is 0. In evaluations
     beside `reward`, where a problem has several answers; else None."""
@@ -248,6 +255,8 @@ class BatchGroup(Part, frozen=True, kw_only=True):
     """A hash of each row's tokens, of 63 bits: equal where the adapter wrote the same."""
     source: str = ""
     """`Prompt.source` of its prompt."""
+    parts: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """By name what a reward function gave besides the rewards of its judged texts."""
 
     @property
     def judged(self) -> int:

@@ -6,6 +6,7 @@ const COLOURS = ["--c0", "--c1", "--c2", "--c3", "--c4", "--c5"];
 const DASHES = [[], [6, 4], [2, 3], [10, 3, 2, 3]];
 const FIGURES = [
   ["Reward", "mean of an iteration", ["figures/reward"], true],
+  ["Reward parts", "what the reward function gave besides", ["figures/reward_part/*"]],
   ["Effective sample size", "of old samples, over their number", ["figures/old_ess_fraction"], true],
   ["KL", "from the reference model, nats per token", ["figures/reference_kl"]],
   ["Entropy", "of the adapter, nats per token", ["figures/entropy"]],
@@ -53,6 +54,12 @@ function faded(paint) {
   return `color-mix(in srgb, ${paint} 35%, transparent)`;
 }
 
+// A figure's columns; one that ends in * stands for all that begin so.
+function columnsOf(about, known) {
+  const all = Object.keys((known && known.mean) || {});
+  return about.columns.flatMap((each) => (each.endsWith("*") ? all.filter((name) => name.startsWith(each.slice(0, -1))) : [each]));
+}
+
 class Figure {
   constructor(about, runs) {
     this.about = about;
@@ -75,14 +82,14 @@ class Figure {
     const found = [];
     this.runs.forEach((run, runPlace) => {
       const known = run.curves;
-      for (const [place, name] of this.about.columns.entries()) {
+      for (const [place, name] of columnsOf(this.about, known).entries()) {
         const values = known && known.mean && known.mean[name];
         if (!values || newest(values) === null) continue;
         const several = this.runs.length > 1;
         found.push({
           run, name, values, iteration: known.iteration, low: known.low && known.low[name], high: known.high && known.high[name],
           paint: COLOURS[(several ? runPlace : place) % COLOURS.length], dash: several ? DASHES[place % DASHES.length] : [],
-          label: (several ? `${run.name}: ` : "") + (this.about.columns.length > 1 || !several ? name.split("/").pop().replaceAll("_", " ") : ""),
+          label: (several ? `${run.name}: ` : "") + (columnsOf(this.about, known).length > 1 || !several ? name.split("/").pop().replaceAll("_", " ") : ""),
         });
       }
     });
@@ -200,7 +207,7 @@ class Curves {
   }
 
   drawOthers() {
-    const shown = new Set(FIGURES.flatMap((each) => each.columns));
+    const shown = new Set(FIGURES.flatMap((each) => this.runs.flatMap((run) => columnsOf(each, run.curves))));
     const names = this.runs.flatMap((run) => Object.keys((run.curves && run.curves.mean) || {}));
     for (const name of [...new Set(names)].sort()) {
       if (shown.has(name) || this.others.has(name)) continue;

@@ -1,8 +1,11 @@
 "use strict";
 // One run: its state, curves, pipeline, samples, results and settings, each part drawn again when its data comes.
 
+const UNJUDGED = ["error", "truncated", "no_gold"];
+
 function sampleCard(sample) {
-  const advantage = sample.advantage === null ? "left out" : `advantage ${sample.advantage >= 0 ? "+" : ""}${sample.advantage.toFixed(3)}`;
+  const unknown = UNJUDGED.includes(sample.status) ? "left out" : "advantage not yet known";
+  const advantage = sample.advantage === null ? unknown : `advantage ${sample.advantage >= 0 ? "+" : ""}${sample.advantage.toFixed(3)}`;
   // A kept completion is the whole text judged; it begins with the prefix, less a stop mark.
   const whole = sample.completion || sample.prefix;
   let end = 0;
@@ -15,9 +18,11 @@ function sampleCard(sample) {
   };
   return make("article", "sample",
     make("div", "", make("span", `chip ${sample.reward > 0 ? "running" : "failed"}`, `reward ${short(sample.reward)}`), " ",
-      make("span", "soft", `${advantage}; iteration ${sample.iteration}, ${sample.status}`)),
+      make("span", "soft", `${advantage}; iteration ${sample.iteration}, ${sample.parts || sample.status}`)),
     make("dl", "", ...entry("question", sample.question), ...entry(sample.completion ? "answer, the adapter's part marked" : "what the adapter wrote", answer),
-      ...entry("found, and gold", `${sample.extracted || "nothing"}   |   ${sample.gold}`)));
+      // A reward function of the user's own extracts no answer.
+      ...(sample.extracted || sample.status === "no_answer" ? entry("found, and gold", `${sample.extracted || "nothing"}   |   ${sample.gold}`)
+        : entry("gold", sample.gold))));
 }
 
 class Samples {

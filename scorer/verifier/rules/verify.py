@@ -33,6 +33,8 @@ class Judgement(msgspec.Struct, frozen=True):
     """The answer judged, cut to MAX_ANSWER_CHARS; None if there was none; the reason where the status is `error`."""
     fault: Fault = ""
     """The kind of failure where status is `error`."""
+    parts: dict[str, float] = {}
+    """Numbers that a user's function gave besides the reward, by name."""
 
 
 class UnparsableAnswerError(ValueError):

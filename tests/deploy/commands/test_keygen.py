@@ -85,11 +85,15 @@ def test_code_and_secrets_are_used_only_if_the_command_line_names_them(tmp_path:
     mine.write_text("def score(**_): return 1.0\n")
     openai = {"url": "http://127.0.0.1:1/v1", "key_variable": "MY_KEY"}
     config = run_on_disk(
-        tmp_path / "run-a", reward={"function": f"{mine}:score"}, scorer={"engine": "openai", "openai": openai}
+        tmp_path / "run-a",
+        reward={"function": f"{mine}:score", "environment": ["JUDGE"]},
+        scorer={"engine": "openai", "openai": openai},
     )
     given = flags(config)
-    assert given == ["--allow-function", f"{mine}:score", "--secret", "MY_KEY"]
-    check(config, Allowed((given[1],), (given[3],)))
+    assert given == ["--allow-function", f"{mine}:score", "--secret", "MY_KEY", "--secret", "JUDGE"]
+    check(config, Allowed((given[1],), (given[3], given[5])))
+    with pytest.raises(ConfigError, match=r"hands the environment variable JUDGE to its .* --secret JUDGE"):
+        check(config, Allowed((given[1],), ("MY_KEY",)))
     with pytest.raises(ConfigError, match=f"--allow-function {mine}:score"):
         check(config, Allowed((f"{tmp_path}/other.py:score",), ("MY_KEY",)))
     with pytest.raises(ConfigError, match=r"sends the environment variable MY_KEY .* --secret MY_KEY"):

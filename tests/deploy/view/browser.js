@@ -8,6 +8,8 @@
     return [node.querySelector(".series").textContent, node.querySelectorAll("canvas").length];
   },
   chip: () => document.querySelector("h1 .chip").textContent,
+  // Titles of the figures that are drawn.
+  drawn: () => [...document.querySelectorAll(".figures > figure")].filter((node) => node.getClientRects().length).map((node) => node.dataset.title),
   marked: () => [...document.querySelectorAll("mark")].map((node) => node.textContent),
   // Elements that only the text of a model or of a run's name could have made.
   planted: () => document.querySelectorAll("main script, main img, main b i").length,

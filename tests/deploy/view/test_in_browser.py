@@ -51,20 +51,26 @@ def test_a_page_advances_with_its_run_and_is_told_of_a_resume(tmp_path: Path) ->
             and tab.locator("h1").inner_text() == f"{SHOWN.replace('/', '')} killed"
         )
         with held(run):
-            json_lines.append(run / METRICS_FILE, [metrics_line(4, reward=0.5)])
+            line = metrics_line(4, reward=0.5)
+            line.figures["reward_part/form"] = 0.75
+            json_lines.append(run / METRICS_FILE, [line])
             wait_until(lambda: ask("figure", "Reward")[0] == "reward 0.54" and ask("chip") == "running", "the advance")
         assert ask("widths") == [400, 400] and ask("planted") == 0
+        drawn = ask("drawn")
+        assert {"Reward", "Reward parts", "Age"} < set(drawn) and "KL" not in drawn  # it has no reference
 
 
 def test_the_texts_in_a_report_are_texts(tmp_path: Path) -> None:
     sample = dict.fromkeys(("question", "prefix", "gold", "extracted", "status", "completion"), HOSTILE)
     sample |= {"reward": 1, "advantage": 0.5, "iteration": 3, "completion": f"{HOSTILE} and more"}
     common = {"first": 0, "last": 3, "text": HOSTILE, "share": 0.5, "reward": 0.5}
+    judged = sample | {"extracted": "", "status": "ok", "parts": "form 0.75"}
     parts = {
-        "samples": {"groups": [["Newest", [sample]]], "common": [common], "fault": HOSTILE},
+        "samples": {"groups": [["Newest", [sample, judged]]], "common": [common], "fault": HOSTILE},
         "alarms": [common | {"kind": "ess"}],
     }
     (tmp_path / "report.html").write_text(page({HOSTILE: parts | {"state": {"state": "", "words": HOSTILE}}}))
-    with opened(f"file://{tmp_path}/report.html") as (_, ask):
-        assert ask("marked") == [SHOWN] and ask("alarms") == [f"iterations 0–3: {SHOWN}"]
+    with opened(f"file://{tmp_path}/report.html") as (tab, ask):
+        assert ask("marked") == [SHOWN] * 2 and ask("alarms") == [f"iterations 0–3: {SHOWN}"]
+        assert "iteration 3, form 0.75" in (text := tab.locator(".samples").inner_text()) and "nothing" not in text
         assert ask("planted") == 0 and ask("widths") == [400, 400]

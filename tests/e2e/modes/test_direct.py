@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import prefixrl
 from support.runs.run_helper import ROOT, check_books, finish, inspect, launched, trained_iterations, wait_for
 from support.tables import program
 
@@ -63,11 +64,15 @@ def test_a_short_run_keeps_its_books_and_loads_no_target(tmp_path: Path, stalene
 
 
 @pytest.mark.nightly
-def test_grpo_on_fractional_rewards_and_advantages_of_the_users_own(tmp_path: Path) -> None:
+def test_grpo_on_fractional_rewards_with_parts_and_advantages_of_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "secret")
     (tmp_path / "mine.py").write_text(MINE)
     settings = (
         "algorithm.name=grpo",
         f"reward.function={tmp_path}/mine.py:score",
+        'reward.environment=["JUDGE_KEY"]',
         f"algorithm.advantage_function={tmp_path}/mine.py:advantages",
         "algorithm.kl=0",
     )
@@ -82,9 +87,13 @@ def test_grpo_on_fractional_rewards_and_advantages_of_the_users_own(tmp_path: Pa
         kept = [row for row in line["rows"] if row["status"] != "error"]
         best = max((row["reward"] for row in kept), default=0.0)
         for row in kept:
+            assert not row["reward"] or row["parts"] == {"twice": 2 * row["reward"], "key": 6}
             assert row["reward"] in ((0.25, 0.125) if row["finish"] == "eos" else (0.0,))
             assert row["advantage"] == pytest.approx(row["reward"] - best)
+    for line in prefixrl.Run(directory).metrics():
+        assert line["figures/reward_part/key"] == 6 and line["figures/reward_part/twice"] > 0.25
+    assert "secret" not in (directory / "config.json").read_text()
     failed = [row for line in lines for row in line["rows"] if row["status"] == "error"]
     assert failed
-    assert {row["extracted"] for row in failed} == {"ValueError: not of interest (mine.py, line 4)"}
+    assert {row["extracted"] for row in failed} == {"ValueError: not of interest (mine.py, line 7)"}
     assert summary["accuracy"]["untrained_adapter"] < 0.25

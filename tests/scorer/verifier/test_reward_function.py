@@ -39,12 +39,16 @@ RAISING_LINE = 1 + SOURCE.splitlines().index('        raise ValueError("no such 
 
 @contextmanager
 def pool_with(
-    folder: Path, source: str = SOURCE, timeout_s: int = 60, digest: str | None = None
+    folder: Path,
+    source: str = SOURCE,
+    timeout_s: int = 60,
+    digest: str | None = None,
+    environment: tuple[str, ...] = (),
 ) -> Iterator[VerifierPool]:
     path = folder / "mine.py"
     path.write_text(source)
     place = f"{path}:score"
-    pool = VerifierPool(1, timeout_s, RewardFunction(place, digest or function_digest(place)))
+    pool = VerifierPool(1, timeout_s, RewardFunction(place, digest or function_digest(place), environment))
     try:
         yield pool
     finally:
@@ -93,6 +97,21 @@ def test_numpys_scalars_are_rewards_and_an_integer_past_all_floats_is_an_error(t
     assert [(each.reward, each.status) for each in found] == [(1.0, "ok"), (0.25, "ok")]
     assert (wrong.status, wrong.fault) == ("error", "function returned no reward")
     assert wrong.extracted is not None and "a reward is a finite number" in wrong.extracted
+
+
+def test_a_dict_has_the_reward_and_its_parts(tmp_path: Path) -> None:
+    with pool_with(tmp_path) as pool:
+        right, *wrong = judged(pool, "return parts", "return no reward", "return text", "return many")
+    assert (right.reward, right.parts) == (0.5, {"form": 0.25, "right": 1.0})
+    assert {(each.status, each.fault) for each in wrong} == {("error", "function returned no reward")}
+
+
+def test_it_finds_the_variables_that_are_named_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "k")
+    monkeypatch.setenv("OTHER_KEY", "k")
+    with pool_with(tmp_path, environment=("JUDGE_KEY",)) as pool:
+        found = judged(pool, "variable JUDGE_KEY", "variable OTHER_KEY", "variable PATH")
+    assert [each.parts["found"] for each in found] == [1.0, 0.0, 1.0]
 
 
 def test_an_exception_is_an_error_with_file_and_line(tmp_path: Path) -> None:
