@@ -41,7 +41,7 @@ class TrainedRow(msgspec.Struct, frozen=True):
     process: StepScores | None = None
     """With `scorer.prm` and one continuation the verdict, the scores of its steps, and where they end."""
     parts: dict[str, float] = {}
-    """What a reward function gave besides the reward."""
+    """Other numbers that a reward function gave, by name."""
 
 
 class TrainedGroup(msgspec.Struct, frozen=True, kw_only=True):

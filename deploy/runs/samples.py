@@ -46,7 +46,7 @@ class SampleText(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     reward: float
     parts: str = ""
-    """What a reward function gave besides, as `name value`."""
+    """Other numbers that a reward function gave, as `name value`."""
     advantage: float | None
 
 

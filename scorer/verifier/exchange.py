@@ -68,7 +68,7 @@ class ChildAnswer(msgspec.Struct, frozen=True, tag=True):
     fault: Fault = ""
     """Kind of an `error`."""
     parts: dict[str, float] = {}
-    """What a user's function gave besides the reward."""
+    """Other numbers that a user's function gave, by name."""
 
 
 FromChild = ChildReady | ChildAnswer

@@ -148,7 +148,7 @@ class TextVerdict(Part, frozen=True, kw_only=True):
     is_answered: bool = False
     """True if the prefix alone has an answer in a box already."""
     parts: Parts = field(default_factory=dict)
-    """What a reward function gave besides the reward."""
+    """Other numbers that a reward function gave, by name."""
     process: StepScores | None = None
     """With `scorer.prm` the scores in `reward`; None for cut texts whose reward is 0. In evaluations
     beside `reward`, where a problem has several answers; else None."""
