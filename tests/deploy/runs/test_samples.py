@@ -84,7 +84,8 @@ def test_best_and_worst_order_by_advantage_and_json_has_every_field(run: Path) -
     assert (best["advantage"], worst["advantage"]) == (3.5, -0.5)
     assert best == {
         "iteration": 3, "group": 3, "prompt_id": "p3", "question": "what is 3?", "gold": "3", "prefix": "w7 w23",
-        "completion": best["completion"], "extracted": "1", "status": "ok", "reward": 1.0, "parts": "", "advantage": 3.5,
+        "completion": best["completion"], "extracted": "1", "status": "ok", "reward": 1.0, "advantage": 3.5,
+        "parts": "",
     }  # fmt: skip
 
 
