@@ -115,7 +115,7 @@ class OwnLoss:
     def _watch(self, shape: tuple[int, ...], has_ended: threading.Event) -> None:
         if not self._is_told:
             log.warning("%s = %r has worked on a micro-batch of %d rows x %d tokens for %g s; a step waits for it, "
-                        "once for every micro-batch: does it loop over tokens?", KEY, self._ref, *shape, SLOW_S)  # fmt: skip
+                        "once per micro-batch: does it loop over tokens?", KEY, self._ref, *shape, SLOW_S)  # fmt: skip
         self._is_told = True
         if not has_ended.wait(LOST_S):
             with no_teardown():  # nothing else ends a thread that is inside of a function
