@@ -11,6 +11,6 @@ learner.py          `[learner]` and `[log]`: optimisers, precision, memory, dead
 catalogue.py        all keys with their values, defaults and sentences; names of the same settings elsewhere
 load.py             reading a run file, settings over it, explained errors, absolute paths
 foreign.py          files that others wrote: every fault is a sentence with the path
-tables/             the published problem sets, and names of settings elsewhere
+tables/             published problem sets, names of settings elsewhere, keys without effect, words of refusals
 user_function.py    functions of the user's own, named `file.py:name`
 """

@@ -16,7 +16,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.messages.learner import Accepted, Batch, IterationDone, Published, Stop
 from prefixrl.common.wire.messages.worker import Goodbye, ScoreTask, Welcome
 from prefixrl.learner.broker.server import Broker
-from support.fakes import Peer, endpoint_of, groups_of, ready, serving, wait_until
+from support.fakes import Peer, beside, endpoint_of, groups_of, peers, ready, serving, wait_until
 from support.runs.simulated_run import config_of, next_batch, note, workers
 
 GRACE_S = 120.0
@@ -61,36 +61,25 @@ def end_of(process: Process, within_s: float) -> tuple[int, float, str]:
 @contextmanager
 def learning(config: RunConfig, trained: list[int]) -> Iterator[None]:
     """A learner that trains every batch to the end of the run, and notes the groups."""
-    rank = Peer(endpoint_of(config), b"rank")
-    rank.join("rank")
-    failures: list[BaseException] = []
 
-    def learn() -> None:
-        try:
-            for iteration in range(1000):
-                rank.say(Published(note(0)))
-                rank.hear(Accepted)
-                answer = next_batch(rank, iteration)
-                if not isinstance(answer, Batch):
-                    return
-                trained.extend(group.prefixes.seq for group in groups_of(rank, answer))
-                rank.say(IterationDone(iteration, iteration + 1, None))
-                rank.hear(Accepted)
-        except BaseException as error:
-            failures.append(error)
-            raise
+    def learn(_: threading.Event) -> None:
+        for iteration in range(1000):
+            rank.say(Published(note(0)))
+            rank.hear(Accepted)
+            answer = next_batch(rank, iteration)
+            if not isinstance(answer, Batch):
+                return
+            trained.extend(group.prefixes.seq for group in groups_of(rank, answer))
+            rank.say(IterationDone(iteration, iteration + 1, None))
+            rank.hear(Accepted)
 
-    thread = threading.Thread(target=learn)
-    thread.start()
-    try:
-        yield
-        thread.join(120.0)
-        assert not thread.is_alive() and not failures, failures
+    with peers(endpoint_of(config), "rank") as (rank,):
+        rank.join("rank")
+        with beside(learn, end_s=120.0):
+            yield
         rank.say(Stop("the run is finished"))
         rank.hear(Accepted)
         rank.say(Goodbye("the run is finished"))
-    finally:
-        rank.close()
 
 
 SLOW_SIGNALS = [pytest.param(each, marks=pytest.mark.nightly) for each in (signal.SIGUSR1, signal.SIGUSR2)]

@@ -70,9 +70,6 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-# --- the learner is right -------------------------------------------------------------------------------------------
-
-
 def losses(device: str, adapter: Path) -> Losses:
     """Losses and gradient norms of three iterations, by variant."""
     return {name: _trained(device, adapter, settings) for name, settings in VARIANTS.items()}
@@ -109,9 +106,6 @@ def resumed_and_poisoned(device: str, adapter: Path, folder: Path) -> tuple[floa
     return difference, is_dropped and all(
         torch.equal(weights, before[name]) for name, weights in models.actor.masters().items()
     )
-
-
-# --- memory and speed -----------------------------------------------------------------------------------------------
 
 
 def save_random(folder: Path, shape: PretrainedConfig, dtype: str) -> Path:
@@ -199,9 +193,6 @@ def _syncs(models: Models, data: IterationData, config: RunConfig) -> int:
     return sum("synchroniz" in str(each.message) for each in seen)
 
 
-# --- publication ----------------------------------------------------------------------------------------------------
-
-
 def publication(device: str, size_bytes: int, folder: Path) -> list[Figure]:
     """Seconds of a publication's parts, and whether what is written is what the device holds."""
     count = size_bytes // 2 // 8
@@ -246,9 +237,6 @@ def publication(device: str, size_bytes: int, folder: Path) -> list[Figure]:
     ]
 
 
-# --- a whole run ----------------------------------------------------------------------------------------------------
-
-
 def whole_run(device: str, folder: Path, iterations: int) -> list[Figure]:
     """`prefixrl launch` of the example with everything on the device; a rollout is killed in the middle."""
     settings = [f"{section}.device={device}" for section in ("learner", "rollout", "scorer")]
@@ -265,9 +253,6 @@ def whole_run(device: str, folder: Path, iterations: int) -> list[Figure]:
         figure(f"a run of {iterations} iterations with a killed rollout", "s", time.monotonic() - started_s),
         figure("a publication, main thread", "s", summary["publish_s"]),
     ]
-
-
-# --- the probe ------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()

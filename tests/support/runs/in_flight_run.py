@@ -5,8 +5,8 @@ one that stops at given places until the next version is there (`hold`). The lea
 publishes the next version, and so on."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,8 +30,11 @@ from prefixrl.rollout.weights import Fetcher
 from support.fakes import (
     Peer,
     address_of,
+    beside,
     endpoint_of,
     groups_of,
+    loop,
+    peers,
     run_on_disk,
     scored,
     serving,
@@ -150,60 +153,23 @@ def _batch(rank: Peer, iteration: int) -> tuple[Batch, list[ScoredGroup]]:
     raise AssertionError(f"no batch {iteration}: waiting for {answer.waiting_for}")
 
 
-@contextmanager
-def _scoring(config: RunConfig) -> Iterator[None]:
-    stop, failures = threading.Event(), []
-
-    def work() -> None:
-        scorer = Peer(endpoint_of(config), b"scorer")
-        try:
+def _scoring(config: RunConfig) -> AbstractContextManager[None]:
+    def work(stop: threading.Event) -> None:
+        with peers(endpoint_of(config), "scorer") as (scorer,):
             scorer.ready(config, "scorer")
             while not stop.is_set():
                 received = scorer.client.receive(0.05)
                 if received is not None and isinstance(received[0], ScoreTask):
                     scorer.say(scored(received[0]))
-        except BaseException as error:
-            failures.append(error)
-            raise
-        finally:
-            scorer.close()
 
-    thread = threading.Thread(target=work, name="scorer")
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(30.0)
-    assert not failures, failures
+    return beside(work)
 
 
-@contextmanager
-def _rollout(config: RunConfig, engine: AdapterEngine, weights: str) -> Iterator[None]:
-    stop, failures = threading.Event(), []
+def _rollout(config: RunConfig, engine: AdapterEngine, weights: str) -> AbstractContextManager[None]:
+    def make(link: Link) -> Rollout:
+        return Rollout(config, link, engine, ByteRenderer(), Fetcher(source(weights)), config.adapter.model)
 
-    def work() -> None:
-        link = Link(lambda: address_of(config), "rollout")
-        try:
-            link.name = link.welcome().worker
-            fetcher = Fetcher(source(weights))
-            rollout = Rollout(config, link, engine, ByteRenderer(), fetcher, config.adapter.model)
-            rollout.say_ready()
-            rollout.run(stop.is_set)
-        except BaseException as error:
-            failures.append(error)
-            raise
-        finally:
-            link.close("done")
-
-    thread = threading.Thread(target=work, name="rollout")
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(60.0)
-    assert not failures, failures
+    return beside(loop(lambda: address_of(config), "rollout", make))
 
 
 def largest_gap(here: World) -> float:

@@ -6,12 +6,12 @@ Engines are simulated: they take the declared times and write the version they h
 are at hand instead of fetched, and answers are compared instead of verified: neither has to do with how old a sample
 may become."""
 
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ from prefixrl.learner.broker.server import Broker
 from prefixrl.rollout.loop import Rollout
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.rules.verify import Judgement
-from support.fakes import Peer, endpoint_of, groups_of, run_on_disk, serving, status, wait_until
+from support.fakes import Peer, beside, endpoint_of, groups_of, loop, run_on_disk, serving, status, wait_until
 from support.keys import address
 
 PROBE = pack_tokens([1, 2, 3])
@@ -208,38 +208,13 @@ def next_batch(rank: Peer, iteration: int) -> FromBroker:
     raise AssertionError(f"no batch {iteration} in {PATIENCE_S:g} s: waiting for {waiting_for}")
 
 
-@contextmanager
-def workers(endpoint: str, config: RunConfig, roles: tuple[str, ...]) -> Iterator[None]:
+def workers(endpoint: str, config: RunConfig, roles: tuple[Any, ...]) -> AbstractContextManager[None]:
     """Worker loops, one thread each."""
-    stop, failures = threading.Event(), []
-
-    def work(role: str) -> None:
-        link = Link(lambda: address(endpoint), role)  # type: ignore[arg-type]
-        try:
-            link.name = link.welcome().worker
-            engine = SimulatedEngine(role, config.simulated, config.rows_per_job(role))
-            worker = _worker(role, config, link, engine)
-            worker.say_ready()
-            worker.run(stop.is_set)
-        except BaseException as error:
-            failures.append(error)
-            raise
-        finally:
-            link.close("done")
-
-    threads = [threading.Thread(target=work, args=(role,), name=role) for role in roles]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(30.0)
-    assert not failures, failures
+    return beside(*(loop(lambda: address(endpoint), role, partial(_worker, role, config)) for role in roles))
 
 
-def _worker(role: str, config: RunConfig, link: Link, engine: SimulatedEngine) -> Rollout | Scorer:
+def _worker(role: str, config: RunConfig, link: Link) -> Rollout | Scorer:
+    engine = SimulatedEngine(role, config.simulated, config.rows_per_job(role))
     if role == "rollout":
         return Rollout(
             config,
