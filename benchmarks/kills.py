@@ -27,8 +27,9 @@ import xxhash
 
 from benchmarks.results import ROOT, Figure, Report, commit, options
 from prefixrl.common.journal.crash_points import FOLDER_VARIABLE, POINTS, VARIABLE
+from prefixrl.common.run.directory_format import checkpoints
 from prefixrl.deploy.runs.inspect import checked
-from prefixrl.learner.run.retention import BEST, checkpoints, milestones
+from prefixrl.learner.run.retention import BEST, milestones
 from prefixrl.learner.training.checkpoint import damage
 
 RUN_FILE = ROOT / "deploy/examples/arithmetic/run.toml"

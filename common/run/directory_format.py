@@ -33,6 +33,11 @@ def write_format(directory: Path) -> None:
     write_atomically(directory / FORMAT_FILE, msgspec.json.encode(mark).decode() + "\n")
 
 
+def checkpoints(folder: Path) -> dict[int, Path]:
+    """Return the whole checkpoints of a folder by their iterations, the oldest first."""
+    return {int(path.name[5:]): path for path in sorted(folder.glob("step_????????"))}
+
+
 def check_holds_run(directory: Path) -> None:
     """Raise ConfigError unless a directory holds a run that this release can read."""
     check_format(directory)

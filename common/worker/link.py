@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -215,26 +215,13 @@ class Link:
         if now_s - self._heard_s > ORPHAN_S:
             raise PeerLost(f"the broker at {self.endpoint} has been silent for {now_s - self._heard_s:.0f} s")
         self._reconnect(now_s)
-        vitals, leases = self.vitals, self.vitals.leases
-        self._handed_over.difference_update(leases)
-        beat = Heartbeat(
-            progress=vitals.progress,
-            busy_row_s=vitals.busy_row_s,
-            waiting_rows=vitals.waiting_rows,
-            tokens=vitals.tokens,
-            # A task that waits for the end of a long engine step is held, too: given away, it would be done twice.
-            leases=(*leases, *self._handed_over),
-            state=cut_text(vitals.state),
-            activity=vitals.activity,
-            usage=vitals.usage,
-            memory=self._newest_memory(now_s),
-        )
-        self._try_send(beat if self._known else self._hello)
-
-    def _newest_memory(self, now_s: float) -> MemoryUse | None:
+        vitals = replace(self.vitals)
+        self._handed_over.difference_update(vitals.leases)
+        # A task that waits for the end of a long engine step is held, too: given away, it would be done twice.
+        vitals.leases, vitals.state = (*vitals.leases, *self._handed_over), cut_text(vitals.state)
         if now_s - self._measured_s >= MEMORY_EVERY_S:
             self._memory, self._measured_s = memory_now(), now_s
-        return self._memory
+        self._try_send(Heartbeat(**vars(vitals), memory=self._memory) if self._known else self._hello)
 
     def _reconnect(self, now_s: float) -> None:
         """Connect again while the broker is silent: where it moved to, or where it was."""

@@ -27,7 +27,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, Halted, PeerLost, TrainingFault, UserError, to_copy
 from prefixrl.common.host.placement import LEARNER, described, gpus_here, place, processes_of, visible
 from prefixrl.common.host.process import PARENT_VARIABLE, end_children, own, patient_console, stop_event
-from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
+from prefixrl.common.run.directory_format import FORMAT_FILE, check_format, checkpoints
 from prefixrl.common.run.disk import held_bytes
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.address import ENDPOINT_FILE, mark_of
@@ -35,7 +35,7 @@ from prefixrl.common.wire.keys import KEYS_FOLDER
 from prefixrl.common.worker.allowed import flags as allowances
 from prefixrl.common.worker.command import AHEAD_VARIABLE, set_flags
 from prefixrl.deploy.launch.child_process import Child, running_processes
-from prefixrl.deploy.runs.checkpoints import checkpoints_of, newest_checkpoint
+from prefixrl.deploy.runs.checkpoints import newest_checkpoint
 from prefixrl.deploy.runs.report import print_table, write_report
 from prefixrl.deploy.view.live_view import View
 from prefixrl.deploy.view.run_state import fetch, nothing_left
@@ -299,5 +299,5 @@ def stop_s(config: RunConfig) -> float:
     """Return the time for the learner to stop, by the size of a checkpoint if not configured."""
     if config.launch.stop_s is not None:
         return config.launch.stop_s
-    *_, newest = [None, *checkpoints_of(Path(config.directory)).values()]
+    *_, newest = [None, *checkpoints(Path(config.directory) / "checkpoints").values()]
     return STOP_S + (held_bytes(newest) if newest else 0) / SAVED_BYTES_PER_S

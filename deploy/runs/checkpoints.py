@@ -14,7 +14,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.journal import journal
 from prefixrl.common.journal.records import VersionPublished
-from prefixrl.common.run.directory_format import check_holds_run
+from prefixrl.common.run.directory_format import check_holds_run, checkpoints
 
 PLACE = ("directory", "launch", "slurm", "broker", "log")
 """Sections that say where a run is, not what it does."""
@@ -58,14 +58,9 @@ class Weights:
     """Digests under which its run published that version; empty where none is known, or none of whole weights."""
 
 
-def checkpoints_of(run: Path) -> dict[int, Path]:
-    """Return the folders of a run's whole checkpoints by trained iterations."""
-    return {int(path.name[5:]): path for path in sorted((run / "checkpoints").glob("step_????????"))}
-
-
 def newest_checkpoint(run: Path) -> int:
     """Return the iterations of the newest checkpoint, from which a start goes on; 0 without one."""
-    return max(checkpoints_of(run), default=0)
+    return max(checkpoints(run / "checkpoints"), default=0)
 
 
 def config_of(run: Path, settings: tuple[str, ...]) -> RunConfig:
@@ -80,7 +75,7 @@ def weights_of(run: Path, config: RunConfig, checkpoint: str, is_averaged: bool)
     if checkpoint == "0":
         version, model = 0, config.adapter.start
     else:
-        there = checkpoints_of(run)
+        there = checkpoints(run / "checkpoints")
         if not there:
             raise ConfigError(f"{run} has no checkpoint yet; --checkpoint 0 is the adapter it began with")
         named = {LATEST: max(there)} | {str(version): version for version in there}

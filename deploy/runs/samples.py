@@ -16,6 +16,7 @@ from prefixrl.common.errors import ConfigError, to_copy
 from prefixrl.common.host.hub import cached_file
 from prefixrl.common.host.process import printable, stop_event
 from prefixrl.common.run.directory_format import check_holds_run
+from prefixrl.common.wire.messages.fields import shared
 from prefixrl.common.wire.messages.groups import UNJUDGED
 from prefixrl.common.wire.packing import pack_tokens, token_ids
 from prefixrl.deploy.runs.inspect import TrainedGroup, newest_groups, trained_groups
@@ -137,23 +138,12 @@ def follow(directory: Path, as_json: bool, stopped: Callable[[], bool]) -> Itera
 
 def texts_of(group: TrainedGroup, decode: Callable[[list[int]], str]) -> list[SampleText]:
     """Return the rows of a group as text."""
-    return [
-        SampleText(
-            iteration=group.version_trained,
-            group=group.seq,
-            prompt_id=group.prompt_id,
-            question=group.question,
-            gold=group.gold,
-            prefix=decode(row.prefix_ids),
-            completion=row.completion,
-            extracted=row.extracted,
-            status=row.status,
-            reward=row.reward,
-            parts=", ".join(f"{name} {value:.3g}" for name, value in row.parts.items()),
-            advantage=row.advantage,
-        )
-        for row in group.rows
-    ]
+    found = []
+    for row in group.rows:
+        parts = ", ".join(f"{name} {value:.3g}" for name, value in row.parts.items())
+        own = {"iteration": group.version_trained, "group": group.seq, "prefix": decode(row.prefix_ids), "parts": parts}
+        found.append(SampleText(**shared(SampleText, group, row) | own))
+    return found
 
 
 def shown_samples(

@@ -24,6 +24,7 @@ from prefixrl.common.run.status import (
     WorkerStatus,
     total_usage,
 )
+from prefixrl.common.wire.messages.fields import shared
 from prefixrl.common.wire.messages.worker import MemoryUse, Usage
 from prefixrl.learner.broker.batches import BatchAnswers
 from prefixrl.learner.broker.workers.dispatch import Dispatcher
@@ -153,12 +154,9 @@ def _memory(sources: StatusSources) -> dict[str, MemoryUse]:
 
 
 def _worker(worker: Worker, now_s: float) -> WorkerStatus:
-    fields = {name: value for name, value in vars(worker).items() if name in WorkerStatus.__struct_fields__}
-    busy, silent_s = worker.busy_fraction, now_s - worker.heard_s
     phase = "leaving" if worker.is_leaving else worker.phase
-    own = {"phase": phase, "leases": len(worker.leases), "rows": worker.left, "busy_fraction": busy}
-    own |= {"silent_s": silent_s, "since_first_lease_s": worker.since_first_lease_s}
-    return WorkerStatus(**fields | own)
+    own = {"phase": phase, "leases": len(worker.leases), "rows": worker.left, "silent_s": now_s - worker.heard_s}
+    return WorkerStatus(**shared(WorkerStatus, worker) | own)
 
 
 def _busy_fractions(workers: Sequence[WorkerStatus]) -> dict[str, float]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import xxhash
@@ -24,6 +25,7 @@ from prefixrl.common.host.process import write_atomically
 from prefixrl.common.prompts.rendering import Texts, texts_of
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.disk import when_there_is_room
+from prefixrl.common.wire.messages.fields import shared
 from prefixrl.common.wire.messages.groups import ScoredGroup
 from prefixrl.common.wire.messages.learner import Evaluate
 from prefixrl.common.wire.packing import token_ids
@@ -258,23 +260,14 @@ def judged(
     """Return a row per answer of a group. `trained`: iterations behind the broker's version 0."""
     # In direct mode the adapter wrote the completion itself.
     is_direct, prompt_id = config.mode == "direct", group.prefixes.prompt.prompt_id
-    return [
-        EvaluatedRow(
-            prompt_id=prompt_id,
-            family=families.get(prompt_id, ""),
-            version=group.version + trained if group.version >= 0 else NO_ADAPTER,
-            prefix="" if is_direct else texts.text(token_ids(row.tokens)),
-            completion=verdict.completion,
-            extracted=verdict.extracted,
-            reward=verdict.reward,
-            status=verdict.status,
-            finish=verdict.finish,
-            sample=sample,
-            weights_digest=group.weights_digest,
-            scores=verdict.process.scores if verdict.process else None,
-        )
-        for sample, (row, verdict) in enumerate(zip(group.prefixes.rows, group.verdicts, strict=True))
-    ]
+    of_all: dict[str, Any] = {"prompt_id": prompt_id, "family": families.get(prompt_id, "")}
+    of_all["version"] = group.version + trained if group.version >= 0 else NO_ADAPTER
+    rows = []
+    for sample, (row, verdict) in enumerate(zip(group.prefixes.rows, group.verdicts, strict=True)):
+        own = of_all | {"sample": sample, "prefix": "" if is_direct else texts.text(token_ids(row.tokens))}
+        own["scores"] = verdict.process.scores if verdict.process else None
+        rows.append(EvaluatedRow(**shared(EvaluatedRow, group, verdict) | own))
+    return rows
 
 
 def digest(value: object) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from prefixrl.common.config.run import CheckpointConfig
 from prefixrl.common.evaluation.accuracy import Point
 from prefixrl.common.journal.crash_points import crash_point
+from prefixrl.common.run.directory_format import checkpoints
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +46,6 @@ def removable(
     """Return the iterations that go, oldest first."""
     stay = {*sorted(iterations)[-kept.keep :], *best[: kept.keep_best], *awaited}
     return [each for each in sorted(iterations) if each not in stay and not is_milestone(each, kept.growth)]
-
-
-def checkpoints(directory: Path) -> dict[int, Path]:
-    """Return the folders of checkpoints by their iterations."""
-    return {int(path.name[5:]): path for path in directory.glob("step_????????")}
 
 
 def prune(

@@ -25,8 +25,8 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.digests import file_digest
+from prefixrl.common.run.directory_format import checkpoints
 from prefixrl.common.run.documents import UPLOADS_FILE, UploadLine
-from prefixrl.learner.run.retention import checkpoints
 
 log = logging.getLogger(__name__)
 

@@ -33,6 +33,7 @@ from torch import Tensor
 from prefixrl.common.errors import ConfigError, DataError, NotSaved
 from prefixrl.common.host.process import sync
 from prefixrl.common.journal.crash_points import crash_point
+from prefixrl.common.run.directory_format import checkpoints
 from prefixrl.common.run.disk import free_bytes, held_bytes, in_mib
 from prefixrl.learner.models import distributed
 from prefixrl.learner.models.model import Models
@@ -199,7 +200,7 @@ class _Writing:
             return
         if self._models.rank == 0:
             shutil.rmtree(self._beside, ignore_errors=True)
-        newest = next(iter(_folders(self._directory)), None)
+        *_, newest = None, *checkpoints(self._directory).values()
         older = f"the newest one is {newest}" if newest else "there is no older one"
         raise NotSaved(
             f"the checkpoint of iteration {self._iteration} could not be written: "
@@ -213,7 +214,7 @@ def _begin(directory: Path, beside: Path) -> None:
     for left in directory.glob(".step_*.partial"):  # of a learner that was killed
         shutil.rmtree(left, ignore_errors=True)
     beside.mkdir(parents=True)
-    newest = next(iter(_folders(directory)), None)
+    *_, newest = None, *checkpoints(directory).values()
     needed = held_bytes(newest) if newest else 0
     if (free := free_bytes(directory)) < needed:
         raise OSError(errno.ENOSPC, f"it takes about {in_mib(needed)}, {in_mib(free)} are free", str(directory))
@@ -302,7 +303,7 @@ def latest(directory: Path) -> Path | None:
     Raises:
         DataError: every checkpoint is damaged.
     """
-    for folder in (found := _folders(directory)):
+    for folder in (found := [*reversed(checkpoints(directory).values())]):
         problem = damage(folder)
         if not problem:
             return folder
@@ -398,11 +399,3 @@ def _restore_random(states: dict[str, Tensor]) -> None:
     random.setstate((version, tuple(words), None))
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
-
-
-# --- files ----------------------------------------------------------------------------------------------------------
-
-
-def _folders(directory: Path) -> list[Path]:
-    """List checkpoint folders, newest first."""
-    return sorted(directory.glob("step_????????"), reverse=True)

@@ -1,6 +1,6 @@
 """Limits and base classes of all messages."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -39,6 +39,11 @@ def encodable(text: str) -> str:
 def cut_text(text: str, most: int = MOST_TEXT_CHARS) -> str:
     """Return a text short enough to be sent as `Text`, in characters that can be encoded."""
     return encodable(text if len(text) <= most else text[: most - 4] + " ...")
+
+
+def shared(kind: type[msgspec.Struct], *sources: object) -> dict[str, Any]:
+    """Return the fields of a struct that sources have under the same names; where several have one, the last one's."""
+    return {name: getattr(each, name) for each in sources for name in kind.__struct_fields__ if hasattr(each, name)}
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True, gc=False):

@@ -169,11 +169,6 @@ class Worker:
         return found
 
     @property
-    def is_working(self) -> bool:
-        """True if it takes tasks of every kind."""
-        return self.phase == "ready" and not self.is_leaving
-
-    @property
     def holder(self) -> bytes:
         """The identity that the names of its tasks prove."""
         return self.identity + self.key.encode()

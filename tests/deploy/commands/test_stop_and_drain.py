@@ -34,7 +34,9 @@ def test_workers_are_listed_and_one_that_is_drained_leaves_with_exit_code_0(tmp_
         processes = [scorer(config) for _ in range(2)]
         try:
             wait_until(
-                lambda: sum(each.is_working for each in list(broker.dispatcher.registry.by_identity.values())) == 2,
+                lambda: (
+                    sum(each.phase == "ready" for each in list(broker.dispatcher.registry.by_identity.values())) == 2
+                ),
                 "two scorers",
                 timeout_s=60.0,
             )

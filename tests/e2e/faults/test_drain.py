@@ -41,7 +41,11 @@ def worker(role: str, config: RunConfig, grace_s: float = GRACE_S) -> Iterator[P
 
 def are_ready(broker: Broker, rollouts: int, scorers: int) -> None:
     def there() -> bool:
-        working = [each.role for each in list(broker.dispatcher.registry.by_identity.values()) if each.is_working]
+        working = [
+            each.role
+            for each in list(broker.dispatcher.registry.by_identity.values())
+            if each.phase == "ready" and not each.is_leaving
+        ]
         return working.count("rollout") == rollouts and working.count("scorer") == scorers
 
     wait_until(there, "all workers", timeout_s=90.0)

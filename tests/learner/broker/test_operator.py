@@ -80,10 +80,11 @@ def test_a_drained_worker_is_told_until_it_leaves_and_gets_no_task(config: RunCo
         one.say(BEAT)
         one.hear(Beat)
         assert one.hears_nothing_of(Leave)
-        assert [each.name for each in broker.dispatcher.registry.by_identity.values() if each.is_working] == [
-            "scorer-1",
-            "rollout-0",
-        ]
+        assert [
+            each.name
+            for each in broker.dispatcher.registry.by_identity.values()
+            if each.phase == "ready" and not each.is_leaving
+        ] == ["scorer-1", "rollout-0"]
 
 
 def test_a_worker_that_is_not_there_cannot_be_drained(config: RunConfig) -> None:

@@ -17,9 +17,9 @@ from prefixrl.common.config.run import CheckpointConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.journal.crash_points import FOLDER_VARIABLE, VARIABLE
 from prefixrl.common.run import json_lines
+from prefixrl.common.run.directory_format import checkpoints
 from prefixrl.common.run.documents import UPLOADS_FILE, UploadLine
 from prefixrl.learner.run import uploads as module
-from prefixrl.learner.run.retention import checkpoints
 from prefixrl.learner.run.uploads import Uploads, check_command, counts
 from support.fakes import wait_until
 from support.runs.small_disk import small_disk

@@ -34,13 +34,15 @@ def place_of(worker: Worker) -> Place:
 
 def slow_supply(registry: Registry) -> Supply:
     rollouts = [each for each in registry.of("rollout") if each.phase != "loading" and not each.is_leaving]
-    scorers = [each for each in registry.of("scorer") if each.is_working]
+    scorers = [each for each in registry.of("scorer") if each.phase == "ready" and not each.is_leaving]
     return Supply(len(rollouts), sum(each.room / (each.seats if each.takes_runs else ROWS) for each in scorers))
 
 
 def slow_revocable(registry: Registry) -> set[float]:
     """Times of the newest leases that wait for a seat, of which one is to be revoked."""
-    working = [each for each in registry.of("scorer") if each.is_working and each.free > 0]
+    working = [
+        each for each in registry.of("scorer") if each.phase == "ready" and not each.is_leaving and each.free > 0
+    ]
     empty = max((each.seated - each.taken for each in working), default=0)
     idle = registry.pick("scorer")
     if empty <= 0 or idle is None:
