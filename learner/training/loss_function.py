@@ -8,7 +8,8 @@ so whatever is wrong with it is seen there, before a weight moves. Whoever calls
 import logging
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -30,8 +31,32 @@ FIRST, BY_NAME = user_function.CALLS[KEY]
 SLOW_S = 2.0
 LOST_S = 600.0
 """Time in one call after which the log names a function, once; and then until the process ends: it never returns."""
+_TOLD = set[str]()
 STEP, TOLERANCE = 1e-6, 1e-5
 """Step of the finite differences, and how far a gradient may be from them, as a share of the largest (at least 1)."""
+
+
+@contextmanager
+def watched(what: str, size: str) -> Iterator[None]:
+    """Name a function of the user's, once, where a call of so much is slow; end the process where it never returns."""
+    has_ended = threading.Event()
+
+    def watch() -> None:
+        if what not in _TOLD:
+            log.warning("%s has worked on %s for %g s; a step waits for it each time: is there a loop over tokens, or "
+                        "rows?", what, size, SLOW_S)  # fmt: skip
+        _TOLD.add(what)
+        if not has_ended.wait(LOST_S):
+            with no_teardown():  # nothing else ends a thread that is inside of a function
+                raise ConfigError(f"{what} has not returned {LOST_S:g} s later; does a loop of it never end?")
+
+    timer = threading.Timer(SLOW_S, watch)
+    timer.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        timer.cancel()
 
 
 class OwnLoss:
@@ -41,7 +66,6 @@ class OwnLoss:
         self._ref = function_ref
         self._function = user_function.load(function_ref)
         self._by_name = [name for name in BY_NAME if user_function.takes(self._function, name)]
-        self._is_told = False
         self.metrics: tuple[str, ...] | None = None
         """Names of its sums, those of the first call: all calls, on all ranks, must give the same."""
 
@@ -71,17 +95,12 @@ class OwnLoss:
 
     def value(self, given: Mapping[str, Tensor | None]) -> tuple[Tensor, dict[str, float]]:
         """Call the function; return its loss and its sums by name, in order; raises ConfigError."""
-        has_ended = threading.Event()
-        watch = threading.Timer(SLOW_S, self._watch, (tuple(given["mask"].shape), has_ended))  # type: ignore[union-attr]
-        watch.start()
         try:
-            with torch.enable_grad():
+            size = "a micro-batch of {} rows x {} tokens".format(*given["mask"].shape)  # type: ignore[union-attr]
+            with torch.enable_grad(), watched(f"{KEY} = {self._ref!r}", size):
                 returned = self._function(*(given[name] for name in FIRST), **{n: given[n] for n in self._by_name})
         except BaseException as error:  # whatever it raises is its own: signals raise nothing here
             raise self._fault(f"failed: {user_function.explain(error, user_function.file_of(self._ref))}") from error
-        finally:
-            has_ended.set()
-            watch.cancel()
         match returned:
             case (Tensor() as loss, dict() as sums) if all(isinstance(name, str) for name in sums):
                 pass
@@ -111,15 +130,6 @@ class OwnLoss:
             if (gradient[~mask] != 0).any():
                 raise self._fault(f"pushes {name} outside of the mask; leave out what the mask does before the sum")
         return gradients
-
-    def _watch(self, shape: tuple[int, ...], has_ended: threading.Event) -> None:
-        if not self._is_told:
-            log.warning("%s = %r has worked on a micro-batch of %d rows x %d tokens for %g s; a step waits for it, "
-                        "once per micro-batch: does it loop over tokens?", KEY, self._ref, *shape, SLOW_S)  # fmt: skip
-        self._is_told = True
-        if not has_ended.wait(LOST_S):
-            with no_teardown():  # nothing else ends a thread that is inside of a function
-                raise self._fault(f"has not returned {LOST_S:g} s later; does a loop of it never end?")
 
     def _fault(self, said: str) -> ConfigError:
         return ConfigError(f"{KEY} = {self._ref!r} {said}")

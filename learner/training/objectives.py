@@ -168,7 +168,8 @@ def _call(function_ref: str, rewards: Sequence[float], groups: Sequence[int]) ->
     """Return the advantages of the user's function."""
     what = f"algorithm.advantage_function = {function_ref!r}"
     try:
-        given = user_function.load(function_ref)(list(rewards), list(groups))
+        with loss_function.watched(what, f"{len(rewards)} rewards"):
+            given = user_function.load(function_ref)(list(rewards), list(groups))
     except BaseException as error:  # whatever it raises is its own: signals raise nothing here
         reason = user_function.explain(error, user_function.file_of(function_ref))
         raise ConfigError(f"{what} failed: {reason}") from error

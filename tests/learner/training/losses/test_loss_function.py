@@ -143,14 +143,18 @@ def test_a_slow_loss_is_named_once_and_still_counts(
     assert own.metrics == ()
 
 
-def test_a_loss_that_never_returns_is_named_and_ends_the_process(tmp_path: Path) -> None:
-    function = written(tmp_path, "while True: pass")
+@pytest.mark.parametrize("key", ["loss_function", "advantage_function"])
+def test_a_function_that_never_returns_is_named_and_ends_the_process(key: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def turns(*_):\n    while True: pass\n")
+    function = f"{tmp_path}/mine.py:turns"
+    called = {"loss_function": f"own.load({function!r})", "advantage_function": f"_call({function!r}, [1.0], [0])"}
     program = (
         "from prefixrl.learner.training import loss_function as own\n"
-        f"own.SLOW_S = own.LOST_S = 0.2\nown.load({function!r})"
+        "from prefixrl.learner.training.objectives import _call\n"
+        f"own.SLOW_S = own.LOST_S = 0.2\n{called[key]}"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and f"error: algorithm.loss_function = '{function}' has not returned" in done.stderr
+    assert done.returncode == 2 and f"error: algorithm.{key} = '{function}' has not returned" in done.stderr
 
 
 def test_a_gradient_that_is_not_that_of_the_loss_is_found_in_float64_and_a_constant_weight_is_not(
