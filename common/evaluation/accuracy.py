@@ -189,9 +189,6 @@ def over_runs(accuracies: Sequence[float]) -> tuple[float, tuple[float, float]]:
     return mean, (max(0.0, mean - half), min(1.0, mean + half))
 
 
-# --- one of several answers ------------------------------------------------------------------------------------------
-
-
 def chosen_rewards(rows: Sequence[EvaluatedRow]) -> dict[str, float]:
     """Return the reward of the chosen answer to one problem, by each of CHOICES; of one score the earliest.
 
@@ -216,9 +213,6 @@ def _most_voted(ballots: Sequence[str], scores: Sequence[float]) -> str:
     for ballot, score in zip(ballots, scores, strict=True):
         parts[ballot].append(score)
     return max(parts, key=lambda ballot: math.fsum(parts[ballot]))
-
-
-# --- two arms --------------------------------------------------------------------------------------------------------
 
 
 class Difference(msgspec.Struct, frozen=True):

@@ -230,9 +230,6 @@ def _before_bytes(folder: Path, number: int, first: JournalRecord, length: int |
     return first.before_bytes
 
 
-# --- segments --------------------------------------------------------------------------------------------------
-
-
 def open_path(folder: Path, number: int) -> Path:
     """Return the path of a segment that is appended to."""
     return folder / f"{number:06d}.msgpack"

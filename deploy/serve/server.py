@@ -92,9 +92,6 @@ def _ended(models: list[Model]) -> int:
     return 0
 
 
-# --- models ---------------------------------------------------------------------------------------------------------
-
-
 def _servable(config: RunConfig) -> RunConfig:
     """Return the config whose models can be loaded here; raises ConfigError for other engines."""
     roles = ("rollout", "scorer") if config.mode == "prefix" else ("rollout",)

@@ -138,8 +138,6 @@ class Broker:
         self._stopping: str | None = None
         self._stoppers: set[bytes] = set()
 
-    # --- the loop ----------------------------------------------------------------------------------------------------
-
     def serve(self, stopped: Callable[[], bool]) -> None:
         """Handle messages until stopped; only the end of a run, not a restart, stops the workers."""
         while not stopped() and self._stopping is None:
@@ -274,8 +272,6 @@ class Broker:
         held = self.dispatcher.lose(worker, reason, died=True)
         log.error("gave up %s: %s; it held %s", worker.label, reason, held or "nothing")
         self._send(worker.identity, Unknown())
-
-    # --- messages ----------------------------------------------------------------------------------------------------
 
     def _handle_safely(self, received: Received[ToBroker]) -> None:
         """Handle a message; a fault in it ends its sender, never the process with the run's state."""
@@ -422,8 +418,6 @@ class Broker:
         engine = f"{ready.engine} engine" + (f" ({ready.about})" if ready.about else "")
         held = f", version {ready.version}" if worker.role == "rollout" else ""
         log.info("%s is ready: %d seats, %s%s", worker.name, ready.seats, engine, held)
-
-    # --- learner and operator ----------------------------------------------------------------------------------------
 
     def _answer_peer(self, peer: bytes, message: ToBroker, now_s: float) -> tuple[FromBroker | None, Sequence[Payload]]:
         """Return the answer to a rank or operator with its payload; None for one that comes later."""

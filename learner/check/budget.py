@@ -64,9 +64,6 @@ def check_fit(config: RunConfig, prompt_tokens: int) -> None:
         raise ConfigError("; and ".join(filter(None, faults)))
 
 
-# --- the learner ----------------------------------------------------------------------------------------------------
-
-
 def planned(config: RunConfig, prompt_tokens: int) -> tuple[Plan, Lengths]:
     """Return the plan of a full iteration whose rows are all as long as they may be."""
     learner, algorithm, samples = config.learner, config.algorithm, config.algorithm.samples_per_prompt
@@ -204,9 +201,6 @@ def _low_rank_parameters(config: RunConfig, settings: LoraConfig) -> tuple[int, 
     return actor, actor + int(model.config.get_text_config().hidden_size)
 
 
-# --- engines --------------------------------------------------------------------------------------------------------
-
-
 def section_of(config: RunConfig, role: str) -> RolloutConfig | ScorerConfig:
     """Return a role's section."""
     return config.scorer if role == "scorer" else config.rollout
@@ -302,9 +296,6 @@ def engine_fault(config: RunConfig, role: str, prompt_tokens: int, limit: int) -
         f"{_share(config, role, limit):.2f} of {limit / GIB:.1f} GiB; raise {role}.vllm.gpu_memory_utilization, or "
         f"spread it with {role}.vllm.tensor_parallel_size = {2 * devices}"
     )
-
-
-# --- a scorer's process reward model --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

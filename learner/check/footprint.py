@@ -163,9 +163,6 @@ def _most_at_once(activations: int, last: int, logits: int, tied: int, buckets: 
     return max(beginning, *later)
 
 
-# --- states ---------------------------------------------------------------------------------------------------------
-
-
 def _states(plan: RankPlan) -> tuple[int, int]:
     """Return bytes on the device and in the host's memory."""
     width, ranks = plan.dtype_bytes, plan.ranks
@@ -212,9 +209,6 @@ def _buckets(plan: RankPlan) -> _Buckets:
     return _Buckets(always=gathered, bucket=3 * FP32 * size, full_at=full_at)
 
 
-# --- activations and logits -----------------------------------------------------------------------------------------
-
-
 def activation_bytes(shape: ModelShape, plan: RankPlan) -> tuple[int, int]:
     """Return what a forward pass keeps for its backward, the head apart, and one layer's share."""
     width, tokens = plan.dtype_bytes, plan.micro_batch_tokens
@@ -250,9 +244,6 @@ def head_bytes(positions: int, shape: ModelShape, width: int, is_trained: bool =
     # Hidden states as they came, in float32, and their gradient.
     hidden = (width + 2 * FP32) * positions * shape.hidden
     return block + hidden + (width * shape.embedding if is_trained else 0)
-
-
-# --- settings that fit ----------------------------------------------------------------------------------------------
 
 
 def remedies(plan: RankPlan, limit_bytes: int, most: int = 3) -> list[tuple[str, int]]:
@@ -298,9 +289,6 @@ def _changes(plan: RankPlan) -> list[tuple[str, RankPlan]]:
         text = 'learner.deepspeed.zero_optimization.offload_optimizer.device = "cpu"'
         found.append((text, replace(plan, is_optimizer_offloaded=True, stage=max(plan.stage, 2))))
     return found
-
-
-# --- engines --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

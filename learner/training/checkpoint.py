@@ -336,9 +336,6 @@ def write_export(folder: Path, weights: dict[str, Tensor], model_source: str, dt
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-# --- one rank's share -----------------------------------------------------------------------------------------------
-
-
 def _write_rank(folder: Path, models: Models) -> None:
     folder.mkdir()
     for name, model in _trained_models(models):

@@ -50,8 +50,6 @@ def find_program(text: str, mode: CodeMode) -> str | None:
     return tail[found.start() :].partition("\n```")[0] if found else None
 
 
-# --- what is run ----------------------------------------------------------------------------------
-
 _VALUE, _CALL, _MAIN = (PROGRAMS[name] for name in ("value", "call", "main"))
 
 MODULES = str(PROGRAMS["modules"])

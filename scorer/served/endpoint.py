@@ -98,8 +98,6 @@ class CompletionsEndpoint:
         is_resting = self._limited and self._rest_left_s > 0
         return self.outage or (self._rest if is_resting else None)
 
-    # --- the start ---------------------------------------------------------------------------------------------------
-
     async def find_model(self) -> ServedModel:
         """Return the model that the config names, or the only one; raises UserError or PeerLost."""
         wanted = self._section.model
@@ -165,8 +163,6 @@ class CompletionsEndpoint:
             await self._back_off(outcome, tries)
             await self._sleep(min(self._rest_left_s, patience_s), outcome.is_limit)
         return outcome
-
-    # --- a row -------------------------------------------------------------------------------------------------------
 
     async def complete(self, row: completions.RowRequest) -> Completed | RowRefused:
         """Complete a row, however often it must be requested; raises UserError or PeerLost."""
@@ -262,8 +258,6 @@ class CompletionsEndpoint:
         totals = {name: getattr(self.counts, name) + count for name, count in more.items()}
         self.counts = msgspec.structs.replace(self.counts, **totals)
 
-    # --- waiting -----------------------------------------------------------------------------------------------------
-
     @property
     def _rest_left_s(self) -> float:
         return max(0.0, self._rest_until_s - time.monotonic())
@@ -294,8 +288,6 @@ class CompletionsEndpoint:
             await asyncio.sleep(duration_s)
         finally:
             self._count_limited(-is_limit)
-
-    # --- errors ------------------------------------------------------------------------------------------------------
 
     def _give_up(self, outage: Outage) -> NoReturn:
         raise PeerLost(

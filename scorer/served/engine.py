@@ -73,8 +73,6 @@ class OpenAIEngine(RowJobs):
         """The target's name at the endpoint."""
         return self._model.id
 
-    # --- jobs --------------------------------------------------------------------------------------------------------
-
     def step(self, timeout_s: float) -> list[JobResult]:
         """Wait a bounded time for jobs; raises PeerLost after `patience_s` or UserError if refused."""
         results = self._results(timeout_s)

@@ -246,8 +246,6 @@ class VerifierPool:
         self._jobs.clear()
         self._selector.close()
 
-    # --- children ---------------------------------------------------------------------------------
-
     def _keep_full(self) -> None:
         while self._is_started and len(self._children) < self._size:
             child = _Child(self._new_process(), time.monotonic() + START_DEADLINE_S, self._template)
@@ -357,8 +355,6 @@ class VerifierPool:
             self._fail(child.job, reason, "process died", may_retry=True)
         elif not child.is_ready:
             self._count_failed_start()
-
-    # --- verdicts ---------------------------------------------------------------------------------
 
     def _fail(self, job: _Job, reason: str, fault: Fault, may_retry: bool = False) -> None:
         self._troubles.count(fault)

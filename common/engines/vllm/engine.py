@@ -97,8 +97,6 @@ class VllmEngine(RowJobs, AdapterEngine):
             future.cancel()
             raise PeerLost(f"vLLM did not {what} within {timeout_s} s") from None
 
-    # --- jobs --------------------------------------------------------------------------------------------------------
-
     def submit(self, job: Job) -> None:
         """Queue a job; raises UserError when a row leaves no room for an answer."""
         longest = max((row.size for row in job.rows), default=0)
@@ -180,8 +178,6 @@ class VllmEngine(RowJobs, AdapterEngine):
         self._requests += 1
         prompt = tokens_input(prompt_token_ids=tokens.tolist())
         return self._llm.generate(prompt, sampling, request_id=str(self._requests), lora_request=self._adapter)
-
-    # --- weights -----------------------------------------------------------------------------------------------------
 
     def install(self, snapshot: Snapshot) -> None:
         """Replace all weights; ValueError if they are not the model's, PeerLost if vLLM hangs."""

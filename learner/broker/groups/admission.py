@@ -98,8 +98,6 @@ class Admission:
         self._unmoved = 0
         """Iterations until a change of the cap shows in what is trained."""
 
-    # --- what is begun -----------------------------------------------------------------------------------------------
-
     def size(self, wanted: int, version: int, completed: int, states: Mapping[str, int]) -> int:
         """Return how many of an item's `wanted` groups to begin at the installed `version`; the window allows all."""
         if not self.is_active or not wanted:
@@ -131,8 +129,6 @@ class Admission:
         if not slots or not times.scoring_s:
             return math.inf
         return self._groups_per_item * (slots * (AHEAD + times.sampling_s / times.scoring_s) + self.supply.rollouts)
-
-    # --- what is learnt ----------------------------------------------------------------------------------------------
 
     def finish_iteration(
         self, iteration_s: float, waited_s: float, states: Mapping[str, int], old_ess: float | None

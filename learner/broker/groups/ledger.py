@@ -61,8 +61,6 @@ class Ledger(JournaledState):
         """A heap: by version, then by groups."""
         self._queued = count()
 
-    # --- sampling ----------------------------------------------------------------------------------------------------
-
     def start_sampling(self, version: int, most_groups: int | None = None) -> SampleItem | None:
         """Return groups for a worker at `version`; None where window or data allow none."""
         most_groups = most_groups or self.limits.groups_per_item
@@ -144,8 +142,6 @@ class Ledger(JournaledState):
     def _queue_scoring(self, item: ScoreItem) -> None:
         heapq.heappush(self._unscored_items, (item.version, item.seqs, next(self._queued), item))
 
-    # --- scoring -----------------------------------------------------------------------------------------------------
-
     def start_scoring(self, most_groups: int | None = None) -> ScoreItem | None:
         """Return at most `most` sampled groups, those that are due first, or None."""
         while self._unscored_items:
@@ -215,8 +211,6 @@ class Ledger(JournaledState):
         """The first iteration without a batch."""
         return self.completed + len(self.batches)
 
-    # --- losses ------------------------------------------------------------------------------------------------------
-
     def give_back(self, item: SampleItem | ScoreItem, died: bool) -> None:
         """Take back an item without a result; `died`: count the loss of its worker as an attempt."""
         stage = "sampling" if isinstance(item, SampleItem) else "scoring"
@@ -270,8 +264,6 @@ class Ledger(JournaledState):
         state: Literal["filtered", "expired"] = "filtered" if cause else "expired"
         self._append(GroupEnded(seq=group.seq, state=state, cause=cause or SURPLUS, requeued=not cause))
 
-    # --- batches -----------------------------------------------------------------------------------------------------
-
     def batch(self, iteration: int) -> Choice | NotYetChosen | Starved | None:
         """Return the groups of an iteration, the groups to wait for, or the reason to end; None: the run is over."""
         if iteration in self.batches and not self._is_past_the_end(iteration):
@@ -319,8 +311,6 @@ class Ledger(JournaledState):
         assert len(found) == len(seqs)
         return found
 
-    # --- views -------------------------------------------------------------------------------------------------------
-
     @property
     def _starvation(self) -> Starved | None:
         """The reason why nothing new is begun: what is under way decides whether the run can go on."""
@@ -366,8 +356,6 @@ class Ledger(JournaledState):
         for group in self.live():
             assert group.state != "queued" or group.seq in to_sample
             assert group.state != "sampled" or group.seq in to_score
-
-    # --- records -----------------------------------------------------------------------------------------------------
 
     def _append(self, record: Record) -> None:
         self.apply(record)

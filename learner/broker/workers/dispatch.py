@@ -69,8 +69,6 @@ class Dispatcher:
         self.last_event, self.event_s = "", -math.inf
         self.stages = StageClock()
 
-    # --- giving work -------------------------------------------------------------------------------------------------
-
     def dispatch(self, now_s: float) -> None:
         """Fill every free seat, and the room behind it, that the window and the data allow."""
         self.ledger.admission.supply = self.registry.supply(self._config.rows_per_job("scorer"))
@@ -151,8 +149,6 @@ class Dispatcher:
         most_s = self._result_s * (max(1.0, work / self._usual_work[worker.role]) if task.kind == "eval" else 1.0)
         worker.add(Lease(name, task.kind, item, now_s, now_s, asked, rows, rows, most_s=most_s), now_s)
         self.outgoing.append((worker.identity, msgspec.structs.replace(task, task=name)))
-
-    # --- taking results ----------------------------------------------------------------------------------------------
 
     def take_prefixes(self, worker: Worker, result: Prefixes, now_s: float) -> None:
         """Accept a rollout's result; ValueError, changing nothing, when it may not send this one."""

@@ -54,8 +54,6 @@ def judge_exactly(gold: str, extracted: str) -> Judgement | None:
     return Judgement(float(is_right), status, extracted[:MAX_ANSWER_CHARS])
 
 
-# --- the exact path -------------------------------------------------------------------------------
-
 _ROUNDED = re.compile(r"-?\d*\.\d{6,}")
 _IN_BASE = re.compile(r"\(?(?=[0-9A-F.]*\d)[0-9A-F.]+\)?_\w+")
 
@@ -157,8 +155,6 @@ def is_settled_without_sympy(gold: str) -> bool:
     return read_rational(text) is not None or _IN_BASE.fullmatch(text) is not None or is_choice(gold)
 
 
-# --- what is never given to a parser --------------------------------------------------------------
-
 _MAX_NESTING = 50
 _HOSTILE = re.compile(TABLES["hostile"], re.VERBOSE)
 
@@ -169,9 +165,6 @@ def is_refused(answer: str) -> bool:
         return False
     depths = accumulate((char in "([{") - (char in ")]}") for char in answer)
     return len(answer) > MAX_ANSWER_CHARS or max(depths) > _MAX_NESTING or _HOSTILE.search(answer) is not None
-
-
-# --- the slow path --------------------------------------------------------------------------------
 
 
 def verify_with_sympy(gold: str, answer: str, timeout_s: float) -> bool:

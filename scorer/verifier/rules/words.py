@@ -39,8 +39,6 @@ def is_word(letters: str) -> bool:
     return low == "no" or (len(low) >= 3 and not is_run and any(vowel in low for vowel in "aeiou"))
 
 
-# --- choices --------------------------------------------------------------------------------------
-
 _CHOICE = re.compile(r"(?:(?:option|choice|answer)\b[\s:]*)?\(?([A-J])(?:\s*[).:]\s*(.*))?", re.DOTALL | re.IGNORECASE)
 _SECOND = re.compile(r"(?:^|[\s,;.:)|\\])\(?[A-J]\s*(?:[).:,;|]|$)|[|\\]\s*[A-J]\b")
 _SMALL = frozenset("abcd")
@@ -69,8 +67,6 @@ def is_choice(gold: str) -> bool:
     """Return True if a gold answer is the letter of a choice: `B`, `(B)`."""
     return re.fullmatch(r"\(?[A-J]\)?[.:]?", unwrapped(gold)) is not None
 
-
-# --- dates and times ------------------------------------------------------------------------------
 
 _DATE = re.compile(r"\d{4}([-/.])\d{1,2}\1\d{1,2}|\d{1,2}/\d{1,2}/\d{2,4}|0\d/\d{1,2}|\d{1,2}/0\d")
 _TIME = re.compile(r"(\d{1,2}:\d\d(?::\d\d)?)([ap]m)?")

@@ -48,31 +48,11 @@ def test_where_the_closer_is_the_eos_nothing_is_added(tmp_path: Path) -> None:
         assert renderer.stop_tokens == renderer.eos_tokens == {renderer.closer}
 
 
-TURNS = "{% for m in messages %}"
-END = "{% endfor %}"
-
-
-@pytest.mark.parametrize(
-    ("template", "closer"),
-    [
-        (f"{TURNS}[{{{{ m.role }}}}] {{{{ m.content }}}} <|im_end|>\n{END}", "<|im_end|>"),
-        (f"{TURNS}[{{{{ m.role }}}}] {{{{ m.content|trim }}}}\n\n<|im_end|><|endoftext|>{END}", "<|im_end|>"),
-        (
-            f"{TURNS}{{{{ m.content }}}}{{% if m.role == 'assistant' %}}{{{{ eos_token }}}}{{% endif %}}{END}",
-            "<|im_end|>",
-        ),
-        # Nothing behind the last answer: what follows one in mid-conversation ends it.
-        (f"{TURNS}<|im_start|>{{{{ m.content }}}}{END}", "<|im_start|>"),
-        (f"{TURNS}{{{{ m.role }}}}: {{{{ m.content }}}}\n\n{END}", None),
-        (f"{TURNS}{{% if m.role != 'user' %}}{{{{ raise_exception('') }}}}{{% endif %}}{{{{ m.content }}}}{END}", None),
-    ],
-)
-def test_the_closer_is_the_first_added_token_behind_an_answer(
-    template: str, closer: str | None, tmp_path: Path
-) -> None:
+@table(__file__)
+def test_the_closer_is_the_first_added_token_behind_an_answer(template: str, closer: str, tmp_path: Path) -> None:
     folder = qwen(tmp_path / "q")
     renderer = Renderer(str(folder), 500, ModelConfig(model=str(folder), chat_template=template))
-    assert renderer.closer == (None if closer is None else renderer.encode(closer).tolist()[0])
+    assert renderer.closer == (renderer.encode(closer).tolist()[0] if closer else None)
 
 
 def test_stops_are_added_as_text_or_id_and_can_replace_the_models_own(base: Path) -> None:

@@ -20,6 +20,7 @@ from prefixrl.deploy.examples.letters import build
 from prefixrl.deploy.examples.letters.problems import OPERATIONS, Operation, Problem
 from prefixrl.deploy.examples.letters.reward import letters_right
 from support.paths import EXAMPLES, ROOT
+from support.tables import table
 
 SHIPPED = EXAMPLES / "letters"
 MODELS = ("adapter", "target")
@@ -70,17 +71,7 @@ def test_problem_files_ask_for_all_words_equally_and_share_no_letters() -> None:
         assert row["answer"] == Problem(by_word[word], word, of_row).gold
 
 
-@pytest.mark.parametrize(
-    ("answer", "reward"),
-    [
-        ("Put them in order: abcd", 1.0),
-        ("Put them in order: abdc", 0.5),
-        ("Put them in order: abc", 0.75),
-        ("Put them in order: abcdef", 4 / 6),
-        ("", 0.0),
-        (": : bcda", 0.0),
-    ],
-)
+@table(__file__)
 def test_the_reward_is_the_share_of_right_letters(answer: str, reward: float) -> None:
     assert letters_right("sort dbca", answer, "abcd") == pytest.approx(reward)
 

@@ -9,6 +9,7 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.scorer.process.formats import StepForm
 from support.models.process_models import STEP_TAG, TWO_CLASS, byte_tokenizer, settings_of, word_tokenizer
 from support.paths import EXAMPLE
+from support.tables import table
 
 FOLDER = EXAMPLE / "target"  # only its name is shown
 
@@ -72,15 +73,7 @@ def test_a_tag_that_is_no_token_of_its_own_is_refused_with_what_it_became(
         form_of(tokenizer, **keys)
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"good_token": "good"}, r"good_token = 'good': the tokenizer of .*target reads it as 'g', 'o', 'o', 'd'"),
-        ({"bad_token": "Ж"}, r"bad_token = 'Ж': .*it must be one known token"),
-        ({"bad_token": 10**6}, r"bad_token = 1000000: .*has no such token, its ids are 0 to 259"),
-        ({"good_token": 12, "bad_token": "-"}, r"good_token = 12 and bad_token = '-' are the same token of .*\(12\)"),
-    ],
-)
+@table(__file__)
 def test_a_candidate_that_is_missing_is_refused_with_what_it_became(keys: dict[str, Any], said: str) -> None:
     form = form_of(byte_tokenizer(["ки"]), **STEP_TAG, **keys)
     with pytest.raises(ConfigError, match=said):

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixrl.scorer.sandbox.comparison import is_printed, is_returned, is_rounded
+from support.tables import table
 
 
 @pytest.mark.parametrize(
@@ -22,16 +23,7 @@ def test_what_is_right(printed: str, expected: object) -> None:
     assert is_printed(printed, expected)
 
 
-@pytest.mark.parametrize(
-    ("printed", "expected"),
-    [
-        ("2000000001", "2000000000"), ("2000000001.0", "2000000000"), ("1234567890123", "1234567890000"),
-        ("12345678901234567891", "12345678901234567890"), ("10" * 15 + "11" * 15, "10" * 15 + "00" * 15),
-        ("11", "0011"), ("0011", "11"), ("12", "1,2"), ("5", "$5"), ("inf", "Infinity"), ("nan", "nan."),
-        ("1e999", "1e998"), ("1 2", "1\n2"), ("1", "1 2"), ("2.00001", "2.0"), ("3.0000001e9", "3000000000"),
-        ("1_000", "1000"), ("٣", "3"), ("", "0"),
-    ],
-)  # fmt: skip
+@table(__file__)
 def test_what_is_wrong(printed: str, expected: object) -> None:
     assert not is_printed(printed, expected)
 

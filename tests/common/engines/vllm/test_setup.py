@@ -14,12 +14,10 @@ from prefixrl.common.engines.vllm.setup import engine_arguments, is_vllm_install
 from prefixrl.common.errors import ConfigError, UserError
 from support.models import vllm_world as world
 from support.models.vllm_world import EXAMPLE
+from support.tables import table
 
 ADAPTER = str(EXAMPLE / "adapter")
 TARGET = str(EXAMPLE / "target")
-
-
-DRAFT = "{ method = 'ngram', num_speculative_tokens = 3, prompt_lookup_max = 4 }"
 
 
 def settings(*changes: str) -> Any:
@@ -89,22 +87,7 @@ def test_options_are_passed_through() -> None:
     assert expected.items() <= given.items()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("scorer.vllm.options={ logprobs_mode = 'raw_logprobs' }", "options sets logprobs_mode"),
-        ("rollout.vllm.options={ generation_config = 'auto' }", "options sets generation_config"),
-        ("scorer.vllm.options={ quantization = 'fp8' }", "keys of this section"),
-        ("rollout.vllm.seeded=false", "seeded = false: for scorers alone"),
-        ("rollout.vllm.quantization=fp8", r"vllm.quantization = 'fp8': .* another policy .*scorers may have it"),
-        ("rollout.vllm.options={ kv_cache_dtype = 'fp8' }", r"vllm.options.kv_cache_dtype = 'fp8': .* another policy"),
-        (
-            f"rollout.vllm.options={{ speculative_config = {DRAFT} }}",
-            "speculative_config is for scorers: a draft model",
-        ),
-        ("rollout.vllm.max_model_length=5", "did you mean 'max_model_len'"),
-    ],
-)
+@table(__file__)
 def test_options_that_would_change_what_is_sampled_are_refused(change: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         settings(change)

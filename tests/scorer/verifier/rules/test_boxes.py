@@ -6,6 +6,7 @@ from prefixrl.scorer.verifier.exchange import Choices
 from prefixrl.scorer.verifier.routing import ForChild, ask_verifier
 from prefixrl.scorer.verifier.rules.boxes import is_list, joined_answer
 from prefixrl.scorer.verifier.rules.verify import Judgement
+from support.tables import table
 
 
 @pytest.mark.parametrize(
@@ -22,24 +23,9 @@ def test_one_value_is_no_list(gold: str) -> None:
     assert not is_list(gold)
 
 
-@pytest.mark.parametrize(
-    ("text", "gold", "expected"),
-    [
-        (r"so \boxed{(2,2)} and \boxed{(6,2)}.", "(2,2),(6,2)", "(2,2),(6,2)"),
-        (r"$\boxed{3}$, $\boxed{5}$, and $\boxed{7}$", "3,5,7", "3,5,7"),
-        (r"\[\boxed{3}\text{ or }\boxed{\frac{1}{2}}\]", r"\frac12,3", r"3,\frac{1}{2}"),
-        (r"\boxed{3} is wrong. So \boxed{5}, \boxed{7}", "5,7", "5,7"),
-        (r"\boxed{3} \boxed{7}", "3,7", "7"),
-        (r"\boxed{3,7}", "3,7", "3,7"),
-        (r"\boxed{3} and \boxed{7}", "7", "7"),
-        (r"\boxed{3} and \boxed{7}", "(3,7)", "7"),
-        (r"<think>\boxed{3} and </think>\boxed{7}", "3,7", "7"),
-        (r"\boxed{3} and \boxed{7", "3,7", "3"),
-        ("none", "3,7", None),
-    ],
-)
-def test_boxes_that_a_word_or_comma_joins_are_one_list(text: str, gold: str, expected: str | None) -> None:
-    assert joined_answer(text, gold) == expected
+@table(__file__)
+def test_boxes_that_a_word_or_comma_joins_are_one_list(text: str, gold: str, expected: str) -> None:
+    assert joined_answer(text, gold) == (expected or None)
 
 
 def test_a_scorer_reads_them_so_by_choice_alone() -> None:
