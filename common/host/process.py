@@ -110,10 +110,10 @@ def keep_receive_buffers() -> None:
         ctypes.CDLL(None).mallopt(_M_TRIM_THRESHOLD, 64 * 2**20)
 
 
-def release_memory() -> None:
-    """Give freed memory back to the system: the allocator keeps what a rare, large piece of work took."""
+def return_large_blocks() -> None:
+    """Have the allocator give blocks of 1 MiB and more back once they are free; by default it learns to keep them."""
     with suppress(AttributeError):  # other C libraries have none
-        ctypes.CDLL(None).malloc_trim(0)
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**20)
 
 
 def allow_many_files() -> None:

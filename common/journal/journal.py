@@ -23,7 +23,7 @@ import xxhash
 import zstandard
 
 from prefixrl.common.errors import DataError
-from prefixrl.common.host.process import release_memory, sync
+from prefixrl.common.host.process import sync
 from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.journal.records import JournalRecord, SegmentStart
 
@@ -147,7 +147,6 @@ def _compress_closed(folder: Path, last: int) -> None:
                 _compress(raw, closed_path(folder, number))
     except OSError as error:
         log.warning("closed segments of %s stay uncompressed until the next is closed: %s", folder, error)
-    release_memory()
 
 
 def exists(folder: Path) -> bool:

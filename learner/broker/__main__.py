@@ -18,6 +18,7 @@ from prefixrl.common.host.process import (
     allow_many_files,
     die_with_parent,
     exit_codes,
+    return_large_blocks,
     start_logging,
     stop_event,
     write_atomically,
@@ -72,6 +73,7 @@ def main(  # noqa: PLR0913 -- one per flag
     """Serve one run until it is stopped."""
     die_with_parent(parent)
     start_logging("prefixrl-broker", LineBudget())
+    return_large_blocks()  # of the journal's compressor, for example
     stop = stop_event([END_SIGNAL])
     with exit_codes():
         allow_many_files()
