@@ -50,7 +50,7 @@ class LateCommands(click.Group):
 @click.group(cls=LateCommands)
 @click.version_option(package_name="prefixrl", message="prefixrl %(version)s")
 def main() -> None:
-    """Train small adapters that write the first tokens of a large frozen model's answers."""
+    """Train small adapters that begin the answers of a large frozen model. First: `prefixrl example arithmetic`."""
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
             if nproc_per_node > 1:
                 launch = config.launch.model_copy(update={"learner_ranks": nproc_per_node})
                 config = config.model_copy(update={"launch": launch})
-            click.echo(config.model_dump_json(indent=2))
+            click.echo(config.model_dump_json(indent=2, exclude_defaults=True))
             with without_gc():  # transformers is a large package
                 said = forecast(config)
                 click.echo(said.text)  # before the weights: it plans the memory of models whose config alone is here

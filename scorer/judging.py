@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from prefixrl.common.config.worker_sections import ScorerConfig
 from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.prompts.extract import extract_answer
-from prefixrl.common.wire.messages.fields import cut_text, encodable
+from prefixrl.common.wire.messages.fields import cut_text, encodable, shared
 from prefixrl.common.wire.messages.groups import UNJUDGED, Fault, Finish, GroupPrefixes, ScoredGroup, TextVerdict
 from prefixrl.common.wire.messages.worker import Activity, Ready, Scores, ScoreTask
 from prefixrl.common.wire.verdicts import row_verdict
@@ -198,13 +198,11 @@ class Judging:
         is_chosen_from = entry.task.kind == "train" or len(entry.groups[answered.text_index].rows) > 1
         if self._process and is_scored and judged.status not in UNJUDGED and is_chosen_from:
             entry.answers[answered.text_index] = answered
-        verdict = TextVerdict(
-            reward=judged.reward, status=judged.status, extracted=cut_text(judged.extracted or ""),
-            finish=answered.finish, completion_tokens=answered.completion_tokens, elapsed_ms=elapsed_ms,
-            completion=encodable(answered.text) if keeps_text else "", fault=judged.fault,
-            was_text=answered.was_text, was_cached=answered.was_cached, is_answered=answered.is_answered,
-            parts=judged.parts,
-        )  # fmt: skip
+        own = {
+            "extracted": cut_text(judged.extracted or ""), "elapsed_ms": elapsed_ms,
+            "completion": encodable(answered.text) if keeps_text else "",
+        }  # fmt: skip
+        verdict = TextVerdict(**shared(TextVerdict, answered, judged) | own)
         self.settle(answered.task, answered.text_index, verdict)
 
     def settle(self, task: str, text_index: int, verdict: TextVerdict) -> None:

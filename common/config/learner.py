@@ -117,6 +117,8 @@ class WandbConfig(Section):
 class LogConfig(Section):
     """Trackers that show `metrics.jsonl` and samples elsewhere."""
 
+    dashboard: bool = False
+    """`prefixrl launch` starts `prefixrl dashboard` of the run, prints its address, and ends it with the run."""
     tensorboard: bool = False
     """Write event files into the folder `tensorboard` of the run directory."""
     prometheus_port: Annotated[int, Field(ge=0, le=65535)] = 0

@@ -28,8 +28,10 @@ CONFIG_FILE = "config.json"
 
 
 def load(path: str | Path, settings: tuple[str, ...] = ()) -> RunConfig:
-    """Read and resolve a run file, or a run's `config.json`, with `KEY=VALUE` settings over it."""
+    """Read and resolve a run file, or a run's `config.json`, with `KEY=VALUE` settings over it, of /dev/null alone."""
     path = Path(path)
+    if str(path) == os.devnull:
+        return from_flags({}, settings)
     if path.is_dir():
         raise ConfigError(
             f"{path} is a folder; give the run file, the TOML that describes the run, or "

@@ -1,6 +1,7 @@
 """The base of every section of the run file (strict, frozen), and types of bounded numbers."""
 
 import json
+import re
 from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
@@ -87,8 +88,11 @@ def toml(value: object) -> str:
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json", exclude_unset=True)
     if isinstance(value, dict):
-        pairs = [f"{name} = {toml(each)}" for name, each in value.items()]
+        named = {name if re.fullmatch(r"[\w-]+", name) else toml(name): each for name, each in value.items()}
+        pairs = [f"{name} = {toml(each)}" for name, each in named.items()]
         return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml, value))}]"
-    return f"{value:g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float) and float(short := f"{value:g}") == value:
+        return short
+    return json.dumps(value, ensure_ascii=False)

@@ -35,7 +35,9 @@ def example(name: str | None, directory: Path | None) -> None:
     """Copy the example NAME to a new folder DIRECTORY (default: NAME); without them, list the examples."""
     known = sorted(path.name for path in EXAMPLES.glob("[a-z]*") if path.is_dir())
     if name is None:
-        click.echo(f"`prefixrl example NAME [DIRECTORY]` copies one of: {', '.join(known)}")
+        click.echo("`prefixrl example NAME [DIRECTORY]` copies one:\n")
+        for file in sorted(EXAMPLES.glob("*/run.toml")):
+            click.echo(f"{file.parent.name:18} {file.read_text().splitlines()[0].lstrip('# ')}")
         return
     folder = directory or Path(name)
     if name not in known:

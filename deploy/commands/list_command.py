@@ -56,7 +56,7 @@ def comparison(runs: list[Path]) -> Table:
     for run in runs:
         check_format(run)
     states = [state_of(run) for run in runs]
-    settings = [dict(flat_settings(config_of(run, ()).model_dump(mode="json"))) for run in runs]
+    settings = [flat_settings(config_of(run, ()).model_dump(mode="json")) for run in runs]
     table = Table("", *(Column(cell(state.directory)) for state in states), box=box.SIMPLE_HEAD)
     table.add_row("state", *(state.state for state in states))
     table.add_row("iterations", *(str(state.iterations) for state in states))

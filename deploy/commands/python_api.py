@@ -4,24 +4,30 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from prefixrl.common.config.load import CONFIG_FILE, load
+from prefixrl.common.config.section import toml
 from prefixrl.common.errors import ConfigError, PeerLost, TrainingFault
 from prefixrl.common.journal import journal
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import check_holds_run
 from prefixrl.common.run.documents import METRICS_FILE, SUMMARY_FILE, MetricsLine, Summary, columns
+from prefixrl.deploy.commands.stop_and_drain import stop
+from prefixrl.deploy.runs.checkpoints import flat
 from prefixrl.deploy.runs.inspect import trained_groups
 from prefixrl.deploy.runs.samples import decoder, texts_of
-from prefixrl.deploy.view.run_state import fetch, state_of
+from prefixrl.deploy.view.run_state import fetch, goes_on, is_locked, state_of
 
-USER_ERROR = 2
 STOPPED = 130
+TICK_S = 0.1
 LAST_LINES = 10
 """Lines of a launch that an error repeats."""
 
@@ -32,22 +38,35 @@ class Run:
     Nothing is kept between calls: each reads the files as they are now, and writes none.
     """
 
+    _launched: "_Launched | None" = None
+
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         """Raise ConfigError if the directory holds no run, or one of another release."""
         self.directory = Path(directory)
         check_holds_run(self.directory)
 
+    def wait(self) -> "Run":
+        """Return it once it has ended; raise as `launch` where that has begun it."""
+        if self._launched:
+            self._launched.end()
+        while goes_on(self.directory):
+            time.sleep(TICK_S)
+        return self
+
+    def stop(self, timeout_s: float = 600.0) -> "Run":
+        """Have it save and stop, on whatever host it is; PeerLost after `timeout_s`, ConfigError if it is over."""
+        stop(self.directory, timeout_s, lambda _: None)
+        with suppress(KeyboardInterrupt):
+            self.wait()
+        return self
+
     def __repr__(self) -> str:
         """Return the call that makes it again."""
         return f"prefixrl.Run({str(self.directory)!r})"
 
-    @property
-    def _config(self) -> Path:
-        return self.directory / CONFIG_FILE
-
     def config(self) -> dict[str, Any]:
         """Return the resolved config, as a tree of dicts."""
-        found: dict[str, Any] = msgspec.json.decode(self._config.read_bytes())
+        found: dict[str, Any] = msgspec.json.decode((self.directory / CONFIG_FILE).read_bytes())
         return found
 
     def status(self) -> dict[str, Any]:
@@ -85,46 +104,67 @@ class Run:
         return None if found is None else dict(msgspec.to_builtins(found))
 
 
+class _Launched(threading.Thread):
+    """A `prefixrl launch` under way; its output is printed, unless `quiet`, and its last lines kept."""
+
+    def __init__(self, command: list[str], quiet: bool) -> None:
+        super().__init__()
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self._quiet, self._last = quiet, deque[str](maxlen=LAST_LINES)
+        self.start()
+
+    def run(self) -> None:
+        """Take its output until it has ended."""
+        with self._process:
+            for line in self._process.stdout or ():
+                self._last.append(line)
+                if not self._quiet:
+                    print(line, end="")
+
+    def end(self) -> None:
+        """Wait for its end; raise as `launch` does."""
+        try:
+            self.join()
+        except KeyboardInterrupt:
+            # A terminal has interrupted the process too; a kernel interrupts only itself.
+            self._process.send_signal(signal.SIGINT)
+            self.join()
+            raise
+        code, words = self._process.returncode, "".join(self._last).strip()
+        if code == ConfigError.exit_code:
+            raise ConfigError(words)
+        if code == STOPPED:
+            raise KeyboardInterrupt(words)
+        if code:
+            raise TrainingFault(f"the run ended with exit code {code}:\n{words}")
+
+
 def launch(
-    config: str | os.PathLike[str], settings: dict[str, Any] | None = None, fresh: bool = False, quiet: bool = False
+    config: str | os.PathLike[str] | dict[str, Any],
+    settings: dict[str, Any] | None = None,
+    fresh: bool = False,
+    quiet: bool = False,
+    wait: bool = True,
 ) -> Run:
     """Train on this machine to the end, as `prefixrl launch` does; resume what was begun.
 
-    A process of its own does it, so that a notebook's kernel loads no model and may be interrupted. `settings` go over
-    the run file, as `{"algorithm.iterations": 10}`; `fresh` throws the run directory away; `quiet` prints nothing.
+    A process of its own does it, so that a notebook's kernel loads no model and may be interrupted. `config` is a run
+    file or its content as a tree of dicts, whose paths are relative to the working folder. `settings` go over it, as
+    `{"algorithm.iterations": 10}`; None takes a key out. `fresh` throws the run directory away; `quiet` prints nothing.
+    Without `wait` it returns as soon as the run has begun: `Run.wait` and `Run.stop` end it.
     ConfigError: the run file or a setting is wrong. TrainingFault: it ended otherwise; the message ends with its last
     words. KeyboardInterrupt: it was interrupted, and saved.
     """
-    flat = tuple(f"{key}={_toml(value)}" for key, value in (settings or {}).items())
-    directory = Path(load(Path(config), flat).directory)
-    flags = [part for setting in flat for part in ("--set", setting)] + (["--fresh"] if fresh else [])
-    command = [sys.executable, "-m", "prefixrl.deploy", "launch", os.fspath(config), *flags]
-    last: deque[str] = deque(maxlen=LAST_LINES)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        assert process.stdout
-        try:
-            for line in process.stdout:
-                last.append(line)
-                if not quiet:
-                    print(line, end="")
-            code = process.wait()
-        except KeyboardInterrupt:
-            # A terminal has interrupted the process too; a kernel interrupts only itself.
-            process.send_signal(signal.SIGINT)
-            process.communicate()
-            raise
-    if code == 0:
-        return Run(directory)
-    words = "".join(last).strip()
-    if code == USER_ERROR:
-        raise ConfigError(words)
-    if code == STOPPED:
-        raise KeyboardInterrupt(words)
-    raise TrainingFault(f"the run in {directory} ended with exit code {code}:\n{words}")
-
-
-def _toml(value: object) -> str:
-    """Return a value of a setting as TOML; JSON agrees with it for what a setting may be."""
-    if isinstance(value, dict) or value is None:
-        raise ConfigError(f"a setting is a number, text, truth value or list, got {value!r}; name each key itself")
-    return msgspec.json.encode(value).decode()
+    path, tree = (os.devnull, config) if isinstance(config, dict) else (os.fspath(config), {})
+    given = {key: value for key, value in flat(tree) if value is not None} | dict(flat(settings or {}))
+    words = tuple(f"{key}={toml(value)}" for key, value in given.items())
+    directory = Path(load(path, words).directory)
+    flags = [part for each in words for part in ("--set", each)] + (["--fresh"] if fresh else [])
+    launched = _Launched([sys.executable, "-m", "prefixrl.deploy", "launch", path, *flags], quiet)
+    while not wait and launched.is_alive() and not (is_locked(directory) and (directory / CONFIG_FILE).exists()):
+        time.sleep(TICK_S)
+    if wait or not launched.is_alive():
+        launched.end()
+    run = Run(directory)
+    run._launched = launched
+    return run

@@ -46,6 +46,7 @@ STOPPED_BY_BROKER_S = 20.0
 """If the learner ends within this time, its broker had stopped a worker that ended without a fault."""
 STOP_WORKER_S = 10.0
 STOPPED = 130
+DASHBOARD = "127.0.0.1", 7788
 STOP_S = 60.0
 SAVED_BYTES_PER_S = 25e6
 """A slow shared file system; a checkpoint is written, synced and read back."""
@@ -75,11 +76,11 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool, stop: threadi
     if said := nothing_left(directory):
         click.echo(said)
     (directory / "logs").mkdir(parents=True, exist_ok=True)
-    click.echo(f"{to_copy('prefixrl dashboard', directory)} shows it in a browser", err=True)
     stop = stop or stop_event()
     flags = set_flags(settings)
     ranks = ["--nproc-per-node", str(config.launch.learner_ranks)]
     launcher = Launcher(config, ["prefixrl.learner", str(run_file), *flags, *ranks])
+    click.echo(f"{launcher.dashboard()} shows it in a browser", err=True)
     code = launcher.run_and_stop(stop.is_set)
     if stop.is_set() or code == Halted.exit_code:
         again = to_copy("prefixrl launch", run_file, *flags)
@@ -142,6 +143,7 @@ class Launcher:
         self.learner = self._child(name, command[0], command[1:])
         self.learner.budget.most = restarts
         self.workers: list[Child] = []
+        self._others: list[Child] = []
         self._view = View(self._directory, uses_stderr)
         self._watchdog = Watchdog(config.launch.stall_s)
 
@@ -164,9 +166,25 @@ class Launcher:
                     err=True,
                 )
             self._stop([self.learner], patience_s)
-            self._stop(self.workers, STOP_WORKER_S)
-            for child in (self.learner, *self.workers):
+            others = [*self.workers, *self._others]
+            self._stop(others, STOP_WORKER_S)
+            for child in (self.learner, *others):
                 child.close()
+
+    def dashboard(self) -> str:
+        """Return the command of the dashboard, or where it is asked for the address at which one is started."""
+        if not self._config.log.dashboard:
+            return to_copy("prefixrl dashboard", self._directory)
+        try:
+            held = socket.create_server(DASHBOARD)
+        except OSError:  # another run's
+            held = socket.create_server((DASHBOARD[0], 0))
+        with held:
+            port = str(held.getsockname()[1])
+        shown = self._child("dashboard", "prefixrl.deploy", ["dashboard", str(self._directory), "--port", port])
+        self._others.append(shown)
+        shown.start()
+        return f"http://{DASHBOARD[0]}:{port}/"
 
     def _stop(self, children: list[Child], patience_s: float) -> None:
         end_children([child.process for child in children if child.process], patience_s, with_groups=True)

@@ -105,10 +105,15 @@ def _published(run: Path) -> dict[int, tuple[str, ...]]:
     return found
 
 
-def flat_settings(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the keys of a config with dots, and their values as JSON."""
-    if isinstance(value, dict) and value:
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the keys of a tree of settings, with dots, and their values."""
+    if isinstance(value, dict) and (value or not name):
         for key, each in value.items():
-            yield from flat_settings(each, f"{name}.{key}" if name else key)
+            yield from flat(each, f"{name}.{key}" if name else key)
     else:
-        yield name, msgspec.json.encode(value).decode()
+        yield name, value
+
+
+def flat_settings(config: dict[str, Any]) -> dict[str, str]:
+    """Return the values of a config as JSON, by their keys with dots."""
+    return {name: msgspec.json.encode(value).decode() for name, value in flat(config)}

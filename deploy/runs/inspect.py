@@ -15,6 +15,7 @@ from prefixrl.common.journal.records import BatchFormed, GroupEnded, GroupScored
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import ADVANTAGES_FILE, END_FILE, METRICS_FILE, AdvantageLine, MetricsLine, RunEnd
+from prefixrl.common.wire.messages.fields import shared
 from prefixrl.common.wire.messages.groups import ScoredGroup, StepScores, TextVerdict, VersionSpan
 from prefixrl.common.wire.packing import logprobs, token_ids
 from prefixrl.deploy.runs.checkpoints import config_of
@@ -171,17 +172,12 @@ def _trained(group: ScoredGroup, iteration: int, advantages: list[float]) -> Tra
     worth, rows = iter(advantages), []
     for row, verdict in zip(group.prefixes.rows, group.verdicts, strict=True):
         tokens = token_ids(row.tokens)
-        trained_row = TrainedRow(
-            prefix_ids=tokens.tolist(), behaviour_logprobs=logprobs(row.logprobs, tokens.size).tolist(),
-            spans=list(row.spans), reward=verdict.reward, status=verdict.status, extracted=verdict.extracted,
-            finish=row.finish, advantage=next(worth, None) if verdict.is_judged else None,
-            completion=verdict.completion, continuations=list(verdict.continuations), process=verdict.process,
-            parts=verdict.parts,
-        )  # fmt: skip
-        rows.append(trained_row)
-    prompt = group.prefixes.prompt
-    return TrainedGroup(
-        seq=group.prefixes.seq, prompt_id=prompt.prompt_id, question=prompt.question, gold=prompt.gold,
-        version_sampled=group.version, version_trained=iteration, weights_digest=group.weights_digest,
-        scorer=group.scorer, rows=rows,
-    )  # fmt: skip
+        own = {
+            "prefix_ids": tokens.tolist(), "behaviour_logprobs": logprobs(row.logprobs, tokens.size).tolist(),
+            "spans": list(row.spans), "advantage": next(worth, None) if verdict.is_judged else None,
+            "continuations": list(verdict.continuations),
+        }  # fmt: skip
+        rows.append(TrainedRow(**shared(TrainedRow, verdict, row) | own))
+    named = shared(TrainedGroup, group, group.prefixes, group.prefixes.prompt)
+    own = {"version_sampled": group.version, "version_trained": iteration, "rows": rows}
+    return TrainedGroup(**named | own)

@@ -87,7 +87,8 @@ def print_table(directory: Path) -> None:
         console.print(printable(gain), highlight=False, markup=False, soft_wrap=True)
     for name, value in _facts(summary):
         console.print(printable(f"{name}: {value}"), highlight=False, markup=False)
-    told = f"everything is in {directory}; {to_copy('prefixrl samples', directory)} shows what the adapter wrote"
+    shown = to_copy("prefixrl samples", directory)
+    told = f"everything is in {directory}, report.html is its page; {shown} shows what the adapter wrote"
     console.print(told, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -165,7 +166,7 @@ def page_part(directory: Path) -> dict[str, object]:
         "directory": str(directory.resolve()), "tables": [(name, note, *cells) for name, note, cells in tables],
         "gain": _gain(summary, directory) if summary else "",
         "facts": [*models, *(_facts(summary) if summary else [])], "judged": judged_points(directory),
-        "starts": json_lines.read(directory / STARTS_FILE, StartLine), "settings": list(flat_settings(config)),
+        "starts": json_lines.read(directory / STARTS_FILE, StartLine), "settings": list(flat_settings(config).items()),
     }  # fmt: skip
 
 

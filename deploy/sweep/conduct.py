@@ -78,7 +78,7 @@ def _is_finished(run: SweptRun) -> bool:
 
 def _check_same(before: RunConfig, now: RunConfig) -> None:
     """Raise ConfigError if a run finished with other settings than the sweep has for it now."""
-    was, wanted = (dict(flat_settings(each.model_dump(mode="json"))) for each in (before, now))
+    was, wanted = (flat_settings(each.model_dump(mode="json")) for each in (before, now))
     differing = [
         f"{key}: {was.get(key)} -> {wanted.get(key)}"
         for key in sorted(was.keys() | wanted.keys())

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from prefixrl.common.config.foreign import read_toml
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.config.section import toml
 from prefixrl.common.errors import ConfigError
+from prefixrl.deploy.runs.checkpoints import flat
 
 FORM = "known are the paths run and directory, shared settings as [set], and each block as [[block]]"
 MOST_RUNS = 10_000
@@ -101,15 +102,6 @@ def read(file: Path) -> Sweep:
     return Sweep(file.resolve(), run_file, directory, tuple(runs))
 
 
-def flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield keys with dots and their values."""
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
 def combinations(block: Values) -> Iterator[Values]:
     """Yield every combination of a block's values; the last key changes fastest."""
     for key, value in block.items():
@@ -118,15 +110,6 @@ def combinations(block: Values) -> Iterator[Values]:
     axes = [value if isinstance(value, list) else [value] for value in block.values()]
     for values in itertools.product(*axes):
         yield dict(zip(block, values, strict=True))
-
-
-def toml(value: object) -> str:
-    """Return a value as TOML, in one line; JSON is a part of it for all but tables."""
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{toml(key)} = {toml(each)}' for key, each in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(toml, value))}]"
-    return msgspec.json.encode(value).decode()
 
 
 def _shown(values: Values) -> str:

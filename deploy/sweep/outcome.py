@@ -11,12 +11,13 @@ from pathlib import Path
 from rich.table import Table
 
 from prefixrl.common.config.load import CONFIG_FILE
+from prefixrl.common.config.section import toml
 from prefixrl.common.errors import UserError
 from prefixrl.common.evaluation.accuracy import EvaluatedRow, accuracy, over_runs
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.documents import SUMMARY_FILE, Summary
 from prefixrl.deploy.runs.tables import console, table_of
-from prefixrl.deploy.sweep.grid import Sweep, SweptRun, Values, toml
+from prefixrl.deploy.sweep.grid import Sweep, SweptRun, Values
 from prefixrl.deploy.view.run_state import state_of
 
 TRAINED, SEED = "trained_adapter", "seed"

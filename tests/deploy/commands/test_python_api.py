@@ -1,8 +1,11 @@
 """`import prefixrl`: a run as an object, in every state, and without writing anything."""
 
 import json
+import re
+from contextlib import suppress
 from pathlib import Path
 
+import httpx2
 import msgspec
 import pytest
 
@@ -10,6 +13,7 @@ import prefixrl
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.documents import METRICS_FILE
 from prefixrl.deploy.__main__ import main
+from support.fakes import wait_until
 from support.paths import ROOT
 from support.runs import runs_on_disk
 
@@ -68,9 +72,44 @@ def test_a_folder_without_a_run_and_a_name_that_is_not_there_are_told(tmp_path: 
 def test_a_wrong_setting_ends_a_launch_before_it_begins(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.iteration"):
         prefixrl.launch(RUN_FILE, {"directory": str(tmp_path / "run"), "algorithm.iteration": 1})
-    with pytest.raises(ConfigError, match="name each key itself"):
-        prefixrl.launch(RUN_FILE, {"algorithm": {"iterations": 1}})
+    with pytest.raises(ConfigError, match=r"algorithm\.iteration: unknown key"):
+        prefixrl.launch(tree(tmp_path / "run") | {"algorithm": {"iteration": 1}})
     assert not (tmp_path / "run").exists()
+
+
+def tree(directory: Path) -> dict[str, object]:
+    """The arithmetic example's beginning as a program has it, paths relative to the working folder."""
+    return {
+        "directory": str(directory), "adapter": {"model": "adapter", "init_from": None}, "target": {"model": "target"},
+        "data": {"train": [{"path": "train.jsonl"}], "eval": "heldout.jsonl"}, "launch": {"scorers": 1},
+        "rollout": {"prefix_tokens": 8}, "scorer": {"max_new_tokens": 24}, "log": {"dashboard": True},
+        "algorithm": {"groups_per_iteration": 16, "iterations": 12, "minibatches": 1},
+        "evaluation": {"problems": 16, "selection_problems": 8},
+    }  # fmt: skip
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_a_dict_is_launched_watched_in_a_browser_stopped_and_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(RUN_FILE.parent)
+    given, rate = tree(tmp_path / "run"), {"learner.actor_lr": 1e-3}
+    run = prefixrl.launch(given, rate, wait=False)
+    wait_until(lambda: len(run.metrics()) >= 2, "two iterations", 120.0)
+    said = capsys.readouterr().out
+    (address,) = re.findall(r"(http://127\.0\.0\.1:\d+/) shows it in a browser", said)
+    assert [each["state"] for each in httpx2.get(f"{address}api/runs").json()["runs"]] == ["running"]
+    assert run.stop().status()["state"] == "stopped"
+    with suppress(httpx2.ConnectError):  # another run's may listen there by now
+        assert httpx2.get(f"{address}api/runs").json()["folder"] != str(tmp_path / "run")
+    assert run.config()["learner"]["actor_lr"] == 1e-3 and run.config()["target"]["model"] == str(Path.cwd() / "target")
+    with pytest.raises(ConfigError, match=r"learner\.actor_lr"):
+        prefixrl.launch(given, wait=False, quiet=True)
+    capsys.readouterr()
+    resumed = prefixrl.launch(given, rate | {"log": {"dashboard": False}}, quiet=True)
+    assert (resumed.wait().status()["state"], len(resumed.metrics())) == ("finished", 12)
+    assert capsys.readouterr().out == ""
 
 
 def test_the_version_of_the_command_is_the_version_of_the_package() -> None:
