@@ -21,7 +21,6 @@ import shutil
 import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,10 +36,12 @@ import zmq
 
 from benchmarks.real_updates import RealUpdate, measure
 from benchmarks.results import Figure, Report, commit, options
+from prefixrl.common.host.serving import command
 from prefixrl.common.weights.delta import write_delta
 from prefixrl.common.weights.folders import folder, prune
 from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.common.wire.keys import client_key_file, make_keys, read_client_key
+from prefixrl.learner.weights.server import WeightServerStart
 from prefixrl.rollout.host import HostShare
 from prefixrl.rollout.weights import Fetcher, WeightsSource
 
@@ -193,13 +194,8 @@ def weight_server(directory: Path) -> Iterator[tuple[WeightsSource, WeightsSourc
     """The real one; yields its local endpoint and its encrypted way."""
     file, door = directory / "endpoint", f"ipc://{directory}/door"
     make_keys(directory)
-    command = [
-        *(sys.executable, "-m", "prefixrl.learner.weights.server", "--directory", str(directory)),
-        *("--keys", str(directory), "--listen", "tcp://127.0.0.1:0", "--local-endpoint", door),
-        *("--endpoint-file", str(file)),
-        *("--parent", str(os.getpid())),
-    ]
-    child = subprocess.Popen(command)
+    start = WeightServerStart(str(directory), "tcp://127.0.0.1:0", str(file), door)
+    child = subprocess.Popen(command("prefixrl.learner.weights.server", directory, start))
     try:
         while not file.exists():
             assert child.poll() is None, "the weight server ended"

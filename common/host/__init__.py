@@ -8,4 +8,5 @@ placement.py   GPUs, and which process runs on which
 memory_use.py  the memory of this process
 template.py    text files rendered from templates of a package
 service.py     messages to systemd: ready, alive, stopping
+serving.py     servers as child processes: how they are started, and how they begin
 """

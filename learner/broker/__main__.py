@@ -7,22 +7,11 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
-import click
-
 from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, DataError
-from prefixrl.common.host.log_lines import LineBudget
-from prefixrl.common.host.process import (
-    END_SIGNAL,
-    allow_many_files,
-    die_with_parent,
-    exit_codes,
-    return_large_blocks,
-    start_logging,
-    stop_event,
-    write_atomically,
-)
+from prefixrl.common.host.process import return_large_blocks, write_atomically
+from prefixrl.common.host.serving import run
 from prefixrl.common.journal import journal as journals
 from prefixrl.common.journal.records import LedgerState, Record, RunHeader, SegmentStart, VersionPublished
 from prefixrl.common.run.directory_format import check_format
@@ -51,41 +40,17 @@ log = logging.getLogger(__name__)
 Listen = Callable[[], Server[ToBroker, FromBroker]]
 
 
-@click.command()
-@click.option("--directory", type=click.Path(path_type=Path), required=True, help="Run directory with config.json.")
-@click.option("--iteration", type=int, required=True, help="Iterations the learner has completed.")
-@click.option("--weights-endpoint", required=True, help="Where workers fetch published weights.")
-@click.option("--local-weights-endpoint", default="", help="Where workers on this host fetch them.")
-@click.option("--ranks", type=int, default=1, help="Learner ranks that ask for batches.")
-@click.option("--restart", is_flag=True, help="An earlier broker of this run died while its ranks lived on.")
-@click.option("--no-training", is_flag=True, help="Issue no groups: serve evaluations alone.")
-@click.option("--parent", type=int, required=True, help="Process that this one must not outlive.")
-def main(  # noqa: PLR0913 -- one per flag
-    directory: Path,
-    iteration: int,
-    weights_endpoint: str,
-    local_weights_endpoint: str,
-    ranks: int,
-    restart: bool,
-    no_training: bool,
-    parent: int,
-) -> None:
+def main(directory: Path, start: Start, is_stopped: Callable[[], bool]) -> None:
     """Serve one run until it is stopped."""
-    die_with_parent(parent)
-    start_logging("prefixrl-broker", LineBudget())
     return_large_blocks()  # of the journal's compressor, for example
-    stop = stop_event([END_SIGNAL])
-    with exit_codes():
-        allow_many_files()
-        check_format(directory)
-        config = from_json((directory / "config.json").read_text(encoding="utf-8"))
-        start = Start(iteration, weights_endpoint, local_weights_endpoint, ranks, restart, trains=not no_training)
-        broker = build(config, directory, start, partial(bind, config, directory, restart))
-        broker.server.shut()
-        write_atomically(directory / ENDPOINT_FILE, advertised(broker.server.endpoint))
-        broker.serve(stop.is_set)
-        broker.journal.close()
-        broker.server.close(LINGER_S)
+    check_format(directory)
+    config = from_json((directory / "config.json").read_text(encoding="utf-8"))
+    broker = build(config, directory, start, partial(bind, config, directory, start.is_restart))
+    broker.server.shut()
+    write_atomically(directory / ENDPOINT_FILE, advertised(broker.server.endpoint))
+    broker.serve(is_stopped)
+    broker.journal.close()
+    broker.server.close(LINGER_S)
 
 
 def bind(config: RunConfig, directory: Path, is_restart: bool) -> Server[ToBroker, FromBroker]:
@@ -189,4 +154,4 @@ def _replay(
 
 
 if __name__ == "__main__":
-    main()
+    run("prefixrl-broker", Start, main)

@@ -21,10 +21,13 @@ from prefixrl.common.config.load import CONFIG_FILE
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, PeerLost, UserError
 from prefixrl.common.host.process import END_SIGNAL, RestartBudget, end_children, ignoring_signals
+from prefixrl.common.host.serving import command
 from prefixrl.common.wire.address import ENDPOINT_FILE, Address, address_in, bindable, mark_of, weights_listen
 from prefixrl.common.wire.keys import make_keys
 from prefixrl.common.wire.requester import WaitLog
 from prefixrl.learner.broker.client import REPLAY_S
+from prefixrl.learner.broker.workers.identity import Start
+from prefixrl.learner.weights.server import WeightServerStart
 
 log = logging.getLogger(__name__)
 
@@ -71,27 +74,22 @@ class Servers:
             raise
         threading.Thread(target=self._watch, name="servers", daemon=True).start()
 
-    def _start_weight_server(self, *more: str) -> None:
-        options = (
-            "--keys", str(self._directory), "--listen", self._weights_listen, "--local-endpoint", self._local_endpoint,
-        )  # fmt: skip
-        flags = (*options, "--endpoint-file", str(self._weights_file), *more)
-        self._start(WEIGHT_SERVER, "prefixrl.learner.weights.server", self._directory / "weights", *flags)
+    def _start_weight_server(self, is_restart: bool = False) -> None:
+        run, file, directory = str(self._directory), str(self._weights_file), self._directory / "weights"
+        start = WeightServerStart(run, self._weights_listen, file, self._local_endpoint, is_restart)
+        self._start(WEIGHT_SERVER, command("prefixrl.learner.weights.server", directory, start))
 
-    def _start_broker(self, *flags: str) -> None:
-        options = ("--weights-endpoint", self.weights_endpoint, "--local-weights-endpoint", self._local_endpoint)
-        state = ("--iteration", str(self.completed), *options)
-        ranks = ("--ranks", str(self._ranks))
-        only = () if self._trains else ("--no-training",)
-        self._start(BROKER, "prefixrl.learner.broker", self._directory, *state, *ranks, *only, *flags)
+    def _start_broker(self, is_restart: bool = False) -> None:
+        endpoints = self.weights_endpoint, self._local_endpoint
+        start = Start(self.completed, *endpoints, self._ranks, is_restart, self._trains)
+        self._start(BROKER, command("prefixrl.learner.broker", self._directory, start))
 
-    def _start(self, name: str, module: str, directory: Path, *flags: str) -> None:
+    def _start(self, name: str, its_command: list[str]) -> None:
         self._budgets[name].started_s = time.monotonic()
-        command = [sys.executable, "-m", module, "--directory", str(directory), *flags, "--parent", str(os.getpid())]
         # Ctrl-C in a terminal and the signals that a batch system sends to every process are for the learner, which
         # saves before it ends its servers.
         with ignoring_signals():
-            self._processes[name] = subprocess.Popen(command, start_new_session=True)
+            self._processes[name] = subprocess.Popen(its_command, start_new_session=True)
 
     def _wait_for_file(self, path: Path, name: str, before: str) -> str:
         process = self._processes[name]
@@ -140,11 +138,11 @@ class Servers:
 
     def _restart(self, name: str) -> None:
         if name == BROKER:
-            self._start_broker("--restart")
+            self._start_broker(is_restart=True)
         else:
             # Workers know the address from their Welcome: the new server must take the same one.
             self._weights_listen = self.weights_endpoint
-            self._start_weight_server("--restart")
+            self._start_weight_server(is_restart=True)
 
     @property
     def address(self) -> Address:

@@ -5,23 +5,15 @@ A slow, stopped or killed worker has at most its own window of chunks queued her
 
 import contextlib
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-import click
 import msgspec
 
 from prefixrl.common.errors import is_crowded
-from prefixrl.common.host.log_lines import LineBudget
-from prefixrl.common.host.process import (
-    END_SIGNAL,
-    allow_many_files,
-    die_with_parent,
-    exit_codes,
-    start_logging,
-    stop_event,
-    write_atomically,
-)
+from prefixrl.common.host.process import write_atomically
+from prefixrl.common.host.serving import run
 from prefixrl.common.weights.folders import DELTAS_KEPT, Mapped, delta_folder, folder, read_mapped, versions
 from prefixrl.common.wire.address import REBIND_S, bound_within
 from prefixrl.common.wire.keys import server_keys
@@ -125,42 +117,41 @@ def answer(snapshots: Snapshots, request: ToWeights) -> tuple[FromWeights, list[
     return Gone(request.version, snapshots.latest()), []
 
 
-@click.command()
-@click.option("--directory", type=click.Path(path_type=Path), required=True, help="Folder of snapshots.")
-@click.option("--keys", "run", type=click.Path(path_type=Path), required=True, help="Run directory with the keys.")
-@click.option("--listen", required=True, help="Endpoint to bind.")
-@click.option("--local-endpoint", default="", help="Endpoint for this host, in a folder of this user alone.")
-@click.option("--endpoint-file", type=click.Path(path_type=Path), required=True, help="Where to write the endpoint.")
-@click.option("--restart", is_flag=True, help="An earlier one died, whose port may be taken for a moment.")
-@click.option("--parent", type=int, required=True, help="Process that this one must not outlive.")
-def main(
-    directory: Path, run: Path, listen: str, local_endpoint: str, endpoint_file: Path, restart: bool, parent: int
-) -> None:
+class WeightServerStart(msgspec.Struct, frozen=True):
+    """Options of a weight server's start; its directory is that of the snapshots."""
+
+    run: str
+    """Run directory with the keys."""
+    listen: str
+    endpoint_file: str
+    """Where it writes the endpoint that it got."""
+    local_endpoint: str = ""
+    """Endpoint for this host, in a folder of this user alone."""
+    is_restart: bool = False
+    """True where an earlier one died, whose port may be taken for a moment."""
+
+
+def main(directory: Path, start: WeightServerStart, is_stopped: Callable[[], bool]) -> None:
     """Serve snapshots until stopped."""
-    die_with_parent(parent)
-    start_logging("prefixrl-weights", LineBudget())
-    stop = stop_event([END_SIGNAL])
-    with exit_codes():
-        allow_many_files()
-        keys = server_keys(run, "worker")
+    keys = server_keys(Path(start.run), "worker")
 
-        def bind() -> Server[ToWeights, FromWeights]:
-            return Server(listen, ToWeights, keys, QUEUE_MESSAGES, local_endpoint)
+    def bind() -> Server[ToWeights, FromWeights]:
+        return Server(start.listen, ToWeights, keys, QUEUE_MESSAGES, start.local_endpoint)
 
-        server = bound_within(REBIND_S if restart else 0.0, bind)
-        server.shut()
-        write_atomically(endpoint_file, server.endpoint)
-        snapshots = Snapshots(directory)
-        while not stop.is_set():
-            # Undeliverable: the worker is gone, or does not read and asks again. Unlisted: the broker sends the reason.
-            with contextlib.suppress(Malformed, Undeliverable, Unlisted):
-                if (received := server.receive(0.2, lambda peer: False)) is not None:
-                    try:
-                        server.send(received[0], *answer(snapshots, received[1]))
-                    except OSError as error:  # of a folder or a file; the worker asks again
-                        log.error("no answer to %s: %s", type(received[1]).__name__, error)
-        server.close()
+    server = bound_within(REBIND_S if start.is_restart else 0.0, bind)
+    server.shut()
+    write_atomically(Path(start.endpoint_file), server.endpoint)
+    snapshots = Snapshots(directory)
+    while not is_stopped():
+        # Undeliverable: the worker is gone, or does not read and asks again. Unlisted: the broker sends the reason.
+        with contextlib.suppress(Malformed, Undeliverable, Unlisted):
+            if (received := server.receive(0.2, lambda peer: False)) is not None:
+                try:
+                    server.send(received[0], *answer(snapshots, received[1]))
+                except OSError as error:  # of a folder or a file; the worker asks again
+                    log.error("no answer to %s: %s", type(received[1]).__name__, error)
+    server.close()
 
 
 if __name__ == "__main__":
-    main()
+    run("prefixrl-weights", WeightServerStart, main)

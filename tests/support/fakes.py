@@ -4,11 +4,9 @@ A small run on disk, peers with real sockets, and answers a rollout or scorer co
 """
 
 import json
-import os
 import random
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +19,7 @@ import torch
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.host.process import write_atomically
+from prefixrl.common.host.serving import command
 from prefixrl.common.run.digests import model_digests, scorer_digests
 from prefixrl.common.run.directory_format import write_format
 from prefixrl.common.run.status import AdmissionStatus, GroupCounts, StatusDocument, WorkerStatus
@@ -60,8 +59,10 @@ from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.wire.transport import Client, Server
 from prefixrl.common.worker.link import Link
 from prefixrl.common.worker.work_loop import WorkLoop
-from prefixrl.learner.broker.__main__ import Start, build
+from prefixrl.learner.broker.__main__ import build
 from prefixrl.learner.broker.server import Broker
+from prefixrl.learner.broker.workers.identity import Start
+from prefixrl.learner.weights.server import WeightServerStart
 from support.keys import address, folder, give_keys, key, keys
 
 Wanted = TypeVar("Wanted")
@@ -331,11 +332,14 @@ def endpoint_of(config: RunConfig) -> str:
     return (Path(config.directory) / "endpoint").read_text().strip()
 
 
-def process(module: str, *arguments: str) -> "subprocess.Popen[bytes]":
-    """A child of the learner, started as the learner would."""
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *arguments, "--parent", str(os.getpid())], stderr=subprocess.DEVNULL
-    )
+def process(module: str, directory: Path | str, options: msgspec.Struct) -> "subprocess.Popen[bytes]":
+    """A server of the learner, started as the learner would."""
+    return subprocess.Popen(command(module, Path(directory), options), stderr=subprocess.DEVNULL)
+
+
+def broker_process(config: RunConfig, iteration: int = 0, **more: Any) -> "subprocess.Popen[bytes]":
+    """The broker of a run, of which nobody fetches weights."""
+    return process("prefixrl.learner.broker", config.directory, Start(iteration, "tcp://127.0.0.1:9", **more))
 
 
 def free_pair() -> int:
@@ -431,12 +435,8 @@ def weight_server(
     directory.mkdir(parents=True, exist_ok=True)
     endpoint_file = directory / "endpoint"
     endpoint_file.unlink(missing_ok=True)
-    child = process(
-        "prefixrl.learner.weights.server",
-        *("--directory", str(directory), "--listen", listen),
-        *("--keys", str(folder()), "--local-endpoint", f"ipc://{directory}/door"),
-        *("--endpoint-file", str(endpoint_file)),
-    )
+    start = WeightServerStart(str(folder()), listen, str(endpoint_file), f"ipc://{directory}/door")
+    child = process("prefixrl.learner.weights.server", directory, start)
     try:
         wait_until(endpoint_file.exists, "the weight server's socket")
         yield endpoint_file.read_text().strip(), child

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.host.process import write_atomically
 from prefixrl.common.journal.records import RunHeader
@@ -112,9 +114,8 @@ class IdentityCheck:
             raise ValueError(f"weights {digest} were never published as version {version}")
 
 
-@dataclass(frozen=True)
-class Start:
-    """Options of a broker's start."""
+class Start(msgspec.Struct, frozen=True):
+    """Options of a broker's start; its directory is that of the run."""
 
     iteration: int
     """Number of iterations the learner has completed."""
@@ -126,6 +127,7 @@ class Start:
     is_restart: bool = False
     """True where an earlier broker of the present ranks died."""
     trains: bool = True
+    """False: issue no groups, serve evaluations alone."""
 
 
 @dataclass(frozen=True)

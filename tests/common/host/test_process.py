@@ -38,9 +38,10 @@ HOSTILE = (
 
 def test_a_limit_of_open_files_that_is_too_low_is_a_sentence() -> None:
     ended = subprocess.run(
-        ["bash", "-c", 'ulimit -n 40; exec "$0" -m prefixrl.learner.broker --directory . --iteration 0 '
-         "--weights-endpoint x --parent $PPID", sys.executable], capture_output=True, text=True,
-    )  # fmt: skip
+        ["bash", "-c", 'ulimit -n 40; exec "$0" -m prefixrl.learner.broker $PPID . {}', sys.executable],
+        capture_output=True,
+        text=True,
+    )
     assert ended.returncode == 2 and "error: a process may have 40 files open here" in ended.stderr, ended.stderr
 
 

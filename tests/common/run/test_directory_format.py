@@ -1,9 +1,7 @@
 """A run directory of another release is refused by name by everything that reads one, and left as it was."""
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,12 +9,14 @@ import pytest
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.host.serving import command
 from prefixrl.common.run.directory_format import FORMAT, check_format, write_format
 from prefixrl.deploy.commands.eval_command import EvaluateOptions, evaluate
 from prefixrl.deploy.commands.generate_command import GenerateOptions, generate
 from prefixrl.deploy.launch.launch import _throw_away, launch
 from prefixrl.deploy.runs import checkpoints, inspect, report
 from prefixrl.deploy.view import run_state as status
+from prefixrl.learner.broker.workers.identity import Start
 from prefixrl.learner.run.directory import RunDirectory
 from prefixrl.learner.start import start
 from support.fakes import run_on_disk
@@ -109,9 +109,8 @@ def test_a_learner_refuses_a_run_of_another_release_and_changes_nothing(
 def test_a_broker_refuses_a_run_of_another_release_and_changes_nothing(refused: tuple[RunConfig, str]) -> None:
     config, said = refused
     before = everything_in(Path(config.directory))
-    flags = ("--directory", config.directory, "--iteration", "0", "--weights-endpoint", "tcp://127.0.0.1:9")
-    command = [sys.executable, "-m", "prefixrl.learner.broker", *flags, "--parent", str(os.getpid())]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    started = command("prefixrl.learner.broker", Path(config.directory), Start(0, "tcp://127.0.0.1:9"))
+    ended = subprocess.run(started, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     with pytest.raises(ConfigError, match=said):
         raise ConfigError(ended.stderr)

@@ -33,17 +33,18 @@ from prefixrl.common.wire.messages.worker import (
 )
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.wire.transport import Received, Server
-from prefixrl.learner.broker.__main__ import Start, build
+from prefixrl.learner.broker.__main__ import build
 from prefixrl.learner.broker.server import Broker
 from prefixrl.learner.broker.workers import dispatch
+from prefixrl.learner.broker.workers.identity import Start
 from support.fakes import (
     Peer,
+    broker_process,
     end,
     endpoint_of,
     judged,
     learner,
     peers,
-    process,
     ready,
     run_on_disk,
     sampled,
@@ -70,10 +71,7 @@ def config(tmp_path: Path) -> RunConfig:
 @pytest.fixture
 def child(config: RunConfig) -> "Iterator[subprocess.Popen[bytes]]":
     """A real broker process, killed afterwards whatever became of it."""
-    started = process(
-        "prefixrl.learner.broker",
-        *("--directory", config.directory, "--iteration", "0", "--weights-endpoint", "tcp://127.0.0.1:9"),
-    )
+    started = broker_process(config)
     wait_until((Path(config.directory) / "endpoint").exists, "a socket")
     yield started
     end(started)
@@ -414,8 +412,7 @@ def restarted(config: RunConfig) -> Iterator[None]:
     """Another broker process of the same run at the same endpoint."""
     path = Path(config.directory) / "endpoint"
     before = path.stat().st_mtime_ns
-    flags = ("--iteration", "0", "--weights-endpoint", "tcp://127.0.0.1:9", "--restart")
-    child = process("prefixrl.learner.broker", "--directory", config.directory, *flags)
+    child = broker_process(config, is_restart=True)
     try:
         wait_until(lambda: path.stat().st_mtime_ns > before, "the socket of the next broker")
         yield

@@ -27,7 +27,8 @@ from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.messages.worker import Done, Goodbye, Heartbeat, Hello, PrefixTask, Reject, ScoreTask, Unknown
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.wire.transport import Malformed, Payload, Received, Server, _decode
-from prefixrl.learner.broker.__main__ import Start, build
+from prefixrl.learner.broker.__main__ import build
+from prefixrl.learner.broker.workers.identity import Start
 from support.broker.mutations import Mutator
 from support.fakes import NOTE, ready, sampled, scored
 

@@ -28,11 +28,11 @@ from prefixrl.deploy.runs.inspect import newest_groups, trained_groups
 from prefixrl.learner.broker.server import Broker
 from support.fakes import (
     NOTE,
+    broker_process,
     end,
     endpoint_of,
     learner,
     peers,
-    process,
     run_on_disk,
     sampled,
     score_one_item,
@@ -57,15 +57,9 @@ def start(config: RunConfig) -> Iterator[Start]:
     children: list[subprocess.Popen[bytes]] = []
     endpoint = Path(config.directory) / "endpoint"
 
-    def started(iteration: int, *flags: str) -> "subprocess.Popen[bytes]":
+    def started(iteration: int, is_restart: bool = False) -> "subprocess.Popen[bytes]":
         before = endpoint.stat().st_mtime_ns if endpoint.exists() else 0
-        children.append(
-            process(
-                "prefixrl.learner.broker",
-                *("--directory", config.directory, "--iteration", str(iteration)),
-                *("--weights-endpoint", "tcp://127.0.0.1:9", *flags),
-            )
-        )
+        children.append(broker_process(config, iteration, is_restart=is_restart))
         wait_until(lambda: endpoint.exists() and endpoint.stat().st_mtime_ns > before, "a socket")
         return children[-1]
 
@@ -207,9 +201,9 @@ def test_a_run_that_is_over_answers_run_over(tmp_path: Path) -> None:
         assert status(rank)["groups"]["outstanding"] == 0
 
 
-@pytest.mark.parametrize(("flags", "answer"), [((), Halt), (("--restart",), Batch)])
+@pytest.mark.parametrize(("is_restart", "answer"), [(False, Halt), (True, Batch)])
 def test_a_recorded_iteration_is_held_by_ranks_only_where_a_broker_died_under_them(
-    flags: tuple[str, ...], answer: type[Any], config: RunConfig, start: Start
+    is_restart: bool, answer: type[Any], config: RunConfig, start: Start
 ) -> None:
     """Ranks that were started with the broker halt at once, however far the journal reaches."""
     child = start(0)
@@ -221,7 +215,7 @@ def test_a_recorded_iteration_is_held_by_ranks_only_where_a_broker_died_under_th
             score_one_item(rollout, scorer)
         train(rank, 0)
         end(child)
-        start(0, *flags)
+        start(0, is_restart)
         rank.join("rank")
         rank.say(GetBatch(0, 0, 1, is_stopping=True))
         assert rank.hear(answer).iteration == 0
