@@ -12,16 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefixrl.common.config.worker_sections import SimulatedConfig
-from prefixrl.common.engines.interface.base import (
-    AdapterEngine,
-    Continuation,
-    Job,
-    JobResult,
-    OpenJob,
-    own_checksum,
-    room_of,
-    spans_of,
-)
+from prefixrl.common.engines.interface import base
 from prefixrl.common.weights.snapshot import Snapshot, manifest_of
 from prefixrl.common.wire.messages.weights import EngineChecksum
 from prefixrl.common.wire.packing import ProbeRow
@@ -49,12 +40,12 @@ class _Row:
 
 
 class _Waiting(NamedTuple):
-    entry: OpenJob
+    entry: base.OpenJob
     number: int
     submitted_s: float
 
 
-class SimulatedEngine(AdapterEngine):
+class SimulatedEngine(base.AdapterEngine):
     """Engine whose rows take a declared time; a scorer's rows return their script."""
 
     name = "simulated"
@@ -63,7 +54,7 @@ class SimulatedEngine(AdapterEngine):
     def __init__(self, role: str, config: SimulatedConfig, rows_per_job: int = 1) -> None:
         super().__init__()
         self.seats = config.seats or TASKS * rows_per_job
-        self.room = room_of(self.seats)
+        self.room = base.room_of(self.seats)
         self._role, self._version, self._digest = role, 0, ""
         self._mean_s = config.prefix_s if role == "rollout" else config.completion_s
         self._sigma = config.completion_sigma if role == "scorer" else 0.0
@@ -79,10 +70,10 @@ class SimulatedEngine(AdapterEngine):
         now_s = time.monotonic()
         return self._ended_row_s + sum(max(0.0, min(now_s, row.ends_s) - row.started_s) for row in self._seated)
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: base.Job) -> None:
         """Queue the rows of a job; each starts when a seat is free."""
         now_s = time.monotonic()
-        entry = self._open[job.key] = OpenJob(job, len(job.rows))
+        entry = self._open[job.key] = base.OpenJob(job, len(job.rows))
         self._queue.extend(_Waiting(entry, index, now_s) for index in range(len(job.rows)))
         while self._queue and len(self._seated) < self.seats:
             self._seat(now_s)
@@ -100,7 +91,7 @@ class SimulatedEngine(AdapterEngine):
         versions = np.full(entry.job.sampling.max_new_tokens, self._version, dtype=np.int32)
         heapq.heappush(self._seated, _Row(started_s + lasts_s, entry.job.key, index, started_s, versions))
 
-    def step(self, timeout_s: float) -> list[JobResult]:
+    def step(self, timeout_s: float) -> list[base.JobResult]:
         """Wait for the next row to end, at most `timeout_s`; return the jobs that finished."""
         if not self._seated:
             return []
@@ -108,7 +99,7 @@ class SimulatedEngine(AdapterEngine):
         if wait_s > 0:
             time.sleep(wait_s)
         self.progress += 1
-        results, now_s = list[JobResult](), time.monotonic()
+        results, now_s = list[base.JobResult](), time.monotonic()
         while self._seated and self._seated[0].ends_s <= now_s:
             done = heapq.heappop(self._seated)
             self._ended_row_s += done.ends_s - done.started_s
@@ -118,13 +109,13 @@ class SimulatedEngine(AdapterEngine):
             results += self._end_row(entry, done.index, self._written(entry.job, done), done.ends_s)
         return results
 
-    def _written(self, job: Job, row: _Row) -> Continuation:
-        text, spans = row.versions, spans_of(row.versions.tolist())
+    def _written(self, job: base.Job, row: _Row) -> base.Continuation:
+        text, spans = row.versions, base.spans_of(row.versions.tolist())
         if self._role == "scorer":
             assert job.script is not None, "a simulated target returns the script of its job"
             text, spans = job.script[row.index], ()
         self.tokens += text.size
-        return Continuation(text, np.full(text.size, -1.0, dtype=np.float32), "eos", spans)
+        return base.Continuation(text, np.full(text.size, -1.0, dtype=np.float32), "eos", spans)
 
     def install(self, snapshot: Snapshot) -> None:
         """Keep the weights; running rows write the rest of their tokens with the new version."""
@@ -162,4 +153,4 @@ class SimulatedEngine(AdapterEngine):
 
     def checksum(self) -> EngineChecksum:
         """Return the digest of the weights, which stand in memory as they are published."""
-        return own_checksum(self.digest(), self._digest)
+        return base.own_checksum(self.digest(), self._digest)

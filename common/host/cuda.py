@@ -22,14 +22,18 @@ def has_cuda(device: Literal["auto", "cpu", "cuda"], section: str) -> bool:
     if device == "cpu" or torch.cuda.is_available():
         return device != "cpu"
     shown = ", ".join(gpus_here())
-    driver = DRIVER.read_text(encoding="utf-8").partition("\n")[0] if DRIVER.is_file() else "none is loaded"
     build = torch.version.cuda and f"CUDA {torch.version.cuda}"
     if device == "cuda" or (shown and build):
         raise ConfigError(
             f'{section}.device = "{device}", but torch {torch.__version__} ({build or "a build for the CPU"}) opens no '
-            f"CUDA device. GPUs that this host shows: {shown or 'none'}; driver: {driver}. CUDA 13 needs driver 580 "
+            f"CUDA device. GPUs that this host shows: {shown or 'none'}; driver: {driver()}. CUDA 13 needs driver 580 "
             f'or newer. Update the driver, install torch for its CUDA, or set {section}.device = "cpu"'
         )
     if shown:
         log.warning("this host shows the GPUs %s, but torch is a build for the CPU: %s.device is cpu", shown, section)
     return False
+
+
+def driver() -> str:
+    """Return the first line that the driver tells of itself."""
+    return DRIVER.read_text(encoding="utf-8").partition("\n")[0] if DRIVER.is_file() else "none is loaded"

@@ -31,18 +31,7 @@ from prefixrl.common.host.process import own, stop_event, write_atomically
 from prefixrl.common.wire.messages.groups import CodeMode
 from prefixrl.common.worker.command import settings_option
 from prefixrl.deploy.launch.launch import STOPPED, Launcher
-from prefixrl.deploy.runs.checkpoints import (
-    CHECKPOINT,
-    FREE_PORT,
-    INCOMPLETE,
-    LATEST,
-    PLAN_RUNNER,
-    CheckpointOptions,
-    config_of,
-    data_option,
-    ema_option,
-    weights_of,
-)
+from prefixrl.deploy.runs import checkpoints
 from prefixrl.deploy.runs.eval_table import markdown, print_results
 
 WEIGHTS = "weights_judged"
@@ -51,7 +40,7 @@ USUAL_ARMS = ("no_prefix", "fixed_prefix", "adapter")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(CheckpointOptions):
+class EvaluateOptions(checkpoints.CheckpointOptions):
     """Options of `prefixrl eval`. Without `sets` the run's own held-out problems are judged."""
 
     checkpoints: tuple[str, ...]
@@ -62,14 +51,14 @@ class EvaluateOptions(CheckpointOptions):
 
 @click.command("eval")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--checkpoint", "checkpoints", multiple=True, metavar="N", help=CHECKPOINT)
+@click.option("--checkpoint", "checkpoints", multiple=True, metavar="N", help=checkpoints.CHECKPOINT)
 @click.option("--arm", "arms", multiple=True, help=f"{', '.join(PREFIX_ARMS)}; default: all but clustering.")
-@data_option("; default: the run's held-out problems.")
+@checkpoints.data_option("; default: the run's held-out problems.")
 @click.option(
     "--samples", type=click.IntRange(0), default=0, help="Sampled answers per problem besides the greedy one."
 )
 @click.option("--opening-tokens", type=click.IntRange(1), default=16, help="Length of an opening in prefix clustering.")
-@ema_option
+@checkpoints.ema_option
 @settings_option
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write the table in Markdown.")
 @click.option("--fresh", is_flag=True, help="Throw away what was judged before.")
@@ -89,7 +78,7 @@ def evaluate(runs: list[Path], options: EvaluateOptions, out: Path | None) -> in
     plans = [
         _plan(run, label, checkpoint, options, is_first=index == 0)
         for run, label in zip(runs, labels, strict=True)
-        for index, checkpoint in enumerate(options.checkpoints or (LATEST,))
+        for index, checkpoint in enumerate(options.checkpoints or (checkpoints.LATEST,))
     ]
     plans = [(plan, config) for plan, config in plans if plan.arms]
     for plan, config in plans:  # all at once: a run that goes on removes checkpoints while the first is judged
@@ -101,7 +90,7 @@ def evaluate(runs: list[Path], options: EvaluateOptions, out: Path | None) -> in
         if len(plans) > 1:
             click.echo(f"{number} of {len(plans)}: {plan.label} after {plan.version} iterations")
         directory = Path(config.directory)
-        launcher = Launcher(config, [PLAN_RUNNER, str(directory)], "evaluation")
+        launcher = Launcher(config, [checkpoints.PLAN_RUNNER, str(directory)], "evaluation")
         code = launcher.run_and_stop(stop.is_set)
         if stop.is_set():
             click.echo("stopped; run the same command again to resume")
@@ -118,16 +107,16 @@ def evaluate(runs: list[Path], options: EvaluateOptions, out: Path | None) -> in
     out = out or Path(plans[0][1].directory) / "table.md"
     out.write_text(markdown(found, incomplete), encoding="utf-8")
     click.echo(f"the table is in {out}, every answer in {plans[0][1].directory}/evaluations")
-    return INCOMPLETE if incomplete else 0
+    return checkpoints.INCOMPLETE if incomplete else 0
 
 
 def _plan(
     run: Path, label: str, checkpoint: str, options: EvaluateOptions, is_first: bool
 ) -> tuple[OfflinePlan, RunConfig]:
     """Plan one checkpoint of a run; arms without an adapter are judged with the first one only."""
-    config = config_of(run, (f'broker.listen="{FREE_PORT}"', *options.settings))
+    config = checkpoints.config_of(run, (f'broker.listen="{checkpoints.FREE_PORT}"', *options.settings))
     kind = kind_of(config)
-    weights = weights_of(run, config, checkpoint, options.is_averaged)
+    weights = checkpoints.weights_of(run, config, checkpoint, options.is_averaged)
     arms = [arm for arm in _possible_arms(config) if arm in (options.arms or USUAL_ARMS)]
     name = f"step_{weights.version:08d}" + ("_ema" if options.is_averaged else "")
     directory = (run / "eval" / name).resolve()
@@ -156,7 +145,7 @@ def _check_arms(runs: list[Path], asked: tuple[str, ...]) -> None:
     """Raise ConfigError for unknown arms, and for arms that none of the runs can have."""
     if strange := [arm for arm in asked if arm not in PREFIX_ARMS]:
         raise ConfigError(f"--arm {strange[0]}: there is no such arm; known: {', '.join(PREFIX_ARMS)}")
-    possible = {arm for run in runs for arm in _possible_arms(config_of(run, ()))}
+    possible = {arm for run in runs for arm in _possible_arms(checkpoints.config_of(run, ()))}
     if impossible := [arm for arm in asked if arm not in possible]:
         raise ConfigError(f"--arm {impossible[0]}: a run in direct mode has no target; its arm is adapter")
 

@@ -30,19 +30,7 @@ from prefixrl.common.run.status import USAGE_FILE, total_usage
 from prefixrl.common.wire.messages.worker import Usage
 from prefixrl.common.worker.command import settings_option
 from prefixrl.deploy.launch.launch import STOPPED, Launcher
-from prefixrl.deploy.runs.checkpoints import (
-    CHECKPOINT,
-    FREE_PORT,
-    INCOMPLETE,
-    LATEST,
-    PLAN_RUNNER,
-    CheckpointOptions,
-    Weights,
-    config_of,
-    data_option,
-    ema_option,
-    weights_of,
-)
+from prefixrl.deploy.runs import checkpoints
 
 STDIN = "-"
 SHOWN_FAILURES = 10
@@ -51,7 +39,7 @@ FAILURES = {"bad_row": "bad row", "failed": "no answer", "error": "no verdict"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateOptions(CheckpointOptions):
+class GenerateOptions(checkpoints.CheckpointOptions):
     """Options of `prefixrl generate`; `sets` may hold `-`, 0 samples: one greedy answer."""
 
     run: Path | None
@@ -71,11 +59,11 @@ OUT = "Where the lines go; a new or empty file.  [default: stdout]"
 
 @click.command("generate")
 @click.argument("run", required=False, type=click.Path(path_type=Path))
-@click.option("--checkpoint", metavar="N", help=f"Of RUN: {CHECKPOINT}")
-@ema_option
+@click.option("--checkpoint", metavar="N", help=f"Of RUN: {checkpoints.CHECKPOINT}")
+@checkpoints.ema_option
 @click.option("--adapter", metavar="MODEL", help="Without RUN: a folder or hub name.")
 @click.option("--target", metavar="MODEL", help="Without RUN: likewise; without it the adapter writes all.")
-@data_option(", or - for JSONL on stdin (default).")
+@checkpoints.data_option(", or - for JSONL on stdin (default).")
 @click.option("--suffix", help="Append this to every question, in place of a problem set's own.")
 @click.option("--samples", type=click.IntRange(0), default=0, help=SAMPLES)
 @click.option("--temperature", type=click.FloatRange(0), help=TEMPERATURE)
@@ -157,14 +145,14 @@ def generate(options: GenerateOptions, out: Path | None) -> int:
         _check_is_no_source(out, options, config.data)
         (directory / "logs").mkdir()
         write_atomically(directory / PLAN_FILE, msgspec.json.encode(plan).decode())
-        command = [PLAN_RUNNER, str(directory)]
+        command = [checkpoints.PLAN_RUNNER, str(directory)]
         # A process that asks for answers cannot resume in the middle of them: its first error is the cause.
         launcher = Launcher(config, command, "generation", uses_stderr=True, restarts=0)
         with _opened(out) as file:
             copy = Copy(directory / ANSWERS_FILE, file, replaces=out is not None)
             keeps_logs = True
             code = _answer(launcher, copy, config)
-        keeps_logs = code not in (0, ConfigError.exit_code, STOPPED, INCOMPLETE)
+        keeps_logs = code not in (0, ConfigError.exit_code, STOPPED, checkpoints.INCOMPLETE)
         return code
     finally:
         if keeps_logs:
@@ -197,7 +185,7 @@ def _answer(launcher: Launcher, copy: Copy, config: RunConfig) -> int:
         return code
     failures = f", {copy.failed} of them without an answer or a verdict" if copy.failed else ""
     click.echo(f"{copy.lines} lines{failures}", err=True)
-    return INCOMPLETE if copy.failed else 0
+    return checkpoints.INCOMPLETE if copy.failed else 0
 
 
 def _check_is_no_source(out: Path | None, options: GenerateOptions, data: DataConfig) -> None:
@@ -245,7 +233,7 @@ def _plan(options: GenerateOptions, directory: Path) -> tuple[OfflinePlan, RunCo
     sources = tuple(source.model_copy(update=changes) for source in given.train)
     data = resolve(config.data.model_copy(update={"train": sources, "eval": sources}), Path.cwd())
     adapter = config.adapter.model_copy(update={"model": weights.model, "init_from": None})
-    broker = config.broker.model_copy(update={"listen": FREE_PORT})
+    broker = config.broker.model_copy(update={"listen": checkpoints.FREE_PORT})
     changed_sections = {"directory": str(directory), "broker": broker, "adapter": adapter, "data": data}
     config = config.model_copy(update=changed_sections)
     is_sampled = temperature != 0.0 and (samples > 0 or temperature is not None)
@@ -256,17 +244,17 @@ def _plan(options: GenerateOptions, directory: Path) -> tuple[OfflinePlan, RunCo
     return plan, config
 
 
-def _of_run(options: GenerateOptions, folder: Path) -> tuple[Weights, RunConfig, DataConfig]:
+def _of_run(options: GenerateOptions, folder: Path) -> tuple[checkpoints.Weights, RunConfig, DataConfig]:
     """Return the weights of a checkpoint of a run, its config, and the given problems."""
     assert options.run is not None
     if options.adapter or options.target:
         raise ConfigError("--adapter and --target are for models without a run: leave RUN or them out")
-    config = config_of(options.run, options.settings)
-    weights = weights_of(options.run, config, options.checkpoint or LATEST, options.is_averaged)
+    config = checkpoints.config_of(options.run, options.settings)
+    weights = checkpoints.weights_of(options.run, config, options.checkpoint or checkpoints.LATEST, options.is_averaged)
     return weights, config, DataConfig.model_validate({"train": _paths(options, folder)})
 
 
-def _of_models(options: GenerateOptions, folder: Path) -> tuple[Weights, RunConfig, DataConfig]:
+def _of_models(options: GenerateOptions, folder: Path) -> tuple[checkpoints.Weights, RunConfig, DataConfig]:
     """Return the weights of `--adapter`, a config of the models given, and the given problems."""
     if options.adapter is None:
         raise ConfigError("nothing to answer with: give a RUN, or --adapter MODEL and --target MODEL")
@@ -280,7 +268,7 @@ def _of_models(options: GenerateOptions, folder: Path) -> tuple[Weights, RunConf
     if options.target is not None:
         document["target"] = {"model": options.target}
     config = from_flags(document, options.settings)
-    return Weights(0, config.adapter.model), config, config.data
+    return checkpoints.Weights(0, config.adapter.model), config, config.data
 
 
 def _paths(options: GenerateOptions, directory: Path) -> list[str]:

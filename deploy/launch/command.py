@@ -1,4 +1,4 @@
-"""The command `prefixrl launch`."""
+"""The commands `prefixrl launch` and `prefixrl doctor`."""
 
 import subprocess
 import sys
@@ -26,3 +26,12 @@ def launch_command(run_file: Path, settings: tuple[str, ...], fresh: bool, check
     from prefixrl.deploy.launch.launch import launch
 
     raise SystemExit(launch(run_file, settings, fresh))
+
+
+@click.command("doctor")
+@click.argument("run_file", type=click.Path(path_type=Path), required=False)
+@settings_option
+def doctor_command(run_file: Path | None, settings: tuple[str, ...]) -> None:
+    """Tell what this host has and lacks for the run of RUN_FILE, or for any; exit code 2 if it would fail."""
+    given = [str(run_file)] * bool(run_file) + set_flags(settings)
+    raise SystemExit(subprocess.call([sys.executable, "-m", "prefixrl.learner.commands.doctor", *given]))

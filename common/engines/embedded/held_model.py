@@ -10,18 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from prefixrl.common.engines.embedded.drawing import draw, masked, truncated
-from prefixrl.common.engines.interface.base import (
-    AdapterEngine,
-    Continuation,
-    Job,
-    JobResult,
-    OpenJob,
-    TokenIds,
-    check_fit,
-    own_checksum,
-    score_rows,
-    spans_of,
-)
+from prefixrl.common.engines.interface import base
 from prefixrl.common.errors import UserError
 from prefixrl.common.models.config_file import positions_of
 from prefixrl.common.models.loading import Dtype, load_model
@@ -43,7 +32,7 @@ _Kind = tuple[Sampling, frozenset[int]]
 class OpenRow:
     """A row that has not ended."""
 
-    entry: OpenJob
+    entry: base.OpenJob
     kind: _Kind
     index: int
     draws: NDArray[np.float64]
@@ -54,7 +43,7 @@ class OpenRow:
     versions: list[int] = field(default_factory=list)
 
     @property
-    def text(self) -> TokenIds:
+    def text(self) -> base.TokenIds:
         """Its prompt and what is written so far."""
         prompt = self.entry.job.rows[self.index]
         return np.concatenate([prompt, np.asarray(self.tokens, np.int32)]) if self.tokens else prompt
@@ -74,14 +63,14 @@ class OpenRow:
         """True if no token follows."""
         return self.has_stopped or len(self.tokens) == self.most_tokens
 
-    def continuation(self) -> Continuation:
+    def continuation(self) -> base.Continuation:
         """Return what was written."""
         finish: Finish = "eos" if self.has_stopped else "length"
         tokens, logprobs = np.asarray(self.tokens, np.int32), np.asarray(self.logprobs, np.float32)
-        return Continuation(tokens, logprobs, finish, spans_of(self.versions))
+        return base.Continuation(tokens, logprobs, finish, base.spans_of(self.versions))
 
 
-class EmbeddedEngine(AdapterEngine):
+class EmbeddedEngine(base.AdapterEngine):
     """A loaded model with its open jobs: all but the order of the forwards."""
 
     name = "transformers"
@@ -110,7 +99,7 @@ class EmbeddedEngine(AdapterEngine):
     def _prepare(self) -> None:
         """Set up what decoding needs beside the loaded model."""
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: base.Job) -> None:
         """Queue the rows of a job; each takes a seat when one is free. UserError: one leaves no room for an answer."""
         longest = max((row.size for row in job.rows), default=0)
         if self.most_positions is not None and longest >= self.most_positions:
@@ -121,7 +110,7 @@ class EmbeddedEngine(AdapterEngine):
         # What decides on a draw: everything but the length.
         drawn = (msgspec.structs.replace(job.sampling, max_new_tokens=1), job.masked_tokens)
         kind = self._kinds.setdefault(drawn, drawn)
-        entry = self._open[job.key] = OpenJob(job, len(job.rows))
+        entry = self._open[job.key] = base.OpenJob(job, len(job.rows))
         for index, row in enumerate(job.rows):
             most = job.sampling.max_new_tokens
             most = most if self.most_positions is None else min(most, self.most_positions - row.size)
@@ -150,9 +139,9 @@ class EmbeddedEngine(AdapterEngine):
             row.logprobs.append(logprob)
             row.versions.append(self._version)
 
-    def _results(self, rows: Sequence[OpenRow]) -> list[JobResult]:
+    def _results(self, rows: Sequence[OpenRow]) -> list[base.JobResult]:
         """Note which of the rows have ended; return the jobs that have ended with them."""
-        done: list[JobResult] = []
+        done: list[base.JobResult] = []
         for row in rows:
             if row.has_ended:
                 done += self._end_row(row.entry, row.index, row.continuation(), time.monotonic())
@@ -166,7 +155,7 @@ class EmbeddedEngine(AdapterEngine):
         if self._products and are_low_rank(tensors):
             self._products.set(pairs(tensors, own), self._device)
         else:
-            check_fit(own, tensors)
+            base.check_fit(own, tensors)
             with torch.no_grad():
                 for name, tensor in tensors.items():
                     own[name].copy_(tensor)
@@ -184,7 +173,7 @@ class EmbeddedEngine(AdapterEngine):
         return {name: parameter.data for name, parameter in self._model.named_parameters()}
 
     @torch.inference_mode()
-    def logprobs(self, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
+    def logprobs(self, tokens: base.TokenIds, temperature: float) -> NDArray[np.float32]:
         """Return the logprob of every token but the first, shape (tokens - 1,), at a temperature."""
         ids = torch.from_numpy(tokens.astype(np.int64)).to(self._device).unsqueeze(0)
         logits = self._model(input_ids=ids, use_cache=False).logits[0, :-1].float()
@@ -194,11 +183,11 @@ class EmbeddedEngine(AdapterEngine):
 
     def score(self, rows: Sequence[ProbeRow]) -> NDArray[np.float32]:
         """Return the logprobs of the scored tokens of a probe, at temperature 1, end to end."""
-        return score_rows(self.logprobs, rows)
+        return base.score_rows(self.logprobs, rows)
 
     def checksum(self) -> EngineChecksum:
         """Return the digest of the weights, which stand in memory as they are published."""
-        return own_checksum(self.digest(), self._digest)
+        return base.own_checksum(self.digest(), self._digest)
 
 
 def _make_float32_logits(layer: torch.nn.Linear) -> None:

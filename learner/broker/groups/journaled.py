@@ -9,17 +9,7 @@ the records after it, hold the same.
 import copy
 from collections import deque
 
-from prefixrl.common.journal.records import (
-    BatchFormed,
-    GroupEnded,
-    GroupIssued,
-    GroupScored,
-    GroupTotals,
-    LedgerState,
-    LiveGroup,
-    Record,
-    tally,
-)
+from prefixrl.common.journal import records
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter, FailureShare, PassRate, spare_cause
 from prefixrl.learner.broker.groups.states import Group, LedgerLimits, LiveGroups, PromptSource
 from prefixrl.learner.broker.groups.window import Window
@@ -37,7 +27,7 @@ class JournaledState:
         self, window: Window, limits: LedgerLimits, prompts: PromptSource, accuracy_filter: AccuracyFilter | None
     ) -> None:
         self.window = window
-        self.counts = GroupTotals()
+        self.counts = records.GroupTotals()
         self.completed = 0
         """Number of iterations that every rank has finished; also the newest version."""
         self.batches: dict[int, tuple[int, ...]] = {}
@@ -65,17 +55,17 @@ class JournaledState:
             self.counts.note_trained(group.result, iteration - group.version, iteration)
         self.completed += 1
 
-    def apply(self, record: Record) -> None:
+    def apply(self, record: records.Record) -> None:
         """Apply one record."""
         match record:
-            case GroupIssued(seq, prompt, requeues):
+            case records.GroupIssued(seq, prompt, requeues):
                 if prompt < self._next_prompt:
                     self._requeued.remove((prompt, requeues))
                 self._live.add(Group(seq, prompt, requeues))
                 self._next_seq = max(self._next_seq, seq + 1)
                 self._next_prompt = max(self._next_prompt, prompt + 1)
                 self.counts.issued += 1
-            case GroupScored(scored):
+            case records.GroupScored(scored):
                 group = self._live[scored.prefixes.seq]
                 is_spare = spare_cause(scored, self._filter) is not None
                 self._live.move(group, "spare" if is_spare else "scored", scored.version)
@@ -85,12 +75,12 @@ class JournaledState:
                 self.failures.note(sum(faults.values()) / len(scored.texts) if faults else 0.0)
                 if self.pass_rate:
                     self.pass_rate.note(not is_spare)
-                    tally(self.counts.passed_by_source, self._prompts.source(group.prompt), int(not is_spare))
-            case BatchFormed(iteration, seqs):
+                    records.tally(self.counts.passed_by_source, self._prompts.source(group.prompt), int(not is_spare))
+            case records.BatchFormed(iteration, seqs):
                 self.batches[iteration] = seqs
                 for seq in seqs:
                     self._live.move(self._live[seq], "batched", self._live[seq].version)
-            case GroupEnded(seq=seq, state=state, cause=cause, requeued=requeued, faults=faults):
+            case records.GroupEnded(seq=seq, state=state, cause=cause, requeued=requeued, faults=faults):
                 group = self._live.pop(seq)
                 self.counts.note_ended(state, cause, faults)
                 if requeued:
@@ -99,18 +89,18 @@ class JournaledState:
                     self.failures.note(float(state != "filtered"))
                 if self.pass_rate and state == "filtered":
                     self.pass_rate.note(*[False] * is_new)
-                    tally(self.counts.filtered_by_source, self._prompts.source(group.prompt))
+                    records.tally(self.counts.filtered_by_source, self._prompts.source(group.prompt))
 
-    def state(self) -> LedgerState:
+    def state(self) -> records.LedgerState:
         """Return the state that the records give, without leases and queues."""
-        return LedgerState(
+        return records.LedgerState(
             completed=self.completed, next_seq=self._next_seq, next_prompt=self._next_prompt,
             requeued=tuple(self._requeued), batches=dict(self.batches), live=tuple(map(_live_group, self._live)),
             totals=copy.deepcopy(self.counts), failures=tuple(self.failures.newest),
             passed=tuple(self.pass_rate.newest) if self.pass_rate else (),
         )  # fmt: skip
 
-    def restore(self, state: LedgerState) -> None:
+    def restore(self, state: records.LedgerState) -> None:
         """Restore a state; call this before any record is applied."""
         assert not self.counts.issued, "a segment is restored first"
         self.completed, self.batches = state.completed, dict(state.batches)
@@ -125,10 +115,10 @@ class JournaledState:
             self._live.add(Group(each.seq, each.prompt, each.requeues, each.state, version, result=each.result))
 
 
-def _live_group(group: Group) -> LiveGroup:
+def _live_group(group: Group) -> records.LiveGroup:
     # Leases and prefixes are lost with a broker: groups without scores are sampled again.
     match group.state:
         case "spare" | "scored" | "batched" as state:
-            return LiveGroup(group.seq, group.prompt, group.requeues, state, group.result)
+            return records.LiveGroup(group.seq, group.prompt, group.requeues, state, group.result)
         case _:
-            return LiveGroup(group.seq, group.prompt, group.requeues)
+            return records.LiveGroup(group.seq, group.prompt, group.requeues)
