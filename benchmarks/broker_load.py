@@ -34,6 +34,7 @@ from benchmarks.fake_fleet import FleetPlan, Timings, digest_of
 from benchmarks.results import ROOT, Figure, Report, commit, options
 from benchmarks.simulated import PROBE, PROBE_LOGPROBS, simulated_run
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.host.serving import command as command_of
 from prefixrl.common.run.digests import model_digests, scorer_digests
 from prefixrl.common.wire.address import address_in
 from prefixrl.common.wire.keys import make_keys
@@ -41,6 +42,7 @@ from prefixrl.common.wire.messages.learner import Batch, GetBatch
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
+from prefixrl.learner.broker.workers.identity import Start
 
 ROWS, TOKENS = 8, 64
 BATCH_GROUPS, STALENESS, RANKS = 512, 6, 2
@@ -88,10 +90,9 @@ QUANTITIES: dict[str, tuple[str, Callable[[Cell], float]]] = {
 def broker(directory: Path, checkout: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """A broker process of a checkout."""
     make_keys(directory)
-    flags = ("--directory", str(directory), "--iteration", "0", "--weights-endpoint", "tcp://127.0.0.1:9")
-    command = [sys.executable, "-m", "prefixrl.learner.broker", *flags, "--ranks", str(RANKS)]
+    started = command_of("prefixrl.learner.broker", directory, Start(0, "tcp://127.0.0.1:9", ranks=RANKS))
     with (directory / "log").open("wb") as log:
-        child = subprocess.Popen([*command, "--parent", str(os.getpid())], stderr=log, env=program(checkout))
+        child = subprocess.Popen(started, stderr=log, env=program(checkout))
     try:
         while not (directory / "endpoint").exists():
             assert child.poll() is None, (directory / "log").read_text()

@@ -6,7 +6,6 @@ on few cores an attacker takes time from everybody, whomever it attacks. The wor
 """
 
 import contextlib
-import os
 import random
 import socket
 import subprocess
@@ -26,6 +25,7 @@ import zmq
 
 from benchmarks.results import ROOT, Figure, Report, commit, options
 from benchmarks.simulated import simulated_run
+from prefixrl.common.host.serving import command as command_of
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.address import Address, address_in
 from prefixrl.common.wire.keys import ClientKey, Pair, make_keys
@@ -33,6 +33,7 @@ from prefixrl.common.wire.messages.fields import PROTOCOL, Role
 from prefixrl.common.wire.messages.learner import FromBroker, GetStatus, Status, ToBroker
 from prefixrl.common.wire.messages.worker import Beat, Heartbeat, Hello, Welcome
 from prefixrl.common.wire.transport import Client
+from prefixrl.learner.broker.workers.identity import Start
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"
 """Signature and version of ZMTP 3.0; the mechanism, in 20 bytes, and 32 more follow."""
@@ -172,10 +173,9 @@ def broker(folder: Path) -> Iterator[tuple[Path, "subprocess.Popen[bytes]", Path
     config = simulated_run(folder, 1, 0.002, 0.01)
     directory, log_file = Path(config.directory), folder / "log"
     make_keys(directory)
-    flags = ("--directory", str(directory), "--iteration", "0", "--weights-endpoint", "tcp://127.0.0.1:9")
-    command = [sys.executable, "-m", "prefixrl.learner.broker", *flags, "--parent", str(os.getpid())]
     with log_file.open("wb") as log:
-        child = subprocess.Popen(command, stderr=log)
+        start = Start(0, "tcp://127.0.0.1:9")
+        child = subprocess.Popen(command_of("prefixrl.learner.broker", directory, start), stderr=log)
     try:
         while not (directory / "endpoint").exists():
             assert child.poll() is None, log_file.read_text()
