@@ -32,6 +32,8 @@ def run_on_slurm(run_file: Path, settings: tuple[str, ...]) -> RunOnSlurm:
 
 def with_memory(configs: Sequence[RunConfig]) -> list[RunConfig]:
     """Return configs with `memory_gib` for every role: given, else the learner's forecast; raise ConfigError."""
+    if all(getattr(each.slurm, role).memory_gib is not None for each in configs for role in ROLES):
+        return list(configs)
     command = [sys.executable, "-m", "prefixrl.learner.check.host_memory"]
     lines = "".join(f"{each.model_dump_json()}\n" for each in configs)
     done = subprocess.run(command, input=lines, capture_output=True, text=True)
