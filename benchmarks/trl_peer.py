@@ -294,7 +294,12 @@ def main(path: Path, quick: bool, python: Path | None, example: str, steps: int 
                 )
             runs.append(run_ours(task, seed, Path(name)))
             print(runs[-1].arm, seed, f"{runs[-1].rate(task.rows):.0f} prefixes/s", runs[-1].to_goal(task), flush=True)
-    settings: dict[str, Any] = {"task": asdict(task) | {"example": example}, "seeds": seeds, "peer": versions(python)}
+    models = {name: Path(getattr(task, name)).name for name in ("adapter", "target")}  # not where this machine has them
+    settings: dict[str, Any] = {
+        "task": asdict(task) | models | {"example": example},
+        "seeds": seeds,
+        "peer": versions(python),
+    }
     Report("trl_peer", quick, settings, figures_of(runs, task), runs, measured).finish(path, started_s)
 
 

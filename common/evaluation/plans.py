@@ -93,7 +93,7 @@ class AnswerLine(msgspec.Struct, frozen=True, kw_only=True):
     status: VerdictStatus | Literal["bad_row", "failed"]
     """bad_row: the row is no problem. failed: no answer came. Else the status of the verdict."""
     reason: str = ""
-    """Why there is no answer, or no verdict although there is a gold answer."""
+    """Reason that there is no answer, or no verdict although there is a gold answer."""
     sample: int = 0
     """Number of the answer to the problem, from 0."""
     prefix: str = ""

@@ -70,7 +70,7 @@ class ShownSamples(msgspec.Struct, frozen=True):
     """By kind."""
     common: list[Common] = []
     fault: str = ""
-    """Why there are none."""
+    """Reason that there are none."""
 
 
 @click.command("samples")

@@ -124,7 +124,7 @@ class WeightServerStart(msgspec.Struct, frozen=True):
     """Run directory with the keys."""
     listen: str
     endpoint_file: str
-    """Where it writes the endpoint that it got."""
+    """File for the endpoint that it got."""
     local_endpoint: str = ""
     """Endpoint for this host, in a folder of this user alone."""
     is_restart: bool = False
