@@ -6,7 +6,6 @@ LoRA, groups, prefixes, the frozen target's continuation, the last number as rew
 
 import json
 import random
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.trl_arm import last_number
+
 ROWS_AT_ONCE, JUDGED_AT_ONCE = 16, 40
 STD_FLOOR = 1e-6
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,6 @@ class Choices:
     grad_clip: float
     lora_rank: int
     lora_alpha: int
-
-
-def is_right(text: str, gold: str) -> float:
-    """1 where the last number of the first line is the gold."""
-    found = NUMBER.findall(text.lstrip().partition("\n")[0].replace(",", ""))
-    return float(bool(found) and float(found[-1]) == float(gold))
 
 
 class Loop:
@@ -101,7 +95,7 @@ class Loop:
     ) -> list[float]:
         continued = self._write(self._target, prompts, prefixes, samples, self._choices.most_tokens, temperature)
         texts = [self._tokenizer.decode(prefix + more) for prefix, more in zip(prefixes, continued, strict=True)]
-        return [is_right(text, gold) for text, gold in zip(texts, golds, strict=True)]
+        return [last_number(text, gold) for text, gold in zip(texts, golds, strict=True)]
 
     @torch.inference_mode()
     def _write(
@@ -109,7 +103,8 @@ class Loop:
     ) -> list[list[int]]:
         """Write up to `most_tokens` after each prompt and what is begun of `samples` rows, if that has not ended."""
         seen = prompts["attention_mask"]
-        cache = model(prompts["input_ids"][:, :-1], attention_mask=seen[:, :-1], use_cache=True).past_key_values
+        asked = {"attention_mask": seen[:, :-1], "use_cache": True, "logits_to_keep": 1}
+        cache = model(prompts["input_ids"][:, :-1], **asked).past_key_values
         cache.batch_repeat_interleave(samples)
         last, seen = (each.repeat_interleave(samples, dim=0) for each in (prompts["input_ids"][:, -1:], seen))
         begun = begun if len(begun) == len(last) else [list(each) for each in begun for _ in range(samples)]
