@@ -32,17 +32,28 @@ def page(folder: Path) -> str:
     return "\n".join([HEAD, *(_section(path) for path in found)])
 
 
+def gpu_parts() -> list[str]:
+    """Return the parts of `make gpu`, by the names of their reports."""
+    return [f"gpu_{path.stem.removeprefix('test_')}" for path in sorted((ROOT / "tests/gpu").glob("test_*.py"))]
+
+
+def _command(report: Report) -> str:
+    part = report.benchmark.removeprefix("gpu_")
+    quick = " --quick" if report.is_quick else ""
+    is_gpu_part = report.benchmark in gpu_parts()
+    return f"make gpu-{part}" if is_gpu_part else f"python -m benchmarks.{report.benchmark}{quick} --json FILE"
+
+
 def _section(path: Path) -> str:
     report = msgspec.json.decode(path.read_bytes(), type=Report)
     title, story = _texts(report.benchmark)
-    quick = " --quick" if report.is_quick else ""
     machine = f"{report.machine['cores']} cores of {report.machine['cpu']}"
     if report.machine.get("gpu"):
-        machine += f", {report.machine['gpu']}"
+        machine += f", {report.machine['gpu']}, torch {report.machine['torch']}"
     lines = [
         f"## {title}",
         "",
-        f"`python -m benchmarks.{report.benchmark}{quick} --json FILE`; {path.name}, commit `{report.commit[:10]}"
+        f"`{_command(report)}`; {path.name}, commit `{report.commit[:10]}"
         f"{'-dirty' * report.commit.endswith('-dirty')}`, {report.finished[:10]}, {machine}, {report.wall_s:.0f} s.",
         "",
         story,
@@ -68,6 +79,8 @@ def _row(figure: Figure) -> str:
 def _texts(name: str) -> tuple[str, str]:
     """Return the first line of a benchmark's text, and its paragraphs without commands and pictures."""
     path = ROOT / f"benchmarks/{name}.py"
+    if name in gpu_parts():
+        path = ROOT / f"tests/gpu/test_{name.removeprefix('gpu_')}.py"
     if not path.is_file():
         return name, ""
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or name

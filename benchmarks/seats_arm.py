@@ -124,10 +124,10 @@ def simulated_engine(config: RunConfig, meter: Meter) -> Any:
 def vllm_engine(config: RunConfig, meter: Meter) -> Any:
     """An engine of vLLM whose rows have drawn lengths, and vLLM's own count of those it decodes."""
     from prefixrl.common.engines.vllm.engine import VllmEngine
-    from prefixrl.common.engines.vllm.setup import prepare_environment, resolve
+    from prefixrl.common.engines.vllm.setup import platform_of, prepare_environment, resolve
 
     setup = resolve(config.model_of("scorer"), "scorer", config)
-    prepare_environment(setup)
+    prepare_environment(setup, platform_of(setup.device))
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.metrics.loggers import StatLoggerBase
 

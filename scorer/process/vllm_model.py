@@ -32,7 +32,7 @@ class VllmStepModel:
             head_of(folder, settings)
             self._columns = (settings.good_class, 1 - settings.good_class)
         platform = platform_of(settings.device)
-        prepare_processes(threads=1, is_one_process=True)
+        prepare_processes(threads=1, is_one_process=platform == "cpu")
         own_dtype = str(hf_config.dtype or torch.bfloat16).removeprefix("torch.")
         longest = min(settings.max_tokens + 1, limit or settings.max_tokens + 1)
         arguments: dict[str, Any] = {

@@ -26,7 +26,8 @@ def test_cuda_takes_the_steps_of_the_cpu(tmp_path: Path) -> None:
     )
     expected, found = json.loads((tmp_path / "losses.json").read_text()), losses("cuda", tmp_path / "adapter")
     for name, values in found.items():
-        assert values == pytest.approx(expected[name], rel=0.1 if "bfloat16" in name else 1e-3, abs=1e-4), name
+        rel, least = (0.1, 5e-3) if "bfloat16" in name else (1e-3, 1e-4)  # some losses are near 0
+        assert values == pytest.approx(expected[name], rel=rel, abs=least), name
         if name not in OWN:
             assert values == pytest.approx(found["stage 0"], rel=1e-3, abs=1e-4), name
     difference, is_dropped = resumed_and_poisoned("cuda", tmp_path / "adapter", tmp_path / "saved")

@@ -19,6 +19,7 @@ from support.models.on_device import (
     with_settings,
 )
 from support.models.tiny_model import DEEPSPEED_WARNINGS, run_config, save_model
+from support.models.vllm_on_device import beside_the_learner
 
 pytestmark = [pytest.mark.nightly, *DEEPSPEED_WARNINGS]
 
@@ -69,3 +70,20 @@ def test_the_probe_is_exact_in_float32_and_sees_another_version(adapter: Path) -
 @pytest.mark.timeout(400)
 def test_a_run_with_a_killed_rollout_ends_well(tmp_path: Path) -> None:
     assert len(whole_run("cpu", tmp_path / "run", 3)) == 2
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")  # of vLLM and what it imports
+def test_vllm_samples_the_learners_policy_before_and_after_an_installation(tmp_path: Path) -> None:
+    shape = Qwen2Config(
+        vocab_size=600, hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=False,
+    )  # fmt: skip
+    adapter = save_random(tmp_path / "adapter", shape, "float32")
+    assert len(beside_the_learner("cpu", adapter, "float32", 8, 200)) == 15
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(400)
+def test_a_run_with_both_models_in_vllm_outlives_a_killed_rollout(tmp_path: Path) -> None:
+    assert len(whole_run("cpu", tmp_path / "run", 3, "vllm")) == 2

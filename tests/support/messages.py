@@ -15,11 +15,13 @@ from prefixrl.common.wire.messages.groups import (
     VersionSpan,
 )
 from prefixrl.common.wire.messages.learner import Evaluate
-from prefixrl.common.wire.messages.worker import ScoreTask
+from prefixrl.common.wire.messages.worker import Heartbeat, ScoreTask, Usage
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 
 GREEDY = Sampling(temperature=0.0, max_new_tokens=4)
 HELD_OUT = Prompt("h", "?", "1")
+USAGE = Usage(requests=3, prompt_tokens=30, completion_tokens=8)
+HEARTBEAT_WITH_USAGE = Heartbeat(progress=1, busy_row_s=0.0, leases=(), state="scoring", usage=USAGE)
 
 
 def evaluate(name: str, version: int = 0, prompts: Sequence[Prompt] = (HELD_OUT,), **fields: Any) -> Evaluate:

@@ -18,7 +18,7 @@ def made(role: str, *changes: str) -> Any:
     setup = resolve(
         str(EXAMPLE / ("adapter" if role == "rollout" else "target")), role, load(EXAMPLE / "run.toml", changes)
     )
-    prepare_environment(setup)
+    prepare_environment(setup, "cpu")
     return engine_config(engine_arguments(setup, "cpu"))
 
 

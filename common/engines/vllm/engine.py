@@ -60,7 +60,7 @@ class VllmEngine(RowJobs, AdapterEngine):
     def __init__(self, setup: VllmSetup) -> None:
         super().__init__()
         platform = platform_of(setup.device)
-        prepare_environment(setup)
+        prepare_environment(setup, platform)
         self._setup = setup
         self._wants_logprobs = setup.role == "rollout"
         self._requests = 0

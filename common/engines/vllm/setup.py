@@ -21,6 +21,7 @@ BACKEND = "prefixrl"
 CHILD_VARIABLE = "PREFIXRL_VLLM_CHILD"
 """Variable in the environment of the processes that vLLM starts for a worker."""
 CPU_KV_CACHE_BYTES = 256 * 2**20
+LEAST_SHARE = 0.01
 MOST_TEMPERATURE = 2.0
 PROBE_ROOM_TOKENS = 128
 """Least context of a rollout: a probe must fit, however short the prompts are."""
@@ -117,6 +118,9 @@ def engine_arguments(setup: VllmSetup, platform: Platform) -> dict[str, Any]:
         # A prompt in pieces draws once per piece and takes the draw back, which a CPU generator cannot: vLLM dies.
         "enable_chunked_prefill": not setup.vllm.seeded,
     }
+    if platform == "cuda" and "kv_cache_memory_bytes" in chosen:
+        # vLLM refuses to start where less than this share is free, though it then sizes nothing by it.
+        chosen.setdefault("gpu_memory_utilization", LEAST_SHARE)
     overrides = dict(setup.vllm.options.get("hf_overrides", {}))
     if setup.has_float32_head:
         overrides.setdefault("head_dtype", "float32")
@@ -173,9 +177,9 @@ def platform_of(device: str) -> Platform:
     return "cuda"
 
 
-def prepare_environment(setup: VllmSetup) -> None:
+def prepare_environment(setup: VllmSetup, platform: Platform) -> None:
     """Set the environment of an engine's processes."""
-    prepare_processes(setup.threads, is_one_process=setup.vllm.tensor_parallel_size == 1)
+    prepare_processes(setup.threads, platform == "cpu" and setup.vllm.tensor_parallel_size == 1)
     os.environ[CHILD_VARIABLE] = "1"
     plugins = os.environ.get("VLLM_PLUGINS")
     if plugins is not None and BACKEND not in plugins.split(","):
@@ -191,7 +195,7 @@ def prepare_processes(threads: int, is_one_process: bool) -> None:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }  # fmt: skip
     if is_one_process:
-        # On the CPU: the engine core runs the model itself, one process and one busy-waiting queue fewer.
+        # The engine core runs the model itself, one process and one busy-waiting queue fewer.
         wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     for key, value in wanted.items():
         os.environ.setdefault(key, value)

@@ -12,27 +12,15 @@ from prefixrl.common.run import disk
 from prefixrl.common.wire.messages.learner import Accepted, Batch, GetBatch, NotYet, Published
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.messages.worker import Ack, PrefixTask, ScoreTask
-from support.fakes import (
-    NOTE,
-    endpoint_of,
-    learner,
-    peers,
-    run_on_disk,
-    sampled,
-    scored,
-    serving,
-    status,
-    train,
-    wait_until,
-)
+from support import fakes
 from support.runs.small_disk import small_disk
 
-V1 = WeightsNote(1, "d1", NOTE.probe_tokens, NOTE.probe_logprobs)
+V1 = WeightsNote(1, "d1", fakes.NOTE.probe_tokens, fakes.NOTE.probe_logprobs)
 
 
 def run_of_long_questions(folder: Path) -> RunConfig:
     """A run of which no record fits into what is left of a page of the disk."""
-    config = run_on_disk(folder)
+    config = fakes.run_on_disk(folder)
     rows = [{"id": f"p{i}", "question": "x" * 6000 + str(i), "answer": i} for i in range(40)]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return config
@@ -42,18 +30,21 @@ def test_what_arrives_while_the_disk_is_full_is_acknowledged_once_there_is_room(
     with small_disk(tmp_path / "disk", 4 << 20) as small:
         config = run_of_long_questions(small.path / "run")
         path = Path(config.directory) / "journal"
-        with serving(config), peers(endpoint_of(config), "rank", "rollout", "scorer") as (rank, rollout, scorer):
-            learner(rank)
+        with (
+            fakes.serving(config),
+            fakes.peers(fakes.endpoint_of(config), "rank", "rollout", "scorer") as (rank, rollout, scorer),
+        ):
+            fakes.learner(rank)
             rollout.ready(config, "rollout")
             scorer.ready(config, "scorer")
             for _ in range(2):
-                rollout.say(sampled(rollout.hear(PrefixTask)))
+                rollout.say(fakes.sampled(rollout.hear(PrefixTask)))
                 rollout.hear(Ack)
             small.fill()
             written = (path / "000000.msgpack").read_bytes()
             for _ in range(2):
-                scorer.say(scored(scorer.hear(ScoreTask)))
-            wait_until(lambda: "the journal cannot be written" in status(rank)["waiting_for"], "the reason")
+                scorer.say(fakes.scored(scorer.hear(ScoreTask)))
+            fakes.wait_until(lambda: "the journal cannot be written" in fakes.status(rank)["waiting_for"], "the reason")
             rank.say(GetBatch(0, 0, 1))
             assert str(small.path) in rank.hear(NotYet).waiting_for
             assert (path / "000000.msgpack").read_bytes() == written, "no half record is left behind"
@@ -62,8 +53,8 @@ def test_what_arrives_while_the_disk_is_full_is_acknowledged_once_there_is_room(
                 scorer.hear(Ack)
             rank.say(GetBatch(0, 0, 1))
             assert len(rank.hear(Batch).groups) == 4
-            train(rank, 0)
-            assert status(rank)["waiting_for"] == ""
+            fakes.train(rank, 0)
+            assert fakes.status(rank)["waiting_for"] == ""
         records = list(journal.read(path))
         assert sorted(each.group.prefixes.seq for each in records if isinstance(each, GroupScored)) == [0, 1, 2, 3]
         assert sum(isinstance(each, BatchFormed) for each in records) == 1
@@ -73,17 +64,22 @@ def test_no_work_is_given_and_no_version_announced_while_the_disk_is_full(tmp_pa
     with small_disk(tmp_path / "disk", 4 << 20) as small:
         config = run_of_long_questions(small.path / "run")
         with (
-            serving(config),
-            peers(endpoint_of(config), "rank", "rollout", "scorer", "other") as (rank, rollout, scorer, other),
+            fakes.serving(config),
+            fakes.peers(fakes.endpoint_of(config), "rank", "rollout", "scorer", "other") as (
+                rank,
+                rollout,
+                scorer,
+                other,
+            ),
         ):
-            learner(rank)
+            fakes.learner(rank)
             rollout.ready(config, "rollout")
             scorer.ready(config, "scorer")
-            rollout.say(sampled(rollout.hear(PrefixTask)))
+            rollout.say(fakes.sampled(rollout.hear(PrefixTask)))
             score = scorer.hear(ScoreTask)
             small.fill()
-            scorer.say(scored(score))
-            wait_until(lambda: "the journal" in status(rank)["waiting_for"], "the reason")
+            scorer.say(fakes.scored(score))
+            fakes.wait_until(lambda: "the journal" in fakes.status(rank)["waiting_for"], "the reason")
             other.ready(config, "rollout")
             rank.say(Published(V1))
             assert other.hears_nothing_of(PrefixTask, for_s=1.5)

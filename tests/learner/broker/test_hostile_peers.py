@@ -37,23 +37,7 @@ from prefixrl.learner.broker.__main__ import build
 from prefixrl.learner.broker.server import Broker
 from prefixrl.learner.broker.workers import dispatch
 from prefixrl.learner.broker.workers.identity import Start
-from support.fakes import (
-    Peer,
-    broker_process,
-    end,
-    endpoint_of,
-    judged,
-    learner,
-    peers,
-    ready,
-    run_on_disk,
-    sampled,
-    score_one_item,
-    scored,
-    serving,
-    status,
-    wait_until,
-)
+from support import fakes
 from support.keys import keys
 from support.messages import evaluate
 
@@ -63,7 +47,7 @@ VOCABULARY = 100
 
 @pytest.fixture
 def config(tmp_path: Path) -> RunConfig:
-    config = run_on_disk(tmp_path, rollout={"groups_per_task": 2, "prefix_tokens": 4, "max_prompt_tokens": 8})
+    config = fakes.run_on_disk(tmp_path, rollout={"groups_per_task": 2, "prefix_tokens": 4, "max_prompt_tokens": 8})
     (Path(config.adapter.model) / "config.json").write_text(f'{{"vocab_size": {VOCABULARY}}}')
     return config
 
@@ -71,31 +55,31 @@ def config(tmp_path: Path) -> RunConfig:
 @pytest.fixture
 def child(config: RunConfig) -> "Iterator[subprocess.Popen[bytes]]":
     """A real broker process, killed afterwards whatever became of it."""
-    started = broker_process(config)
-    wait_until((Path(config.directory) / "endpoint").exists, "a socket")
+    started = fakes.broker_process(config)
+    fakes.wait_until((Path(config.directory) / "endpoint").exists, "a socket")
     yield started
-    end(started)
+    fakes.end(started)
 
 
-def refused(peer: Peer, reason: str) -> None:
+def refused(peer: fakes.Peer, reason: str) -> None:
     """The peer is told a reason, and the broker answers others."""
     assert reason in peer.hear(Reject, timeout_s=5.0).reason
 
 
 def works_on(config: RunConfig, broker: Broker) -> None:
     """An honest rollout and scorer get a group through."""
-    with peers(endpoint_of(config), "honest-r", "honest-s") as (rollout, scorer):
+    with fakes.peers(fakes.endpoint_of(config), "honest-r", "honest-s") as (rollout, scorer):
         rollout.ready(config, "rollout")
         scorer.ready(config, "scorer")
-        score_one_item(rollout, scorer)
+        fakes.score_one_item(rollout, scorer)
     broker.ledger.check()
 
 
 def test_a_number_of_ranks_that_is_not_the_runs_is_refused_at_once(
     config: RunConfig, child: "subprocess.Popen[bytes]"
 ) -> None:
-    with peers(endpoint_of(config), "rank", "other") as (rank, other):
-        learner(other)
+    with fakes.peers(fakes.endpoint_of(config), "rank", "other") as (rank, other):
+        fakes.learner(other)
         for ranks in (2, 2**40):
             rank.join("rank")
             rank.say(GetBatch(0, 0, ranks))
@@ -119,12 +103,12 @@ ABSURD: dict[str, ToBroker] = {
 
 @pytest.mark.parametrize("message", ABSURD.values(), ids=ABSURD)
 def test_figures_and_strings_out_of_range_are_not_even_read(message: ToBroker, config: RunConfig) -> None:
-    with serving(config) as broker, peers(endpoint_of(config), "bad", "rank") as (bad, rank):
+    with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "bad", "rank") as (bad, rank):
         bad.ready(config, "rollout")
         bad.hear(PrefixTask)
         bad.say(message)
-        learner(rank)
-        found = wait_until(lambda: (found := status(rank))["malformed_messages"] and found, "the count")
+        fakes.learner(rank)
+        found = fakes.wait_until(lambda: (found := fakes.status(rank))["malformed_messages"] and found, "the count")
         msgspec.json.decode(msgspec.json.encode(found), type=StatusDocument)
         assert found["workers"][0]["state"] == "starting"
         works_on(config, broker)
@@ -170,21 +154,21 @@ def test_every_string_and_number_that_a_worker_sends_has_a_limit() -> None:
 
 def test_an_evaluation_too_large_for_a_message_is_refused_with_its_size(config: RunConfig) -> None:
     huge = evaluate("huge", -1, prefix_tokens=pack_tokens([1] * 4096), samples=2**16)
-    with serving(config) as broker, peers(endpoint_of(config), "rank") as (rank,):
-        learner(rank)
+    with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "rank") as (rank,):
+        fakes.learner(rank)
         rank.say(huge)
         refused(rank, "65536 samples of 4096 tokens may have 2048 MiB, allowed are 48")
         works_on(config, broker)
 
 
 def test_a_group_said_twice_is_refused_leased_or_not(config: RunConfig) -> None:
-    with serving(config) as broker, peers(endpoint_of(config), "leased", "late") as both:
+    with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "leased", "late") as both:
         for peer in both:
             peer.ready(config, "rollout")
             task = peer.hear(PrefixTask)
             if peer is both[1]:
                 peer.say(Refused(task.task, "not now"))
-            once = sampled(task)
+            once = fakes.sampled(task)
             peer.say(replace(once, groups=once.groups * 2))
             peer.hear(Reject, timeout_s=5.0)
         works_on(config, broker)
@@ -196,12 +180,12 @@ def test_a_fault_over_a_workers_message_ends_that_worker_with_a_trace_in_the_log
     def fail(*_: object) -> None:
         raise KeyError("nobody foresaw this")
 
-    with serving(config) as broker, peers(endpoint_of(config), "first") as (first,):
+    with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "first") as (first,):
         first.ready(config, "rollout", slots=2)
         task = first.hear(PrefixTask)
         with monkeypatch.context() as broken:
             broken.setattr(broker.ledger, "take_prefixes", fail)
-            first.say(sampled(task))
+            first.say(fakes.sampled(task))
             refused(first, "the broker failed over this Prefixes (KeyError('nobody foresaw this'))")
         assert "Traceback" in caplog.text
         broker.ledger.check()
@@ -226,43 +210,46 @@ def test_a_ledger_that_a_fault_left_half_changed_ends_the_process(
     broker = build(config, Path(config.directory), Start(0, "tcp://127.0.0.1:9"), lambda: server)
     try:
         hello = Hello(protocol=PROTOCOL, role="rollout", incarnation="i", host="h", pid=1)
-        for message in (hello, ready(config, "rollout")):
+        for message in (hello, fakes.ready(config, "rollout")):
             broker._handle_safely(from_worker(message))
         broker.dispatcher.dispatch(0.0)
         ((_, task),) = broker.dispatcher.outgoing
         assert isinstance(task, PrefixTask)
         monkeypatch.setattr(broker.ledger, "_queue_scoring", fail)
         with pytest.raises(AssertionError):
-            broker._handle_safely(from_worker(sampled(task)))
+            broker._handle_safely(from_worker(fakes.sampled(task)))
     finally:
         broker.journal.close()
         server.close()
 
 
 def test_scores_of_a_worker_that_never_held_the_task_do_not_count(config: RunConfig) -> None:
-    with serving(config) as broker, peers(endpoint_of(config), "r", "honest", "thief") as (rollout, honest, thief):
+    with (
+        fakes.serving(config) as broker,
+        fakes.peers(fakes.endpoint_of(config), "r", "honest", "thief") as (rollout, honest, thief),
+    ):
         rollout.ready(config, "rollout")
-        rollout.say(sampled(rollout.hear(PrefixTask)))
+        rollout.say(fakes.sampled(rollout.hear(PrefixTask)))
         honest.ready(config, "scorer")
         task = honest.hear(ScoreTask)
         for name in (task.task, "another-1", ""):
             thief.ready(config, "scorer")
-            thief.say(replace(scored(task, reward=0.0), task=name))
+            thief.say(replace(fakes.scored(task, reward=0.0), task=name))
             refused(thief, "this worker was given no such task")
-        honest.say(scored(task))
+        honest.say(fakes.scored(task))
         honest.hear(Ack)
         assert broker.ledger.counts.duplicates_ignored == 0
         broker.ledger.check()
 
 
 def test_prefixes_of_a_worker_that_never_held_the_task_do_not_count(config: RunConfig) -> None:
-    with serving(config) as broker, peers(endpoint_of(config), "honest", "thief") as (honest, thief):
+    with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "honest", "thief") as (honest, thief):
         honest.ready(config, "rollout")
         task = honest.hear(PrefixTask)
         thief.ready(config, "rollout")
-        thief.say(sampled(task))
+        thief.say(fakes.sampled(task))
         refused(thief, "this worker was given no such task")
-        honest.say(sampled(task))
+        honest.say(fakes.sampled(task))
         honest.hear(Ack)
         assert broker.ledger.counts.duplicates_ignored == 0
 
@@ -289,11 +276,11 @@ FORGED: dict[str, Callable[[GroupPrefixes], GroupPrefixes]] = {
 def test_a_scorer_may_not_replace_what_it_was_given(
     change: Callable[[GroupPrefixes], GroupPrefixes], config: RunConfig
 ) -> None:
-    with serving(config) as broker, peers(endpoint_of(config), "r", "bad") as (rollout, bad):
+    with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "r", "bad") as (rollout, bad):
         rollout.ready(config, "rollout")
-        rollout.say(sampled(rollout.hear(PrefixTask)))
+        rollout.say(fakes.sampled(rollout.hear(PrefixTask)))
         bad.ready(config, "scorer")
-        bad.say(with_first(scored(bad.hear(ScoreTask)), change))
+        bad.say(with_first(fakes.scored(bad.hear(ScoreTask)), change))
         refused(bad, "another prefixes, version or weights in groups [0]; it must answer exactly what it was given")
         broker.ledger.check()
         assert "scored" not in broker.ledger.states()
@@ -337,9 +324,9 @@ POISON: dict[str, tuple[Callable[[GroupPrefixes], GroupPrefixes], str]] = {
 @pytest.mark.parametrize("case", POISON)
 def test_prefixes_beyond_the_runs_limits_are_refused(case: str, config: RunConfig) -> None:
     change, reason = POISON[case]
-    with serving(config) as broker, peers(endpoint_of(config), "bad") as (bad,):
+    with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "bad") as (bad,):
         bad.ready(config, "rollout")
-        result = sampled(bad.hear(PrefixTask))
+        result = fakes.sampled(bad.hear(PrefixTask))
         bad.say(replace(result, groups=(change(result.groups[0]), *result.groups[1:])))
         refused(bad, reason)
         works_on(config, broker)
@@ -349,29 +336,29 @@ def test_a_text_that_nobody_keeps_is_refused(config: RunConfig) -> None:
     def wordy(group: ScoredGroup) -> ScoredGroup:
         return replace(group, verdicts=tuple(replace(each, completion="x") for each in group.verdicts))
 
-    with serving(config), peers(endpoint_of(config), "r", "bad") as (rollout, bad):
+    with fakes.serving(config), fakes.peers(fakes.endpoint_of(config), "r", "bad") as (rollout, bad):
         rollout.ready(config, "rollout")
-        rollout.say(sampled(rollout.hear(PrefixTask)))
+        rollout.say(fakes.sampled(rollout.hear(PrefixTask)))
         bad.ready(config, "scorer")
         task = bad.hear(ScoreTask)
-        bad.say(Scores(task.task, "train", tuple(wordy(judged(group, task)) for group in task.groups)))
+        bad.say(Scores(task.task, "train", tuple(wordy(fakes.judged(group, task)) for group in task.groups)))
         refused(bad, "row 0: a text of 1 characters, allowed are 0")
 
 
 @pytest.mark.parametrize("slots", [0, -1, MOST_ROWS + 1, 2**31])
 def test_an_absurd_room_for_rows_is_refused_with_the_allowed_ones(slots: int, config: RunConfig) -> None:
-    with serving(config), peers(endpoint_of(config), "greedy") as (greedy,):
+    with fakes.serving(config), fakes.peers(fakes.endpoint_of(config), "greedy") as (greedy,):
         greedy.join("rollout")
-        greedy.say(ready(config, "rollout", slots=slots))
+        greedy.say(fakes.ready(config, "rollout", slots=slots))
         wanted = f"a worker with 1 seats and room for {slots} rows cannot work here; its engine must offer from 1 to"
         refused(greedy, f"{wanted} {MOST_ROWS} seats")
 
 
 def test_a_worker_that_only_counts_up_is_given_up_and_its_tasks_go_to_another(tmp_path: Path) -> None:
-    config = run_on_disk(
+    config = fakes.run_on_disk(
         tmp_path, broker={"heartbeat_s": 0.1, "silence_s": 2.0, "stall_s": 3.0}, learner={"batch_timeout_s": 4}
     )
-    with serving(config) as broker, peers(endpoint_of(config), "hoarder") as (hoarder,):
+    with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "hoarder") as (hoarder,):
         hoarder.ready(config, "rollout")
         task = hoarder.hear(PrefixTask)
         counted = itertools.count(0, 1000)
@@ -381,7 +368,7 @@ def test_a_worker_that_only_counts_up_is_given_up_and_its_tasks_go_to_another(tm
             received = hoarder.client.receive(0.05)
             return received[0].reason if received and isinstance(received[0], Reject) else ""
 
-        found = wait_until(reason, "the end of patience")
+        found = fakes.wait_until(reason, "the end of patience")
         assert f"no result of the train task {task.task} within 3 s, whatever it reports" in found
         works_on(config, broker)
 
@@ -389,20 +376,23 @@ def test_a_worker_that_only_counts_up_is_given_up_and_its_tasks_go_to_another(tm
 def test_after_a_restart_only_the_worker_that_held_a_task_may_deliver_it(
     config: RunConfig, child: "subprocess.Popen[bytes]"
 ) -> None:
-    endpoint = endpoint_of(config)
-    with peers(endpoint, "r", "s", "thief") as (rollout, scorer, thief):
+    endpoint = fakes.endpoint_of(config)
+    with fakes.peers(endpoint, "r", "s", "thief") as (rollout, scorer, thief):
         rollout.ready(config, "rollout")
-        rollout.say(sampled(rollout.hear(PrefixTask)))
+        rollout.say(fakes.sampled(rollout.hear(PrefixTask)))
         scorer.ready(config, "scorer")
         task = scorer.hear(ScoreTask)
-        end(child)
+        fakes.end(child)
         with restarted(config):
-            for peer, result in ((thief, scored(task)), (scorer, with_first(scored(task), FORGED["another token"]))):
+            for peer, result in (
+                (thief, fakes.scored(task)),
+                (scorer, with_first(fakes.scored(task), FORGED["another token"])),
+            ):
                 peer.ready(config, "scorer")
                 peer.say(result)
                 refused(peer, "this worker was given no such task")
             scorer.ready(config, "scorer")
-            scorer.say(scored(task))
+            scorer.say(fakes.scored(task))
             assert scorer.hear(Ack) == Ack(task.task)
             assert thief.hears_nothing_of(Unknown)
 
@@ -412,16 +402,16 @@ def restarted(config: RunConfig) -> Iterator[None]:
     """Another broker process of the same run at the same endpoint."""
     path = Path(config.directory) / "endpoint"
     before = path.stat().st_mtime_ns
-    child = broker_process(config, is_restart=True)
+    child = fakes.broker_process(config, is_restart=True)
     try:
-        wait_until(lambda: path.stat().st_mtime_ns > before, "the socket of the next broker")
+        fakes.wait_until(lambda: path.stat().st_mtime_ns > before, "the socket of the next broker")
         yield
     finally:
-        end(child)
+        fakes.end(child)
 
 
 def test_a_long_host_name_is_neither_enrolled_nor_answered(config: RunConfig) -> None:
-    with serving(config) as broker, peers(endpoint_of(config), "long") as (long,):
+    with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "long") as (long,):
         long.say(Hello(protocol=PROTOCOL, role="scorer", incarnation="i", host="h" * 2**20, pid=1))
         assert long.hears_nothing_of(Welcome)
         assert not broker.dispatcher.registry.by_identity
@@ -431,7 +421,7 @@ def test_a_fault_over_a_request_ends_its_sender_alone(config: RunConfig, monkeyp
     def fail(*_: object) -> None:
         raise RuntimeError("nobody foresaw this either")
 
-    with serving(config) as broker, peers(endpoint_of(config), "rank") as (rank,):
+    with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "rank") as (rank,):
         rank.join("rank")
         monkeypatch.setattr(broker.dispatcher.evaluations, "progress", fail)
         rank.say(GetEvaluation("e"))
@@ -441,12 +431,12 @@ def test_a_fault_over_a_request_ends_its_sender_alone(config: RunConfig, monkeyp
 
 def test_a_worker_that_never_lists_its_tasks_is_given_up(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "LOST_TASK_S", 0.05)
-    with serving(config) as broker, peers(endpoint_of(config), "hider") as (hider,):
+    with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "hider") as (hider,):
         hider.ready(config, "rollout")
 
         def beat() -> bool:
             hider.say(BEAT)
             return not hider.hears_nothing_of(Reject, 0.1)
 
-        wait_until(beat, "the end of patience")
+        fakes.wait_until(beat, "the end of patience")
         works_on(config, broker)

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from prefixrl.common.config.worker_sections import OpenAIConfig
 from prefixrl.common.run.status import USAGE_FILE, UsageTotal
-from prefixrl.common.wire.messages.worker import Beat, Heartbeat, Usage
+from prefixrl.common.wire.messages.worker import Beat, Usage
 from prefixrl.learner.broker.status import GONE_S, MOST_SCORERS, UsageFile
 from support.fakes import endpoint_of, peers, run_on_disk, serving, status
+from support.messages import HEARTBEAT_WITH_USAGE
 from support.runs.small_disk import small_disk
 
 FREE = OpenAIConfig()
@@ -99,15 +100,7 @@ def test_the_usage_in_a_heartbeat_is_in_the_status_and_in_the_run_directory(tmp_
         operator.join("operator")
         assert status(operator)["endpoint"] is None
         scorer.ready(config, "scorer")
-        scorer.say(
-            Heartbeat(
-                progress=1,
-                busy_row_s=0.0,
-                leases=(),
-                state="scoring",
-                usage=Usage(requests=3, prompt_tokens=30, completion_tokens=8),
-            )
-        )
+        scorer.say(HEARTBEAT_WITH_USAGE)
         scorer.hear(Beat)
         told = status(operator)["endpoint"]
         assert (told["requests"], told["prompt_tokens"], told["completion_tokens"]) == (3, 30, 8)

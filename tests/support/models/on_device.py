@@ -157,6 +157,7 @@ def memory_and_speed(config: RunConfig, prompt_tokens: int, label: str) -> list[
         wait(device)
         seconds = time.monotonic() - started_s
         peak = live.peak_bytes if live is not None else torch.cuda.max_memory_allocated()
+        reserved = peak if live is not None else torch.cuda.max_memory_reserved()
     found = learner_footprint(plan)
     expected = (found.peak - CONTEXT_BYTES - found.states) / (1 + FRAGMENTED) + found.states
     lines = sum(len(micro) for step in budget.planned(config, prompt_tokens)[0] for share in step for micro in share)
@@ -168,6 +169,7 @@ def memory_and_speed(config: RunConfig, prompt_tokens: int, label: str) -> list[
     body = count - vocabulary.embedding * (1 if vocabulary.is_tied else 2)
     figures = [
         figure(f"{label}: peak memory", "bytes", peak, expected, "the forecast"),
+        figure(f"{label}: reserved of the device", "bytes", reserved, peak, "the peak"),
         figure(f"{label}: learner", "tokens/s", tokens / seconds),
         figure(f"{label}: operations", "TFLOP/s", 2 * body * tokens * forwards / seconds / 1e12),
         figure(f"{label}: device syncs of an iteration", "syncs", _syncs(models, data, config)),
@@ -237,12 +239,18 @@ def publication(device: str, size_bytes: int, folder: Path) -> list[Figure]:
     ]
 
 
-def whole_run(device: str, folder: Path, iterations: int) -> list[Figure]:
+def whole_run(device: str, folder: Path, iterations: int, engine: str = "transformers") -> list[Figure]:
     """`prefixrl launch` of the example with everything on the device; a rollout is killed in the middle."""
     settings = [f"{section}.device={device}" for section in ("learner", "rollout", "scorer")]
-    settings += [f"{section}.engine=transformers" for section in ("rollout", "scorer")]
+    settings += [f"{section}.engine={engine}" for section in ("rollout", "scorer")]
+    if engine == "vllm":  # its kernels on a GPU have no float32
+        settings += ["learner.dtype=bfloat16", "scorer.vllm.dtype=bfloat16", "launch.scorers=1"]
     settings += ["evaluation.problems=16", "evaluation.selection_problems=16", "evaluation.sampled_candidates=1"]
-    settings += ["algorithm.groups_per_iteration=16", f"algorithm.iterations={iterations}", "broker.silence_s=4"]
+    settings += [
+        "algorithm.groups_per_iteration=16",
+        f"algorithm.iterations={iterations}",
+        f"broker.silence_s={60 if engine == 'vllm' else 4}",
+    ]
     started_s = time.monotonic()
     with launched(folder, *settings) as process:
         wait_for(lambda: trained_iterations(folder) >= 1, "the first iteration")
@@ -250,7 +258,9 @@ def whole_run(device: str, folder: Path, iterations: int) -> list[Figure]:
         summary = finish(process, folder, 500.0)
     assert summary["groups"]["outstanding"] == 0
     return [
-        figure(f"a run of {iterations} iterations with a killed rollout", "s", time.monotonic() - started_s),
+        figure(
+            f"a run of {iterations} iterations by {engine} with a killed rollout", "s", time.monotonic() - started_s
+        ),
         figure("a publication, main thread", "s", summary["publish_s"]),
     ]
 

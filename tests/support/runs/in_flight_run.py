@@ -27,20 +27,7 @@ from prefixrl.common.worker.link import Link
 from prefixrl.learner.models.batch import iteration_data
 from prefixrl.rollout.loop import Rollout
 from prefixrl.rollout.weights import Fetcher
-from support.fakes import (
-    Peer,
-    address_of,
-    beside,
-    endpoint_of,
-    groups_of,
-    loop,
-    peers,
-    run_on_disk,
-    scored,
-    serving,
-    wait_until,
-    weight_server,
-)
+from support import fakes
 from support.keys import source
 from support.models import versioned
 
@@ -79,7 +66,7 @@ class World:
 
 def world(folder: Path, answer_tokens: int, iterations: int) -> World:
     """One group of two answers per iteration, one per task; the window is three versions wide."""
-    config = run_on_disk(
+    config = fakes.run_on_disk(
         folder,
         mode="direct",
         rollout={
@@ -105,13 +92,13 @@ def run(here: World, held: AdapterEngine, hold: Callable[[int], None]) -> Traine
     """
     fast = TransformersEngine(str(here.model), "cpu", "float32", 1)
     weights = Path(here.config.directory) / "weights"
-    with serving(here.config) as broker, weight_server(weights) as (source, _):
-        rank = Peer(endpoint_of(here.config), b"rank")
+    with fakes.serving(here.config) as broker, fakes.weight_server(weights) as (source, _):
+        rank = fakes.Peer(fakes.endpoint_of(here.config), b"rank")
         try:
             rank.join("rank")
             _publish(rank, here.note(0))
             with _scoring(here.config), _rollout(here.config, held, source):
-                wait_until(lambda: broker.ledger.states().get("sampling"), "the slow task", 120.0)
+                fakes.wait_until(lambda: broker.ledger.states().get("sampling"), "the slow task", 120.0)
                 with _rollout(here.config, fast, source):
                     for iteration in range(len(here.weights) - 1):
                         hold(iteration)
@@ -121,7 +108,7 @@ def run(here: World, held: AdapterEngine, hold: Callable[[int], None]) -> Traine
     return here.trained
 
 
-def _train(here: World, rank: Peer, iteration: int) -> None:
+def _train(here: World, rank: fakes.Peer, iteration: int) -> None:
     batch, groups = _batch(rank, iteration)
     for group in groups:
         for row in group.prefixes.rows:
@@ -139,37 +126,37 @@ def _train(here: World, rank: Peer, iteration: int) -> None:
     _publish(rank, here.note(iteration + 1))
 
 
-def _publish(rank: Peer, note: WeightsNote) -> None:
+def _publish(rank: fakes.Peer, note: WeightsNote) -> None:
     rank.say(Published(note))
     rank.hear(Accepted)
 
 
-def _batch(rank: Peer, iteration: int) -> tuple[Batch, list[ScoredGroup]]:
+def _batch(rank: fakes.Peer, iteration: int) -> tuple[Batch, list[ScoredGroup]]:
     for _ in range(int(PATIENCE_S)):
         rank.say(GetBatch(iteration, 0, 1))
         answer = rank.hear(Batch | NotYet)  # type: ignore[arg-type]
         if isinstance(answer, Batch):
-            return answer, groups_of(rank, answer)
+            return answer, fakes.groups_of(rank, answer)
     raise AssertionError(f"no batch {iteration}: waiting for {answer.waiting_for}")
 
 
 def _scoring(config: RunConfig) -> AbstractContextManager[None]:
     def work(stop: threading.Event) -> None:
-        with peers(endpoint_of(config), "scorer") as (scorer,):
+        with fakes.peers(fakes.endpoint_of(config), "scorer") as (scorer,):
             scorer.ready(config, "scorer")
             while not stop.is_set():
                 received = scorer.client.receive(0.05)
                 if received is not None and isinstance(received[0], ScoreTask):
-                    scorer.say(scored(received[0]))
+                    scorer.say(fakes.scored(received[0]))
 
-    return beside(work)
+    return fakes.beside(work)
 
 
 def _rollout(config: RunConfig, engine: AdapterEngine, weights: str) -> AbstractContextManager[None]:
     def make(link: Link) -> Rollout:
         return Rollout(config, link, engine, ByteRenderer(), Fetcher(source(weights)), config.adapter.model)
 
-    return beside(loop(lambda: address_of(config), "rollout", make))
+    return fakes.beside(fakes.loop(lambda: fakes.address_of(config), "rollout", make))
 
 
 def largest_gap(here: World) -> float:

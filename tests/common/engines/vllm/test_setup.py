@@ -55,6 +55,7 @@ def test_a_cpu_is_not_filled_with_cache_and_a_gpu_is_left_to_vllm() -> None:
     assert not cpu_only & engine_arguments(setup, "cuda").keys()
     chosen = resolve(ADAPTER, "rollout", settings("rollout.vllm.kv_cache_memory_bytes=1000000"))
     assert engine_arguments(chosen, "cpu")["kv_cache_memory_bytes"] == 1000000
+    assert engine_arguments(chosen, "cuda")["gpu_memory_utilization"] < 0.1, "vLLM asks for so much free memory"
 
 
 def test_a_bfloat16_rollout_makes_float32_logits_unless_told_otherwise() -> None:
@@ -127,7 +128,7 @@ def test_insecure_serialisation_is_never_on(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
     monkeypatch.setenv("VLLM_PLUGINS", "other")
-    vllm_setup.prepare_environment(resolve(ADAPTER, "rollout", settings()))
+    vllm_setup.prepare_environment(resolve(ADAPTER, "rollout", settings()), "cpu")
     import os
 
     assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in os.environ

@@ -40,28 +40,11 @@ from prefixrl.common.wire.messages.worker import (
 )
 from prefixrl.learner.broker import batches
 from prefixrl.learner.broker.server import Broker
-from support.fakes import (
-    NOTE,
-    ROWS,
-    endpoint_of,
-    groups_of,
-    learner,
-    loaded,
-    peers,
-    ready,
-    run_on_disk,
-    sampled,
-    score_one_item,
-    scored,
-    serving,
-    status,
-    train,
-    wait_until,
-)
+from support import fakes
 
 
 def test_another_protocol_is_rejected_with_both_numbers(config: RunConfig, broker: Broker) -> None:
-    with peers(endpoint_of(config), "old", "new") as (old, new):
+    with fakes.peers(fakes.endpoint_of(config), "old", "new") as (old, new):
         old.say(Hello(protocol=PROTOCOL + 1, role="scorer", incarnation="i", host="node7", pid=1))
         reason = old.hear(Reject).reason
         assert f"protocol {PROTOCOL}" in reason
@@ -70,7 +53,7 @@ def test_another_protocol_is_rejected_with_both_numbers(config: RunConfig, broke
 
 
 def test_the_welcome_carries_the_run_its_config_and_the_weight_server(config: RunConfig, broker: Broker) -> None:
-    with peers(endpoint_of(config), "one") as (one,):
+    with fakes.peers(fakes.endpoint_of(config), "one") as (one,):
         welcome = one.join("rollout")
     assert RunConfig.model_validate_json(welcome.config_json) == config
     assert (welcome.protocol, welcome.run_id) == (PROTOCOL, broker.run.header.run_id)
@@ -85,114 +68,114 @@ def test_a_worker_that_loaded_something_else_is_refused_by_name(
     right = model_digests(config.model_of(role))
     wrong = msgspec.structs.replace(right, **{part: "another"})
     what = {"rollout": "adapter", "scorer": "target"}[role]
-    with peers(endpoint_of(config), "wrong", "right") as (bad, good):
+    with fakes.peers(fakes.endpoint_of(config), "wrong", "right") as (bad, good):
         bad.join(role)
-        bad.say(loaded(role, wrong))
+        bad.say(fakes.loaded(role, wrong))
         reason = bad.hear(Reject).reason
         assert f"another {what}: digest of its {part.replace('_', ' ')} is another" in reason
         good.ready(config, role)
         good.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
         good.hear(Beat)
-        assert [worker["name"] for worker in status(learner(good))["workers"]] == [f"{role}-1"]
+        assert [worker["name"] for worker in fakes.status(fakes.learner(good))["workers"]] == [f"{role}-1"]
 
 
 def test_a_scorer_with_another_reward_function_is_refused_with_the_remedy(tmp_path: Path) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text("def score(question, answer, gold): return 1.0")
-    config = run_on_disk(tmp_path, reward={"function": f"{mine}:score"})
+    config = fakes.run_on_disk(tmp_path, reward={"function": f"{mine}:score"})
     right = scorer_digests(config, config.model_of("scorer"))
     assert right.reward_function
     wrongs = [msgspec.structs.replace(right, reward_function=each) for each in ("another", "")]
-    with serving(config), peers(endpoint_of(config), "a", "b", "right") as (*bad, good):
+    with fakes.serving(config), fakes.peers(fakes.endpoint_of(config), "a", "b", "right") as (*bad, good):
         for peer, wrong in zip(bad, wrongs, strict=True):
             peer.join("scorer")
-            peer.say(loaded("scorer", wrong))
+            peer.say(fakes.loaded("scorer", wrong))
             reason = peer.hear(Reject).reason
             assert f"digest of its file is {wrong.reward_function or 'missing'}" in reason
             assert f"copy the learner's {mine}:score to its host" in reason
         good.join("scorer")
-        good.say(loaded("scorer", right))
+        good.say(fakes.loaded("scorer", right))
         good.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
         good.hear(Beat)
 
 
 def test_in_direct_mode_a_scorer_with_another_tokenizer_is_refused_and_its_model_does_not_count(tmp_path: Path) -> None:
-    config = run_on_disk(tmp_path, mode="direct")
+    config = fakes.run_on_disk(tmp_path, mode="direct")
     right = scorer_digests(config, config.model_of("scorer"))
     assert right.model == ""
     wrong = msgspec.structs.replace(right, tokenizer="another")
-    with serving(config), peers(endpoint_of(config), "bad", "good") as (bad, good):
+    with fakes.serving(config), fakes.peers(fakes.endpoint_of(config), "bad", "good") as (bad, good):
         bad.join("scorer")
-        bad.say(loaded("scorer", wrong))
+        bad.say(fakes.loaded("scorer", wrong))
         expected = "loaded another adapter's tokenizer: digest of its tokenizer is another"
         assert expected in bad.hear(Reject).reason
         good.join("scorer")
-        good.say(loaded("scorer", right))
+        good.say(fakes.loaded("scorer", right))
         good.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
         good.hear(Beat)
 
 
 def test_the_batch_and_the_status_report_how_many_rows_a_limit_cut(config: RunConfig, broker: Broker) -> None:
-    with peers(endpoint_of(config), "rank", "rollout", "scorer") as (rank, rollout, scorer):
-        learner(rank)
+    with fakes.peers(fakes.endpoint_of(config), "rank", "rollout", "scorer") as (rank, rollout, scorer):
+        fakes.learner(rank)
         rollout.ready(config, "rollout")
         scorer.ready(config, "scorer")
         for _ in range(2):
             task = rollout.hear(PrefixTask)
-            rollout.say(sampled(task))
+            rollout.say(fakes.sampled(task))
             score = scorer.hear(ScoreTask)
             groups = tuple(
                 msgspec.structs.replace(group, verdicts=(cut, *group.verdicts[1:]))
-                for group in scored(score).groups
+                for group in fakes.scored(score).groups
                 for cut in [msgspec.structs.replace(group.verdicts[0], reward=0.0, finish="length")]
             )
             scorer.say(Scores(score.task, score.kind, groups))
             scorer.hear(Ack)
-        batch = train(rank, 0)
+        batch = fakes.train(rank, 0)
         assert [group.truncated for group in batch.groups] == [1] * 4
-        assert status(rank)["truncated_fraction"] == 1 / ROWS
+        assert fakes.status(rank)["truncated_fraction"] == 1 / fakes.ROWS
 
 
 def test_weights_that_were_never_published_are_refused(config: RunConfig, broker: Broker) -> None:
-    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
-        learner(rank)
+    with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
+        fakes.learner(rank)
         rollout.join("rollout")
-        rollout.say(ready(config, "rollout", version=7))
+        rollout.say(fakes.ready(config, "rollout", version=7))
         assert "weights d7 were never published as version 7" in rollout.hear(Reject).reason
 
 
 def test_a_rollout_with_another_initial_adapter_is_refused_when_the_learner_publishes(
     config: RunConfig, broker: Broker
 ) -> None:
-    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+    with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
         rollout.ready(config, "rollout")
         rollout.hear(PrefixTask)
         rank.join("rank")
-        rank.say(Published(WeightsNote(0, "other", NOTE.probe_tokens, NOTE.probe_logprobs)))
+        rank.say(Published(WeightsNote(0, "other", fakes.NOTE.probe_tokens, fakes.NOTE.probe_logprobs)))
         reason = rollout.hear(Reject).reason
         assert "its initial adapter has digest d0, the learner's other" in reason
 
 
 def test_malformed_messages_are_counted_and_the_broker_lives(config: RunConfig, broker: Broker) -> None:
     junk = [b"", b"\xc1", b"\x91" * 5000, msgspec.msgpack.encode({"type": "Hello", "x": 1})]
-    with peers(endpoint_of(config), "bad", "good") as (bad, good):
+    with fakes.peers(fakes.endpoint_of(config), "bad", "good") as (bad, good):
         for data in junk:
             bad.say_bytes(data)
         good.join("operator")
-        wait_until(lambda: status(good)["malformed_messages"] == len(junk), "the count")
+        fakes.wait_until(lambda: fakes.status(good)["malformed_messages"] == len(junk), "the count")
 
 
 def test_a_worker_may_not_send_what_its_role_does_not_make(config: RunConfig, broker: Broker) -> None:
-    with peers(endpoint_of(config), "rollout", "scorer") as (rollout, scorer):
+    with fakes.peers(fakes.endpoint_of(config), "rollout", "scorer") as (rollout, scorer):
         rollout.ready(config, "rollout")
         task = rollout.hear(PrefixTask)
         scorer.ready(config, "scorer")
-        scorer.say(sampled(task))
+        scorer.say(fakes.sampled(task))
         assert "a scorer may not send Prefixes" in scorer.hear(Reject).reason
 
 
 def test_an_unknown_peer_gets_unknown_and_no_message_of_it_counts(config: RunConfig, broker: Broker) -> None:
-    with peers(endpoint_of(config), "stranger") as (stranger,):
+    with fakes.peers(fakes.endpoint_of(config), "stranger") as (stranger,):
         for message in (Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""), GetStatus(), IterationDone(0, 1)):
             stranger.say(message)
             stranger.hear(Unknown)
@@ -200,10 +183,10 @@ def test_an_unknown_peer_gets_unknown_and_no_message_of_it_counts(config: RunCon
 
 
 def test_a_new_worker_takes_over_the_identity_and_gets_the_task_again(config: RunConfig, broker: Broker) -> None:
-    with peers(endpoint_of(config), "same") as (first,):
+    with fakes.peers(fakes.endpoint_of(config), "same") as (first,):
         first.ready(config, "rollout")
         task = first.hear(PrefixTask)
-        with peers(endpoint_of(config), "same") as (second,):
+        with fakes.peers(fakes.endpoint_of(config), "same") as (second,):
             second.ready(config, "rollout")
             assert second.hear(PrefixTask).groups == task.groups
             assert first.hears_nothing_of(PrefixTask)
@@ -232,14 +215,14 @@ def test_scores_are_acknowledged_only_after_the_journal_holds_them(config: RunCo
         held.append(HeldJournal(path))
         broker.journal = held[0]
 
-    with serving(config, hold), peers(endpoint_of(config), "r", "s") as (rollout, scorer):
+    with fakes.serving(config, hold), fakes.peers(fakes.endpoint_of(config), "r", "s") as (rollout, scorer):
         rollout.ready(config, "rollout")
         task = rollout.hear(PrefixTask)
-        rollout.say(sampled(task))
+        rollout.say(fakes.sampled(task))
         rollout.hear(Ack)
         scorer.ready(config, "scorer")
         score = scorer.hear(ScoreTask)
-        scorer.say(scored(score))
+        scorer.say(fakes.scored(score))
         assert held[0].reached.wait(20.0)
         assert scorer.hears_nothing_of(Ack)
         held[0].go_on.set()
@@ -249,15 +232,15 @@ def test_scores_are_acknowledged_only_after_the_journal_holds_them(config: RunCo
 
 
 def test_a_result_sent_twice_is_acknowledged_twice_and_counted_once(config: RunConfig, broker: Broker) -> None:
-    with peers(endpoint_of(config), "r", "s", "rank") as (rollout, scorer, rank):
+    with fakes.peers(fakes.endpoint_of(config), "r", "s", "rank") as (rollout, scorer, rank):
         rollout.ready(config, "rollout")
-        rollout.say(sampled(rollout.hear(PrefixTask)))
+        rollout.say(fakes.sampled(rollout.hear(PrefixTask)))
         scorer.ready(config, "scorer")
         score = scorer.hear(ScoreTask)
         for _ in range(2):
-            scorer.say(scored(score))
+            scorer.say(fakes.scored(score))
             scorer.hear(Ack)
-        groups = status(learner(rank))["groups"]
+        groups = fakes.status(fakes.learner(rank))["groups"]
         assert groups["duplicates_ignored"] == len(score.groups)
 
 
@@ -265,21 +248,21 @@ def test_a_rank_receives_the_missing_groups_and_their_holders(
     config: RunConfig, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches, "NOT_YET_EVERY_S", 0.05)
-    with peers(endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
-        learner(rank)
+    with fakes.peers(fakes.endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
+        fakes.learner(rank)
         rank.say(GetBatch(0, 0, 1))
         assert "any rollout: none is connected" in rank.hear(NotYet).waiting_for
         rollout.ready(config, "rollout", slots=6)
         tasks = [rollout.hear(PrefixTask) for _ in range(6)]
         rank.say(GetBatch(0, 0, 1))
-        wait_until(
+        fakes.wait_until(
             lambda: (rank.say(GetBatch(0, 0, 1)) or rank.hear(NotYet).waiting_for).startswith(
                 "groups 0 (sampling, rollout-0 on host for"
             ),
             "the names",
         )
         scorer.ready(config, "scorer")
-        rollout.say(sampled(tasks[0]))
+        rollout.say(fakes.sampled(tasks[0]))
         scorer.hear(ScoreTask)
         rank.say(GetBatch(0, 0, 1))
         named = rank.hear(NotYet).waiting_for
@@ -289,20 +272,20 @@ def test_a_rank_receives_the_missing_groups_and_their_holders(
 
 def test_every_rank_gets_the_same_batch_in_training_order_and_the_groups_that_it_asks_for(config: RunConfig) -> None:
     with (
-        serving(config, ranks=2),
-        peers(endpoint_of(config), "rank0", "rank1", "r", "s") as (zero, one, rollout, scorer),
+        fakes.serving(config, ranks=2),
+        fakes.peers(fakes.endpoint_of(config), "rank0", "rank1", "r", "s") as (zero, one, rollout, scorer),
     ):
-        learner(zero)
+        fakes.learner(zero)
         one.join("rank")
         zero.say(GetBatch(0, 0, 2))
         one.say(GetBatch(0, 1, 2))
         rollout.ready(config, "rollout")
         scorer.ready(config, "scorer", slots=1)
         for _ in range(6):
-            score_one_item(rollout, scorer)
+            fakes.score_one_item(rollout, scorer)
         batches = [rank.hear(Batch) for rank in (zero, one)]
-        shards = {(0, 3): groups_of(zero, batches[0], (0, 3)), (1, 2): groups_of(one, batches[1], (1, 2))}
-        assert groups_of(one, batches[1], ()) == []
+        shards = {(0, 3): fakes.groups_of(zero, batches[0], (0, 3)), (1, 2): fakes.groups_of(one, batches[1], (1, 2))}
+        assert fakes.groups_of(one, batches[1], ()) == []
     assert batches[0] == batches[1]
     assert [group.seq for group in batches[0].groups] == [0, 1, 2, 3]
     for indices, carried in shards.items():
@@ -316,21 +299,21 @@ def test_every_rank_gets_the_same_batch_in_training_order_and_the_groups_that_it
 def test_groups_of_no_batch_or_of_none_of_its_indices_are_refused_and_those_trained_are_not_sent(
     config: RunConfig, broker: Broker
 ) -> None:
-    with peers(endpoint_of(config), "zero", "r", "s") as (rank, rollout, scorer):
-        learner(rank)
+    with fakes.peers(fakes.endpoint_of(config), "zero", "r", "s") as (rank, rollout, scorer):
+        fakes.learner(rank)
         rank.say(GetGroups(0, (0,)))
         assert "of iteration 0, of which there is no batch" in rank.hear(Reject).reason
-        learner(rank)
+        fakes.learner(rank)
         rollout.ready(config, "rollout")
         scorer.ready(config, "scorer")
         for _ in range(3):
-            score_one_item(rollout, scorer)
-        batch = train(rank, 0)
+            fakes.score_one_item(rollout, scorer)
+        batch = fakes.train(rank, 0)
         for indices in ((0, 4), (1, 0), (0, 0)):
             rank.say(GetGroups(0, indices))
             assert "other than ascending indices below 4" in rank.hear(Reject).reason
-            learner(rank)
-        assert len(groups_of(rank, batch)) == 4
+            fakes.learner(rank)
+        assert len(fakes.groups_of(rank, batch)) == 4
         rank.say(IterationDone(0, 1))
         rank.hear(Accepted)
         rank.say(GetGroups(0, (0,)))
@@ -341,13 +324,13 @@ def test_a_rank_that_is_ahead_of_the_report_waits_and_one_that_repeats_itself_is
     config: RunConfig, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches, "NOT_YET_EVERY_S", 0.05)
-    with peers(endpoint_of(config), "zero", "one", "r", "s") as (zero, one, rollout, scorer):
-        learner(zero)
+    with fakes.peers(fakes.endpoint_of(config), "zero", "one", "r", "s") as (zero, one, rollout, scorer):
+        fakes.learner(zero)
         one.join("rank")
         rollout.ready(config, "rollout")
         scorer.ready(config, "scorer")
         for _ in range(6):
-            score_one_item(rollout, scorer)
+            fakes.score_one_item(rollout, scorer)
         zero.say(GetBatch(0, 0, 1))
         zero.hear(Batch)
         one.say(GetBatch(1, 0, 1))
@@ -361,13 +344,16 @@ def test_a_rank_that_is_ahead_of_the_report_waits_and_one_that_repeats_itself_is
 
 
 def test_one_rank_that_is_stopped_halts_all_at_the_same_iteration(config: RunConfig) -> None:
-    with serving(config, ranks=2), peers(endpoint_of(config), "zero", "one", "r", "s") as (zero, one, rollout, scorer):
-        learner(zero)
+    with (
+        fakes.serving(config, ranks=2),
+        fakes.peers(fakes.endpoint_of(config), "zero", "one", "r", "s") as (zero, one, rollout, scorer),
+    ):
+        fakes.learner(zero)
         one.join("rank")
         rollout.ready(config, "rollout")
         scorer.ready(config, "scorer")
         for _ in range(2):
-            score_one_item(rollout, scorer)
+            fakes.score_one_item(rollout, scorer)
         zero.say(GetBatch(0, 0, 2))
         zero.hear(Batch)
         one.say(GetBatch(0, 1, 2, is_stopping=True))
@@ -380,21 +366,24 @@ def test_one_rank_that_is_stopped_halts_all_at_the_same_iteration(config: RunCon
 
 
 def test_a_batch_carries_the_waiting_times_by_cause_and_the_stages_of_its_groups(config: RunConfig) -> None:
-    with serving(config, ranks=2), peers(endpoint_of(config), "zero", "one", "r", "s") as (zero, one, rollout, scorer):
-        learner(zero)
+    with (
+        fakes.serving(config, ranks=2),
+        fakes.peers(fakes.endpoint_of(config), "zero", "one", "r", "s") as (zero, one, rollout, scorer),
+    ):
+        fakes.learner(zero)
         one.join("rank")
         zero.say(GetBatch(0, 0, 2))
         zero.hear(NotYet)  # waits for rollouts for a second
         rollout.ready(config, "rollout", slots=2)
         tasks = [rollout.hear(PrefixTask) for _ in range(2)]
         for task in tasks:
-            rollout.say(sampled(task))
+            rollout.say(fakes.sampled(task))
             rollout.hear(Ack)
         zero.say(GetBatch(0, 0, 2))
         zero.hear(NotYet)  # waits for scorers for a second
         scorer.ready(config, "scorer", slots=2)
         for _ in tasks:
-            scorer.say(scored(scorer.hear(ScoreTask)))
+            scorer.say(fakes.scored(scorer.hear(ScoreTask)))
         zero.say(GetBatch(0, 0, 2))
         batch = zero.hear(Batch)
         one.say(GetBatch(0, 1, 2))
@@ -403,15 +392,15 @@ def test_a_batch_carries_the_waiting_times_by_cause_and_the_stages_of_its_groups
     assert (batch.groups, batch.waited_s) == (again.groups, again.waited_s)
     for group in batch.groups:
         assert group.stages.queued_s > 0.9 and group.stages.waiting_s >= 0.0
-        assert group.completion_tokens == 3 * ROWS
+        assert group.completion_tokens == 3 * fakes.ROWS
 
 
 def test_a_malformed_result_ends_its_worker_alone(config: RunConfig, broker: Broker) -> None:
-    with peers(endpoint_of(config), "rank", "bad", "good") as (rank, bad, good):
-        learner(rank)
+    with fakes.peers(fakes.endpoint_of(config), "rank", "bad", "good") as (rank, bad, good):
+        fakes.learner(rank)
         bad.ready(config, "rollout")
         task = bad.hear(PrefixTask)
-        wrong = sampled(task)
+        wrong = fakes.sampled(task)
         group = msgspec.structs.replace(wrong.groups[0], rows=wrong.groups[0].rows[:1])
         bad.say(msgspec.structs.replace(wrong, groups=(group, *wrong.groups[1:])))
         assert "holds 1 rows, the task asked for 2" in bad.hear(Reject).reason

@@ -12,10 +12,11 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.run.status import USAGE_FILE
 from prefixrl.common.wire.messages.learner import Accepted, GetBatch, RunOver, Stop
-from prefixrl.common.wire.messages.worker import Beat, Done, Goodbye, Heartbeat, Usage
+from prefixrl.common.wire.messages.worker import Beat, Done, Goodbye, Heartbeat
 from prefixrl.learner.broker import server, status
 from prefixrl.learner.broker.client import BrokerClient
 from support.fakes import address_of, endpoint_of, peers, serving
+from support.messages import HEARTBEAT_WITH_USAGE
 
 STOP = Stop("the run is finished")
 
@@ -116,15 +117,7 @@ def test_the_usage_is_saved_before_the_wait_for_goodbyes(config: RunConfig, monk
         thread = broker_thread()
         rank.join("rank")
         worker.ready(config, "scorer")
-        worker.say(
-            Heartbeat(
-                progress=1,
-                busy_row_s=0.0,
-                leases=(),
-                state="scoring",
-                usage=Usage(requests=3, prompt_tokens=30, completion_tokens=8),
-            )
-        )
+        worker.say(HEARTBEAT_WITH_USAGE)
         worker.hear(Beat)
         rank.say(STOP)
         rank.say(Goodbye("done"))

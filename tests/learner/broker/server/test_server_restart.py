@@ -26,26 +26,11 @@ from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.messages.worker import Ack, Heartbeat, PrefixTask, ScoreTask, Unknown
 from prefixrl.deploy.runs.inspect import newest_groups, trained_groups
 from prefixrl.learner.broker.server import Broker
-from support.fakes import (
-    NOTE,
-    broker_process,
-    end,
-    endpoint_of,
-    learner,
-    peers,
-    run_on_disk,
-    sampled,
-    score_one_item,
-    scored,
-    serving,
-    status,
-    train,
-    wait_until,
-)
+from support import fakes
 from support.messages import evaluate
 
 SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
-V1 = WeightsNote(1, "d1", NOTE.probe_tokens, NOTE.probe_logprobs)
+V1 = WeightsNote(1, "d1", fakes.NOTE.probe_tokens, fakes.NOTE.probe_logprobs)
 
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -59,13 +44,13 @@ def start(config: RunConfig) -> Iterator[Start]:
 
     def started(iteration: int, is_restart: bool = False) -> "subprocess.Popen[bytes]":
         before = endpoint.stat().st_mtime_ns if endpoint.exists() else 0
-        children.append(broker_process(config, iteration, is_restart=is_restart))
-        wait_until(lambda: endpoint.exists() and endpoint.stat().st_mtime_ns > before, "a socket")
+        children.append(fakes.broker_process(config, iteration, is_restart=is_restart))
+        fakes.wait_until(lambda: endpoint.exists() and endpoint.stat().st_mtime_ns > before, "a socket")
         return children[-1]
 
     yield started
     for child in children:
-        end(child)
+        fakes.end(child)
 
 
 def trained_on(batch: Batch) -> list[object]:
@@ -76,27 +61,27 @@ def trained_on(batch: Batch) -> list[object]:
 
 def test_the_counters_of_a_killed_broker_are_equal_after_its_restart(config: RunConfig, start: Start) -> None:
     child = start(0)
-    endpoint = endpoint_of(config)
-    with peers(endpoint, "rank", "r", "s") as (rank, rollout, scorer):
-        learner(rank)
+    endpoint = fakes.endpoint_of(config)
+    with fakes.peers(endpoint, "rank", "r", "s") as (rank, rollout, scorer):
+        fakes.learner(rank)
         rollout.ready(config, "rollout")
         scorer.ready(config, "scorer")
         for _ in range(6):
-            score_one_item(rollout, scorer)
-        trained = train(rank, 0)
+            fakes.score_one_item(rollout, scorer)
+        trained = fakes.train(rank, 0)
         rank.say(IterationDone(0, 1))
         rank.hear(Accepted)
-        recorded = train(rank, 1)
-        before = status(rank)
-        end(child)
+        recorded = fakes.train(rank, 1)
+        before = fakes.status(rank)
+        fakes.end(child)
         start(1)
-        assert endpoint_of(config) == endpoint, "workers know one address"
+        assert fakes.endpoint_of(config) == endpoint, "workers know one address"
         rank.join("rank")
-        after = status(rank)
+        after = fakes.status(rank)
         for part in ("run_id", "iteration", "groups", "causes", "queues", "age_histogram"):
             assert after[part] == before[part], part
         assert after["journal_bytes"] == before["journal_bytes"]
-        again = train(rank, 1)
+        again = fakes.train(rank, 1)
         assert trained_on(again) == trained_on(recorded), "same groups, same order, same seed"
         assert not {g.seq for g in again.groups} & {g.seq for g in trained.groups}
         rollout.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
@@ -112,19 +97,22 @@ def test_a_broker_that_begins_at_a_segment_of_the_journal_knows_all_that_came_be
         broker.journal.close()
         broker.journal = journal.Journal(folder, segment_bytes=1)
 
-    with serving(config, with_short_segments), peers(endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
-        learner(rank)
+    with (
+        fakes.serving(config, with_short_segments),
+        fakes.peers(fakes.endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer),
+    ):
+        fakes.learner(rank)
         rollout.ready(config, "rollout")
         scorer.ready(config, "scorer")
         for _ in range(6):
-            score_one_item(rollout, scorer)
-        train(rank, 0)
+            fakes.score_one_item(rollout, scorer)
+        fakes.train(rank, 0)
         rank.say(IterationDone(0, 1))
         rank.hear(Accepted)
-        recorded = train(rank, 1)
-        before = status(rank)
+        recorded = fakes.train(rank, 1)
+        before = fakes.status(rank)
     starts = [each for each in journal.read(folder) if isinstance(each, SegmentStart)]
-    assert starts and starts[-1].newest == NOTE
+    assert starts and starts[-1].newest == fakes.NOTE
     assert history(journal.read(folder), config.algorithm.max_staleness).faults == []
     directory = folder.parent
     whole, later = list(trained_groups(directory)), list(trained_groups(directory, 1))
@@ -135,31 +123,31 @@ def test_a_broker_that_begins_at_a_segment_of_the_journal_knows_all_that_came_be
         (folder / f"{number:06d}.msgpack").unlink(missing_ok=True)
     assert list(trained_groups(directory, 1)) == later, "one segment tells of them"
     start(1)
-    with peers(endpoint_of(config), "rank") as (rank,):
-        learner(rank)
-        after = status(rank)
+    with fakes.peers(fakes.endpoint_of(config), "rank") as (rank,):
+        fakes.learner(rank)
+        after = fakes.status(rank)
         for part in ("run_id", "iteration", "groups", "causes", "queues", "age_histogram"):
             assert after[part] == before[part], part
-        assert trained_on(train(rank, 1)) == trained_on(recorded)
+        assert trained_on(fakes.train(rank, 1)) == trained_on(recorded)
 
 
 def test_what_was_under_way_when_the_broker_was_killed_is_delivered_or_sampled_again(
     config: RunConfig, start: Start
 ) -> None:
     child = start(0)
-    with peers(endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
-        learner(rank)
+    with fakes.peers(fakes.endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
+        fakes.learner(rank)
         rollout.ready(config, "rollout", slots=2)
         first, second = rollout.hear(PrefixTask), rollout.hear(PrefixTask)
-        rollout.say(sampled(first))
+        rollout.say(fakes.sampled(first))
         rollout.hear(Ack)
         scorer.ready(config, "scorer")
         score = scorer.hear(ScoreTask)
-        end(child)
+        fakes.end(child)
         start(0)
         # The scorer still holds its prefixes and delivers them under a task name nobody knows any more.
         scorer.ready(config, "scorer")
-        scorer.say(scored(score))
+        scorer.say(fakes.scored(score))
         scorer.hear(Ack)
         rollout.ready(config, "rollout", slots=2)
         tasks = [rollout.hear(PrefixTask) for _ in range(2)]
@@ -167,9 +155,9 @@ def test_what_was_under_way_when_the_broker_was_killed_is_delivered_or_sampled_a
         for group in second.groups:
             assert seeds[group.seq] == group.seed, "sampled again with the same seed"
         rank.join("rank")
-        groups = status(rank)["groups"]
+        groups = fakes.status(rank)["groups"]
         assert groups["expired"] == groups["failed"] == 0
-        assert status(rank)["queues"]["scored"] == len(score.groups)
+        assert fakes.status(rank)["queues"]["scored"] == len(score.groups)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +167,7 @@ def test_what_was_under_way_when_the_broker_was_killed_is_delivered_or_sampled_a
 )
 def test_a_report_that_cannot_be_true_does_not_end_the_broker(message: Any, config: RunConfig, start: Start) -> None:
     start(0)
-    with peers(endpoint_of(config), "rank") as (rank,):
+    with fakes.peers(fakes.endpoint_of(config), "rank") as (rank,):
         rank.join("rank")
         rank.say(message)
         rank.say(GetStatus())
@@ -187,18 +175,18 @@ def test_a_report_that_cannot_be_true_does_not_end_the_broker(message: Any, conf
 
 
 def test_a_run_that_is_over_answers_run_over(tmp_path: Path) -> None:
-    config = run_on_disk(tmp_path, algorithm={"iterations": 1, "groups_per_iteration": 2, "max_staleness": 0})
-    with serving(config), peers(endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
-        learner(rank)
+    config = fakes.run_on_disk(tmp_path, algorithm={"iterations": 1, "groups_per_iteration": 2, "max_staleness": 0})
+    with fakes.serving(config), fakes.peers(fakes.endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
+        fakes.learner(rank)
         rollout.ready(config, "rollout")
         scorer.ready(config, "scorer")
-        score_one_item(rollout, scorer)
-        train(rank, 0)
+        fakes.score_one_item(rollout, scorer)
+        fakes.train(rank, 0)
         rank.say(IterationDone(0, 1))
         rank.hear(Accepted)
         rank.say(GetBatch(1, 0, 1))
         assert rank.hear(RunOver).iterations == 1
-        assert status(rank)["groups"]["outstanding"] == 0
+        assert fakes.status(rank)["groups"]["outstanding"] == 0
 
 
 @pytest.mark.parametrize(("is_restart", "answer"), [(False, Halt), (True, Batch)])
@@ -207,14 +195,14 @@ def test_a_recorded_iteration_is_held_by_ranks_only_where_a_broker_died_under_th
 ) -> None:
     """Ranks that were started with the broker halt at once, however far the journal reaches."""
     child = start(0)
-    with peers(endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
-        learner(rank)
+    with fakes.peers(fakes.endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
+        fakes.learner(rank)
         rollout.ready(config, "rollout")
         scorer.ready(config, "scorer")
         for _ in range(2):
-            score_one_item(rollout, scorer)
-        train(rank, 0)
-        end(child)
+            fakes.score_one_item(rollout, scorer)
+        fakes.train(rank, 0)
+        fakes.end(child)
         start(0, is_restart)
         rank.join("rank")
         rank.say(GetBatch(0, 0, 1, is_stopping=True))

@@ -38,30 +38,17 @@ from prefixrl.common.wire.packing import pack_logprobs
 from prefixrl.learner.broker.server import Broker
 from prefixrl.learner.broker.workers import workers
 from prefixrl.learner.broker.workers.versions import PROBE_FAILURES_ALLOWED
-from support.fakes import (
-    HELD,
-    NOTE,
-    Peer,
-    endpoint_of,
-    learner,
-    peers,
-    ready,
-    run_on_disk,
-    sampled,
-    scored,
-    serving,
-    wait_until,
-)
+from support import fakes
 from support.messages import HELD_OUT, evaluate
 from support.tables import program
 
 SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
-V1 = WeightsNote(1, "d1", NOTE.probe_tokens, NOTE.probe_logprobs)
+V1 = WeightsNote(1, "d1", fakes.NOTE.probe_tokens, fakes.NOTE.probe_logprobs)
 
 
 def test_a_silent_worker_is_given_up_and_its_task_goes_to_another(tmp_path: Path) -> None:
-    config = run_on_disk(tmp_path, broker={"heartbeat_s": 0.1, "silence_s": 0.5})
-    with serving(config), peers(endpoint_of(config), "mute", "other") as (mute, other):
+    config = fakes.run_on_disk(tmp_path, broker={"heartbeat_s": 0.1, "silence_s": 0.5})
+    with fakes.serving(config), fakes.peers(fakes.endpoint_of(config), "mute", "other") as (mute, other):
         mute.ready(config, "rollout")
         task = mute.hear(PrefixTask)
         mute.hear(Unknown)
@@ -70,8 +57,8 @@ def test_a_silent_worker_is_given_up_and_its_task_goes_to_another(tmp_path: Path
 
 
 def test_a_worker_that_beats_without_progress_is_given_up(tmp_path: Path) -> None:
-    config = run_on_disk(tmp_path, broker={"stall_s": 0.5})
-    with serving(config) as broker, peers(endpoint_of(config), "hung") as (hung,):
+    config = fakes.run_on_disk(tmp_path, broker={"stall_s": 0.5})
+    with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "hung") as (hung,):
         hung.ready(config, "rollout")
         task = hung.hear(PrefixTask)
 
@@ -80,7 +67,7 @@ def test_a_worker_that_beats_without_progress_is_given_up(tmp_path: Path) -> Non
             hung.client.receive(0.05)
             return broker.dispatcher.losses["rollout: lost"] == 1
 
-        wait_until(given_up, "giving up")
+        fakes.wait_until(given_up, "giving up")
 
 
 SUSPENDED_WORKER = program(__file__, "SUSPENDED_WORKER")
@@ -89,9 +76,9 @@ SUSPENDED_WORKER = program(__file__, "SUSPENDED_WORKER")
 def test_a_worker_suspended_past_the_deadline_of_its_task_is_unknown_and_not_refused(tmp_path: Path) -> None:
     # Longer than half of the learner's patience, shorter than the silence for which it is given up.
     slow = {"heartbeat_s": 0.2, "silence_s": 5.9, "stall_s": 3.0}
-    config = run_on_disk(tmp_path, broker=slow, learner={"batch_timeout_s": 6.0})
-    with serving(config) as broker:
-        command = [sys.executable, "-c", SUSPENDED_WORKER, f"{config.directory}/config.json", endpoint_of(config)]
+    config = fakes.run_on_disk(tmp_path, broker=slow, learner={"batch_timeout_s": 6.0})
+    with fakes.serving(config) as broker:
+        command = [sys.executable, "-c", SUSPENDED_WORKER, f"{config.directory}/config.json", fakes.endpoint_of(config)]
         paths = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
         with subprocess.Popen(command, env=paths, stdout=subprocess.PIPE, text=True) as worker:
             try:
@@ -108,18 +95,18 @@ def test_a_worker_suspended_past_the_deadline_of_its_task_is_unknown_and_not_ref
 
 
 def test_a_worker_that_leaves_gives_its_task_back_at_once(config: RunConfig, broker: Broker) -> None:
-    with peers(endpoint_of(config), "leaving", "staying") as (leaving, staying):
+    with fakes.peers(fakes.endpoint_of(config), "leaving", "staying") as (leaving, staying):
         leaving.ready(config, "rollout")
         task = leaving.hear(PrefixTask)
         leaving.say(Goodbye("done for today"))
         # Of two connections the broker may read the later message first.
-        wait_until(lambda: broker.dispatcher.losses["rollout: left"] == 1, "the leave")
+        fakes.wait_until(lambda: broker.dispatcher.losses["rollout: left"] == 1, "the leave")
         staying.ready(config, "rollout")
         assert staying.hear(PrefixTask).groups == task.groups
 
 
 def test_a_leaving_worker_gets_no_more_work_and_what_it_finishes_counts(config: RunConfig, broker: Broker) -> None:
-    with peers(endpoint_of(config), "leaving", "staying") as (leaving, staying):
+    with fakes.peers(fakes.endpoint_of(config), "leaving", "staying") as (leaving, staying):
         leaving.ready(config, "rollout", slots=2)
         first, second = leaving.hear(PrefixTask), leaving.hear(PrefixTask)
         leaving.say(Leaving())
@@ -127,15 +114,15 @@ def test_a_leaving_worker_gets_no_more_work_and_what_it_finishes_counts(config: 
         assert leaving.hears_nothing_of(PrefixTask), "two slots are free"
         staying.ready(config, "rollout")
         assert staying.hear(PrefixTask).groups == second.groups
-        leaving.say(sampled(first))
+        leaving.say(fakes.sampled(first))
         leaving.hear(Ack)
         assert leaving.hears_nothing_of(PrefixTask)
         leaving.say(Goodbye("asked to stop"))
-        wait_until(lambda: broker.dispatcher.losses == {"rollout: left": 1}, "the leave")
+        fakes.wait_until(lambda: broker.dispatcher.losses == {"rollout: left": 1}, "the leave")
 
 
 def test_a_leaving_worker_that_joins_again_gets_no_work_either(config: RunConfig, broker: Broker) -> None:
-    with peers(endpoint_of(config), "leaving") as (leaving,):
+    with fakes.peers(fakes.endpoint_of(config), "leaving") as (leaving,):
         leaving.ready(config, "rollout")
         leaving.hear(PrefixTask)
         leaving.say(Leaving())
@@ -143,7 +130,7 @@ def test_a_leaving_worker_that_joins_again_gets_no_work_either(config: RunConfig
         assert leaving.hears_nothing_of(PrefixTask)
 
 
-def beats(peer: Peer, activity: Activity, times: int = 5) -> None:
+def beats(peer: fakes.Peer, activity: Activity, times: int = 5) -> None:
     """So many heartbeats, each of which is answered as one."""
     for _ in range(times):
         peer.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state="", activity=activity))
@@ -151,13 +138,13 @@ def beats(peer: Peer, activity: Activity, times: int = 5) -> None:
     assert not any(isinstance(each, Unknown) for each in peer.passed_over)
 
 
-def works_until_asked_to_join(peer: Peer) -> None:
+def works_until_asked_to_join(peer: fakes.Peer) -> None:
     def is_asked() -> bool:
         peer.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state="waiting"))
         received = peer.client.receive(0.1)
         return received is not None and isinstance(received[0], Unknown)
 
-    wait_until(is_asked, "being asked")
+    fakes.wait_until(is_asked, "being asked")
 
 
 @pytest.mark.parametrize("is_known", [False, True])
@@ -165,7 +152,7 @@ def test_a_worker_whose_ready_was_lost_sends_it_again_and_gets_work(
     is_known: bool, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "READY_S", 0.3)
-    with serving(config), peers(endpoint_of(config), "r", "s") as (rollout, scorer):
+    with fakes.serving(config), fakes.peers(fakes.endpoint_of(config), "r", "s") as (rollout, scorer):
         if is_known:
             scorer.ready(config, "scorer")
         scorer.join("scorer")
@@ -173,7 +160,7 @@ def test_a_worker_whose_ready_was_lost_sends_it_again_and_gets_work(
         works_until_asked_to_join(scorer)
         scorer.ready(config, "scorer")
         rollout.ready(config, "rollout")
-        rollout.say(sampled(rollout.hear(PrefixTask)))
+        rollout.say(fakes.sampled(rollout.hear(PrefixTask)))
         scorer.hear(ScoreTask)
 
 
@@ -181,17 +168,17 @@ def test_a_worker_is_not_asked_to_join_while_it_loads_nor_once_it_is_ready(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "READY_S", -1.0)
-    with serving(config), peers(endpoint_of(config), "s") as (scorer,):
+    with fakes.serving(config), fakes.peers(fakes.endpoint_of(config), "s") as (scorer,):
         scorer.join("scorer")
         beats(scorer, "loading")
         beats(scorer, "waiting")
-        scorer.say(ready(config, "scorer"))
+        scorer.say(fakes.ready(config, "scorer"))
         beats(scorer, "working")
 
 
-def swapping(config: RunConfig, rank: Peer, rollout: Peer) -> None:
+def swapping(config: RunConfig, rank: fakes.Peer, rollout: fakes.Peer) -> None:
     """A rollout that has finished its task is told to swap to version 1."""
-    learner(rank)
+    fakes.learner(rank)
     rollout.ready(config, "rollout")
     task = rollout.hear(PrefixTask)
     rank.say(Published(V1))
@@ -202,38 +189,42 @@ def swapping(config: RunConfig, rank: Peer, rollout: Peer) -> None:
     rollout.say(Heartbeat(progress=1, busy_row_s=0.0, leases=(task.task,), state=""))
     rollout.hear(Beat)
     assert not any(isinstance(each, Swap) for each in rollout.passed_over), "a lease is open"
-    rollout.say(sampled(task))
+    rollout.say(fakes.sampled(task))
     assert rollout.hear(Swap) == Swap(1)
 
 
 def test_a_rollout_swaps_once_its_last_lease_is_in_and_works_at_the_new_version(
     config: RunConfig, broker: Broker
 ) -> None:
-    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+    with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
         assert rollout.hears_nothing_of(PrefixTask)
         close = pack_logprobs([-1.0, -2.0 + 5e-4])
-        rollout.say(Installed(1, "d1", close, checksum=HELD))
+        rollout.say(Installed(1, "d1", close, checksum=fakes.HELD))
         assert rollout.hear(PrefixTask).version == 1
 
 
 @pytest.mark.parametrize(
     ("digest", "probe"),
-    [("d1", pack_logprobs([-1.0, -2.5])), ("d1", pack_logprobs([-1.0, float("nan")])), ("d0", NOTE.probe_logprobs)],
+    [
+        ("d1", pack_logprobs([-1.0, -2.5])),
+        ("d1", pack_logprobs([-1.0, float("nan")])),
+        ("d0", fakes.NOTE.probe_logprobs),
+    ],
     ids=["probe differs", "probe is not a number", "another digest"],
 )
 def test_three_failed_proofs_end_the_rollout_with_a_named_reason(
     digest: str, probe: bytes, config: RunConfig, broker: Broker
 ) -> None:
-    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+    with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
         for failure in range(1, PROBE_FAILURES_ALLOWED):
-            rollout.say(Installed(1, digest, probe, checksum=HELD))
+            rollout.say(Installed(1, digest, probe, checksum=fakes.HELD))
             assert rollout.hear(Probed).failures == failure
             rollout.say(Staged(1))
             rollout.hear(Swap)
         assert rollout.hears_nothing_of(PrefixTask), "no work for a rollout that proved nothing"
-        rollout.say(Installed(1, digest, probe, checksum=HELD))
+        rollout.say(Installed(1, digest, probe, checksum=fakes.HELD))
         reason = rollout.hear(Reject).reason
         assert "does not hold version 1 after 3 installations" in reason
         assert ("digest d0, not d1" if digest == "d0" else "rollout.probe_tolerance") in reason
@@ -242,46 +233,46 @@ def test_three_failed_proofs_end_the_rollout_with_a_named_reason(
 def test_a_rollout_that_rejoins_before_its_weights_are_proved_must_prove_them_first(
     config: RunConfig, broker: Broker
 ) -> None:
-    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+    with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
-        rollout.say(Installed(1, "d1", pack_logprobs([-1.0, -2.5]), checksum=HELD))
+        rollout.say(Installed(1, "d1", pack_logprobs([-1.0, -2.5]), checksum=fakes.HELD))
         assert rollout.hear(Probed).outcome == "refused"
         rollout.join("rollout")
-        unproved = msgspec.structs.replace(ready(config, "rollout"), version=UNPROVED)
+        unproved = msgspec.structs.replace(fakes.ready(config, "rollout"), version=UNPROVED)
         rollout.say(unproved)
         assert rollout.hears_nothing_of(PrefixTask), "no work for weights that nothing proved"
-        rollout.say(Installed(1, "d1", NOTE.probe_logprobs, checksum=HELD))
+        rollout.say(Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
         assert rollout.hear(PrefixTask).version == 1
 
 
 def test_a_proof_that_is_sent_again_changes_nothing(config: RunConfig, broker: Broker) -> None:
-    proof = Installed(1, "d1", NOTE.probe_logprobs, checksum=HELD)
-    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+    proof = Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD)
+    with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
         for _ in range(3):
             rollout.say(proof)
         task = rollout.hear(PrefixTask)
-        rank.say(Published(WeightsNote(2, "d2", NOTE.probe_tokens, NOTE.probe_logprobs)))
+        rank.say(Published(WeightsNote(2, "d2", fakes.NOTE.probe_tokens, fakes.NOTE.probe_logprobs)))
         rank.hear(Accepted)
         rollout.say(Staged(2))
-        rollout.say(sampled(task))
+        rollout.say(fakes.sampled(task))
         assert rollout.hear(Swap) == Swap(2)
         rollout.say(proof)
         assert rollout.hears_nothing_of(PrefixTask), "it is about to install another version"
-        rollout.say(Installed(2, "d2", NOTE.probe_logprobs, checksum=HELD))
+        rollout.say(Installed(2, "d2", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
         assert rollout.hear(PrefixTask).version == 2
 
 
 def test_a_refusal_that_was_lost_is_sent_again_and_counted_once(config: RunConfig, broker: Broker) -> None:
-    bad = Installed(1, "d1", pack_logprobs([-1.0, -2.5]), checksum=HELD)
-    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+    bad = Installed(1, "d1", pack_logprobs([-1.0, -2.5]), checksum=fakes.HELD)
+    with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
         for _ in range(5):
             rollout.say(bad)
             assert rollout.hear(Probed).failures == 1
         rollout.say(Staged(1))
         rollout.hear(Swap)
-        rollout.say(Installed(1, "d1", NOTE.probe_logprobs, checksum=HELD))
+        rollout.say(Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
         assert rollout.hear(PrefixTask).version == 1
 
 
@@ -289,37 +280,37 @@ def test_a_version_that_is_published_only_after_it_was_installed_is_proved_by_th
     config: RunConfig, broker: Broker
 ) -> None:
     """A learner that was killed goes the same way again while its rollouts are ahead."""
-    unproved = msgspec.structs.replace(ready(config, "rollout"), version=UNPROVED)
-    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
-        learner(rank)
+    unproved = msgspec.structs.replace(fakes.ready(config, "rollout"), version=UNPROVED)
+    with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
+        fakes.learner(rank)
         rollout.join("rollout")
         rollout.say(unproved)
-        rollout.say(Installed(1, "d1", NOTE.probe_logprobs, checksum=HELD))
+        rollout.say(Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
         assert rollout.hears_nothing_of(PrefixTask)
         rank.say(Published(V1))
         rank.hear(Accepted)
-        rollout.say(Installed(1, "d1", NOTE.probe_logprobs, checksum=HELD))
+        rollout.say(Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
         assert rollout.hear(PrefixTask).version == 1
 
 
 def test_a_probe_of_the_wrong_length_ends_the_rollout(config: RunConfig, broker: Broker) -> None:
-    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+    with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
-        rollout.say(Installed(1, "d1", pack_logprobs([-1.0]), checksum=HELD))
+        rollout.say(Installed(1, "d1", pack_logprobs([-1.0]), checksum=fakes.HELD))
         assert "1 probe logprobs for 2" in rollout.hear(Reject).reason
 
 
 def test_a_version_whose_probe_is_no_number_is_refused_each_time_and_not_written_down(
     config: RunConfig, broker: Broker
 ) -> None:
-    with peers(endpoint_of(config), "rank") as (rank,):
-        learner(rank)
+    with fakes.peers(fakes.endpoint_of(config), "rank") as (rank,):
+        fakes.learner(rank)
         for _ in range(2):
             rank.say(Published(msgspec.structs.replace(V1, probe_logprobs=pack_logprobs([-1.0, float("nan")]))))
             assert "logprobs must be finite" in rank.hear(Reject).reason
             rank.join("rank")
         found = journal.read(Path(config.directory) / journal.FOLDER)
-        assert [each.note for each in found if isinstance(each, VersionPublished)] == [NOTE]
+        assert [each.note for each in found if isinstance(each, VersionPublished)] == [fakes.NOTE]
 
 
 def test_a_rollout_with_older_weights_of_a_version_gets_those_an_evaluation_needs(
@@ -327,9 +318,9 @@ def test_a_rollout_with_older_weights_of_a_version_gets_those_an_evaluation_need
 ) -> None:
     """The learner was killed, went back and came to version 1 again, with other weights."""
     anew, v2 = (msgspec.structs.replace(V1, version=version, digest=f"{version} anew") for version in (1, 2))
-    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+    with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
-        rollout.say(Installed(1, "d1", NOTE.probe_logprobs, checksum=HELD))
+        rollout.say(Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
         task = rollout.hear(PrefixTask)
         for note in (anew, v2):
             rank.say(Published(note))
@@ -342,34 +333,34 @@ def test_a_rollout_with_older_weights_of_a_version_gets_those_an_evaluation_need
         rollout.say(Heartbeat(progress=2, busy_row_s=0.0, leases=(task.task,), state=""))
         assert rollout.hear(Beat).latest == anew
         rollout.say(Staged(1))
-        rollout.say(sampled(task, "d1"))
+        rollout.say(fakes.sampled(task, "d1"))
         rollout.hear(Swap)
-        rollout.say(Installed(1, "1 anew", NOTE.probe_logprobs, checksum=HELD))
+        rollout.say(Installed(1, "1 anew", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
         test = rollout.hear(PrefixTask)
         assert test.kind == "eval" and test.version == 1
-        rollout.say(sampled(test, "1 anew"))
+        rollout.say(fakes.sampled(test, "1 anew"))
         rollout.say(Heartbeat(progress=3, busy_row_s=0.0, leases=(), state=""))
         while rollout.hear(Beat).latest != v2:
             pass
 
 
 def test_an_evaluation_holds_a_rollout_at_its_version(config: RunConfig, broker: Broker) -> None:
-    with peers(endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
-        learner(rank)
+    with fakes.peers(fakes.endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
+        fakes.learner(rank)
         rollout.ready(config, "rollout")
         task = rollout.hear(PrefixTask)
         rank.say(evaluate("v0", 0, [HELD_OUT] * 3))
         rank.hear(Accepted)
         rollout.say(Staged(1))
-        rollout.say(sampled(task))
+        rollout.say(fakes.sampled(task))
         test = rollout.hear(PrefixTask)
         assert test.kind == "eval" and not any(isinstance(e, Swap) for e in rollout.passed_over)
-        rollout.say(sampled(test))
+        rollout.say(fakes.sampled(test))
         rollout.hear(Swap)
         scorer.ready(config, "scorer")
         while (score := scorer.hear(ScoreTask)).kind != "eval":
-            scorer.say(scored(score))
-        scorer.say(scored(score))
+            scorer.say(fakes.scored(score))
+        scorer.say(fakes.scored(score))
         scorer.hear(Ack)
         rank.say(GetEvaluation("v0"))
         progress, payload = rank.hear_with_payload(EvaluationProgress)

@@ -3,28 +3,15 @@
 The dispatcher with a real ledger and no socket.
 """
 
-from pathlib import Path
-
 import pytest
 
-from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.messages.groups import Sampling
 from prefixrl.common.wire.messages.worker import PrefixTask, Refused, Revoke, ScoreTask
 from prefixrl.learner.broker.workers.dispatch import EVALUATION_SHARE, LOST_TASK_S
 from support.broker.dispatch_desk import Desk, evaluate, held_out
-from support.fakes import ROWS, run_on_disk, sampled, scored
+from support.fakes import ROWS, sampled, scored
 
 SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> RunConfig:
-    return run_on_disk(tmp_path, algorithm={"groups_per_iteration": 8})
-
-
-@pytest.fixture
-def desk(config: RunConfig) -> Desk:
-    return Desk(config)
 
 
 def test_scoring_goes_to_the_scorer_with_most_free_slots(desk: Desk) -> None:

@@ -1,29 +1,16 @@
 """Results that are not what was asked for, and what keeps evaluations out of the ledger."""
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
-from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.messages.groups import Sampling
 from prefixrl.common.wire.messages.worker import Prefixes, PrefixTask, Scores, ScoreTask
 from prefixrl.learner.broker.workers.workers import Worker
 from support.broker.dispatch_desk import Desk, evaluate, held_out
-from support.fakes import ROWS, run_on_disk, sampled, scored
+from support.fakes import ROWS, sampled, scored
 from support.messages import score_task
 
 SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> RunConfig:
-    return run_on_disk(tmp_path, algorithm={"groups_per_iteration": 8})
-
-
-@pytest.fixture
-def desk(config: RunConfig) -> Desk:
-    return Desk(config)
 
 
 def test_prefixes_of_another_version_are_refused_and_the_task_comes_back(desk: Desk) -> None:

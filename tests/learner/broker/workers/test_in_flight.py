@@ -28,35 +28,24 @@ from prefixrl.common.wire.messages.worker import (
     Swap,
 )
 from prefixrl.common.wire.packing import pack_logprobs
+from support import fakes
 from support.broker.dispatch_desk import Desk
-from support.fakes import (
-    HELD,
-    NOTE,
-    Peer,
-    endpoint_of,
-    learner,
-    peers,
-    run_on_disk,
-    sampled,
-    scored,
-    serving,
-    status,
-    train,
-)
 from support.messages import evaluate
 
-V1 = WeightsNote(1, "d1", NOTE.probe_tokens, NOTE.probe_logprobs)
-PROOF = Installed(1, "d1", NOTE.probe_logprobs, checksum=HELD)
+V1 = WeightsNote(1, "d1", fakes.NOTE.probe_tokens, fakes.NOTE.probe_logprobs)
+PROOF = Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD)
 CROSSED = (VersionSpan(0, "d0", 1), VersionSpan(1, "d1", 1))
 
 
 @contextmanager
-def swapped(folder: Path, swap: str = "in_flight") -> Iterator[tuple[Peer, Peer, Peer, list[PrefixTask]]]:
+def swapped(
+    folder: Path, swap: str = "in_flight"
+) -> Iterator[tuple[fakes.Peer, fakes.Peer, fakes.Peer, list[PrefixTask]]]:
     """Rank, scorer and a rollout that was told to install version 1 while it holds a task."""
-    config = run_on_disk(folder, rollout={"groups_per_task": 4, "swap": swap})
-    with serving(config), peers(endpoint_of(config), "rank", "scorer", "rollout") as all_of_them:
+    config = fakes.run_on_disk(folder, rollout={"groups_per_task": 4, "swap": swap})
+    with fakes.serving(config), fakes.peers(fakes.endpoint_of(config), "rank", "scorer", "rollout") as all_of_them:
         rank, scorer, rollout = all_of_them
-        learner(rank)
+        fakes.learner(rank)
         rollout.ready(config, "rollout")
         scorer.ready(config, "scorer")
         task = rollout.hear(PrefixTask)
@@ -70,7 +59,7 @@ def swapped(folder: Path, swap: str = "in_flight") -> Iterator[tuple[Peer, Peer,
 
 def written(task: PrefixTask, *spans: VersionSpan) -> Prefixes:
     """Make a rollout's result of a task, its rows with these spans."""
-    made = sampled(task)
+    made = fakes.sampled(task)
 
     def row(old: Row) -> Row:
         return msgspec.structs.replace(old, spans=spans)
@@ -88,12 +77,12 @@ def test_a_rollout_swaps_with_a_task_open_and_its_crossed_answers_are_trained(tm
         assert rollout.hears_nothing_of(PrefixTask), "its one slot is taken"
         rollout.say(written(task, *CROSSED))
         rollout.hear(Ack)
-        scorer.say(scored(scorer.hear(ScoreTask)))
-        batch = train(rank, 0)
+        scorer.say(fakes.scored(scorer.hear(ScoreTask)))
+        batch = fakes.train(rank, 0)
         assert {group.version for group in batch.groups} == {0}
         rank.say(IterationDone(0, 1))
         rank.hear(Accepted)
-        found = status(rank)
+        found = fakes.status(rank)
         assert found["age_histogram"] == {"0": 4}
         # Version 1 is younger than the iteration only here, where nothing was trained before it was published.
         assert found["token_age_histogram"] == {"-1": 8, "0": 8}
@@ -116,7 +105,7 @@ def test_draining_waits_for_the_task(tmp_path: Path) -> None:
 
 
 def test_crossed_answers_are_refused_where_rollouts_drain(tmp_path: Path) -> None:
-    desk = Desk(run_on_disk(tmp_path, rollout={"groups_per_task": 4}))
+    desk = Desk(fakes.run_on_disk(tmp_path, rollout={"groups_per_task": 4}))
     rollout = desk.worker("rollout")
     desk.dispatch()
     (task,) = desk.tasks(rollout, PrefixTask)
@@ -128,9 +117,9 @@ def test_crossed_answers_are_refused_where_rollouts_drain(tmp_path: Path) -> Non
 
 
 def test_an_evaluation_is_of_one_version_and_holds_the_swap_up(tmp_path: Path) -> None:
-    config = run_on_disk(tmp_path, rollout={"groups_per_task": 4, "swap": "in_flight"})
-    with serving(config), peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
-        learner(rank)
+    config = fakes.run_on_disk(tmp_path, rollout={"groups_per_task": 4, "swap": "in_flight"})
+    with fakes.serving(config), fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
+        fakes.learner(rank)
         rank.say(evaluate("e"))
         rank.hear(Accepted)
         rollout.ready(config, "rollout")
@@ -147,7 +136,7 @@ def test_an_evaluation_is_of_one_version_and_holds_the_swap_up(tmp_path: Path) -
 def test_tokens_of_weights_that_did_not_pass_are_not_taken(tmp_path: Path) -> None:
     with swapped(tmp_path) as (_, _, rollout, (task,)):
         rollout.hear(Swap)
-        rollout.say(Installed(1, "d1", pack_logprobs([-1.0, -2.5]), checksum=HELD))
+        rollout.say(Installed(1, "d1", pack_logprobs([-1.0, -2.5]), checksum=fakes.HELD))
         assert rollout.hear(Probed).outcome == "refused"
         rollout.say(written(task, *CROSSED))
         assert "weights d1, which it did not prove to hold" in rollout.hear(Reject).reason
@@ -187,7 +176,7 @@ def test_spans_that_cannot_be_are_refused_by_name_and_the_groups_come_back(case:
 
 
 def test_a_result_older_than_its_task_is_refused(tmp_path: Path) -> None:
-    desk = Desk(run_on_disk(tmp_path, rollout={"groups_per_task": 4, "swap": "in_flight"}))
+    desk = Desk(fakes.run_on_disk(tmp_path, rollout={"groups_per_task": 4, "swap": "in_flight"}))
     rollout = desk.worker("rollout", version=1)
     desk.dispatch()
     (task,) = desk.tasks(rollout, PrefixTask)
