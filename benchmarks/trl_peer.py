@@ -290,10 +290,10 @@ def main(path: Path, quick: bool, python: Path | None, example: str, steps: int 
             for threads in (1, 2):
                 runs.append(run_trl(task, seed, threads, Path(name), python))
                 print(
-                    runs[-1].arm, seed, f"{runs[-1].rate(task.rows):.0f} prefixes/s", runs[-1].to_goal(task), flush=True
+                    runs[-1].arm, seed, f"{runs[-1].rate(task.rows):.2f} prefixes/s", runs[-1].to_goal(task), flush=True
                 )
             runs.append(run_ours(task, seed, Path(name)))
-            print(runs[-1].arm, seed, f"{runs[-1].rate(task.rows):.0f} prefixes/s", runs[-1].to_goal(task), flush=True)
+            print(runs[-1].arm, seed, f"{runs[-1].rate(task.rows):.2f} prefixes/s", runs[-1].to_goal(task), flush=True)
     models = {name: Path(getattr(task, name)).name for name in ("adapter", "target")}  # not where this machine has them
     settings: dict[str, Any] = {
         "task": asdict(task) | models | {"example": example},

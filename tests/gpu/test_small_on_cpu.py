@@ -6,18 +6,7 @@ import numpy as np
 import pytest
 from transformers import Qwen2Config
 
-from support.models.on_device import (
-    OWN,
-    losses,
-    memory_and_speed,
-    probe,
-    probe_figures,
-    publication,
-    resumed_and_poisoned,
-    save_random,
-    whole_run,
-    with_settings,
-)
+from support.models import on_device
 from support.models.tiny_model import DEEPSPEED_WARNINGS, run_config, save_model
 from support.models.vllm_on_device import beside_the_learner
 
@@ -30,13 +19,15 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_variant_takes_the_steps_of_the_plain_one(adapter: Path) -> None:
-    found = losses("cpu", adapter)
+    found = on_device.losses("cpu", adapter)
     for name, values in found.items():
-        assert np.isfinite(values).all() and (name in OWN or values == pytest.approx(found["stage 0"], abs=1e-4)), name
+        assert np.isfinite(values).all() and (
+            name in on_device.OWN or values == pytest.approx(found["stage 0"], abs=1e-4)
+        ), name
 
 
 def test_a_resume_goes_on_and_a_step_with_a_nan_is_dropped(adapter: Path, tmp_path: Path) -> None:
-    assert resumed_and_poisoned("cpu", adapter, tmp_path) == (0.0, True)
+    assert on_device.resumed_and_poisoned("cpu", adapter, tmp_path) == (0.0, True)
 
 
 @pytest.mark.nightly
@@ -46,30 +37,38 @@ def test_a_whole_iteration_takes_the_memory_that_the_forecast_says(tmp_path: Pat
         vocab_size=vocabulary, hidden_size=128, intermediate_size=512, num_hidden_layers=6, num_attention_heads=4,
         num_key_value_heads=2, tie_word_embeddings=True, architectures=["Qwen2ForCausalLM"],
     )  # fmt: skip
-    folder = save_random(tmp_path / "adapter", shape, "bfloat16")
+    folder = on_device.save_random(tmp_path / "adapter", shape, "bfloat16")
     config = run_config(
         folder, rollout={"temperature": 0.7, "prefix_tokens": 16},
         algorithm={"groups_per_iteration": 8, "samples_per_prompt": 8, "minibatches": 1},
         learner={"dtype": "bfloat16", "micro_batch_tokens": 4096, "deepspeed": {"zero_optimization": {"stage": 2}}},
     )  # fmt: skip
-    for each in (config, with_settings(config, gradient_checkpointing=True)):
-        peak = memory_and_speed(each, 48, "small")[0]
+    for each in (config, on_device.with_settings(config, gradient_checkpointing=True)):
+        peak = on_device.memory_and_speed(each, 48, "small")[0]
         assert peak.ratio is not None and 0.85 < peak.ratio < 1.02
 
 
 def test_a_copy_from_the_device_is_whole(tmp_path: Path) -> None:
-    assert len(publication("cpu", 2**22, tmp_path)) == 5
+    assert len(on_device.publication("cpu", 2**22, tmp_path)) == 5
 
 
 def test_the_probe_is_exact_in_float32_and_sees_another_version(adapter: Path) -> None:
-    found = probe("cpu", adapter, "float32", 4.0, 64)
+    found = on_device.probe("cpu", adapter, "float32", 4.0, 64)
     assert found["right version"].max() < 1e-4 < np.median(found["weights 2 % off"])
-    assert len(probe_figures(found, "float32")) == 6
+    assert len(on_device.probe_figures(found, "float32")) == 6
 
 
 @pytest.mark.timeout(400)
 def test_a_run_with_a_killed_rollout_ends_well(tmp_path: Path) -> None:
-    assert len(whole_run("cpu", tmp_path / "run", 3)) == 2
+    assert len(on_device.whole_run("cpu", tmp_path / "run", 3)) == 2
+
+
+def test_two_ranks_train_what_one_trains_and_publish_the_same_weights(tmp_path: Path) -> None:
+    save_model(tmp_path / "adapter")
+    alone, both = (on_device.of_ranks("cpu", tmp_path, ranks) for ranks in (1, 2))
+    for stage, found in both.items():
+        assert found["digest"] == alone[stage]["digest"] != ""
+        assert found["losses"] == pytest.approx(alone[stage]["losses"], abs=1e-4)
 
 
 @pytest.mark.vllm
@@ -79,11 +78,11 @@ def test_vllm_samples_the_learners_policy_before_and_after_an_installation(tmp_p
         vocab_size=600, hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, tie_word_embeddings=False,
     )  # fmt: skip
-    adapter = save_random(tmp_path / "adapter", shape, "float32")
+    adapter = on_device.save_random(tmp_path / "adapter", shape, "float32")
     assert len(beside_the_learner("cpu", adapter, "float32", 8, 200)) == 15
 
 
 @pytest.mark.vllm
 @pytest.mark.timeout(400)
 def test_a_run_with_both_models_in_vllm_outlives_a_killed_rollout(tmp_path: Path) -> None:
-    assert len(whole_run("cpu", tmp_path / "run", 3, "vllm")) == 2
+    assert len(on_device.whole_run("cpu", tmp_path / "run", 3, "vllm")) == 2

@@ -10,16 +10,8 @@ import zmq
 
 from prefixrl.common.errors import PeerLost, Refusal
 from prefixrl.common.run.digests import model_digests, scorer_digests
+from prefixrl.common.wire import keys
 from prefixrl.common.wire.flood import MOST_SILENT
-from prefixrl.common.wire.keys import (
-    ClientKey,
-    KeyRole,
-    Pair,
-    add_client,
-    client_key_file,
-    read_client_key,
-    remove_client,
-)
 from prefixrl.common.wire.messages.fields import PROTOCOL, Role
 from prefixrl.common.wire.messages.learner import (
     FromBroker,
@@ -48,10 +40,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRun]:
         yield started
 
 
-def false_key(role: KeyRole = "operator") -> ClientKey:
+def false_key(role: keys.KeyRole = "operator") -> keys.ClientKey:
     """A key that nobody let in, of one who knows the run's public half."""
     public, secret = zmq.curve_keypair()
-    return replace(key(role), pair=Pair(public.decode(), secret.decode()))
+    return replace(key(role), pair=keys.Pair(public.decode(), secret.decode()))
 
 
 def hello(role: Role) -> Hello:
@@ -133,8 +125,8 @@ def test_an_operators_key_opens_nothing_of_a_rank(run: RealRun) -> None:
 
 
 def test_a_key_that_was_removed_is_refused_by_both_servers_which_live_on(run: RealRun) -> None:
-    add_client(run.directory, "node-7")
-    node_7 = read_client_key(client_key_file(run.directory, "node-7"))
+    keys.add_client(run.directory, "node-7")
+    node_7 = keys.read_client_key(keys.client_key_file(run.directory, "node-7"))
     broker: Client[FromBroker, ToBroker] = Client(run.endpoint, FromBroker, b"node-7", node_7)
     weights_at = (run.directory / "weights_endpoint").read_text()
     weights: Client[FromWeights, ToWeights] = Client(weights_at, FromWeights, b"node-7", node_7)
@@ -143,7 +135,7 @@ def test_a_key_that_was_removed_is_refused_by_both_servers_which_live_on(run: Re
     assert received is not None and isinstance(received[0], Manifest)
     broker.send(hello("scorer"))
     assert broker.receive(20.0) is not None
-    remove_client(run.directory, "node-7")
+    keys.remove_client(run.directory, "node-7")
     broker.send(hello("scorer"))
     answer = broker.receive(20.0)
     assert answer is not None and answer[0] == Reject("its key was removed from the run's list")

@@ -30,17 +30,7 @@ from support.models import vllm_world as world
 from support.models.process_models import SEPARATOR, loaded, marked
 from support.models.vllm_world import END, EXAMPLE
 from support.paths import EXAMPLES
-from support.runs.run_helper import (
-    RUN_FILE,
-    SMALL,
-    check_books,
-    finish,
-    inspect,
-    launched,
-    status,
-    trained_iterations,
-    wait_for,
-)
+from support.runs import run_helper
 
 pytestmark = [
     pytest.mark.vllm,
@@ -102,7 +92,7 @@ class Served:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
 
     def wait(self) -> None:
-        wait_for(self._is_up, f"a start of the server, whose log is {self._log}", START_S)
+        run_helper.wait_for(self._is_up, f"a start of the server, whose log is {self._log}", START_S)
 
     def _is_up(self) -> bool:
         assert self._process is not None
@@ -133,7 +123,7 @@ def served(vllm_is_there: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 def config(served: Served, *settings: str) -> RunConfig:
     address = ("scorer.engine=openai", f"scorer.openai.url={served.url}")
-    return load(RUN_FILE, (*address, *settings))
+    return load(run_helper.RUN_FILE, (*address, *settings))
 
 
 def continued(engine: Engine, job: Job) -> JobResult:
@@ -202,15 +192,15 @@ def test_scorers_that_hold_the_process_reward_model_alone_judge_what_the_served_
     """Target and process reward model are processes of their own, each as many as one likes."""
     folder = EXAMPLES / "openr_math/prm"
     keys = (f"model={folder}", "format=step_tag", f"separator='{SEPARATOR}'", "aggregate=min", "max_tokens=128")
-    settings = (*SMALL, "algorithm.iterations=3", "scorer.keep_completions=true", "launch.scorers=2")
+    settings = (*run_helper.SMALL, "algorithm.iterations=3", "scorer.keep_completions=true", "launch.scorers=2")
     settings += ("scorer.engine=openai", f"scorer.openai.url={served.url}", "scorer.prm.device=cpu")
-    with launched(tmp_path, *settings, *(f"scorer.prm.{key}" for key in keys)) as run:
-        summary = finish(run, tmp_path, timeout_s=400)
-    check_books(summary, tmp_path)
+    with run_helper.launched(tmp_path, *settings, *(f"scorer.prm.{key}" for key in keys)) as run:
+        summary = run_helper.finish(run, tmp_path, timeout_s=400)
+    run_helper.check_books(summary, tmp_path)
     assert summary["engine"]["scorer"] == "openai" and summary["endpoint"]["requests"] > 0
     form, model = loaded(folder, "step_tag")
-    rows = [(line["question"], row) for line in inspect(tmp_path) for row in line["rows"]]
-    assert {each["scorer"] for each in inspect(tmp_path)} <= {"scorer-0", "scorer-1"}
+    rows = [(line["question"], row) for line in run_helper.inspect(tmp_path) for row in line["rows"]]
+    assert {each["scorer"] for each in run_helper.inspect(tmp_path)} <= {"scorer-0", "scorer-1"}
     for question, row in rows[:64]:
         scores = model.scores([marked(form, question, row["completion"])])[0]
         assert row["process"]["scores"] == pytest.approx(scores, abs=1e-5)
@@ -223,23 +213,23 @@ def test_a_run_whose_server_is_killed_ends_as_one_with_the_target_in_process(ser
     Their weights differ by rounding: which rows a forward of the rollout has depends on when they came.
     """
     same = (
-        *SMALL, f"algorithm.iterations={ITERATIONS}", "algorithm.max_staleness=0", "scorer.temperature=0",
+        *run_helper.SMALL, f"algorithm.iterations={ITERATIONS}", "algorithm.max_staleness=0", "scorer.temperature=0",
         "evaluation.problems=32", "launch.scorers=1", "broker.silence_s=30",
     )  # fmt: skip
     address = ("scorer.engine=openai", f"scorer.openai.url={served.url}")
     prices = ("scorer.openai.prompt_price=1", "scorer.openai.completion_price=2")
     alone, apart = tmp_path / "alone", tmp_path / "apart"
     with (
-        launched(alone, *same, "scorer.engine=transformers") as in_process,
-        launched(apart, *same, *address, *prices) as run,
+        run_helper.launched(alone, *same, "scorer.engine=transformers") as in_process,
+        run_helper.launched(apart, *same, *address, *prices) as run,
     ):
-        wait_for(lambda: trained_iterations(apart) >= 1, "an iteration", 240)
+        run_helper.wait_for(lambda: run_helper.trained_iterations(apart) >= 1, "an iteration", 240)
         served.kill()
-        wait_for(lambda: "waiting for http" in _scorer_state(apart), "a scorer that waits", 120)
+        run_helper.wait_for(lambda: "waiting for http" in _scorer_state(apart), "a scorer that waits", 120)
         served.start()
-        summary = finish(run, apart, timeout_s=400)
-        expected = finish(in_process, alone, timeout_s=240)
-    check_books(summary, apart)
+        summary = run_helper.finish(run, apart, timeout_s=400)
+        expected = run_helper.finish(in_process, alone, timeout_s=240)
+    run_helper.check_books(summary, apart)
     assert summary["groups"]["trained"] == summary["groups"]["issued"] == ITERATIONS * 16
     assert not summary["losses"] and not summary["row_errors"]
     assert summary["engine"]["scorer"] == "openai"
@@ -275,9 +265,9 @@ def trained(directory: Path) -> list[tuple[int, str, list[list[int]], list[float
             [row["prefix_ids"] for row in line["rows"]],
             [r["reward"] for r in line["rows"]],
         )
-        for line in inspect(directory)
+        for line in run_helper.inspect(directory)
     )
 
 
 def _scorer_state(directory: Path) -> str:
-    return " ".join(each["state"] for each in status(directory)["workers"])
+    return " ".join(each["state"] for each in run_helper.status(directory)["workers"])

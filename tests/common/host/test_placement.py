@@ -8,19 +8,7 @@ from hypothesis import strategies as st
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.host.placement import (
-    LEARNER,
-    VARIABLE,
-    Process,
-    described,
-    gpus_here,
-    neighbours,
-    place,
-    processes_of,
-    read,
-    visible,
-    written,
-)
+from prefixrl.common.host import placement
 from support.tables import table
 
 BASE: dict[str, Any] = {
@@ -71,15 +59,15 @@ ALL_2 = {"tensor_parallel_size": 2, "options": {"pipeline_parallel_size": 2, "da
 def test_processes_are_placed_as_a_person_would(
     there: int, launch: dict[str, Any], scorer: dict[str, Any], expected: str
 ) -> None:
-    assert described(place(processes_of(config_of(launch, scorer)), there)) == expected
+    assert placement.described(placement.place(placement.processes_of(config_of(launch, scorer)), there)) == expected
 
 
 def test_processes_without_a_model_on_a_gpu_get_none() -> None:
     openai = {"engine": "openai", "openai": {"url": "http://127.0.0.1:1/v1"}}
     served = RunConfig.model_validate(BASE | {"scorer": openai})
-    assert place(processes_of(served), 2) == {"learner": (0,), "rollout-0": (1,), "scorer-0": ()}
+    assert placement.place(placement.processes_of(served), 2) == {"learner": (0,), "rollout-0": (1,), "scorer-0": ()}
     on_cpu = RunConfig.model_validate(BASE | {"learner": {"device": "cpu"}})
-    assert place(processes_of(on_cpu), 2) == {"learner": (), "rollout-0": (0,), "scorer-0": (1,)}
+    assert placement.place(placement.processes_of(on_cpu), 2) == {"learner": (), "rollout-0": (0,), "scorer-0": (1,)}
 
 
 @pytest.mark.parametrize(
@@ -94,7 +82,7 @@ def test_what_does_not_exist_is_refused(
     there: int, launch: dict[str, Any], scorer: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        place(processes_of(config_of(launch, scorer)), there)
+        placement.place(placement.processes_of(config_of(launch, scorer)), there)
 
 
 @table(__file__)
@@ -110,35 +98,35 @@ def test_everybody_gets_as_many_different_gpus_as_asked_for_and_guests_alone_sit
     there: int, ranks: int, rollouts: list[bool], scorers: list[int]
 ) -> None:
     processes = [
-        Process(LEARNER, ranks),
-        *(Process(f"rollout-{index}", 1, is_guest=is_guest) for index, is_guest in enumerate(rollouts)),
-        *(Process(f"scorer-{index}", gpus) for index, gpus in enumerate(scorers)),
+        placement.Process(placement.LEARNER, ranks),
+        *(placement.Process(f"rollout-{index}", 1, is_guest=is_guest) for index, is_guest in enumerate(rollouts)),
+        *(placement.Process(f"scorer-{index}", gpus) for index, gpus in enumerate(scorers)),
     ]
     if max(each.gpus for each in processes) > there:
         with pytest.raises(ConfigError):
-            place(processes, there)
+            placement.place(processes, there)
         return
-    placed = place(processes, there)
+    placed = placement.place(processes, there)
     for process in processes:
         assert len(set(placed[process.name])) == process.gpus == len(placed[process.name])
         assert set(placed[process.name]) <= set(range(there))
     if sum(each.gpus for each in processes) <= there:
-        assert all(len(names) == 1 for names in neighbours(placed).values())
-    assert read(written(placed)) == placed
+        assert all(len(names) == 1 for names in placement.neighbours(placed).values())
+    assert placement.read(placement.written(placed)) == placed
 
 
 def test_a_process_sees_its_own_gpus_and_the_learner_knows_where_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 6,GPU-7")
-    assert gpus_here() == ("4", "6", "GPU-7")
+    assert placement.gpus_here() == ("4", "6", "GPU-7")
     placed = {"learner": (0,), "rollout-0": (0,), "scorer-0": (1, 2), "scorer-1": ()}
-    assert visible(placed, gpus_here(), "learner") == {
+    assert placement.visible(placed, placement.gpus_here(), "learner") == {
         "CUDA_VISIBLE_DEVICES": "4",
-        VARIABLE: "learner=0;rollout-0=0;scorer-0=1,2;scorer-1=",
+        placement.VARIABLE: "learner=0;rollout-0=0;scorer-0=1,2;scorer-1=",
     }
-    assert visible(placed, gpus_here(), "scorer-0") == {"CUDA_VISIBLE_DEVICES": "6,GPU-7"}
-    assert visible(placed, gpus_here(), "scorer-1") == {"CUDA_VISIBLE_DEVICES": ""}
-    assert visible({}, (), "learner") == {}
+    assert placement.visible(placed, placement.gpus_here(), "scorer-0") == {"CUDA_VISIBLE_DEVICES": "6,GPU-7"}
+    assert placement.visible(placed, placement.gpus_here(), "scorer-1") == {"CUDA_VISIBLE_DEVICES": ""}
+    assert placement.visible({}, (), "learner") == {}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert gpus_here() == ()
+    assert placement.gpus_here() == ()
     with pytest.raises(ConfigError, match="placement 'x': must be"):
-        read("x")
+        placement.read("x")

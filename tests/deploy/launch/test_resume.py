@@ -16,17 +16,7 @@ from prefixrl.common.run.directory_format import write_format
 from prefixrl.deploy.launch.resume import CHANGES_FILE, ChangeLine, resumed
 from prefixrl.deploy.runs.inspect import checked
 from support.fakes import run_on_disk
-from support.runs.run_helper import (
-    RUN_FILE,
-    SMALL,
-    check_books,
-    command,
-    finish,
-    launched,
-    logs,
-    trained_iterations,
-    wait_for,
-)
+from support.runs import run_helper
 
 
 def begun(folder: Path) -> Path:
@@ -105,17 +95,19 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["algorithm.iterations", "data.epochs"])
 def test_a_stopped_run_is_ended_earlier(tmp_path: Path, key: str) -> None:
     directory, example = tmp_path / "run", tmp_path / "example"
-    shutil.copytree(RUN_FILE.parent, example)
-    run_file = example / RUN_FILE.name
+    shutil.copytree(run_helper.RUN_FILE.parent, example)
+    run_file = example / run_helper.RUN_FILE.name
     if key == "data.epochs":
         lines = (example / "train.jsonl").read_text().splitlines(keepends=True)
         (example / "train.jsonl").write_text("".join(lines[:64]))
         run_file.write_text(
             run_file.read_text().replace("iterations = 100", "").replace("[data]", "[data]\nepochs = 500")
         )
-    settings = [each for each in SMALL if "iterations" not in each]
-    with launched(directory, *settings, 'algorithm.admission="as_early_as_allowed"', run_file=run_file) as first:
-        wait_for(lambda: trained_iterations(directory) >= 5, "five iterations")
+    settings = [each for each in run_helper.SMALL if "iterations" not in each]
+    with run_helper.launched(
+        directory, *settings, 'algorithm.admission="as_early_as_allowed"', run_file=run_file
+    ) as first:
+        run_helper.wait_for(lambda: run_helper.trained_iterations(directory) >= 5, "five iterations")
         first.terminate()
         assert first.wait(60) == 130
     done = int(max((directory / "checkpoints").glob("step_????????")).name[5:])
@@ -123,7 +115,7 @@ def test_a_stopped_run_is_ended_earlier(tmp_path: Path, key: str) -> None:
     change = f"{key}={done if key == 'algorithm.iterations' else 1}"
     again = [sys.executable, "-m", "prefixrl.deploy", "resume", str(directory), "--change", change]
     ended = subprocess.run(again, capture_output=True, text=True, check=False, timeout=120.0)
-    assert ended.returncode == 0, ended.stdout + ended.stderr + logs(directory)
+    assert ended.returncode == 0, ended.stdout + ended.stderr + run_helper.logs(directory)
     summary = json.loads((directory / "summary.json").read_text())
     assert summary["versions"] == done or key == "data.epochs"
     assert done <= summary["versions"] < done + 6, "what was under way, and no more"
@@ -137,21 +129,24 @@ def test_a_stopped_run_is_ended_earlier(tmp_path: Path, key: str) -> None:
 @pytest.mark.timeout(400)
 def test_a_finished_run_is_extended_and_every_group_is_trained_once(tmp_path: Path) -> None:
     directory = tmp_path / "run"
-    with launched(directory, *SMALL, "algorithm.iterations=4") as first:
-        assert finish(first, directory)["versions"] == 4
+    with run_helper.launched(directory, *run_helper.SMALL, "algorithm.iterations=4") as first:
+        assert run_helper.finish(first, directory)["versions"] == 4
     judged = (directory / "evaluations/trained_adapter.greedy.jsonl").stat().st_mtime_ns
     again = [sys.executable, "-m", "prefixrl.deploy", "resume", str(directory), "--change", "algorithm.iterations=8"]
     done = subprocess.run(again, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     summary = json.loads((directory / "summary.json").read_text())
     assert summary["versions"] == 8
-    check_books(summary, directory)
+    run_helper.check_books(summary, directory)
     assert checked(directory).startswith("128 groups: 128 trained; 8 iterations")
     assert (directory / "evaluations/trained_adapter.greedy.jsonl").stat().st_mtime_ns > judged
     (line,) = json_lines.read(directory / CHANGES_FILE, ChangeLine)
     assert (line.iteration, line.before, line.after) == (4, 4, 8)
     refused = subprocess.run(
-        command(directory, *SMALL, "algorithm.iterations=4"), capture_output=True, text=True, check=False
+        run_helper.command(directory, *run_helper.SMALL, "algorithm.iterations=4"),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert refused.returncode == 2
     assert f"`prefixrl resume {directory}`" in refused.stderr

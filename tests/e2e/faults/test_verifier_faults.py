@@ -12,24 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.runs.run_helper import (
-    ROOT,
-    check_books,
-    command,
-    finish,
-    inspect,
-    launched,
-    logs,
-    status,
-    trained_iterations,
-    wait_for,
-)
+from support.runs import run_helper
 from support.tables import program
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
-RUN_FILE = ROOT / "deploy/examples/arithmetic_direct/run.toml"
-TRAINING = ROOT / "deploy/examples/arithmetic/train.jsonl"
+RUN_FILE = run_helper.ROOT / "deploy/examples/arithmetic_direct/run.toml"
+TRAINING = run_helper.ROOT / "deploy/examples/arithmetic/train.jsonl"
 SMALL = ("algorithm.groups_per_iteration=16", "algorithm.iterations=3", "evaluation.problems=32", "broker.silence_s=2")
 FAILS_SOMETIMES = program(__file__, "FAILS_SOMETIMES")
 FAILS_ALWAYS = """
@@ -85,21 +74,21 @@ def test_a_sandbox_that_fails_in_mid_run_makes_no_row_wrong_and_trains_none(tmp_
         "algorithm.samples_per_prompt=4", "algorithm.iterations=5", "evaluation.problems=8",
         "broker.max_failure_share=1", "broker.requeues=1000", "scorer.verify_timeout_s=30",
     )  # fmt: skip
-    with launched(directory, *settings, run_file=RUN_FILE) as process:
-        wait_for(lambda: trained_iterations(directory) >= 1, "the first iteration", 240)
+    with run_helper.launched(directory, *settings, run_file=RUN_FILE) as process:
+        run_helper.wait_for(lambda: run_helper.trained_iterations(directory) >= 1, "the first iteration", 240)
         # No sandbox can be built without descriptors; a fork, which needs two, still can.
-        wait_for(
-            lambda: allow_files(process, 2) or status(directory)["row_errors"].get("sandbox failed"),
+        run_helper.wait_for(
+            lambda: allow_files(process, 2) or run_helper.status(directory)["row_errors"].get("sandbox failed"),
             "a sandbox that fails",
             120,
         )
         allow_files(process, None)
-        summary = finish(process, directory)
-    check_books(summary, directory)
+        summary = run_helper.finish(process, directory)
+    run_helper.check_books(summary, directory)
     assert summary["groups"]["trained"] == 5 * 4
     assert set(summary["row_errors"]) == {"sandbox failed"}
     golds = {line["id"]: line["answer"] for line in map(json.loads, TRAINING.read_text().splitlines())}
-    rows = [(row, golds[group["prompt_id"]]) for group in inspect(directory) for row in group["rows"]]
+    rows = [(row, golds[group["prompt_id"]]) for group in run_helper.inspect(directory) for row in group["rows"]]
     for row, gold in rows:
         if row["status"] == "error":
             assert row["advantage"] is None
@@ -116,11 +105,11 @@ def test_what_the_verifier_cannot_judge_is_excluded_by_cause_and_never_a_reward_
     (tmp_path / "mine.py").write_text(FAILS_SOMETIMES)
     directory = tmp_path / "run"
     settings = (*SMALL, f"reward.function={tmp_path}/mine.py:score")
-    with launched(directory, *settings, run_file=RUN_FILE) as process:
-        summary = finish(process, directory)
-    check_books(summary, directory)
+    with run_helper.launched(directory, *settings, run_file=RUN_FILE) as process:
+        summary = run_helper.finish(process, directory)
+    run_helper.check_books(summary, directory)
     assert summary["groups"]["trained"] == 3 * 16
-    rows = [row for line in inspect(directory) for row in line["rows"]]
+    rows = [row for line in run_helper.inspect(directory) for row in line["rows"]]
     failed = [row for row in rows if row["status"] == "error"]
     reasons = " ".join({row["extracted"] for row in failed})
     assert "its process ended 2 times" in reasons
@@ -143,9 +132,9 @@ def test_a_verifier_that_fails_on_every_row_ends_the_run_by_name_with_its_counts
     (tmp_path / "mine.py").write_text(FAILS_ALWAYS)
     directory = tmp_path / "run"
     settings = (*SMALL, f"reward.function={tmp_path}/mine.py:score", "rollout.answer_tokens=64")
-    with launched(directory, *settings, run_file=RUN_FILE) as process:
+    with run_helper.launched(directory, *settings, run_file=RUN_FILE) as process:
         output = process.communicate(timeout=300)[0]
-    assert process.returncode == 5, output + logs(directory)
+    assert process.returncode == 5, output + run_helper.logs(directory)
     assert "error: iteration 0 gets no batch: " in output
     assert "could not be sampled or judged, more than broker.max_failure_share = 0.5" in output
     assert "RuntimeError: the service is away (mine.py, line 3)" in output
@@ -159,9 +148,9 @@ def test_a_host_that_cannot_isolate_runs_no_programs_and_says_why(tmp_path: Path
     directory = tmp_path / "run"
     shell = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
     inside = ["unshare", "--user", "--map-root-user", "sh", "-c", shell, "sh"]
-    given = command(directory, *SMALL, "data.code=answers", run_file=RUN_FILE)
+    given = run_helper.command(directory, *SMALL, "data.code=answers", run_file=RUN_FILE)
     finished = subprocess.run([*inside, *given], capture_output=True, text=True, timeout=300)
-    said = finished.stdout + finished.stderr + logs(directory)
+    said = finished.stdout + finished.stderr + run_helper.logs(directory)
     assert finished.returncode != 0
     assert "error: data.code = 'answers', or a problem set with coding tasks, needs isolated programs" in said
     assert "needs isolated programs: this host cannot" in said
@@ -171,7 +160,7 @@ def test_a_host_that_cannot_isolate_runs_no_programs_and_says_why(tmp_path: Path
 def test_a_function_and_programs_cannot_both_judge(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FAILS_ALWAYS)
     settings = (*SMALL, f"reward.function={tmp_path}/mine.py:score", "data.code=tests")
-    given = command(tmp_path / "run", *settings, run_file=RUN_FILE)
+    given = run_helper.command(tmp_path / "run", *settings, run_file=RUN_FILE)
     finished = subprocess.run(given, capture_output=True, text=True, timeout=60)
     assert finished.returncode == 2
     assert 'data.code = "tests"' in finished.stderr + finished.stdout

@@ -11,22 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config
 
 from prefixrl.common.config.learner import LearnerConfig, LoraConfig
-from prefixrl.learner.check.footprint import (
-    CONTEXT_BYTES,
-    GIB,
-    HEAD_ENTRIES,
-    Footprint,
-    ModelShape,
-    RankPlan,
-    _buckets,
-    _most_at_once,
-    activation_bytes,
-    engine_footprint,
-    head_bytes,
-    layer_bytes,
-    learner_footprint,
-    remedies,
-)
+from prefixrl.learner.check import footprint
 from prefixrl.learner.check.model_shapes import PUBLISHED
 from prefixrl.learner.models import distributed, lora
 from prefixrl.learner.models.head import BLOCK_ENTRIES, token_logprobs
@@ -37,16 +22,16 @@ from support.models.tiny_model import DEEPSPEED_WARNINGS
 ROWS, ROW_TOKENS = 4, 64
 
 
-def plan_of(shape: ModelShape, **changes: Any) -> RankPlan:
+def plan_of(shape: footprint.ModelShape, **changes: Any) -> footprint.RankPlan:
     given: dict[str, Any] = {
         "parameters": shape.parameters, "dtype_bytes": 2, "stage": 2, "ranks": 1,
         "micro_batch_tokens": ROWS * ROW_TOKENS, "row_tokens": ROW_TOKENS, "action_positions": 64, "shape": shape,
         "has_critic": False, "has_reference": False,
     }  # fmt: skip
-    return RankPlan(**(given | changes))
+    return footprint.RankPlan(**(given | changes))
 
 
-def hf_config(shape: ModelShape) -> PretrainedConfig:
+def hf_config(shape: footprint.ModelShape) -> PretrainedConfig:
     kind = Qwen2Config if shape.is_biased else LlamaConfig
     extra: dict[str, Any] = {} if shape.is_biased else {"head_dim": shape.head_size}
     return kind(
@@ -56,7 +41,7 @@ def hf_config(shape: ModelShape) -> PretrainedConfig:
     )  # fmt: skip
 
 
-def built(shape: ModelShape, dtype: torch.dtype = torch.bfloat16) -> Any:
+def built(shape: footprint.ModelShape, dtype: torch.dtype = torch.bfloat16) -> Any:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(hf_config(shape), dtype=dtype, attn_implementation="sdpa")
     model = model.to_empty(device="cpu")
@@ -85,10 +70,10 @@ def saved_bytes(model: nn.Module) -> int:
     return sum(found.values())
 
 
-def with_layers(shape: ModelShape, layers: int) -> ModelShape:
+def with_layers(shape: footprint.ModelShape, layers: int) -> footprint.ModelShape:
     # The vocabulary has no part in what layers save, and much in the memory of this test.
-    fields = {name: getattr(shape, name) for name in ModelShape.__dataclass_fields__}
-    return ModelShape(**(fields | {"layers": layers, "vocabulary": 64, "is_tied": True}))
+    fields = {name: getattr(shape, name) for name in footprint.ModelShape.__dataclass_fields__}
+    return footprint.ModelShape(**(fields | {"layers": layers, "vocabulary": 64, "is_tied": True}))
 
 
 @pytest.mark.nightly
@@ -113,16 +98,16 @@ def test_layers_of_true_size_save_what_the_forecast_says(
     if low_rank:
         lora.add(model, LoraConfig(rank=low_rank), 0)
     plan = plan_of(shape, low_rank=(low_rank, 1, 1) if low_rank else None, is_checkpointed=is_checkpointed)
-    expected, _ = activation_bytes(shape, plan)
+    expected, _ = footprint.activation_bytes(shape, plan)
     if is_checkpointed:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
         # What a layer computes again in the backward pass is not saved by the forward.
-        expected -= plan.micro_batch_tokens * layer_bytes(shape, 2, ROW_TOKENS, low_rank)
+        expected -= plan.micro_batch_tokens * footprint.layer_bytes(shape, 2, ROW_TOKENS, low_rank)
     assert expected == pytest.approx(saved_bytes(model.get_decoder()), rel=0.1)
 
 
-SMALL = ModelShape(4, 256, 1024, 4, 2, 64, 500, True, True)
+SMALL = footprint.ModelShape(4, 256, 1024, 4, 2, 64, 500, True, True)
 
 
 def counted(dtype: str, zero: dict[str, Any]) -> tuple[int, int]:
@@ -159,7 +144,7 @@ def counted(dtype: str, zero: dict[str, Any]) -> tuple[int, int]:
 def test_states_and_buckets_are_what_deepspeed_holds(dtype: str, stage: int, bucket: int, warned: int) -> None:
     held, peak = counted(dtype, {"stage": stage, "reduce_bucket_size": min(bucket, SMALL.parameters)})
     plan = plan_of(SMALL, dtype_bytes=4 if dtype == "float32" else 2, stage=stage, bucket=bucket)
-    found: Footprint = learner_footprint(plan)
+    found: footprint.Footprint = footprint.learner_footprint(plan)
     # At stage 3 DeepSpeed copies a bucket inside its collectives, where this count does not see it.
     most = 1.2 if stage == 3 else 1.1
     assert 0.9 < (found.states + found.buckets) / peak < most
@@ -169,11 +154,14 @@ def test_states_and_buckets_are_what_deepspeed_holds(dtype: str, stage: int, buc
 
 def test_a_head_in_blocks_takes_no_more_than_its_block_however_many_positions_there_are() -> None:
     shape = PUBLISHED["Qwen2.5-1.5B"]
-    assert HEAD_ENTRIES == BLOCK_ENTRIES
-    few, many = (head_bytes(positions, shape, 2) for positions in (2048, 16_384))
-    widened = 4 * shape.hidden * HEAD_ENTRIES // 2048 - 4 * shape.hidden * HEAD_ENTRIES // 16_384
+    assert footprint.HEAD_ENTRIES == BLOCK_ENTRIES
+    few, many = (footprint.head_bytes(positions, shape, 2) for positions in (2048, 16_384))
+    widened = 4 * shape.hidden * footprint.HEAD_ENTRIES // 2048 - 4 * shape.hidden * footprint.HEAD_ENTRIES // 16_384
     assert many - few == pytest.approx((16_384 - 2048) * shape.hidden * 10 - widened, rel=1e-3)
-    assert head_bytes(10, SMALL, 2, is_trained=False) == 4 * SMALL.vocabulary * (20 + SMALL.hidden) + 100 * SMALL.hidden
+    assert (
+        footprint.head_bytes(10, SMALL, 2, is_trained=False)
+        == 4 * SMALL.vocabulary * (20 + SMALL.hidden) + 100 * SMALL.hidden
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,14 +181,16 @@ def test_the_head_takes_the_bytes_that_the_forecast_says(positions: int, vocabul
         states = hidden * 1.0
         logprobs, _ = token_logprobs([(states, weight)], None, tokens, 1.0, has_entropy=True, is_float32=True)
         logprobs.sum().backward()
-    assert 0.9 < live.peak_bytes / head_bytes(positions, shape, 2) < 1.1
+    assert 0.9 < live.peak_bytes / footprint.head_bytes(positions, shape, 2) < 1.1
 
 
 def test_the_peak_is_the_worse_of_backward_and_step() -> None:
-    one = Footprint(states=10, activations=500, logits=400, buckets=300, backward=1100, optimizer=2, host=1)
-    assert one.peak == 10 + 1100 + 55 + CONTEXT_BYTES
-    other = Footprint(states=10, activations=500, logits=400, buckets=300, backward=1100, optimizer=2000, host=1)
-    assert other.peak == 10 + 2000 + 100 + CONTEXT_BYTES
+    one = footprint.Footprint(states=10, activations=500, logits=400, buckets=300, backward=1100, optimizer=2, host=1)
+    assert one.peak == 10 + 1100 + 55 + footprint.CONTEXT_BYTES
+    other = footprint.Footprint(
+        states=10, activations=500, logits=400, buckets=300, backward=1100, optimizer=2000, host=1
+    )
+    assert other.peak == 10 + 2000 + 100 + footprint.CONTEXT_BYTES
 
 
 @given(
@@ -219,7 +209,7 @@ def test_the_most_at_once_is_what_a_walk_through_the_backward_pass_finds(
     stage: int,
 ) -> None:
     plan = plan_of(SMALL, parameters=parameters, bucket=bucket, ranks=ranks, stage=stage, dtype_bytes=2 + 2 * is_wide)
-    buckets, last, tied = _buckets(plan), min(last, activations), min(tied, logits)
+    buckets, last, tied = footprint._buckets(plan), min(last, activations), min(tied, logits)
     walked = activations + logits + buckets.at(0.0)
     for step in range(1, 201):
         share = step / 200
@@ -228,7 +218,7 @@ def test_the_most_at_once_is_what_a_walk_through_the_backward_pass_finds(
             walked,
             int(kept + buckets.always + buckets.bucket * min(1, share / buckets.full_at) + buckets.growing * share),
         )
-    found = _most_at_once(activations, last, logits, tied, buckets)
+    found = footprint._most_at_once(activations, last, logits, tied, buckets)
     # The walk may step over the moment at which the first bucket is full.
     assert (
         walked - 4
@@ -246,19 +236,19 @@ def test_more_ranks_and_a_higher_stage_never_take_more_per_rank(stage: int) -> N
         plan_of(PUBLISHED["Qwen2.5-7B"], stage=stage, ranks=ranks, has_critic=True, has_reference=True)
         for ranks in (2, 4, 8)
     ]
-    states = [learner_footprint(each).states for each in plans]
+    states = [footprint.learner_footprint(each).states for each in plans]
     assert states == sorted(states, reverse=True)
     higher = plan_of(PUBLISHED["Qwen2.5-7B"], stage=min(3, stage + 1), ranks=8, has_critic=True, has_reference=True)
-    assert learner_footprint(higher).states <= states[-1]
+    assert footprint.learner_footprint(higher).states <= states[-1]
 
 
 def test_every_remedy_fits_and_none_is_named_twice() -> None:
     plan = plan_of(
         PUBLISHED["Qwen2.5-1.5B"], has_critic=True, has_reference=True, micro_batch_tokens=16_384, row_tokens=232
     )
-    limit = 79 * GIB
-    assert learner_footprint(plan).peak > limit
-    found = remedies(plan, limit)
+    limit = 79 * footprint.GIB
+    assert footprint.learner_footprint(plan).peak > limit
+    found = footprint.remedies(plan, limit)
     assert [text.partition(" =")[0] for text, _ in found] == [
         "learner.gradient_checkpointing",
         "learner.micro_batch_tokens",
@@ -271,27 +261,30 @@ def test_where_no_setting_alone_is_enough_two_are_named_together() -> None:
     plan = plan_of(
         PUBLISHED["Qwen2.5-7B"], has_critic=True, has_reference=True, micro_batch_tokens=16_384, row_tokens=232
     )
-    found = remedies(plan, 60 * GIB)
+    found = footprint.remedies(plan, 60 * footprint.GIB)
     assert found
-    assert all(" with " in text and size <= 60 * GIB for text, size in found)
+    assert all(" with " in text and size <= 60 * footprint.GIB for text, size in found)
 
 
 def test_an_engine_spread_over_devices_holds_its_share_of_weights_and_cache() -> None:
     shape = PUBLISHED["Qwen2.5-7B"]
-    whole = engine_footprint(2 * shape.parameters, shape.cache_bytes(2), 1000, 256, 1, 72 * GIB)
-    spread = engine_footprint(2 * shape.parameters, shape.cache_bytes(2), 1000, 256, 2, 72 * GIB)
+    whole = footprint.engine_footprint(2 * shape.parameters, shape.cache_bytes(2), 1000, 256, 1, 72 * footprint.GIB)
+    spread = footprint.engine_footprint(2 * shape.parameters, shape.cache_bytes(2), 1000, 256, 2, 72 * footprint.GIB)
     assert whole.row_cache == 1000 * 2 * 28 * 4 * 128 * 2 == 2 * spread.row_cache
     assert whole.weights == 2 * spread.weights
-    assert whole.rows_in_room == (72 * GIB - whole.weights - CONTEXT_BYTES) // whole.row_cache
+    assert whole.rows_in_room == (72 * footprint.GIB - whole.weights - footprint.CONTEXT_BYTES) // whole.row_cache
 
 
 def test_a_reward_model_adds_a_trained_model_and_a_frozen_one() -> None:
     shape = PUBLISHED["Qwen2.5-1.5B"]
     plan = plan_of(shape)
     with_reward = replace(plan, reward_parameters=shape.parameters, is_reward_trained=True, reward_copies=1)
-    added = learner_footprint(with_reward).states - learner_footprint(plan).states
+    added = footprint.learner_footprint(with_reward).states - footprint.learner_footprint(plan).states
     # bfloat16 weights; masters, moments and gradients in float32; and the reference.
     assert added == shape.parameters * (2 + 4 + 8 + 4 + 2)
     low_rank = replace(with_reward, low_rank=(16, 1000, 1000), reward_copies=0)
     alone = replace(plan, low_rank=(16, 1000, 1000))
-    assert learner_footprint(low_rank).states - learner_footprint(alone).states == 2 * shape.parameters + 18 * 1000
+    assert (
+        footprint.learner_footprint(low_rank).states - footprint.learner_footprint(alone).states
+        == 2 * shape.parameters + 18 * 1000
+    )

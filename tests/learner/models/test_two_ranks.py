@@ -2,10 +2,6 @@
 
 import functools
 import json
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +12,7 @@ from prefixrl.learner.models.model import Models
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.plan import plan_iteration
 from support.models.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model
-from support.paths import ROOT
-from support.runs.rank_process import MICRO_BATCH_TOKENS, PRIME, STEPS, figures
+from support.runs.rank_process import MICRO_BATCH_TOKENS, PRIME, STEPS, figures, run_ranks
 
 pytestmark = [pytest.mark.slow, *DEEPSPEED_WARNINGS]
 
@@ -55,25 +50,10 @@ def reports(folder: Path, stages: tuple[int, ...]) -> list[dict[str, dict[str, A
     save_model(folder / "adapter", is_tied=True)
     save_model(folder / "untied")
     (folder / "grouped.json").write_text(json.dumps(GROUPED))
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    tests = ROOT / "tests"
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    meeting["TORCH_EXTENSIONS_DIR"] = str(folder / "extensions")
-    path = os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "support.runs.rank_process", str(rank), str(folder), *map(str, stages)],
-            env=os.environ | meeting | {"PYTHONPATH": path, "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(2)
-    ]
-    try:
-        assert [process.wait(timeout=240) for process in processes] == [0, 0]
-        assert not (folder / "extensions").exists()  # a first start compiles nothing
-    finally:
-        for process in processes:
-            process.kill()
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setenv("TORCH_EXTENSIONS_DIR", str(folder / "extensions"))
+        run_ranks("support.runs.rank_process", 2, folder, *stages)
+    assert not (folder / "extensions").exists()  # a first start compiles nothing
     return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -1,6 +1,7 @@
 """The bodies of `make gpu` as functions of a device: the quick suite runs them small on the CPU.
 
-`python -m support.models.on_device DEVICE FOLDER` writes the losses of every variant, for a comparison of two devices.
+`python -m support.models.on_device DEVICE FOLDER` writes the losses of every variant, for a comparison of two devices;
+with `RANK DEVICE FOLDER RANKS` it is one of several ranks, of which the first writes `RANKS.json`.
 """
 
 import gc
@@ -23,11 +24,13 @@ from benchmarks.results import Figure, Report, commit
 from benchmarks.snapshots import snapshot_of
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
+from prefixrl.common.host.process import no_teardown
 from prefixrl.common.weights.delta import write_delta
 from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.learner.check import budget
 from prefixrl.learner.check.footprint import CONTEXT_BYTES, FRAGMENTED, learner_footprint
 from prefixrl.learner.check.model_shapes import parameters, shape_of
+from prefixrl.learner.models import distributed
 from prefixrl.learner.models.batch import IterationData, Sample
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.training import checkpoint
@@ -37,6 +40,7 @@ from prefixrl.learner.weights.copies import HostCopies, not_finite
 from support.live_bytes import LiveBytes
 from support.models.tiny_model import random_iteration, run_config, whole
 from support.paths import ROOT
+from support.runs.rank_process import MICRO_BATCH_TOKENS, run_ranks, train
 from support.runs.run_helper import child, finish, launched, trained_iterations, wait_for
 
 Losses = dict[str, list[float]]
@@ -48,6 +52,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "offloaded": {"deepspeed": {"zero_optimization": {"stage": 2, "offload_optimizer": CPU}}},
     "bfloat16": {"dtype": "bfloat16"}, "varlen, bfloat16": {"dtype": "bfloat16", "attn_implementation": "varlen"},
 }  # fmt: skip
+LOSSES = "policy_loss", "value_loss", "actor_grad_norm", "critic_grad_norm"
 OWN = {"low rank", "bfloat16", "varlen, bfloat16"}
 """Variants that train something else than the others."""
 
@@ -78,11 +83,10 @@ def losses(device: str, adapter: Path) -> Losses:
 def _trained(device: str, adapter: Path, settings: dict[str, Any]) -> list[float]:
     config = run_config(adapter, learner={"device": device, **settings})
     models = Models.load(config, 0, 1, str(adapter))
-    names = ("policy_loss", "value_loss", "actor_grad_norm", "critic_grad_norm")
     found = []
     for iteration in range(3):
         steps = train_iteration(models, random_iteration(iteration), config, 20).steps
-        found += [step[name] for step in steps for name in names]
+        found += [step[name] for step in steps for name in LOSSES]
     return found
 
 
@@ -302,5 +306,39 @@ def with_settings(config: RunConfig, **learner: Any) -> RunConfig:
     return config.model_copy(update={"learner": config.learner.model_copy(update=learner)})
 
 
+def of_rank(device: str, folder: Path, rank: int, ranks: int) -> None:
+    """Train three iterations at every stage; rank 0 tells the losses and the digest of the weights before them."""
+    told: dict[int, Any] = {}
+    for stage in range(4):
+        zero = {"zero_optimization": {"stage": stage}}
+        learner = {"device": device, "deepspeed": zero, "micro_batch_tokens": MICRO_BATCH_TOKENS}
+        config = run_config(folder / "adapter", learner=learner)
+        models = Models.load(config, rank, ranks, str(folder / "adapter"))
+        weights = models.state_dict_for_publication()
+        steps = [step for iteration in range(3) for step in train(models, config, iteration)]
+        told[stage] = {
+            "digest": describe(0, weights).digest if weights else "",
+            "losses": [step[name] for step in steps for name in LOSSES],
+        }
+    if rank == 0:
+        (folder / f"{ranks}.json").write_text(json.dumps(told))
+    distributed.stop()
+
+
+def of_ranks(device: str, folder: Path, ranks: int) -> dict[str, Any]:
+    """Report of rank 0 of so many, by stage."""
+    run_ranks("support.models.on_device", ranks, device, folder, ranks)
+    found: dict[str, Any] = json.loads((folder / f"{ranks}.json").read_text())
+    return found
+
+
+def main(first: str, *rest: str) -> None:
+    """Write the losses of every variant, or be a rank."""
+    if first.isdigit():
+        with no_teardown():  # ends the process
+            of_rank(rest[0], Path(rest[1]), int(first), int(rest[2]))
+    Path(rest[0], "losses.json").write_text(json.dumps(losses(first, Path(rest[0], "adapter"))))
+
+
 if __name__ == "__main__":
-    Path(sys.argv[2], "losses.json").write_text(json.dumps(losses(sys.argv[1], Path(sys.argv[2], "adapter"))))
+    main(*sys.argv[1:])

@@ -5,6 +5,9 @@ Called as `python -m support.runs.rank_process RANK FOLDER STAGE...`.
 
 import json
 import math
+import os
+import socket
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +26,7 @@ from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.plan import plan_iteration, rows_of_rank
 from support.models.tiny_model import random_iteration, run_config, whole
+from support.paths import ROOT
 
 RANKS = 2
 LOW_RANK = {"lora": {"rank": 4, "alpha": 8}, "gradient_checkpointing": True, "packed": True}
@@ -41,6 +45,25 @@ PRIME: dict[str, Any] = STEPS | {
     "algorithm": {"name": "prime", "kl": 0.01, "kl_placement": "loss", "kl_estimator": "k3"},
     "implicit_reward": {"lr": 3e-3, "baseline": "code", "gamma": 0.9},
 }
+
+
+def run_ranks(module: str, ranks: int, *arguments: object) -> None:
+    """Run a module as so many ranks, `RANK ARGUMENTS...` each; raises where one fails or does not end."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
+    meeting["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", module, str(rank), *map(str, arguments)],
+            env=os.environ | meeting | {"LOCAL_RANK": str(rank)},
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        assert not any([process.wait(timeout=240) for process in processes])
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def main(rank: int, folder: Path, stages: list[int]) -> None:

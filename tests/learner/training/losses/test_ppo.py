@@ -11,18 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from prefixrl.learner.training.ppo import (
-    Bounds,
-    Correction,
-    PolicySettings,
-    PolicyTerms,
-    Ratio,
-    ValueTerms,
-    kept_tokens,
-    kl_estimate,
-    policy_loss,
-    value_loss,
-)
+from prefixrl.learner.training import ppo
 from support.tables import table
 
 Aggregation = Literal["token", "sequence"]
@@ -30,8 +19,8 @@ INF = math.inf
 
 seeds = st.integers(0, 2**31 - 1)
 settings_drawn = st.builds(
-    PolicySettings,
-    correction=st.sampled_from(get_args(Correction)),
+    ppo.PolicySettings,
+    correction=st.sampled_from(get_args(ppo.Correction)),
     clip=st.floats(0.05, 0.5),
     importance_cap=st.floats(0.5, 4.0),
     aggregation=st.sampled_from(get_args(Aggregation)),
@@ -40,13 +29,13 @@ settings_drawn = st.builds(
     kl_estimator=st.sampled_from(("k2", "k3")),
     clip_high=st.none() | st.floats(0.05, 0.9),
     dual_clip=st.just(INF) | st.floats(1.1, 3.0),
-    ratio=st.sampled_from(get_args(Ratio)),
-    importance_ratio=st.none() | st.sampled_from(get_args(Ratio)),
+    ratio=st.sampled_from(get_args(ppo.Ratio)),
+    importance_ratio=st.none() | st.sampled_from(get_args(ppo.Ratio)),
     is_one_action=st.booleans(),
     above_cap=st.sampled_from(("truncate", "mask")),
     is_interpolated=st.booleans(),
     bounds=st.builds(
-        Bounds,
+        ppo.Bounds,
         ratio=st.just(INF) | st.floats(1.05, 2.0),
         probability=st.just(INF) | st.floats(0.01, 0.2),
         negatives=st.just(INF) | st.floats(0.01, 0.4),
@@ -54,7 +43,7 @@ settings_drawn = st.builds(
 )
 
 
-def terms_of(seed: int) -> tuple[list[int], PolicyTerms]:
+def terms_of(seed: int) -> tuple[list[int], ppo.PolicyTerms]:
     """Ragged random terms, with junk under the padding that would overflow any exp."""
     random = np.random.Generator(np.random.PCG64(seed))
     sizes = random.integers(1, 7, random.integers(1, 6)).tolist()
@@ -64,7 +53,7 @@ def terms_of(seed: int) -> tuple[list[int], PolicyTerms]:
         values = torch.from_numpy(random.normal(mean, spread, mask.shape))
         return values.masked_fill(~mask, junk)
 
-    return sizes, PolicyTerms(
+    return sizes, ppo.PolicyTerms(
         logprobs=draw(-2.0, 0.4, -900.0).requires_grad_(True), entropy=draw(1.5, 0.3, 55.0).requires_grad_(True),
         proximal=draw(-2.0, 0.4, 900.0), behaviour=draw(-2.0, 0.4, 0.0), reference=draw(-2.0, 0.4, math.inf),
         advantages=draw(0.0, 1.0, math.nan), mask=mask, ages=torch.from_numpy(random.integers(0, 5, mask.shape)),
@@ -72,7 +61,9 @@ def terms_of(seed: int) -> tuple[list[int], PolicyTerms]:
     )  # fmt: skip
 
 
-def slow_policy_loss(sizes: list[int], terms: PolicyTerms, settings: PolicySettings, normaliser: float) -> float:
+def slow_policy_loss(
+    sizes: list[int], terms: ppo.PolicyTerms, settings: ppo.PolicySettings, normaliser: float
+) -> float:
     total = 0.0
     for i, size in enumerate(sizes):
         row = [slow_token(terms, settings, i, t, size) for t in range(size)]
@@ -80,7 +71,7 @@ def slow_policy_loss(sizes: list[int], terms: PolicyTerms, settings: PolicySetti
     return total / normaliser
 
 
-def slow_token(terms: PolicyTerms, settings: PolicySettings, i: int, t: int, size: int) -> float:
+def slow_token(terms: ppo.PolicyTerms, settings: ppo.PolicySettings, i: int, t: int, size: int) -> float:
     """w (entropy and KL terms less the surrogate) of one token, by multiplying probabilities."""
     theta, mu = (probabilities(tensor, i, size) for tensor in (terms.logprobs, terms.behaviour))
     p = probabilities(terms.proximal, i, size)
@@ -98,7 +89,7 @@ def probabilities(logprobs: Tensor, i: int, size: int) -> list[float]:
     return [math.exp(each) for each in logprobs[i, :size].tolist()]
 
 
-def quotient(above: list[float], below: list[float], t: int, ratio: Ratio) -> float:
+def quotient(above: list[float], below: list[float], t: int, ratio: ppo.Ratio) -> float:
     """A token's own ratio, the ratio of the whole row, or its geometric mean."""
     if ratio == "token":
         return above[t] / below[t]
@@ -107,7 +98,7 @@ def quotient(above: list[float], below: list[float], t: int, ratio: Ratio) -> fl
 
 
 def slow_surrogate(
-    terms: PolicyTerms, settings: PolicySettings, i: int, t: int, policies: tuple[list[float], ...]
+    terms: ppo.PolicyTerms, settings: ppo.PolicySettings, i: int, t: int, policies: tuple[list[float], ...]
 ) -> float:
     a, (theta, p, mu) = terms.advantages[i, t].item(), policies
     if settings.correction == "topr":
@@ -119,7 +110,7 @@ def slow_surrogate(
     return value / len(theta) if settings.ratio == "prefix" and not settings.is_one_action else value
 
 
-def slow_regularisers(terms: PolicyTerms, settings: PolicySettings, i: int, t: int) -> float:
+def slow_regularisers(terms: ppo.PolicyTerms, settings: ppo.PolicySettings, i: int, t: int) -> float:
     assert terms.reference is not None
     k = (terms.logprobs[i, t] - terms.reference[i, t]).item()
     k = k * k / 2 if settings.kl_estimator == "k2" else math.exp(-k) - 1 + k
@@ -127,9 +118,9 @@ def slow_regularisers(terms: PolicyTerms, settings: PolicySettings, i: int, t: i
 
 
 @given(seeds, settings_drawn)
-def test_the_policy_loss_is_the_formula_summed_token_by_token(seed: int, settings: PolicySettings) -> None:
+def test_the_policy_loss_is_the_formula_summed_token_by_token(seed: int, settings: ppo.PolicySettings) -> None:
     sizes, terms = terms_of(seed)
-    loss, sums = policy_loss(terms, settings, 13.0)
+    loss, sums = ppo.policy_loss(terms, settings, 13.0)
     assert math.isclose(loss.item(), slow_policy_loss(sizes, terms, settings, 13.0), abs_tol=1e-9)
     assert sums["tokens"].item() == sum(sizes)
     ratios = sum(sizes) if settings.ratio == "token" else len(sizes)
@@ -141,12 +132,12 @@ def test_the_policy_loss_is_the_formula_summed_token_by_token(seed: int, setting
 
 @given(seeds, settings_drawn)
 def test_past_a_bound_a_token_has_no_gradient_and_before_it_the_same_as_without(
-    seed: int, settings: PolicySettings
+    seed: int, settings: ppo.PolicySettings
 ) -> None:
     sizes, terms = terms_of(seed)
     settings = replace(settings, entropy=0.0, kl_in_loss=0.0)
     bounded, _ = gradients(terms, settings)
-    free, _ = gradients(replace(terms, second_moment_limit=INF), replace(settings, bounds=Bounds()))
+    free, _ = gradients(replace(terms, second_moment_limit=INF), replace(settings, bounds=ppo.Bounds()))
     for i, size in enumerate(sizes):
         theta, mu = (probabilities(tensor, i, size) for tensor in (terms.logprobs, terms.behaviour))
         if settings.ratio != "token":
@@ -157,7 +148,7 @@ def test_past_a_bound_a_token_has_no_gradient_and_before_it_the_same_as_without(
 
 
 def slow_bounds(
-    terms: PolicyTerms, settings: PolicySettings, a: float, theta: list[float], mu: list[float], t: int
+    terms: ppo.PolicyTerms, settings: ppo.PolicySettings, a: float, theta: list[float], mu: list[float], t: int
 ) -> bool:
     """True where the token went past a bound the way that its advantage pushes it."""
     way, r, bounds = math.copysign(1, a), quotient(theta, mu, t, settings.ratio), settings.bounds
@@ -169,10 +160,10 @@ def slow_bounds(
     )
 
 
-def gradients(terms: PolicyTerms, settings: PolicySettings) -> tuple[Tensor, float]:
+def gradients(terms: ppo.PolicyTerms, settings: ppo.PolicySettings) -> tuple[Tensor, float]:
     """Gradient of every logprob, and the loss."""
     start = terms.logprobs.detach().clone().requires_grad_(True)
-    loss, _ = policy_loss(replace(terms, logprobs=start), settings, 1.0)
+    loss, _ = ppo.policy_loss(replace(terms, logprobs=start), settings, 1.0)
     loss.backward()  # type: ignore[no-untyped-call]
     assert start.grad is not None
     return start.grad, loss.item()
@@ -185,14 +176,14 @@ def gradients(terms: PolicyTerms, settings: PolicySettings) -> tuple[Tensor, flo
     st.sampled_from((-1.0, 1.0)),
 )
 def test_ratios_beyond_any_float_leave_loss_and_gradient_finite_and_bounded(
-    settings: PolicySettings, moved: float, behind: float, advantage: float
+    settings: ppo.PolicySettings, moved: float, behind: float, advantage: float
 ) -> None:
     """theta moved from p by `moved` nat, and p from mu by `behind`; float32, as the learner has it."""
     mask = torch.ones(1, 3, dtype=torch.bool)
     mu = torch.full((1, 3), -100.0)
     p = mu + torch.tensor([[0.0, behind, 0.0]])
     theta = p + torch.tensor([[0.0, moved, 0.0]])
-    terms = PolicyTerms(theta, torch.ones(1, 3), p, mu, mu, torch.full((1, 3), advantage), mask, torch.ones(1, 3))
+    terms = ppo.PolicyTerms(theta, torch.ones(1, 3), p, mu, mu, torch.full((1, 3), advantage), mask, torch.ones(1, 3))
     gradient, loss = gradients(terms, replace(settings, dual_clip=min(settings.dual_clip, 3.0)))
     assert math.isfinite(loss)
     assert torch.isfinite(gradient).all()
@@ -200,20 +191,20 @@ def test_ratios_beyond_any_float_leave_loss_and_gradient_finite_and_bounded(
 
 
 @given(seeds, settings_drawn)
-def test_the_loss_does_not_depend_on_order_padding_or_micro_batches(seed: int, settings: PolicySettings) -> None:
+def test_the_loss_does_not_depend_on_order_padding_or_micro_batches(seed: int, settings: ppo.PolicySettings) -> None:
     sizes, terms = terms_of(seed)
-    whole, sums = policy_loss(terms, settings, 13.0)
+    whole, sums = ppo.policy_loss(terms, settings, 13.0)
     order = np.random.Generator(np.random.PCG64(seed + 1)).permutation(len(sizes)).tolist()
     cut = seed % (len(sizes) + 1)
     pieces = [rows for rows in (order[:cut], order[cut:]) if rows]
-    parts = [policy_loss(narrowed(terms, rows, sizes), settings, 13.0) for rows in pieces]
+    parts = [ppo.policy_loss(narrowed(terms, rows, sizes), settings, 13.0) for rows in pieces]
     assert math.isclose(sum(loss.item() for loss, _ in parts), whole.item(), abs_tol=1e-5)
     for name, value in sums.items():
         together = torch.stack([each[name] for _, each in parts]).sum(dim=0)
         torch.testing.assert_close(together, value, rtol=1e-6, atol=1e-6)
 
 
-def narrowed(terms: PolicyTerms, rows: list[int], sizes: list[int]) -> PolicyTerms:
+def narrowed(terms: ppo.PolicyTerms, rows: list[int], sizes: list[int]) -> ppo.PolicyTerms:
     """Some rows, padded two columns further than they need."""
     width = max(sizes[row] for row in rows)
     cut = {
@@ -221,13 +212,13 @@ def narrowed(terms: PolicyTerms, rows: list[int], sizes: list[int]) -> PolicyTer
         for name, tensor in vars(terms).items()
         if isinstance(tensor, Tensor)
     }
-    return PolicyTerms(**cut, second_moment_limit=terms.second_moment_limit)
+    return ppo.PolicyTerms(**cut, second_moment_limit=terms.second_moment_limit)
 
 
 @given(seeds, settings_drawn)
-def test_no_gradient_leaks_out_of_the_padding_or_into_the_weights(seed: int, settings: PolicySettings) -> None:
+def test_no_gradient_leaks_out_of_the_padding_or_into_the_weights(seed: int, settings: ppo.PolicySettings) -> None:
     _, terms = terms_of(seed)
-    loss, _ = policy_loss(terms, settings, 13.0)
+    loss, _ = ppo.policy_loss(terms, settings, 13.0)
     loss.backward()  # type: ignore[no-untyped-call]
     assert terms.logprobs.grad is not None
     assert torch.isfinite(terms.logprobs.grad).all()
@@ -236,19 +227,19 @@ def test_no_gradient_leaks_out_of_the_padding_or_into_the_weights(seed: int, set
 
 def test_at_the_first_step_the_ratio_is_1_and_the_gradient_is_that_of_the_policy_gradient() -> None:
     _, terms = terms_of(3)
-    settings = PolicySettings("none", 0.2, 2.0, "token", 0.0, 0.0, "k3")
+    settings = ppo.PolicySettings("none", 0.2, 2.0, "token", 0.0, 0.0, "k3")
     start = terms.proximal.clone().requires_grad_(True)
-    loss, sums = policy_loss(replace(terms, logprobs=start), settings, 10.0)
+    loss, sums = ppo.policy_loss(replace(terms, logprobs=start), settings, 10.0)
     loss.backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(start.grad, torch.where(terms.mask, -terms.advantages / 10.0, 0.0))
     assert sums["ratio"].item() == sums["tokens"].item()
     assert sums["clipped"].item() == sums["approx_kl"].item() == 0.0
 
 
-@pytest.mark.parametrize("correction", get_args(Correction))
+@pytest.mark.parametrize("correction", get_args(ppo.Correction))
 @pytest.mark.parametrize("aggregation", get_args(Aggregation))
 def test_of_fresh_samples_every_granularity_and_correction_has_the_same_gradient(
-    correction: Correction, aggregation: Aggregation
+    correction: ppo.Correction, aggregation: Aggregation
 ) -> None:
     _, terms = terms_of(5)
     fresh = replace(
@@ -257,19 +248,19 @@ def test_of_fresh_samples_every_granularity_and_correction_has_the_same_gradient
         behaviour=terms.proximal,
         advantages=terms.advantages[:, :1].expand_as(terms.mask),
     )
-    usual = PolicySettings("none", 0.2, 2.0, aggregation, 0.0, 0.0, "k3")
+    usual = ppo.PolicySettings("none", 0.2, 2.0, aggregation, 0.0, 0.0, "k3")
     expected, _ = gradients(fresh, usual)
-    for ratio in get_args(Ratio):
+    for ratio in get_args(ppo.Ratio):
         found, _ = gradients(fresh, replace(usual, correction=correction, ratio=ratio))
         torch.testing.assert_close(found, expected)
 
 
-def one_token(log_ratio: float, advantage: float, settings: PolicySettings) -> tuple[float, float, bool]:
+def one_token(log_ratio: float, advantage: float, settings: ppo.PolicySettings) -> tuple[float, float, bool]:
     """Loss of a single token, its gradient, and whether it counts as clipped."""
     one = torch.zeros(1, 1)
     logprob = torch.full((1, 1), log_ratio, requires_grad=True)
-    terms = PolicyTerms(logprob, one, one, one, None, torch.full((1, 1), advantage), one == 0, one)
-    loss, sums = policy_loss(terms, settings, 1.0)
+    terms = ppo.PolicyTerms(logprob, one, one, one, None, torch.full((1, 1), advantage), one == 0, one)
+    loss, sums = ppo.policy_loss(terms, settings, 1.0)
     loss.backward()  # type: ignore[no-untyped-call]
     assert logprob.grad is not None
     return loss.item(), logprob.grad.item(), bool(sums["clipped"].item())
@@ -279,7 +270,7 @@ def one_token(log_ratio: float, advantage: float, settings: PolicySettings) -> t
 def test_the_clip_is_asymmetric_and_a_bad_token_costs_no_more_than_the_dual_clip(
     ratio: float, advantage: float, objective: float, is_clipped: bool
 ) -> None:
-    settings = PolicySettings("none", 0.2, 2.0, "token", 0.0, 0.0, "k3", 0.3, 3.0)
+    settings = ppo.PolicySettings("none", 0.2, 2.0, "token", 0.0, 0.0, "k3", 0.3, 3.0)
     loss, gradient, clipped = one_token(math.log(ratio), advantage, settings)
     assert loss == pytest.approx(-objective)
     assert clipped == is_clipped
@@ -289,12 +280,12 @@ def test_the_clip_is_asymmetric_and_a_bad_token_costs_no_more_than_the_dual_clip
 def test_a_masked_token_changes_no_loss_and_a_token_that_is_no_number_is_not_masked() -> None:
     behaviour = torch.tensor([[0.0, -3.0, math.nan]])
     mask, zeros = torch.ones(1, 3, dtype=torch.bool), torch.zeros(1, 3)
-    kept = kept_tokens(zeros, behaviour, mask, (0.5, 2.0), None)
+    kept = ppo.kept_tokens(zeros, behaviour, mask, (0.5, 2.0), None)
     assert kept.tolist() == [[True, False, True]]
-    settings = PolicySettings("decoupled", 0.2, 2.0, "token", 0.1, 0.0, "k3")
-    terms = PolicyTerms(zeros, zeros, zeros, behaviour.nan_to_num(0.0), None, zeros + 1.0, kept, zeros)
-    one, _ = policy_loss(terms, settings, 2.0)
-    two, sums = policy_loss(replace(terms, behaviour=zeros, entropy=9.0 * ~kept), settings, 2.0)
+    settings = ppo.PolicySettings("decoupled", 0.2, 2.0, "token", 0.1, 0.0, "k3")
+    terms = ppo.PolicyTerms(zeros, zeros, zeros, behaviour.nan_to_num(0.0), None, zeros + 1.0, kept, zeros)
+    one, _ = ppo.policy_loss(terms, settings, 2.0)
+    two, sums = ppo.policy_loss(replace(terms, behaviour=zeros, entropy=9.0 * ~kept), settings, 2.0)
     assert one.item() == two.item() == -1.0
     assert sums["tokens"].item() == sums["units"].item() == 2
 
@@ -302,8 +293,8 @@ def test_a_masked_token_changes_no_loss_and_a_token_that_is_no_number_is_not_mas
 @given(seeds, st.sampled_from(get_args(Aggregation)), st.floats(0.05, 0.5))
 def test_the_value_loss_is_the_formula_summed_token_by_token(seed: int, aggregation: Aggregation, clip: float) -> None:
     sizes, terms = terms_of(seed)
-    value_terms = ValueTerms(terms.logprobs, terms.proximal, terms.behaviour, terms.mask)
-    loss, sums = value_loss(value_terms, clip, aggregation, 7.0)
+    value_terms = ppo.ValueTerms(terms.logprobs, terms.proximal, terms.behaviour, terms.mask)
+    loss, sums = ppo.value_loss(value_terms, clip, aggregation, 7.0)
     now, old, returns = (tensor.tolist() for tensor in (terms.logprobs, terms.proximal, terms.behaviour))
     total, clipped = 0.0, 0
     for i, size in enumerate(sizes):
@@ -323,7 +314,7 @@ def test_a_value_within_the_range_is_not_clipped_by_rounding() -> None:
     old, now = torch.randn(50, 40) * 0.02, torch.randn(50, 40) * 0.001
     assert float((now - old).abs().max()) < 0.2
     mask = torch.ones_like(old, dtype=torch.bool)
-    _, sums = value_loss(ValueTerms(now, old, torch.randn(50, 40), mask), 0.2, "token", 1.0)
+    _, sums = ppo.value_loss(ppo.ValueTerms(now, old, torch.randn(50, 40), mask), 0.2, "token", 1.0)
     assert sums["value_clipped"].item() == 0
 
 
@@ -332,8 +323,8 @@ def test_the_kl_estimators_are_schulmans(logprob: float, reference: float) -> No
     pair = (torch.tensor(logprob, dtype=torch.float64), torch.tensor(reference, dtype=torch.float64))
     ratio = math.exp(reference) / math.exp(logprob)
     if ratio - 1 - math.log(ratio) > 10.0:
-        assert kl_estimate(*pair, "k3").item() == 10.0
+        assert ppo.kl_estimate(*pair, "k3").item() == 10.0
         return
-    assert math.isclose(kl_estimate(*pair, "k1").item(), -math.log(ratio), abs_tol=1e-9)
-    assert math.isclose(kl_estimate(*pair, "k2").item(), math.log(ratio) ** 2 / 2, abs_tol=1e-9)
-    assert math.isclose(kl_estimate(*pair, "k3").item(), ratio - 1 - math.log(ratio), abs_tol=1e-9)
+    assert math.isclose(ppo.kl_estimate(*pair, "k1").item(), -math.log(ratio), abs_tol=1e-9)
+    assert math.isclose(ppo.kl_estimate(*pair, "k2").item(), math.log(ratio) ** 2 / 2, abs_tol=1e-9)
+    assert math.isclose(ppo.kl_estimate(*pair, "k3").item(), ratio - 1 - math.log(ratio), abs_tol=1e-9)

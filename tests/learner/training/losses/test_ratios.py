@@ -7,15 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixrl.learner.training.ppo import (
-    LOG_RATIO_LIMIT,
-    interpolated,
-    is_past_ratio,
-    kept_tokens,
-    log_ratios,
-    second_moment_limit,
-    units,
-)
+from prefixrl.learner.training import ppo
 
 seeds = st.integers(0, 2**31 - 1)
 
@@ -25,20 +17,20 @@ def test_the_ratio_of_a_prefix_is_the_product_of_its_tokens_or_their_geometric_m
     above = torch.tensor([[0.01, 0.03, 0.02, 0.02], [0.5, 9.0, 9.0, 9.0]])
     below = torch.zeros(2, 4)
     torch.testing.assert_close(
-        log_ratios(above, below, mask, "prefix"), torch.tensor([[0.08] * 4, [0.5, 0.0, 0.0, 0.0]])
+        ppo.log_ratios(above, below, mask, "prefix"), torch.tensor([[0.08] * 4, [0.5, 0.0, 0.0, 0.0]])
     )
     torch.testing.assert_close(
-        log_ratios(above, below, mask, "prefix_mean"), torch.tensor([[0.02] * 4, [0.5, 0.0, 0.0, 0.0]])
+        ppo.log_ratios(above, below, mask, "prefix_mean"), torch.tensor([[0.02] * 4, [0.5, 0.0, 0.0, 0.0]])
     )
-    assert units(mask, "prefix").tolist() == [[True, False, False, False]] * 2
-    assert units(mask, "token").tolist() == mask.tolist()
+    assert ppo.units(mask, "prefix").tolist() == [[True, False, False, False]] * 2
+    assert ppo.units(mask, "token").tolist() == mask.tolist()
 
 
 def test_a_log_ratio_beyond_the_clamp_has_no_gradient() -> None:
     above = torch.tensor([[95.0, -95.0, 1.0]], requires_grad=True)
-    logs = log_ratios(above, torch.zeros(1, 3), torch.ones(1, 3, dtype=torch.bool), "token")
+    logs = ppo.log_ratios(above, torch.zeros(1, 3), torch.ones(1, 3, dtype=torch.bool), "token")
     logs.exp().sum().backward()  # type: ignore[no-untyped-call]
-    assert logs.tolist() == [[LOG_RATIO_LIMIT, -LOG_RATIO_LIMIT, 1.0]]
+    assert logs.tolist() == [[ppo.LOG_RATIO_LIMIT, -ppo.LOG_RATIO_LIMIT, 1.0]]
     torch.testing.assert_close(above.grad, torch.tensor([[0.0, 0.0, math.e]]))
 
 
@@ -49,7 +41,7 @@ def test_the_bound_of_a_row_grows_with_the_root_of_its_tokens_above_32(seed: int
     mask = torch.arange(max(sizes))[None, :] < torch.tensor(sizes)[:, None]
     moved = torch.from_numpy(random.normal(0.0, 0.1, mask.shape))
     advantages = torch.from_numpy(random.choice([-1.0, 0.0, 1.0], mask.shape))
-    found = is_past_ratio(moved, torch.zeros_like(moved), mask, advantages, bound)
+    found = ppo.is_past_ratio(moved, torch.zeros_like(moved), mask, advantages, bound)
     for row, size in enumerate(sizes):
         limit = math.log(bound) * (1.0 if size <= 32 else math.sqrt(size / 32))
         pushed = advantages[row, :size] * sum(moved[row, :size].tolist())
@@ -64,7 +56,7 @@ def test_the_masks_keep_what_lies_in_both_bands(seed: int, low: float, high: flo
     proximal, behaviour = (torch.from_numpy(random.normal(-2.0, 0.4, mask.shape)) for _ in range(2))
     token, row = (low, high), (low / 2 + 0.5, high / 2 + 0.5)
     for bands in ((None, None), (token, None), (None, row), (token, row)):
-        kept = kept_tokens(proximal, behaviour, mask, *bands)
+        kept = ppo.kept_tokens(proximal, behaviour, mask, *bands)
         for i, size in enumerate(sizes):
             ratios = [math.exp(proximal[i, t].item()) / math.exp(behaviour[i, t].item()) for t in range(size)]
             mean = math.prod(ratios) ** (1 / size)
@@ -77,7 +69,7 @@ def test_the_masks_keep_what_lies_in_both_bands(seed: int, low: float, high: flo
 def test_m2po_leaves_out_the_fewest_tokens_that_bring_the_mean_below_its_bound(
     values: list[float], bound: float
 ) -> None:
-    limit = second_moment_limit(torch.tensor(values, dtype=torch.float64), bound)
+    limit = ppo.second_moment_limit(torch.tensor(values, dtype=torch.float64), bound)
     kept = [value for value in values if value < limit]
     left = sorted(value for value in values if value >= limit)
     assert not kept or sum(kept) / len(kept) <= bound + 1e-12
@@ -88,5 +80,5 @@ def test_m2po_leaves_out_the_fewest_tokens_that_bring_the_mean_below_its_bound(
 
 def test_the_interpolated_proximal_is_the_behaviour_at_age_0_and_nears_the_current_policy_with_age() -> None:
     theta, mu = torch.tensor([-1.0, -1.0, -1.0]), torch.tensor([-3.0, -3.0, -3.0])
-    found = interpolated(theta, mu, torch.tensor([0, 1, 9]))
+    found = ppo.interpolated(theta, mu, torch.tensor([0, 1, 9]))
     torch.testing.assert_close(found, torch.tensor([-3.0, -2.0, -1.2]))
