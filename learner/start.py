@@ -12,6 +12,7 @@ from prefixrl.common.errors import DataError, Halted, PeerLost, TrainingFault
 from prefixrl.common.host.hub import model_folder
 from prefixrl.common.host.process import without_gc
 from prefixrl.common.host.service import Service
+from prefixrl.common.host.start_line import start_line
 from prefixrl.common.run.directory_format import check_format, note_start
 from prefixrl.common.run.prometheus import exposed, numbers_of_run
 from prefixrl.common.wire.address import ENDPOINT_FILE, REBIND_S, Address, address_in
@@ -148,7 +149,7 @@ def _run(
     iteration = state.iteration if state else 0
     if config.adapter.init_from and state is None:
         checkpoint.take_critic(Path(config.adapter.init_from), models)
-    log.info("models are loaded at iteration %d", iteration)
+    log.info("models are loaded at iteration %d: %s", iteration, start_line(str(models.device), *models.facts()))
     rank_zero = None
     if servers and arms:
         note_start(directory, iteration)

@@ -1,11 +1,16 @@
 """The loading of a rollout; imported after the broker's Welcome, since it is slow."""
 
+import logging
+
 from prefixrl.common.engines.make import make_engine
+from prefixrl.common.host.start_line import start_line
 from prefixrl.common.prompts.asking import log_warnings
 from prefixrl.common.prompts.rendering import texts_of
 from prefixrl.common.worker.join import WorkerSession
 from prefixrl.rollout.loop import Rollout
 from prefixrl.rollout.weights import Fetcher, WeightsSource
+
+log = logging.getLogger(__name__)
 
 
 def load(session: WorkerSession) -> Rollout:
@@ -16,5 +21,6 @@ def load(session: WorkerSession) -> Rollout:
     log_warnings(config, "rollout", renderer)
     fetcher = Fetcher(WeightsSource.of(session.welcome, session.link.address))
     rollout = Rollout(config, session.link, engine, renderer, fetcher, session.model)
+    log.info("loaded: %s", start_line(config.rollout.device, f"{engine.name} engine", engine.about))
     rollout.say_ready()
     return rollout

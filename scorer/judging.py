@@ -226,16 +226,11 @@ class Judging:
         verdicts = (row_verdict(of_texts[first : first + each]) for first in range(0, len(of_texts), each))
         groups = tuple(
             ScoredGroup(
-                prefixes=group,
-                version=task.version,
-                weights_digest=task.weights_digest,
-                verdicts=tuple(next(verdicts) for _ in group.rows),
-                scorer=self._link.name,
-                sampled_s=task.sampled_s,
-                scoring_s=scoring_s,
+                prefixes=group, version=task.version, weights_digest=task.weights_digest, scorer=self._link.name,
+                verdicts=tuple(next(verdicts) for _ in group.rows), sampled_s=task.sampled_s, scoring_s=scoring_s,
             )
             for group in task.groups
-        )
+        )  # fmt: skip
         crash_point("scores.judged")
         self._link.send(Scores(task.task, task.kind, groups))
 
@@ -246,11 +241,11 @@ class ScorerLoop(WorkLoop[ScoreTask]):
     def __init__(self, link: Link, judging: Judging, ready: Ready) -> None:
         super().__init__(link, ScoreTask, RowsLeftReport(link, ready.takes_runs, ready.seats, ready.room))
         self._judging = judging
-        self._ready = ready
+        self.ready = ready
 
     def say_ready(self) -> None:
         """Report to the broker what is loaded."""
-        self._link.send(self._ready)
+        self._link.send(self.ready)
 
     def _tasks(self) -> list[ScoreTask]:
         return [entry.task for entry in self._judging.open.values()]

@@ -1,5 +1,6 @@
 """Loading of a scorer after the broker's Welcome, which decides whether torch is imported."""
 
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ import msgspec
 from prefixrl.common.config import user_function
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.host.hub import model_folder
+from prefixrl.common.host.start_line import start_line
 from prefixrl.common.run.digests import name_digest, scorer_digests
 from prefixrl.common.wire.messages.worker import ModelDigests
 from prefixrl.common.worker.join import WorkerSession
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from prefixrl.scorer.direct import DirectScorer
     from prefixrl.scorer.loop import Scorer
 
+log = logging.getLogger(__name__)
+
 
 def load(session: WorkerSession) -> "Scorer | DirectScorer":
     """Return a scorer that the broker knows; raises DataError if a file is missing on this host."""
@@ -32,6 +36,9 @@ def load(session: WorkerSession) -> "Scorer | DirectScorer":
     scoring = None if prm is None or folder is None else load_scoring(prm, folder)
     make = _direct if session.config.mode == "direct" else _with_target
     scorer = make(session, verifier, digests, scoring)
+    ready, devices = scorer.ready, {session.config.scorer.device, prm.device if prm else "cpu"}
+    device = "cpu" if devices == {"cpu"} else "cuda"
+    log.info("loaded: %s", start_line(device, f"{ready.engine} engine", ready.about))
     scorer.say_ready()
     return scorer
 

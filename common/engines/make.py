@@ -37,7 +37,10 @@ def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterE
         dtype, head_dtype, low_rank = config.learner.dtype, config.learner.head_dtype, low_rank_of(config)
     if reason := "bitwise" if config.bitwise else objection(model):
         rows, threads = config.rows_per_job(role), section.threads
-        engine = FixedRowsEngine(model, device, dtype, threads, head_dtype, low_rank, rows)
-        engine.about = FIXED.format(reason)
-        return engine
-    return TransformersEngine(model, device, dtype, section.threads, head_dtype, low_rank, config.embedded_seats(role))
+        held = FixedRowsEngine(model, device, dtype, threads, head_dtype, low_rank, rows)
+        held.about = f"{FIXED.format(reason)}; {held.attention} attention"
+        return held
+    seats = config.embedded_seats(role)
+    engine = TransformersEngine(model, device, dtype, section.threads, head_dtype, low_rank, seats)
+    engine.about += f"; {engine.attention} attention"
+    return engine

@@ -3,6 +3,7 @@
 process.py     logs, signals, exit codes, files replaced as a whole
 log_lines.py   the form of log lines, and a bound on those that peers cause
 cuda.py        CUDA or the CPU, and never the CPU in silence
+start_line.py  what a process computes on, in a line of its log
 hub.py         folders of models and datasets
 placement.py   GPUs, and which process runs on which
 memory_use.py  the memory of this process

@@ -117,9 +117,9 @@ def arm_name(arm: str, versions: int) -> str:
 
 
 def _facts(summary: Summary) -> list[tuple[str, str]]:
-    groups = ", ".join(f"{count} {name}" for name, count in summary.groups.items())
     busy = ", ".join(f"{role} {share:.0%}" for role, share in summary.busy_fraction.items())
     ages = summary.staleness
+    rule = f"mean {ages.mean_trained:.2f}, window {ages.window}, admission {ages.admission}"
     engines = ", ".join(f"{role} {engine}" for role, engine in summary.engine.items())
     fixed = [("best fixed prefix", repr(summary.fixed_prefix))]
     means = [arm_name(arm, summary.versions) for arm in ARMS if summary.accuracy_interval.get(arm) == "bootstrap"]
@@ -131,12 +131,8 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         ("held-out problems", str(summary.eval_problems)),
         *(fixed if "fixed_prefix" in summary.accuracy else []),
         ("trained rows cut by the length limit", f"{summary.truncated_fraction:.1%}"),
-        ("groups", groups),
-        (
-            "trained groups by age in versions",
-            f"{_counted(ages.histogram)} (mean {ages.mean_trained:.2f}, window {ages.window}, "
-            f"admission {ages.admission})",
-        ),
+        ("groups", ", ".join(f"{count} {name}" for name, count in summary.groups.items())),
+        ("trained groups by age in versions", f"{_counted(ages.histogram)} ({rule})"),
         *([("trained tokens by age in versions", crossed)] if ages.crossed_fraction else []),
         ("versions", f"{summary.versions}, {summary.optimizer_steps} optimiser steps"),
         *([("uploads", _counted(summary.uploads))] if summary.uploads else []),

@@ -174,14 +174,9 @@ def commonest(groups: Iterable[TrainedGroup], last: int, decode: Callable[[list[
             own[1] += row.reward
         rows = sum(count for count, _ in rewards.values())
         top = sorted(rewards.items(), key=lambda item: (-item[1][0], item[0]))[:COMMONEST]
+        ends = span * width, min(last, (span + 1) * width - 1)
         found += [
-            Common(
-                span * width,
-                min(last, (span + 1) * width - 1),
-                decode(token_ids(tokens).tolist()),
-                count / rows,
-                total / count,
-            )
+            Common(*ends, decode(token_ids(tokens).tolist()), count / rows, total / count)
             for tokens, (count, total) in top
         ]
     return found

@@ -145,12 +145,5 @@ def server_of(app: ASGIApp, drain_s: float) -> uvicorn.Server:
     # uvicorn has a line for each connection that is too many.
     logging.getLogger("uvicorn.error").addFilter(LineBudget())
     options |= {"log_config": None, "access_log": False, "server_header": False, "proxy_headers": False}
-    return _Server(
-        uvicorn.Config(
-            app,
-            **options,
-            limit_concurrency=MOST_CONNECTIONS,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=int(drain_s),
-        )
-    )
+    options |= {"limit_concurrency": MOST_CONNECTIONS, "timeout_keep_alive": KEEP_ALIVE_S}
+    return _Server(uvicorn.Config(app, **options, timeout_graceful_shutdown=int(drain_s)))

@@ -142,6 +142,12 @@ class Models:
             masked=masked, reward=_reward_model(folder, world_size) if config.implicit_reward else None,
         )  # fmt: skip
 
+    def facts(self) -> tuple[str, ...]:
+        """Return what decides on this rank's speed and memory, for a line of its log."""
+        attention = f"{self.hf_config._attn_implementation} attention, {'packed' if self.is_packed else 'padded'} rows"
+        shared, stage = f"shared prompts: {'yes' if self.is_shared else 'no'}", self.actor.stage
+        return f"rank {self.rank} of {self.world_size}", f"DeepSpeed, ZeRO stage {stage}", attention, shared, self.dtype
+
     def forward_actor(self, batch: PaddedRows, has_entropy: bool = False) -> tuple[Tensor, Tensor]:
         """Return current logprobs, and entropies or 0, (rows, tokens), at the sampling temperature."""
         self.on_forward()

@@ -92,16 +92,11 @@ def supervise(command: list[str], ranks: int, stopped: Callable[[], bool]) -> No
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    program, parent = [sys.executable, "-m", "prefixrl.learner", *command], {PARENT_VARIABLE: str(os.getpid())}
+    environments = [RankInfo(rank, ranks, rank).environment("127.0.0.1", port) for rank in range(ranks)]
     children = [
-        subprocess.Popen(
-            [sys.executable, "-m", "prefixrl.learner", *command],
-            env={
-                **_for_rank(rank, os.environ),
-                PARENT_VARIABLE: str(os.getpid()),
-                **RankInfo(rank, ranks, rank).environment("127.0.0.1", port),
-            },
-        )
-        for rank in range(ranks)
+        subprocess.Popen(program, env=_for_rank(rank, os.environ) | parent | own)
+        for rank, own in enumerate(environments)
     ]
     try:
         _watch(children, stopped)

@@ -11,18 +11,7 @@ from prefixrl.common.run.documents import AgeDrift
 from prefixrl.learner.models.batch import IterationData, PreparedMicroBatch
 from prefixrl.learner.models.distributed import sum_over_ranks
 from prefixrl.learner.models.trained_model import StepReport
-from prefixrl.learner.training.ppo import (
-    LOG_RATIO_EDGES,
-    Ratio,
-    Sums,
-    bin_counts,
-    drift_by_age,
-    drift_figures,
-    drift_sums,
-    is_past_ratio,
-    log_ratios,
-    units,
-)
+from prefixrl.learner.training import ppo
 
 Report = dict[str, float]
 
@@ -68,7 +57,7 @@ class Whitening:
 class StepSums:
     """One optimiser step on this rank: sums to be added over ranks, reports already global."""
 
-    sums: Sums
+    sums: ppo.Sums
     logprobs: Sequence[Tensor]
     """The current policy's, of each micro-batch."""
     actor: StepReport | None
@@ -82,7 +71,7 @@ class IterationFacts:
     """Facts of one iteration besides the sums of its steps."""
 
     whitening: Whitening
-    ratio: Ratio
+    ratio: ppo.Ratio
     bound_ratio: float
     steps_left_out: int
     """Optimiser steps not taken because the KL had passed its limit."""
@@ -111,7 +100,7 @@ def report(
     figures["crossed_rows_fraction"] = _crossed(oldest, newest)
     figures |= _step_figures(reports, steps)
     drift = _drift(micro_batches, facts.max_staleness)
-    figures |= drift_figures(drift) | facts.reward_model
+    figures |= ppo.drift_figures(drift) | facts.reward_model
     figures |= {
         "rows": float(len(data.lengths)), "tokens": float(sum(sampled for _, sampled in data.lengths)),
         "forward_tokens": float(facts.forward_tokens), "padded_tokens": float(facts.padded_tokens),
@@ -120,14 +109,14 @@ def report(
     }  # fmt: skip
     figures = {name: figure for name, figure in figures.items() if math.isfinite(figure)}
     histograms = _histograms(micro_batches, oldest, facts.ratio)
-    histograms["log_ratio"] = histogram(LOG_RATIO_EDGES, bins)
-    return IterationMetrics(figures, histograms, row_advantages, reports, drift_by_age(drift))
+    histograms["log_ratio"] = histogram(ppo.LOG_RATIO_EDGES, bins)
+    return IterationMetrics(figures, histograms, row_advantages, reports, ppo.drift_by_age(drift))
 
 
 def _drift(micro_batches: Sequence[PreparedMicroBatch], max_staleness: int) -> Tensor:
     """Return the sums of `drift_sums` over all rows. A collective."""
     found = [
-        drift_sums(each.proximal, each.batch.behaviour, each.batch.mask, each.ages, max_staleness)
+        ppo.drift_sums(each.proximal, each.batch.behaviour, each.batch.mask, each.ages, max_staleness)
         for each in micro_batches
     ]
     return sum_over_ranks(torch.stack(found).sum(dim=0))
@@ -170,22 +159,11 @@ def _step_figures(reports: Sequence[Report], steps: Sequence[StepSums]) -> Repor
 
 def mask_figures(micro_batches: Sequence[PreparedMicroBatch]) -> Report:
     """Return the shares of sampled tokens and of rows that the masks leave out. A collective."""
-    counts = [
-        torch.stack(
-            [
-                micro_batch.batch.mask.sum(),
-                micro_batch.kept.sum(),
-                micro_batch.batch.mask.any(dim=1).sum(),
-                micro_batch.kept.any(dim=1).sum(),
-            ]
-        )
-        for micro_batch in micro_batches
-    ]
-    tokens, kept, rows, kept_rows = sum_over_ranks(torch.stack(counts).sum(dim=0)).tolist()
-    return {
-        "masked_tokens_fraction": 1.0 - kept / max(tokens, 1),
-        "masked_rows_fraction": 1.0 - kept_rows / max(rows, 1),
-    }
+    masks = [(each.batch.mask, each.kept) for each in micro_batches]
+    counts = [torch.stack([each.sum() for mask in pair for each in (mask, mask.any(dim=1))]) for pair in masks]
+    tokens, rows, kept, kept_rows = sum_over_ranks(torch.stack(counts).sum(dim=0)).tolist()
+    shares = {"tokens": kept / max(tokens, 1), "rows": kept_rows / max(rows, 1)}
+    return {f"masked_{name}_fraction": 1.0 - share for name, share in shares.items()}
 
 
 def noise_figures(micro_batches: Sequence[PreparedMicroBatch], bound_ratio: float) -> Report:
@@ -195,7 +173,7 @@ def noise_figures(micro_batches: Sequence[PreparedMicroBatch], bound_ratio: floa
     counts = []
     for each in micro_batches:
         mask = each.kept & (each.ages.amax(dim=1, keepdim=True) == 0)
-        past = is_past_ratio(each.proximal, each.batch.behaviour, mask, each.advantages, bound_ratio)
+        past = ppo.is_past_ratio(each.proximal, each.batch.behaviour, mask, each.advantages, bound_ratio)
         counts.append(torch.stack([(past & mask).sum(), mask.sum()]))
     past_tokens, tokens = sum_over_ranks(torch.stack(counts).sum(dim=0)).tolist()
     return {"bounded_by_noise_fraction": past_tokens / tokens} if tokens else {}
@@ -219,17 +197,19 @@ def _row_ages(micro_batches: Sequence[PreparedMicroBatch]) -> tuple[Tensor, Tens
     return torch.cat(oldest), torch.cat(newest)
 
 
-def _histograms(micro_batches: Sequence[PreparedMicroBatch], oldest: Tensor, ratio: Ratio) -> dict[str, Histogram]:
+def _histograms(micro_batches: Sequence[PreparedMicroBatch], oldest: Tensor, ratio: ppo.Ratio) -> dict[str, Histogram]:
     pairs = [(each, each.batch.mask) for each in micro_batches]
     importance = [
-        log_ratios(each.proximal, each.batch.behaviour, mask, ratio)[units(mask, ratio)] for each, mask in pairs
+        ppo.log_ratios(each.proximal, each.batch.behaviour, mask, ratio)[ppo.units(mask, ratio)] for each, mask in pairs
     ]
     values = {
         "advantage": (ADVANTAGE_EDGES, torch.cat([each.advantages[mask] for each, mask in pairs])),
-        "log_importance": (LOG_RATIO_EDGES, torch.cat(importance)), "age": (AGE_EDGES, oldest),
+        "log_importance": (ppo.LOG_RATIO_EDGES, torch.cat(importance)), "age": (AGE_EDGES, oldest),
         "token_age": (AGE_EDGES, torch.cat([each.ages[mask] for each, mask in pairs])),
     }  # fmt: skip
-    return {name: histogram(edges, sum_over_ranks(bin_counts(seen, edges))) for name, (edges, seen) in values.items()}
+    return {
+        name: histogram(edges, sum_over_ranks(ppo.bin_counts(seen, edges))) for name, (edges, seen) in values.items()
+    }
 
 
 def _row_advantages(data: IterationData, micro_batches: Sequence[PreparedMicroBatch]) -> tuple[float, ...]:

@@ -27,21 +27,11 @@ from prefixrl.common.errors import TrainingFault
 from prefixrl.learner.models.batch import IterationData, PreparedMicroBatch, Sample, filler_row, pad_lines
 from prefixrl.learner.models.distributed import gather_over_ranks, sum_over_ranks
 from prefixrl.learner.models.model import Models
+from prefixrl.learner.training import ppo
 from prefixrl.learner.training.advantages import moments, whiten
 from prefixrl.learner.training.figures import IterationFacts, IterationMetrics, Report, StepSums, Whitening, report
 from prefixrl.learner.training.objectives import Objective, denominators, estimate, resolve, row_rewards, value_mask
 from prefixrl.learner.training.plan import MicroBatch, Plan, forward_tokens, plan_iteration
-from prefixrl.learner.training.ppo import (
-    PolicyTerms,
-    Sums,
-    ValueTerms,
-    kept_tokens,
-    log_ratios,
-    policy_loss,
-    second_moment_limit,
-    second_moments,
-    value_loss,
-)
 from prefixrl.learner.training.process_rewards import with_process_rewards, with_step_rewards
 
 PAD_ID = 0
@@ -163,7 +153,7 @@ def _measure(
     values = models.forward_critic(batch)
     return PreparedMicroBatch(
         rows=tuple(row for line in lines for row in line), is_proximal_late=is_late, batch=batch,
-        kept=kept_tokens(
+        kept=ppo.kept_tokens(
             proximal, batch.behaviour, batch.mask, algorithm.mask_token_band, algorithm.mask_sequence_band
         ),
         proximal=proximal, reference=models.forward_reference(batch),
@@ -239,10 +229,10 @@ def _with_limits(micro_batches: list[list[PreparedMicroBatch]], objective: Objec
     for own in micro_batches:
         found = []
         for each in own:
-            drift = log_ratios(each.proximal, each.batch.behaviour, each.kept, objective.policy.ratio)
-            moments, may_clip = second_moments(drift, torch.where(each.kept, each.advantages, 0.0))
+            drift = ppo.log_ratios(each.proximal, each.batch.behaviour, each.kept, objective.policy.ratio)
+            moments, may_clip = ppo.second_moments(drift, torch.where(each.kept, each.advantages, 0.0))
             found.append(moments[may_clip])
-        limit = second_moment_limit(gather_over_ranks(torch.cat(found)), objective.second_moment)
+        limit = ppo.second_moment_limit(gather_over_ranks(torch.cat(found)), objective.second_moment)
         done.append([replace(each, second_moment_limit=limit) for each in own])
     return done
 
@@ -285,13 +275,13 @@ def _optimise(
     """
     policy_normaliser, value_normaliser = normalisers
     is_actor_trained = policy_normaliser > 0.0 and models.optimizer_steps >= frozen_steps
-    totals: Sums = {}
+    totals: ppo.Sums = {}
     logprobs: list[Tensor] = []
     for index, micro_batch in enumerate(own):
         is_last = index == len(own) - 1
         with torch.set_grad_enabled(is_actor_trained):
             terms = _policy_terms(models, micro_batch)
-            loss, sums = policy_loss(terms, objective.policy, max(policy_normaliser, 1.0))
+            loss, sums = ppo.policy_loss(terms, objective.policy, max(policy_normaliser, 1.0))
         logprobs.append(terms.logprobs.detach())
         if is_actor_trained:
             models.actor.backward(loss, is_last)
@@ -308,9 +298,9 @@ def _optimise(
     )  # fmt: skip
 
 
-def _policy_terms(models: Models, micro_batch: PreparedMicroBatch) -> PolicyTerms:
+def _policy_terms(models: Models, micro_batch: PreparedMicroBatch) -> ppo.PolicyTerms:
     logprobs, entropy = models.forward_actor(micro_batch.batch, has_entropy=True)
-    return PolicyTerms(
+    return ppo.PolicyTerms(
         logprobs=logprobs, entropy=entropy,
         proximal=logprobs.detach() if micro_batch.is_proximal_late else micro_batch.proximal,
         behaviour=micro_batch.batch.behaviour, reference=micro_batch.reference, advantages=micro_batch.advantages,
@@ -320,13 +310,13 @@ def _policy_terms(models: Models, micro_batch: PreparedMicroBatch) -> PolicyTerm
 
 def _backward_critic(
     models: Models, micro_batch: PreparedMicroBatch, objective: Objective, normaliser: float, is_last: bool
-) -> Sums:
+) -> ppo.Sums:
     values = models.forward_critic(micro_batch.batch)
     if models.critic is None or values is None:
         return {}
     asked = value_mask(objective, micro_batch.batch.mask)
-    loss, sums = value_loss(
-        ValueTerms(values, micro_batch.old_values, micro_batch.returns, asked), objective.value_clip,
+    loss, sums = ppo.value_loss(
+        ppo.ValueTerms(values, micro_batch.old_values, micro_batch.returns, asked), objective.value_clip,
         objective.policy.aggregation, normaliser,
     )  # fmt: skip
     models.critic.backward(loss, is_last)

@@ -20,31 +20,12 @@ ITERATIONS = 3
 TOLERANCE = 1e-5
 
 RECIPE = Recipe(
-    temperature=0.9,
-    correction="decoupled",
-    cap=2.0,
-    dual_clip=3.0,
-    bound=1.6,
-    clip=0.2,
-    value_clip=0.2,
-    gamma=1.0,
-    lam=0.95,
-    kl=0.01,
-    kl_estimator="k1",
-    kl_in_reward=True,
-    entropy=0.03,
-    per_sequence=False,
-    epochs=1,
-    whiten_floor=1e-4,
-    actor_lr=7e-4,
-    critic_lr=2e-3,
-    warmup_ratio=0.2,
-    min_lr_ratio=0.1,
-    betas=(0.9, 0.95),
-    grad_clip=1.0,
-    total_steps=2 * ITERATIONS,
+    temperature=0.9, correction="decoupled", cap=2.0, dual_clip=3.0, bound=1.6, clip=0.2, value_clip=0.2, gamma=1.0,
+    lam=0.95, kl=0.01, kl_estimator="k1", kl_in_reward=True, entropy=0.03, per_sequence=False, epochs=1,
+    whiten_floor=1e-4, actor_lr=7e-4, critic_lr=2e-3, warmup_ratio=0.2, min_lr_ratio=0.1, betas=(0.9, 0.95),
+    grad_clip=1.0, total_steps=2 * ITERATIONS,
     masked=(0, 2, 3, 4),  # the example's special tokens but its stop
-)
+)  # fmt: skip
 REFERENCE = FreeRun(
     adapter=str(EXAMPLE / "adapter"), target=str(EXAMPLE / "target"), train=EXAMPLE / "train.jsonl", seed=11, groups=16,
     samples=4, groups_per_task=8, prefix_tokens=8, completion_tokens=20, completion_temperature=0.7, minibatches=2,

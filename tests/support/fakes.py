@@ -361,33 +361,16 @@ def end(child: "subprocess.Popen[bytes]") -> None:
 def document(*workers: WorkerStatus, **fields: Any) -> StatusDocument:
     """Return a broker's status; fields that are not given are empty."""
     empty: dict[str, Any] = {
-        "run_id": "r",
-        "directory": "",
-        "broker_pid": 0,
-        "iteration": 0,
-        "total_iterations": 0,
+        "run_id": "r", "directory": "", "broker_pid": 0, "iteration": 0, "total_iterations": 0,
         "groups": GroupCounts(
             issued=0, trained=0, filtered=0, failed=0, expired=0, outstanding=0, duplicates_ignored=0
         ),
-        "causes": {},
-        "row_errors": {},
-        "filter": None,
-        "queues": {},
-        "window": 2,
-        "mean_age": 0.0,
+        "causes": {}, "row_errors": {}, "filter": None, "queues": {}, "window": 2, "mean_age": 0.0,
         "admission": AdmissionStatus(rule="just_in_time", lead_groups=0.0, cap_groups=0.0, waited_s=0.0),
-        "age_histogram": {},
-        "token_age_histogram": {},
-        "crossed_fraction": 0.0,
-        "busy_fraction": {},
-        "waiting_rows": {},
-        "losses": {},
-        "truncated_fraction": 0.0,
-        "waiting_for": "",
-        "malformed_messages": 0,
-        "journal_bytes": 0,
-        "up_s": 0.0,
-    }
+        "age_histogram": {}, "token_age_histogram": {}, "crossed_fraction": 0.0, "busy_fraction": {},
+        "waiting_rows": {}, "losses": {}, "truncated_fraction": 0.0, "waiting_for": "", "malformed_messages": 0,
+        "journal_bytes": 0, "up_s": 0.0,
+    }  # fmt: skip
     return StatusDocument(workers=list(workers), **empty | fields)
 
 

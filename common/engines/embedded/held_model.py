@@ -96,6 +96,11 @@ class EmbeddedEngine(base.AdapterEngine):
         """Most tokens of a row, at which it ends as if cut; None where the model names no limit."""
         self._prepare()
 
+    @property
+    def attention(self) -> str:
+        """The implementation of the model's attention."""
+        return str(self._model.config._attn_implementation)
+
     def _prepare(self) -> None:
         """Set up what decoding needs beside the loaded model."""
 

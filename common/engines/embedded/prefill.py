@@ -111,14 +111,10 @@ def _forward(
     model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Cache
 ) -> torch.Tensor:
     output = model(
-        input_ids=ids,
-        attention_mask=mask,
-        position_ids=positions,
-        past_key_values=cache,
-        use_cache=True,
+        input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True,
         # An index, which copies the last states. Their slice is not contiguous: its product with the output layer is
         # a batched one, which is slower, and on CPUs with units for bfloat16 copies that layer once per row.
         logits_to_keep=torch.tensor([-1], device=ids.device),
-    )
+    )  # fmt: skip
     logits: torch.Tensor = output.logits[:, -1]
     return logits

@@ -1,12 +1,16 @@
 """No process takes the CPU in silence on a host that shows GPUs."""
 
+import re
+import sys
 from typing import Literal
 
 import pytest
 import torch
 
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.host import cuda
 from prefixrl.common.host.cuda import has_cuda
+from prefixrl.common.host.start_line import start_line
 
 
 @pytest.mark.parametrize(
@@ -43,3 +47,21 @@ def test_gpus_that_torch_cannot_open_are_a_refusal_that_names_them(
     else:
         assert not has_cuda(device, "rollout")
         assert ("shows the GPUs 0, 1, but torch is a build for the CPU" in caplog.text) == (build is None)
+
+
+def test_one_line_tells_what_a_process_computes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = f"torch {torch.__version__}"
+    on_cpu = start_line("cpu" if torch.cuda.is_available() else "auto", "vllm engine", "")
+    expected = rf"cpu, {torch.get_num_threads()} threads; {re.escape(build)}; vllm engine; \d+\.\d\d GiB resident"
+    assert re.fullmatch(expected, on_cpu), on_cpu
+    given = {"is_available": True, "memory_allocated": 3 << 30, "memory_reserved": 7 << 29, "get_device_name": "H100"}
+    for name, value in given.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(cuda, "driver", lambda: "580.65")
+    said = f"cuda:1, H100; driver: 580.65; {build}, CUDA 13.0; rank 1 of 2; 3.00 GiB allocated, 3.50 reserved on it; "
+    assert start_line("cuda:1", "rank 1 of 2").startswith(said)
+    assert start_line("auto").startswith("cuda:0, H100")
+    assert start_line("cpu").startswith("cpu, ")
+    monkeypatch.delitem(sys.modules, "torch")
+    assert start_line("auto", "verifier engine").startswith("no device: torch is not loaded; verifier engine; ")

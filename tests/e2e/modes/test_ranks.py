@@ -4,6 +4,7 @@ A dead one is named and the run resumes; none waits in a collective for a scorer
 """
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -42,6 +43,9 @@ def test_a_killed_rank_ends_the_learner_with_its_name_and_the_run_resumes(tmp_pa
         summary = finish(process, directory)
     check_books(summary, directory)
     assert trained_iterations(directory) == 10
+    logs_there = {name: (directory / f"logs/{name}.log").read_text() for name in ("learner", "rollout-0", "scorer-0")}
+    assert all(f"; rank {rank} of 2; DeepSpeed, ZeRO stage 0; sdpa " in logs_there["learner"] for rank in (0, 1))
+    assert all(re.search(r" (loaded|are loaded at iteration 0): cpu, \d+ threads; ", s) for s in logs_there.values())
 
 
 @pytest.mark.chaos

@@ -70,7 +70,7 @@ def test_the_comparison_notices_values_read_one_position_late(adapter: Path, mon
 def test_the_comparison_notices_a_mean_of_the_micro_batches_means(
     adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    optimise, straight = iteration._optimise, iteration.policy_loss
+    optimise, straight = iteration._optimise, iteration.ppo.policy_loss
     forwards = [0]
 
     def counting(models: Models, own: Any, *others: Any) -> Any:
@@ -81,7 +81,7 @@ def test_the_comparison_notices_a_mean_of_the_micro_batches_means(
         return straight(terms, settings, float(terms.mask.sum()) * forwards[0])
 
     monkeypatch.setattr(iteration, "_optimise", counting)
-    monkeypatch.setattr(iteration, "policy_loss", mean_of_means)
+    monkeypatch.setattr(iteration.ppo, "policy_loss", mean_of_means)
     with pytest.raises(AssertionError, match="policy loss differs by"):
         compare(run_config(adapter, learner={"micro_batch_tokens": 30}), ITERATIONS)
 

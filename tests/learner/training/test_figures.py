@@ -8,7 +8,8 @@ import torch
 
 from prefixrl.learner.models import distributed
 from prefixrl.learner.models.batch import PaddedRows, PreparedMicroBatch, Sample, filler_row, pad
-from prefixrl.learner.training.figures import _crossed, _row_ages, bin_counts, histogram, means, reward_figures
+from prefixrl.learner.training import ppo
+from prefixrl.learner.training.figures import _crossed, _row_ages, histogram, means, reward_figures
 
 
 def sums_of(importance: list[float], returns: list[float], values: list[float]) -> dict[str, float]:
@@ -51,7 +52,7 @@ def test_equal_returns_have_no_variance_to_explain() -> None:
 
 def test_a_value_on_an_edge_is_in_the_bin_below_and_all_values_are_counted() -> None:
     edges = (0.0, 1.0)
-    counts = bin_counts(torch.tensor([-9.0, 0.0, 0.5, 1.0, 3.0]), edges)
+    counts = ppo.bin_counts(torch.tensor([-9.0, 0.0, 0.5, 1.0, 3.0]), edges)
     assert histogram(edges, counts).counts == (2, 2, 1)
 
 

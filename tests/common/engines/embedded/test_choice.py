@@ -29,11 +29,11 @@ def test_rows_are_batched_continuously_unless_bitwise_is_asked_for() -> None:
         engine = make_engine("auto", str(EXAMPLE / model), role, config_of())
         assert isinstance(engine, TransformersEngine)
         assert offered(engine) == (256, room_of(256), False)
-        assert engine.about == "rows batched continuously, 256 at once"
+        assert engine.about == "rows batched continuously, 256 at once; one_token attention"
         held = make_engine("auto", str(EXAMPLE / model), role, config_of("bitwise=true"))
         assert isinstance(held, FixedRowsEngine)
         assert offered(held) == (64, 64, True)
-        assert held.about == "a task's rows are one forward: bitwise"
+        assert held.about == "a task's rows are one forward: bitwise; sdpa attention"
 
 
 def test_a_model_with_states_besides_keys_and_values_has_fixed_rows_and_says_why(tmp_path: Path) -> None:
@@ -46,6 +46,6 @@ def test_a_model_with_states_besides_keys_and_values_has_fixed_rows_and_says_why
     AutoModelForCausalLM.from_config(shape).save_pretrained(tmp_path)
     engine = make_engine("transformers", str(tmp_path), "scorer", config_of())
     assert isinstance(engine, FixedRowsEngine)
-    assert engine.about == "a task's rows are one forward: lfm2: it keeps more of a text than keys and values"
+    assert engine.about.startswith("a task's rows are one forward: lfm2: it keeps more of a text than keys and values;")
     result = finish(engine, job("a"))["a"]
     assert [row.tokens.size for row in result.rows] == [TOKENS] * len(PROMPTS)

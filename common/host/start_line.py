@@ -1,0 +1,29 @@
+"""One line in the log of a process that has loaded its models: what it computes on, and with what."""
+
+import sys
+
+from prefixrl.common.host.memory_use import memory_now
+
+GIB = 2**30
+
+
+def start_line(device: str, *facts: str) -> str:
+    """Return device, driver and torch, then the facts, then the bytes that this process holds now.
+
+    A process that imported no torch has loaded no model. vLLM's own processes may hold what this one does not.
+    """
+    torch, memory = sys.modules.get("torch"), memory_now()
+    held = f"{memory.resident_bytes / GIB:.2f} GiB resident" if memory else "its memory is not known"
+    if torch is None:
+        return "; ".join(("no device: torch is not loaded", *filter(None, facts), held))
+    build = f"torch {torch.__version__}"
+    if device == "cpu" or not torch.cuda.is_available():
+        return "; ".join((f"cpu, {torch.get_num_threads()} threads", build, *filter(None, facts), held))
+    # Late: it imports torch.
+    from prefixrl.common.host.cuda import driver
+
+    index = torch.device(device if device.startswith("cuda:") else "cuda:0")
+    allocated, reserved = torch.cuda.memory_allocated(index) / GIB, torch.cuda.memory_reserved(index) / GIB
+    own = f"{allocated:.2f} GiB allocated, {reserved:.2f} reserved on it; {held}"
+    where = f"{index}, {torch.cuda.get_device_name(index)}", f"driver: {driver()}"
+    return "; ".join((*where, f"{build}, CUDA {torch.version.cuda}", *filter(None, facts), own))
