@@ -1,4 +1,4 @@
-"""What viewers of `prefixrl dashboard` cost the run that they look at, and how a long run opens.
+"""The cost of viewers of `prefixrl dashboard` to the run that they look at, and the opening of a long run.
 
 The arithmetic example trains; windows with no viewer and with ten come in turn, so that other load meets both alike.
 The viewers are streams of this host and read every event. Then the run's `metrics.jsonl` is continued to 50,000
