@@ -44,6 +44,7 @@ from prefixrl.learner.training import checkpoint
 from prefixrl.learner.training.checkpoint import TrainerState
 from prefixrl.learner.training.iteration import plan_for, train_iteration
 from prefixrl.learner.training.plan import groups_of_rank
+from prefixrl.learner.training.speed import rank_figures
 from prefixrl.learner.weights.publish import Publisher
 
 log = logging.getLogger(__name__)
@@ -152,6 +153,7 @@ class Learner:
         data = iteration_data(batch, shard)
         metrics = train_iteration(self.models, data, self.config, self.config.steps_in_all(self.problems))
         trained_s = self.fetched_s + time.monotonic() - started_s
+        ranks = rank_figures(self.models, plan_for(self.models, data, self.config), data.lengths, trained_s)
         self.busy_s += trained_s
         self.iteration += 1
         if self.rank_zero:
@@ -166,7 +168,8 @@ class Learner:
             self.client.iteration_done(self.iteration - 1, self.models.optimizer_steps, worth)
             crash_point("iteration.told")
             now_s = time.monotonic()
-            times = Times(self.waited_s, trained_s, now_s - self.started_s, self.busy_fraction(now_s), self.publish_s)
+            busy = self.busy_fraction(now_s)
+            times = Times(self.waited_s, trained_s, now_s - self.started_s, busy, self.publish_s, ranks)
             self.rank_zero.service.status(f"iteration {self.iteration}")
             self.rank_zero.metrics.write(batch, metrics, self.models.optimizer_steps, times, self.client.status())
             crash_point("iteration.noted")

@@ -8,15 +8,8 @@ from typing import TypeVar
 
 import msgspec
 
+from prefixrl.common.host import process
 from prefixrl.common.host.log_lines import LineBudget
-from prefixrl.common.host.process import (
-    END_SIGNAL,
-    allow_many_files,
-    die_with_parent,
-    exit_codes,
-    start_logging,
-    stop_event,
-)
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
@@ -29,9 +22,9 @@ def command(module: str, directory: Path, options: msgspec.Struct) -> list[str]:
 def run(name: str, kind: type[Options], serve: Callable[[Path, Options, Callable[[], bool]], None]) -> None:
     """Be the server of such a command: call `serve`, which returns once its last argument returns True."""
     parent, directory, options = sys.argv[1:]
-    die_with_parent(int(parent))
-    start_logging(name, LineBudget())
-    stop = stop_event([END_SIGNAL])
-    with exit_codes():
-        allow_many_files()
+    process.die_with_parent(int(parent))
+    process.start_logging(name, LineBudget())
+    stop = process.stop_event([process.END_SIGNAL])
+    with process.exit_codes():
+        process.allow_many_files()
         serve(Path(directory), msgspec.json.decode(options, type=kind), stop.is_set)

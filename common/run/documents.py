@@ -83,6 +83,8 @@ class MetricsLine(msgspec.Struct, frozen=True, kw_only=True):
     """Alarms that ring after this iteration, in words, by kind: the kinds are in docs/console.md."""
     endpoint: UsageTotal | None = None
     """Usage of the target's endpoint so far; None unless the target is served elsewhere."""
+    ranks: dict[str, float] = {}
+    """Figures of each learner rank: tokens_per_s/0 and, on CUDA, tflop_per_s, peak_allocated_gib, peak_reserved_gib."""
 
 
 class AlarmSpan(msgspec.Struct, frozen=True):

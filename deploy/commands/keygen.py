@@ -8,16 +8,8 @@ import click
 from prefixrl.common.config.load import from_json
 from prefixrl.common.errors import ConfigError, to_copy
 from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.wire import keys
 from prefixrl.common.wire.address import ENDPOINT_FILE, is_on_this_host
-from prefixrl.common.wire.keys import (
-    KEYS_FOLDER,
-    add_client,
-    client_key_file,
-    clients,
-    make_keys,
-    read_client_key,
-    remove_client,
-)
 from prefixrl.common.worker.allowed import flags
 
 
@@ -47,29 +39,30 @@ def change(directory: Path, added: str | None, removed: str | None, is_new: bool
     `is_new`: a directory without a run may get keys, too, before the run begins.
     """
     check_format(directory)
-    if not is_new and not any((directory / name).exists() for name in ("config.json", KEYS_FOLDER)):
+    if not is_new and not any((directory / name).exists() for name in ("config.json", keys.KEYS_FOLDER)):
         known = "holds no run" if directory.is_dir() else "does not exist"
         raise ConfigError(
             f"{directory} {known}; give the directory of a run, or --new to make the keys of one that is still to begin"
         )
-    make_keys(directory)
+    keys.make_keys(directory)
     if removed:
-        remove_client(directory, removed)
+        keys.remove_client(directory, removed)
     if added:
-        add_client(directory, added)
+        keys.add_client(directory, added)
 
 
 def listing(directory: Path) -> str:
     """Return a line per key that is let in: its name, its role and its file."""
-    lines = [f"{each.name:<20} {each.role:<10} {client_key_file(directory, each.name)}" for each in clients(directory)]
+    shown = keys.clients(directory)
+    lines = [f"{each.name:<20} {each.role:<10} {keys.client_key_file(directory, each.name)}" for each in shown]
     return "\n".join(lines)
 
 
 def command_for(directory: Path, role: str, name: str) -> str:
     """Return what to do on another host, as lines of a shell; raises ConfigError."""
     check_format(directory)
-    key_file = client_key_file(directory, name)
-    if read_client_key(key_file).role != "worker":
+    key_file = keys.client_key_file(directory, name)
+    if keys.read_client_key(key_file).role != "worker":
         made = to_copy("prefixrl keygen", directory, "--worker", "NAME")
         raise ConfigError(f"{key_file} is no worker's key; make one with {made}")
     endpoint_file = directory / ENDPOINT_FILE

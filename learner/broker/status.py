@@ -13,17 +13,7 @@ from prefixrl.common.errors import is_crowded, is_full
 from prefixrl.common.host.memory_use import memory_now
 from prefixrl.common.host.process import write_atomically
 from prefixrl.common.journal.journal import Journal
-from prefixrl.common.run.status import (
-    USAGE_FILE,
-    AdmissionStatus,
-    DrainedWorker,
-    FilterStatus,
-    GroupCounts,
-    StatusDocument,
-    UsageTotal,
-    WorkerStatus,
-    total_usage,
-)
+from prefixrl.common.run import status
 from prefixrl.common.wire.messages.fields import shared
 from prefixrl.common.wire.messages.worker import MemoryUse, Usage
 from prefixrl.learner.broker.batches import BatchAnswers
@@ -42,7 +32,7 @@ class UsageFile:
     """Usage by scorer, kept in the run directory."""
 
     def __init__(self, directory: Path, section: OpenAIConfig) -> None:
-        self._path, self._section = directory / USAGE_FILE, section
+        self._path, self._section = directory / status.USAGE_FILE, section
         self._by_scorer: dict[str, Usage] = {}
         if self._path.exists():
             self._by_scorer = read_json(self._path, dict[str, Usage])
@@ -86,13 +76,13 @@ class UsageFile:
             return  # the journal reports what is full; the counts are written later
         self._is_saved = True
 
-    def total(self) -> UsageTotal | None:
+    def total(self) -> status.UsageTotal | None:
         """Return the total; None where no scorer uses an endpoint."""
-        return total_usage(self._by_scorer.values(), self._section) if self._by_scorer else None
+        return status.total_usage(self._by_scorer.values(), self._section) if self._by_scorer else None
 
 
 _ROLES = ("rollout", "scorer")
-_COUNTED = set(GroupCounts.__struct_fields__) - {"outstanding"}
+_COUNTED = set(status.GroupCounts.__struct_fields__) - {"outstanding"}
 
 
 @dataclass(frozen=True)
@@ -108,25 +98,23 @@ class StatusSources:
     started_s: float
 
 
-def document(sources: StatusSources, malformed: int, now_s: float) -> StatusDocument:
+def document(sources: StatusSources, malformed: int, now_s: float) -> status.StatusDocument:
     """Return the state of a run now; `malformed` counts refused messages."""
     dispatcher, batches, ledger = sources.dispatcher, sources.batches, sources.dispatcher.ledger
     counts, rate = ledger.counts, ledger.pass_rate
     trains_nothing = ledger.window.iterations == 0
     workers = [_worker(each, now_s) for each in dispatcher.registry.by_identity.values()]
-    return StatusDocument(
+    return status.StatusDocument(
         run_id=sources.run_id, directory=sources.directory, broker_pid=os.getpid(), iteration=ledger.completed,
         total_iterations=0 if trains_nothing else batches.total_iterations,
-        groups=GroupCounts(outstanding=ledger.outstanding, **{name: getattr(counts, name) for name in _COUNTED}),
+        groups=status.GroupCounts(outstanding=ledger.outstanding, **{name: getattr(counts, name) for name in _COUNTED}),
         causes=dict(counts.causes), passed_by_source=dict(counts.passed_by_source),
         filtered_by_source=dict(counts.filtered_by_source), row_errors=dict(counts.row_errors),
         rows_left_out=dict(counts.rows_left_out),
-        filter=FilterStatus(rate.passed, rate.judged) if rate and rate.judged else None, queues=ledger.states(),
+        filter=status.FilterStatus(rate.passed, rate.judged) if rate and rate.judged else None, queues=ledger.states(),
         window=ledger.window.max_staleness, mean_age=counts.mean_age,
-        admission=AdmissionStatus(
-            rule=ledger.admission.rule,
-            lead_groups=ledger.admission.lead,
-            cap_groups=ledger.admission.cap,
+        admission=status.AdmissionStatus(
+            rule=ledger.admission.rule, lead_groups=ledger.admission.lead, cap_groups=ledger.admission.cap,
             waited_s=ledger.admission.waited_s,
         ),
         age_histogram={str(age): count for age, count in sorted(counts.age_histogram.items())},
@@ -141,7 +129,7 @@ def document(sources: StatusSources, malformed: int, now_s: float) -> StatusDocu
         journal_bytes=sources.journal.size_bytes, up_s=now_s - sources.started_s,
         evaluations=dispatcher.evaluations.counts(), endpoint=sources.usage_file.total(),
         completions=dict(dispatcher.completions), is_halting=batches.is_halting, memory=_memory(sources),
-        drained=[DrainedWorker(host=host, pid=pid) for host, pid in dispatcher.registry.drained],
+        drained=[status.DrainedWorker(host=host, pid=pid) for host, pid in dispatcher.registry.drained],
     )  # fmt: skip
 
 
@@ -153,13 +141,13 @@ def _memory(sources: StatusSources) -> dict[str, MemoryUse]:
     return {name: memory for name, memory in found.items() if memory is not None}
 
 
-def _worker(worker: Worker, now_s: float) -> WorkerStatus:
+def _worker(worker: Worker, now_s: float) -> status.WorkerStatus:
     phase = "leaving" if worker.is_leaving else worker.phase
     own = {"phase": phase, "leases": len(worker.leases), "rows": worker.left, "silent_s": now_s - worker.heard_s}
-    return WorkerStatus(**shared(WorkerStatus, worker) | own)
+    return status.WorkerStatus(**shared(status.WorkerStatus, worker) | own)
 
 
-def _busy_fractions(workers: Sequence[WorkerStatus]) -> dict[str, float]:
+def _busy_fractions(workers: Sequence[status.WorkerStatus]) -> dict[str, float]:
     """Return the mean busy fraction of each role that has worked."""
     shares: dict[str, list[float]] = {"rollout": [], "scorer": []}
     for each in workers:

@@ -50,7 +50,8 @@ class TrainedModel:
 
         module.eval()  # no dropout: logprobs of one batch must be the same function in every pass
         optimizer = make_adam(module.parameters(), config, lr, device)
-        settings = deepspeed_settings(config, sum(parameter.numel() for parameter in module.parameters()))
+        self.weights = sum(parameter.numel() for parameter in module.parameters())
+        settings = deepspeed_settings(config, self.weights)
         self.stage: int = settings["zero_optimization"]["stage"]
         # DeepSpeed's bf16 optimiser prints memory figures, unasked.
         with contextlib.redirect_stdout(io.StringIO()):

@@ -2,8 +2,8 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from prefixrl.common.run import json_lines
@@ -31,6 +31,8 @@ class Times:
     """Fraction of its time since the first batch in which the learner trained."""
     publish_s: float = 0.0
     """Time in which the main thread published the version before."""
+    ranks: Mapping[str, float] = field(default_factory=dict)
+    """Figures of `speed.rank_figures`."""
 
 
 class MetricsLog:
@@ -85,7 +87,7 @@ class MetricsLog:
             probe_slope=max(slopes, key=lambda slope: abs(slope - 1.0), default=None), ended=status.causes,
             losses=status.losses, waited_s=times.waited_s, trained_s=times.trained_s, publish_s=times.publish_s,
             since_start_s=now_s, drift=metrics.ages, engines=_engines(status), waiting_rows=status.waiting_rows,
-            alarms=dict(self._alarms.ringing), endpoint=status.endpoint,
+            alarms=dict(self._alarms.ringing), endpoint=status.endpoint, ranks=dict(times.ranks),
         )  # fmt: skip
         self._append(self._metrics, [line])
         rows = iter(metrics.row_advantages)

@@ -12,5 +12,6 @@ Read in this order:
     step_scores.py      scores of steps at the tokens that end them, and their baselines; pure
     process_rewards.py  both for an iteration: scores, and steps of the reward model
     figures.py          the figures of an iteration, summed over ranks
+    speed.py            speed and memory of each rank
     checkpoint.py       saving and resuming; the manifest with its state and digests
 """

@@ -1,6 +1,8 @@
 """Figures from sums."""
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import torch
 
 from prefixrl.learner.models import distributed
 from prefixrl.learner.models.batch import PaddedRows, PreparedMicroBatch, Sample, filler_row, pad
-from prefixrl.learner.training import ppo
+from prefixrl.learner.training import ppo, speed
 from prefixrl.learner.training.figures import _crossed, _row_ages, histogram, means, reward_figures
 
 
@@ -99,3 +101,15 @@ def test_a_row_is_as_old_as_its_oldest_token_and_a_filler_is_no_row() -> None:
     assert newest.tolist() == [0, 1, 0]
     distributed.start("cpu", 0, 1)
     assert _crossed(oldest, newest) == pytest.approx(1 / 3), "one row has tokens of several ages"
+
+
+def test_a_rank_tells_its_speed_and_on_cuda_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed.start("cpu", 0, 1)
+    own = {"rank": 0, "is_shared": True, "device": torch.device("cpu"), "critic": None}
+    models: Any = SimpleNamespace(**own, actor=SimpleNamespace(weights=10**12))
+    work = (((((0, 1),), ()),), ((((2,),), ()),)), [(4, 3), (4, 2), (5, 1)], 0.5
+    assert speed.rank_figures(models, *work) == {"tokens_per_s/0": (4 + 3 + 2 + 5 + 1) / 0.5}
+    models.device = torch.device("cuda")
+    for name, size in (("max_memory_allocated", 3 << 30), ("max_memory_reserved", 4 << 30)):
+        monkeypatch.setattr(torch.cuda, name, lambda _, size=size: size)
+    assert list(speed.own_figures(models, *work).values()) == [30.0, 180.0, 3.0, 4.0]
