@@ -11,7 +11,7 @@ PLACES := vllm or systemd or slurm or hosts or browser
 OTHERS := nightly or chaos or gpu or $(PLACES)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo test slow proofs nightly bench bench-quick chaos systemd vllm slurm hosts gpu wheel docs check clean
+.PHONY: help setup dev demo test slow proofs nightly bench bench-quick chaos floors systemd vllm slurm hosts gpu wheel docs check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -59,9 +59,21 @@ proofs: $(VLLM) .venv/.installed-places  ## one short real proof each of vLLM, S
 
 nightly: export PREFIXRL_EXAMPLES = 500
 nightly: $(VLLM) .venv/.installed-places  ## all that takes long: those suites whole, the soak, many more examples of every property
-	$(MAKE) docs
+	$(MAKE) docs floors
 	$(BIN)/pytest $(PYTEST_ARGS) tests/cluster -m "systemd or slurm or hosts"
 	$(PYTEST) -m "(slow or nightly or vllm or browser or hypothesis) and not (chaos or gpu or systemd or slurm or hosts)"
+
+# An environment of its own, in which these are as old as pyproject.toml allows.
+FLOORS := torch transformers pyzmq msgspec pydantic
+build/floors/.installed: pyproject.toml
+	$(PYTHON) -m venv --clear build/floors
+	sed -nE 's/^ *"([a-z]+)>=([0-9.]+).*/\1==\2/p' $< | grep -E '^($(subst $() ,|,$(FLOORS)))==' >build/floors/constraints.txt
+	test $$(wc -l <build/floors/constraints.txt) = $(words $(FLOORS))
+	build/floors/bin/pip install --quiet --no-compile --constraint build/floors/constraints.txt -e '.[dev]'
+	touch $@
+
+floors: build/floors/.installed  ## the quick tests with the oldest releases that are allowed
+	$(subst .venv/,build/floors/,$(PYTEST)) -m "not (slow or $(OTHERS))"
 
 chaos: .venv/.installed-dev  ## kill and stop real processes for minutes
 	$(BIN)/pytest -m "chaos and not vllm"
