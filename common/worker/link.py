@@ -20,34 +20,15 @@ import msgspec
 from prefixrl.common.errors import ConfigError, PeerLost, PrefixRLError, Refusal, RunIsOver
 from prefixrl.common.host.memory_use import memory_now
 from prefixrl.common.wire.address import Address, Find
+from prefixrl.common.wire.messages import worker as messages
 from prefixrl.common.wire.messages.fields import PROTOCOL, Role, cut_text
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
-from prefixrl.common.wire.messages.worker import (
-    Ack,
-    Activity,
-    Beat,
-    Done,
-    Goodbye,
-    Heartbeat,
-    Leave,
-    MemoryUse,
-    Prefixes,
-    PrefixTask,
-    Ready,
-    Refused,
-    Reject,
-    Scores,
-    ScoreTask,
-    Unknown,
-    Usage,
-    Welcome,
-)
 from prefixrl.common.wire.requester import hello
 from prefixrl.common.wire.transport import Client, Malformed
 
 log = logging.getLogger(__name__)
 
-Result = Prefixes | Scores
+Result = messages.Prefixes | messages.Scores
 RESEND_S = 5.0
 FIRST_CONTACT_S = 60.0
 ORPHAN_S = 600.0
@@ -77,10 +58,10 @@ class Vitals:
     busy_row_s: float = 0.0
     waiting_rows: int = 0
     tokens: int = 0
-    activity: Activity = "loading"
+    activity: messages.Activity = "loading"
     state: str = "loading"
     leases: tuple[str, ...] = ()
-    usage: Usage | None = None
+    usage: messages.Usage | None = None
 
 
 class Link:
@@ -98,14 +79,14 @@ class Link:
         self._client = self._connected()
         self._outgoing: queue.SimpleQueue[ToBroker] = queue.SimpleQueue()
         self._unacknowledged: dict[str, tuple[Result, float]] = {}
-        self._welcome: queue.SimpleQueue[Welcome | Reject | Done] = queue.SimpleQueue()
+        self._welcome: queue.SimpleQueue[messages.Welcome | messages.Reject | messages.Done] = queue.SimpleQueue()
         self.heartbeat_s = heartbeat_s
         """The run's interval, once it is known."""
         self._known = False
         self._run_id = ""
         self._greeted = False
         self._heard_s = self._turned_s = self._renewed_s = time.monotonic()
-        self._memory: MemoryUse | None = None
+        self._memory: messages.MemoryUse | None = None
         self._measured_s = -math.inf
         """Time at which the memory was looked at."""
         self._handed_over: set[str] = set()
@@ -133,18 +114,22 @@ class Link:
 
     # --- for the work loop -------------------------------------------------------------------------------------------
 
-    def welcome(self, timeout_s: float = FIRST_CONTACT_S, stopping: Callable[[], bool] = lambda: False) -> Welcome:
+    def welcome(
+        self, timeout_s: float = FIRST_CONTACT_S, stopping: Callable[[], bool] = lambda: False
+    ) -> messages.Welcome:
         """Wait for the broker's Welcome; raises PeerLost, Refusal or RunIsOver."""
         answer = self._first_answer(timeout_s, stopping)
-        if isinstance(answer, Reject):
+        if isinstance(answer, messages.Reject):
             raise Refusal(answer.reason)
-        if isinstance(answer, Done):
+        if isinstance(answer, messages.Done):
             raise RunIsOver(f"there is nothing to do: {answer.reason}")
         if answer.protocol != PROTOCOL:
             raise Refusal(f"the broker speaks protocol {answer.protocol}, this process {PROTOCOL}; use one release")
         return answer
 
-    def _first_answer(self, timeout_s: float, stopping: Callable[[], bool]) -> Welcome | Reject | Done:
+    def _first_answer(
+        self, timeout_s: float, stopping: Callable[[], bool]
+    ) -> messages.Welcome | messages.Reject | messages.Done:
         deadline_s = time.monotonic() + timeout_s
         while True:
             if self._failure is not None:
@@ -170,7 +155,7 @@ class Link:
             message = self.inbox.get(timeout=timeout_s) if timeout_s > 0 else self.inbox.get_nowait()
         except queue.Empty:
             return None
-        if isinstance(message, Reject):
+        if isinstance(message, messages.Reject):
             raise Refusal(f"the broker refused this worker: {message.reason}")
         return message
 
@@ -179,7 +164,7 @@ class Link:
         deadline_s = time.monotonic() + patience_s
         while (self._unacknowledged or not self._outgoing.empty()) and time.monotonic() < deadline_s:
             time.sleep(0.01)
-        self._outgoing.put(Goodbye(cut_text(reason)))
+        self._outgoing.put(messages.Goodbye(cut_text(reason)))
         self._closing.set()
         self._client.wake()
         self._thread.join(timeout=patience_s)
@@ -221,7 +206,7 @@ class Link:
         vitals.leases, vitals.state = (*vitals.leases, *self._handed_over), cut_text(vitals.state)
         if now_s - self._measured_s >= MEMORY_EVERY_S:
             self._memory, self._measured_s = memory_now(), now_s
-        self._try_send(Heartbeat(**vars(vitals), memory=self._memory) if self._known else self._hello)
+        self._try_send(messages.Heartbeat(**vars(vitals), memory=self._memory) if self._known else self._hello)
 
     def _reconnect(self, now_s: float) -> None:
         """Connect again while the broker is silent: where it moved to, or where it was."""
@@ -247,7 +232,7 @@ class Link:
                 message = self._outgoing.get_nowait()
             except queue.Empty:
                 break
-            if isinstance(message, Result | Refused):
+            if isinstance(message, Result | messages.Refused):
                 self._handed_over.discard(message.task)
             if isinstance(message, Result):
                 self._unacknowledged[message.task] = (message, now_s)
@@ -256,7 +241,7 @@ class Link:
             if not self._try_send(message) and not isinstance(message, Result):
                 self._outgoing.put(message)
                 break
-            if isinstance(message, Ready):
+            if isinstance(message, messages.Ready):
                 self._resend(now_s, 0.0)  # a restarted broker may have missed any of them
         if not self._known and self._closing.is_set():
             while not self._outgoing.empty():
@@ -285,7 +270,7 @@ class Link:
 
     def _take(self, message: FromBroker) -> None:
         match message:
-            case Welcome(run_id=run_id, worker=name):
+            case messages.Welcome(run_id=run_id, worker=name):
                 if self._run_id not in ("", run_id):
                     raise PeerLost(f"at {self.endpoint} is another run now, {run_id}; this worker is of {self._run_id}")
                 self._run_id = run_id
@@ -295,24 +280,24 @@ class Link:
                 self._greeted = True
                 # The work loop answers a later Welcome with Ready.
                 (self._welcome if first else self.inbox).put(message)
-            case Unknown() if self._known:
+            case messages.Unknown() if self._known:
                 log.info("the broker does not know this worker (any more): sending Hello again")
                 self._known = False
                 self._try_send(self._hello)
-            case Unknown() | Beat(None):
+            case messages.Unknown() | messages.Beat(None):
                 pass  # Unknown: the answer to a message that was sent before the current Hello
-            case Done() if not self._greeted:
+            case messages.Done() if not self._greeted:
                 self._welcome.put(message)
-            case Leave():
+            case messages.Leave():
                 if not self.is_drained:
                     log.info("the operator wants this worker to leave")
                 self.is_drained = True
-            case Ack(task):
+            case messages.Ack(task):
                 self._unacknowledged.pop(task, None)
-            case Reject() if not self._known:
+            case messages.Reject() if not self._known:
                 self._welcome.put(message)
                 self.inbox.put(message)
-            case PrefixTask(task) | ScoreTask(task):
+            case messages.PrefixTask(task) | messages.ScoreTask(task):
                 # One that is open already is being done.
                 if task not in self._handed_over.union(self.vitals.leases, self._unacknowledged):
                     self._handed_over.add(task)

@@ -11,18 +11,8 @@ import msgspec
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, DataError, Halted, PeerLost, to_copy
-from prefixrl.common.run import json_lines
+from prefixrl.common.run import documents, json_lines
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
-from prefixrl.common.run.documents import (
-    END_FILE,
-    METRICS_FILE,
-    SUMMARY_FILE,
-    MetricsLine,
-    RunEnd,
-    Summary,
-    alarm_spans,
-    alarm_words,
-)
 from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
 from prefixrl.common.wire.messages.learner import GetStatus, Status
 from prefixrl.common.wire.requester import Requester
@@ -93,9 +83,9 @@ def state_of(run: Path) -> RunStatus:
     """Return the state of one run; raises ConfigError if there is none, or of another release."""
     config = config_of(run, ())
     newest = next(iter(newest_lines(run)), None)
-    summary = json_lines.document(run / SUMMARY_FILE, Summary)
+    summary = json_lines.document(run / documents.SUMMARY_FILE, documents.Summary)
     is_running = is_locked(run)
-    end = None if is_running else json_lines.document(run / END_FILE, RunEnd)
+    end = None if is_running else json_lines.document(run / documents.END_FILE, documents.RunEnd)
     total = config.algorithm.iterations or _iterations_by_epochs(run, config)
     # A run that was extended has the summary of its first end until it reaches its second.
     is_complete = summary is not None and summary.versions >= (total or 0)
@@ -125,7 +115,7 @@ def _iterations_by_epochs(run: Path, config: RunConfig) -> int | None:
 
 def nothing_left(run: Path) -> str:
     """Return what a launch can still do for a run that is finished; "" for any other."""
-    if not (run / SUMMARY_FILE).exists():
+    if not (run / documents.SUMMARY_FILE).exists():
         return ""
     found, wanted = state_of(run), config_of(run, ()).algorithm.iterations
     # A run that was extended is finished until it goes on; of epochs a filter leaves fewer iterations than are counted.
@@ -161,7 +151,9 @@ def is_over(run: Path) -> bool:
     """Return True if the files alone prove that no learner works for the run, on any host."""
     if is_locked(run):
         return False
-    return (run / END_FILE).exists() or ((run / SUMMARY_FILE).exists() and state_of(run).state == "finished")
+    return (run / documents.END_FILE).exists() or (
+        (run / documents.SUMMARY_FILE).exists() and state_of(run).state == "finished"
+    )
 
 
 def goes_on(run: Path) -> bool:
@@ -213,15 +205,15 @@ def fetch(run: Path, answer_s: float = 3.0) -> bytes:
 def rung(run: Path) -> list[str]:
     """Return the alarms that rang in a run, a line each, from its files."""
     try:
-        lines = json_lines.read(run / METRICS_FILE, MetricsLine)
+        lines = json_lines.read(run / documents.METRICS_FILE, documents.MetricsLine)
     except DataError:
         return []  # the damage is told by the commands that need every line
-    return [alarm_words(each) for each in alarm_spans(lines)]
+    return [documents.alarm_words(each) for each in documents.alarm_spans(lines)]
 
 
-def newest_lines(run: Path, count: int = 1) -> list[MetricsLine]:
+def newest_lines(run: Path, count: int = 1) -> list[documents.MetricsLine]:
     """Return the last complete lines of metrics.jsonl, in order."""
-    return json_lines.newest(run / METRICS_FILE, MetricsLine, count)
+    return json_lines.newest(run / documents.METRICS_FILE, documents.MetricsLine, count)
 
 
 def log_tail(path: Path, count: int) -> list[str]:

@@ -20,20 +20,8 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.journal.records import GroupScored
 from prefixrl.common.run.status import LearnerPhase
 from prefixrl.common.seeds import derive
+from prefixrl.common.wire.messages import learner as messages
 from prefixrl.common.wire.messages.groups import UNJUDGED, BatchGroup, ScoredGroup, StageTimes
-from prefixrl.common.wire.messages.learner import (
-    Batch,
-    CannotGoOn,
-    FromBroker,
-    GetBatch,
-    GetEvaluation,
-    GetGroups,
-    Groups,
-    Halt,
-    IterationDone,
-    NotYet,
-    RunOver,
-)
 from prefixrl.common.wire.messages.worker import MemoryUse
 from prefixrl.common.wire.packing import TOKEN_BYTES
 from prefixrl.common.wire.transport import Payload
@@ -125,7 +113,7 @@ log = logging.getLogger(__name__)
 
 NOT_YET_EVERY_S = 1.0
 
-Answer = tuple[FromBroker, list[Payload]]
+Answer = tuple[messages.FromBroker, list[Payload]]
 
 
 class BatchAnswers:
@@ -136,7 +124,7 @@ class BatchAnswers:
         self._ranks = start.ranks
         self._dispatcher = dispatcher
         self.total_iterations = config.iterations_in_all(problems)
-        self._waiting: dict[bytes, tuple[GetBatch, float]] = {}
+        self._waiting: dict[bytes, tuple[messages.GetBatch, float]] = {}
         self._resumed_at = start.iteration if start.is_restart else -1
         """Iteration that ranks may have begun with an earlier broker; -1: none."""
         self._looked_s = 0.0
@@ -162,14 +150,14 @@ class BatchAnswers:
         """The phase of rank 0, as its messages show it."""
         self._waits_from_s: float | None = None
         """Start of rank 0's wait for its batch; None while it does not wait."""
-        self._no_more: CannotGoOn | None = None
+        self._no_more: messages.CannotGoOn | None = None
         """The reason to end, sent to every rank once one rank got it: a rank that has a batch would hang."""
         self.memory: dict[int, MemoryUse | None] = {}
         """Memory of each rank when it last asked for a batch."""
         self.truncated_fraction = 0.0
         """Fraction of texts of the newest batch that were cut by the length limit."""
 
-    def ask(self, peer: bytes, request: GetBatch, now_s: float) -> None:
+    def ask(self, peer: bytes, request: messages.GetBatch, now_s: float) -> None:
         """Take a rank's request in place of its earlier one; ValueError for a rank number that the run lacks."""
         if request.ranks != self._ranks or not 0 <= request.rank < self._ranks:
             raise ValueError(
@@ -207,7 +195,7 @@ class BatchAnswers:
                 self._is_short |= answer.is_short
                 waits[answer.cause] = max(waits.get(answer.cause, 0.0), min(passed_s, now_s - since_s))
                 if now_s - since_s > NOT_YET_EVERY_S:
-                    answers[peer] = NotYet(request.iteration, self.waiting_for), []
+                    answers[peer] = messages.NotYet(request.iteration, self.waiting_for), []
                 continue
             self.waiting_for = ""
             if answer is None:
@@ -226,12 +214,12 @@ class BatchAnswers:
         answers: dict[bytes, Answer] = {}
         for peer, (request, since_s) in list(self._waiting.items()):
             if self._must_halt(request.iteration):
-                answers[peer] = Halt(request.iteration), []
+                answers[peer] = messages.Halt(request.iteration), []
                 continue
             if request.rank == 0:
                 self._note_wait(now_s)
             if now_s - since_s > NOT_YET_EVERY_S:
-                answers[peer] = NotYet(request.iteration, obstacle), []
+                answers[peer] = messages.NotYet(request.iteration, obstacle), []
         for peer in answers:
             del self._waiting[peer]
         return answers
@@ -247,7 +235,7 @@ class BatchAnswers:
             return
         self._waits_from_s = None
         if answer is not None:
-            self.phase = "training" if isinstance(answer[0], Batch) else "ending"
+            self.phase = "training" if isinstance(answer[0], messages.Batch) else "ending"
 
     def _note_wait(self, now_s: float) -> None:
         self.phase = "waiting"
@@ -257,7 +245,7 @@ class BatchAnswers:
         """Return the seconds that rank 0 has waited for its batch, 0 while it does not wait."""
         return 0.0 if self._waits_from_s is None else now_s - self._waits_from_s
 
-    def iteration_done(self, done: IterationDone, now_s: float) -> None:
+    def iteration_done(self, done: messages.IterationDone, now_s: float) -> None:
         """Record that every rank finished an iteration; ValueError if it had no batch."""
         ledger = self._dispatcher.ledger
         is_new = done.iteration == ledger.completed
@@ -281,7 +269,7 @@ class BatchAnswers:
         elif change == "restored":
             log.info("the lead is no longer held back: old samples are worth enough")
 
-    def _answer(self, request: GetBatch, now_s: float) -> Answer | Awaited | None:
+    def _answer(self, request: messages.GetBatch, now_s: float) -> Answer | Awaited | None:
         """Return a batch, the end of the run or a wait; None if the iteration is trained already."""
         ledger = self._dispatcher.ledger
         if request.iteration < ledger.completed:
@@ -290,7 +278,7 @@ class BatchAnswers:
             # This rank is ahead of rank 0's report, which is on its way.
             return Awaited("report", f"the report that iteration {request.iteration - 1} is done")
         if self._must_halt(request.iteration):
-            return Halt(request.iteration), []
+            return messages.Halt(request.iteration), []
         of, worded_s, text = self._worded
         is_worded = of == request.iteration and now_s - worded_s <= NOT_YET_EVERY_S
         if is_worded and not self._no_more and not ledger.may_form(request.iteration):
@@ -304,11 +292,11 @@ class BatchAnswers:
             return awaited_groups(ledger, text)
         if isinstance(choice, Starved):
             why = why_no_batch(ledger, self._config.filter, request.iteration, choice)
-            choice = self._no_more = CannotGoOn(why)
-        if isinstance(choice, CannotGoOn):
+            choice = self._no_more = messages.CannotGoOn(why)
+        if isinstance(choice, messages.CannotGoOn):
             return choice, []
         if choice is None:
-            return RunOver(ledger.completed), []
+            return messages.RunOver(ledger.completed), []
         return self._batch(request, choice, now_s)
 
     def _must_halt(self, iteration: int) -> bool:
@@ -318,7 +306,7 @@ class BatchAnswers:
         may_be_held = is_ours or (iteration == self._resumed_at and iteration in self._dispatcher.ledger.batches)
         return self.is_halting and not self._no_more and not may_be_held
 
-    def _batch(self, request: GetBatch, choice: Choice, now_s: float) -> Answer:
+    def _batch(self, request: messages.GetBatch, choice: Choice, now_s: float) -> Answer:
         iteration = request.iteration
         if self._newest is None or self._newest[0] != iteration:
             results = self._dispatcher.ledger.results(choice.seqs)
@@ -326,15 +314,15 @@ class BatchAnswers:
             self._is_new = True
         _, groups, waited_s = self._newest
         self.truncated_fraction = batch_fractions(groups)["truncated_fraction"]
-        batch = Batch(
+        batch = messages.Batch(
             iteration=iteration, total_iterations=self.total_iterations,
             seed=derive(self._config.seed, "iteration", iteration), groups=groups, waited_s=waited_s,
         )  # fmt: skip
         return batch, []
 
-    def fetched(self, request: GetGroups | GetEvaluation) -> Answer | None:
+    def fetched(self, request: messages.GetGroups | messages.GetEvaluation) -> Answer | None:
         """Return groups of an evaluation or of a batch; None if it is trained already; ValueError for no such ones."""
-        if isinstance(request, GetEvaluation):
+        if isinstance(request, messages.GetEvaluation):
             progress, groups = self._dispatcher.evaluations.progress(request.name)
             return msgspec.structs.replace(progress, is_halting=self.is_halting), list[Payload](groups)
         ledger, iteration = self._dispatcher.ledger, request.iteration
@@ -348,7 +336,7 @@ class BatchAnswers:
                 f"a rank asks for groups of iteration {iteration} by other than ascending indices below {len(seqs)}"
             )
         results = ledger.results([seqs[index] for index in request.groups])
-        return Groups(iteration, request.groups), [msgspec.msgpack.encode(each) for each in results]
+        return messages.Groups(iteration, request.groups), [msgspec.msgpack.encode(each) for each in results]
 
     def _describe(self, results: list[ScoredGroup], now_s: float) -> tuple[BatchGroup, ...]:
         stages, live = self._dispatcher.stages, {group.seq for group in self._dispatcher.ledger.live()}

@@ -21,47 +21,10 @@ from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.journal.journal import Journal
 from prefixrl.common.journal.records import JournalRecord, SegmentStart, VersionPublished
 from prefixrl.common.run.disk import FullDisk
+from prefixrl.common.wire.messages import learner as rank_messages
+from prefixrl.common.wire.messages import worker as worker_messages
 from prefixrl.common.wire.messages.fields import PROTOCOL, cut_text
-from prefixrl.common.wire.messages.learner import (
-    Accepted,
-    DrainWorker,
-    Evaluate,
-    Forget,
-    FromBroker,
-    FromPeer,
-    GetBatch,
-    GetEvaluation,
-    GetGroups,
-    GetStatus,
-    HaltRun,
-    IterationDone,
-    Published,
-    Status,
-    Stop,
-    ToBroker,
-)
 from prefixrl.common.wire.messages.weights import WeightsNote
-from prefixrl.common.wire.messages.worker import (
-    Ack,
-    Beat,
-    Done,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    Installed,
-    Leave,
-    Leaving,
-    Prefixes,
-    PrefixTask,
-    Ready,
-    Refused,
-    Reject,
-    RowsLeft,
-    Scores,
-    ScoreTask,
-    Staged,
-    Unknown,
-)
 from prefixrl.common.wire.transport import Malformed, Payload, Received, Server, Undeliverable, Unlisted
 from prefixrl.learner.broker.batches import BatchAnswers
 from prefixrl.learner.broker.peers import Peers, why_not
@@ -80,7 +43,9 @@ NAP_S = 0.002
 """Sleep when no message is there: a wake-up costs more than handling most messages."""
 
 
-def gathered(receive: Callable[[float], Received[ToBroker] | None], wait_s: float) -> Iterator[Received[ToBroker]]:
+def gathered(
+    receive: Callable[[float], Received[rank_messages.ToBroker] | None], wait_s: float
+) -> Iterator[Received[rank_messages.ToBroker]]:
     """Yield the messages of a turn; the first may take `wait_s`."""
     end_s = None
     for _ in range(MESSAGES):
@@ -117,7 +82,7 @@ class Broker:
         run: RunState,
         dispatcher: Dispatcher,
         journal: Journal,
-        server: Server[ToBroker, FromBroker],
+        server: Server[rank_messages.ToBroker, rank_messages.FromBroker],
     ) -> None:
         self.config, self.run, self.journal = config, run, journal
         self.dispatcher, self.ledger = dispatcher, dispatcher.ledger
@@ -132,7 +97,7 @@ class Broker:
         self._malformed = 0
         """Messages that were not accepted: no message at all, or refused."""
         self._peers = Peers()
-        self._acks: list[tuple[bytes, FromBroker]] = []
+        self._acks: list[tuple[bytes, rank_messages.FromBroker]] = []
         self._counted_s = 0.0
         """Time of the last search for silent workers."""
         self._stopping: str | None = None
@@ -163,9 +128,9 @@ class Broker:
         # Before the wait for Goodbyes: it outlasts the patience of some supervisors.
         self.usage_file.save(time.monotonic(), at_once=True)
         if self._stopping is not None:
-            self._dismiss(Done(self._stopping))
+            self._dismiss(worker_messages.Done(self._stopping))
 
-    def _dismiss(self, done: Done) -> None:
+    def _dismiss(self, done: worker_messages.Done) -> None:
         """Send Done to every worker; wait for their Goodbyes, and for the Goodbye of the peer that sent Stop."""
         # A client loses unread messages with the connection. Without Done it would wait for a dead broker.
         workers = set(self.dispatcher.registry.by_identity)
@@ -175,10 +140,10 @@ class Broker:
         deadline_s = time.monotonic() + GOODBYE_S
         while leaving and time.monotonic() < deadline_s:
             match self._receive(CHECK_EVERY_S):
-                case Received(peer, Goodbye()):
+                case Received(peer, worker_messages.Goodbye()):
                     leaving.discard(peer)
                 case Received(peer, message):
-                    self._send(peer, Accepted() if isinstance(message, Stop) else done)
+                    self._send(peer, rank_messages.Accepted() if isinstance(message, rank_messages.Stop) else done)
 
     def _receive_some(self) -> None:
         """Handle the messages of a turn."""
@@ -189,7 +154,7 @@ class Broker:
             if self._stopping is not None:
                 return  # `_dismiss` handles the messages behind a Stop
 
-    def _receive(self, timeout_s: float) -> Received[ToBroker] | None:
+    def _receive(self, timeout_s: float) -> Received[rank_messages.ToBroker] | None:
         """Return the next message; None after `timeout_s`, or for a message that is dropped."""
         try:
             received = self.server.receive(timeout_s, self._is_enrolled)
@@ -214,7 +179,7 @@ class Broker:
         if worker is not None:
             log.warning("refused %s: %s", worker.label, reason)
             self.dispatcher.lose(worker, reason, died=True)
-        self._send(peer, Reject(reason))
+        self._send(peer, worker_messages.Reject(reason))
         self._peers.drop(peer)
 
     def _write_down(self, now_s: float, *more: JournalRecord) -> bool:
@@ -241,12 +206,12 @@ class Broker:
             # The next broker cuts off a record that is half written.
             raise DiskFault(f"the journal of {self.config.directory} cannot be written: {error}") from error
 
-    def _send_all(self, outgoing: list[tuple[bytes, FromBroker]]) -> None:
+    def _send_all(self, outgoing: list[tuple[bytes, rank_messages.FromBroker]]) -> None:
         for peer, message in outgoing:
             self._send(peer, message)
         outgoing.clear()
 
-    def _send(self, peer: bytes, message: FromBroker | None, payload: Sequence[Payload] = ()) -> None:
+    def _send(self, peer: bytes, message: rank_messages.FromBroker | None, payload: Sequence[Payload] = ()) -> None:
         if message is None:
             return
         tag = [self._peers.tags[peer]] if peer in self._peers.tags else []
@@ -257,7 +222,7 @@ class Broker:
             log.debug("could not deliver %s: %s", type(message).__name__, error)
         except ConfigError as error:
             log.error("could not send %s: %s", type(message).__name__, error)
-            if isinstance(message, PrefixTask | ScoreTask):
+            if isinstance(message, worker_messages.PrefixTask | worker_messages.ScoreTask):
                 self.dispatcher.take_back(peer, message.task)
 
     def _give_up_lost(self, now_s: float) -> None:
@@ -271,9 +236,9 @@ class Broker:
     def _give_up(self, worker: Worker, reason: str) -> None:
         held = self.dispatcher.lose(worker, reason, died=True)
         log.error("gave up %s: %s; it held %s", worker.label, reason, held or "nothing")
-        self._send(worker.identity, Unknown())
+        self._send(worker.identity, worker_messages.Unknown())
 
-    def _handle_safely(self, received: Received[ToBroker]) -> None:
+    def _handle_safely(self, received: Received[rank_messages.ToBroker]) -> None:
         """Handle a message; a fault in it ends its sender, never the process with the run's state."""
         peer, message = received.peer, received.message
         cause = CAUSE.set(peer)
@@ -290,7 +255,7 @@ class Broker:
         finally:
             CAUSE.reset(cause)
 
-    def _refuse(self, peer: bytes, message: ToBroker, reason: str) -> None:
+    def _refuse(self, peer: bytes, message: rank_messages.ToBroker, reason: str) -> None:
         self._malformed += 1
         reason = cut_text(reason)  # it may name what a peer sent
         worker = self.dispatcher.registry.by_identity.get(peer)
@@ -298,43 +263,43 @@ class Broker:
             self._reject(worker, reason)
         else:
             log.error("refused %s of a %s: %s", type(message).__name__, self._peers.name(peer), reason)
-            self._send(peer, Reject(reason))
+            self._send(peer, worker_messages.Reject(reason))
         # If the fault left the ledger half changed, this raises, and the next broker rebuilds it from the journal.
         self.ledger.check()
 
-    def _handle(self, received: Received[ToBroker]) -> None:
+    def _handle(self, received: Received[rank_messages.ToBroker]) -> None:
         peer, message, now_s = received.peer, received.message, time.monotonic()
         worker = self.dispatcher.registry.by_identity.get(peer)
         key = self._peers.key(peer) or (worker.key if worker is not None else "")
         if key and (received.client is None or received.client.name != key):
-            self._send(peer, Reject(f"this identity belongs to a process with the key {key!r}"))
+            self._send(peer, worker_messages.Reject(f"this identity belongs to a process with the key {key!r}"))
             return
         if worker is not None:
             worker.hear(now_s)
         match message:
-            case Hello():
+            case worker_messages.Hello():
                 self._hello(received, message, now_s)
-            case _ if isinstance(message, FromPeer):
+            case _ if isinstance(message, rank_messages.FromPeer):
                 if peer in self._peers:
                     self._peers.check(peer, message)
                     self._send(peer, *self._answer_peer(peer, message, now_s))
                 else:
-                    self._send(peer, Unknown())
+                    self._send(peer, worker_messages.Unknown())
             case _ if worker is not None:
                 self._handle_worker(worker, message, now_s)
             case _:
                 # The worker was given up meanwhile. It sends Hello and its result again.
-                self._send(peer, Unknown())
+                self._send(peer, worker_messages.Unknown())
 
-    def _hello(self, received: Received[ToBroker], hello: Hello, now_s: float) -> None:
+    def _hello(self, received: Received[rank_messages.ToBroker], hello: worker_messages.Hello, now_s: float) -> None:
         peer = received.peer
         if reason := why_not(hello.role, received.client):
-            self._send(peer, Reject(reason))
+            self._send(peer, worker_messages.Reject(reason))
             return
         if hello.protocol != PROTOCOL:
             theirs = f"{hello.role} on {hello.host} speaks {hello.protocol}"
             reason = f"this run speaks protocol {PROTOCOL}, {theirs}; use one release"
-            self._send(peer, Reject(reason))
+            self._send(peer, worker_messages.Reject(reason))
             return
         if hello.role == "rank" or hello.role == "operator":
             self._peers.add(peer, hello.role, received.client.name if received.client else "")
@@ -343,7 +308,7 @@ class Broker:
             worker = self._enrol(received, hello, now_s)
             self._send(peer, self.run.welcome(worker.name, self.config, worker.beat_s))
 
-    def _enrol(self, received: Received[ToBroker], hello: Hello, now_s: float) -> Worker:
+    def _enrol(self, received: Received[rank_messages.ToBroker], hello: worker_messages.Hello, now_s: float) -> Worker:
         """Register a worker; one that sends Hello again keeps its name and loses its leases."""
         known = self.dispatcher.registry.by_identity.get(received.peer)
         if known is not None:
@@ -358,56 +323,56 @@ class Broker:
         log.info("%s joined from %s pid %d", worker.name, hello.host, hello.pid)
         return worker
 
-    def _handle_worker(self, worker: Worker, message: ToBroker, now_s: float) -> None:
+    def _handle_worker(self, worker: Worker, message: rank_messages.ToBroker, now_s: float) -> None:
         match message:
-            case Heartbeat():
+            case worker_messages.Heartbeat():
                 self._heartbeat(worker, message, now_s)
-            case Ready():
+            case worker_messages.Ready():
                 self._ready(worker, message, now_s)
-            case RowsLeft(tasks):
+            case worker_messages.RowsLeft(tasks):
                 for task, left in tasks:
                     worker.rows_left(task, left)
-            case Prefixes() if worker.role == "rollout":
+            case worker_messages.Prefixes() if worker.role == "rollout":
                 self.versions.check_prefixes(worker, message)
                 self.dispatcher.take_prefixes(worker, message, now_s)
-                self._acks.append((worker.identity, Ack(message.task)))
-            case Scores() if worker.role == "scorer":
+                self._acks.append((worker.identity, worker_messages.Ack(message.task)))
+            case worker_messages.Scores() if worker.role == "scorer":
                 self.dispatcher.take_scores(worker, message, now_s)
-                self._acks.append((worker.identity, Ack(message.task)))
-            case Refused():
+                self._acks.append((worker.identity, worker_messages.Ack(message.task)))
+            case worker_messages.Refused():
                 self.dispatcher.take_refusal(worker, message)
-            case Staged(version) if worker.role == "rollout":
+            case worker_messages.Staged(version) if worker.role == "rollout":
                 self.versions.staged(worker, version)
-            case Installed() if worker.role == "rollout":
+            case worker_messages.Installed() if worker.role == "rollout":
                 self._send(worker.identity, self.versions.installed(worker, message))
-            case Leaving():
+            case worker_messages.Leaving():
                 log.info("%s takes no more tasks, %d are open", worker.name, len(worker.leases))
                 worker.is_leaving, worker.is_drained = True, False
-            case Goodbye(reason):
+            case worker_messages.Goodbye(reason):
                 log.info("%s left: %s", worker.name, reason)
                 self.dispatcher.lose(worker, reason, died=False)
             case _:
                 raise ValueError(f"a {worker.role} may not send {type(message).__name__}")
         self._send(worker.identity, self.versions.grant(worker, now_s))
 
-    def _heartbeat(self, worker: Worker, message: Heartbeat, now_s: float) -> None:
+    def _heartbeat(self, worker: Worker, message: worker_messages.Heartbeat, now_s: float) -> None:
         self.usage_file.note(worker.identity.decode(errors="replace"), message.usage, now_s)
         worker.heartbeat(message, now_s)
         self.dispatcher.reconcile(worker, message.leases, now_s)
         if worker.lost_its_ready(now_s):
             log.warning("%s works, but its Ready was lost: asking again", worker.name)
-            self._send(worker.identity, Unknown())
+            self._send(worker.identity, worker_messages.Unknown())
         elif worker.is_drained:
-            self._send(worker.identity, Leave())
+            self._send(worker.identity, worker_messages.Leave())
         else:
-            self._send(worker.identity, Beat(self.versions.news(worker)))
+            self._send(worker.identity, worker_messages.Beat(self.versions.news(worker)))
 
     def _reject(self, worker: Worker, reason: str) -> None:
         log.error("refused %s: %s", worker.label, reason)
-        self._send(worker.identity, Reject(reason))
+        self._send(worker.identity, worker_messages.Reject(reason))
         self.dispatcher.lose(worker, reason, died=True)
 
-    def _ready(self, worker: Worker, ready: Ready, now_s: float) -> None:
+    def _ready(self, worker: Worker, ready: worker_messages.Ready, now_s: float) -> None:
         check_offer(ready)
         section = self.config.rollout if worker.role == "rollout" else self.config.scorer
         if ready.engine != section.engine and {ready.engine, section.engine} & APART:
@@ -419,35 +384,37 @@ class Broker:
         held = f", version {ready.version}" if worker.role == "rollout" else ""
         log.info("%s is ready: %d seats, %s%s", worker.name, ready.seats, engine, held)
 
-    def _answer_peer(self, peer: bytes, message: ToBroker, now_s: float) -> tuple[FromBroker | None, Sequence[Payload]]:
+    def _answer_peer(
+        self, peer: bytes, message: rank_messages.ToBroker, now_s: float
+    ) -> tuple[rank_messages.FromBroker | None, Sequence[Payload]]:
         """Return the answer to a rank or operator with its payload; None for one that comes later."""
         match message:
-            case GetBatch():
+            case rank_messages.GetBatch():
                 self.batches.ask(peer, message, now_s)
                 return None, []
-            case GetGroups() | GetEvaluation():
+            case rank_messages.GetGroups() | rank_messages.GetEvaluation():
                 return self.batches.fetched(message) or (None, [])
-            case GetStatus():
-                return Status(msgspec.json.encode(document(self._status, self._malformed, now_s))), []
-            case IterationDone():
+            case rank_messages.GetStatus():
+                return rank_messages.Status(msgspec.json.encode(document(self._status, self._malformed, now_s))), []
+            case rank_messages.IterationDone():
                 self.batches.iteration_done(message, now_s)
-            case Published(note):
+            case rank_messages.Published(note):
                 if not self._published(note, now_s):
                     return None, []  # the publisher asks again
-            case Evaluate():
+            case rank_messages.Evaluate():
                 self.dispatcher.evaluations.add(message)
-            case Forget(name):
+            case rank_messages.Forget(name):
                 self.dispatcher.evaluations.forget(name)
-            case Stop(reason):
+            case rank_messages.Stop(reason):
                 self._stopping = reason
                 self._stoppers.add(peer)
-            case HaltRun(reason):
+            case rank_messages.HaltRun(reason):
                 self.batches.halt(reason)
-            case DrainWorker(name):
+            case rank_messages.DrainWorker(name):
                 worker = self.dispatcher.registry.drain(name)
                 log.info("the operator wants %s to leave", worker.label)
-                self._send(worker.identity, Leave())
-        return Accepted(), []
+                self._send(worker.identity, worker_messages.Leave())
+        return rank_messages.Accepted(), []
 
     def _published(self, note: WeightsNote, now_s: float) -> bool:
         """Announce a version once the journal names it; False while the journal's disk is full."""
@@ -462,5 +429,5 @@ class Broker:
             if objection := self.versions.objection(worker):
                 self._reject(worker, objection)
             else:
-                self._send(worker.identity, Beat(self.versions.news(worker)))
+                self._send(worker.identity, worker_messages.Beat(self.versions.news(worker)))
         return True

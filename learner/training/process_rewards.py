@@ -20,18 +20,9 @@ from prefixrl.learner.models.batch import IterationData, PreparedMicroBatch
 from prefixrl.learner.models.distributed import gather_over_ranks, sum_over_ranks
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.models.trained_model import StepReport
+from prefixrl.learner.training import implicit_reward as implicit
 from prefixrl.learner.training.advantages import gae, token_rewards
 from prefixrl.learner.training.figures import Report
-from prefixrl.learner.training.implicit_reward import (
-    NORM_FLOOR,
-    RowBaselines,
-    largest_return,
-    outcome_loss,
-    pairwise_accuracy,
-    process_rewards,
-    row_baselines,
-    row_means,
-)
 from prefixrl.learner.training.objectives import Objective, row_rewards
 from prefixrl.learner.training.step_scores import StepMoments, row_steps, step_baselines, step_moments
 
@@ -67,18 +58,18 @@ def with_process_rewards(
     ]
     if settings.update == "after":
         figures |= _learn(models, settings.beta, measured, references, data.outcomes)
-    own = torch.stack([largest_return(rewards, counted) for found in scored for rewards, counted in found])
+    own = torch.stack([implicit.largest_return(rewards, counted) for found in scored for rewards, counted in found])
     # NaN and infinity stay.
     if not math.isfinite(largest := float(gather_over_ranks(own.amax()[None]).amax())):
         raise TrainingFault(
             f"iteration {data.iteration}: scores of the implicit reward model are not finite, so its weights are not "
             f"either; resume from an older checkpoint with a smaller implicit_reward.lr"
         )
-    divisor = largest + NORM_FLOOR if settings.norm == "batch_norm" else 1.0
+    divisor = largest + implicit.NORM_FLOOR if settings.norm == "batch_norm" else 1.0
     means, scores = _per_row(scored, measured, len(data.rewards), divisor)
     groups = [0] * len(data.groups) if objective.is_one_group else data.groups
-    baselines = row_baselines(means, groups, objective.process_baseline, objective.std_floor or 0.0)
-    if (ranked := pairwise_accuracy(scores, data.outcomes, data.groups)) is not None:
+    baselines = implicit.row_baselines(means, groups, objective.process_baseline, objective.std_floor or 0.0)
+    if (ranked := implicit.pairwise_accuracy(scores, data.outcomes, data.groups)) is not None:
         figures["reward_model_accuracy"] = ranked
     figures["process_largest_return"] = largest
     done = [
@@ -113,7 +104,7 @@ def with_step_rewards(measured: MicroBatches, data: IterationData, objective: Ob
 
 
 def _placed(
-    micro_batch: PreparedMicroBatch, data: IterationData, objective: Objective, baselines: RowBaselines
+    micro_batch: PreparedMicroBatch, data: IterationData, objective: Objective, baselines: implicit.RowBaselines
 ) -> Tensor:
     rewards = torch.zeros(micro_batch.batch.mask.shape)  # filled on the host: a device takes each entry as a call
     for index, row in enumerate(micro_batch.rows):
@@ -128,7 +119,7 @@ def _score(
     models: Models, settings: ImplicitRewardConfig, micro_batch: PreparedMicroBatch, reference: Tensor
 ) -> tuple[Tensor, Tensor]:
     log_ratio = models.forward_reward(micro_batch.batch) - reference
-    return process_rewards(log_ratio, micro_batch.batch.mask, settings.beta, settings.granularity)
+    return implicit.process_rewards(log_ratio, micro_batch.batch.mask, settings.beta, settings.granularity)
 
 
 def _learn(
@@ -144,7 +135,7 @@ def _learn(
         for index, (each, reference) in enumerate(zip(own, theirs, strict=True)):
             log_ratio = models.forward_reward(each.batch) - reference
             labels = reference.new_tensor([outcomes[row] for row in each.rows] or [0.0])
-            loss = outcome_loss(log_ratio, each.batch.mask, labels, beta, max(rows, 1.0))
+            loss = implicit.outcome_loss(log_ratio, each.batch.mask, labels, beta, max(rows, 1.0))
             trained.backward(loss, index == len(own) - 1)
             total += loss.detach().double()
         losses.append(total)
@@ -170,14 +161,18 @@ def _per_row(
     for own, theirs in zip(measured, scored, strict=True):
         for each, (rewards, counted) in zip(own, theirs, strict=True):
             if each.rows:
-                found[0, list(each.rows)] = row_means(rewards / divisor, counted).double()
+                found[0, list(each.rows)] = implicit.row_means(rewards / divisor, counted).double()
                 found[1, list(each.rows)] = rewards.sum(dim=1).double()
     means, scores = sum_over_ranks(found).tolist()
     return means, scores
 
 
 def _less_baseline(
-    micro_batch: PreparedMicroBatch, rewards: Tensor, counted: Tensor, baselines: RowBaselines, coefficient: float
+    micro_batch: PreparedMicroBatch,
+    rewards: Tensor,
+    counted: Tensor,
+    baselines: implicit.RowBaselines,
+    coefficient: float,
 ) -> Tensor:
     if not micro_batch.rows:
         return torch.zeros_like(rewards)

@@ -20,6 +20,7 @@ import xxhash
 
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.wire.keys import make_keys, server_keys
+from prefixrl.common.wire.messages import worker as messages
 from prefixrl.common.wire.messages.fields import PROTOCOL
 from prefixrl.common.wire.messages.groups import GroupTask, Prompt
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
@@ -32,19 +33,6 @@ from prefixrl.common.wire.messages.weights import (
     TensorEntry,
     ToWeights,
 )
-from prefixrl.common.wire.messages.worker import (
-    Ack,
-    Beat,
-    Hello,
-    Prefixes,
-    PrefixTask,
-    Probed,
-    Ready,
-    Revoke,
-    Swap,
-    Unknown,
-    Welcome,
-)  # fmt: skip
 from prefixrl.common.wire.transport import Malformed, Received, Server, Undeliverable
 from prefixrl.rollout.weights import Fetcher
 from support import keys
@@ -94,7 +82,7 @@ def false_broker(
     stop = threading.Event()
 
     def answer() -> None:
-        welcome = Welcome(
+        welcome = messages.Welcome(
             protocol=PROTOCOL, run_id="r", worker=f"{role}-0", config_json=config_json, weights_endpoint="tcp://x:1"
         )
         while not stop.is_set():
@@ -104,9 +92,9 @@ def false_broker(
                 continue
             if isinstance(received, Received):
                 heard.append(received.message)
-                if not says or isinstance(received.message, Hello):
+                if not says or isinstance(received.message, messages.Hello):
                     server.send(received.peer, welcome)
-                if isinstance(received.message, Ready):
+                if isinstance(received.message, messages.Ready):
                     for each in says:
                         with suppress(Undeliverable):  # its queue is full
                             if isinstance(each, bytes):
@@ -158,13 +146,20 @@ def test_a_scorer_refuses_what_its_command_line_does_not_allow(case: str, tmp_pa
     assert not marker.exists()
 
 
-ASK = PrefixTask(
+ASK = messages.PrefixTask(
     task="t", kind="train", version=0, groups=(GroupTask(0, Prompt("p", "1 + 1 =", "2"), 1),), rows_per_group=2,
     sampling=GREEDY,
 )  # fmt: skip
 ANOTHER = msgspec.structs.replace(ASK, task="u")
-NOISE: list[FromBroker | bytes] = [Unknown(), os.urandom(40), Ack("x"), Revoke("y"), Swap(9), Beat(None)]
-NOISE += [Probed(version=9, outcome="proved"), msgspec.structs.replace(ASK, task="v", version=7)]
+NOISE: list[FromBroker | bytes] = [
+    messages.Unknown(),
+    os.urandom(40),
+    messages.Ack("x"),
+    messages.Revoke("y"),
+    messages.Swap(9),
+    messages.Beat(None),
+]
+NOISE += [messages.Probed(version=9, outcome="proved"), msgspec.structs.replace(ASK, task="v", version=7)]
 
 
 def test_a_hostile_broker_gets_each_task_done_once_and_fills_neither_log_nor_memory(tmp_path: Path) -> None:
@@ -175,11 +170,13 @@ def test_a_hostile_broker_gets_each_task_done_once_and_fills_neither_log_nor_mem
     with false_broker(directory, config.model_dump_json(), says, "rollout") as (endpoint, heard):
         (directory / "endpoint").write_text(endpoint)
         with scorer(directory, log, role="rollout") as child:
-            wait_until(lambda: {each.task for each in heard if isinstance(each, Prefixes)} >= {"t", "u"}, "both tasks")
+            wait_until(
+                lambda: {each.task for each in heard if isinstance(each, messages.Prefixes)} >= {"t", "u"}, "both tasks"
+            )
             assert psutil.Process(child.pid).memory_info().rss < 300 * 2**20
             child.terminate()
             assert child.wait(30.0) == 0
-    done = {each.task for each in heard if isinstance(each, Prefixes)}
+    done = {each.task for each in heard if isinstance(each, messages.Prefixes)}
     assert done == {"t", "u"} and log.stat().st_size < 60_000 and "Traceback" not in log.read_text()
 
 

@@ -27,34 +27,11 @@ from prefixrl.common.weights.delta import write_delta
 from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.common.wire.address import Address
 from prefixrl.common.wire.keys import KeyRole
+from prefixrl.common.wire.messages import learner as rank_messages
+from prefixrl.common.wire.messages import worker as worker_messages
 from prefixrl.common.wire.messages.fields import PROTOCOL, Role
 from prefixrl.common.wire.messages.groups import GroupPrefixes, Row, ScoredGroup, Verdict, VersionSpan
-from prefixrl.common.wire.messages.learner import (
-    Accepted,
-    Batch,
-    FromBroker,
-    GetBatch,
-    GetGroups,
-    GetStatus,
-    Groups,
-    Published,
-    Status,
-    ToBroker,
-)
 from prefixrl.common.wire.messages.weights import EngineChecksum, WeightsNote
-from prefixrl.common.wire.messages.worker import (
-    Ack,
-    Activity,
-    Heartbeat,
-    Hello,
-    ModelDigests,
-    Prefixes,
-    PrefixTask,
-    Ready,
-    Scores,
-    ScoreTask,
-    Welcome,
-)
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.wire.transport import Client, Server
 from prefixrl.common.worker.link import Link
@@ -118,17 +95,17 @@ class Peer:
         self._role: KeyRole = "worker"
         self._has_joined = False
         self.client = self._connected()
-        self.passed_over: list[FromBroker] = []
+        self.passed_over: list[rank_messages.FromBroker] = []
 
-    def _connected(self) -> Client[FromBroker, ToBroker]:
-        return Client(self._endpoint, FromBroker, self._identity, key(self._role))
+    def _connected(self) -> Client[rank_messages.FromBroker, rank_messages.ToBroker]:
+        return Client(self._endpoint, rank_messages.FromBroker, self._identity, key(self._role))
 
-    def say(self, message: ToBroker) -> None:
+    def say(self, message: rank_messages.ToBroker) -> None:
         self.client.send(message)
 
     def say_bytes(self, *frames: bytes) -> None:
         """Send what no encoder would."""
-        self.client.send(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
+        self.client.send(worker_messages.Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
         self.client._socket.send_multipart(frames)
 
     def hear(self, wanted: type[Wanted], timeout_s: float = 20.0) -> Wanted:
@@ -153,7 +130,7 @@ class Peer:
             received = self.client.receive(for_s)
         return received is None
 
-    def join(self, role: Role, protocol: int = PROTOCOL) -> Welcome:
+    def join(self, role: Role, protocol: int = PROTOCOL) -> worker_messages.Welcome:
         """Connect with the key of the role, and say Hello."""
         needed: KeyRole = role if role == "rank" or role == "operator" else "worker"
         if needed != self._role:
@@ -162,8 +139,8 @@ class Peer:
             self._role = needed
             self.client = self._connected()
         self._has_joined = True
-        self.say(Hello(protocol=protocol, role=role, incarnation="incarnation", host="host", pid=4711))
-        return self.hear(Welcome)
+        self.say(worker_messages.Hello(protocol=protocol, role=role, incarnation="incarnation", host="host", pid=4711))
+        return self.hear(worker_messages.Welcome)
 
     def ready(self, config: RunConfig, role: Role, slots: int = 1, version: int = 0) -> None:
         """Join and be ready as a rollout or scorer that loaded what the run means."""
@@ -185,14 +162,16 @@ def peers(endpoint: str, *names: str) -> Iterator[list[Peer]]:
             peer.close()
 
 
-def ready(config: RunConfig, role: Role, slots: int = 1, version: int = 0) -> Ready:
+def ready(config: RunConfig, role: Role, slots: int = 1, version: int = 0) -> worker_messages.Ready:
     """Ready of a worker that loaded what the run means."""
     if role == "rollout":
         return loaded(role, model_digests(config.model_of("rollout")), slots, version)
     return loaded(role, scorer_digests(config, config.model_of("scorer")), slots, version)
 
 
-def loaded(role: Role, digests: ModelDigests, slots: int = 1, version: int = 0) -> Ready:
+def loaded(
+    role: Role, digests: worker_messages.ModelDigests, slots: int = 1, version: int = 0
+) -> worker_messages.Ready:
     """Ready of a worker that loaded these digests."""
     if role == "rollout":
         return offer(slots, digests, "fake", version, f"d{version}")
@@ -200,16 +179,21 @@ def loaded(role: Role, digests: ModelDigests, slots: int = 1, version: int = 0) 
 
 
 def offer(
-    slots: int, digests: ModelDigests, engine: str, version: int = -1, weights_digest: str = "", takes_runs: bool = True
-) -> Ready:
+    slots: int,
+    digests: worker_messages.ModelDigests,
+    engine: str,
+    version: int = -1,
+    weights_digest: str = "",
+    takes_runs: bool = True,
+) -> worker_messages.Ready:
     """Ready of a worker that takes so many tasks at once; of one that needs no runs of groups, so many rows."""
-    return Ready(
+    return worker_messages.Ready(
         seats=slots if not takes_runs else 1, room=slots, takes_runs=takes_runs, digests=digests, version=version,
         weights_digest=weights_digest, engine=engine,
     )  # fmt: skip
 
 
-def sampled(task: PrefixTask, digest: str | None = None) -> Prefixes:
+def sampled(task: worker_messages.PrefixTask, digest: str | None = None) -> worker_messages.Prefixes:
     """Return a rollout's result of a task."""
     digest = f"d{task.version}" if digest is None else digest
     spans = (VersionSpan(task.version, digest, 2),)
@@ -224,18 +208,18 @@ def sampled(task: PrefixTask, digest: str | None = None) -> Prefixes:
         )
         for group in task.groups
     )
-    return Prefixes(
+    return worker_messages.Prefixes(
         task=task.task, kind=task.kind, version=task.version, weights_digest=digest, groups=groups, elapsed_s=0.5
     )
 
 
-def scored(task: ScoreTask, reward: float = 1.0) -> Scores:
+def scored(task: worker_messages.ScoreTask, reward: float = 1.0) -> worker_messages.Scores:
     """Return a scorer's result of a task."""
     groups = tuple(judged(group, task, reward) for group in task.groups)
-    return Scores(task.task, task.kind, groups)
+    return worker_messages.Scores(task.task, task.kind, groups)
 
 
-def judged(group: GroupPrefixes, task: ScoreTask, reward: float = 1.0) -> ScoredGroup:
+def judged(group: GroupPrefixes, task: worker_messages.ScoreTask, reward: float = 1.0) -> ScoredGroup:
     """A group with one verdict per row."""
     verdict = Verdict(reward=reward, status="ok", extracted="1", finish="eos", completion_tokens=3, elapsed_ms=5)
     return ScoredGroup(
@@ -296,7 +280,9 @@ def serving(
 
     def serve() -> None:
         try:
-            server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker, keys())
+            server: Server[rank_messages.ToBroker, rank_messages.FromBroker] = Server(
+                "tcp://127.0.0.1:0", rank_messages.ToBroker, keys()
+            )
             broker = build(config, Path(config.directory), Start(0, "tcp://127.0.0.1:9", ranks=ranks), lambda: server)
             prepare(broker)
             write_atomically(Path(config.directory) / "endpoint", server.endpoint)
@@ -375,7 +361,12 @@ def document(*workers: WorkerStatus, **fields: Any) -> StatusDocument:
 
 
 def worker_status(
-    role: str, engine: str, state: str = "idle", phase: str = "ready", seats: int = 1, activity: Activity = "working"
+    role: str,
+    engine: str,
+    state: str = "idle",
+    phase: str = "ready",
+    seats: int = 1,
+    activity: worker_messages.Activity = "working",
 ) -> WorkerStatus:
     """One worker in a broker's status."""
     return WorkerStatus(
@@ -468,37 +459,37 @@ def trained_further(tensors: dict[str, torch.Tensor], version: int) -> dict[str,
 
 def status(peer: Peer) -> dict[str, Any]:
     """The status document, as an operator gets it."""
-    peer.say(GetStatus())
-    document: dict[str, Any] = msgspec.json.decode(peer.hear(Status).document)
+    peer.say(rank_messages.GetStatus())
+    document: dict[str, Any] = msgspec.json.decode(peer.hear(rank_messages.Status).document)
     return document
 
 
 def learner(peer: Peer) -> Peer:
     """Join as rank 0 and publish version 0."""
     peer.join("rank")
-    peer.say(Published(NOTE))
-    peer.hear(Accepted)
+    peer.say(rank_messages.Published(NOTE))
+    peer.hear(rank_messages.Accepted)
     return peer
 
 
 def score_one_item(rollout: Peer, scorer: Peer) -> list[int]:
     """One task through a ready rollout and a ready scorer."""
-    task = rollout.hear(PrefixTask)
+    task = rollout.hear(worker_messages.PrefixTask)
     rollout.say(sampled(task))
-    rollout.hear(Ack)
-    score = scorer.hear(ScoreTask)
+    rollout.hear(worker_messages.Ack)
+    score = scorer.hear(worker_messages.ScoreTask)
     scorer.say(scored(score))
-    scorer.hear(Ack)
+    scorer.hear(worker_messages.Ack)
     return [group.seq for group in task.groups]
 
 
-def groups_of(rank: Peer, batch: Batch, indices: Sequence[int] | None = None) -> list[ScoredGroup]:
+def groups_of(rank: Peer, batch: rank_messages.Batch, indices: Sequence[int] | None = None) -> list[ScoredGroup]:
     """Groups of a batch as the broker hands them out, all without `indices`."""
-    rank.say(GetGroups(batch.iteration, tuple(range(len(batch.groups)) if indices is None else indices)))
-    _, carried = rank.hear_with_payload(Groups)
+    rank.say(rank_messages.GetGroups(batch.iteration, tuple(range(len(batch.groups)) if indices is None else indices)))
+    _, carried = rank.hear_with_payload(rank_messages.Groups)
     return [msgspec.msgpack.decode(frame, type=ScoredGroup) for frame in carried]
 
 
-def train(rank: Peer, iteration: int) -> Batch:
-    rank.say(GetBatch(iteration, 0, 1))
-    return rank.hear(Batch)
+def train(rank: Peer, iteration: int) -> rank_messages.Batch:
+    rank.say(rank_messages.GetBatch(iteration, 0, 1))
+    return rank.hear(rank_messages.Batch)

@@ -14,23 +14,10 @@ import pytest
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.keys import Listed
+from prefixrl.common.wire.messages import worker as messages
 from prefixrl.common.wire.messages.fields import MOST_ROWS, PROTOCOL
 from prefixrl.common.wire.messages.groups import GroupPrefixes, ScoredGroup
 from prefixrl.common.wire.messages.learner import FromBroker, GetBatch, GetEvaluation, GetStatus, Status, ToBroker
-from prefixrl.common.wire.messages.worker import (
-    Ack,
-    Heartbeat,
-    Hello,
-    Prefixes,
-    PrefixTask,
-    Ready,
-    Refused,
-    Reject,
-    Scores,
-    ScoreTask,
-    Unknown,
-    Welcome,
-)
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.wire.transport import Received, Server
 from prefixrl.learner.broker.__main__ import build
@@ -63,7 +50,7 @@ def child(config: RunConfig) -> "Iterator[subprocess.Popen[bytes]]":
 
 def refused(peer: fakes.Peer, reason: str) -> None:
     """The peer is told a reason, and the broker answers others."""
-    assert reason in peer.hear(Reject, timeout_s=5.0).reason
+    assert reason in peer.hear(messages.Reject, timeout_s=5.0).reason
 
 
 def works_on(config: RunConfig, broker: Broker) -> None:
@@ -88,7 +75,7 @@ def test_a_number_of_ranks_that_is_not_the_runs_is_refused_at_once(
         other.hear(Status, timeout_s=2.0)
 
 
-BEAT = Heartbeat(progress=0, busy_row_s=0.0, leases=(), state="")
+BEAT = messages.Heartbeat(progress=0, busy_row_s=0.0, leases=(), state="")
 ABSURD: dict[str, ToBroker] = {
     "busy not a number": replace(BEAT, busy_row_s=math.nan),
     "busy for ever": replace(BEAT, busy_row_s=math.inf),
@@ -97,7 +84,7 @@ ABSURD: dict[str, ToBroker] = {
     "a state as long as a book": replace(BEAT, state="x" * 2**20),
     "a lease with a long name": replace(BEAT, leases=("x" * 2**20,)),
     "more leases than slots": replace(BEAT, leases=("x",) * 2**16),
-    "a reason as long as a book": Refused("e-1", "x" * 2**20),
+    "a reason as long as a book": messages.Refused("e-1", "x" * 2**20),
 }
 
 
@@ -105,7 +92,7 @@ ABSURD: dict[str, ToBroker] = {
 def test_figures_and_strings_out_of_range_are_not_even_read(message: ToBroker, config: RunConfig) -> None:
     with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "bad", "rank") as (bad, rank):
         bad.ready(config, "rollout")
-        bad.hear(PrefixTask)
+        bad.hear(messages.PrefixTask)
         bad.say(message)
         fakes.learner(rank)
         found = fakes.wait_until(lambda: (found := fakes.status(rank))["malformed_messages"] and found, "the count")
@@ -147,7 +134,14 @@ def test_every_string_and_number_that_a_worker_sends_has_a_limit() -> None:
                 if least is None or most is None:
                     unlimited.add(where)
 
-    for kind in (Heartbeat, Prefixes, Scores, Refused, Hello, Ready):
+    for kind in (
+        messages.Heartbeat,
+        messages.Prefixes,
+        messages.Scores,
+        messages.Refused,
+        messages.Hello,
+        messages.Ready,
+    ):
         walk(msgspec.inspect.type_info(kind), kind.__name__)
     assert unlimited == UNLIMITED_STRINGS | UNLIMITED_NUMBERS
 
@@ -165,12 +159,12 @@ def test_a_group_said_twice_is_refused_leased_or_not(config: RunConfig) -> None:
     with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "leased", "late") as both:
         for peer in both:
             peer.ready(config, "rollout")
-            task = peer.hear(PrefixTask)
+            task = peer.hear(messages.PrefixTask)
             if peer is both[1]:
-                peer.say(Refused(task.task, "not now"))
+                peer.say(messages.Refused(task.task, "not now"))
             once = fakes.sampled(task)
             peer.say(replace(once, groups=once.groups * 2))
-            peer.hear(Reject, timeout_s=5.0)
+            peer.hear(messages.Reject, timeout_s=5.0)
         works_on(config, broker)
 
 
@@ -182,7 +176,7 @@ def test_a_fault_over_a_workers_message_ends_that_worker_with_a_trace_in_the_log
 
     with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "first") as (first,):
         first.ready(config, "rollout", slots=2)
-        task = first.hear(PrefixTask)
+        task = first.hear(messages.PrefixTask)
         with monkeypatch.context() as broken:
             broken.setattr(broker.ledger, "take_prefixes", fail)
             first.say(fakes.sampled(task))
@@ -209,12 +203,12 @@ def test_a_ledger_that_a_fault_left_half_changed_ends_the_process(
     server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker, keys())
     broker = build(config, Path(config.directory), Start(0, "tcp://127.0.0.1:9"), lambda: server)
     try:
-        hello = Hello(protocol=PROTOCOL, role="rollout", incarnation="i", host="h", pid=1)
+        hello = messages.Hello(protocol=PROTOCOL, role="rollout", incarnation="i", host="h", pid=1)
         for message in (hello, fakes.ready(config, "rollout")):
             broker._handle_safely(from_worker(message))
         broker.dispatcher.dispatch(0.0)
         ((_, task),) = broker.dispatcher.outgoing
-        assert isinstance(task, PrefixTask)
+        assert isinstance(task, messages.PrefixTask)
         monkeypatch.setattr(broker.ledger, "_queue_scoring", fail)
         with pytest.raises(AssertionError):
             broker._handle_safely(from_worker(fakes.sampled(task)))
@@ -229,15 +223,15 @@ def test_scores_of_a_worker_that_never_held_the_task_do_not_count(config: RunCon
         fakes.peers(fakes.endpoint_of(config), "r", "honest", "thief") as (rollout, honest, thief),
     ):
         rollout.ready(config, "rollout")
-        rollout.say(fakes.sampled(rollout.hear(PrefixTask)))
+        rollout.say(fakes.sampled(rollout.hear(messages.PrefixTask)))
         honest.ready(config, "scorer")
-        task = honest.hear(ScoreTask)
+        task = honest.hear(messages.ScoreTask)
         for name in (task.task, "another-1", ""):
             thief.ready(config, "scorer")
             thief.say(replace(fakes.scored(task, reward=0.0), task=name))
             refused(thief, "this worker was given no such task")
         honest.say(fakes.scored(task))
-        honest.hear(Ack)
+        honest.hear(messages.Ack)
         assert broker.ledger.counts.duplicates_ignored == 0
         broker.ledger.check()
 
@@ -245,16 +239,16 @@ def test_scores_of_a_worker_that_never_held_the_task_do_not_count(config: RunCon
 def test_prefixes_of_a_worker_that_never_held_the_task_do_not_count(config: RunConfig) -> None:
     with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "honest", "thief") as (honest, thief):
         honest.ready(config, "rollout")
-        task = honest.hear(PrefixTask)
+        task = honest.hear(messages.PrefixTask)
         thief.ready(config, "rollout")
         thief.say(fakes.sampled(task))
         refused(thief, "this worker was given no such task")
         honest.say(fakes.sampled(task))
-        honest.hear(Ack)
+        honest.hear(messages.Ack)
         assert broker.ledger.counts.duplicates_ignored == 0
 
 
-def with_first(result: Scores, change: Callable[[GroupPrefixes], GroupPrefixes]) -> Scores:
+def with_first(result: messages.Scores, change: Callable[[GroupPrefixes], GroupPrefixes]) -> messages.Scores:
     first, *rest = result.groups
     return replace(result, groups=(replace(first, prefixes=change(first.prefixes)), *rest))
 
@@ -278,9 +272,9 @@ def test_a_scorer_may_not_replace_what_it_was_given(
 ) -> None:
     with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "r", "bad") as (rollout, bad):
         rollout.ready(config, "rollout")
-        rollout.say(fakes.sampled(rollout.hear(PrefixTask)))
+        rollout.say(fakes.sampled(rollout.hear(messages.PrefixTask)))
         bad.ready(config, "scorer")
-        bad.say(with_first(fakes.scored(bad.hear(ScoreTask)), change))
+        bad.say(with_first(fakes.scored(bad.hear(messages.ScoreTask)), change))
         refused(bad, "another prefixes, version or weights in groups [0]; it must answer exactly what it was given")
         broker.ledger.check()
         assert "scored" not in broker.ledger.states()
@@ -326,7 +320,7 @@ def test_prefixes_beyond_the_runs_limits_are_refused(case: str, config: RunConfi
     change, reason = POISON[case]
     with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "bad") as (bad,):
         bad.ready(config, "rollout")
-        result = fakes.sampled(bad.hear(PrefixTask))
+        result = fakes.sampled(bad.hear(messages.PrefixTask))
         bad.say(replace(result, groups=(change(result.groups[0]), *result.groups[1:])))
         refused(bad, reason)
         works_on(config, broker)
@@ -338,10 +332,10 @@ def test_a_text_that_nobody_keeps_is_refused(config: RunConfig) -> None:
 
     with fakes.serving(config), fakes.peers(fakes.endpoint_of(config), "r", "bad") as (rollout, bad):
         rollout.ready(config, "rollout")
-        rollout.say(fakes.sampled(rollout.hear(PrefixTask)))
+        rollout.say(fakes.sampled(rollout.hear(messages.PrefixTask)))
         bad.ready(config, "scorer")
-        task = bad.hear(ScoreTask)
-        bad.say(Scores(task.task, "train", tuple(wordy(fakes.judged(group, task)) for group in task.groups)))
+        task = bad.hear(messages.ScoreTask)
+        bad.say(messages.Scores(task.task, "train", tuple(wordy(fakes.judged(group, task)) for group in task.groups)))
         refused(bad, "row 0: a text of 1 characters, allowed are 0")
 
 
@@ -360,13 +354,15 @@ def test_a_worker_that_only_counts_up_is_given_up_and_its_tasks_go_to_another(tm
     )
     with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "hoarder") as (hoarder,):
         hoarder.ready(config, "rollout")
-        task = hoarder.hear(PrefixTask)
+        task = hoarder.hear(messages.PrefixTask)
         counted = itertools.count(0, 1000)
 
         def reason() -> str:
-            hoarder.say(Heartbeat(progress=next(counted), busy_row_s=0.0, leases=(task.task,), state="working hard"))
+            hoarder.say(
+                messages.Heartbeat(progress=next(counted), busy_row_s=0.0, leases=(task.task,), state="working hard")
+            )
             received = hoarder.client.receive(0.05)
-            return received[0].reason if received and isinstance(received[0], Reject) else ""
+            return received[0].reason if received and isinstance(received[0], messages.Reject) else ""
 
         found = fakes.wait_until(reason, "the end of patience")
         assert f"no result of the train task {task.task} within 3 s, whatever it reports" in found
@@ -379,9 +375,9 @@ def test_after_a_restart_only_the_worker_that_held_a_task_may_deliver_it(
     endpoint = fakes.endpoint_of(config)
     with fakes.peers(endpoint, "r", "s", "thief") as (rollout, scorer, thief):
         rollout.ready(config, "rollout")
-        rollout.say(fakes.sampled(rollout.hear(PrefixTask)))
+        rollout.say(fakes.sampled(rollout.hear(messages.PrefixTask)))
         scorer.ready(config, "scorer")
-        task = scorer.hear(ScoreTask)
+        task = scorer.hear(messages.ScoreTask)
         fakes.end(child)
         with restarted(config):
             for peer, result in (
@@ -393,8 +389,8 @@ def test_after_a_restart_only_the_worker_that_held_a_task_may_deliver_it(
                 refused(peer, "this worker was given no such task")
             scorer.ready(config, "scorer")
             scorer.say(fakes.scored(task))
-            assert scorer.hear(Ack) == Ack(task.task)
-            assert thief.hears_nothing_of(Unknown)
+            assert scorer.hear(messages.Ack) == messages.Ack(task.task)
+            assert thief.hears_nothing_of(messages.Unknown)
 
 
 @contextmanager
@@ -412,8 +408,8 @@ def restarted(config: RunConfig) -> Iterator[None]:
 
 def test_a_long_host_name_is_neither_enrolled_nor_answered(config: RunConfig) -> None:
     with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "long") as (long,):
-        long.say(Hello(protocol=PROTOCOL, role="scorer", incarnation="i", host="h" * 2**20, pid=1))
-        assert long.hears_nothing_of(Welcome)
+        long.say(messages.Hello(protocol=PROTOCOL, role="scorer", incarnation="i", host="h" * 2**20, pid=1))
+        assert long.hears_nothing_of(messages.Welcome)
         assert not broker.dispatcher.registry.by_identity
 
 
@@ -436,7 +432,7 @@ def test_a_worker_that_never_lists_its_tasks_is_given_up(config: RunConfig, monk
 
         def beat() -> bool:
             hider.say(BEAT)
-            return not hider.hears_nothing_of(Reject, 0.1)
+            return not hider.hears_nothing_of(messages.Reject, 0.1)
 
         fakes.wait_until(beat, "the end of patience")
         works_on(config, broker)

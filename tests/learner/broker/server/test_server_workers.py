@@ -13,27 +13,11 @@ import pytest
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.journal import journal
 from prefixrl.common.journal.records import VersionPublished
+from prefixrl.common.wire.messages import worker as messages
 from prefixrl.common.wire.messages.fields import UNPROVED
 from prefixrl.common.wire.messages.groups import Sampling
 from prefixrl.common.wire.messages.learner import Accepted, EvaluationProgress, GetEvaluation, Published
 from prefixrl.common.wire.messages.weights import WeightsNote
-from prefixrl.common.wire.messages.worker import (
-    Ack,
-    Activity,
-    Beat,
-    Goodbye,
-    Heartbeat,
-    Installed,
-    Leaving,
-    PrefixTask,
-    Probed,
-    Refused,
-    Reject,
-    ScoreTask,
-    Staged,
-    Swap,
-    Unknown,
-)
 from prefixrl.common.wire.packing import pack_logprobs
 from prefixrl.learner.broker.server import Broker
 from prefixrl.learner.broker.workers import workers
@@ -50,20 +34,20 @@ def test_a_silent_worker_is_given_up_and_its_task_goes_to_another(tmp_path: Path
     config = fakes.run_on_disk(tmp_path, broker={"heartbeat_s": 0.1, "silence_s": 0.5})
     with fakes.serving(config), fakes.peers(fakes.endpoint_of(config), "mute", "other") as (mute, other):
         mute.ready(config, "rollout")
-        task = mute.hear(PrefixTask)
-        mute.hear(Unknown)
+        task = mute.hear(messages.PrefixTask)
+        mute.hear(messages.Unknown)
         other.ready(config, "rollout")
-        assert other.hear(PrefixTask).groups == task.groups
+        assert other.hear(messages.PrefixTask).groups == task.groups
 
 
 def test_a_worker_that_beats_without_progress_is_given_up(tmp_path: Path) -> None:
     config = fakes.run_on_disk(tmp_path, broker={"stall_s": 0.5})
     with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "hung") as (hung,):
         hung.ready(config, "rollout")
-        task = hung.hear(PrefixTask)
+        task = hung.hear(messages.PrefixTask)
 
         def given_up() -> bool:
-            hung.say(Heartbeat(progress=3, busy_row_s=0.0, leases=(task.task,), state="hung"))
+            hung.say(messages.Heartbeat(progress=3, busy_row_s=0.0, leases=(task.task,), state="hung"))
             hung.client.receive(0.05)
             return broker.dispatcher.losses["rollout: lost"] == 1
 
@@ -97,52 +81,52 @@ def test_a_worker_suspended_past_the_deadline_of_its_task_is_unknown_and_not_ref
 def test_a_worker_that_leaves_gives_its_task_back_at_once(config: RunConfig, broker: Broker) -> None:
     with fakes.peers(fakes.endpoint_of(config), "leaving", "staying") as (leaving, staying):
         leaving.ready(config, "rollout")
-        task = leaving.hear(PrefixTask)
-        leaving.say(Goodbye("done for today"))
+        task = leaving.hear(messages.PrefixTask)
+        leaving.say(messages.Goodbye("done for today"))
         # Of two connections the broker may read the later message first.
         fakes.wait_until(lambda: broker.dispatcher.losses["rollout: left"] == 1, "the leave")
         staying.ready(config, "rollout")
-        assert staying.hear(PrefixTask).groups == task.groups
+        assert staying.hear(messages.PrefixTask).groups == task.groups
 
 
 def test_a_leaving_worker_gets_no_more_work_and_what_it_finishes_counts(config: RunConfig, broker: Broker) -> None:
     with fakes.peers(fakes.endpoint_of(config), "leaving", "staying") as (leaving, staying):
         leaving.ready(config, "rollout", slots=2)
-        first, second = leaving.hear(PrefixTask), leaving.hear(PrefixTask)
-        leaving.say(Leaving())
-        leaving.say(Refused(second.task, "this worker was asked to stop"))
-        assert leaving.hears_nothing_of(PrefixTask), "two slots are free"
+        first, second = leaving.hear(messages.PrefixTask), leaving.hear(messages.PrefixTask)
+        leaving.say(messages.Leaving())
+        leaving.say(messages.Refused(second.task, "this worker was asked to stop"))
+        assert leaving.hears_nothing_of(messages.PrefixTask), "two slots are free"
         staying.ready(config, "rollout")
-        assert staying.hear(PrefixTask).groups == second.groups
+        assert staying.hear(messages.PrefixTask).groups == second.groups
         leaving.say(fakes.sampled(first))
-        leaving.hear(Ack)
-        assert leaving.hears_nothing_of(PrefixTask)
-        leaving.say(Goodbye("asked to stop"))
+        leaving.hear(messages.Ack)
+        assert leaving.hears_nothing_of(messages.PrefixTask)
+        leaving.say(messages.Goodbye("asked to stop"))
         fakes.wait_until(lambda: broker.dispatcher.losses == {"rollout: left": 1}, "the leave")
 
 
 def test_a_leaving_worker_that_joins_again_gets_no_work_either(config: RunConfig, broker: Broker) -> None:
     with fakes.peers(fakes.endpoint_of(config), "leaving") as (leaving,):
         leaving.ready(config, "rollout")
-        leaving.hear(PrefixTask)
-        leaving.say(Leaving())
+        leaving.hear(messages.PrefixTask)
+        leaving.say(messages.Leaving())
         leaving.ready(config, "rollout")
-        assert leaving.hears_nothing_of(PrefixTask)
+        assert leaving.hears_nothing_of(messages.PrefixTask)
 
 
-def beats(peer: fakes.Peer, activity: Activity, times: int = 5) -> None:
+def beats(peer: fakes.Peer, activity: messages.Activity, times: int = 5) -> None:
     """So many heartbeats, each of which is answered as one."""
     for _ in range(times):
-        peer.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state="", activity=activity))
-        peer.hear(Beat)
-    assert not any(isinstance(each, Unknown) for each in peer.passed_over)
+        peer.say(messages.Heartbeat(progress=0, busy_row_s=0.0, leases=(), state="", activity=activity))
+        peer.hear(messages.Beat)
+    assert not any(isinstance(each, messages.Unknown) for each in peer.passed_over)
 
 
 def works_until_asked_to_join(peer: fakes.Peer) -> None:
     def is_asked() -> bool:
-        peer.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state="waiting"))
+        peer.say(messages.Heartbeat(progress=0, busy_row_s=0.0, leases=(), state="waiting"))
         received = peer.client.receive(0.1)
-        return received is not None and isinstance(received[0], Unknown)
+        return received is not None and isinstance(received[0], messages.Unknown)
 
     fakes.wait_until(is_asked, "being asked")
 
@@ -160,8 +144,8 @@ def test_a_worker_whose_ready_was_lost_sends_it_again_and_gets_work(
         works_until_asked_to_join(scorer)
         scorer.ready(config, "scorer")
         rollout.ready(config, "rollout")
-        rollout.say(fakes.sampled(rollout.hear(PrefixTask)))
-        scorer.hear(ScoreTask)
+        rollout.say(fakes.sampled(rollout.hear(messages.PrefixTask)))
+        scorer.hear(messages.ScoreTask)
 
 
 def test_a_worker_is_not_asked_to_join_while_it_loads_nor_once_it_is_ready(
@@ -180,17 +164,17 @@ def swapping(config: RunConfig, rank: fakes.Peer, rollout: fakes.Peer) -> None:
     """A rollout that has finished its task is told to swap to version 1."""
     fakes.learner(rank)
     rollout.ready(config, "rollout")
-    task = rollout.hear(PrefixTask)
+    task = rollout.hear(messages.PrefixTask)
     rank.say(Published(V1))
     rank.hear(Accepted)
-    while rollout.hear(Beat).latest != V1:
+    while rollout.hear(messages.Beat).latest != V1:
         pass
-    rollout.say(Staged(1))
-    rollout.say(Heartbeat(progress=1, busy_row_s=0.0, leases=(task.task,), state=""))
-    rollout.hear(Beat)
-    assert not any(isinstance(each, Swap) for each in rollout.passed_over), "a lease is open"
+    rollout.say(messages.Staged(1))
+    rollout.say(messages.Heartbeat(progress=1, busy_row_s=0.0, leases=(task.task,), state=""))
+    rollout.hear(messages.Beat)
+    assert not any(isinstance(each, messages.Swap) for each in rollout.passed_over), "a lease is open"
     rollout.say(fakes.sampled(task))
-    assert rollout.hear(Swap) == Swap(1)
+    assert rollout.hear(messages.Swap) == messages.Swap(1)
 
 
 def test_a_rollout_swaps_once_its_last_lease_is_in_and_works_at_the_new_version(
@@ -198,10 +182,10 @@ def test_a_rollout_swaps_once_its_last_lease_is_in_and_works_at_the_new_version(
 ) -> None:
     with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
-        assert rollout.hears_nothing_of(PrefixTask)
+        assert rollout.hears_nothing_of(messages.PrefixTask)
         close = pack_logprobs([-1.0, -2.0 + 5e-4])
-        rollout.say(Installed(1, "d1", close, checksum=fakes.HELD))
-        assert rollout.hear(PrefixTask).version == 1
+        rollout.say(messages.Installed(1, "d1", close, checksum=fakes.HELD))
+        assert rollout.hear(messages.PrefixTask).version == 1
 
 
 @pytest.mark.parametrize(
@@ -219,13 +203,13 @@ def test_three_failed_proofs_end_the_rollout_with_a_named_reason(
     with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
         for failure in range(1, PROBE_FAILURES_ALLOWED):
-            rollout.say(Installed(1, digest, probe, checksum=fakes.HELD))
-            assert rollout.hear(Probed).failures == failure
-            rollout.say(Staged(1))
-            rollout.hear(Swap)
-        assert rollout.hears_nothing_of(PrefixTask), "no work for a rollout that proved nothing"
-        rollout.say(Installed(1, digest, probe, checksum=fakes.HELD))
-        reason = rollout.hear(Reject).reason
+            rollout.say(messages.Installed(1, digest, probe, checksum=fakes.HELD))
+            assert rollout.hear(messages.Probed).failures == failure
+            rollout.say(messages.Staged(1))
+            rollout.hear(messages.Swap)
+        assert rollout.hears_nothing_of(messages.PrefixTask), "no work for a rollout that proved nothing"
+        rollout.say(messages.Installed(1, digest, probe, checksum=fakes.HELD))
+        reason = rollout.hear(messages.Reject).reason
         assert "does not hold version 1 after 3 installations" in reason
         assert ("digest d0, not d1" if digest == "d0" else "rollout.probe_tolerance") in reason
 
@@ -235,45 +219,45 @@ def test_a_rollout_that_rejoins_before_its_weights_are_proved_must_prove_them_fi
 ) -> None:
     with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
-        rollout.say(Installed(1, "d1", pack_logprobs([-1.0, -2.5]), checksum=fakes.HELD))
-        assert rollout.hear(Probed).outcome == "refused"
+        rollout.say(messages.Installed(1, "d1", pack_logprobs([-1.0, -2.5]), checksum=fakes.HELD))
+        assert rollout.hear(messages.Probed).outcome == "refused"
         rollout.join("rollout")
         unproved = msgspec.structs.replace(fakes.ready(config, "rollout"), version=UNPROVED)
         rollout.say(unproved)
-        assert rollout.hears_nothing_of(PrefixTask), "no work for weights that nothing proved"
-        rollout.say(Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
-        assert rollout.hear(PrefixTask).version == 1
+        assert rollout.hears_nothing_of(messages.PrefixTask), "no work for weights that nothing proved"
+        rollout.say(messages.Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
+        assert rollout.hear(messages.PrefixTask).version == 1
 
 
 def test_a_proof_that_is_sent_again_changes_nothing(config: RunConfig, broker: Broker) -> None:
-    proof = Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD)
+    proof = messages.Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD)
     with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
         for _ in range(3):
             rollout.say(proof)
-        task = rollout.hear(PrefixTask)
+        task = rollout.hear(messages.PrefixTask)
         rank.say(Published(WeightsNote(2, "d2", fakes.NOTE.probe_tokens, fakes.NOTE.probe_logprobs)))
         rank.hear(Accepted)
-        rollout.say(Staged(2))
+        rollout.say(messages.Staged(2))
         rollout.say(fakes.sampled(task))
-        assert rollout.hear(Swap) == Swap(2)
+        assert rollout.hear(messages.Swap) == messages.Swap(2)
         rollout.say(proof)
-        assert rollout.hears_nothing_of(PrefixTask), "it is about to install another version"
-        rollout.say(Installed(2, "d2", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
-        assert rollout.hear(PrefixTask).version == 2
+        assert rollout.hears_nothing_of(messages.PrefixTask), "it is about to install another version"
+        rollout.say(messages.Installed(2, "d2", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
+        assert rollout.hear(messages.PrefixTask).version == 2
 
 
 def test_a_refusal_that_was_lost_is_sent_again_and_counted_once(config: RunConfig, broker: Broker) -> None:
-    bad = Installed(1, "d1", pack_logprobs([-1.0, -2.5]), checksum=fakes.HELD)
+    bad = messages.Installed(1, "d1", pack_logprobs([-1.0, -2.5]), checksum=fakes.HELD)
     with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
         for _ in range(5):
             rollout.say(bad)
-            assert rollout.hear(Probed).failures == 1
-        rollout.say(Staged(1))
-        rollout.hear(Swap)
-        rollout.say(Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
-        assert rollout.hear(PrefixTask).version == 1
+            assert rollout.hear(messages.Probed).failures == 1
+        rollout.say(messages.Staged(1))
+        rollout.hear(messages.Swap)
+        rollout.say(messages.Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
+        assert rollout.hear(messages.PrefixTask).version == 1
 
 
 def test_a_version_that_is_published_only_after_it_was_installed_is_proved_by_the_next_proof(
@@ -285,19 +269,19 @@ def test_a_version_that_is_published_only_after_it_was_installed_is_proved_by_th
         fakes.learner(rank)
         rollout.join("rollout")
         rollout.say(unproved)
-        rollout.say(Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
-        assert rollout.hears_nothing_of(PrefixTask)
+        rollout.say(messages.Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
+        assert rollout.hears_nothing_of(messages.PrefixTask)
         rank.say(Published(V1))
         rank.hear(Accepted)
-        rollout.say(Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
-        assert rollout.hear(PrefixTask).version == 1
+        rollout.say(messages.Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
+        assert rollout.hear(messages.PrefixTask).version == 1
 
 
 def test_a_probe_of_the_wrong_length_ends_the_rollout(config: RunConfig, broker: Broker) -> None:
     with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
-        rollout.say(Installed(1, "d1", pack_logprobs([-1.0]), checksum=fakes.HELD))
-        assert "1 probe logprobs for 2" in rollout.hear(Reject).reason
+        rollout.say(messages.Installed(1, "d1", pack_logprobs([-1.0]), checksum=fakes.HELD))
+        assert "1 probe logprobs for 2" in rollout.hear(messages.Reject).reason
 
 
 def test_a_version_whose_probe_is_no_number_is_refused_each_time_and_not_written_down(
@@ -307,7 +291,7 @@ def test_a_version_whose_probe_is_no_number_is_refused_each_time_and_not_written
         fakes.learner(rank)
         for _ in range(2):
             rank.say(Published(msgspec.structs.replace(V1, probe_logprobs=pack_logprobs([-1.0, float("nan")]))))
-            assert "logprobs must be finite" in rank.hear(Reject).reason
+            assert "logprobs must be finite" in rank.hear(messages.Reject).reason
             rank.join("rank")
         found = journal.read(Path(config.directory) / journal.FOLDER)
         assert [each.note for each in found if isinstance(each, VersionPublished)] == [fakes.NOTE]
@@ -320,27 +304,27 @@ def test_a_rollout_with_older_weights_of_a_version_gets_those_an_evaluation_need
     anew, v2 = (msgspec.structs.replace(V1, version=version, digest=f"{version} anew") for version in (1, 2))
     with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
-        rollout.say(Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
-        task = rollout.hear(PrefixTask)
+        rollout.say(messages.Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
+        task = rollout.hear(messages.PrefixTask)
         for note in (anew, v2):
             rank.say(Published(note))
             rank.hear(Accepted)
             if note == anew:
                 rank.say(evaluate("v1", 1))
                 rank.hear(Accepted)
-        while not rollout.hears_nothing_of(Beat):
+        while not rollout.hears_nothing_of(messages.Beat):
             pass  # as they were announced
-        rollout.say(Heartbeat(progress=2, busy_row_s=0.0, leases=(task.task,), state=""))
-        assert rollout.hear(Beat).latest == anew
-        rollout.say(Staged(1))
+        rollout.say(messages.Heartbeat(progress=2, busy_row_s=0.0, leases=(task.task,), state=""))
+        assert rollout.hear(messages.Beat).latest == anew
+        rollout.say(messages.Staged(1))
         rollout.say(fakes.sampled(task, "d1"))
-        rollout.hear(Swap)
-        rollout.say(Installed(1, "1 anew", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
-        test = rollout.hear(PrefixTask)
+        rollout.hear(messages.Swap)
+        rollout.say(messages.Installed(1, "1 anew", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
+        test = rollout.hear(messages.PrefixTask)
         assert test.kind == "eval" and test.version == 1
         rollout.say(fakes.sampled(test, "1 anew"))
-        rollout.say(Heartbeat(progress=3, busy_row_s=0.0, leases=(), state=""))
-        while rollout.hear(Beat).latest != v2:
+        rollout.say(messages.Heartbeat(progress=3, busy_row_s=0.0, leases=(), state=""))
+        while rollout.hear(messages.Beat).latest != v2:
             pass
 
 
@@ -348,20 +332,20 @@ def test_an_evaluation_holds_a_rollout_at_its_version(config: RunConfig, broker:
     with fakes.peers(fakes.endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
         fakes.learner(rank)
         rollout.ready(config, "rollout")
-        task = rollout.hear(PrefixTask)
+        task = rollout.hear(messages.PrefixTask)
         rank.say(evaluate("v0", 0, [HELD_OUT] * 3))
         rank.hear(Accepted)
-        rollout.say(Staged(1))
+        rollout.say(messages.Staged(1))
         rollout.say(fakes.sampled(task))
-        test = rollout.hear(PrefixTask)
-        assert test.kind == "eval" and not any(isinstance(e, Swap) for e in rollout.passed_over)
+        test = rollout.hear(messages.PrefixTask)
+        assert test.kind == "eval" and not any(isinstance(e, messages.Swap) for e in rollout.passed_over)
         rollout.say(fakes.sampled(test))
-        rollout.hear(Swap)
+        rollout.hear(messages.Swap)
         scorer.ready(config, "scorer")
-        while (score := scorer.hear(ScoreTask)).kind != "eval":
+        while (score := scorer.hear(messages.ScoreTask)).kind != "eval":
             scorer.say(fakes.scored(score))
         scorer.say(fakes.scored(score))
-        scorer.hear(Ack)
+        scorer.hear(messages.Ack)
         rank.say(GetEvaluation("v0"))
         progress, payload = rank.hear_with_payload(EvaluationProgress)
         assert (progress.total, progress.done, len(payload)) == (3, 3, 3)
