@@ -57,12 +57,9 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
 
 
 def _lead(
-    config: RunConfig,
-    directory: Path,
-    read: tuple[problems.Loaded, problems.Loaded],
-    ranks: int,
+    config: RunConfig, directory: Path, read: tuple[problems.Loaded, problems.Loaded], ranks: int,
     stopped: Callable[[], bool],
-) -> None:
+) -> None:  # fmt: skip
     """Run rank 0, with the servers of the run."""
     is_resumed = (directory / ENDPOINT_FILE).exists()
     check_ports_are_free(config.broker.listen, REBIND_S if is_resumed else 0.0)
@@ -75,7 +72,7 @@ def _lead(
     golds = None
     try:
         answers = [each for each in training if each.code != "tests"]
-        if config.reward.function is None and answers:
+        if not config.reward.is_own and answers:
             golds = GoldCheck(answers, directory, config.scorer.verify_timeout_s)
         service.ready(f"serving {config.directory} at iteration {completed}, loading models")
         service.be_patient(LOAD_S)
@@ -116,12 +113,9 @@ def _completed(directory: Path) -> int:
 
 
 def _run(
-    config: RunConfig,
-    rank_and_count: tuple[int, int],
-    servers: Servers | None,
-    stopped: Callable[[], bool],
+    config: RunConfig, rank_and_count: tuple[int, int], servers: Servers | None, stopped: Callable[[], bool],
     service: Service | None,
-) -> None:
+) -> None:  # fmt: skip
     directory = Path(config.directory)
     serving = contextlib.ExitStack()
     if servers:

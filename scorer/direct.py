@@ -23,7 +23,7 @@ from prefixrl.common.wire.packing import token_ids
 from prefixrl.common.worker.link import Link
 from prefixrl.scorer.judging import Answered, Judging, ProcessReward, ScorerLoop
 from prefixrl.scorer.process.step_scoring import StepScoring
-from prefixrl.scorer.verifier.pool_thread import PoolThread
+from prefixrl.scorer.verifier.pool_thread import JudgeThread
 
 TEXTS_PER_CHILD = 16
 """Texts to hold per child of the verifier: most are judged in a millisecond, and new ones are a round trip away."""
@@ -73,7 +73,7 @@ class DirectScorer(ScorerLoop):
     """A tokenizer and a verifier."""
 
     def __init__(
-        self, config: RunConfig, link: Link, decoder: Decoder, verifier: PoolThread, digests: ModelDigests,
+        self, config: RunConfig, link: Link, decoder: Decoder, verifier: JudgeThread, digests: ModelDigests,
         scoring: StepScoring | None = None,
     ) -> None:  # fmt: skip
         section = config.scorer

@@ -29,7 +29,7 @@ from prefixrl.common.worker.link import Link
 from prefixrl.common.worker.open_tasks import RowsLeftReport
 from prefixrl.common.worker.work_loop import IDLE_S, WorkLoop
 from prefixrl.scorer.process.step_scoring import JudgedText, StepScoring
-from prefixrl.scorer.verifier.pool_thread import PoolThread
+from prefixrl.scorer.verifier.pool_thread import JudgeThread
 from prefixrl.scorer.verifier.rules.verify import Judgement
 
 POLL_S = 0.005
@@ -99,13 +99,9 @@ class Judging:
     """The open tasks of a scorer, its verifier, and its process reward model if it has one."""
 
     def __init__(
-        self,
-        link: Link,
-        verifier: PoolThread,
-        section: ScorerConfig,
-        default_cut: Cut,
+        self, link: Link, verifier: JudgeThread, section: ScorerConfig, default_cut: Cut,
         process: ProcessReward | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Judge as the run file's section says; `default_cut` where it does not say `truncated`."""
         cut = section.truncated or default_cut
         keeps_text, stop_texts = section.keep_completions, section.stop_texts
@@ -166,6 +162,7 @@ class Judging:
 
     def collect(self) -> None:
         """Settle the texts that the verifier has judged, then score the steps of one group."""
+        self.verified += self._verifier.is_patient  # progress
         for key, judged in self._verifier.poll():
             answered, since_s = self._verifying.pop(key)
             self.verified += 1

@@ -27,7 +27,7 @@ from prefixrl.common.worker.work_loop import IDLE_S
 from prefixrl.scorer.cache import Completion, Completions
 from prefixrl.scorer.judging import Answered, Judging, ProcessReward, ScorerLoop, failure
 from prefixrl.scorer.process.step_scoring import StepScoring
-from prefixrl.scorer.verifier.pool_thread import PoolThread
+from prefixrl.scorer.verifier.pool_thread import JudgeThread
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Scorer(ScorerLoop):
     """A target engine and its verifier."""
 
     def __init__(
-        self, config: RunConfig, link: Link, engine: Engine, renderer: Renderer | ByteRenderer, verifier: PoolThread,
+        self, config: RunConfig, link: Link, engine: Engine, renderer: Renderer | ByteRenderer, verifier: JudgeThread,
         digests: ModelDigests, scoring: StepScoring | None = None,
     ) -> None:  # fmt: skip
         judging = Judging(

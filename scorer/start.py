@@ -18,7 +18,7 @@ from prefixrl.scorer.process.step_scoring import StepScoring, load_scoring
 from prefixrl.scorer.sandbox import runner as sandbox
 from prefixrl.scorer.verifier.exchange import Choices
 from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
-from prefixrl.scorer.verifier.pool_thread import PoolThread
+from prefixrl.scorer.verifier.pool_thread import JudgeThread, PoolThread
 
 if TYPE_CHECKING:
     from prefixrl.scorer.direct import DirectScorer
@@ -50,7 +50,7 @@ def _process_folder(model: str) -> str:
 
 
 def _direct(
-    session: WorkerSession, verifier: PoolThread, digests: ModelDigests, scoring: StepScoring | None = None
+    session: WorkerSession, verifier: JudgeThread, digests: ModelDigests, scoring: StepScoring | None = None
 ) -> "DirectScorer":
     from prefixrl.scorer.direct import Decoder, DirectScorer
 
@@ -58,7 +58,7 @@ def _direct(
 
 
 def _with_target(
-    session: WorkerSession, verifier: PoolThread, digests: ModelDigests, scoring: StepScoring | None
+    session: WorkerSession, verifier: JudgeThread, digests: ModelDigests, scoring: StepScoring | None
 ) -> "Scorer":
     from prefixrl.common.engines.interface.base import Engine
     from prefixrl.common.engines.make import make_engine
@@ -82,7 +82,11 @@ def _with_target(
     return Scorer(config, session.link, engine, renderer, verifier, digests, scoring)
 
 
-def _verifier(session: WorkerSession, digests: ModelDigests) -> PoolThread:
+def _verifier(session: WorkerSession, digests: ModelDigests) -> JudgeThread:
+    if session.config.reward.url is not None:
+        from prefixrl.scorer.served.rewards import RewardServer
+
+        return RewardServer(session.config.reward)
     section, function_ref = session.config.scorer, session.config.reward.function
     function = None
     if function_ref is not None:
@@ -92,7 +96,7 @@ def _verifier(session: WorkerSession, digests: ModelDigests) -> PoolThread:
         names = session.config.reward.environment
         if missing := [name for name in names if name not in os.environ]:
             raise ConfigError(f"reward.environment: {', '.join(missing)} is not set where this scorer was started")
-        function = RewardFunction(function_ref, digests.reward_function, names)
+        function = RewardFunction(function_ref, digests.reward_function, names, session.config.reward.weights)
     data = session.config.data
     choices = Choices(section.boxes == "sentence", data.float_tolerance, section.program_packages)
     if function is None and data.runs_programs and (reason := sandbox.probe(choices.packages)):

@@ -192,7 +192,7 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
         found = {key: folder(f"implicit_reward.{key}", name) for key, name in named.items() if name is not None}
         reward = reward.model_copy(update=found)
     data = config.data
-    if config.reward.function is not None and data.answer_reading is None:
+    if config.reward.is_own and data.answer_reading is None:
         data = data.model_copy(update={"answer_reading": "as_it_is"})  # the function reads golds in its own way
     directory, adapter = Path(os.path.expanduser(config.directory)).resolve(), model("adapter", config.adapter)
     directory.exists()  # raises where no file system takes such a path

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
+from prefixrl.common.config import worker_sections
 from prefixrl.common.config.algorithm import AlgorithmConfig, FilterConfig
 from prefixrl.common.config.data import DataConfig
 from prefixrl.common.config.learner import LearnerConfig, LogConfig
@@ -20,13 +21,6 @@ from prefixrl.common.config.section import (
     Section,
 )
 from prefixrl.common.config.step_rewards import ImplicitRewardConfig
-from prefixrl.common.config.worker_sections import (
-    LaunchConfig,
-    RolloutConfig,
-    ScorerConfig,
-    SimulatedConfig,
-    SlurmConfig,
-)
 from prefixrl.common.wire.messages.groups import Sampling
 
 SAMPLED_TOKEN_BYTES = 8
@@ -121,8 +115,10 @@ class EvaluationConfig(Section):
     """Longest wait after training for the candidates, then for the arms; only what is late is left out, by name."""
 
 
-class RewardConfig(Section):
+class RewardConfig(worker_sections.ServerConfig):
     """The reward, where it is not the verifier's verdict."""
+
+    NAME = "reward"
 
     function: str | None = None
     """`file.py:name` of (question, text, gold) -> reward in [0, 1], called instead of the verifier, or after it; or of
@@ -130,6 +126,32 @@ class RewardConfig(Section):
     environment: Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], ...], Field(strict=False)] = ()
     """Names of variables of the scorer's host that the function finds in its environment; else it has only PATH and
     its like."""
+    weights: dict[str, float] = Field(default_factory=dict)
+    """By name, weights of the parts that function or server gives: the reward is their sum. Absent: their `reward`."""
+    url: str | None = None
+    """Address of a server of your own that rewards answers, in place of a function (docs/verification.md)."""
+    rows: Positive = 32
+    """Most answers of one request to `url`."""
+    requests: Positive = 8
+    """Requests to `url` at once, per scorer."""
+    request_s: PositiveFloat = 60.0
+    """Limit of one request to `url`, then repeated. An answer that misses it twice while others are judged gets no
+    reward."""
+    patience_s: PositiveFloat = 600.0
+    """Longest time without any answer of `url`; then the scorer ends."""
+
+    @property
+    def is_own(self) -> bool:
+        """True where the verifier is not asked, or only by a function."""
+        return self.function is not None or self.url is not None
+
+    @model_validator(mode="after")
+    def _keys_have_an_effect(self, info: ValidationInfo) -> "RewardConfig":
+        self.refuse_if(two_rewards=self.function and self.url, weights_of_nothing=self.weights and not self.is_own)
+        for key in ("rows", "requests", "request_s", "patience_s", "key_variable"):
+            if self.url is None and self.is_given(key, info):
+                raise ValueError(self.no_effect(key, "url absent", "no server is asked"))
+        return self
 
 
 class RunConfig(Section):
@@ -149,9 +171,9 @@ class RunConfig(Section):
     target: ModelConfig | None = None
     """The frozen model; required in prefix mode, refused in direct mode."""
     data: DataConfig
-    rollout: RolloutConfig = RolloutConfig()
-    scorer: ScorerConfig = ScorerConfig()
-    simulated: SimulatedConfig = SimulatedConfig()
+    rollout: worker_sections.RolloutConfig = worker_sections.RolloutConfig()
+    scorer: worker_sections.ScorerConfig = worker_sections.ScorerConfig()
+    simulated: worker_sections.SimulatedConfig = worker_sections.SimulatedConfig()
     reward: RewardConfig = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     implicit_reward: ImplicitRewardConfig | None = None
@@ -162,8 +184,8 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     log: LogConfig = LogConfig()
-    launch: LaunchConfig = LaunchConfig()
-    slurm: SlurmConfig = SlurmConfig()
+    launch: worker_sections.LaunchConfig = worker_sections.LaunchConfig()
+    slurm: worker_sections.SlurmConfig = worker_sections.SlurmConfig()
 
     @model_validator(mode="after")
     def _keys_of_the_mode(self, info: ValidationInfo) -> "RunConfig":
@@ -198,11 +220,12 @@ class RunConfig(Section):
         self.refuse_if(
             nothing_is_judged=self.checkpoint.keep_best and not self.evaluation.every,
             two_judges=self.reward.function is not None and self.data.code != "none",
+            two_servers_judge=self.reward.url is not None and self.data.code != "none",
         )
         rows = self.algorithm.groups_per_iteration * self.algorithm.samples_per_prompt
         if self.algorithm.minibatches > rows:
             raise self.conflict("more_minibatches_than_rows", rows=rows)
-        if self.reward.function is None and not self.data.has_fractions:
+        if not self.reward.is_own and not self.data.has_fractions:
             self.filter.check_reachable(self.algorithm.samples_per_prompt, self.scorer.continuations)
         return self
 
@@ -242,6 +265,8 @@ class RunConfig(Section):
             learner_before_workers=batch_s <= max(broker.stall_s, broker.silence_s),
             scorer_before_its_request=is_served and endpoint.request_s >= broker.stall_s,
             learner_before_scorers=is_served and endpoint.patience_s >= batch_s,
+            scorer_before_its_reward=self.reward.url and self.reward.request_s >= broker.stall_s,
+            learner_before_rewards=self.reward.url and self.reward.patience_s >= batch_s,
         )
         return self
 

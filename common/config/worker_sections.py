@@ -106,31 +106,18 @@ def _problem(url: str) -> str:
     return "" if parts.scheme in ("http", "https") and host else "; scheme or host is missing"
 
 
-class OpenAIConfig(Section):
-    """The options of `scorer.engine = "openai"`."""
+class ServerConfig(Section):
+    """A server that scorers ask over HTTP."""
+
+    NAME: ClassVar[str]
+    """The section's own name in the run file."""
 
     url: str | None = None
-    """Address above `/completions`, for example "http://node7:8000/v1"."""
-    model: str | None = None
-    """Name of the target at the endpoint. Absent: the only model that the endpoint lists."""
     key_variable: str | None = None
     """Name of the environment variable, on the scorers' hosts, that holds the key. Absent: no key is sent."""
-    dialect: Literal["vllm", "openai"] = "vllm"
-    """vllm: vLLM's extensions: token ids come back, stop tokens end a row, top_k, min_p. openai: OpenAI's keys only."""
-    prompt: Literal["tokens", "text"] = "tokens"
-    """tokens: the prompt is sent as ids. text: for endpoints without ids, which may read other tokens at the prefix."""
     requests: Positive = 64
-    """Rows requested at once, per scorer."""
     request_s: PositiveFloat = 300.0
-    """Limit of one request, then repeated. A row that misses it twice while others are answered gets no verdict."""
     patience_s: PositiveFloat = 600.0
-    """Longest time without any answer; then the scorer ends. A row alone that fails for so long gets no verdict."""
-    seeded: bool = True
-    """Send each row's own seed, so that a repeated request gets the same text if the endpoint honours seeds."""
-    prompt_price: NonNegativeFloat = 0.0
-    """Price of a million prompt tokens, in any currency. No cost is reported while both prices are 0."""
-    completion_price: NonNegativeFloat = 0.0
-    """Price of a million completion tokens."""
 
     @field_validator("url")
     @classmethod
@@ -155,6 +142,33 @@ class OpenAIConfig(Section):
                 "this (not shown: it may be the key itself) is not an environment variable's name like OPENAI_API_KEY"
             )
         return name
+
+
+class OpenAIConfig(ServerConfig):
+    """The options of `scorer.engine = "openai"`."""
+
+    NAME = "scorer.openai"
+
+    url: str | None = None
+    """Address above `/completions`, for example "http://node7:8000/v1"."""
+    model: str | None = None
+    """Name of the target at the endpoint. Absent: the only model that the endpoint lists."""
+    dialect: Literal["vllm", "openai"] = "vllm"
+    """vllm: vLLM's extensions: token ids come back, stop tokens end a row, top_k, min_p. openai: OpenAI's keys only."""
+    prompt: Literal["tokens", "text"] = "tokens"
+    """tokens: the prompt is sent as ids. text: for endpoints without ids, which may read other tokens at the prefix."""
+    requests: Positive = 64
+    """Rows requested at once, per scorer."""
+    request_s: PositiveFloat = 300.0
+    """Limit of one request, then repeated. A row that misses it twice while others are answered gets no verdict."""
+    patience_s: PositiveFloat = 600.0
+    """Longest time without any answer; then the scorer ends. A row alone that fails for so long gets no verdict."""
+    seeded: bool = True
+    """Send each row's own seed, so that a repeated request gets the same text if the endpoint honours seeds."""
+    prompt_price: NonNegativeFloat = 0.0
+    """Price of a million prompt tokens, in any currency. No cost is reported while both prices are 0."""
+    completion_price: NonNegativeFloat = 0.0
+    """Price of a million completion tokens."""
 
 
 LEAST_CACHE_BYTES = 2**20

@@ -4,15 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from prefixrl.common.journal.records import (
-    BatchFormed,
-    GroupEnded,
-    GroupIssued,
-    GroupScored,
-    JournalRecord,
-    LedgerState,
-    SegmentStart,
-)
+from prefixrl.common.journal import records as journaled
 
 _STATES = {"queued": "issued", "scored": "scored", "spare": "scored", "batched": "trained"}
 MOST_FAULTS = 100
@@ -36,27 +28,27 @@ class History:
     _versions: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Version and rows of groups that wait for a batch."""
 
-    def take(self, record: JournalRecord) -> None:
+    def take(self, record: journaled.JournalRecord) -> None:
         """Follow one record."""
         match record:
-            case GroupIssued(seq):
+            case journaled.GroupIssued(seq):
                 self._expect(seq, (None,), "is issued")
                 self.state[seq] = "issued"
-            case GroupScored(group):
+            case journaled.GroupScored(group):
                 seq = group.prefixes.seq
                 self._expect(seq, ("issued",), "is scored")
                 self.state[seq] = "scored"
                 self._versions[seq] = (group.version, len(group.prefixes.rows))
-            case GroupEnded(seq=seq, state=state):
+            case journaled.GroupEnded(seq=seq, state=state):
                 self._expect(seq, ("issued", "scored"), f"ends as {state}")
                 self.state[seq] = state
                 self._versions.pop(seq, None)
-            case BatchFormed(iteration, seqs):
+            case journaled.BatchFormed(iteration, seqs):
                 self._batch(iteration, seqs)
-            case SegmentStart(ledger=ledger):
+            case journaled.SegmentStart(ledger=ledger):
                 self._compare(ledger)
 
-    def _compare(self, ledger: LedgerState) -> None:
+    def _compare(self, ledger: journaled.LedgerState) -> None:
         """Note where the start of a segment tells another story than the records before it."""
         counts, totals = self.counts, ledger.totals
         told = {name: getattr(totals, name) for name in ("filtered", "failed", "expired")}
@@ -107,7 +99,7 @@ class History:
         return [*self.faults, f"{len(under_way)} groups neither trained nor ended: {named}"]
 
 
-def history(records: Iterable[JournalRecord], most_staleness: int) -> History:
+def history(records: Iterable[journaled.JournalRecord], most_staleness: int) -> History:
     """Follow all records of a journal."""
     found = History(most_staleness)
     for record in records:

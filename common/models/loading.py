@@ -90,13 +90,9 @@ def check_model(folder: str, called: str, kind: Kind = "causal", is_trained: boo
 
 
 def load_model(
-    folder: str,
-    called: str,
-    dtype: Dtype,
-    kind: Kind = "causal",
-    attention: str | None = None,
+    folder: str, called: str, dtype: Dtype, kind: Kind = "causal", attention: str | None = None,
     is_trained: bool = False,
-) -> PreTrainedModel:
+) -> PreTrainedModel:  # fmt: skip
     """Return a model on the CPU, ready to run; raise DataError as `check_model`, and for numbers that are none.
 
     ConfigError: the `attention` of learner.attn_implementation is not available here.

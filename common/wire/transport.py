@@ -120,13 +120,9 @@ class Server(Generic[In, Out]):
     """A ROUTER: receives `In` from many clients, sends `Out` to one of them by identity."""
 
     def __init__(
-        self,
-        endpoint: str,
-        incoming: object,
-        keys: ServerKeys,
-        queue_messages: int = HWM_MESSAGES,
+        self, endpoint: str, incoming: object, keys: ServerKeys, queue_messages: int = HWM_MESSAGES,
         local_endpoint: str | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Listen; raises ConfigError. At `local_endpoint`, in a folder of this user, peers need no key.
 
         A peer for which `queue_messages` wait does not read.

@@ -28,9 +28,13 @@ NOTHING_ALLOWED = Allowed()
 def needed(config: RunConfig) -> Allowed:
     """Return the permissions that the scorers of a run need."""
     function = config.reward.function
-    secret = config.scorer.openai.key_variable if config.scorer.engine == "openai" else None
-    secrets = (*((secret,) if secret else ()), *config.reward.environment)
-    return Allowed((function,) if function else (), secrets)
+    return Allowed((function,) if function else (), (*_sent(config), *config.reward.environment))
+
+
+def _sent(config: RunConfig) -> dict[str, str | None]:
+    """Return the addresses to which keys are sent, by the names of their variables."""
+    servers = [config.reward, *([config.scorer.openai] if config.scorer.engine == "openai" else [])]
+    return {server.key_variable: server.url for server in servers if server.key_variable}
 
 
 def flags(config: RunConfig) -> list[str]:
@@ -52,7 +56,7 @@ def check(config: RunConfig, allowed: Allowed) -> None:
     for secret in wanted.secrets:
         if secret not in allowed.secrets:
             is_for_function = secret in config.reward.environment
-            where = "hands %s to its reward function" if is_for_function else f"sends %s to {config.scorer.openai.url}"
+            where = "hands %s to its reward function" if is_for_function else f"sends %s to {_sent(config)[secret]}"
             raise ConfigError(
                 f"this run {where % f'the environment variable {secret}'}; if that is right, start the scorer with "
                 f"{SECRET_FLAG} {secret}"

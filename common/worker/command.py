@@ -128,12 +128,9 @@ def _exposed(session: "WorkerSession", run: Callable[[], str]) -> str:
 
 
 def _run(
-    session: "WorkerSession",
-    load: "Callable[[WorkerSession], WorkLoop[Any]]",
-    stop: StopSignals,
-    service: Service,
+    session: "WorkerSession", load: "Callable[[WorkerSession], WorkLoop[Any]]", stop: StopSignals, service: Service,
     grace_s: float,
-) -> str:
+) -> str:  # fmt: skip
     """Load the worker and run it, watched by systemd from its Ready on."""
     link, name = session.link, f"{session.welcome.worker} of run {session.welcome.run_id}"
     service.status(f"{name}: loading {session.model}")

@@ -102,12 +102,9 @@ def _wait_for_endpoint(directory: Path, stopping: Callable[[], bool], old: str |
 
 
 def join(
-    find: Find,
-    role: Literal["rollout", "scorer"],
-    overrides: Overrides,
-    stopping: Callable[[], bool],
+    find: Find, role: Literal["rollout", "scorer"], overrides: Overrides, stopping: Callable[[], bool],
     patience_s: float = FIRST_CONTACT_S,
-) -> WorkerSession:
+) -> WorkerSession:  # fmt: skip
     """Connect and enrol within `patience_s`; raises a PrefixRLError that tells why it cannot."""
     link = Link(find, role, number=overrides.number)
     welcome = link.welcome(patience_s, stopping)

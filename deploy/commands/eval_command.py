@@ -19,14 +19,7 @@ from prefixrl.common.config.data import EVAL_FILE, TRAIN_FILE, DataConfig, Sourc
 from prefixrl.common.config.foreign import read_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.evaluation.plans import (
-    PLAN_FILE,
-    PREFIX_ARMS,
-    RESULTS_FILE,
-    ArmResult,
-    EvaluationResults,
-    OfflinePlan,
-)
+from prefixrl.common.evaluation import plans as planning
 from prefixrl.common.host.process import own, stop_event, write_atomically
 from prefixrl.common.wire.messages.groups import CodeMode
 from prefixrl.common.worker.command import settings_option
@@ -52,7 +45,7 @@ class EvaluateOptions(checkpoints.CheckpointOptions):
 @click.command("eval")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--checkpoint", "checkpoints", multiple=True, metavar="N", help=checkpoints.CHECKPOINT)
-@click.option("--arm", "arms", multiple=True, help=f"{', '.join(PREFIX_ARMS)}; default: all but clustering.")
+@click.option("--arm", "arms", multiple=True, help=f"{', '.join(planning.PREFIX_ARMS)}; default: all but clustering.")
 @checkpoints.data_option("; default: the run's held-out problems.")
 @click.option(
     "--samples", type=click.IntRange(0), default=0, help="Sampled answers per problem besides the greedy one."
@@ -83,7 +76,7 @@ def evaluate(runs: list[Path], options: EvaluateOptions, out: Path | None) -> in
     plans = [(plan, config) for plan, config in plans if plan.arms]
     for plan, config in plans:  # all at once: a run that goes on removes checkpoints while the first is judged
         _prepare(plan, config, options.fresh)
-    found: list[ArmResult] = []
+    found: list[planning.ArmResult] = []
     incomplete: list[str] = []
     stop = stop_event()
     for number, (plan, config) in enumerate(plans, start=1):
@@ -98,7 +91,7 @@ def evaluate(runs: list[Path], options: EvaluateOptions, out: Path | None) -> in
         if code != 0:
             launcher.report_failure(code)
             return code
-        results = read_json(directory / RESULTS_FILE, EvaluationResults)
+        results = read_json(directory / planning.RESULTS_FILE, planning.EvaluationResults)
         found += results.results
         incomplete += [f"{plan.label}: {name}" for name in results.incomplete]
     for _, config in plans:  # behind all: two names may be of one checkpoint
@@ -112,7 +105,7 @@ def evaluate(runs: list[Path], options: EvaluateOptions, out: Path | None) -> in
 
 def _plan(
     run: Path, label: str, checkpoint: str, options: EvaluateOptions, is_first: bool
-) -> tuple[OfflinePlan, RunConfig]:
+) -> tuple[planning.OfflinePlan, RunConfig]:
     """Plan one checkpoint of a run; arms without an adapter are judged with the first one only."""
     config = checkpoints.config_of(run, (f'broker.listen="{checkpoints.FREE_PORT}"', *options.settings))
     kind = kind_of(config)
@@ -126,7 +119,7 @@ def _plan(
         "data": _data(run, config.data, options.sets),
     }  # fmt: skip
     config = config.model_copy(update=changes)
-    plan = OfflinePlan(
+    plan = planning.OfflinePlan(
         config=config.model_dump_json(), label=label, kind=kind, version=weights.version, published=weights.published,
         arms=tuple(arm for arm in arms if is_first or arm == "adapter"), samples=options.samples,
         opening_tokens=options.opening_tokens,
@@ -143,15 +136,15 @@ def kind_of(config: RunConfig) -> str:
 
 def _check_arms(runs: list[Path], asked: tuple[str, ...]) -> None:
     """Raise ConfigError for unknown arms, and for arms that none of the runs can have."""
-    if strange := [arm for arm in asked if arm not in PREFIX_ARMS]:
-        raise ConfigError(f"--arm {strange[0]}: there is no such arm; known: {', '.join(PREFIX_ARMS)}")
+    if strange := [arm for arm in asked if arm not in planning.PREFIX_ARMS]:
+        raise ConfigError(f"--arm {strange[0]}: there is no such arm; known: {', '.join(planning.PREFIX_ARMS)}")
     possible = {arm for run in runs for arm in _possible_arms(checkpoints.config_of(run, ()))}
     if impossible := [arm for arm in asked if arm not in possible]:
         raise ConfigError(f"--arm {impossible[0]}: a run in direct mode has no target; its arm is adapter")
 
 
 def _possible_arms(config: RunConfig) -> tuple[str, ...]:
-    return PREFIX_ARMS if config.mode == "prefix" else ("adapter",)
+    return planning.PREFIX_ARMS if config.mode == "prefix" else ("adapter",)
 
 
 def _data(run: Path, data: DataConfig, given: tuple[str, ...]) -> DataConfig:
@@ -177,12 +170,12 @@ def _kept(path: Path, sources: tuple[Source, ...], code: CodeMode) -> tuple[Sour
     return (Source(path=str(path.resolve()), code="tests" if runs_programs else "none"),)
 
 
-def _prepare(plan: OfflinePlan, config: RunConfig, fresh: bool) -> None:
+def _prepare(plan: planning.OfflinePlan, config: RunConfig, fresh: bool) -> None:
     """Make an evaluation's directory; raise ConfigError if it is in use, or its checkpoint gone."""
     directory = Path(config.directory)
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     with own(directory):
-        if fresh and (directory / PLAN_FILE).exists():
+        if fresh and (directory / planning.PLAN_FILE).exists():
             shutil.rmtree(directory)
             (directory / "logs").mkdir(parents=True)
         run = directory.parent.parent
@@ -195,7 +188,7 @@ def _prepare(plan: OfflinePlan, config: RunConfig, fresh: bool) -> None:
             kept = (run / name).resolve()
             if [source.path for source in sources] == [str(kept)]:
                 shutil.copyfile(kept, directory / name)
-        write_atomically(directory / PLAN_FILE, msgspec.json.encode(plan).decode())
+        write_atomically(directory / planning.PLAN_FILE, msgspec.json.encode(plan).decode())
 
 
 def _hold(checkpoint: Path, directory: Path, version: int) -> None:

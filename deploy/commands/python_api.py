@@ -15,6 +15,7 @@ import msgspec
 
 from prefixrl.common.config.load import CONFIG_FILE, load
 from prefixrl.common.config.section import toml
+from prefixrl.common.config.user_function import UserFunction
 from prefixrl.common.errors import ConfigError, PeerLost, TrainingFault
 from prefixrl.common.journal import journal
 from prefixrl.common.run import json_lines
@@ -139,24 +140,35 @@ class _Launched(threading.Thread):
             raise TrainingFault(f"the run ended with exit code {code}:\n{words}")
 
 
+def reference(function: UserFunction) -> str:
+    """Return FILE.py:NAME of a function that other processes can import; raise ConfigError for any other."""
+    name, module = getattr(function, "__name__", ""), sys.modules.get(getattr(function, "__module__", None) or "")
+    file = getattr(module, "__file__", None)
+    if file is None or getattr(module, "__name__", "") == "__main__" or getattr(module, name, None) is not function:
+        raise ConfigError(
+            f"reward = {function!r}: the processes of a run cannot import it; write it as a `def` into a file of its "
+            f"own and import it from there: no lambda, no function within another, none of a notebook or this script"
+        )
+    return f"{Path(file).resolve()}:{name}"
+
+
 def launch(
-    config: str | os.PathLike[str] | dict[str, Any],
-    settings: dict[str, Any] | None = None,
-    fresh: bool = False,
-    quiet: bool = False,
-    wait: bool = True,
-) -> Run:
+    config: str | os.PathLike[str] | dict[str, Any], settings: dict[str, Any] | None = None, fresh: bool = False,
+    quiet: bool = False, wait: bool = True, reward: UserFunction | None = None,
+) -> Run:  # fmt: skip
     """Train on this machine to the end, as `prefixrl launch` does; resume what was begun.
 
     A process of its own does it, so that a notebook's kernel loads no model and may be interrupted. `config` is a run
     file or its content as a tree of dicts, whose paths are relative to the working folder. `settings` go over it, as
     `{"algorithm.iterations": 10}`; None takes a key out. `fresh` throws the run directory away; `quiet` prints nothing.
-    Without `wait` it returns as soon as the run has begun: `Run.wait` and `Run.stop` end it.
+    Without `wait` it returns as soon as the run has begun: `Run.wait` and `Run.stop` end it. `reward` is the function
+    of `reward.function`, from a module that other processes can import.
     ConfigError: the run file or a setting is wrong. TrainingFault: it ended otherwise; the message ends with its last
     words. KeyboardInterrupt: it was interrupted, and saved.
     """
     path, tree = (os.devnull, config) if isinstance(config, dict) else (os.fspath(config), {})
     given = {key: value for key, value in flat(tree) if value is not None} | dict(flat(settings or {}))
+    given |= {"reward.function": reference(reward)} if reward else {}
     words = tuple(f"{key}={toml(value)}" for key, value in given.items())
     directory = Path(load(path, words).directory)
     flags = [part for each in words for part in ("--set", each)] + (["--fresh"] if fresh else [])

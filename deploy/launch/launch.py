@@ -127,13 +127,9 @@ class Launcher:
     """The children of one launch: the process that asks, mostly a learner, and its workers."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        command: list[str],
-        name: str = LEARNER,
-        uses_stderr: bool = False,
+        self, config: RunConfig, command: list[str], name: str = LEARNER, uses_stderr: bool = False,
         restarts: int = LEARNER_RESTARTS,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Prepare an asking process; only one named `learner` gets GPUs. With `uses_stderr` the view goes there."""
         self._config = config
         self._directory = Path(config.directory)

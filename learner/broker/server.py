@@ -77,13 +77,9 @@ class Broker:
     """State of one run and the handlers of every message; only `serve` waits."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        run: RunState,
-        dispatcher: Dispatcher,
-        journal: Journal,
+        self, config: RunConfig, run: RunState, dispatcher: Dispatcher, journal: Journal,
         server: Server[rank_messages.ToBroker, rank_messages.FromBroker],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.config, self.run, self.journal = config, run, journal
         self.dispatcher, self.ledger = dispatcher, dispatcher.ledger
         self.versions = Versions(config, run.identity, dispatcher.evaluations)

@@ -35,13 +35,9 @@ class Arms:
     """Requests for the arms, and their results."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        client: BrokerClient,
-        directory: Path,
-        iteration: int,
+        self, config: RunConfig, client: BrokerClient, directory: Path, iteration: int,
         raise_if_hopeless: Callable[[], None] = lambda: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Call `raise_if_hopeless` while a disk is full; it may raise to end the wait."""
         self._config = config
         self._is_direct = config.mode == "direct"

@@ -151,13 +151,9 @@ class _Logits:
     """Logits at the sampling temperature, and the way back from them, block by block."""
 
     def __init__(
-        self,
-        tensors: Sequence[Tensor],
-        bias: Tensor | None,
-        masked: Tensor | None,
-        temperature: float,
+        self, tensors: Sequence[Tensor], bias: Tensor | None, masked: Tensor | None, temperature: float,
         is_float32: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._weights, self._bias, self._temperature = tensors[1::2], bias, temperature
         self._masked = masked
         self._is_float32 = is_float32

@@ -262,13 +262,9 @@ def _normalisers(
 
 
 def _optimise(
-    models: Models,
-    own: Sequence[PreparedMicroBatch],
-    objective: Objective,
-    normalisers: tuple[float, float],
-    frozen_steps: int,
-    total_steps: int,
-) -> StepSums:
+    models: Models, own: Sequence[PreparedMicroBatch], objective: Objective, normalisers: tuple[float, float],
+    frozen_steps: int, total_steps: int,
+) -> StepSums:  # fmt: skip
     """Run one minibatch and step each model; the actor only if it may learn from some token.
 
     The actor's learning rate counts its steps from the end of the `frozen_steps` in which only the critic learns.

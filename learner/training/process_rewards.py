@@ -168,12 +168,9 @@ def _per_row(
 
 
 def _less_baseline(
-    micro_batch: PreparedMicroBatch,
-    rewards: Tensor,
-    counted: Tensor,
-    baselines: implicit.RowBaselines,
+    micro_batch: PreparedMicroBatch, rewards: Tensor, counted: Tensor, baselines: implicit.RowBaselines,
     coefficient: float,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     if not micro_batch.rows:
         return torch.zeros_like(rewards)
     offsets = rewards.new_tensor([baselines.offsets[row] for row in micro_batch.rows])[:, None]

@@ -53,13 +53,9 @@ class Publisher:
     """Rank 0's publisher; it keeps the newest two versions and those pinned by an evaluation."""
 
     def __init__(
-        self,
-        address: Address,
-        directory: Path,
-        probe: Sequence[ProbeRow],
-        deltas: bool = True,
+        self, address: Address, directory: Path, probe: Sequence[ProbeRow], deltas: bool = True,
         raise_if_hopeless: Callable[[], None] = lambda: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Call `raise_if_hopeless` while an answer is awaited; it may raise to end the wait."""
         self._address, self._raise_if_hopeless = address, raise_if_hopeless
         self._directory, self._deltas = directory, deltas
@@ -78,12 +74,9 @@ class Publisher:
         self._thread.start()
 
     def publish(
-        self,
-        version: int,
-        weights: Iterable[tuple[str, torch.Tensor]],
-        probe_logprobs: NDArray[np.float32],
+        self, version: int, weights: Iterable[tuple[str, torch.Tensor]], probe_logprobs: NDArray[np.float32],
         finish: Callable[[Tensors], Tensors] = lambda copied: copied,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Hand over a copy of weights that may change as soon as this returns; raises TrainingFault."""
         copied, bad = self._copies.copy(weights, self.check)
         _refuse(version, bad)

@@ -51,12 +51,9 @@ class StepScoring:
     """A process reward model with its form, and the coefficients of a run."""
 
     def __init__(
-        self,
-        settings: ProcessModelConfig,
-        form: "StepForm",
-        model: StepModel,
+        self, settings: ProcessModelConfig, form: "StepForm", model: StepModel,
         trials: Sequence[tuple[str, Sequence[str]]] = _TRIALS,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Score the trial texts; raises DataError for a model that finds them all equally good."""
         self._settings, self._form, self._model = settings, form, model
         if model.most_positions is not None and settings.max_tokens > model.most_positions:

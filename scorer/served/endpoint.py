@@ -1,4 +1,4 @@
-"""A completions endpoint, asked until it answers: retries, rate limits, patience, counts.
+"""An endpoint, asked until it answers: retries, rate limits, patience, counts.
 
 Everything asynchronous here runs on one asyncio loop; other threads only read public attributes. After a `Retry` the
 same request is made again, later and later; a Retry-After holds all requests back, for `patience_s` at most. The wait
@@ -17,15 +17,15 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import ClassVar, Generic, NoReturn, TypeVar
 
 import msgspec
 
-from prefixrl.common.config.worker_sections import OpenAIConfig
+from prefixrl.common.config.worker_sections import OpenAIConfig, ServerConfig
 from prefixrl.common.errors import PeerLost, UserError
 from prefixrl.common.wire.messages.worker import Usage
 from prefixrl.scorer.served import protocol as completions
-from prefixrl.scorer.served.http_client import HttpClient
+from prefixrl.scorer.served.http_client import HttpClient, Reader
 from prefixrl.scorer.served.protocol import Completed, EndpointRefused, Retry, RowRefused, ServedModel
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ LOG_EVERY_S = 10.0
 """Least time between two log lines about an endpoint that answers only now and then."""
 
 T = TypeVar("T")
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,20 @@ class Outage:
         return time.monotonic() - self.since_s
 
 
-class CompletionsEndpoint:
+class Endpoint(Generic[Answer]):
     """An endpoint with its retries, waits and counts."""
 
-    def __init__(self, section: OpenAIConfig) -> None:
+    KIND: ClassVar[str]
+    HINT: ClassVar[str]
+    """What may be wrong with the address."""
+
+    def __init__(
+        self, section: ServerConfig, path: str, read: Reader[Answer | Retry | RowRefused | EndpointRefused]
+    ) -> None:
         """Open the client; raises UserError if there is no key or a proxy cannot be used."""
-        assert section.url is not None, 'engine = "openai" has an address'
+        assert section.url is not None, "it is asked for where there is an address"
         self.url = section.url
+        self._path, self._read = path, read
         self.asking = 0
         """Number of requests under way."""
         self._asked_s = 0.0
@@ -98,86 +106,39 @@ class CompletionsEndpoint:
         is_resting = self._limited and self._rest_left_s > 0
         return self.outage or (self._rest if is_resting else None)
 
-    async def find_model(self) -> ServedModel:
-        """Return the model that the config names, or the only one; raises UserError or PeerLost."""
-        wanted = self._section.model
-        found: list[ServedModel] | EndpointRefused = await self._insist(self._models)
-        if isinstance(found, EndpointRefused):
-            if found.status in (404, 405) and wanted is not None:
-                return ServedModel(wanted)  # not every endpoint has a list
-            self._refuse(found)
-        if wanted is None and len(found) == 1:
-            return found[0]
-        for model in found:
-            if model.id == wanted:
-                return model
-        names = sorted(each.id for each in found)
-        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        problem = "is missing" if wanted is None else f"= {wanted!r} is not served there"
-        raise UserError(
-            f"scorer.openai.model {problem}: the endpoint {self.url} serves "
-            f"{', '.join(names[:MOST_NAMES]) or 'nothing'}{more}; give one of these"
-        )
-
-    async def try_out(self, row: completions.RowRequest) -> None:
-        """Complete one row as the run will; raises UserError if a part of the request is refused."""
-        dialect = self._section.dialect
-        self._trial = completions.body(row, dialect)
-        outcome: Completed | RowRefused | EndpointRefused = await self._insist(self._try)
-        if isinstance(outcome, RowRefused):
-            raise UserError(
-                f"the endpoint {self.url} refuses a completion as this run asks for it: {outcome.reason}\nthe "
-                f"request was {self._trial.decode()}; see scorer.openai.dialect, scorer.openai.prompt, and the "
-                f"scorer's temperature, top_k, top_p, min_p"
-            )
-        if isinstance(outcome, EndpointRefused):
-            self._refuse(outcome)
-        if dialect == "vllm" and outcome.tokens is None:
-            raise UserError(
-                f"the endpoint {self.url} does not know vLLM's extensions: its completion came without token ids, so "
-                'stop tokens, top_k and min_p would be ignored in silence; use scorer.openai.dialect = "openai"'
-            )
-
-    async def _try(self) -> Completed | Retry | RowRefused | EndpointRefused:
+    async def _try(self) -> Answer | Retry | RowRefused | EndpointRefused:
         return await self._ask(self._trial)
-
-    async def _models(self) -> list[ServedModel] | Retry | EndpointRefused:
-        outcome = await self._client.models()
-        self._note(outcome)
-        return outcome
 
     async def _insist(self, ask: Callable[[], Awaitable[T | Retry]]) -> T:
         """Ask until there is an answer; raises PeerLost or, for an unknown host, UserError."""
-        tries, resolved_s, patience_s = 0, time.monotonic(), self._section.patience_s
+        tries, resolved_s, patience_s, name = 0, time.monotonic(), self._section.patience_s, self._section.NAME
         while isinstance(outcome := await ask(), Retry):
             tries += 1
             if tries == 1:
-                log.warning("waiting for %s, for scorer.openai.patience_s = %g s at most", self.url, patience_s)
+                log.warning("waiting for %s, for %s.patience_s = %g s at most", self.url, name, patience_s)
             if not outcome.is_unresolved:
                 resolved_s = time.monotonic()
             elif time.monotonic() - resolved_s > min(UNRESOLVED_S, patience_s):
                 raise UserError(
-                    f"scorer.openai.url = {self.url!r}: this host is not known here ({outcome.reason}); check its name"
+                    f"{name}.url = {self.url!r}: this host is not known here ({outcome.reason}); check its name"
                 )
             self._check_patience()
             await self._back_off(outcome, tries)
             await self._sleep(min(self._rest_left_s, patience_s), outcome.is_limit)
         return outcome
 
-    async def complete(self, row: completions.RowRequest) -> Completed | RowRefused:
-        """Complete a row, however often it must be requested; raises UserError or PeerLost."""
-        content = completions.body(row, self._section.dialect)
+    async def answer(self, content: bytes) -> Answer | RowRefused:
+        """Return the answer to a request, however often it must be sent; raises UserError or PeerLost."""
         tries, late = 0, 0
         begun: Outage | None = None
         while True:
             async with self._seats:
                 await self._let_rest()
                 outcome = await self._ask(content)
-            match outcome:
-                case EndpointRefused():
-                    self._refuse(outcome)
-                case Completed() | RowRefused():
-                    return outcome
+            if isinstance(outcome, EndpointRefused):
+                self._refuse(outcome)
+            if not isinstance(outcome, Retry):
+                return outcome
             tries, late = tries + 1, late + outcome.is_late
             begun = begun or Outage(time.monotonic(), outcome.reason)
             is_hopeless = late >= MOST_LATE or self._is_over(begun)
@@ -221,20 +182,19 @@ class CompletionsEndpoint:
         self._limited_s, self._limited_since_s = self.limited_s, time.monotonic()
         self._limited += more
 
-    async def _ask(self, content: bytes) -> Completed | Retry | RowRefused | EndpointRefused:
+    async def _ask(self, content: bytes) -> Answer | Retry | RowRefused | EndpointRefused:
         self._count_asking(1)
         try:
-            outcome = await self._client.complete(content)
+            outcome = await self._client.post(f"{self.url}{self._path}", content, self._read)
             if isinstance(outcome, EndpointRefused) and self._has_answered and outcome.status not in BELIEVED:
                 # A proxy answers so while its backend is replaced.
                 outcome = Retry(outcome.reason)
-            self._has_answered |= isinstance(outcome, Completed)
+            self._has_answered |= not isinstance(outcome, Retry | RowRefused | EndpointRefused)
             self._note(outcome)
         finally:
             self._count_asking(-1)
         self.count(requests=not isinstance(outcome, Retry))
-        if not isinstance(outcome, EndpointRefused):
-            self.count(prompt_tokens=outcome.prompt_tokens or 0, completion_tokens=outcome.completion_tokens or 0)
+        self.count(**{name: getattr(outcome, name, None) or 0 for name in ("prompt_tokens", "completion_tokens")})
         return outcome
 
     def _note(self, outcome: object) -> None:
@@ -292,17 +252,76 @@ class CompletionsEndpoint:
     def _give_up(self, outage: Outage) -> NoReturn:
         raise PeerLost(
             f"the endpoint {self.url} has answered nothing for {outage.age_s:.0f} s "
-            f"(scorer.openai.patience_s = {self._section.patience_s:g}); the newest reason: {outage.reason}"
+            f"({self._section.NAME}.patience_s = {self._section.patience_s:g}); the newest reason: {outage.reason}"
         )
 
     def _refuse(self, denied: EndpointRefused) -> NoReturn:
         section = self._section
-        key = "no key was sent: give the environment variable that holds it as scorer.openai.key_variable"
+        key = f"no key was sent: give the environment variable that holds it as {section.NAME}.key_variable"
         if section.key_variable is not None:
             key = f"the key is that of the environment variable {section.key_variable}"
-        address = f"check scorer.openai.url (does it end in /v1?) and scorer.openai.model = {section.model!r}"
+        address = f"check {section.NAME}.url {self.HINT}"
         what, hint = {
             401: ("the key is wrong or missing", key), 402: ("there is no credit left", key),
             403: ("the key may not do this", key), 404: ("there is no such path or model", address),
-        }.get(denied.status, ("it is not a completions endpoint", "check scorer.openai.url"))  # fmt: skip
+        }.get(denied.status, (f"it is not {self.KIND}", f"check {section.NAME}.url"))  # fmt: skip
         raise UserError(f"the endpoint {self.url} refuses every request: {what} ({denied.reason}); {hint}")
+
+
+class CompletionsEndpoint(Endpoint[Completed]):
+    """OpenAI's interface to one model."""
+
+    KIND, HINT = "a completions endpoint", "(does it end in /v1?) and scorer.openai.model"
+
+    def __init__(self, section: OpenAIConfig) -> None:
+        super().__init__(section, "/completions", completions.read)
+        self._options = section
+
+    async def find_model(self) -> ServedModel:
+        """Return the model that the config names, or the only one; raises UserError or PeerLost."""
+        wanted = self._options.model
+        found: list[ServedModel] | EndpointRefused = await self._insist(self._models)
+        if isinstance(found, EndpointRefused):
+            if found.status in (404, 405) and wanted is not None:
+                return ServedModel(wanted)  # not every endpoint has a list
+            self._refuse(found)
+        if wanted is None and len(found) == 1:
+            return found[0]
+        for model in found:
+            if model.id == wanted:
+                return model
+        names = sorted(each.id for each in found)
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        problem = "is missing" if wanted is None else f"= {wanted!r} is not served there"
+        raise UserError(
+            f"scorer.openai.model {problem}: the endpoint {self.url} serves "
+            f"{', '.join(names[:MOST_NAMES]) or 'nothing'}{more}; give one of these"
+        )
+
+    async def try_out(self, row: completions.RowRequest) -> None:
+        """Complete one row as the run will; raises UserError if a part of the request is refused."""
+        dialect = self._options.dialect
+        self._trial = completions.body(row, dialect)
+        outcome: Completed | RowRefused | EndpointRefused = await self._insist(self._try)
+        if isinstance(outcome, RowRefused):
+            raise UserError(
+                f"the endpoint {self.url} refuses a completion as this run asks for it: {outcome.reason}\nthe "
+                f"request was {self._trial.decode()}; see scorer.openai.dialect, scorer.openai.prompt, and the "
+                f"scorer's temperature, top_k, top_p, min_p"
+            )
+        if isinstance(outcome, EndpointRefused):
+            self._refuse(outcome)
+        if dialect == "vllm" and outcome.tokens is None:
+            raise UserError(
+                f"the endpoint {self.url} does not know vLLM's extensions: its completion came without token ids, so "
+                'stop tokens, top_k and min_p would be ignored in silence; use scorer.openai.dialect = "openai"'
+            )
+
+    async def _models(self) -> list[ServedModel] | Retry | EndpointRefused:
+        outcome = await self._client.models()
+        self._note(outcome)
+        return outcome
+
+    async def complete(self, row: completions.RowRequest) -> Completed | RowRefused:
+        """Complete a row; raises as `answer`."""
+        return await self.answer(completions.body(row, self._options.dialect))

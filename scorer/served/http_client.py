@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from prefixrl.common.config.worker_sections import OpenAIConfig
+from prefixrl.common.config.worker_sections import ServerConfig
 from prefixrl.common.errors import UserError
 from prefixrl.common.wire.address import is_loopback
 from prefixrl.scorer.served import protocol
-from prefixrl.scorer.served.protocol import Completed, EndpointRefused, Retry, RowRefused, ServedModel
+from prefixrl.scorer.served.protocol import EndpointRefused, Retry, RowRefused, ServedModel
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ Reader = Callable[[int, Mapping[str, str], bytes, datetime], T]
 class HttpClient:
     """The sockets to an endpoint. Reasons in outcomes never show the key."""
 
-    def __init__(self, section: OpenAIConfig) -> None:
+    def __init__(self, section: ServerConfig) -> None:
         """Open the client; raises UserError if there is no key or a proxy cannot be used."""
         self._section = section
         self._key = _key_of(section)
@@ -50,16 +50,14 @@ class HttpClient:
             # Do not show an invalid URL: it may hold a password.
             reason = "an address is not a URL" if isinstance(error, httpx2.InvalidURL) else error
             raise UserError(
-                f"scorer.openai.url = {section.url!r} cannot be reached through the proxies of the environment: "
+                f"{section.NAME}.url = {section.url!r} cannot be reached through the proxies of the environment: "
                 f"{reason}; check HTTP_PROXY, HTTPS_PROXY, ALL_PROXY (http://HOST:PORT), or name the host in NO_PROXY"
             ) from None
 
-    async def complete(self, content: bytes) -> Completed | Retry | RowRefused | EndpointRefused:
-        """Request one completion."""
-        request = self._client.build_request(
-            "POST", f"{self._section.url}/completions", content=content, headers={"content-type": "application/json"}
-        )
-        return await self._exchange(request, protocol.read)
+    async def post(self, url: str, content: bytes, read: Reader[T]) -> T | Retry:
+        """Send JSON."""
+        headers = {"content-type": "application/json"}
+        return await self._exchange(self._client.build_request("POST", url, content=content, headers=headers), read)
 
     async def models(self) -> list[ServedModel] | Retry | EndpointRefused:
         """Request the list of models."""
@@ -82,7 +80,8 @@ class HttpClient:
             else:
                 outcome = read(answer.status_code, answer.headers, content, datetime.now(UTC))
         except TimeoutError:
-            outcome = Retry(f"no answer within scorer.openai.request_s = {self._section.request_s:g}", is_late=True)
+            limit = f"{self._section.NAME}.request_s = {self._section.request_s:g}"
+            outcome = Retry(f"no answer within {limit}", is_late=True)
         except (httpx2.HTTPError, OSError) as error:
             outcome = Retry(
                 f"{type(error).__name__}: {error}".removesuffix(": "),
@@ -106,20 +105,20 @@ async def _content(answer: httpx2.Response) -> bytes:
     return bytes(found)
 
 
-def _key_of(section: OpenAIConfig) -> str:
+def _key_of(section: ServerConfig) -> str:
     """Return the key, "" if none is to be sent; raises UserError if the key cannot be sent."""
     if section.key_variable is None:
         return ""
     key = os.environ.get(section.key_variable, "").strip()
     if not key or not (key.isascii() and key.isprintable()):
         problem = "does not hold a key" if key else "is not set on this host"
-        raise UserError(f"scorer.openai.key_variable = {section.key_variable!r}: this environment variable {problem}")
+        raise UserError(f"{section.NAME}.key_variable = {section.key_variable!r}: this environment variable {problem}")
     if urlsplit(section.url or "").scheme == "http" and not _is_loopback(section):
         log.warning("the key of %s is sent to %s without encryption", section.key_variable, section.url)
     return key
 
 
-def _is_loopback(section: OpenAIConfig) -> bool:
+def _is_loopback(section: ServerConfig) -> bool:
     return is_loopback(urlsplit(section.url or "").hostname or "")
 
 

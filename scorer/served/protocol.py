@@ -177,7 +177,7 @@ def read(
 ) -> Completed | Retry | RowRefused | EndpointRefused:
     """Read the answer to a request for a completion."""
     if status != 200:
-        return _failed(status, headers, content, now)
+        return failed(status, headers, content, now)
     outcome, usage = _completion(content), _usage(content)
     return replace(outcome, prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
 
@@ -214,7 +214,7 @@ def read_models(
 ) -> list[ServedModel] | Retry | EndpointRefused:
     """Read the answer to a request for the models."""
     if status != 200:
-        outcome = _failed(status, headers, content, now)
+        outcome = failed(status, headers, content, now)
         return EndpointRefused(status, outcome.reason) if isinstance(outcome, RowRefused) else outcome
     try:
         return msgspec.json.decode(content, type=_Models).data
@@ -222,9 +222,10 @@ def read_models(
         return EndpointRefused(status, f"not a list of models ({error}): {message_of(content)}")
 
 
-def _failed(
+def failed(
     status: int, headers: Mapping[str, str], content: bytes, now: datetime
 ) -> Retry | RowRefused | EndpointRefused:
+    """Read an answer with another status than 200."""
     reason = f"{status} {message_of(content)}".strip()
     if status == RATE_LIMIT and _is_out_of_credit(content):
         return EndpointRefused(NO_CREDIT, reason)

@@ -1,4 +1,4 @@
-"""`python -m prefixrl.scorer.verifier.child PARENT_PID [FUNCTION DIGEST LIMIT]`: judge.
+"""`python -m prefixrl.scorer.verifier.child PARENT_PID [FUNCTION DIGEST LIMIT WEIGHTS]`: judge.
 
 Started by `child_process.py`, never by hand. It is a process of its own because sympy may loop for minutes in C code
 that no alarm interrupts, or take all memory: such work can only be killed from outside. Without FUNCTION it is the
@@ -103,7 +103,7 @@ def judge_program(question: ChildQuestion) -> ChildAnswer:
 
 def main() -> None:
     """Judge, or fork children that judge, until the parent closes the pipe or dies."""
-    function = sys.argv[2:5]
+    function = sys.argv[2:6]
     if not function:
         die_with_parent(int(sys.argv[1]))
     setproctitle.setproctitle("prefixrl-verifier")
@@ -118,10 +118,10 @@ def main() -> None:
     os.dup2(2, 1)
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns about its own time limit, which is off
     if function:
-        function_ref, digest, timeout_s = function
+        function_ref, digest, timeout_s, weights = function
         guard_group(given, int(sys.argv[1]))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-        with scoring.loaded(function_ref, digest, int(timeout_s)) as users:
+        with scoring.loaded(function_ref, digest, int(timeout_s), msgspec.json.decode(weights)) as users:
             serve(users.score, ChildReady(os.getpid(), users.takes_verdict), given, answers)
         return
     for gold, answer in WARMING:

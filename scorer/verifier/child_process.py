@@ -148,7 +148,7 @@ class Template:
 
 
 def spawn(function: tuple[str, ...], environment: tuple[str, ...] = ()) -> ChildProcess:
-    """Start a child of its own for a user's function (reference, digest, limit of a call in seconds)."""
+    """Start a child of its own for a user's function (reference, digest, limit of a call in seconds, weights)."""
     theirs, ours = _pipes()
     process = _popen(function, *theirs, environment)
     for each in theirs:

@@ -17,7 +17,8 @@ import selectors
 import sys
 import time
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
@@ -52,6 +53,8 @@ class RewardFunction:
     """Digest that its file must have in every child."""
     environment: tuple[str, ...] = ()
     """Names of variables that its children get besides the basics."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Weights of the parts that it gives."""
 
 
 @dataclass
@@ -254,8 +257,8 @@ class VerifierPool:
 
     def _new_process(self) -> ChildProcess:
         if self._function:
-            function = (self._function.function_ref, self._function.digest, str(self._timeout_s))
-            return spawn(function, self._function.environment)
+            given, weights = self._function, msgspec.json.encode(self._function.weights).decode()
+            return spawn((given.function_ref, given.digest, str(self._timeout_s), weights), given.environment)
         if self._template is not None and not self._template.is_alive:
             self._count_failed_start()
         if self._template is None:

@@ -1,12 +1,13 @@
-"""A verifier pool in a thread of its own, which feeds its children while the engine takes a step.
+"""A judge in a thread of its own, which goes on while the engine takes a step.
 
-loop ── submit ──▶ queue ──▶ thread: VerifierPool ──▶ verdicts ──▶ poll
+loop ── submit ──▶ queue ──▶ thread: VerifierPool, or a server of rewards ──▶ verdicts ──▶ poll
 └─ a byte wakes it ─▶┘
 """
 
 import os
 import select
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,17 +20,20 @@ LONGEST_WAIT_S = 0.5
 """Time after which `trouble` is told anew though nothing happens."""
 
 
-class PoolThread:
-    """A pool that its thread makes, feeds and polls; the other methods never wait. Children die with the thread."""
+class JudgeThread(ABC):
+    """A judge in its thread; the other methods never wait."""
 
-    def __init__(self, make: Callable[[], VerifierPool]) -> None:
+    def __init__(self) -> None:
         """Start the thread, which ends with the process."""
         self.trouble = ""
+        self.is_patient = False
+        """True while it waits for a server, which ends by itself."""
         self._submitted: deque[tuple[int, str, str, str, CodeMode]] = deque()
         self._verdicts: deque[tuple[int, Judgement]] = deque()
         self._failure: Exception | None = None
         self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        threading.Thread(target=self._run, args=(make,), name="verifier", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="verifier", daemon=True)
+        self._thread.start()
 
     def submit(self, key: int, text: str, gold: str, question: str = "", code: CodeMode = "none") -> None:
         """Take a completion; `poll` returns its verdict under `key`."""
@@ -43,13 +47,28 @@ class PoolThread:
             raise self._failure
         return [self._verdicts.popleft() for _ in range(len(self._verdicts))]
 
-    def _run(self, make: Callable[[], VerifierPool]) -> None:
+    def _run(self) -> None:
         try:
-            pool = make()
-            while True:
-                self._turn(pool)
+            self._judge()
         except Exception as error:  # noqa: BLE001 -- `poll` raises it in the thread of the loop
             self._failure = error
+
+    @abstractmethod
+    def _judge(self) -> None:
+        """Take what is submitted and give verdicts, for ever."""
+
+
+class PoolThread(JudgeThread):
+    """A pool that its thread makes, feeds and polls. Children die with the thread."""
+
+    def __init__(self, make: Callable[[], VerifierPool]) -> None:
+        self._make = make
+        super().__init__()
+
+    def _judge(self) -> None:
+        pool = self._make()
+        while True:
+            self._turn(pool)
 
     def _turn(self, pool: VerifierPool) -> None:
         due_s = pool.next_deadline_s

@@ -4,7 +4,7 @@
     score(question, text, gold, verdict)           is handed the verifier's own verdict on the text
     score(question, text, gold, verify)            may ask it: verify(text, gold) gives the verdict on any text
 
-It returns a reward, or a dict with `reward` and parts of it, which are logged.
+It returns a reward, or a dict with `reward` and parts of it, which are logged; with `reward.weights` a dict of parts.
 
 The verifier's verdict comes from children of its own (`pool.py`): a formula that hangs never costs the function a
 call. `verify` has a pool of one child behind it, which half of the function's time may pass in.
@@ -65,8 +65,11 @@ class Verify:
 class Scoring:
     """A loaded function and what it is handed."""
 
-    def __init__(self, function_ref: str, verify: Callable[[str, str], Judgement] | None = None) -> None:
-        self._ref = function_ref
+    def __init__(
+        self, function_ref: str, verify: Callable[[str, str], Judgement] | None = None,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:  # fmt: skip
+        self._ref, self._weights = function_ref, weights or {}
         self._function = user_function.load(function_ref)
         self.takes_verdict = user_function.takes(self._function, "verdict")
         self._verify = verify
@@ -78,7 +81,7 @@ class Scoring:
         named |= {"verify": self._verify} if self._verify else {}
         try:
             reward = self._call(question, named)
-            value, parts = _read(reward)
+            value, parts = reward_of(reward, self._weights)
         except (Exception, SystemExit) as error:
             reason = user_function.explain(error, path)
             last_line = max((line for _, line in list(traceback.walk_tb(error.__traceback__))[-1:]), default=0)
@@ -86,11 +89,7 @@ class Scoring:
                 log.warning("%s failed", self._ref, exc_info=True)
             return ChildAnswer("error", reason=reason, fault="function raised")
         if not 0.0 <= value <= 1.0:
-            shown = f"{reward!r:.{MOST_NUMBER_CHARS}}"
-            reason = (
-                f"{self._ref} returned {shown}; a reward is a finite number from 0 to 1, or a dict with such a "
-                f"`{REWARD}` and at most {MOST_PARTS} other finite numbers by name"
-            )
+            reason = f"{self._ref} returned {no_reward(reward, self._weights)}"
             if _complaints.is_first(("returned", type(reward).__name__), reason):
                 log.warning(reason)
             return ChildAnswer("error", reason=reason, fault="function returned no reward")
@@ -106,13 +105,25 @@ class Scoring:
                 _leave()
 
 
-def _read(given: object) -> tuple[float, dict[str, float]]:
-    """Return the reward and the parts that a function gave; the reward is NaN where it gave something else."""
+def reward_of(given: object, weights: Mapping[str, float]) -> tuple[float, dict[str, float]]:
+    """Return the reward and the parts that a function gave; the reward is NaN where it gave something else. Pure."""
     if not isinstance(given, Mapping):
-        return user_function.number(given), {}
+        return math.nan if weights else user_function.number(given), {}
     parts = {encodable(str(name))[:MOST_NAME_CHARS]: user_function.number(part) for name, part in given.items()}
-    reward = parts.pop(REWARD, math.nan)
+    if weights:
+        # Rounded: three parts of 1.0 with weights of 0.7, 0.2 and 0.1 are a reward of 1, not a little more.
+        reward = round(math.fsum(weight * parts.get(name, math.nan) for name, weight in weights.items()), 12)
+    else:
+        reward = parts.pop(REWARD, math.nan)
     return reward if len(parts) <= MOST_PARTS and all(map(math.isfinite, parts.values())) else math.nan, parts
+
+
+def no_reward(given: object, weights: Mapping[str, float]) -> str:
+    """Return what was given in place of a reward, and what a reward is."""
+    usual = f"a finite number from 0 to 1, or a dict with such a `{REWARD}` and"
+    summed = f"with reward.weights a dict of {', '.join(weights)}, whose weighted sum is from 0 to 1, and"
+    wanted = f"{summed if weights else usual} at most {MOST_PARTS} {'' if weights else 'other '}finite numbers by name"
+    return f"{given!r:.{MOST_NUMBER_CHARS}}; a reward is {wanted}"
 
 
 def _leave() -> None:
@@ -123,7 +134,9 @@ def _leave() -> None:
 
 
 @contextlib.contextmanager
-def loaded(function_ref: str, digest: str, timeout_s: int) -> Iterator[Scoring]:
+def loaded(
+    function_ref: str, digest: str, timeout_s: int, weights: Mapping[str, float] | None = None
+) -> Iterator[Scoring]:
     """Import a user's function; raises ConfigError when it fails, or its file has changed."""
     if function_digest(function_ref) != digest:
         raise ConfigError(
@@ -132,10 +145,10 @@ def loaded(function_ref: str, digest: str, timeout_s: int) -> Iterator[Scoring]:
         )
     user_function.check_call("reward.function", function_ref)
     if not user_function.takes(user_function.load(function_ref), "verify"):
-        yield Scoring(function_ref)
+        yield Scoring(function_ref, None, weights)
         return
     verify = Verify(timeout_s)
     try:
-        yield Scoring(function_ref, verify)
+        yield Scoring(function_ref, verify, weights)
     finally:
         verify.close()

@@ -7,17 +7,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from prefixrl.common.wire import keys as wire_keys
 from prefixrl.common.wire.address import Address
-from prefixrl.common.wire.keys import (
-    KEYS_FOLDER,
-    ClientKey,
-    KeyRole,
-    ServerKeys,
-    client_key_file,
-    make_keys,
-    read_client_key,
-    server_keys,
-)
 from prefixrl.rollout.host import HostShare
 from prefixrl.rollout.weights import WeightsSource
 
@@ -32,7 +23,7 @@ def folder() -> Path:
     made = Path(tempfile.mkdtemp(prefix="prefixrl-tests-"))
     os.environ[VARIABLE] = str(made)
     atexit.register(shutil.rmtree, made, ignore_errors=True)
-    make_keys(made)
+    wire_keys.make_keys(made)
     return made
 
 
@@ -42,20 +33,20 @@ ALONE = HostShare(Path(os.devnull) / "alone")
 
 def give_keys(directory: Path) -> None:
     """Give a run directory the keys of the tests."""
-    shutil.copytree(folder() / KEYS_FOLDER, directory / KEYS_FOLDER, dirs_exist_ok=True)
+    shutil.copytree(folder() / wire_keys.KEYS_FOLDER, directory / wire_keys.KEYS_FOLDER, dirs_exist_ok=True)
 
 
-def keys() -> ServerKeys:
+def keys() -> wire_keys.ServerKeys:
     """The keys of a server."""
-    return server_keys(folder())
+    return wire_keys.server_keys(folder())
 
 
-def key(role: KeyRole = "worker") -> ClientKey:
+def key(role: wire_keys.KeyRole = "worker") -> wire_keys.ClientKey:
     """The key of a client."""
-    return read_client_key(client_key_file(folder(), role))
+    return wire_keys.read_client_key(wire_keys.client_key_file(folder(), role))
 
 
-def address(endpoint: str, role: KeyRole = "worker") -> Address:
+def address(endpoint: str, role: wire_keys.KeyRole = "worker") -> Address:
     """An endpoint with a client's key."""
     return Address(endpoint, key(role))
 

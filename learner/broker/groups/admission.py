@@ -74,12 +74,9 @@ class Admission:
     """
 
     def __init__(
-        self,
-        window: Window,
-        rule: AdmissionRule = "as_early_as_allowed",
-        min_ess: float = 0.0,
+        self, window: Window, rule: AdmissionRule = "as_early_as_allowed", min_ess: float = 0.0,
         groups_per_item: int = 1,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._window, self._min_ess, self._groups_per_item = window, min_ess, groups_per_item
         self.rule = rule
         self.is_active = rule == "just_in_time" and window.max_staleness > 0

@@ -21,18 +21,10 @@ from typing import Literal
 
 from prefixrl.common.journal.records import BatchFormed, GroupEnded, GroupIssued, GroupScored, LedgerState, Record
 from prefixrl.common.wire.messages.groups import GroupPrefixes, ScoredGroup
+from prefixrl.learner.broker.groups import states as group_states
 from prefixrl.learner.broker.groups.admission import Admission
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter, Starved, objection, spare_cause
 from prefixrl.learner.broker.groups.journaled import SURPLUS, JournaledState
-from prefixrl.learner.broker.groups.states import (
-    UNVERIFIED,
-    Group,
-    LedgerLimits,
-    PromptSource,
-    SampleItem,
-    ScoreItem,
-    State,
-)
 from prefixrl.learner.broker.groups.window import Choice, NotYetChosen, Window, choose
 
 
@@ -40,13 +32,9 @@ class Ledger(JournaledState):
     """Live groups of a run; see the module's picture."""
 
     def __init__(
-        self,
-        window: Window,
-        limits: LedgerLimits,
-        prompts: PromptSource,
-        accuracy_filter: AccuracyFilter | None = None,
-        admission: Admission | None = None,
-    ) -> None:
+        self, window: Window, limits: group_states.LedgerLimits, prompts: group_states.PromptSource,
+        accuracy_filter: AccuracyFilter | None = None, admission: Admission | None = None,
+    ) -> None:  # fmt: skip
         """Create an empty ledger. Without `admission`, groups begin as early as `window` allows."""
         assert window.iterations is not None or prompts.total is not None, "a run must end"
         assert window.over_sampling == 1 or accuracy_filter, "over-sampling is for what a filter takes"
@@ -57,11 +45,11 @@ class Ledger(JournaledState):
         self.newest_error = ""
         """Error of the newest row that could not be sampled or judged."""
         self._resample: deque[tuple[int, ...]] = deque()
-        self._unscored_items: list[tuple[int, tuple[int, ...], int, ScoreItem]] = []
+        self._unscored_items: list[tuple[int, tuple[int, ...], int, group_states.ScoreItem]] = []
         """A heap: by version, then by groups."""
         self._queued = count()
 
-    def start_sampling(self, version: int, most_groups: int | None = None) -> SampleItem | None:
+    def start_sampling(self, version: int, most_groups: int | None = None) -> group_states.SampleItem | None:
         """Return groups for a worker at `version`; None where window or data allow none."""
         most_groups = most_groups or self.limits.groups_per_item
         while self._resample:
@@ -75,7 +63,7 @@ class Ledger(JournaledState):
     def _live_again(self, seqs: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(seq for seq in seqs if self._state(seq) == "queued")
 
-    def _resample_item(self, version: int, most_groups: int) -> SampleItem | None:
+    def _resample_item(self, version: int, most_groups: int) -> group_states.SampleItem | None:
         seqs = self._live_again(self._resample[0])
         if not self.admission.may_resample(version, self.completed):
             return None
@@ -117,10 +105,10 @@ class Ledger(JournaledState):
         self._append(GroupIssued(self._next_seq, prompt_index, requeues))
         return self._next_seq - 1
 
-    def _begin_sampling(self, seqs: tuple[int, ...], version: int) -> SampleItem:
+    def _begin_sampling(self, seqs: tuple[int, ...], version: int) -> group_states.SampleItem:
         for seq in seqs:
             self._live.move(self._live[seq], "sampling", version)
-        return SampleItem(seqs, version)
+        return group_states.SampleItem(seqs, version)
 
     def take_prefixes(
         self, groups: Sequence[GroupPrefixes], version: int, weights_digest: str, sampled_s: float
@@ -136,13 +124,13 @@ class Ledger(JournaledState):
                 self._live.move(self._live[group.seq], "sampled", version)
         if good := tuple(group for group in taken if not group.error):
             self.admission.times.note("sampling_s", sampled_s)
-            self._queue_scoring(ScoreItem(good, version, weights_digest, sampled_s))
+            self._queue_scoring(group_states.ScoreItem(good, version, weights_digest, sampled_s))
         return [group.seq for group in taken]
 
-    def _queue_scoring(self, item: ScoreItem) -> None:
+    def _queue_scoring(self, item: group_states.ScoreItem) -> None:
         heapq.heappush(self._unscored_items, (item.version, item.seqs, next(self._queued), item))
 
-    def start_scoring(self, most_groups: int | None = None) -> ScoreItem | None:
+    def start_scoring(self, most_groups: int | None = None) -> group_states.ScoreItem | None:
         """Return at most `most` sampled groups, those that are due first, or None."""
         while self._unscored_items:
             item = heapq.heappop(self._unscored_items)[-1]
@@ -181,7 +169,7 @@ class Ledger(JournaledState):
             self.newest_error = found.cause if found.state == "failed" else self.newest_error
             self.end(seq, found.state, found.cause, faults)
 
-    def _may_take(self, group: GroupPrefixes, version: int, states: tuple[State, ...]) -> bool:
+    def _may_take(self, group: GroupPrefixes, version: int, states: tuple[group_states.State, ...]) -> bool:
         live = self._live.get(group.seq)
         if not live or live.state not in states or self._prompts.prompt(live.prompt) != group.prompt:
             return False
@@ -196,9 +184,9 @@ class Ledger(JournaledState):
 
     def _binding(self) -> Counter[int]:
         """Return the accepted groups by deadline; without over-sampling, all groups with a version."""
-        return self._due("scored", *(UNVERIFIED if self.window.over_sampling == 1 else ()))
+        return self._due("scored", *(group_states.UNVERIFIED if self.window.over_sampling == 1 else ()))
 
-    def _due(self, *states: State) -> Counter[int]:
+    def _due(self, *states: group_states.State) -> Counter[int]:
         """Return the number of groups with a version in these states, by deadline."""
         found: Counter[int] = Counter()
         for (state, version), groups in self._live.counts.items():
@@ -211,9 +199,9 @@ class Ledger(JournaledState):
         """The first iteration without a batch."""
         return self.completed + len(self.batches)
 
-    def give_back(self, item: SampleItem | ScoreItem, died: bool) -> None:
+    def give_back(self, item: group_states.SampleItem | group_states.ScoreItem, died: bool) -> None:
         """Take back an item without a result; `died`: count the loss of its worker as an attempt."""
-        stage = "sampling" if isinstance(item, SampleItem) else "scoring"
+        stage = "sampling" if isinstance(item, group_states.SampleItem) else "scoring"
         survivors = []
         for seq in item.seqs:
             group = self._live.get(seq)
@@ -225,7 +213,7 @@ class Ledger(JournaledState):
                 continue
             survivors.append(seq)
             self._live.move(group, *(("sampled", item.version) if stage == "scoring" else ("queued", None)))
-        if survivors and isinstance(item, ScoreItem):
+        if survivors and isinstance(item, group_states.ScoreItem):
             self._queue_scoring(item.only(survivors))
         elif survivors:
             self._resample.append(tuple(survivors))
@@ -247,7 +235,7 @@ class Ledger(JournaledState):
         if self.window.over_sampling == 1:
             return  # everything live is binding, so everything live fits
         full = self.window.full_until(self._next_iteration, self._binding())
-        left = self._due(*UNVERIFIED, "spare")
+        left = self._due(*group_states.UNVERIFIED, "spare")
         # A group that is sampled again gets a later version. Only the end of the run can make it surplus.
         ends_queued = self.window.deadline(full + 1) <= full
         if not (is_filled or ends_queued or any(due <= full for due in left)):
@@ -258,7 +246,7 @@ class Ledger(JournaledState):
             if is_left or (not group.is_accepted and self.window.deadline(version) <= full):
                 self._drop(group)
 
-    def _drop(self, group: Group) -> None:
+    def _drop(self, group: group_states.Group) -> None:
         """End a surplus group: a spare as filtered, another group with its prompt requeued."""
         cause = spare_cause(group.result, self._filter) if group.result else None
         state: Literal["filtered", "expired"] = "filtered" if cause else "expired"
@@ -292,7 +280,7 @@ class Ledger(JournaledState):
         may_come = self.outstanding > scored.total() + spares.total() or self._issuable(1) > 0
         if missing > 0:
             return usable >= (math.ceil(self.window.over_sampling * missing) if may_come else missing)
-        unscored = self._due(*UNVERIFIED) if self.window.over_sampling == 1 else Counter[int]()
+        unscored = self._due(*group_states.UNVERIFIED) if self.window.over_sampling == 1 else Counter[int]()
         return self.window.overfull(iteration + 1, scored - self.window.smallest(scored, size) + unscored) is None
 
     def _batch_size(self) -> int:
@@ -328,7 +316,7 @@ class Ledger(JournaledState):
         """True while live groups may be trained; a run that was shortened, or filters, may leave some at its end."""
         return self.outstanding > 0 and not self._is_past_the_end(self.completed)
 
-    def live(self) -> Iterator[Group]:
+    def live(self) -> Iterator[group_states.Group]:
         """Return every live group."""
         return iter(self._live)
 
@@ -340,7 +328,7 @@ class Ledger(JournaledState):
         """Return the position of a live group's prompt in the order of prompts."""
         return self._live[seq].prompt
 
-    def _state(self, seq: int) -> State | None:
+    def _state(self, seq: int) -> group_states.State | None:
         group = self._live.get(seq)
         return group.state if group else None
 

@@ -9,18 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prefixrl.common.wire import packing
 from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup, TaskKind, Verdict, VersionSpan
-from prefixrl.common.wire.packing import (
-    GroupLimits,
-    check_prefixes,
-    check_spans,
-    digests,
-    logprobs,
-    pack_logprobs,
-    pack_tokens,
-    token_ids,
-    token_versions,
-)
 from support.broker.scoring_world import check_scores
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
@@ -29,56 +19,60 @@ LOGPROBS = st.lists(st.floats(max_value=0.0, allow_nan=False, allow_infinity=Fal
 
 @given(IDS)
 def test_token_ids_travel_as_little_endian_int32(ids: list[int]) -> None:
-    packed = pack_tokens(ids)
+    packed = packing.pack_tokens(ids)
     assert packed == struct.pack(f"<{len(ids)}i", *ids)
-    assert token_ids(packed).tolist() == ids
-    assert pack_tokens(np.asarray(ids, dtype=np.int32)) == packed
+    assert packing.token_ids(packed).tolist() == ids
+    assert packing.pack_tokens(np.asarray(ids, dtype=np.int32)) == packed
 
 
 @given(LOGPROBS)
 def test_logprobs_travel_as_little_endian_float32(values: list[float]) -> None:
-    packed = pack_logprobs(values)
+    packed = packing.pack_logprobs(values)
     assert packed == struct.pack(f"<{len(values)}f", *values)
-    assert logprobs(packed, len(values)).tolist() == values
+    assert packing.logprobs(packed, len(values)).tolist() == values
 
 
 @given(st.binary(max_size=30))
 def test_bytes_that_are_no_whole_values_are_refused(data: bytes) -> None:
     if len(data) % 4:
         with pytest.raises(ValueError, match=f"packed token ids of {len(data)} bytes are not whole"):
-            token_ids(data)
+            packing.token_ids(data)
         with pytest.raises(ValueError, match="values for"):
-            logprobs(data, len(data) // 4)
+            packing.logprobs(data, len(data) // 4)
     elif any(value < 0 for value in struct.unpack(f"<{len(data) // 4}i", data)):
         with pytest.raises(ValueError, match=r"token id -\d+ is negative"):
-            token_ids(data)
+            packing.token_ids(data)
     else:
-        assert token_ids(data).size == len(data) // 4
+        assert packing.token_ids(data).size == len(data) // 4
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 0.5, 1e-3])
 def test_what_is_no_logprob_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match="finite and not above 0"):
-        logprobs(pack_logprobs([-1.0, value, -2.0]), 3)
+        packing.logprobs(packing.pack_logprobs([-1.0, value, -2.0]), 3)
 
 
 def test_rounding_above_zero_is_let_through() -> None:
-    assert logprobs(pack_logprobs([1e-7]), 1).size == 1
+    assert packing.logprobs(packing.pack_logprobs([1e-7]), 1).size == 1
 
 
 def test_the_count_must_be_that_of_the_tokens() -> None:
     with pytest.raises(ValueError, match="packed logprobs hold 2 values for 3 tokens"):
-        logprobs(pack_logprobs([-1.0, -2.0]), 3)
+        packing.logprobs(packing.pack_logprobs([-1.0, -2.0]), 3)
 
 
 def row(tokens: int = 3) -> Row:
     ids, spans = list(range(tokens)), (VersionSpan(0, "d", tokens),)
-    return Row(tokens=pack_tokens(ids), logprobs=pack_logprobs([-1.0] * tokens), finish="length", spans=spans)
+    return Row(
+        tokens=packing.pack_tokens(ids), logprobs=packing.pack_logprobs([-1.0] * tokens), finish="length", spans=spans
+    )
 
 
 def group(*rows: Row, error: str = "") -> GroupPrefixes:
     prompt = Prompt("p-7", "1 + 1", "2")
-    return GroupPrefixes(seq=5, prompt=prompt, seed=99, prompt_tokens=pack_tokens([1, 2]), rows=rows, error=error)
+    return GroupPrefixes(
+        seq=5, prompt=prompt, seed=99, prompt_tokens=packing.pack_tokens([1, 2]), rows=rows, error=error
+    )
 
 
 def scored(prefixes: GroupPrefixes, *rewards: float) -> ScoredGroup:
@@ -89,13 +83,13 @@ def scored(prefixes: GroupPrefixes, *rewards: float) -> ScoredGroup:
     return ScoredGroup(prefixes=prefixes, version=0, weights_digest="d", verdicts=verdicts, scorer="scorer-0")
 
 
-def slow_fits(group: GroupPrefixes, limits: GroupLimits) -> bool:
+def slow_fits(group: GroupPrefixes, limits: packing.GroupLimits) -> bool:
     """True if each part fits, looked at alone."""
     try:
-        sizes = [token_ids(group.prompt_tokens, limits.vocabulary).size]
+        sizes = [packing.token_ids(group.prompt_tokens, limits.vocabulary).size]
         for row in group.rows:
-            sizes.append(token_ids(row.tokens, limits.vocabulary).size)
-            logprobs(row.logprobs, sizes[-1])
+            sizes.append(packing.token_ids(row.tokens, limits.vocabulary).size)
+            packing.logprobs(row.logprobs, sizes[-1])
     except ValueError:
         return False
     return all(sizes) and sizes[0] <= limits.prompt_tokens and max(sizes[1:]) <= limits.row_tokens
@@ -115,31 +109,31 @@ def test_a_group_is_refused_where_a_look_at_each_part_finds_a_fault(
 ) -> None:
     made = [
         Row(
-            tokens=pack_tokens([token for token, _ in row]),
-            logprobs=pack_logprobs([value for _, value in row]) + torn,
+            tokens=packing.pack_tokens([token for token, _ in row]),
+            logprobs=packing.pack_logprobs([value for _, value in row]) + torn,
             finish="length",
             spans=(),
         )
         for row in rows
     ]
-    packed = pack_tokens(prompt)
+    packed = packing.pack_tokens(prompt)
     group = GroupPrefixes(seq=1, prompt=Prompt("p", "?", "1"), seed=0, prompt_tokens=packed, rows=tuple(made))
-    limits = GroupLimits(prompt_tokens=2, row_tokens=3, vocabulary=8)
+    limits = packing.GroupLimits(prompt_tokens=2, row_tokens=3, vocabulary=8)
     with nullcontext() if slow_fits(group, limits) else pytest.raises(ValueError, match="group 1"):
-        check_prefixes(group, len(made), limits=limits)
+        packing.check_prefixes(group, len(made), limits=limits)
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5))
 def test_a_group_as_it_was_asked_for_passes(lengths: list[int]) -> None:
     prefixes = group(*map(row, lengths))
-    check_prefixes(prefixes, len(lengths))
+    packing.check_prefixes(prefixes, len(lengths))
     check_scores(scored(prefixes, *([1.0] * len(lengths))), len(lengths))
 
 
 def test_a_group_that_could_not_be_sampled_passes_without_rows() -> None:
-    check_prefixes(group(error="prompt has 2000 tokens"), 8)
+    packing.check_prefixes(group(error="prompt has 2000 tokens"), 8)
     with pytest.raises(ValueError, match=r"^group 5 .* holds 1 rows beside its error: too long"):
-        check_prefixes(group(row(), error="too long"), 1)
+        packing.check_prefixes(group(row(), error="too long"), 1)
 
 
 def test_an_adapter_saw_a_prompt_and_wrote_something() -> None:
@@ -148,7 +142,7 @@ def test_an_adapter_saw_a_prompt_and_wrote_something() -> None:
     for empty, place in ((group(row(), row(0)), "row 1"), (no_prompt, "prompt")):
         message = rf"^group 5 \(prompt p-7\), {place}: there is no token$"
         with pytest.raises(ValueError, match=message):
-            check_prefixes(empty, 2)
+            packing.check_prefixes(empty, 2)
         by_adapter = scored(empty, 1.0, 0.0)
         with pytest.raises(ValueError, match=message):
             check_scores(by_adapter, 2)
@@ -163,11 +157,16 @@ BROKEN_PREFIXES = {
         "row 1: packed token ids of 5 bytes",
     ),
     "a logprob too few": (
-        group(row(), Row(tokens=pack_tokens([1, 2]), logprobs=pack_logprobs([-1.0]), finish="eos", spans=())),
+        group(
+            row(),
+            Row(tokens=packing.pack_tokens([1, 2]), logprobs=packing.pack_logprobs([-1.0]), finish="eos", spans=()),
+        ),
         "row 1: packed logprobs hold 1 values for 2 tokens",
     ),
     "a positive logprob": (
-        group(Row(tokens=pack_tokens([1]), logprobs=pack_logprobs([0.1]), finish="eos", spans=()), row()),
+        group(
+            Row(tokens=packing.pack_tokens([1]), logprobs=packing.pack_logprobs([0.1]), finish="eos", spans=()), row()
+        ),
         "row 0: logprobs must be finite",
     ),
 }
@@ -176,7 +175,7 @@ BROKEN_PREFIXES = {
 @pytest.mark.parametrize(("broken", "reason"), BROKEN_PREFIXES.values(), ids=BROKEN_PREFIXES.keys())
 def test_malformed_prefixes_are_refused_with_group_and_row(broken: GroupPrefixes, reason: str) -> None:
     with pytest.raises(ValueError, match=rf"^group 5 \(prompt p-7\).* {reason}"):
-        check_prefixes(broken, 2)
+        packing.check_prefixes(broken, 2)
     with pytest.raises(ValueError, match=rf"^group 5 \(prompt p-7\).* {reason}"):
         check_scores(scored(broken, *([1.0] * len(broken.rows))), 2)
 
@@ -184,7 +183,7 @@ def test_malformed_prefixes_are_refused_with_group_and_row(broken: GroupPrefixes
 def test_a_malformed_prompt_names_its_group() -> None:
     broken = msgspec.structs.replace(group(row(), row()), prompt_tokens=b"123")
     with pytest.raises(ValueError, match=r"^group 5 \(prompt p-7\), prompt: packed token ids of 3"):
-        check_prefixes(broken, 2)
+        packing.check_prefixes(broken, 2)
 
 
 @pytest.mark.parametrize("reward", [-0.1, 1.1, np.nan, np.inf])
@@ -221,8 +220,8 @@ def test_tokens_have_the_versions_of_their_spans(sizes: list[int], oldest: int) 
     spans = [(oldest + 2 * place, size) for place, size in enumerate(sizes)]
     made = spanned(*spans, tokens=sum(sizes)).rows[1]
     slow = [version for version, size in spans for _ in range(size)]
-    assert token_versions(made).tolist() == slow
-    check_spans(group(made), oldest, may_cross=True)
+    assert packing.token_versions(made).tolist() == slow
+    packing.check_spans(group(made), oldest, may_cross=True)
 
 
 @pytest.mark.parametrize(
@@ -239,25 +238,25 @@ def test_tokens_have_the_versions_of_their_spans(sizes: list[int], oldest: int) 
 )
 def test_spans_that_do_not_fit_their_row_are_refused_with_group_and_row(broken: GroupPrefixes, reason: str) -> None:
     with pytest.raises(ValueError, match=rf"^group 5 \(prompt p-7\), row 1: .*{reason.removeprefix('row 1: ')}"):
-        check_spans(broken, 0, may_cross=True)
+        packing.check_spans(broken, 0, may_cross=True)
 
 
 def test_a_token_older_than_the_result_says_or_a_second_version_where_none_may_be_is_refused() -> None:
     crossed = spanned((0, 1), (4, 2))
-    check_spans(crossed, 0, may_cross=True)
+    packing.check_spans(crossed, 0, may_cross=True)
     with pytest.raises(ValueError, match="a token of version 0 in a result of version 1"):
-        check_spans(crossed, 1, may_cross=True)
+        packing.check_spans(crossed, 1, may_cross=True)
     with pytest.raises(ValueError, match=r"row 1: tokens of versions \[0, 4\], one is allowed"):
-        check_spans(crossed, 0, may_cross=False)
+        packing.check_spans(crossed, 0, may_cross=False)
 
 
 def test_what_no_adapter_wrote_has_no_version() -> None:
     fixed = msgspec.structs.replace(row(), spans=())
-    check_spans(group(fixed), -1, may_cross=False)
+    packing.check_spans(group(fixed), -1, may_cross=False)
     with pytest.raises(ValueError, match="although no adapter wrote it"):
-        check_spans(group(row()), -1, may_cross=True)
+        packing.check_spans(group(row()), -1, may_cross=True)
 
 
 def test_the_digests_of_a_result_are_those_of_all_its_spans() -> None:
-    found = digests([spanned((0, 1), (4, 2)), spanned((7, 3))])
+    found = packing.digests([spanned((0, 1), (4, 2)), spanned((7, 3))])
     assert found == {(0, "d"), (0, "d0"), (4, "d4"), (7, "d7")}

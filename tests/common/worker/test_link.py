@@ -15,24 +15,9 @@ import pytest
 from prefixrl.common.errors import PeerLost, Refusal, RunIsOver
 from prefixrl.common.host.process import exit_codes
 from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
+from prefixrl.common.wire.messages import worker as worker_messages
 from prefixrl.common.wire.messages.fields import PROTOCOL
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
-from prefixrl.common.wire.messages.worker import (
-    Ack,
-    Beat,
-    Done,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    MemoryUse,
-    ModelDigests,
-    Ready,
-    Refused,
-    Reject,
-    Scores,
-    Unknown,
-    Welcome,
-)
 from prefixrl.common.wire.transport import Malformed, Server
 from prefixrl.common.worker import link as links
 from prefixrl.common.worker.link import Link
@@ -40,15 +25,15 @@ from support.fakes import offer, wait_until
 from support.keys import address, give_keys, keys
 from support.messages import score_task
 
-WELCOME = Welcome(
+WELCOME = worker_messages.Welcome(
     protocol=PROTOCOL, run_id="run", worker="scorer-0", config_json="{}", weights_endpoint="tcp://127.0.0.1:9"
 )
-READY = offer(2, ModelDigests("m", "t", "c"), "fake")
+READY = offer(2, worker_messages.ModelDigests("m", "t", "c"), "fake")
 BEAT_S = 0.05
 
 
-def result(number: int) -> Scores:
-    return Scores(f"e-{number}", "train", ())
+def result(number: int) -> worker_messages.Scores:
+    return worker_messages.Scores(f"e-{number}", "train", ())
 
 
 class FakeBroker:
@@ -57,7 +42,7 @@ class FakeBroker:
     def __init__(self, endpoint: str = "tcp://127.0.0.1:0") -> None:
         self.server: Server[ToBroker, FromBroker] = Server(endpoint, ToBroker, keys())
         self.peer = b""
-        self.beats: list[Heartbeat] = []
+        self.beats: list[worker_messages.Heartbeat] = []
 
     def next(self, timeout_s: float = 20.0) -> ToBroker:
         """The next message that is no heartbeat."""
@@ -67,26 +52,26 @@ class FakeBroker:
             if received is None:
                 continue
             self.peer, message = received.peer, received.message
-            if not isinstance(message, Heartbeat):
+            if not isinstance(message, worker_messages.Heartbeat):
                 return message
             self.beats.append(message)
         raise AssertionError(f"the link sent nothing within {timeout_s:g} s")
 
     def next_result(self) -> ToBroker:
         """Leave out what a slow machine sends besides: a second Hello."""
-        while not isinstance(message := self.next(), Scores):
+        while not isinstance(message := self.next(), worker_messages.Scores):
             pass
         return message
 
-    def hear_beat(self) -> Heartbeat:
+    def hear_beat(self) -> worker_messages.Heartbeat:
         """The next heartbeat."""
 
-        def heard() -> Heartbeat | None:
+        def heard() -> worker_messages.Heartbeat | None:
             received = self.server.receive(0.05)
-            return received.message if received and isinstance(received.message, Heartbeat) else None
+            return received.message if received and isinstance(received.message, worker_messages.Heartbeat) else None
 
         beat = wait_until(heard, "a heartbeat")
-        assert isinstance(beat, Heartbeat)
+        assert isinstance(beat, worker_messages.Heartbeat)
         return beat
 
     def until(self, wanted: type) -> list[ToBroker]:
@@ -100,7 +85,7 @@ class FakeBroker:
         self.server.send(self.peer, message)
 
     def welcome(self) -> None:
-        assert isinstance(self.next(), Hello)
+        assert isinstance(self.next(), worker_messages.Hello)
         self.say(WELCOME)
 
 
@@ -127,7 +112,7 @@ def acquainted(broker: FakeBroker, link: Link) -> None:
 def test_hello_is_said_until_somebody_answers(broker: FakeBroker, link: Link) -> None:
     hellos = [broker.next() for _ in range(3)]
     assert hellos[0] == hellos[1] == hellos[2]
-    assert isinstance(hellos[0], Hello) and hellos[0].role == "scorer"
+    assert isinstance(hellos[0], worker_messages.Hello) and hellos[0].role == "scorer"
     broker.say(WELCOME)
     assert link.welcome() == WELCOME
     wait_until(lambda: broker.server.receive(0.05) and link.vitals, "a heartbeat")
@@ -135,15 +120,17 @@ def test_hello_is_said_until_somebody_answers(broker: FakeBroker, link: Link) ->
 
 def test_nothing_but_hello_is_said_before_the_welcome(broker: FakeBroker, link: Link) -> None:
     link.send(result(1))
-    assert all(isinstance(broker.next(), Hello) for _ in range(3))
+    assert all(isinstance(broker.next(), worker_messages.Hello) for _ in range(3))
     broker.say(WELCOME)
-    assert broker.until(Scores)[-1] == result(1)
+    assert broker.until(worker_messages.Scores)[-1] == result(1)
 
 
 def test_heartbeats_carry_what_the_work_loop_left(broker: FakeBroker, link: Link) -> None:
     acquainted(broker, link)
     link.vitals.progress, link.vitals.leases, link.vitals.state = 41, ("e-1",), "version 3"
-    wanted = Heartbeat(progress=41, busy_row_s=0.0, leases=("e-1",), state="version 3", activity="loading")
+    wanted = worker_messages.Heartbeat(
+        progress=41, busy_row_s=0.0, leases=("e-1",), state="version 3", activity="loading"
+    )
     wait_until(
         lambda: msgspec.structs.replace(broker.hear_beat(), memory=None) == wanted, "a heartbeat with the figures"
     )
@@ -153,7 +140,9 @@ def test_heartbeats_carry_the_memory_of_the_process_which_is_looked_at_seldom(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = itertools.count(1)
-    monkeypatch.setattr(links, "memory_now", lambda: MemoryUse(resident_bytes=next(sizes), own_bytes=1, share_bytes=1))
+    monkeypatch.setattr(
+        links, "memory_now", lambda: worker_messages.MemoryUse(resident_bytes=next(sizes), own_bytes=1, share_bytes=1)
+    )
 
     def told_bytes() -> int:
         memory = broker.hear_beat().memory
@@ -178,7 +167,7 @@ def test_a_task_counts_as_held_from_its_arrival_to_its_result(broker: FakeBroker
     def hears(condition: Callable[[], bool], what: str) -> None:
         def heard() -> bool:
             received = broker.server.receive(0.02)
-            if received is not None and isinstance(received[1], Heartbeat):
+            if received is not None and isinstance(received[1], worker_messages.Heartbeat):
                 broker.beats.append(received[1])
             return condition()
 
@@ -194,7 +183,7 @@ def test_a_task_counts_as_held_from_its_arrival_to_its_result(broker: FakeBroker
     hears(lambda: len(broker.beats) > before + 1, "beats that know of the first")
     assert sorted(held()) == ["e-1", "e-2", "e-3"], "each once"
     link.vitals.leases = ()
-    link.send(Refused("e-2", "no"))
+    link.send(worker_messages.Refused("e-2", "no"))
     link.send(result(3))
     hears(lambda: held() == (), "none of them")
 
@@ -212,7 +201,7 @@ def test_what_passes_while_the_process_is_suspended_is_not_the_brokers_silence(
     deadline_s = time.monotonic() + 20.0
     while len(broker.beats) < beats + 10 and time.monotonic() < deadline_s:
         received = broker.server.receive(0.05)
-        if received is not None and isinstance(received[1], Heartbeat):
+        if received is not None and isinstance(received[1], worker_messages.Heartbeat):
             broker.beats.append(received[1])
     assert len(broker.beats) >= beats + 10
     assert link.receive(0.0) is None
@@ -223,7 +212,7 @@ def test_a_connection_on_which_nothing_comes_is_made_anew_and_nothing_is_lost(
 ) -> None:
     broker.welcome()
     link.send(result(1))
-    assert broker.until(Scores)[-1] == result(1)
+    assert broker.until(worker_messages.Scores)[-1] == result(1)
     renewed: list[int] = []
     renew = link._client.renew
 
@@ -241,7 +230,7 @@ def test_a_connection_on_which_nothing_comes_is_made_anew_and_nothing_is_lost(
             received = broker.server.receive(0.05)
             if received is not None and received[1] == result(1):
                 assert received[0] == broker.peer, "the same peer"
-                broker.say(Ack("e-1"))
+                broker.say(worker_messages.Ack("e-1"))
         return len(link._unacknowledged) == 0
 
     wait_until(is_acknowledged, "the acknowledgement of a result that was sent again")
@@ -265,21 +254,21 @@ def test_a_result_is_sent_again_until_it_is_acknowledged(broker: FakeBroker, lin
     link.send(result(1))
     link.send(result(2))
     assert {broker.next_result() for _ in range(3)} == {result(1), result(2)}, "one of them came again"
-    broker.say(Ack("e-1"))
+    broker.say(worker_messages.Ack("e-1"))
     wait_until(lambda: len(link._unacknowledged) == 1, "the acknowledgement")
     # Some may have been sent again before the acknowledgement came.
     later = [broker.next_result() for _ in range(8)]
     assert later[-2:] == [result(2), result(2)]
-    broker.say(Ack("e-2"))
+    broker.say(worker_messages.Ack("e-2"))
     wait_until(lambda: len(link._unacknowledged) == 0, "the acknowledgement")
 
 
 def test_an_acknowledgement_of_another_task_changes_nothing(broker: FakeBroker, link: Link) -> None:
     acquainted(broker, link)
     link.send(result(1))
-    broker.until(Scores)
-    broker.say(Ack("e-7"))
-    assert broker.until(Scores)[-1] == result(1)
+    broker.until(worker_messages.Scores)
+    broker.say(worker_messages.Ack("e-7"))
+    assert broker.until(worker_messages.Scores)[-1] == result(1)
     assert len(link._unacknowledged) == 1
 
 
@@ -290,17 +279,17 @@ def test_a_broker_that_forgot_the_worker_gets_hello_ready_and_the_results_again(
     acquainted(broker, link)
     link.send(READY)
     link.send(result(1))
-    broker.until(Scores)
-    broker.say(Unknown())
-    said = broker.until(Hello)
-    assert not any(isinstance(message, Ready) for message in said)
+    broker.until(worker_messages.Scores)
+    broker.say(worker_messages.Unknown())
+    said = broker.until(worker_messages.Hello)
+    assert not any(isinstance(message, worker_messages.Ready) for message in said)
     broker.say(WELCOME)
     welcome = wait_until(lambda: link.receive(0.1), "the second welcome")
     assert welcome == WELCOME
     link.send(READY)
-    said = broker.until(Scores)
-    while Hello in map(type, said) and READY not in said:
-        said += broker.until(Scores)
+    said = broker.until(worker_messages.Scores)
+    while worker_messages.Hello in map(type, said) and READY not in said:
+        said += broker.until(worker_messages.Scores)
     assert READY in said
     assert said[-1] == result(1)
 
@@ -309,7 +298,7 @@ def test_nothing_is_lost_when_the_broker_restarts_on_its_port(broker: FakeBroker
     acquainted(broker, link)
     link.send(READY)
     link.send(result(1))
-    broker.until(Scores)
+    broker.until(worker_messages.Scores)
     endpoint = broker.server.endpoint
     broker.server.close()
     link.send(result(2))
@@ -320,14 +309,14 @@ def test_nothing_is_lost_when_the_broker_restarts_on_its_port(broker: FakeBroker
     greeted = False
     while missing and time.monotonic() < deadline_s:
         message = broker.next()
-        if isinstance(message, Hello):
+        if isinstance(message, worker_messages.Hello):
             greeted = True
             broker.say(WELCOME)
         elif not greeted:
-            broker.say(Unknown())
-        elif isinstance(message, Scores):
+            broker.say(worker_messages.Unknown())
+        elif isinstance(message, worker_messages.Scores):
             missing.discard(message)
-            broker.say(Ack(message.task))
+            broker.say(worker_messages.Ack(message.task))
     assert not missing
     wait_until(lambda: len(link._unacknowledged) == 0, "the acknowledgements")
 
@@ -341,10 +330,10 @@ def test_a_worker_follows_a_broker_that_moved(monkeypatch: pytest.MonkeyPatch, t
     link = Link(partial(address_in, tmp_path, "worker"), "scorer", BEAT_S)
     acquainted(first, link)
     link.send(result(1))
-    first.until(Scores)
+    first.until(worker_messages.Scores)
     first.server.close()
     file.write_text(second.server.endpoint)
-    second.until(Scores)
+    second.until(worker_messages.Scores)
     assert link.endpoint == second.server.endpoint
     link.close("done", patience_s=0.1)
     second.server.close()
@@ -359,7 +348,7 @@ def test_a_worker_that_waits_for_a_broker_can_be_stopped() -> None:
 
 def test_a_rejected_hello_ends_with_the_reason(broker: FakeBroker, link: Link) -> None:
     broker.next()
-    broker.say(Reject("another target"))
+    broker.say(worker_messages.Reject("another target"))
     with pytest.raises(Refusal, match="another target"):
         link.welcome()
 
@@ -368,7 +357,7 @@ def test_who_comes_when_the_run_is_over_leaves_without_a_fault(
     broker: FakeBroker, link: Link, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broker.next()
-    broker.say(Done("everything is judged"))
+    broker.say(worker_messages.Done("everything is judged"))
     with pytest.raises(SystemExit) as end, exit_codes():
         link.welcome()
     assert end.value.code == 0
@@ -377,14 +366,18 @@ def test_who_comes_when_the_run_is_over_leaves_without_a_fault(
 
 def test_a_reject_in_the_middle_of_work_ends_with_the_reason(broker: FakeBroker, link: Link) -> None:
     acquainted(broker, link)
-    broker.say(Reject("the probe failed"))
+    broker.say(worker_messages.Reject("the probe failed"))
     with pytest.raises(Refusal, match="the probe failed"):
         wait_until(lambda: link.receive(0.1), "the refusal")
 
 
 def test_a_broker_of_another_protocol_is_refused(broker: FakeBroker, link: Link) -> None:
     broker.next()
-    broker.say(Welcome(protocol=PROTOCOL + 1, run_id="run", worker="scorer-0", config_json="{}", weights_endpoint=""))
+    broker.say(
+        worker_messages.Welcome(
+            protocol=PROTOCOL + 1, run_id="run", worker="scorer-0", config_json="{}", weights_endpoint=""
+        )
+    )
     with pytest.raises(Refusal, match=f"protocol {PROTOCOL + 1}"):
         link.welcome()
 
@@ -402,12 +395,12 @@ def test_a_broker_that_answers_heartbeats_is_not_silent(
     broker: FakeBroker, link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     acquainted(broker, link)
-    broker.say(Beat(None))
+    broker.say(worker_messages.Beat(None))
     monkeypatch.setattr(links, "ORPHAN_S", 2.0)
     until_s = time.monotonic() + 2.5
     while time.monotonic() < until_s:
         if broker.server.receive(0.05) is not None:
-            broker.say(Beat(None))
+            broker.say(worker_messages.Beat(None))
     assert link.receive(0.0) is None
 
 
@@ -421,15 +414,15 @@ def test_no_broker_at_all_is_named() -> None:
 def test_bytes_that_are_no_message_do_not_end_the_link(broker: FakeBroker, link: Link) -> None:
     acquainted(broker, link)
     broker.server._socket.send_multipart([broker.peer, b"\xc1junk"])
-    broker.say(Done("over"))
-    assert wait_until(lambda: link.receive(0.1), "the message after") == Done("over")
+    broker.say(worker_messages.Done("over"))
+    assert wait_until(lambda: link.receive(0.1), "the message after") == worker_messages.Done("over")
 
 
 def test_closing_says_goodbye_after_every_result_is_acknowledged(broker: FakeBroker, link: Link) -> None:
     acquainted(broker, link)
     link.send(result(1))
-    broker.until(Scores)
-    broker.say(Ack("e-1"))
+    broker.until(worker_messages.Scores)
+    broker.say(worker_messages.Ack("e-1"))
     wait_until(lambda: len(link._unacknowledged) == 0, "the acknowledgement")
     link.close("done", patience_s=5.0)
-    assert broker.until(Goodbye)[-1] == Goodbye("done")
+    assert broker.until(worker_messages.Goodbye)[-1] == worker_messages.Goodbye("done")

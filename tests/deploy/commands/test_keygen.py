@@ -98,3 +98,7 @@ def test_code_and_secrets_are_used_only_if_the_command_line_names_them(tmp_path:
         check(config, Allowed((f"{tmp_path}/other.py:score",), ("MY_KEY",)))
     with pytest.raises(ConfigError, match=r"sends the environment variable MY_KEY .* --secret MY_KEY"):
         check(config, Allowed((given[1],), ("HOME",)))
+    judged = run_on_disk(tmp_path / "run-b", reward={"url": "http://judge:1/r", "key_variable": "JUDGE"})
+    assert flags(judged) == ["--secret", "JUDGE"]
+    with pytest.raises(ConfigError, match="sends the environment variable JUDGE to http://judge:1/r"):
+        check(judged, Allowed())

@@ -1,5 +1,7 @@
 """`import prefixrl`: a run as an object, in every state, and without writing anything."""
 
+import functools
+import importlib
 import json
 import re
 from contextlib import suppress
@@ -13,6 +15,7 @@ import prefixrl
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.documents import METRICS_FILE
 from prefixrl.deploy.__main__ import main
+from prefixrl.deploy.commands import python_api
 from support.fakes import wait_until
 from support.paths import ROOT
 from support.runs import runs_on_disk
@@ -75,6 +78,20 @@ def test_a_wrong_setting_ends_a_launch_before_it_begins(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.iteration: unknown key"):
         prefixrl.launch(tree(tmp_path / "run") | {"algorithm": {"iteration": 1}})
     assert not (tmp_path / "run").exists()
+
+
+def test_a_reward_is_a_function_that_other_processes_can_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine_own.py").write_text("def score(question, text, gold):\n    return 1.0\nother = lambda *_: 0.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = importlib.import_module("mine_own")
+    assert python_api.reference(mine.score) == f"{tmp_path / 'mine_own.py'}:score"
+    with pytest.raises(ConfigError, match=r"algorithm\.iteration: unknown key"):
+        prefixrl.launch(tree(tmp_path / "run") | {"algorithm": {"iteration": 1}}, reward=mine.score)
+    for no_name in (mine.other, lambda *_: 0.0, functools.partial(mine.score)):
+        with pytest.raises(ConfigError, match="cannot import it; write it as a `def` into a file of its own"):
+            prefixrl.launch(tree(tmp_path / "run"), reward=no_name)
 
 
 def tree(directory: Path) -> dict[str, object]:

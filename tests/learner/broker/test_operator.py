@@ -5,17 +5,7 @@ from pathlib import Path
 import pytest
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.wire.messages.learner import (
-    Accepted,
-    Batch,
-    DrainWorker,
-    EvaluationProgress,
-    GetBatch,
-    GetEvaluation,
-    Halt,
-    HaltRun,
-    IterationDone,
-)
+from prefixrl.common.wire.messages import learner as messages
 from prefixrl.common.wire.messages.worker import Beat, Heartbeat, Leave, Leaving, PrefixTask, Reject, ScoreTask
 from support.fakes import endpoint_of, learner, peers, run_on_disk, sampled, score_one_item, serving, status
 
@@ -41,21 +31,21 @@ def test_an_operator_halts_the_ranks_at_an_iteration_of_which_none_holds_a_shard
         scorer.ready(config, "scorer")
         for _ in range(2):
             score_one_item(rollout, scorer)
-        zero.say(GetBatch(0, 0, 1))
-        zero.hear(Batch)
+        zero.say(messages.GetBatch(0, 0, 1))
+        zero.hear(messages.Batch)
         assert not status(operator)["is_halting"]
         for _ in range(2):
-            operator.say(HaltRun("by hand"))
-            operator.hear(Accepted)
+            operator.say(messages.HaltRun("by hand"))
+            operator.hear(messages.Accepted)
         assert status(operator)["is_halting"]
-        zero.say(GetEvaluation("last"))
-        assert zero.hear(EvaluationProgress).is_halting, "nobody waits for a last evaluation either"
-        zero.say(GetBatch(0, 0, 1))
-        assert zero.hear(Batch).iteration == 0, "what has begun is ended"
-        zero.say(IterationDone(0, 1))
-        zero.hear(Accepted)
-        zero.say(GetBatch(1, 0, 1))
-        assert zero.hear(Halt).iteration == 1
+        zero.say(messages.GetEvaluation("last"))
+        assert zero.hear(messages.EvaluationProgress).is_halting, "nobody waits for a last evaluation either"
+        zero.say(messages.GetBatch(0, 0, 1))
+        assert zero.hear(messages.Batch).iteration == 0, "what has begun is ended"
+        zero.say(messages.IterationDone(0, 1))
+        zero.hear(messages.Accepted)
+        zero.say(messages.GetBatch(1, 0, 1))
+        assert zero.hear(messages.Halt).iteration == 1
 
 
 def test_a_drained_worker_is_told_until_it_leaves_and_gets_no_task(config: RunConfig) -> None:
@@ -65,8 +55,8 @@ def test_a_drained_worker_is_told_until_it_leaves_and_gets_no_task(config: RunCo
         operator.join("operator")
         one.ready(config, "scorer")
         two.ready(config, "scorer")
-        operator.say(DrainWorker("scorer-0"))
-        operator.hear(Accepted)
+        operator.say(messages.DrainWorker("scorer-0"))
+        operator.hear(messages.Accepted)
         one.hear(Leave)
         for _ in range(2):
             one.say(BEAT)
@@ -91,12 +81,12 @@ def test_a_worker_that_is_not_there_cannot_be_drained(config: RunConfig) -> None
     with serving(config), peers(endpoint_of(config), "s", "operator") as (scorer, operator):
         operator.join("operator")
         scorer.ready(config, "scorer")
-        operator.say(DrainWorker("scorer-7"))
+        operator.say(messages.DrainWorker("scorer-7"))
         assert "no worker 'scorer-7'; it has scorer-0" in operator.hear(Reject).reason
 
 
 def test_a_worker_halts_and_drains_nobody(config: RunConfig) -> None:
     with serving(config), peers(endpoint_of(config), "s") as (scorer,):
         scorer.ready(config, "scorer")
-        scorer.say(DrainWorker("scorer-0"))
-        assert scorer.hears_nothing_of(Accepted)
+        scorer.say(messages.DrainWorker("scorer-0"))
+        assert scorer.hears_nothing_of(messages.Accepted)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,16 +40,12 @@ RAISING_LINE = 1 + SOURCE.splitlines().index('        raise ValueError("no such 
 
 @contextmanager
 def pool_with(
-    folder: Path,
-    source: str = SOURCE,
-    timeout_s: int = 60,
-    digest: str | None = None,
-    environment: tuple[str, ...] = (),
+    folder: Path, source: str = SOURCE, timeout_s: int = 60, digest: str | None = None, **keys: Any
 ) -> Iterator[VerifierPool]:
     path = folder / "mine.py"
     path.write_text(source)
     place = f"{path}:score"
-    pool = VerifierPool(1, timeout_s, RewardFunction(place, digest or function_digest(place), environment))
+    pool = VerifierPool(1, timeout_s, RewardFunction(place, digest or function_digest(place), **keys))
     try:
         yield pool
     finally:
@@ -97,6 +94,16 @@ def test_numpys_scalars_are_rewards_and_an_integer_past_all_floats_is_an_error(t
     assert [(each.reward, each.status) for each in found] == [(1.0, "ok"), (0.25, "ok")]
     assert (wrong.status, wrong.fault) == ("error", "function returned no reward")
     assert wrong.extracted is not None and "a reward is a finite number" in wrong.extracted
+
+
+def test_weighted_parts_make_the_reward_and_a_missing_part_none(tmp_path: Path) -> None:
+    source = "def score(question, text, gold):\n    return {'right': 1, 'form': 1, 'tone': 1, 'reward': 0, text: 1}"
+    with pool_with(tmp_path, source, weights={"right": 0.7, "form": 0.2, "tone": 0.1}) as pool:
+        assert judged(pool, "more")[0].reward == 1.0
+    with pool_with(tmp_path, source, weights={"right": 0.5, "rare": 0.5}) as pool:
+        rare, none = judged(pool, "rare", "more")
+    assert (rare.reward, none.fault) == (1.0, "function returned no reward")
+    assert "with reward.weights a dict of right, rare, whose weighted sum is from 0 to 1" in str(none.extracted)
 
 
 def test_a_dict_has_the_reward_and_its_parts(tmp_path: Path) -> None:

@@ -23,19 +23,8 @@ from prefixrl.common.engines.simulated import SimulatedEngine
 from prefixrl.common.prompts.rendering import ByteRenderer
 from prefixrl.common.run.digests import scorer_digests
 from prefixrl.common.weights.snapshot import Snapshot
+from prefixrl.common.wire.messages import learner as messages
 from prefixrl.common.wire.messages.groups import ScoredGroup
-from prefixrl.common.wire.messages.learner import (
-    Accepted,
-    Batch,
-    CannotGoOn,
-    FromBroker,
-    GetBatch,
-    IterationDone,
-    NotYet,
-    Published,
-    RunOver,
-    Stop,
-)
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.messages.worker import Goodbye
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens, token_ids, token_versions
@@ -113,9 +102,9 @@ class Trained:
     """Per iteration, the versions in the tokens of its batch."""
     rewards: list[tuple[float, ...]] = field(default_factory=list)
     status: dict[str, Any] = field(default_factory=dict)
-    end: FromBroker | None = None
+    end: messages.FromBroker | None = None
 
-    def take(self, batch: Batch, groups: list[ScoredGroup], may_cross: bool) -> None:
+    def take(self, batch: messages.Batch, groups: list[ScoredGroup], may_cross: bool) -> None:
         assert len(groups) == len(batch.groups), "one rank trains every group"
         seen = set()
         for group in groups:
@@ -176,34 +165,34 @@ def _learn(
     trained, iteration = Trained(), 0
     rank.join("rank")
     while True:
-        rank.say(Published(note(iteration)))
-        rank.hear(Accepted)
+        rank.say(messages.Published(note(iteration)))
+        rank.hear(messages.Accepted)
         before_batch(iteration)
         answer = next_batch(rank, iteration)
-        if not isinstance(answer, Batch):
+        if not isinstance(answer, messages.Batch):
             trained.end, trained.status = answer, status(rank)
-            rank.say(Stop("the run is finished"))
-            rank.hear(Accepted)
+            rank.say(messages.Stop("the run is finished"))
+            rank.hear(messages.Accepted)
             rank.say(Goodbye("the run is finished"))
             return trained
         trained.take(answer, groups_of(rank, answer), may_cross)
         time.sleep(trains_s)
-        rank.say(IterationDone(iteration, iteration + 1, old_ess))
-        rank.hear(Accepted)
+        rank.say(messages.IterationDone(iteration, iteration + 1, old_ess))
+        rank.hear(messages.Accepted)
         iteration += 1
 
 
-def next_batch(rank: Peer, iteration: int) -> FromBroker:
+def next_batch(rank: Peer, iteration: int) -> messages.FromBroker:
     """Return the broker's answer once it has one."""
     waiting_for = ""
     for _ in range(int(PATIENCE_S)):
-        rank.say(GetBatch(iteration, 0, 1))
+        rank.say(messages.GetBatch(iteration, 0, 1))
         while True:
-            answer = rank.hear(FromBroker)
-            if isinstance(answer, NotYet):
+            answer = rank.hear(messages.FromBroker)
+            if isinstance(answer, messages.NotYet):
                 waiting_for = answer.waiting_for
                 break
-            if isinstance(answer, Batch | RunOver | CannotGoOn):
+            if isinstance(answer, messages.Batch | messages.RunOver | messages.CannotGoOn):
                 return answer
     raise AssertionError(f"no batch {iteration} in {PATIENCE_S:g} s: waiting for {waiting_for}")
 

@@ -13,19 +13,8 @@ from prefixrl.common.journal import journal as journals
 from prefixrl.common.journal.journal import Journal
 from prefixrl.common.journal.records import GroupScored, JournalRecord
 from prefixrl.common.run.digests import model_digests, scorer_digests
+from prefixrl.common.wire.messages import learner as rank_messages
 from prefixrl.common.wire.messages.fields import PROTOCOL
-from prefixrl.common.wire.messages.learner import (
-    Accepted,
-    Batch,
-    GetBatch,
-    GetGroups,
-    GetStatus,
-    Groups,
-    Halt,
-    IterationDone,
-    NotYet,
-    Published,
-)
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.messages.worker import (
     Ack,
@@ -151,7 +140,7 @@ def test_a_rollout_with_another_initial_adapter_is_refused_when_the_learner_publ
         rollout.ready(config, "rollout")
         rollout.hear(PrefixTask)
         rank.join("rank")
-        rank.say(Published(WeightsNote(0, "other", fakes.NOTE.probe_tokens, fakes.NOTE.probe_logprobs)))
+        rank.say(rank_messages.Published(WeightsNote(0, "other", fakes.NOTE.probe_tokens, fakes.NOTE.probe_logprobs)))
         reason = rollout.hear(Reject).reason
         assert "its initial adapter has digest d0, the learner's other" in reason
 
@@ -176,7 +165,11 @@ def test_a_worker_may_not_send_what_its_role_does_not_make(config: RunConfig, br
 
 def test_an_unknown_peer_gets_unknown_and_no_message_of_it_counts(config: RunConfig, broker: Broker) -> None:
     with fakes.peers(fakes.endpoint_of(config), "stranger") as (stranger,):
-        for message in (Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""), GetStatus(), IterationDone(0, 1)):
+        for message in (
+            Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""),
+            rank_messages.GetStatus(),
+            rank_messages.IterationDone(0, 1),
+        ):
             stranger.say(message)
             stranger.hear(Unknown)
     assert broker.ledger.completed == 0
@@ -250,22 +243,22 @@ def test_a_rank_receives_the_missing_groups_and_their_holders(
     monkeypatch.setattr(batches, "NOT_YET_EVERY_S", 0.05)
     with fakes.peers(fakes.endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
         fakes.learner(rank)
-        rank.say(GetBatch(0, 0, 1))
-        assert "any rollout: none is connected" in rank.hear(NotYet).waiting_for
+        rank.say(rank_messages.GetBatch(0, 0, 1))
+        assert "any rollout: none is connected" in rank.hear(rank_messages.NotYet).waiting_for
         rollout.ready(config, "rollout", slots=6)
         tasks = [rollout.hear(PrefixTask) for _ in range(6)]
-        rank.say(GetBatch(0, 0, 1))
+        rank.say(rank_messages.GetBatch(0, 0, 1))
         fakes.wait_until(
-            lambda: (rank.say(GetBatch(0, 0, 1)) or rank.hear(NotYet).waiting_for).startswith(
-                "groups 0 (sampling, rollout-0 on host for"
-            ),
+            lambda: (
+                rank.say(rank_messages.GetBatch(0, 0, 1)) or rank.hear(rank_messages.NotYet).waiting_for
+            ).startswith("groups 0 (sampling, rollout-0 on host for"),
             "the names",
         )
         scorer.ready(config, "scorer")
         rollout.say(fakes.sampled(tasks[0]))
         scorer.hear(ScoreTask)
-        rank.say(GetBatch(0, 0, 1))
-        named = rank.hear(NotYet).waiting_for
+        rank.say(rank_messages.GetBatch(0, 0, 1))
+        named = rank.hear(rank_messages.NotYet).waiting_for
         assert "0 (scoring, scorer-0 on host for" in named
         assert named.endswith("and 10 more")
 
@@ -277,13 +270,13 @@ def test_every_rank_gets_the_same_batch_in_training_order_and_the_groups_that_it
     ):
         fakes.learner(zero)
         one.join("rank")
-        zero.say(GetBatch(0, 0, 2))
-        one.say(GetBatch(0, 1, 2))
+        zero.say(rank_messages.GetBatch(0, 0, 2))
+        one.say(rank_messages.GetBatch(0, 1, 2))
         rollout.ready(config, "rollout")
         scorer.ready(config, "scorer", slots=1)
         for _ in range(6):
             fakes.score_one_item(rollout, scorer)
-        batches = [rank.hear(Batch) for rank in (zero, one)]
+        batches = [rank.hear(rank_messages.Batch) for rank in (zero, one)]
         shards = {(0, 3): fakes.groups_of(zero, batches[0], (0, 3)), (1, 2): fakes.groups_of(one, batches[1], (1, 2))}
         assert fakes.groups_of(one, batches[1], ()) == []
     assert batches[0] == batches[1]
@@ -301,7 +294,7 @@ def test_groups_of_no_batch_or_of_none_of_its_indices_are_refused_and_those_trai
 ) -> None:
     with fakes.peers(fakes.endpoint_of(config), "zero", "r", "s") as (rank, rollout, scorer):
         fakes.learner(rank)
-        rank.say(GetGroups(0, (0,)))
+        rank.say(rank_messages.GetGroups(0, (0,)))
         assert "of iteration 0, of which there is no batch" in rank.hear(Reject).reason
         fakes.learner(rank)
         rollout.ready(config, "rollout")
@@ -310,14 +303,14 @@ def test_groups_of_no_batch_or_of_none_of_its_indices_are_refused_and_those_trai
             fakes.score_one_item(rollout, scorer)
         batch = fakes.train(rank, 0)
         for indices in ((0, 4), (1, 0), (0, 0)):
-            rank.say(GetGroups(0, indices))
+            rank.say(rank_messages.GetGroups(0, indices))
             assert "other than ascending indices below 4" in rank.hear(Reject).reason
             fakes.learner(rank)
         assert len(fakes.groups_of(rank, batch)) == 4
-        rank.say(IterationDone(0, 1))
-        rank.hear(Accepted)
-        rank.say(GetGroups(0, (0,)))
-        assert rank.hears_nothing_of(Groups)
+        rank.say(rank_messages.IterationDone(0, 1))
+        rank.hear(rank_messages.Accepted)
+        rank.say(rank_messages.GetGroups(0, (0,)))
+        assert rank.hears_nothing_of(rank_messages.Groups)
 
 
 def test_a_rank_that_is_ahead_of_the_report_waits_and_one_that_repeats_itself_is_harmless(
@@ -331,16 +324,16 @@ def test_a_rank_that_is_ahead_of_the_report_waits_and_one_that_repeats_itself_is
         scorer.ready(config, "scorer")
         for _ in range(6):
             fakes.score_one_item(rollout, scorer)
-        zero.say(GetBatch(0, 0, 1))
-        zero.hear(Batch)
-        one.say(GetBatch(1, 0, 1))
-        assert "the report that iteration 0 is done" in one.hear(NotYet).waiting_for
-        one.say(GetBatch(1, 0, 1))
-        zero.say(IterationDone(0, 1))
-        zero.say(GetBatch(0, 0, 1))
-        zero.hear(Accepted)
-        assert one.hear(Batch).iteration == 1
-        assert zero.hears_nothing_of(Batch)
+        zero.say(rank_messages.GetBatch(0, 0, 1))
+        zero.hear(rank_messages.Batch)
+        one.say(rank_messages.GetBatch(1, 0, 1))
+        assert "the report that iteration 0 is done" in one.hear(rank_messages.NotYet).waiting_for
+        one.say(rank_messages.GetBatch(1, 0, 1))
+        zero.say(rank_messages.IterationDone(0, 1))
+        zero.say(rank_messages.GetBatch(0, 0, 1))
+        zero.hear(rank_messages.Accepted)
+        assert one.hear(rank_messages.Batch).iteration == 1
+        assert zero.hears_nothing_of(rank_messages.Batch)
 
 
 def test_one_rank_that_is_stopped_halts_all_at_the_same_iteration(config: RunConfig) -> None:
@@ -354,15 +347,15 @@ def test_one_rank_that_is_stopped_halts_all_at_the_same_iteration(config: RunCon
         scorer.ready(config, "scorer")
         for _ in range(2):
             fakes.score_one_item(rollout, scorer)
-        zero.say(GetBatch(0, 0, 2))
-        zero.hear(Batch)
-        one.say(GetBatch(0, 1, 2, is_stopping=True))
-        assert one.hear(Batch).iteration == 0, "the other rank trains it already"
-        zero.say(IterationDone(0, 1))
-        zero.hear(Accepted)
+        zero.say(rank_messages.GetBatch(0, 0, 2))
+        zero.hear(rank_messages.Batch)
+        one.say(rank_messages.GetBatch(0, 1, 2, is_stopping=True))
+        assert one.hear(rank_messages.Batch).iteration == 0, "the other rank trains it already"
+        zero.say(rank_messages.IterationDone(0, 1))
+        zero.hear(rank_messages.Accepted)
         for rank, number in ((zero, 0), (one, 1)):
-            rank.say(GetBatch(1, number, 2))
-            assert rank.hear(Halt).iteration == 1
+            rank.say(rank_messages.GetBatch(1, number, 2))
+            assert rank.hear(rank_messages.Halt).iteration == 1
 
 
 def test_a_batch_carries_the_waiting_times_by_cause_and_the_stages_of_its_groups(config: RunConfig) -> None:
@@ -372,22 +365,22 @@ def test_a_batch_carries_the_waiting_times_by_cause_and_the_stages_of_its_groups
     ):
         fakes.learner(zero)
         one.join("rank")
-        zero.say(GetBatch(0, 0, 2))
-        zero.hear(NotYet)  # waits for rollouts for a second
+        zero.say(rank_messages.GetBatch(0, 0, 2))
+        zero.hear(rank_messages.NotYet)  # waits for rollouts for a second
         rollout.ready(config, "rollout", slots=2)
         tasks = [rollout.hear(PrefixTask) for _ in range(2)]
         for task in tasks:
             rollout.say(fakes.sampled(task))
             rollout.hear(Ack)
-        zero.say(GetBatch(0, 0, 2))
-        zero.hear(NotYet)  # waits for scorers for a second
+        zero.say(rank_messages.GetBatch(0, 0, 2))
+        zero.hear(rank_messages.NotYet)  # waits for scorers for a second
         scorer.ready(config, "scorer", slots=2)
         for _ in tasks:
             scorer.say(fakes.scored(scorer.hear(ScoreTask)))
-        zero.say(GetBatch(0, 0, 2))
-        batch = zero.hear(Batch)
-        one.say(GetBatch(0, 1, 2))
-        again = one.hear(Batch)
+        zero.say(rank_messages.GetBatch(0, 0, 2))
+        batch = zero.hear(rank_messages.Batch)
+        one.say(rank_messages.GetBatch(0, 1, 2))
+        again = one.hear(rank_messages.Batch)
     assert batch.waited_s["rollouts"] > 0.9 and batch.waited_s["scorers"] > 0.9
     assert (batch.groups, batch.waited_s) == (again.groups, again.waited_s)
     for group in batch.groups:
