@@ -10,16 +10,7 @@ from prefixrl.common.config.algorithm import AlgorithmConfig, FilterConfig
 from prefixrl.common.config.data import DataConfig
 from prefixrl.common.config.learner import LearnerConfig, LogConfig
 from prefixrl.common.config.prompting import AdapterConfig, ModelConfig
-from prefixrl.common.config.section import (
-    AboveOne,
-    Fraction,
-    Mode,
-    NonNegative,
-    OnlyWith,
-    Positive,
-    PositiveFloat,
-    Section,
-)
+from prefixrl.common.config.section import Fraction, Mode, NonNegative, OnlyWith, Positive, PositiveFloat, Section
 from prefixrl.common.config.step_rewards import ImplicitRewardConfig
 from prefixrl.common.wire.messages.groups import Sampling
 
@@ -73,7 +64,7 @@ class CheckpointConfig(Section):
     """Iterations between checkpoints; 0 writes only the last one of the run."""
     keep: Positive = 2
     """Number of checkpoints that stay; older ones are removed."""
-    growth: AboveOne | None = None
+    growth: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     """Factor between geometric steps whose checkpoints are written and stay besides: with 2 those of iterations 1, 2,
     4, 8 and so on. Absent: none."""
     keep_best: NonNegative = 0

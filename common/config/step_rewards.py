@@ -1,19 +1,11 @@
 """The `[scorer.prm]` section: a process reward model that scores the steps of an answer."""
 
+import json
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from prefixrl.common.config.section import (
-    Fraction,
-    NonNegativeFloat,
-    OnlyWith,
-    Positive,
-    PositiveFloat,
-    Section,
-    Share,
-    toml,
-)
+from prefixrl.common.config.section import Fraction, NonNegativeFloat, OnlyWith, Positive, PositiveFloat, Section, Share
 from prefixrl.common.wire.messages.groups import MOST_STEPS
 from prefixrl.common.wire.verdicts import Aggregate
 
@@ -116,7 +108,7 @@ class ProcessModelConfig(Section):
             more_than_one=self.coefficient + self.outcome_coefficient > 1 + _SUM_ROUNDING,
         )
         if self.form.count(TAG) != 1 or self.form.count(STEP) != 1 or self.form.index(STEP) > self.form.index(TAG):
-            raise self.conflict("form_of_a_step", example=toml(_FORMS[self.format]))
+            raise self.conflict("form_of_a_step", example=json.dumps(_FORMS[self.format]))
         self.refuse_if(one_token_for_all=self.format == "step_tag" and self.good_token == self.bad_token)
         return self
 
