@@ -65,7 +65,7 @@ class Endpoint(Generic[Answer]):
 
     KIND: ClassVar[str]
     HINT: ClassVar[str]
-    """What may be wrong with the address."""
+    """Likely faults of the address, behind its key."""
 
     def __init__(
         self, section: ServerConfig, path: str, read: Reader[Answer | Retry | RowRefused | EndpointRefused]

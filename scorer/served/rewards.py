@@ -40,7 +40,7 @@ _Row = tuple[int, str, str, str, CodeMode]
 
 @dataclass(frozen=True)
 class Rewards:
-    """What a server gave for the rows of a batch."""
+    """The values that a server gave for the rows of a batch, rewards or not."""
 
     given: list[object]
 

@@ -92,6 +92,8 @@ class VerifierPool:
     Only `wait` and `close` wait. Children are started for the first answer that has no exact verdict.
     """
 
+    is_patient = False
+
     def __init__(
         self, children: int, timeout_s: int, function: RewardFunction | None = None, choices: Choices = STANDARD,
         cache_entries: int = 65_536, jobs_per_child: int = 2_000,
