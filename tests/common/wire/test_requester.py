@@ -8,18 +8,8 @@ import pytest
 
 from prefixrl.common.errors import PeerLost, Refusal
 from prefixrl.common.wire import requester
+from prefixrl.common.wire.messages import learner as messages
 from prefixrl.common.wire.messages.fields import PROTOCOL
-from prefixrl.common.wire.messages.learner import (
-    Accepted,
-    FromBroker,
-    GetBatch,
-    GetStatus,
-    Halt,
-    NotYet,
-    Status,
-    Stop,
-    ToBroker,
-)
 from prefixrl.common.wire.messages.worker import Hello, Reject, Unknown, Welcome
 from prefixrl.common.wire.requester import Requester
 from prefixrl.common.wire.transport import Server
@@ -30,7 +20,7 @@ from support.keys import address, keys
 WELCOME = Welcome(
     protocol=PROTOCOL, run_id="run", worker="rank", config_json="{}", weights_endpoint="tcp://127.0.0.1:9"
 )
-Answering = Callable[[ToBroker], list[FromBroker]]
+Answering = Callable[[messages.ToBroker], list[messages.FromBroker]]
 
 
 @contextmanager
@@ -40,7 +30,7 @@ def broker(answer: Answering, endpoint: str = "tcp://127.0.0.1:0") -> Iterator[s
     endpoints: list[str] = []
 
     def serve() -> None:
-        server: Server[ToBroker, FromBroker] = Server(endpoint, ToBroker, keys())
+        server: Server[messages.ToBroker, messages.FromBroker] = Server(endpoint, messages.ToBroker, keys())
         endpoints.append(server.endpoint)
         bound.set()
         while not stop.is_set():
@@ -60,8 +50,8 @@ def broker(answer: Answering, endpoint: str = "tcp://127.0.0.1:0") -> Iterator[s
         thread.join()
 
 
-def polite(message: ToBroker) -> list[FromBroker]:
-    return [WELCOME] if isinstance(message, Hello) else [Accepted()]
+def polite(message: messages.ToBroker) -> list[messages.FromBroker]:
+    return [WELCOME] if isinstance(message, Hello) else [messages.Accepted()]
 
 
 @pytest.fixture
@@ -70,47 +60,47 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_answer_of_the_wanted_type_is_returned_and_others_are_passed_over() -> None:
-    def answer(message: ToBroker) -> list[FromBroker]:
-        return polite(message) if isinstance(message, Hello) else [NotYet(0, "x"), Status(b"{}")]
+    def answer(message: messages.ToBroker) -> list[messages.FromBroker]:
+        return polite(message) if isinstance(message, Hello) else [messages.NotYet(0, "x"), messages.Status(b"{}")]
 
     with broker(answer) as endpoint:
         asking = Requester(address(endpoint, "operator"), "operator")
         assert asking.welcome == WELCOME
-        assert asking.ask(GetStatus(), Status) == (Status(b"{}"), [])
+        assert asking.ask(messages.GetStatus(), messages.Status) == (messages.Status(b"{}"), [])
         asking.close()
 
 
 def test_a_request_is_repeated_until_it_is_answered(quick: None) -> None:
-    heard: list[ToBroker] = []
+    heard: list[messages.ToBroker] = []
 
-    def answer(message: ToBroker) -> list[FromBroker]:
+    def answer(message: messages.ToBroker) -> list[messages.FromBroker]:
         heard.append(message)
-        return [] if heard.count(Stop("x")) in (1, 2) else polite(message)
+        return [] if heard.count(messages.Stop("x")) in (1, 2) else polite(message)
 
     with broker(answer) as endpoint:
         asking = Requester(address(endpoint, "rank"), "rank")
-        asking.ask(Stop("x"), Accepted)
+        asking.ask(messages.Stop("x"), messages.Accepted)
         asking.close()
-    assert heard.count(Stop("x")) == 3
+    assert heard.count(messages.Stop("x")) == 3
 
 
 def test_a_broker_that_does_not_know_the_peer_gets_hello_and_the_request_again(quick: None) -> None:
-    heard: list[ToBroker] = []
+    heard: list[messages.ToBroker] = []
     known = False
 
-    def answer(message: ToBroker) -> list[FromBroker]:
+    def answer(message: messages.ToBroker) -> list[messages.FromBroker]:
         nonlocal known
         heard.append(message)
         if isinstance(message, Hello):
             known = len(heard) > 1
             return [WELCOME]
-        return [Accepted()] if known else [Unknown()]
+        return [messages.Accepted()] if known else [Unknown()]
 
     with broker(answer) as endpoint:
         asking = Requester(address(endpoint, "rank"), "rank")
-        asking.ask(Stop("x"), Accepted)
+        asking.ask(messages.Stop("x"), messages.Accepted)
         asking.close()
-    assert [type(message) for message in heard] == [Hello, Stop, Hello, Stop]
+    assert [type(message) for message in heard] == [Hello, messages.Stop, Hello, messages.Stop]
     assert heard[0] == heard[2]
 
 
@@ -123,13 +113,13 @@ def test_a_rejected_peer_ends_with_the_reason() -> None:
 
 
 def test_silence_ends_with_what_was_asked_and_whom(quick: None) -> None:
-    def answer(message: ToBroker) -> list[FromBroker]:
+    def answer(message: messages.ToBroker) -> list[messages.FromBroker]:
         return polite(message) if isinstance(message, Hello) else []
 
     with broker(answer) as endpoint:
         asking = Requester(address(endpoint, "operator"), "operator", answer_s=0.5)
         with pytest.raises(PeerLost, match=f"{endpoint} did not answer GetStatus within 0.5 s"):
-            asking.ask(GetStatus(), Status)
+            asking.ask(messages.GetStatus(), messages.Status)
         asking.close()
 
 
@@ -137,11 +127,11 @@ def test_a_question_outlives_a_restart_of_the_broker(quick: None) -> None:
     with broker(polite) as endpoint:
         asking = Requester(address(endpoint, "rank"), "rank")
     answered: list[object] = []
-    waiting = threading.Thread(target=lambda: answered.append(asking.ask(Stop("x"), Accepted)[0]))
+    waiting = threading.Thread(target=lambda: answered.append(asking.ask(messages.Stop("x"), messages.Accepted)[0]))
     waiting.start()
     with broker(polite, endpoint):
         waiting.join(30.0)
-    assert answered == [Accepted()]
+    assert answered == [messages.Accepted()]
     asking.close()
 
 
@@ -155,14 +145,14 @@ def test_a_wait_that_became_useless_ends_with_the_reason(quick: None) -> None:
         if tries == 3:
             raise PeerLost("the broker died too often")
 
-    def answer(message: ToBroker) -> list[FromBroker]:
+    def answer(message: messages.ToBroker) -> list[messages.FromBroker]:
         return polite(message) if isinstance(message, Hello) else []
 
     with broker(answer) as endpoint:
         asking = Requester(address(endpoint, "rank"), "rank", 3600.0, watch)
         assert tries == 0, "an answer that is there is taken"
         with pytest.raises(PeerLost, match="the broker died too often"):
-            asking.ask(GetStatus(), Status)
+            asking.ask(messages.GetStatus(), messages.Status)
         asking.close()
 
 
@@ -184,11 +174,11 @@ def test_a_rank_waits_for_as_long_as_a_broker_may_replay(monkeypatch: pytest.Mon
     # The clock may be stepped before a try begins: its wait would then be a real one.
     monkeypatch.setattr(requester.Client, "receive", lambda self, timeout_s: receive(self, min(timeout_s, 0.05)))
 
-    def answer(message: ToBroker) -> list[FromBroker]:
+    def answer(message: messages.ToBroker) -> list[messages.FromBroker]:
         if isinstance(message, Hello):
             return [WELCOME]
         clock.sleep(requester.ASK_AGAIN_S)
-        return [Accepted()] if clock.monotonic() >= REPLAY_S else [NotYet(0, "x")]
+        return [messages.Accepted()] if clock.monotonic() >= REPLAY_S else [messages.NotYet(0, "x")]
 
     with broker(answer) as endpoint:
         rank = BrokerClient(address(endpoint, "rank"))
@@ -198,12 +188,12 @@ def test_a_rank_waits_for_as_long_as_a_broker_may_replay(monkeypatch: pytest.Mon
 
 
 def test_a_rank_that_is_asked_to_stop_does_not_wait_for_a_broker_that_is_silent(quick: None) -> None:
-    def answer(message: ToBroker) -> list[FromBroker]:
+    def answer(message: messages.ToBroker) -> list[messages.FromBroker]:
         return polite(message) if isinstance(message, Hello) else []
 
     with broker(answer) as endpoint:
         rank = BrokerClient(address(endpoint, "rank"))
-        assert rank.next_batch(GetBatch(7, 0, 1), 3600.0, lambda: True) == Halt(7)
+        assert rank.next_batch(messages.GetBatch(7, 0, 1), 3600.0, lambda: True) == messages.Halt(7)
         rank.close()
 
 
@@ -217,7 +207,7 @@ def test_a_process_that_was_suspended_gives_up_in_the_end(quick: None, monkeypat
     with broker(answer) as endpoint:
         asking = Requester(address(endpoint, "operator"), "operator", answer_s=0.3)
         with pytest.raises(PeerLost, match=r"did not answer GetStatus within 0\.3 s"):
-            asking.ask(GetStatus(), Status)
+            asking.ask(messages.GetStatus(), messages.Status)
         asking.close()
     assert 3 <= answer.tries <= 5
 
@@ -230,7 +220,7 @@ def test_a_process_that_was_suspended_asks_again_before_it_gives_up(
     with broker(answer) as endpoint:
         # Nothing is left of its patience after the first try, however little that counts.
         asking = Requester(address(endpoint, "operator"), "operator", answer_s=0.1)
-        assert asking.ask(GetStatus(), Status) == (Status(b"{}"), [])
+        assert asking.ask(messages.GetStatus(), messages.Status) == (messages.Status(b"{}"), [])
         asking.close()
 
 
@@ -243,9 +233,9 @@ class Suspended:
         self.tries = 0
         self.answers_from = 0
 
-    def __call__(self, message: ToBroker) -> list[FromBroker]:
+    def __call__(self, message: messages.ToBroker) -> list[messages.FromBroker]:
         if isinstance(message, Hello):
             return [WELCOME]
         self.tries += 1
         self._clock.sleep(3600.0 if self.tries == 1 else requester.ASK_AGAIN_S)
-        return [Status(b"{}")] if self.tries == self.answers_from else []
+        return [messages.Status(b"{}")] if self.tries == self.answers_from else []

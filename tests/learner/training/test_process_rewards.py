@@ -15,17 +15,10 @@ from prefixrl.learner.models.model import Models
 from prefixrl.learner.training import checkpoint
 from prefixrl.learner.training.checkpoint import TrainerState
 from prefixrl.learner.training.iteration import train_iteration
-from support.models.tiny_model import (
-    DEEPSPEED_WARNINGS,
-    VOCABULARY,
-    random_iteration,
-    run_config,
-    save_model,
-    with_tokenizer,
-)
+from support.models import tiny_model
 from support.models.training import same
 
-pytestmark = DEEPSPEED_WARNINGS
+pytestmark = tiny_model.DEEPSPEED_WARNINGS
 
 BETA, FLOOR = 0.05, 1e-6
 Rows = list[list[float]]
@@ -33,7 +26,7 @@ Rows = list[list[float]]
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return with_tokenizer(save_model(tmp_path_factory.mktemp("models") / "adapter"))
+    return tiny_model.with_tokenizer(tiny_model.save_model(tmp_path_factory.mktemp("models") / "adapter"))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +38,7 @@ def scorer(adapter: Path) -> Path:
         each.data.add_(0.05 * torch.randn_like(each))
     folder = adapter.parent / "scorer"
     model.save_pretrained(folder)
-    return with_tokenizer(folder)
+    return tiny_model.with_tokenizer(folder)
 
 
 def plain(folder: Path) -> PreTrainedModel:
@@ -54,7 +47,7 @@ def plain(folder: Path) -> PreTrainedModel:
 
 
 def config_of(adapter: Path, implicit: dict[str, Any], **algorithm: Any) -> RunConfig:
-    return run_config(
+    return tiny_model.run_config(
         adapter,
         algorithm={"name": "rloo", "kl": 0.0, "minibatches": 1, "whiten": False} | algorithm,
         implicit_reward=implicit,
@@ -115,7 +108,7 @@ def test_advantages_and_the_reward_models_step_are_those_of_plain_loops(
     adapter: Path, scorer: Path, update: str
 ) -> None:
     implicit = {"model": str(scorer), "reference_model": str(adapter), "update": update, "lr": 1e-3}
-    config, data = config_of(adapter, implicit), random_iteration(1)
+    config, data = config_of(adapter, implicit), tiny_model.random_iteration(1)
     models = Models.load(config, 0, 1, str(adapter))
     metrics = train_iteration(models, data, config, 20)
     model, reference = plain(scorer), plain(adapter)
@@ -139,7 +132,7 @@ def test_advantages_and_the_reward_models_step_are_those_of_plain_loops(
 def test_with_the_policy_as_reference_its_logprobs_are_those_at_temperature_1(adapter: Path, scorer: Path) -> None:
     config = config_of(adapter, {"model": str(scorer), "reference": "policy"})
     assert config.rollout.temperature == 0.7
-    data = random_iteration(2)
+    data = tiny_model.random_iteration(2)
     metrics = train_iteration(Models.load(config, 0, 1, str(adapter)), data, config, 20)
     with torch.no_grad():
         found = as_rows(scores(plain(scorer), plain(adapter), data))
@@ -148,7 +141,7 @@ def test_with_the_policy_as_reference_its_logprobs_are_those_at_temperature_1(ad
 
 def test_the_sum_at_the_last_token_and_no_normalisation(adapter: Path, scorer: Path) -> None:
     implicit = {"model": str(scorer), "reference_model": str(adapter), "granularity": "whole", "norm": "none"}
-    config, data = config_of(adapter, implicit), random_iteration(3)
+    config, data = config_of(adapter, implicit), tiny_model.random_iteration(3)
     metrics = train_iteration(Models.load(config, 0, 1, str(adapter)), data, config, 20)
     with torch.no_grad():
         sums = [float(each.sum()) for each in scores(plain(scorer), plain(adapter), data)]
@@ -163,7 +156,7 @@ def test_the_sum_at_the_last_token_and_no_normalisation(adapter: Path, scorer: P
 def test_with_a_critic_process_rewards_are_rewards_of_tokens(adapter: Path, scorer: Path) -> None:
     implicit = {"model": str(scorer), "reference_model": str(adapter), "coefficient": 2.0, "outcome_coefficient": 3.0}
     config = config_of(adapter, implicit, name="gae", gae_lambda=1.0)
-    data = random_iteration(4)
+    data = tiny_model.random_iteration(4)
     models = Models.load(config, 0, 1, str(adapter))
     metrics = train_iteration(models, data, config, 20)
     with torch.no_grad():
@@ -180,7 +173,7 @@ def test_with_a_critic_process_rewards_are_rewards_of_tokens(adapter: Path, scor
 
 def test_at_the_beginning_every_score_is_0_and_the_model_learns_to_rank(adapter: Path) -> None:
     config = config_of(adapter, {"lr": 3e-3}, minibatches=2)
-    models, data = Models.load(config, 0, 1, str(adapter)), random_iteration(5)
+    models, data = Models.load(config, 0, 1, str(adapter)), tiny_model.random_iteration(5)
     first = train_iteration(models, data, config, 20).means
     assert first["process_largest_return"] == 0.0
     assert first["reward_model_loss"] == pytest.approx(0.6931, abs=0.02)
@@ -198,13 +191,13 @@ def test_a_resumed_run_goes_on_bitwise_and_the_model_is_exported(adapter: Path, 
         update={"learner": type(config.learner).model_validate(config.learner.model_dump() | learner)}
     )
     models = Models.load(config, 0, 1, str(adapter))
-    train_iteration(models, random_iteration(0), config, 20)
+    train_iteration(models, tiny_model.random_iteration(0), config, 20)
     folder = checkpoint.save(tmp_path, models, TrainerState(1, models.optimizer_steps, 1))
     assert sorted(path.name for path in folder.glob("hf*")) == ["hf", "hf_ema", "hf_reward", "hf_reward_ema"]
     resumed = Models.load(config, 0, 1, str(adapter))
     checkpoint.load(tmp_path, resumed)
     for each in (models, resumed):
-        assert train_iteration(each, random_iteration(1), config, 20).means["process_largest_return"] > 0
+        assert train_iteration(each, tiny_model.random_iteration(1), config, 20).means["process_largest_return"] > 0
     assert models.reward is not None and resumed.reward is not None
     theirs = models.state_dict_for_publication(models.reward.trained)
     assert same(theirs, resumed.state_dict_for_publication(resumed.reward.trained))
@@ -216,14 +209,14 @@ def test_a_resumed_run_goes_on_bitwise_and_the_model_is_exported(adapter: Path, 
 
 
 def test_a_reward_model_with_another_tokenizer_is_refused(adapter: Path, tmp_path: Path) -> None:
-    other = with_tokenizer(save_model(tmp_path / "other"), VOCABULARY - 1)
+    other = tiny_model.with_tokenizer(tiny_model.save_model(tmp_path / "other"), tiny_model.VOCABULARY - 1)
     config = config_of(adapter, {"model": str(other)})
     with pytest.raises(DataError, match=r"implicit_reward.model = .*other' has another tokenizer than the adapter"):
         Models.load(config, 0, 1, str(adapter))
 
 
 def test_an_outcome_outside_0_and_1_is_refused(adapter: Path) -> None:
-    config, data = config_of(adapter, {}), random_iteration(1)
+    config, data = config_of(adapter, {}), tiny_model.random_iteration(1)
     changed = IterationData(**{**vars(data), "rewards": (2.0, *data.rewards[1:])})
     with pytest.raises(TrainingFault, match=r"row 0 has reward 2.0; the implicit reward model learns outcomes"):
         train_iteration(Models.load(config, 0, 1, str(adapter)), changed, config, 20)

@@ -14,19 +14,9 @@ from prefixrl.common.journal.journal import Journal
 from prefixrl.common.journal.records import GroupScored, JournalRecord
 from prefixrl.common.run.digests import model_digests, scorer_digests
 from prefixrl.common.wire.messages import learner as rank_messages
+from prefixrl.common.wire.messages import worker as worker_messages
 from prefixrl.common.wire.messages.fields import PROTOCOL
 from prefixrl.common.wire.messages.weights import WeightsNote
-from prefixrl.common.wire.messages.worker import (
-    Ack,
-    Beat,
-    Heartbeat,
-    Hello,
-    PrefixTask,
-    Reject,
-    Scores,
-    ScoreTask,
-    Unknown,
-)
 from prefixrl.learner.broker import batches
 from prefixrl.learner.broker.server import Broker
 from support import fakes
@@ -34,8 +24,8 @@ from support import fakes
 
 def test_another_protocol_is_rejected_with_both_numbers(config: RunConfig, broker: Broker) -> None:
     with fakes.peers(fakes.endpoint_of(config), "old", "new") as (old, new):
-        old.say(Hello(protocol=PROTOCOL + 1, role="scorer", incarnation="i", host="node7", pid=1))
-        reason = old.hear(Reject).reason
+        old.say(worker_messages.Hello(protocol=PROTOCOL + 1, role="scorer", incarnation="i", host="node7", pid=1))
+        reason = old.hear(worker_messages.Reject).reason
         assert f"protocol {PROTOCOL}" in reason
         assert f"scorer on node7 speaks {PROTOCOL + 1}" in reason
         assert new.join("scorer").worker == "scorer-0", "who was rejected is not enrolled"
@@ -60,11 +50,11 @@ def test_a_worker_that_loaded_something_else_is_refused_by_name(
     with fakes.peers(fakes.endpoint_of(config), "wrong", "right") as (bad, good):
         bad.join(role)
         bad.say(fakes.loaded(role, wrong))
-        reason = bad.hear(Reject).reason
+        reason = bad.hear(worker_messages.Reject).reason
         assert f"another {what}: digest of its {part.replace('_', ' ')} is another" in reason
         good.ready(config, role)
-        good.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
-        good.hear(Beat)
+        good.say(worker_messages.Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
+        good.hear(worker_messages.Beat)
         assert [worker["name"] for worker in fakes.status(fakes.learner(good))["workers"]] == [f"{role}-1"]
 
 
@@ -79,13 +69,13 @@ def test_a_scorer_with_another_reward_function_is_refused_with_the_remedy(tmp_pa
         for peer, wrong in zip(bad, wrongs, strict=True):
             peer.join("scorer")
             peer.say(fakes.loaded("scorer", wrong))
-            reason = peer.hear(Reject).reason
+            reason = peer.hear(worker_messages.Reject).reason
             assert f"digest of its file is {wrong.reward_function or 'missing'}" in reason
             assert f"copy the learner's {mine}:score to its host" in reason
         good.join("scorer")
         good.say(fakes.loaded("scorer", right))
-        good.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
-        good.hear(Beat)
+        good.say(worker_messages.Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
+        good.hear(worker_messages.Beat)
 
 
 def test_in_direct_mode_a_scorer_with_another_tokenizer_is_refused_and_its_model_does_not_count(tmp_path: Path) -> None:
@@ -97,11 +87,11 @@ def test_in_direct_mode_a_scorer_with_another_tokenizer_is_refused_and_its_model
         bad.join("scorer")
         bad.say(fakes.loaded("scorer", wrong))
         expected = "loaded another adapter's tokenizer: digest of its tokenizer is another"
-        assert expected in bad.hear(Reject).reason
+        assert expected in bad.hear(worker_messages.Reject).reason
         good.join("scorer")
         good.say(fakes.loaded("scorer", right))
-        good.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
-        good.hear(Beat)
+        good.say(worker_messages.Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
+        good.hear(worker_messages.Beat)
 
 
 def test_the_batch_and_the_status_report_how_many_rows_a_limit_cut(config: RunConfig, broker: Broker) -> None:
@@ -110,16 +100,16 @@ def test_the_batch_and_the_status_report_how_many_rows_a_limit_cut(config: RunCo
         rollout.ready(config, "rollout")
         scorer.ready(config, "scorer")
         for _ in range(2):
-            task = rollout.hear(PrefixTask)
+            task = rollout.hear(worker_messages.PrefixTask)
             rollout.say(fakes.sampled(task))
-            score = scorer.hear(ScoreTask)
+            score = scorer.hear(worker_messages.ScoreTask)
             groups = tuple(
                 msgspec.structs.replace(group, verdicts=(cut, *group.verdicts[1:]))
                 for group in fakes.scored(score).groups
                 for cut in [msgspec.structs.replace(group.verdicts[0], reward=0.0, finish="length")]
             )
-            scorer.say(Scores(score.task, score.kind, groups))
-            scorer.hear(Ack)
+            scorer.say(worker_messages.Scores(score.task, score.kind, groups))
+            scorer.hear(worker_messages.Ack)
         batch = fakes.train(rank, 0)
         assert [group.truncated for group in batch.groups] == [1] * 4
         assert fakes.status(rank)["truncated_fraction"] == 1 / fakes.ROWS
@@ -130,7 +120,7 @@ def test_weights_that_were_never_published_are_refused(config: RunConfig, broker
         fakes.learner(rank)
         rollout.join("rollout")
         rollout.say(fakes.ready(config, "rollout", version=7))
-        assert "weights d7 were never published as version 7" in rollout.hear(Reject).reason
+        assert "weights d7 were never published as version 7" in rollout.hear(worker_messages.Reject).reason
 
 
 def test_a_rollout_with_another_initial_adapter_is_refused_when_the_learner_publishes(
@@ -138,10 +128,10 @@ def test_a_rollout_with_another_initial_adapter_is_refused_when_the_learner_publ
 ) -> None:
     with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
         rollout.ready(config, "rollout")
-        rollout.hear(PrefixTask)
+        rollout.hear(worker_messages.PrefixTask)
         rank.join("rank")
         rank.say(rank_messages.Published(WeightsNote(0, "other", fakes.NOTE.probe_tokens, fakes.NOTE.probe_logprobs)))
-        reason = rollout.hear(Reject).reason
+        reason = rollout.hear(worker_messages.Reject).reason
         assert "its initial adapter has digest d0, the learner's other" in reason
 
 
@@ -157,32 +147,32 @@ def test_malformed_messages_are_counted_and_the_broker_lives(config: RunConfig, 
 def test_a_worker_may_not_send_what_its_role_does_not_make(config: RunConfig, broker: Broker) -> None:
     with fakes.peers(fakes.endpoint_of(config), "rollout", "scorer") as (rollout, scorer):
         rollout.ready(config, "rollout")
-        task = rollout.hear(PrefixTask)
+        task = rollout.hear(worker_messages.PrefixTask)
         scorer.ready(config, "scorer")
         scorer.say(fakes.sampled(task))
-        assert "a scorer may not send Prefixes" in scorer.hear(Reject).reason
+        assert "a scorer may not send Prefixes" in scorer.hear(worker_messages.Reject).reason
 
 
 def test_an_unknown_peer_gets_unknown_and_no_message_of_it_counts(config: RunConfig, broker: Broker) -> None:
     with fakes.peers(fakes.endpoint_of(config), "stranger") as (stranger,):
         for message in (
-            Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""),
+            worker_messages.Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""),
             rank_messages.GetStatus(),
             rank_messages.IterationDone(0, 1),
         ):
             stranger.say(message)
-            stranger.hear(Unknown)
+            stranger.hear(worker_messages.Unknown)
     assert broker.ledger.completed == 0
 
 
 def test_a_new_worker_takes_over_the_identity_and_gets_the_task_again(config: RunConfig, broker: Broker) -> None:
     with fakes.peers(fakes.endpoint_of(config), "same") as (first,):
         first.ready(config, "rollout")
-        task = first.hear(PrefixTask)
+        task = first.hear(worker_messages.PrefixTask)
         with fakes.peers(fakes.endpoint_of(config), "same") as (second,):
             second.ready(config, "rollout")
-            assert second.hear(PrefixTask).groups == task.groups
-            assert first.hears_nothing_of(PrefixTask)
+            assert second.hear(worker_messages.PrefixTask).groups == task.groups
+            assert first.hears_nothing_of(worker_messages.PrefixTask)
 
 
 class HeldJournal(Journal):
@@ -210,16 +200,16 @@ def test_scores_are_acknowledged_only_after_the_journal_holds_them(config: RunCo
 
     with fakes.serving(config, hold), fakes.peers(fakes.endpoint_of(config), "r", "s") as (rollout, scorer):
         rollout.ready(config, "rollout")
-        task = rollout.hear(PrefixTask)
+        task = rollout.hear(worker_messages.PrefixTask)
         rollout.say(fakes.sampled(task))
-        rollout.hear(Ack)
+        rollout.hear(worker_messages.Ack)
         scorer.ready(config, "scorer")
-        score = scorer.hear(ScoreTask)
+        score = scorer.hear(worker_messages.ScoreTask)
         scorer.say(fakes.scored(score))
         assert held[0].reached.wait(20.0)
-        assert scorer.hears_nothing_of(Ack)
+        assert scorer.hears_nothing_of(worker_messages.Ack)
         held[0].go_on.set()
-        assert scorer.hear(Ack) == Ack(score.task)
+        assert scorer.hear(worker_messages.Ack) == worker_messages.Ack(score.task)
         on_disk = [each for each in journals.read(path) if isinstance(each, GroupScored)]
         assert [each.group.prefixes for each in on_disk] == list(score.groups)
 
@@ -227,12 +217,12 @@ def test_scores_are_acknowledged_only_after_the_journal_holds_them(config: RunCo
 def test_a_result_sent_twice_is_acknowledged_twice_and_counted_once(config: RunConfig, broker: Broker) -> None:
     with fakes.peers(fakes.endpoint_of(config), "r", "s", "rank") as (rollout, scorer, rank):
         rollout.ready(config, "rollout")
-        rollout.say(fakes.sampled(rollout.hear(PrefixTask)))
+        rollout.say(fakes.sampled(rollout.hear(worker_messages.PrefixTask)))
         scorer.ready(config, "scorer")
-        score = scorer.hear(ScoreTask)
+        score = scorer.hear(worker_messages.ScoreTask)
         for _ in range(2):
             scorer.say(fakes.scored(score))
-            scorer.hear(Ack)
+            scorer.hear(worker_messages.Ack)
         groups = fakes.status(fakes.learner(rank))["groups"]
         assert groups["duplicates_ignored"] == len(score.groups)
 
@@ -246,7 +236,7 @@ def test_a_rank_receives_the_missing_groups_and_their_holders(
         rank.say(rank_messages.GetBatch(0, 0, 1))
         assert "any rollout: none is connected" in rank.hear(rank_messages.NotYet).waiting_for
         rollout.ready(config, "rollout", slots=6)
-        tasks = [rollout.hear(PrefixTask) for _ in range(6)]
+        tasks = [rollout.hear(worker_messages.PrefixTask) for _ in range(6)]
         rank.say(rank_messages.GetBatch(0, 0, 1))
         fakes.wait_until(
             lambda: (
@@ -256,7 +246,7 @@ def test_a_rank_receives_the_missing_groups_and_their_holders(
         )
         scorer.ready(config, "scorer")
         rollout.say(fakes.sampled(tasks[0]))
-        scorer.hear(ScoreTask)
+        scorer.hear(worker_messages.ScoreTask)
         rank.say(rank_messages.GetBatch(0, 0, 1))
         named = rank.hear(rank_messages.NotYet).waiting_for
         assert "0 (scoring, scorer-0 on host for" in named
@@ -295,7 +285,7 @@ def test_groups_of_no_batch_or_of_none_of_its_indices_are_refused_and_those_trai
     with fakes.peers(fakes.endpoint_of(config), "zero", "r", "s") as (rank, rollout, scorer):
         fakes.learner(rank)
         rank.say(rank_messages.GetGroups(0, (0,)))
-        assert "of iteration 0, of which there is no batch" in rank.hear(Reject).reason
+        assert "of iteration 0, of which there is no batch" in rank.hear(worker_messages.Reject).reason
         fakes.learner(rank)
         rollout.ready(config, "rollout")
         scorer.ready(config, "scorer")
@@ -304,7 +294,7 @@ def test_groups_of_no_batch_or_of_none_of_its_indices_are_refused_and_those_trai
         batch = fakes.train(rank, 0)
         for indices in ((0, 4), (1, 0), (0, 0)):
             rank.say(rank_messages.GetGroups(0, indices))
-            assert "other than ascending indices below 4" in rank.hear(Reject).reason
+            assert "other than ascending indices below 4" in rank.hear(worker_messages.Reject).reason
             fakes.learner(rank)
         assert len(fakes.groups_of(rank, batch)) == 4
         rank.say(rank_messages.IterationDone(0, 1))
@@ -368,15 +358,15 @@ def test_a_batch_carries_the_waiting_times_by_cause_and_the_stages_of_its_groups
         zero.say(rank_messages.GetBatch(0, 0, 2))
         zero.hear(rank_messages.NotYet)  # waits for rollouts for a second
         rollout.ready(config, "rollout", slots=2)
-        tasks = [rollout.hear(PrefixTask) for _ in range(2)]
+        tasks = [rollout.hear(worker_messages.PrefixTask) for _ in range(2)]
         for task in tasks:
             rollout.say(fakes.sampled(task))
-            rollout.hear(Ack)
+            rollout.hear(worker_messages.Ack)
         zero.say(rank_messages.GetBatch(0, 0, 2))
         zero.hear(rank_messages.NotYet)  # waits for scorers for a second
         scorer.ready(config, "scorer", slots=2)
         for _ in tasks:
-            scorer.say(fakes.scored(scorer.hear(ScoreTask)))
+            scorer.say(fakes.scored(scorer.hear(worker_messages.ScoreTask)))
         zero.say(rank_messages.GetBatch(0, 0, 2))
         batch = zero.hear(rank_messages.Batch)
         one.say(rank_messages.GetBatch(0, 1, 2))
@@ -392,10 +382,10 @@ def test_a_malformed_result_ends_its_worker_alone(config: RunConfig, broker: Bro
     with fakes.peers(fakes.endpoint_of(config), "rank", "bad", "good") as (rank, bad, good):
         fakes.learner(rank)
         bad.ready(config, "rollout")
-        task = bad.hear(PrefixTask)
+        task = bad.hear(worker_messages.PrefixTask)
         wrong = fakes.sampled(task)
         group = msgspec.structs.replace(wrong.groups[0], rows=wrong.groups[0].rows[:1])
         bad.say(msgspec.structs.replace(wrong, groups=(group, *wrong.groups[1:])))
-        assert "holds 1 rows, the task asked for 2" in bad.hear(Reject).reason
+        assert "holds 1 rows, the task asked for 2" in bad.hear(worker_messages.Reject).reason
         good.ready(config, "rollout")
-        assert good.hear(PrefixTask).groups == task.groups
+        assert good.hear(worker_messages.PrefixTask).groups == task.groups

@@ -11,17 +11,8 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.journal import journal
 from prefixrl.common.journal.history import history
 from prefixrl.common.journal.records import SegmentStart
+from prefixrl.common.wire.messages import learner as messages
 from prefixrl.common.wire.messages.groups import Sampling
-from prefixrl.common.wire.messages.learner import (
-    Accepted,
-    Batch,
-    GetBatch,
-    GetStatus,
-    Halt,
-    IterationDone,
-    RunOver,
-    Status,
-)
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.messages.worker import Ack, Heartbeat, PrefixTask, ScoreTask, Unknown
 from prefixrl.deploy.runs.inspect import newest_groups, trained_groups
@@ -53,7 +44,7 @@ def start(config: RunConfig) -> Iterator[Start]:
         fakes.end(child)
 
 
-def trained_on(batch: Batch) -> list[object]:
+def trained_on(batch: messages.Batch) -> list[object]:
     """Everything of a batch but how long its groups waited, which is known only to the broker that saw it."""
     groups = [(each.seq, each.version, each.lengths, each.rewards) for each in batch.groups]
     return [batch.iteration, batch.seed, groups]
@@ -69,8 +60,8 @@ def test_the_counters_of_a_killed_broker_are_equal_after_its_restart(config: Run
         for _ in range(6):
             fakes.score_one_item(rollout, scorer)
         trained = fakes.train(rank, 0)
-        rank.say(IterationDone(0, 1))
-        rank.hear(Accepted)
+        rank.say(messages.IterationDone(0, 1))
+        rank.hear(messages.Accepted)
         recorded = fakes.train(rank, 1)
         before = fakes.status(rank)
         fakes.end(child)
@@ -107,8 +98,8 @@ def test_a_broker_that_begins_at_a_segment_of_the_journal_knows_all_that_came_be
         for _ in range(6):
             fakes.score_one_item(rollout, scorer)
         fakes.train(rank, 0)
-        rank.say(IterationDone(0, 1))
-        rank.hear(Accepted)
+        rank.say(messages.IterationDone(0, 1))
+        rank.hear(messages.Accepted)
         recorded = fakes.train(rank, 1)
         before = fakes.status(rank)
     starts = [each for each in journal.read(folder) if isinstance(each, SegmentStart)]
@@ -162,7 +153,7 @@ def test_what_was_under_way_when_the_broker_was_killed_is_delivered_or_sampled_a
 
 @pytest.mark.parametrize(
     "message",
-    [IterationDone(0, 1), evaluate("x", -1, prefix_tokens=b"abc")],
+    [messages.IterationDone(0, 1), evaluate("x", -1, prefix_tokens=b"abc")],
     ids=["an iteration nobody was given", "ragged token ids"],
 )
 def test_a_report_that_cannot_be_true_does_not_end_the_broker(message: Any, config: RunConfig, start: Start) -> None:
@@ -170,8 +161,8 @@ def test_a_report_that_cannot_be_true_does_not_end_the_broker(message: Any, conf
     with fakes.peers(fakes.endpoint_of(config), "rank") as (rank,):
         rank.join("rank")
         rank.say(message)
-        rank.say(GetStatus())
-        rank.hear(Status, timeout_s=1.0)
+        rank.say(messages.GetStatus())
+        rank.hear(messages.Status, timeout_s=1.0)
 
 
 def test_a_run_that_is_over_answers_run_over(tmp_path: Path) -> None:
@@ -182,14 +173,14 @@ def test_a_run_that_is_over_answers_run_over(tmp_path: Path) -> None:
         scorer.ready(config, "scorer")
         fakes.score_one_item(rollout, scorer)
         fakes.train(rank, 0)
-        rank.say(IterationDone(0, 1))
-        rank.hear(Accepted)
-        rank.say(GetBatch(1, 0, 1))
-        assert rank.hear(RunOver).iterations == 1
+        rank.say(messages.IterationDone(0, 1))
+        rank.hear(messages.Accepted)
+        rank.say(messages.GetBatch(1, 0, 1))
+        assert rank.hear(messages.RunOver).iterations == 1
         assert fakes.status(rank)["groups"]["outstanding"] == 0
 
 
-@pytest.mark.parametrize(("is_restart", "answer"), [(False, Halt), (True, Batch)])
+@pytest.mark.parametrize(("is_restart", "answer"), [(False, messages.Halt), (True, messages.Batch)])
 def test_a_recorded_iteration_is_held_by_ranks_only_where_a_broker_died_under_them(
     is_restart: bool, answer: type[Any], config: RunConfig, start: Start
 ) -> None:
@@ -205,5 +196,5 @@ def test_a_recorded_iteration_is_held_by_ranks_only_where_a_broker_died_under_th
         fakes.end(child)
         start(0, is_restart)
         rank.join("rank")
-        rank.say(GetBatch(0, 0, 1, is_stopping=True))
+        rank.say(messages.GetBatch(0, 0, 1, is_stopping=True))
         assert rank.hear(answer).iteration == 0

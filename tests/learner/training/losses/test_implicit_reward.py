@@ -9,16 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from prefixrl.learner.training import implicit_reward as implicit
 from prefixrl.learner.training.advantages import gae, group_advantages
-from prefixrl.learner.training.implicit_reward import (
-    NORM_FLOOR,
-    largest_return,
-    outcome_loss,
-    pairwise_accuracy,
-    process_rewards,
-    row_baselines,
-    row_means,
-)
 from support.tables import table
 
 Rows = list[list[float]]
@@ -44,13 +36,13 @@ def close(found: Rows, expected: Rows) -> bool:
 
 def normalised() -> tuple[Tensor, Tensor]:
     values, mask = padded(Q)
-    rewards, counted = process_rewards(values, mask, BETA, "token")
-    return rewards / (largest_return(rewards, counted) + NORM_FLOOR), counted
+    rewards, counted = implicit.process_rewards(values, mask, BETA, "token")
+    return rewards / (implicit.largest_return(rewards, counted) + implicit.NORM_FLOOR), counted
 
 
 def returns(form: Any, gamma: float) -> Rows:
     rewards, mask = normalised()
-    found = row_baselines(row_means(rewards, mask).tolist(), [0, 0, 0], form)
+    found = implicit.row_baselines(implicit.row_means(rewards, mask).tolist(), [0, 0, 0], form)
     offsets, scales = (torch.tensor(each)[:, None] for each in (found.offsets, found.scales))
     less = torch.where(mask, (rewards - offsets) * scales, 0.0)
     return unpadded(gae(less, torch.zeros_like(less), mask, gamma, 1.0)[0], mask)
@@ -58,17 +50,17 @@ def returns(form: Any, gamma: float) -> Rows:
 
 def test_the_loss_is_the_mean_cross_entropy_of_the_outcomes() -> None:
     values, mask = padded(Q)
-    loss = outcome_loss(values, mask, torch.tensor(OUTCOMES), BETA, 3.0)
+    loss = implicit.outcome_loss(values, mask, torch.tensor(OUTCOMES), BETA, 3.0)
     assert loss.item() == pytest.approx(0.677457, abs=1e-6)
 
 
 def test_rewards_are_divided_by_the_largest_return() -> None:
     values, mask = padded(Q)
-    rewards, counted = process_rewards(values, mask, BETA, "token")
-    assert largest_return(rewards, counted).item() == pytest.approx(0.8 * BETA)
+    rewards, counted = implicit.process_rewards(values, mask, BETA, "token")
+    assert implicit.largest_return(rewards, counted).item() == pytest.approx(0.8 * BETA)
     found, _ = normalised()
     assert close(unpadded(found, mask), [[0.5, -0.25, 0.75], [-1.25, 0.25], [0.375]])
-    assert row_means(found, mask).tolist() == pytest.approx([0.33333, -0.5, 0.375], abs=1e-4)
+    assert implicit.row_means(found, mask).tolist() == pytest.approx([0.33333, -0.5, 0.375], abs=1e-4)
 
 
 @table(__file__)
@@ -112,8 +104,8 @@ def less_baseline(reward: float, mine: list[float], others: list[float], form: s
 def test_baselines_are_those_of_loops_over_rows_and_tokens(given_rows: Any, form: Any, granularity: Any) -> None:
     rows, groups = given_rows
     log_ratio, mask = padded(rows)
-    rewards, counted = process_rewards(log_ratio, mask, BETA, granularity)
-    found = row_baselines(row_means(rewards, counted).tolist(), groups, form, 0.5)
+    rewards, counted = implicit.process_rewards(log_ratio, mask, BETA, granularity)
+    found = implicit.row_baselines(implicit.row_means(rewards, counted).tolist(), groups, form, 0.5)
     scored = [[BETA * sum(row)] if granularity == "whole" else [BETA * each for each in row] for row in rows]
     mus = [sum(row) / len(row) for row in scored]
     for index, row in enumerate(scored):
@@ -128,8 +120,8 @@ def test_baselines_are_those_of_loops_over_rows_and_tokens(given_rows: Any, form
 def test_the_code_form_adds_a_term_that_sums_to_zero_over_each_row(given_rows: Any) -> None:
     rows, groups = given_rows
     rewards, mask = padded(rows)
-    means = row_means(rewards, mask).tolist()
-    paper, code = (row_baselines(means, groups, form) for form in ("paper", "code"))
+    means = implicit.row_means(rewards, mask).tolist()
+    paper, code = (implicit.row_baselines(means, groups, form) for form in ("paper", "code"))
     for index, row in enumerate(rows):
         count = groups.count(groups[index])
         if count == 1:
@@ -144,7 +136,7 @@ def test_loss_and_pairwise_accuracy_are_those_of_loops(given_rows: Any, data: st
     rows, groups = given_rows
     outcomes = data.draw(st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=len(rows), max_size=len(rows)))
     log_ratio, mask = padded(rows)
-    loss = outcome_loss(log_ratio, mask, torch.tensor(outcomes), BETA, len(rows))
+    loss = implicit.outcome_loss(log_ratio, mask, torch.tensor(outcomes), BETA, len(rows))
     scores = [BETA * sum(row) for row in rows]
     sigmas = [1 / (1 + math.exp(-score)) for score in scores]
     twin = -sum(o * math.log(s) + (1 - o) * math.log(1 - s) for o, s in zip(outcomes, sigmas, strict=True)) / len(rows)
@@ -157,26 +149,26 @@ def test_loss_and_pairwise_accuracy_are_those_of_loops(given_rows: Any, data: st
         right = [0.5 if a[1] == b[1] else float((a[0] > b[0]) == (a[1] > b[1])) for a, b in pairs]
         if pairs:
             shares.append(sum(w * r for w, r in zip(weights, right, strict=True)) / sum(weights))
-    found = pairwise_accuracy(scores, outcomes, groups)
+    found = implicit.pairwise_accuracy(scores, outcomes, groups)
     assert found == (pytest.approx(sum(shares) / len(shares)) if shares else None)
 
 
 def test_groups_that_are_all_right_or_all_wrong_do_not_count_in_the_pairwise_accuracy() -> None:
     ranked, uniform = ([0.9, 0.1], [1.0, 0.0]), ([0.2, 0.7, 0.3, 0.4], [1.0, 1.0, 0.0, 0.0])
     scores, outcomes = ranked[0] + uniform[0], ranked[1] + uniform[1]
-    assert pairwise_accuracy(scores, outcomes, [0, 0, 1, 1, 2, 2]) == 1.0
-    assert pairwise_accuracy(*uniform, [1, 1, 2, 2]) is None
+    assert implicit.pairwise_accuracy(scores, outcomes, [0, 0, 1, 1, 2, 2]) == 1.0
+    assert implicit.pairwise_accuracy(*uniform, [1, 1, 2, 2]) is None
 
 
 def test_a_confident_wrong_row_still_has_a_gradient() -> None:
     log_ratio = torch.tensor([[4000.0]], requires_grad=True)
-    outcome_loss(log_ratio, torch.tensor([[True]]), torch.tensor([0.0]), BETA, 1.0).backward()
+    implicit.outcome_loss(log_ratio, torch.tensor([[True]]), torch.tensor([0.0]), BETA, 1.0).backward()
     assert log_ratio.grad is not None and log_ratio.grad.item() == pytest.approx(BETA)
 
 
 def test_rows_without_tokens_count_for_nothing() -> None:
     log_ratio, mask = torch.tensor([[1.0], [2.0]]), torch.tensor([[True], [False]])
-    alone = outcome_loss(log_ratio[:1], mask[:1], torch.tensor([1.0]), BETA, 1.0)
-    assert torch.equal(outcome_loss(log_ratio, mask, torch.tensor([1.0, 1.0]), BETA, 1.0), alone)
-    assert row_means(log_ratio, mask).tolist() == [1.0, 0.0]
-    assert largest_return(log_ratio, mask).item() == 1.0
+    alone = implicit.outcome_loss(log_ratio[:1], mask[:1], torch.tensor([1.0]), BETA, 1.0)
+    assert torch.equal(implicit.outcome_loss(log_ratio, mask, torch.tensor([1.0, 1.0]), BETA, 1.0), alone)
+    assert implicit.row_means(log_ratio, mask).tolist() == [1.0, 0.0]
+    assert implicit.largest_return(log_ratio, mask).item() == 1.0

@@ -8,16 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from prefixrl.common.wire.messages.groups import (
-    BatchGroup,
-    GroupPrefixes,
-    Prompt,
-    Row,
-    ScoredGroup,
-    StageTimes,
-    Verdict,
-    VersionSpan,
-)
+from prefixrl.common.wire.messages import groups as messages
 from prefixrl.common.wire.messages.learner import Batch
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.models.batch import PaddedRows, Sample, iteration_data, pad
@@ -55,22 +46,24 @@ def case() -> Case:
         writers = [version for version, size in spans for _ in range(size)]
         tokens = random.integers(0, VOCABULARY, len(writers)).astype(np.int32)
         own = [policies[v][index, t, tokens[t]] for t, v in enumerate(writers)]
-        named = tuple(VersionSpan(version, f"d{version}", size) for version, size in spans)
-        rows.append(Row(tokens=pack_tokens(tokens), logprobs=pack_logprobs(own), finish="length", spans=named))
-    group = GroupPrefixes(
-        seq=0, prompt=Prompt("p", "?", "1"), seed=0, prompt_tokens=pack_tokens([1, 2]), rows=tuple(rows)
+        named = tuple(messages.VersionSpan(version, f"d{version}", size) for version, size in spans)
+        rows.append(messages.Row(tokens=pack_tokens(tokens), logprobs=pack_logprobs(own), finish="length", spans=named))
+    group = messages.GroupPrefixes(
+        seq=0, prompt=messages.Prompt("p", "?", "1"), seed=0, prompt_tokens=pack_tokens([1, 2]), rows=tuple(rows)
     )
-    scored = ScoredGroup(
+    scored = messages.ScoredGroup(
         prefixes=group,
         version=2,
         weights_digest="d2",
-        verdicts=(Verdict(reward=1.0, status="ok", extracted="", finish="eos", completion_tokens=0, elapsed_ms=0),)
+        verdicts=(
+            messages.Verdict(reward=1.0, status="ok", extracted="", finish="eos", completion_tokens=0, elapsed_ms=0),
+        )
         * len(rows),
         scorer="s",
     )
     lengths = tuple((2, sum(size for _, size in spans)) for spans in SPANS)
-    stages = StageTimes(0.0, 0.0, 0.0, 0.0)
-    announced = BatchGroup(
+    stages = messages.StageTimes(0.0, 0.0, 0.0, 0.0)
+    announced = messages.BatchGroup(
         seq=0, prompt_id="p", version=2, weights_digest="d2", lengths=lengths, rewards=(1.0,) * len(rows),
         stages=stages, statuses={},
     )  # fmt: skip

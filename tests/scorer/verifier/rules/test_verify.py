@@ -9,18 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixrl.scorer.verifier.routing import ask_verifier
+from prefixrl.scorer.verifier.rules import verify as verifying
 from prefixrl.scorer.verifier.rules.arithmetic import read_rational
 from prefixrl.scorer.verifier.rules.guards import has_numbers_side_by_side
 from prefixrl.scorer.verifier.rules.looks import normalise
-from prefixrl.scorer.verifier.rules.verify import (
-    Judgement,
-    UnparsableAnswerError,
-    _read_gold,
-    is_refused,
-    judge_exactly,
-    settle_exactly,
-    verify_with_sympy,
-)
 from support.tables import table
 
 FRACTIONS = st.fractions(min_value=-(10**6), max_value=10**6, max_denominator=10**4)
@@ -30,21 +22,21 @@ FRACTIONS = st.fractions(min_value=-(10**6), max_value=10**6, max_denominator=10
     "answer", [r"\frac 1 2", r"\frac1 2", r"\dfrac 1 2", r"\frac 12", r"\frac{1} 2", r"\frac 1{2}"]
 )
 def test_a_fraction_needs_no_braces(answer: str) -> None:
-    assert settle_exactly("0.5", answer) is True
-    assert settle_exactly("3.5", f"3 {answer}") is True
-    assert settle_exactly("-0.5", f"-{answer}") is True
+    assert verifying.settle_exactly("0.5", answer) is True
+    assert verifying.settle_exactly("3.5", f"3 {answer}") is True
+    assert verifying.settle_exactly("-0.5", f"-{answer}") is True
 
 
 def test_a_power_of_ten_after_a_space_is_no_second_number() -> None:
-    assert settle_exactly("1500", "1.5 10^3") is not False
-    assert settle_exactly("12", "2 10") is False
+    assert verifying.settle_exactly("1500", "1.5 10^3") is not False
+    assert verifying.settle_exactly("12", "2 10") is False
 
 
 @pytest.mark.parametrize(
     "answer", ["3 1/2", "3~1/2", r"3\frac12", r"3 \frac{1}{2}", r"3\frac1{2}", "3 {1}/{2}", "{7}/2", r"\frac7{2}"]
 )
 def test_a_mixed_number_or_a_fraction_in_braces_is_no_pair_of_numbers(answer: str) -> None:
-    assert settle_exactly("3.5", answer) is not False
+    assert verifying.settle_exactly("3.5", answer) is not False
     assert not has_numbers_side_by_side(normalise(answer))
 
 
@@ -55,23 +47,23 @@ def test_a_number_that_belongs_to_what_stands_before_it_is_beside_none(answer: s
 
 @table(__file__)
 def test_what_no_exact_path_can_tell_is_left_to_sympy(gold: str, answer: str) -> None:
-    assert settle_exactly(gold, answer) is None
+    assert verifying.settle_exactly(gold, answer) is None
 
 
 @given(FRACTIONS, FRACTIONS)
 def test_two_fractions_are_equal_exactly_when_python_says_so(a: Fraction, b: Fraction) -> None:
     latex = rf"\frac{{{b.numerator}}}{{{b.denominator}}}"
-    assert settle_exactly(f"{a.numerator}/{a.denominator}", latex) is (a == b)
-    assert settle_exactly(latex, f"{b.numerator * 3}/{b.denominator * 3}") is True
+    assert verifying.settle_exactly(f"{a.numerator}/{a.denominator}", latex) is (a == b)
+    assert verifying.settle_exactly(latex, f"{b.numerator * 3}/{b.denominator * 3}") is True
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=6, min_value=-(10**9), max_value=10**9))
 def test_a_decimal_equals_itself_however_it_is_written(number: Decimal) -> None:
     plain = f"{number:f}"
-    assert settle_exactly(plain, f"{number:.9f}") is True
-    assert settle_exactly(plain, f"{number + Decimal('1e-9'):.9f}") is False
+    assert verifying.settle_exactly(plain, f"{number:.9f}") is True
+    assert verifying.settle_exactly(plain, f"{number + Decimal('1e-9'):.9f}") is False
     if number >= 1000:
-        assert settle_exactly(plain, f"{number:,.6f}") is True
+        assert verifying.settle_exactly(plain, f"{number:,.6f}") is True
 
 
 @given(
@@ -119,8 +111,8 @@ def _evaluate(text: str) -> Fraction:
 
 @given(st.text("0123456789+-*/^!(){}.,_=$\\fracABx ", max_size=80))
 def test_the_exact_path_ends_for_any_text(text: str) -> None:
-    assert settle_exactly("7", text) in (True, False, None)
-    assert settle_exactly(text, "7") in (True, False, None)
+    assert verifying.settle_exactly("7", text) in (True, False, None)
+    assert verifying.settle_exactly(text, "7") in (True, False, None)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +123,8 @@ def test_the_exact_path_ends_for_any_text(text: str) -> None:
     ],
 )  # fmt: skip
 def test_a_bomb_is_a_parse_failure_and_reaches_no_parser(answer: str) -> None:
-    assert is_refused(answer)
-    verdict = judge_exactly("7", answer)
+    assert verifying.is_refused(answer)
+    verdict = verifying.judge_exactly("7", answer)
     assert verdict is not None
     assert (verdict.reward, verdict.status) == (0.0, "parse_fail")
     assert len(verdict.extracted or "") <= 512
@@ -142,34 +134,34 @@ def test_a_bomb_is_a_parse_failure_and_reaches_no_parser(answer: str) -> None:
     "answer", ["x^2+(y+1)^2", "e^{x^2}", "2^{2024}", r"(x^2+1)^2", "20!", "n!", r"\frac{x^{2}}{y^{3}}", "1" * 64]
 )
 def test_ordinary_answers_are_not_refused(answer: str) -> None:
-    assert not is_refused(answer)
+    assert not verifying.is_refused(answer)
 
 
 def test_a_refused_answer_is_right_when_it_is_literally_the_gold_answer() -> None:
-    assert settle_exactly("2^{100000}", "2^{100000}") is True
-    assert settle_exactly("1+" * 300 + "1", "1+" * 300 + "1") is True
+    assert verifying.settle_exactly("2^{100000}", "2^{100000}") is True
+    assert verifying.settle_exactly("1+" * 300 + "1", "1+" * 300 + "1") is True
 
 
 def test_no_answer_is_its_own_status() -> None:
     verdict = ask_verifier("seven", "7", "", "none", 5)
-    assert isinstance(verdict, Judgement)
+    assert isinstance(verdict, verifying.Judgement)
     assert (verdict.reward, verdict.status, verdict.extracted) == (0.0, "no_answer", None)
 
 
 def test_an_answer_that_is_no_expression_is_named_unparsable() -> None:
-    with pytest.raises(UnparsableAnswerError):
-        verify_with_sympy("7", "8 ### {", 30)
+    with pytest.raises(verifying.UnparsableAnswerError):
+        verifying.verify_with_sympy("7", "8 ### {", 30)
 
 
 # The alarm may ring inside a destructor, which reports it and goes on.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_running_out_of_time_is_not_a_wrong_answer_in_disguise() -> None:
     gold = r"\int_0^1 x^x dx"
-    assert _read_gold(gold), "the first one loads the parser"
+    assert verifying._read_gold(gold), "the first one loads the parser"
     gc.disable()  # nor may it ring inside a callback of hypothesis, which would end pytest
     try:
         with pytest.raises(TimeoutError):
-            verify_with_sympy(gold, r"\int_0^1 x^x \sin(\cos(x^x)) dx", 1)
+            verifying.verify_with_sympy(gold, r"\int_0^1 x^x \sin(\cos(x^x)) dx", 1)
     finally:
         gc.enable()
 
@@ -181,5 +173,5 @@ def test_running_out_of_time_is_not_a_wrong_answer_in_disguise() -> None:
 def test_no_text_keeps_the_reader_of_equations_busy(part: str) -> None:
     for end in ("", "!", "=7", "=!", ")" * 9):
         text = part * (480 // len(part)) + end
-        assert settle_exactly("7", text) in (True, False, None)
-        assert settle_exactly(text, "7") in (True, False, None)
+        assert verifying.settle_exactly("7", text) in (True, False, None)
+        assert verifying.settle_exactly(text, "7") in (True, False, None)
