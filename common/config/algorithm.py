@@ -6,26 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
+from prefixrl.common.config import section as bounds
 from prefixrl.common.config.foreign import read_toml
-from prefixrl.common.config.section import (
-    AboveOne,
-    Fraction,
-    NonNegative,
-    NonNegativeFloat,
-    OnlyWith,
-    OrOff,
-    Positive,
-    PositiveFloat,
-    Section,
-    Share,
-    assigned,
-)
 
 Name = Literal["gae", "tppo", "appo", "grpo", "dr_grpo", "rloo", "reinforce_baseline", "prime"]
 Correction = Literal["decoupled", "behaviour", "none", "topr"]
 Ratio = Literal["token", "prefix", "prefix_mean"]
 AdmissionRule = Literal["just_in_time", "as_early_as_allowed"]
-Band = Annotated[tuple[NonNegativeFloat, PositiveFloat], Field(strict=False)]
+Band = Annotated[tuple[bounds.NonNegativeFloat, bounds.PositiveFloat], Field(strict=False)]
 
 WITH_CRITIC: tuple[Name, ...] = ("gae", "tppo", "appo")
 
@@ -47,18 +35,18 @@ PRIME: dict[str, object] = {"kl": 0.0, "entropy": 0.0}
 """Defaults of "prime" that differ from those of the others."""
 
 
-class AlgorithmConfig(Section):
+class AlgorithmConfig(bounds.Section):
     """The objective, the window of versions, and the steps of an iteration."""
 
     name: Name = "gae"
     """The objective; docs/objectives.md explains each name."""
-    groups_per_iteration: Positive = 512
+    groups_per_iteration: bounds.Positive = 512
     """Problems of an iteration; each has a group of samples."""
-    samples_per_prompt: Positive = 8
+    samples_per_prompt: bounds.Positive = 8
     """Samples of a group."""
-    iterations: Positive | None = None
+    iterations: bounds.Positive | None = None
     """Iterations of the run; exclusive with `data.epochs`."""
-    max_staleness: NonNegative = 2
+    max_staleness: bounds.NonNegative = 2
     """S: no sample is trained more than S versions after the one that wrote it. 0 is synchronous PPO."""
     admission: AdmissionRule = "just_in_time"
     """just_in_time: only as much is begun as keeps learner and scorers busy, so that most samples are younger than S.
@@ -72,20 +60,20 @@ class AlgorithmConfig(Section):
     """One ratio per token, one per prefix (the product), or its geometric mean; absent: token, with appo prefix."""
     proximal: Literal["measured", "interpolated"] = "measured"
     """interpolated: no forward is spent on the proximal policy, it is taken between behaviour and current (A-3PO)."""
-    importance_cap: PositiveFloat = 2.0
+    importance_cap: bounds.PositiveFloat = 2.0
     """Largest weight p/mu of a token (docs/objectives.md)."""
     importance_above_cap: Literal["truncate", "mask"] = "truncate"
     """A weight p/mu above the cap counts as the cap, or as 0; N counts the token either way."""
     importance_ratio: Ratio | None = None
     """Granularity of the weight p/mu: of the token, of the whole prefix, or the mean of the prefix; absent: `ratio`."""
-    bound_ratio: Annotated[AboveOne | None, OrOff] = 1.6
+    bound_ratio: Annotated[bounds.AboveOne | None, bounds.OrOff] = 1.6
     """"off", or a bound: a row whose theta/mu is past it, or past 1 over it, is pushed no further that way. It
     is that of rows of up to 32 tokens; of n tokens it is bound_ratio to the power of the root of n / 32."""
-    bound_probability: Share | None = None
+    bound_probability: bounds.Share | None = None
     """A token whose probability went further than this from mu's is pushed no further that way (DPPO)."""
-    bound_negatives: PositiveFloat | None = None
+    bound_negatives: bounds.PositiveFloat | None = None
     """A prefix of negative advantage with a larger mean log(mu/theta) is pushed no further (OPSM)."""
-    bound_second_moment: PositiveFloat | None = None
+    bound_second_moment: bounds.PositiveFloat | None = None
     """The largest (log theta/mu)^2 are pushed no further, so that the mean of the others is below (M2PO). The limit is
     taken from p/mu, for each minibatch once per iteration."""
     mask_token_band: Band | None = None
@@ -94,31 +82,31 @@ class AlgorithmConfig(Section):
     """[low, high] on the geometric mean of p/mu over a prefix: prefixes outside are left out of the policy loss."""
     count_masked: bool = False
     """true: N counts what a mask leaves out, too, as in verl and AReaL: a mask then shortens the step."""
-    minibatches: Positive = 8
+    minibatches: bounds.Positive = 8
     """Optimiser steps per PPO epoch."""
-    ppo_epochs: Positive = 1
+    ppo_epochs: bounds.Positive = 1
     """Passes over an iteration's samples."""
-    kl_limit: PositiveFloat | None = None
+    kl_limit: bounds.PositiveFloat | None = None
     """Limit on KL(p||theta) of an optimiser step; above it the iteration's remaining steps are left out."""
-    gamma: Fraction = 1.0
+    gamma: bounds.Fraction = 1.0
     """Discount per token."""
-    gae_lambda: Fraction = 0.95
+    gae_lambda: bounds.Fraction = 0.95
     """Lambda of generalised advantage estimation."""
-    clip: PositiveFloat = 0.2
+    clip: bounds.PositiveFloat = 0.2
     """The ratio is clipped to [1 - clip, 1 + clip]."""
-    clip_high: PositiveFloat | None = None
+    clip_high: bounds.PositiveFloat | None = None
     """The ratio is clipped to [1 - clip, 1 + clip_high]; absent: `clip`."""
-    dual_clip: Annotated[AboveOne | None, OrOff] = 3.0
+    dual_clip: Annotated[bounds.AboveOne | None, bounds.OrOff] = 3.0
     """"off", or a bound on the loss of a token of negative advantage, as a multiple of that advantage."""
-    value_clip: PositiveFloat = 0.2
+    value_clip: bounds.PositiveFloat = 0.2
     """Farthest that a value may move from the one measured before the iteration."""
     critic_targets: Literal["gae", "vtrace"] = "gae"
     """vtrace: the critic learns the value of the proximal policy, not of the one that sampled."""
-    critic_warmup_steps: NonNegative = 0
+    critic_warmup_steps: bounds.NonNegative = 0
     """Optimiser steps at the start of the run in which only the critic learns."""
     zscore: Literal["group", "buffer"] = "group"
     """grpo: a reward is standardised by mean and deviation of its group, or of the whole iteration (buffer)."""
-    kl: NonNegativeFloat = 1e-3
+    kl: bounds.NonNegativeFloat = 1e-3
     """Coefficient of the KL to the initial adapter; 0 drops the reference model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
     """Estimator of the KL to the initial adapter, as in Schulman's note of 2020."""
@@ -128,7 +116,7 @@ class AlgorithmConfig(Section):
     """Entropy bonus, added to the objective: positive keeps the policy random."""
     whiten: bool | None = None
     """true: advantages are whitened once per iteration. Absent: with gae, tppo, appo, reinforce_baseline and prime."""
-    whiten_floor: PositiveFloat = 1e-4
+    whiten_floor: bounds.PositiveFloat = 1e-4
     """Least deviation by which whitened advantages are divided."""
     aggregation: Literal["token", "sequence"] = "token"
     """Mean of the policy loss over tokens, or over samples of each one's mean."""
@@ -166,10 +154,11 @@ class AlgorithmConfig(Section):
             raise self.conflict("biased_kl", allowed=" or ".join(allowed))
         self.refuse_without_effect((ONLY_FOR, "name"), (ONLY_WITH_CORRECTION, "correction"), info=info)
         if self.loss_function is not None and (found := [key for key in OF_THE_SURROGATE if self.is_given(key, info)]):
-            condition, reason = assigned("loss_function", self.loss_function), "the function is the whole surrogate"
+            condition = bounds.assigned("loss_function", self.loss_function)
+            reason = "the function is the whole surrogate"
             raise ValueError("\n    ".join(self.no_effect(key, condition, reason) for key in found))
         if not self.is_whitened and self.is_given("whiten_floor", info):
-            condition = f"{assigned('name', self.name)}{' and whiten = false' if self.whiten is False else ''}"
+            condition = f"{bounds.assigned('name', self.name)}{' and whiten = false' if self.whiten is False else ''}"
             raise ValueError(self.no_effect("whiten_floor", condition, "advantages are not whitened"))
         if self.count_masked and self.mask_token_band is None and self.mask_sequence_band is None:
             raise ValueError(
@@ -179,7 +168,7 @@ class AlgorithmConfig(Section):
             raise ValueError(self.no_effect("min_ess", "max_staleness = 0", "no sample is ever old"))
         if self.is_given("min_ess", info) and self.admission != "just_in_time":
             reason = "all that the window allows is begun anyway"
-            raise ValueError(self.no_effect("min_ess", assigned("admission", self.admission), reason))
+            raise ValueError(self.no_effect("min_ess", bounds.assigned("admission", self.admission), reason))
         return self
 
     @model_validator(mode="after")
@@ -196,7 +185,7 @@ class AlgorithmConfig(Section):
             if found:
                 raise self.conflict("needs_proximal", keys=" ".join(found))
         if self.bound_probability is not None and self.ratio_used != "token":
-            ratio = assigned("ratio", self.ratio_used)
+            ratio = bounds.assigned("ratio", self.ratio_used)
             raise self.conflict("one_ratio_for_all", bound=self.bound_probability, ratio=ratio)
         is_compared = not self.has_critic and self.advantage_function is None
         self.refuse_if(
@@ -215,8 +204,10 @@ class AlgorithmConfig(Section):
 ROUNDING = 1e-9
 
 _NO_FILTER = ([0.01, 0.99],), "without a filter every group is trained and none has to be replaced"
-_ONLY_WITH_FILTER: OnlyWith = dict.fromkeys(("over_sampling", "fill", "limit_batches", "min_pass_rate"), _NO_FILTER)
-_ONLY_RESAMPLED: OnlyWith = dict.fromkeys(
+_ONLY_WITH_FILTER: bounds.OnlyWith = dict.fromkeys(
+    ("over_sampling", "fill", "limit_batches", "min_pass_rate"), _NO_FILTER
+)
+_ONLY_RESAMPLED: bounds.OnlyWith = dict.fromkeys(
     ("limit_batches", "min_pass_rate"),
     (("resample",), "groups that fail fill an iteration, so that none waits for ever"),
 )
@@ -227,10 +218,10 @@ def is_within(mean: float, low: float, high: float) -> bool:
     return low - ROUNDING <= mean <= high + ROUNDING
 
 
-class FilterConfig(Section):
+class FilterConfig(bounds.Section):
     """Groups to leave out, which other problems replace."""
 
-    accuracy: Annotated[tuple[Fraction, Fraction], Field(strict=False)] | None = None
+    accuracy: Annotated[tuple[bounds.Fraction, bounds.Fraction], Field(strict=False)] | None = None
     """[low, high]: only groups of mean reward within, ends included, are trained. Absent: all. DAPO: [0.01, 0.99]. With
     scorer.prm the rewards meant are the verifier's, without scores of steps."""
     truncated: Literal["any", "all"] | None = None
@@ -242,9 +233,9 @@ class FilterConfig(Section):
     fill: Literal["resample", "prioritise"] = "resample"
     """resample: other problems replace groups that do not pass, however many it takes (PRIME, DAPO). prioritise: where
     over_sampling times as many groups failed as an iteration lacks, the failed ones fill it (verl)."""
-    limit_batches: Positive = 10
+    limit_batches: bounds.Positive = 10
     """The pass rate is measured over the newest limit_batches x algorithm.groups_per_iteration judged groups."""
-    min_pass_rate: Fraction = 0.01
+    min_pass_rate: bounds.Fraction = 0.01
     """The run ends, and reports the figures, when an iteration waits and the pass rate is 0 or below this."""
 
     @property
@@ -273,7 +264,7 @@ class FilterConfig(Section):
             times = f" and scorer.continuations = {continuations}" if continuations > 1 else ""
             raise self.conflict(
                 "band_of_none",
-                band=assigned("filter.accuracy", self.accuracy),
+                band=bounds.assigned("filter.accuracy", self.accuracy),
                 samples=samples_per_prompt,
                 times=times,
                 texts=texts,

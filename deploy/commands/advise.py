@@ -110,9 +110,8 @@ def sentences(rates: Rates, advice: Advice, cores: int) -> list[str]:
     waited = ", ".join(f"{share:.0%} for {cause}" for cause, share in rates.waited.items() if share >= 0.01)
     return [
         f"an iteration takes {rates.iteration_s:.2f} s; the learner waits {waited or 'for nothing'}",
-        _about_the_bottleneck(rates, advice),
-        ADVICE["cores"].format(busy=busy, cores=cores),
-    ]
+        _about_the_bottleneck(rates, advice), ADVICE["cores"].format(busy=busy, cores=cores),
+    ]  # fmt: skip
 
 
 def _about_the_bottleneck(rates: Rates, advice: Advice) -> str:

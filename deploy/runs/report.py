@@ -14,17 +14,8 @@ from prefixrl.common.errors import ConfigError, UserError, to_copy
 from prefixrl.common.evaluation.accuracy import Difference, EvaluatedRow, Point, accuracy, difference, means_by_problem
 from prefixrl.common.evaluation.plans import GREEDY, SAMPLED
 from prefixrl.common.host.process import printable, write_atomically
-from prefixrl.common.run import json_lines
+from prefixrl.common.run import documents, json_lines
 from prefixrl.common.run.directory_format import STARTS_FILE, StartLine, check_format
-from prefixrl.common.run.documents import (
-    ARMS,
-    METRICS_FILE,
-    SUMMARY_FILE,
-    MetricsLine,
-    Summary,
-    alarm_spans,
-    alarm_words,
-)
 from prefixrl.deploy.runs.checkpoints import flat_settings
 from prefixrl.deploy.runs.curves import Curves
 from prefixrl.deploy.runs.eval_table import PAIR_COLUMNS, PAIR_NOTE, pair_figures
@@ -46,13 +37,13 @@ def report(run_directory: Path) -> None:
     print_table(run_directory)
 
 
-def read(directory: Path) -> tuple[Summary | None, list[MetricsLine]]:
+def read(directory: Path) -> tuple[documents.Summary | None, list[documents.MetricsLine]]:
     """Return the summary, if written, and all metrics lines; raise ConfigError or DataError."""
     check_format(directory)
-    path, metrics = directory / SUMMARY_FILE, directory / METRICS_FILE
+    path, metrics = directory / documents.SUMMARY_FILE, directory / documents.METRICS_FILE
     if not metrics.exists():
         raise ConfigError(f"{directory} holds no run that trained anything (no file {metrics})")
-    return json_lines.document(path, Summary), json_lines.read(metrics, MetricsLine)
+    return json_lines.document(path, documents.Summary), json_lines.read(metrics, documents.MetricsLine)
 
 
 def write_report(directory: Path) -> None:
@@ -74,8 +65,8 @@ def print_table(directory: Path) -> None:
     """Print the arms and the path of the run."""
     summary, lines = read(directory)
     console = Console()
-    for alarm in alarm_spans(lines):
-        console.print(printable(alarm_words(alarm)), highlight=False, markup=False, soft_wrap=True)
+    for alarm in documents.alarm_spans(lines):
+        console.print(printable(documents.alarm_words(alarm)), highlight=False, markup=False, soft_wrap=True)
     if summary is None:
         console.print(f"{len(lines)} iterations trained, not finished; {directory}", highlight=False)
         return
@@ -92,10 +83,10 @@ def print_table(directory: Path) -> None:
     console.print(told, highlight=False, markup=False, soft_wrap=True)
 
 
-def _tables(summary: Summary) -> list[Cells]:
+def _tables(summary: documents.Summary) -> list[Cells]:
     """Return the table of arms and that of families, if any, with "" for what was not judged."""
     arms = []
-    for arm in (arm for arm in ARMS if arm in summary.accuracy):
+    for arm in (arm for arm in documents.ARMS if arm in summary.accuracy):
         low, high = summary.accuracy_ci95[arm]
         sampled = f"{summary.accuracy_sampled[arm]:.3f}" if arm in summary.accuracy_sampled else ""
         accuracy, interval = f"{summary.accuracy[arm]:.3f}", f"{low:.3f} to {high:.3f}"
@@ -103,7 +94,11 @@ def _tables(summary: Summary) -> list[Cells]:
     found: list[Cells] = [(("arm", "greedy", "95% interval", "sampled"), arms)]
     shares = summary.accuracy_by_family
     if families := sorted({family for each in shares.values() for family in each}):
-        cells = {arm: {name: f"{share:.2f}" for name, share in shares[arm].items()} for arm in ARMS if arm in shares}
+        cells = {
+            arm: {name: f"{share:.2f}" for name, share in shares[arm].items()}
+            for arm in documents.ARMS
+            if arm in shares
+        }
         rows = [
             [arm_name(arm, summary.versions), *(each.get(name, "") for name in families)] for arm, each in cells.items()
         ]
@@ -116,31 +111,30 @@ def arm_name(arm: str, versions: int) -> str:
     return {"untrained_adapter": "adapter@0", "trained_adapter": f"adapter@{versions}"}.get(arm, arm)
 
 
-def _facts(summary: Summary) -> list[tuple[str, str]]:
+def _facts(summary: documents.Summary) -> list[tuple[str, str]]:
     busy = ", ".join(f"{role} {share:.0%}" for role, share in summary.busy_fraction.items())
     ages = summary.staleness
     rule = f"mean {ages.mean_trained:.2f}, window {ages.window}, admission {ages.admission}"
     engines = ", ".join(f"{role} {engine}" for role, engine in summary.engine.items())
     fixed = [("best fixed prefix", repr(summary.fixed_prefix))]
-    means = [arm_name(arm, summary.versions) for arm in ARMS if summary.accuracy_interval.get(arm) == "bootstrap"]
+    means = [
+        arm_name(arm, summary.versions) for arm in documents.ARMS if summary.accuracy_interval.get(arm) == "bootstrap"
+    ]
     missing = summary.evaluations_incomplete
     crossed = f"{_counted(ages.token_histogram)}; {ages.crossed_fraction:.1%} of the rows crossed an update"
     return [
         *([("means of rewards, with bootstrap intervals", ", ".join(means))] if means else []),
         *([("evaluations that are incomplete", ", ".join(missing))] if missing else []),
-        ("held-out problems", str(summary.eval_problems)),
-        *(fixed if "fixed_prefix" in summary.accuracy else []),
+        ("held-out problems", str(summary.eval_problems)), *(fixed if "fixed_prefix" in summary.accuracy else []),
         ("trained rows cut by the length limit", f"{summary.truncated_fraction:.1%}"),
         ("groups", ", ".join(f"{count} {name}" for name, count in summary.groups.items())),
         ("trained groups by age in versions", f"{_counted(ages.histogram)} ({rule})"),
         *([("trained tokens by age in versions", crossed)] if ages.crossed_fraction else []),
         ("versions", f"{summary.versions}, {summary.optimizer_steps} optimiser steps"),
-        *([("uploads", _counted(summary.uploads))] if summary.uploads else []),
-        ("busy", busy),
-        ("engines", engines),
+        *([("uploads", _counted(summary.uploads))] if summary.uploads else []), ("busy", busy), ("engines", engines),
         *([("the target's endpoint", str(summary.endpoint))] if summary.endpoint else []),
         ("time", f"{summary.wall_s:.0f} s; a publication held the learner up for {summary.publish_s:.2g} s"),
-    ]
+    ]  # fmt: skip
 
 
 def _counted(histogram: dict[str, int]) -> str:
@@ -149,7 +143,7 @@ def _counted(histogram: dict[str, int]) -> str:
 
 def page_part(directory: Path) -> dict[str, object]:
     """Return the part of a run's page that seldom changes; raise DataError for a damaged file."""
-    summary = json_lines.document(directory / SUMMARY_FILE, Summary)
+    summary = json_lines.document(directory / documents.SUMMARY_FILE, documents.Summary)
     tables: list[tuple[str, str, Cells]] = []
     if summary and summary.accuracy:
         names = ("Held-out problems", "Held-out problems by family")
@@ -181,13 +175,15 @@ def _point(path: Path, _mark: int) -> Point | None:
     return Point(rows[0].version, judged.accuracy, judged.ci95) if judged else None
 
 
-def _means(summary: Summary, directory: Path, decoding: str) -> dict[str, dict[str, float]]:
+def _means(summary: documents.Summary, directory: Path, decoding: str) -> dict[str, dict[str, float]]:
     """Return the mean reward of each problem by judged arm."""
-    files = {arm: directory / "evaluations" / f"{arm}.{decoding}.jsonl" for arm in ARMS if arm in summary.accuracy}
+    files = {
+        arm: directory / "evaluations" / f"{arm}.{decoding}.jsonl" for arm in documents.ARMS if arm in summary.accuracy
+    }
     return {arm: means_by_problem(json_lines.read(path, EvaluatedRow)) for arm, path in files.items()}
 
 
-def _differences(summary: Summary, directory: Path) -> list[tuple[str, str, Cells]]:
+def _differences(summary: documents.Summary, directory: Path) -> list[tuple[str, str, Cells]]:
     """Return the table of the arms' paired differences, from the judged answers."""
     rows = []
     for decoding in (GREEDY, SAMPLED):
@@ -198,7 +194,7 @@ def _differences(summary: Summary, directory: Path) -> list[tuple[str, str, Cell
     return [("Paired differences", PAIR_NOTE, (PAIR_COLUMNS[1:], rows))] if rows else []
 
 
-def _gain(summary: Summary, directory: Path) -> str:
+def _gain(summary: documents.Summary, directory: Path) -> str:
     """Return what the training brought over the untrained adapter, in words; "" where both were not judged."""
     means = _means(summary, directory, GREEDY)
     found = difference(means.get("trained_adapter", {}), means.get("untrained_adapter", {}))

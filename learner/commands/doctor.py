@@ -26,11 +26,8 @@ from prefixrl.learner.run.directory import check_ports_are_free
 SHARED, SHARED_BYTES, SHARED_BYTES_OF_GPUS = Path("/dev/shm"), 2**25, 2**30
 """Memory by which processes of one host talk, and its least free room: NCCL and vLLM take hundreds of MiB."""
 ANY_RUN = {
-    "directory": ".",
-    "mode": "direct",
-    "adapter": {"model": "any/model"},
-    "data": {"train": "gsm8k", "epochs": 1},
-}
+    "directory": ".", "mode": "direct", "adapter": {"model": "any/model"}, "data": {"train": "gsm8k", "epochs": 1},
+}  # fmt: skip
 
 
 def _cuda(config: RunConfig) -> str:

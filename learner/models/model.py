@@ -21,14 +21,9 @@ from prefixrl.common.prompts.rendering import masked_tokens
 from prefixrl.common.prompts.tokenizer import load_tokenizer
 from prefixrl.common.seeds import derive
 from prefixrl.common.wire.packing import ProbeRow
+from prefixrl.learner.models import backbone as parts
 from prefixrl.learner.models import distributed, lora, varlen
 from prefixrl.learner.models.attention import PACKED, attn_implementation, shares_prompts
-from prefixrl.learner.models.backbone import (
-    hidden_at_actions,
-    serves_packed_rows,
-    spread_over_rows,
-    takes_shared_prompts,
-)
 from prefixrl.learner.models.batch import PaddedRows, Sample, pad
 from prefixrl.learner.models.head import TokenHead
 from prefixrl.learner.models.trained_model import TrainedModel, zero_stage
@@ -47,10 +42,10 @@ class Actor(nn.Module):
         self, batch: dict[str, Tensor], temperature: float, has_entropy: bool = False, masked: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return logprobs and entropies (else 0) at the actions, both (rows, tokens) float32."""
-        hidden = hidden_at_actions(self.model.get_decoder(), batch, self._is_packed)
+        hidden = parts.hidden_at_actions(self.model.get_decoder(), batch, self._is_packed)
         asked = batch["tokens"].flatten()[batch["cells"]]
         logprobs, entropy = self.head(hidden, asked, temperature, has_entropy, masked)
-        return spread_over_rows(logprobs, batch), spread_over_rows(entropy, batch)
+        return parts.spread_over_rows(logprobs, batch), parts.spread_over_rows(entropy, batch)
 
 
 class Critic(nn.Module):
@@ -67,8 +62,8 @@ class Critic(nn.Module):
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """Return values at the action positions, (rows, tokens) float32."""
-        values = self.head(hidden_at_actions(self.backbone, batch, self._is_packed)).squeeze(-1).float()
-        return spread_over_rows(values, batch)
+        values = self.head(parts.hidden_at_actions(self.backbone, batch, self._is_packed)).squeeze(-1).float()
+        return parts.spread_over_rows(values, batch)
 
 
 @dataclass
@@ -123,7 +118,9 @@ class Models:
         actor = Actor(folder.trainable("actor"), folder.is_packed, learner.head_dtype)
         _check_head(actor.model)
         masked = _mask(masked_tokens(config, initial_path), actor)  # while no rank has only a part of the weights
-        is_shared = shares_prompts(learner, device.type, config.mode == "direct") and takes_shared_prompts(actor.model)
+        is_shared = shares_prompts(learner, device.type, config.mode == "direct") and parts.takes_shared_prompts(
+            actor.model
+        )
         anchor = folder if config.adapter.reference == "start" else folder.named(config.adapter.model)
         reference = None
         if config.algorithm.kl > 0.0 and (learner.lora is None or anchor.path != folder.path):
@@ -317,7 +314,7 @@ class _Folder:
         model = load_model(self.path, called, self.config.learner.dtype, attention=attention, is_trained=True)
         model.config.use_cache = False
         nn.Module.to(model, self.device)
-        if attention == varlen.NAME and not serves_packed_rows(model):
+        if attention == varlen.NAME and not parts.serves_packed_rows(model):
             if self.config.learner.attn_implementation == attention:
                 raise ConfigError(
                     f"learner.attn_implementation = {attention!r} does not serve {called} on this device "

@@ -78,11 +78,9 @@ class Objective:
 
 
 def resolve(
-    algorithm: AlgorithmConfig,
-    sampled_tokens: int,
-    implicit_reward: ImplicitRewardConfig | None = None,
+    algorithm: AlgorithmConfig, sampled_tokens: int, implicit_reward: ImplicitRewardConfig | None = None,
     prm: ProcessModelConfig | None = None,
-) -> Objective:
+) -> Objective:  # fmt: skip
     """Resolve the objective of a run; `sampled_tokens` is the most tokens a row may have."""
     name = algorithm.name
     policy = PolicySettings(
@@ -118,11 +116,9 @@ def resolve(
 
 
 def _with_process_rewards(
-    objective: Objective,
-    algorithm: AlgorithmConfig,
-    implicit_reward: ImplicitRewardConfig | None,
+    objective: Objective, algorithm: AlgorithmConfig, implicit_reward: ImplicitRewardConfig | None,
     prm: ProcessModelConfig | None,
-) -> Objective:
+) -> Objective:  # fmt: skip
     """Return the objective with weights, discounts and baseline of the other sources of reward."""
     if prm is not None and prm.placement == "step":
         objective = replace(

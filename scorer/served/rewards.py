@@ -13,7 +13,6 @@ import os
 import select
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 
 import msgspec
@@ -38,14 +37,9 @@ _Row = tuple[int, str, str, str, CodeMode]
 """Key, text, gold answer, question."""
 
 
-@dataclass(frozen=True)
-class Rewards:
+class Rewards(msgspec.Struct, frozen=True):
     """The values that a server gave for the rows of a batch, rewards or not."""
 
-    given: list[object]
-
-
-class _Body(msgspec.Struct, frozen=True):
     rewards: list[object]
 
 
@@ -56,7 +50,7 @@ def read(
     if status != 200:
         return protocol.failed(status, headers, content, now)
     try:
-        return Rewards(msgspec.json.decode(content, type=_Body).rewards)
+        return msgspec.json.decode(content, type=Rewards)
     except protocol.GARBLED as error:
         return Retry(f"an answer that holds no list of rewards ({error}): {protocol.message_of(content)}")
 
@@ -75,7 +69,7 @@ class RewardEndpoint(Endpoint[Rewards]):
         if isinstance(found, RowRefused):
             return found
         self._trial = content
-        return found.given
+        return found.rewards
 
 
 class RewardServer(JudgeThread):
