@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Python compiles what it imports; compiling all of torch and its kin takes longer than the rest of an install.
 PIP := $(BIN)/pip install --quiet --no-compile
+# It keeps what it compiled, though a container's image may say otherwise: else each of the processes that the tests
+# start compiles torch again, 2 s each.
+unexport PYTHONDONTWRITEBYTECODE
 # Two at a time, file by file: much of the suite waits for processes to start, beat or be given up.
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 # vLLM's tests use its CPU build (2.2 GB). PREFIXRL_NO_VLLM=1 leaves out its install and its tests.
