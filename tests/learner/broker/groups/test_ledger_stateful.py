@@ -17,13 +17,12 @@ from hypothesis.stateful import (
 )
 
 from prefixrl.common.config.algorithm import AdmissionRule
-from prefixrl.common.journal.records import GroupEnded, Record
+from prefixrl.common.journal.records import BatchFormed, GroupEnded, GroupScored, Record
 from prefixrl.common.wire.messages.groups import GroupPrefixes, ScoredGroup
-from prefixrl.learner.broker.groups import ledger as ledgers
 from prefixrl.learner.broker.groups.admission import Admission
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter, Starved
 from prefixrl.learner.broker.groups.ledger import SURPLUS, Ledger
-from prefixrl.learner.broker.groups.states import Group, PromptSource, SampleItem
+from prefixrl.learner.broker.groups.states import Group, LedgerLimits, PromptSource, SampleItem
 from prefixrl.learner.broker.groups.window import Choice, NotYetChosen, Window
 from support.broker.ledger_world import Shape, World
 
@@ -198,7 +197,7 @@ class LearnersVersion(Ledger):
     def __init__(
         self,
         window: Window,
-        limits: ledgers.LedgerLimits,
+        limits: LedgerLimits,
         prompts: PromptSource,
         accuracy_filter: AccuracyFilter | None = None,
         admission: Admission | None = None,
@@ -216,11 +215,11 @@ class FinishedFirst(Ledger):
         size = self._batch_size()
         if size == 0:
             return None
-        done = [record.group.prefixes.seq for record in self.history if isinstance(record, ledgers.GroupScored)]
+        done = [record.group.prefixes.seq for record in self.history if isinstance(record, GroupScored)]
         scored = [seq for seq in done if self._state(seq) == "scored"]
         if len(scored) < size:
             return NotYetChosen(())
-        self._append(ledgers.BatchFormed(iteration, tuple(scored[:size])))
+        self._append(BatchFormed(iteration, tuple(scored[:size])))
         return Choice(tuple(scored[:size]))
 
     @property
@@ -302,7 +301,7 @@ class FilterForgotten(Ledger):
     """Fault: the filter is not applied."""
 
     def _judge(self, group: ScoredGroup) -> None:
-        self._append(ledgers.GroupScored(group))
+        self._append(GroupScored(group))
         self._end_surplus()
 
 

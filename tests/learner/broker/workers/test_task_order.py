@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from prefixrl.learner.broker.groups.admission import Supply
-from prefixrl.learner.broker.groups.ledger import ScoreItem
+from prefixrl.learner.broker.groups.states import ScoreItem
 from prefixrl.learner.broker.workers.registry import Registry
 from prefixrl.learner.broker.workers.task_order import Kind, kind_of
 from prefixrl.learner.broker.workers.workers import Lease, Phase, Worker

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from prefixrl.common.wire.messages.worker import Activity, Heartbeat, Hello
-from prefixrl.learner.broker.groups.ledger import ScoreItem
+from prefixrl.learner.broker.groups.states import ScoreItem
 from prefixrl.learner.broker.workers.registry import Registry
 from prefixrl.learner.broker.workers.task_order import kind_of
 from prefixrl.learner.broker.workers.workers import READY_S, Lease, Worker
