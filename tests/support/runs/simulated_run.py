@@ -75,7 +75,7 @@ class WeightsAtHand:
 class Comparison:
     """A verifier that compares texts."""
 
-    trouble = ""
+    trouble, is_patient = "", False
 
     def __init__(self) -> None:
         self._done: list[tuple[int, Judgement]] = []
