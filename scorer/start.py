@@ -37,8 +37,7 @@ def load(session: WorkerSession) -> "Scorer | DirectScorer":
     make = _direct if session.config.mode == "direct" else _with_target
     scorer = make(session, verifier, digests, scoring)
     ready, devices = scorer.ready, {session.config.scorer.device, prm.device if prm else "cpu"}
-    device = "cpu" if devices == {"cpu"} else "cuda"
-    log.info("loaded: %s", start_line(device, f"{ready.engine} engine", ready.about))
+    log.info("loaded: %s", start_line("cpu" if devices == {"cpu"} else "cuda", f"{ready.engine} engine", ready.about))
     scorer.say_ready()
     return scorer
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
+from prefixrl.common.config import section as bounds
 from prefixrl.common.config import worker_sections
 from prefixrl.common.config.algorithm import AlgorithmConfig, FilterConfig
 from prefixrl.common.config.data import DataConfig
@@ -64,7 +65,7 @@ class CheckpointConfig(Section):
     """Iterations between checkpoints; 0 writes only the last one of the run."""
     keep: Positive = 2
     """Number of checkpoints that stay; older ones are removed."""
-    growth: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    growth: bounds.AboveOne | None = None
     """Factor between geometric steps whose checkpoints are written and stay besides: with 2 those of iterations 1, 2,
     4, 8 and so on. Absent: none."""
     keep_best: NonNegative = 0

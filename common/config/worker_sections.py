@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
+from prefixrl.common.config import section as bounds
 from prefixrl.common.config.section import NonNegative, NonNegativeFloat, OnlyWith, Positive, PositiveFloat, Section
 from prefixrl.common.config.step_rewards import ProcessModelConfig
 from prefixrl.common.wire.messages.fields import MOST_ROWS
@@ -36,7 +37,7 @@ class VllmConfig(Section):
     """Most tokens of prompt and answer together. Absent: the longest row of this run, within the model's own limit."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """auto: for a rollout the dtype of the published weights, for a scorer that of the checkpoint."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    gpu_memory_utilization: bounds.Share | None = None
     """Share of the device's memory for weights and KV cache; lower it where processes share a GPU."""
     kv_cache_memory_bytes: Positive | None = None
     """Size of the KV cache. Absent: on a GPU the rest of `gpu_memory_utilization`, on a CPU 256 MiB."""
@@ -185,7 +186,7 @@ class EngineConfig(Section):
     closes an assistant's turn in the chat template. false: those of stop_tokens alone."""
     top_k: NonNegative = 0
     """Draw only from the k most likely tokens; 0: from all."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_p: bounds.Share = 1.0
     """Draw only from the most likely tokens that together have this probability."""
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Draw only from tokens at least this many times as likely as the most likely one."""
@@ -346,7 +347,7 @@ class SimulatedConfig(Section):
     """Spread of the lognormal completion time of a row; 0 is constant."""
     completion_limit_s: PositiveFloat | None = None
     """Longest completion, as a length limit makes it. Absent: none."""
-    accuracy: Annotated[float, Field(ge=0, le=1)] = 0.5
+    accuracy: bounds.Fraction = 0.5
     """Share of completions with reward 1."""
     seats: Positive | None = None
     """Rows that an engine works on at once. Absent: those of four tasks."""

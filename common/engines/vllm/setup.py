@@ -21,7 +21,6 @@ BACKEND = "prefixrl"
 CHILD_VARIABLE = "PREFIXRL_VLLM_CHILD"
 """Variable in the environment of the processes that vLLM starts for a worker."""
 CPU_KV_CACHE_BYTES = 256 * 2**20
-LEAST_SHARE = 0.01
 MOST_TEMPERATURE = 2.0
 PROBE_ROOM_TOKENS = 128
 """Least context of a rollout: a probe must fit, however short the prompts are."""
@@ -120,7 +119,7 @@ def engine_arguments(setup: VllmSetup, platform: Platform) -> dict[str, Any]:
     }
     if platform == "cuda" and "kv_cache_memory_bytes" in chosen:
         # vLLM refuses to start where less than this share is free, though it then sizes nothing by it.
-        chosen.setdefault("gpu_memory_utilization", LEAST_SHARE)
+        chosen.setdefault("gpu_memory_utilization", 0.01)
     overrides = dict(setup.vllm.options.get("hf_overrides", {}))
     if setup.has_float32_head:
         overrides.setdefault("head_dtype", "float32")
