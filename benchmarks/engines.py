@@ -1,16 +1,20 @@
-"""Tokens per CPU second of the engines on a real model's shape: `generate`, the transformers engine, vLLM's CPU build.
+"""Tokens per CPU second of the engines on real shapes: `generate`, the transformers engine, vLLM's CPU build.
+
+The shapes are those of a model given (SmolLM2-135M) and of a random one of 185 M with Qwen2's architecture, 24 layers
+and its vocabulary of 151,936.
 
 Groups of 8 rows, which share a prompt of 200 random tokens, each row to write 64 more at temperature 1, as a rollout is
 asked. Every arm is a process of its own with one thread; seconds are those of the CPU, of all processes of the arm, so
 other work on the machine counts little; loading and one group as a warm-up do not count. `generate` is what TRL's
-trainers call unless they are given a vLLM server. vLLM is measured where it is installed.
+trainers call unless they are given a vLLM server: it is TRL's own generation. vLLM is measured where it is installed.
 
-    python -m benchmarks.engines --model FOLDER [--quick | --rows 64] --json FILE
+    python -m benchmarks.engines --model FOLDER [--quick | --rows 64] --json FILE        the first shape's folder
 
 deploy/examples/smollm2/build.py makes the folder.
 """
 
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -27,6 +31,7 @@ import psutil  # type: ignore[import-untyped]
 import torch
 
 from benchmarks.engine_batching import completed, generated
+from benchmarks.learner_step import QWEN2, made
 from benchmarks.results import ROOT, Figure, Report, commit, options
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.embedded.fixed_rows import FixedRowsEngine
@@ -38,6 +43,14 @@ ARMS = ("generate", "transformers", "vllm")
 GROUP, PROMPT_TOKENS, NEW_TOKENS = 8, 200, 64
 ROWS, QUICK_ROWS = (64, 256), (16,)
 ROUNDS = 2
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def random_qwen2(folder: Path, like: Path) -> None:
+    """Save a random model of `learner_step.py`'s Qwen2 shape, with the tokenizer of another model."""
+    made(folder, QWEN2)
+    for name in TOKENIZER:
+        shutil.copy(like / name, folder)
 
 
 def run_config(folder: Path, model: str, dtype: str) -> RunConfig:
@@ -115,32 +128,52 @@ def cpu_s() -> float:
 def main(path: Path, quick: bool, model: str, sizes: tuple[int, ...]) -> None:
     """Measure every arm, beside `generate`."""
     at, started_s = commit(), time.monotonic()
-    arms = [each for each in ARMS if each != "vllm" or find_spec("vllm")]
     figures, details = [], {}
-    for dtype in ("bfloat16", "float32"):
-        for rows in QUICK_ROWS if quick else sizes:
-            # The large batch is minutes a round.
-            rounds = 1 if quick or rows > 64 else ROUNDS
-            taken: dict[str, list[float]] = {}
-            for name in arms:
-                code = f"from benchmarks.engines import arm; arm({name!r}, {model!r}, {dtype!r}, {rows}, {rounds})"
-                ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, check=True)
-                taken[name] = json.loads(ended.stdout.splitlines()[-1])
-                print(dtype, rows, name, taken[name], flush=True)
-            for name, seconds in taken.items():
-                speeds = [rows * NEW_TOKENS / each for each in seconds]
-                ratio = statistics.median(taken["generate"]) / statistics.median(seconds)
-                base = rows * NEW_TOKENS / statistics.median(taken["generate"])
-                figures.append(
-                    Figure(
-                        f"{dtype}, {rows} rows, {name}", "tokens per CPU second", statistics.median(speeds),
-                        len(speeds), (min(speeds), max(speeds)), base, "generate", ratio, "median",
-                        "smallest and largest",
-                    )
-                )  # fmt: skip
-            details[f"{dtype}, {rows}"] = taken
-    settings = {"model": Path(model).name, "prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS, "threads": 1}
+    with TemporaryDirectory(prefix="engines-qwen2-") as folder:
+        random_qwen2(Path(folder), Path(model))
+        for name, place in (("SmolLM2-135M", model), ("185 M of Qwen2's shape", folder)):
+            for dtype in ("bfloat16", "float32"):
+                for rows in QUICK_ROWS if quick else sizes:
+                    # The large batch is minutes a round.
+                    taken = measured(place, dtype, rows, 1 if quick or rows > 64 else ROUNDS)
+                    print(name, dtype, rows, taken, flush=True)
+                    figures += figures_of(f"{name}, {dtype}, {rows} rows", rows, taken)
+                    details[f"{name}, {dtype}, {rows}"] = taken
+    settings = {"prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS, "threads": 1}
     Report("engines", quick, settings, figures, details, at).finish(path, started_s)
+
+
+def measured(model: str, dtype: str, rows: int, rounds: int) -> dict[str, list[float]]:
+    """Return the CPU seconds of each round of every arm, a process each."""
+    taken: dict[str, list[float]] = {}
+    for name in (each for each in ARMS if each != "vllm" or find_spec("vllm")):
+        code = f"from benchmarks.engines import arm; arm({name!r}, {model!r}, {dtype!r}, {rows}, {rounds})"
+        ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+        taken[name] = json.loads(ended.stdout.splitlines()[-1])
+    return taken
+
+
+def figures_of(where: str, rows: int, taken: dict[str, list[float]]) -> list[Figure]:
+    """Tokens per CPU second of every arm, beside `generate`."""
+    base_s = statistics.median(taken["generate"])
+    found = []
+    for name, seconds in taken.items():
+        speeds = [rows * NEW_TOKENS / each for each in seconds]
+        found.append(
+            Figure(
+                f"{where}, {name}",
+                "tokens per CPU second",
+                statistics.median(speeds),
+                len(speeds),
+                (min(speeds), max(speeds)),
+                rows * NEW_TOKENS / base_s,
+                "generate",
+                base_s / statistics.median(seconds),
+                "median",
+                "smallest and largest",
+            )
+        )
+    return found
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ SETTINGS = {
     "plain loop, delay 2": Setting(2, is_plain=True),
     "product, S = 2, default": Setting(2),
     "product, S = 8, default": Setting(8),
+    "product, S = 32, default": Setting(32),
     **{
         f"product, S = {age}, {form}": Setting(age, tuple(f"algorithm.{key}" for key in FORMS[form]))
         for form in ("none", "behaviour", "decoupled", "topr", "none, bounded", "decoupled, bounded", "topr, bounded")
