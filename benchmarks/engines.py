@@ -8,11 +8,13 @@ asked. Every arm is a process of its own with one thread; seconds are those of t
 other work on the machine counts little; loading and one group as a warm-up do not count. `generate` is what TRL's
 trainers call unless they are given a vLLM server: it is TRL's own generation. vLLM is measured where it is installed.
 
-    python -m benchmarks.engines --model FOLDER [--quick | --rows 64] --json FILE        the first shape's folder
+    python -m benchmarks.engines --model FOLDER [--quick | --rows 64] --json FILE
 
-deploy/examples/smollm2/build.py makes the folder.
+FOLDER holds the first shape: deploy/examples/smollm2/build.py makes it. Where it was interrupted, the same command goes
+on (`kept.py`).
 """
 
+import itertools
 import json
 import shutil
 import statistics
@@ -31,6 +33,7 @@ import psutil  # type: ignore[import-untyped]
 import torch
 
 from benchmarks.engine_batching import completed, generated
+from benchmarks.kept import KeptRuns
 from benchmarks.learner_step import QWEN2, made
 from benchmarks.results import ROOT, Figure, Report, commit, options
 from prefixrl.common.config.run import RunConfig
@@ -43,6 +46,9 @@ ARMS = ("generate", "transformers", "vllm")
 GROUP, PROMPT_TOKENS, NEW_TOKENS = 8, 200, 64
 ROWS, QUICK_ROWS = (64, 256), (16,)
 ROUNDS = 2
+QWEN2_SHAPE = "185 M of Qwen2's shape"
+SHAPES = "SmolLM2-135M", QWEN2_SHAPE
+PROGRAM = ("benchmarks/engines.py", "benchmarks/engine_batching.py", "common/engines/*/*.py")
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -128,24 +134,28 @@ def cpu_s() -> float:
 def main(path: Path, quick: bool, model: str, sizes: tuple[int, ...]) -> None:
     """Measure every arm, beside `generate`."""
     at, started_s = commit(), time.monotonic()
+    kept = KeptRuns(path, dict[str, list[float]], PROGRAM)
     figures, details = [], {}
     with TemporaryDirectory(prefix="engines-qwen2-") as folder:
         random_qwen2(Path(folder), Path(model))
-        for name, place in (("SmolLM2-135M", model), ("185 M of Qwen2's shape", folder)):
-            for dtype in ("bfloat16", "float32"):
-                for rows in QUICK_ROWS if quick else sizes:
-                    # The large batch is minutes a round.
-                    taken = measured(place, dtype, rows, 1 if quick or rows > 64 else ROUNDS)
-                    print(name, dtype, rows, taken, flush=True)
-                    figures += figures_of(f"{name}, {dtype}, {rows} rows", rows, taken)
-                    details[f"{name}, {dtype}, {rows}"] = taken
+        cells = itertools.product(QUICK_ROWS if quick else sizes, SHAPES, ("bfloat16", "float32"))
+        for rows, name, dtype in cells:
+            taken = kept.get((name, dtype, rows))
+            if taken is None:
+                taken = measured(folder if name == QWEN2_SHAPE else model, dtype, rows)
+                kept.add((name, dtype, rows), taken)
+                print(name, dtype, rows, taken, flush=True)
+            figures += figures_of(f"{name}, {dtype}, {rows} rows", rows, taken)
+            details[f"{name}, {dtype}, {rows}"] = taken
     settings = {"prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS, "threads": 1}
     Report("engines", quick, settings, figures, details, at).finish(path, started_s)
+    kept.remove()
 
 
-def measured(model: str, dtype: str, rows: int, rounds: int) -> dict[str, list[float]]:
-    """Return the CPU seconds of each round of every arm, a process each."""
+def measured(model: str, dtype: str, rows: int) -> dict[str, list[float]]:
+    """Return the CPU seconds of each round of every arm, a process each; a large batch is minutes a round."""
     taken: dict[str, list[float]] = {}
+    rounds = ROUNDS if rows < 256 else 1
     for name in (each for each in ARMS if each != "vllm" or find_spec("vllm")):
         code = f"from benchmarks.engines import arm; arm({name!r}, {model!r}, {dtype!r}, {rows}, {rounds})"
         ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, check=True)
