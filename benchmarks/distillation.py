@@ -43,7 +43,7 @@ ARMS = {
 }
 """True where the target is the reference; the coefficient of the KL."""
 PLAIN = "KL to the start, 0.01 (the example's)"
-SEEDS, ITERATIONS, QUICK_ITERATIONS, HELDOUT, EVALUATE_EVERY, GOAL = (1, 2, 3, 4, 5), 150, 10, 128, 5, 0.8
+SEEDS, ITERATIONS, QUICK_ITERATIONS, HELDOUT, EVALUATE_EVERY, GOAL = (1, 2, 3), 150, 10, 128, 5, 0.8
 
 
 class Run(msgspec.Struct, frozen=True):
