@@ -6,7 +6,7 @@ GRPO in one process, every sample exactly two versions old (`aged_run.py`), gree
 `prefixrl init --size tiny` writes and four times it, which `docs/your_own_task.md` advises on a plateau. *Documented*:
 its entropy and KL terms, and the default schedule, which lets the rate fall to a tenth. The other arms hold the rate,
 with the same terms and without any. *Ended well*: the mean held-out reward over the last quarter of the run is within
-0.05 of the best seed of the task at that rate; a slower rate is no local optimum."""
+0.05 of the best seed of the same arm, rate and task; a slower rate is no local optimum."""
 
 import os
 import statistics
@@ -62,9 +62,10 @@ def run_all(seeds: Sequence[int], quick: bool, kept: KeptRuns[Outcome]) -> dict[
     return found
 
 
-def best_of(found: dict[tuple[str, float, str], list[Outcome]], task: str, rate: float) -> float:
-    """The best final reward of a task's runs at a rate."""
-    return max(run.final for cell, runs in found.items() if cell[:2] == (task, rate) for run in runs)
+def well(runs: Sequence[Outcome]) -> list[float]:
+    """1 for each seed of a cell that ended well, else 0."""
+    best = max(run.final for run in runs)
+    return [float(run.final >= best - WITHIN) for run in runs]
 
 
 def has_fallen(run: Outcome) -> bool:
@@ -85,17 +86,16 @@ def markdown(found: dict[tuple[str, float, str], list[Outcome]], report: Report)
     ]
     for (task, rate, terms), runs in sorted(found.items()):
         finals = sorted(run.final for run in runs)
-        well = sum(final >= best_of(found, task, rate) - WITHIN for final in finals)
         worst = ", ".join(f"{final:.2f}" for final in finals[:3])
         fell = sum(has_fallen(run) for run in runs)
-        cells = (f"{well} of {len(runs)}", f"{statistics.fmean(finals):.3f}", worst, str(fell))
+        cells = (f"{sum(well(runs)):.0f} of {len(runs)}", f"{statistics.fmean(finals):.3f}", worst, str(fell))
         lines.append(f"| {task} | {rate:g} | {terms} | {' | '.join(cells)} |")
     body = "\n".join(lines)
     return f"""# Exploration
 
 `python -m benchmarks.exploration`: GRPO, every sample {AGE} versions old, 128 held-out problems, rewards over the last
-quarter of a run. *Ended well*: within {WITHIN} of the best seed of the task at that rate. *Fell on the way*:
-seeds with an evaluation {FALL} below an earlier one. Arms: {
+quarter of a run. *Ended well*: within {WITHIN} of the best seed of the same row. *Fell on the way*: seeds with an
+evaluation {FALL} below an earlier one. Arms: {
         "; ".join(f"{name}: {', '.join(changes)}" for name, changes in TERMS.items())
     }.
 
@@ -115,14 +115,14 @@ def main(path: Path, quick: bool) -> None:
     found = run_all(seeds, quick, kept)
     figures: list[Figure] = []
     for (task, rate, terms), runs in sorted(found.items()):
-        name, best = f"{task}, rate {rate:g}, {terms}", best_of(found, task, rate)
+        name = f"{task}, rate {rate:g}, {terms}"
         figures.append(mean_figure(f"final reward, {name}", "share", [run.final for run in runs]))
-        well = [float(run.final >= best - WITHIN) for run in runs]
-        figures.append(mean_figure(f"ended well, {name}", "share of seeds", well))
+        figures.append(mean_figure(f"ended well, {name}", "share of seeds", well(runs)))
     settings = {"seeds": list(seeds), "rates": RATES, "terms": TERMS, "common": COMMON, "age": AGE}
     cells = {", ".join(map(str, cell)): runs for cell, runs in found.items()}
     report = Report("exploration", quick, settings, figures, cells, measured)
     report.finish(path, started_s)
+    kept.remove()
     path.with_suffix(".md").write_text(markdown(found, report), encoding="utf-8")
 
 
