@@ -144,7 +144,7 @@ Commit `{report.commit}`, {report.wall_s:.0f} s.
 @options
 def main(path: Path, quick: bool) -> None:
     """Train what is missing, and write figures and page."""
-    started_s, measured = time.monotonic(), commit()
+    measured = commit()
     seeds, iterations = (SEEDS[:1], QUICK_ITERATIONS) if quick else (SEEDS, ITERATIONS)
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = KeptRuns(path, Run, (*TRAINING, "benchmarks/distillation.py", "benchmarks/exploration.py"))
@@ -158,7 +158,8 @@ def main(path: Path, quick: bool) -> None:
     settings = {"arms": ARMS, "rates": RATES, "seeds": list(seeds), "common": COMMON, "age": AGE}
     cells = {f"{rate:g}, {name}": runs for (rate, name), runs in found.items()}
     report = Report("distillation", quick, settings, figures, cells, measured)
-    report.finish(path, started_s)
+    report.wall_s = round(sum(run.wall_s for runs in found.values() for run in runs))
+    report.write(path)
     kept.remove()
     path.with_suffix(".md").write_text(markdown(found, report), encoding="utf-8")
 

@@ -10,7 +10,6 @@ with the same terms and without any. *Ended well*: the mean held-out reward over
 
 import os
 import statistics
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -91,15 +90,16 @@ def markdown(found: dict[tuple[str, float, str], list[Outcome]], report: Report)
         cells = (f"{sum(well(runs)):.0f} of {len(runs)}", f"{statistics.fmean(finals):.3f}", worst, str(fell))
         lines.append(f"| {task} | {rate:g} | {terms} | {' | '.join(cells)} |")
     body = "\n".join(lines)
+    arms = "\n".join(f"- {name}: `{'`, `'.join(changes)}`" for name, changes in TERMS.items())
     return f"""# Exploration
 
 `python -m benchmarks.exploration`: GRPO, every sample {AGE} versions old, 128 held-out problems, rewards over the last
 quarter of a run. *Ended well*: within {WITHIN} of the best seed of the same row. *Fell on the way*: seeds with an
-evaluation {FALL} below an earlier one. Arms: {
-        "; ".join(f"{name}: {', '.join(changes)}" for name, changes in TERMS.items())
-    }.
+evaluation {FALL} below an earlier one.
 
-Commit `{report.commit}`, {report.wall_s:.0f} s.
+{arms}
+
+Commit `{report.commit}`, {report.wall_s:.0f} s of one core.
 
 {body}
 """
@@ -109,7 +109,7 @@ Commit `{report.commit}`, {report.wall_s:.0f} s.
 @options
 def main(path: Path, quick: bool) -> None:
     """Train what is missing, and write figures and page."""
-    started_s, measured = time.monotonic(), commit()
+    measured = commit()
     seeds = QUICK_SEEDS if quick else SEEDS
     kept = KeptRuns(path, Outcome, (*TRAINING, "benchmarks/openings/*.py"))
     found = run_all(seeds, quick, kept)
@@ -121,7 +121,8 @@ def main(path: Path, quick: bool) -> None:
     settings = {"seeds": list(seeds), "rates": RATES, "terms": TERMS, "common": COMMON, "age": AGE}
     cells = {", ".join(map(str, cell)): runs for cell, runs in found.items()}
     report = Report("exploration", quick, settings, figures, cells, measured)
-    report.finish(path, started_s)
+    report.wall_s = round(sum(run.wall_s for runs in found.values() for run in runs))
+    report.write(path)
     kept.remove()
     path.with_suffix(".md").write_text(markdown(found, report), encoding="utf-8")
 
