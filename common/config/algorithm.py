@@ -147,8 +147,7 @@ class AlgorithmConfig(bounds.Section):
     def _choices_of_prime(cls, given: Any) -> Any:
         return PRIME | given if isinstance(given, dict) and given.get("name") == "prime" else given
 
-    @model_validator(mode="after")
-    def _keys_with_effect(self, info: ValidationInfo) -> "AlgorithmConfig":
+    def _check_keys(self, info: ValidationInfo) -> None:
         allowed = {"reward": ("k1",), "loss": ("k2", "k3")}[self.kl_placement]
         if self.kl_estimator not in allowed:
             raise self.conflict("biased_kl", allowed=" or ".join(allowed))
@@ -169,10 +168,8 @@ class AlgorithmConfig(bounds.Section):
         if self.is_given("min_ess", info) and self.admission != "just_in_time":
             reason = "all that the window allows is begun anyway"
             raise ValueError(self.no_effect("min_ess", bounds.assigned("admission", self.admission), reason))
-        return self
 
-    @model_validator(mode="after")
-    def _pairs(self) -> "AlgorithmConfig":
+    def _check_pairs(self, info: ValidationInfo) -> None:
         for key in ("mask_token_band", "mask_sequence_band"):
             low, high = getattr(self, key) or (0.0, math.inf)
             if not low < 1.0 < high:
@@ -193,7 +190,6 @@ class AlgorithmConfig(bounds.Section):
             two_baselines=self.advantage_function is not None and self.zscore == "buffer",
             alone_in_its_group=self.samples_per_prompt == 1 and is_compared and self.zscore == "group",
         )
-        return self
 
     def minibatches_of(self, rows: int) -> int:
         """Return the minibatches of a batch: fewer, in proportion, where it has fewer rows than all."""
@@ -243,15 +239,13 @@ class FilterConfig(bounds.Section):
         """True if any group may be left out."""
         return self.accuracy is not None or self.truncated is not None
 
-    @model_validator(mode="after")
-    def _band(self, info: ValidationInfo) -> "FilterConfig":
+    def _check_band(self, info: ValidationInfo) -> None:
         if not self.is_on:
             self.refuse_without_effect((_ONLY_WITH_FILTER, "accuracy"), info=info)
         self.refuse_if(filled_at_once=self.fill == "prioritise" and self.over_sampling == 1)
         self.refuse_without_effect((_ONLY_RESAMPLED, "fill"), info=info)
         low, high = self.accuracy or (0.0, 0.5)
         self.refuse_if(band_upside_down=low > high, band_of_all=(low, high) == (0.0, 1.0))
-        return self
 
     def check_reachable(self, samples_per_prompt: int, continuations: int = 1) -> None:
         """Raise ValueError if no group of this size, each text right or wrong, can be in the band."""

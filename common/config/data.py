@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from prefixrl.common.config.foreign import read_toml
 from prefixrl.common.config.section import Positive, PositiveFloat, Section
@@ -130,14 +130,12 @@ class Source(Section):
     answer_reading: Reading | None = None
     """Replaces `data.answer_reading` for this source."""
 
-    @model_validator(mode="after")
-    def _is_somewhere(self) -> "Source":
+    def _check_place(self, info: ValidationInfo) -> None:
         if self.name is None and self.path is None:
             raise ValueError("name and path are missing; give a problem set, or a file, a folder or hf:OWNER/NAME")
         _check_question(self)
         if self.name is not None and self.name not in PROBLEM_SETS:
             raise self.conflict("unknown_set", known=", ".join(PROBLEM_SETS))
-        return self
 
     @property
     def problem_set(self) -> ProblemSet | None:
@@ -219,13 +217,11 @@ class DataConfig(Section):
             raise ValueError(f"{', '.join(unknown)}: not a problem set; known ones: {', '.join(PROBLEM_SETS)}")
         return paths
 
-    @model_validator(mode="after")
-    def _all_weights_or_none(self) -> "DataConfig":
+    def _check_weights(self, info: ValidationInfo) -> None:
         _check_question(self)
         given = [source.weight for source in self.train]
         if None in given and any(given):
             raise ValueError(f"train has weights {given}: give a weight to every source, or to none")
-        return self
 
     @property
     def runs_programs(self) -> bool:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo
 
 from prefixrl.common.config.section import Fraction, NonNegativeFloat, Positive, PositiveFloat, Section
 
@@ -92,13 +92,11 @@ class LearnerConfig(Section):
     deepspeed: dict[str, Any] = Field(default_factory=lambda: {"zero_optimization": {"stage": 0}})
     """DeepSpeed's own configuration, passed unchanged. Absent: ZeRO stage 0."""
 
-    @model_validator(mode="after")
-    def _sharing(self) -> "LearnerConfig":
+    def _check_sharing(self, info: ValidationInfo) -> None:
         takes_no_mask = self.attn_implementation in ("varlen", "flash_attention_2")
         if self.shared_prompts and (self.packed or takes_no_mask):
             raise self.conflict("prompts_of_packed_rows", key="packed" if self.packed else "attn_implementation")
         self.refuse_if(varlen_unpacked=self.packed is False and self.attn_implementation == "varlen")
-        return self
 
 
 class WandbConfig(Section):

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import Field, ValidationInfo
 
 from prefixrl.common.config.section import Section
 from prefixrl.common.errors import ConfigError, to_copy
@@ -43,8 +43,7 @@ class ModelConfig(Section):
     """Text around a question, for example worked examples before it, with {problem} in its place: a file (the newline
     at its end is left out), or the text itself. With a chat template it is the user turn, without one the prompt."""
 
-    @model_validator(mode="after")
-    def _template_can_be_used(self, info: ValidationInfo) -> "ModelConfig":
+    def _check_templates(self, info: ValidationInfo) -> None:
         if self.chat_template is False:
             for key in filter(lambda each: self.is_given(each, info), ("system", "template_options")):
                 reason = "there is no chat template that could use it"
@@ -55,7 +54,6 @@ class ModelConfig(Section):
         taken = sorted(RESERVED & self.template_options.keys())
         if taken:
             raise ValueError(f"template_options sets {', '.join(taken)}: this software sets them itself; leave it out")
-        return self
 
 
 class AdapterConfig(ModelConfig):

@@ -52,10 +52,8 @@ class BrokerConfig(Section):
     journal_segment_mib: PositiveFloat = 64.0
     """Size in MiB at which a file of the journal is closed and compressed. A restart reads the newest one or two."""
 
-    @model_validator(mode="after")
-    def _beats(self) -> "BrokerConfig":
+    def _check_beats(self, info: ValidationInfo) -> None:
         self.refuse_if(late_heartbeats=self.silence_s < 3 * self.heartbeat_s)
-        return self
 
 
 class CheckpointConfig(Section):
@@ -137,13 +135,11 @@ class RewardConfig(worker_sections.ServerConfig):
         """True where the verifier is not asked, or only by a function."""
         return self.function is not None or self.url is not None
 
-    @model_validator(mode="after")
-    def _keys_have_an_effect(self, info: ValidationInfo) -> "RewardConfig":
+    def _check_keys(self, info: ValidationInfo) -> None:
         self.refuse_if(two_rewards=self.function and self.url, weights_of_nothing=self.weights and not self.is_own)
         for key in ("rows", "requests", "request_s", "patience_s", "key_variable"):
             if self.url is None and self.is_given(key, info):
                 raise ValueError(self.no_effect(key, "url absent", "no server is asked"))
-        return self
 
 
 class RunConfig(Section):
@@ -179,8 +175,7 @@ class RunConfig(Section):
     launch: worker_sections.LaunchConfig = worker_sections.LaunchConfig()
     slurm: worker_sections.SlurmConfig = worker_sections.SlurmConfig()
 
-    @model_validator(mode="after")
-    def _keys_of_the_mode(self, info: ValidationInfo) -> "RunConfig":
+    def _check_mode(self, info: ValidationInfo) -> None:
         self.refuse_if(
             length_of_the_run=(self.algorithm.iterations is None) == (self.data.epochs is None),
             no_target=self.mode == "prefix" and self.target is None,
@@ -195,20 +190,16 @@ class RunConfig(Section):
         ]
         if useless:
             raise ValueError("\n  ".join(useless))
-        return self
 
-    @model_validator(mode="after")
-    def _texts_can_be_bitwise(self) -> "RunConfig":
+    def _check_bitwise(self, info: ValidationInfo) -> None:
         self.refuse_if(
             batched_prefixes=self.bitwise and self.rollout.engine == "vllm",
             batched_answers=self.bitwise and self.scorer.engine in ("vllm", "openai"),
             swaps_in_flight=self.bitwise and self.rollout.swap == "in_flight",
             cached_texts=self.bitwise and self.scorer.cache_bytes > 0,
         )
-        return self
 
-    @model_validator(mode="after")
-    def _rewards_and_rows(self) -> "RunConfig":
+    def _check_rewards(self, info: ValidationInfo) -> None:
         self.refuse_if(
             nothing_is_judged=self.checkpoint.keep_best and not self.evaluation.every,
             two_judges=self.reward.function is not None and self.data.code != "none",
@@ -219,7 +210,6 @@ class RunConfig(Section):
             raise self.conflict("more_minibatches_than_rows", rows=rows)
         if not self.reward.is_own and not self.data.has_fractions:
             self.filter.check_reachable(self.algorithm.samples_per_prompt, self.scorer.continuations)
-        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -228,8 +218,7 @@ class RunConfig(Section):
         is_prime = isinstance(algorithm, dict) and algorithm.get("name") == "prime"
         return {**given, "implicit_reward": given.get("implicit_reward") or {}} if is_prime else given
 
-    @model_validator(mode="after")
-    def _process_rewards(self, info: ValidationInfo) -> "RunConfig":
+    def _check_process_rewards(self, info: ValidationInfo) -> None:
         settings, algorithm, prm = self.implicit_reward, self.algorithm, self.scorer.prm
         has_steps = prm is not None and prm.placement == "step"
         self.refuse_if(steps_of_the_target=has_steps and self.mode == "prefix")
@@ -237,7 +226,7 @@ class RunConfig(Section):
             source = "implicit_reward" if settings else 'scorer.prm.placement = "step"'
             raise self.conflict("no_baseline_of_tokens", source=source, function=algorithm.advantage_function)
         if settings is None:
-            return self
+            return
         self.refuse_if(scores_without_weight=prm is not None and settings.outcome_coefficient == 0)
         name, useless = f'algorithm.name = "{algorithm.name}"', []
         for key in ("gamma", "outcome_gamma"):
@@ -247,10 +236,8 @@ class RunConfig(Section):
             useless.append(settings.no_effect("baseline", name, "it leaves nothing out of its baseline"))
         if useless:
             raise ValueError("\n  ".join(f"implicit_reward.{each}" for each in useless))
-        return self
 
-    @model_validator(mode="after")
-    def _waits(self) -> "RunConfig":
+    def _check_waits(self, info: ValidationInfo) -> None:
         batch_s, broker, endpoint = self.learner.batch_timeout_s, self.broker, self.scorer.openai
         is_served = self.scorer.engine == "openai"
         self.refuse_if(
@@ -260,18 +247,14 @@ class RunConfig(Section):
             scorer_before_its_reward=self.reward.url and self.reward.request_s >= broker.stall_s,
             learner_before_rewards=self.reward.url and self.reward.patience_s >= batch_s,
         )
-        return self
 
-    @model_validator(mode="after")
-    def _matrices_fit_the_engine(self) -> "RunConfig":
+    def _check_matrices(self, info: ValidationInfo) -> None:
         lora, rollout = self.learner.lora, self.rollout
         self.refuse_if(matrices_in_flight=lora and lora.publish == "matrices" and rollout.swap == "in_flight")
         if lora is not None and rollout.engine == "vllm" and (objection := lora.objection_of_vllm()):
             raise ValueError(objection)
-        return self
 
-    @model_validator(mode="after")
-    def _a_task_fits_a_message(self) -> "RunConfig":
+    def _check_task_size(self, info: ValidationInfo) -> None:
         rollout, samples, continuations = self.rollout, self.algorithm.samples_per_prompt, self.scorer.continuations
         verdict_bytes = continuations * VERDICT_BYTES if continuations > 1 else 0
         if self.scorer.prm is not None:
@@ -282,10 +265,8 @@ class RunConfig(Section):
             length = "prefix_tokens" if self.mode == "prefix" else "answer_tokens"
             sizes = {"size": size_bytes / 2**20, "most": MOST_TASK_BYTES / 2**20}
             raise self.conflict("task_too_large", length=length, **sizes)
-        return self
 
-    @model_validator(mode="after")
-    def _devices(self) -> "RunConfig":
+    def _check_devices(self, info: ValidationInfo) -> None:
         launch, devices = self.launch, self.launch.devices
         for role, given, count in (
             ("learner", [devices.learner] if devices.learner else [], 1),
@@ -296,7 +277,6 @@ class RunConfig(Section):
             wrong = [each for each in given if len(each) != needed or len(set(each)) != needed]
             if given and (wrong or len(given) != count):
                 raise self.conflict("wrong_gpus", role=role, needed=needed, count=count)
-        return self
 
     @property
     def probe_tolerance(self) -> float:

@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 from prefixrl.common.config.foreign import read_toml
 
@@ -40,6 +40,14 @@ class Section(BaseModel):
 
     ONLY_IN_MODE: ClassVar[OnlyWith] = {}
     """Keys that have an effect in one `mode` of the run only."""
+
+    @model_validator(mode="after")
+    def _checked(self, info: ValidationInfo) -> Self:
+        """Call every `_check_...` of a section, those of its base first; each raises ValueError for what it refuses."""
+        for kind in (each for each in reversed(type(self).__mro__) if issubclass(each, Section)):
+            for check in (each for name, each in vars(kind).items() if name.startswith("_check_")):
+                check(self, info)
+        return self
 
     def is_given(self, key: str, info: ValidationInfo) -> bool:
         """Return True if the user set a key; in a resolved config, if it is not at its default."""

@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import Field, ValidationInfo
 
 from prefixrl.common.config.section import Fraction, NonNegativeFloat, OnlyWith, Positive, PositiveFloat, Section, Share
 from prefixrl.common.wire.messages.groups import MOST_STEPS
@@ -98,8 +98,7 @@ class ProcessModelConfig(Section):
         """The text between two steps of an answer."""
         return self.separator or _SEPARATORS[self.format]
 
-    @model_validator(mode="after")
-    def _check(self, info: ValidationInfo) -> "ProcessModelConfig":
+    def _check_scores(self, info: ValidationInfo) -> None:
         self.refuse_without_effect((_ONLY_WITH_FORMAT, "format"), (_ONLY_WITH_PLACEMENT, "placement"), info=info)
         if self.gpu_memory_utilization is not None:
             self.refuse_without_effect((_ONLY_WITH_VLLM, "engine"), info=info)
@@ -110,7 +109,6 @@ class ProcessModelConfig(Section):
         if self.form.count(TAG) != 1 or self.form.count(STEP) != 1 or self.form.index(STEP) > self.form.index(TAG):
             raise self.conflict("form_of_a_step", example=json.dumps(_FORMS[self.format]))
         self.refuse_if(one_token_for_all=self.format == "step_tag" and self.good_token == self.bad_token)
-        return self
 
 
 class ImplicitRewardConfig(Section):
@@ -145,12 +143,10 @@ class ImplicitRewardConfig(Section):
     grad_clip: Annotated[float, Field(gt=0)] = 10.0
     """Largest gradient norm of a step."""
 
-    @model_validator(mode="after")
-    def _has_an_effect(self) -> "ImplicitRewardConfig":
+    def _check_effect(self, info: ValidationInfo) -> None:
         is_own = self.reference == "freeze" and self.model == self.reference_model
         self.refuse_if(
             no_advantage=self.coefficient == 0 and self.outcome_coefficient == 0,
             two_references=self.reference == "policy" and self.reference_model is not None,
             its_own_reference=self.update == "none" and is_own,
         )
-        return self

@@ -9,7 +9,7 @@ import re
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from prefixrl.common.config import section as bounds
 from prefixrl.common.config.section import NonNegative, NonNegativeFloat, OnlyWith, Positive, PositiveFloat, Section
@@ -56,13 +56,11 @@ class VllmConfig(Section):
         sizes = [self.options.get(f"{kind}_parallel_size", 1) for kind in ("pipeline", "data")]
         return math.prod([self.tensor_parallel_size, *sizes])
 
-    @model_validator(mode="after")
-    def _sizes_are_counts(self) -> "VllmConfig":
+    def _check_sizes(self, info: ValidationInfo) -> None:
         for key in ("pipeline_parallel_size", "data_parallel_size"):
             size = self.options.get(key, 1)
             if type(size) is not int or size < 1:
                 raise ValueError(f"options.{key} = {size!r}: must be a whole number of at least 1")
-        return self
 
     def changes_of_distribution(self) -> list[str]:
         """List the keys, with their values, that make it another policy than the weights."""
@@ -71,15 +69,13 @@ class VllmConfig(Section):
         found += [f"options.kv_cache_dtype = {cache!r}"] if cache not in ("auto", "bfloat16") else []
         return found
 
-    @model_validator(mode="after")
-    def _options_are_free(self) -> "VllmConfig":
+    def _check_options(self, info: ValidationInfo) -> None:
         named = sorted(set(self.options) & (set(type(self).model_fields) - {"options"}))
         if named:
             raise ValueError(f"options sets {', '.join(named)}: these are keys of this section itself")
         taken = sorted(set(self.options) & OWN_OPTIONS)
         if taken:
             raise ValueError(f"options sets {', '.join(taken)}: this software sets them itself; leave them out")
-        return self
 
 
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
@@ -191,10 +187,8 @@ class EngineConfig(Section):
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Draw only from tokens at least this many times as likely as the most likely one."""
 
-    @model_validator(mode="after")
-    def _something_ends_a_text(self) -> "EngineConfig":
+    def _check_stops(self, info: ValidationInfo) -> None:
         self.refuse_if(endless_texts=not self.own_stops and not self.stop_tokens)
-        return self
 
     def truncations(self) -> list[str]:
         """List the keys that leave tokens out of the draw, with their values."""
@@ -239,8 +233,7 @@ class RolloutConfig(EngineConfig):
     """drain: new weights are installed after the last task is done, so every answer has one version. in_flight: running
     answers pause and continue with the new weights, and the version of every token is recorded; for long answers."""
 
-    @model_validator(mode="after")
-    def _check(self) -> "RolloutConfig":
+    def _check_draws(self, info: ValidationInfo) -> None:
         given = self.truncations()
         if given and not self.allow_biased_ratios:
             raise self.conflict("biased_draws", keys=", ".join(given))
@@ -251,7 +244,6 @@ class RolloutConfig(EngineConfig):
         transfer = self.vllm.options.get("kv_transfer_config")
         if self.swap == "in_flight" and transfer is not None:
             raise self.conflict("transfer_in_flight", transfer=transfer)
-        return self
 
 
 class ScorerConfig(EngineConfig):
@@ -294,33 +286,28 @@ class ScorerConfig(EngineConfig):
     prm: ProcessModelConfig | None = None
     """Absent: no process reward model; the reward is the verdict."""
 
-    @model_validator(mode="after")
-    def _endpoint_can_be_asked(self) -> "ScorerConfig":
+    def _check_endpoint(self, info: ValidationInfo) -> None:
         if self.engine != "openai":
-            return self
+            return
         self.refuse_if(no_address=self.openai.url is None)
         extensions = [key for key in ("top_k", "min_p") if getattr(self, key)]
         if extensions and self.openai.dialect == "openai":
             raise self.conflict("no_such_extension", keys=" ".join(extensions))
-        return self
 
-    @model_validator(mode="after")
-    def _both_models_have_a_share(self) -> "ScorerConfig":
+    def _check_shares(self, info: ValidationInfo) -> None:
         own, prm = self.vllm.gpu_memory_utilization, self.prm
         is_one_device = prm is not None and prm.device != "cpu" and self.device != "cpu"
         if own is None or prm is None or prm.engine != "vllm" or not is_one_device or own + prm.device_share <= 1:
-            return self
+            return
         raise self.conflict("shares_above_one", own=own, share=prm.device_share, both=own + prm.device_share)
 
-    @model_validator(mode="after")
-    def _check(self) -> "ScorerConfig":
+    def _check_texts(self, info: ValidationInfo) -> None:
         self.refuse_if(
             useless_extension=self.extension_tokens is not None and self.truncated != "extend",
             equal_continuations=self.continuations > 1 and self.temperature == 0,
         )
         if 0 < self.cache_bytes < LEAST_CACHE_BYTES:
             raise self.conflict("small_cache", least=LEAST_CACHE_BYTES)
-        return self
 
     def texts_per_row(self, kind: TaskKind) -> int:
         """Return the number of texts judged per row of a task."""
