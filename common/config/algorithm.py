@@ -1,13 +1,11 @@
 """The `[algorithm]` section: objective, options and their conflicts (docs/objectives.md)."""
 
 import math
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
 from prefixrl.common.config import section as bounds
-from prefixrl.common.config.foreign import read_toml
 
 Name = Literal["gae", "tppo", "appo", "grpo", "dr_grpo", "rloo", "reinforce_baseline", "prime"]
 Correction = Literal["decoupled", "behaviour", "none", "topr"]
@@ -17,11 +15,6 @@ Band = Annotated[tuple[bounds.NonNegativeFloat, bounds.PositiveFloat], Field(str
 
 WITH_CRITIC: tuple[Name, ...] = ("gae", "tppo", "appo")
 
-_TABLES = read_toml(Path(__file__).parent / "tables" / "algorithm.toml", "the table of keys of [algorithm]")
-ONLY_FOR, ONLY_WITH_CORRECTION = (
-    {key: (tuple(names), why) for key, (names, why) in _TABLES[table].items()} for table in ("name", "correction")
-)
-"""Keys that have an effect under some names, or some corrections, only, and why."""
 OF_THE_SURROGATE = (
     "correction", "ratio", "clip", "clip_high", "dual_clip", "importance_cap", "importance_above_cap",
     "importance_ratio", "bound_ratio", "bound_probability", "bound_negatives", "bound_second_moment",
@@ -151,7 +144,7 @@ class AlgorithmConfig(bounds.Section):
         allowed = {"reward": ("k1",), "loss": ("k2", "k3")}[self.kl_placement]
         if self.kl_estimator not in allowed:
             raise self.conflict("biased_kl", allowed=" or ".join(allowed))
-        self.refuse_without_effect((ONLY_FOR, "name"), (ONLY_WITH_CORRECTION, "correction"), info=info)
+        self.refuse_without_effect("algorithm.name", "algorithm.correction", info=info)
         if self.loss_function is not None and (found := [key for key in OF_THE_SURROGATE if self.is_given(key, info)]):
             condition = bounds.assigned("loss_function", self.loss_function)
             reason = "the function is the whole surrogate"
@@ -199,15 +192,6 @@ class AlgorithmConfig(bounds.Section):
 
 ROUNDING = 1e-9
 
-_NO_FILTER = ([0.01, 0.99],), "without a filter every group is trained and none has to be replaced"
-_ONLY_WITH_FILTER: bounds.OnlyWith = dict.fromkeys(
-    ("over_sampling", "fill", "limit_batches", "min_pass_rate"), _NO_FILTER
-)
-_ONLY_RESAMPLED: bounds.OnlyWith = dict.fromkeys(
-    ("limit_batches", "min_pass_rate"),
-    (("resample",), "groups that fail fill an iteration, so that none waits for ever"),
-)
-
 
 def is_within(mean: float, low: float, high: float) -> bool:
     """Return True if a group's mean reward lies in the band, ends included up to rounding."""
@@ -241,9 +225,9 @@ class FilterConfig(bounds.Section):
 
     def _check_band(self, info: ValidationInfo) -> None:
         if not self.is_on:
-            self.refuse_without_effect((_ONLY_WITH_FILTER, "accuracy"), info=info)
+            self.refuse_without_effect("filter.accuracy", info=info)
         self.refuse_if(filled_at_once=self.fill == "prioritise" and self.over_sampling == 1)
-        self.refuse_without_effect((_ONLY_RESAMPLED, "fill"), info=info)
+        self.refuse_without_effect("filter.fill", info=info)
         low, high = self.accuracy or (0.0, 0.5)
         self.refuse_if(band_upside_down=low > high, band_of_all=(low, high) == (0.0, 1.0))
 

@@ -11,7 +11,7 @@ from prefixrl.common.config.algorithm import AlgorithmConfig, FilterConfig
 from prefixrl.common.config.data import DataConfig
 from prefixrl.common.config.learner import LearnerConfig, LogConfig
 from prefixrl.common.config.prompting import AdapterConfig, ModelConfig
-from prefixrl.common.config.section import Fraction, Mode, NonNegative, OnlyWith, Positive, PositiveFloat, Section
+from prefixrl.common.config.section import Fraction, Mode, NonNegative, Positive, PositiveFloat, Section
 from prefixrl.common.config.step_rewards import ImplicitRewardConfig
 from prefixrl.common.wire.messages.groups import Sampling
 
@@ -21,7 +21,6 @@ VERDICT_BYTES = 1024
 """Size of a verdict on one of several continuations, with a long answer."""
 STEP_BYTES = 14
 """Size of a step's score and end."""
-_NEEDS_TARGET = (("prefix",), "there is no target that could continue a fixed prefix")
 SEATED_TASKS = 4
 """Usual tasks whose rows a transformers engine decodes at once, where they need not stay together."""
 SPARE_COLUMNS = 1 / 4
@@ -84,10 +83,7 @@ class CheckpointConfig(Section):
 class EvaluationConfig(Section):
     """Evaluation on held-out problems."""
 
-    ONLY_IN_MODE: ClassVar[OnlyWith] = {
-        "max_new_tokens": (("prefix",), "rollout.answer_tokens limits answers in evaluations too"),
-        **dict.fromkeys(("fixed_prefixes", "selection_problems", "sampled_candidates"), _NEEDS_TARGET),
-    }
+    ONLY_IN_MODE: ClassVar[bounds.OnlyWith] = bounds.only_with("evaluation.mode")
 
     every: NonNegative = 0
     """Versions between greedy evaluations of the adapter on held-out problems; 0: only before and after training."""

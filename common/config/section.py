@@ -28,9 +28,17 @@ FROM_RUN_FILE = {"is_run_file": True}
 """Validation context of a user's run file: keys without effect are refused there even at their default values. A
 resolved config, which names every key, is validated without it."""
 
-_CONFLICTS = read_toml(Path(__file__).parent / "tables" / "conflicts.toml", "the table of conflicts")
+_TABLES = Path(__file__).parent / "tables"
+_CONFLICTS = read_toml(_TABLES / "conflicts.toml", "the table of conflicts")
+_CONDITIONS = read_toml(_TABLES / "only_with.toml", "the table of keys with conditions")
 OnlyWith = Mapping[str, tuple[tuple[object, ...], str]]
 """Keys that have an effect only with some values of a controlling key: those values, and the reason."""
+
+
+def only_with(controlling: str) -> OnlyWith:
+    """Return the keys beside a controlling key, `algorithm.name` for example, in `tables/only_with.toml`."""
+    found = _CONDITIONS[controlling].items()
+    return {key: (tuple(values), why) for keys, (values, why) in found for key in keys.split()}
 
 
 class Section(BaseModel):
@@ -55,10 +63,11 @@ class Section(BaseModel):
             return key in self.model_fields_set
         return bool(getattr(self, key) != type(self).model_fields[key].get_default())
 
-    def refuse_without_effect(self, *tables: tuple[OnlyWith, str], info: ValidationInfo) -> None:
-        """Raise ValueError naming each key without effect by a table and its controlling key."""
-        found = [each for table, key in tables for each in self.without_effect(table, key, getattr(self, key), info)]
-        if found:
+    def refuse_without_effect(self, *controlling: str, info: ValidationInfo) -> None:
+        """Raise ValueError naming each key without effect beside these controlling keys."""
+        keys = {each: each.rpartition(".")[2] for each in controlling}
+        tables = ((only_with(each), key, getattr(self, key)) for each, key in keys.items())
+        if found := [each for table in tables for each in self.without_effect(*table, info)]:
             raise ValueError("\n    ".join(found))
 
     def without_effect(self, table: OnlyWith, control: str, value: object, info: ValidationInfo) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo
 
-from prefixrl.common.config.section import Fraction, NonNegativeFloat, OnlyWith, Positive, PositiveFloat, Section, Share
+from prefixrl.common.config.section import Fraction, NonNegativeFloat, Positive, PositiveFloat, Section, Share
 from prefixrl.common.wire.messages.groups import MOST_STEPS
 from prefixrl.common.wire.verdicts import Aggregate
 
@@ -14,16 +14,6 @@ TAG, STEP = "{tag}", "{step}"
 _TAGS = {"step_tag": "ки", "two_class": "<extra_0>"}
 _FORMS = {"step_tag": "{step} {tag}\n", "two_class": "{step}{tag}"}
 _SEPARATORS = {"step_tag": "\n", "two_class": "\n\n"}
-_ONLY_WITH_FORMAT: OnlyWith = {
-    "good_token": (("step_tag",), "the head has classes, not tokens"),
-    "bad_token": (("step_tag",), "the head has classes, not tokens"),
-    "good_class": (("two_class",), "the score is that of good_token"),
-    "system": (("two_class",), "the prompt is no conversation"),
-}
-_ONLY_WITH_PLACEMENT: OnlyWith = {"aggregate": (("row",), "every score is a reward of its own")}
-_ONLY_WITH_VLLM: OnlyWith = {
-    "gpu_memory_utilization": (("vllm",), "only vLLM takes a share of the device at its start")
-}
 _SUM_ROUNDING = 1e-9
 USUAL_SHARE = 0.3
 """vLLM's share of the device: the target has most of it."""
@@ -99,9 +89,9 @@ class ProcessModelConfig(Section):
         return self.separator or _SEPARATORS[self.format]
 
     def _check_scores(self, info: ValidationInfo) -> None:
-        self.refuse_without_effect((_ONLY_WITH_FORMAT, "format"), (_ONLY_WITH_PLACEMENT, "placement"), info=info)
+        self.refuse_without_effect("scorer.prm.format", "scorer.prm.placement", info=info)
         if self.gpu_memory_utilization is not None:
-            self.refuse_without_effect((_ONLY_WITH_VLLM, "engine"), info=info)
+            self.refuse_without_effect("scorer.prm.engine", info=info)
         self.refuse_if(
             without_effect=self.coefficient == 0,
             more_than_one=self.coefficient + self.outcome_coefficient > 1 + _SUM_ROUNDING,

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from prefixrl.common.config import section as bounds
-from prefixrl.common.config.section import NonNegative, NonNegativeFloat, OnlyWith, Positive, PositiveFloat, Section
+from prefixrl.common.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 from prefixrl.common.config.step_rewards import ProcessModelConfig
 from prefixrl.common.wire.messages.fields import MOST_ROWS
 from prefixrl.common.wire.messages.groups import Sampling, TaskKind
@@ -204,10 +204,7 @@ class EngineConfig(Section):
 class RolloutConfig(EngineConfig):
     """The adapter's engine, and how it samples."""
 
-    ONLY_IN_MODE: ClassVar[OnlyWith] = {
-        "prefix_tokens": (("prefix",), "the length of an answer is rollout.answer_tokens"),
-        "answer_tokens": (("direct",), "the length of a prefix is rollout.prefix_tokens"),
-    }
+    ONLY_IN_MODE: ClassVar[bounds.OnlyWith] = bounds.only_with("rollout.mode")
 
     engine: Literal["auto", "vllm", "transformers", "simulated"] = "auto"
     """auto: vLLM where it is installed and there is a CUDA device, else transformers."""
@@ -249,7 +246,7 @@ class RolloutConfig(EngineConfig):
 class ScorerConfig(EngineConfig):
     """The target's engine, how it completes, and how answers are judged."""
 
-    ONLY_IN_MODE: ClassVar[OnlyWith] = dict.fromkeys((*EngineConfig.model_fields, *_ENGINE_KEYS), _NEEDS_ENGINE)
+    ONLY_IN_MODE: ClassVar[bounds.OnlyWith] = dict.fromkeys((*EngineConfig.model_fields, *_ENGINE_KEYS), _NEEDS_ENGINE)
 
     engine: Literal["auto", "vllm", "transformers", "openai", "simulated"] = "auto"
     """auto: vLLM where it is installed and there is a CUDA device, else transformers. openai: served elsewhere."""
@@ -322,9 +319,7 @@ class ScorerConfig(EngineConfig):
 class SimulatedConfig(Section):
     """Declared latencies of the `simulated` engine, for load tests and sizing only."""
 
-    ONLY_IN_MODE: ClassVar[OnlyWith] = dict.fromkeys(
-        ("completion_s", "completion_sigma", "completion_limit_s", "accuracy"), _NEEDS_ENGINE
-    )
+    ONLY_IN_MODE: ClassVar[bounds.OnlyWith] = bounds.only_with("simulated.mode")
 
     prefix_s: NonNegativeFloat = 0.05
     """Time of a job of prefixes."""

@@ -8,21 +8,15 @@ from typing import get_args
 
 import pytest
 
-from prefixrl.common.config.algorithm import (
-    OF_THE_SURROGATE,
-    ONLY_FOR,
-    ONLY_WITH_CORRECTION,
-    AlgorithmConfig,
-    Correction,
-    Name,
-)
+from prefixrl.common.config.algorithm import OF_THE_SURROGATE, AlgorithmConfig, Correction, Name
 from prefixrl.common.config.load import from_json, load
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.config.section import toml
+from prefixrl.common.config.section import only_with, toml
 from prefixrl.common.errors import ConfigError
 from prefixrl.learner.training.objectives import resolve
 
 NAMES = get_args(Name)
+ONLY_FOR, ONLY_WITH_CORRECTION = only_with("algorithm.name"), only_with("algorithm.correction")
 VALUES = {
     "gamma": "0.9", "gae_lambda": "0.9", "value_clip": "0.1", "critic_warmup_steps": "3", "critic_targets": "vtrace",
     "zscore": "buffer", "aggregation": "sequence", "whiten": "true", "advantage_function": "mine.py:advantages",
