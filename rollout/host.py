@@ -74,11 +74,11 @@ class HostShare:
             log.warning("weights are pulled without the others of this host: %s", error)
             descriptor = -1
         if descriptor < 0:
-            yield _nothing
+            yield lambda: None
             return
         try:
             has_it = _wait_for(descriptor, is_there)
-            yield (lambda: os.utime(descriptor)) if has_it else _nothing
+            yield (lambda: os.utime(descriptor)) if has_it else (lambda: None)
         finally:
             os.close(descriptor)
 
@@ -120,7 +120,3 @@ def _wait_for(descriptor: int, is_there: Callable[[], bool]) -> bool:
         elif time.monotonic() - since_s > STILL_S:
             return False
         time.sleep(LOOK_EVERY_S)
-
-
-def _nothing() -> None:
-    pass

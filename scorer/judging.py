@@ -104,14 +104,12 @@ class Judging:
     ) -> None:  # fmt: skip
         """Judge as the run file's section says; `default_cut` where it does not say `truncated`."""
         cut = section.truncated or default_cut
-        keeps_text, stop_texts = section.keep_completions, section.stop_texts
         self._link = link
         self._cut: Cut = "judge" if cut == "extend" else cut  # judged as it is, once it is extended
         self._process = process
         self._unscored: deque[tuple[str, int, int]] = deque()
         self._verifier = verifier
-        self._keeps_text = keeps_text
-        self._stop_texts = stop_texts
+        self._keeps_text, self._stop_texts = section.keep_completions, section.stop_texts
         self._verifying: dict[int, tuple[Answered, float]] = {}
         self._keys = itertools.count()
         self.open: dict[str, _Open] = {}

@@ -30,7 +30,9 @@ log = logging.getLogger(__name__)
 def load(session: WorkerSession) -> "Scorer | DirectScorer":
     """Return a scorer that the broker knows; raises DataError if a file is missing on this host."""
     prm = session.config.scorer.prm
-    folder = None if prm is None else _process_folder(prm.model)
+    if prm is not None and Path(prm.model).is_absolute() and not Path(prm.model).is_dir():
+        raise DataError(f"scorer.prm.model: there is no folder {prm.model} on this host; copy the learner's there")
+    folder = None if prm is None else model_folder(prm.model)
     digests = scorer_digests(session.config, session.model, folder)
     verifier = _verifier(session, digests)
     scoring = None if prm is None or folder is None else load_scoring(prm, folder)
@@ -40,12 +42,6 @@ def load(session: WorkerSession) -> "Scorer | DirectScorer":
     log.info("loaded: %s", start_line("cpu" if devices == {"cpu"} else "cuda", f"{ready.engine} engine", ready.about))
     scorer.say_ready()
     return scorer
-
-
-def _process_folder(model: str) -> str:
-    if Path(model).is_absolute() and not Path(model).is_dir():
-        raise DataError(f"scorer.prm.model: there is no folder {model} on this host; copy the learner's there")
-    return model_folder(model)
 
 
 def _direct(

@@ -77,22 +77,14 @@ def _bound_by(statement: ast.stmt) -> set[str]:
 
 
 def _signature(arguments: ast.arguments) -> inspect.Signature:
-    """Return the signature that a definition has, without its defaults' values."""
-    kinds = inspect.Parameter
-    plain = [(each.arg, kinds.POSITIONAL_ONLY) for each in arguments.posonlyargs] + [
-        (each.arg, kinds.POSITIONAL_OR_KEYWORD) for each in arguments.args
-    ]
-    needed = len(plain) - len(arguments.defaults)
-    found = [
-        kinds(name, kind, default=kinds.empty if index < needed else None) for index, (name, kind) in enumerate(plain)
-    ]
-    found += [kinds(each.arg, kinds.VAR_POSITIONAL) for each in [arguments.vararg] if each]
-    found += [
-        kinds(each.arg, kinds.KEYWORD_ONLY, default=None if default else kinds.empty)
-        for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    ]
-    found += [kinds(each.arg, kinds.VAR_KEYWORD) for each in [arguments.kwarg] if each]
-    return inspect.Signature(found)
+    """Return the signature that a definition has, without its defaults' values and annotations."""
+    for each in ast.walk(arguments):
+        if isinstance(each, ast.arg):
+            each.annotation = None
+    arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
+    arguments.kw_defaults = [each and ast.Constant(None) for each in arguments.kw_defaults]
+    bare = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, ast.Constant(None))))
+    return inspect.signature(eval(compile(bare, "<signature>", "eval")))  # noqa: S307  nothing of the user's is left in it
 
 
 _DEFERRED = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)

@@ -142,7 +142,7 @@ def accuracy(rows: Sequence[EvaluatedRow]) -> Accuracy | None:
     problems: dict[str, list[EvaluatedRow]] = defaultdict(list)
     for row in judged:
         problems[row.prompt_id].append(row)
-    means = [statistics.fmean(row.reward for row in each) for each in problems.values()]
+    means = list(means_by_problem(judged).values())
     families: dict[str, list[float]] = defaultdict(list)
     for each, mean in zip(problems.values(), means, strict=True):
         families[each[0].family].append(mean)

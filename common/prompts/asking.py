@@ -29,17 +29,15 @@ def renderers_here(config: RunConfig) -> dict[str, Renderer]:
 
 def asking_lines(config: RunConfig, here: dict[str, Renderer], question: str) -> list[str]:
     """Return lines per model, then warnings; models that are not on this host stay unread."""
-    lines: list[str] = []
+    lines, doubts = list[str](), list[str]()
     for section, role in roles(config):
         if section in here:
             lines += _lines(config, section, here[section], question)
+            doubts += warnings(config, role, here[section])
         else:
             model = config.asked(role).model
             lines.append(f"{section}: how it is asked is not known before it is on this host ({model})")
-    for section, role in roles(config):
-        if section in here:
-            lines += [WARNING + each for each in warnings(config, role, here[section])]
-    return lines + [WARNING + each for each in differing(here)]
+    return lines + [WARNING + each for each in (*doubts, *differing(here))]
 
 
 def roles(config: RunConfig) -> list[tuple[str, Role]]:

@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import click
 
@@ -14,7 +15,6 @@ from prefixrl.common.host.service import Service
 
 if TYPE_CHECKING:
     from prefixrl.common.worker.join import WorkerSession
-    from prefixrl.common.worker.work_loop import WorkLoop
 
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -37,10 +37,8 @@ def set_flags(settings: tuple[str, ...]) -> list[str]:
     return [flag for setting in settings for flag in ("--set", setting)]
 
 
-def worker_command(
-    role: Literal["rollout", "scorer"], text: str, load: "Callable[[WorkerSession], WorkLoop[Any]]"
-) -> click.Command:
-    """Make the command `prefixrl-ROLE`: enrol, `load` the worker, run it until the end."""
+def worker_command(role: Literal["rollout", "scorer"], text: str) -> click.Command:
+    """Make the command `prefixrl-ROLE`: enrol, `load` the worker of `prefixrl.ROLE.start`, run it until the end."""
 
     @click.command(name=f"prefixrl-{role}", help=text)
     @click.option("--run", "directory", type=PATH, help="The run's directory, which names the broker's endpoint.")
@@ -87,7 +85,7 @@ def worker_command(
             patience_s = FIRST_CONTACT_S if directory is None else ORPHAN_S
             allowed = Allowed(tuple(map(_absolute, functions)), secrets)
             session = join(find, role, Overrides(model, engine, device, allowed, number), stop.is_set, patience_s)
-            work(session.link, lambda: _exposed(session, lambda: _run(session, load, stop, service, grace_s)))
+            work(session.link, lambda: _exposed(session, lambda: _run(session, role, stop, service, grace_s)))
 
     return command
 
@@ -127,15 +125,14 @@ def _exposed(session: "WorkerSession", run: Callable[[], str]) -> str:
         return run()
 
 
-def _run(
-    session: "WorkerSession", load: "Callable[[WorkerSession], WorkLoop[Any]]", stop: StopSignals, service: Service,
-    grace_s: float,
-) -> str:  # fmt: skip
+def _run(session: "WorkerSession", role: str, stop: StopSignals, service: Service, grace_s: float) -> str:
     """Load the worker and run it, watched by systemd from its Ready on."""
     link, name = session.link, f"{session.welcome.worker} of run {session.welcome.run_id}"
     service.status(f"{name}: loading {session.model}")
     with stop.ending_at_once():
-        loaded = load(session)
+        with without_gc():
+            loading = import_module(f"prefixrl.{role}.start")  # slow: only once the broker has answered
+        loaded = loading.load(session)
     service.ready(f"{name}: ready")
 
     def alive(progress: int | None) -> None:
@@ -144,4 +141,5 @@ def _run(
         if stop.is_set():
             service.stopping()
 
-    return loaded.run(lambda: stop.requests() + link.is_drained, grace_s, alive)
+    ended: str = loaded.run(lambda: stop.requests() + link.is_drained, grace_s, alive)
+    return ended

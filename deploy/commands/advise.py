@@ -123,28 +123,14 @@ def _about_the_bottleneck(rates: Rates, advice: Advice) -> str:
         busiest = max(shares, key=lambda each: shares[each])
         return ADVICE["idle"].format(role=busiest, share=shares[busiest])
     if role == LEARNER:
-        spare = [
-            f"{wanted[each]} of {counts[each]} {each}s would do" for each in rates.busy if wanted[each] < counts[each]
-        ]
-        ranks = wanted[LEARNER]
-        pace = f"{ranks} ranks instead of {counts[LEARNER]} would keep pace with the workers (launch.learner_ranks)"
-        return (
-            f"the learner is the bottleneck (busy for {shares[role]:.0%} of the time): more workers change nothing"
-            + (f"; {pace}" if ranks > counts[LEARNER] else "")
-            + (f"; with the present ranks, {' and '.join(spare)}" if spare else "")
-        )
-    changes = [f"{wanted[role]} {role}s instead of {counts[role]}"] + [
-        f"{wanted[each]} {each}s instead of {counts[each]}"
-        for each in rates.busy
-        if each != role and wanted[each] > counts[each]
-    ]
-    would = f"with {' and '.join(changes)} an iteration would take about {advice.balanced_s:.2f} s (launch.{role}s)"
-    if wanted[role] == rates.most[role]:
-        would += (
-            "; more of them would find no rows: the window is full (algorithm.max_staleness, "
-            "algorithm.groups_per_iteration)"
-        )
-    return f"{role}s are the bottleneck (busy for {shares[role]:.0%} of the time): {would}"
+        less = (each for each in rates.busy if wanted[each] < counts[each])
+        spare = " and ".join(f"{wanted[each]} of {counts[each]} {each}s would do" for each in less)
+        pace = ADVICE["pace"].format(ranks=wanted[role], there=counts[role]) if wanted[role] > counts[role] else ""
+        return ADVICE["learner"].format(share=shares[role], pace=pace) + (spare and ADVICE["spare"].format(spare=spare))
+    more = [role, *(each for each in rates.busy if each != role and wanted[each] > counts[each])]
+    changes = " and ".join(f"{wanted[each]} {each}s instead of {counts[each]}" for each in more)
+    told = ADVICE["workers"].format(role=role, share=shares[role], changes=changes, balanced_s=advice.balanced_s)
+    return told + (ADVICE["full"] if wanted[role] == rates.most[role] else "")
 
 
 def rates_of(lines: Sequence[MetricsLine], config: RunConfig, document: StatusDocument | None) -> Rates:

@@ -1,6 +1,5 @@
 """`prefixrl init`: a run file to begin with, by the size of the adapter (docs/training.md)."""
 
-import json
 import os
 import re
 from pathlib import Path
@@ -11,6 +10,7 @@ import click
 from prefixrl.common.config.data import HUB, PROBLEM_SETS
 from prefixrl.common.config.foreign import read_toml
 from prefixrl.common.config.prompting import GGUF
+from prefixrl.common.config.section import toml
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.host.placement import gpus_here
 from prefixrl.common.host.template import rendered
@@ -32,9 +32,9 @@ def run_file(size: Size | None, adapter: str, target: str, data: str, held_out: 
     judged = held_out or HELD_OUT.get(data)
     text = rendered(
         "prefixrl.deploy", "examples/run.toml.j2", size=size, recipe=RECIPES[size],
-        directory=_quoted(f"runs/{Path(data.removeprefix(HUB)).name.partition('.')[0]}"), adapter=_quoted(adapter),
-        target=_quoted(target), has_families=_has_families(data), train=_quoted(_data("--data", data)),
-        judged=_quoted(_data("--eval", judged)) if judged else None,
+        directory=toml(f"runs/{Path(data.removeprefix(HUB)).name.partition('.')[0]}"), adapter=toml(adapter),
+        target=toml(target), has_families=_has_families(data), train=toml(_data("--data", data)),
+        judged=toml(_data("--eval", judged)) if judged else None,
         scorers=2 if size == "tiny" else max(1, len(gpus_here()) - 1),
     )  # fmt: skip
     return "\n".join(map(_aligned, text.splitlines())) + "\n"
@@ -44,11 +44,6 @@ def _aligned(line: str) -> str:
     """Return a line with its remark in the column of all remarks."""
     setting, mark, remark = line.partition("  # ")
     return f"{setting:<{REMARK_COLUMN}}{mark}{remark}" if mark and setting.strip() else line
-
-
-def _quoted(text: str) -> str:
-    """Return a text as TOML has it; JSON's form is one of TOML's."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _model(option: str, model: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from operator import attrgetter
 from pathlib import Path
 
 import click
@@ -58,20 +59,14 @@ def resumed(directory: Path, changes: tuple[str, ...]) -> Path:
             )
     new = changed(config, (*moved, *changes), "--change")
     with own(directory):
-        before, after = config.model_dump(mode="json"), new.model_dump(mode="json")
         iteration, now_s = newest_checkpoint(directory), time.time()
         if (length := new.algorithm.iterations) is not None and length < iteration:
             raise ConfigError(
                 f"--change algorithm.iterations={length}: the run has a checkpoint of {iteration} iterations; "
                 f"{iteration} ends it there, with its last evaluation and summary"
             )
-        keys = [key for key in CHANGEABLE if _at(before, key) != _at(after, key)]
-        lines = [ChangeLine(now_s, iteration, key, _at(before, key), _at(after, key)) for key in keys]
+        values = {key: (attrgetter(key)(config), attrgetter(key)(new)) for key in CHANGEABLE}
+        lines = [ChangeLine(now_s, iteration, key, *both) for key, both in values.items() if both[0] != both[1]]
         json_lines.append(directory / CHANGES_FILE, lines)
         write_atomically(run_file, new.model_dump_json(indent=2))
     return run_file
-
-
-def _at(document: dict[str, dict[str, object]], key: str) -> object:
-    section, _, name = key.partition(".")
-    return document[section][name]

@@ -95,15 +95,11 @@ class Curves:
         rows = len(self.iterations)
         step = step_for(rows)
         first = 0 if since and step_for(since) != step else since // step
-        found = {name: thinned(self._padded(column)[first * step :], step) for name, column in self._columns.items()}
+        whole = {name: np.pad(each, (0, rows - len(each)), constant_values=nan) for name, each in self._columns.items()}
+        found = {name: thinned(each[first * step :], step) for name, each in whole.items()}
         ends = (("mean",) if step == 1 else Thinned._fields) if rows else ()
         values = {end: {name: getattr(each, end).tolist() for name, each in found.items()} for end in ends}
         return {"step": step, "from": first, "iteration": self.iterations[first * step :: step].tolist(), **values}
-
-    def _padded(self, column: "array[float]") -> np.ndarray:
-        """Return a column with a value for every row."""
-        missing = len(self.iterations) - len(column)
-        return np.concatenate([np.asarray(column), np.full(missing, nan)]) if missing else np.asarray(column)
 
 
 _DRAWN = ("iteration", "ages", "alarms", *GROUPS, *SINGLE)

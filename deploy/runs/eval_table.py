@@ -3,28 +3,19 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from itertools import combinations
+from pathlib import Path
 
+from prefixrl.common.config.foreign import read_toml
 from prefixrl.common.evaluation.accuracy import CHOICES, difference, over_runs
 from prefixrl.common.evaluation.plans import ArmResult
 from prefixrl.common.host.process import printable
 from prefixrl.deploy.runs.tables import console, table_of
 
+NOTES = read_toml(Path(__file__).parents[1] / "commands/tables/notes.toml", "the table of notes")
 COLUMNS = ("set", "run", "arm", "decoding", "accuracy", "95% interval", "maj", "pass", "problems", "cut")
 PAIR_COLUMNS = ("set", "decoding", "arm", "less", "difference", "95% interval", "better", "worse", "of", "by chance")
-PAIR_NOTE = (
-    "differences are over the problems that both arms answered: how many it does better and worse, and how likely so "
-    "unequal numbers are by chance (exact sign test; McNemar's where each answer is right or wrong)"
-)
 SEARCH_COLUMNS = ("set", "run", "arm", "decoding", "accuracy", "maj", *CHOICES)
-SEARCH_NOTE = (
-    "prm_..._max: the answer that the process reward model scores highest, by its last step, its lowest one or their "
-    "product; prm_..._vote: equal answers add up their scores; one answer to each problem"
-)
 _Lines = tuple[list[str], list[list[str]]]
-SAMPLED_NOTE = (
-    "several answers to a problem: their mean; maj: the answer given most often; pass: one of so many right; "
-    "the interval is a bootstrap over problems"
-)
 
 
 def print_results(results: list[ArmResult], incomplete: list[str]) -> None:
@@ -37,13 +28,10 @@ def print_results(results: list[ArmResult], incomplete: list[str]) -> None:
 
 def markdown(results: list[ArmResult], incomplete: list[str]) -> str:
     """Return table and notes in Markdown."""
-    tables = [_markdown(columns, lines) for columns, lines in _tables(results)]
-    return "\n\n".join([*tables, *_notes(results, incomplete)]) + "\n"
-
-
-def _markdown(columns: list[str], rows: list[list[str]]) -> str:
-    lines = [columns, ["---" for _ in columns], *rows]
-    return "\n".join(f"| {' | '.join(each.replace('|', '&#124;') for each in line)} |" for line in lines)
+    tables = ([columns, ["---" for _ in columns], *rows] for columns, rows in _tables(results))
+    cells = ([[each.replace("|", "&#124;") for each in line] for line in table] for table in tables)
+    texts = ["\n".join(f"| {' | '.join(line)} |" for line in table) for table in cells]
+    return "\n\n".join([*texts, *_notes(results, incomplete)]) + "\n"
 
 
 def _searched(results: list[ArmResult]) -> list[tuple[str, ...]]:
@@ -146,15 +134,15 @@ def _notes(results: list[ArmResult], incomplete: list[str]) -> list[str]:
     mixed = sorted({each[0].arm for each in several if not _is_of_one_kind(each)})
     asked = {(each.set, each.asked) for each in results}
     unequal = sorted(name for name, digests in Counter(name for name, _ in asked).items() if digests > 1)
-    notes = [SAMPLED_NOTE] if any(each.accuracy.samples > 1 for each in results) else []
+    notes = [NOTES["sampled"]] if any(each.accuracy.samples > 1 for each in results) else []
     if any(map(_is_of_one_kind, several)):
         notes.append("a line of several runs: their mean, with Student's interval over runs")
     notes += [f"{arm}: runs of different kinds (mode, low-rank or whole weights, models) have no mean" for arm in mixed]
     notes += [
         f"{name}: not all runs were judged on the same problems, their lines are no comparison" for name in unequal
     ]
-    notes += [SEARCH_NOTE] if _searched(results) else []
-    notes += [PAIR_NOTE] if _pairs(results) else []
+    notes += [NOTES["search"]] if _searched(results) else []
+    notes += [NOTES["pairs"]] if _pairs(results) else []
     notes += [f"{run}, {arm}: {prefix!r}" for (run, arm), prefix in prefixes.items()]
     empty = {each.run for each in results if each.arm == "fixed_prefix" and not each.prefix}
     notes += [f"{run}, fixed_prefix: no prefix did better than none on training problems" for run in sorted(empty)]

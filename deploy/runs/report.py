@@ -18,7 +18,7 @@ from prefixrl.common.run import documents, json_lines
 from prefixrl.common.run.directory_format import STARTS_FILE, StartLine, check_format
 from prefixrl.deploy.runs.checkpoints import flat_settings
 from prefixrl.deploy.runs.curves import Curves
-from prefixrl.deploy.runs.eval_table import PAIR_COLUMNS, PAIR_NOTE, pair_figures
+from prefixrl.deploy.runs.eval_table import NOTES, PAIR_COLUMNS, pair_figures
 from prefixrl.deploy.runs.inspect import TrainedGroup, trained_groups
 from prefixrl.deploy.runs.page import page
 from prefixrl.deploy.runs.samples import SAMPLES, ShownSamples, commonest, decoder, shown_samples
@@ -191,7 +191,7 @@ def _differences(summary: documents.Summary, directory: Path) -> list[tuple[str,
         for one, other in combinations(means, 2):
             if figures := pair_figures(means[other], means[one]):
                 rows.append([decoding, arm_name(other, summary.versions), arm_name(one, summary.versions), *figures])
-    return [("Paired differences", PAIR_NOTE, (PAIR_COLUMNS[1:], rows))] if rows else []
+    return [("Paired differences", NOTES["pairs"], (PAIR_COLUMNS[1:], rows))] if rows else []
 
 
 def _gain(summary: documents.Summary, directory: Path) -> str:

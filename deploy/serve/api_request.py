@@ -58,13 +58,13 @@ class Limits:
     """Section of the run whose system turn is fixed; None where a request may bring one."""
 
 
-def _without_nulls(value: object) -> object:
-    return {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else value
-
-
 class _Fields(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-    _drop_nulls = model_validator(mode="before")(_without_nulls)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, value: object) -> object:
+        return {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else value
 
 
 NotBlank = Annotated[str, Field(pattern=r"\S")]

@@ -57,14 +57,6 @@ def scripts_of(run: RunOnSlurm, layout: Layout) -> dict[Script, str]:
     return apart
 
 
-def print_scripts(run: RunOnSlurm, layout: Layout) -> None:
-    """Print the scripts that --submit would submit, in that order."""
-    scripts = scripts_of(run, layout)
-    for script in _submitted(layout):
-        click.echo(f"# ==== {script_path(run.directory, script)}")
-        click.echo(scripts[script])
-
-
 def submit(run: RunOnSlurm, layout: Layout) -> None:
     """Submit the jobs of a run and remember them; none if one of them could never run."""
     directory = run.directory
@@ -111,4 +103,8 @@ def slurm_command(run_file: Path, action: str | None, layout: Layout, settings: 
     if action is None:
         raise ConfigError("give --print to see the job scripts, or --submit to submit them")
     run = run_on_slurm(run_file, settings)
-    (submit if action == "submit" else print_scripts)(run, layout)
+    if action == "submit":
+        return submit(run, layout)
+    scripts = scripts_of(run, layout)
+    for script in _submitted(layout):
+        click.echo(f"# ==== {script_path(run.directory, script)}\n{scripts[script]}")

@@ -65,9 +65,10 @@ def _judged(directory: Path) -> dict[int, float]:
 
 
 def tables(sweep: Sweep) -> list[Table]:
-    """Return the table of the runs, and where seeds differ that of the means over them."""
+    """Return the table of the runs by the keys in which they differ, and where seeds do that of the means over them."""
     all_found = [found(run) for run in sweep.runs]
-    axes = _axes([run.values for run in sweep.runs])
+    keys = dict.fromkeys(key for run in sweep.runs for key in run.values)
+    axes = [key for key in keys if len({toml(run.values.get(key)) for run in sweep.runs}) > 1]
     rows = []
     winner = max((each.best for each in all_found if each.best), key=lambda best: best[0], default=None)
     for each in all_found:
@@ -98,12 +99,6 @@ def _over_seeds(all_found: list[Found], axes: list[str]) -> Table:
         numbers = ", ".join(str(each.run.index) for each in group)
         rows.append([numbers, *_cells(group[0].run.values, axes), f"{mean:.3f}", f"{low:.3f} to {high:.3f}"])
     return table_of(["runs", *axes, "mean of last", "95% t-interval"], rows)
-
-
-def _axes(values: list[Values]) -> list[str]:
-    """Return the keys in which runs differ."""
-    keys = dict.fromkeys(key for each in values for key in each)
-    return [key for key in keys if len({toml(each.get(key)) for each in values}) > 1]
 
 
 def _cells(values: Values, axes: list[str]) -> list[str]:

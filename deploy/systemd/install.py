@@ -24,7 +24,7 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.placement import LEARNER, gpus_here, place, processes_of, visible
 from prefixrl.common.host.template import rendered
 from prefixrl.common.worker.allowed import flags as allowances
-from prefixrl.common.worker.command import settings_option
+from prefixrl.common.worker.command import set_flags, settings_option
 
 PACKAGE = "prefixrl.deploy.systemd"
 ROLES = ("rollout", "scorer")
@@ -129,11 +129,10 @@ class Installation:
         }  # fmt: skip
 
     def _variables(self) -> dict[str, str]:
-        learner = [flag for setting in self.settings for flag in ("--set", setting)]
         values = {
             "PREFIXRL_RUN_FILE": str(self.run_file), "PREFIXRL_RUN": str(self.directory),
             "PREFIXRL_LEARNER_RANKS": str(self.config.launch.learner_ranks),
-            "PREFIXRL_LEARNER_FLAGS": " ".join(map(_flag, learner)), "PREFIXRL_ROLLOUT_FLAGS": "",
+            "PREFIXRL_LEARNER_FLAGS": " ".join(map(_flag, set_flags(self.settings))), "PREFIXRL_ROLLOUT_FLAGS": "",
             "PREFIXRL_SCORER_FLAGS": " ".join(map(_flag, allowances(self.config))),
         }  # fmt: skip
         return {name: in_double_quotes(value) for name, value in values.items()}

@@ -153,7 +153,8 @@ class Broker:
     def _receive(self, timeout_s: float) -> Received[rank_messages.ToBroker] | None:
         """Return the next message; None after `timeout_s`, or for a message that is dropped."""
         try:
-            received = self.server.receive(timeout_s, self._is_enrolled)
+            workers = self.dispatcher.registry.by_identity
+            received = self.server.receive(timeout_s, lambda peer: peer in self._peers or peer in workers)
         except Malformed as error:
             self._malformed += 1
             log.warning("ignored a malformed message, %d in all: %s", self._malformed, error)
@@ -164,9 +165,6 @@ class Broker:
         if received is not None and received.tag:
             self._peers.tags[received.peer] = received.tag
         return received
-
-    def _is_enrolled(self, peer: bytes) -> bool:
-        return peer in self._peers or peer in self.dispatcher.registry.by_identity
 
     def _shut_out(self, peer: bytes) -> None:
         """Refuse a peer whose key was removed while it was connected."""

@@ -127,7 +127,12 @@ class AnswerGeneration:
                 log.warning("%s", error)
             self.write()
             if time.monotonic() - progressed_s > self._config.evaluation.timeout_s:
-                raise PeerLost(self._overdue())
+                waiting = next(block.rows for block in self._open if not block.is_done)
+                first, last = waiting[0].answer, waiting[-1].answer
+                raise PeerLost(
+                    f"no answer within {self._config.evaluation.timeout_s:g} s (evaluation.timeout_s); waiting for "
+                    f"{first.file} row {first.row} to {last.file} row {last.row}; see the logs of rollouts and scorers"
+                )
             time.sleep(POLL_S)
 
     def write_unasked(self) -> None:
@@ -156,14 +161,6 @@ class AnswerGeneration:
         for group in answers.groups.values():
             self._plan.check_weights(group.weights_digest)
         next(block for block in self._open if block.request is answers.request).answers = answers
-
-    def _overdue(self) -> str:
-        block = next(block for block in self._open if not block.is_done)
-        first, last = block.rows[0].answer, block.rows[-1].answer
-        return (
-            f"no answer within {self._config.evaluation.timeout_s:g} s (evaluation.timeout_s); waiting for "
-            f"{first.file} row {first.row} to {last.file} row {last.row}; see the logs of rollouts and scorers"
-        )
 
     def _lines(self, block: Block, row: GivenRow) -> Iterator[AnswerLine]:
         if row.problem is None or block.answers is None:

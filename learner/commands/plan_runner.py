@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from prefixrl.common.config.data import TRAIN_FILE
 from prefixrl.common.config.foreign import read_json
 from prefixrl.common.config.learner import LogConfig
 from prefixrl.common.config.load import from_json, import_functions
@@ -50,7 +51,9 @@ def answer(plan: OfflinePlan, config: RunConfig) -> None:
     """Answer all given rows; a process that answers is not started again in the middle."""
     rows = given_rows(config)
     owned = RunDirectory(config)
-    problems.keep_none(owned.path)
+    # For a broker that serves evaluations only.
+    (owned.path / TRAIN_FILE).parent.mkdir(exist_ok=True)
+    (owned.path / TRAIN_FILE).write_bytes(b"")
     with (owned.path / ANSWERS_FILE).open("xb") as out:
         generation = AnswerGeneration(plan, config, rows, out)
         if any(row.problem for row in rows):

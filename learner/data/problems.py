@@ -300,12 +300,6 @@ def shown(bad: Sequence[object]) -> str:
     return "".join(f"\n  {row}" for row in [*bad[:SHOWN_BAD_ROWS], *more])
 
 
-def keep_none(directory: Path) -> None:
-    """Write an empty training file, for a broker that serves evaluations only."""
-    (directory / TRAIN_FILE).parent.mkdir(exist_ok=True)
-    json_lines.write(directory / TRAIN_FILE, ())
-
-
 def mixture(config: RunConfig, train: Sequence[Problem]) -> Mixture | None:
     """Return the mixture by `data.weights`, if any; raise DataError if it leaves a source out."""
     if (weights := config.data.weights) is None:

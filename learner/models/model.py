@@ -205,14 +205,12 @@ class Models:
         width, found = max(given.size + scored.size for given, scored in rows), list[NDArray[np.float32]]()
         size = max(1, most_tokens // width)
         for start in range(0, len(rows), size):
-            batch = pad([_scored_sample(*row) for row in rows[start : start + size]], 0).to(self.device)
+            texts = [(given, scored, np.zeros_like(scored)) for given, scored in rows[start : start + size]]
+            samples = [Sample(given, scored, none.astype(np.float32), 0.0, 0, none) for given, scored, none in texts]
+            batch = pad(samples, 0).to(self.device)
             logprobs = self.actor.engine(batch.inputs(), temperature)[0]
             found.append(logprobs[batch.mask].float().cpu().numpy())
         return np.concatenate(found)
-
-
-def _scored_sample(given: NDArray[np.int32], scored: NDArray[np.int32]) -> Sample:
-    return Sample(given, scored, np.zeros(scored.size, np.float32), 0.0, 0, np.zeros(scored.size, np.int32))
 
 
 def _reward_model(folder: "_Folder", world_size: int) -> RewardModel:

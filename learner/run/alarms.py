@@ -54,11 +54,16 @@ class Alarms:
 
     def look(self, iteration: int, figures: Mapping[str, float]) -> list[str]:
         """Return the sentences of alarms that begin at this iteration."""
+        ess = figures.get("old_ess_fraction", 1.0)
         found = {
-            "ess": _ess(figures), "entropy": self._entropy(figures), "exploration": self._exploration(figures),
-            "noise": self._by_noise(figures), "one_text": self._one_text(figures),
-            "no_reward": self._no_reward(figures), "plateau": self._plateau(figures),
-        }  # fmt: skip
+            "ess": TEXTS["ess"].format(ess=ess) if ess < LOW_ESS else "",
+            "entropy": self._entropy(figures),
+            "exploration": self._exploration(figures),
+            "noise": self._by_noise(figures),
+            "one_text": self._one_text(figures),
+            "no_reward": self._no_reward(figures),
+            "plateau": self._plateau(figures),
+        }
         texts = [f"iteration {iteration}: {text}" for name, text in found.items() if text and name not in self.ringing]
         self.ringing = {name: text for name, text in found.items() if text}
         return texts
@@ -130,11 +135,3 @@ class Alarms:
         if self._looks < FLAT_FROM or newest >= LEARNED or newest - first > most * error or not is_mixed:
             return ""
         return TEXTS["plateau"].format(looks=self._looks, newest=newest, first=first, error=error, span=FLAT_SPAN)
-
-
-def _ess(figures: Mapping[str, float]) -> str:
-    """Return the sentence for old samples that the policy has left behind, else an empty one."""
-    ess = figures.get("old_ess_fraction")
-    if ess is None or ess >= LOW_ESS:
-        return ""
-    return TEXTS["ess"].format(ess=ess)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
+from torch.nn.utils.rnn import pad_sequence
 
 from prefixrl.common.config.step_rewards import ProcessModelConfig
 from prefixrl.common.errors import ConfigError, DataError
@@ -47,17 +48,12 @@ class TorchStepModel:
         return [scores for batch in batches(rows, self._batch_tokens) for scores in self._of_batch(batch)]
 
     def _of_batch(self, rows: Sequence[Marked]) -> list[list[float]]:
-        width = max(row.tokens.size for row in rows)
-        ids = torch.zeros((len(rows), width), dtype=torch.int64)
-        mask = torch.zeros_like(ids)
-        for index, row in enumerate(rows):
-            ids[index, : row.tokens.size] = torch.from_numpy(row.tokens.astype("int64"))
-            mask[index, : row.tokens.size] = 1
-        lines = torch.tensor([index for index, row in enumerate(rows) for _ in row.at], dtype=torch.int64).to(
-            self._device
-        )
-        places = torch.tensor([at for row in rows for at in row.at], dtype=torch.int64).to(self._device)
-        logits = self._logits(ids.to(self._device), mask.to(self._device), lines, places)
+        texts = [torch.from_numpy(row.tokens.astype("int64")) for row in rows]
+        ids = pad_sequence(texts, batch_first=True).to(self._device)
+        mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True).to(self._device)
+        tags = [(index, at) for index, row in enumerate(rows) for at in row.at]
+        lines, places = torch.tensor(tags, dtype=torch.int64, device=self._device).T
+        logits = self._logits(ids, mask, lines, places)
         good = torch.softmax(logits[:, list(self._columns)].float(), dim=-1)[:, 0].tolist()
         found = iter(good)
         return [[next(found) for _ in row.at] for row in rows]

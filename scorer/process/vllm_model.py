@@ -71,14 +71,8 @@ class VllmStepModel:
         asked = [row for row in rows if row.at]
         prompts = [{"prompt_token_ids": row.tokens.tolist()} for row in asked]
         done = iter(self._llm.encode(prompts, pooling_task="token_classify", use_tqdm=False))
-        found: list[list[float]] = []
-        for row in rows:
-            if not row.at:
-                found.append([])
-                continue
-            logits = next(done).outputs.data.float()[list(row.at)][:, list(self._columns)]
-            found.append(torch.softmax(logits, dim=-1)[:, 0].tolist())
-        return found
+        logits = (next(done).outputs.data.float()[list(row.at)] if row.at else torch.zeros(0, 2) for row in rows)
+        return [torch.softmax(each[:, list(self._columns)], dim=-1)[:, 0].tolist() for each in logits]
 
 
 def _started(arguments: dict[str, Any], is_causal: bool) -> Any:

@@ -178,18 +178,16 @@ def serve(judge_one: Judge, ready: ChildReady, questions: int, answers: int) -> 
         answered.write(exchange.frame(ready))
         while (question := _next_question(asked)) is not None:
             _renew_cpu_limit(math.ceil(exchange.deadline_s(question.timeout_s, question.code)))
-            answered.write(exchange.frame(_short(judge_one(question))))
+            answer = judge_one(question)
+            # What an answer or a program wrote is cut: a long frame looks like the end of this process.
+            extracted = None if answer.extracted is None else encodable(answer.extracted[:MAX_ANSWER_CHARS])
+            reason = encodable(answer.reason[:MAX_ANSWER_CHARS])
+            answered.write(exchange.frame(msgspec.structs.replace(answer, extracted=extracted, reason=reason)))
 
 
 def judge_any(question: ChildQuestion) -> ChildAnswer:
     """Judge a formula or a program."""
     return judge(question) if question.code == "none" else judge_program(question)
-
-
-def _short(answer: ChildAnswer) -> ChildAnswer:
-    """Cut what an answer or a program wrote: a long frame looks like the end of this process."""
-    extracted = None if answer.extracted is None else encodable(answer.extracted[:MAX_ANSWER_CHARS])
-    return msgspec.structs.replace(answer, extracted=extracted, reason=encodable(answer.reason[:MAX_ANSWER_CHARS]))
 
 
 def _next_question(pipe: BinaryIO) -> ChildQuestion | None:

@@ -170,18 +170,12 @@ def objection(model: str) -> str:
     text, found = config.get_text_config(decoder=True), MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if getattr(found, "_is_stateful", False) or not set(_layers(config)) <= {DynamicLayer, DynamicSlidingWindowLayer}:
         return f"{config.model_type}: it keeps more of a text than keys and values"
-    if (kind := _rope_type(text)) in LENGTH_DEPENDENT:
+    # Of a model with several kinds the parameters are by kind of layer.
+    if (kind := (getattr(text, "rope_parameters", None) or {}).get("rope_type")) in LENGTH_DEPENDENT:
         return f"{config.model_type}: with {kind} positions a row would depend on the longest one beside it"
     if getattr(text, "attention_chunk_size", None) or getattr(text, "num_kv_shared_layers", None):
         return f"{config.model_type}: its layers have chunks or keys in common"
     return ""
-
-
-def _rope_type(config: PreTrainedConfig) -> str | None:
-    """Return the kind of a model's rotary positions; None where it has none, or several."""
-    found = getattr(config, "rope_parameters", None) or {}
-    kind = found.get("rope_type")
-    return kind if isinstance(kind, str) else None
 
 
 def _layers(config: PreTrainedConfig) -> list[type]:
