@@ -218,9 +218,11 @@ class Rollout(WorkLoop[PrefixTask]):
 
 
 def make_job(
-    task: PrefixTask, prompts: tuple[TokenIds | str, ...], stop_tokens: frozenset[int],
+    task: PrefixTask,
+    prompts: tuple[TokenIds | str, ...],
+    stop_tokens: frozenset[int],
     masked_tokens: frozenset[int] = frozenset(),
-) -> Job:  # fmt: skip
+) -> Job:
     """Return the engine job of a task: rows per renderable prompt, every row with its own draws."""
     rows: list[TokenIds] = []
     count, tokens = task.rows_per_group, task.sampling.max_new_tokens

@@ -136,6 +136,8 @@ def _part(job: Job, rows: list[int]) -> Job:
     if len(rows) == len(job.rows):
         return job
     return replace(
-        job, rows=tuple(job.rows[row] for row in rows), uniforms=job.uniforms[np.asarray(rows)],
+        job,
+        rows=tuple(job.rows[row] for row in rows),
+        uniforms=job.uniforms[np.asarray(rows)],
         script=None if job.script is None else tuple(job.script[row] for row in rows),
-    )  # fmt: skip
+    )

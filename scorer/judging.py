@@ -194,9 +194,10 @@ class Judging:
         if self._process and is_scored and judged.status not in UNJUDGED and is_chosen_from:
             entry.answers[answered.text_index] = answered
         own = {
-            "extracted": cut_text(judged.extracted or ""), "elapsed_ms": elapsed_ms,
+            "extracted": cut_text(judged.extracted or ""),
+            "elapsed_ms": elapsed_ms,
             "completion": encodable(answered.text) if keeps_text else "",
-        }  # fmt: skip
+        }
         verdict = TextVerdict(**shared(TextVerdict, answered, judged) | own)
         self.settle(answered.task, answered.text_index, verdict)
 

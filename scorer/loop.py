@@ -67,9 +67,11 @@ class _Decoding:
         """Append another piece of the answer."""
         written = 0 if done.was_cached else int(done.tokens.size)
         return replace(
-            self, answer=np.concatenate([self.answer, done.tokens]), completed_tokens=self.completed_tokens + written,
+            self,
+            answer=np.concatenate([self.answer, done.tokens]),
+            completed_tokens=self.completed_tokens + written,
             was_cached=self.was_cached and done.was_cached,
-        )  # fmt: skip
+        )
 
 
 class Scorer(ScorerLoop):

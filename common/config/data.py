@@ -24,8 +24,11 @@ BOXED = "\n\nThink step by step, and write the final answer in \\boxed{}."
 
 _PROBLEM: tuple[Column, ...] = tuple((name, "as_it_is") for name in ("problem", "question", "Problem", "Question"))
 _ANSWER: tuple[Column, ...] = (
-    ("answer", "as_it_is"), ("Answer", "as_it_is"), ("final_answer", "joined"), ("solution", "last_box"),
-)  # fmt: skip
+    ("answer", "as_it_is"),
+    ("Answer", "as_it_is"),
+    ("final_answer", "joined"),
+    ("solution", "last_box"),
+)
 TASK_SUFFIXES = {
     "prime": (
         "\n\nPresent the answer in LaTex format: \\boxed{Your answer}",

@@ -24,9 +24,11 @@ UserFunction = Callable[..., object]
 CALLS = {
     "reward.function": (("question", "text", "gold"), frozenset({"verdict", "verify"})),
     "algorithm.advantage_function": (("rewards", "groups"), frozenset[str]()),
-    "algorithm.loss_function":
-        (("logprobs", "proximal", "behaviour", "advantages", "mask"), frozenset({"ages", "entropy", "reference"})),
-}  # fmt: skip
+    "algorithm.loss_function": (
+        ("logprobs", "proximal", "behaviour", "advantages", "mask"),
+        frozenset({"ages", "entropy", "reference"}),
+    ),
+}
 """By key: what stands first in every call, and what is handed by name to a function with such a parameter."""
 
 

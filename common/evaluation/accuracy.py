@@ -150,14 +150,17 @@ def accuracy(rows: Sequence[EvaluatedRow]) -> Accuracy | None:
     is_binary = all(row.reward in (0.0, 1.0) for row in judged)
     is_share = is_binary and samples == 1
     return Accuracy(
-        accuracy=statistics.fmean(means), ci95=wilson(sum(means), len(means)) if is_share else bootstrap(means),
-        interval="wilson" if is_share else "bootstrap", problems=len(means),
+        accuracy=statistics.fmean(means),
+        ci95=wilson(sum(means), len(means)) if is_share else bootstrap(means),
+        interval="wilson" if is_share else "bootstrap",
+        problems=len(means),
         by_family={name: statistics.fmean(each) for name, each in sorted(families.items()) if name},
-        truncated_fraction=sum(row.finish == "length" for row in judged) / len(judged), samples=samples,
+        truncated_fraction=sum(row.finish == "length" for row in judged) / len(judged),
+        samples=samples,
         majority=statistics.fmean(map(majority_reward, problems.values())) if samples > 1 else None,
         pass_at=_pass_at(list(problems.values())) if is_binary and samples > 1 else {},
         chosen=_chosen(list(problems.values())) if samples > 1 else {},
-    )  # fmt: skip
+    )
 
 
 def _chosen(problems: Sequence[Sequence[EvaluatedRow]]) -> dict[str, float]:

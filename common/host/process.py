@@ -275,9 +275,11 @@ def no_teardown() -> Iterator[None]:
 
 
 def end_children(
-    children: Sequence["subprocess.Popen[bytes]"], patience_s: float, with_groups: bool = False,
+    children: Sequence["subprocess.Popen[bytes]"],
+    patience_s: float,
+    with_groups: bool = False,
     number: int = signal.SIGTERM,
-) -> None:  # fmt: skip
+) -> None:
     """Signal all children; after the patience kill those left, and their groups if asked."""
     running = [child for child in children if child.poll() is None]
     for child in running:

@@ -19,9 +19,11 @@ class Service:
     """This process as systemd sees it."""
 
     def __init__(
-        self, environment: MutableMapping[str, str] = os.environ, clock: Callable[[], float] = time.monotonic,
+        self,
+        environment: MutableMapping[str, str] = os.environ,
+        clock: Callable[[], float] = time.monotonic,
         stopped: Callable[[], bool] = lambda: False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Take systemd's variables out of the environment, so that no child speaks for this process."""
         self._stopped = stopped
         self._address = environment.pop("NOTIFY_SOCKET", "")

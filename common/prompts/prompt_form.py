@@ -79,9 +79,12 @@ class PromptForm:
         conversation = [{"role": role, "content": content} for role, content in [*system, *turns]]
         try:
             text = self._tokenizer.apply_chat_template(
-                conversation, chat_template=self.template, add_generation_prompt=is_opened, tokenize=False,
+                conversation,
+                chat_template=self.template,
+                add_generation_prompt=is_opened,
+                tokenize=False,
                 **self._asked.template_options,
-            )  # fmt: skip
+            )
         except Exception as error:  # a template may raise anything
             raise ConfigError(
                 f"{self._section}.chat_template: the template of {self._asked.model} cannot render "

@@ -41,9 +41,10 @@ def scorer_digests(config: RunConfig, model: str, process_model: str | None = No
     has_weights = config.mode == "prefix" and config.scorer.engine != "openai"
     loaded = model_digests(model) if has_weights else tokenizer_digests(model)
     return msgspec.structs.replace(
-        loaded, reward_function=function_digest(config.reward.function),
+        loaded,
+        reward_function=function_digest(config.reward.function),
         process_model=process_digest(process_model) if process_model else "",
-    )  # fmt: skip
+    )
 
 
 def process_digest(folder: str) -> str:

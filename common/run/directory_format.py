@@ -90,10 +90,13 @@ class StartLine(msgspec.Struct, frozen=True, kw_only=True):
 def note_start(directory: Path, iteration: int) -> None:
     """Add the line of a learner that starts now."""
     line = StartLine(
-        time=datetime.now(UTC).isoformat(timespec="seconds"), iteration=iteration, host=socket.gethostname(),
-        python=platform.python_version(), packages={name: found for name in PACKAGES if (found := _version(name))},
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        iteration=iteration,
+        host=socket.gethostname(),
+        python=platform.python_version(),
+        packages={name: found for name in PACKAGES if (found := _version(name))},
         commit=_commit(),
-    )  # fmt: skip
+    )
     json_lines.append(directory / STARTS_FILE, [line])
 
 

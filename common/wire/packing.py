@@ -184,9 +184,12 @@ def digests(groups: Iterable[GroupPrefixes]) -> set[tuple[int, str]]:
 
 
 def check_verdicts(
-    group: ScoredGroup, continuations: int = 1, kind: TaskKind = "train", most_chars: int = 2**31,
+    group: ScoredGroup,
+    continuations: int = 1,
+    kind: TaskKind = "train",
+    most_chars: int = 2**31,
     has_step_rewards: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Raise ValueError naming the group unless its verdicts are those of its rows, without too much text."""
     where = f"group {group.prefixes.seq} (prompt {group.prefixes.prompt.prompt_id})"
     if len(group.verdicts) != len(group.prefixes.rows):

@@ -53,9 +53,12 @@ class Requester:
     """One connection, used by one thread; the broker answers a repeated request as the same one."""
 
     def __init__(
-        self, address: Address, role: Role, answer_s: float = ANSWER_S,
+        self,
+        address: Address,
+        role: Role,
+        answer_s: float = ANSWER_S,
         raise_if_hopeless: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Connect and enrol. `raise_if_hopeless` is called after every try without an answer."""
         self._endpoint = address.endpoint
         self._answer_s = answer_s

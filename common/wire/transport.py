@@ -50,17 +50,25 @@ _COMMON_OPTIONS = {
     zmq.LINGER: 0,
 }  # fmt: skip
 _SERVER_OPTIONS = {
-    zmq.ROUTER_MANDATORY: 1, zmq.ROUTER_HANDOVER: 1, zmq.BACKLOG: 1024, zmq.MAXMSGSIZE: MAX_FRAME_BYTES + CURVE_BYTES,
-}  # fmt: skip
+    zmq.ROUTER_MANDATORY: 1,
+    zmq.ROUTER_HANDOVER: 1,
+    zmq.BACKLOG: 1024,
+    zmq.MAXMSGSIZE: MAX_FRAME_BYTES + CURVE_BYTES,
+}
 # IMMEDIATE keeps unsent work in the application, where it is counted; the reconnect cap keeps recovery under seconds.
 _CLIENT_OPTIONS = {
-    zmq.IMMEDIATE: 1, zmq.CONNECT_TIMEOUT: 3_000, zmq.RECONNECT_IVL: 100, zmq.RECONNECT_IVL_MAX: 2_000,
+    zmq.IMMEDIATE: 1,
+    zmq.CONNECT_TIMEOUT: 3_000,
+    zmq.RECONNECT_IVL: 100,
+    zmq.RECONNECT_IVL_MAX: 2_000,
     zmq.MAXMSGSIZE: MAX_MESSAGE_BYTES + CURVE_BYTES,
-}  # fmt: skip
+}
 _HANDSHAKE_EVENTS = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-)  # fmt: skip
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
 
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 """As plain numbers: to combine flags of an enumeration costs as much as the call they are for."""

@@ -41,9 +41,12 @@ def row_verdict(each: Sequence[TextVerdict]) -> Verdict:
         Verdict(**asdict(min(each, key=_rank))),
         reward=statistics.fmean(verdict.reward for verdict in judged) if judged else 0.0,
         completion_tokens=sum(verdict.completion_tokens for verdict in each),
-        elapsed_ms=max(verdict.elapsed_ms for verdict in each), completion="", process=None,
-        was_cached=all(verdict.was_cached for verdict in each), continuations=tuple(each),
-    )  # fmt: skip
+        elapsed_ms=max(verdict.elapsed_ms for verdict in each),
+        completion="",
+        process=None,
+        was_cached=all(verdict.was_cached for verdict in each),
+        continuations=tuple(each),
+    )
 
 
 def _rank(verdict: TextVerdict) -> int:

@@ -89,8 +89,9 @@ def _wait_for_endpoint(directory: Path, stopping: Callable[[], bool], old: str |
     if not directory.exists():
         log.warning(
             "there is no run directory %s (yet): waiting %g s for a learner to make it; is the path right?",
-            directory.absolute(), patience_s,
-        )  # fmt: skip
+            directory.absolute(),
+            patience_s,
+        )
     while mark_of(directory / ENDPOINT_FILE) in ("", old):
         if stopping():
             raise RunIsOver("asked to stop before a run had begun")

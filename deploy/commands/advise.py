@@ -110,8 +110,9 @@ def sentences(rates: Rates, advice: Advice, cores: int) -> list[str]:
     waited = ", ".join(f"{share:.0%} for {cause}" for cause, share in rates.waited.items() if share >= 0.01)
     return [
         f"an iteration takes {rates.iteration_s:.2f} s; the learner waits {waited or 'for nothing'}",
-        _about_the_bottleneck(rates, advice), ADVICE["cores"].format(busy=busy, cores=cores),
-    ]  # fmt: skip
+        _about_the_bottleneck(rates, advice),
+        ADVICE["cores"].format(busy=busy, cores=cores),
+    ]
 
 
 def _about_the_bottleneck(rates: Rates, advice: Advice) -> str:
@@ -154,12 +155,14 @@ def rates_of(lines: Sequence[MetricsLine], config: RunConfig, document: StatusDo
     algorithm = config.algorithm
     window_groups = algorithm.groups_per_iteration * (algorithm.max_staleness + 1)
     return Rates(
-        iteration_s=iteration_s, learner_s=fmean(line.trained_s + line.publish_s for line in rest), busy=busy,
+        iteration_s=iteration_s,
+        learner_s=fmean(line.trained_s + line.publish_s for line in rest),
+        busy=busy,
         counts=counts,
         most={role: math.ceil(window_groups / max(1, seats[role] // algorithm.samples_per_prompt)) for role in WORKERS},
         waited={cause: fmean(line.waited_for_s.get(cause, 0.0) for line in rest) / iteration_s for cause in causes},
         is_synchronous=algorithm.max_staleness == 0,
-    )  # fmt: skip
+    )
 
 
 def advice_for(directory: Path) -> tuple[Table, list[str]]:

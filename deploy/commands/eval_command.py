@@ -115,9 +115,10 @@ def _plan(
     directory = (run / "eval" / name).resolve()
     held = str(directory / WEIGHTS) if weights.version else weights.model
     changes = {
-        "directory": str(directory), "adapter": config.adapter.model_copy(update={"model": held, "init_from": None}),
+        "directory": str(directory),
+        "adapter": config.adapter.model_copy(update={"model": held, "init_from": None}),
         "data": _data(run, config.data, options.sets),
-    }  # fmt: skip
+    }
     config = config.model_copy(update=changes)
     plan = planning.OfflinePlan(
         config=config.model_dump_json(), label=label, kind=kind, version=weights.version, published=weights.published,

@@ -261,10 +261,12 @@ def _of_models(options: GenerateOptions, folder: Path) -> tuple[checkpoints.Weig
     if options.checkpoint or options.is_averaged:
         raise ConfigError("--checkpoint and --ema are of a run: give RUN, or the folder as --adapter")
     document: dict[str, Any] = {
-        "directory": str(folder), "mode": "direct" if options.target is None else "prefix",
-        "adapter": {"model": options.adapter}, "data": {"train": _paths(options, folder)},
+        "directory": str(folder),
+        "mode": "direct" if options.target is None else "prefix",
+        "adapter": {"model": options.adapter},
+        "data": {"train": _paths(options, folder)},
         "algorithm": {"iterations": 1},
-    }  # fmt: skip
+    }
     if options.target is not None:
         document["target"] = {"model": options.target}
     config = from_flags(document, options.settings)

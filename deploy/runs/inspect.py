@@ -173,10 +173,12 @@ def _trained(group: ScoredGroup, iteration: int, advantages: list[float]) -> Tra
     for row, verdict in zip(group.prefixes.rows, group.verdicts, strict=True):
         tokens = token_ids(row.tokens)
         own = {
-            "prefix_ids": tokens.tolist(), "behaviour_logprobs": logprobs(row.logprobs, tokens.size).tolist(),
-            "spans": list(row.spans), "advantage": next(worth, None) if verdict.is_judged else None,
+            "prefix_ids": tokens.tolist(),
+            "behaviour_logprobs": logprobs(row.logprobs, tokens.size).tolist(),
+            "spans": list(row.spans),
+            "advantage": next(worth, None) if verdict.is_judged else None,
             "continuations": list(verdict.continuations),
-        }  # fmt: skip
+        }
         rows.append(TrainedRow(**shared(TrainedRow, verdict, row) | own))
     named = shared(TrainedGroup, group, group.prefixes, group.prefixes.prompt)
     own = {"version_sampled": group.version, "version_trained": iteration, "rows": rows}

@@ -52,8 +52,10 @@ def write_report(directory: Path) -> None:
     curves = Curves(directory)
     curves.read()
     state = {
-        "state": "finished" if summary else "", "iterations": len(lines), "words": f"{len(lines)} iterations trained",
-    }  # fmt: skip
+        "state": "finished" if summary else "",
+        "iterations": len(lines),
+        "words": f"{len(lines)} iterations trained",
+    }
     parts = {
         "state": state, "page": page_part(directory), "alarms": curves.alarms.found, "curves": curves.document(),
         "samples": _samples(directory, lines[-1].iteration if lines else 0),

@@ -147,9 +147,11 @@ def texts_of(group: TrainedGroup, decode: Callable[[list[int]], str]) -> list[Sa
 
 
 def shown_samples(
-    newest: Iterable[TrainedGroup], decode: Callable[[list[int]], str], common: Iterable[Common],
+    newest: Iterable[TrainedGroup],
+    decode: Callable[[list[int]], str],
+    common: Iterable[Common],
     early: Iterable[TrainedGroup] = (),
-) -> ShownSamples:  # fmt: skip
+) -> ShownSamples:
     """Choose what a page shows of an iteration's groups: a row per group, and its best and worst, each text once."""
     rows, firsts = [[texts for group in groups if (texts := texts_of(group, decode))] for groups in (newest, early)]
     ranked = sorted((row for each in rows for row in each), key=lambda row: row.advantage or 0.0)

@@ -126,9 +126,11 @@ class Answering:
         given = np.concatenate([answer.prompt.target, prefix])
         limit = min(limit, self._target.engine.most_positions - given.size)
         row = SharedRow(
-            given, answer.draws("completion", max(0, limit)), answer.sampling(config.scorer_sampling(0.0), limit),
+            given,
+            answer.draws("completion", max(0, limit)),
+            answer.sampling(config.scorer_sampling(0.0), limit),
             self._target.renderer.stop_tokens,
-        )  # fmt: skip
+        )
         await self._finish(answer, self._target, row if limit > 0 else None, prefix, emit)
 
     async def _finish(

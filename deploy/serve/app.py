@@ -71,9 +71,10 @@ class CompletionService:
         engines = {model.engine.name: model.engine for model in self._answering.models}
         is_well = all(engine.fault is None for engine in engines.values())
         document = {
-            "status": "ok" if is_well else "failed", "open_answers": self.open_rows,
+            "status": "ok" if is_well else "failed",
+            "open_answers": self.open_rows,
             "engine_rows": {name: engine.rows for name, engine in engines.items()},
-        }  # fmt: skip
+        }
         await _send(request, send, document, 200 if is_well else 503)
 
     async def _models(self, request: Request, send: Send) -> None:

@@ -85,9 +85,11 @@ class Format:
     def _document(self, choices: list[dict[str, Any]], chat_kind: str) -> dict[str, Any]:
         return {
             "id": f"{'chatcmpl' if self.is_chat else 'cmpl'}-{self.id}",
-            "object": chat_kind if self.is_chat else "text_completion", "created": self.created_s,
-            "model": self.model, "choices": choices,
-        }  # fmt: skip
+            "object": chat_kind if self.is_chat else "text_completion",
+            "created": self.created_s,
+            "model": self.model,
+            "choices": choices,
+        }
 
 
 def _choice(index: int, finish: str | None, **said: object) -> dict[str, Any]:

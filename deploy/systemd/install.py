@@ -130,11 +130,13 @@ class Installation:
 
     def _variables(self) -> dict[str, str]:
         values = {
-            "PREFIXRL_RUN_FILE": str(self.run_file), "PREFIXRL_RUN": str(self.directory),
+            "PREFIXRL_RUN_FILE": str(self.run_file),
+            "PREFIXRL_RUN": str(self.directory),
             "PREFIXRL_LEARNER_RANKS": str(self.config.launch.learner_ranks),
-            "PREFIXRL_LEARNER_FLAGS": " ".join(map(_flag, set_flags(self.settings))), "PREFIXRL_ROLLOUT_FLAGS": "",
+            "PREFIXRL_LEARNER_FLAGS": " ".join(map(_flag, set_flags(self.settings))),
+            "PREFIXRL_ROLLOUT_FLAGS": "",
             "PREFIXRL_SCORER_FLAGS": " ".join(map(_flag, allowances(self.config))),
-        }  # fmt: skip
+        }
         return {name: in_double_quotes(value) for name, value in values.items()}
 
     def install(self) -> list[Path]:

@@ -150,10 +150,12 @@ def _remarks(document: StatusDocument) -> list[str]:
     loading = ", ".join(each.name for each in document.workers if each.phase == "loading")
     cut = document.truncated_fraction
     return [
-        *([f"loading: {loading}"] if loading else []), *([f"cut by the length limit {percent(cut)}"] if cut else []),
+        *([f"loading: {loading}"] if loading else []),
+        *([f"cut by the length limit {percent(cut)}"] if cut else []),
         *([f"texts without a verdict: {listed(document.row_errors)}"] if document.row_errors else []),
-        *([f"endpoint: {document.endpoint}"] if document.endpoint else []), *held_up(document),
-    ]  # fmt: skip
+        *([f"endpoint: {document.endpoint}"] if document.endpoint else []),
+        *held_up(document),
+    ]
 
 
 # --- the picture -----------------------------------------------------------------------------------------------------
@@ -209,9 +211,10 @@ def details(document: StatusDocument, progress: Progress) -> Iterator[tuple[str,
     if newest:
         speeds, busy = newest.tokens_per_s, newest.busy_fraction
         of_learner = [
-            learner_phase(document, progress), *([f"busy {percent(busy['learner'])}"] if "learner" in busy else []),
+            learner_phase(document, progress),
+            *([f"busy {percent(busy['learner'])}"] if "learner" in busy else []),
             *([f"{compact(speeds['learner'])} tokens/s"] if "learner" in speeds else []),
-        ]  # fmt: skip
+        ]
         yield "learner", ", ".join(filter(None, of_learner))
         norm, share = (newest.figures.get(name) for name in ("actor_grad_norm", "commonest_text_fraction"))
         yield "grad norm", "" if norm is None else f"{norm:.3g}"

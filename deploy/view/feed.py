@@ -136,10 +136,12 @@ class Feed:
             return None
         progress = progress_in(self._run, newest_lines(self._run, RECENT))
         return {
-            "line": status_line(status, progress), "phase": learner_phase(status, progress), "status": status,
+            "line": status_line(status, progress),
+            "phase": learner_phase(status, progress),
+            "status": status,
             "iteration_s": progress.iteration_s,
             "details": [(name, text) for name, text in details(status, progress) if text],
-        }  # fmt: skip
+        }
 
     def _samples(self) -> bytes:
         """Return the samples of the newest iteration where they are due; it is never the whole journal that is read."""

@@ -130,9 +130,10 @@ def learner_lines(plan: RankPlan, limit: int | None) -> list[str]:
     parts = {
         _states_text(plan): found.states,
         "activations" if plan.shape else "activations: not counted, the model's shape is not known": found.activations,
-        "logits": found.logits, "buckets": found.buckets,
+        "logits": found.logits,
+        "buckets": found.buckets,
         "optimiser's temporaries (not at the same time)": found.optimizer,
-    }  # fmt: skip
+    }
     device = f"{limit / GIB:.1f} GiB" if limit else "a device that is not here (learner.device_memory_gib)"
     sum_text = f"most at a time (buckets fill while activations go), with the device's own context, of {device}"
     head = f"learner, per rank of {plan.ranks}, ZeRO stage {plan.stage}:"
@@ -335,8 +336,9 @@ def process_footprint(config: RunConfig) -> ProcessFootprint | None:
         weights=on_disk or int(width * known[0]),
         forward=int(prm.batch_tokens * shape.hidden * width * HIDDEN_COPIES) if shape else 0,
         text_cache=int(shape.cache_bytes(1) * width * prm.max_tokens) if shape and is_vllm else 0,
-        context=0 if has_context and not is_vllm else CONTEXT_BYTES, given=prm.device_share if is_vllm else None,
-    )  # fmt: skip
+        context=0 if has_context and not is_vllm else CONTEXT_BYTES,
+        given=prm.device_share if is_vllm else None,
+    )
 
 
 def _on_gpu(config: RunConfig) -> ProcessFootprint | None:

@@ -147,16 +147,18 @@ def pad_lines(lines: Sequence[Sequence[Sample]], pad_id: int) -> PaddedRows:
     input_ids.reshape(-1)[places], segments.reshape(-1)[places] = sampled, segment_of
     positions.reshape(-1)[places] = asked + offsets
     return PaddedRows(
-        input_ids=torch.from_numpy(input_ids), attention_mask=torch.from_numpy((segments >= 0).astype(np.int64)),
+        input_ids=torch.from_numpy(input_ids),
+        attention_mask=torch.from_numpy((segments >= 0).astype(np.int64)),
         position_ids=torch.from_numpy(positions),
         segments=torch.from_numpy(segments) if len(samples) > len(lines) else None,
         actions=torch.from_numpy(np.where(offsets == 0, line_at + asked, places) - 1),
-        cells=torch.from_numpy(np.flatnonzero(mask)), mask=torch.from_numpy(mask),
+        cells=torch.from_numpy(np.flatnonzero(mask)),
+        mask=torch.from_numpy(mask),
         tokens=_in_rows(sampled.astype(np.int64), mask),
         behaviour=_in_rows(np.concatenate([sample.logprobs for sample in samples]), mask),
         versions=_in_rows(np.concatenate([sample.versions for sample in samples]).astype(np.int64), mask),
         rewards=torch.tensor([sample.reward for sample in samples], dtype=torch.float32),
-    )  # fmt: skip
+    )
 
 
 def _in_rows(values: NDArray[Any], mask: NDArray[np.bool_]) -> Tensor:

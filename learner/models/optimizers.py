@@ -43,8 +43,9 @@ def make_cpu_adam(trained: list[nn.Parameter], options: dict[str, Any]) -> torch
     except Exception as error:  # noqa: BLE001
         log.warning(
             "DeepSpeed's Adam for the CPU cannot be compiled here (%s: %.200s): torch's is several times slower",
-            type(error).__name__, error,
-        )  # fmt: skip
+            type(error).__name__,
+            error,
+        )
         return None
     return made
 

@@ -29,11 +29,13 @@ NOT_OURS = os.strerror(errno.EADDRNOTAVAIL)
 FREE_SECTIONS = ("launch", "checkpoint", "evaluation", "broker", "slurm", "log")
 KeyPath = tuple[str, ...]
 _FREE = {
-    ("rollout",): "device threads vllm", ("filter",): "limit_batches min_pass_rate",
-    ("scorer",): "device threads vllm verifier_children", ("scorer", "prm"): "device gpu_memory_utilization",
+    ("rollout",): "device threads vllm",
+    ("filter",): "limit_batches min_pass_rate",
+    ("scorer",): "device threads vllm verifier_children",
+    ("scorer", "prm"): "device gpu_memory_utilization",
     ("scorer", "openai"): "url key_variable requests request_s patience_s prompt_price completion_price",
     ("learner",): "device threads micro_batch_tokens batch_timeout_s collective_timeout_s",
-}  # fmt: skip
+}
 FREE_KEYS: frozenset[KeyPath] = frozenset((*path, key) for path, keys in _FREE.items() for key in keys.split())
 """Keys that may differ when a run is resumed, besides FREE_SECTIONS: none of them changes what is trained. A served
 target may move to another address, but must stay the same model."""
@@ -125,9 +127,11 @@ class Inputs(msgspec.Struct, frozen=True):
 
 
 KEYS_OF_INPUTS = {
-    "scorer_prm_model": "scorer.prm.model", "kl_anchor": "adapter.model",
-    "implicit_reward_model": "implicit_reward.model", "implicit_reward_reference": "implicit_reward.reference_model",
-}  # fmt: skip
+    "scorer_prm_model": "scorer.prm.model",
+    "kl_anchor": "adapter.model",
+    "implicit_reward_model": "implicit_reward.model",
+    "implicit_reward_reference": "implicit_reward.reference_model",
+}
 
 
 def inputs(directory: Path) -> Inputs | None:

@@ -45,11 +45,12 @@ def process_figures(groups: Sequence[BatchGroup]) -> dict[str, float]:
     rows = [outcome for group in outcomes for outcome in group]
     steps = sum(group.steps for group in groups)
     return {
-        "outcome": sum(rows) / len(rows), "step_score": sum(group.step_score_sum for group in groups) / max(1, steps),
+        "outcome": sum(rows) / len(rows),
+        "step_score": sum(group.step_score_sum for group in groups) / max(1, steps),
         "steps": steps / len(rows),
         "all_right_groups_fraction": sum(min(each) >= 1.0 for each in outcomes) / len(outcomes),
         "all_wrong_groups_fraction": sum(max(each) <= 0.0 for each in outcomes) / len(outcomes),
-    }  # fmt: skip
+    }
 
 
 def by_source(

@@ -120,8 +120,10 @@ def _tokens_per_s(batch: Batch, interval_s: float, trained_s: float) -> dict[str
     prompts, sampled = sum(prompt for prompt, _ in lengths), sum(tokens for _, tokens in lengths)
     completed = sum(group.completion_tokens for group in batch.groups)
     return {
-        "rollout": sampled / interval_s, "scorer": completed / interval_s, "learner": (prompts + sampled) / trained_s,
-    }  # fmt: skip
+        "rollout": sampled / interval_s,
+        "scorer": completed / interval_s,
+        "learner": (prompts + sampled) / trained_s,
+    }
 
 
 def _keep_before(path: Path, kind: "type[MetricsLine] | type[AdvantageLine]", iteration: int) -> None:

@@ -52,9 +52,10 @@ class HostCopies:
             # What changes the weights next waits for this, on the device.
             torch.cuda.current_stream(self._stream.device).wait_event(done)
         copied = HostCopy(
-            dict(buffers), wait=done.synchronize if done is not None else lambda: None,
+            dict(buffers),
+            wait=done.synchronize if done is not None else lambda: None,
             release=lambda: self._free.put(buffers),
-        )  # fmt: skip
+        )
         suspects = suspicious(sums)
         if suspects:
             copied.wait()

@@ -21,8 +21,9 @@ LEAST_SPREAD = 1e-6
 _TRIALS = (
     ("What is 2 + 3?", ("We add 2 and 3.", "2 + 3 = 5.", "So the answer is 5.")),
     ("What is 2 + 3?", ("The moon is blue.", "2 + 3 = 97.", "So the answer is 0.")),
-    ("Compute 12 * 4.", ("12 * 4 = 48.",)), ("Compute 12 * 4.", ("7 7 7 7 7", "Nothing follows.")),
-)  # fmt: skip
+    ("Compute 12 * 4.", ("12 * 4 = 48.",)),
+    ("Compute 12 * 4.", ("7 7 7 7 7", "Nothing follows.")),
+)
 """Texts that no model finds equally good, whatever it was trained on."""
 
 

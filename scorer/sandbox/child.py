@@ -44,9 +44,7 @@ ALLOWED_WITH = {
 }
 NEWEST = max(map(max, ALLOWED.values()))
 CLONE, CLONE3 = (56, 220), 435
-NAMESPACES = (
-    CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
-)  # fmt: skip
+NAMESPACES = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 EPERM, ENOSYS = 1, 38
 REFUSED, UNKNOWN = EPERM, ENOSYS
@@ -87,9 +85,8 @@ def enter_root(libraries: list[str], scratch_bytes: int) -> None:
     call("mount", None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None)
     shown = [path for path in (*SYSTEM, *libraries, *DEVICES) if os.path.exists(path)]
     root = next(
-        path for path in ROOTS
-        if os.path.isdir(path) and not any(f"{each}/".startswith(f"{path}/") for each in shown)
-    )  # fmt: skip
+        path for path in ROOTS if os.path.isdir(path) and not any(f"{each}/".startswith(f"{path}/") for each in shown)
+    )
     tmpfs(root, "size=1m,nr_inodes=4k,mode=755")
     for path in shown:
         if any(path != each and path.startswith(f"{each}/") for each in shown):

@@ -262,9 +262,11 @@ class Endpoint(Generic[Answer]):
             key = f"the key is that of the environment variable {section.key_variable}"
         address = f"check {section.NAME}.url {self.HINT}"
         what, hint = {
-            401: ("the key is wrong or missing", key), 402: ("there is no credit left", key),
-            403: ("the key may not do this", key), 404: ("there is no such path or model", address),
-        }.get(denied.status, (f"it is not {self.KIND}", f"check {section.NAME}.url"))  # fmt: skip
+            401: ("the key is wrong or missing", key),
+            402: ("there is no credit left", key),
+            403: ("the key may not do this", key),
+            404: ("there is no such path or model", address),
+        }.get(denied.status, (f"it is not {self.KIND}", f"check {section.NAME}.url"))
         raise UserError(f"the endpoint {self.url} refuses every request: {what} ({denied.reason}); {hint}")
 
 

@@ -130,11 +130,13 @@ class OpenAIEngine(RowJobs):
         is_vllm = section.dialect == "vllm"
         text = self._renderer.decode_with_special if is_vllm else self._renderer.decode_without_bos
         return completions.RowRequest(
-            model=model, prompt=ids.tolist() if section.prompt == "tokens" else text(ids),
+            model=model,
+            prompt=ids.tolist() if section.prompt == "tokens" else text(ids),
             sampling=msgspec.structs.replace(job.sampling, max_new_tokens=limit),
-            seed=row_seed(job.uniforms[index]) if section.seeded else None, stop_tokens=stops,
+            seed=row_seed(job.uniforms[index]) if section.seeded else None,
+            stop_tokens=stops,
             stops=list(map(self._piece, sorted(stops, key=lambda stop: stop != self._renderer.closer))),
-        )  # fmt: skip
+        )
 
     def _piece(self, token: int) -> str:
         return self._renderer.decode_with_special(np.asarray([token], dtype=np.int32))

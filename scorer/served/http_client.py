@@ -85,8 +85,9 @@ class HttpClient:
         except (httpx2.HTTPError, OSError) as error:
             outcome = Retry(
                 f"{type(error).__name__}: {error}".removesuffix(": "),
-                is_unconnected=isinstance(error, httpx2.ConnectError), is_unresolved=_is_unresolved(error),
-            )  # fmt: skip
+                is_unconnected=isinstance(error, httpx2.ConnectError),
+                is_unresolved=_is_unresolved(error),
+            )
         if isinstance(outcome, Retry | RowRefused | EndpointRefused):
             return replace(outcome, reason=protocol.redacted(outcome.reason, self._key))
         return outcome

@@ -66,9 +66,11 @@ class Scoring:
     """A loaded function and what it is handed."""
 
     def __init__(
-        self, function_ref: str, verify: Callable[[str, str], Judgement] | None = None,
+        self,
+        function_ref: str,
+        verify: Callable[[str, str], Judgement] | None = None,
         weights: Mapping[str, float] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._ref, self._weights = function_ref, weights or {}
         self._function = user_function.load(function_ref)
         self.takes_verdict = user_function.takes(self._function, "verdict")

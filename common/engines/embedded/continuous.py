@@ -94,8 +94,10 @@ class TransformersEngine(EmbeddedEngine):
             input_ids=torch.tensor([[first.tokens[-1]] for first, *_ in texts], device=self._device),
             attention_mask=mask[:, None, None] if self._takes_masks else mask,
             position_ids=torch.tensor([[first.size - 1] for first, *_ in texts], device=self._device),
-            past_key_values=self._cache, use_cache=True, logits_to_keep=1,
-        )  # fmt: skip
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
         self._cache.end_step()
         self._write(rows, output.logits[:, -1], [place for place, text in enumerate(texts) for _ in text])
         self.busy_row_s += len(rows) * (time.monotonic() - started_s)

@@ -63,10 +63,13 @@ class FixedRowsEngine(EmbeddedEngine):
         # Rows that have ended are fed on: a model with learned positions has none for them beyond its limit.
         positions = (running.attention.cumsum(-1) - 1).clamp(min=0, max=self.most_positions and self.most_positions - 1)
         output = self._model(
-            input_ids=running.fed[:, running.cached :], attention_mask=running.attention.long(),
-            position_ids=positions[:, running.cached :], past_key_values=running.cache, use_cache=True,
+            input_ids=running.fed[:, running.cached :],
+            attention_mask=running.attention.long(),
+            position_ids=positions[:, running.cached :],
+            past_key_values=running.cache,
+            use_cache=True,
             logits_to_keep=torch.tensor([-1], device=self._device),  # an index: see prefill._forward
-        )  # fmt: skip
+        )
         running.cached = running.fed.shape[1]
         self._write(alive, output.logits[:, -1], [row.index for row in alive])
         newest = torch.tensor([[row.tokens[-1]] for row in running.rows], device=self._device)

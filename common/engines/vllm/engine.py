@@ -168,9 +168,11 @@ class VllmEngine(RowJobs, AdapterEngine):
             if part.weight_versions:  # with the last part, of the whole answer
                 spans = tuple((int(span.version), span.end - span.start) for span in part.weight_versions)
         return Continuation(
-            np.asarray(tokens, dtype=np.int32), np.minimum(np.asarray(logprobs, dtype=np.float32), 0.0),
-            "eos" if tokens and tokens[-1] in job.stop_tokens else "length", spans,
-        )  # fmt: skip
+            np.asarray(tokens, dtype=np.int32),
+            np.minimum(np.asarray(logprobs, dtype=np.float32), 0.0),
+            "eos" if tokens and tokens[-1] in job.stop_tokens else "length",
+            spans,
+        )
 
     def _generate(self, tokens: TokenIds, sampling: Any) -> Any:
         from vllm.inputs.engine import tokens_input

@@ -80,11 +80,13 @@ def about(config: Any) -> str:
     tokens = (cache.num_gpu_blocks or 0) * cache.block_size
     quantization, draft = config.model_config.quantization, config.speculative_config
     facts = [
-        f"model runner {'V2' if config.use_v2_model_runner else 'V1'}", f"attention {_attention(config)}",
-        f"max_num_seqs {scheduler.max_num_seqs}", f"max_num_batched_tokens {scheduler.max_num_batched_tokens}",
+        f"model runner {'V2' if config.use_v2_model_runner else 'V1'}",
+        f"attention {_attention(config)}",
+        f"max_num_seqs {scheduler.max_num_seqs}",
+        f"max_num_batched_tokens {scheduler.max_num_batched_tokens}",
         f"room for keys and values of {tokens} tokens" if tokens else "room for keys and values known at the start",
         f"cudagraph {getattr(config.compilation_config.cudagraph_mode, 'name', 'NONE')}",
-    ]  # fmt: skip
+    ]
     facts += [f"quantization {quantization}"] if quantization else []
     facts += [f"kv_cache_dtype {cache.cache_dtype}"] if cache.cache_dtype != "auto" else []
     facts += [f"speculative {draft.method} of {draft.num_speculative_tokens} tokens"] if draft else []

@@ -141,11 +141,13 @@ def low_rank_arguments(shape: LowRank) -> dict[str, Any]:
     """Return vLLM's arguments for one adapter that is replaced in place."""
     ranks = [rank for rank in LOW_RANKS if rank >= shape.rank]
     return {
-        "enable_lora": True, "max_loras": 1, "max_lora_rank": ranks[0],
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": ranks[0],
         # Else the head would get room for matrices, too, and logits of a whole prompt could not be made on a CPU.
         "lora_target_modules": list(shape.target_modules),
         "worker_extension_cls": "prefixrl.common.engines.vllm.plugin.AdapterSums",
-    }  # fmt: skip
+    }
 
 
 def platform_of(device: str) -> Platform:
@@ -188,11 +190,13 @@ def prepare_environment(setup: VllmSetup, platform: Platform) -> None:
 def prepare_processes(threads: int, is_one_process: bool) -> None:
     """Set the environment of vLLM's processes; present values win unless safety rests on them."""
     wanted = {
-        "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING", "OMP_NUM_THREADS": str(threads),
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "OMP_NUM_THREADS": str(threads),
         # vLLM would pin the threads of every process on a host to the same cores.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    }  # fmt: skip
+    }
     if is_one_process:
         # The engine core runs the model itself, one process and one busy-waiting queue fewer.
         wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
