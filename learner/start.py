@@ -57,9 +57,12 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
 
 
 def _lead(
-    config: RunConfig, directory: Path, read: tuple[problems.Loaded, problems.Loaded], ranks: int,
+    config: RunConfig,
+    directory: Path,
+    read: tuple[problems.Loaded, problems.Loaded],
+    ranks: int,
     stopped: Callable[[], bool],
-) -> None:  # fmt: skip
+) -> None:
     """Run rank 0, with the servers of the run."""
     is_resumed = (directory / ENDPOINT_FILE).exists()
     check_ports_are_free(config.broker.listen, REBIND_S if is_resumed else 0.0)
@@ -113,9 +116,12 @@ def _completed(directory: Path) -> int:
 
 
 def _run(
-    config: RunConfig, rank_and_count: tuple[int, int], servers: Servers | None, stopped: Callable[[], bool],
+    config: RunConfig,
+    rank_and_count: tuple[int, int],
+    servers: Servers | None,
+    stopped: Callable[[], bool],
     service: Service | None,
-) -> None:  # fmt: skip
+) -> None:
     directory = Path(config.directory)
     serving = contextlib.ExitStack()
     if servers:

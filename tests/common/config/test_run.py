@@ -19,23 +19,9 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.section import Section
 from prefixrl.common.errors import ConfigError
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter
-from support.tables import table
+from support.tables import program, table
 
-MINIMAL = """
-directory = "run"
-
-[adapter]
-model = "adapter"
-
-[target]
-model = "org/target"
-
-[data]
-train = "train.jsonl"
-
-[algorithm]
-iterations = 3
-"""
+MINIMAL = program(__file__, "MINIMAL")
 
 
 @pytest.fixture

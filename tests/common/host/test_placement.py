@@ -24,38 +24,7 @@ def config_of(launch: dict[str, Any], scorer: dict[str, Any] | None = None, **ot
     )
 
 
-TP_2, TP_4 = {"tensor_parallel_size": 2}, {"tensor_parallel_size": 4}
-PP_2, DP_2 = ({"options": {f"{kind}_parallel_size": 2}} for kind in ("pipeline", "data"))
-ALL_2 = {"tensor_parallel_size": 2, "options": {"pipeline_parallel_size": 2, "data_parallel_size": 2}}
-
-
-@pytest.mark.parametrize(
-    ("there", "launch", "scorer", "expected"),
-    [
-        (1, {}, {}, "GPU 0: learner, rollout-0, scorer-0"),
-        (2, {}, {}, "GPU 0: learner, rollout-0; GPU 1: scorer-0"),
-        (2, {"scorers": 2}, {}, "GPU 0: learner, rollout-0; GPU 1: scorer-0, scorer-1"),
-        (2, {"learner_ranks": 2, "rollouts": 2}, {}, "GPU 0: learner, rollout-0, scorer-0; GPU 1: learner, rollout-1"),
-        (8, {"scorers": 6}, {}, "GPU 0: learner; GPU 1: rollout-0; "
-            "GPU 2: scorer-0; GPU 3: scorer-1; GPU 4: scorer-2; GPU 5: scorer-3; GPU 6: scorer-4; GPU 7: scorer-5"),
-        (8, {"scorers": 7}, {}, "GPU 0: learner, rollout-0; "
-            "GPU 1: scorer-0; GPU 2: scorer-1; GPU 3: scorer-2; GPU 4: scorer-3; GPU 5: scorer-4; GPU 6: scorer-5; "
-            "GPU 7: scorer-6"),
-        (8, {"scorers": 3}, TP_2, "GPU 0: learner; GPU 1: rollout-0; GPU 2: scorer-0; GPU 3: scorer-0; "
-            "GPU 4: scorer-1; GPU 5: scorer-1; GPU 6: scorer-2; GPU 7: scorer-2"),
-        (8, {"learner_ranks": 4}, TP_4, "GPU 0: learner, rollout-0; GPU 1: learner; GPU 2: learner; GPU 3: learner; "
-            "GPU 4: scorer-0; GPU 5: scorer-0; GPU 6: scorer-0; GPU 7: scorer-0"),
-        (4, {}, PP_2, "GPU 0: learner; GPU 1: rollout-0; GPU 2: scorer-0; GPU 3: scorer-0"),
-        (4, {}, DP_2, "GPU 0: learner; GPU 1: rollout-0; GPU 2: scorer-0; GPU 3: scorer-0"),
-        (8, {}, ALL_2, "GPU 0: learner, rollout-0, scorer-0; GPU 1: scorer-0; GPU 2: scorer-0; GPU 3: scorer-0; "
-            "GPU 4: scorer-0; GPU 5: scorer-0; GPU 6: scorer-0; GPU 7: scorer-0"),
-        (4, {"scorers": 2, "devices": {"learner": [3], "rollout": [3], "scorer": [[0], [1]]}}, {},
-            "GPU 0: scorer-0; GPU 1: scorer-1; GPU 3: learner, rollout-0"),
-        (4, {"scorers": 2, "devices": {"scorer": [0, 1]}}, {},
-            "GPU 0: scorer-0; GPU 1: scorer-1; GPU 2: learner; GPU 3: rollout-0"),
-        (0, {}, {}, ""),
-    ],
-)  # fmt: skip
+@table(__file__)
 def test_processes_are_placed_as_a_person_would(
     there: int, launch: dict[str, Any], scorer: dict[str, Any], expected: str
 ) -> None:
@@ -73,7 +42,7 @@ def test_processes_without_a_model_on_a_gpu_get_none() -> None:
 @pytest.mark.parametrize(
     ("there", "launch", "scorer", "message"),
     [
-        (1, {}, TP_2, "scorer-0 needs 2 GPUs and 1 are there"),
+        (1, {}, {"tensor_parallel_size": 2}, "scorer-0 needs 2 GPUs and 1 are there"),
         (2, {"learner_ranks": 3}, {}, "learner needs 3 GPUs and 2 are there"),
         (2, {"devices": {"learner": [2]}}, {}, "launch.devices gives learner GPU 2; there are 2"),
     ],

@@ -13,6 +13,7 @@ from prefixrl.deploy.slurm.script import ROLES, RunOnSlurm, arrays, heterogeneou
 from prefixrl.deploy.slurm.submit import run_on_slurm
 from support.paths import EXAMPLES
 from support.runs.run_helper import RUN_FILE
+from support.tables import table
 
 ODD = 'it\'s a "run" #1; $(touch gone) 50%'
 
@@ -216,23 +217,7 @@ def test_jobs_have_names_that_can_be_read_and_that_no_other_run_has() -> None:
         assert re.fullmatch(r"scorer\.[\w.-]{1,40}-[0-9a-f]{8}", name)
 
 
-REFUSED = {
-    "a key that is close to one": ("slurm.partitions=lab", "slurm.partitions: unknown key; did you mean 'partition'?"),
-    "a key of a role": ("slurm.scorer.gpu=2", "slurm.scorer.gpu: unknown key; did you mean 'gpus'?"),
-    "nodes of workers": ("slurm.scorer.nodes=2", "slurm.scorer.nodes: unknown key"),
-    "a time": ("slurm.time=tomorrow", 'slurm.time = "tomorrow": String should match pattern'),
-    "an account that would be two words": ('slurm.account="a b"', 'slurm.account = "a b": String should match pattern'),
-    "a short option": ('slurm.sbatch=["-q high"]', 'slurm.sbatch.0: not a long option of sbatch such as "--qos=high"'),
-    "an option of ours": (
-        'slurm.scorer.sbatch=["--array=0-9"]',
-        "slurm.scorer.sbatch.0: prefixrl slurm sets --array itself",
-    ),
-    "memory for every step of a job": ('slurm.sbatch=["--mem=4G"]', "slurm.sbatch.0: prefixrl slurm sets --mem itself"),
-    "two lines in one": ('slurm.activate=["a\\nb"]', "slurm.activate.0: it must be one line of printable characters"),
-}
-
-
-@pytest.mark.parametrize(("setting", "expected"), REFUSED.values(), ids=REFUSED)
+@table(__file__)
 def test_a_refusal_names_the_key_and_what_is_allowed(tmp_path: Path, setting: str, expected: str) -> None:
     with pytest.raises(ConfigError) as refused:
         run_of(tmp_path / "run", setting)

@@ -19,35 +19,10 @@ from prefixrl.deploy.sweep import conduct, grid, outcome
 from support.models.tiny_model import run_config
 from support.runs import runs_on_disk
 from support.runs.run_helper import RUN_FILE
-from support.tables import table
+from support.tables import program, table
 
 HEAD = f"run = {json.dumps(str(RUN_FILE))}\ndirectory = 'runs'\n"
-TWO_BLOCKS = """
-[set]
-algorithm.iterations = 2
-learner.adam_betas = [0.9, 0.99]
-
-[[block]]
-learner = { actor_lr = [1e-4, 1e-3], adam_betas = [[0.9, 0.95]] }
-seed = [1, 2]
-
-[[block]]
-algorithm.name = "rloo"
-"""
-TINY = """
-[set]
-algorithm.iterations = 2
-algorithm.groups_per_iteration = 8
-scorer.engine = "simulated"
-evaluation.problems = 16
-evaluation.selection_problems = 8
-evaluation.sampled_candidates = 0
-launch.scorers = 1
-
-[[block]]
-learner.actor_lr = [1e-4, 1e-3]
-seed = [1, 2]
-"""
+TWO_BLOCKS, TINY = (program(__file__, name) for name in ("TWO_BLOCKS", "TINY"))
 
 
 def sweep_file(folder: Path, text: str, head: str = HEAD) -> Path:
