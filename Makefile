@@ -62,7 +62,7 @@ proofs: $(VLLM) .venv/.installed-places  ## one short real proof each of vLLM, S
 
 nightly: export PREFIXRL_EXAMPLES = 500
 nightly: $(VLLM) .venv/.installed-places  ## all that takes long: those suites whole, the soak, many more examples of every property
-	$(MAKE) docs
+	$(MAKE) docs floors
 	$(BIN)/pytest $(PYTEST_ARGS) tests/cluster -m "systemd or slurm or hosts"
 	$(PYTEST) -m "(slow or nightly or vllm or browser or hypothesis) and not (chaos or gpu or systemd or slurm or hosts)"
 
