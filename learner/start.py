@@ -131,6 +131,7 @@ def _run(
     training = problems.training(config)
     # Heavy imports from here on; the workers are loading their models at the same time.
     with without_gc():
+        from prefixrl.learner.check.report import forecast_gib
         from prefixrl.learner.evaluation.arms import Arms
         from prefixrl.learner.loop import Learner, RankZeroParts
         from prefixrl.learner.models import distributed
@@ -156,7 +157,8 @@ def _run(
         deltas = config.learner.weight_deltas
         publisher = Publisher(servers.address, directory / "weights", probe, deltas, servers.check)
         assert service, "rank 0 speaks for the learner"
-        metrics = MetricsLog(directory, iteration, partial(_raise_if, stopped))
+        forecast = forecast_gib(config, training) if models.device.type == "cuda" else {}
+        metrics = MetricsLog(directory, iteration, partial(_raise_if, stopped), forecast)
         uploads = Uploads(directory, config.checkpoint)
         tracking = Tracking(directory) if config.log.tensorboard or config.log.wandb else None
         rank_zero = RankZeroParts(servers, publisher, arms, metrics, service, uploads, tracking)

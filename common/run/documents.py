@@ -84,7 +84,8 @@ class MetricsLine(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: UsageTotal | None = None
     """Usage of the target's endpoint so far; None unless the target is served elsewhere."""
     ranks: dict[str, float] = {}
-    """Figures of each learner rank: tokens_per_s/0 and, on CUDA, tflop_per_s, peak_allocated_gib, peak_reserved_gib."""
+    """Figures of each learner rank: tokens_per_s/0 and, on CUDA, tflop_per_s, peak_allocated_gib, peak_reserved_gib.
+    forecast_gib: what a rank was expected to reserve, as by `--check` but without the device's own context."""
 
 
 class AlarmSpan(msgspec.Struct, frozen=True):
@@ -184,6 +185,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Alarms that rang, in the order in which they began."""
     endpoint: UsageTotal | None = None
     """Usage of the target's endpoint, evaluations included; None unless the target is served elsewhere."""
+    learner_memory: str = ""
+    """Forecast and measured peak of a learner rank, in words; "" where CUDA was not measured."""
 
 
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,6 +225,16 @@ def alarm_spans(lines: Sequence[MetricsLine]) -> list[AlarmSpan]:
 def alarm_words(alarm: AlarmSpan) -> str:
     """Return an alarm in a line of text."""
     return f"ALARM, iterations {alarm.first} to {alarm.last}: {alarm.text}"
+
+
+def memory_words(ranks: Mapping[str, float]) -> str:
+    """Return forecast, measured peak and their ratio for `MetricsLine.ranks`; "" where CUDA was not measured."""
+    measured = max((gib for name, gib in ranks.items() if name.startswith("peak_reserved_gib/")), default=0.0)
+    if not measured or not (forecast := ranks.get("forecast_gib")):
+        return ""
+    return (
+        f"forecast {forecast:.1f} GiB per rank, measured at most {measured:.1f}, a ratio of {measured / forecast:.2f}"
+    )
 
 
 LEFT_OUT = ("histograms", "engines")

@@ -135,6 +135,7 @@ def _facts(summary: documents.Summary) -> list[tuple[str, str]]:
         ("versions", f"{summary.versions}, {summary.optimizer_steps} optimiser steps"),
         *([("uploads", _counted(summary.uploads))] if summary.uploads else []), ("busy", busy), ("engines", engines),
         *([("the target's endpoint", str(summary.endpoint))] if summary.endpoint else []),
+        *([("the learner's memory", summary.learner_memory)] if summary.learner_memory else []),
         ("time", f"{summary.wall_s:.0f} s; a publication held the learner up for {summary.publish_s:.2g} s"),
     ]  # fmt: skip
 

@@ -9,7 +9,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from prefixrl.common.host.process import printable
-from prefixrl.common.run.documents import MetricsLine
+from prefixrl.common.run.documents import MetricsLine, memory_words
 from prefixrl.common.run.status import StatusDocument, WorkerStatus
 from prefixrl.common.wire.messages.worker import MemoryUse
 from prefixrl.deploy.runs.tables import cell
@@ -216,6 +216,7 @@ def details(document: StatusDocument, progress: Progress) -> Iterator[tuple[str,
             *([f"{compact(speeds['learner'])} tokens/s"] if "learner" in speeds else []),
         ]
         yield "learner", ", ".join(filter(None, of_learner))
+        yield "learner's memory", memory_words(newest.ranks)
         norm, share = (newest.figures.get(name) for name in ("actor_grad_norm", "commonest_text_fraction"))
         yield "grad norm", "" if norm is None else f"{norm:.3g}"
         different = percent(newest.figures.get("distinct_texts_fraction", 0.0))

@@ -280,9 +280,11 @@ def _batch(config: RunConfig, section: RolloutConfig | ScorerConfig, role: str, 
             f"{rows} rows at once ({whose}), {tokens} tokens per step; model runner, attention backend and "
             f"room for keys and values are logged at its start and shown by `prefixrl status`"
         )
-    whose = "by transformers, " if section.engine == "auto" else ""
     if config.bitwise:
+        whose = "by transformers, " if section.engine == "auto" else ""
         return f"{whose}the {rows} rows of a task are one forward, for texts that are the same bit by bit (bitwise)"
+    either = f"by vLLM, where that is installed and a GPU is there, {rows} rows at once; else by transformers, "
+    whose, rows = either if section.engine == "auto" else "", config.embedded_seats(role)
     return f"{whose}{rows} rows at once, which join and leave between tokens; bitwise = true would hold tasks together"
 
 

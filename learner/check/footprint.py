@@ -281,7 +281,7 @@ def _changes(plan: RankPlan) -> list[tuple[str, RankPlan]]:
     for ranks in (2, 4, 8, 16, 32):
         if ranks > plan.ranks:
             stage = max(plan.stage, 2)
-            text = f"learner.deepspeed.zero_optimization.stage = {stage} and learner ranks = {ranks}"
+            text = f"learner.deepspeed.zero_optimization.stage = {stage} and launch.learner_ranks = {ranks}"
             found.append((text, replace(plan, stage=stage, ranks=ranks)))
     if plan.ranks > 1 and plan.stage < 3:
         found.append(("learner.deepspeed.zero_optimization.stage = 3", replace(plan, stage=3)))

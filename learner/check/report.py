@@ -10,6 +10,7 @@ from prefixrl.common.config.algorithm import BOUND_TOKENS
 from prefixrl.common.config.run import RunConfig
 from prefixrl.learner.check import budget
 from prefixrl.learner.check.disk_room import room_lines
+from prefixrl.learner.check.footprint import CONTEXT_BYTES, GIB, learner_footprint
 from prefixrl.learner.check.model_shapes import parameters, unknown_size
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.rows import Problem, text_of
@@ -115,6 +116,15 @@ def prompt_length(config: RunConfig, asked: Sequence[Problem], renderer: "Render
         guess = math.ceil(chars / TOKEN_CHARS) + TEMPLATE_TOKENS
         return min(most, guess), "guessed from their characters: the adapter's tokenizer is not on this host"
     return math.ceil(sum(sizes) / len(sizes)), f"the mean of {count} questions of data.train"
+
+
+def forecast_gib(config: RunConfig, training: Sequence[Problem]) -> dict[str, float]:
+    """Return what a rank will reserve of its device, for `metrics.jsonl`; nothing for a model of unknown size."""
+    from prefixrl.common.prompts.asking import renderers_here
+
+    tokens, _ = prompt_length(config, problems.as_asked(config, training), renderers_here(config).get("adapter"))
+    plan = budget.rank_plan(config, tokens)
+    return {"forecast_gib": (learner_footprint(plan).peak - CONTEXT_BYTES) / GIB} if plan else {}
 
 
 def _rendered_tokens(renderer: "Renderer", problem: Problem) -> int | None:

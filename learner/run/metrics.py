@@ -38,9 +38,18 @@ class Times:
 class MetricsLog:
     """Appends both files; after a resume it continues at the iteration of the learner."""
 
-    def __init__(self, directory: Path, iteration: int, raise_if_hopeless: Callable[[], None] = lambda: None) -> None:
-        """Raise DataError where a line before the last one is damaged; `raise_if_hopeless` may end a wait for room."""
-        self._raise_if_hopeless = raise_if_hopeless
+    def __init__(
+        self,
+        directory: Path,
+        iteration: int,
+        raise_if_hopeless: Callable[[], None] = lambda: None,
+        forecast: Mapping[str, float] = {},
+    ) -> None:
+        """Raise DataError where a line before the last one is damaged; `raise_if_hopeless` may end a wait for room.
+
+        `forecast` is added to the figures of the ranks.
+        """
+        self._raise_if_hopeless, self._forecast = raise_if_hopeless, forecast
         self._metrics = directory / METRICS_FILE
         self._advantages = directory / ADVANTAGES_FILE
         _keep_before(self._metrics, MetricsLine, iteration)
@@ -87,7 +96,7 @@ class MetricsLog:
             probe_slope=max(slopes, key=lambda slope: abs(slope - 1.0), default=None), ended=status.causes,
             losses=status.losses, waited_s=times.waited_s, trained_s=times.trained_s, publish_s=times.publish_s,
             since_start_s=now_s, drift=metrics.ages, engines=_engines(status), waiting_rows=status.waiting_rows,
-            alarms=dict(self._alarms.ringing), endpoint=status.endpoint, ranks=dict(times.ranks),
+            alarms=dict(self._alarms.ringing), endpoint=status.endpoint, ranks={**times.ranks, **self._forecast},
         )  # fmt: skip
         self._append(self._metrics, [line])
         rows = iter(metrics.row_advantages)

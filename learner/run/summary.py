@@ -11,7 +11,7 @@ from prefixrl.common.evaluation.accuracy import Accuracy, Point
 from prefixrl.common.evaluation.plans import GREEDY, SAMPLED
 from prefixrl.common.host.process import write_atomically
 from prefixrl.common.run import json_lines
-from prefixrl.common.run.documents import SUMMARY_FILE, MetricsLine, Staleness, Summary, alarm_spans
+from prefixrl.common.run.documents import SUMMARY_FILE, MetricsLine, Staleness, Summary, alarm_spans, memory_words
 from prefixrl.common.run.status import StatusDocument
 
 
@@ -65,7 +65,7 @@ def summarise(
         versions=status.iteration, optimizer_steps=steps, busy_fraction=lines[-1].busy_fraction if lines else {},
         engine=_engines(lines), losses=_losses(lines, status), wall_s=wall_s,
         publish_s=sum(line.publish_s for line in lines) / max(1, len(lines)), alarms=alarm_spans(lines),
-        endpoint=status.endpoint,
+        endpoint=status.endpoint, learner_memory=memory_words(lines[-1].ranks) if lines else "",
     )  # fmt: skip
 
 

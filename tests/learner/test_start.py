@@ -105,7 +105,7 @@ def test_a_device_without_room_ends_training_with_forecast_peak_and_what_would_h
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB free.")
     said = str(ended.value)
     assert "at most 0.0 GiB were held of 79.0, the forecast is 63." in said and said.endswith("(CUDA out of memory)")
-    assert "less is needed with learner.deepspeed.zero_optimization.stage = 2 and learner ranks = 2 (" in said
+    assert "less is needed with learner.deepspeed.zero_optimization.stage = 2 and launch.learner_ranks = 2 (" in said
     with pytest.raises(RuntimeError, match="another fault"), _memory_told(config):
         raise RuntimeError("another fault")
 

@@ -13,9 +13,10 @@ from prefixrl.common.config.step_rewards import ImplicitRewardConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.learner.__main__ import main
 from prefixrl.learner.check import budget
-from prefixrl.learner.check.footprint import GIB, Footprint, learner_footprint
+from prefixrl.learner.check.footprint import CONTEXT_BYTES, GIB, Footprint, learner_footprint
 from prefixrl.learner.check.model_shapes import shape_of
-from prefixrl.learner.check.report import forecast, summed_rate
+from prefixrl.learner.check.report import forecast, forecast_gib, summed_rate
+from prefixrl.learner.data import problems
 from prefixrl.learner.models.trained_model import lr_at
 from support.models.recipes import recipe
 from support.paths import EXAMPLES
@@ -42,6 +43,15 @@ def test_the_qwen_recipe_has_the_published_batch_arithmetic(tmp_path: Path) -> N
     # 2 models x (2 + 4 + 8 + 4) bytes, and a reference of 2 bytes each.
     assert f"{QWEN * (2 * 18 + 2) / GIB:.2f} GiB  states (2 trained with optimiser, reference)" in said
     assert f"a scorer: {7_615_616_512 * 2 / GIB:.2f} GiB of weights of 0.92 x 79.0 GiB" in said
+
+
+def test_the_figure_of_memory_is_the_forecast_without_the_devices_own_context(tmp_path: Path) -> None:
+    config = recipe("math_qwen2.5", tmp_path)
+    plan = budget.rank_plan(config, forecast(config).prompt_tokens)
+    assert plan is not None
+    expected = (learner_footprint(plan).peak - CONTEXT_BYTES) / GIB
+    assert forecast_gib(config, problems.training(config)) == {"forecast_gib": expected}
+    assert "1024 rows at once; else by transformers, 128 rows at once" in forecast(config).text
 
 
 def test_what_is_known_of_vllms_batch_is_told_before_it_runs(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The lines of a run outlive the learner: figures add up over learners that were killed and started again."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,6 +11,8 @@ from prefixrl.common.run.documents import MetricsLine, Summary
 from prefixrl.common.run.status import AdmissionStatus, StatusDocument
 from prefixrl.common.wire.messages.groups import BatchGroup, StageTimes
 from prefixrl.common.wire.messages.learner import Batch
+from prefixrl.deploy.runs.report import print_table
+from prefixrl.deploy.view.console import Progress, details
 from prefixrl.learner.run import summary
 from prefixrl.learner.run.metrics import MetricsLog, Times
 from prefixrl.learner.run.summary import EvaluationOutcome
@@ -23,9 +26,9 @@ GROUP = BatchGroup(
 METRICS = IterationMetrics({"rows": 1.0}, {}, (0.5,), (), ())
 
 
-def train(log: MetricsLog, iteration: int, since_start_s: float, status: StatusDocument) -> None:
+def train(log: MetricsLog, iteration: int, since_start_s: float, status: StatusDocument, **measured: Any) -> None:
     batch = Batch(iteration=iteration, total_iterations=3, seed=0, groups=(GROUP,), waited_s={})
-    log.write(batch, METRICS, iteration + 1, Times(0.5, 1.0, since_start_s, 0.25), status)
+    log.write(batch, METRICS, iteration + 1, Times(0.5, 1.0, since_start_s, 0.25, **measured), status)
 
 
 def lines(directory: Path) -> list[MetricsLine]:
@@ -104,6 +107,22 @@ def test_a_learner_that_finds_its_run_finished_tells_of_it_what_the_first_one_to
     assert summary.merged(again, directory) == long
     other = msgspec.structs.replace(again, run_id="another")
     assert summary.merged(other, directory) == other
+
+
+def test_on_cuda_the_memory_of_a_rank_is_told_beside_its_forecast(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, peaks = MetricsLog(tmp_path, 0, forecast={"forecast_gib": 62.5}), dict.fromkeys(["peak_reserved_gib/0"], 57.0)
+    train(log, 0, 10.0, document(), ranks=peaks | {"peak_reserved_gib/1": 60.0})
+    (line,) = lines(tmp_path)
+    assert line.ranks == {"peak_reserved_gib/0": 57.0, "peak_reserved_gib/1": 60.0, "forecast_gib": 62.5}
+    summary.write(summarised(log, document(), 13.0), tmp_path)
+    print_table(tmp_path)
+    told = "learner's memory: forecast 62.5 GiB per rank, measured at most 60.0, a ratio of 0.96"
+    assert told in " ".join(capsys.readouterr().out.split())
+    without = msgspec.structs.replace(line, ranks={"tokens_per_s/0": 900.0})
+    shown = [dict(details(document(), Progress(each)))["learner's memory"] for each in (line, without)]
+    assert told.endswith(f": {shown[0]}") and shown[1] == ""
 
 
 def test_every_engine_that_worked_for_a_run_is_named(tmp_path: Path) -> None:
