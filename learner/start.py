@@ -122,8 +122,7 @@ def _run(
     stopped: Callable[[], bool],
     service: Service | None,
 ) -> None:
-    directory = Path(config.directory)
-    serving = contextlib.ExitStack()
+    directory, serving = Path(config.directory), contextlib.ExitStack()
     if servers:
         serving.enter_context(exposed(config.log, "learner", partial(numbers_of_run, directory)))
     client = BrokerClient(servers.address, servers.check) if servers else join(directory, stopped)
@@ -154,14 +153,13 @@ def _run(
     rank_zero = None
     if servers and arms:
         note_start(directory, iteration)
-        deltas = config.learner.weight_deltas
-        publisher = Publisher(servers.address, directory / "weights", probe, deltas, servers.check)
+        weights = Publisher(servers.address, directory / "weights", probe, config.learner.weight_deltas, servers.check)
         assert service, "rank 0 speaks for the learner"
         forecast = forecast_gib(config, training) if models.device.type == "cuda" else {}
         metrics = MetricsLog(directory, iteration, partial(_raise_if, stopped), forecast)
         uploads = Uploads(directory, config.checkpoint)
         tracking = Tracking(directory) if config.log.tensorboard or config.log.wandb else None
-        rank_zero = RankZeroParts(servers, publisher, arms, metrics, service, uploads, tracking)
+        rank_zero = RankZeroParts(servers, weights, arms, metrics, service, uploads, tracking)
         models.on_forward = service.progressed
     learner = Learner(config, directory, client, models, rank_zero, len(training), stopped, probe, iteration)
     learner.saved = iteration if state else -1
