@@ -23,7 +23,7 @@ FULL_S, QUICK_S = 6 * 3600.0, 180.0
 """Longest time for one benchmark."""
 NOT_QUICK = (
     *("kills", "soak", "endurance", "fast_motion", "process_rewards", "baselines", "second_task", "letters_example"),
-    *("trl_peer", "broker_peers", "blocking_server", "evaluation_cost", "scale_model", "serving"),
+    *("own_tasks", "trl_peer", "broker_peers", "blocking_server", "evaluation_cost", "scale_model", "serving"),
 )
 """Their small forms take longer than a minute: they train, wait as long as a run does, or install their peers."""
 
