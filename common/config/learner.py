@@ -8,6 +8,7 @@ from prefixrl.common.config.section import Fraction, NonNegativeFloat, Positive,
 
 LOW_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM keeps room for."""
+TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
 
 
 class LoraConfig(Section):
@@ -126,3 +127,18 @@ class LogConfig(Section):
     """Address at which they listen. Whoever reaches it reads the numbers: 0.0.0.0 lets every host."""
     wandb: WandbConfig | None = None
     """Given: send the metrics to Weights & Biases."""
+    trackio: str | None = None
+    """Project of trackio that the metrics go to. Its variables (TRACKIO_SPACE_ID) may name another place than its own
+    folder."""
+    mlflow: str | None = None
+    """Experiment of MLflow that the metrics go to, on the server that MLFLOW_TRACKING_URI names."""
+
+    @property
+    def trackers(self) -> dict[str, Any]:
+        """Return what is asked for by key, which is the name of the tracker's package."""
+        return {name: given for name in TRACKERS if (given := getattr(self, name))}
+
+
+def missing(tracker: str) -> str:
+    """Return the refusal of a tracker whose package is not installed."""
+    return f"log.{tracker} needs {tracker}: pip install 'prefixrl[trackers]', or leave the key out"

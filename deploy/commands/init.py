@@ -29,11 +29,12 @@ def run_file(size: Size | None, adapter: str, target: str, data: str, held_out: 
     """Return the text of a run file; raises ConfigError or DataError for what is not there."""
     adapter, target = _model("--adapter", adapter), _model("--target", target)
     size = size or _size_of(adapter)
-    judged = held_out or HELD_OUT.get(data)
+    judged, file = held_out or HELD_OUT.get(data), Path(data.removeprefix(HUB))
+    name = file.resolve().parent.name if file.stem == "train" else file.name.partition(".")[0]
     text = rendered(
         "prefixrl.deploy", "examples/run.toml.j2", size=size, recipe=RECIPES[size],
-        directory=toml(f"runs/{Path(data.removeprefix(HUB)).name.partition('.')[0]}"), adapter=toml(adapter),
-        target=toml(target), has_families=_has_families(data), train=toml(_data("--data", data)),
+        directory=toml(f"runs/{name}"), adapter=toml(adapter), target=toml(target),
+        has_families=_has_families(data), train=toml(_data("--data", data)),
         judged=toml(_data("--eval", judged)) if judged else None,
         scorers=2 if size == "tiny" else max(1, len(gpus_here()) - 1),
     )  # fmt: skip
@@ -55,7 +56,8 @@ def _model(option: str, model: str) -> str:
         return str(folder.resolve())
     if folder.exists() or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model):
         raise DataError(
-            f"{option} {model}: there is no such folder (looked at {folder.resolve()}), nor is it a hub name{GGUF}"
+            f"{option} {model}: there is no such folder (looked at {folder.resolve()}), nor is it a hub name "
+            f"(OWNER/NAME: openai-community/gpt2, not gpt2){GGUF}"
         )
     return model
 

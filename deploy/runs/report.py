@@ -96,15 +96,11 @@ def _tables(summary: documents.Summary) -> list[Cells]:
     found: list[Cells] = [(("arm", "greedy", "95% interval", "sampled"), arms)]
     shares = summary.accuracy_by_family
     if families := sorted({family for each in shares.values() for family in each}):
-        cells = {
-            arm: {name: f"{share:.2f}" for name, share in shares[arm].items()}
-            for arm in documents.ARMS
-            if arm in shares
-        }
+        judged = [arm for arm in documents.ARMS if arm in shares]
         rows = [
-            [arm_name(arm, summary.versions), *(each.get(name, "") for name in families)] for arm, each in cells.items()
+            [name, *(f"{shares[arm][name]:.2f}" if name in shares[arm] else "" for arm in judged)] for name in families
         ]
-        found.append((("arm, greedy", *families), rows))
+        found.append((("family, greedy", *(arm_name(arm, summary.versions) for arm in judged)), rows))
     return found
 
 

@@ -118,7 +118,7 @@ def samples(directory: Path, iteration: int | None, order: str | None, count: in
         return
     yield from _trend(commonest(trained_groups(directory), last, decode))
     yield ""
-    for sample in found[:count]:
+    for sample in list({(each.group, each.prefix, each.completion): each for each in found}.values())[:count]:
         yield from lines_of(sample)
 
 

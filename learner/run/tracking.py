@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from prefixrl.common.config.learner import LogConfig
+from prefixrl.common.config.learner import LogConfig, missing
 from prefixrl.common.errors import ConfigError, to_copy
 from prefixrl.common.host.process import ignoring_signals
 
@@ -17,12 +17,9 @@ FLUSH_S = 60.0
 
 def check_packages(wanted: LogConfig) -> None:
     """Raise ConfigError if a tracker is asked for whose package is not installed."""
-    for key, package, is_wanted in (
-        ("log.tensorboard", "tensorboard", wanted.tensorboard),
-        ("log.wandb", "wandb", wanted.wandb is not None),
-    ):
-        if is_wanted and importlib.util.find_spec(package) is None:
-            raise ConfigError(f"{key} needs {package}: pip install 'prefixrl[trackers]', or leave the key out")
+    for tracker in wanted.trackers:
+        if importlib.util.find_spec(tracker) is None:
+            raise ConfigError(missing(tracker))
 
 
 class Tracking:

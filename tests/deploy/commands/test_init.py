@@ -65,6 +65,7 @@ def test_the_table_of_the_docs_has_the_values_of_the_printed_file(size: Size, tm
 def test_hub_names_and_problem_sets_stay_names() -> None:
     names = ("--adapter", "Qwen/Qwen2.5-1.5B", "--target", "Qwen/Qwen2.5-7B", "--data", "math_filtered")
     text = init("--size", "1b", *names).output
+    assert 'directory = "runs/math_filtered"' in text
     assert 'model = "Qwen/Qwen2.5-1.5B"' in text and 'train = "math_filtered"' in text and 'eval = "math500"' in text
 
 

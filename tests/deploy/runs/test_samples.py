@@ -67,6 +67,7 @@ def test_the_newest_iteration_is_shown_with_question_texts_verdict_and_advantage
     assert "iteration 15, group 15, p15: reward 1 (ok), advantage +15.500" in output
     for line in ("question: what is 15?", "prefix: w7 w8", "completion: so it is 1", "gold: 15   found: 1"):
         assert line in output
+    assert output.count("prefix: w7 w8") == 1, "a text of a group stands once"
 
 
 def test_the_commonest_text_stands_with_its_share_as_it_takes_over(run: Path) -> None:

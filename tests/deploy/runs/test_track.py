@@ -1,12 +1,14 @@
-"""TensorBoard and Weights & Biases hold the series of `metrics.jsonl`, also after iterations were trained again."""
+"""Every tracker holds the series of `metrics.jsonl`, also after iterations were trained again."""
 
+import contextlib
 import json
 import os
 import signal
+import sqlite3
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import methodcaller
 from pathlib import Path
 
@@ -93,6 +95,26 @@ def in_wandb(run: Path) -> tuple[set[str], Series]:
     return ids, found
 
 
+def in_trackio(run: Path) -> tuple[set[str], Series]:
+    """The same of its file."""
+    found: Series = {}
+    with contextlib.closing(sqlite3.connect(run / "trackio/tests.db")) as file:
+        rows = file.execute("select run_name, step, metrics from metrics order by id").fetchall()
+    for _, step, row in rows:
+        for name, value in json.loads(row).items():
+            found.setdefault(name, {})[step] = value
+    return {name for name, _, _ in rows}, found
+
+
+def in_mlflow(run: Path) -> tuple[set[str], Series]:
+    """The same of its folder."""
+    client = pytest.importorskip("mlflow").MlflowClient((run / "mlflow").as_uri())
+    (place,) = {each.experiment_id for each in client.search_experiments() if each.name == "tests"}
+    (only,) = client.search_runs([place])
+    told = {name: client.get_metric_history(only.info.run_id, name) for name in only.data.metrics}
+    return {only.info.run_name}, {name: {each.step: each.value for each in row} for name, row in told.items()}
+
+
 class Place:
     """A tracker that fails at a line of its own."""
 
@@ -144,7 +166,7 @@ def test_lines_that_are_appended_are_new_and_half_a_line_is_none(run: Path) -> N
     assert metrics.changed() == []
     with (run / METRICS_FILE).open("ab") as file:
         file.write(b'{"iteration"')
-    assert metrics.changed() == []
+    assert metrics.changed() == MetricsFile(run / "none").changed() == []
 
 
 def test_after_a_resume_only_lines_that_differ_are_new(run: Path) -> None:
@@ -156,13 +178,9 @@ def test_after_a_resume_only_lines_that_differ_are_new(run: Path) -> None:
     assert metrics.changed() == [metrics_line(2, reward=0.5), metrics_line(3)]
 
 
-def test_a_file_that_is_not_there_yet_has_no_lines(tmp_path: Path) -> None:
-    assert MetricsFile(tmp_path / METRICS_FILE).changed() == []
-
-
 def test_nothing_to_send_to_is_refused(run: Path) -> None:
     refused = CliRunner().invoke(main, ["track", str(run)])
-    assert refused.exit_code == 2 and "give --tensorboard or --wandb" in refused.output
+    assert refused.exit_code == 2 and "give one of --tensorboard, --wandb, --trackio, --mlflow" in refused.output
 
 
 @pytest.mark.slow
@@ -190,14 +208,20 @@ def test_tensorboard_shows_iterations_that_were_trained_again_as_they_are_now(ru
 
 
 @pytest.mark.slow
-def test_wandb_holds_the_series_of_the_run_under_one_id_over_resumes(run: Path) -> None:
-    pytest.importorskip("wandb")
-    command = [sys.executable, "-m", "prefixrl.deploy", "track", str(run), "--wandb", "tests", "--offline"]
+@pytest.mark.parametrize(("tracker", "read"), [("wandb", in_wandb), ("trackio", in_trackio), ("mlflow", in_mlflow)])
+def test_a_tracker_holds_the_series_of_the_run_under_one_id_over_resumes(
+    tracker: str, read: Callable[[Path], tuple[set[str], Series]], run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(tracker)
+    monkeypatch.setenv("TRACKIO_DIR", str(run / "trackio"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (run / "mlflow").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    command = [sys.executable, "-m", "prefixrl.deploy", "track", str(run), f"--{tracker}", "tests", "--offline"]
     subprocess.run(command, check=True)
     again = [metrics_line(0), metrics_line(1), metrics_line(2, reward=0.5), metrics_line(3)]
     write_metrics(run, again)
     subprocess.run(command, check=True)
-    ids, found = in_wandb(run)
+    ids, found = read(run)
     assert len(ids) == 1
     assert found == series(again)
 

@@ -81,7 +81,8 @@ def test_names_of_families_are_no_markup_in_a_runs_table(
     (run / SUMMARY_FILE).write_text(json.dumps(found))
     print_table(run)
     said = capsys.readouterr().out
-    assert "sets [finite]" in said and "[/INST] chat" in said
+    rows = [line.split() for line in said.splitlines()]
+    assert ["sets", "[finite]", "0.25"] in rows and ["[/INST]", "chat", "0.75"] in rows, "a row per family"
 
 
 def test_names_of_runs_cannot_move_a_terminal_and_are_no_markup(tmp_path: Path, adapter: Path) -> None:

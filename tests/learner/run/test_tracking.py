@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prefixrl.common.config.learner import LogConfig, WandbConfig
+from prefixrl.common.config.learner import TRACKERS, LogConfig, WandbConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.directory_format import write_format
 from prefixrl.learner.run.tracking import Tracking, check_packages
@@ -16,15 +16,12 @@ from support.paths import EXAMPLES
 from support.runs.metrics_lines import metrics_line, write_metrics
 
 
-@pytest.mark.parametrize(
-    ("wanted", "package"), [(LogConfig(tensorboard=True), "tensorboard"), (LogConfig(wandb=WandbConfig()), "wandb")]
-)
-def test_a_tracker_that_is_not_installed_is_refused_with_the_remedy(
-    wanted: LogConfig, package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=rf"log.{package} needs {package}: pip install 'prefixrl\[trackers\]'"):
-        check_packages(wanted)
+@pytest.mark.parametrize("key", TRACKERS)
+def test_a_tracker_that_is_not_installed_is_refused_with_the_remedy(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, key, None)
+    value = {"tensorboard": True, "wandb": WandbConfig()}.get(key, "project")
+    with pytest.raises(ConfigError, match=rf"log.{key} needs {key}: pip install 'prefixrl\[trackers\]'"):
+        check_packages(LogConfig.model_validate({key: value}))
     check_packages(LogConfig())
 
 
