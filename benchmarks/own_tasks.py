@@ -111,7 +111,7 @@ def trained(task: str, setting: str, seed: int, changes: Sequence[str], target: 
     run, alarms, spans, lines = AgedRun(config, target), Alarms(), AlarmSpans(), []
 
     def rewards() -> dict[str, float]:
-        """Of one sampled prefix for each held-out problem, by the same draws at any version."""
+        """Judge one sampled prefix for each held-out problem, by the same draws at any version."""
         tasks = [GroupTask(place, each, derive(0, "evaluation", place)) for place, each in enumerate(heldout)]
         verdicts = target.judge(run._write(tasks, 1))
         return {each.prompt_id: given.reward for each, (given,) in zip(heldout, verdicts, strict=True)}
@@ -144,7 +144,7 @@ def trained(task: str, setting: str, seed: int, changes: Sequence[str], target: 
 
 
 def config_of(task: str, seed: int, changes: Sequence[str]) -> RunConfig:
-    """What a task is trained by: a greedy target, so that a prefix has one reward, and rows held together."""
+    """Return the settings of a task: a greedy target, so that a prefix has one reward, and rows held together."""
     size = load(run_file(task)).algorithm.groups_per_iteration
     fixed = (f"seed={seed}", "scorer.temperature=0.0", f"rollout.groups_per_task={size}")
     return load(RUNS / task / "run.toml", (*fixed, *changes))
