@@ -3,10 +3,10 @@
     python -m benchmarks.exploration --json FILE        FILE.md beside it; where it was interrupted, it goes on
 
 GRPO in one process, every sample exactly two versions old (`aged_run.py`), greedy targets. The rates are the one that
-`prefixrl init --size tiny` writes and four times it, which `docs/your_own_task.md` advises on a plateau. *Documented*:
-its entropy and KL terms, and the default schedule, which lets the rate fall to a tenth. The other arms hold the rate,
-with the same terms and without any. *Ended well*: the mean held-out reward over the last quarter of the run is within
-0.05 of the best seed of the same arm, rate and task; a slower rate is no local optimum."""
+`prefixrl init --size tiny` writes and a quarter of it, the examples' own. *Documented*: entropy and KL terms as it
+writes them, and the default schedule, which lets the rate fall to a tenth. The other arms hold the rate, with the same
+terms and without any. *Ended well*: the mean held-out reward over the last quarter of the run is within 0.05 of the
+best seed of the same arm, rate and task; a slower rate is no local optimum."""
 
 import os
 import statistics

@@ -40,6 +40,8 @@ def test_the_commands_of_the_page_end_well_and_make_the_run_file_of_the_example(
     assert "prefix, 26 tokens: 'Turn each pair round: gcda'" in done.stdout
     assert "0.5\n" in done.stdout and "the best of these for each problem (128 problems)" in done.stdout
     written, shipped = (load(path).model_dump() for path in (tmp_path / "mine/own.toml", EXAMPLES / "letters/run.toml"))
+    for rate in ("actor_lr", "critic_lr"):
+        assert written["learner"].pop(rate) == 4 * shipped["learner"].pop(rate)
     for section in ("rollout", "scorer", "algorithm", "learner"):
         assert written[section] == shipped[section]
     assert written["evaluation"] == shipped["evaluation"]
