@@ -198,7 +198,7 @@ def markdown(outcomes: Sequence[Outcome], report: Report) -> str:
     learned = {name: [run.has_learned for run in outcomes if run.setting == name] for name in SETTINGS}
     counts = "; ".join(f"{name}: {sum(each)} of {len(each)} runs show a gain" for name, each in learned.items())
     silent = sum(not run.has_learned and not run.is_named for run in outcomes)
-    text = (__doc__ or "").split("\n\n")[2]
+    text = (__doc__ or "").split("\n\n")[3]
     return f"""# Tasks of one's own
 
 `python -m benchmarks.own_tasks`. {text}

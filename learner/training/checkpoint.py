@@ -325,7 +325,8 @@ def _exported(models: Models) -> Iterator[tuple[str, TrainedModel, str]]:
 def write_export(folder: Path, weights: dict[str, Tensor], model_source: str, dtype: str) -> None:
     """Write weights as a Hugging Face folder with the tokenizer that the model came with."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights, file := folder / "model.safetensors", metadata={"format": "pt"})
+    file.chmod(folder.stat().st_mode & 0o666)  # safetensors lets its owner alone read it
     source = Path(model_source)
     for pattern in CARRIED_FILES:
         for path in source.glob(pattern):

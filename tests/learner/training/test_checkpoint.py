@@ -231,6 +231,7 @@ def test_the_export_is_the_adapter_with_its_own_tokenizer(adapter: Path, config:
     for name in ("tokenizer.json", "chat_template.jinja"):
         assert (exported / name).read_bytes() == (adapter / name).read_bytes()
     assert json.loads((exported / "config.json").read_text())["dtype"] == "float32"
+    assert len({path.stat().st_mode for path in exported.iterdir()}) == 1, "one can read what another can"
 
 
 def test_no_file_of_a_checkpoint_can_execute_anything(models: Models, tmp_path: Path) -> None:
