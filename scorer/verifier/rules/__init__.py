@@ -5,7 +5,7 @@ looks.py       removes what only changes the looks of an answer
 question.py    the answer beside the question, whose formulas are no answers
 words.py       answers that are words, choices, dates
 units.py       the words behind a value
-tables/        patterns of looks.py; in units.txt units and counted things, singular, then what is never a unit
+tables/        patterns by name, those of looks.py; units and counted things, singular, then what is never a unit
 boxes.py       several boxes in one sentence as one list, where the gold answer is a list
 equations.py   the sides of an equation
 relations.py   inequalities as sets

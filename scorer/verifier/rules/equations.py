@@ -10,32 +10,8 @@ import re
 from typing import NamedTuple
 
 from prefixrl.scorer.verifier.rules.arithmetic import read_rational
-from prefixrl.scorer.verifier.rules.guards import GREEK, free_letters, listed, split_at, tuple_elements
+from prefixrl.scorer.verifier.rules.guards import PATTERNS, free_letters, listed, split_at, tuple_elements
 from prefixrl.scorer.verifier.rules.words import is_word
-
-_MARKS = r"(?:_\{[^{}=]*\}|_\\?[A-Za-z0-9]+|\^\{-1\}|\^\{?(?:T|\*|\\prime|\\circ)\}?|')*"
-_STYLE = re.compile(
-    r"\\(?:vec|mathbf|boldsymbol|bm|hat|widehat|bar|overline|overrightarrow|tilde|mathcal|mathbb|mathrm|mathit|d?dot)"
-    r"(?:\{([^{}]*)\}|(\\?[a-zA-Z]+))"
-)
-_TEXT = re.compile(r"(?:\\(?:text|mathrm|mathit|operatorname)\{[^{}\d=]*\}~?)+[A-Za-z]*")
-_BARS = re.compile(r"\\?\|(.*[^xy|\\].*?)\\?\||\[([A-Z]{3,})\]")
-_GIVEN = r"(?:\((?:[^()]|\([^()]*\))*\)|\[[^\[\]]*\]|\{[^{}]*\})"
-_TRIGONOMETRIC = r"\\(?:sin|cos|tan|cot|sec|csc)"
-_FUNCTION = (
-    rf"(?:{_TRIGONOMETRIC}|\\(?:det|dim|deg|gcd|lcm|min|max|arg|ker|Pr|Re|Im)"
-    r"|m?\\(?:angle|triangle|square|measuredangle))"
-)
-SYMBOL = re.compile(rf"(?:[A-Za-z]|{GREEK}){_MARKS}")
-_NAME = re.compile(
-    rf"(?P<functions>(?:{_FUNCTION}(?:{_MARKS}|\^\{{?\d\}}?)~?)*)(?P<head>[A-Za-z]+|{GREEK}|\d+|){_MARKS}"
-    rf"(?P<power>(?:\^\{{?\d\}}?)?)(?P<given>{_GIVEN}?)"
-)
-"""A name with marks, of one thing: what a value may be the value of."""
-_DENIES = re.compile(r"(?<![a-z])(?:not|wrong|false|never)(?![a-z])", re.IGNORECASE)
-_SUM = re.compile(r"(?:[a-wA-W]|[A-Z]{2})(?:[-+](?:[a-wA-W]|[A-Z]{2}))+")
-_GAP = re.compile(r"[,;]?\s+(?=[a-zA-Z]\s*=)")
-_APPROXIMATELY = re.compile(r"\\(?:approx|approxeq|simeq|doteq)(?![a-zA-Z])|≈")
 
 
 class Claim(NamedTuple):
@@ -69,15 +45,15 @@ def claims(want: str, got: str) -> list[Claim] | None:
 
 def is_name(side: str, gold: str) -> bool:
     """Return True if a side only says what the value is of: f(2) does, f(x) for a gold answer with letters alone."""
-    text = _BARS.sub(r"\1\2", _called(_TEXT.sub("TEXT", compact(side))))
+    text = PATTERNS["bars"].sub(r"\1\2", _called(PATTERNS["label"].sub("TEXT", compact(side))))
     if elements := tuple_elements(text):
-        return all(map(SYMBOL.fullmatch, elements))
-    found = _NAME.fullmatch(text)
-    if found is None or _DENIES.search(side):
+        return all(map(PATTERNS["symbol"].fullmatch, elements))
+    found = PATTERNS["name"].fullmatch(text)
+    if found is None or PATTERNS["denies"].search(side):
         return False
     functions, head, power, given = found.groups()
     if functions:
-        is_unknown = re.match(_TRIGONOMETRIC, text) and re.search(r"(?<![\\a-z])[a-z]", head + given)
+        is_unknown = PATTERNS["trigonometric"].match(text) and re.search(r"(?<![\\a-z])[a-z]", head + given)
         return bool(head or given) and not is_unknown
     is_one = len(head) == 1 or head[:1] == "\\" or head.isupper() or (len(head) > 2 and is_word(head))
     if not is_one or head.isdigit() or (power and not head[1:].isupper()):
@@ -90,14 +66,14 @@ def _is_quantity(side: str, want: str) -> bool:
     if text.startswith((r"\sin", r"\cos")) and value is not None and abs(value.value) > 1:
         return False
     terms = re.split("[-+]", text)
-    is_sum = _SUM.fullmatch(text) is not None and len(set(terms)) == len(terms)
+    is_sum = PATTERNS["sum"].fullmatch(text) is not None and len(set(terms)) == len(terms)
     return is_name(side, want) or (is_sum and value is not None and value.value > 0)
 
 
 def _sides(text: str) -> list[str]:
     """Return the sides of one equation; lists have only themselves."""
     is_list = len(listed(text)) > 1 and not re.match(r"\([a-zA-Z\\,_\d]*\)=", compact(text))
-    return [text] if is_list else split_at(_APPROXIMATELY.sub("=", text), "=")
+    return [text] if is_list else split_at(PATTERNS["approximately"].sub("=", text), "=")
 
 
 def _of_equation(want: str, wanted: list[str], got: str, given: list[str]) -> list[Claim] | None:
@@ -122,7 +98,7 @@ def _of_chain(want: str, given: list[str], got: str) -> list[Claim] | None:
     others = [side for side in sides if not _is_quantity(side, want)]
     if not free_letters(want) and any(map(free_letters, others)):
         return None
-    if others and _APPROXIMATELY.search(got) and "." not in want:
+    if others and PATTERNS["approximately"].search(got) and "." not in want:
         return [Claim(want, others[-1]), *(Claim(last, side, True) for side in others)]
     return [Claim(want, last), *(Claim(last, side, True) for side in others)]
 
@@ -130,15 +106,15 @@ def _of_chain(want: str, given: list[str], got: str) -> list[Claim] | None:
 def _called(side: str) -> str:
     r"""Return a name as compared: `\frac{dy}{dx}` is `y'`, styles of letters do not count."""
     name = re.sub(r"\\frac\{d(\\?[a-zA-Z]+)\}\{d[a-zA-Z]\}", r"\1'", compact(side))
-    return _STYLE.sub(r"\1\2", re.sub(r"\^\{?\\prime\}?", "'", name))
+    return PATTERNS["style"].sub(r"\1\2", re.sub(r"\^\{?\\prime\}?", "'", name))
 
 
 def _tuple_of(text: str) -> tuple[list[str], str] | None:
     """Return `y=2, x=1` as names and values by the alphabet: x, y and (1,2); a tuple has no names."""
     if tuple_elements(compact(text)):
         return [], text
-    pairs = [split_at(part.strip(), "=") for part in listed(_GAP.sub(",", text))]
-    if len(pairs) < 2 or any(len(pair) != 2 or not SYMBOL.fullmatch(compact(pair[0])) for pair in pairs):
+    pairs = [split_at(part.strip(), "=") for part in listed(PATTERNS["gap"].sub(",", text))]
+    if len(pairs) < 2 or any(len(pair) != 2 or not PATTERNS["symbol"].fullmatch(compact(pair[0])) for pair in pairs):
         return None
     values = {compact(name): value for name, value in pairs}
     names = sorted(values)

@@ -1,40 +1,22 @@
 """Answers that math-verify accepts wrongly, found from the text alone; the parts of lists and tuples. Pure."""
 
 import re
+import tomllib
+from pathlib import Path
 
-GREEK = (
-    r"\\(?:alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|(?:var)?theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|(?:var)?phi"
-    r"|chi|psi|omega|ell|Gamma|Delta|Theta|Lambda|Xi|Sigma|Phi|Psi|Omega)(?![a-zA-Z])"
-)
-_VARIABLE = re.compile(rf"{GREEK}|(?<![\\a-zA-Z])[a-zA-Z]+|\\[a-zA-Z]+")
-_NAMED = re.compile(
-    r"\\(?:begin\{array\}|begin|end|text|mathrm|operatorname|mathbb|mathcal|phantom)\s*\{[^{}]*\}"
-    r"|\\mathbb\s*[A-Z]|(?<![a-zA-Z])infinity"
-)
-_BOUND = re.compile(
-    r"_\{?\s*([a-zA-Z])\s*(?:=|\\(?:to|in|rightarrow)(?![a-zA-Z]))|(?<=[^a-zA-Z])d\s*([a-z])(?![a-zA-Z])"
-)
+PATTERNS: dict[str, re.Pattern[str]] = {}
+"""Patterns of this file, equations.py, words.py and units.py; `<<name>>` in one is an earlier one."""
+for _name, _text in tomllib.loads((Path(__file__).parent / "tables/patterns.toml").read_text(encoding="utf-8")).items():
+    PATTERNS[_name] = re.compile(re.sub("<<(.*?)>>", lambda found: PATTERNS[found[1]].pattern, _text))
 
 
 def free_letters(text: str) -> set[str]:
     """Return the letters that are no constant and bound by no sum, limit or integral."""
-    text = _NAMED.sub("", text)
-    found = {each for word in _VARIABLE.findall(text) for each in ([word] if word[0] == "\\" else word)}
-    if any(map(_OPERATORS.fullmatch, found)):
-        found -= {letter for pair in _BOUND.findall(text) for letter in pair} | {"d"}
-    return {each for each in found if each[0] != "\\" or re.fullmatch(GREEK, each)} - {"e", "i"}
-
-
-_OPERATORS = re.compile(r"\\(?:i*int|lim|prod|sum)(?![a-zA-Z])")
-_UNDONE = re.compile(
-    r"\\(?:i*int|lim|prod|sum|dots|[hv]?phantom|equiv)(?![a-zA-Z])|(?<=\d)_|\\pm\\infty|'"
-    r"|\\frac\{(?:d|\\partial)\}\{(?:d[a-z]|\\partial)"
-)
-"""A sum not carried out, a part that is not seen, a base, a derivative."""
-FUNCTIONS = re.compile(
-    r"\\(?:(?:arc)?(?:sin|cos|tan)h?|cot|csc|sec|[dt]?binom|det|exp|gcd|lcm|lceil|lfloor|lg|ln|log|max|min|p?mod|sqrt"
-    r"|infty|cup|cap|setminus|[lr]?[vV]ert)(?![a-zA-Z])|\|"
-)
+    text = PATTERNS["named"].sub("", text)
+    found = {each for word in PATTERNS["variable"].findall(text) for each in ([word] if word[0] == "\\" else word)}
+    if any(map(PATTERNS["operators"].fullmatch, found)):
+        found -= {letter for pair in PATTERNS["bound"].findall(text) for letter in pair} | {"d"}
+    return {each for each in found if each[0] != "\\" or PATTERNS["greek"].fullmatch(each)} - {"e", "i"}
 
 
 def leaves_undone(gold: str, answer: str, gold_is_number: bool) -> bool:
@@ -42,26 +24,13 @@ def leaves_undone(gold: str, answer: str, gold_is_number: bool) -> bool:
 
     If the gold answer is a number, any function name counts too: `\sqrt{100}` repeats the question.
     """
-    patterns = (_UNDONE, FUNCTIONS) if gold_is_number else (_UNDONE,)
+    patterns = (PATTERNS["undone"], PATTERNS["functions"]) if gold_is_number else (PATTERNS["undone"],)
     return any(set(pattern.findall(answer)) - set(pattern.findall(gold)) for pattern in patterns)
-
-
-_NUMBER = r"\d+(?:\.\d+)?"
-_SPACED = rf"\d\}}*~+\{{*{_NUMBER}"
-_GROUPED = (
-    rf"(?<![a-zA-Z\\{{}}\]^_])\{{+{_NUMBER}\}}+\{{*{_NUMBER}|(?<![a-zA-Z\d.^_}}])(?:{_NUMBER})\{{+{_NUMBER}\}}"
-    rf"|^[(\[]{_NUMBER}[)\]]~*{_NUMBER}$"
-)
-_SIDE_BY_SIDE = re.compile(rf"(?:{_SPACED}|{_GROUPED})(?!\d|[\d.]*/|(?<=10)\^)")
-"""Numbers with nothing but space or brackets between them, in normal form.
-
-Not `3 1/2`, a mixed number, nor `2 10^3`, from which a sign is missing.
-"""
 
 
 def has_numbers_side_by_side(answer: str) -> bool:
     """Return True for `7 5` or `7 {5}`, at best a product not carried out; math-verify adds them up."""
-    return _SIDE_BY_SIDE.search(answer) is not None
+    return PATTERNS["side_by_side"].search(answer) is not None
 
 
 def differs_in_kind(gold: str, answer: str, gold_is_number: bool) -> bool:
@@ -86,14 +55,9 @@ def tuple_elements(text: str) -> list[str]:
     return elements if len(elements) > 1 else []
 
 
-_WRAPPED = r"\\(?:text|mathrm)\{{[~ ]*{0}[~ ]*\}}|(?<![a-zA-Z\\]){0}(?![a-zA-Z])"
-OR = re.compile(rf"{_WRAPPED.format('or')}|\\(?:lor|vee)(?![a-zA-Z])")
-_DIVIDES = re.compile(rf"{OR.pattern}|{_WRAPPED.format('and')}|\\(?:wedge|land)(?![a-zA-Z])|;")
-
-
 def listed(text: str) -> list[str]:
     """Return the values that commas, semicolons, "and" or "or" divide outside of brackets."""
-    return [part for part in split_at(_DIVIDES.sub(",", text), ",") if part.strip()]
+    return [part for part in split_at(PATTERNS["divides"].sub(",", text), ",") if part.strip()]
 
 
 def split_at(text: str, mark: str) -> list[str]:

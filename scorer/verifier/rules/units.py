@@ -7,20 +7,14 @@ listed here, or stands in the question or the gold answer and does not join, den
 import re
 from pathlib import Path
 
+from prefixrl.scorer.verifier.rules.guards import PATTERNS
+
 _LISTED, _REFUSED = (Path(__file__).parent / "tables/units.txt").read_text(encoding="utf-8").split("\n---\n")
 _UNITS = frozenset(_LISTED.split())
-_PREFIXED = re.compile(r"(?:[kKMGTcdmnpfhμµ]|da)?(?:m|g|s|L|l|J|W|Wh|N|Hz|Pa|V|A|C|K|F|T|eV|mol|cd|Ω|Ohm|B|Wb|Bq|Sv)")
 _CALCULATES = frozenset(_REFUSED.split())
 """Words that join, deny or calculate: no unit in an answer, wherever else they stand."""
 _MULTIPLES = frozenset(("hundred", "thousand", "million", "billion", "trillion", "dozen"))
 _LONE = frozenset("mgshLlVJWNC")
-_GROUP = r"\\(?:text|mathrm)~?\s*\{((?:[^{}]|\^\{[^{}]*\})*)\}"
-_RAISED = r"(?:\^\{?-?\d\}?)?"
-_LETTERS = r"[^\W\d_]"
-_GROUPS = re.compile(rf"(?s)(?P<value>.*[\w)\]}}%!|'°])(?<!\\cdot)(?:\s|~|\\cdot|/)*{_GROUP}{_RAISED}\s*\.?")
-_BARE = re.compile(rf"(.*[\d)}}°])\s+({_LETTERS}{{2,}}(?:(?:\s+|/){_LETTERS}+)*){_RAISED}\.?", re.DOTALL)
-_CLOSE = re.compile(rf"([-+]?\$?[\d.,]*\d)\s*({_LETTERS}{{1,3}}|[^\x00-\x7f\s]+){_RAISED}\.?")
-_BETWEEN = re.compile(r"\\(?:cdot|times)(?![a-zA-Z])|\^\{?[-+]?\d\}?|[\s~./()'°²³·-]")
 
 
 def without_unit(text: str, known: str, *, is_gold: bool = False) -> str:
@@ -28,11 +22,11 @@ def without_unit(text: str, known: str, *, is_gold: bool = False) -> str:
 
     `known` is the question or the gold answer, whose words may stand behind a value too.
     """
-    while (found := _GROUPS.fullmatch(text)) is not None and _are_units(found[2], known, is_gold):
+    while (found := PATTERNS["groups"].fullmatch(text)) is not None and _are_units(found[2], known, is_gold):
         text = found["value"]
-    if (found := _BARE.fullmatch(text)) is not None and _are_units(found[2], known, is_gold):
+    if (found := PATTERNS["bare"].fullmatch(text)) is not None and _are_units(found[2], known, is_gold):
         return found[1]
-    if (found := _CLOSE.fullmatch(text)) is None:
+    if (found := PATTERNS["close"].fullmatch(text)) is None:
         return text
     is_unit = _is_unit(found[2], "") if len(found[2].encode()) > 1 else found[2] in _LONE and not is_gold
     return found[1] if is_unit else text
@@ -40,7 +34,7 @@ def without_unit(text: str, known: str, *, is_gold: bool = False) -> str:
 
 def _are_units(text: str, known: str, is_gold: bool) -> bool:
     plain = text.replace(r"\Omega", "Ω").replace(r"\mu", "μ")
-    words = _BETWEEN.sub(" ", plain).split()
+    words = PATTERNS["between"].sub(" ", plain).split()
     if is_gold:
         return bool(words) and all(word.isalpha() and word.casefold() not in _CALCULATES - _MULTIPLES for word in words)
     return bool(words) and all(_is_unit(word, known) for word in words)
@@ -49,7 +43,7 @@ def _are_units(text: str, known: str, is_gold: bool) -> bool:
 def _is_unit(word: str, known: str) -> bool:
     low = word.casefold()
     forms = (low, low.removesuffix("s"), low.removesuffix("es"), re.sub("^(?:平方|立方)", "", low))
-    if word in _UNITS or _PREFIXED.fullmatch(word) or not _UNITS.isdisjoint(forms):
+    if word in _UNITS or PATTERNS["prefixed"].fullmatch(word) or not _UNITS.isdisjoint(forms):
         return True
     is_word = (len(word) > 2 and word.isalpha()) or not word.isascii()
     return is_word and low not in _CALCULATES and any(_stands_in(each, known) for each in forms if len(each) > 2)
