@@ -7,7 +7,7 @@ view/        how a run is shown while it goes on: `status`, `list`, the watchdog
 runs/        a run's files after the fact: report, samples, inspect, export, checkpoints
 serve/       `prefixrl serve`: the adapter and its target behind OpenAI's HTTP interface
 sweep/       `prefixrl sweep`: many runs from one file
-slurm/       `prefixrl slurm`, `prefixrl scale`: a run as jobs of SLURM
+slurm/       `prefixrl slurm`, `scale`, `kubernetes`: a run as jobs of a cluster
 systemd/     `prefixrl systemd`: a run as services
 container    images for Docker and Apptainer
 examples/    complete small runs

@@ -9,4 +9,5 @@ scheduler.py  calls of sbatch, squeue and scancel
 jobs.py       `RUN/slurm`: the scripts of a run, and what was submitted
 submit.py     `prefixrl slurm`
 scale.py      `prefixrl scale`
+kubernetes.py `prefixrl kubernetes`: the same processes as Jobs of Kubernetes, or in a task of SkyPilot
 """

@@ -101,26 +101,15 @@ def test_a_training_row_without_a_gold_answer_is_a_failure_with_its_kind(tmp_pat
         assert {each.extracted for each in group.verdicts} == {"the problem has no gold answer"}
 
 
-@pytest.mark.parametrize(
-    ("truncated", "kind", "rewards", "statuses"),
-    [
-        (None, "train", [1, 0, 1, 0], ["ok", "no_answer", "ok", "ok"]),
-        ("judge", "train", [1, 0, 1, 0], ["ok", "no_answer", "ok", "ok"]),
-        ("zero", "train", [0, 0, 1, 0], ["no_answer", "no_answer", "ok", "ok"]),
-        ("zero", "eval", [0, 0, 1, 0], ["no_answer", "no_answer", "ok", "ok"]),
-        ("mask", "train", [0, 0, 1, 0], ["truncated", "truncated", "ok", "ok"]),
-        ("mask", "eval", [1, 0, 1, 0], ["ok", "no_answer", "ok", "ok"]),
-        ("extend", "train", [1, 1, 1, 0], ["ok", "ok", "ok", "ok"]),
-    ],
-)
+@table(__file__)
 def test_a_cut_completion_is_worth_what_the_setting_says(
-    truncated: str | None, kind: TaskKind, rewards: list[float], statuses: list[str], tmp_path: Path
+    truncated: str, kind: TaskKind, rewards: tuple[float, ...], statuses: tuple[str, ...], tmp_path: Path
 ) -> None:
-    config = run_config(tmp_path, truncated=truncated)
+    config = run_config(tmp_path, truncated=truncated or None)
     scores, engine = score(config, one_task(config), TEXTS, kind)
     verdicts = [verdict for group in scores.groups for verdict in group.verdicts]
-    assert [verdict.reward for verdict in verdicts] == rewards
-    assert [verdict.status for verdict in verdicts] == statuses
+    assert tuple(verdict.reward for verdict in verdicts) == rewards
+    assert tuple(verdict.status for verdict in verdicts) == statuses
     is_extended = truncated == "extend"
     assert len(engine.jobs) == 1 + is_extended
     # The first does not end within twice the limit either.

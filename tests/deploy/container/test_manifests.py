@@ -1,4 +1,4 @@
-"""The manifests of docs/kubernetes.md: their commands are ours, and a worker that is asked to leave comes again."""
+"""Jobs of Kubernetes and SkyPilot's task: the page shows the command's output, whose fields and commands exist."""
 
 import re
 import signal
@@ -9,46 +9,101 @@ from typing import Any
 import pytest
 import yaml
 from click import Command
+from click.testing import CliRunner
 
+from prefixrl.deploy.__main__ import main
 from prefixrl.deploy.launch.command import launch_command
 from prefixrl.learner.__main__ import main as learner
 from prefixrl.rollout.__main__ import main as rollout
 from prefixrl.scorer.__main__ import main as scorer
 from support.fakes import wait_until
-from support.paths import ROOT
+from support.paths import EXAMPLES, ROOT
+from support.tables import table
 
 JOBS, TASK = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/kubernetes.md").read_text(), re.DOTALL)
-PODS: dict[str, dict[str, Any]] = {
-    each["metadata"]["name"]: each["spec"]["template"]["spec"] for each in yaml.safe_load_all(JOBS)
-}
+IMAGE = ("--image", "registry.example/prefixrl:0.2.0")
+FIELDS = yaml.safe_load(Path(__file__).with_name("fields.yaml").read_text())
+PROGRAMS: dict[str, Command] = {"learner": learner, "rollout": rollout, "scorer": scorer}
 
 
-def test_pods_share_run_directory_user_and_volume_and_their_commands_are_ours() -> None:
-    programs: dict[str, Command] = {"prefixrl-learner": learner, "prefixrl-rollout": rollout, "prefixrl-scorer": scorer}
-    assert PODS.keys() == programs.keys()
-    for name, pod in PODS.items():
+def printed(example: str, *flags: str) -> str:
+    found = CliRunner().invoke(main, ["kubernetes", str(EXAMPLES / example / "run.toml"), *flags])
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
+def pods(text: str) -> dict[str, dict[str, Any]]:
+    """The specs of the Jobs by role, their fields checked."""
+    documents = list(yaml.safe_load_all(text))
+    for each in documents:
+        check(each, FIELDS["Job"], "Job")
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{,55}[a-z0-9])?", each["metadata"]["name"])
+    return {each["metadata"]["name"].partition("-")[0]: each["spec"] for each in documents}
+
+
+def check(value: Any, form: Any, where: str) -> None:
+    """Compare a manifest with the fields of its kind and their types; `key~` may be absent, `*` is any key."""
+    if isinstance(form, str):
+        assert type(value).__name__ in form.split("|"), (where, value)
+    elif isinstance(form, list):
+        for each in value:
+            check(each, form[0], f"{where}[]")
+    else:
+        known = {key.removesuffix("~"): inner for key, inner in form.items()}
+        assert {key for key in form if key[-1] not in "~*"} <= value.keys(), where
+        for key, inner in value.items():
+            assert key in known or "*" in known, (where, key)
+            check(inner, known.get(key, known.get("*")), f"{where}.{key}")
+
+
+def test_the_page_shows_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES / "math_qwen2.5")
+    assert printed("math_qwen2.5", *IMAGE) == JOBS
+    assert printed("math_qwen2.5", "--sky", "H100") == TASK
+
+
+@table(__file__)
+def test_fields_commands_and_sizes_are_right(example: str, settings: tuple[str, ...], expected: dict[str, Any]) -> None:
+    flags = ["--set=directory=/vol/it's my_Run.1", *(f"--set={each}" for each in settings)]
+    found = pods(printed(example, *IMAGE, "--mount=/vol", *flags))
+    assert found.keys() == PROGRAMS.keys()
+    for role, spec in found.items():
+        pod = spec["template"]["spec"]
         (container,) = pod["containers"]
-        command = container["command"] if name == "prefixrl-learner" else container["args"][0].splitlines()[1].split()
-        words = [each for each in command if each not in ("&", "pid=$!")]
-        assert words[0] == name and any("/shared/runs/mine" in each for each in words)
-        numbered = ["3" if each == '"$JOB_COMPLETION_INDEX"' else each for each in words[1:]]
-        programs[name].make_context(name, numbered)  # raises for an unknown option
-        assert pod["securityContext"] == {"runAsUser": 1000, "runAsGroup": 1000} and pod["restartPolicy"] == "Never"
+        command = container.get("args", container["command"])
+        assert command[0] == f"prefixrl-{role}" and any("/vol/it's my_Run.1" in each for each in command)
+        last = expected.get(f"{role}_flags", command[-1:])
+        assert command[-len(last) :] == last
+        PROGRAMS[role].make_context(role, [*command[1:], *(["--number", "3"] * (role != "learner"))])
         assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
-    task = yaml.safe_load(TASK)
-    words = task["run"].split()[2:]
-    assert task["run"].split()[1].endswith("/prefixrl") and words[0] == "launch"
-    launch_command.make_context("launch", words[1:])
+        sizes = {**container["resources"]["requests"], **container["resources"]["limits"]}
+        counts = (spec.get("parallelism"), sizes["cpu"], sizes.get("nvidia.com/gpu"))
+        assert [each for each in counts if each is not None] == expected[role]
+    task = yaml.safe_load(printed(example, "--sky=H100", *flags))
+    check(task, FIELDS["Task"], "Task")
+    assert task["resources"].get("accelerators") == expected.get("sky")
+    assert [*task.get("secrets", {})] == expected["secrets"]
+    assert [each["name"] for each in container["env"] if "valueFrom" in each] == expected["secrets"]
+    said = task["run"].replace("exec ~/prefixrl/bin/prefixrl launch", 'printf "%s\\n"')
+    words = subprocess.run(["sh", "-c", said], capture_output=True, text=True, env={"HOME": "/h"}).stdout.splitlines()
+    assert words[-1] == "directory=/h/run"
+    launch_command.make_context("launch", words)
 
 
-@pytest.mark.parametrize("name", ["prefixrl-rollout", "prefixrl-scorer"])
-def test_a_worker_that_is_asked_to_leave_ends_with_143_and_else_with_its_own_code(tmp_path: Path, name: str) -> None:
+@table(__file__)
+def test_a_mistake_is_a_sentence_and_exit_code_2(flags: tuple[str, ...], expected: str) -> None:
+    found = CliRunner().invoke(main, ["kubernetes", str(EXAMPLES / "arithmetic/run.toml"), *flags])
+    assert found.exit_code == 2 and expected in found.output
+
+
+@pytest.mark.parametrize("role", ["rollout", "scorer"])
+def test_a_worker_that_is_asked_to_leave_ends_with_143_and_else_with_its_own_code(tmp_path: Path, role: str) -> None:
     """An index whose pod ends with 0 is complete, and gets no other pod."""
-    program = tmp_path / name
+    program = tmp_path / f"prefixrl-{role}"
     program.write_text('#!/bin/sh\ntrap "echo left; exit 0" TERM\necho "$@"\n[ -e code ] && exit $(cat code)\n'
                        "while true; do sleep 0.1; done\n")  # fmt: skip
     program.chmod(0o755)
-    (container,) = PODS[name]["containers"]
+    (container,) = pods(JOBS)[role]["template"]["spec"]["containers"]
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "JOB_COMPLETION_INDEX": "3"}
     said = tmp_path / "said"
     with said.open("w") as output:

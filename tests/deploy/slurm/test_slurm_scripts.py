@@ -147,30 +147,12 @@ def test_keys_of_a_role_go_before_those_of_all(tmp_path: Path) -> None:
     assert {"--account=lab", "--qos=high", "--comment=a b"} <= set(scorer)
 
 
-CPU = tuple(f"{role}.device=cpu" for role in ("learner", "rollout", "scorer"))
-NEEDS = {
-    "the recipe": ((), {"learner": (8, 34), "rollout": (4, 22), "scorer": (8, 49)}),
-    "another target and an optimiser in the host's memory": (
-        ("target.model=org/other-70B", 'learner.deepspeed.zero_optimization.offload_optimizer={device="cpu"}'),
-        {"learner": (8, 80), "rollout": (4, 22), "scorer": (8, 281)},
-    ),
-    "on the CPU without engines": (
-        (*CPU, "rollout.engine=simulated", "scorer.engine=simulated", "scorer.verifier_children=2"),
-        {"learner": (8, 85), "rollout": (1, 4), "scorer": (3, 6)},
-    ),
-    "as given": (
-        ("target.model=org/unknown", "slurm.scorer.memory_gib=0", "slurm.rollout.memory_gib=7", "slurm.scorer.cpus=3"),
-        {"learner": (8, 34), "rollout": (4, 7), "scorer": (3, 0)},
-    ),
-}
-
-
-@pytest.mark.parametrize(("settings", "needs"), NEEDS.values(), ids=NEEDS)
+@table(__file__)
 def test_a_process_asks_for_cores_and_memory_that_follow_from_the_run(
-    tmp_path: Path, settings: tuple[str, ...], needs: dict[str, tuple[int, int]]
+    tmp_path: Path, settings: tuple[str, ...], needs: dict[str, list[int]]
 ) -> None:
     run = run_on_slurm(EXAMPLES / "math_qwen2.5/run.toml", (f"directory={tmp_path}/run", *settings))
-    assert {role: (run.cpus(role), run.section(role).memory_gib) for role in ROLES} == needs
+    assert {role: [run.cpus(role), run.section(role).memory_gib] for role in ROLES} == needs
     for role, text in arrays(run).items():
         cpus, gib = needs[role]
         wanted = {f"--cpus-per-task={cpus}"} | ({f"--mem-per-cpu={-(-gib * 1024 // cpus)}M"} if gib else set())

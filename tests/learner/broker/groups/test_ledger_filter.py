@@ -12,6 +12,7 @@ from prefixrl.learner.broker.groups.states import LedgerLimits
 from prefixrl.learner.broker.groups.window import Choice, NotYetChosen, Window
 from support.broker.ledger_steps import prefixes, sample, score
 from support.broker.ledger_world import Places
+from support.tables import table
 
 MIXED = AccuracyFilter(0.01, 0.99, limit_groups=6, min_pass_rate=0.2)
 
@@ -20,27 +21,15 @@ def make(window: Window, places: int | None = None, accuracy_filter: AccuracyFil
     return Ledger(window, LedgerLimits(1, 2, 3), Places(places), accuracy_filter)
 
 
-@pytest.mark.parametrize(
-    ("rewards", "cause"),
-    [
-        ((0.0, 0.0), "accuracy 0"),
-        ((1.0, 1.0), "accuracy 1"),
-        ((1.0, 0.0), None),
-        ((1.0,), "accuracy 1"),
-        ((0.0,), "accuracy 0"),
-        ((0.004, 0.0), "accuracy outside band"),
-        ((0.02, 0.0), None),
-        ((0.3, 0.2), None),
-    ],
-)
+@table(__file__)
 def test_a_group_outside_the_band_ends_with_the_cause_and_is_not_requeued(
-    rewards: tuple[float, ...], cause: str | None
+    rewards: tuple[float, ...], cause: str
 ) -> None:
     ledger = make(Window(1, 0, iterations=1))
     (seq,) = sample(ledger)
     assert score(ledger, seq, *rewards)
     ledger.check()
-    if cause is None:
+    if not cause:
         assert ledger.batch(0) == Choice((seq,))
         return
     assert ledger.counts.causes == {f"filtered: {cause}": 1}
