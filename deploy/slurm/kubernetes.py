@@ -1,4 +1,4 @@
-"""`prefixrl kubernetes`: a run as Jobs of Kubernetes, or as a task of SkyPilot on one machine (docs/kubernetes.md)."""
+"""`prefixrl kubernetes`: a run as Jobs of Kubernetes, or as a task of SkyPilot (docs/kubernetes.md)."""
 
 import re
 import shlex
