@@ -148,15 +148,19 @@ class MLflow:
     def __init__(self, directory: Path, experiment: str) -> None:
         """Begin or go on; raise ConfigError without the package."""
         self._mlflow = mlflow = _package("mlflow")
-        place, client = mlflow.set_experiment(experiment).experiment_id, mlflow.MlflowClient()
+        try:
+            place, client = mlflow.set_experiment(experiment).experiment_id, mlflow.MlflowClient()
+        except mlflow.MlflowException as fault:
+            raise ConfigError(f"log.mlflow: {fault}; MLFLOW_TRACKING_URI names the server") from None
         name = directory.resolve().name
         mlflow.start_run(_identity(directory, "mlflow", lambda: client.create_run(place, run_name=name).info.run_id))
         mlflow.log_dict(_settings(directory), "config.json")
 
     def write(self, lines: Sequence[MetricsLine]) -> None:
-        """Send the columns of each line, in names that MLflow allows."""
+        """Send the columns of each line, in names that MLflow allows; no name is a folder of another one."""
         for line in lines:
-            values = {re.sub(r"[^\w\-. /:]", "_", name): value for name, value in columns(line).items()}
+            found = ((name.replace("/", "."), value) for name, value in columns(line).items())
+            values = {re.sub(r"[^\w\-. :]", "_", name): value for name, value in found}
             self._mlflow.log_metrics(values, line.iteration)
 
     def samples(self, found: Sequence[SampleText]) -> None:
@@ -264,7 +268,7 @@ class Trackers:
 
     def _lose(self, name: str, fault: Exception) -> None:
         if not self._working:
-            raise fault
+            raise fault if isinstance(fault, UserError) else ConfigError(f"{name}: {fault}") from fault
         log.error("%s failed, and is sent nothing until a tracker is started again: %s", name, fault)
 
 

@@ -112,7 +112,8 @@ def in_mlflow(run: Path) -> tuple[set[str], Series]:
     (place,) = {each.experiment_id for each in client.search_experiments() if each.name == "tests"}
     (only,) = client.search_runs([place])
     told = {name: client.get_metric_history(only.info.run_id, name) for name in only.data.metrics}
-    return {only.info.run_name}, {name: {each.step: each.value for each in row} for name, row in told.items()}
+    found = {name.replace(".", "/"): {each.step: each.value for each in row} for name, row in told.items()}
+    return {only.info.run_name}, found
 
 
 class Place:
@@ -156,7 +157,7 @@ def test_the_failure_of_the_last_tracker_ends_it() -> None:
     with pytest.raises(ConfigError, match="no key"):
         Trackers({"log.bad": fails_to_begin})
     trackers = Trackers({"log.bad": lambda: Place(fails_at=0)})
-    with pytest.raises(OSError, match="no way there"):
+    with pytest.raises(ConfigError, match="log.bad: no way there"):
         trackers.each(methodcaller("write", [metrics_line(0)]))
 
 
