@@ -157,7 +157,7 @@ def test_the_failure_of_the_last_tracker_ends_it() -> None:
     with pytest.raises(ConfigError, match="no key"):
         Trackers({"log.bad": fails_to_begin})
     trackers = Trackers({"log.bad": lambda: Place(fails_at=0)})
-    with pytest.raises(ConfigError, match="log.bad: no way there"):
+    with pytest.raises(ConfigError, match=r"log\.bad: no way there"):
         trackers.each(methodcaller("write", [metrics_line(0)]))
 
 
