@@ -1,4 +1,4 @@
-"""The letters example by the documented rule of values, beside what needs no training and beside a plain loop.
+"""The letters example by its run file, beside what needs no training and beside a plain loop.
 
     python -m benchmarks.letters_example --json FILE
 
@@ -6,8 +6,8 @@ FILE.md is written beside it. Where it was interrupted, the same command goes on
 
 The system's runs are `prefixrl launch deploy/examples/letters/run.toml`, four daemons as a user starts them; S is
 `algorithm.max_staleness`. The plain loop (`plain_grpo.py`) has the same sizes, data, target and number of samples, and
-the rule's learning rate without a schedule; with delay d every sample is d versions old. It has it easier in one thing:
-its target is greedy in training too, so that a prefix has one reward, and each is made once (`aged_run.py`). Accuracies
+the run file's rate without a schedule; with delay d every sample is d versions old. It has it easier in one thing: its
+target is greedy in training too, so that a prefix has one reward, and each is made once (`aged_run.py`). Accuracies
 are mean rewards of greedy answers on the held-out problems. The *best opening per question* is what a perfect choice
 among the openings that the adapter was taught would earn. *Reached* is the number of iterations until ten in a row had
 a mean reward of 0.9 in training."""
@@ -231,8 +231,8 @@ def markdown(outcomes: Sequence[Outcome], without: dict[str, list[float]], repor
     body = "\n".join(lines)
     return f"""# The letters example
 
-`python -m benchmarks.letters_example`: the letters example (`deploy/examples/letters`) with the values that `prefixrl
-init` prints. Mean rewards of greedy answers on {len(outcomes[0].after)} held-out problems. In brackets 95 % intervals:
+`python -m benchmarks.letters_example`: the letters example (`deploy/examples/letters`) by its run file. Mean rewards of
+greedy answers on {len(outcomes[0].after)} held-out problems. In brackets 95 % intervals:
 of one run by bootstrap over problems (Wilson's where all have one reward), of the mean Student's over seeds, where they
 differ. *Reward, last 10*: mean training reward of the last ten iterations, with sampled prefixes and, but for the plain
 loop, sampled completions. *Reached*: iterations until that was 0.9, by seed. *Samples*: trained prefixes of a run.
