@@ -6,6 +6,7 @@ An answer that the length limit cut is not verified unless `scorer.truncated` as
 `length`, and nothing is extracted from it.
 """
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +80,7 @@ class DirectScorer(ScorerLoop):
         section = config.scorer
         assert section.truncated != "extend", "refused with the config"
         judging = Judging(link, verifier, section, "zero", ProcessReward(scoring, decoder.pieces) if scoring else None)
-        seats = section.verifier_children
+        seats = config.verifier_children(len(os.sched_getaffinity(0)))
         ready = Ready(
             seats=seats, room=min(MOST_ROWS, seats * TEXTS_PER_CHILD), takes_runs=False, digests=digests,
             version=-1, weights_digest="", engine="verifier",

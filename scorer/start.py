@@ -100,5 +100,5 @@ def _verifier(session: WorkerSession, digests: ModelDigests) -> JudgeThread:
             f"scorers on hosts with user namespaces and the packages of scorer.program_packages "
             f"(docs/verification.md), or leave out data.code and such problems"
         )
-    children, timeout_s = section.verifier_children, section.verify_timeout_s
-    return PoolThread(lambda: VerifierPool(children, timeout_s, function, choices))
+    children = session.config.verifier_children(len(os.sched_getaffinity(0)))
+    return PoolThread(lambda: VerifierPool(children, section.verify_timeout_s, function, choices))

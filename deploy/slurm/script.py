@@ -25,8 +25,6 @@ Script = Literal["learner", "rollout", "scorer", "run", "sweep"]
 """A job script: that of one role, `run`, the heterogeneous job, or `sweep`, an array of whole runs."""
 ROLES: tuple[Role, ...] = ("learner", "rollout", "scorer")
 WORKERS: tuple[Worker, ...] = ("rollout", "scorer")
-LEARNER_CPUS, ENGINE_CPUS = 8, 4
-"""Cores of a learner rank, which has broker, weight server and data beside it, and of a process with an engine."""
 ANY_INTERFACE = "tcp://0.0.0.0:0"
 _MOST_NAME_CHARS = 40
 
@@ -81,8 +79,7 @@ class RunOnSlurm:
         """Return the cores of each process of a role."""
         if (given := self.section(role).cpus) is not None:
             return given
-        own = LEARNER_CPUS if role == "learner" else ENGINE_CPUS if self.config.loads_model(role) else 1
-        return own + (self.config.scorer.verifier_children if role == "scorer" else 0)
+        return self.config.own_cores(role) + (self.config.verifier_children() if role == "scorer" else 0)
 
     @property
     def gpus_of_all(self) -> int:

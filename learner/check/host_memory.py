@@ -30,7 +30,7 @@ def host_gib(config: RunConfig, role: str) -> int:
         if parameters(each) is None:
             number = "20 and twice the GiB of its weights, or 0 for what the site gives"
             raise ConfigError(f"slurm.{role}.memory_gib is absent, and of {each}, {unknown_size(each)}; write {number}")
-    size = config.scorer.cache_bytes + CHILD_GIB * GIB * config.scorer.verifier_children if role == "scorer" else 0
+    size = config.scorer.cache_bytes + CHILD_GIB * GIB * config.verifier_children() if role == "scorer" else 0
     if role == "learner" and (plan := budget.rank_plan(config, tokens)):
         rank, weights = learner_footprint(plan), plan.dtype_bytes * plan.parameters
         # torch rounds each pinned buffer up to a power of two.
