@@ -315,18 +315,14 @@ class RunConfig(Section):
         return (role == "rollout" or self.mode == "prefix") and engine not in ("openai", "simulated")
 
     def own_cores(self, role: str) -> int:
-        """Return the cores for a process of a role, its verifier's children apart.
-
-        A learner rank has broker, weight server and data beside it.
-        """
+        """Return the cores of a process of a role, a verifier's children apart; a learner serves workers too."""
         return 8 if role == "learner" else 4 if self.loads_model(role) else 1
 
     def verifier_children(self, cores: int = 1024) -> int:
         """Return the children of a scorer that has so many cores; absent: enough."""
         algorithm, free = self.algorithm, cores - self.own_cores("scorer")
         rows = algorithm.groups_per_iteration * algorithm.samples_per_prompt * self.scorer.continuations
-        by_rows = math.ceil(rows / self.launch.scorers / 64)
-        return self.scorer.verifier_children or max(1, min(by_rows, free, 4))
+        return self.scorer.verifier_children or max(1, min(math.ceil(rows / self.launch.scorers / 64), free, 4))
 
     def gpus_of(self, role: str) -> int:
         """Return the GPUs of each process of a role, or of a learner rank; 0 where it needs none."""

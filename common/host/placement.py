@@ -4,8 +4,11 @@ Where there are not enough, rollouts of prefix mode go where the learner is, whi
 """
 
 import os
+import re
+import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,13 +20,20 @@ LEARNER = "learner"
 VARIABLE = "PREFIXRL_PLACEMENT"
 """Environment variable by which the launcher of a run tells the learner where they are."""
 
+GPUS = Path("/proc/driver/nvidia/gpus")
+
 
 def gpus_here() -> tuple[str, ...]:
     """Return this machine's GPUs as CUDA names them, as far as this process may see them."""
-    given, gpus = os.environ.get("CUDA_VISIBLE_DEVICES"), Path("/proc/driver/nvidia/gpus")
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:  # -1, and SLURM's NoDevFiles, are no GPU
         return tuple(each.strip() for each in given.split(",") if each.strip() not in ("", "-1", "NoDevFiles"))
-    return tuple(str(index) for index in range(len(list(gpus.iterdir())))) if gpus.is_dir() else ()
+    listed = ""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=30).stdout
+    # The folder is absent in WSL, and in some containers it has GPUs that they may not open.
+    count = len(re.findall(r"^GPU \d+:", listed, re.MULTILINE)) or len(list(GPUS.glob("*")))
+    return tuple(map(str, range(count)))
 
 
 @dataclass(frozen=True)

@@ -218,8 +218,7 @@ def _checked_texts(verdict: Verdict, continuations: int, most_chars: int) -> tup
     for each in (*verdict.continuations, verdict):
         if not 0.0 <= each.reward <= 1.0:  # NaN is neither
             raise ValueError(f"reward {each.reward} is outside [0, 1]")
-        if each.completion:
-            _check_length(each.completion, most_chars)
+        _check_length(each.completion, most_chars)
         found = each.process
         if found and found.ends and (len(found.ends) != len(found.scores) or list(found.ends) != sorted(found.ends)):
             raise ValueError(f"{len(found.scores)} scores of steps with ends {found.ends}, which must rise, one each")

@@ -82,8 +82,7 @@ def data_files(root: Path, subset: str | None, split: str | None, others: tuple[
     )
     found = _without_caches(found)
     found = [each for each in found if not {*re.split(r"[-_./]", str(each.relative_to(root)))} & {*others}] or found
-    if subset is not None and any(_is_below(path, root, subset) for path in found):
-        found = [path for path in found if _is_below(path, root, subset)]
+    found = [each for each in found if subset in (each.name.partition(".")[0], *each.relative_to(root).parts)] or found
     splits = {_split_of(path, root) for path in found} - {""}
     if split is None and len(splits) > 1:
         raise DataError(
@@ -118,10 +117,6 @@ def _without_caches(found: list[Path]) -> list[Path]:
             raise DataError(f"{state} names {absent[0]!r}, which is not there: copy the whole folder")
         found = [path for path in found if path.parent != folder or _kind_of(path) != ".arrow" or path.name in named]
     return found
-
-
-def _is_below(path: Path, root: Path, subset: str) -> bool:
-    return subset in path.relative_to(root).parts or path.name.partition(".")[0] == subset
 
 
 def _kind_of(path: Path) -> str | None:

@@ -483,20 +483,7 @@ def test_filling_with_groups_that_failed_needs_over_sampling_and_no_limit() -> N
     assert FilterConfig(accuracy=(0.2, 0.8), fill="prioritise", over_sampling=4.0).fill == "prioritise"
 
 
-@pytest.mark.parametrize(
-    ("settings", "cores", "children"),
-    [
-        ((), 128, 4),  # 8 groups of 64 rows
-        ((), 6, 2),  # an engine is beside them
-        ((), 2, 1),  # fewer cores than the engine has use for
-        (("mode=direct", "target=null"), 2, 1),
-        (("mode=direct", "target=null"), 4, 3),  # no engine beside them
-        (("algorithm.groups_per_iteration=2",), 128, 2),  # 128 rows
-        (("algorithm.groups_per_iteration=2", "scorer.continuations=2"), 128, 4),
-        (("launch.scorers=8",), 128, 1),
-        (("scorer.verifier_children=7",), 2, 7),  # as given
-    ],
-)
+@table(__file__)
 def test_verifier_children_follow_from_rows_and_cores(
     run_file: Path, settings: tuple[str, ...], cores: int, children: int
 ) -> None:

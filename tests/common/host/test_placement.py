@@ -1,5 +1,6 @@
 """GPUs are dealt out for every number of them: own ones where there are enough, else rollouts beside the learner."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,3 +100,18 @@ def test_a_process_sees_its_own_gpus_and_the_learner_knows_where_all_are(monkeyp
     assert placement.gpus_here() == ()
     with pytest.raises(ConfigError, match="placement 'x': must be"):
         placement.read("x")
+
+
+@table(__file__)
+def test_gpus_are_those_that_the_driver_lists_or_else_shows(
+    tool: str, folders: int, found: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(placement, "GPUS", tmp_path / "gpus")
+    for index in range(folders):
+        (tmp_path / f"gpus/0000:{index:02}:00.0").mkdir(parents=True)
+    if tool:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{tool}\n", encoding="utf-8")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    assert placement.gpus_here() == found
