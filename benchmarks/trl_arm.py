@@ -7,6 +7,7 @@ import argparse
 import json
 import re
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ class Continued:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         self._run, dtype = run, getattr(torch, run["dtype"])
-        self._model: Any = AutoModelForCausalLM.from_pretrained(run["target"], dtype=dtype).eval()
+        self._model: Any = None
+        if not run["target_url"]:
+            self._model = AutoModelForCausalLM.from_pretrained(run["target"], dtype=dtype).eval()
         self._tokenizer: Any = AutoTokenizer.from_pretrained(run["target"], padding_side="left")
         self._ends = {self._tokenizer.eos_token_id, *map(self._id_of, run["stop"])}
 
@@ -46,7 +49,8 @@ class Continued:
             if self._run["stop"] == [] or not self._ends & set(ids)
         }
         if begun:
-            written = self._written(list(begun.values()), temperature)
+            write = self._served if self._run["target_url"] else self._written
+            written = write(list(begun.values()), temperature)
             for row, text in zip(begun, written, strict=True):
                 texts[row] += text
         judge = boxed if self._run["prompt_template"] is None else last_number
@@ -67,6 +71,19 @@ class Continued:
             )
         found: list[str] = self._tokenizer.batch_decode(written[:, padded["input_ids"].shape[1] :], True)
         return found
+
+    def _served(self, begun: list[list[int]], temperature: float) -> list[str]:
+        asked = {
+            "model": self._run["target"],
+            "prompt": begun,
+            "temperature": temperature,
+            "stop_token_ids": sorted(self._ends),
+            "max_tokens": self._run["most_tokens"],
+        }
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self._run["target_url"], json.dumps(asked).encode(), headers)
+        with urllib.request.urlopen(request, timeout=600) as answer:
+            return [str(each["text"]) for each in json.load(answer)["choices"]]
 
 
 def boxed(text: str, gold: str) -> float:
