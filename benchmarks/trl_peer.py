@@ -16,11 +16,13 @@ process 0.94, with one thread 0.55). Its asynchronous trainer and its vLLM serve
 so they need CUDA. This system runs as it is shipped: learner, broker, weight server, a rollout, two scorers (SmolLM2:
 one), one thread each.
 
-Rates are those of steps 10 to 40 of every run, so that no start counts and answers are as long in all arms. The time to
-the goal is told twice: that of training, from the first step's begin (here: the rollout's first lease, which is before
-the learner is there) until the mean reward of the last five steps is the goal, and what a user waits for, from the
-command on, imports and all. Arms of a seed run one after the other, and seeds are outermost, so that a change of the
-machine's speed meets all arms.
+Rates are those of steps 10 to 40 of every run (of fewer steps: of their second half), so that no start counts and
+answers are as long in all arms. The time to the goal is told twice: that of training, from the first step's begin
+(here: the rollout's first lease, which is before the learner is there) until the mean reward of the last five steps is
+0.80, and what a user waits for, from the command on, imports and all. SmolLM2 has no goal: in 40 steps, an hour of
+TRL's, the mean reward of five of its steps (320 prefixes) goes from 0.04 to 0.06 to 0.12, which one step's luck moves
+as far. Arms of a seed run one after the other, and seeds are outermost, so that a change of the machine's speed meets
+all arms.
 
 What stands in the way of more is work, not waiting: the processes use nine tenths of both cores, and half of that is
 the target's decoding, which TRL has to pay too. `engine_batching.json` has the CPU time of each process per iteration.
@@ -60,7 +62,7 @@ RATED = 10, 40
 """Steps between which the rate is measured; the goal is reached after them."""
 ASKED_AT = 42
 """Steps after which a run is asked when it began: the question costs a little time."""
-GOAL, REAL_GOAL = 0.8, 0.15
+NO_GOAL = 2.0
 RUN_S = 7200.0
 """Longest time for one run."""
 CHANGES = (
@@ -167,7 +169,7 @@ def task_of(example: str, steps: int) -> Task:
         weight_decay=config.learner.weight_decay,
         grad_clip=config.learner.grad_clip,
         steps=steps,
-        goal=REAL_GOAL if example == "smollm2" else GOAL,
+        goal=NO_GOAL if example == "smollm2" else 0.8,
     )
 
 
@@ -265,13 +267,15 @@ def figures_of(runs: Sequence[Run], task: Task) -> list[Figure]:
     rates = {arm: [run.rate(task.rows) for run in of(arm)] for arm in (OURS, *arms)}
     best = max(arms, key=lambda arm: statistics.median(rates[arm]))
     found = [_figure("prefixes written, completed and trained", "prefixes/s", rates[OURS], rates[best], best)]
+    if task.goal == NO_GOAL:
+        return found
     reached = {arm: [run.to_goal(task) for run in of(arm)] for arm in (OURS, *arms)}
     for arm, each in reached.items():
         share = [float(one is not None) for one in each]
         found.append(_figure(f"runs that reach the goal, {arm}", "share of runs", share, None, ""))
     goals = (("training time", "s"), ("time from the command", "s"), ("steps", "steps"))
     for at, (what, unit) in enumerate(goals):
-        name = f"{what} to a reward of {task.goal:.2f}"
+        name = f"{what} to a reward of 0.80"
         values = {arm: [float(one[at]) for one in each if one is not None] for arm, each in reached.items()}
         peers = [arm for arm in arms if values[arm]]
         if not values[OURS]:
