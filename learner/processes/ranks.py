@@ -89,19 +89,18 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
 
 def supervise(command: list[str], ranks: int, stopped: Callable[[], bool]) -> None:
     """Run `command` once per rank on this machine until all are done; raises PeerLost, Halted, SystemExit."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    program, parent = [sys.executable, "-m", "prefixrl.learner", *command], {PARENT_VARIABLE: str(os.getpid())}
-    environments = [RankInfo(rank, ranks, rank).environment("127.0.0.1", port) for rank in range(ranks)]
-    children = [
-        subprocess.Popen(program, env=_for_rank(rank, os.environ) | parent | own)
-        for rank, own in enumerate(environments)
-    ]
-    try:
-        _watch(children, stopped)
-    finally:
-        end_children(children, KILL_AFTER_LOSS_S)
+    with socket.socket() as held:
+        # Bound until the ranks end: another process would get a free port while they load torch. Rank 0 listens there.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        places = [RankInfo(rank, ranks, rank).environment("127.0.0.1", held.getsockname()[1]) for rank in range(ranks)]
+        program, parent = [sys.executable, "-m", "prefixrl.learner", *command], {PARENT_VARIABLE: str(os.getpid())}
+        own = [_for_rank(rank, os.environ) | parent | place for rank, place in enumerate(places)]
+        children = [subprocess.Popen(program, env=each) for each in own]
+        try:
+            _watch(children, stopped)
+        finally:
+            end_children(children, KILL_AFTER_LOSS_S)
 
 
 def _for_rank(rank: int, environment: Mapping[str, str]) -> dict[str, str]:
