@@ -106,7 +106,7 @@ class Task:
     goal: float
     span: int = 5
     target_url: str = ""
-    """Where a server of vLLM has the target; of TRL's process otherwise."""
+    """URL of the vLLM server that has the target; empty where TRL's process has it."""
 
 
 @dataclass(frozen=True)

@@ -319,7 +319,7 @@ class RunConfig(Section):
         return 8 if role == "learner" else 4 if self.loads_model(role) else 1
 
     def verifier_children(self, cores: int = 1024) -> int:
-        """Return the children of a scorer that has so many cores; absent: enough."""
+        """Return the children of a scorer's verifier on so many cores; the default is a host with enough."""
         algorithm, free = self.algorithm, cores - self.own_cores("scorer")
         rows = algorithm.groups_per_iteration * algorithm.samples_per_prompt * self.scorer.continuations
         return self.scorer.verifier_children or max(1, min(math.ceil(rows / self.launch.scorers / 64), free, 4))
