@@ -267,8 +267,8 @@ class ScorerConfig(EngineConfig):
     """Boxes that are the answer. last: the last one. sentence: for a gold answer that is a list, all those that "and",
     "or" or commas join to the last one."""
     verifier_children: Positive | None = None
-    """Processes that judge answers, per scorer. Absent: one for 64 of its rows of an iteration, at most 4, and no more
-    than its host has cores beside those of its engine (4; 1 without one)."""
+    """Processes that judge answers, per scorer; each loads a reward function anew. Absent: one for 64 of its rows of an
+    iteration, at most 4, and no more than its host has cores beside those of its engine (4; 1 without one)."""
     verify_timeout_s: Positive = 5
     """Longest time for one answer; then it is wrong, or with a user's function an error."""
     program_packages: Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], ...], Field(strict=False)] = ()
