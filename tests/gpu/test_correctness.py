@@ -20,7 +20,8 @@ def test_cuda_takes_the_steps_of_the_cpu(tmp_path: Path) -> None:
     started_s = time.monotonic()
     save_model(tmp_path / "adapter")
     # One process has one kind of device: its process group is gloo's or NCCL's.
-    hidden = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT)])}
+    paths = os.pathsep.join([str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": paths}
     subprocess.run(
         [sys.executable, "-m", "support.models.on_device", "cpu", str(tmp_path)], env=os.environ | hidden, check=True
     )
