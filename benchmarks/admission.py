@@ -5,9 +5,13 @@ cells in which the learner, the scorers or the rollouts are slowest, all are equ
 learner becomes twice as fast in the middle of the run. Every run begins with a warm-up in which workers are five times
 as slow; the mean age is taken from ten iterations after the end of the warm-up, or after the jump, to the end.
 
+On two cores that three processes share, times are not the items' own: what is under way makes all of it slower. There a
+time is the work of a process of one thread, which shares the cores with the others and among its items.
+
     before      the lead grew by parts of a batch where the learner waited, and gave up 1/64 of its excess else
     least       the youngest of constant leads that keep 0.98 of the throughput of `as_early_as_allowed`
-    bound       no order of work, even one that knows all times, is younger than this; it is not always reached
+    bound       no order of work, even one that knows all times, is younger than this; it is not always reached, and not
+                known where cores are shared
 
     python -m benchmarks.admission [--quick] --json FILE
 """
@@ -17,9 +21,9 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -54,7 +58,14 @@ CELLS = {
         scorers=4, slots=2, sampling_slots=8, sampling_s=1, scoring_s=3, training_s=10, first_scorer_slowdown=3
     ),
     "learner twice as fast": Timing(scorers=2, slots=4, sampling_slots=8, sampling_s=1, scoring_s=4, training_s=20),
+    "two cores shared": Timing(
+        scorers=1, slots=32, sampling_slots=8, sampling_s=0.5, scoring_s=1.125, training_s=10, install_s=(1, 1.5)
+    ),
+    "two cores shared, learner not slowest": Timing(
+        scorers=1, slots=32, sampling_slots=8, sampling_s=0.5, scoring_s=0.75, training_s=6, install_s=(1, 1.5)
+    ),
 }
+SHARED, CORES = "two cores shared", 2.0
 JUMP = "learner twice as fast"
 LEADS = tuple(BATCH + extra for extra in (0, 1, 2, 4, 6, 8, 12, 16, 24))
 
@@ -134,6 +145,63 @@ class Watched(TimedRun):  # type: ignore[misc]
         return old / groups
 
 
+@dataclass
+class Job:
+    """Work of a process, and what follows it."""
+
+    process: str
+    left_s: float
+    then: Callable[[], None]
+
+
+class Shared(Watched):
+    """A run on cores that learner and workers share: each is a process of one thread, which its items share."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._jobs: list[Job] = []
+        self._worked_s, self._turn = 0.0, 0
+
+    def _begin(self, process: str, work_s: float, then: Callable[[], None]) -> None:
+        self._work()
+        self._jobs.append(Job(process, work_s, then))
+        self._expect()
+
+    def _speeds(self) -> dict[str, float]:
+        """Return the seconds of work per second that an item of each process gets."""
+        items = Counter(job.process for job in self._jobs)
+        return {process: min(1.0, CORES / len(items)) / number for process, number in items.items()}
+
+    def _work(self) -> None:
+        speeds = self._speeds()
+        for job in self._jobs:
+            job.left_s -= (self.now_s - self._worked_s) * speeds[job.process]
+        self._worked_s = self.now_s
+
+    def _expect(self) -> None:
+        """Wait for the next end at the present speeds; a change of them makes an earlier wait void."""
+        self._turn += 1
+        if not self._jobs:
+            return
+        turn, speeds = self._turn, self._speeds()
+        first = min(self._jobs, key=lambda job: job.left_s / speeds[job.process])
+        self._later(max(0.0, first.left_s / speeds[first.process]), lambda: self._ended(first, turn))
+
+    def _ended(self, job: Job, turn: int) -> None:
+        if turn == self._turn:
+            self._work()
+            self._jobs.remove(job)
+            job.then()
+            self._expect()
+
+    def _lease(self, worker: Worker, item: SampleItem | ScoreItem, lasts_s: float) -> None:
+        begun_s, process = self.now_s, f"{type(item).__name__} {id(worker)}"
+        self._begin(process, lasts_s, lambda: self._end(worker, item, self.now_s - begun_s, False))
+
+    def _train(self, ages: Counter[int]) -> None:
+        self._begin("learner", self.timing.training_s, lambda: self._finish(ages))
+
+
 class Ran(msgspec.Struct, frozen=True):
     """One run after its last change."""
 
@@ -150,7 +218,7 @@ def ran(cell: str, staleness: int, sigma: float, seed: int, rule: str, lead: int
     slow = replace(usual, sampling_s=5 * usual.sampling_s, scoring_s=5 * usual.scoring_s)
     shape = Shape(BATCH, staleness, 1, ITERATIONS, None, min_ess=0.0)
     shape.admission = "as_early_as_allowed" if rule == "early" else "just_in_time"
-    run = Watched(World(shape), slow, seed)
+    run = (Shared if cell.startswith(SHARED) else Watched)(World(shape), slow, seed)
     run.timings = [(WARM_UP, usual)]
     if cell == JUMP:
         run.timings.append((ITERATIONS // 2, replace(usual, training_s=usual.training_s / 2)))
@@ -163,7 +231,9 @@ def ran(cell: str, staleness: int, sigma: float, seed: int, rule: str, lead: int
     first = (ITERATIONS // 2 if cell == JUMP else WARM_UP) + SETTLED
     ages = [sum(age * groups for age, groups in each.items()) / each.total() for each in run.ages[first:]]
     span_s = run.trained_s[-1] - run.trained_s[first - 1]
-    bound = statistics.fmean(run.least_age(iteration) for iteration in range(first, ITERATIONS))
+    bound = math.nan
+    if not isinstance(run, Shared):
+        bound = statistics.fmean(run.least_age(iteration) for iteration in range(first, ITERATIONS))
     return Ran(statistics.fmean(ages), len(ages) / span_s, bound)
 
 
@@ -184,7 +254,8 @@ def cell_figures(cell: str, staleness: int, sigma: float, seeds: int) -> list[Fi
     name = f"{cell}, lognormal {sigma:g}, S = {staleness}"
     values = {"mean age": age, "mean age before": age_before, "least": least, "bound": bound}
     values |= {"throughput kept": kept, "throughput kept before": kept_before}
-    return [Figure(f"{name}: {key}", "", value, seeds, (value, value)) for key, value in values.items()]
+    known = {key: value for key, value in values.items() if not math.isnan(value)}
+    return [Figure(f"{name}: {key}", "", value, seeds, (value, value)) for key, value in known.items()]
 
 
 def table(figures: list[Figure]) -> str:
@@ -195,7 +266,9 @@ def table(figures: list[Figure]) -> str:
         rows.setdefault(name, {})[key] = each.value
     columns = list(next(iter(rows.values())))
     lines = [["cell", *columns], ["---"] * (1 + len(columns))]
-    lines += [[name, *(f"{values[key]:.2f}" for key in columns)] for name, values in rows.items()]
+    lines += [
+        [name, *(f"{values[key]:.2f}" if key in values else "–" for key in columns)] for name, values in rows.items()
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 

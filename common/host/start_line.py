@@ -18,7 +18,8 @@ def start_line(device: str, *facts: str) -> str:
         return "; ".join(("no device: torch is not loaded", *filter(None, facts), held))
     build = f"torch {torch.__version__}"
     if device == "cpu" or not torch.cuda.is_available():
-        return "; ".join((f"cpu, {torch.get_num_threads()} threads", build, *filter(None, facts), held))
+        cpu = f"cpu ({torch.backends.cpu.get_cpu_capability()}), {torch.get_num_threads()} threads"
+        return "; ".join((cpu, build, *filter(None, facts), held))
     # Late: it imports torch.
     from prefixrl.common.host.cuda import driver
 

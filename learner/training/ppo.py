@@ -390,8 +390,8 @@ def _total(x: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, x, 0).sum(dtype=torch.float64)
 
 
-ENOUGH = 0.05
-"""Fraction of an iteration's tokens that must be of age 0 for their ESS to be a figure."""
+ENOUGH, ENOUGH_OLD = 0.05, 0.25
+"""Fractions of an iteration's tokens that must be of age 0, and older, for their ESS to be a figure and not noise."""
 _FIELDS = 7
 
 
@@ -422,15 +422,15 @@ def drift_by_age(sums: Tensor) -> tuple[AgeDrift, ...]:
 def drift_figures(sums: Tensor) -> dict[str, float]:
     """Return the figures of all ages together.
 
-    `row_ess_fraction`: of whole rows. `engine_mismatch_gap` (age 0) and `old_ess_fraction` (tokens of age 1 and more)
-    are there only where such samples are, `fresh_ess_fraction` (age 0) where they are enough to judge by.
+    `row_ess_fraction`: of whole rows. `engine_mismatch_gap` (age 0) is there only where such samples are,
+    `old_ess_fraction` (tokens of age 1 and more) and `fresh_ess_fraction` (age 0) where they are enough to judge by.
     """
     whole, old = _drift(0, sums.sum(dim=0).tolist()), _drift(0, sums[1:].sum(dim=0).tolist())
     fresh = _drift(0, sums[0].tolist())
     figures = {"row_ess_fraction": whole.row_ess_fraction}
     if fresh.tokens:
         figures["engine_mismatch_gap"] = fresh.gap
-    if old.tokens:
+    if old.tokens > ENOUGH_OLD * whole.tokens:
         figures["old_ess_fraction"] = old.ess_fraction
     if fresh.tokens > ENOUGH * whole.tokens:
         figures["fresh_ess_fraction"] = fresh.ess_fraction

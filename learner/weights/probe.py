@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 POSITIONS = 1024
 """Scored tokens: the error of a slope falls with the root of their number."""
-SCORED_TOKENS = 64
-"""Most scored tokens of a row; fewer where the context is short."""
+SCORED_TOKENS = 256
+"""Most scored tokens of a row; fewer where the context is short. Each row costs its prompt, too: so few, long ones."""
 
 
 def room_tokens(config: RunConfig, most_positions: int | None) -> int:

@@ -28,7 +28,7 @@ from prefixrl.learner.broker.groups.window import Window
 
 RECENT_ITERATIONS = 8
 """Newest iterations that the lead looks at: it has followed a change after so many."""
-SHORT_WAIT, KEPT, REGAINED = 0.01, 63 / 64, 4
+SHORT_WAIT, KEPT, REGAINED = 0.01, 15 / 16, 4
 """Part of an iteration below which a wait is none; part of the lead kept after one without; gain per part waited."""
 AHEAD = 1 / 2
 """Items that wait for scorers, per item that scorers hold."""

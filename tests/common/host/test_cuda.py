@@ -37,7 +37,7 @@ def test_gpus_that_torch_cannot_open_are_a_refusal_that_names_them(
 def test_one_line_tells_what_a_process_computes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     build = f"torch {torch.__version__}"
     on_cpu = start_line("cpu" if torch.cuda.is_available() else "auto", "vllm engine", "")
-    expected = rf"cpu, {torch.get_num_threads()} threads; {re.escape(build)}; vllm engine; \d+\.\d\d GiB resident"
+    expected = rf"cpu \(\w+\), {torch.get_num_threads()} threads; {re.escape(build)}; vllm engine; \d+\.\d\d GiB resident"
     assert re.fullmatch(expected, on_cpu), on_cpu
     given = {"is_available": True, "memory_allocated": 3 << 30, "memory_reserved": 7 << 29, "get_device_name": "H100"}
     for name, value in given.items():
@@ -47,6 +47,6 @@ def test_one_line_tells_what_a_process_computes_on(monkeypatch: pytest.MonkeyPat
     said = f"cuda:1, H100; driver: 580.65; {build}, CUDA 13.0; rank 1 of 2; 3.00 GiB allocated, 3.50 reserved on it; "
     assert start_line("cuda:1", "rank 1 of 2").startswith(said)
     assert start_line("auto").startswith("cuda:0, H100")
-    assert start_line("cpu").startswith("cpu, ")
+    assert start_line("cpu").startswith("cpu (")
     monkeypatch.delitem(sys.modules, "torch")
     assert start_line("auto", "verifier engine").startswith("no device: torch is not loaded; verifier engine; ")

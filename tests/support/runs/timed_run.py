@@ -159,8 +159,10 @@ class TimedRun:
             self.idle_s.append(self.now_s - self._asked_s)
             self._asked_s = None
             versions = [version_of(each.prefixes) for each in self.world.ledger.results(choice.seqs)]
-            ages = Counter(self.world.completed - version for version in versions)
-            self._later(self.timing.training_s, lambda: self._finish(ages))
+            self._train(Counter(self.world.completed - version for version in versions))
+
+    def _train(self, ages: Counter[int]) -> None:
+        self._later(self.timing.training_s, lambda: self._finish(ages))
 
     def _finish(self, ages: Counter[int]) -> None:
         assert self.world.train()

@@ -73,10 +73,10 @@ def test_the_lead_is_a_batch_and_the_most_that_was_under_way_in_the_newest_itera
     rule = admission()
     for under_way in (3, 7, 0):
         rule.finish_iteration(10.0, 0.0, {"scoring": under_way, "scored": 40}, None)
-    assert rule.lead == B + 7
+    assert rule.lead == B + math.ceil(KEPT**3 * 7)
     for _ in range(RECENT_ITERATIONS):
         rule.finish_iteration(10.0, 0.0, {"sampling": 1, "sampled": 1}, None)
-    assert rule.lead == B + 2
+    assert rule.lead == B + math.ceil(KEPT ** (3 + RECENT_ITERATIONS) * 2)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """A rollout shows what it installed: by its logprobs where they tell versions apart, else by a checksum."""
 
-from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -13,24 +11,13 @@ from prefixrl.common.wire.messages.weights import EngineChecksum, PreviousProof,
 from prefixrl.common.wire.messages.worker import Installed, PrefixTask, Probed, Staged, Swap
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.server import Broker
-from support.fakes import Peer, endpoint_of, peers, run_on_disk, sampled, serving, status
+from support.fakes import Peer, endpoint_of, peers, sampled, status
 
 TEXT = pack_tokens(np.arange(1, 66, dtype=np.int32))
 RANDOM = np.random.default_rng(6)
 LEARNER = [-RANDOM.random(64) - 0.1 * version * RANDOM.random(64) for version in range(3)]
 NOTES = [WeightsNote(version, f"d{version}", TEXT, pack_logprobs(each)) for version, each in enumerate(LEARNER)]
 BEFORE = PreviousProof(0, "d0", pack_logprobs(LEARNER[0]))
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> RunConfig:
-    return run_on_disk(tmp_path)
-
-
-@pytest.fixture
-def broker(config: RunConfig) -> Iterator[Broker]:
-    with serving(config) as server:
-        yield server
 
 
 def swapping(config: RunConfig, rank: Peer, rollout: Peer, note: WeightsNote) -> None:

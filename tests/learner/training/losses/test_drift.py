@@ -40,10 +40,12 @@ def test_age_0_shows_the_mismatch_and_the_others_what_staleness_adds() -> None:
     assert figures["row_ess_fraction"] == pytest.approx(ess(0.0, 0.4, 1.0))
 
 
-def test_without_fresh_or_old_samples_their_figures_are_absent() -> None:
+def test_without_fresh_or_enough_old_samples_their_figures_are_absent() -> None:
     fresh_only = sums()
     fresh_only[1:] = 0.0
-    assert "old_ess_fraction" not in drift_figures(fresh_only)
+    mostly_fresh = sums()
+    mostly_fresh[0] *= 10  # 4 of 24 tokens are old
+    assert not {"old_ess_fraction"} & {*drift_figures(fresh_only), *drift_figures(mostly_fresh)}
     old_only = sums()
     old_only[0] = 0.0
     figures = drift_figures(old_only)
