@@ -1,6 +1,5 @@
 """A rollout shows what it installed: by its logprobs where they tell versions apart, else by a checksum."""
 
-
 import msgspec
 import numpy as np
 import pytest
