@@ -45,7 +45,7 @@ def test_a_page_advances_with_its_run_and_is_told_of_a_resume(tmp_path: Path) ->
     run = made(tmp_path / "runs" / name, save_model(tmp_path / "adapter"), 4)
     with dashboard(tmp_path / "runs") as address, opened(address) as (tab, ask):
         tab.locator("td a").click()
-        wait_until(lambda: tab.locator("h1 .chip").count() and ask("chip") == "killed", "the state")
+        wait_until(lambda: tab.locator("h1 .chip").count() and ask("chip") == "killed", "the state", 120.0)
         assert (
             ask("figure", "Reward") == ["reward 0.28", 1]
             and tab.locator("h1").inner_text() == f"{SHOWN.replace('/', '')} killed"
