@@ -390,8 +390,8 @@ def _total(x: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, x, 0).sum(dtype=torch.float64)
 
 
-ENOUGH, ENOUGH_OLD = 0.05, 0.25
-"""Fractions of an iteration's tokens that must be of age 0, and older, for their ESS to be a figure and not noise."""
+ENOUGH, ENOUGH_OLD, ENOUGH_TOKENS = 0.05, 0.25, 256
+"""Fractions of an iteration's tokens that must be of age 0, and older (or so many), for their ESS to be a figure."""
 _FIELDS = 7
 
 
@@ -430,7 +430,7 @@ def drift_figures(sums: Tensor) -> dict[str, float]:
     figures = {"row_ess_fraction": whole.row_ess_fraction}
     if fresh.tokens:
         figures["engine_mismatch_gap"] = fresh.gap
-    if old.tokens > ENOUGH_OLD * whole.tokens:
+    if old.tokens > min(ENOUGH_OLD * whole.tokens, ENOUGH_TOKENS):
         figures["old_ess_fraction"] = old.ess_fraction
     if fresh.tokens > ENOUGH * whole.tokens:
         figures["fresh_ess_fraction"] = fresh.ess_fraction

@@ -45,7 +45,8 @@ def test_without_fresh_or_enough_old_samples_their_figures_are_absent() -> None:
     fresh_only[1:] = 0.0
     mostly_fresh = sums()
     mostly_fresh[0] *= 10  # 4 of 24 tokens are old
-    assert not {"old_ess_fraction"} & {*drift_figures(fresh_only), *drift_figures(mostly_fresh)}
+    assert all("old_ess_fraction" not in drift_figures(each) for each in (fresh_only, mostly_fresh))
+    assert "old_ess_fraction" in drift_figures(100 * mostly_fresh)  # 400 of 2,400
     old_only = sums()
     old_only[0] = 0.0
     figures = drift_figures(old_only)
