@@ -45,24 +45,56 @@ STALENESS = (1, 2, 4, 8)
 SIGMAS = (0.5, 1.0)
 KEPT = 0.98
 CELLS = {
-    "learner slowest": Timing(scorers=2, slots=4, sampling_slots=8, sampling_s=1, scoring_s=2, training_s=15),
-    "learner slowest, no time left": Timing(
-        scorers=1, slots=8, sampling_slots=8, sampling_s=6, scoring_s=9, training_s=15, install_s=(2, 3)
+    "learner slowest": Timing(
+        scorers=2, slots=4, sampling_slots=8, sampling_s=1, scoring_s=2, training_s=15
     ),
-    "scorers slowest": Timing(scorers=2, slots=2, sampling_slots=4, sampling_s=1, scoring_s=10, training_s=4),
+    "learner slowest, no time left": Timing(
+        scorers=1,
+        slots=8,
+        sampling_slots=8,
+        sampling_s=6,
+        scoring_s=9,
+        training_s=15,
+        install_s=(2, 3),
+    ),
+    "scorers slowest": Timing(
+        scorers=2, slots=2, sampling_slots=4, sampling_s=1, scoring_s=10, training_s=4
+    ),
     "rollouts slowest": Timing(
         rollouts=2, scorers=2, slots=8, sampling_slots=2, sampling_s=10, scoring_s=2, training_s=4
     ),
-    "balanced": Timing(scorers=2, slots=2, sampling_slots=4, sampling_s=1, scoring_s=5, training_s=10),
-    "a slow scorer": Timing(
-        scorers=4, slots=2, sampling_slots=8, sampling_s=1, scoring_s=3, training_s=10, first_scorer_slowdown=3
+    "balanced": Timing(
+        scorers=2, slots=2, sampling_slots=4, sampling_s=1, scoring_s=5, training_s=10
     ),
-    "learner twice as fast": Timing(scorers=2, slots=4, sampling_slots=8, sampling_s=1, scoring_s=4, training_s=20),
+    "a slow scorer": Timing(
+        scorers=4,
+        slots=2,
+        sampling_slots=8,
+        sampling_s=1,
+        scoring_s=3,
+        training_s=10,
+        first_scorer_slowdown=3,
+    ),
+    "learner twice as fast": Timing(
+        scorers=2, slots=4, sampling_slots=8, sampling_s=1, scoring_s=4, training_s=20
+    ),
     "two cores shared": Timing(
-        scorers=1, slots=32, sampling_slots=8, sampling_s=0.5, scoring_s=1.125, training_s=10, install_s=(1, 1.5)
+        scorers=1,
+        slots=32,
+        sampling_slots=8,
+        sampling_s=0.5,
+        scoring_s=1.125,
+        training_s=10,
+        install_s=(1, 1.5),
     ),
     "two cores shared, learner not slowest": Timing(
-        scorers=1, slots=32, sampling_slots=8, sampling_s=0.5, scoring_s=0.75, training_s=6, install_s=(1, 1.5)
+        scorers=1,
+        slots=32,
+        sampling_slots=8,
+        sampling_s=0.5,
+        scoring_s=0.75,
+        training_s=6,
+        install_s=(1, 1.5),
     ),
 }
 SHARED, CORES = "two cores shared", 2.0
@@ -106,7 +138,9 @@ class Watched(TimedRun):  # type: ignore[misc]
         self._held_s: dict[int, float] = {}
         self._took_s: dict[int, tuple[float, float]] = {}
 
-    def _end(self, worker: Worker, item: SampleItem | ScoreItem, lasts_s: float, dies: bool) -> None:
+    def _end(
+        self, worker: Worker, item: SampleItem | ScoreItem, lasts_s: float, dies: bool
+    ) -> None:
         if isinstance(item, ScoreItem):
             self._took_s |= dict.fromkeys(item.seqs, (item.sampled_s, lasts_s))
         super()._end(worker, item, lasts_s, dies)
@@ -134,10 +168,15 @@ class Watched(TimedRun):  # type: ignore[misc]
             left_s = chosen_s - self._held_s.get(version, math.inf)
             in_time = sorted((both for both in items if sum(both) <= left_s), key=sum)
             begun = len(in_time)
-            for stage, slots in ((0, timing.rollouts * timing.sampling_slots), (1, timing.scorers * timing.slots)):
+            for stage, slots in (
+                (0, timing.rollouts * timing.sampling_slots),
+                (1, timing.scorers * timing.slots),
+            ):
                 times_s = sorted(both[stage] for both in in_time)
                 other_s = min((both[1 - stage] for both in in_time), default=0.0)
-                fit = sum(work_s <= slots * (left_s - other_s) + 1e-9 for work_s in accumulate(times_s))
+                fit = sum(
+                    work_s <= slots * (left_s - other_s) + 1e-9 for work_s in accumulate(times_s)
+                )
                 begun = min(begun, fit)
             if begun == groups:
                 break
@@ -185,7 +224,9 @@ class Shared(Watched):
             return
         turn, speeds = self._turn, self._speeds()
         first = min(self._jobs, key=lambda job: job.left_s / speeds[job.process])
-        self._later(max(0.0, first.left_s / speeds[first.process]), lambda: self._ended(first, turn))
+        self._later(
+            max(0.0, first.left_s / speeds[first.process]), lambda: self._ended(first, turn)
+        )
 
     def _ended(self, job: Job, turn: int) -> None:
         if turn == self._turn:
@@ -213,7 +254,9 @@ class Ran(msgspec.Struct, frozen=True):
 def ran(cell: str, staleness: int, sigma: float, seed: int, rule: str, lead: int = 0) -> Ran:
     """Run a cell under a rule."""
     usual = replace(
-        CELLS[cell], sigma=sigma, install_s=CELLS[cell].install_s if CELLS[cell].install_s[1] else (0.5, 1.0)
+        CELLS[cell],
+        sigma=sigma,
+        install_s=CELLS[cell].install_s if CELLS[cell].install_s[1] else (0.5, 1.0),
     )
     slow = replace(usual, sampling_s=5 * usual.sampling_s, scoring_s=5 * usual.scoring_s)
     shape = Shape(BATCH, staleness, 1, ITERATIONS, None, min_ess=0.0)
@@ -229,7 +272,10 @@ def ran(cell: str, staleness: int, sigma: float, seed: int, rule: str, lead: int
         admission.fixed = admission.lead = min(float(lead), BATCH + admission.cap)
     run.run()
     first = (ITERATIONS // 2 if cell == JUMP else WARM_UP) + SETTLED
-    ages = [sum(age * groups for age, groups in each.items()) / each.total() for each in run.ages[first:]]
+    ages = [
+        sum(age * groups for age, groups in each.items()) / each.total()
+        for each in run.ages[first:]
+    ]
     span_s = run.trained_s[-1] - run.trained_s[first - 1]
     bound = math.nan
     if not isinstance(run, Shared):
@@ -242,7 +288,10 @@ def cell_figures(cell: str, staleness: int, sigma: float, seeds: int) -> list[Fi
 
     def over_seeds(rule: str, lead: int = 0) -> tuple[float, float, float]:
         runs = [ran(cell, staleness, sigma, seed, rule, lead) for seed in range(1, seeds + 1)]
-        kept = (each.iterations_per_s / early.iterations_per_s for each, early in zip(runs, earliest, strict=True))
+        kept = (
+            each.iterations_per_s / early.iterations_per_s
+            for each, early in zip(runs, earliest, strict=True)
+        )
         mean = statistics.fmean
         return mean(each.mean_age for each in runs), mean(each.bound for each in runs), mean(kept)
 
@@ -250,12 +299,16 @@ def cell_figures(cell: str, staleness: int, sigma: float, seeds: int) -> list[Fi
     age, bound, kept = over_seeds("now")
     age_before, _, kept_before = over_seeds("before")
     constants = [over_seeds("constant", lead) for lead in LEADS if lead <= BATCH * (1 + staleness)]
-    least = min(each[0] for each in constants if each[2] >= min(KEPT, max(other[2] for other in constants)))
+    least = min(
+        each[0] for each in constants if each[2] >= min(KEPT, max(other[2] for other in constants))
+    )
     name = f"{cell}, lognormal {sigma:g}, S = {staleness}"
     values = {"mean age": age, "mean age before": age_before, "least": least, "bound": bound}
     values |= {"throughput kept": kept, "throughput kept before": kept_before}
     known = {key: value for key, value in values.items() if not math.isnan(value)}
-    return [Figure(f"{name}: {key}", "", value, seeds, (value, value)) for key, value in known.items()]
+    return [
+        Figure(f"{name}: {key}", "", value, seeds, (value, value)) for key, value in known.items()
+    ]
 
 
 def table(figures: list[Figure]) -> str:
@@ -267,7 +320,8 @@ def table(figures: list[Figure]) -> str:
     columns = list(next(iter(rows.values())))
     lines = [["cell", *columns], ["---"] * (1 + len(columns))]
     lines += [
-        [name, *(f"{values[key]:.2f}" if key in values else "–" for key in columns)] for name, values in rows.items()
+        [name, *(f"{values[key]:.2f}" if key in values else "–" for key in columns)]
+        for name, values in rows.items()
     ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
@@ -279,7 +333,10 @@ def main(path: Path, quick: bool) -> None:
     at, started_s = commit(), time.monotonic()
     seeds, levels = (1, (0.5,)) if quick else (2, SIGMAS)
     todo = [
-        (cell, S, sigma, seeds) for cell in CELLS for sigma in levels for S in (STALENESS[1:2] if quick else STALENESS)
+        (cell, S, sigma, seeds)
+        for cell in CELLS
+        for sigma in levels
+        for S in (STALENESS[1:2] if quick else STALENESS)
     ]
     figures: list[Figure] = []
     with ProcessPoolExecutor(2) as pool:

@@ -21,7 +21,15 @@ from prefixrl.common.engines.interface.base import Job, JobResult, TokenIds
 from prefixrl.common.prompts.extract import extract_answer
 from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.common.seeds import derive
-from prefixrl.common.wire.messages.groups import GroupPrefixes, GroupTask, Prompt, Row, Sampling, ScoredGroup, Verdict
+from prefixrl.common.wire.messages.groups import (
+    GroupPrefixes,
+    GroupTask,
+    Prompt,
+    Row,
+    Sampling,
+    ScoredGroup,
+    Verdict,
+)
 from prefixrl.common.wire.messages.worker import PrefixTask
 from prefixrl.common.wire.packing import logprobs, pack_tokens, token_ids, token_versions
 from prefixrl.learner.broker.groups.ledger import Ledger
@@ -35,7 +43,12 @@ from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.rollout.loop import make_job, pack_row
 from prefixrl.scorer.verifier.exchange import ChildQuestion
-from prefixrl.scorer.verifier.rules.verify import Judgement, UnparsableAnswerError, judge_exactly, verify_with_sympy
+from prefixrl.scorer.verifier.rules.verify import (
+    Judgement,
+    UnparsableAnswerError,
+    judge_exactly,
+    verify_with_sympy,
+)
 from prefixrl.scorer.verifier.scoring import Scoring
 
 
@@ -66,7 +79,9 @@ class Target:
 
     def judge(self, groups: Sequence[GroupPrefixes]) -> list[tuple[Verdict, ...]]:
         """A verdict per row of each group."""
-        found = iter(self.verdicts([(group.prompt, row.tokens) for group in groups for row in group.rows]))
+        found = iter(
+            self.verdicts([(group.prompt, row.tokens) for group in groups for row in group.rows])
+        )
         return [tuple(next(found) for _ in group.rows) for group in groups]
 
     def verdicts(self, asked: Sequence[tuple[Prompt, bytes]]) -> list[Verdict]:
@@ -96,7 +111,11 @@ class Target:
         return self._text.encode_literal(text.rstrip("\ufffd"))
 
     def _verdict(self, question: str, gold: str, text: str) -> Verdict:
-        return verdict(gold, text) if self._reward is None else scored(self._reward, question, gold, text)
+        return (
+            verdict(gold, text)
+            if self._reward is None
+            else scored(self._reward, question, gold, text)
+        )
 
 
 class AgedRun:
@@ -108,7 +127,9 @@ class AgedRun:
         self.config = config
         # Prefixes are drawn from the whole vocabulary here.
         rollout = config.rollout.model_copy(update={"control_tokens": "allow"})
-        self.models = Models.load(config.model_copy(update={"rollout": rollout}), 0, 1, config.adapter.model)
+        self.models = Models.load(
+            config.model_copy(update={"rollout": rollout}), 0, 1, config.adapter.model
+        )
         self.version = 0
         self._adapter = FixedRowsEngine(config.adapter.model, "cpu", "float32", 1)
         self._target = target
@@ -116,7 +137,9 @@ class AgedRun:
         self._text = Renderer(config.adapter.model, config.rollout.max_prompt_tokens)
         train = [problem.prompt() for problem in load(config.data.train, config.data)]
         self._order = PromptOrder(train, config.seed, config.data.epochs)
-        window = Window(algorithm.groups_per_iteration, algorithm.max_staleness, iterations=algorithm.iterations)
+        window = Window(
+            algorithm.groups_per_iteration, algorithm.max_staleness, iterations=algorithm.iterations
+        )
         limits = LedgerLimits(config.rollout.groups_per_task, 1, 0)
         self.ledger = Ledger(window, limits, self._order)
         self._steps = algorithm.iterations * algorithm.minibatches * algorithm.ppo_epochs
@@ -125,7 +148,10 @@ class AgedRun:
         """Sample and judge with the present weights for as long as the window has room."""
         while item := self.ledger.start_sampling(self.version):
             groups = self._write(
-                [GroupTask(seq, self._prompt(seq), derive(self.config.seed, "group", seq)) for seq in item.seqs],
+                [
+                    GroupTask(seq, self._prompt(seq), derive(self.config.seed, "group", seq))
+                    for seq in item.seqs
+                ],
                 self.config.algorithm.samples_per_prompt,
             )
             self.ledger.take_prefixes(groups, self.version, self._digest, 0.0)
@@ -152,7 +178,9 @@ class AgedRun:
         assert isinstance(choice, Choice), "the window is filled before each iteration"
         data = self.data(self.ledger.results(choice.seqs))
         metrics = train_iteration(self.models, data, self.config, self._steps)
-        ages = Counter(data.iteration - int(sample.versions.min()) for sample in data.samples.values())
+        ages = Counter(
+            data.iteration - int(sample.versions.min()) for sample in data.samples.values()
+        )
         self.ledger.trained(self.version)
         self.ledger.check()
         self.version += 1
@@ -181,7 +209,10 @@ class AgedRun:
 
         With rewards of 0 and 1 the share of right answers. The draws are the same for every version and seed.
         """
-        tasks = [GroupTask(place, problem, derive(0, "evaluation", place)) for place, problem in enumerate(problems)]
+        tasks = [
+            GroupTask(place, problem, derive(0, "evaluation", place))
+            for place, problem in enumerate(problems)
+        ]
         verdicts = self._target.judge(self._write(tasks, 1))
         return sum(given[0].reward for given in verdicts) / len(verdicts)
 
@@ -194,7 +225,12 @@ class AgedRun:
         sampling = Sampling(temperature=rollout.temperature, max_new_tokens=rollout.prefix_tokens)
         prompts = tuple(self._text.prompt(task.prompt.question) for task in tasks)
         whole = PrefixTask(
-            task="task", kind="train", version=self.version, groups=tuple(tasks), rows_per_group=rows, sampling=sampling
+            task="task",
+            kind="train",
+            version=self.version,
+            groups=tuple(tasks),
+            rows_per_group=rows,
+            sampling=sampling,
         )
         done = iter(_run(self._adapter, make_job(whole, prompts, self._text.stop_tokens)).rows)
         groups = []
@@ -203,7 +239,11 @@ class AgedRun:
             packed = tuple(pack_row(row, {self.version: self._digest}) for row in finished)
             groups.append(
                 GroupPrefixes(
-                    seq=task.seq, prompt=task.prompt, seed=task.seed, prompt_tokens=pack_tokens(prompt), rows=packed
+                    seq=task.seq,
+                    prompt=task.prompt,
+                    seed=task.seed,
+                    prompt_tokens=pack_tokens(prompt),
+                    rows=packed,
                 )
             )
         return groups
@@ -227,10 +267,20 @@ def verdict(gold: str, text: str) -> Verdict:
         is_right = verify_with_sympy(gold, extracted, 5)
     except UnparsableAnswerError:
         return Verdict(
-            reward=0.0, status="parse_fail", extracted=extracted, finish="eos", completion_tokens=0, elapsed_ms=0
+            reward=0.0,
+            status="parse_fail",
+            extracted=extracted,
+            finish="eos",
+            completion_tokens=0,
+            elapsed_ms=0,
         )
     return Verdict(
-        reward=float(is_right), status="ok", extracted=extracted, finish="eos", completion_tokens=0, elapsed_ms=0
+        reward=float(is_right),
+        status="ok",
+        extracted=extracted,
+        finish="eos",
+        completion_tokens=0,
+        elapsed_ms=0,
     )
 
 
@@ -238,7 +288,14 @@ def scored(function_ref: str, question: str, gold: str, text: str) -> Verdict:
     """Return the verdict of a user's reward function on a whole answer."""
     answer = Scoring(function_ref).score(ChildQuestion(gold, text, 5, question))
     assert answer.outcome == "scored", answer.reason
-    return Verdict(reward=answer.reward, status="ok", extracted="", finish="eos", completion_tokens=0, elapsed_ms=0)
+    return Verdict(
+        reward=answer.reward,
+        status="ok",
+        extracted="",
+        finish="eos",
+        completion_tokens=0,
+        elapsed_ms=0,
+    )
 
 
 def _run(engine: FixedRowsEngine, job: Job) -> JobResult:

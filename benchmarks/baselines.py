@@ -58,7 +58,10 @@ def judge(kind: str, runs: Sequence[Path]) -> None:
     """Have the runs of one kind judged; results lie below each."""
     arms = sorted({arm for _, of, arm, _ in ROWS if of == kind})
     flags = [flag for arm in arms for flag in ("--arm", arm)]
-    checkpoints = ["latest", *(["0"] if any(of == kind and not is_trained for _, of, _, is_trained in ROWS) else [])]
+    checkpoints = [
+        "latest",
+        *(["0"] if any(of == kind and not is_trained for _, of, _, is_trained in ROWS) else []),
+    ]
     flags += [flag for each in checkpoints for flag in ("--checkpoint", each)]
     _prefixrl("eval", *map(str, runs), *flags)
 
@@ -89,7 +92,10 @@ def markdown(table: dict[str, list[ArmResult]], report: Report) -> str:
     heads = ["", *(f"seed {seed + 1}" for seed in range(seeds)), "mean over seeds"]
     lines = [heads, ["---"] * len(heads)]
     for (name, found), figure in zip(table.items(), report.figures, strict=True):
-        cells = ["{:.3f} ({:.3f} to {:.3f})".format(each.accuracy.accuracy, *each.accuracy.ci95) for each in found]
+        cells = [
+            "{:.3f} ({:.3f} to {:.3f})".format(each.accuracy.accuracy, *each.accuracy.ci95)
+            for each in found
+        ]
         low, high = figure.spread
         # Seeds that agree to the last problem say nothing of the spread over problems.
         spread = f" ({max(0.0, low):.3f} to {min(1.0, high):.3f})" if low < high else ""
@@ -141,13 +147,20 @@ def main(path: Path, quick: bool, seeds: int, runs: Path) -> None:
     for kind, directories in trained.items():
         judge(kind, directories)
     found = {run: results_of(run) for directories in trained.values() for run in directories}
-    table = {name: [pick(found[run], arm, is_trained) for run in trained[kind]] for name, kind, arm, is_trained in ROWS}
+    table = {
+        name: [pick(found[run], arm, is_trained) for run in trained[kind]]
+        for name, kind, arm, is_trained in ROWS
+    }
     figures = [
-        mean_figure(f"accuracy, {name}", "share of problems", [each.accuracy.accuracy for each in results])
+        mean_figure(
+            f"accuracy, {name}", "share of problems", [each.accuracy.accuracy for each in results]
+        )
         for name, results in table.items()
     ]
     settings = {kind: list(given) for kind, (_, given) in KINDS.items()} | {"seeds": list(numbers)}
-    report = Report("baselines", quick, settings, figures, table, measured, time.monotonic() - started_s)
+    report = Report(
+        "baselines", quick, settings, figures, table, measured, time.monotonic() - started_s
+    )
     report.write(path)
     path.with_suffix(".md").write_text(markdown(table, report), encoding="utf-8")
 

@@ -37,7 +37,14 @@ import numpy as np
 import torch
 
 from benchmarks.results import Figure, Report, commit, options
-from benchmarks.simulated import PATIENCE_S, PROBE_LOGPROBS, daemons, learner, simulated_run, take_batch
+from benchmarks.simulated import (
+    PATIENCE_S,
+    PROBE_LOGPROBS,
+    daemons,
+    learner,
+    simulated_run,
+    take_batch,
+)
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.seeds import derive, row_uniforms
 from prefixrl.learner.processes.servers import Servers
@@ -49,7 +56,11 @@ COMPLETION_TOKENS = 8
 SCORING_S = GROUPS * ROWS * MEAN_S / SEATS
 """Time of a batch with all seats busy."""
 TRAINING_S = LEARNER * SCORING_S
-SIZES = {"one group": 1, "as many groups as fill the seats": SEATS // ROWS, "the whole batch": GROUPS}
+SIZES = {
+    "one group": 1,
+    "as many groups as fill the seats": SEATS // ROWS,
+    "the whole batch": GROUPS,
+}
 ITERATIONS, QUICK_ITERATIONS, SEEDS, QUICK_SEEDS = 40, 8, (1, 2, 3), (1,)
 PEER_ITERATIONS = {"one group": 4, "as many groups as fill the seats": 6, "the whole batch": 12}
 SPAWN = multiprocessing.get_context("spawn")
@@ -85,7 +96,9 @@ class Peer:
 
 def times_s(draws: np.random.Generator, rows: int) -> list[float]:
     """Return the times of completions."""
-    found: list[float] = (MEAN_S * np.exp(SIGMA * draws.standard_normal(rows) - SIGMA**2 / 2)).tolist()
+    found: list[float] = (
+        MEAN_S * np.exp(SIGMA * draws.standard_normal(rows) - SIGMA**2 / 2)
+    ).tolist()
     return found
 
 
@@ -100,7 +113,10 @@ def makespan_s(rows_s: Sequence[float], seats: int) -> float:
 def drawn_s(seed: int, group: int) -> float:
     """Return the time that the simulated target takes for all rows of a group."""
     draws = row_uniforms(derive(seed, "group", group), "completion", ROWS, COMPLETION_TOKENS)[:, 0]
-    return sum(MEAN_S * math.exp(SIGMA * NormalDist().inv_cdf(float(each)) - SIGMA**2 / 2) for each in draws)
+    return sum(
+        MEAN_S * math.exp(SIGMA * NormalDist().inv_cdf(float(each)) - SIGMA**2 / 2)
+        for each in draws
+    )
 
 
 def busy_between(before: StatusDocument, after: StatusDocument) -> float:
@@ -141,7 +157,10 @@ def run_ours(seed: int, iterations: int) -> Ours:
         },
     )
     servers = Servers(config, directory / "run", 0)
-    first, last = iterations // 4, iterations - 3  # later the window closes: no work is left for all seats
+    first, last = (
+        iterations // 4,
+        iterations - 3,
+    )  # later the window closes: no work is left for all seats
     statuses = list[StatusDocument]()
     ages, ends_s, needed_s = list[float](), list[float](), list[float]()
     try:
@@ -159,7 +178,11 @@ def run_ours(seed: int, iterations: int) -> Ours:
                 ends_s.append(time.monotonic())
                 if iteration in (first, last):
                     statuses.append(client.status())
-                publisher.publish(iteration + 1, {"weight": torch.full((4,), float(iteration))}.items(), PROBE_LOGPROBS)
+                publisher.publish(
+                    iteration + 1,
+                    {"weight": torch.full((4,), float(iteration))}.items(),
+                    PROBE_LOGPROBS,
+                )
             publisher.flush(iterations)
     finally:
         servers.close()
@@ -214,7 +237,10 @@ def run_peer(seed: int, size: str, iterations: int) -> Peer:
         taken_s, needed_s, drawn = list[float](), list[float](), list[float]()
         for _ in range(iterations):
             rows_s, begun_s = times_s(draws, GROUPS * ROWS), time.monotonic()
-            requests = [rows_s[at : at + SIZES[size] * ROWS] for at in range(0, len(rows_s), SIZES[size] * ROWS)]
+            requests = [
+                rows_s[at : at + SIZES[size] * ROWS]
+                for at in range(0, len(rows_s), SIZES[size] * ROWS)
+            ]
             time.sleep(PREFIX_S)
             for request in requests:
                 asked = urllib.request.Request(url, json.dumps(request).encode())
@@ -222,7 +248,9 @@ def run_peer(seed: int, size: str, iterations: int) -> Peer:
                     assert len(json.load(answer)) == len(request)
             time.sleep(TRAINING_S)
             taken_s.append(time.monotonic() - begun_s)
-            needed_s.append(PREFIX_S + sum(makespan_s(request, SEATS) for request in requests) + TRAINING_S)
+            needed_s.append(
+                PREFIX_S + sum(makespan_s(request, SEATS) for request in requests) + TRAINING_S
+            )
             drawn.append(sum(rows_s))
     finally:
         process.kill()
@@ -242,19 +270,38 @@ def run_peer(seed: int, size: str, iterations: int) -> Peer:
 
 
 def figures_of(ours: Sequence[Ours], peers: Sequence[Peer]) -> list[Figure]:
-    def figure(name: str, unit: str, values: list[float], against: list[float] | None = None, of: str = "") -> Figure:
+    def figure(
+        name: str, unit: str, values: list[float], against: list[float] | None = None, of: str = ""
+    ) -> Figure:
         value, baseline = statistics.median(values), statistics.median(against) if against else None
         ratio = value / baseline if baseline else None
         spread = min(values), max(values)
-        return Figure(name, unit, value, len(values), spread, baseline, of, ratio, "median", "least and largest value")
+        return Figure(
+            name,
+            unit,
+            value,
+            len(values),
+            spread,
+            baseline,
+            of,
+            ratio,
+            "median",
+            "least and largest value",
+        )
 
     rates = [run.groups_per_s for run in ours]
     bound = [GROUPS / SCORING_S]
     found = [
         figure("throughput", "groups/s", rates, bound, "all seats busy, by the mean time"),
         figure("scorers busy", "share of seats", [run.busy for run in ours]),
-        figure("used share: throughput over the bound of the drawn times", "share", [run.used for run in ours]),
-        figure("scorers busy, start included", "share of seats", [run.busy_with_start for run in ours]),
+        figure(
+            "used share: throughput over the bound of the drawn times",
+            "share",
+            [run.used for run in ours],
+        ),
+        figure(
+            "scorers busy, start included", "share of seats", [run.busy_with_start for run in ours]
+        ),
         figure("mean age", "versions", [run.mean_age for run in ours]),
     ]
     for size in SIZES:
@@ -269,7 +316,11 @@ def figures_of(ours: Sequence[Ours], peers: Sequence[Peer]) -> list[Figure]:
                 name,
             )
         )
-        found.append(figure(f"ceiling of that ratio, {size} per request", "ratio", [run.ceiling for run in runs]))
+        found.append(
+            figure(
+                f"ceiling of that ratio, {size} per request", "ratio", [run.ceiling for run in runs]
+            )
+        )
     return found
 
 
@@ -286,8 +337,16 @@ def main(path: Path, quick: bool) -> None:
         for size in SIZES:
             peers.append(run_peer(seed, size, min(iterations, PEER_ITERATIONS[size])))
             print(peers[-1], flush=True)
-    settings = {"groups": GROUPS, "rows": ROWS, "seats": SEATS, "training_s": TRAINING_S, "iterations": iterations}
-    Report("blocking_server", quick, settings, figures_of(ours, peers), [ours, peers], measured).finish(path, started_s)
+    settings = {
+        "groups": GROUPS,
+        "rows": ROWS,
+        "seats": SEATS,
+        "training_s": TRAINING_S,
+        "iterations": iterations,
+    }
+    Report(
+        "blocking_server", quick, settings, figures_of(ours, peers), [ours, peers], measured
+    ).finish(path, started_s)
 
 
 if __name__ == "__main__":

@@ -47,8 +47,15 @@ def cell(tokens: int, noise: float, drift: float, rows: int) -> list[Figure]:
     """Figures of one cell: of all rows, and of those of negative advantage."""
     draws = torch.Generator().manual_seed(1)
     behaviour = torch.full((rows, tokens), LOGPROB, dtype=torch.float64)
-    signs = torch.where(torch.rand((rows, 1), generator=draws) < 0.5, -1.0, 1.0).double().expand(rows, tokens)
-    noisy = math.sqrt(2 * noise) * torch.randn((rows, tokens), generator=draws, dtype=torch.float64) - noise
+    signs = (
+        torch.where(torch.rand((rows, 1), generator=draws) < 0.5, -1.0, 1.0)
+        .double()
+        .expand(rows, tokens)
+    )
+    noisy = (
+        math.sqrt(2 * noise) * torch.randn((rows, tokens), generator=draws, dtype=torch.float64)
+        - noise
+    )
     found = shares(behaviour + noisy + drift * signs, behaviour, signs)
     name = f"{tokens} tokens, noise {noise:g}, drift {drift:g}"
     figures = []
@@ -67,11 +74,16 @@ def main(path: Path, quick: bool) -> None:
     rows = 100 if quick else 2000
     figures: list[Figure] = []
     for tokens in LENGTHS:
-        for noise, drift in [*((each, 0.0) for each in NOISES[1:]), *((1e-4, each) for each in DRIFTS[1:])]:
+        for noise, drift in [
+            *((each, 0.0) for each in NOISES[1:]),
+            *((1e-4, each) for each in DRIFTS[1:]),
+        ]:
             found = cell(tokens, noise, drift, rows)
             print(*(f"{each.name} {each.value:.3f}" for each in found[::2]), sep="; ", flush=True)
             figures += found
-    Report("bound_noise", quick, {"bound": BOUND, "rows": rows}, figures, {}, at).finish(path, started_s)
+    Report("bound_noise", quick, {"bound": BOUND, "rows": rows}, figures, {}, at).finish(
+        path, started_s
+    )
 
 
 if __name__ == "__main__":

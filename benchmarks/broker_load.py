@@ -90,7 +90,9 @@ QUANTITIES: dict[str, tuple[str, Callable[[Cell], float]]] = {
 def broker(directory: Path, checkout: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """A broker process of a checkout."""
     make_keys(directory)
-    started = command_of("prefixrl.learner.broker", directory, Start(0, "tcp://127.0.0.1:9", ranks=RANKS))
+    started = command_of(
+        "prefixrl.learner.broker", directory, Start(0, "tcp://127.0.0.1:9", ranks=RANKS)
+    )
     with (directory / "log").open("wb") as log:
         child = subprocess.Popen(started, stderr=log, env=program(checkout))
     try:
@@ -117,7 +119,9 @@ class Ranks:
         self._address, self._ending = address_in(directory, "rank"), threading.Event()
         self._publisher, self._observer = BrokerClient(self._address), BrokerClient(self._address)
         self.publish(0)
-        self._threads = [threading.Thread(target=self._train, args=(rank,), daemon=True) for rank in range(RANKS)]
+        self._threads = [
+            threading.Thread(target=self._train, args=(rank,), daemon=True) for rank in range(RANKS)
+        ]
         for each in self._threads:
             each.start()
 
@@ -134,7 +138,9 @@ class Ranks:
     def _train(self, rank: int) -> None:
         client = BrokerClient(self._address)
         for iteration in count():
-            found = client.next_batch(GetBatch(iteration, rank, RANKS), READY_S, self._ending.is_set)
+            found = client.next_batch(
+                GetBatch(iteration, rank, RANKS), READY_S, self._ending.is_set
+            )
             if not isinstance(found, Batch):
                 return
             client.groups(iteration, range(rank, len(found.groups), RANKS))
@@ -160,13 +166,18 @@ def fleets(
 ) -> Iterator[list["subprocess.Popen[bytes]"]]:
     """The workers' processes; closing their input ends them."""
     counts, slots = FLEETS[workers]
-    digests = model_digests(config.model_of("rollout")), scorer_digests(config, config.model_of("scorer"))
+    digests = (
+        model_digests(config.model_of("rollout")),
+        scorer_digests(config, config.model_of("scorer")),
+    )
     hold_s = (0.05, counts[1] * slots[1] / RATE) if is_paced else (0.0, 0.0)
     started: list[subprocess.Popen[bytes]] = []
     command = [sys.executable, "-m", "benchmarks.fake_fleet"]
     try:
         for process in range(PROCESSES):
-            rollouts, scorers = (total // PROCESSES + (process < total % PROCESSES) for total in counts)
+            rollouts, scorers = (
+                total // PROCESSES + (process < total % PROCESSES) for total in counts
+            )
             plan = FleetPlan(
                 directory=config.directory,
                 first=process * 10_000,
@@ -180,7 +191,11 @@ def fleets(
                 probe_tokens=PROBE_LOGPROBS.size,
             )
             child = subprocess.Popen(
-                command, cwd=ROOT, env=program(checkout), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                command,
+                cwd=ROOT,
+                env=program(checkout),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
             )
             started.append(child)
             assert child.stdin is not None
@@ -193,12 +208,18 @@ def fleets(
             each.wait()
 
 
-def measure(arm: str, checkout: Path, workers: int, is_paced: bool, span_s: float, profile: Path | None) -> Cell:
+def measure(
+    arm: str, checkout: Path, workers: int, is_paced: bool, span_s: float, profile: Path | None
+) -> Cell:
     """One cell: a run of its own, warmed up until every scorer has worked and two iterations are trained."""
     algorithm = {
-        "groups_per_iteration": BATCH_GROUPS, "samples_per_prompt": ROWS, "minibatches": 1, "iterations": 10**6,
-        "max_staleness": STALENESS, "admission": "as_early_as_allowed",
-    }  # fmt: skip
+        "groups_per_iteration": BATCH_GROUPS,
+        "samples_per_prompt": ROWS,
+        "minibatches": 1,
+        "iterations": 10**6,
+        "max_staleness": STALENESS,
+        "admission": "as_early_as_allowed",
+    }
     rollout = {"engine": "simulated", "groups_per_task": 1, "prefix_tokens": TOKENS}
     with tempfile.TemporaryDirectory(prefix="broker-load-") as folder, ExitStack() as stack:
         config = simulated_run(Path(folder), 1, 0.002, 0.01, algorithm=algorithm, rollout=rollout)
@@ -209,18 +230,46 @@ def measure(arm: str, checkout: Path, workers: int, is_paced: bool, span_s: floa
         warm_up(ranks, workers, started)
         if profile is not None:
             name = f"{arm}-{workers}-{'paced' if is_paced else 'saturated'}.txt"
-            spy = ["py-spy", "record", "--pid", str(child.pid), "--duration", str(int(span_s)), "--format", "raw"]
-            stack.enter_context(subprocess.Popen([*spy, "--output", str(profile / name)], stdout=subprocess.DEVNULL))
-        others = [os.getpid(), *(each.pid for each in started)]  # the ranks are threads of this process
-        from_s, cpu_from_s, others_from_s = time.monotonic(), cpu_seconds(child.pid), sum(map(cpu_seconds, others))
+            spy = [
+                "py-spy",
+                "record",
+                "--pid",
+                str(child.pid),
+                "--duration",
+                str(int(span_s)),
+                "--format",
+                "raw",
+            ]
+            stack.enter_context(
+                subprocess.Popen([*spy, "--output", str(profile / name)], stdout=subprocess.DEVNULL)
+            )
+        others = [
+            os.getpid(),
+            *(each.pid for each in started),
+        ]  # the ranks are threads of this process
+        from_s, cpu_from_s, others_from_s = (
+            time.monotonic(),
+            cpu_seconds(child.pid),
+            sum(map(cpu_seconds, others)),
+        )
         time.sleep(span_s)
         to_s, cpu_s = time.monotonic(), cpu_seconds(child.pid) - cpu_from_s
         others_s = sum(map(cpu_seconds, others)) - others_from_s
         assert child.poll() is None, (directory / "log").read_text()
         ranks.end()
-        found = [msgspec.json.decode(each.communicate(b"end", timeout=30.0)[0], type=Timings) for each in started]
-    acks = [lag_s * 1e3 for each in found for at_s, lag_s in each.score_to_ack if from_s <= at_s < to_s]
-    leases = [lag_s * 1e3 for each in found for at_s, lag_s in each.freed_to_lease if from_s <= at_s < to_s]
+        found = [
+            msgspec.json.decode(each.communicate(b"end", timeout=30.0)[0], type=Timings)
+            for each in started
+        ]
+    acks = [
+        lag_s * 1e3 for each in found for at_s, lag_s in each.score_to_ack if from_s <= at_s < to_s
+    ]
+    leases = [
+        lag_s * 1e3
+        for each in found
+        for at_s, lag_s in each.freed_to_lease
+        if from_s <= at_s < to_s
+    ]
     return Cell(
         arm,
         workers,
@@ -247,12 +296,16 @@ def warm_up(ranks: Ranks, workers: int, started: Sequence["subprocess.Popen[byte
     rollouts, scorers = FLEETS[workers][0]
     while ranks.iterations < 2 or ranks.working() != {"rollout": rollouts, "scorer": scorers}:
         assert all(each.poll() is None for each in started), "a process of workers ended"
-        assert time.monotonic() < deadline_s, f"not warm: {ranks.iterations} iterations, {ranks.working()}"
+        assert time.monotonic() < deadline_s, (
+            f"not warm: {ranks.iterations} iterations, {ranks.working()}"
+        )
         time.sleep(0.5)
 
 
 def quantile(values: list[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
+    return (
+        sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
+    )
 
 
 def figures_of(cells: list[Cell]) -> list[Figure]:
@@ -262,21 +315,36 @@ def figures_of(cells: list[Cell]) -> list[Figure]:
         here = [each for each in cells if (each.workers, each.is_paced) == (workers, is_paced)]
         label = f"{workers} workers, {f'{RATE:g} groups/s offered' if is_paced else 'saturated'}"
         for name, (unit, of) in QUANTITIES.items():
-            after, before = ([of(each) for each in here if each.arm == arm] for arm in ("after", "before"))
+            after, before = (
+                [of(each) for each in here if each.arm == arm] for arm in ("after", "before")
+            )
             value, against = statistics.median(after), statistics.median(before) if before else None
             spread, ratio = (min(after), max(after)), value / against if against else None
             full = f"{label}: {name}"
-            found.append(Figure(full, unit, value, len(after), spread, against, "before", ratio, *KINDS))
+            found.append(
+                Figure(full, unit, value, len(after), spread, against, "before", ratio, *KINDS)
+            )
     return found
 
 
 @click.command()
 @options
-@click.option("--before", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Another checkout.")
+@click.option(
+    "--before",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Another checkout.",
+)
 @click.option("--workers", type=int, multiple=True, help="Only these numbers of workers.")
 @click.option("--rounds", type=int, default=3, show_default=True)
-@click.option("--span-s", type=float, default=20.0, show_default=True, help="Measured seconds of a cell.")
-@click.option("--py-spy", "profile", type=click.Path(file_okay=False, path_type=Path), help="Folder for profiles.")
+@click.option(
+    "--span-s", type=float, default=20.0, show_default=True, help="Measured seconds of a cell."
+)
+@click.option(
+    "--py-spy",
+    "profile",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for profiles.",
+)
 def main(
     quick: bool,
     path: Path,
@@ -300,9 +368,16 @@ def main(
                     cells.append(measure(arm, arms[arm], size, is_paced, span_s, profile))
                     print(msgspec.json.encode(cells[-1]).decode(), flush=True)
     settings = {
-        "rows": ROWS, "tokens": TOKENS, "batch_groups": BATCH_GROUPS, "staleness": STALENESS, "ranks": RANKS,
-        "rate": RATE, "fleets": {str(size): FLEETS[size] for size in numbers}, "span_s": span_s, "rounds": rounds,
-    }  # fmt: skip
+        "rows": ROWS,
+        "tokens": TOKENS,
+        "batch_groups": BATCH_GROUPS,
+        "staleness": STALENESS,
+        "ranks": RANKS,
+        "rate": RATE,
+        "fleets": {str(size): FLEETS[size] for size in numbers},
+        "span_s": span_s,
+        "rounds": rounds,
+    }
     Report("broker_load", quick, settings, figures_of(cells), cells, at).finish(path, started_s)
 
 

@@ -77,14 +77,18 @@ def environment() -> Path:
 def peer(python: Path, kind: str, span_s: float) -> Measured:
     """One stretch of a peer, in an environment of its own."""
     command = [str(python), str(ROOT / "benchmarks" / "peer_hops.py"), kind, str(span_s)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=span_s + PATIENCE_S, cwd=os.sep)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, check=True, timeout=span_s + PATIENCE_S, cwd=os.sep
+    )
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=Measured)
 
 
 def broker(span_s: float) -> Measured:
     """One stretch of the broker."""
     cell = measure("after", ROOT, WORKERS, False, span_s, None)
-    return Measured(cell.cpu_ms_per_group, cell.cpu_ms_per_group + cell.others_ms_per_group, cell.groups_per_s)
+    return Measured(
+        cell.cpu_ms_per_group, cell.cpu_ms_per_group + cell.others_ms_per_group, cell.groups_per_s
+    )
 
 
 def figures_of(found: dict[str, list[Measured]]) -> list[Figure]:
@@ -92,21 +96,31 @@ def figures_of(found: dict[str, list[Measured]]) -> list[Figure]:
     figures = []
     for kind, rounds in found.items():
         for name, (words, unit) in QUANTITIES.items():
-            values, ours = ([getattr(each, name) for each in of] for of in (rounds, found["broker"]))
+            values, ours = (
+                [getattr(each, name) for each in of] for of in (rounds, found["broker"])
+            )
             value, against = statistics.median(values), statistics.median(ours)
             label = f"{PEERS.get(kind, 'the broker')}: {words}"
             spread = min(values), max(values)
             is_peer = kind in PEERS
             baseline, ratio = (against, value / against) if is_peer else (None, None)
             beside = "the broker" if is_peer else ""
-            figures.append(Figure(label, unit, value, len(values), spread, baseline, beside, ratio, *KINDS))
+            figures.append(
+                Figure(label, unit, value, len(values), spread, baseline, beside, ratio, *KINDS)
+            )
     return figures
 
 
 @click.command()
 @options
-@click.option("--python", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Has Ray and Redis.")
-@click.option("--span-s", type=float, default=10.0, show_default=True, help="Measured seconds of each.")
+@click.option(
+    "--python",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Has Ray and Redis.",
+)
+@click.option(
+    "--span-s", type=float, default=10.0, show_default=True, help="Measured seconds of each."
+)
 @click.option("--rounds", type=int, default=5, show_default=True)
 def main(quick: bool, path: Path, python: Path | None, span_s: float, rounds: int) -> None:
     """Measure and write the figures."""
@@ -125,8 +139,12 @@ def main(quick: bool, path: Path, python: Path | None, span_s: float, rounds: in
     listed = subprocess.run(
         [python, "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True, check=True
     )
-    versions = [line for line in listed.stdout.splitlines() if line.startswith(("ray==", "redis=="))]
-    server = subprocess.run(["redis-server", "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    versions = [
+        line for line in listed.stdout.splitlines() if line.startswith(("ray==", "redis=="))
+    ]
+    server = subprocess.run(
+        ["redis-server", "--version"], capture_output=True, text=True, check=True
+    ).stdout.strip()
     settings = {"span_s": span_s, "rounds": rounds, "versions": [*versions, server]}
     Report("broker_peers", quick, settings, figures_of(found), found, at).finish(path, started_s)
 

@@ -51,7 +51,9 @@ def works(shape: Shape, dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
     """The same step by both ways."""
     made = torch.Generator().manual_seed(1)
     block = shape.rows, shape.shared, shape.columns + SPARE, shape.size
-    caches = [[torch.randn(block, generator=made).to(dtype) for _ in range(2)] for _ in range(LAYERS)]
+    caches = [
+        [torch.randn(block, generator=made).to(dtype) for _ in range(2)] for _ in range(LAYERS)
+    ]
     query = torch.randn(shape.rows, shape.heads, 1, shape.size, generator=made).to(dtype)
     mask = torch.rand(shape.rows, 1, 1, shape.columns, generator=made) > 0.1
     mask[..., -1] = True
@@ -61,7 +63,9 @@ def works(shape: Shape, dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
 
     def theirs() -> Tensor:
         for keys, values in caches:
-            found = sdpa_attention_forward(layer, query, keys[:, :, used], values[:, :, used], mask, scaling=scaling)
+            found = sdpa_attention_forward(
+                layer, query, keys[:, :, used], values[:, :, used], mask, scaling=scaling
+            )
         return found[0]
 
     def ours() -> Tensor:
@@ -110,7 +114,16 @@ def main(path: Path, quick: bool) -> None:
             spread = min(ours), max(ours)
             figures.append(
                 Figure(
-                    label, "ms", value, len(ours), spread, against, "transformers", value / against, "median", SPREAD
+                    label,
+                    "ms",
+                    value,
+                    len(ours),
+                    spread,
+                    against,
+                    "transformers",
+                    value / against,
+                    "median",
+                    SPREAD,
                 )
             )
             print(label, figures[-1].ratio, flush=True)

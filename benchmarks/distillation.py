@@ -57,13 +57,17 @@ class Run(msgspec.Struct, frozen=True):
     def final(self) -> float:
         """Mean held-out reward over the last quarter of the versions."""
         end = self.heldout[-1][0]
-        return statistics.fmean(reward for version, reward in self.heldout if 4 * version >= 3 * end)
+        return statistics.fmean(
+            reward for version, reward in self.heldout if 4 * version >= 3 * end
+        )
 
     @property
     def to_goal(self) -> int:
         """Iterations until two evaluations in a row reached the goal; else the length of the run."""
         pairs = zip(self.heldout, self.heldout[1:], strict=False)
-        return next((version for (version, a), (_, b) in pairs if min(a, b) >= GOAL), self.heldout[-1][0])
+        return next(
+            (version for (version, a), (_, b) in pairs if min(a, b) >= GOAL), self.heldout[-1][0]
+        )
 
 
 def train(config: RunConfig, target: Target, is_taught: bool) -> Run:
@@ -85,7 +89,9 @@ def train(config: RunConfig, target: Target, is_taught: bool) -> Run:
     return Run(heldout, round(time.monotonic() - started_s, 1))
 
 
-def run_all(seeds: Sequence[int], iterations: int, kept: KeptRuns[Run]) -> dict[tuple[float, str], list[Run]]:
+def run_all(
+    seeds: Sequence[int], iterations: int, kept: KeptRuns[Run]
+) -> dict[tuple[float, str], list[Run]]:
     """Every cell's seeds, seeds outermost; one target for all."""
     found: dict[tuple[float, str], list[Run]] = {}
     target: Target | None = None
@@ -108,7 +114,8 @@ def run_all(seeds: Sequence[int], iterations: int, kept: KeptRuns[Run]) -> dict[
                     run = train(config, target, is_taught)
                     kept.add(key, run)
                     print(
-                        f"{rate:g}, {name}, seed {seed}: {run.to_goal}, {run.final:.3f}; {run.wall_s:.0f} s", flush=True
+                        f"{rate:g}, {name}, seed {seed}: {run.to_goal}, {run.final:.3f}; {run.wall_s:.0f} s",
+                        flush=True,
                     )
                 found.setdefault((rate, name), []).append(run)
     return found
@@ -116,16 +123,27 @@ def run_all(seeds: Sequence[int], iterations: int, kept: KeptRuns[Run]) -> dict[
 
 def markdown(found: dict[tuple[float, str], list[Run]], report: Report) -> str:
     """The table."""
-    lines = ["| rate | arm | iterations to 0.8, mean | each seed | less the example's, paired | final reward |",
-             "|---|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "| rate | arm | iterations to 0.8, mean | each seed | less the example's, paired | final reward |",
+        "|---|---|---|---|---|---|",
+    ]
     for (rate, name), runs in sorted(found.items()):
         steps = [run.to_goal for run in runs]
-        gaps = [mine.to_goal - theirs.to_goal for mine, theirs in zip(runs, found[rate, PLAIN], strict=True)]
+        gaps = [
+            mine.to_goal - theirs.to_goal
+            for mine, theirs in zip(runs, found[rate, PLAIN], strict=True)
+        ]
         gap = mean_figure("", "", gaps)
-        paired = "-" if name == PLAIN else f"{gap.value:+.0f} [{gap.spread[0]:+.0f}, {gap.spread[1]:+.0f}]"
+        paired = (
+            "-"
+            if name == PLAIN
+            else f"{gap.value:+.0f} [{gap.spread[0]:+.0f}, {gap.spread[1]:+.0f}]"
+        )
         final = statistics.fmean(run.final for run in runs)
         each = ", ".join(map(str, steps))
-        lines.append(f"| {rate:g} | {name} | {statistics.fmean(steps):.0f} | {each} | {paired} | {final:.3f} |")
+        lines.append(
+            f"| {rate:g} | {name} | {statistics.fmean(steps):.0f} | {each} | {paired} | {final:.3f} |"
+        )
     body = "\n".join(lines)
     return f"""# Distillation from the target
 
@@ -147,7 +165,9 @@ def main(path: Path, quick: bool) -> None:
     measured = commit()
     seeds, iterations = (SEEDS[:1], QUICK_ITERATIONS) if quick else (SEEDS, ITERATIONS)
     path.parent.mkdir(parents=True, exist_ok=True)
-    kept = KeptRuns(path, Run, (*TRAINING, "benchmarks/distillation.py", "benchmarks/exploration.py"))
+    kept = KeptRuns(
+        path, Run, (*TRAINING, "benchmarks/distillation.py", "benchmarks/exploration.py")
+    )
     found = run_all(seeds, iterations, kept)
     figures: list[Figure] = []
     for (rate, name), runs in sorted(found.items()):

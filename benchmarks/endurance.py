@@ -53,7 +53,13 @@ SETTINGS = (
     "evaluation.selection_problems=16",
     "evaluation.sampled_candidates=1",
 )
-TOLERANCES = {"memory": 4.0, "descriptors": 2.0, "threads": 2.0, "temporary files": 2.0, "/dev/shm": 4.0}
+TOLERANCES = {
+    "memory": 4.0,
+    "descriptors": 2.0,
+    "threads": 2.0,
+    "temporary files": 2.0,
+    "/dev/shm": 4.0,
+}
 MEMORY_SHARE = 0.03
 LOGS_MIB_PER_HOUR = 1.0
 UNITS = {"memory": "MiB", "logs": "MiB", "journal": "MiB", "whole run": "MiB", "/dev/shm": "MiB"}
@@ -80,7 +86,9 @@ def look_at(pid: int, directory: Path, temporary: Path, time_s: float) -> Look:
     used = shutil.disk_usage(SHARED_MEMORY).used if SHARED_MEMORY.is_dir() else 0
     values |= {
         "/dev/shm": used / 2**20,
-        "temporary files": float(sum(len(names) + len(files) for _, names, files in os.walk(temporary))),
+        "temporary files": float(
+            sum(len(names) + len(files) for _, names, files in os.walk(temporary))
+        ),
         "logs": held_bytes(directory / "logs") / 2**20,
         "journal": held_bytes(directory / "journal") / 2**20,
         "whole run": held_bytes(directory) / 2**20,
@@ -97,7 +105,9 @@ def held_by(pid: int) -> Iterator[tuple[str, float]]:
     yield "threads", float(len(os.listdir(folder / "task")))
 
 
-def run(folder: Path, seconds: float, every_s: float, pause_s: float, looks_file: Path) -> tuple[list[Look], int]:
+def run(
+    folder: Path, seconds: float, every_s: float, pause_s: float, looks_file: Path
+) -> tuple[list[Look], int]:
     """Run for so long; return the looks, and the iterations that were trained."""
     directory, temporary = folder / "run", folder / "temporary"
     temporary.mkdir()
@@ -108,7 +118,9 @@ def run(folder: Path, seconds: float, every_s: float, pause_s: float, looks_file
     looks: list[Look] = []
     with (folder / "console.log").open("wb") as console, looks_file.open("wb") as kept:
         environment = os.environ | {"TMPDIR": str(temporary)}
-        launch = subprocess.Popen(command, stdout=console, stderr=subprocess.STDOUT, env=environment)
+        launch = subprocess.Popen(
+            command, stdout=console, stderr=subprocess.STDOUT, env=environment
+        )
         began_s = time.monotonic()
         try:
             while (passed_s := time.monotonic() - began_s) < seconds and launch.poll() is None:
@@ -145,21 +157,37 @@ def judged(looks: list[Look]) -> tuple[list[Figure], list[str], dict[str, float]
         spread, ratio = (min(values), max(values)), last / first if first else None
         text = "median of the last quarter", "smallest and largest"
         baseline = (first, "median of the first quarter", ratio)
-        figures.append(Figure(name, UNITS.get(kind, "1"), last, len(values), spread, *baseline, *text))
+        figures.append(
+            Figure(name, UNITS.get(kind, "1"), last, len(values), spread, *baseline, *text)
+        )
     return figures, grown, slopes
 
 
 @click.command()
 @options
-@click.option("--seconds", type=click.IntRange(min=60), help="How long.  [default: 7200; --quick: 90]")
+@click.option(
+    "--seconds", type=click.IntRange(min=60), help="How long.  [default: 7200; --quick: 90]"
+)
 @click.option("--every-s", type=float, help="Seconds between two looks.  [default: 30; --quick: 3]")
-@click.option("--pause-s", default=0.25, show_default=True, help="What the reward function waits for each text.")
-def main(path: Path, quick: bool, seconds: int | None, every_s: float | None, pause_s: float) -> None:
+@click.option(
+    "--pause-s",
+    default=0.25,
+    show_default=True,
+    help="What the reward function waits for each text.",
+)
+def main(
+    path: Path, quick: bool, seconds: int | None, every_s: float | None, pause_s: float
+) -> None:
     """Run, look, judge, and write the figures; exit code 1 where something grew."""
     measured, started_s = commit(), time.monotonic()
-    length_s, between_s = float(seconds or (90 if quick else 7200)), every_s or (3.0 if quick else 30.0)
+    length_s, between_s = (
+        float(seconds or (90 if quick else 7200)),
+        every_s or (3.0 if quick else 30.0),
+    )
     with tempfile.TemporaryDirectory(prefix="endurance-") as name:
-        looks, iterations = run(Path(name), length_s, between_s, pause_s, path.with_suffix(".looks.jsonl"))
+        looks, iterations = run(
+            Path(name), length_s, between_s, pause_s, path.with_suffix(".looks.jsonl")
+        )
     figures, grown, slopes = judged(looks)
     settings = {"seconds": length_s, "every_s": between_s, "pause_s": pause_s, "settings": SETTINGS}
     details = {"iterations": iterations, "not_flat": grown, "slopes_per_hour": slopes}

@@ -62,7 +62,11 @@ def groups_of(config: RunConfig, count: int) -> tuple[list[Job], Renderer]:
     target = Renderer(config.model_of("scorer"), config.scorer.max_prompt_tokens)
     lines = (RUN_FILE.parent / "train.jsonl").read_text(encoding="utf-8").splitlines()[:count]
     questions = [json.loads(line)["question"] for line in lines]
-    rows, writing, judging = config.algorithm.samples_per_prompt, config.rollout_sampling(), config.scorer_sampling()
+    rows, writing, judging = (
+        config.algorithm.samples_per_prompt,
+        config.rollout_sampling(),
+        config.scorer_sampling(),
+    )
     adapter = make_engine("transformers", config.adapter.model, "rollout", config)
     asked = [
         Job(
@@ -79,7 +83,10 @@ def groups_of(config: RunConfig, count: int) -> tuple[list[Job], Renderer]:
     jobs = [
         Job(
             str(number),
-            tuple(np.concatenate([target.prompt(question), own.without_stop(row.tokens)]) for row in prefix.rows),
+            tuple(
+                np.concatenate([target.prompt(question), own.without_stop(row.tokens)])
+                for row in prefix.rows
+            ),
             row_uniforms(number, "completion", rows, judging.max_new_tokens),
             judging,
             target.stop_tokens,
@@ -113,7 +120,10 @@ def task_of(jobs: Sequence[Job]) -> Job:
 def generated(engine: FixedRowsEngine, rows: Sequence[TokenIds], job: Job) -> None:
     """All rows by one call of `generate`."""
     longest = max(row.size for row in rows)
-    ids, mask = torch.zeros(len(rows), longest, dtype=torch.long), torch.zeros(len(rows), longest, dtype=torch.long)
+    ids, mask = (
+        torch.zeros(len(rows), longest, dtype=torch.long),
+        torch.zeros(len(rows), longest, dtype=torch.long),
+    )
     for place, row in enumerate(rows):
         ids[place, longest - row.size :] = torch.from_numpy(row.astype(np.int64))
         mask[place, longest - row.size :] = 1
@@ -137,7 +147,9 @@ def engine_rounds(config: RunConfig, rows: int, rounds: int) -> tuple[dict[str, 
     size = config.rollout.groups_per_task
     tasks = [task_of(jobs[first : first + size]) for first in range(0, len(jobs), size)]
     model, fixed = config.model_of("scorer"), config.rows_per_job("scorer")
-    continuous = TransformersEngine(model, "cpu", "float32", 1, seats=config.embedded_seats("scorer"))
+    continuous = TransformersEngine(
+        model, "cpu", "float32", 1, seats=config.embedded_seats("scorer")
+    )
     bitwise = FixedRowsEngine(model, "cpu", "float32", 1, seats=fixed)
     texts = [row for job in jobs for row in job.rows]
     ways: dict[str, Callable[[], object]] = {
@@ -164,13 +176,19 @@ def engine_figures(rows: int, seconds: dict[str, list[float]]) -> list[Figure]:
     rates = {name: [rows / each for each in found] for name, found in seconds.items()}
     return [
         compared(
-            f"{rows} rows, {CONTINUOUS}, beside {base}", "rows per CPU second", rates[CONTINUOUS], rates[base], base
+            f"{rows} rows, {CONTINUOUS}, beside {base}",
+            "rows per CPU second",
+            rates[CONTINUOUS],
+            rates[base],
+            base,
         )
         for base in (GENERATE, BITWISE)
     ]
 
 
-def compared(name: str, unit: str, values: Sequence[float], base: Sequence[float], base_name: str) -> Figure:
+def compared(
+    name: str, unit: str, values: Sequence[float], base: Sequence[float], base_name: str
+) -> Figure:
     """The median of values beside that of the same rounds' base, and the median of the ratios."""
     ratios = [value / against for value, against in zip(values, base, strict=True)]
     return Figure(
@@ -222,7 +240,11 @@ def lines_of(directory: Path) -> list[dict[str, Any]]:
     """The iterations trained so far."""
     file = directory / "metrics.jsonl"
     return (
-        [json.loads(line) for line in file.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        [
+            json.loads(line)
+            for line in file.read_bytes().splitlines(keepends=True)
+            if line.endswith(b"\n")
+        ]
         if (file.exists())
         else []
     )
@@ -243,10 +265,22 @@ def cpu_s(launcher: int) -> dict[str, float]:
 def run_figures(found: dict[str, list[dict[str, Any]]]) -> list[Figure]:
     names = {CONTINUOUS: "whole run, continuous", BITWISE: "whole run, bitwise"}
     rates = {name: [each["prefixes_per_s"] for each in runs] for name, runs in found.items()}
-    cpu = {name: [sum(each["cpu_s_per_iteration"].values()) for each in runs] for name, runs in found.items()}
-    scorers = {name: [each["cpu_s_per_iteration"]["prefixrl-scorer"] for each in runs] for name, runs in found.items()}
+    cpu = {
+        name: [sum(each["cpu_s_per_iteration"].values()) for each in runs]
+        for name, runs in found.items()
+    }
+    scorers = {
+        name: [each["cpu_s_per_iteration"]["prefixrl-scorer"] for each in runs]
+        for name, runs in found.items()
+    }
     return [
-        compared(f"{names[CONTINUOUS]}: {what}", unit, values[CONTINUOUS], values[BITWISE], names[BITWISE])
+        compared(
+            f"{names[CONTINUOUS]}: {what}",
+            unit,
+            values[CONTINUOUS],
+            values[BITWISE],
+            names[BITWISE],
+        )
         for what, unit, values in (
             ("prefixes trained", "prefixes/s", rates),
             ("CPU of all processes", "s per iteration", cpu),

@@ -67,7 +67,10 @@ def run_config(folder: Path, model: str, dtype: str) -> RunConfig:
             "target": {"model": model},
             "data": {"train": "unused.jsonl"},
             "algorithm": {"iterations": 1, "samples_per_prompt": GROUP},
-            "rollout": {"prefix_tokens": NEW_TOKENS, "vllm": {"max_num_seqs": 256, "kv_cache_memory_bytes": 2**31}},
+            "rollout": {
+                "prefix_tokens": NEW_TOKENS,
+                "vllm": {"max_num_seqs": 256, "kv_cache_memory_bytes": 2**31},
+            },
             "learner": {"dtype": dtype},
         }
     )
@@ -128,8 +131,15 @@ def cpu_s() -> float:
 
 
 @click.command()
-@click.option("--model", required=True, type=click.Path(exists=True, file_okay=False), help="Folder of the model.")
-@click.option("--rows", "sizes", multiple=True, type=int, default=ROWS, help="Rows at once; may be repeated.")
+@click.option(
+    "--model",
+    required=True,
+    type=click.Path(exists=True, file_okay=False),
+    help="Folder of the model.",
+)
+@click.option(
+    "--rows", "sizes", multiple=True, type=int, default=ROWS, help="Rows at once; may be repeated."
+)
 @options
 def main(path: Path, quick: bool, model: str, sizes: tuple[int, ...]) -> None:
     """Measure every arm, beside `generate`."""
@@ -158,7 +168,9 @@ def measured(model: str, dtype: str, rows: int) -> dict[str, list[float]]:
     rounds = ROUNDS if rows < 256 else 1
     for name in (each for each in ARMS if each != "vllm" or find_spec("vllm")):
         code = f"from benchmarks.engines import arm; arm({name!r}, {model!r}, {dtype!r}, {rows}, {rounds})"
-        ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+        ended = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, check=True
+        )
         taken[name] = json.loads(ended.stdout.splitlines()[-1])
     return taken
 

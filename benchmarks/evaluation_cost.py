@@ -24,7 +24,14 @@ import click
 import torch
 
 from benchmarks.results import Figure, Report, commit, options
-from benchmarks.simulated import PATIENCE_S, PROBE_LOGPROBS, daemons, learner, simulated_run, take_batch
+from benchmarks.simulated import (
+    PATIENCE_S,
+    PROBE_LOGPROBS,
+    daemons,
+    learner,
+    simulated_run,
+    take_batch,
+)
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.messages.groups import Prompt
 from prefixrl.common.wire.messages.learner import Evaluate
@@ -59,7 +66,10 @@ def run(iterations: int, every: int) -> Ran:
     config = simulated_run(directory, iterations, PREFIX_S, SCORING_S)
     servers = Servers(config, directory / "run", 0)
     try:
-        with daemons("rollout", 1, directory / "run"), daemons("scorer", SCORERS, directory / "run"):
+        with (
+            daemons("rollout", 1, directory / "run"),
+            daemons("scorer", SCORERS, directory / "run"),
+        ):
             return learn(servers, config, iterations, every)
     finally:
         servers.close()
@@ -128,7 +138,15 @@ def figures_of(without: list[Ran], having: list[Ran]) -> list[Figure]:
     kinds = ("median", "smallest and largest")
     return [
         Figure(
-            "delay by evaluations", "s", middle, len(delays), spread, own_s, "their own work", middle / own_s, *kinds
+            "delay by evaluations",
+            "s",
+            middle,
+            len(delays),
+            spread,
+            own_s,
+            "their own work",
+            middle / own_s,
+            *kinds,
         ),
         Figure("mixed versions", "share", mixed, len(having), (mixed, mixed)),
     ]

@@ -23,10 +23,16 @@ from benchmarks.openings.arms import RUN_FILE, Outcome, Setting, Size, config_of
 from benchmarks.results import ROOT, Figure, Report, commit, mean_figure, options
 
 COMMON = (
-    "algorithm.name=grpo", "algorithm.minibatches=1", "learner.warmup_ratio=0.0", "learner.min_lr_ratio=1.0",
+    "algorithm.name=grpo",
+    "algorithm.minibatches=1",
+    "learner.warmup_ratio=0.0",
+    "learner.min_lr_ratio=1.0",
     "scorer.temperature=0.0",
-)  # fmt: skip
-TASKS = {"letters": (RUN_FILE, 300), "arithmetic": (ROOT / "deploy/examples/arithmetic/run.toml", 150)}
+)
+TASKS = {
+    "letters": (RUN_FILE, 300),
+    "arithmetic": (ROOT / "deploy/examples/arithmetic/run.toml", 150),
+}
 """Run file and iterations."""
 RATES = (2.5e-4, 1e-3)
 DOCUMENTED = ("algorithm.entropy=0.03", "algorithm.kl=0.01")
@@ -39,13 +45,17 @@ SEEDS, QUICK_SEEDS, QUICK_ITERATIONS = tuple(range(1, 11)), (1,), 10
 AGE, WITHIN, FALL = 2, 0.05, 0.2
 
 
-def run_all(seeds: Sequence[int], quick: bool, kept: KeptRuns[Outcome]) -> dict[tuple[str, float, str], list[Outcome]]:
+def run_all(
+    seeds: Sequence[int], quick: bool, kept: KeptRuns[Outcome]
+) -> dict[tuple[str, float, str], list[Outcome]]:
     """Every cell's seeds, seeds outermost; a target per task."""
     found: dict[tuple[str, float, str], list[Outcome]] = {}
     targets: dict[str, Target] = {}
     for seed in seeds:
         for task, (run_file, iterations) in TASKS.items():
-            size = Size((seed,), QUICK_ITERATIONS if quick else iterations, 32 if quick else 128, 10, COMMON)
+            size = Size(
+                (seed,), QUICK_ITERATIONS if quick else iterations, 32 if quick else 128, 10, COMMON
+            )
             for rate in RATES:
                 for terms, changes in TERMS.items():
                     setting = Setting(AGE, (f"learner.actor_lr={rate!r}", *changes))
@@ -54,9 +64,14 @@ def run_all(seeds: Sequence[int], quick: bool, kept: KeptRuns[Outcome]) -> dict[
                     if run is None:
                         config = config_of(run_file, setting, seed, size)
                         targets.setdefault(task, Target(config))
-                        run = run_arm(f"{task}, {rate:g}, {terms}", setting, config, size, targets[task])
+                        run = run_arm(
+                            f"{task}, {rate:g}, {terms}", setting, config, size, targets[task]
+                        )
                         kept.add(key, run)
-                        print(f"{run.setting}, seed {seed}: {run.final:.3f}; {run.wall_s:.0f} s", flush=True)
+                        print(
+                            f"{run.setting}, seed {seed}: {run.final:.3f}; {run.wall_s:.0f} s",
+                            flush=True,
+                        )
                     found.setdefault((task, rate, terms), []).append(run)
     return found
 
@@ -87,7 +102,12 @@ def markdown(found: dict[tuple[str, float, str], list[Outcome]], report: Report)
         finals = sorted(run.final for run in runs)
         worst = ", ".join(f"{final:.2f}" for final in finals[:3])
         fell = sum(has_fallen(run) for run in runs)
-        cells = (f"{sum(well(runs)):.0f} of {len(runs)}", f"{statistics.fmean(finals):.3f}", worst, str(fell))
+        cells = (
+            f"{sum(well(runs)):.0f} of {len(runs)}",
+            f"{statistics.fmean(finals):.3f}",
+            worst,
+            str(fell),
+        )
         lines.append(f"| {task} | {rate:g} | {terms} | {' | '.join(cells)} |")
     body = "\n".join(lines)
     arms = "\n".join(f"- {name}: `{'`, `'.join(changes)}`" for name, changes in TERMS.items())

@@ -26,7 +26,14 @@ import zmq
 from prefixrl.common.host.process import allow_many_files
 from prefixrl.common.wire.address import Address, address_in
 from prefixrl.common.wire.messages.fields import PROTOCOL, UNPROVED, Role
-from prefixrl.common.wire.messages.groups import GroupPrefixes, GroupTask, Row, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.wire.messages.groups import (
+    GroupPrefixes,
+    GroupTask,
+    Row,
+    ScoredGroup,
+    Verdict,
+    VersionSpan,
+)
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
 from prefixrl.common.wire.messages.weights import EngineChecksum
 from prefixrl.common.wire.messages.worker import (
@@ -56,7 +63,13 @@ PROMPT_TOKENS, TEXT = 100, "a step of an answer " * 12
 ROOM = 1.5
 """Rows that a worker takes, as a multiple of its seats; as the engines do."""
 VERDICT = Verdict(
-    reward=1.0, status="ok", extracted="42", finish="eos", completion_tokens=300, elapsed_ms=12, is_answered=False
+    reward=1.0,
+    status="ok",
+    extracted="42",
+    finish="eos",
+    completion_tokens=300,
+    elapsed_ms=12,
+    is_answered=False,
 )
 
 
@@ -137,13 +150,24 @@ class FakeWorker:
         if not self.socket.poll(0, zmq.POLLOUT):
             self._fleet.after(0.05, self.join)  # not connected yet
             return
-        self.send(Hello(protocol=PROTOCOL, role=self._role, incarnation=f"fake-{self._number}", host="host", pid=1))
+        self.send(
+            Hello(
+                protocol=PROTOCOL,
+                role=self._role,
+                incarnation=f"fake-{self._number}",
+                host="host",
+                pid=1,
+            )
+        )
 
     def _beat(self) -> None:
         self._fleet.after(self._beat_s, self._beat)
         self.send(
             Heartbeat(
-                progress=self._progress, busy_row_s=float(self._progress), leases=tuple(self._open), state="working"
+                progress=self._progress,
+                busy_row_s=float(self._progress),
+                leases=tuple(self._open),
+                state="working",
             )
         )
 
@@ -167,7 +191,11 @@ class FakeWorker:
                 if (sent_s := self._sent_s.pop(task, None)) is not None:
                     self._fleet.timings.score_to_ack.append((now_s, now_s - sent_s))
             case Beat(latest):
-                if self._role == "rollout" and latest is not None and latest.version > max(self._version, self._staged):
+                if (
+                    self._role == "rollout"
+                    and latest is not None
+                    and latest.version > max(self._version, self._staged)
+                ):
                     self._staged = latest.version
                     self.send(Staged(latest.version))
             case Swap(version):
@@ -204,7 +232,9 @@ class FakeWorker:
         while self._waiting and self._busy < self._slots:
             task, self._busy = self._waiting.popleft(), self._busy + 1
             if self._hold_s:
-                hold_s = self._hold_s * self._fleet.draw.uniform(0.5, 1.5)  # in step they would come in waves
+                hold_s = self._hold_s * self._fleet.draw.uniform(
+                    0.5, 1.5
+                )  # in step they would come in waves
                 self._fleet.after(hold_s, partial(self._deliver, task))
                 for row in range(self._fleet.plan.rows):
                     ended_s = hold_s * (0.5 + 0.5 * row / self._fleet.plan.rows)
@@ -258,12 +288,18 @@ class Fleet:
         self._numbers = count()
         self.touched: set[FakeWorker] = set()
         self.draw = draw = np.random.default_rng(plan.first)
-        self._tokens = [pack_tokens(draw.integers(0, 128, plan.tokens, dtype=np.int32)) for _ in range(64)]
+        self._tokens = [
+            pack_tokens(draw.integers(0, 128, plan.tokens, dtype=np.int32)) for _ in range(64)
+        ]
         self._logprobs = pack_logprobs(-draw.random(plan.tokens, dtype=np.float32))
         self._prompt = pack_tokens(draw.integers(0, 128, PROMPT_TOKENS, dtype=np.int32))
         address = address_in(Path(plan.directory), "worker")
-        roles: Iterator[Role] = chain(repeat("rollout", plan.rollouts), repeat("scorer", plan.scorers))
-        self._workers = [FakeWorker(self, role, plan.first + at, address) for at, role in enumerate(roles)]
+        roles: Iterator[Role] = chain(
+            repeat("rollout", plan.rollouts), repeat("scorer", plan.scorers)
+        )
+        self._workers = [
+            FakeWorker(self, role, plan.first + at, address) for at, role in enumerate(roles)
+        ]
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
         """Call `action` so much later."""
@@ -272,29 +308,47 @@ class Fleet:
     def prefixes(self, task: PrefixTask) -> Prefixes:
         digest = digest_of(task.version)
         return Prefixes(
-            task=task.task, kind=task.kind, version=task.version, weights_digest=digest,
-            groups=tuple(self._group(each, task.version, digest) for each in task.groups), elapsed_s=0.1,
-        )  # fmt: skip
+            task=task.task,
+            kind=task.kind,
+            version=task.version,
+            weights_digest=digest,
+            groups=tuple(self._group(each, task.version, digest) for each in task.groups),
+            elapsed_s=0.1,
+        )
 
     def _group(self, group: GroupTask, version: int, digest: str) -> GroupPrefixes:
         spans = (VersionSpan(version, digest, self.plan.tokens),)
         rows = tuple(
             Row(
-                tokens=self._tokens[(group.seq + row) % 64], logprobs=self._logprobs, finish="length", spans=spans,
+                tokens=self._tokens[(group.seq + row) % 64],
+                logprobs=self._logprobs,
+                finish="length",
+                spans=spans,
                 text=TEXT,
             )
             for row in range(self.plan.rows)
-        )  # fmt: skip
-        return GroupPrefixes(seq=group.seq, prompt=group.prompt, seed=group.seed, prompt_tokens=self._prompt, rows=rows)
+        )
+        return GroupPrefixes(
+            seq=group.seq,
+            prompt=group.prompt,
+            seed=group.seed,
+            prompt_tokens=self._prompt,
+            rows=rows,
+        )
 
     def scores(self, task: ScoreTask) -> Scores:
         groups = tuple(
             ScoredGroup(
-                prefixes=group, version=task.version, weights_digest=task.weights_digest,
-                verdicts=(VERDICT,) * len(group.rows), scorer="fake", sampled_s=0.1, scoring_s=self.plan.hold_s[1],
+                prefixes=group,
+                version=task.version,
+                weights_digest=task.weights_digest,
+                verdicts=(VERDICT,) * len(group.rows),
+                scorer="fake",
+                sampled_s=0.1,
+                scoring_s=self.plan.hold_s[1],
             )
             for group in task.groups
-        )  # fmt: skip
+        )
         return Scores(task.task, task.kind, groups)
 
     def run(self, stop: int) -> None:

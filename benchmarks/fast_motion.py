@@ -38,7 +38,9 @@ class Reading:
 def read(iteration: int) -> Reading:
     """Read the memory of this process and of its children."""
     found = {"learner": _anonymous_mib(os.getpid())}
-    for pid in map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()):
+    for pid in map(
+        int, Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
+    ):
         title = Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].decode()
         if title.startswith("prefixrl-"):
             name = title.removeprefix("prefixrl-")
@@ -53,8 +55,14 @@ def _anonymous_mib(pid: int) -> float:
 
 def slope(readings: Sequence[Reading], name: str) -> float:
     """Return the growth of a process in MiB per 1,000 iterations, over the second half."""
-    half = [each for each in readings if each.iteration >= readings[-1].iteration / 2 and name in each.memory_mib]
-    line = statistics.linear_regression([each.iteration for each in half], [each.memory_mib[name] for each in half])
+    half = [
+        each
+        for each in readings
+        if each.iteration >= readings[-1].iteration / 2 and name in each.memory_mib
+    ]
+    line = statistics.linear_regression(
+        [each.iteration for each in half], [each.memory_mib[name] for each in half]
+    )
     return 1000 * line.slope
 
 
@@ -70,8 +78,15 @@ def files(directory: Path) -> dict[str, float]:
 
 def run(folder: Path, iterations: int) -> tuple[list[Reading], dict[str, float], float]:
     """Take a run through all its iterations; return the readings, the files and the seconds."""
-    sections = {"groups_per_iteration": GROUPS, "samples_per_prompt": ROWS, "minibatches": 1, "max_staleness": 2}
-    config = simulated_run(folder, iterations, 0.0, 0.0, algorithm={**sections, "iterations": iterations})
+    sections = {
+        "groups_per_iteration": GROUPS,
+        "samples_per_prompt": ROWS,
+        "minibatches": 1,
+        "max_staleness": 2,
+    }
+    config = simulated_run(
+        folder, iterations, 0.0, 0.0, algorithm={**sections, "iterations": iterations}
+    )
     directory = Path(config.directory)
     servers = Servers(config, directory, 0)
     readings: list[Reading] = []
@@ -82,7 +97,11 @@ def run(folder: Path, iterations: int) -> tuple[list[Reading], dict[str, float],
                 take_batch(client, iteration)
                 servers.completed = iteration + 1
                 client.iteration_done(iteration, iteration + 1)
-                publisher.publish(iteration + 1, {"weight": torch.full((4,), float(iteration))}.items(), PROBE_LOGPROBS)
+                publisher.publish(
+                    iteration + 1,
+                    {"weight": torch.full((4,), float(iteration))}.items(),
+                    PROBE_LOGPROBS,
+                )
                 if time.monotonic() - read_s > READ_EVERY_S:
                     read_s = time.monotonic()
                     readings.append(read(iteration))
@@ -98,21 +117,35 @@ def run(folder: Path, iterations: int) -> tuple[list[Reading], dict[str, float],
 @options
 def main(path: Path, quick: bool) -> None:
     """Measure slopes and files."""
-    started_s, measured, iterations = time.monotonic(), commit(), ITERATIONS // 25 if quick else ITERATIONS
+    started_s, measured, iterations = (
+        time.monotonic(),
+        commit(),
+        ITERATIONS // 25 if quick else ITERATIONS,
+    )
     with tempfile.TemporaryDirectory() as folder:
         readings, sizes, seconds = run(Path(folder), iterations)
     names = sorted(readings[-1].memory_mib)
-    figures = [Figure("speed", "iterations/s", iterations / seconds, 1, (iterations / seconds,) * 2)]
+    figures = [
+        Figure("speed", "iterations/s", iterations / seconds, 1, (iterations / seconds,) * 2)
+    ]
     for name in names:
         last, growth = readings[-1].memory_mib[name], slope(readings, name)
         figures.append(Figure(f"memory of {name} at the end", "MiB", last, 1, (last, last)))
         figures.append(
-            Figure(f"slope of {name}", "MiB per 1,000 iterations", growth, 1, (growth, growth), statistic="slope")
+            Figure(
+                f"slope of {name}",
+                "MiB per 1,000 iterations",
+                growth,
+                1,
+                (growth, growth),
+                statistic="slope",
+            )
         )
     details = {
         "files_mib": sizes,
         "readings": [
-            {"iteration": each.iteration, **each.memory_mib} for each in readings[:: max(1, len(readings) // 50)]
+            {"iteration": each.iteration, **each.memory_mib}
+            for each in readings[:: max(1, len(readings) // 50)]
         ],
     }
     settings = {"iterations": iterations, "groups": GROUPS, "rows": ROWS, "scorers": SCORERS}

@@ -90,20 +90,30 @@ def iterations(directory: Path) -> int:
 
 def ports_of(directory: Path, *names: str) -> list[int]:
     """Return the ports that the endpoint files name."""
-    return [int((directory / name).read_text(encoding="utf-8").rpartition(":")[2]) for name in names]
+    return [
+        int((directory / name).read_text(encoding="utf-8").rpartition(":")[2]) for name in names
+    ]
 
 
-def window(directory: Path, servers: list[int], limit: int, kind: str, ports: list[int], seconds: float) -> Window:
+def window(
+    directory: Path, servers: list[int], limit: int, kind: str, ports: list[int], seconds: float
+) -> Window:
     """Count iterations for so long, while these ports, if any, are flooded."""
     numbers = [CONNECTS_PER_FILE * limit, seconds + EDGE_S, "", *ports]
     with ExitStack() as stack:
         if ports:
             command = [sys.executable, "-m", "benchmarks.strangers", *map(str, numbers)]
-            attacker = stack.enter_context(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE))
+            attacker = stack.enter_context(
+                subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+            )
             stack.callback(attacker.kill)
             assert attacker.stdout is not None and attacker.stdout.readline() == b"ready\n"
         time.sleep(EDGE_S / 2)
-        began_s, before, cpu_before_s = time.monotonic(), iterations(directory), sum(map(cpu_seconds, servers))
+        began_s, before, cpu_before_s = (
+            time.monotonic(),
+            iterations(directory),
+            sum(map(cpu_seconds, servers)),
+        )
         time.sleep(seconds)
         passed_s, trained = time.monotonic() - began_s, iterations(directory) - before
         cpu_s = sum(map(cpu_seconds, servers)) - cpu_before_s
@@ -119,14 +129,18 @@ def limit_files(pids: dict[str, list[int]], limit: int) -> None:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, limit))
 
 
-def measure(folder: Path, limits: tuple[int, ...], rounds: int, seconds: float) -> tuple[list[Window], dict[str, str]]:
+def measure(
+    folder: Path, limits: tuple[int, ...], rounds: int, seconds: float
+) -> tuple[list[Window], dict[str, str]]:
     """Return the windows, and what became of the run."""
     windows, other = [], folder / "other"
     other.mkdir()
     with broker(other) as (elsewhere, stranger, _), training(folder) as (directory, launch):
         end_s = time.monotonic() + WARM_S
         while iterations(directory) < WARM_ITERATIONS:
-            assert launch.poll() is None and time.monotonic() < end_s, (folder / "console.log").read_text()[-3000:]
+            assert launch.poll() is None and time.monotonic() < end_s, (
+                folder / "console.log"
+            ).read_text()[-3000:]
             time.sleep(0.5)
         pids = processes(launch.pid)
         servers = [pid for name in SERVERS for pid in pids[name]]
@@ -134,14 +148,21 @@ def measure(folder: Path, limits: tuple[int, ...], rounds: int, seconds: float) 
         for limit in limits:
             limit_files(pids, limit)
             resource.prlimit(stranger.pid, resource.RLIMIT_NOFILE, (limit, limit))
-            flooded = {KINDS[1]: ports_of(elsewhere, "endpoint"), KINDS[2]: ports_of(directory, *ENDPOINTS)}
+            flooded = {
+                KINDS[1]: ports_of(elsewhere, "endpoint"),
+                KINDS[2]: ports_of(directory, *ENDPOINTS),
+            }
             for number in range(rounds):
                 for kind in KINDS[:: 1 if number % 2 else -1]:
-                    windows.append(window(directory, servers, limit, kind, flooded.get(kind, []), seconds))
+                    windows.append(
+                        window(directory, servers, limit, kind, flooded.get(kind, []), seconds)
+                    )
                     print(msgspec.json.encode(windows[-1]).decode(), flush=True)
         after = processes(launch.pid)
         told = {
-            "servers that were started again": str(sum(pids[name] != after.get(name) for name in SERVERS)),
+            "servers that were started again": str(
+                sum(pids[name] != after.get(name) for name in SERVERS)
+            ),
             "workers that joined again": str(logs(directory).count(" joined from ") - joined),
             "tracebacks": str(logs(directory).count("Traceback")),
         }
@@ -150,23 +171,36 @@ def measure(folder: Path, limits: tuple[int, ...], rounds: int, seconds: float) 
 
 def logs(directory: Path) -> str:
     """Return what all processes logged."""
-    return "".join(each.read_text(encoding="utf-8", errors="replace") for each in (directory / "logs").iterdir())
+    return "".join(
+        each.read_text(encoding="utf-8", errors="replace")
+        for each in (directory / "logs").iterdir()
+    )
 
 
 def figures_of(windows: list[Window]) -> list[Figure]:
     """Medians of the windows; baseline is the undisturbed ones', or those in which another broker was flooded."""
     found = []
     for limit in dict.fromkeys(each.limit for each in windows):
-        by_kind = {kind: [each for each in windows if (each.limit, each.kind) == (limit, kind)] for kind in KINDS}
+        by_kind = {
+            kind: [each for each in windows if (each.limit, each.kind) == (limit, kind)]
+            for kind in KINDS
+        }
         for what, of in QUANTITIES.items():
             values = {kind: [of(each) for each in here] for kind, here in by_kind.items()}
             middle = {kind: statistics.median(each) for kind, each in values.items()}
             for kind, against in ((KINDS[1], KINDS[0]), (KINDS[2], KINDS[0]), (KINDS[2], KINDS[1])):
-                name = f"{what}, {kind}, {limit} files" + f" (beside {against})" * (against == KINDS[1])
-                spread, ratio = (min(values[kind]), max(values[kind])), middle[kind] / middle[against]
+                name = f"{what}, {kind}, {limit} files" + f" (beside {against})" * (
+                    against == KINDS[1]
+                )
+                spread, ratio = (
+                    (min(values[kind]), max(values[kind])),
+                    middle[kind] / middle[against],
+                )
                 baseline = middle[against], against, ratio
                 text = "median of the windows", "smallest and largest"
-                found.append(Figure(name, "1/s", middle[kind], len(values[kind]), spread, *baseline, *text))
+                found.append(
+                    Figure(name, "1/s", middle[kind], len(values[kind]), spread, *baseline, *text)
+                )
     return found
 
 

@@ -70,7 +70,12 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ran(
-    cell: str, rule: AdmissionRule, ages: list[float], ends_s: list[float], waits_s: list[float], lead: float
+    cell: str,
+    rule: AdmissionRule,
+    ages: list[float],
+    ends_s: list[float],
+    waits_s: list[float],
+    lead: float,
 ) -> Ran:
     """Figures of a run from those of its iterations."""
     first = len(ages) // 4
@@ -94,7 +99,9 @@ def simulate(load: str, sigma: float, rule: AdmissionRule, seed: int, iterations
     torch.set_num_threads(1)
     scorers, capacity = LOADS[load]
     # So many items per iteration, in so many slots at once; the engine's lognormal times have their median declared.
-    scoring_s = scorers * SLOTS * TRAINING_S / (GROUPS / ITEM * capacity) * math.exp(-sigma * sigma / 2)
+    scoring_s = (
+        scorers * SLOTS * TRAINING_S / (GROUPS / ITEM * capacity) * math.exp(-sigma * sigma / 2)
+    )
     directory = Path(tempfile.mkdtemp(prefix="freshness-"))
     algorithm = {
         "groups_per_iteration": GROUPS,
@@ -112,7 +119,12 @@ def simulate(load: str, sigma: float, rule: AdmissionRule, seed: int, iterations
         seed=seed,
         algorithm=algorithm,
         rollout={"engine": "simulated", "groups_per_task": ITEM, "prefix_tokens": 4},
-        simulated={"prefix_s": PREFIX_S, "completion_s": scoring_s, "completion_sigma": sigma, "accuracy": 1.0},
+        simulated={
+            "prefix_s": PREFIX_S,
+            "completion_s": scoring_s,
+            "completion_sigma": sigma,
+            "accuracy": 1.0,
+        },
     )
     servers = Servers(config, directory / "run", 0)
     try:
@@ -127,7 +139,9 @@ def simulate(load: str, sigma: float, rule: AdmissionRule, seed: int, iterations
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def learn(client: BrokerClient, publisher: Publisher, cell: str, rule: AdmissionRule, iterations: int) -> Ran:
+def learn(
+    client: BrokerClient, publisher: Publisher, cell: str, rule: AdmissionRule, iterations: int
+) -> Ran:
     """Sleep through every iteration, publish after each."""
     ages: list[float] = []
     ends_s: list[float] = []
@@ -140,7 +154,9 @@ def learn(client: BrokerClient, publisher: Publisher, cell: str, rule: Admission
         time.sleep(TRAINING_S)
         client.iteration_done(iteration, iteration + 1)
         ends_s.append(time.monotonic())
-        publisher.publish(iteration + 1, {"weight": torch.full((4,), float(iteration))}.items(), PROBE_LOGPROBS)
+        publisher.publish(
+            iteration + 1, {"weight": torch.full((4,), float(iteration))}.items(), PROBE_LOGPROBS
+        )
     lead = client.status().admission.lead_groups
     publisher.flush(iterations)
     return ran(cell, rule, ages, ends_s, waits_s, lead)
@@ -153,7 +169,9 @@ def cell_name(load: str, sigma: float) -> str:
 # --- the example ----------------------------------------------------------------------------------------------------
 
 
-def launch(directory: Path, rule: AdmissionRule, staleness: int, seed: int, iterations: int) -> None:
+def launch(
+    directory: Path, rule: AdmissionRule, staleness: int, seed: int, iterations: int
+) -> None:
     """Train the example; nothing is judged but little."""
     settings = {
         "directory": directory,
@@ -192,9 +210,15 @@ def synchronous(rule: AdmissionRule, iterations: int) -> str:
         for line in json_lines.read(directory / METRICS_FILE, MetricsLine):
             digest.update(json.dumps(line.figures, sort_keys=True).encode())
         digest.update((directory / ADVANTAGES_FILE).read_bytes())
-        weights = [path for name in ("actor", "critic", "model") for path in directory.rglob(f"{name}.safetensors")]
+        weights = [
+            path
+            for name in ("actor", "critic", "model")
+            for path in directory.rglob(f"{name}.safetensors")
+        ]
         assert len(weights) >= 3, "a finished run has a checkpoint"
-        for path in sorted(path for path in weights if path.is_relative_to(directory / "checkpoints")):
+        for path in sorted(
+            path for path in weights if path.is_relative_to(directory / "checkpoints")
+        ):
             digest.update(path.read_bytes())
     finally:
         shutil.rmtree(directory.parent, ignore_errors=True)
@@ -208,16 +232,22 @@ def figures_of(runs: Sequence[Ran]) -> list[Figure]:
     """Medians by cell, each beside the other rule."""
     found = []
     for cell in dict.fromkeys(each.cell for each in runs):
-        new, old = ([each for each in runs if each.cell == cell and each.rule == rule] for rule in RULES)
+        new, old = (
+            [each for each in runs if each.cell == cell and each.rule == rule] for rule in RULES
+        )
         found += [
             beside(f"{cell}: mean age", "versions", new, old, lambda each: each.mean_age),
-            beside(f"{cell}: throughput", "iterations/s", new, old, lambda each: each.iterations_per_s),
+            beside(
+                f"{cell}: throughput", "iterations/s", new, old, lambda each: each.iterations_per_s
+            ),
             beside(f"{cell}: learner idle", "share", new, old, lambda each: each.idle),
         ]
     return found
 
 
-def beside(name: str, unit: str, new: Sequence[Ran], old: Sequence[Ran], value: Callable[[Ran], float]) -> Figure:
+def beside(
+    name: str, unit: str, new: Sequence[Ran], old: Sequence[Ran], value: Callable[[Ran], float]
+) -> Figure:
     """The median of one rule; the ratio is the median over pairs of runs."""
     values, others = [value(each) for each in new], [value(each) for each in old]
     ratios = [mine / other for mine, other in zip(values, others, strict=True) if other]
@@ -239,7 +269,9 @@ def main(path: Path, quick: bool, repeats: int) -> None:
     seeds = range(1, 2 if quick else repeats + 1)
     runs: list[Ran] = []
     with ProcessPoolExecutor(AT_ONCE, SPAWN) as pool:
-        todo = [(load, sigma, rule, seed) for seed in seeds for load, sigma in cells for rule in RULES]
+        todo = [
+            (load, sigma, rule, seed) for seed in seeds for load, sigma in cells for rule in RULES
+        ]
         for one in pool.map(simulate, *zip(*todo, strict=True), [iterations] * len(todo)):
             print(one, flush=True)
             runs.append(one)
@@ -251,10 +283,24 @@ def main(path: Path, quick: bool, repeats: int) -> None:
     figures = figures_of(runs)
     is_same = float(digests[0] == digests[1])
     figures.append(
-        Figure(f"S = 0, {same} iterations: both rules train the same", "yes", is_same, 2, (is_same, is_same))
+        Figure(
+            f"S = 0, {same} iterations: both rules train the same",
+            "yes",
+            is_same,
+            2,
+            (is_same, is_same),
+        )
     )
-    settings = {"max_staleness": S, "groups": GROUPS, "item": ITEM, "training_s": TRAINING_S, "iterations": iterations}
-    Report("freshness", quick, settings, figures, {"runs": runs, "digests": digests}, at).finish(path, started_s)
+    settings = {
+        "max_staleness": S,
+        "groups": GROUPS,
+        "item": ITEM,
+        "training_s": TRAINING_S,
+        "iterations": iterations,
+    }
+    Report("freshness", quick, settings, figures, {"runs": runs, "digests": digests}, at).finish(
+        path, started_s
+    )
 
 
 if __name__ == "__main__":

@@ -96,7 +96,9 @@ HOSTILE = {
 }
 
 
-def judged(pool: VerifierPool, asked: dict[int, tuple[str, str]]) -> dict[int, tuple[Judgement, float]]:
+def judged(
+    pool: VerifierPool, asked: dict[int, tuple[str, str]]
+) -> dict[int, tuple[Judgement, float]]:
     """Each verdict of answers and golds, and the seconds from submitting to it."""
     began_s = time.monotonic()
     for key, (answer, gold) in asked.items():

@@ -62,8 +62,16 @@ def _garbage(address: Address, draw: random.Random) -> socket.socket:
 
 def _half(address: Address, draw: random.Random) -> socket.socket:
     """A handshake that stops somewhere, or goes on with garbage."""
-    whole = GREETING + b"CURVE".ljust(20, b"\0") + bytes(32) + b"\x04\xc8\x05HELLO" + draw.randbytes(194)
-    return _raw(address, whole[: draw.randrange(len(whole))] + draw.randbytes(draw.choice([0, 0, 300])))
+    whole = (
+        GREETING
+        + b"CURVE".ljust(20, b"\0")
+        + bytes(32)
+        + b"\x04\xc8\x05HELLO"
+        + draw.randbytes(194)
+    )
+    return _raw(
+        address, whole[: draw.randrange(len(whole))] + draw.randbytes(draw.choice([0, 0, 300]))
+    )
 
 
 def _wrong_mechanism(address: Address, draw: random.Random) -> socket.socket:
@@ -94,7 +102,9 @@ def _true_key(address: Address, draw: random.Random) -> zmq.Socket[bytes]:
     dealer = _client(address, address.key)
     if dealer.poll(1000, zmq.POLLOUT):
         for _ in range(MESSAGES):
-            dealer.send_multipart([draw.randbytes(draw.randrange(2000)) for _ in range(draw.randrange(1, 4))])
+            dealer.send_multipart(
+                [draw.randbytes(draw.randrange(2000)) for _ in range(draw.randrange(1, 4))]
+            )
     return dealer
 
 
@@ -125,9 +135,13 @@ def attack(directory: Path, connections: int) -> None:
 @contextmanager
 def attackers(directory: Path, connections: int) -> Iterator["subprocess.Popen[bytes]"]:
     """The process of `attack`, which is ready and waits for the end of its input."""
-    code = f"from benchmarks.hostile_peers import *; attack(Path({str(directory)!r}), {connections})"
+    code = (
+        f"from benchmarks.hostile_peers import *; attack(Path({str(directory)!r}), {connections})"
+    )
     command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
         try:
@@ -140,8 +154,12 @@ class HonestPeer:
     """A peer that is enrolled, and the time of its round trips."""
 
     def __init__(self, address: Address, role: Role = "scorer") -> None:
-        self._client: Client[FromBroker, ToBroker] = Client(address.endpoint, FromBroker, role.encode(), address.key)
-        self._ask(Hello(protocol=PROTOCOL, role=role, incarnation="honest", host="host", pid=1), Welcome)
+        self._client: Client[FromBroker, ToBroker] = Client(
+            address.endpoint, FromBroker, role.encode(), address.key
+        )
+        self._ask(
+            Hello(protocol=PROTOCOL, role=role, incarnation="honest", host="host", pid=1), Welcome
+        )
 
     def _ask(self, message: ToBroker, wanted: type[Answer]) -> Answer:
         self._client.send(message)
@@ -175,7 +193,9 @@ def broker(folder: Path) -> Iterator[tuple[Path, "subprocess.Popen[bytes]", Path
     make_keys(directory)
     with log_file.open("wb") as log:
         start = Start(0, "tcp://127.0.0.1:9")
-        child = subprocess.Popen(command_of("prefixrl.learner.broker", directory, start), stderr=log)
+        child = subprocess.Popen(
+            command_of("prefixrl.learner.broker", directory, start), stderr=log
+        )
     try:
         while not (directory / "endpoint").exists():
             assert child.poll() is None, log_file.read_text()
@@ -239,7 +259,9 @@ def measure(connections: int, quiet_s: float, with_other: bool, rounds: int = 1)
         found.malformed = operator.status().malformed_messages
         operator.close()
         status = Path(f"/proc/{child.pid}/status").read_text(encoding="utf-8").splitlines()
-        found.broker_mib = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
+        found.broker_mib = (
+            next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
+        )
         found.tracebacks = log_file.read_text(encoding="utf-8").count("Traceback")
         found.is_alive = child.poll() is None
     return found
@@ -254,17 +276,39 @@ def figures_of(measured: Measured) -> list[Figure]:
     found, kind = [], "smallest and largest of the rounds"
     for share, name in ((0.5, "median"), (0.99, "99th percentile")):
 
-        def of(rounds: list[list[float]], share: float = share) -> tuple[float, int, tuple[float, float]]:
+        def of(
+            rounds: list[list[float]], share: float = share
+        ) -> tuple[float, int, tuple[float, float]]:
             each = [quantile(values, share) for values in rounds]
             return median(each), sum(map(len, rounds)), (min(each), max(each))
 
-        without, elsewhere, attacked = of(measured.without), of(measured.elsewhere), of(measured.attacked)
+        without, elsewhere, attacked = (
+            of(measured.without),
+            of(measured.elsewhere),
+            of(measured.attacked),
+        )
         label = f"round trip while another broker is attacked, {name}"
         found.append(
-            Figure(label, "ms", *elsewhere, without[0], "without attack", elsewhere[0] / without[0], name, kind)
+            Figure(
+                label,
+                "ms",
+                *elsewhere,
+                without[0],
+                "without attack",
+                elsewhere[0] / without[0],
+                name,
+                kind,
+            )
         )
-        label, beside = f"round trip of an honest worker, {name}", "while another broker is attacked"
-        found.append(Figure(label, "ms", *attacked, elsewhere[0], beside, attacked[0] / elsewhere[0], name, kind))
+        label, beside = (
+            f"round trip of an honest worker, {name}",
+            "while another broker is attacked",
+        )
+        found.append(
+            Figure(
+                label, "ms", *attacked, elsewhere[0], beside, attacked[0] / elsewhere[0], name, kind
+            )
+        )
     most = measured.broker_mib
     found.append(Figure("memory of the broker", "MiB", most, 1, (most, most), statistic="largest"))
     return found
@@ -273,8 +317,16 @@ def figures_of(measured: Measured) -> list[Figure]:
 @click.command()
 @options
 @click.option("--connections", type=int, default=20_000, show_default=True)
-@click.option("--quiet-s", type=float, default=20.0, show_default=True, help="Time without attack, in all.")
-@click.option("--rounds", type=int, default=5, show_default=True, help="They share connections and quiet time.")
+@click.option(
+    "--quiet-s", type=float, default=20.0, show_default=True, help="Time without attack, in all."
+)
+@click.option(
+    "--rounds",
+    type=int,
+    default=5,
+    show_default=True,
+    help="They share connections and quiet time.",
+)
 def main(path: Path, quick: bool, connections: int, quiet_s: float, rounds: int) -> None:
     """Measure and write the figures."""
     if quick:
@@ -282,20 +334,26 @@ def main(path: Path, quick: bool, connections: int, quiet_s: float, rounds: int)
     at, started_s = commit(), time.monotonic()
     measured = measure(connections, quiet_s, with_other=True, rounds=rounds)
     details = {
-        "attack_s": measured.attack_s, "connections_per_s": connections / measured.attack_s,
-        "malformed_messages": measured.malformed, "tracebacks": measured.tracebacks,
+        "attack_s": measured.attack_s,
+        "connections_per_s": connections / measured.attack_s,
+        "malformed_messages": measured.malformed,
+        "tracebacks": measured.tracebacks,
         "broker_is_alive": measured.is_alive,
         "honest_round_trips": {
-            "without": sum(map(len, measured.without)), "attacked": sum(map(len, measured.attacked)), "lost": 0,
+            "without": sum(map(len, measured.without)),
+            "attacked": sum(map(len, measured.attacked)),
+            "lost": 0,
         },
-    }  # fmt: skip
+    }
     settings = {
         "connections": connections,
         "quiet_s": quiet_s,
         "rounds": rounds,
         "kinds": [each.__name__[1:] for each in KINDS],
     }
-    Report("hostile_peers", quick, settings, figures_of(measured), details, at).finish(path, started_s)
+    Report("hostile_peers", quick, settings, figures_of(measured), details, at).finish(
+        path, started_s
+    )
 
 
 if __name__ == "__main__":

@@ -101,7 +101,9 @@ PROCESSES = {
     ),
     "waits in a thread": "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\nprint(1)",
     "waits at its exit": "import atexit, time\natexit.register(time.sleep, 60)\nprint(1)",
-    "waits in a destructor": ("class A:\n  def __del__(self):\n    import time; time.sleep(60)\na = A()\nprint(1)"),
+    "waits in a destructor": (
+        "class A:\n  def __del__(self):\n    import time; time.sleep(60)\na = A()\nprint(1)"
+    ),
     "closes everything and waits": "import os, time\nos.closerange(0, 256)\ntime.sleep(60)",
     "fills a pipe": "import os\nr, w = os.pipe()\nwhile True: os.write(w, b'x' * 4096)",
     "reads what never comes": "import os\nr, w = os.pipe()\nos.read(r, 1)",
@@ -113,7 +115,9 @@ PROCESSES = {
 FILES = {
     "files without number": "n = 0\nwhile True:\n  open(f'f{n}', 'w').close(); n += 1",
     "folders without end": "import os\nwhile True:\n  os.mkdir('d'); os.chdir('d')",
-    "links in a circle": tried("import os\nos.symlink('a', 'b'); os.symlink('b', 'a')\nopen('a').read()"),
+    "links in a circle": tried(
+        "import os\nos.symlink('a', 'b'); os.symlink('b', 'a')\nopen('a').read()"
+    ),
     "a sparse giant": tried("f = open('f', 'wb')\nf.truncate(2**40)"),
     "maps a giant": tried("import mmap\nmmap.mmap(-1, 2**34)"),
     "its own source again": tried("import os\nos.lseek(0, 0, 0)\nos.write(0, b'x')"),
@@ -149,7 +153,12 @@ def judged(names: list[str]) -> Iterator[dict[str, object]]:
     for name in names:
         began_s = time.perf_counter()
         found = judge_program(ChildQuestion(GOLD, HOSTILE[name], TIMEOUT_S, code="answers"))
-        yield {"name": name, "outcome": found.outcome, "reason": found.reason, "took_s": time.perf_counter() - began_s}
+        yield {
+            "name": name,
+            "outcome": found.outcome,
+            "reason": found.reason,
+            "took_s": time.perf_counter() - began_s,
+        }
 
 
 def left() -> tuple[int, int]:

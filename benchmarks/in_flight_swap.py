@@ -47,7 +47,9 @@ def write(engine: Keeping, updates: int) -> tuple[float, list[float]]:
     rows = tuple(np.arange(2, 2 + PROMPT_TOKENS, dtype=np.int32) % 38 + 2 for _ in range(ROWS))
     draws = row_uniforms(3, "prefix", ROWS, TOKENS)
     begun, written = time.monotonic(), engine.progress
-    engine.submit(Job("answers", rows, draws, Sampling(temperature=1.0, max_new_tokens=TOKENS), frozenset()))
+    engine.submit(
+        Job("answers", rows, draws, Sampling(temperature=1.0, max_new_tokens=TOKENS), frozenset())
+    )
     due = [written + ROWS * TOKENS * (update + 1) // (updates + 1) for update in range(updates)]
     while not engine.step(0.002):
         if due and engine.progress >= due[0]:
@@ -85,11 +87,21 @@ def main(path: Path, quick: bool) -> None:
             keeping.append(kept_s)
     finally:
         engine.close()
-    costs = [1e3 * (cleared - kept) / UPDATES for cleared, kept in zip(clearing, keeping, strict=True)]
+    costs = [
+        1e3 * (cleared - kept) / UPDATES for cleared, kept in zip(clearing, keeping, strict=True)
+    ]
     middle, kinds = statistics.median, ("median", "smallest and largest")
     figures = [
         Figure(
-            "pause of an update", "ms", middle(pauses), len(pauses), (min(pauses), max(pauses)), None, "", None, *kinds
+            "pause of an update",
+            "ms",
+            middle(pauses),
+            len(pauses),
+            (min(pauses), max(pauses)),
+            None,
+            "",
+            None,
+            *kinds,
         ),
         Figure(
             "clearing, per update",

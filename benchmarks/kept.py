@@ -34,7 +34,11 @@ def program_digest(patterns: Sequence[str]) -> str:
 
 def _is_text(node: ast.stmt) -> bool:
     """Return True for a docstring of a module, class, function or field."""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 class _Line(msgspec.Struct, frozen=True):

@@ -86,7 +86,9 @@ def processes(pid: int) -> dict[str, list[int]]:
     while waiting:
         try:
             threads = list(Path(f"/proc/{waiting[0]}/task").iterdir())
-            children = " ".join((thread / "children").read_text(encoding="ascii") for thread in threads)
+            children = " ".join(
+                (thread / "children").read_text(encoding="ascii") for thread in threads
+            )
             for child in map(int, children.split()):
                 title = Path(f"/proc/{child}/cmdline").read_bytes().partition(b"\0")[0].decode()
                 found.setdefault(title.removeprefix("prefixrl-"), []).append(child)
@@ -97,7 +99,9 @@ def processes(pid: int) -> dict[str, list[int]]:
     return found
 
 
-def disturbed(directory: Path, staleness: int, what: str, points: str = "", kills: int = 0, seed: int = 0) -> Outcome:
+def disturbed(
+    directory: Path, staleness: int, what: str, points: str = "", kills: int = 0, seed: int = 0
+) -> Outcome:
     """Run to the end through crash points, or kills at random times."""
     outcome, random_ = Outcome(what), random.Random(seed)
     crashed = directory.with_name(f"{directory.name}-crashed")
@@ -106,7 +110,9 @@ def disturbed(directory: Path, staleness: int, what: str, points: str = "", kill
     began_s = next_s = time.monotonic()
     process, log = None, directory.with_name(f"{directory.name}.log").open("wb")
     while not (directory / "summary.json").exists() or (process and process.poll() is None):
-        assert time.monotonic() - began_s < MOST_S, f"{what}: not finished after {MOST_S:g} s, {outcome.kills}"
+        assert time.monotonic() - began_s < MOST_S, (
+            f"{what}: not finished after {MOST_S:g} s, {outcome.kills}"
+        )
         if process is None or process.poll() is not None:
             assert outcome.starts < MOST_STARTS, f"{what}: {MOST_STARTS} starts were not enough"
             outcome.starts += 1
@@ -125,7 +131,10 @@ def disturbed(directory: Path, staleness: int, what: str, points: str = "", kill
         outcome.kills.update(path.name for path in crashed.iterdir())
     outcome.digest, outcome.history = digest_of(directory), checked(directory)
     check_checkpoints(directory / "checkpoints")
-    print(f"{what}: {dict(outcome.kills)}, {outcome.starts} starts, {outcome.digest}; {outcome.history}", flush=True)
+    print(
+        f"{what}: {dict(outcome.kills)}, {outcome.starts} starts, {outcome.digest}; {outcome.history}",
+        flush=True,
+    )
     return outcome
 
 
@@ -143,15 +152,27 @@ def check_checkpoints(folder: Path) -> None:
     there = checkpoints(folder)
     assert not any(map(damage, there.values())), f"damaged checkpoints in {folder}"
     best = int((folder / BEST).resolve().name[5:])
-    assert set(there) == {*milestones(ITERATIONS, 2), ITERATIONS, best}, f"{sorted(there)}, the best is {best}"
+    assert set(there) == {*milestones(ITERATIONS, 2), ITERATIONS, best}, (
+        f"{sorted(there)}, the best is {best}"
+    )
 
 
 def point_sets(quick: bool) -> list[str]:
     """Return the crash points, a few per run, each at its second or third passage, rare ones earlier."""
-    wanted = ["checkpoint.written", "checkpoint.removing", "upload.begun", "scores.judged"] if quick else list(POINTS)
-    sets = [wanted[start :: -(-len(wanted) // POINTS_PER_RUN)] for start in range(-(-len(wanted) // POINTS_PER_RUN))]
+    wanted = (
+        ["checkpoint.written", "checkpoint.removing", "upload.begun", "scores.judged"]
+        if quick
+        else list(POINTS)
+    )
+    sets = [
+        wanted[start :: -(-len(wanted) // POINTS_PER_RUN)]
+        for start in range(-(-len(wanted) // POINTS_PER_RUN))
+    ]
     return [
-        ",".join(f"{name}:{1 if name in RARE else 2 + number % 2}" for number, name in enumerate(each)) for each in sets
+        ",".join(
+            f"{name}:{1 if name in RARE else 2 + number % 2}" for number, name in enumerate(each)
+        )
+        for each in sets
     ]
 
 
@@ -172,8 +193,14 @@ def main(path: Path, quick: bool, seed: int) -> None:
         while (left := kills - sum(each.kills[role] for each in outcomes for role in ROLES)) > 0:
             most, number = min(KILLS_PER_RUN, left), len(outcomes)
             where = folder / f"kills-{number}"
-            outcomes.append(disturbed(where, 0, f"{most} kills at S = 0", kills=most, seed=seed + number))
-        late = [] if quick else [disturbed(folder / "late", 2, "kills at S = 2", kills=KILLS_PER_RUN, seed=seed)]
+            outcomes.append(
+                disturbed(where, 0, f"{most} kills at S = 0", kills=most, seed=seed + number)
+            )
+        late = (
+            []
+            if quick
+            else [disturbed(folder / "late", 2, "kills at S = 2", kills=KILLS_PER_RUN, seed=seed)]
+        )
     equal = [each for each in outcomes if each.digest == alone.digest]
     reached = {name for each in outcomes for name in each.kills if name in POINTS}
     values = {
@@ -187,11 +214,20 @@ def main(path: Path, quick: bool, seed: int) -> None:
     }
     figures = [Figure(name, "1", value, 1, (value, value)) for name, value in values.items()]
     details = [
-        {"what": each.what, "kills": dict(each.kills), "starts": each.starts, "history": each.history}
+        {
+            "what": each.what,
+            "kills": dict(each.kills),
+            "starts": each.starts,
+            "history": each.history,
+        }
         | {"is_equal": each.digest == alone.digest}
         for each in (alone, *outcomes, *late)
     ]
-    settings = {"seed": seed, "iterations": ITERATIONS, "missing_points": sorted(set(POINTS) - reached)}
+    settings = {
+        "seed": seed,
+        "iterations": ITERATIONS,
+        "missing_points": sorted(set(POINTS) - reached),
+    }
     Report("kills", quick, settings, figures, details, measured).finish(path, started_s)
     assert len(equal) == len(outcomes), json.dumps(details, indent=1)
 

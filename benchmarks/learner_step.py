@@ -43,7 +43,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.results import ROOT, Figure, Report, commit, options
@@ -95,21 +101,38 @@ GRPO: dict[str, Any] = {"name": "grpo", "kl": 0.0, "entropy": 0.001}
 SMOLLM2 = layers(576, 1536, 30, 9, num_key_value_heads=3, vocab_size=49_152)
 QWEN2 = layers(512, 2048, 24, 8, vocab_size=151_936)
 REAL_SHAPES = tuple(
-    Case(f"grpo, {name}, {dtype}{', 2 threads' if threads == 2 else ''}", shape, 200, tokens, groups, GRPO, 1, rounds,
-         dtype=dtype, threads=threads)
-    for name, shape, tokens, groups, rounds in (("135 M", SMOLLM2, 48, 3, 3), ("185 M", QWEN2, 32, 2, 3))
+    Case(
+        f"grpo, {name}, {dtype}{', 2 threads' if threads == 2 else ''}",
+        shape,
+        200,
+        tokens,
+        groups,
+        GRPO,
+        1,
+        rounds,
+        dtype=dtype,
+        threads=threads,
+    )
+    for name, shape, tokens, groups, rounds in (
+        ("135 M", SMOLLM2, 48, 3, 3),
+        ("185 M", QWEN2, 32, 2, 3),
+    )
     for dtype, threads in (("float32", 1), ("bfloat16", 1), ("bfloat16", 2))
-)  # fmt: skip
+)
 
 
 CASES = (
     Case("gae, 66 M", layers(640, 1920, 12, 10), 200, 32, 2, PAPER, 1, 5, has_variants=True),
     Case("grpo, 34 M", layers(512, 1536, 8, 8), 200, 64, 3, GRPO, 1, 7),
-    Case("gae, example", None, 20, 8, 32, PAPER | {"entropy": 0.03}, 8, 9, micro_batch_tokens=16_384),
+    Case(
+        "gae, example", None, 20, 8, 32, PAPER | {"entropy": 0.03}, 8, 9, micro_batch_tokens=16_384
+    ),
 )
 QUICK_CASES = (
     Case("gae, small", layers(320, 960, 4, 10), 200, 32, 2, PAPER, 1, 1, has_variants=True),
-    Case("gae, example", None, 20, 8, 32, PAPER | {"entropy": 0.03}, 2, 3, micro_batch_tokens=16_384),
+    Case(
+        "gae, example", None, 20, 8, 32, PAPER | {"entropy": 0.03}, 2, 3, micro_batch_tokens=16_384
+    ),
 )
 
 
@@ -126,19 +149,27 @@ class BareLoop:
     """The models and optimisers of an objective, and no more than the work itself."""
 
     def __init__(self, folder: Path, models: Models, dtype: str) -> None:
-        self.actor = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+        self.actor = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, dtype)
+        ).eval()
         self.critic: Any = None
         trained = [list(self.actor.parameters())]
         if models.critic is not None:
             assert models.reference is not None
-            self.critic = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().model
+            self.critic = (
+                AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().model
+            )
             self.head = torch.zeros(self.actor.config.hidden_size, requires_grad=True)
             self.reference = models.reference.model
             trained.append([*self.critic.parameters(), self.head])
         self.trained = trained if dtype == "bfloat16" else []
         """Parameters whose masters the optimisers have; none in float32."""
-        masters = [[each.detach().float().requires_grad_() for each in group] for group in self.trained] or trained
-        self.optimizers = [torch.optim.AdamW(parameters, lr=1e-6, weight_decay=0.0) for parameters in masters]
+        masters = [
+            [each.detach().float().requires_grad_() for each in group] for group in self.trained
+        ] or trained
+        self.optimizers = [
+            torch.optim.AdamW(parameters, lr=1e-6, weight_decay=0.0) for parameters in masters
+        ]
 
     def iteration(self, batches: Sequence[PaddedRows]) -> None:
         """Backward over all micro-batches and one step."""
@@ -149,7 +180,9 @@ class BareLoop:
             else:
                 proximal, reference, old_values = measured
                 advantages = batch.rewards.mean() - 0.01 * (proximal - reference) - old_values
-                torch.autograd.backward((self.values(batch) - advantages - old_values).square().mean())
+                torch.autograd.backward(
+                    (self.values(batch) - advantages - old_values).square().mean()
+                )
             ratio = (logprobs - proximal).exp()
             surrogate = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
             torch.autograd.backward(-(surrogate + 0.001 * entropy).mean())
@@ -171,7 +204,11 @@ class BareLoop:
         if self.critic is None:
             return [None] * len(batches)
         return [
-            (self.logprobs(self.actor, each)[0], self.logprobs(self.reference, each)[0], self.values(each))
+            (
+                self.logprobs(self.actor, each)[0],
+                self.logprobs(self.reference, each)[0],
+                self.values(each),
+            )
             for each in batches
         ]
 
@@ -189,7 +226,12 @@ class BareLoop:
     def hidden(backbone: Any, batch: PaddedRows) -> Tensor:
         assert batch.segments is not None
         mask = visible(batch.segments)[:, None]
-        out = backbone(input_ids=batch.input_ids, attention_mask=mask, position_ids=batch.position_ids, use_cache=False)
+        out = backbone(
+            input_ids=batch.input_ids,
+            attention_mask=mask,
+            position_ids=batch.position_ids,
+            use_cache=False,
+        )
         hidden: Tensor = out.last_hidden_state.flatten(0, 1)[batch.actions]
         return hidden
 
@@ -281,7 +323,11 @@ def figures_of(case: Case, found: dict[str, list[Measured]]) -> list[Figure]:
     speed = "prefixes/s of one core"
     figures = [figure("shared: speed", speed, speeds["shared"], "bare")]
     if case.has_variants:
-        figures += [figure(f"{name}: speed", speed, values) for name, values in speeds.items() if name != "shared"]
+        figures += [
+            figure(f"{name}: speed", speed, values)
+            for name, values in speeds.items()
+            if name != "shared"
+        ]
         for name, measured in found.items():
             peaks = [each.peak_mib for each in measured]
             figures.append(figure(f"{name}: peak memory of an iteration", "MiB", peaks))
@@ -293,13 +339,25 @@ def figures_of(case: Case, found: dict[str, list[Measured]]) -> list[Figure]:
 
 
 def median(
-    name: str, unit: str, values: list[float], ratios: list[float], speeds: dict[str, list[float]], baseline: str
+    name: str,
+    unit: str,
+    values: list[float],
+    ratios: list[float],
+    speeds: dict[str, list[float]],
+    baseline: str,
 ) -> Figure:
     return Figure(
-        name, unit, statistics.median(values), len(values), (min(values), max(values)),
-        statistics.median(speeds[baseline]) if baseline else None, baseline,
-        statistics.median(ratios) if ratios else None, "median", "smallest and largest",
-    )  # fmt: skip
+        name,
+        unit,
+        statistics.median(values),
+        len(values),
+        (min(values), max(values)),
+        statistics.median(speeds[baseline]) if baseline else None,
+        baseline,
+        statistics.median(ratios) if ratios else None,
+        "median",
+        "smallest and largest",
+    )
 
 
 def run(case: Case) -> tuple[dict[str, list[Measured]], dict[str, float]]:
@@ -311,14 +369,19 @@ def run(case: Case) -> tuple[dict[str, list[Measured]], dict[str, float]]:
         models = Models.load(config, 0, 1, folder)
         bare, data = BareLoop(Path(folder), models, case.dtype), sampled(case, vocabulary)
         plan = plan_iteration(data.lengths, data.groups, data.seed, 1, 1, case.micro_batch_tokens)
-        batches = [pad_lines([[data.samples[row] for row in line] for line in micro], 0) for micro in plan[0][0]]
+        batches = [
+            pad_lines([[data.samples[row] for row in line] for line in micro], 0)
+            for micro in plan[0][0]
+        ]
         facts: dict[str, float] = {"parameters": parameters}
 
         def product(name: str, is_shared: bool, has_reference: bool = True) -> Callable[[], None]:
             def work() -> None:
                 models.is_shared, models.has_reference = is_shared, has_reference
                 for _ in range(case.repeats):
-                    facts[name] = train_iteration(models, data, config, 100_000).means["forward_tokens"]
+                    facts[name] = train_iteration(models, data, config, 100_000).means[
+                        "forward_tokens"
+                    ]
 
             return work
 
@@ -354,11 +417,16 @@ def main(path: Path, quick: bool, real_shapes: bool) -> None:
     runs = {case.name: run(case) for case in cases}
     figures = [figure for case in cases for figure in figures_of(case, runs[case.name][0])]
     details = {
-        case: {name: [[each.cpu_s, each.wall_s, each.peak_mib] for each in took] for name, took in found.items()}
+        case: {
+            name: [[each.cpu_s, each.wall_s, each.peak_mib] for each in took]
+            for name, took in found.items()
+        }
         for case, (found, _) in runs.items()
     }
     settings = {"samples_per_prompt": SAMPLES, **{case: facts for case, (_, facts) in runs.items()}}
-    Report("learner_step", quick, settings, figures, details, measured_commit).finish(path, started_s)
+    Report("learner_step", quick, settings, figures, details, measured_commit).finish(
+        path, started_s
+    )
 
 
 if __name__ == "__main__":

@@ -51,7 +51,10 @@ SETTINGS: dict[str, tuple[str, tuple[str, ...]]] = {
     "system, S = 2": (SYSTEM, ()),
     "system, S = 0": (SYSTEM, ("algorithm.max_staleness=0",)),
     "system, S = 2, 100 iterations": (SYSTEM, ("algorithm.iterations=100",)),
-    "system, S = 2, 100 iterations, lr 1e-3": (SYSTEM, ("algorithm.iterations=100", "learner.actor_lr=1e-3")),
+    "system, S = 2, 100 iterations, lr 1e-3": (
+        SYSTEM,
+        ("algorithm.iterations=100", "learner.actor_lr=1e-3"),
+    ),
     "plain loop, no delay": (PLAIN, ("algorithm.max_staleness=0",)),
     "plain loop, delay 2": (PLAIN, ()),
 }
@@ -81,7 +84,10 @@ class Outcome(msgspec.Struct, frozen=True):
     def reached(self) -> int | None:
         """Iterations up to the first span of `SPAN` in a row with a mean reward of `ENOUGH`."""
         ends = range(SPAN, len(self.rewards) + 1)
-        return next((end for end in ends if statistics.fmean(self.rewards[end - SPAN : end]) >= ENOUGH), None)
+        return next(
+            (end for end in ends if statistics.fmean(self.rewards[end - SPAN : end]) >= ENOUGH),
+            None,
+        )
 
 
 def by_system(name: str, config: RunConfig, changes: Sequence[str]) -> Outcome:
@@ -89,8 +95,14 @@ def by_system(name: str, config: RunConfig, changes: Sequence[str]) -> Outcome:
     started_s, directory = time.monotonic(), RUNS / f"{name.replace(' ', '')}-{config.seed}"
     given = (f"directory={directory}", f"seed={config.seed}", *changes)
     flags = [flag for each in given for flag in ("--set", each)]
-    subprocess.run([sys.executable, "-m", "prefixrl.deploy", "launch", str(RUN_FILE), "--fresh", *flags], check=True)
-    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    subprocess.run(
+        [sys.executable, "-m", "prefixrl.deploy", "launch", str(RUN_FILE), "--fresh", *flags],
+        check=True,
+    )
+    lines = [
+        json.loads(line)
+        for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     figures = [line["figures"] for line in lines]
     return Outcome(
         setting=name,
@@ -129,17 +141,23 @@ def by_plain_loop(name: str, config: RunConfig, heldout: Sequence[Prompt]) -> Ou
         after=rewards(),
         rewards=[each["reward"] for each in iterations],
         entropies=[each["entropy"] for each in iterations],
-        samples=len(iterations) * config.algorithm.groups_per_iteration * config.algorithm.samples_per_prompt,
+        samples=len(iterations)
+        * config.algorithm.groups_per_iteration
+        * config.algorithm.samples_per_prompt,
         wall_s=round(time.monotonic() - started_s, 1),
     )
 
 
 def greedy(config: RunConfig) -> RunConfig:
     """The same with a greedy target."""
-    return config.model_copy(update={"scorer": config.scorer.model_copy(update={"temperature": 0.0})})
+    return config.model_copy(
+        update={"scorer": config.scorer.model_copy(update={"temperature": 0.0})}
+    )
 
 
-def rewards_of(judge: Target, problems: Sequence[Prompt], prefixes: Sequence[Sequence[int]]) -> list[float]:
+def rewards_of(
+    judge: Target, problems: Sequence[Prompt], prefixes: Sequence[Sequence[int]]
+) -> list[float]:
     """The reward of each problem after its prefix, in the adapter's tokens."""
     packed = [pack_tokens(np.asarray(each, dtype=np.int32)) for each in prefixes]
     return [given.reward for given in judge.verdicts(list(zip(problems, packed, strict=True)))]
@@ -148,12 +166,19 @@ def rewards_of(judge: Target, problems: Sequence[Prompt], prefixes: Sequence[Seq
 def untrained(config: RunConfig, heldout: Sequence[Prompt]) -> dict[str, list[float]]:
     """Rewards of what needs no training: the target alone, each opening, the best opening of each question."""
     judge, tokenizer = Target(greedy(config)), AutoTokenizer.from_pretrained(config.adapter.model)
-    openings = {each.opening: tokenizer.encode(each.opening, add_special_tokens=False) for each in OPERATIONS}
+    openings = {
+        each.opening: tokenizer.encode(each.opening, add_special_tokens=False)
+        for each in OPERATIONS
+    }
     found = {"target alone": rewards_of(judge, heldout, [[]] * len(heldout))}
-    of_opening = {name: rewards_of(judge, heldout, [ids] * len(heldout)) for name, ids in openings.items()}
+    of_opening = {
+        name: rewards_of(judge, heldout, [ids] * len(heldout)) for name, ids in openings.items()
+    }
     best = max(of_opening, key=lambda name: statistics.fmean(of_opening[name]))
     found[f"best fixed prefix ({best})"] = of_opening[best]
-    found["best opening per question"] = [max(each) for each in zip(*of_opening.values(), strict=True)]
+    found["best opening per question"] = [
+        max(each) for each in zip(*of_opening.values(), strict=True)
+    ]
     return found
 
 
@@ -168,10 +193,17 @@ def run_all(seeds: Sequence[int], changes: Sequence[str], kept: KeptRuns[Outcome
             run = kept.get(key)
             if run is None:
                 heldout = heldout_of(config)
-                run = by_system(name, config, given) if who == SYSTEM else by_plain_loop(name, config, heldout)
+                run = (
+                    by_system(name, config, given)
+                    if who == SYSTEM
+                    else by_plain_loop(name, config, heldout)
+                )
                 kept.add(key, run)
             outcomes.append(run)
-            print(f"{name}, seed {seed}: {told(run.before)} -> {told(run.after)}, reached {run.reached}", flush=True)
+            print(
+                f"{name}, seed {seed}: {told(run.before)} -> {told(run.after)}, reached {run.reached}",
+                flush=True,
+            )
     return outcomes
 
 
@@ -195,13 +227,20 @@ def figures_of(outcomes: Sequence[Outcome], without: dict[str, list[float]]) -> 
     """Accuracies: of one way of answering over problems, of a setting over seeds."""
     kind = "95 % bootstrap interval over problems"
     found = [
-        Figure(name, "accuracy", statistics.fmean(each), len(each), bootstrap(each), spread_kind=kind)
+        Figure(
+            name, "accuracy", statistics.fmean(each), len(each), bootstrap(each), spread_kind=kind
+        )
         for name, each in without.items()
     ]
     for setting in SETTINGS:
         against = PAIRS.get(setting, "")
-        after, its = ([statistics.fmean(run.after) for run in of(outcomes, name)] for name in (setting, against))
-        found.append(mean_figure(f"adapter after training, {setting}", "accuracy", after, its, against))
+        after, its = (
+            [statistics.fmean(run.after) for run in of(outcomes, name)]
+            for name in (setting, against)
+        )
+        found.append(
+            mean_figure(f"adapter after training, {setting}", "accuracy", after, its, against)
+        )
     return found
 
 
@@ -223,10 +262,19 @@ def markdown(outcomes: Sequence[Outcome], without: dict[str, list[float]], repor
     for setting in SETTINGS:
         runs = of(outcomes, setting)
         mean, (low, high) = t_interval([statistics.fmean(run.after) for run in runs])
-        over = f"{mean:.3f}" + (f" ({max(0.0, low):.3f} to {min(1.0, high):.3f})" if low < high else "")
+        over = f"{mean:.3f}" + (
+            f" ({max(0.0, low):.3f} to {min(1.0, high):.3f})" if low < high else ""
+        )
         last = statistics.fmean(statistics.fmean(run.rewards[-SPAN:]) for run in runs)
         reached = ", ".join("never" if run.reached is None else str(run.reached) for run in runs)
-        cells = [setting, *(told(run.after) for run in runs), over, f"{last:.3f}", reached, f"{runs[0].samples:,}"]
+        cells = [
+            setting,
+            *(told(run.after) for run in runs),
+            over,
+            f"{last:.3f}",
+            reached,
+            f"{runs[0].samples:,}",
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     body = "\n".join(lines)
     return f"""# The letters example
@@ -255,7 +303,9 @@ def main(path: Path, quick: bool) -> None:
     config = load(RUN_FILE)
     without = untrained(config, heldout_of(config))
     settings = {"settings": SETTINGS, "seeds": seeds, "changes": changes}
-    report = Report("letters_example", quick, settings, figures_of(outcomes, without), outcomes, measured)
+    report = Report(
+        "letters_example", quick, settings, figures_of(outcomes, without), outcomes, measured
+    )
     report.wall_s = round(sum(run.wall_s for run in outcomes), 1)
     report.write(path)
     kept.remove()

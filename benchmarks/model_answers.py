@@ -37,7 +37,10 @@ def integer(rng: random.Random) -> Made:
 
 
 def with_unit(rng: random.Random) -> Made:
-    n, unit = rng.randint(2, 9999), rng.choice(["cm", "meters", "square units", "hours", "miles per hour", "ways"])
+    n, unit = (
+        rng.randint(2, 9999),
+        rng.choice(["cm", "meters", "square units", "hours", "miles per hour", "ways"]),
+    )
     return str(n), [
         rf"{n}\text{{ {unit}}}",
         rf"{n} \text{{ {unit}}}",
@@ -60,7 +63,14 @@ def money(rng: random.Random) -> Made:
 
 def degrees(rng: random.Random) -> Made:
     n = rng.randint(1, 359)
-    return rf"{n}^\circ", [rf"{n}^\circ", rf"{n}^{{\circ}}", f"{n}°", rf"{n}\text{{ degrees}}", str(n), rf"{n} ^ \circ"]
+    return rf"{n}^\circ", [
+        rf"{n}^\circ",
+        rf"{n}^{{\circ}}",
+        f"{n}°",
+        rf"{n}\text{{ degrees}}",
+        str(n),
+        rf"{n} ^ \circ",
+    ]
 
 
 def percent(rng: random.Random) -> Made:
@@ -86,13 +96,24 @@ def mixed(rng: random.Random) -> Made:
     whole, b = rng.randint(1, 20), rng.choice([3, 5, 7])
     a = rng.randint(1, b - 1)
     gold = rf"{whole}\frac{{{a}}}{{{b}}}"
-    return gold, [gold, rf"\frac{{{whole * b + a}}}{{{b}}}", f"{whole * b + a}/{b}", rf"{whole} \frac{{{a}}}{{{b}}}"]
+    return gold, [
+        gold,
+        rf"\frac{{{whole * b + a}}}{{{b}}}",
+        f"{whole * b + a}/{b}",
+        rf"{whole} \frac{{{a}}}{{{b}}}",
+    ]
 
 
 def decimal(rng: random.Random) -> Made:
     n = 10 * rng.randint(1, 9999) + rng.randint(1, 9)
     gold = f"{n / 1000:.3f}"
-    return gold, [gold, gold + "0", rf"\frac{{{n}}}{{1000}}", gold.lstrip("0"), rf"{gold}\text{{ m}}"]
+    return gold, [
+        gold,
+        gold + "0",
+        rf"\frac{{{n}}}{{1000}}",
+        gold.lstrip("0"),
+        rf"{gold}\text{{ m}}",
+    ]
 
 
 def surd(rng: random.Random) -> Made:
@@ -114,12 +135,22 @@ def of_pi(rng: random.Random) -> Made:
 
 def polynomial(rng: random.Random) -> Made:
     a, b, c = (rng.randint(2, 60) for _ in range(3))
-    return f"{a}x^2+{b}x+{c}", [f"{a}x^2+{b}x+{c}", f"{a}x^2 + {b}x + {c}", f"{c}+{b}x+{a}x^{{2}}", f"{a}x^2+{c}+{b}x"]
+    return f"{a}x^2+{b}x+{c}", [
+        f"{a}x^2+{b}x+{c}",
+        f"{a}x^2 + {b}x + {c}",
+        f"{c}+{b}x+{a}x^{{2}}",
+        f"{a}x^2+{c}+{b}x",
+    ]
 
 
 def factored(rng: random.Random) -> Made:
     a, b = rng.randint(1, 30), rng.randint(31, 60)
-    return f"(x-{a})(x+{b})", [f"(x-{a})(x+{b})", f"(x+{b})(x-{a})", rf"(x - {a})(x + {b})", f"x^2+{b - a}x-{a * b}"]
+    return f"(x-{a})(x+{b})", [
+        f"(x-{a})(x+{b})",
+        f"(x+{b})(x-{a})",
+        rf"(x - {a})(x + {b})",
+        f"x^2+{b - a}x-{a * b}",
+    ]
 
 
 def point(rng: random.Random) -> Made:
@@ -160,16 +191,21 @@ def union(rng: random.Random) -> Made:
     a = rng.randint(-50, 0)
     b = rng.randint(1, 50)
     gold = rf"(-\infty,{a})\cup({b},\infty)"
-    return gold, [gold, rf"(-\infty, {a}) \cup ({b}, \infty)", rf"(-\infty, {a}) \cup ({b}, +\infty)"]
+    return gold, [
+        gold,
+        rf"(-\infty, {a}) \cup ({b}, \infty)",
+        rf"(-\infty, {a}) \cup ({b}, +\infty)",
+    ]
 
 
 def matrix(rng: random.Random) -> Made:
     a, b, c, d = (rng.randint(-20, 20) for _ in range(4))
     rows = rf"{a} & {b} \\ {c} & {d}"
     return rf"\begin{{pmatrix}}{rows}\end{{pmatrix}}", [
-        rf"\begin{{pmatrix}} {rows} \end{{pmatrix}}", rf"\begin{{bmatrix}} {rows} \end{{bmatrix}}",
+        rf"\begin{{pmatrix}} {rows} \end{{pmatrix}}",
+        rf"\begin{{bmatrix}} {rows} \end{{bmatrix}}",
         rf"\begin{{pmatrix}}{a}&{b}\\{c}&{d}\end{{pmatrix}}",
-    ]  # fmt: skip
+    ]
 
 
 def vector(rng: random.Random) -> Made:
@@ -185,14 +221,24 @@ def vector(rng: random.Random) -> Made:
 def choice(rng: random.Random) -> Made:
     letter = rng.choice("ABCDE")
     return rng.choice([rf"\text{{({letter})}}", letter, f"({letter})"]), [
-        letter, f"({letter})", rf"\text{{{letter}}}", rf"\text{{({letter})}}", rf"\textbf{{({letter})}}", f"{letter}.",
+        letter,
+        f"({letter})",
+        rf"\text{{{letter}}}",
+        rf"\text{{({letter})}}",
+        rf"\textbf{{({letter})}}",
+        f"{letter}.",
         rf"\text{{Option {letter}}}",
-    ]  # fmt: skip
+    ]
 
 
 def numbers(rng: random.Random) -> Made:
     a, b, c = sorted(rng.sample(range(-60, 60), 3))
-    return f"{a},{b},{c}", [f"{a},{b},{c}", f"{a}, {b}, {c}", f"{c}, {a}, {b}", rf"{a},\, {b},\, {c}"]
+    return f"{a},{b},{c}", [
+        f"{a},{b},{c}",
+        f"{a}, {b}, {c}",
+        f"{c}, {a}, {b}",
+        rf"{a},\, {b},\, {c}",
+    ]
 
 
 def finite_set(rng: random.Random) -> Made:
@@ -224,29 +270,97 @@ def in_base(rng: random.Random) -> Made:
 def clock(rng: random.Random) -> Made:
     hour, minute, half = rng.randint(1, 12), rng.randint(10, 59), rng.choice("ap")
     gold = rf"{hour}:{minute}\text{{ {half}.m.}}"
-    return gold, [gold, rf"{hour}:{minute} \text{{ {half}.m.}}", rf"\text{{{hour}:{minute} {half}.m.}}"]
+    return gold, [
+        gold,
+        rf"{hour}:{minute} \text{{ {half}.m.}}",
+        rf"\text{{{hour}:{minute} {half}.m.}}",
+    ]
 
 
 def word(rng: random.Random) -> Made:
-    name = rng.choice(["even", "odd", "Alice", "Evelyn", "east", "west", "ellipse", "hyperbola", "Monday", "Friday"])
-    return rf"\text{{{name}}}", [name, rf"\text{{{name}}}", rf"\textbf{{{name}}}", rf"\text{{ {name} }}", name.lower()]
+    name = rng.choice(
+        [
+            "even",
+            "odd",
+            "Alice",
+            "Evelyn",
+            "east",
+            "west",
+            "ellipse",
+            "hyperbola",
+            "Monday",
+            "Friday",
+        ]
+    )
+    return rf"\text{{{name}}}", [
+        name,
+        rf"\text{{{name}}}",
+        rf"\textbf{{{name}}}",
+        rf"\text{{ {name} }}",
+        name.lower(),
+    ]
 
 
 def logarithm(rng: random.Random) -> Made:
     a, b, c = rng.randint(2, 60), rng.randint(2, 60), rng.choice([2, 3, 5, 7, 11, 13])
     gold = rf"{a}+{b}\ln {c}"
-    return gold, [gold, rf"{a} + {b}\ln {c}", rf"{b}\ln {c}+{a}", rf"{a}+{b}\ln({c})", rf"{a}+{b}\ln{{{c}}}"]
+    return gold, [
+        gold,
+        rf"{a} + {b}\ln {c}",
+        rf"{b}\ln {c}+{a}",
+        rf"{a}+{b}\ln({c})",
+        rf"{a}+{b}\ln{{{c}}}",
+    ]
 
 
 USUAL: tuple[Maker, ...] = (
-    integer, with_unit, money, degrees, percent, fraction, mixed, decimal, surd, of_pi, polynomial, factored, point,
-    interval, ray, union, matrix, vector, choice, numbers, finite_set, line, complex_number, power, in_base, clock,
-    word, logarithm,
-)  # fmt: skip
+    integer,
+    with_unit,
+    money,
+    degrees,
+    percent,
+    fraction,
+    mixed,
+    decimal,
+    surd,
+    of_pi,
+    polynomial,
+    factored,
+    point,
+    interval,
+    ray,
+    union,
+    matrix,
+    vector,
+    choice,
+    numbers,
+    finite_set,
+    line,
+    complex_number,
+    power,
+    in_base,
+    clock,
+    word,
+    logarithm,
+)
 LIKE_MATH = {
-    integer: 46, with_unit: 6, money: 2, degrees: 4, percent: 2, fraction: 13, decimal: 3, surd: 6, of_pi: 4,
-    polynomial: 4, point: 4, interval: 2, choice: 1, matrix: 1, word: 1, numbers: 1,
-}  # fmt: skip
+    integer: 46,
+    with_unit: 6,
+    money: 2,
+    degrees: 4,
+    percent: 2,
+    fraction: 13,
+    decimal: 3,
+    surd: 6,
+    of_pi: 4,
+    polynomial: 4,
+    point: 4,
+    interval: 2,
+    choice: 1,
+    matrix: 1,
+    word: 1,
+    numbers: 1,
+}
 """Kinds of gold answers and their parts of 100, as far as MATH's can be told by their looks."""
 
 

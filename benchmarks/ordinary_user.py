@@ -19,12 +19,20 @@ def run_as_ordinary_user(code: str) -> str | None:
 
     Root's own Python may be where nobody else can read. Whoever is not root runs the code as itself.
     """
-    user: dict[str, Any] = {"user": USER, "group": USER, "extra_groups": []} if os.geteuid() == 0 else {}
-    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT / ".types"), str(ROOT), sysconfig.get_path("platlib")])}
+    user: dict[str, Any] = (
+        {"user": USER, "group": USER, "extra_groups": []} if os.geteuid() == 0 else {}
+    )
+    environment = {
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT / ".types"), str(ROOT), sysconfig.get_path("platlib")]
+        )
+    }
 
     def ran(python: str, code: str) -> "subprocess.CompletedProcess[str]":
         command = [python, "-B", "-c", code]
-        return subprocess.run(command, capture_output=True, check=False, text=True, cwd="/", env=environment, **user)
+        return subprocess.run(
+            command, capture_output=True, check=False, text=True, cwd="/", env=environment, **user
+        )
 
     for python in (PYTHON, f"/usr/bin/python3.{sys.version_info.minor}"):
         with contextlib.suppress(OSError):

@@ -88,7 +88,10 @@ class Outcome(msgspec.Struct, frozen=True):
     def reached(self) -> int | None:
         """Iterations up to the first span of `SPAN` in a row with a mean reward of `ENOUGH`."""
         ends = range(SPAN, len(self.rewards) + 1)
-        return next((end for end in ends if statistics.fmean(self.rewards[end - SPAN : end]) >= ENOUGH), None)
+        return next(
+            (end for end in ends if statistics.fmean(self.rewards[end - SPAN : end]) >= ENOUGH),
+            None,
+        )
 
 
 def run_file(task: str) -> Path:
@@ -96,7 +99,12 @@ def run_file(task: str) -> Path:
     folder = RUNS / task
     if not (folder / "adapter/model.safetensors").exists():
         build(task, folder)
-    paths = {"adapter": "adapter", "target": "target", "data": "train.jsonl", "eval": "heldout.jsonl"}
+    paths = {
+        "adapter": "adapter",
+        "target": "target",
+        "data": "train.jsonl",
+        "eval": "heldout.jsonl",
+    }
     flags = [word for name, path in paths.items() for word in (f"--{name}", str(folder / path))]
     command = [sys.executable, "-m", "prefixrl.deploy", "init", "--size", "tiny", *flags]
     printed = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -113,9 +121,14 @@ def trained(task: str, setting: str, seed: int, changes: Sequence[str], target: 
 
     def rewards() -> dict[str, float]:
         """Judge one sampled prefix for each held-out problem, by the same draws at any version."""
-        tasks = [GroupTask(place, each, derive(0, "evaluation", place)) for place, each in enumerate(heldout)]
+        tasks = [
+            GroupTask(place, each, derive(0, "evaluation", place))
+            for place, each in enumerate(heldout)
+        ]
         verdicts = target.judge(run._write(tasks, 1))
-        return {each.prompt_id: given.reward for each, (given,) in zip(heldout, verdicts, strict=True)}
+        return {
+            each.prompt_id: given.reward for each, (given,) in zip(heldout, verdicts, strict=True)
+        }
 
     before = rewards()
     for _ in range(config.algorithm.iterations or 0):
@@ -168,7 +181,8 @@ def run_all(seeds: Sequence[int], changes: Sequence[str], kept: KeptRuns[Outcome
                     kept.add(key, run)
                 outcomes.append(run)
                 print(
-                    f"{task}, {setting}, seed {seed}: {told(run.before)} -> {told(run.after)}; {run.said}", flush=True
+                    f"{task}, {setting}, seed {seed}: {told(run.before)} -> {told(run.after)}; {run.said}",
+                    flush=True,
                 )
     return outcomes
 
@@ -181,22 +195,52 @@ def figures_of(outcomes: Sequence[Outcome]) -> list[Figure]:
             runs = [each for each in outcomes if (each.task, each.setting) == (task, setting)]
             if not runs:
                 continue
-            after, before = ([statistics.fmean(getattr(run, name)) for run in runs] for name in ("after", "before"))
-            found.append(mean_figure(f"{task}, {setting}", "accuracy", after, before, "before training"))
+            after, before = (
+                [statistics.fmean(getattr(run, name)) for run in runs]
+                for name in ("after", "before")
+            )
+            found.append(
+                mean_figure(f"{task}, {setting}", "accuracy", after, before, "before training")
+            )
     return found
 
 
 def markdown(outcomes: Sequence[Outcome], report: Report) -> str:
     """The page beside the figures."""
-    heads = ("task", "values", "seed", "target alone", "adapter before", "adapter after", "reached", "alarms", "says")
+    heads = (
+        "task",
+        "values",
+        "seed",
+        "target alone",
+        "adapter before",
+        "adapter after",
+        "reached",
+        "alarms",
+        "says",
+    )
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for run in sorted(outcomes, key=lambda each: (list(TASKS).index(each.task), each.setting, each.seed)):
+    for run in sorted(
+        outcomes, key=lambda each: (list(TASKS).index(each.task), each.setting, each.seed)
+    ):
         rang = ", ".join(f"{kind} {first} to {last}" for kind, first, last in run.alarms)
-        cells = [run.task, run.setting, str(run.seed), *map(told, (run.alone, run.before, run.after))]
-        cells += ["never" if run.reached is None else str(run.reached), rang, run.said.partition(":")[0]]
+        cells = [
+            run.task,
+            run.setting,
+            str(run.seed),
+            *map(told, (run.alone, run.before, run.after)),
+        ]
+        cells += [
+            "never" if run.reached is None else str(run.reached),
+            rang,
+            run.said.partition(":")[0],
+        ]
         lines.append(f"| {' | '.join(cells)} |")
-    learned = {name: [run.has_learned for run in outcomes if run.setting == name] for name in SETTINGS}
-    counts = "; ".join(f"{name}: {sum(each)} of {len(each)} runs show a gain" for name, each in learned.items())
+    learned = {
+        name: [run.has_learned for run in outcomes if run.setting == name] for name in SETTINGS
+    }
+    counts = "; ".join(
+        f"{name}: {sum(each)} of {len(each)} runs show a gain" for name, each in learned.items()
+    )
     silent = sum(not run.has_learned and not run.is_named for run in outcomes)
     text = (__doc__ or "").split("\n\n")[3]
     return f"""# Tasks of one's own
@@ -219,7 +263,12 @@ def main(path: Path, quick: bool) -> None:
     measured, kept = commit(), KeptRuns(path, Outcome, PROGRAM)
     outcomes = run_all(SEEDS[:1] if quick else SEEDS, QUICK if quick else (), kept)
     report = Report(
-        "own_tasks", quick, {"settings": SETTINGS, "seeds": SEEDS}, figures_of(outcomes), outcomes, measured
+        "own_tasks",
+        quick,
+        {"settings": SETTINGS, "seeds": SEEDS},
+        figures_of(outcomes),
+        outcomes,
+        measured,
     )
     report.wall_s = round(sum(run.wall_s for run in outcomes), 1)
     report.write(path)

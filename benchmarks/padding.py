@@ -27,7 +27,11 @@ def lengths_of(is_direct: bool, seed: int) -> Lengths:
     """(prompt tokens, sampled tokens) of every row, group by group."""
     draws = np.random.default_rng(seed)
     prompts = np.exp(draws.normal(np.log(100), 0.5, GROUPS)).astype(int).clip(20, 1024)
-    answers = np.exp(draws.normal(np.log(500), 0.7, GROUPS * ROWS)).astype(int).clip(20, MOST_ANSWER_TOKENS)
+    answers = (
+        np.exp(draws.normal(np.log(500), 0.7, GROUPS * ROWS))
+        .astype(int)
+        .clip(20, MOST_ANSWER_TOKENS)
+    )
     sampled = answers if is_direct else np.full(GROUPS * ROWS, PREFIX_TOKENS)
     return [(int(prompts[row // ROWS]), int(tokens)) for row, tokens in enumerate(sampled)]
 
@@ -70,7 +74,9 @@ def main(path: Path, quick: bool) -> None:
     for is_direct in (False, True):
         for ranks in RANKS:
             for budget in BUDGETS:
-                found = [padding(lengths_of(is_direct, seed), ranks, budget, seed) for seed in seeds]
+                found = [
+                    padding(lengths_of(is_direct, seed), ranks, budget, seed) for seed in seeds
+                ]
                 ours, filled = (sorted(each) for each in zip(*found, strict=True))
                 middle = len(seeds) // 2
                 mode = "direct" if is_direct else "prefix"

@@ -22,7 +22,11 @@ The program of a commit that ends in `-dirty` had changes in tracked files when 
 
 def names() -> list[str]:
     """Return the benchmarks: the modules that are commands of the common form."""
-    found = (each for each in sorted((ROOT / "benchmarks").glob("*.py")) if each.stem not in ("__main__", "results"))
+    found = (
+        each
+        for each in sorted((ROOT / "benchmarks").glob("*.py"))
+        if each.stem not in ("__main__", "results")
+    )
     return [each.stem for each in found if "\n@options\n" in each.read_text(encoding="utf-8")]
 
 
@@ -34,14 +38,21 @@ def page(folder: Path) -> str:
 
 def gpu_parts() -> list[str]:
     """Return the parts of `make gpu`, by the names of their reports."""
-    return [f"gpu_{path.stem.removeprefix('test_')}" for path in sorted((ROOT / "tests/gpu").glob("test_*.py"))]
+    return [
+        f"gpu_{path.stem.removeprefix('test_')}"
+        for path in sorted((ROOT / "tests/gpu").glob("test_*.py"))
+    ]
 
 
 def _command(report: Report) -> str:
     part = report.benchmark.removeprefix("gpu_")
     quick = " --quick" if report.is_quick else ""
     is_gpu_part = report.benchmark in gpu_parts()
-    return f"make gpu-{part}" if is_gpu_part else f"python -m benchmarks.{report.benchmark}{quick} --json FILE"
+    return (
+        f"make gpu-{part}"
+        if is_gpu_part
+        else f"python -m benchmarks.{report.benchmark}{quick} --json FILE"
+    )
 
 
 def _section(path: Path) -> str:
@@ -71,9 +82,15 @@ def _section(path: Path) -> str:
 def _row(figure: Figure) -> str:
     against = "" if figure.baseline is None else f"{figure.baseline_name}: {figure.baseline:.4g}"
     ratio = "" if figure.ratio is None else f"{figure.ratio:.3g}"
-    spread = "" if figure.n == 1 else f"{figure.spread[0]:.4g} to {figure.spread[1]:.4g} ({figure.spread_kind})"
+    spread = (
+        ""
+        if figure.n == 1
+        else f"{figure.spread[0]:.4g} to {figure.spread[1]:.4g} ({figure.spread_kind})"
+    )
     ours = f"{figure.value:.4g} {figure.unit}{'' if figure.n == 1 else ', ' + figure.statistic}"
-    return f"| {figure.name} | {ours} | {against} | {ratio} | {figure.n} | {spread} |".replace("  ", " ")
+    return f"| {figure.name} | {ours} | {against} | {ratio} | {figure.n} | {spread} |".replace(
+        "  ", " "
+    )
 
 
 def _texts(name: str) -> tuple[str, str]:
@@ -85,5 +102,7 @@ def _texts(name: str) -> tuple[str, str]:
         return name, ""
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or name
     title, _, story = text.partition("\n")
-    parts = [part for part in re.split(r"\n\s*\n", story.strip("\n")) if not part.startswith("    ")]
+    parts = [
+        part for part in re.split(r"\n\s*\n", story.strip("\n")) if not part.startswith("    ")
+    ]
     return title.rstrip("."), "\n\n".join(part.strip() for part in parts)

@@ -43,13 +43,24 @@ TEXT = "a step of an answer " * 12
 SEATS = 8
 """Calls of a worker to the queue at once, where each is about one group: with fewer, a group costs more."""
 WARM_UP_S = 3.0
-VERDICT = {"reward": 1.0, "status": "ok", "extracted": "42", "finish": "eos", "completion_tokens": 300}
+VERDICT = {
+    "reward": 1.0,
+    "status": "ok",
+    "extracted": "42",
+    "finish": "eos",
+    "completion_tokens": 300,
+}
 
 
 def prefixes(seq: int) -> dict[str, Any]:
     """A group's prefixes, of as many bytes as the broker's."""
     rows = [
-        {"tokens": os.urandom(4 * TOKENS), "logprobs": bytes(4 * TOKENS), "finish": "length", "text": TEXT}
+        {
+            "tokens": os.urandom(4 * TOKENS),
+            "logprobs": bytes(4 * TOKENS),
+            "finish": "length",
+            "text": TEXT,
+        }
         for _ in range(ROWS)
     ]
     return {"seq": seq, "prompt": f"{seq} + 1 =", "prompt_tokens": bytes(400), "rows": rows}
@@ -72,9 +83,15 @@ def cpu_seconds(pids: list[int]) -> float:
 
 def named(name: str) -> list[int]:
     """Children of this process with a name."""
-    found = subprocess.run(["ps", "-eo", "pid=,ppid=,comm="], capture_output=True, text=True, check=True).stdout
+    found = subprocess.run(
+        ["ps", "-eo", "pid=,ppid=,comm="], capture_output=True, text=True, check=True
+    ).stdout
     lines = (line.split(None, 2) for line in found.splitlines())
-    pids = [int(pid) for pid, parent, command in lines if command.strip() == name and int(parent) == os.getpid()]
+    pids = [
+        int(pid)
+        for pid, parent, command in lines
+        if command.strip() == name and int(parent) == os.getpid()
+    ]
     assert len(pids) == 1, f"{len(pids)} processes {name}"
     return pids
 
@@ -84,7 +101,12 @@ class Meter:
 
     def __init__(self, between: list[int], workers: list[int], span_s: float) -> None:
         self._pids, self._span_s = (between, workers), span_s
-        self._begin_s, self._from_s, self._cpu_from_s, self._groups = time.monotonic(), 0.0, [0.0, 0.0], 0
+        self._begin_s, self._from_s, self._cpu_from_s, self._groups = (
+            time.monotonic(),
+            0.0,
+            [0.0, 0.0],
+            0,
+        )
 
     def _cpu_s(self) -> list[float]:
         return [cpu_seconds(pids) for pids in self._pids]
@@ -100,10 +122,15 @@ class Meter:
         if now_s - self._from_s < self._span_s:
             return True
         between, workers = (
-            (to_s - from_s) * 1e3 / self._groups for from_s, to_s in zip(self._cpu_from_s, self._cpu_s(), strict=True)
+            (to_s - from_s) * 1e3 / self._groups
+            for from_s, to_s in zip(self._cpu_from_s, self._cpu_s(), strict=True)
         )
         rate = self._groups / (now_s - self._from_s)
-        found = {"cpu_ms_per_group": between, "system_ms_per_group": between + workers, "groups_per_s": rate}
+        found = {
+            "cpu_ms_per_group": between,
+            "system_ms_per_group": between + workers,
+            "groups_per_s": rate,
+        }
         print(json.dumps(found))
         return False
 
@@ -111,7 +138,12 @@ class Meter:
 def with_ray(span_s: float, sees_results: bool = False) -> None:
     import ray  # type: ignore[import-not-found,unused-ignore]
 
-    ray.init(num_cpus=1 + SCORERS + 1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        num_cpus=1 + SCORERS + 1,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
 
     class Worker:
         def pid(self) -> int:
@@ -142,10 +174,14 @@ def with_ray(span_s: float, sees_results: bool = False) -> None:
                 pending[-1] = scorers[seq % SCORERS].score.remote(pending[-1])
             seq += 1
         done, pending = ray.wait(pending, num_returns=1)
-        more, pending = ray.wait(pending, num_returns=len(pending), timeout=0) if pending else ([], [])
+        more, pending = (
+            ray.wait(pending, num_returns=len(pending), timeout=0) if pending else ([], [])
+        )
         sampled = [each for each in done + more if each in sampling]
         sampling.difference_update(sampled)
-        pending += [scorers[at % SCORERS].score.remote(group) for at, group in enumerate(ray.get(sampled))]
+        pending += [
+            scorers[at % SCORERS].score.remote(group) for at, group in enumerate(ray.get(sampled))
+        ]
         scored = [each for each in done + more if each not in sampled]
         ready += ray.get(scored) if sees_results else scored
         if len(ready) >= BATCH:
@@ -178,7 +214,9 @@ class Queue:
             self._prefixes += done
             self._changed.notify_all()
             await self._changed.wait_for(lambda: self._under_way < IN_FLIGHT)
-            given = list(range(self._next, self._next + min(self._at_once, IN_FLIGHT - self._under_way)))
+            given = list(
+                range(self._next, self._next + min(self._at_once, IN_FLIGHT - self._under_way))
+            )
             self._next, self._under_way = self._next + len(given), self._under_way + len(given)
             return given
 
@@ -203,7 +241,12 @@ class Queue:
 def with_ray_queue(span_s: float, at_once: int = AT_ONCE, seats: int = 1) -> None:
     import ray
 
-    ray.init(num_cpus=2 + SCORERS + 1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        num_cpus=2 + SCORERS + 1,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
 
     class Worker:
         def pid(self) -> int:
@@ -251,11 +294,16 @@ def _redis_worker(path: str, source: str, target: str, name: str) -> None:
                 group = json.loads(fields[b"group"])
                 # JSON cannot hold bytes: what is measured, the server, sees as many of them.
                 if target == "prefixes":
-                    made = {"seq": group["seq"], "pad": "x" * (ROWS * (8 * TOKENS + len(TEXT)) + 400)}
+                    made = {
+                        "seq": group["seq"],
+                        "pad": "x" * (ROWS * (8 * TOKENS + len(TEXT)) + 400),
+                    }
                 else:
                     made = {"prefixes": group, "verdicts": [VERDICT] * ROWS}
                 sent = link.pipeline(transaction=True)
-                sent.xadd(target, {"group": json.dumps(made)}).xack(source, "all", number).xdel(source, number)
+                sent.xadd(target, {"group": json.dumps(made)}).xack(source, "all", number).xdel(
+                    source, number
+                )
                 sent.execute()
 
 
@@ -264,15 +312,31 @@ def with_redis(span_s: float) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/socket"
-        flags = ["--port", "0", "--unixsocket", path, "--dir", folder, "--appendonly", "yes", "--save", ""]
+        flags = [
+            "--port",
+            "0",
+            "--unixsocket",
+            path,
+            "--dir",
+            folder,
+            "--appendonly",
+            "yes",
+            "--save",
+            "",
+        ]
         server = subprocess.Popen(["redis-server", *flags], stdout=subprocess.DEVNULL)
         link = redis.Redis(unix_socket_path=path)
         while not os.path.exists(path):
             time.sleep(0.05)
         for stream in ("prompts", "prefixes", "scores"):
             link.xgroup_create(stream, "all", id="0", mkstream=True)
-        stages = [("prompts", "prefixes", "r")] + [("prefixes", "scores", f"s{each}") for each in range(SCORERS)]
-        workers = [multiprocessing.Process(target=_redis_worker, args=(path, *each), daemon=True) for each in stages]
+        stages = [("prompts", "prefixes", "r")] + [
+            ("prefixes", "scores", f"s{each}") for each in range(SCORERS)
+        ]
+        workers = [
+            multiprocessing.Process(target=_redis_worker, args=(path, *each), daemon=True)
+            for each in stages
+        ]
         for worker in workers:
             worker.start()
         pids = [os.getpid(), *(worker.pid for worker in workers if worker.pid)]
@@ -281,7 +345,9 @@ def with_redis(span_s: float) -> None:
             while under_way < IN_FLIGHT:
                 link.xadd("prompts", {"group": json.dumps({"seq": seq, "prompt": f"{seq} + 1 ="})})
                 seq, under_way = seq + 1, under_way + 1
-            got = link.xreadgroup("all", "learner", {"scores": ">"}, count=BATCH, block=1000) or [(b"", [])]
+            got = link.xreadgroup("all", "learner", {"scores": ">"}, count=BATCH, block=1000) or [
+                (b"", [])
+            ]
             numbers = [number for number, _ in got[0][1]]
             if numbers:
                 link.pipeline().xack("scores", "all", *numbers).xdel("scores", *numbers).execute()

@@ -47,7 +47,9 @@ class Batch:
     def prefixes(self) -> list[list[int]]:
         """The sampled ids of each row."""
         width = self.mask.shape[1]
-        return [row[kept].tolist() for row, kept in zip(self.ids[:, -width:], self.mask, strict=True)]
+        return [
+            row[kept].tolist() for row, kept in zip(self.ids[:, -width:], self.mask, strict=True)
+        ]
 
 
 class PlainLoop:
@@ -60,7 +62,10 @@ class PlainLoop:
         self._rewards, self._recipe = rewards, recipe
         self._draws = torch.Generator().manual_seed(seed)
         self._adam = torch.optim.AdamW(
-            self.model.parameters(), lr=recipe.lr, betas=recipe.betas, weight_decay=recipe.weight_decay
+            self.model.parameters(),
+            lr=recipe.lr,
+            betas=recipe.betas,
+            weight_decay=recipe.weight_decay,
         )
         self._versions: deque[dict[str, Tensor]] = deque(maxlen=recipe.delay + 1)
         self._keep()
@@ -73,7 +78,9 @@ class PlainLoop:
         prefixes = batch.prefixes()
         found = self.step(batch, torch.tensor(self._rewards(rows, prefixes)))
         self._keep()
-        return found | {"top_share": Counter(map(tuple, prefixes)).most_common(1)[0][1] / len(prefixes)}
+        return found | {
+            "top_share": Counter(map(tuple, prefixes)).most_common(1)[0][1] / len(prefixes)
+        }
 
     def mean_reward(self, questions: Sequence[str], seed: int) -> float:
         """Mean reward of one sampled prefix per question by the present policy."""
@@ -85,20 +92,32 @@ class PlainLoop:
         """A prefix per question, at temperature 1; without draws the greedy one."""
         turns = [[{"role": "user", "content": question}] for question in questions]
         texts = [
-            self._tokenizer.apply_chat_template(each, add_generation_prompt=True, tokenize=False) for each in turns
+            self._tokenizer.apply_chat_template(each, add_generation_prompt=True, tokenize=False)
+            for each in turns
         ]
-        prompts = self._tokenizer(texts, padding=True, return_tensors="pt", add_special_tokens=False)
+        prompts = self._tokenizer(
+            texts, padding=True, return_tensors="pt", add_special_tokens=False
+        )
         ids, seen, cache = prompts["input_ids"], prompts["attention_mask"], None
         is_open, mask, logprobs = torch.ones(len(texts), dtype=torch.bool), [], []
         for _ in range(self._recipe.prefix_tokens):
             fed = ids if cache is None else ids[:, -1:]
             places = (seen.cumsum(dim=1) - 1).clamp(min=0)[:, -fed.shape[1] :]
-            out = model(fed, attention_mask=seen, position_ids=places, past_key_values=cache, use_cache=True)
+            out = model(
+                fed, attention_mask=seen, position_ids=places, past_key_values=cache, use_cache=True
+            )
             cache, table = out.past_key_values, torch.log_softmax(out.logits[:, -1], dim=-1)
-            drawn = torch.multinomial(table.exp(), 1, generator=draws) if draws else table.argmax(1, keepdim=True)
+            drawn = (
+                torch.multinomial(table.exp(), 1, generator=draws)
+                if draws
+                else table.argmax(1, keepdim=True)
+            )
             mask.append(is_open)
             logprobs.append(table.gather(1, drawn)[:, 0])
-            ids, seen = torch.cat([ids, drawn], dim=1), torch.cat([seen, is_open[:, None].long()], dim=1)
+            ids, seen = (
+                torch.cat([ids, drawn], dim=1),
+                torch.cat([seen, is_open[:, None].long()], dim=1),
+            )
             is_open = is_open & (drawn[:, 0] != self._tokenizer.eos_token_id)
         return Batch(ids, seen, torch.stack(mask, dim=1), torch.stack(logprobs, dim=1))
 
@@ -122,4 +141,6 @@ class PlainLoop:
         return {"reward": float(rewards.mean()), "entropy": float(entropy), "ess": float(ess)}
 
     def _keep(self) -> None:
-        self._versions.append({name: weights.clone() for name, weights in self.model.state_dict().items()})
+        self._versions.append(
+            {name: weights.clone() for name, weights in self.model.state_dict().items()}
+        )

@@ -51,26 +51,45 @@ class Loop:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(model, padding_side="left")
         (self._end,) = self._tokenizer.encode("\n", add_special_tokens=False)
         self._target: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
-        lora = LoraConfig(r=choices.lora_rank, lora_alpha=choices.lora_alpha, target_modules="all-linear")
-        self._adapter: Any = get_peft_model(AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16), lora)
+        lora = LoraConfig(
+            r=choices.lora_rank, lora_alpha=choices.lora_alpha, target_modules="all-linear"
+        )
+        self._adapter: Any = get_peft_model(
+            AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16), lora
+        )
         self._trained = [each for each in self._adapter.parameters() if each.requires_grad]
-        self._adam = torch.optim.AdamW(self._trained, lr=choices.lr, betas=choices.betas, weight_decay=0.0)
+        self._adam = torch.optim.AdamW(
+            self._trained, lr=choices.lr, betas=choices.betas, weight_decay=0.0
+        )
         self._template = (choices.folder / "prompt.txt").read_text(encoding="utf-8")
 
     def rows(self, name: str) -> list[dict[str, str]]:
         """Problems of a file beside the example."""
-        return [json.loads(line) for line in (self._choices.folder / name).read_text(encoding="utf-8").splitlines()]
+        return [
+            json.loads(line)
+            for line in (self._choices.folder / name).read_text(encoding="utf-8").splitlines()
+        ]
 
     def step(self, problems: list[dict[str, str]]) -> float:
         """One step up the gradient of sum A log pi / tokens; returns the mean reward."""
         samples = self._choices.samples
         prompts = self._prompts(problems)
-        prefixes = self._write(self._adapter, prompts, [[]] * len(problems), samples, self._choices.prefix_tokens, 1.0)
+        prefixes = self._write(
+            self._adapter, prompts, [[]] * len(problems), samples, self._choices.prefix_tokens, 1.0
+        )
         golds = [each["answer"] for each in problems for _ in range(samples)]
-        rewards = torch.tensor(self._judge(prompts, prefixes, golds, samples, self._choices.target_temperature))
+        rewards = torch.tensor(
+            self._judge(prompts, prefixes, golds, samples, self._choices.target_temperature)
+        )
         by_group = rewards.view(-1, samples)
-        advantages = (by_group - by_group.mean(dim=1, keepdim=True)) / (by_group.std(dim=1, keepdim=True) + STD_FLOOR)
-        self._climb(prompts["input_ids"].repeat_interleave(samples, dim=0), prefixes, advantages.view(-1).tolist())
+        advantages = (by_group - by_group.mean(dim=1, keepdim=True)) / (
+            by_group.std(dim=1, keepdim=True) + STD_FLOOR
+        )
+        self._climb(
+            prompts["input_ids"].repeat_interleave(samples, dim=0),
+            prefixes,
+            advantages.view(-1).tolist(),
+        )
         return float(rewards.mean())
 
     def judge_held_out(self, name: str) -> dict[str, list[float]]:
@@ -91,28 +110,58 @@ class Loop:
         return self._tokenizer(texts, padding=True, return_tensors="pt")
 
     def _judge(
-        self, prompts: Any, prefixes: list[list[int]], golds: list[str], samples: int, temperature: float
+        self,
+        prompts: Any,
+        prefixes: list[list[int]],
+        golds: list[str],
+        samples: int,
+        temperature: float,
     ) -> list[float]:
-        continued = self._write(self._target, prompts, prefixes, samples, self._choices.most_tokens, temperature)
-        texts = [self._tokenizer.decode(prefix + more) for prefix, more in zip(prefixes, continued, strict=True)]
+        continued = self._write(
+            self._target, prompts, prefixes, samples, self._choices.most_tokens, temperature
+        )
+        texts = [
+            self._tokenizer.decode(prefix + more)
+            for prefix, more in zip(prefixes, continued, strict=True)
+        ]
         return [last_number(text, gold) for text, gold in zip(texts, golds, strict=True)]
 
     @torch.inference_mode()
     def _write(
-        self, model: Any, prompts: Any, begun: list[list[int]], samples: int, most_tokens: int, temperature: float
+        self,
+        model: Any,
+        prompts: Any,
+        begun: list[list[int]],
+        samples: int,
+        most_tokens: int,
+        temperature: float,
     ) -> list[list[int]]:
         """Write up to `most_tokens` after each prompt and what is begun of `samples` rows, if that has not ended."""
         seen = prompts["attention_mask"]
         asked = {"attention_mask": seen[:, :-1], "use_cache": True, "logits_to_keep": 1}
         cache = model(prompts["input_ids"][:, :-1], **asked).past_key_values
         cache.batch_repeat_interleave(samples)
-        last, seen = (each.repeat_interleave(samples, dim=0) for each in (prompts["input_ids"][:, -1:], seen))
-        begun = begun if len(begun) == len(last) else [list(each) for each in begun for _ in range(samples)]
+        last, seen = (
+            each.repeat_interleave(samples, dim=0) for each in (prompts["input_ids"][:, -1:], seen)
+        )
+        begun = (
+            begun
+            if len(begun) == len(last)
+            else [list(each) for each in begun for _ in range(samples)]
+        )
         ends, written = (self._end, self._tokenizer.eos_token_id), [list[int]() for _ in begun]
         is_open = torch.tensor([not set(ends) & set(each) for each in begun])
         for place in range(max(map(len, begun)) + most_tokens):
-            logits = model(last, attention_mask=seen, past_key_values=cache, use_cache=True).logits[:, -1].float()
-            drawn = torch.multinomial((logits / temperature).softmax(-1), 1) if temperature else logits.argmax(-1, True)
+            logits = (
+                model(last, attention_mask=seen, past_key_values=cache, use_cache=True)
+                .logits[:, -1]
+                .float()
+            )
+            drawn = (
+                torch.multinomial((logits / temperature).softmax(-1), 1)
+                if temperature
+                else logits.argmax(-1, True)
+            )
             for row, given in enumerate(begun):
                 if place < len(given):
                     drawn[row] = given[place]

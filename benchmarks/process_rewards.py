@@ -43,12 +43,26 @@ SMOOTHED = 5
 """Iterations over which the reward of samples is averaged before it is held against the bar."""
 ACTOR_LR = 2.5e-4
 COMMON = (
-    "algorithm.whiten=true", "algorithm.kl=0", "algorithm.entropy=0", "algorithm.max_staleness=0",
-    "algorithm.groups_per_iteration=32", "algorithm.minibatches=2", f"learner.actor_lr={ACTOR_LR}",
-    "rollout.answer_tokens=48", "evaluation.problems=256", "checkpoint.every=0",
-)  # fmt: skip
-ARMS = {"outcome": ("algorithm.name=rloo",), "prime": ("algorithm.name=prime", f"implicit_reward.lr={2 * ACTOR_LR}")}
-PROGRAM = ("learner/training/*.py", "benchmarks/process_rewards.py", "deploy/examples/arithmetic*/*.py")
+    "algorithm.whiten=true",
+    "algorithm.kl=0",
+    "algorithm.entropy=0",
+    "algorithm.max_staleness=0",
+    "algorithm.groups_per_iteration=32",
+    "algorithm.minibatches=2",
+    f"learner.actor_lr={ACTOR_LR}",
+    "rollout.answer_tokens=48",
+    "evaluation.problems=256",
+    "checkpoint.every=0",
+)
+ARMS = {
+    "outcome": ("algorithm.name=rloo",),
+    "prime": ("algorithm.name=prime", f"implicit_reward.lr={2 * ACTOR_LR}"),
+}
+PROGRAM = (
+    "learner/training/*.py",
+    "benchmarks/process_rewards.py",
+    "deploy/examples/arithmetic*/*.py",
+)
 
 
 @dataclass(frozen=True)
@@ -101,7 +115,10 @@ def build(folder: Path, lessons: int) -> None:
     tokenizer = make_tokenizer()
     policy = make_model(POLICY, tokenizer)
     answers = batches(
-        tokenizer, problems.stream(random.Random("policy"), taken), whole_answer, random.Random("answers")
+        tokenizer,
+        problems.stream(random.Random("policy"), taken),
+        whole_answer,
+        random.Random("answers"),
     )
     train(policy, answers, lessons)
     policy.save_pretrained(folder / "policy")
@@ -113,23 +130,35 @@ def run(arm: str, seed: int, size: Size, task: Path) -> Outcome:
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         given = (
-            f"directory={folder}/run", f"seed={seed}", f"adapter.model={task}/policy", f"data.train={task}/train.jsonl",
-            f"data.eval={task}/heldout.jsonl", f"algorithm.iterations={size.iterations}", *COMMON, *ARMS[arm],
-        )  # fmt: skip
+            f"directory={folder}/run",
+            f"seed={seed}",
+            f"adapter.model={task}/policy",
+            f"data.train={task}/train.jsonl",
+            f"data.eval={task}/heldout.jsonl",
+            f"algorithm.iterations={size.iterations}",
+            *COMMON,
+            *ARMS[arm],
+        )
         flags = [part for each in given for part in ("--set", each)]
         run_file = str(ROOT / "deploy/examples/arithmetic_direct/run.toml")
         command = [sys.executable, "-m", "prefixrl.deploy", "launch", run_file, *flags]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{arm}, seed {seed}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-        lines = [json.loads(line) for line in Path(folder, "run/metrics.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(line) for line in Path(folder, "run/metrics.jsonl").read_text().splitlines()
+        ]
         summary = json.loads(Path(folder, "run/summary.json").read_text())
     figures = [line["figures"] for line in lines]
-    rankings = [each["reward_model_accuracy"] for each in figures if "reward_model_accuracy" in each]
+    rankings = [
+        each["reward_model_accuracy"] for each in figures if "reward_model_accuracy" in each
+    ]
     final = summary["accuracy"]["trained_adapter"]
     rewards = [each["reward"] for each in figures]
     mixed = [1.0 - each["uniform_groups_fraction"] for each in figures]
-    return Outcome(arm, seed, rewards, rankings, final, round(time.monotonic() - started_s, 1), mixed)
+    return Outcome(
+        arm, seed, rewards, rankings, final, round(time.monotonic() - started_s, 1), mixed
+    )
 
 
 def of(outcomes: Sequence[Outcome], arm: str) -> list[Outcome]:
@@ -149,14 +178,21 @@ def figures_of(outcomes: Sequence[Outcome], iterations: int) -> list[Figure]:
             best = [max(_smoothed(each.rankings)) for each in ranked]
             found.append(mean_figure(f"best pairwise accuracy, {arm}", "share", best))
             steps = [float(_first_above(each.rankings) or iterations) for each in ranked]
-            found.append(mean_figure(f"iterations to a pairwise accuracy of {BAR}, {arm}", "iterations", steps))
+            found.append(
+                mean_figure(
+                    f"iterations to a pairwise accuracy of {BAR}, {arm}", "iterations", steps
+                )
+            )
     return found
 
 
 def _first_above(values: Sequence[float]) -> int | None:
     """First iteration at which the smoothed values are above the bar; None where they never are."""
     smoothed = _smoothed(values)
-    return next((len(values) - len(smoothed) + at for at, each in enumerate(smoothed, 1) if each > BAR), None)
+    return next(
+        (len(values) - len(smoothed) + at for at, each in enumerate(smoothed, 1) if each > BAR),
+        None,
+    )
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:
@@ -175,7 +211,9 @@ def markdown(outcomes: Sequence[Outcome], size: Size, report: Report) -> str:
         steps = ", ".join(str(each.steps_to_bar or "never") for each in cell)
         reward = _interval([sum(each.rewards) / len(each.rewards) for each in cell])
         best = _rankings([each for each in cell if each.rankings])
-        lines.append(f"| {arm} | {steps} | {_interval([each.final for each in cell])} | {reward} | {best} |")
+        lines.append(
+            f"| {arm} | {steps} | {_interval([each.final for each in cell])} | {reward} | {best} |"
+        )
     table = "\n".join(lines)
     return f"""# Process rewards beside outcomes alone
 
@@ -214,7 +252,9 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> None:
     figure, (rewards, rankings) = pyplot.subplots(1, 2, figsize=(9, 3.4), sharey=True)
     for color, arm in zip(("C0", "C1"), ARMS, strict=True):
         for index, each in enumerate(of(outcomes, arm)):
-            rewards.plot(_smoothed(each.rewards), color=color, linewidth=1, label=None if index else arm)
+            rewards.plot(
+                _smoothed(each.rewards), color=color, linewidth=1, label=None if index else arm
+            )
             if each.rankings:
                 rankings.plot(_smoothed(each.rankings), color=color, linewidth=1)
     rewards.set_title("reward", fontsize=9)
@@ -254,7 +294,12 @@ def main(path: Path, quick: bool, only: tuple[str, ...], seeds: int | None) -> N
                 outcomes.append(found)
     figures = figures_of(outcomes, size.iterations)
     report = Report(
-        "process_rewards", quick, {"size": size, "common": COMMON, "arms": ARMS}, figures, outcomes, measured
+        "process_rewards",
+        quick,
+        {"size": size, "common": COMMON, "arms": ARMS},
+        figures,
+        outcomes,
+        measured,
     )
     report.wall_s = round(sum(each.wall_s for each in outcomes), 1)
     report.write(path)

@@ -37,7 +37,9 @@ def before_s(tensors: dict[str, torch.Tensor]) -> float:
     return time.monotonic() - started_s
 
 
-def measure(size_bytes: int, repeats: int, directory: Path) -> tuple[list[float], list[float], bool]:
+def measure(
+    size_bytes: int, repeats: int, directory: Path
+) -> tuple[list[float], list[float], bool]:
     """Seconds of each way, and whether the last snapshot holds the weights bit by bit."""
     tensors = model(size_bytes)
     first = next(iter(tensors.values()))
@@ -57,7 +59,9 @@ def measure(size_bytes: int, repeats: int, directory: Path) -> tuple[list[float]
             written = (folder(directory / "run" / "weights", version) / "weights.bin").read_bytes()
     finally:
         servers.close()
-    expected = b"".join(bytes(tensors[name].view(torch.uint8).numpy().data) for name in sorted(tensors))
+    expected = b"".join(
+        bytes(tensors[name].view(torch.uint8).numpy().data) for name in sorted(tensors)
+    )
     return old[FIRST:], new[FIRST:], written == expected
 
 
@@ -74,7 +78,9 @@ def main(path: Path, quick: bool) -> None:
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     assert is_same, "the snapshot differs from the weights"
-    figures = [mean_figure("main thread's time of a publication", "s", new, old, "the release before")]
+    figures = [
+        mean_figure("main thread's time of a publication", "s", new, old, "the release before")
+    ]
     settings = {"size_bytes": size_bytes, "repeats": repeats, "not_counted": FIRST}
     details = {"now_s": new, "before_s": old, "is_snapshot_identical": is_same}
     Report("publication", quick, settings, figures, details, measured).finish(path, started_s)

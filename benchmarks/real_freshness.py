@@ -32,9 +32,13 @@ S, SIGMA, SEEDS = 2, 0.5, 2
 
 def figures_of(name: str, directory: Path, install_s: tuple[float, float]) -> list[Figure]:
     """Return the figures of a run's second half, and the least age with its mean times."""
-    lines: list[dict[str, Any]] = [json.loads(line) for line in (directory / METRICS_FILE).read_text().splitlines()]
+    lines: list[dict[str, Any]] = [
+        json.loads(line) for line in (directory / METRICS_FILE).read_text().splitlines()
+    ]
     first = len(lines) // 2
-    iteration_s = (lines[-1]["since_start_s"] - lines[first - 1]["since_start_s"]) / (len(lines) - first)
+    iteration_s = (lines[-1]["since_start_s"] - lines[first - 1]["since_start_s"]) / (
+        len(lines) - first
+    )
 
     def mean(value: Callable[[dict[str, Any]], float]) -> float:
         return statistics.fmean(value(line) for line in lines[first:])
@@ -45,18 +49,31 @@ def figures_of(name: str, directory: Path, install_s: tuple[float, float]) -> li
         mean(lambda line: line["stages"]["scoring_s"]),
     )
     CELLS[name] = Timing(
-        scorers=1, slots=4 * BATCH, sampling_slots=4 * BATCH, sampling_s=sampling_s, scoring_s=scoring_s,
-        training_s=iteration_s - waited_s, install_s=install_s,
-    )  # fmt: skip
-    simulated = {each.name.rpartition(": ")[2]: each.value for each in cell_figures(name, S, SIGMA, SEEDS)}
+        scorers=1,
+        slots=4 * BATCH,
+        sampling_slots=4 * BATCH,
+        sampling_s=sampling_s,
+        scoring_s=scoring_s,
+        training_s=iteration_s - waited_s,
+        install_s=install_s,
+    )
+    simulated = {
+        each.name.rpartition(": ")[2]: each.value for each in cell_figures(name, S, SIGMA, SEEDS)
+    }
     values = {
-        "mean age": mean(lambda line: line["mean_age"]), "least in simulated time": simulated["least"],
-        "iteration, s": iteration_s, "the learner waited, s": waited_s, "sampling of a group, s": sampling_s,
-        "scoring of a group, s": scoring_s, "publication, main thread, s": mean(lambda line: line["publish_s"]),
+        "mean age": mean(lambda line: line["mean_age"]),
+        "least in simulated time": simulated["least"],
+        "iteration, s": iteration_s,
+        "the learner waited, s": waited_s,
+        "sampling of a group, s": sampling_s,
+        "scoring of a group, s": scoring_s,
+        "publication, main thread, s": mean(lambda line: line["publish_s"]),
         "lead at the end, groups": lines[-1]["admission"]["lead_groups"],
-    }  # fmt: skip
+    }
     found = len(lines) - first
-    return [Figure(f"{name}: {key}", "", value, found, (value, value)) for key, value in values.items()]
+    return [
+        Figure(f"{name}: {key}", "", value, found, (value, value)) for key, value in values.items()
+    ]
 
 
 @click.command()

@@ -37,7 +37,9 @@ def train(seed: int, runs: Path, settings: tuple[str, ...]) -> Path:
     if not (directory / "summary.json").is_file():
         given = (f"directory={directory.resolve()}", f"seed={seed}", *settings)
         flags = [flag for each in given for flag in ("--set", each)]
-        subprocess.run([sys.executable, "-m", "prefixrl.deploy", "launch", str(RUN_FILE), *flags], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "prefixrl.deploy", "launch", str(RUN_FILE), *flags], check=True
+        )
     return directory
 
 
@@ -49,14 +51,27 @@ def plain_loop(seed: int, runs: Path) -> Rewards:
     lines = out.read_text(encoding="utf-8").splitlines() if out.is_file() else []
     if len(lines) <= algorithm.iterations:
         choices = Choices(
-            RUN_FILE.parent, seed, algorithm.iterations, algorithm.groups_per_iteration, algorithm.samples_per_prompt,
-            config.rollout.prefix_tokens, config.scorer.max_new_tokens, config.scorer.temperature, learner.actor_lr,
-            learner.adam_betas, learner.grad_clip, lora.rank, lora.alpha,
-        )  # fmt: skip
+            RUN_FILE.parent,
+            seed,
+            algorithm.iterations,
+            algorithm.groups_per_iteration,
+            algorithm.samples_per_prompt,
+            config.rollout.prefix_tokens,
+            config.scorer.max_new_tokens,
+            config.scorer.temperature,
+            learner.actor_lr,
+            learner.adam_betas,
+            learner.grad_clip,
+            lora.rank,
+            lora.alpha,
+        )
         found = run(choices, out)
     else:
         found = json.loads(lines[-1])
-    return {arm: {str(row): reward for row, reward in enumerate(rewards)} for arm, rewards in found.items()}
+    return {
+        arm: {str(row): reward for row, reward in enumerate(rewards)}
+        for arm, rewards in found.items()
+    }
 
 
 def rewards_of(directory: Path) -> Rewards:
@@ -83,7 +98,10 @@ def markdown(found: Mapping[int, Rewards], plain: Mapping[int, Rewards], report:
     rule = "|---" * (len(found) + 2) + "|"
     lines = [f"| accuracy | {seeds} | mean |", rule]
     for arm, figure in zip((*BASELINES, TRAINED), report.figures, strict=False):
-        cells = [f"{sum(each[arm].values()) / len(each[arm]):.3f}" if arm in each else "-" for each in found.values()]
+        cells = [
+            f"{sum(each[arm].values()) / len(each[arm]):.3f}" if arm in each else "-"
+            for each in found.values()
+        ]
         lines.append(f"| {arm.replace('_', ' ')} | {' | '.join(cells)} | {figure.value:.3f} |")
     lines += ["", f"| trained adapter less | {seeds} | mean |", rule]
     for arm, figure in zip(BASELINES, report.figures[len(BASELINES) + 1 :], strict=True):
@@ -93,10 +111,15 @@ def markdown(found: Mapping[int, Rewards], plain: Mapping[int, Rewards], report:
             f"| {arm.replace('_', ' ')} | {' | '.join(cells)} | {figure.value:+.3f} ({low:+.3f} to {high:+.3f}) |"
         )
     for seed, each in plain.items():
-        without, trained = (sum(each[arm].values()) / len(each[arm]) for arm in ("no_prefix", "trained"))
+        without, trained = (
+            sum(each[arm].values()) / len(each[arm]) for arm in ("no_prefix", "trained")
+        )
         gap = difference(each["trained"], each["no_prefix"])
         assert gap is not None, "one list of problems"
-        lines += ["", f"Plain loop, seed {seed}: no prefix {without:.3f}, trained {trained:.3f}; {cell(gap)}."]
+        lines += [
+            "",
+            f"Plain loop, seed {seed}: no prefix {without:.3f}, trained {trained:.3f}; {cell(gap)}.",
+        ]
     problems = len(next(iter(found.values()))[TRAINED])
     body = "\n".join(lines)
     return f"""# SmolLM2-135M-Instruct on SVAMP
@@ -112,16 +135,24 @@ mean over seeds Student's interval.
 def cell(found: Difference) -> str:
     """One difference as a person reads it."""
     low, high = found.ci95
-    return f"{found.mean:+.3f} ({low:+.3f} to {high:+.3f}; {found.better} better, {found.worse} worse)"
+    return (
+        f"{found.mean:+.3f} ({low:+.3f} to {high:+.3f}; {found.better} better, {found.worse} worse)"
+    )
 
 
 @click.command()
 @options
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True)
-@click.option("--runs", type=click.Path(path_type=Path), default=Path("runs/real_model"), show_default=True)
-@click.option("--plain", type=click.IntRange(0), default=0, show_default=True, help="Seeds of the plain loop.")
+@click.option(
+    "--runs", type=click.Path(path_type=Path), default=Path("runs/real_model"), show_default=True
+)
+@click.option(
+    "--plain", type=click.IntRange(0), default=0, show_default=True, help="Seeds of the plain loop."
+)
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Settings of all runs.")
-def main(path: Path, quick: bool, seeds: int, runs: Path, plain: int, settings: tuple[str, ...]) -> None:
+def main(
+    path: Path, quick: bool, seeds: int, runs: Path, plain: int, settings: tuple[str, ...]
+) -> None:
     """Train, and write the tables."""
     measured, changes = commit(), (*settings, *(QUICK if quick else ()))
     numbers = range(1, (1 if quick else seeds) + 1)
@@ -137,10 +168,14 @@ def main(path: Path, quick: bool, seeds: int, runs: Path, plain: int, settings: 
     ]
     gaps = {arm: [paired(each, arm) for each in found.values() if arm in each] for arm in BASELINES}
     figures += [
-        mean_figure(f"{TRAINED} less {arm}", "share of problems", [each.mean for each in differences])
+        mean_figure(
+            f"{TRAINED} less {arm}", "share of problems", [each.mean for each in differences]
+        )
         for arm, differences in gaps.items()
     ]
-    report = Report("real_model", quick, {"seeds": list(numbers), "set": changes}, figures, gaps, measured)
+    report = Report(
+        "real_model", quick, {"seeds": list(numbers), "set": changes}, figures, gaps, measured
+    )
     report.write(path)
     path.with_suffix(".md").write_text(markdown(found, plainly, report), encoding="utf-8")
 

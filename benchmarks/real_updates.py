@@ -41,7 +41,11 @@ def measure(dtype: str, actor_lr: float, iterations: int) -> list[RealUpdate]:
     try:
         _train(place, dtype, actor_lr, iterations)
         kept = versions(place / "kept")
-        return [_compare(place / "kept", version, dtype, actor_lr) for version in kept if version - 1 in kept]
+        return [
+            _compare(place / "kept", version, dtype, actor_lr)
+            for version in kept
+            if version - 1 in kept
+        ]
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -89,7 +93,8 @@ def _compare(directory: Path, version: int, dtype: str, actor_lr: float) -> Real
     manifest = msgspec.msgpack.decode((place / "manifest.msgpack").read_bytes(), type=Manifest)
     kind = np.uint16 if dtype == "bfloat16" else np.uint32
     after, before = (
-        np.fromfile(directory / f"v{each:08d}" / "weights.bin", dtype=kind) for each in (version, version - 1)
+        np.fromfile(directory / f"v{each:08d}" / "weights.bin", dtype=kind)
+        for each in (version, version - 1)
     )
     delta = write_delta(directory, version - 1, version)
     share = sum(delta.sizes) / manifest.size_bytes if delta else 1.0

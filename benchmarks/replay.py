@@ -19,8 +19,21 @@ import click
 from benchmarks.results import Figure, Report, commit, options
 from prefixrl.common.journal import journal
 from prefixrl.common.journal.history import history
-from prefixrl.common.journal.records import LedgerState, Record, RunHeader, SegmentStart, VersionPublished
-from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.journal.records import (
+    LedgerState,
+    Record,
+    RunHeader,
+    SegmentStart,
+    VersionPublished,
+)
+from prefixrl.common.wire.messages.groups import (
+    GroupPrefixes,
+    Prompt,
+    Row,
+    ScoredGroup,
+    Verdict,
+    VersionSpan,
+)
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.groups.ledger import Ledger
 from prefixrl.learner.broker.groups.states import LedgerLimits
@@ -47,14 +60,20 @@ class Problems:
 
 def new_ledger() -> Ledger:
     """Return an empty ledger."""
-    return Ledger(Window(BATCH_GROUPS, STALENESS, iterations=1 << 40), LedgerLimits(ITEM_GROUPS, 3, 3), Problems())
+    return Ledger(
+        Window(BATCH_GROUPS, STALENESS, iterations=1 << 40),
+        LedgerLimits(ITEM_GROUPS, 3, 3),
+        Problems(),
+    )
 
 
 def write(folder: Path, groups: int) -> int:
     """Take so many groups through a run; return the completed iterations."""
     ledger, file = new_ledger(), journal.Journal(folder)
     file.append([HEADER])
-    verdict = Verdict(reward=1.0, status="ok", extracted="391", finish="eos", completion_tokens=80, elapsed_ms=5)
+    verdict = Verdict(
+        reward=1.0, status="ok", extracted="391", finish="eos", completion_tokens=80, elapsed_ms=5
+    )
     while ledger.counts.issued < groups:
         version = ledger.completed
         row = Row(
@@ -80,7 +99,11 @@ def write(folder: Path, groups: int) -> int:
             ledger.take_scores(
                 [
                     ScoredGroup(
-                        prefixes=each, version=version, weights_digest="d", verdicts=verdicts, scorer="scorer-0"
+                        prefixes=each,
+                        version=version,
+                        weights_digest="d",
+                        verdicts=verdicts,
+                        scorer="scorer-0",
                     )
                     for each in score.groups
                 ]
@@ -89,7 +112,9 @@ def write(folder: Path, groups: int) -> int:
         file.append(ledger.records)
         ledger.records = []
         if file.is_long:
-            file.begin_segment(SegmentStart(file.size_bytes, HEADER, ledger.state(), {version: ("d",)}, None))
+            file.begin_segment(
+                SegmentStart(file.size_bytes, HEADER, ledger.state(), {version: ("d",)}, None)
+            )
         ledger.trained(version)
     file.close()
     return ledger.completed
@@ -149,7 +174,11 @@ def main(quick: bool, path: Path) -> None:
             }
         )
         for name, value in (("restart", restart_s), ("whole history", history_s)):
-            figures.append(Figure(f"{name}, {groups:,} groups", "s", value, 1, (value, value), statistic="one run"))
+            figures.append(
+                Figure(
+                    f"{name}, {groups:,} groups", "s", value, 1, (value, value), statistic="one run"
+                )
+            )
     settings = {"rows": ROWS, "tokens": TOKENS, "batch_groups": BATCH_GROUPS, "target_s": TARGET_S}
     Report("replay", quick, settings, figures, details, measured).finish(path, started_s)
 

@@ -52,7 +52,11 @@ class LeftOut(click.ClickException):
 
 
 def mean_figure(
-    name: str, unit: str, values: Sequence[float], baseline: Sequence[float] = (), baseline_name: str = ""
+    name: str,
+    unit: str,
+    values: Sequence[float],
+    baseline: Sequence[float] = (),
+    baseline_name: str = "",
 ) -> Figure:
     """The mean of `values` with its interval, against the mean of `baseline` where there is one."""
     mean, spread = t_interval(values)
@@ -103,7 +107,16 @@ class Report(msgspec.Struct):
 
 def commit(checkout: Path = ROOT) -> str:
     """The commit that is measured, with `-dirty` where tracked files differ from it; "unknown" outside a repository."""
-    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    command = [
+        "git",
+        "-C",
+        str(checkout),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=40",
+        "--exclude=*",
+    ]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
@@ -144,7 +157,11 @@ def _cpu() -> str:
 def options(command: Callable[..., None]) -> Callable[..., None]:
     """The two flags every benchmark has: `--quick` and `--json FILE`."""
     json = click.option(
-        "--json", "path", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Where the figures go."
+        "--json",
+        "path",
+        required=True,
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Where the figures go.",
     )
     quick = click.option("--quick", is_flag=True, help="A small version that ends within a minute.")
     return quick(json(command))

@@ -56,25 +56,49 @@ def hostile() -> list[Figure]:
     """Seconds to the verdict on every hostile program, by this user and, where this is root, by an ordinary one."""
     figures = [latest("hostile", list(judged(list(HOSTILE))))]
     if os.geteuid() == 0:
-        shown = run_as_ordinary_user("from benchmarks import hostile_programs; hostile_programs.main()")
+        shown = run_as_ordinary_user(
+            "from benchmarks import hostile_programs; hostile_programs.main()"
+        )
         if shown is None:
-            click.echo("not measured by an ordinary user: it can run no Python here that has the packages")
+            click.echo(
+                "not measured by an ordinary user: it can run no Python here that has the packages"
+            )
         else:
-            figures.append(latest("hostile_by_ordinary_user", [json.loads(each) for each in shown.splitlines()[:-1]]))
+            figures.append(
+                latest(
+                    "hostile_by_ordinary_user",
+                    [json.loads(each) for each in shown.splitlines()[:-1]],
+                )
+            )
     return figures
 
 
 def latest(name: str, found: list[dict[str, object]]) -> Figure:
     """The slowest verdict; each program must have one that is neither an error nor right."""
     if len(found) != len(HOSTILE):
-        raise click.ClickException(f"{name}: {len(found)} verdicts on {len(HOSTILE)} hostile programs")
-    if strange := [each for each in found if each["outcome"] not in ("wrong", "parse_fail", "timeout")]:
+        raise click.ClickException(
+            f"{name}: {len(found)} verdicts on {len(HOSTILE)} hostile programs"
+        )
+    if strange := [
+        each for each in found if each["outcome"] not in ("wrong", "parse_fail", "timeout")
+    ]:
         raise click.ClickException(f"{name}: programs without a verdict, or right: {strange}")
     seconds_each = [float(str(each["took_s"])) for each in found]
     low, *_, high = statistics.quantiles(seconds_each, n=20)
     slowest, limit_s = max(seconds_each), float(TIMEOUT_S)
     limit, kind = "the limit of one program", "5th and 95th percentile"
-    return Figure(name, "s", slowest, len(found), (low, high), limit_s, limit, slowest / limit_s, "maximum", kind)
+    return Figure(
+        name,
+        "s",
+        slowest,
+        len(found),
+        (low, high),
+        limit_s,
+        limit,
+        slowest / limit_s,
+        "maximum",
+        kind,
+    )
 
 
 def leaks(programs: int) -> dict[str, int]:
@@ -130,11 +154,15 @@ def main(path: Path, quick: bool) -> None:
     figures = [figure("start_to_end", sandboxed, plain), figure("overhead", overhead, plain)]
     figures += hostile()
     left = leaks(QUICK_PROGRAMS if quick else PROGRAMS)
-    report = Report("sandbox", quick, {"source": SOURCE, "cores": os.cpu_count()}, figures, left, measured)
+    report = Report(
+        "sandbox", quick, {"source": SOURCE, "cores": os.cpu_count()}, figures, left, measured
+    )
     report.wall_s = time.monotonic() - began_s
     report.write(path)
     for each in figures:
-        click.echo(f"{each.name}: {each.value:.2f} {each.unit} ({each.baseline:.2f}: {each.baseline_name})")
+        click.echo(
+            f"{each.name}: {each.value:.2f} {each.unit} ({each.baseline:.2f}: {each.baseline_name})"
+        )
     click.echo(f"left: {left}")
     if left["processes"] or left["descriptors"]:
         raise click.ClickException(f"something was left behind: {left}")

@@ -75,7 +75,10 @@ class Case:
     @property
     def mean_s(self) -> float:
         """Mean time of a row at the target."""
-        normal, most = statistics.NormalDist(), math.log(self.limit_s / self.completion_s) / self.sigma
+        normal, most = (
+            statistics.NormalDist(),
+            math.log(self.limit_s / self.completion_s) / self.sigma,
+        )
         uncut_s = self.completion_s * math.exp(self.sigma**2 / 2)
         return uncut_s * normal.cdf(most - self.sigma) + self.limit_s * (1 - normal.cdf(most))
 
@@ -87,31 +90,86 @@ class Case:
 
 CASES = (
     Case(
-        name="S = 0, 2 scorers, learner 40 %, heavy tails", max_staleness=0, groups=48, rows=2, rollouts=1, scorers=2,
-        prefix_s=0.1, completion_s=0.25, sigma=1.0, limit_s=1.3, learner=0.4,
+        name="S = 0, 2 scorers, learner 40 %, heavy tails",
+        max_staleness=0,
+        groups=48,
+        rows=2,
+        rollouts=1,
+        scorers=2,
+        prefix_s=0.1,
+        completion_s=0.25,
+        sigma=1.0,
+        limit_s=1.3,
+        learner=0.4,
     ),
     Case(
-        name="S = 1, 4 scorers, learner 60 %, heavy tails", max_staleness=1, groups=48, rows=4, rollouts=2, scorers=4,
-        prefix_s=0.15, completion_s=0.3, sigma=0.8, limit_s=1.2, learner=0.6,
+        name="S = 1, 4 scorers, learner 60 %, heavy tails",
+        max_staleness=1,
+        groups=48,
+        rows=4,
+        rollouts=2,
+        scorers=4,
+        prefix_s=0.15,
+        completion_s=0.3,
+        sigma=0.8,
+        limit_s=1.2,
+        learner=0.6,
     ),
     Case(
-        name="S = 2, 2 scorers, learner 40 %, heavy tails", max_staleness=2, groups=48, rows=2, rollouts=1, scorers=2,
-        prefix_s=0.1, completion_s=0.25, sigma=1.0, limit_s=1.3, learner=0.4,
+        name="S = 2, 2 scorers, learner 40 %, heavy tails",
+        max_staleness=2,
+        groups=48,
+        rows=2,
+        rollouts=1,
+        scorers=2,
+        prefix_s=0.1,
+        completion_s=0.25,
+        sigma=1.0,
+        limit_s=1.3,
+        learner=0.4,
     ),
     Case(
-        name="S = 2, 8 scorers, learner 150 %, light tails", max_staleness=2, groups=64, rows=4, rollouts=2, scorers=8,
-        prefix_s=0.1, completion_s=0.5, sigma=0.3, limit_s=1.0, learner=1.5,
+        name="S = 2, 8 scorers, learner 150 %, light tails",
+        max_staleness=2,
+        groups=64,
+        rows=4,
+        rollouts=2,
+        scorers=8,
+        prefix_s=0.1,
+        completion_s=0.5,
+        sigma=0.3,
+        limit_s=1.0,
+        learner=1.5,
     ),
     Case(
-        name="S = 4, 4 scorers, learner 10 %, slow rollout", max_staleness=4, groups=48, rows=2, rollouts=1, scorers=4,
-        prefix_s=0.3, completion_s=0.3, sigma=0.8, limit_s=1.2, learner=0.1,
+        name="S = 4, 4 scorers, learner 10 %, slow rollout",
+        max_staleness=4,
+        groups=48,
+        rows=2,
+        rollouts=1,
+        scorers=4,
+        prefix_s=0.3,
+        completion_s=0.3,
+        sigma=0.8,
+        limit_s=1.2,
+        learner=0.1,
     ),
     Case(
-        name="S = 1, 2 scorers, learner 40 %, 48 MiB of weights over 200 Mbit/s", max_staleness=1, groups=32, rows=2,
-        rollouts=2, scorers=2, prefix_s=0.1, completion_s=0.25, sigma=0.8, limit_s=1.0, learner=0.4,
-        weights_bytes=48 * 2**20, link_bytes_per_s=25e6,
+        name="S = 1, 2 scorers, learner 40 %, 48 MiB of weights over 200 Mbit/s",
+        max_staleness=1,
+        groups=32,
+        rows=2,
+        rollouts=2,
+        scorers=2,
+        prefix_s=0.1,
+        completion_s=0.25,
+        sigma=0.8,
+        limit_s=1.0,
+        learner=0.4,
+        weights_bytes=48 * 2**20,
+        link_bytes_per_s=25e6,
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +235,9 @@ def measure_apart(case: Case, iterations: int, seed: int) -> Measured:
         raise OSError(ctypes.get_errno(), "no network of its own: this needs root")
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     with tempfile.TemporaryDirectory(prefix=100 * "d") as folder:
-        os.environ["RUNTIME_DIRECTORY"] = folder  # too long for the local endpoint, which has no link
+        os.environ["RUNTIME_DIRECTORY"] = (
+            folder  # too long for the local endpoint, which has no link
+        )
         return measure(case, iterations, seed)
 
 
@@ -194,10 +254,22 @@ def measure(case: Case, iterations: int, seed: int) -> Measured:
     directory = Path(tempfile.mkdtemp(prefix="scale-"))
     skipped, last = iterations // 3, iterations - case.max_staleness - 2
     engine = {"completion_sigma": case.sigma, "accuracy": 1.0, "seats": SEATS}
-    times = {"prefix_s": case.prefix_s, "completion_s": case.completion_s, "completion_limit_s": case.limit_s}
-    algorithm = {"samples_per_prompt": case.rows, "minibatches": 1, "max_staleness": case.max_staleness}
+    times = {
+        "prefix_s": case.prefix_s,
+        "completion_s": case.completion_s,
+        "completion_limit_s": case.limit_s,
+    }
+    algorithm = {
+        "samples_per_prompt": case.rows,
+        "minibatches": 1,
+        "max_staleness": case.max_staleness,
+    }
     algorithm |= {"groups_per_iteration": case.groups, "iterations": iterations}
-    sections: dict[str, object] = {"simulated": {**engine, **times}, "algorithm": algorithm, "seed": seed}
+    sections: dict[str, object] = {
+        "simulated": {**engine, **times},
+        "algorithm": algorithm,
+        "seed": seed,
+    }
     config = simulated_run(directory, iterations, case.prefix_s, case.completion_s, **sections)
     run, servers = Path(config.directory), Servers(config, directory / "run", 0)
     if not math.isinf(case.link_bytes_per_s):
@@ -209,7 +281,10 @@ def measure(case: Case, iterations: int, seed: int) -> Measured:
             client, publisher = stack.enter_context(learner(servers, config))
             publisher.flush(0)
             stack.enter_context(daemons("scorer", case.scorers, run))
-            wait_for(client, lambda status: sum(w.phase == "ready" for w in status.workers) == case.scorers)
+            wait_for(
+                client,
+                lambda status: sum(w.phase == "ready" for w in status.workers) == case.scorers,
+            )
             stack.enter_context(daemons("rollout", case.rollouts, run))
             trained_s = 0.0
             for iteration in range(iterations):
@@ -217,11 +292,16 @@ def measure(case: Case, iterations: int, seed: int) -> Measured:
                 time.sleep(case.training_s)
                 client.iteration_done(iteration, iteration + 1)
                 if iteration == skipped - 1:
-                    start, trained_s = Watch(client), -case.training_s  # what follows is added below
+                    start, trained_s = (
+                        Watch(client),
+                        -case.training_s,
+                    )  # what follows is added below
                 if iteration == last - 1:
                     end = Watch(client)
                 if skipped <= iteration < last:
-                    ages.append(statistics.fmean(iteration - group.version for group in batch.groups))
+                    ages.append(
+                        statistics.fmean(iteration - group.version for group in batch.groups)
+                    )
                     judging += [text.elapsed_ms / 1000 for group in groups for text in group.texts]
                 weights = weights.clone()
                 weights[0] = iteration
@@ -243,7 +323,10 @@ def measure(case: Case, iterations: int, seed: int) -> Measured:
         busy={
             "learner": learner_s / span_s,
             "broker": (end.cpu_s - start.cpu_s) / span_s,
-            **{role: seats_busy(role, start.document, end.document) for role in ("rollout", "scorer")},
+            **{
+                role: seats_busy(role, start.document, end.document)
+                for role in ("rollout", "scorer")
+            },
         },
         judging_s=statistics.fmean(judging),
         publish_s=statistics.fmean(publishing),
@@ -256,18 +339,26 @@ def measure(case: Case, iterations: int, seed: int) -> Measured:
 
 def system_of(case: Case, known: Measured) -> System:
     """Return what a user knows of a case's run."""
-    row = RowTimes(mean_s=case.completion_s * math.exp(case.sigma**2 / 2), sigma=case.sigma, limit_s=case.limit_s)
+    row = RowTimes(
+        mean_s=case.completion_s * math.exp(case.sigma**2 / 2),
+        sigma=case.sigma,
+        limit_s=case.limit_s,
+    )
     prefix = RowTimes(mean_s=case.prefix_s)
     return System(
         batch_groups=case.groups,
         rows_per_group=case.rows,
         max_staleness=case.max_staleness,
         rollouts=Workers(count=case.rollouts, seats=SEATS, row=prefix, look_s=LOOK_S),
-        scorers=Workers(count=case.scorers, seats=SEATS, row=row, look_s=LOOK_S, judging_s=known.judging_s),
+        scorers=Workers(
+            count=case.scorers, seats=SEATS, row=row, look_s=LOOK_S, judging_s=known.judging_s
+        ),
         learner_s=case.training_s,
         publish_s=known.publish_s,
         weights=WeightsPath(
-            pulled_bytes=case.weights_bytes, server_bytes_per_s=case.link_bytes_per_s, writing_s=known.writing_s
+            pulled_bytes=case.weights_bytes,
+            server_bytes_per_s=case.link_bytes_per_s,
+            writing_s=known.writing_s,
         ),
     )
 
@@ -280,12 +371,22 @@ def figures_of(case: Case, runs: list[Measured], foreseen: Foreseen) -> list[Fig
         spread = min(values), max(values)
         ratio = value / predicted if predicted else None
         return Figure(
-            f"{case.name}: {name}", unit, value, len(values), spread, predicted, "the model", ratio, "median",
+            f"{case.name}: {name}",
+            unit,
+            value,
+            len(values),
+            spread,
+            predicted,
+            "the model",
+            ratio,
+            "median",
             "least and largest",
-        )  # fmt: skip
+        )
 
     busy = [
-        figure(f"{part} busy", "share of time", [run.busy[part] for run in runs], foreseen.busy[part])
+        figure(
+            f"{part} busy", "share of time", [run.busy[part] for run in runs], foreseen.busy[part]
+        )
         for part in ("scorer", "rollout", "learner", "broker")
     ]
     return [
@@ -300,22 +401,36 @@ def figures_of(case: Case, runs: list[Measured], foreseen: Foreseen) -> list[Fig
 def main(path: Path, quick: bool) -> None:
     """Run every case, predict it, and write both."""
     started_s, program = time.monotonic(), commit()
-    iterations, rounds, cases = (QUICK_ITERATIONS, 1, CASES[:2]) if quick else (ITERATIONS, ROUNDS, CASES)
+    iterations, rounds, cases = (
+        (QUICK_ITERATIONS, 1, CASES[:2]) if quick else (ITERATIONS, ROUNDS, CASES)
+    )
     runs: dict[str, list[Measured]] = {case.name: [] for case in cases}
     for seed in range(rounds):
         for case in cases:
             runs[case.name].append(measured(case, iterations, seed))
             print(
-                case.name, runs[case.name][-1], foresee(system_of(case, runs[case.name][-1]), 1, iterations), flush=True
+                case.name,
+                runs[case.name][-1],
+                foresee(system_of(case, runs[case.name][-1]), 1, iterations),
+                flush=True,
             )
     figures, details = list[Figure](), list[dict[str, object]]()
     for case in cases:
         foreseen = foresee(system_of(case, runs[case.name][0]), MODEL_SEEDS, iterations)
         figures += figures_of(case, runs[case.name], foreseen)
         details.append(
-            {"case": asdict(case), "runs": [asdict(run) for run in runs[case.name]], "model": asdict(foreseen)}
+            {
+                "case": asdict(case),
+                "runs": [asdict(run) for run in runs[case.name]],
+                "model": asdict(foreseen),
+            }
         )
-    settings = {"iterations": iterations, "rounds": rounds, "model_seeds": MODEL_SEEDS, "look_s": LOOK_S}
+    settings = {
+        "iterations": iterations,
+        "rounds": rounds,
+        "model_seeds": MODEL_SEEDS,
+        "look_s": LOOK_S,
+    }
     Report("scale_model", quick, settings, figures, details, program).finish(path, started_s)
 
 

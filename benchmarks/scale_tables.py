@@ -92,15 +92,26 @@ def training_s(groups: int, ranks: int) -> float:
 
 
 def system(
-    target: Target, engines: int, link: str, groups: int, staleness: int, rollouts_per_host: int = ROLLOUTS_PER_HOST
+    target: Target,
+    engines: int,
+    link: str,
+    groups: int,
+    staleness: int,
+    rollouts_per_host: int = ROLLOUTS_PER_HOST,
 ) -> System:
     """Return a system of so many engines, and a learner of one rank for eight of them."""
     token_s = target.seats / target.tokens_per_s
     rows_per_s = engines * target.tokens_per_s / MEAN_TOKENS
     rollouts = math.ceil(SPARE_ROLLOUTS * rows_per_s * PREFIX_TOKENS / ROLLOUT_TOKENS_PER_S)
     prefix_token_s = ROLLOUT_SEATS / ROLLOUT_TOKENS_PER_S
-    completion = RowTimes(mean_s=MEDIAN * math.exp(SIGMA**2 / 2) * token_s, sigma=SIGMA, limit_s=LIMIT * token_s)
-    server = LINKS[link] if math.isfinite(LINKS[link]) else 1e9 * measured("weight_transfer", "encrypted, 1")
+    completion = RowTimes(
+        mean_s=MEDIAN * math.exp(SIGMA**2 / 2) * token_s, sigma=SIGMA, limit_s=LIMIT * token_s
+    )
+    server = (
+        LINKS[link]
+        if math.isfinite(LINKS[link])
+        else 1e9 * measured("weight_transfer", "encrypted, 1")
+    )
     return System(
         batch_groups=groups,
         rows_per_group=ROWS,
@@ -113,9 +124,14 @@ def system(
         ),
         scorers=Workers(count=engines, seats=target.seats, row=completion, look_s=token_s),
         learner_s=training_s(groups, engines // 8),
-        publish_s=PARAMETERS * BYTES / 2**30 * measured("publication", "main thread's time of a publication"),
+        publish_s=PARAMETERS
+        * BYTES
+        / 2**30
+        * measured("publication", "main thread's time of a publication"),
         weights=WeightsPath(
-            pulled_bytes=PARAMETERS * BYTES, hosts=math.ceil(rollouts / rollouts_per_host), server_bytes_per_s=server
+            pulled_bytes=PARAMETERS * BYTES,
+            hosts=math.ceil(rollouts / rollouts_per_host),
+            server_bytes_per_s=server,
         ),
         broker=broker_costs(MEASURED_WORKERS[engines]),
     )
@@ -137,7 +153,11 @@ def row_of(
     rate = groups / found.iteration_s
     cells = [
         *(f"{engines} x {target.name}", link, f"{groups:,}", str(staleness)),
-        *(f"{full.rollouts.count} on {full.weights.hosts}", f"{rate:,.1f}", f"{found.iteration_s:.0f}"),
+        *(
+            f"{full.rollouts.count} on {full.weights.hosts}",
+            f"{rate:,.1f}",
+            f"{found.iteration_s:.0f}",
+        ),
         *(f"{found.mean_age:.2f}", *(f"{busy[part]:.2f}" for part in SHARES), limit),
     ]
     return f"| {' | '.join(cells)} |"
@@ -157,9 +177,13 @@ def table(engines: Sequence[int] = ENGINES, targets: Sequence[Target] = TARGETS)
         for number in engines:
             for groups in sorted({GROUPS, number * GROUPS_PER_ENGINE}):
                 yield from (row_of(target, number, groups, link) for link in LINKS)
-                yield from (row_of(target, number, groups, staleness=each) for each in OTHER_STALENESS)
+                yield from (
+                    row_of(target, number, groups, staleness=each) for each in OTHER_STALENESS
+                )
             if number == max(ENGINES):
-                yield from (row_of(target, number, groups, link, rollouts_per_host=1) for link in LINKS)
+                yield from (
+                    row_of(target, number, groups, link, rollouts_per_host=1) for link in LINKS
+                )
 
 
 def checked() -> Iterator[str]:
@@ -172,7 +196,9 @@ def checked() -> Iterator[str]:
         names[name] = None
         digits = 1 if name == "throughput" else 3 if name == "broker busy" else 2
         cell = f"{each['value']:.{digits}f} / {each['baseline']:.{digits}f}"
-        cases.setdefault(case, []).append(cell + (f" ({each['ratio']:.2f})" if name == "throughput" else ""))
+        cases.setdefault(case, []).append(
+            cell + (f" ({each['ratio']:.2f})" if name == "throughput" else "")
+        )
     yield f"| measured / model | {' | '.join(names)} |"
     yield "|---|" + "---|" * len(names)
     for case, cells in cases.items():
@@ -188,9 +214,19 @@ def put(begin: str, lines: Sequence[str]) -> None:
 
 
 @click.command()
-@click.option("--checked", "only_checked", is_flag=True, help="Write the table of measured runs alone.")
-@click.option("--engines", type=click.Choice([str(each) for each in ENGINES]), help="Print the rows of this number.")
-@click.option("--target", type=click.Choice([each.name for each in TARGETS]), help="Print the rows of this target.")
+@click.option(
+    "--checked", "only_checked", is_flag=True, help="Write the table of measured runs alone."
+)
+@click.option(
+    "--engines",
+    type=click.Choice([str(each) for each in ENGINES]),
+    help="Print the rows of this number.",
+)
+@click.option(
+    "--target",
+    type=click.Choice([each.name for each in TARGETS]),
+    help="Print the rows of this target.",
+)
 def main(only_checked: bool, engines: str | None, target: str | None) -> None:
     """Simulate the systems of the table."""
     if only_checked:

@@ -42,7 +42,9 @@ def export(name: str, directory: Path) -> Path:
     """Unpack a commit so that `prefixrl` and `benchmarks` can be imported from the folder returned."""
     tree = directory / name
     (tree / "prefixrl").mkdir(parents=True)
-    archive = subprocess.run(["git", "-C", str(ROOT), "archive", name], check=True, capture_output=True).stdout
+    archive = subprocess.run(
+        ["git", "-C", str(ROOT), "archive", name], check=True, capture_output=True
+    ).stdout
     subprocess.run(["tar", "-x", "-C", str(tree)], input=archive, check=True)
     for package in PACKAGES:
         (tree / "prefixrl" / package).symlink_to(tree / package)
@@ -54,18 +56,31 @@ def run_arm(tree: Path, kind: str, seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="seats-") as directory:
         path = Path(directory) / "figures.json"
         # -P: the script's own folder holds other modules of the same names.
-        command = [sys.executable, "-P", str(Path(__file__).with_name("seats_arm.py")), str(path), kind, str(seconds)]
+        command = [
+            sys.executable,
+            "-P",
+            str(Path(__file__).with_name("seats_arm.py")),
+            str(path),
+            kind,
+            str(seconds),
+        ]
         environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
         subprocess.run(command, env=environment, cwd=directory, check=True, timeout=ARM_S)
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    assert found["program"].startswith(str(tree)), f"{found['program']} was measured instead of {tree}"
+    assert found["program"].startswith(str(tree)), (
+        f"{found['program']} was measured instead of {tree}"
+    )
     return found
 
 
 def figures_of(kind: str, now: list[dict[str, Any]], before: list[dict[str, Any]]) -> list[Figure]:
     """Share, reported share and speed of one kind of engine."""
     names = {"share": "share", "reported": "share", "tokens_per_s": "tokens/s"}
-    titles = {"share": "seats that decode", "reported": "reported busy share", "tokens_per_s": "tokens written"}
+    titles = {
+        "share": "seats that decode",
+        "reported": "reported busy share",
+        "tokens_per_s": "tokens written",
+    }
     return [
         mean_figure(
             f"{kind}: {titles[key]}",
@@ -85,7 +100,9 @@ def main(path: Path, quick: bool) -> None:
     started_s, measured = time.monotonic(), commit()
     seconds, rounds = (QUICK_SECONDS, QUICK_ROUNDS) if quick else (SECONDS, ROUNDS)
     kinds = ("simulated",) if quick else ("simulated", "vllm")
-    arms: dict[str, dict[str, list[dict[str, Any]]]] = {kind: {"before": [], "now": []} for kind in kinds}
+    arms: dict[str, dict[str, list[dict[str, Any]]]] = {
+        kind: {"before": [], "now": []} for kind in kinds
+    }
     with tempfile.TemporaryDirectory(prefix="releases-") as directory:
         trees = {"before": export(BEFORE, Path(directory)), "now": export("HEAD", Path(directory))}
         for _ in range(rounds):
@@ -100,8 +117,12 @@ def main(path: Path, quick: bool) -> None:
         figures += figures_of(kind, now, before)
         for each in now:
             assert each["share"] >= LEAST[kind], f"{kind}: {each['share']:.3f} of the seats decode"
-            assert abs(each["reported"] - each["share"]) <= MOST_ERROR, f"{kind}: reported {each['reported']:.3f}"
-        assert figures[-1].ratio is not None and figures[-1].ratio >= LEAST_SPEEDUP, f"{kind}: {figures[-1].ratio}"
+            assert abs(each["reported"] - each["share"]) <= MOST_ERROR, (
+                f"{kind}: reported {each['reported']:.3f}"
+            )
+        assert figures[-1].ratio is not None and figures[-1].ratio >= LEAST_SPEEDUP, (
+            f"{kind}: {figures[-1].ratio}"
+        )
     settings = {"seconds": seconds, "rounds": rounds, "before": BEFORE, "least_share": LEAST}
     Report("seats", quick, settings, figures, arms, measured).finish(path, started_s)
 

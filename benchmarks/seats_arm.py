@@ -52,7 +52,9 @@ PATIENCE_S = 300.0
 
 def tokens_of(draw: float) -> float:
     """Length of a row with this first draw."""
-    return min(LIMIT, MEDIAN * math.exp(SIGMA * NormalDist().inv_cdf(min(max(draw, 1e-9), 1 - 1e-9))))
+    return min(
+        LIMIT, MEDIAN * math.exp(SIGMA * NormalDist().inv_cdf(min(max(draw, 1e-9), 1 - 1e-9)))
+    )
 
 
 class Meter:
@@ -108,7 +110,10 @@ def simulated_engine(config: RunConfig, meter: Meter) -> Any:
                 lasts = [tokens_of(float(row[0])) * SIMULATED_TOKEN_S for row in job.uniforms]
                 self.rows += [(now_s, now_s + each) for each in lasts]
                 versions = torch.zeros(job.sampling.max_new_tokens, dtype=torch.int32).numpy()
-                heapq.heappush(self._running, old._Running(now_s + max(lasts), job.key, max(lasts), job, versions))
+                heapq.heappush(
+                    self._running,
+                    old._Running(now_s + max(lasts), job.key, max(lasts), job, versions),
+                )
 
         def decoding(self, now_s: float) -> int:
             """Rows whose end is to come."""
@@ -116,7 +121,9 @@ def simulated_engine(config: RunConfig, meter: Meter) -> Any:
 
         def tokens_written(self) -> float:
             now_s = time.monotonic()
-            return sum(min(now_s, ends_s) - from_s for from_s, ends_s in self.rows) / SIMULATED_TOKEN_S
+            return (
+                sum(min(now_s, ends_s) - from_s for from_s, ends_s in self.rows) / SIMULATED_TOKEN_S
+            )
 
     return Before("scorer", config.simulated)
 
@@ -154,7 +161,9 @@ def vllm_engine(config: RunConfig, meter: Meter) -> Any:
             limit = max(1, round(tokens_of(float(job.uniforms[index][0])) / VLLM_SCALE))
             sampling = msgspec.structs.replace(job.sampling, max_new_tokens=limit)
             rows = tuple(row % 38 + 2 for row in job.rows)  # bytes, as tokens of a small vocabulary
-            return await super()._row(replace(job, rows=rows, sampling=sampling, stop_tokens=frozenset()), index)
+            return await super()._row(
+                replace(job, rows=rows, sampling=sampling, stop_tokens=frozenset()), index
+            )
 
         def tokens_written(self) -> float:
             return float(self.progress)
@@ -178,13 +187,21 @@ def config_of(directory: Path, kind: str) -> RunConfig:
     simulated: dict[str, Any] = {"prefix_s": 0.01, "accuracy": 1.0}
     target = directory / "target"
     if kind == "vllm":
-        example = Path(__file__).resolve().parent.parent / "deploy" / "examples" / "arithmetic" / "target"
+        example = (
+            Path(__file__).resolve().parent.parent / "deploy" / "examples" / "arithmetic" / "target"
+        )
         target = directory / "longer"
         shutil.copytree(example, target)
         model = json.loads((target / "config.json").read_text(encoding="utf-8"))
-        (target / "config.json").write_text(json.dumps(model | {"max_position_embeddings": LIMIT}), encoding="utf-8")
+        (target / "config.json").write_text(
+            json.dumps(model | {"max_position_embeddings": LIMIT}), encoding="utf-8"
+        )
         scorer = {"engine": "vllm", "max_new_tokens": LIMIT // VLLM_SCALE, "temperature": 1.0}
-        scorer["vllm"] = {"max_num_seqs": VLLM_SEATS, "max_model_len": 1024, "options": {"block_size": 32}}
+        scorer["vllm"] = {
+            "max_num_seqs": VLLM_SEATS,
+            "max_model_len": 1024,
+            "options": {"block_size": 32},
+        }
     elif not hasattr(SimulatedEngine, "slots"):
         simulated |= {
             "completion_s": MEDIAN * SIMULATED_TOKEN_S,
@@ -206,7 +223,9 @@ def config_of(directory: Path, kind: str) -> RunConfig:
     )
 
 
-def measured(client: BrokerClient, engine: Any, meter: Meter, kind: str, seconds: float) -> dict[str, Any]:
+def measured(
+    client: BrokerClient, engine: Any, meter: Meter, kind: str, seconds: float
+) -> dict[str, Any]:
     """Wait until so many seconds after the first row; the figures by then."""
     deadline_s = time.monotonic() + PATIENCE_S
     while meter.began_s is None or time.monotonic() < meter.began_s + seconds:
@@ -214,7 +233,11 @@ def measured(client: BrokerClient, engine: Any, meter: Meter, kind: str, seconds
         if kind == "simulated":
             meter.note(engine.decoding(time.monotonic()))
         time.sleep(LOOK_S)
-    decoding, passed_s, tokens = meter.mean(), time.monotonic() - meter.began_s, engine.tokens_written()
+    decoding, passed_s, tokens = (
+        meter.mean(),
+        time.monotonic() - meter.began_s,
+        engine.tokens_written(),
+    )
     status = client.status()
     assert status.queues.get("sampled"), "no work waited any more: more groups are needed"
     (scorer,) = [each for each in status.workers if each.role == "scorer"]
@@ -244,7 +267,9 @@ def main(path: Path, kind: str, seconds: float) -> None:
             verifier = PoolThread(lambda: VerifierPool(1, 5))
             scorer = Scorer(config, link, engine, ByteRenderer(), verifier, digests)
             scorer.say_ready()
-            worker = threading.Thread(target=scorer.run, args=(lambda: 2 * is_over.is_set(),), daemon=True)
+            worker = threading.Thread(
+                target=scorer.run, args=(lambda: 2 * is_over.is_set(),), daemon=True
+            )
             worker.start()
             found = measured(client, engine, meter, kind, seconds)
             is_over.set()

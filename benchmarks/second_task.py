@@ -42,8 +42,18 @@ SETTINGS = {
     "product, S = 8, default": Setting(8),
     "product, S = 32, default": Setting(32),
     **{
-        f"product, S = {age}, {form}": Setting(age, tuple(f"algorithm.{key}" for key in FORMS[form]))
-        for form in ("none", "behaviour", "decoupled", "topr", "none, bounded", "decoupled, bounded", "topr, bounded")
+        f"product, S = {age}, {form}": Setting(
+            age, tuple(f"algorithm.{key}" for key in FORMS[form])
+        )
+        for form in (
+            "none",
+            "behaviour",
+            "decoupled",
+            "topr",
+            "none, bounded",
+            "decoupled, bounded",
+            "topr, bounded",
+        )
         for age in (2, 8)
     },
 }
@@ -52,10 +62,17 @@ FULL = Size(tuple(range(1, 9)), iterations=300, heldout=128, evaluate_every=10)
 QUICK = Size((1, 2), iterations=20, heldout=32, evaluate_every=10)
 
 
-PROGRAM = (*TRAINING, "benchmarks/openings/*.py", "deploy/examples/letters/*.py", "benchmarks/plain_grpo.py")
+PROGRAM = (
+    *TRAINING,
+    "benchmarks/openings/*.py",
+    "deploy/examples/letters/*.py",
+    "benchmarks/plain_grpo.py",
+)
 
 
-def run_all(settings: dict[str, Setting], size: Size, run_file: Path, kept: KeptRuns[Outcome]) -> list[Outcome]:
+def run_all(
+    settings: dict[str, Setting], size: Size, run_file: Path, kept: KeptRuns[Outcome]
+) -> list[Outcome]:
     """Every seed of every setting, seeds outermost, in one process and with one target."""
     target, outcomes = None, []
     for seed in size.seeds:
@@ -75,9 +92,20 @@ def run_all(settings: dict[str, Setting], size: Size, run_file: Path, kept: Kept
 def key_of(config: RunConfig, setting: Setting, size: Size) -> tuple[object, ...]:
     """Return everything that a run follows from but the program: the resolved loss, not the names of its keys."""
     algorithm = config.algorithm
-    shape = (algorithm.groups_per_iteration, algorithm.samples_per_prompt, algorithm.minibatches, algorithm.ppo_epochs)
+    shape = (
+        algorithm.groups_per_iteration,
+        algorithm.samples_per_prompt,
+        algorithm.minibatches,
+        algorithm.ppo_epochs,
+    )
     loss = None if setting.is_plain else resolve(algorithm, config.max_sampled_tokens)
-    once = (config.learner, config.rollout.temperature, size.iterations, size.heldout, size.evaluate_every)
+    once = (
+        config.learner,
+        config.rollout.temperature,
+        size.iterations,
+        size.heldout,
+        size.evaluate_every,
+    )
     return (setting.is_plain, algorithm.max_staleness, config.seed, *shape, loss, *once)
 
 
@@ -91,7 +119,9 @@ def _line(run: Outcome) -> str:
 
 def of(outcomes: Sequence[Outcome], setting: str) -> list[Outcome]:
     """The seeds of a setting, in order."""
-    return sorted((each for each in outcomes if each.setting == setting), key=lambda each: each.seed)
+    return sorted(
+        (each for each in outcomes if each.setting == setting), key=lambda each: each.seed
+    )
 
 
 def less_fresh(outcomes: Sequence[Outcome], setting: str) -> list[float]:
@@ -105,11 +135,23 @@ def figures_of(outcomes: Sequence[Outcome], names: Sequence[str]) -> list[Figure
     found = []
     for name in names:
         cell, gaps = of(outcomes, name), less_fresh(outcomes, name)
-        found.append(mean_figure(f"final reward, {name}", "share of letters", [each.final for each in cell]))
+        found.append(
+            mean_figure(f"final reward, {name}", "share of letters", [each.final for each in cell])
+        )
         if gaps and name != FRESH:
-            found.append(mean_figure(f"final reward less that of S = 0, {name}", "share of letters", gaps))
-        found.append(mean_figure(f"least ESS of an iteration, {name}", "share", [each.least_ess for each in cell]))
-        found.append(mean_figure(f"collapsed, {name}", "share of runs", [float(each.is_collapsed) for each in cell]))
+            found.append(
+                mean_figure(f"final reward less that of S = 0, {name}", "share of letters", gaps)
+            )
+        found.append(
+            mean_figure(
+                f"least ESS of an iteration, {name}", "share", [each.least_ess for each in cell]
+            )
+        )
+        found.append(
+            mean_figure(
+                f"collapsed, {name}", "share of runs", [float(each.is_collapsed) for each in cell]
+            )
+        )
     return found
 
 
@@ -126,7 +168,9 @@ def markdown(outcomes: Sequence[Outcome], names: Sequence[str], size: Size, repo
         paired = _interval(gaps) if gaps and name != FRESH else "-"
         collapsed = f"{sum(each.is_collapsed for each in cell)} of {len(cell)}"
         ess = f"{statistics.fmean(least):.3f}, {min(least):.3f}"
-        lines.append(f"| {name} | {_interval(finals)} | {paired} | {min(finals):.3f} | {ess} | {collapsed} |")
+        lines.append(
+            f"| {name} | {_interval(finals)} | {paired} | {min(finals):.3f} | {ess} | {collapsed} |"
+        )
     body = "\n".join(lines)
     return f"""# A second task{changes}
 
@@ -158,7 +202,11 @@ def draw(outcomes: Sequence[Outcome], names: Sequence[str], path: Path) -> None:
         axis.set_axis_off()
     for axis, name in zip(axes.flat, names, strict=False):
         for run in of(outcomes, name):
-            axis.plot(*zip(*run.heldout, strict=True), color="C3" if run.is_collapsed else "C0", linewidth=1)
+            axis.plot(
+                *zip(*run.heldout, strict=True),
+                color="C3" if run.is_collapsed else "C0",
+                linewidth=1,
+            )
         axis.set_title(name, fontsize=9)
         axis.set_ylim(0, 1.05)
     figure.supxlabel("version")
@@ -170,8 +218,19 @@ def draw(outcomes: Sequence[Outcome], names: Sequence[str], path: Path) -> None:
 
 @click.command()
 @options
-@click.option("--only", multiple=True, metavar="NAME", help="Only settings whose name contains this; may be repeated.")
-@click.option("--seed", "seeds", multiple=True, type=int, help="Instead of the benchmark's seeds; may be repeated.")
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="NAME",
+    help="Only settings whose name contains this; may be repeated.",
+)
+@click.option(
+    "--seed",
+    "seeds",
+    multiple=True,
+    type=int,
+    help="Instead of the benchmark's seeds; may be repeated.",
+)
 @click.option(
     "--set",
     "changes",
@@ -179,17 +238,25 @@ def draw(outcomes: Sequence[Outcome], names: Sequence[str], path: Path) -> None:
     metavar="KEY=VALUE",
     help="A setting of the run file, for all that is compared; may be repeated.",
 )
-def main(path: Path, quick: bool, only: tuple[str, ...], seeds: tuple[int, ...], changes: tuple[str, ...]) -> None:
+def main(
+    path: Path, quick: bool, only: tuple[str, ...], seeds: tuple[int, ...], changes: tuple[str, ...]
+) -> None:
     """Compare the product with a plain loop, and ages and corrections with none."""
     warnings.filterwarnings("ignore")
     size = QUICK if quick else FULL
     size = replace(size, seeds=seeds or size.seeds, changes=changes)
-    settings = {name: each for name, each in SETTINGS.items() if not only or any(part in name for part in only)}
+    settings = {
+        name: each
+        for name, each in SETTINGS.items()
+        if not only or any(part in name for part in only)
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     measured, kept = commit(), KeptRuns(path, Outcome, PROGRAM)
     outcomes = run_all(settings, size, RUN_FILE, kept)
     figures = figures_of(outcomes, list(settings))
-    report = Report("second_task", quick, {"size": size, "settings": settings}, figures, outcomes, measured)
+    report = Report(
+        "second_task", quick, {"size": size, "settings": settings}, figures, outcomes, measured
+    )
     report.wall_s = round(sum(run.wall_s for run in outcomes), 1)
     report.write(path)
     kept.remove()

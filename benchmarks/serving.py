@@ -32,8 +32,17 @@ SPREAD = "least and largest value"
 
 
 def main_command(*arguments: str, engine: str) -> list[str]:
-    flags = [f"{role}.engine={engine}" for role in ("rollout", "scorer")] + ["launch.scorers=1", "launch.rollouts=1"]
-    return [sys.executable, "-m", "prefixrl.deploy", *arguments, *(part for each in flags for part in ("--set", each))]
+    flags = [f"{role}.engine={engine}" for role in ("rollout", "scorer")] + [
+        "launch.scorers=1",
+        "launch.rollouts=1",
+    ]
+    return [
+        sys.executable,
+        "-m",
+        "prefixrl.deploy",
+        *arguments,
+        *(part for each in flags for part in ("--set", each)),
+    ]
 
 
 def run_directory(directory: Path) -> Path:
@@ -68,9 +77,13 @@ def generated(run: Path, problems: list[str], engine: str) -> dict[str, Any]:
     """All problems by `prefixrl generate`; seconds of all, and of what came behind the first block of lines."""
     command = main_command("generate", str(run), "--checkpoint", "0", engine=engine)
     started_s = time.monotonic()
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     assert process.stdin is not None and process.stdout is not None
-    process.stdin.write("".join(json.dumps({"question": each}) + "\n" for each in problems).encode())
+    process.stdin.write(
+        "".join(json.dumps({"question": each}) + "\n" for each in problems).encode()
+    )
     process.stdin.close()
     texts: list[str] = []
     times_s: list[float] = []
@@ -81,7 +94,9 @@ def generated(run: Path, problems: list[str], engine: str) -> dict[str, Any]:
     first = sum(each - times_s[0] < 0.01 for each in times_s)
     return {
         "seconds": time.monotonic() - started_s,
-        "loaded_rate": (len(texts) - first) / (times_s[-1] - times_s[0]) if first < len(texts) else None,
+        "loaded_rate": (len(texts) - first) / (times_s[-1] - times_s[0])
+        if first < len(texts)
+        else None,
         "texts": texts,
     }
 
@@ -101,8 +116,17 @@ def measured(engine: str, folder: Path, problems: list[str], rounds: int) -> lis
             for _ in range(rounds):
                 served = asyncio.run(asked(url, problems))
                 other = generated(run, problems, engine)
-                same = sum(a == b for a, b in zip(served.pop("texts"), other.pop("texts"), strict=True))
-                found.append({"served": served, "generated": other, "equal_answers": same, "problems": len(problems)})
+                same = sum(
+                    a == b for a, b in zip(served.pop("texts"), other.pop("texts"), strict=True)
+                )
+                found.append(
+                    {
+                        "served": served,
+                        "generated": other,
+                        "equal_answers": same,
+                        "problems": len(problems),
+                    }
+                )
         finally:
             server.terminate()
             server.wait(60)

@@ -28,7 +28,9 @@ PROBE_LOGPROBS = np.zeros(63, np.float32)
 PATIENCE_S = 300.0
 
 
-def simulated_run(directory: Path, iterations: int, prefix_s: float, scoring_s: float, **sections: object) -> RunConfig:
+def simulated_run(
+    directory: Path, iterations: int, prefix_s: float, scoring_s: float, **sections: object
+) -> RunConfig:
     """A run on disk; its models are a few bytes, which nobody reads."""
     for name in ("adapter", "target"):
         model = directory / name
@@ -37,7 +39,9 @@ def simulated_run(directory: Path, iterations: int, prefix_s: float, scoring_s: 
             (model / file).write_text("{}", encoding="utf-8")
         (model / "chat_template.jinja").write_text(name, encoding="utf-8")
         (model / "model.safetensors").write_bytes(name.encode() * 8)
-    rows = [{"id": f"p{each}", "question": f"{each} + 1 =", "answer": each + 1} for each in range(64)]
+    rows = [
+        {"id": f"p{each}", "question": f"{each} + 1 =", "answer": each + 1} for each in range(64)
+    ]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (directory / "train.jsonl").write_text(lines, encoding="utf-8")
     config = RunConfig.model_validate(

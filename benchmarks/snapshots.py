@@ -15,5 +15,7 @@ def snapshot_of(version: int, tensors: Mapping[str, torch.Tensor]) -> Snapshot:
     manifest = describe(version, tensors)
     memory = _FILES.take(manifest.size_bytes)
     for entry in manifest.tensors:
-        memory.view[entry.offset_bytes : entry.offset_bytes + entry.size_bytes] = as_bytes(tensors[entry.name])
+        memory.view[entry.offset_bytes : entry.offset_bytes + entry.size_bytes] = as_bytes(
+            tensors[entry.name]
+        )
     return Snapshot(manifest, memory)

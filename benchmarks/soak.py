@@ -105,7 +105,9 @@ def worker(role: str, number: str, directory: str) -> None:
 def learner(directory: str) -> None:
     """A learner that counts: it resumes at its counter and ends with the run."""
     _own_log(Path(directory), "learner")
-    with exit_codes():  # 4 where its broker is killed at its start, as of any learner: it is started again
+    with (
+        exit_codes()
+    ):  # 4 where its broker is killed at its start, as of any learner: it is started again
         _learn(Path(directory))
 
 
@@ -130,7 +132,9 @@ def _learn(folder: Path) -> None:
         groups = client.groups(completed, range(len(answer.groups)))
         (folder / NOW).touch()
         time.sleep(TRAINS_S)
-        line = json.dumps({"iteration": completed, "seqs": [each.prefixes.seq for each in groups.values()]})
+        line = json.dumps(
+            {"iteration": completed, "seqs": [each.prefixes.seq for each in groups.values()]}
+        )
         _append(folder / TRAINED, line)
         (folder / NOW).unlink(missing_ok=True)
         servers.completed = completed = completed + 1
@@ -174,16 +178,26 @@ class Soak:
         """Start a process of this name, in place of one that was killed."""
         role, number = name.split("-")
         target: Callable[..., None] = learner if role == "learner" else worker
-        arguments = (str(self.directory),) if role == "learner" else (role, number, str(self.directory))
-        self.processes[name] = _CONTEXT.Process(target=target, args=arguments, name=name, daemon=False)
+        arguments = (
+            (str(self.directory),) if role == "learner" else (role, number, str(self.directory))
+        )
+        self.processes[name] = _CONTEXT.Process(
+            target=target, args=arguments, name=name, daemon=False
+        )
         self.processes[name].start()
 
     def victims(self) -> list[str]:
         """List the roles that are still to be killed, each as often as it is left."""
-        left = {"scorer": self.size.scorers, "rollout": self.size.rollouts, "learner": self.size.learners}
+        left = {
+            "scorer": self.size.scorers,
+            "rollout": self.size.rollouts,
+            "learner": self.size.learners,
+        }
         killed = self.outcome.kills
         done = {"learner": killed["learner"] + killed["broker"]}
-        return [role for role, most in left.items() for _ in range(most - done.get(role, killed[role]))]
+        return [
+            role for role, most in left.items() for _ in range(most - done.get(role, killed[role]))
+        ]
 
     def kill(self, role: str) -> None:
         """Send SIGKILL to one process of a role, mostly while the learner trains."""
@@ -267,14 +281,18 @@ def soak(folder: Path, size: Size, seed: int, says: Callable[[str], None] = prin
                 run.start(name)
             told_s = next_s = time.monotonic()
             while not run.is_finished():
-                assert time.monotonic() - begun_s < MOST_S, f"not finished after {MOST_S:g} s: {run.outcome.kills}"
+                assert time.monotonic() - begun_s < MOST_S, (
+                    f"not finished after {MOST_S:g} s: {run.outcome.kills}"
+                )
                 run.keep_up()
                 if time.monotonic() >= next_s and (victims := run.victims()):
                     run.kill(run.random.choice(victims))
                     next_s = time.monotonic() + run.random.expovariate(1.0 / size.mean_gap_s)
                 if time.monotonic() - told_s > 10.0:
                     told_s = time.monotonic()
-                    says(f"{told_s - begun_s:.0f} s: {_trained(directory)} iterations, kills {dict(run.outcome.kills)}")
+                    says(
+                        f"{told_s - begun_s:.0f} s: {_trained(directory)} iterations, kills {dict(run.outcome.kills)}"
+                    )
                 time.sleep(0.02)
         finally:
             run.close()
@@ -290,14 +308,26 @@ def _warm() -> Iterator[None]:
 
 def _config(folder: Path, size: Size) -> RunConfig:
     return simulated_run(
-        folder, size.iterations, 0.0, 0.0,
+        folder,
+        size.iterations,
+        0.0,
+        0.0,
         simulated=ENGINE,
         algorithm={
-            "groups_per_iteration": GROUPS, "samples_per_prompt": ROWS, "minibatches": 1,
-            "iterations": size.iterations, "max_staleness": STALENESS,
+            "groups_per_iteration": GROUPS,
+            "samples_per_prompt": ROWS,
+            "minibatches": 1,
+            "iterations": size.iterations,
+            "max_staleness": STALENESS,
         },
-        broker={"silence_s": 4.0, "heartbeat_s": 0.5, "attempts": 1000, "requeues": 1000, "max_failure_share": 1.0},
-    )  # fmt: skip
+        broker={
+            "silence_s": 4.0,
+            "heartbeat_s": 0.5,
+            "attempts": 1000,
+            "requeues": 1000,
+            "max_failure_share": 1.0,
+        },
+    )
 
 
 def _trained(directory: Path) -> int:
@@ -316,7 +346,9 @@ def _checked(config: RunConfig, outcome: Outcome) -> Outcome:
         iteration, seqs = line["iteration"], tuple(line["seqs"])
         trained[iteration] += 1
         if iteration >= len(found.batches) or found.batches[iteration] != seqs:
-            faults.append(f"the learner trained iteration {iteration} on other groups than the journal has")
+            faults.append(
+                f"the learner trained iteration {iteration} on other groups than the journal has"
+            )
     missing = [each for each in range(len(found.batches)) if not trained[each]]
     if missing:
         faults.append(f"iterations {missing[:5]} are in the journal and were not trained")
@@ -344,13 +376,23 @@ def figures_of(outcome: Outcome) -> list[Figure]:
 @click.command()
 @options
 @click.option("--seed", default=1, show_default=True)
-@click.option("--folder", type=click.Path(path_type=Path), help="Where the run's files stay; without it they go.")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    help="Where the run's files stay; without it they go.",
+)
 def main(path: Path, quick: bool, seed: int, folder: Path | None) -> None:
     measured_commit, started_s, size = commit(), time.monotonic(), QUICK if quick else FULL
     with contextlib.ExitStack() as stack:
         place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
         outcome = soak(place, size, seed, lambda text: print(text, flush=True))
-    settings = {"seed": seed, "staleness": STALENESS, "groups": GROUPS, "rows": ROWS, "scorers": SCORERS}
+    settings = {
+        "seed": seed,
+        "staleness": STALENESS,
+        "groups": GROUPS,
+        "rows": ROWS,
+        "scorers": SCORERS,
+    }
     details = {
         "faults": outcome.faults,
         "ages": {str(age): count for age, count in sorted(outcome.history.ages.items())},

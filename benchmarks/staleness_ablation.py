@@ -36,7 +36,9 @@ from benchmarks.staleness_arms import FIGURES, FORMS, SETTINGS, Arm, Run, Size, 
 LEARNING_RATES = (5e-4, 2.5e-4)
 AGAINST = "decoupled"
 """The form that the others are compared with, paired by seed."""
-FULL = Size((8, 32, 0), tuple(range(1, 9)), iterations=96, groups=16, problems=128, evaluate_every=4)
+FULL = Size(
+    (8, 32, 0), tuple(range(1, 9)), iterations=96, groups=16, problems=128, evaluate_every=4
+)
 QUICK = Size((0, 4), (1, 2), iterations=12, groups=4, problems=32, evaluate_every=3)
 OUTCOMES = ("final", "area")
 
@@ -77,7 +79,9 @@ def _line(run: Run, missing: int) -> str:
 
 def of(runs: Sequence[Run], lr: float, age: int, form: str) -> list[Run]:
     """The seeds of one cell of the table, in order."""
-    found = [run for run in runs if (run.arm.actor_lr, run.arm.age, run.arm.form) == (lr, age, form)]
+    found = [
+        run for run in runs if (run.arm.actor_lr, run.arm.age, run.arm.form) == (lr, age, form)
+    ]
     return sorted(found, key=lambda run: run.arm.seed)
 
 
@@ -105,14 +109,22 @@ def figures_of(runs: Sequence[Run], size: Size, forms: Sequence[str]) -> list[Fi
 
 
 def _cell_figures(runs: Sequence[Run], lr: float, age: int, form: str) -> list[Figure]:
-    cell, fresh, against = (of(runs, lr, *each) for each in ((age, form), (0, form), (age, AGAINST)))
+    cell, fresh, against = (
+        of(runs, lr, *each) for each in ((age, form), (0, form), (age, AGAINST))
+    )
     where, found = f"{form}, age {age}, learning rate {lr:g}", []
     for outcome in OUTCOMES:
         mine, theirs = ([getattr(run, outcome) for run in each] for each in (cell, fresh))
-        found.append(mean_figure(f"{outcome} accuracy, {where}", "share of problems", mine, theirs, "age 0"))
+        found.append(
+            mean_figure(f"{outcome} accuracy, {where}", "share of problems", mine, theirs, "age 0")
+        )
         if form != AGAINST and against:
             gaps = paired(cell, against, outcome)
-            found.append(mean_figure(f"{outcome} accuracy less that of {AGAINST}, {where}", "share of problems", gaps))
+            found.append(
+                mean_figure(
+                    f"{outcome} accuracy less that of {AGAINST}, {where}", "share of problems", gaps
+                )
+            )
     for name in FIGURES:
         seen = [run.figures[name] for run in cell if name in run.figures]
         if seen:
@@ -125,7 +137,9 @@ def markdown(report: Report, runs: Sequence[Run], size: Size, forms: Sequence[st
     changes = f" with {', '.join(size.changes)}" if size.changes else ""
     steps = runs[0].actor_steps // size.iterations
     keys = "\n".join(f"| {form} | `{'`, `'.join(FORMS[form])}` |" for form in forms)
-    tables = "\n\n".join(f"## Learning rate {lr:g}\n\n{table(runs, size, forms, lr)}" for lr in LEARNING_RATES)
+    tables = "\n\n".join(
+        f"## Learning rate {lr:g}\n\n{table(runs, size, forms, lr)}" for lr in LEARNING_RATES
+    )
     return f"""# Staleness ablation{changes}
 
 `python -m benchmarks.staleness_ablation`: the arithmetic example, every sample at exactly the age named, constant
@@ -154,7 +168,9 @@ def table(runs: Sequence[Run], size: Size, forms: Sequence[str], lr: float) -> s
     ]
     for age in sorted(size.ages):
         for form in forms:
-            cell, fresh, against = (of(runs, lr, *each) for each in ((age, form), (0, form), (age, AGAINST)))
+            cell, fresh, against = (
+                of(runs, lr, *each) for each in ((age, form), (0, form), (age, AGAINST))
+            )
             gaps = paired(cell, against, "area") if form != AGAINST else []
             columns = [
                 _interval([run.final for run in cell]),
@@ -163,7 +179,10 @@ def table(runs: Sequence[Run], size: Size, forms: Sequence[str], lr: float) -> s
                 _interval([run.area for run in cell]),
                 f"{kept_share(cell, fresh, 'area'):.3f}",
                 _interval(gaps) if gaps else "-",
-                *(_mean(cell, name) for name in ("behaviour_gap", "importance_ess_fraction", "row_ess_fraction")),
+                *(
+                    _mean(cell, name)
+                    for name in ("behaviour_gap", "importance_ess_fraction", "row_ess_fraction")
+                ),
                 _mean(cell, "entropy"),
             ]
             lines.append(f"| {age} | {form} | {' | '.join(columns)} |")
@@ -182,16 +201,33 @@ def _mean(cell: Sequence[Run], name: str) -> str:
 
 def draw(runs: Sequence[Run], size: Size, forms: Sequence[str], path: Path) -> None:
     """Accuracy throughout by age at each learning rate, then every run by the drift that it had."""
-    figure, axes = pyplot.subplots(1, len(LEARNING_RATES) + 1, figsize=(4.8 * (len(LEARNING_RATES) + 1), 4.2))
+    figure, axes = pyplot.subplots(
+        1, len(LEARNING_RATES) + 1, figsize=(4.8 * (len(LEARNING_RATES) + 1), 4.2)
+    )
     ages, places = sorted(size.ages), range(len(size.ages))
     for index, form in enumerate(forms):
         colour, shift = f"C{index}", 0.08 * (index - len(forms) / 2)
         for axis, lr in zip(axes[:-1], LEARNING_RATES, strict=True):
             cells = [t_interval([run.area for run in of(runs, lr, age, form)]) for age in ages]
-            reach = [[mean - low for mean, (low, _) in cells], [high - mean for mean, (_, high) in cells]]
+            reach = [
+                [mean - low for mean, (low, _) in cells],
+                [high - mean for mean, (_, high) in cells],
+            ]
             where = [place + shift for place in places]
-            axis.errorbar(where, [mean for mean, _ in cells], reach, color=colour, marker="o", capsize=2, label=form)
-        aged = [run for run in runs if run.arm.form == form and run.arm.age and "behaviour_gap" in run.figures]
+            axis.errorbar(
+                where,
+                [mean for mean, _ in cells],
+                reach,
+                color=colour,
+                marker="o",
+                capsize=2,
+                label=form,
+            )
+        aged = [
+            run
+            for run in runs
+            if run.arm.form == form and run.arm.age and "behaviour_gap" in run.figures
+        ]
         gaps = [run.figures["behaviour_gap"] for run in aged]
         axes[-1].scatter(gaps, [run.area for run in aged], s=9, color=colour)
     for axis, lr in zip(axes[:-1], LEARNING_RATES, strict=True):
@@ -212,10 +248,28 @@ def draw(runs: Sequence[Run], size: Size, forms: Sequence[str], path: Path) -> N
 
 @click.command()
 @options
-@click.option("--only", "forms", multiple=True, type=click.Choice(list(FORMS)), help="These forms; may be repeated.")
-@click.option("--age", "ages", multiple=True, type=int, help="Instead of the ablation's ages; age 0 is always there.")
+@click.option(
+    "--only",
+    "forms",
+    multiple=True,
+    type=click.Choice(list(FORMS)),
+    help="These forms; may be repeated.",
+)
+@click.option(
+    "--age",
+    "ages",
+    multiple=True,
+    type=int,
+    help="Instead of the ablation's ages; age 0 is always there.",
+)
 @click.option("--seed", "seeds", multiple=True, type=int, help="Instead of the ablation's seeds.")
-@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="A setting for all runs; may be repeated.")
+@click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A setting for all runs; may be repeated.",
+)
 def main(
     path: Path,
     quick: bool,
@@ -227,7 +281,12 @@ def main(
     """Measure the cost of the age of samples under each form of the loss."""
     warnings.filterwarnings("ignore")
     size = QUICK if quick else FULL
-    size = replace(size, seeds=seeds or size.seeds, ages=tuple({0, *ages}) if ages else size.ages, changes=changes)
+    size = replace(
+        size,
+        seeds=seeds or size.seeds,
+        ages=tuple({0, *ages}) if ages else size.ages,
+        changes=changes,
+    )
     forms = forms or tuple(FORMS)
     path.parent.mkdir(parents=True, exist_ok=True)
     measured, kept = commit(), KeptRuns(path, Run, (*TRAINING, "benchmarks/staleness_arms.py"))
@@ -235,7 +294,9 @@ def main(
     one = replace(size, ages=(), seeds=())
     runs = run_all(list(arms_of(size, forms)), one, kept)
     settings = {"size": size, "settings": SETTINGS, "forms": FORMS}
-    report = Report("staleness_ablation", quick, settings, figures_of(runs, size, forms), runs, measured)
+    report = Report(
+        "staleness_ablation", quick, settings, figures_of(runs, size, forms), runs, measured
+    )
     report.wall_s = round(sum(run.wall_s for run in runs), 1)
     report.write(path)
     kept.remove()

@@ -40,13 +40,43 @@ SETTINGS = (
 
 FORMS = {
     "none": ("correction=none", "ratio=token", "clip=0.2", "dual_clip=off", "bound_ratio=off"),
-    "decoupled": ("correction=decoupled", "ratio=token", "clip=0.2", "dual_clip=off", "bound_ratio=off"),
-    "behaviour": ("correction=behaviour", "ratio=token", "clip=0.2", "dual_clip=3.0", "bound_ratio=off"),
-    "prefix_mean": ("correction=behaviour", "ratio=prefix_mean", "clip=0.1", "dual_clip=3.0", "bound_ratio=off"),
+    "decoupled": (
+        "correction=decoupled",
+        "ratio=token",
+        "clip=0.2",
+        "dual_clip=off",
+        "bound_ratio=off",
+    ),
+    "behaviour": (
+        "correction=behaviour",
+        "ratio=token",
+        "clip=0.2",
+        "dual_clip=3.0",
+        "bound_ratio=off",
+    ),
+    "prefix_mean": (
+        "correction=behaviour",
+        "ratio=prefix_mean",
+        "clip=0.1",
+        "dual_clip=3.0",
+        "bound_ratio=off",
+    ),
     "topr": ("correction=topr", "ratio=prefix", "bound_ratio=off"),
     "topr, bounded": ("correction=topr", "ratio=prefix", "bound_ratio=1.6"),
-    "none, bounded": ("correction=none", "ratio=token", "clip=0.2", "dual_clip=3.0", "bound_ratio=1.6"),
-    "decoupled, bounded": ("correction=decoupled", "ratio=token", "clip=0.2", "dual_clip=3.0", "bound_ratio=1.6"),
+    "none, bounded": (
+        "correction=none",
+        "ratio=token",
+        "clip=0.2",
+        "dual_clip=3.0",
+        "bound_ratio=1.6",
+    ),
+    "decoupled, bounded": (
+        "correction=decoupled",
+        "ratio=token",
+        "clip=0.2",
+        "dual_clip=3.0",
+        "bound_ratio=1.6",
+    ),
 }
 """Every form of the policy loss that is compared: keys of `[algorithm]`, all that matter, so that no default does."""
 SAME_WHEN_FRESH = {"decoupled": "none", "decoupled, bounded": "none, bounded"}
@@ -94,7 +124,9 @@ class Run(msgspec.Struct, frozen=True):
     def final(self) -> float:
         """Mean accuracy over the last quarter of the run's versions."""
         last = self.accuracy[-1][0]
-        return statistics.fmean(share for version, share in self.accuracy if 4 * version >= 3 * last)
+        return statistics.fmean(
+            share for version, share in self.accuracy if 4 * version >= 3 * last
+        )
 
 
 @dataclass(frozen=True)
@@ -163,6 +195,8 @@ def ages_of(arm: Arm, trained: Sequence[Trained]) -> dict[int, int]:
     counted: Counter[int] = Counter()
     for each in trained:
         due = min(each.data.iteration, arm.age)
-        assert set(each.ages) == {due}, f"{arm}: ages {each.ages} in iteration {each.data.iteration}"
+        assert set(each.ages) == {due}, (
+            f"{arm}: ages {each.ages} in iteration {each.data.iteration}"
+        )
         counted += each.ages
     return dict(counted)

@@ -90,7 +90,11 @@ JOINING: tuple[tuple[str, str, Callable[[Joined], float]], ...] = (
     ("start to first lease", "s", lambda each: each.lease_s),
     ("RSS", "MiB", lambda each: each.rss_mib),
 )
-BEFORE_HELLO = "prefixrl.common.worker.allowed", "prefixrl.common.worker.join", "prefixrl.common.worker.numbers"
+BEFORE_HELLO = (
+    "prefixrl.common.worker.allowed",
+    "prefixrl.common.worker.join",
+    "prefixrl.common.worker.numbers",
+)
 PARTS = {
     "torch": ("torch",),
     "sympy": ("sympy",),
@@ -102,7 +106,11 @@ PARTS = {
         "prefixrl.common.engines.embedded.continuous",
         "transformers.models.llama.modeling_llama",
     ),
-    "prefixrl": ("prefixrl.scorer.start", "prefixrl.scorer.loop", "prefixrl.common.engines.vllm.setup"),
+    "prefixrl": (
+        "prefixrl.scorer.start",
+        "prefixrl.scorer.loop",
+        "prefixrl.common.engines.vllm.setup",
+    ),
 }
 """Modules that a scorer with the embedded engine imports after its hello."""
 LOAD = """
@@ -159,13 +167,22 @@ def launched() -> Launched:
         "evaluation.selection_problems": 8,
     }
     flags = [flag for key, value in settings.items() for flag in ("--set", f"{key}={value}")]
-    command = [sys.executable, "-m", "prefixrl.deploy", "launch", str(ROOT / EXAMPLE / "run.toml"), *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "prefixrl.deploy",
+        "launch",
+        str(ROOT / EXAMPLE / "run.toml"),
+        *flags,
+    ]
     from_s = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         endpoint_s = wait_for((run / ENDPOINT_FILE).exists, process, from_s)
         workers_s = wait_for(lambda: are_ready(workers(run)), process, from_s)
         metrics = run / METRICS_FILE
-        iteration_s = wait_for(lambda: metrics.exists() and b"\n" in metrics.read_bytes(), process, from_s)
+        iteration_s = wait_for(
+            lambda: metrics.exists() and b"\n" in metrics.read_bytes(), process, from_s
+        )
         memory, cpu_s = family(process.pid)
         assert process.wait() == 0
     shutil.rmtree(folder)
@@ -185,7 +202,9 @@ def family(pid: int) -> tuple[dict[str, tuple[int, float, float, float]], float]
         with suppress(psutil.Error):
             times, size = each.cpu_times(), each.memory_full_info()
             title = "launch" if each.pid == pid else (each.cmdline() or [""])[0]
-            found.setdefault(title, []).append((size.rss / 2**20, size.uss / 2**20, size.pss / 2**20))
+            found.setdefault(title, []).append(
+                (size.rss / 2**20, size.uss / 2**20, size.pss / 2**20)
+            )
             cpu_s += times.user + times.system
     means = {
         title: (len(sizes), *(statistics.fmean(size) for size in zip(*sizes, strict=True)))
@@ -250,7 +269,9 @@ def loaded() -> Loaded:
     """Load what an embedded scorer loads after its hello, part by part."""
     asked = msgspec.json.encode((str(ROOT / EXAMPLE / "target"), BEFORE_HELLO, PARTS)).decode()
     command = [sys.executable, "-c", LOAD, asked]
-    done = subprocess.run(command, env=program(ROOT), check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    done = subprocess.run(
+        command, env=program(ROOT), check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     return Loaded(msgspec.json.decode(done.stdout, type=dict[str, float]))
 
 
@@ -285,17 +306,27 @@ def figures_of(details: Details) -> list[Figure]:
     found = [_figure(name, "s", *_arms(details.launches, of)) for name, of in times.items()]
     for engine in ENGINES:
         here = [each for each in details.newcomers if each.engine == engine]
-        found += [_figure(f"newcomer, {engine}: {name}", unit, *_arms(here, of)) for name, unit, of in JOINING]
+        found += [
+            _figure(f"newcomer, {engine}: {name}", unit, *_arms(here, of))
+            for name, unit, of in JOINING
+        ]
     for part in details.loads[0].parts:
         found.append(
-            _figure(f"newcomer, transformers: loading, {part}", "s", [each.parts[part] for each in details.loads], [])
+            _figure(
+                f"newcomer, transformers: loading, {part}",
+                "s",
+                [each.parts[part] for each in details.loads],
+                [],
+            )
         )
     titles = sorted({title for each in details.launches for title in each.memory})
     for title in titles:
         for place, kind in enumerate(("RSS", "USS", "PSS"), start=1):
             sizes = _arms(details.launches, _size_of(title, place))
             found.append(_figure(f"{title}: {kind}", "MiB", *sizes))
-    sums = _arms(details.launches, lambda each: sum(size[0] * size[3] for size in each.memory.values()))
+    sums = _arms(
+        details.launches, lambda each: sum(size[0] * size[3] for size in each.memory.values())
+    )
     return [*found, _figure("all processes of the launch: PSS", "MiB", *sums)]
 
 
@@ -303,7 +334,9 @@ def _size_of(title: str, place: int) -> Callable[[Launched], float | None]:
     return lambda each: each.memory[title][place] if title in each.memory else None
 
 
-def _arms(starts: Sequence[Measured], of: Callable[[Measured], float | None]) -> tuple[list[float], list[float]]:
+def _arms(
+    starts: Sequence[Measured], of: Callable[[Measured], float | None]
+) -> tuple[list[float], list[float]]:
     both = ([of(each) for each in starts if each.arm == arm] for arm in ("after", "before"))
     after, before = ([each for each in values if each is not None] for values in both)
     return after, before
@@ -313,11 +346,17 @@ def _figure(name: str, unit: str, after: list[float], before: list[float]) -> Fi
     value, against = statistics.median(after), statistics.median(before) if before else None
     ratio = value / against if against else None
     spread = (min(after), max(after))
-    return Figure(name, unit, value, len(after), spread, against, "before" if before else "", ratio, *KINDS)
+    return Figure(
+        name, unit, value, len(after), spread, against, "before" if before else "", ratio, *KINDS
+    )
 
 
 @click.command()
-@click.option("--before", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Another checkout.")
+@click.option(
+    "--before",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Another checkout.",
+)
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @options
 def main(before: Path | None, rounds: int, path: Path, quick: bool) -> None:
@@ -329,12 +368,18 @@ def main(before: Path | None, rounds: int, path: Path, quick: bool) -> None:
     details = Details([], [], [])
     for number in range(0 if quick else -1, rounds):
         launches = [measured(arm, checkout, LAUNCH, Launched) for arm, checkout in arms.items()]
-        newcomers = [measured(arm, checkout, engine, Joined) for engine in ENGINES for arm, checkout in arms.items()]
+        newcomers = [
+            measured(arm, checkout, engine, Joined)
+            for engine in ENGINES
+            for arm, checkout in arms.items()
+        ]
         if number >= 0:
             details.launches.extend(launches)
             details.newcomers.extend(newcomers)
             details.loads.append(loaded())
-    settings = {"rounds": rounds, "iterations": ITERATIONS} | ({"before": commit(before)} if before else {})
+    settings = {"rounds": rounds, "iterations": ITERATIONS} | (
+        {"before": commit(before)} if before else {}
+    )
     Report("start_up", quick, settings, figures_of(details), details, at).finish(path, started_s)
 
 

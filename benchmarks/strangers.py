@@ -20,7 +20,12 @@ def main(at_once: int, seconds: float, greeting: bytes, ports: list[int]) -> Non
     """Connect, greet, hold, and come again."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    watch, held, begun, until_s = select.epoll(), dict[int, socket.socket](), 0, time.monotonic() + seconds
+    watch, held, begun, until_s = (
+        select.epoll(),
+        dict[int, socket.socket](),
+        0,
+        time.monotonic() + seconds,
+    )
     at_once = min(at_once, most - 64)
     print("ready", flush=True)
     while time.monotonic() < until_s:
@@ -30,7 +35,9 @@ def main(at_once: int, seconds: float, greeting: bytes, ports: list[int]) -> Non
             each.connect_ex(("127.0.0.1", ports[begun % len(ports)]))
             held[each.fileno()], begun = each, begun + 1
             watch.register(each, select.EPOLLIN | (select.EPOLLOUT if greeting else 0))
-        for descriptor, events in watch.poll(0.0 if len(held) < at_once else PAUSE_S, 4 * AT_ONCE_BEGUN):
+        for descriptor, events in watch.poll(
+            0.0 if len(held) < at_once else PAUSE_S, 4 * AT_ONCE_BEGUN
+        ):
             if _is_cut(held[descriptor], greeting if events & select.EPOLLOUT else b""):
                 watch.unregister(descriptor)
                 held.pop(descriptor).close()
@@ -49,4 +56,9 @@ def _is_cut(connection: socket.socket, greeting: bytes) -> bool:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]), bytes.fromhex(sys.argv[3]), [int(port) for port in sys.argv[4:]])
+    main(
+        int(sys.argv[1]),
+        float(sys.argv[2]),
+        bytes.fromhex(sys.argv[3]),
+        [int(port) for port in sys.argv[4:]],
+    )

@@ -37,9 +37,15 @@ class Continued:
         """The ids of a prompt: a chat, or plain text."""
         if isinstance(prompt, str):
             return list(self._tokenizer.encode(prompt))
-        return list(self._tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False))
+        return list(
+            self._tokenizer.apply_chat_template(
+                prompt, add_generation_prompt=True, return_dict=False
+            )
+        )
 
-    def reward(self, prompts: Any, completion_ids: Any, answer: list[str], temperature: float, **_: Any) -> list[float]:
+    def reward(
+        self, prompts: Any, completion_ids: Any, answer: list[str], temperature: float, **_: Any
+    ) -> list[float]:
         """1 for each right answer. The target continues the prefixes that do not end the answer, all at once."""
         texts = [self._tokenizer.decode(ids) for ids in completion_ids]
         # Adapter and target of an example share their tokenizer and its template.
@@ -69,7 +75,9 @@ class Continued:
                 max_new_tokens=self._run["most_tokens"],
                 pad_token_id=self._tokenizer.pad_token_id,
             )
-        found: list[str] = self._tokenizer.batch_decode(written[:, padded["input_ids"].shape[1] :], True)
+        found: list[str] = self._tokenizer.batch_decode(
+            written[:, padded["input_ids"].shape[1] :], True
+        )
         return found
 
     def _served(self, begun: list[list[int]], temperature: float) -> list[str]:
@@ -81,7 +89,9 @@ class Continued:
             "max_tokens": self._run["most_tokens"],
         }
         headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self._run["target_url"], json.dumps(asked).encode(), headers)
+        request = urllib.request.Request(
+            self._run["target_url"], json.dumps(asked).encode(), headers
+        )
         with urllib.request.urlopen(request, timeout=600) as answer:
             return [str(each["text"]) for each in json.load(answer)["choices"]]
 
@@ -114,7 +124,9 @@ def problems(run: dict[str, Any], name: str) -> list[dict[str, Any]]:
     ]
 
 
-def trainer_of(arguments: argparse.Namespace, run: dict[str, Any], target: Continued, note: Any) -> Any:
+def trainer_of(
+    arguments: argparse.Namespace, run: dict[str, Any], target: Continued, note: Any
+) -> Any:
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -126,7 +138,8 @@ def trainer_of(arguments: argparse.Namespace, run: dict[str, Any], target: Conti
         bf16=run["dtype"] == "bfloat16",
         gradient_checkpointing=False,
         per_device_train_batch_size=run["rows_at_once"],
-        gradient_accumulation_steps=run["rows"] // run["rows_at_once"],  # all rows are written before the first
+        gradient_accumulation_steps=run["rows"]
+        // run["rows_at_once"],  # all rows are written before the first
         num_generations=run["samples"],
         max_completion_length=run["prefix_tokens"],
         temperature=run["temperature"],
@@ -155,18 +168,24 @@ def trainer_of(arguments: argparse.Namespace, run: dict[str, Any], target: Conti
         def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             logs = kwargs.get("logs") or {}
             if "reward" in logs:
-                control.should_training_stop |= note(time.monotonic() - self.started_s, float(logs["reward"]))
+                control.should_training_stop |= note(
+                    time.monotonic() - self.started_s, float(logs["reward"])
+                )
 
     model = AutoModelForCausalLM.from_pretrained(run["adapter"], dtype=getattr(torch, run["dtype"]))
     tokenizer = AutoTokenizer.from_pretrained(run["adapter"], padding_side="left")
-    if run["stop"]:  # TRL masks what follows the EOS, so the token that ends an answer takes its place
+    if run[
+        "stop"
+    ]:  # TRL masks what follows the EOS, so the token that ends an answer takes its place
         (tokenizer.eos_token,) = tokenizer.tokenize(run["stop"][0])
         model.generation_config.eos_token_id = tokenizer.eos_token_id
     lora = None
     if run["lora_rank"]:
         from peft import LoraConfig
 
-        lora = LoraConfig(r=run["lora_rank"], lora_alpha=run["lora_alpha"], target_modules="all-linear")
+        lora = LoraConfig(
+            r=run["lora_rank"], lora_alpha=run["lora_alpha"], target_modules="all-linear"
+        )
 
     def reward(prompts: Any, completion_ids: Any, answer: list[str], **_: Any) -> list[float]:
         return target.reward(prompts, completion_ids, answer, run["target_temperature"])
@@ -199,7 +218,9 @@ def main() -> None:
 
         def note(seconds: float, reward: float) -> bool:
             rewards.append(reward)
-            file.write(json.dumps({"seconds": seconds, "clock_s": time.time(), "reward": reward}) + "\n")
+            file.write(
+                json.dumps({"seconds": seconds, "clock_s": time.time(), "reward": reward}) + "\n"
+            )
             file.flush()
             return len(rewards) >= span and sum(rewards[-span:]) / span >= goal
 

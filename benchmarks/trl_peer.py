@@ -55,7 +55,12 @@ from prefixrl.common.run.status import StatusDocument
 from prefixrl.deploy.view.run_state import fetch
 
 EXAMPLES = ROOT / "deploy/examples"
-OURS, TRL_1, TRL_2, TRL_SERVED = "prefixrl", "TRL, 1 thread", "TRL, 2 threads", "TRL, 2 threads, target in vLLM"
+OURS, TRL_1, TRL_2, TRL_SERVED = (
+    "prefixrl",
+    "TRL, 1 thread",
+    "TRL, 2 threads",
+    "TRL, 2 threads, target in vLLM",
+)
 SEEDS, QUICK_SEEDS, QUICK_STEPS = (1, 2, 3, 4, 5), (1,), 12
 REAL_SEEDS, REAL_STEPS = (1, 2, 3), 8
 RATED = 10, 40
@@ -140,7 +145,11 @@ class Run:
 
 def changes_of(example: str) -> tuple[str, ...]:
     """The settings in which a run differs from the example's."""
-    return (*CHANGES, "learner.dtype=bfloat16", "evaluation.fixed_prefixes=[]") if example == "smollm2" else CHANGES
+    return (
+        (*CHANGES, "learner.dtype=bfloat16", "evaluation.fixed_prefixes=[]")
+        if example == "smollm2"
+        else CHANGES
+    )
 
 
 def task_of(example: str, steps: int) -> Task:
@@ -185,7 +194,10 @@ def run_ours(task: Task, seed: int, folder: Path) -> Run:
     flags = [part for each in settings for part in ("--set", each)]
     command = [sys.executable, "-m", "prefixrl.deploy", "launch", str(example / "run.toml"), *flags]
     metrics, from_s = directory / "metrics.jsonl", time.time()
-    with (folder / f"ours-{seed}.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as launch:
+    with (
+        (folder / f"ours-{seed}.log").open("wb") as log,
+        subprocess.Popen(command, stdout=log, stderr=log) as launch,
+    ):
         try:
             leased_s = first_lease_s(directory, metrics, min(ASKED_AT, task.steps - 2))
             assert launch.wait(RUN_S) == 0, f"prefixrl launch ended with {launch.returncode}"
@@ -195,7 +207,9 @@ def run_ours(task: Task, seed: int, folder: Path) -> Run:
     # The learner's own clock begins when it does; the file's newest line was written as its iteration ended.
     learner_s = metrics.stat().st_mtime - lines[-1]["since_start_s"]
     seconds = [learner_s + line["since_start_s"] - leased_s for line in lines]
-    return Run(OURS, seed, seconds, [line["figures"]["reward"] for line in lines], leased_s - from_s)
+    return Run(
+        OURS, seed, seconds, [line["figures"]["reward"] for line in lines], leased_s - from_s
+    )
 
 
 def first_lease_s(directory: Path, metrics: Path, step: int) -> float:
@@ -214,17 +228,43 @@ def served(task: Task, log: Path) -> Iterator[Task]:
     """A server of vLLM with the target, on two threads, while this lasts."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    own = ["--dtype", task.dtype, "--generation-config", "vllm", "--max-model-len", "1024", "--port", str(port)]
+    own = [
+        "--dtype",
+        task.dtype,
+        "--generation-config",
+        "vllm",
+        "--max-model-len",
+        "1024",
+        "--port",
+        str(port),
+    ]
     server_module = "vllm.entrypoints.openai.api_server"
-    command = [sys.executable, "-m", server_module, "--model", task.target, "--host", "127.0.0.1", *own]
+    command = [
+        sys.executable,
+        "-m",
+        server_module,
+        "--model",
+        task.target,
+        "--host",
+        "127.0.0.1",
+        *own,
+    ]
     threads = {"OMP_NUM_THREADS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     environment = os.environ | threads | {"VLLM_CPU_KVCACHE_SPACE": "2"}
-    with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file, env=environment) as server:
+    with (
+        log.open("wb") as file,
+        subprocess.Popen(command, stdout=file, stderr=file, env=environment) as server,
+    ):
         try:
             until_s = time.monotonic() + 600
             while True:
-                assert server.poll() is None and time.monotonic() < until_s, log.read_text(errors="replace")[-2000:]
-                with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                assert server.poll() is None and time.monotonic() < until_s, log.read_text(
+                    errors="replace"
+                )[-2000:]
+                with (
+                    suppress(OSError),
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5),
+                ):
                     break
                 time.sleep(1)
             yield replace(task, target_url=f"http://127.0.0.1:{port}/v1/completions")
@@ -234,16 +274,34 @@ def served(task: Task, log: Path) -> Iterator[Task]:
 
 def run_trl(task: Task, seed: int, threads: int, folder: Path, python: Path) -> Run:
     out = folder / f"trl-{threads}-{seed}{'-served' * bool(task.target_url)}.jsonl"
-    command = [str(python), str(ROOT / "benchmarks/trl_arm.py"), "--settings", json.dumps(asdict(task))]
+    command = [
+        str(python),
+        str(ROOT / "benchmarks/trl_arm.py"),
+        "--settings",
+        json.dumps(asdict(task)),
+    ]
     command += ["--seed", str(seed), "--threads", str(threads), "--out", str(out)]
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": str(threads),
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     from_s = time.time()
     with out.with_suffix(".log").open("wb") as log:
-        subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=RUN_S, check=True, env=environment)
+        subprocess.run(
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            timeout=RUN_S,
+            check=True,
+            env=environment,
+        )
     lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     arm = TRL_SERVED if task.target_url else TRL_1 if threads == 1 else TRL_2
     start_s = lines[0]["clock_s"] - lines[0]["seconds"] - from_s
-    return Run(arm, seed, [line["seconds"] for line in lines], [line["reward"] for line in lines], start_s)
+    return Run(
+        arm, seed, [line["seconds"] for line in lines], [line["reward"] for line in lines], start_s
+    )
 
 
 def runs_of(task: Task, seed: int, folder: Path, python: Path) -> Iterator[Run]:
@@ -266,7 +324,11 @@ def figures_of(runs: Sequence[Run], task: Task) -> list[Figure]:
     arms = [arm for arm in (TRL_1, TRL_2, TRL_SERVED) if of(arm)]
     rates = {arm: [run.rate(task.rows) for run in of(arm)] for arm in (OURS, *arms)}
     best = max(arms, key=lambda arm: statistics.median(rates[arm]))
-    found = [_figure("prefixes written, completed and trained", "prefixes/s", rates[OURS], rates[best], best)]
+    found = [
+        _figure(
+            "prefixes written, completed and trained", "prefixes/s", rates[OURS], rates[best], best
+        )
+    ]
     if task.goal == NO_GOAL:
         return found
     reached = {arm: [run.to_goal(task) for run in of(arm)] for arm in (OURS, *arms)}
@@ -276,7 +338,10 @@ def figures_of(runs: Sequence[Run], task: Task) -> list[Figure]:
     goals = (("training time", "s"), ("time from the command", "s"), ("steps", "steps"))
     for at, (what, unit) in enumerate(goals):
         name = f"{what} to a reward of 0.80"
-        values = {arm: [float(one[at]) for one in each if one is not None] for arm, each in reached.items()}
+        values = {
+            arm: [float(one[at]) for one in each if one is not None]
+            for arm, each in reached.items()
+        }
         peers = [arm for arm in arms if values[arm]]
         if not values[OURS]:
             continue
@@ -285,7 +350,9 @@ def figures_of(runs: Sequence[Run], task: Task) -> list[Figure]:
     return found
 
 
-def _figure(name: str, unit: str, ours: list[float], peer: list[float] | None, peer_name: str) -> Figure:
+def _figure(
+    name: str, unit: str, ours: list[float], peer: list[float] | None, peer_name: str
+) -> Figure:
     value, against = statistics.median(ours), statistics.median(peer) if peer else None
     return Figure(
         name=name,
@@ -314,16 +381,40 @@ def versions(python: Path) -> dict[str, str]:
     """The releases in an environment."""
     names = ("trl", "torch", "transformers")
     code = f"import json, importlib.metadata as m; print(json.dumps({{n: m.version(n) for n in {names}}}))"
-    return dict(json.loads(subprocess.run([str(python), "-c", code], capture_output=True, check=True).stdout))
+    return dict(
+        json.loads(
+            subprocess.run([str(python), "-c", code], capture_output=True, check=True).stdout
+        )
+    )
 
 
 @click.command()
 @options
-@click.option("--python", type=click.Path(exists=True, path_type=Path), help="Of an environment with TRL.")
-@click.option("--example", type=click.Choice(["arithmetic", "smollm2"]), default="arithmetic", show_default=True)
-@click.option("--seeds", "most_seeds", type=click.IntRange(1), help="Most seeds.  [default: 5; smollm2: 3]")
-@click.option("--steps", type=int, help=f"Most optimiser steps of a run.  [default: 110; smollm2: {REAL_STEPS}]")
-def main(path: Path, quick: bool, python: Path | None, example: str, steps: int | None, most_seeds: int | None) -> None:
+@click.option(
+    "--python", type=click.Path(exists=True, path_type=Path), help="Of an environment with TRL."
+)
+@click.option(
+    "--example",
+    type=click.Choice(["arithmetic", "smollm2"]),
+    default="arithmetic",
+    show_default=True,
+)
+@click.option(
+    "--seeds", "most_seeds", type=click.IntRange(1), help="Most seeds.  [default: 5; smollm2: 3]"
+)
+@click.option(
+    "--steps",
+    type=int,
+    help=f"Most optimiser steps of a run.  [default: 110; smollm2: {REAL_STEPS}]",
+)
+def main(
+    path: Path,
+    quick: bool,
+    python: Path | None,
+    example: str,
+    steps: int | None,
+    most_seeds: int | None,
+) -> None:
     """Train with both and write the figures."""
     started_s, measured = time.monotonic(), commit()
     python = python or made_environment()
@@ -334,15 +425,25 @@ def main(path: Path, quick: bool, python: Path | None, example: str, steps: int 
     with tempfile.TemporaryDirectory(prefix="trl-peer-") as name:
         for seed in seeds:
             for run in runs_of(task, seed, Path(name), python):
-                print(run.arm, seed, f"{run.rate(task.rows):.2f} prefixes/s", run.to_goal(task), flush=True)
+                print(
+                    run.arm,
+                    seed,
+                    f"{run.rate(task.rows):.2f} prefixes/s",
+                    run.to_goal(task),
+                    flush=True,
+                )
                 runs.append(run)
-    models = {name: Path(getattr(task, name)).name for name in ("adapter", "target")}  # not where this machine has them
+    models = {
+        name: Path(getattr(task, name)).name for name in ("adapter", "target")
+    }  # not where this machine has them
     settings: dict[str, Any] = {
         "task": asdict(task) | models | {"example": example},
         "seeds": seeds,
         "peer": versions(python),
     }
-    Report("trl_peer", quick, settings, figures_of(runs, task), runs, measured).finish(path, started_s)
+    Report("trl_peer", quick, settings, figures_of(runs, task), runs, measured).finish(
+        path, started_s
+    )
 
 
 if __name__ == "__main__":

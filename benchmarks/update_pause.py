@@ -146,18 +146,39 @@ def figures_of(updates: list[Update], busy: list[float], busy_without: list[floa
     count, with_updates, without = len(updates), middle(busy), middle(busy_without)
     return [
         Figure(
-            "pause of an update", "ms", middle(pauses), count, (min(pauses), max(pauses)),
-            middle(transfers), "transfer", middle(pauses) / middle(transfers), *kinds,
+            "pause of an update",
+            "ms",
+            middle(pauses),
+            count,
+            (min(pauses), max(pauses)),
+            middle(transfers),
+            "transfer",
+            middle(pauses) / middle(transfers),
+            *kinds,
         ),
         Figure(
-            "pause over transfer, update by update", "share", middle(shares), count,
-            (min(shares), max(shares)), None, "", None, *kinds,
+            "pause over transfer, update by update",
+            "share",
+            middle(shares),
+            count,
+            (min(shares), max(shares)),
+            None,
+            "",
+            None,
+            *kinds,
         ),
         Figure(
-            "scorers busy", "share", with_updates, len(busy), (min(busy), max(busy)),
-            without, "weights of 64 bytes", with_updates / without, *kinds,
+            "scorers busy",
+            "share",
+            with_updates,
+            len(busy),
+            (min(busy), max(busy)),
+            without,
+            "weights of 64 bytes",
+            with_updates / without,
+            *kinds,
         ),
-    ]  # fmt: skip
+    ]
 
 
 @click.command()
@@ -177,8 +198,15 @@ def main(path: Path, quick: bool) -> None:
         if size_bytes == size:
             counted += updates[FRESH:]
     figures = figures_of(counted, busy[size], busy[64])
-    settings = {"size_mib": size // MIB, "iterations": iterations, "scoring_s": scoring_s, "scorers": SCORERS}
-    report = Report("update_pause", quick, settings, figures, {"updates": counted, "busy": busy}, at)
+    settings = {
+        "size_mib": size // MIB,
+        "iterations": iterations,
+        "scoring_s": scoring_s,
+        "scorers": SCORERS,
+    }
+    report = Report(
+        "update_pause", quick, settings, figures, {"updates": counted, "busy": busy}, at
+    )
     report.finish(path, started_s)
 
 

@@ -79,7 +79,11 @@ def surd(rng: random.Random) -> tuple[str, list[str]]:
 
 def multiple_of_pi(rng: random.Random) -> tuple[str, list[str]]:
     a, b = rng.randint(1, 99), rng.randint(2, 60)
-    return rf"\frac{{{a}\pi}}{{{b}}}", [rf"\frac{{{a}\pi}}{{{b}}}", rf"\frac{{{a}}}{{{b}}}\pi", rf"{a}\pi/{b}"]
+    return rf"\frac{{{a}\pi}}{{{b}}}", [
+        rf"\frac{{{a}\pi}}{{{b}}}",
+        rf"\frac{{{a}}}{{{b}}}\pi",
+        rf"{a}\pi/{b}",
+    ]
 
 
 def polynomial(rng: random.Random) -> tuple[str, list[str]]:
@@ -138,7 +142,9 @@ def texts_of(asked: list[Case]) -> list[Case]:
     return [(gold, completion(answer, random.Random(f"{gold} {answer}"))) for gold, answer in asked]
 
 
-def judged_by_pool(pool: VerifierPool, asked: list[Case], may_time_out: bool = False) -> tuple[list[bool], float]:
+def judged_by_pool(
+    pool: VerifierPool, asked: list[Case], may_time_out: bool = False
+) -> tuple[list[bool], float]:
     """Verdicts on texts, and answers per second."""
     began_s = time.perf_counter()
     for key, (gold, text) in enumerate(asked):
@@ -180,7 +186,10 @@ def pairs() -> list[tuple[str, str, bool]]:
         row = json.loads(line)
         text = row.get("text") or (rf"\boxed{{{row['answer']}}}" if row.get("answer") else "")
         found.append((row["gold"], text, bool(row["right"])))
-    return found + [(gold, rf"\boxed{{{bare(gold)}}}", True) for gold in dict.fromkeys(each[0] for each in found)]
+    return found + [
+        (gold, rf"\boxed{{{bare(gold)}}}", True)
+        for gold in dict.fromkeys(each[0] for each in found)
+    ]
 
 
 def compared(pool: VerifierPool) -> tuple[list[Figure], dict[str, object]]:
@@ -188,8 +197,9 @@ def compared(pool: VerifierPool) -> tuple[list[Figure], dict[str, object]]:
     asked = pairs()
     cases = [each[:2] for each in asked]
     found: dict[str, tuple[list[bool], float]] = {
-        "math_verify": judged_directly(cases), "pool": judged_by_pool(pool, cases, may_time_out=True)
-    }  # fmt: skip
+        "math_verify": judged_directly(cases),
+        "pool": judged_by_pool(pool, cases, may_time_out=True),
+    }
     counts: dict[str, dict[str, int]] = {}
     for name, (verdicts, _) in found.items():
         right = [(verdict, each[2]) for verdict, each in zip(verdicts, asked, strict=True)]
@@ -199,13 +209,23 @@ def compared(pool: VerifierPool) -> tuple[list[Figure], dict[str, object]]:
             "false_negatives": sum(b and not a for a, b in right),
         }
     values: dict[str, tuple[float, float]] = {
-        f"pairs_{each}": (counts["pool"][each], counts["math_verify"][each]) for each in counts["pool"]
+        f"pairs_{each}": (counts["pool"][each], counts["math_verify"][each])
+        for each in counts["pool"]
     }
     values["pairs_rate"] = found["pool"][1], found["math_verify"][1]
     units = dict.fromkeys(values, "pairs") | {"pairs_rate": "pairs/s"}
     figures = [
         Figure(
-            name, units[name], ours, len(asked), (ours, ours), theirs, BASELINE, ours / max(1, theirs), "count", "none"
+            name,
+            units[name],
+            ours,
+            len(asked),
+            (ours, ours),
+            theirs,
+            BASELINE,
+            ours / max(1, theirs),
+            "count",
+            "none",
         )
         for name, (ours, theirs) in values.items()
     ]
@@ -249,9 +269,12 @@ def rates(measured: Measured, prefix: str = "") -> list[Figure]:
     """Rates and their ratios to math-verify."""
     direct = measured["direct"]
     return [
-        mean_figure(f"{prefix}{name}", "answers/s", measured[name], direct, BASELINE) for name in ("uncached", "cached")
+        mean_figure(f"{prefix}{name}", "answers/s", measured[name], direct, BASELINE)
+        for name in ("uncached", "cached")
     ] + [
-        ratio_figure(f"{prefix}{name}_ratio", [a / b for a, b in zip(measured[name], direct, strict=True)])
+        ratio_figure(
+            f"{prefix}{name}_ratio", [a / b for a, b in zip(measured[name], direct, strict=True)]
+        )
         for name in ("uncached", "cached")
     ]
 
@@ -259,7 +282,9 @@ def rates(measured: Measured, prefix: str = "") -> list[Figure]:
 def ratio_figure(name: str, ratios: list[float]) -> Figure:
     """The median over the chunks and the ends of the middle half, which a busy machine disturbs least."""
     low, middle, high = statistics.quantiles(ratios, n=4)
-    return Figure(name, "ratio", middle, len(ratios), (low, high), statistic="median", spread_kind="quartiles")
+    return Figure(
+        name, "ratio", middle, len(ratios), (low, high), statistic="median", spread_kind="quartiles"
+    )
 
 
 def slowest(name: str, values: list[float]) -> Figure:
@@ -286,7 +311,10 @@ def hostile_figures(names: list[str]) -> list[Figure]:
         with hogs(count):
             hostile_s, ordinary_s = latest(CHILDREN, names)
         where = f"_beside_{count}_hogs" if count else ""
-        figures += [slowest(f"hostile{where}", hostile_s), slowest(f"ordinary_behind_hostile{where}", ordinary_s)]
+        figures += [
+            slowest(f"hostile{where}", hostile_s),
+            slowest(f"ordinary_behind_hostile{where}", ordinary_s),
+        ]
     return figures
 
 
@@ -302,7 +330,9 @@ def main(path: Path, quick: bool) -> None:
     pool = VerifierPool(CHILDREN, TIMEOUT_S)
     try:
         judged_directly([("x+1", r"\boxed{1+x}")])
-        judged_by_pool(pool, texts_of([(rf"\ln x+{n}", rf"{n}+\ln x") for n in range(4)]))  # all have started
+        judged_by_pool(
+            pool, texts_of([(rf"\ln x+{n}", rf"{n}+\ln x") for n in range(4)])
+        )  # all have started
         model_found, model_differences = in_turns(pool, model)
         found, differences = in_turns(pool, asked)
         slow_found, slow_differences = in_turns(pool, slow)
@@ -344,8 +374,12 @@ def main(path: Path, quick: bool) -> None:
     for each in figures:
         low, high = each.spread
         click.echo(f"{each.name}: {each.value:.2f} {each.unit} ({low:.2f} to {high:.2f})")
-    click.echo(f"different verdicts: {len(differences)} of {len(asked) + len(slow)} {differences[:10]}")
-    click.echo(f"of model answers: {len(model_differences)} of {len(model)} {list(distinct.values())[:10]}")
+    click.echo(
+        f"different verdicts: {len(differences)} of {len(asked) + len(slow)} {differences[:10]}"
+    )
+    click.echo(
+        f"of model answers: {len(model_differences)} of {len(model)} {list(distinct.values())[:10]}"
+    )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,10 @@ from benchmarks.verifier import CHILDREN, TIMEOUT_S, Case, cases, slow_cases, te
 BEFORE = "958f2d3"
 """The last commit before the rules about values."""
 CHUNKS = 20
-ANSWERS, QUICK_ANSWERS = {"model": 8_000, "short": 8_000, "hard": 2_000}, {"model": 800, "short": 800, "hard": 200}
+ANSWERS, QUICK_ANSWERS = (
+    {"model": 8_000, "short": 8_000, "hard": 2_000},
+    {"model": 800, "short": 800, "hard": 200},
+)
 JUDGE = f"""
 import json, sys, time
 from prefixrl.scorer.verifier.pool import VerifierPool
@@ -50,8 +53,12 @@ class Judge:
     def __init__(self, checkout: Path) -> None:
         given = os.environ | {"PYTHONPATH": str(checkout / ".types")}
         command = [sys.executable, "-P", "-c", JUDGE]
-        self._process = subprocess.Popen(command, env=given, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.judged([(rf"\ln x+{n}", rf"\boxed{{{n}+\ln x}}") for n in range(8)])  # all children have started
+        self._process = subprocess.Popen(
+            command, env=given, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.judged(
+            [(rf"\ln x+{n}", rf"\boxed{{{n}+\ln x}}") for n in range(8)]
+        )  # all children have started
 
     def judged(self, asked: list[Case]) -> tuple[float, list[float]]:
         """Texts per second, and rewards."""
@@ -67,7 +74,9 @@ class Judge:
         self._process.wait()
 
 
-def in_turns(judges: tuple[Judge, Judge], asked: list[Case]) -> tuple[list[tuple[float, float]], int]:
+def in_turns(
+    judges: tuple[Judge, Judge], asked: list[Case]
+) -> tuple[list[tuple[float, float]], int]:
     """The rates of both by chunk, and the count of verdicts that differ."""
     rates, differ, size = [], 0, len(asked) // CHUNKS
     for chunk, start in enumerate(range(0, size * CHUNKS, size)):
@@ -90,9 +99,25 @@ def figures_of(name: str, rates: list[tuple[float, float]], before: str) -> list
     middle = statistics.median(newer)
     return [
         Figure(
-            f"{name}_rate", "answers/s", middle, CHUNKS, spreads[0], was, before, statistic="median", spread_kind=kind
+            f"{name}_rate",
+            "answers/s",
+            middle,
+            CHUNKS,
+            spreads[0],
+            was,
+            before,
+            statistic="median",
+            spread_kind=kind,
         ),
-        Figure(f"{name}_ratio", "ratio", quarters[1][1], CHUNKS, spreads[1], statistic="median", spread_kind=kind),
+        Figure(
+            f"{name}_ratio",
+            "ratio",
+            quarters[1][1],
+            CHUNKS,
+            spreads[1],
+            statistic="median",
+            spread_kind=kind,
+        ),
     ]
 
 
@@ -106,9 +131,13 @@ def main(path: Path, quick: bool, before: str) -> None:
     makers = {"model": like_models, "short": cases, "hard": slow_cases}
     figures, differ = [], {}
     with tempfile.TemporaryDirectory() as folder:
-        archive = subprocess.run(["git", "-C", str(ROOT), "archive", before], capture_output=True, check=False)
+        archive = subprocess.run(
+            ["git", "-C", str(ROOT), "archive", before], capture_output=True, check=False
+        )
         if archive.returncode != 0:
-            raise LeftOut(f"this repository lacks the commit {before}; fetch its history, or name another by --before")
+            raise LeftOut(
+                f"this repository lacks the commit {before}; fetch its history, or name another by --before"
+            )
         subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
         judges = Judge(Path(folder)), Judge(ROOT)
         for name, make in makers.items():
@@ -117,7 +146,9 @@ def main(path: Path, quick: bool, before: str) -> None:
         for judge in judges:
             judge.close()
     settings = {"before": before, "answers": counts, "chunks": CHUNKS, "children": CHILDREN}
-    report = Report("verifier_versions", quick, settings, figures, {"different_verdicts": differ}, measured)
+    report = Report(
+        "verifier_versions", quick, settings, figures, {"different_verdicts": differ}, measured
+    )
     report.finish(path, started_s)
 
 

@@ -77,14 +77,20 @@ def windows(folder: Path, rounds: int, seconds: float) -> dict[int, list[tuple[f
     with training(folder) as (directory, launch), ExitStack() as stack:
         end_s = time.monotonic() + WARM_S
         while iterations(directory) < WARM_ITERATIONS:
-            assert launch.poll() is None and time.monotonic() < end_s, (folder / "console.log").read_text()[-3000:]
+            assert launch.poll() is None and time.monotonic() < end_s, (
+                folder / "console.log"
+            ).read_text()[-3000:]
             time.sleep(0.5)
         address, process = stack.enter_context(dashboard(directory))
         for number in range(rounds):
             for count in (0, VIEWERS) if number % 2 else (VIEWERS, 0):
                 with viewers(address, directory.name, count):
                     time.sleep(EDGE_S)
-                    began_s, before, cpu_s = time.monotonic(), iterations(directory), cpu_seconds(process.pid)
+                    began_s, before, cpu_s = (
+                        time.monotonic(),
+                        iterations(directory),
+                        cpu_seconds(process.pid),
+                    )
                     time.sleep(seconds)
                     passed_s = time.monotonic() - began_s
                     rate = (iterations(directory) - before) / passed_s
@@ -104,7 +110,11 @@ def lengthen(directory: Path, count: int) -> None:
 
 def resident_mib(pid: int) -> float:
     """Return the resident memory of a process."""
-    return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize() / 2**20
+    return (
+        int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+        * resource.getpagesize()
+        / 2**20
+    )
 
 
 def opened(directory: Path) -> tuple[float, float]:
@@ -112,14 +122,20 @@ def opened(directory: Path) -> tuple[float, float]:
     with dashboard(directory) as (address, process):
         assert httpx2.get(f"{address}/api/runs", timeout=60.0).status_code == 200
         began_s = time.monotonic()
-        with httpx2.stream("GET", f"{address}/api/follow", params={"run": directory.name}, timeout=60.0) as answer:
-            told = json.loads(next(line for line in answer.iter_lines() if line.startswith("data: "))[6:])
+        with httpx2.stream(
+            "GET", f"{address}/api/follow", params={"run": directory.name}, timeout=60.0
+        ) as answer:
+            told = json.loads(
+                next(line for line in answer.iter_lines() if line.startswith("data: "))[6:]
+            )
         took_s = time.monotonic() - began_s
         assert told[directory.name]["curves"]
         return took_s, resident_mib(process.pid)
 
 
-def figures_of(found: dict[int, list[tuple[float, float]]], took_s: list[float], held: list[float]) -> list[Figure]:
+def figures_of(
+    found: dict[int, list[tuple[float, float]]], took_s: list[float], held: list[float]
+) -> list[Figure]:
     """Medians of the windows, and of the openings."""
     rates = {count: [rate for rate, _ in each] for count, each in found.items()}
     alone, shares = statistics.median(rates[0]), [share for _, share in found[VIEWERS]]
@@ -134,7 +150,18 @@ def figures_of(found: dict[int, list[tuple[float, float]]], took_s: list[float],
 def _figure(name: str, unit: str, values: list[float], alone: float | None = None) -> Figure:
     middle, spread = statistics.median(values), (min(values), max(values))
     ratio, beside = (middle / alone, "no viewer") if alone else (None, "")
-    return Figure(name, unit, middle, len(values), spread, alone, beside, ratio, "median", "smallest and largest")
+    return Figure(
+        name,
+        unit,
+        middle,
+        len(values),
+        spread,
+        alone,
+        beside,
+        ratio,
+        "median",
+        "smallest and largest",
+    )
 
 
 @click.command()
@@ -149,7 +176,9 @@ def main(path: Path, quick: bool) -> None:
         took_s, held = zip(*(opened(Path(name) / "run") for _ in range(3)), strict=True)
     settings = {"viewers": VIEWERS, "rounds": rounds, "seconds": seconds, "iterations": long}
     figures = figures_of(found, list(took_s), list(held))
-    Report("viewers", quick, settings, figures, {"windows": found}, measured).finish(path, started_s)
+    Report("viewers", quick, settings, figures, {"windows": found}, measured).finish(
+        path, started_s
+    )
 
 
 if __name__ == "__main__":

@@ -22,16 +22,21 @@ from prefixrl.common.config.worker_sections import VllmConfig
 from prefixrl.common.engines.vllm.setup import VllmSetup, engine_arguments
 from prefixrl.common.weights.low_rank import LowRank
 
-SOURCES = (*sorted((ROOT / "common/engines/vllm").glob("*.py")), ROOT / "scorer/process/vllm_model.py")
+SOURCES = (
+    *sorted((ROOT / "common/engines/vllm").glob("*.py")),
+    ROOT / "scorer/process/vllm_model.py",
+)
 ENGINES = {"engine.py": ("vllm.v1.engine.async_llm", "AsyncLLM"), "vllm_model.py": ("vllm", "LLM")}
 """By source, the class of the object that it calls `llm` or `self._llm`."""
 READ = {
     ("vllm.outputs", "CompletionOutput"): "token_ids logprobs weight_versions",
     ("vllm.outputs", "RequestOutput"): "outputs prompt_logprobs",
     ("vllm.v1.metrics.stats", "SchedulerStats"): "num_running_reqs",
-    ("vllm.config", "VllmConfig"):
-        "scheduler_config parallel_config cache_config model_config speculative_config compilation_config "
-        "attention_config use_v2_model_runner",
+    (
+        "vllm.config",
+        "VllmConfig",
+    ): "scheduler_config parallel_config cache_config model_config speculative_config compilation_config "
+    "attention_config use_v2_model_runner",
     ("vllm.config", "SchedulerConfig"): "max_num_seqs max_num_batched_tokens",
     ("vllm.config", "ParallelConfig"): "data_parallel_size",
     ("vllm.config", "CacheConfig"): "num_gpu_blocks block_size cache_dtype",
@@ -44,15 +49,23 @@ READ = {
     ("vllm.usage.usage_lib", "UsageContext"): "LLM_CLASS",
     ("vllm.sampling_params", "RequestOutputKind"): "DELTA",
     ("vllm.v1.engine.output_processor", "RequestOutputCollector"): "get",
-    ("vllm.distributed.weight_transfer.base", "WeightTransferEngine"): "parse_update_info model model_config",
-    ("vllm.distributed.weight_transfer.factory", "WeightTransferEngineFactory"): "_registry register_engine",
-    ("vllm.model_executor.layers.vocab_parallel_embedding", "UnquantizedEmbeddingMethod"):
-        "process_weights_after_loading",
+    (
+        "vllm.distributed.weight_transfer.base",
+        "WeightTransferEngine",
+    ): "parse_update_info model model_config",
+    (
+        "vllm.distributed.weight_transfer.factory",
+        "WeightTransferEngineFactory",
+    ): "_registry register_engine",
+    (
+        "vllm.model_executor.layers.vocab_parallel_embedding",
+        "UnquantizedEmbeddingMethod",
+    ): "process_weights_after_loading",
     ("vllm.lora.layers.base_linear", "BaseLinearLayerWithLoRA"): "lora_a_stacked lora_b_stacked",
     ("vllm.v1.worker.gpu_worker", "Worker"): "model_runner",
     ("vllm.v1.worker.gpu.model_runner", "GPUModelRunner"): "get_model",
     ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner"): "get_model",
-}  # fmt: skip
+}
 """Attributes that the product reads, by module and class."""
 
 
@@ -79,7 +92,10 @@ class Wheel:
     def tree(self, module: str) -> ast.Module | None:
         """Return the source of a module, parsed; None where there is none."""
         base = self._folder.joinpath(*module.split("."))
-        path = next((each for each in (base.with_suffix(".py"), base / "__init__.py") if each.is_file()), None)
+        path = next(
+            (each for each in (base.with_suffix(".py"), base / "__init__.py") if each.is_file()),
+            None,
+        )
         if path is not None and module not in self._trees:
             self._trees[module] = ast.parse(path.read_text(encoding="utf-8"))
         return self._trees.get(module)
@@ -95,16 +111,30 @@ class Wheel:
             return None
         for node in ast.walk(tree):
             match node:
-                case ast.ClassDef(name=own) | ast.FunctionDef(name=own) | ast.AsyncFunctionDef(name=own) if own == name:
+                case (
+                    ast.ClassDef(name=own)
+                    | ast.FunctionDef(name=own)
+                    | ast.AsyncFunctionDef(name=own)
+                ) if own == name:
                     return Found(module, node)
-                case ast.ImportFrom(names=names) if any((each.asname or each.name) == name for each in names):
+                case ast.ImportFrom(names=names) if any(
+                    (each.asname or each.name) == name for each in names
+                ):
                     (own,) = {each.name for each in names if (each.asname or each.name) == name}
                     return self.find(self._absolute(module, node), own, depth + 1)
-                case ast.Assign(targets=[ast.Name(id=own)]) | ast.AnnAssign(target=ast.Name(id=own)) if own == name:
+                case (
+                    ast.Assign(targets=[ast.Name(id=own)]) | ast.AnnAssign(target=ast.Name(id=own))
+                ) if own == name:
                     return Found(module, node)
-                case ast.Dict(keys=keys, values=values):  # names that a package looks up when they are asked for
+                case ast.Dict(
+                    keys=keys, values=values
+                ):  # names that a package looks up when they are asked for
                     for key, value in zip(keys, values, strict=True):
-                        if isinstance(key, ast.Constant) and key.value == name and isinstance(value, ast.Constant):
+                        if (
+                            isinstance(key, ast.Constant)
+                            and key.value == name
+                            and isinstance(value, ast.Constant)
+                        ):
                             inner, _, own = str(value.value).partition(":")
                             if own:
                                 return self.find(module + inner, own, depth + 1)
@@ -120,7 +150,9 @@ class Wheel:
         found = self.find(module, name)
         if found is None or not isinstance(found.node, ast.ClassDef):
             return []
-        bases = [each.value if isinstance(each, ast.Subscript) else each for each in found.node.bases]
+        bases = [
+            each.value if isinstance(each, ast.Subscript) else each for each in found.node.bases
+        ]
         names = [each.id for each in bases if isinstance(each, ast.Name)]
         return [found, *(one for each in names for one in self.lineage(found.module, each))]
 
@@ -129,13 +161,21 @@ class Wheel:
         for part in self.lineage(module, name):
             for node in ast.walk(part.node):
                 match node:
-                    case ast.FunctionDef() | ast.AsyncFunctionDef() if is_called and is_abstract(node):
+                    case ast.FunctionDef() | ast.AsyncFunctionDef() if is_called and is_abstract(
+                        node
+                    ):
                         continue
-                    case ast.FunctionDef(name=own) | ast.AsyncFunctionDef(name=own) if own == member:
+                    case ast.FunctionDef(name=own) | ast.AsyncFunctionDef(name=own) if (
+                        own == member
+                    ):
                         return Found(part.module, node)
-                    case ast.AnnAssign(target=ast.Name(id=own) | ast.Attribute(attr=own)) if own == member:
+                    case ast.AnnAssign(target=ast.Name(id=own) | ast.Attribute(attr=own)) if (
+                        own == member
+                    ):
                         return Found(part.module, node)
-                    case ast.Attribute(attr=own, ctx=ast.Store()) | ast.Name(id=own, ctx=ast.Store()) if own == member:
+                    case (
+                        ast.Attribute(attr=own, ctx=ast.Store()) | ast.Name(id=own, ctx=ast.Store())
+                    ) if own == member:
                         return Found(part.module, node)
         return None
 
@@ -160,7 +200,8 @@ class Wheel:
         lacking = set() if taken.kwarg else keywords - names
         room = len(taken.posonlyargs) + len(taken.args) - ("self" in names)
         return ", ".join(
-            sorted(lacking) + [f"{positional} positional arguments"] * (positional > room and not taken.vararg)
+            sorted(lacking)
+            + [f"{positional} positional arguments"] * (positional > room and not taken.vararg)
         )
 
 
@@ -201,13 +242,17 @@ def lines_of(wheel: Wheel) -> Iterator[tuple[str, str]]:
                         f"{source.name}: {name}({shown(positional, keywords)})",
                         verdict(wheel, found, positional, keywords),
                     )
-                case ast.Attribute(value=ast.Name(id="llm") | ast.Attribute(attr="_llm"), attr=method):
+                case ast.Attribute(
+                    value=ast.Name(id="llm") | ast.Attribute(attr="_llm"), attr=method
+                ):
                     engine = ENGINES[source.name]
                     member = wheel.member(*engine, method, is_called=True)
                     what = f"{source.name}: {engine[1]}.{method}({shown(positional, keywords)})"
                     yield what, verdict(wheel, member, positional, keywords)
         yield from overridden(wheel, source.name, tree, names)
-        for variable in sorted(set(re.findall(r'"(VLLM_[A-Z0-9_]+)"', source.read_text(encoding="utf-8")))):
+        for variable in sorted(
+            set(re.findall(r'"(VLLM_[A-Z0-9_]+)"', source.read_text(encoding="utf-8")))
+        ):
             tree_of = wheel.tree("vllm.envs")
             has = tree_of is not None and any(
                 isinstance(n, ast.Constant) and n.value == variable for n in ast.walk(tree_of)
@@ -227,7 +272,9 @@ def overridden(
 ) -> Iterator[tuple[str, str]]:
     """Yield the methods of classes derived from vLLM's, and the abstract ones that they leave open."""
     for own in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
-        for base in (each.id for each in own.bases if isinstance(each, ast.Name) and each.id in names):
+        for base in (
+            each.id for each in own.bases if isinstance(each, ast.Name) and each.id in names
+        ):
             methods = {each.name: each for each in own.body if isinstance(each, ast.FunctionDef)}
             for method, node in methods.items():
                 if method == "__init__":
@@ -238,7 +285,10 @@ def overridden(
                 takes = {each.arg for each in theirs.args} if theirs else set()
                 lacking = "" if node.args.vararg else ", ".join(sorted(takes - given))
                 place = found.place if found else "MISSING"
-                yield f"{source}: {own.name} overrides {base}.{method}", f"MISSING: {lacking}" if lacking else place
+                yield (
+                    f"{source}: {own.name} overrides {base}.{method}",
+                    f"MISSING: {lacking}" if lacking else place,
+                )
             left = [
                 each.name
                 for part in wheel.lineage(*names[base])
@@ -247,7 +297,10 @@ def overridden(
                 and is_abstract(each)
                 and each.name not in methods
             ]
-            yield f"{source}: {own.name} leaves no abstract method", f"MISSING: {left}" if left else "none left"
+            yield (
+                f"{source}: {own.name} leaves no abstract method",
+                f"MISSING: {left}" if left else "none left",
+            )
 
 
 def verdict(wheel: Wheel, found: Found | None, positional: int, keywords: set[str]) -> str:
@@ -265,10 +318,23 @@ def shown(positional: int, keywords: set[str]) -> str:
 
 def engine_keys() -> list[str]:
     """Return the arguments that the product may hand to the engine."""
-    keys: set[str] = set(VllmConfig.model_fields) & {"quantization", "gpu_memory_utilization", "kv_cache_memory_bytes"}
+    keys: set[str] = set(VllmConfig.model_fields) & {
+        "quantization",
+        "gpu_memory_utilization",
+        "kv_cache_memory_bytes",
+    }
     for role in ("rollout", "scorer"):
         setup = VllmSetup(
-            "model", role, "cuda", 1, "bfloat16", "bfloat16", True, 128, VllmConfig(), LowRank(8, 16, ("q_proj",))
+            "model",
+            role,
+            "cuda",
+            1,
+            "bfloat16",
+            "bfloat16",
+            True,
+            128,
+            VllmConfig(),
+            LowRank(8, 16, ("q_proj",)),
         )
         keys |= engine_arguments(setup, "cuda").keys() | engine_arguments(setup, "cpu").keys()
     return sorted(keys | {"max_num_seqs", "attention_backend"})

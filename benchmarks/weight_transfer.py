@@ -66,7 +66,8 @@ def model(size_bytes: int) -> dict[str, torch.Tensor]:
     random = torch.Generator().manual_seed(0)
     count = -(-size_bytes // (2 * TENSOR_VALUES))
     return {
-        f"layer.{index}": (torch.randn(TENSOR_VALUES, generator=random) * 0.02).bfloat16() for index in range(count)
+        f"layer.{index}": (torch.randn(TENSOR_VALUES, generator=random) * 0.02).bfloat16()
+        for index in range(count)
     }
 
 
@@ -136,7 +137,10 @@ def receive_frame(endpoint: str, size_bytes: int, pipe: "Connection[Any, Any]") 
 
 
 def receive_chunks(
-    endpoint: str, keys: tuple[bytes, bytes, bytes] | None, size_bytes: int, pipe: "Connection[Any, Any]"
+    endpoint: str,
+    keys: tuple[bytes, bytes, bytes] | None,
+    size_bytes: int,
+    pipe: "Connection[Any, Any]",
 ) -> None:
     """Chunks asked for with the fetcher's window, copied into memory: no checksum."""
     memory = np.zeros(size_bytes, dtype=np.uint8)
@@ -283,7 +287,9 @@ def pushes(directory: Path, receivers: Sequence[int], repeats: int) -> dict[str,
     ways: dict[str, Receiver] = {
         "PUB/SUB, one frame": Receiver(receive_frame, pub.address, size),
         "chunks, plain": Receiver(receive_chunks, plain.address, None, size),
-        "chunks, CURVE": Receiver(receive_chunks, curve.address, (server_keys[0], *client_keys), size),
+        "chunks, CURVE": Receiver(
+            receive_chunks, curve.address, (server_keys[0], *client_keys), size
+        ),
         "raw TCP": Receiver(receive_tcp, tcp.address, size),
     }
     found: dict[str, list[float]] = {}
@@ -333,7 +339,9 @@ def link(directory: Path, version: int) -> None:
     (target / "manifest.msgpack").write_bytes(msgspec.msgpack.encode(again))
 
 
-def _note(found: dict[str, list[float]], name: str, times: list[float], size: int, repeat: int) -> None:
+def _note(
+    found: dict[str, list[float]], name: str, times: list[float], size: int, repeat: int
+) -> None:
     """The slowest receiver counts."""
     print(f"{name}: {max(times):.3f} s", flush=True)
     if repeat >= 2:
@@ -399,16 +407,26 @@ def figures_of(speeds: dict[str, list[float]], measured: list[dict[str, float]])
     """Every way against raw TCP; CURVE against the same chunks without."""
     raw = speeds["raw TCP"]
     found = [
-        median_figure(name, "GB/s, slowest receiver", values, () if name == "raw TCP" else raw, "raw TCP")
+        median_figure(
+            name, "GB/s, slowest receiver", values, () if name == "raw TCP" else raw, "raw TCP"
+        )
         for name, values in speeds.items()
     ]
     plain = speeds["chunks, plain"]
-    found.append(median_figure("CURVE against plain", "GB/s", speeds["chunks, CURVE"], plain, "chunks, plain"))
+    found.append(
+        median_figure(
+            "CURVE against plain", "GB/s", speeds["chunks, CURVE"], plain, "chunks, plain"
+        )
+    )
     for row in measured:
         where = f"delta, {row['changed']:.1%} changed"
         found.append(median_figure(f"{where}: size", "share of full", [row["share_of_full"]]))
         found.append(median_figure(f"{where}: write", "GB/s of the snapshot", [row["write_gb_s"]]))
-        found.append(median_figure(f"{where}: pull, apply, verify", "GB/s of the snapshot", [row["pull_gb_s"]]))
+        found.append(
+            median_figure(
+                f"{where}: pull, apply, verify", "GB/s of the snapshot", [row["pull_gb_s"]]
+            )
+        )
     return found
 
 
@@ -419,7 +437,9 @@ def real_figures(updates: Sequence[RealUpdate]) -> list[Figure]:
         own = [each for each in updates if (each.dtype, each.actor_lr) == (dtype, rate)]
         name = f"real run, {dtype}, learning rate {rate:g}"
         found.append(median_figure(f"{name}: changed", "share of values", [e.changed for e in own]))
-        found.append(median_figure(f"{name}: delta", "share of full", [e.share_of_full for e in own]))
+        found.append(
+            median_figure(f"{name}: delta", "share of full", [e.share_of_full for e in own])
+        )
     return found
 
 
@@ -448,7 +468,14 @@ def main(path: Path, quick: bool) -> None:
         shutil.rmtree(directory, ignore_errors=True)
     settings = {"size_mib": size // MIB, "repeats": repeats, "receivers": list(receivers)}
     figures = [*figures_of(speeds, measured), *real_figures(real)]
-    report = Report("weight_transfer", quick, settings, figures, {"gb_s": speeds, "delta": measured, "real": real}, at)
+    report = Report(
+        "weight_transfer",
+        quick,
+        settings,
+        figures,
+        {"gb_s": speeds, "delta": measured, "real": real},
+        at,
+    )
     report.finish(path, started_s)
 
 

@@ -18,7 +18,10 @@ def derive(seed: int, *purpose: int | str) -> int:
 def row_uniforms(group_seed: int, purpose: str, rows: int, tokens: int) -> NDArray[np.float64]:
     """Draw from [0, 1), shape (rows, tokens); row i depends only on seed, purpose and i."""
     return np.stack(
-        [np.random.Generator(np.random.PCG64(derive(group_seed, purpose, row))).random(tokens) for row in range(rows)]
+        [
+            np.random.Generator(np.random.PCG64(derive(group_seed, purpose, row))).random(tokens)
+            for row in range(rows)
+        ]
     )
 
 

@@ -27,7 +27,10 @@ class LateCommands(click.Group):
         if name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[name][0].partition(":")
-        return cast("click.Command", getattr(importlib.import_module(f"prefixrl.deploy.{module}"), attribute))
+        return cast(
+            "click.Command",
+            getattr(importlib.import_module(f"prefixrl.deploy.{module}"), attribute),
+        )
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands."""

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from prefixrl.common.host.process import exit_codes, no_teardown, start_logging, stop_event, without_gc
+from prefixrl.common.host.process import (
+    exit_codes,
+    no_teardown,
+    start_logging,
+    stop_event,
+    without_gc,
+)
 from prefixrl.common.worker.command import set_flags, settings_option
 
 if TYPE_CHECKING:
@@ -19,7 +25,12 @@ log = logging.getLogger(__name__)
 @click.command()
 @click.argument("run_file", type=click.Path(path_type=Path))
 @settings_option
-@click.option("--nproc-per-node", type=click.IntRange(1), default=1, help="Learner ranks to start on this machine.")
+@click.option(
+    "--nproc-per-node",
+    type=click.IntRange(1),
+    default=1,
+    help="Learner ranks to start on this machine.",
+)
 @click.option(
     "--check",
     is_flag=True,
@@ -48,12 +59,16 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
             click.echo(config.model_dump_json(indent=2, exclude_defaults=True))
             with without_gc():  # transformers is a large package
                 said = forecast(config)
-                click.echo(said.text)  # before the weights: it plans the memory of models whose config alone is here
+                click.echo(
+                    said.text
+                )  # before the weights: it plans the memory of models whose config alone is here
                 check_weights(config)
             check_fit(config, said.prompt_tokens)
             check_packages(config.log)
             placed = place(processes_of(config), len(gpus_here()))
-            click.echo("\n".join(with_shares(config, placed, said.prompt_tokens)[1]), nl=bool(placed))
+            click.echo(
+                "\n".join(with_shares(config, placed, said.prompt_tokens)[1]), nl=bool(placed)
+            )
             return
         import_functions(config)
         if config.algorithm.loss_function is not None:
@@ -70,7 +85,9 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
             ranks.supervise([str(run_file), *flags], nproc_per_node, stop.is_set)
             return
         os.environ.update(missing)
-        if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # of other lengths in every iteration, blocks would be lost
+        if (
+            "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
+        ):  # of other lengths in every iteration, blocks would be lost
             os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         from prefixrl.learner.start import start
 

@@ -151,9 +151,13 @@ class Learner:
         """Take the optimiser steps of one iteration; the version is one higher afterwards."""
         started_s = time.monotonic()
         data = iteration_data(batch, shard)
-        metrics = train_iteration(self.models, data, self.config, self.config.steps_in_all(self.problems))
+        metrics = train_iteration(
+            self.models, data, self.config, self.config.steps_in_all(self.problems)
+        )
         trained_s = self.fetched_s + time.monotonic() - started_s
-        ranks = rank_figures(self.models, plan_for(self.models, data, self.config), data.lengths, trained_s)
+        ranks = rank_figures(
+            self.models, plan_for(self.models, data, self.config), data.lengths, trained_s
+        )
         self.busy_s += trained_s
         self.iteration += 1
         if self.rank_zero:
@@ -169,15 +173,21 @@ class Learner:
             crash_point("iteration.told")
             now_s = time.monotonic()
             busy = self.busy_fraction(now_s)
-            times = Times(self.waited_s, trained_s, now_s - self.started_s, busy, self.publish_s, ranks)
+            times = Times(
+                self.waited_s, trained_s, now_s - self.started_s, busy, self.publish_s, ranks
+            )
             self.rank_zero.service.status(f"iteration {self.iteration}")
-            self.rank_zero.metrics.write(batch, metrics, self.models.optimizer_steps, times, self.client.status())
+            self.rank_zero.metrics.write(
+                batch, metrics, self.models.optimizer_steps, times, self.client.status()
+            )
             crash_point("iteration.noted")
 
     def publish(self) -> None:
         """Hand the current version to the publisher; a collective, so every rank calls it."""
         started_s = time.monotonic()
-        logprobs = self.models.probe_logprobs(self.probe, most_tokens=self.config.learner.micro_batch_tokens)
+        logprobs = self.models.probe_logprobs(
+            self.probe, most_tokens=self.config.learner.micro_batch_tokens
+        )
         named = self.models.actor.full_tensors(self.sends)
         weights = ((name.removeprefix("model."), tensor) for name, tensor in named)
         if not self.rank_zero:
@@ -193,7 +203,12 @@ class Learner:
     def sends(self, name: str) -> bool:
         """Return True if a parameter of the actor is a part of the current version: of version 0 all are."""
         lora = self.models.lora
-        return published_name(name) is not None or self.iteration == 0 or lora is None or lora.publish != "matrices"
+        return (
+            published_name(name) is not None
+            or self.iteration == 0
+            or lora is None
+            or lora.publish != "matrices"
+        )
 
     def published(self, copied: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return what rollouts get of a copy of the weights: low-rank matrices, or whole weights."""
@@ -211,7 +226,9 @@ class Learner:
         kept, every = self.config.checkpoint, self.config.checkpoint.every
         is_regular = every and self.iteration % every == 0
         is_judged = kept.keep_best and self.iteration % self.config.evaluation.every == 0
-        is_due = is_regular or is_judged or self.unsaved or is_milestone(self.iteration, kept.growth)
+        is_due = (
+            is_regular or is_judged or self.unsaved or is_milestone(self.iteration, kept.growth)
+        )
         if not is_due or self.iteration < self.save_next:
             return
         try:
@@ -222,7 +239,9 @@ class Learner:
             pause = 2**self.unsaved
             self.save_next = self.iteration + (min(every, pause) if every else pause)
             self.unsaved += 1
-            log.error("%s; the run goes on and tries again after iteration %d", fault, self.save_next)
+            log.error(
+                "%s; the run goes on and tries again after iteration %d", fault, self.save_next
+            )
         else:
             self.unsaved = 0
 
@@ -231,7 +250,9 @@ class Learner:
         if self.saved == self.iteration:
             return
         state = TrainerState(
-            iteration=self.iteration, optimizer_steps=self.models.optimizer_steps, world_size=self.models.world_size
+            iteration=self.iteration,
+            optimizer_steps=self.models.optimizer_steps,
+            world_size=self.models.world_size,
         )
         with self.patience():
             checkpoint.save(self.directory / "checkpoints", self.models, state)
@@ -295,10 +316,15 @@ class Learner:
         self.rank_zero.uploads.wait(self.raise_if_hopeless)
         metrics, up_s = self.rank_zero.metrics, time.monotonic() - self.started_s
         result = summary.summarise(
-            self.client.status(), self.rank_zero.arms.outcome(), metrics.lines(), self.models.optimizer_steps,
+            self.client.status(),
+            self.rank_zero.arms.outcome(),
+            metrics.lines(),
+            self.models.optimizer_steps,
             metrics.since_run_began_s(up_s),
-        )  # fmt: skip
-        merged = summary.merged(msgspec.structs.replace(result, uploads=counts(self.directory)), self.directory)
+        )
+        merged = summary.merged(
+            msgspec.structs.replace(result, uploads=counts(self.directory)), self.directory
+        )
         write = partial(summary.write, merged, self.directory)
         when_there_is_room(write, self.directory, "the summary", self.raise_if_hopeless)
         log.info("finished after %d iterations", self.iteration)

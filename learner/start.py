@@ -69,9 +69,13 @@ def _lead(
     training = problems.keep(directory, *read)
     init_from = config.adapter.init_from
     if init_from and not is_resumed and (fault := damage(Path(init_from))):
-        raise DataError(f"adapter.init_from = {init_from!r} is a damaged checkpoint: {fault}; choose another one")
+        raise DataError(
+            f"adapter.init_from = {init_from!r} is a damaged checkpoint: {fault}; choose another one"
+        )
     completed, service = _completed(directory), Service(stopped=stopped)
-    servers = Servers(config, directory, completed, ranks=ranks, raise_if_stopped=partial(_halt_if, stopped))
+    servers = Servers(
+        config, directory, completed, ranks=ranks, raise_if_stopped=partial(_halt_if, stopped)
+    )
     golds = None
     try:
         answers = [each for each in training if each.code != "tests"]
@@ -140,7 +144,11 @@ def _run(
         from prefixrl.learner.weights.probe import make_probe
         from prefixrl.learner.weights.publish import FLUSH_S, Publisher
 
-    arms = Arms(config, client, directory, servers.completed, partial(_raise_if, stopped)) if servers else None
+    arms = (
+        Arms(config, client, directory, servers.completed, partial(_raise_if, stopped))
+        if servers
+        else None
+    )
     if servers and arms:
         arms.ask_before_training()
     models = Models.load(config, *rank_and_count, model_folder(config.adapter.start))
@@ -149,11 +157,21 @@ def _run(
     iteration = state.iteration if state else 0
     if config.adapter.init_from and state is None:
         checkpoint.take_critic(Path(config.adapter.init_from), models)
-    log.info("models are loaded at iteration %d: %s", iteration, start_line(str(models.device), *models.facts()))
+    log.info(
+        "models are loaded at iteration %d: %s",
+        iteration,
+        start_line(str(models.device), *models.facts()),
+    )
     rank_zero = None
     if servers and arms:
         note_start(directory, iteration)
-        weights = Publisher(servers.address, directory / "weights", probe, config.learner.weight_deltas, servers.check)
+        weights = Publisher(
+            servers.address,
+            directory / "weights",
+            probe,
+            config.learner.weight_deltas,
+            servers.check,
+        )
         assert service, "rank 0 speaks for the learner"
         forecast = forecast_gib(config, training) if models.device.type == "cuda" else {}
         metrics = MetricsLog(directory, iteration, partial(_raise_if, stopped), forecast)
@@ -161,7 +179,9 @@ def _run(
         tracking = Tracking(directory) if config.log.trackers else None
         rank_zero = RankZeroParts(servers, weights, arms, metrics, service, uploads, tracking)
         models.on_forward = service.progressed
-    learner = Learner(config, directory, client, models, rank_zero, len(training), stopped, probe, iteration)
+    learner = Learner(
+        config, directory, client, models, rank_zero, len(training), stopped, probe, iteration
+    )
     learner.saved = iteration if state else -1
     try:
         learner.run()
@@ -191,7 +211,10 @@ def _memory_told(config: RunConfig) -> Iterator[None]:
         if not isinstance(error, torch.OutOfMemoryError):
             raise
         peak = torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0
-        limit, prompt_tokens = budget.device_bytes(config) or 0, report.forecast(config).prompt_tokens
+        limit, prompt_tokens = (
+            budget.device_bytes(config) or 0,
+            report.forecast(config).prompt_tokens,
+        )
         told = budget.out_of_memory(config, prompt_tokens, limit, peak)
         raise TrainingFault(
             f"the learner's device has no room left: {told} ({str(error).partition('. ')[0]})"
@@ -208,7 +231,9 @@ def _raise_if(stopped: Callable[[], bool]) -> None:
 
 def _halt_if(stopped: Callable[[], bool]) -> None:
     if stopped():
-        raise Halted("stopped as asked while the servers of the run began; everything is as it was, start it again")
+        raise Halted(
+            "stopped as asked while the servers of the run began; everything is as it was, start it again"
+        )
 
 
 class _Moved(PeerLost):

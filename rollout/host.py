@@ -48,9 +48,15 @@ class HostShare:
         except OSError as error:
             log.info("weights are not shared on this host: %s", error)
             return False
-        is_own = found.st_uid == os.geteuid() and not found.st_mode & 0o077 and not self._folder.is_symlink()
+        is_own = (
+            found.st_uid == os.geteuid()
+            and not found.st_mode & 0o077
+            and not self._folder.is_symlink()
+        )
         if not is_own:
-            log.warning("weights are not shared on this host: %s is not this user's alone", self._folder)
+            log.warning(
+                "weights are not shared on this host: %s is not this user's alone", self._folder
+            )
         return is_own
 
     def find(self, digest: str, size_bytes: int) -> Memory | None:
@@ -60,7 +66,9 @@ class HostShare:
             path = note.read_text(encoding="utf-8")
             memory = map_shared(path, size_bytes)
             # The owner takes the note away before it asks for its memory again.
-            return memory if memory is not None and note.read_text(encoding="utf-8") == path else None
+            return (
+                memory if memory is not None and note.read_text(encoding="utf-8") == path else None
+            )
         except OSError:
             return None
 
@@ -69,7 +77,11 @@ class HostShare:
         """Wait until this process may pull a version, or `is_there`; yield a call that is a sign of life meanwhile."""
         try:
             lock = self._folder / f"lock-{crc32(digest.encode()) % LOCKS}"
-            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600) if self._is_usable else -1
+            descriptor = (
+                os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                if self._is_usable
+                else -1
+            )
         except OSError as error:
             log.warning("weights are pulled without the others of this host: %s", error)
             descriptor = -1

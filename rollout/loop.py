@@ -16,7 +16,14 @@ from itertools import islice
 import numpy as np
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.interface.base import AdapterEngine, Continuation, Job, JobResult, TokenIds, ready_of
+from prefixrl.common.engines.interface.base import (
+    AdapterEngine,
+    Continuation,
+    Job,
+    JobResult,
+    TokenIds,
+    ready_of,
+)
 from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.prompts.rendering import ByteRenderer, Renderer
 from prefixrl.common.run.digests import model_digests
@@ -25,7 +32,15 @@ from prefixrl.common.weights.snapshot import Snapshot
 from prefixrl.common.wire.messages.fields import cut_text
 from prefixrl.common.wire.messages.groups import GroupPrefixes, GroupTask, Row, VersionSpan
 from prefixrl.common.wire.messages.learner import FromBroker
-from prefixrl.common.wire.messages.worker import Beat, Prefixes, PrefixTask, Probed, Refused, Swap, Welcome
+from prefixrl.common.wire.messages.worker import (
+    Beat,
+    Prefixes,
+    PrefixTask,
+    Probed,
+    Refused,
+    Swap,
+    Welcome,
+)
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.worker.link import Link
 from prefixrl.common.worker.open_tasks import RowsLeftReport
@@ -40,10 +55,17 @@ class Rollout(WorkLoop[PrefixTask]):
     """A worker with an adapter engine at one version."""
 
     def __init__(
-        self, config: RunConfig, link: Link, engine: AdapterEngine, renderer: Renderer | ByteRenderer,
-        fetcher: Fetcher, model: str,
-    ) -> None:  # fmt: skip
-        super().__init__(link, PrefixTask, RowsLeftReport(link, engine.takes_runs, engine.seats, engine.room))
+        self,
+        config: RunConfig,
+        link: Link,
+        engine: AdapterEngine,
+        renderer: Renderer | ByteRenderer,
+        fetcher: Fetcher,
+        model: str,
+    ) -> None:
+        super().__init__(
+            link, PrefixTask, RowsLeftReport(link, engine.takes_runs, engine.seats, engine.room)
+        )
         self._config, self._fetcher = config, fetcher
         self._engine, self._renderer = engine, renderer
         self._open: dict[str, tuple[PrefixTask, tuple[TokenIds | str, ...]]] = {}
@@ -94,7 +116,11 @@ class Rollout(WorkLoop[PrefixTask]):
                 self._fetcher.use(WeightsSource.of(message, self._link.address))
                 super()._handle(message)
             case Probed(version=version, outcome="refused"):
-                log.warning("probe of version %d differs by %.3g: fetching again", version, message.difference)
+                log.warning(
+                    "probe of version %d differs by %.3g: fetching again",
+                    version,
+                    message.difference,
+                )
                 self.swap.failed()
                 self._throw_away()
                 self._fetcher.again()
@@ -132,7 +158,9 @@ class Rollout(WorkLoop[PrefixTask]):
 
     def _render(self, group: GroupTask) -> TokenIds | str:
         try:
-            return self._renderer.prompt(group.prompt.question, group.prompt.system, group.prompt.earlier)
+            return self._renderer.prompt(
+                group.prompt.question, group.prompt.system, group.prompt.earlier
+            )
         except ValueError as error:
             return cut_text(str(error))
 
@@ -166,19 +194,36 @@ class Rollout(WorkLoop[PrefixTask]):
             tokens, error = b"", prompt if isinstance(prompt, str) else ""
             if not isinstance(prompt, str):
                 packed = tuple(
-                    pack_row(row, self.swap.digest_of, self._read(row.tokens), self._renderer.has_control(row.tokens))
+                    pack_row(
+                        row,
+                        self.swap.digest_of,
+                        self._read(row.tokens),
+                        self._renderer.has_control(row.tokens),
+                    )
                     for row in islice(rows, task.rows_per_group)
                 )
                 tokens = pack_tokens(prompt)
             groups.append(
                 GroupPrefixes(
-                    seq=group.seq, prompt=group.prompt, seed=group.seed, prompt_tokens=tokens, rows=packed, error=error
+                    seq=group.seq,
+                    prompt=group.prompt,
+                    seed=group.seed,
+                    prompt_tokens=tokens,
+                    rows=packed,
+                    error=error,
                 )
             )
         name, kind, took_s = task.task, task.kind, result.elapsed_s
         oldest = min(_versions(result), default=task.version)
         digest, done = self.swap.digest_of[oldest], tuple(groups)
-        message = Prefixes(task=name, kind=kind, version=oldest, weights_digest=digest, groups=done, elapsed_s=took_s)
+        message = Prefixes(
+            task=name,
+            kind=kind,
+            version=oldest,
+            weights_digest=digest,
+            groups=done,
+            elapsed_s=took_s,
+        )
         crash_point("prefixes.sampled")
         self._link.send(message)
 
@@ -204,7 +249,9 @@ class Rollout(WorkLoop[PrefixTask]):
         """Hand back training tasks that wait for a seat: the installation would wait for them, too."""
         for task in self._tasks() if self._config.rollout.swap == "drain" else ():
             if task.kind == "train" and self._take_back(task.task):
-                self._link.send(Refused(task.task, "not begun, and newer weights are to be installed"))
+                self._link.send(
+                    Refused(task.task, "not begun, and newer weights are to be installed")
+                )
 
     def _tasks(self) -> list[PrefixTask]:
         return [task for task, _ in self._open.values()]
@@ -232,18 +279,27 @@ def make_job(
             rows.extend([prompt] * count)
             uniforms.append(row_uniforms(group.seed, "prefix", count, tokens))
     draws = np.concatenate(uniforms)
-    return Job(task.task, tuple(rows), draws, task.sampling, stop_tokens, masked_tokens=masked_tokens)
+    return Job(
+        task.task, tuple(rows), draws, task.sampling, stop_tokens, masked_tokens=masked_tokens
+    )
 
 
 def pack_row(
-    row: Continuation, digest_of: Mapping[int, str], text: str | None = None, has_control: bool = False
+    row: Continuation,
+    digest_of: Mapping[int, str],
+    text: str | None = None,
+    has_control: bool = False,
 ) -> Row:
     """Return a finished row in wire form; `digest_of` maps its versions, `text` is its text."""
     spans = tuple(VersionSpan(version, digest_of[version], size) for version, size in row.spans)
     return Row(
-        tokens=pack_tokens(row.tokens), logprobs=pack_logprobs(row.logprobs), finish=row.finish, spans=spans, text=text,
+        tokens=pack_tokens(row.tokens),
+        logprobs=pack_logprobs(row.logprobs),
+        finish=row.finish,
+        spans=spans,
+        text=text,
         has_control=has_control,
-    )  # fmt: skip
+    )
 
 
 def _versions(result: JobResult) -> set[int]:

@@ -71,7 +71,11 @@ class Staging:
         if chunk.is_delta != bool(self.chain) or not 0 <= chunk.index < len(self._open):
             return None
         versions = [delta.version for delta in self.chain] or [self.manifest.version]
-        return chunk.index * self._layers + versions.index(chunk.version) if chunk.version in versions else None
+        return (
+            chunk.index * self._layers + versions.index(chunk.version)
+            if chunk.version in versions
+            else None
+        )
 
     def put(self, number: int, frames: list[memoryview]) -> None:
         """Take a piece unless it is there already; BadSnapshot when its size is not as announced."""
@@ -92,7 +96,9 @@ class Staging:
             is_first = self._open[block] == self._layers
             before = self._base[start : start + size] if is_first else block_bytes
             if data:
-                np.bitwise_xor(before, decode(data, size, self.chain[layer].plane_bytes), out=block_bytes)
+                np.bitwise_xor(
+                    before, decode(data, size, self.chain[layer].plane_bytes), out=block_bytes
+                )
             elif is_first:
                 np.copyto(block_bytes, before)
         del self._missing[number]

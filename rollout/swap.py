@@ -55,7 +55,9 @@ class WeightSwap:
 
     def news(self, note: WeightsNote) -> bool:
         """Take an announcement; False for the installed weights or an older version."""
-        is_news = note.version > self.version or (note.version == self.version and note.digest != self.digest)
+        is_news = note.version > self.version or (
+            note.version == self.version and note.digest != self.digest
+        )
         self._latest = note if is_news else self._latest
         return is_news
 
@@ -93,21 +95,27 @@ class WeightSwap:
             return not open_tasks
         return all(task.kind == "train" for task in open_tasks)
 
-    def install(self, engine: AdapterEngine, snapshot: Snapshot, open_tasks: Collection[PrefixTask]) -> bool:
+    def install(
+        self, engine: AdapterEngine, snapshot: Snapshot, open_tasks: Collection[PrefixTask]
+    ) -> bool:
         """Install a version and score the probe; False where it does not fit; raises Refusal."""
         assert self._latest is not None
         probe = self._latest.probe_tokens, self._latest.probe_rows
         rows = probe_rows(token_ids(probe[0]), probe[1])
         if self.is_proved and self._probe != probe:
             self._probe = probe
-            self._before = PreviousProof(self.version, self.digest, pack_logprobs(engine.score(rows)))
+            self._before = PreviousProof(
+                self.version, self.digest, pack_logprobs(engine.score(rows))
+            )
         if self.is_proved and self._wants_checksum and not self._checksum:
             self._checksum = engine.checksum().value
         try:
             engine.install(snapshot)
         except ValueError as error:
             self._refusals += 1
-            log.warning("version %d cannot be installed: %s; fetching again", snapshot.version, error)
+            log.warning(
+                "version %d cannot be installed: %s; fetching again", snapshot.version, error
+            )
             if self._refusals >= REFUSALS_ALLOWED:
                 fault = f"version {snapshot.version} could not be installed {self._refusals} times in a row: {error}"
                 raise Refusal(fault) from None
@@ -118,7 +126,9 @@ class WeightSwap:
         known = {each: digest for each, digest in self.digest_of.items() if each >= oldest}
         self.digest_of = known | {self.version: self.digest}
         self.is_proved = False
-        self._proof = Installed(self.version, self.digest, pack_logprobs(engine.score(rows)), self._before)
+        self._proof = Installed(
+            self.version, self.digest, pack_logprobs(engine.score(rows)), self._before
+        )
         self._proof_s = 0.0
         if self._wants_checksum:
             self.unclear(engine.checksum)

@@ -24,7 +24,14 @@ from prefixrl.common.weights.memory import Memory, MemoryFiles
 from prefixrl.common.weights.snapshot import BadSnapshot, Snapshot, check_manifest
 from prefixrl.common.wire.address import Address, beside
 from prefixrl.common.wire.keys import ClientKey
-from prefixrl.common.wire.messages.weights import Chunk, FromWeights, GetManifest, Gone, Manifest, ToWeights
+from prefixrl.common.wire.messages.weights import (
+    Chunk,
+    FromWeights,
+    GetManifest,
+    Gone,
+    Manifest,
+    ToWeights,
+)
 from prefixrl.common.wire.messages.worker import Welcome
 from prefixrl.common.wire.transport import Client, Malformed
 from prefixrl.rollout.host import HostShare
@@ -78,7 +85,11 @@ class WeightsSource:
         # Without encryption the bytes come nearly three times as fast (benchmarks/weight_transfer.py).
         local = Path(welcome.local_weights_endpoint.removeprefix("ipc://"))
         with contextlib.suppress(OSError):  # another user's folder, or none of this host
-            if welcome.local_weights_endpoint and local.is_socket() and local.stat().st_uid == os.geteuid():
+            if (
+                welcome.local_weights_endpoint
+                and local.is_socket()
+                and local.stat().st_uid == os.geteuid()
+            ):
                 log.info("weights come through the local endpoint %s", local)
                 return cls(welcome.local_weights_endpoint, None)
         endpoint = beside(welcome.weights_endpoint, broker.endpoint)
@@ -148,7 +159,12 @@ class Fetcher:
                 if client is None or client.endpoint != self._source.endpoint:
                     if client is not None:
                         client.close()
-                    client = Client(self._source.endpoint, FromWeights, secrets.token_hex(8).encode(), self._source.key)
+                    client = Client(
+                        self._source.endpoint,
+                        FromWeights,
+                        secrets.token_hex(8).encode(),
+                        self._source.key,
+                    )
                 wanted = self._wanted
                 is_missing = wanted not in (self._have, self._served) and wanted[0] >= self._have[0]
                 if is_missing and not self._fetch(client, wanted):
@@ -191,7 +207,9 @@ class Fetcher:
         times = self._damaged_in_a_row
         log.warning("pull %d of version %d failed: %s", times, version, error)
         if times >= DAMAGED_PULLS_ALLOWED:
-            raise PeerLost(f"version {version} arrived damaged {times} times in a row: {error}") from None
+            raise PeerLost(
+                f"version {version} arrived damaged {times} times in a row: {error}"
+            ) from None
         time.sleep(ASK_AGAIN_S)
 
     def _shared_pull(self, client: Client[FromWeights, ToWeights], version: int) -> Snapshot:
@@ -201,7 +219,9 @@ class Fetcher:
         found: list[Memory] = []
 
         def is_there() -> bool:
-            memory = None if self._must_pull else self._host.find(manifest.digest, manifest.size_bytes)
+            memory = (
+                None if self._must_pull else self._host.find(manifest.digest, manifest.size_bytes)
+            )
             found.extend([memory] if memory is not None else [])
             return bool(found)
 
@@ -217,11 +237,15 @@ class Fetcher:
         self.counts.full += not staging.chain
         return snapshot
 
-    def _pull(self, client: Client[FromWeights, ToWeights], manifest: Manifest, alive: Callable[[], None]) -> Staging:
+    def _pull(
+        self, client: Client[FromWeights, ToWeights], manifest: Manifest, alive: Callable[[], None]
+    ) -> Staging:
         staging = self._resumed(manifest)
         to_ask, under_way = staging.missing(), dict[int, int]()
         while not staging.is_complete:
-            while not under_way or (sum(under_way.values()) < WINDOW_BYTES and len(under_way) < WINDOW_PIECES):
+            while not under_way or (
+                sum(under_way.values()) < WINDOW_BYTES and len(under_way) < WINDOW_PIECES
+            ):
                 if (number := next(to_ask, None)) is None:
                     break
                 client.send(staging.request(number), timeout_s=ANSWER_S)
@@ -237,10 +261,14 @@ class Fetcher:
             self._staging = Staging(manifest, self._files.take(manifest.size_bytes), self._held)
         return self._staging
 
-    def _receive(self, client: Client[FromWeights, ToWeights], staging: Staging, under_way: dict[int, int]) -> None:
+    def _receive(
+        self, client: Client[FromWeights, ToWeights], staging: Staging, under_way: dict[int, int]
+    ) -> None:
         message, frames = self._answer(client, "chunk")
         if isinstance(message, Gone):
-            raise PeerLost(f"version {message.version} was superseded by {message.latest} during the pull")
+            raise PeerLost(
+                f"version {message.version} was superseded by {message.latest} during the pull"
+            )
         number = staging.number_of(message) if isinstance(message, Chunk) else None
         if number is not None:  # else an answer to an earlier pull that was given up
             self.counts.wire_bytes += sum(len(frame) for frame in frames)
@@ -261,7 +289,9 @@ class Fetcher:
                     version = latest
                     client.send(GetManifest(version), timeout_s=ANSWER_S)
 
-    def _answer(self, client: Client[FromWeights, ToWeights], what: str) -> tuple[FromWeights, list[memoryview]]:
+    def _answer(
+        self, client: Client[FromWeights, ToWeights], what: str
+    ) -> tuple[FromWeights, list[memoryview]]:
         """Return the next answer; PeerLost where none comes, BadSnapshot where too many led to nothing."""
         if (answer := client.receive_views(ANSWER_S)) is None:
             raise PeerLost(f"no {what} from {self._source.endpoint} for {ANSWER_S:g} s")

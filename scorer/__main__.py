@@ -2,7 +2,9 @@
 
 from prefixrl.common.worker.command import worker_command
 
-main = worker_command("scorer", "Complete and judge prefixes for the run behind CONNECT until it is over.")
+main = worker_command(
+    "scorer", "Complete and judge prefixes for the run behind CONNECT until it is over."
+)
 
 if __name__ == "__main__":
     main()

@@ -113,7 +113,9 @@ class Completions:
                 self._cache.put(found, completion)
         first = set(missing)
         return [
-            written[found] if row in first else replace(asked.known.get(found) or written[found], was_cached=True)
+            written[found]
+            if row in first
+            else replace(asked.known.get(found) or written[found], was_cached=True)
             for row, found in enumerate(asked.keys)
         ]
 

@@ -74,17 +74,33 @@ class DirectScorer(ScorerLoop):
     """A tokenizer and a verifier."""
 
     def __init__(
-        self, config: RunConfig, link: Link, decoder: Decoder, verifier: JudgeThread, digests: ModelDigests,
+        self,
+        config: RunConfig,
+        link: Link,
+        decoder: Decoder,
+        verifier: JudgeThread,
+        digests: ModelDigests,
         scoring: StepScoring | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         section = config.scorer
         assert section.truncated != "extend", "refused with the config"
-        judging = Judging(link, verifier, section, "zero", ProcessReward(scoring, decoder.pieces) if scoring else None)
+        judging = Judging(
+            link,
+            verifier,
+            section,
+            "zero",
+            ProcessReward(scoring, decoder.pieces) if scoring else None,
+        )
         seats = config.verifier_children(len(os.sched_getaffinity(0)))
         ready = Ready(
-            seats=seats, room=min(MOST_ROWS, seats * TEXTS_PER_CHILD), takes_runs=False, digests=digests,
-            version=-1, weights_digest="", engine="verifier",
-        )  # fmt: skip
+            seats=seats,
+            room=min(MOST_ROWS, seats * TEXTS_PER_CHILD),
+            takes_runs=False,
+            digests=digests,
+            version=-1,
+            weights_digest="",
+            engine="verifier",
+        )
         super().__init__(link, judging, ready)
         self._busy = BusySeats(seats, time.monotonic())
         self._decoder = decoder
@@ -95,7 +111,9 @@ class DirectScorer(ScorerLoop):
         for index, row in enumerate(row for group in task.groups for row in group.rows):
             ids = token_ids(row.tokens)
             ids = ids[:-1] if row.finish == "eos" else ids
-            self._judging.take(Answered(task.task, index, self._decoder.text(ids), row.finish, 0, tokens=ids))
+            self._judging.take(
+                Answered(task.task, index, self._decoder.text(ids), row.finish, 0, tokens=ids)
+            )
 
     def _unended(self) -> dict[str, int]:
         return self._judging.unjudged
@@ -109,5 +127,8 @@ class DirectScorer(ScorerLoop):
         vitals.progress = judging.verified
         unjudged = sum(judging.unjudged.values())
         self._busy.note(unjudged, time.monotonic())
-        vitals.busy_row_s, vitals.waiting_rows = self._busy.total_s, max(0, unjudged - self._busy.seats)
+        vitals.busy_row_s, vitals.waiting_rows = (
+            self._busy.total_s,
+            max(0, unjudged - self._busy.seats),
+        )
         vitals.activity, vitals.state = judging.activity, judging.state or "waiting"

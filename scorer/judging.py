@@ -22,7 +22,14 @@ from prefixrl.common.config.worker_sections import ScorerConfig
 from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.prompts.extract import extract_answer
 from prefixrl.common.wire.messages.fields import cut_text, encodable, shared
-from prefixrl.common.wire.messages.groups import UNJUDGED, Fault, Finish, GroupPrefixes, ScoredGroup, TextVerdict
+from prefixrl.common.wire.messages.groups import (
+    UNJUDGED,
+    Fault,
+    Finish,
+    GroupPrefixes,
+    ScoredGroup,
+    TextVerdict,
+)
 from prefixrl.common.wire.messages.worker import Activity, Ready, Scores, ScoreTask
 from prefixrl.common.wire.verdicts import row_verdict
 from prefixrl.common.worker.link import Link
@@ -83,7 +90,13 @@ def failure(reason: str, fault: Fault) -> TextVerdict:
     """Return the verdict `error` on a text that could not be produced."""
     short = cut_text(reason)
     return TextVerdict(
-        reward=0.0, status="error", extracted=short, finish="error", completion_tokens=0, elapsed_ms=0, fault=fault
+        reward=0.0,
+        status="error",
+        extracted=short,
+        finish="error",
+        completion_tokens=0,
+        elapsed_ms=0,
+        fault=fault,
     )
 
 
@@ -99,9 +112,13 @@ class Judging:
     """The open tasks of a scorer, its verifier, and its process reward model if it has one."""
 
     def __init__(
-        self, link: Link, verifier: JudgeThread, section: ScorerConfig, default_cut: Cut,
+        self,
+        link: Link,
+        verifier: JudgeThread,
+        section: ScorerConfig,
+        default_cut: Cut,
         process: ProcessReward | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Judge as the run file's section says; `default_cut` where it does not say `truncated`."""
         cut = section.truncated or default_cut
         self._link = link
@@ -129,7 +146,11 @@ class Judging:
     def state(self) -> str:
         """The work on answers and the faults of the verifier, in words; "" without either."""
         verifying = f"verifying {len(self._verifying)}" if self._verifying else ""
-        scoring = f"scoring steps of {len(self._unscored)} groups" if self._unscored and not verifying else ""
+        scoring = (
+            f"scoring steps of {len(self._unscored)} groups"
+            if self._unscored and not verifying
+            else ""
+        )
         return "; ".join(filter(None, [self._verifier.trouble, verifying, scoring]))
 
     def begin(self, task: ScoreTask, continuations: int = 1) -> None:
@@ -187,10 +208,14 @@ class Judging:
         pieces = None if ids is None else partial(process.pieces, ids)
         return JudgedText(question, answer.text, pieces, entry.verdicts[answer.text_index])
 
-    def _settle(self, answered: Answered, judged: Judgement, elapsed_ms: int = 0, is_scored: bool = False) -> None:
+    def _settle(
+        self, answered: Answered, judged: Judgement, elapsed_ms: int = 0, is_scored: bool = False
+    ) -> None:
         entry = self.open[answered.task]
         keeps_text = self._keeps_text or entry.task.kind == "eval"
-        is_chosen_from = entry.task.kind == "train" or len(entry.groups[answered.text_index].rows) > 1
+        is_chosen_from = (
+            entry.task.kind == "train" or len(entry.groups[answered.text_index].rows) > 1
+        )
         if self._process and is_scored and judged.status not in UNJUDGED and is_chosen_from:
             entry.answers[answered.text_index] = answered
         own = {
@@ -219,14 +244,21 @@ class Judging:
         task, scoring_s = entry.task, time.monotonic() - entry.received_s
         of_texts = [entry.verdicts[index] for index in range(len(entry.groups))]
         each = entry.continuations
-        verdicts = (row_verdict(of_texts[first : first + each]) for first in range(0, len(of_texts), each))
+        verdicts = (
+            row_verdict(of_texts[first : first + each]) for first in range(0, len(of_texts), each)
+        )
         groups = tuple(
             ScoredGroup(
-                prefixes=group, version=task.version, weights_digest=task.weights_digest, scorer=self._link.name,
-                verdicts=tuple(next(verdicts) for _ in group.rows), sampled_s=task.sampled_s, scoring_s=scoring_s,
+                prefixes=group,
+                version=task.version,
+                weights_digest=task.weights_digest,
+                scorer=self._link.name,
+                verdicts=tuple(next(verdicts) for _ in group.rows),
+                sampled_s=task.sampled_s,
+                scoring_s=scoring_s,
             )
             for group in task.groups
-        )  # fmt: skip
+        )
         crash_point("scores.judged")
         self._link.send(Scores(task.task, task.kind, groups))
 
@@ -235,7 +267,9 @@ class ScorerLoop(WorkLoop[ScoreTask]):
     """The work loop of a scorer."""
 
     def __init__(self, link: Link, judging: Judging, ready: Ready) -> None:
-        super().__init__(link, ScoreTask, RowsLeftReport(link, ready.takes_runs, ready.seats, ready.room))
+        super().__init__(
+            link, ScoreTask, RowsLeftReport(link, ready.takes_runs, ready.seats, ready.room)
+        )
         self._judging = judging
         self.ready = ready
 

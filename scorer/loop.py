@@ -78,11 +78,21 @@ class Scorer(ScorerLoop):
     """A target engine and its verifier."""
 
     def __init__(
-        self, config: RunConfig, link: Link, engine: Engine, renderer: Renderer | ByteRenderer, verifier: JudgeThread,
-        digests: ModelDigests, scoring: StepScoring | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        config: RunConfig,
+        link: Link,
+        engine: Engine,
+        renderer: Renderer | ByteRenderer,
+        verifier: JudgeThread,
+        digests: ModelDigests,
+        scoring: StepScoring | None = None,
+    ) -> None:
         judging = Judging(
-            link, verifier, config.scorer, "judge", ProcessReward(scoring, renderer.pieces) if scoring else None
+            link,
+            verifier,
+            config.scorer,
+            "judge",
+            ProcessReward(scoring, renderer.pieces) if scoring else None,
         )
         ready = ready_of(engine, digests, version=-1, weights_digest="")
         super().__init__(link, judging, ready)
@@ -130,7 +140,9 @@ class Scorer(ScorerLoop):
             try:
                 begun += self._begun(group, first, times)
             except ValueError as error:
-                refused |= dict.fromkeys(range(first, after), failure(str(error), "question not rendered"))
+                refused |= dict.fromkeys(
+                    range(first, after), failure(str(error), "question not rendered")
+                )
             else:
                 draws = _draws(group, times, task.sampling.max_new_tokens)
                 uniforms.append(draws)
@@ -143,18 +155,29 @@ class Scorer(ScorerLoop):
 
     def _begun(self, group: GroupPrefixes, first: int, times: int) -> list[_Decoding]:
         """Return a group's texts, from index `first` on; raises ValueError if it cannot be rendered."""
-        prompt = self._renderer.prompt(group.prompt.question, group.prompt.system, group.prompt.earlier)
+        prompt = self._renderer.prompt(
+            group.prompt.question, group.prompt.system, group.prompt.earlier
+        )
         begun: list[_Decoding] = []
         for number, row in enumerate(group.rows):
             prefix, was_text = self._prefix(row)
             is_answered = extract_answer(self._renderer.text(prefix)) is not None
             for each in range(times):
                 index = first + len(begun)
-                begun.append(_Decoding(index, group.seed, number, each, prompt, prefix, was_text, is_answered))
+                begun.append(
+                    _Decoding(
+                        index, group.seed, number, each, prompt, prefix, was_text, is_answered
+                    )
+                )
         return begun
 
     def _submit(
-        self, key: str, texts: list[_Decoding], uniforms: Draws, sampling: Sampling, scripts: list[TokenIds]
+        self,
+        key: str,
+        texts: list[_Decoding],
+        uniforms: Draws,
+        sampling: Sampling,
+        scripts: list[TokenIds],
     ) -> None:
         """Have texts completed; if all completions are cached, judge them at once."""
         self._decoding[key] = texts
@@ -197,28 +220,51 @@ class Scorer(ScorerLoop):
                 cut.append(whole)
             elif done.text is None:
                 # A stop may be no special token.
-                answer = self._renderer.without_stop(whole.answer) if done.finish == "eos" else whole.answer
+                answer = (
+                    self._renderer.without_stop(whole.answer)
+                    if done.finish == "eos"
+                    else whole.answer
+                )
                 self._judge_text(task, whole, answer, done.finish)
             else:
-                self._judge_text(task, whole, self._renderer.text(begun.answer) + done.text, done.finish)
+                self._judge_text(
+                    task, whole, self._renderer.text(begun.answer) + done.text, done.finish
+                )
         if cut:
             self._extend(task, cut)
 
-    def _judge_text(self, task: str, done: _Decoding, answer: TokenIds | str, finish: Finish) -> None:
+    def _judge_text(
+        self, task: str, done: _Decoding, answer: TokenIds | str, finish: Finish
+    ) -> None:
         """Have an answer judged; it is a text where its tokens are not known."""
         ids = None if isinstance(answer, str) else answer
         text = answer if isinstance(answer, str) else self._renderer.text(answer)
         written, was_text, was_cached = done.completed_tokens, done.was_text, done.was_cached
         self._judging.take(
-            Answered(task, done.text_index, text, finish, written, was_text, was_cached, done.is_answered, ids)
+            Answered(
+                task,
+                done.text_index,
+                text,
+                finish,
+                written,
+                was_text,
+                was_cached,
+                done.is_answered,
+                ids,
+            )
         )
 
     def _extend(self, task: str, cut: list[_Decoding]) -> None:
         """Continue texts that the limit cut, once, with draws of their own."""
         limit = self._config.scorer.most_extension_tokens
         names = [_purpose("extension", each.continuation) for each in cut]
-        draws = [row_uniforms(each.seed, name, each.row + 1, limit)[-1] for each, name in zip(cut, names, strict=True)]
-        sampling = msgspec.structs.replace(self._judging.open[task].task.sampling, max_new_tokens=limit)
+        draws = [
+            row_uniforms(each.seed, name, each.row + 1, limit)[-1]
+            for each, name in zip(cut, names, strict=True)
+        ]
+        sampling = msgspec.structs.replace(
+            self._judging.open[task].task.sampling, max_new_tokens=limit
+        )
         scripts = [ByteRenderer().encode("")] * len(cut)
         self._submit(task + EXTENSION, cut, np.stack(draws), sampling, scripts)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from prefixrl.common.config import user_function
+from prefixrl.common.config.foreign import user_function
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.host.hub import model_folder
 from prefixrl.common.host.start_line import start_line
@@ -31,7 +31,9 @@ def load(session: WorkerSession) -> "Scorer | DirectScorer":
     """Return a scorer that the broker knows; raises DataError if a file is missing on this host."""
     prm = session.config.scorer.prm
     if prm is not None and Path(prm.model).is_absolute() and not Path(prm.model).is_dir():
-        raise DataError(f"scorer.prm.model: there is no folder {prm.model} on this host; copy the learner's there")
+        raise DataError(
+            f"scorer.prm.model: there is no folder {prm.model} on this host; copy the learner's there"
+        )
     folder = None if prm is None else model_folder(prm.model)
     digests = scorer_digests(session.config, session.model, folder)
     verifier = _verifier(session, digests)
@@ -39,21 +41,32 @@ def load(session: WorkerSession) -> "Scorer | DirectScorer":
     make = _direct if session.config.mode == "direct" else _with_target
     scorer = make(session, verifier, digests, scoring)
     ready, devices = scorer.ready, {session.config.scorer.device, prm.device if prm else "cpu"}
-    log.info("loaded: %s", start_line("cpu" if devices == {"cpu"} else "cuda", f"{ready.engine} engine", ready.about))
+    log.info(
+        "loaded: %s",
+        start_line("cpu" if devices == {"cpu"} else "cuda", f"{ready.engine} engine", ready.about),
+    )
     scorer.say_ready()
     return scorer
 
 
 def _direct(
-    session: WorkerSession, verifier: JudgeThread, digests: ModelDigests, scoring: StepScoring | None = None
+    session: WorkerSession,
+    verifier: JudgeThread,
+    digests: ModelDigests,
+    scoring: StepScoring | None = None,
 ) -> "DirectScorer":
     from prefixrl.scorer.direct import Decoder, DirectScorer
 
-    return DirectScorer(session.config, session.link, Decoder(session.model), verifier, digests, scoring)
+    return DirectScorer(
+        session.config, session.link, Decoder(session.model), verifier, digests, scoring
+    )
 
 
 def _with_target(
-    session: WorkerSession, verifier: JudgeThread, digests: ModelDigests, scoring: StepScoring | None
+    session: WorkerSession,
+    verifier: JudgeThread,
+    digests: ModelDigests,
+    scoring: StepScoring | None,
 ) -> "Scorer":
     from prefixrl.common.engines.interface.base import Engine
     from prefixrl.common.engines.make import make_engine
@@ -87,11 +100,17 @@ def _verifier(session: WorkerSession, digests: ModelDigests) -> JudgeThread:
     if function_ref is not None:
         path = user_function.file_of(function_ref)
         if not path.is_file():
-            raise DataError(f"reward.function: there is no file {path} on this host; copy the learner's file there")
+            raise DataError(
+                f"reward.function: there is no file {path} on this host; copy the learner's file there"
+            )
         names = session.config.reward.environment
         if missing := [name for name in names if name not in os.environ]:
-            raise ConfigError(f"reward.environment: {', '.join(missing)} is not set where this scorer was started")
-        function = RewardFunction(function_ref, digests.reward_function, names, session.config.reward.weights)
+            raise ConfigError(
+                f"reward.environment: {', '.join(missing)} is not set where this scorer was started"
+            )
+        function = RewardFunction(
+            function_ref, digests.reward_function, names, session.config.reward.weights
+        )
     data = session.config.data
     choices = Choices(section.boxes == "sentence", data.float_tolerance, section.program_packages)
     if function is None and data.runs_programs and (reason := sandbox.probe(choices.packages)):

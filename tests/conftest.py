@@ -17,9 +17,12 @@ from hypothesis import HealthCheck, settings
 
 # No deadline: a busy machine is not a failure. Derandomised: a change is red or green, never both.
 settings.register_profile(
-    "prefixrl", max_examples=int(os.environ.get("PREFIXRL_EXAMPLES", "30")), deadline=None, derandomize=True,
+    "prefixrl",
+    max_examples=int(os.environ.get("PREFIXRL_EXAMPLES", "30")),
+    deadline=None,
+    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
-)  # fmt: skip
+)
 settings.load_profile("prefixrl")
 
 # It lies beside the packages and is not installed: found by its path, so that the root stays off sys.path.
@@ -48,7 +51,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if os.environ.get("PREFIXRL_NO_VLLM") == "1":
-        terminalreporter.write_line("PREFIXRL_NO_VLLM=1: the tests of the vLLM engine were turned off")
+        terminalreporter.write_line(
+            "PREFIXRL_NO_VLLM=1: the tests of the vLLM engine were turned off"
+        )
     figures = [
         text
         for done in terminalreporter.stats.get("passed", [])

@@ -20,12 +20,18 @@ Limit = Part | Literal["window"]
 def usual_iterations(system: System) -> int:
     """Return how many iterations show a system's rates: fewer where a batch has many rows."""
     per_iteration = system.batch_groups * system.rows_per_group
-    return min(MOST_ITERATIONS, max(LEAST_ITERATIONS, 4 * (system.max_staleness + 1), ROWS // per_iteration))
+    return min(
+        MOST_ITERATIONS,
+        max(LEAST_ITERATIONS, 4 * (system.max_staleness + 1), ROWS // per_iteration),
+    )
 
 
 def foresee(system: System, seeds: int = 1, iterations: int = 0) -> Foreseen:
     """Return the means over runs with so many seeds."""
-    runs = [Simulation(system, seed).run(iterations or usual_iterations(system)) for seed in range(seeds)]
+    runs = [
+        Simulation(system, seed).run(iterations or usual_iterations(system))
+        for seed in range(seeds)
+    ]
     return replace(
         runs[0],
         groups_per_s=fmean(run.groups_per_s for run in runs),
@@ -41,7 +47,9 @@ def limit_of(system: System, foreseen: Foreseen | None = None) -> Limit:
     """Return the part of which twice as much raises throughput most."""
     now = foreseen or foresee(system)
     gains: dict[Part, float] = {
-        part: foresee(system.more(part)).groups_per_s / now.groups_per_s for part in PARTS if now.busy[part] > 0
+        part: foresee(system.more(part)).groups_per_s / now.groups_per_s
+        for part in PARTS
+        if now.busy[part] > 0
     }
     best = max(gains, key=lambda part: gains[part])
     return best if gains[best] >= GAIN else "window"

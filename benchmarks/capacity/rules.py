@@ -35,11 +35,17 @@ class GroupRules:
 
     def __init__(self, batch_groups: int, max_staleness: int, is_just_in_time: bool = True) -> None:
         self._window = Window(batch_groups, max_staleness)
-        self.admission = Admission(self._window, "just_in_time" if is_just_in_time else "as_early_as_allowed")
+        self.admission = Admission(
+            self._window, "just_in_time" if is_just_in_time else "as_early_as_allowed"
+        )
 
-    def may_begin(self, version: int, completed: int, counts: Counts, slots: float, rollouts: int) -> bool:
+    def may_begin(
+        self, version: int, completed: int, counts: Counts, slots: float, rollouts: int
+    ) -> bool:
         """Return True if a new group may be sampled, with so many places for groups at scorers."""
-        room = self._window.room(version, completed, counts.accepted, counts.under_way + counts.queued)
+        room = self._window.room(
+            version, completed, counts.accepted, counts.under_way + counts.queued
+        )
         if not room:
             return False
         self.admission.supply = Supply(rollouts, slots)

@@ -87,7 +87,10 @@ class Simulation:
         """Return the time that each part has worked; of workers, the mean over all seats."""
         system = self._system
         rollout_s, scorer_s = (self._seated[each].read_s(self._now_s) for each in (True, False))
-        seats = system.rollouts.count * system.rollouts.seats, system.scorers.count * system.scorers.seats
+        seats = (
+            system.rollouts.count * system.rollouts.seats,
+            system.scorers.count * system.scorers.seats,
+        )
         return {"rollout": rollout_s / seats[0], "scorer": scorer_s / seats[1], **self._spent_s}
 
     def _advance(self, completed: int) -> None:
@@ -201,7 +204,9 @@ class Simulation:
         task.seated_s = self._now_s if task.seated_s is None else task.seated_s
         worker.seated += 1
         self._seated[worker.is_rollout].move(1, self._now_s)
-        self._at(self._now_s + worker.of.row.draw_s(self._draws), lambda: self._end_row(worker, task))
+        self._at(
+            self._now_s + worker.of.row.draw_s(self._draws), lambda: self._end_row(worker, task)
+        )
 
     def _end_row(self, worker: Station, task: Task) -> None:
         worker.seated -= 1
@@ -223,9 +228,13 @@ class Simulation:
             self._look_from(worker, task.judged_s)
 
     def _deliver(self, worker: Station, task: Task) -> None:
-        started_s = task.seated_s if worker.is_rollout and task.seated_s is not None else task.since_s
+        started_s = (
+            task.seated_s if worker.is_rollout and task.seated_s is not None else task.since_s
+        )
         took_s = self._now_s - started_s
-        self._post(lambda: self._take(worker, task.version, took_s), self._system.broker.group_s / 2)
+        self._post(
+            lambda: self._take(worker, task.version, took_s), self._system.broker.group_s / 2
+        )
 
     def _take(self, worker: Station, version: int, took_s: float) -> None:
         """Have the broker take a result."""
@@ -313,8 +322,14 @@ class Simulation:
             self._is_short = counts.scored.total() < system.batch_groups
             return
         self._waited_s += self._now_s - self._asked_s
-        self._asks, counts.scored, counts.batched = False, counts.scored - taken, system.batch_groups
-        self._ages.append(Counter({self._completed - version: groups for version, groups in taken.items()}))
+        self._asks, counts.scored, counts.batched = (
+            False,
+            counts.scored - taken,
+            system.batch_groups,
+        )
+        self._ages.append(
+            Counter({self._completed - version: groups for version, groups in taken.items()})
+        )
         self._at(self._now_s + system.learner_s, self._trained)
 
     def _trained(self) -> None:
@@ -333,6 +348,11 @@ class Simulation:
         self._completed += 1
         self._counts.batched = 0
         if self._done_s is not None:
-            states = {"sampling": self._counts.ahead.total(), "scoring": self._counts.scoring.total()}
-            self._rules.admission.finish_iteration(self._now_s - self._done_s, self._short_s, states, None)
+            states = {
+                "sampling": self._counts.ahead.total(),
+                "scoring": self._counts.scoring.total(),
+            }
+            self._rules.admission.finish_iteration(
+                self._now_s - self._done_s, self._short_s, states, None
+            )
         self._done_s, self._short_s = self._now_s, 0.0

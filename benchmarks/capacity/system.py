@@ -116,11 +116,17 @@ class System:
         weights, broker = self.weights, self.broker
         match part:
             case "rollout":
-                return replace(self, rollouts=replace(self.rollouts, count=round(factor * self.rollouts.count)))
+                return replace(
+                    self, rollouts=replace(self.rollouts, count=round(factor * self.rollouts.count))
+                )
             case "scorer":
-                return replace(self, scorers=replace(self.scorers, count=round(factor * self.scorers.count)))
+                return replace(
+                    self, scorers=replace(self.scorers, count=round(factor * self.scorers.count))
+                )
             case "learner":
-                return replace(self, learner_s=self.learner_s / factor, publish_s=self.publish_s / factor)
+                return replace(
+                    self, learner_s=self.learner_s / factor, publish_s=self.publish_s / factor
+                )
             case "broker":
                 costs = BrokerCosts(group_s=broker.group_s / factor, turn_s=broker.turn_s / factor)
                 return replace(self, broker=costs)
@@ -140,7 +146,14 @@ class System:
         """
         rows = self.batch_groups * self.rows_per_group
         least_seats = min(self.rollouts.seats, self.scorers.seats)
-        factor = max(1, min(rows // most_rows, least_seats // self.rows_per_group, self.batch_groups // LEAST_GROUPS))
+        factor = max(
+            1,
+            min(
+                rows // most_rows,
+                least_seats // self.rows_per_group,
+                self.batch_groups // LEAST_GROUPS,
+            ),
+        )
         if factor == 1:
             return self
         return replace(

@@ -49,12 +49,16 @@ def _times(factor: int) -> Callable[[int], int]:
 
 def _units(given: str, wanted: str, factor: int, word: str) -> Kind:
     return Kind(
-        (f"How much is {{}} {given} in {wanted}?",), f"One makes {word}, so multiply by {word}.", _times(factor)
+        (f"How much is {{}} {given} in {wanted}?",),
+        f"One makes {word}, so multiply by {word}.",
+        _times(factor),
     )
 
 
 def _legs(animals: tuple[str, str], legs: int, opening: str) -> Kind:
-    return Kind(tuple(f"How many legs do {{}} {each} have?" for each in animals), opening, _times(legs))
+    return Kind(
+        tuple(f"How many legs do {{}} {each} have?" for each in animals), opening, _times(legs)
+    )
 
 
 UNITS = (
@@ -74,21 +78,43 @@ LEGS = (
     _legs(("woodlice", "gribbles"), 14, "Seven pairs make fourteen legs."),
 )
 SHAPES = (
-    Kind(("A square has a side of {}: how long is its border?",), "Add up all four sides.", _times(4)),
-    Kind(("A triangle with equal sides of {}: how long is its border?",), "Three sides go once around.", _times(3)),
-    Kind(("A hexagon has a side of {}: how long is its border?",), "Go around six corners.", _times(6)),
-    Kind(("A square has a side of {}: how large is its area?",), "The side times itself.", lambda side: side * side),
     Kind(
-        ("A cube has an edge of {}: how large is its surface?",), "Six squares cover it.", lambda side: 6 * side * side
+        ("A square has a side of {}: how long is its border?",), "Add up all four sides.", _times(4)
     ),
-    Kind(("A cube has an edge of {}: how long are its edges together?",), "Twelve edges are one frame.", _times(12)),
+    Kind(
+        ("A triangle with equal sides of {}: how long is its border?",),
+        "Three sides go once around.",
+        _times(3),
+    ),
+    Kind(
+        ("A hexagon has a side of {}: how long is its border?",),
+        "Go around six corners.",
+        _times(6),
+    ),
+    Kind(
+        ("A square has a side of {}: how large is its area?",),
+        "The side times itself.",
+        lambda side: side * side,
+    ),
+    Kind(
+        ("A cube has an edge of {}: how large is its surface?",),
+        "Six squares cover it.",
+        lambda side: 6 * side * side,
+    ),
+    Kind(
+        ("A cube has an edge of {}: how long are its edges together?",),
+        "Twelve edges are one frame.",
+        _times(12),
+    ),
 )
 TASKS = {"units": UNITS, "legs": LEGS, "shapes": SHAPES}
 
 
 def problems(task: str) -> list[Problem]:
     """Every problem of a task."""
-    return [Problem(kind, number) for number in range(LEAST, MOST[task] + 1) for kind in TASKS[task]]
+    return [
+        Problem(kind, number) for number in range(LEAST, MOST[task] + 1) for kind in TASKS[task]
+    ]
 
 
 def write_problems(task: str, folder: Path, seed: int) -> None:
@@ -98,7 +124,13 @@ def write_problems(task: str, folder: Path, seed: int) -> None:
     held_out = len(rows) // 4
     for name, its in (("heldout", rows[:held_out]), ("train", rows[held_out:])):
         lines = (
-            {"id": f"{name}-{place:03d}", "question": row.question, "answer": str(row.kind.result(row.number))}
+            {
+                "id": f"{name}-{place:03d}",
+                "question": row.question,
+                "answer": str(row.kind.result(row.number)),
+            }
             for place, row in enumerate(its)
         )
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
+        )

@@ -45,8 +45,15 @@ def build(task: str, out: Path, seed: int = 0) -> None:
     ):
         tokenizer = pieces(task, size, with_numbers=name == "target")
         model = _target(task, tokenizer) if name == "target" else _adapter(task, tokenizer)
-        print(f"{task}, {name}: {sum(each.numel() for each in model.parameters()) / 1e6:.2f} M parameters", flush=True)
-        train(model, _lessons(task, tokenizer, random.Random(f"{seed} {name}"), is_whole=name == "target"), steps)
+        print(
+            f"{task}, {name}: {sum(each.numel() for each in model.parameters()) / 1e6:.2f} M parameters",
+            flush=True,
+        )
+        train(
+            model,
+            _lessons(task, tokenizer, random.Random(f"{seed} {name}"), is_whole=name == "target"),
+            steps,
+        )
         model.generation_config = GenerationConfig(
             eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
         )
@@ -63,7 +70,9 @@ def pieces(task: str, size: int, *, with_numbers: bool) -> PreTrainedTokenizerFa
         vocab_size=size, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
     )
     rows, kinds = problems(task), TASKS[task]
-    answers = (row.answered(kind) if with_numbers else kind.opening for row in rows for kind in kinds)
+    answers = (
+        row.answered(kind) if with_numbers else kind.opening for row in rows for kind in kinds
+    )
     tokenizer.train_from_iterator([*(row.question for row in rows), *answers], trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -92,7 +101,9 @@ def _adapter(task: str, tokenizer: PreTrainedTokenizerFast) -> LanguageModel:
     """A model of about 0.13 M: Qwen2, Llama or GPT-2 by the task."""
     common = _common(tokenizer)
     if task == "shapes":
-        return GPT2LMHeadModel(GPT2Config(**common, n_positions=128, n_embd=64, n_layer=2, n_head=2))
+        return GPT2LMHeadModel(
+            GPT2Config(**common, n_positions=128, n_embd=64, n_layer=2, n_head=2)
+        )
     sizes: dict[str, Any] = {
         "hidden_size": 64,
         "intermediate_size": 192,
@@ -106,12 +117,19 @@ def _adapter(task: str, tokenizer: PreTrainedTokenizerFast) -> LanguageModel:
 
 def _common(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
     return {
-        "vocab_size": len(tokenizer), "max_position_embeddings": 128, "tie_word_embeddings": True, "dtype": "float32",
-        "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id,
-    }  # fmt: skip
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": True,
+        "dtype": "float32",
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
 
 
-def _lessons(task: str, tokenizer: PreTrainedTokenizerFast, rng: random.Random, *, is_whole: bool) -> Iterator[Batch]:
+def _lessons(
+    task: str, tokenizer: PreTrainedTokenizerFast, rng: random.Random, *, is_whole: bool
+) -> Iterator[Batch]:
     """Endless batches of (ids, labels), both (rows, tokens) int64, padded on the right; labels are the answers'."""
     rows, kinds = problems(task), TASKS[task]
     while True:
@@ -119,7 +137,9 @@ def _lessons(task: str, tokenizer: PreTrainedTokenizerFast, rng: random.Random, 
             f"{USER}{row.question}{ASSISTANT}{_answer(row, rng.choice(kinds), is_whole)}{EOS}"
             for row in rng.choices(rows, k=BATCH_ROWS)
         ]
-        ids = tokenizer(texts, padding=True, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        ids = tokenizer(texts, padding=True, return_tensors="pt", add_special_tokens=False)[
+            "input_ids"
+        ]
         begins = ids == tokenizer.convert_tokens_to_ids(ASSISTANT)
         is_answer = (begins.cumsum(dim=1) > 0) & ~begins & (ids != tokenizer.pad_token_id)
         yield ids, torch.where(is_answer, ids, IGNORED)

@@ -82,7 +82,9 @@ class Outcome(msgspec.Struct, frozen=True):
     def final(self) -> float:
         """Mean held-out reward over the last quarter of the versions."""
         end = self.heldout[-1][0]
-        return statistics.fmean(reward for version, reward in self.heldout if 4 * version >= 3 * end)
+        return statistics.fmean(
+            reward for version, reward in self.heldout if 4 * version >= 3 * end
+        )
 
     @property
     def least_ess(self) -> float:
@@ -112,7 +114,9 @@ def config_of(run_file: Path, setting: Setting, seed: int, size: Size) -> RunCon
 def run_arm(name: str, setting: Setting, config: RunConfig, size: Size, target: Target) -> Outcome:
     """Train once, evaluating on the way."""
     started_s = time.monotonic()
-    heldout = [each.prompt() for each in load_problems(config.data.eval, config.data)][: size.heldout]
+    heldout = [each.prompt() for each in load_problems(config.data.eval, config.data)][
+        : size.heldout
+    ]
     iterate, mean_reward = (_plain if setting.is_plain else _product)(config, heldout, target)
     rewards, seen = [], []
     for version in range(size.iterations):
@@ -151,7 +155,9 @@ def _product(config: RunConfig, heldout: Sequence[Prompt], target: Target) -> Pa
         run.fill()
         trained = run.train()
         due = min(trained.data.iteration, config.algorithm.max_staleness)
-        assert set(trained.ages) == {due}, f"ages {trained.ages} in iteration {trained.data.iteration}"
+        assert set(trained.ages) == {due}, (
+            f"ages {trained.ages} in iteration {trained.data.iteration}"
+        )
         written = Counter(sample.tokens.tobytes() for sample in trained.data.samples.values())
         top, means = written.most_common(1)[0][1] / written.total(), trained.metrics.means
         return Iteration(means["reward"], means["entropy"], means["importance_ess_fraction"], top)
@@ -161,7 +167,9 @@ def _product(config: RunConfig, heldout: Sequence[Prompt], target: Target) -> Pa
 
 def _plain(config: RunConfig, heldout: Sequence[Prompt], target: Target) -> Parts:
     loop, feed = plain_loop(config, heldout, target)
-    return lambda: Iteration(**loop.iterate(feed())), lambda: loop.mean_reward([each.question for each in heldout], 0)
+    return lambda: Iteration(**loop.iterate(feed())), lambda: loop.mean_reward(
+        [each.question for each in heldout], 0
+    )
 
 
 def plain_loop(

@@ -10,7 +10,6 @@ worker_sections.py  `[rollout]`, `[scorer]`, `[launch]`, `[simulated]` and `[slu
 learner.py          `[learner]` and `[log]`: optimisers, precision, memory, deadlines; trackers
 catalogue.py        all keys with their values, defaults and sentences; names of the same settings elsewhere
 load.py             reading a run file, settings over it, explained errors, absolute paths
-foreign.py          files that others wrote: every fault is a sentence with the path
+foreign/            work of others: files, functions of the user's own, packages that add members
 tables/             published problem sets, names of settings elsewhere, keys without effect, words of refusals
-user_function.py    functions of the user's own, named `file.py:name`
 """

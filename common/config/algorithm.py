@@ -145,22 +145,32 @@ class AlgorithmConfig(bounds.Section):
         if self.kl_estimator not in allowed:
             raise self.conflict("biased_kl", allowed=" or ".join(allowed))
         self.refuse_without_effect("algorithm.name", "algorithm.correction", info=info)
-        if self.loss_function is not None and (found := [key for key in OF_THE_SURROGATE if self.is_given(key, info)]):
+        if self.loss_function is not None and (
+            found := [key for key in OF_THE_SURROGATE if self.is_given(key, info)]
+        ):
             condition = bounds.assigned("loss_function", self.loss_function)
             reason = "the function is the whole surrogate"
             raise ValueError("\n    ".join(self.no_effect(key, condition, reason) for key in found))
         if not self.is_whitened and self.is_given("whiten_floor", info):
             condition = f"{bounds.assigned('name', self.name)}{' and whiten = false' if self.whiten is False else ''}"
-            raise ValueError(self.no_effect("whiten_floor", condition, "advantages are not whitened"))
+            raise ValueError(
+                self.no_effect("whiten_floor", condition, "advantages are not whitened")
+            )
         if self.count_masked and self.mask_token_band is None and self.mask_sequence_band is None:
             raise ValueError(
-                self.no_effect("count_masked", "no mask_token_band or mask_sequence_band", "nothing is masked")
+                self.no_effect(
+                    "count_masked", "no mask_token_band or mask_sequence_band", "nothing is masked"
+                )
             )
         if self.is_given("min_ess", info) and self.max_staleness == 0:
-            raise ValueError(self.no_effect("min_ess", "max_staleness = 0", "no sample is ever old"))
+            raise ValueError(
+                self.no_effect("min_ess", "max_staleness = 0", "no sample is ever old")
+            )
         if self.is_given("min_ess", info) and self.admission != "just_in_time":
             reason = "all that the window allows is begun anyway"
-            raise ValueError(self.no_effect("min_ess", bounds.assigned("admission", self.admission), reason))
+            raise ValueError(
+                self.no_effect("min_ess", bounds.assigned("admission", self.admission), reason)
+            )
 
     def _check_pairs(self, info: ValidationInfo) -> None:
         for key in ("mask_token_band", "mask_sequence_band"):
@@ -181,13 +191,17 @@ class AlgorithmConfig(bounds.Section):
         self.refuse_if(
             no_later_step=self.kl_limit is not None and self.minibatches * self.ppo_epochs == 1,
             two_baselines=self.advantage_function is not None and self.zscore == "buffer",
-            alone_in_its_group=self.samples_per_prompt == 1 and is_compared and self.zscore == "group",
+            alone_in_its_group=self.samples_per_prompt == 1
+            and is_compared
+            and self.zscore == "group",
         )
 
     def minibatches_of(self, rows: int) -> int:
         """Return the minibatches of a batch: fewer, in proportion, where it has fewer rows than all."""
         full = self.groups_per_iteration * self.samples_per_prompt
-        return max(1, min(self.minibatches, rows, (2 * self.minibatches * rows + full) // (2 * full)))
+        return max(
+            1, min(self.minibatches, rows, (2 * self.minibatches * rows + full) // (2 * full))
+        )
 
 
 ROUNDING = 1e-9

@@ -5,13 +5,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from prefixrl.common.config.foreign import read_toml
+from prefixrl.common.config.foreign.files import read_toml
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.section import toml
 
 _NAMES = read_toml(Path(__file__).parent / "tables" / "names.toml", "the table of names")
 SYNONYMS, ABSENT = (
-    {name: told for told, names in _NAMES[table].items() for name in names.split()} for table in ("keys", "absent")
+    {name: told for told, names in _NAMES[table].items() for name in names.split()}
+    for table in ("keys", "absent")
 )
 """By the name of a setting elsewhere (OpenRLHF 0.6.1, verl, TRL, prime-rl, PRIME, OpenR), with or without its section
 there: the key here; or, where there is none, the reason."""
@@ -87,7 +88,9 @@ def _values(field: dict[str, Any], definitions: dict[str, Any]) -> Iterator[str]
     elif field.get("type") == "object":
         yield "table"
     elif field.get("type") in _KINDS:
-        bounds = " and ".join(f"{sign} {field[name]:g}" for name, sign in _BOUNDS.items() if name in field)
+        bounds = " and ".join(
+            f"{sign} {field[name]:g}" for name, sign in _BOUNDS.items() if name in field
+        )
         yield f"{_KINDS[field['type']]} {bounds}".rstrip()
 
 

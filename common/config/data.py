@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from prefixrl.common.config.foreign import read_toml
+from prefixrl.common.config.foreign.files import read_toml
 from prefixrl.common.config.section import Positive, PositiveFloat, Section
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.wire.messages.groups import CodeMode
@@ -22,7 +22,9 @@ Column = tuple[str, Reading]
 BOXED = "\n\nThink step by step, and write the final answer in \\boxed{}."
 """Suffix of questions that do not state the form of the answer."""
 
-_PROBLEM: tuple[Column, ...] = tuple((name, "as_it_is") for name in ("problem", "question", "Problem", "Question"))
+_PROBLEM: tuple[Column, ...] = tuple(
+    (name, "as_it_is") for name in ("problem", "question", "Problem", "Question")
+)
 _ANSWER: tuple[Column, ...] = (
     ("answer", "as_it_is"),
     ("Answer", "as_it_is"),
@@ -72,7 +74,9 @@ class ProblemSet:
     """Column and value of the rows that are judged by running tests; all other rows are mathematics."""
 
 
-_TABLE = read_toml(Path(__file__).parent / "tables" / "problem_sets.toml", "the table of problem sets")
+_TABLE = read_toml(
+    Path(__file__).parent / "tables" / "problem_sets.toml", "the table of problem sets"
+)
 PROBLEM_SETS = msgspec.convert(_TABLE, dict[str, ProblemSet])
 """Problem sets by the name used in a run file."""
 
@@ -110,7 +114,9 @@ class Source(Section):
     `eval` its test split)."""
     where: dict[str, Annotated[tuple[str | int, ...], Field(strict=False)]] = Field(default={})
     """Only rows with one of these values in these columns: where = { level = [3, 4, 5] }."""
-    without: Annotated[tuple[Annotated["Source", BeforeValidator(_as_table)], ...], Field(strict=False)] = ()
+    without: Annotated[
+        tuple[Annotated["Source", BeforeValidator(_as_table)], ...], Field(strict=False)
+    ] = ()
     """Sources whose questions are left out of this one."""
     weight: PositiveFloat | None = None
     """Share of the training prompts, relative to other weights; without any all problems are equally frequent."""
@@ -135,7 +141,9 @@ class Source(Section):
 
     def _check_place(self, info: ValidationInfo) -> None:
         if self.name is None and self.path is None:
-            raise ValueError("name and path are missing; give a problem set, or a file, a folder or hf:OWNER/NAME")
+            raise ValueError(
+                "name and path are missing; give a problem set, or a file, a folder or hf:OWNER/NAME"
+            )
         _check_question(self)
         if self.name is not None and self.name not in PROBLEM_SETS:
             raise self.conflict("unknown_set", known=", ".join(PROBLEM_SETS))
@@ -149,9 +157,18 @@ class Source(Section):
     def published(self) -> int | None:
         """The published number of its problems; None where the user chooses others, or none is known."""
         known = self.problem_set
-        if known is None or self.where or self.subset or tuple(each.name for each in self.without) != known.without:
+        if (
+            known is None
+            or self.where
+            or self.subset
+            or tuple(each.name for each in self.without) != known.without
+        ):
             return None
-        counts = {None: known.problems, known.split: known.problems, known.eval_split: known.eval_problems}
+        counts = {
+            None: known.problems,
+            known.split: known.problems,
+            known.eval_split: known.eval_problems,
+        }
         return counts.get(self.split) or None
 
     @property
@@ -174,7 +191,9 @@ class Source(Section):
 class DataConfig(Section):
     """Problems to train and evaluate on."""
 
-    train: Annotated[tuple[Source, ...], BeforeValidator(_as_tables), Field(strict=False, min_length=1)]
+    train: Annotated[
+        tuple[Source, ...], BeforeValidator(_as_tables), Field(strict=False, min_length=1)
+    ]
     """Training problems: the name of a problem set, a file, a folder, hf:OWNER/NAME, a table of keys, or a list."""
     eval: Annotated[tuple[Source, ...], BeforeValidator(_as_tables), Field(strict=False)] = ()
     """Held-out problems, given like `train`."""
@@ -217,14 +236,18 @@ class DataConfig(Section):
     def _are_known(cls, paths: dict[str, str]) -> dict[str, str]:
         unknown = [name for name in paths if name not in PROBLEM_SETS]
         if unknown:
-            raise ValueError(f"{', '.join(unknown)}: not a problem set; known ones: {', '.join(PROBLEM_SETS)}")
+            raise ValueError(
+                f"{', '.join(unknown)}: not a problem set; known ones: {', '.join(PROBLEM_SETS)}"
+            )
         return paths
 
     def _check_weights(self, info: ValidationInfo) -> None:
         _check_question(self)
         given = [source.weight for source in self.train]
         if None in given and any(given):
-            raise ValueError(f"train has weights {given}: give a weight to every source, or to none")
+            raise ValueError(
+                f"train has weights {given}: give a weight to every source, or to none"
+            )
 
     @property
     def runs_programs(self) -> bool:
@@ -246,7 +269,10 @@ class DataConfig(Section):
 def _check_question(section: Source | DataConfig) -> None:
     if (template := section.question_template) is not None:
         without_column = not ASKED_COLUMN.search(template)
-        section.refuse_if(template_without_column=without_column, two_questions=section.question_column is not None)
+        section.refuse_if(
+            template_without_column=without_column,
+            two_questions=section.question_column is not None,
+        )
 
 
 def resolve(data: DataConfig, base: Path) -> DataConfig:
@@ -265,7 +291,9 @@ def resolve(data: DataConfig, base: Path) -> DataConfig:
             raise ConfigError(
                 f'{key} = {name!r}: no copy is known on the hub; give its path ([data.paths] {name} = "…")'
             )
-        without = source.without or (tuple(Source(name=name) for name in known.without) if known else ())
+        without = source.without or (
+            tuple(Source(name=name) for name in known.without) if known else ()
+        )
         left_out = tuple(resolved(each, f"{key}.without") for each in without)
         is_held_out = key.startswith("data.eval") and ".without" not in key
         split = source.split or (known.eval_split if known and is_held_out else "") or None

@@ -4,7 +4,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo
 
-from prefixrl.common.config.section import Fraction, NonNegativeFloat, Positive, PositiveFloat, Section
+from prefixrl.common.config.section import (
+    Fraction,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Section,
+)
 
 LOW_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM keeps room for."""
@@ -27,7 +33,11 @@ class LoraConfig(Section):
 
     def objection_of_vllm(self) -> str | None:
         """Return why vLLM cannot take the matrices, and the remedy; None if it can."""
-        heads = [name for name in self.target_modules if name.rpartition(".")[2] in ("lm_head", "embed_tokens")]
+        heads = [
+            name
+            for name in self.target_modules
+            if name.rpartition(".")[2] in ("lm_head", "embed_tokens")
+        ]
         if self.publish == "merged" or not (heads or self.rank > LOW_RANKS[-1]):
             return None
         given = f"target_modules = {heads}" if heads else f"rank = {self.rank}"
@@ -96,8 +106,12 @@ class LearnerConfig(Section):
     def _check_sharing(self, info: ValidationInfo) -> None:
         takes_no_mask = self.attn_implementation in ("varlen", "flash_attention_2")
         if self.shared_prompts and (self.packed or takes_no_mask):
-            raise self.conflict("prompts_of_packed_rows", key="packed" if self.packed else "attn_implementation")
-        self.refuse_if(varlen_unpacked=self.packed is False and self.attn_implementation == "varlen")
+            raise self.conflict(
+                "prompts_of_packed_rows", key="packed" if self.packed else "attn_implementation"
+            )
+        self.refuse_if(
+            varlen_unpacked=self.packed is False and self.attn_implementation == "varlen"
+        )
 
 
 class WandbConfig(Section):

@@ -14,10 +14,11 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from prefixrl.common.config import catalogue, user_function
+from prefixrl.common.config import catalogue
 from prefixrl.common.config.catalogue import ABSENT, SYNONYMS
 from prefixrl.common.config.data import resolve
-from prefixrl.common.config.foreign import explained, read_bytes, read_toml
+from prefixrl.common.config.foreign import user_function
+from prefixrl.common.config.foreign.files import explained, read_bytes, read_toml
 from prefixrl.common.config.prompting import GGUF, AnyModel, checkpoint_of, with_texts
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.section import FROM_RUN_FILE
@@ -39,7 +40,10 @@ def load(path: str | Path, settings: tuple[str, ...] = ()) -> RunConfig:
         )
     if path.name == CONFIG_FILE:
         return changed(from_json(read_bytes(path, "the run file"), str(path)), settings, "--set")
-    document, where = read_toml(path, "the run file"), f"{path} with --set" if settings else str(path)
+    document, where = (
+        read_toml(path, "the run file"),
+        f"{path} with --set" if settings else str(path),
+    )
     with explained(f"{where}: a path in it cannot be used"):
         return _resolve_paths(_validate(document, settings, where), path.resolve().parent)
 
@@ -87,7 +91,9 @@ def from_json(text: str | bytes, where: str = "the broker's config") -> RunConfi
 def _apply(document: dict[str, Any], setting: str) -> None:
     key, separator, text = setting.partition("=")
     if not separator or not key.strip():
-        raise ConfigError(f"--set {setting!r} is not KEY=VALUE, for example --set algorithm.kl=1e-3")
+        raise ConfigError(
+            f"--set {setting!r} is not KEY=VALUE, for example --set algorithm.kl=1e-3"
+        )
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
@@ -102,7 +108,9 @@ def _apply(document: dict[str, Any], setting: str) -> None:
     if text.strip() != "null":
         document[last] = value
     elif document.pop(last, None) is None:
-        raise ConfigError(f"--set {setting!r}: null takes a key out of the run file, which has no {key.strip()}")
+        raise ConfigError(
+            f"--set {setting!r}: null takes a key out of the run file, which has no {key.strip()}"
+        )
 
 
 def _validate(document: dict[str, Any], settings: tuple[str, ...], where: str) -> RunConfig:
@@ -115,7 +123,10 @@ def _validate(document: dict[str, Any], settings: tuple[str, ...], where: str) -
 
 
 def _explained(error: ValidationError) -> str:
-    lines = [_explain(each["loc"], each["type"], each["msg"], each.get("input")) for each in error.errors()]
+    lines = [
+        _explain(each["loc"], each["type"], each["msg"], each.get("input"))
+        for each in error.errors()
+    ]
     return f"{len(lines)} problem{'s' if len(lines) > 1 else ''}\n" + "\n".join(lines)
 
 
@@ -150,7 +161,9 @@ def _known_keys(loc: tuple[int | str, ...]) -> list[str]:
     for part in (each for each in loc if isinstance(each, str)):  # the others are indices of lists
         annotation = model.model_fields[part].annotation if part in model.model_fields else None
         candidates = get_args(annotation) if get_origin(annotation) else (annotation,)
-        models = [item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)]
+        models = [
+            item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)
+        ]
         if not models:
             return []
         model = models[0]
@@ -160,13 +173,19 @@ def _known_keys(loc: tuple[int | str, ...]) -> list[str]:
 def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
 
     def model(section: str, asked: AnyModel) -> AnyModel:
-        return with_texts(asked.model_copy(update={"model": folder(f"{section}.model", asked.model)}), section, base)
+        return with_texts(
+            asked.model_copy(update={"model": folder(f"{section}.model", asked.model)}),
+            section,
+            base,
+        )
 
     def folder(key: str, name: str) -> str:
         local = base / os.path.expanduser(name)
         if local.exists():
             if local.is_file():
-                raise ConfigError(f"{key} = {name!r}: {local} is a file; give a Hugging Face folder{GGUF}")
+                raise ConfigError(
+                    f"{key} = {name!r}: {local} is a file; give a Hugging Face folder{GGUF}"
+                )
             return str(local.resolve())
         if name.startswith((".", "/", "~")) or name.count("/") != 1:
             raise ConfigError(
@@ -189,20 +208,35 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
     reward = config.implicit_reward
     if reward is not None:
         named = {"model": reward.model, "reference_model": reward.reference_model}
-        found = {key: folder(f"implicit_reward.{key}", name) for key, name in named.items() if name is not None}
+        found = {
+            key: folder(f"implicit_reward.{key}", name)
+            for key, name in named.items()
+            if name is not None
+        }
         reward = reward.model_copy(update=found)
     data = config.data
     if config.reward.is_own and data.answer_reading is None:
-        data = data.model_copy(update={"answer_reading": "as_it_is"})  # the function reads golds in its own way
-    directory, adapter = Path(os.path.expanduser(config.directory)).resolve(), model("adapter", config.adapter)
+        data = data.model_copy(
+            update={"answer_reading": "as_it_is"}
+        )  # the function reads golds in its own way
+    directory, adapter = (
+        Path(os.path.expanduser(config.directory)).resolve(),
+        model("adapter", config.adapter),
+    )
     directory.exists()  # raises where no file system takes such a path
     if adapter.init_from is not None:
-        adapter = adapter.model_copy(update={"init_from": checkpoint_of(adapter.init_from, base, directory)})
+        adapter = adapter.model_copy(
+            update={"init_from": checkpoint_of(adapter.init_from, base, directory)}
+        )
     resolved = {
-        "directory": str(directory), "adapter": adapter, "target": config.target and model("target", config.target),
-        "data": resolve(data, base), "scorer": scorer, "implicit_reward": reward,
+        "directory": str(directory),
+        "adapter": adapter,
+        "target": config.target and model("target", config.target),
+        "data": resolve(data, base),
+        "scorer": scorer,
+        "implicit_reward": reward,
         "checkpoint": config.checkpoint.model_copy(update={"upload": upload}),
         "reward": config.reward.model_copy(update={"function": function("reward.function")}),
         "algorithm": config.algorithm.model_copy(update=own),
-    }  # fmt: skip
+    }
     return config.model_copy(update=resolved)

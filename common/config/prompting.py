@@ -45,7 +45,9 @@ class ModelConfig(Section):
 
     def _check_templates(self, info: ValidationInfo) -> None:
         if self.chat_template is False:
-            for key in filter(lambda each: self.is_given(each, info), ("system", "template_options")):
+            for key in filter(
+                lambda each: self.is_given(each, info), ("system", "template_options")
+            ):
                 reason = "there is no chat template that could use it"
                 raise ValueError(self.no_effect(key, "chat_template = false", reason))
         for key in ("chat_template", "prompt_template"):
@@ -53,7 +55,9 @@ class ModelConfig(Section):
                 raise self.conflict("empty_template", key=key)
         taken = sorted(RESERVED & self.template_options.keys())
         if taken:
-            raise ValueError(f"template_options sets {', '.join(taken)}: this software sets them itself; leave it out")
+            raise ValueError(
+                f"template_options sets {', '.join(taken)}: this software sets them itself; leave it out"
+            )
 
 
 class AdapterConfig(ModelConfig):
@@ -94,7 +98,8 @@ def with_texts(asked: AnyModel, section: str, base: Path) -> AnyModel:
     chat, prompt = asked.chat_template, asked.prompt_template
     found = {
         "chat_template": _text(f"{section}.chat_template", chat, base) if chat else chat,
-        "prompt_template": prompt and _text(f"{section}.prompt_template", prompt, base).replace("{question}", PROBLEM),
+        "prompt_template": prompt
+        and _text(f"{section}.prompt_template", prompt, base).replace("{question}", PROBLEM),
     }
     if found["prompt_template"] and PROBLEM not in found["prompt_template"]:
         raise ConfigError(

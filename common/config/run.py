@@ -11,7 +11,14 @@ from prefixrl.common.config.algorithm import AlgorithmConfig, FilterConfig
 from prefixrl.common.config.data import DataConfig
 from prefixrl.common.config.learner import LearnerConfig, LogConfig
 from prefixrl.common.config.prompting import AdapterConfig, ModelConfig
-from prefixrl.common.config.section import Fraction, Mode, NonNegative, Positive, PositiveFloat, Section
+from prefixrl.common.config.section import (
+    Fraction,
+    Mode,
+    NonNegative,
+    Positive,
+    PositiveFloat,
+    Section,
+)
 from prefixrl.common.config.step_rewards import ImplicitRewardConfig
 from prefixrl.common.wire.messages.groups import Sampling
 
@@ -109,7 +116,9 @@ class RewardConfig(worker_sections.ServerConfig):
     function: str | None = None
     """`file.py:name` of (question, text, gold) -> reward in [0, 1], called instead of the verifier, or after it; or of
     -> a dict with `reward` and other numbers, which are logged as parts."""
-    environment: Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], ...], Field(strict=False)] = ()
+    environment: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], ...], Field(strict=False)
+    ] = ()
     """Names of variables of the scorer's host that the function finds in its environment; else it has only PATH and
     its like."""
     weights: dict[str, float] = Field(default_factory=dict)
@@ -132,7 +141,10 @@ class RewardConfig(worker_sections.ServerConfig):
         return self.function is not None or self.url is not None
 
     def _check_keys(self, info: ValidationInfo) -> None:
-        self.refuse_if(two_rewards=self.function and self.url, weights_of_nothing=self.weights and not self.is_own)
+        self.refuse_if(
+            two_rewards=self.function and self.url,
+            weights_of_nothing=self.weights and not self.is_own,
+        )
         for key in ("rows", "requests", "request_s", "patience_s", "key_variable"):
             if self.url is None and self.is_given(key, info):
                 raise ValueError(self.no_effect(key, "url absent", "no server is asked"))
@@ -205,14 +217,18 @@ class RunConfig(Section):
         if self.algorithm.minibatches > rows:
             raise self.conflict("more_minibatches_than_rows", rows=rows)
         if not self.reward.is_own and not self.data.has_fractions:
-            self.filter.check_reachable(self.algorithm.samples_per_prompt, self.scorer.continuations)
+            self.filter.check_reachable(
+                self.algorithm.samples_per_prompt, self.scorer.continuations
+            )
 
     @model_validator(mode="before")
     @classmethod
     def _prime(cls, given: Any) -> Any:
         algorithm = given.get("algorithm") if isinstance(given, dict) else None
         is_prime = isinstance(algorithm, dict) and algorithm.get("name") == "prime"
-        return {**given, "implicit_reward": given.get("implicit_reward") or {}} if is_prime else given
+        return (
+            {**given, "implicit_reward": given.get("implicit_reward") or {}} if is_prime else given
+        )
 
     def _check_process_rewards(self, info: ValidationInfo) -> None:
         settings, algorithm, prm = self.implicit_reward, self.algorithm, self.scorer.prm
@@ -220,16 +236,24 @@ class RunConfig(Section):
         self.refuse_if(steps_of_the_target=has_steps and self.mode == "prefix")
         if (settings or has_steps) and algorithm.advantage_function is not None:
             source = "implicit_reward" if settings else 'scorer.prm.placement = "step"'
-            raise self.conflict("no_baseline_of_tokens", source=source, function=algorithm.advantage_function)
+            raise self.conflict(
+                "no_baseline_of_tokens", source=source, function=algorithm.advantage_function
+            )
         if settings is None:
             return
         self.refuse_if(scores_without_weight=prm is not None and settings.outcome_coefficient == 0)
         name, useless = f'algorithm.name = "{algorithm.name}"', []
         for key in ("gamma", "outcome_gamma"):
             if algorithm.has_critic and settings.is_given(key, info):
-                useless.append(settings.no_effect(key, name, "the critic's returns are discounted by algorithm.gamma"))
+                useless.append(
+                    settings.no_effect(
+                        key, name, "the critic's returns are discounted by algorithm.gamma"
+                    )
+                )
         if algorithm.name not in ("rloo", "prime") and settings.is_given("baseline", info):
-            useless.append(settings.no_effect("baseline", name, "it leaves nothing out of its baseline"))
+            useless.append(
+                settings.no_effect("baseline", name, "it leaves nothing out of its baseline")
+            )
         if useless:
             raise ValueError("\n  ".join(f"implicit_reward.{each}" for each in useless))
 
@@ -246,12 +270,22 @@ class RunConfig(Section):
 
     def _check_matrices(self, info: ValidationInfo) -> None:
         lora, rollout = self.learner.lora, self.rollout
-        self.refuse_if(matrices_in_flight=lora and lora.publish == "matrices" and rollout.swap == "in_flight")
-        if lora is not None and rollout.engine == "vllm" and (objection := lora.objection_of_vllm()):
+        self.refuse_if(
+            matrices_in_flight=lora and lora.publish == "matrices" and rollout.swap == "in_flight"
+        )
+        if (
+            lora is not None
+            and rollout.engine == "vllm"
+            and (objection := lora.objection_of_vllm())
+        ):
             raise ValueError(objection)
 
     def _check_task_size(self, info: ValidationInfo) -> None:
-        rollout, samples, continuations = self.rollout, self.algorithm.samples_per_prompt, self.scorer.continuations
+        rollout, samples, continuations = (
+            self.rollout,
+            self.algorithm.samples_per_prompt,
+            self.scorer.continuations,
+        )
         verdict_bytes = continuations * VERDICT_BYTES if continuations > 1 else 0
         if self.scorer.prm is not None:
             verdict_bytes += continuations * self.scorer.prm.most_steps * STEP_BYTES
@@ -286,11 +320,15 @@ class RunConfig(Section):
 
     def rollout_sampling(self, temperature_scale: float = 1.0) -> Sampling:
         """Return the adapter's sampling; `temperature_scale` 0 is greedy, 1 the run's temperature."""
-        return self.rollout.sampling(temperature_scale * self.rollout.temperature, self.max_sampled_tokens)
+        return self.rollout.sampling(
+            temperature_scale * self.rollout.temperature, self.max_sampled_tokens
+        )
 
     def scorer_sampling(self, temperature_scale: float = 1.0) -> Sampling:
         """Return the target's sampling; `temperature_scale` 0 is greedy, 1 the run's temperature."""
-        return self.scorer.sampling(temperature_scale * self.scorer.temperature, self.scorer.max_new_tokens)
+        return self.scorer.sampling(
+            temperature_scale * self.scorer.temperature, self.scorer.max_new_tokens
+        )
 
     def rows_per_job(self, role: str) -> int:
         """Return the number of rows that an engine of this role receives at once."""
@@ -312,7 +350,10 @@ class RunConfig(Section):
     def loads_model(self, role: str) -> bool:
         """Return True if a worker has an engine with weights, a process reward model apart."""
         engine = self.rollout.engine if role == "rollout" else self.scorer.engine
-        return (role == "rollout" or self.mode == "prefix") and engine not in ("openai", "simulated")
+        return (role == "rollout" or self.mode == "prefix") and engine not in (
+            "openai",
+            "simulated",
+        )
 
     def own_cores(self, role: str) -> int:
         """Return the cores of a process of a role, a verifier's children apart; a learner serves workers too."""
@@ -321,8 +362,14 @@ class RunConfig(Section):
     def verifier_children(self, cores: int = 1024) -> int:
         """Return the children of a scorer's verifier on so many cores; the default is a host with enough."""
         algorithm, free = self.algorithm, cores - self.own_cores("scorer")
-        rows = algorithm.groups_per_iteration * algorithm.samples_per_prompt * self.scorer.continuations
-        return self.scorer.verifier_children or max(1, min(math.ceil(rows / self.launch.scorers / 64), free, 4))
+        rows = (
+            algorithm.groups_per_iteration
+            * algorithm.samples_per_prompt
+            * self.scorer.continuations
+        )
+        return self.scorer.verifier_children or max(
+            1, min(math.ceil(rows / self.launch.scorers / 64), free, 4)
+        )
 
     def gpus_of(self, role: str) -> int:
         """Return the GPUs of each process of a role, or of a learner rank; 0 where it needs none."""
@@ -349,7 +396,11 @@ class RunConfig(Section):
     def steps_in_all(self, problems: int) -> int:
         """Return the optimiser steps of that run; the last iteration may be small."""
         algorithm, iterations = self.algorithm, self.iterations_in_all(problems)
-        last_groups = self.groups_in_all(problems) - (iterations - 1) * algorithm.groups_per_iteration
+        last_groups = (
+            self.groups_in_all(problems) - (iterations - 1) * algorithm.groups_per_iteration
+        )
         last = algorithm.minibatches_of(last_groups * algorithm.samples_per_prompt)
-        full = algorithm.minibatches_of(algorithm.groups_per_iteration * algorithm.samples_per_prompt)
+        full = algorithm.minibatches_of(
+            algorithm.groups_per_iteration * algorithm.samples_per_prompt
+        )
         return algorithm.ppo_epochs * ((iterations - 1) * full + last)

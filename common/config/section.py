@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
-from prefixrl.common.config.foreign import read_toml
+from prefixrl.common.config.foreign.files import read_toml
 
 Mode = Literal["prefix", "direct"]
 
@@ -44,7 +44,9 @@ def only_with(controlling: str) -> OnlyWith:
 class Section(BaseModel):
     """A table of the run file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, strict=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, strict=True
+    )
 
     ONLY_IN_MODE: ClassVar[OnlyWith] = {}
     """Keys that have an effect in one `mode` of the run only."""
@@ -70,7 +72,9 @@ class Section(BaseModel):
         if found := [each for table in tables for each in self.without_effect(*table, info)]:
             raise ValueError("\n    ".join(found))
 
-    def without_effect(self, table: OnlyWith, control: str, value: object, info: ValidationInfo) -> list[str]:
+    def without_effect(
+        self, table: OnlyWith, control: str, value: object, info: ValidationInfo
+    ) -> list[str]:
         """Return a sentence for every given key of `table` without effect while `control = value`."""
         return [
             f"{self.no_effect(key, assigned(control, value), reason)}, or use {control} = "
@@ -105,7 +109,10 @@ def toml(value: object) -> str:
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json", exclude_unset=True)
     if isinstance(value, dict):
-        named = {name if re.fullmatch(r"[\w-]+", name) else toml(name): each for name, each in value.items()}
+        named = {
+            name if re.fullmatch(r"[\w-]+", name) else toml(name): each
+            for name, each in value.items()
+        }
         pairs = [f"{name} = {toml(each)}" for name, each in named.items()]
         return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
     if isinstance(value, list | tuple):

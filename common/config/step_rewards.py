@@ -5,7 +5,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo
 
-from prefixrl.common.config.section import Fraction, NonNegativeFloat, Positive, PositiveFloat, Section, Share
+from prefixrl.common.config.section import (
+    Fraction,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Section,
+    Share,
+)
 from prefixrl.common.wire.messages.groups import MOST_STEPS
 from prefixrl.common.wire.verdicts import Aggregate
 
@@ -96,9 +103,15 @@ class ProcessModelConfig(Section):
             without_effect=self.coefficient == 0,
             more_than_one=self.coefficient + self.outcome_coefficient > 1 + _SUM_ROUNDING,
         )
-        if self.form.count(TAG) != 1 or self.form.count(STEP) != 1 or self.form.index(STEP) > self.form.index(TAG):
+        if (
+            self.form.count(TAG) != 1
+            or self.form.count(STEP) != 1
+            or self.form.index(STEP) > self.form.index(TAG)
+        ):
             raise self.conflict("form_of_a_step", example=json.dumps(_FORMS[self.format]))
-        self.refuse_if(one_token_for_all=self.format == "step_tag" and self.good_token == self.bad_token)
+        self.refuse_if(
+            one_token_for_all=self.format == "step_tag" and self.good_token == self.bad_token
+        )
 
 
 class ImplicitRewardConfig(Section):

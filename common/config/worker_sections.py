@@ -12,12 +12,24 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from prefixrl.common.config import section as bounds
-from prefixrl.common.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+from prefixrl.common.config.section import (
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Section,
+)
 from prefixrl.common.config.step_rewards import ProcessModelConfig
 from prefixrl.common.wire.messages.fields import MOST_ROWS
 from prefixrl.common.wire.messages.groups import Sampling, TaskKind
 
-_OF_MODEL = {"generation_config", "model", "override_generation_config", "skip_tokenizer_init", "tokenizer"}
+_OF_MODEL = {
+    "generation_config",
+    "model",
+    "override_generation_config",
+    "skip_tokenizer_init",
+    "tokenizer",
+}
 OWN_OPTIONS = _OF_MODEL | {"logprobs_mode", "scheduling_policy", "seed", "weight_transfer_config"}
 """Arguments of vLLM that this software sets itself."""
 
@@ -66,16 +78,22 @@ class VllmConfig(Section):
         """List the keys, with their values, that make it another policy than the weights."""
         found = [f"quantization = {self.quantization!r}"] if self.quantization is not None else []
         cache = self.options.get("kv_cache_dtype", "auto")
-        found += [f"options.kv_cache_dtype = {cache!r}"] if cache not in ("auto", "bfloat16") else []
+        found += (
+            [f"options.kv_cache_dtype = {cache!r}"] if cache not in ("auto", "bfloat16") else []
+        )
         return found
 
     def _check_options(self, info: ValidationInfo) -> None:
         named = sorted(set(self.options) & (set(type(self).model_fields) - {"options"}))
         if named:
-            raise ValueError(f"options sets {', '.join(named)}: these are keys of this section itself")
+            raise ValueError(
+                f"options sets {', '.join(named)}: these are keys of this section itself"
+            )
         taken = sorted(set(self.options) & OWN_OPTIONS)
         if taken:
-            raise ValueError(f"options sets {', '.join(taken)}: this software sets them itself; leave them out")
+            raise ValueError(
+                f"options sets {', '.join(taken)}: this software sets them itself; leave them out"
+            )
 
 
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
@@ -193,7 +211,11 @@ class EngineConfig(Section):
     def truncations(self) -> list[str]:
         """List the keys that leave tokens out of the draw, with their values."""
         fields = EngineConfig.model_fields
-        return [f"{key} = {getattr(self, key):g}" for key in TRUNCATIONS if getattr(self, key) != fields[key].default]
+        return [
+            f"{key} = {getattr(self, key):g}"
+            for key in TRUNCATIONS
+            if getattr(self, key) != fields[key].default
+        ]
 
     def sampling(self, temperature: float, max_new_tokens: int) -> Sampling:
         """Return the settings of a draw."""
@@ -236,7 +258,9 @@ class RolloutConfig(EngineConfig):
             raise self.conflict("biased_draws", keys=", ".join(given))
         self.refuse_if(unseeded_rollout=not self.vllm.seeded)
         if changes := self.vllm.changes_of_distribution():
-            raise self.conflict("another_policy", keys=", ".join(f"vllm.{each}" for each in changes))
+            raise self.conflict(
+                "another_policy", keys=", ".join(f"vllm.{each}" for each in changes)
+            )
         self.refuse_if(drafts_stay_behind="speculative_config" in self.vllm.options)
         transfer = self.vllm.options.get("kv_transfer_config")
         if self.swap == "in_flight" and transfer is not None:
@@ -246,7 +270,9 @@ class RolloutConfig(EngineConfig):
 class ScorerConfig(EngineConfig):
     """The target's engine, how it completes, and how answers are judged."""
 
-    ONLY_IN_MODE: ClassVar[bounds.OnlyWith] = dict.fromkeys((*EngineConfig.model_fields, *_ENGINE_KEYS), _NEEDS_ENGINE)
+    ONLY_IN_MODE: ClassVar[bounds.OnlyWith] = dict.fromkeys(
+        (*EngineConfig.model_fields, *_ENGINE_KEYS), _NEEDS_ENGINE
+    )
 
     engine: Literal["auto", "vllm", "transformers", "openai", "simulated"] = "auto"
     """auto: vLLM where it is installed and there is a CUDA device, else transformers. openai: served elsewhere."""
@@ -271,7 +297,9 @@ class ScorerConfig(EngineConfig):
     iteration, at most 4, and no more than its host has cores beside those of its engine (4; 1 without one)."""
     verify_timeout_s: Positive = 5
     """Longest time for one answer; then it is wrong, or with a user's function an error."""
-    program_packages: Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], ...], Field(strict=False)] = ()
+    program_packages: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], ...], Field(strict=False)
+    ] = ()
     """Packages that programs of `data.code` may import beside the standard library, installed where scorers run:
     ["numpy"]."""
     keep_completions: bool = False
@@ -295,9 +323,17 @@ class ScorerConfig(EngineConfig):
     def _check_shares(self, info: ValidationInfo) -> None:
         own, prm = self.vllm.gpu_memory_utilization, self.prm
         is_one_device = prm is not None and prm.device != "cpu" and self.device != "cpu"
-        if own is None or prm is None or prm.engine != "vllm" or not is_one_device or own + prm.device_share <= 1:
+        if (
+            own is None
+            or prm is None
+            or prm.engine != "vllm"
+            or not is_one_device
+            or own + prm.device_share <= 1
+        ):
             return
-        raise self.conflict("shares_above_one", own=own, share=prm.device_share, both=own + prm.device_share)
+        raise self.conflict(
+            "shares_above_one", own=own, share=prm.device_share, both=own + prm.device_share
+        )
 
     def _check_texts(self, info: ValidationInfo) -> None:
         self.refuse_if(
@@ -338,7 +374,11 @@ class SimulatedConfig(Section):
 
 def _one_each(given: Any) -> Any:
     """Read `[0, 1]` as `[[0], [1]]`: a process with one GPU."""
-    return [[each] if isinstance(each, int) else each for each in given] if isinstance(given, list) else given
+    return (
+        [[each] if isinstance(each, int) else each for each in given]
+        if isinstance(given, list)
+        else given
+    )
 
 
 Gpus = Annotated[tuple[NonNegative, ...], Field(strict=False)]
@@ -393,7 +433,9 @@ def _own_free(option: str) -> str:
     if not option.startswith("--") or not name:
         raise ValueError('not a long option of sbatch such as "--qos=high"')
     if name in SBATCH_OPTIONS:
-        raise ValueError(f"prefixrl slurm sets --{name} itself, from the other keys of [slurm] and from [launch]")
+        raise ValueError(
+            f"prefixrl slurm sets --{name} itself, from the other keys of [slurm] and from [launch]"
+        )
     return option
 
 
@@ -406,7 +448,8 @@ Time = Annotated[
 ]
 Lines = Annotated[tuple[Annotated[str, AfterValidator(_one_line)], ...], Field(strict=False)]
 Options = Annotated[
-    tuple[Annotated[str, AfterValidator(_own_free), AfterValidator(_one_line)], ...], Field(strict=False)
+    tuple[Annotated[str, AfterValidator(_own_free), AfterValidator(_one_line)], ...],
+    Field(strict=False),
 ]
 
 

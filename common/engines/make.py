@@ -19,7 +19,9 @@ def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterE
     section = config.rollout if role == "rollout" else config.scorer
     device = section.device
     is_cuda = has_cuda(device, role)
-    if kind == "vllm" or (kind == "auto" and is_cuda and not config.bitwise and is_vllm_installed()):
+    if kind == "vllm" or (
+        kind == "auto" and is_cuda and not config.bitwise and is_vllm_installed()
+    ):
         from prefixrl.common.engines.vllm.engine import VllmEngine
         from prefixrl.common.engines.vllm.setup import resolve
 
@@ -34,7 +36,11 @@ def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterE
     dtype: Dtype = "auto"
     head_dtype, low_rank = "model", None
     if role == "rollout":
-        dtype, head_dtype, low_rank = config.learner.dtype, config.learner.head_dtype, low_rank_of(config)
+        dtype, head_dtype, low_rank = (
+            config.learner.dtype,
+            config.learner.head_dtype,
+            low_rank_of(config),
+        )
     if reason := "bitwise" if config.bitwise else objection(model):
         rows, threads = config.rows_per_job(role), section.threads
         held = FixedRowsEngine(model, device, dtype, threads, head_dtype, low_rank, rows)

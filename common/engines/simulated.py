@@ -68,7 +68,9 @@ class SimulatedEngine(base.AdapterEngine):
     def busy_row_s(self) -> float:
         """Row-seconds in a seat so far."""
         now_s = time.monotonic()
-        return self._ended_row_s + sum(max(0.0, min(now_s, row.ends_s) - row.started_s) for row in self._seated)
+        return self._ended_row_s + sum(
+            max(0.0, min(now_s, row.ends_s) - row.started_s) for row in self._seated
+        )
 
     def submit(self, job: base.Job) -> None:
         """Queue the rows of a job; each starts when a seat is free."""
@@ -86,10 +88,14 @@ class SimulatedEngine(base.AdapterEngine):
             entry.started_s = started_s
         # The row's own first draw decides its time, so a redelivered row takes as long again.
         draw = float(entry.job.uniforms[index].flat[0]) if self._sigma else 0.5
-        normal = NormalDist().inv_cdf(min(max(draw, MOST_REMOTE), 1 - MOST_REMOTE))  # within five deviations
+        normal = NormalDist().inv_cdf(
+            min(max(draw, MOST_REMOTE), 1 - MOST_REMOTE)
+        )  # within five deviations
         lasts_s = min(self._most_s, self._mean_s * math.exp(self._sigma * normal))
         versions = np.full(entry.job.sampling.max_new_tokens, self._version, dtype=np.int32)
-        heapq.heappush(self._seated, _Row(started_s + lasts_s, entry.job.key, index, started_s, versions))
+        heapq.heappush(
+            self._seated, _Row(started_s + lasts_s, entry.job.key, index, started_s, versions)
+        )
 
     def step(self, timeout_s: float) -> list[base.JobResult]:
         """Wait for the next row to end, at most `timeout_s`; return the jobs that finished."""
@@ -119,7 +125,11 @@ class SimulatedEngine(base.AdapterEngine):
 
     def install(self, snapshot: Snapshot) -> None:
         """Keep the weights; running rows write the rest of their tokens with the new version."""
-        self._snapshot, self._version, self._digest = snapshot, snapshot.version, snapshot.manifest.digest
+        self._snapshot, self._version, self._digest = (
+            snapshot,
+            snapshot.version,
+            snapshot.manifest.digest,
+        )
         now_s = time.monotonic()
         for row in self._seated:
             left = max(0.0, row.ends_s - now_s) / max(row.ends_s - row.started_s, 1e-9)

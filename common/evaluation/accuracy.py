@@ -100,7 +100,9 @@ def wilson(right: float, of: int) -> tuple[float, float]:
 def bootstrap(means: Sequence[float]) -> tuple[float, float]:
     """Return the 95% bootstrap interval of the mean of rewards in [0, 1]."""
     # Without spread, Wilson's interval is wider than any that such rewards can need.
-    return wilson(sum(means), len(means)) if min(means) == max(means) else percentile_interval(means)
+    return (
+        wilson(sum(means), len(means)) if min(means) == max(means) else percentile_interval(means)
+    )
 
 
 def percentile_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -250,7 +252,9 @@ def difference(one: Mapping[str, float], other: Mapping[str, float]) -> Differen
         ends = max(-1.0, gaps[0] - half), min(1.0, gaps[0] + half)
     else:
         ends = percentile_interval(gaps)
-    return Difference(math.fsum(gaps) / len(gaps), ends, better, worse, len(gaps), sign_test(better, worse))
+    return Difference(
+        math.fsum(gaps) / len(gaps), ends, better, worse, len(gaps), sign_test(better, worse)
+    )
 
 
 def agresti_min(better: int, worse: int, of: int) -> tuple[float, float]:

@@ -30,10 +30,18 @@ def has_cuda(device: Literal["auto", "cpu", "cuda"], section: str) -> bool:
             f'or newer. Update the driver, install torch for its CUDA, or set {section}.device = "cpu"'
         )
     if shown:
-        log.warning("this host shows the GPUs %s, but torch is a build for the CPU: %s.device is cpu", shown, section)
+        log.warning(
+            "this host shows the GPUs %s, but torch is a build for the CPU: %s.device is cpu",
+            shown,
+            section,
+        )
     return False
 
 
 def driver() -> str:
     """Return the first line that the driver tells of itself."""
-    return DRIVER.read_text(encoding="utf-8").partition("\n")[0] if DRIVER.is_file() else "none is loaded"
+    return (
+        DRIVER.read_text(encoding="utf-8").partition("\n")[0]
+        if DRIVER.is_file()
+        else "none is loaded"
+    )

@@ -17,8 +17,12 @@ def model_folder(model: str, needs_weights: bool = True) -> str:
     if os.path.isdir(model):
         return model
     fault = f"model {model!r} is no folder here (a relative one: beside the run file), nor available from the hub"
-    remedy = "give a local folder, or fetch it where there is a network (`hf download`); a gated model"
-    return _fetched(fault, remedy, model, allow_patterns=list(FILES if needs_weights else TOKENIZER_FILES))
+    remedy = (
+        "give a local folder, or fetch it where there is a network (`hf download`); a gated model"
+    )
+    return _fetched(
+        fault, remedy, model, allow_patterns=list(FILES if needs_weights else TOKENIZER_FILES)
+    )
 
 
 def cached_file(model: str, name: str) -> Path | None:
@@ -44,7 +48,11 @@ def dataset_folder(dataset: str) -> str:
         f"fetch it where there is a network ({to_copy('hf download --repo-type dataset', name)}) and give the folder "
         'instead of the name (that of a problem set as [data.paths] NAME = "FOLDER"); a gated dataset'
     )
-    options = {"repo_type": "dataset", "revision": revision or None, "allow_patterns": list(DATA_FILES)}
+    options = {
+        "repo_type": "dataset",
+        "revision": revision or None,
+        "allow_patterns": list(DATA_FILES),
+    }
     return _fetched(fault, remedy, name, **options)
 
 

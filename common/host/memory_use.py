@@ -16,11 +16,16 @@ def memory_now() -> MemoryUse | None:
         lines = ROLLUP.read_text(encoding="ascii").splitlines()[1:]
     except OSError:
         return None  # no such file, no right to read it, no descriptor left: no process is to end for a figure
-    size_bytes = {name: 1024 * int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    size_bytes = {
+        name: 1024 * int(rest.split()[0])
+        for name, _, rest in (line.partition(":") for line in lines)
+    }
     if not size_bytes:
         return None
     own_bytes = size_bytes["Private_Clean"] + size_bytes["Private_Dirty"]
-    return MemoryUse(resident_bytes=size_bytes["Rss"], own_bytes=own_bytes, share_bytes=size_bytes["Pss"])
+    return MemoryUse(
+        resident_bytes=size_bytes["Rss"], own_bytes=own_bytes, share_bytes=size_bytes["Pss"]
+    )
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int:
@@ -33,7 +38,9 @@ def free_memory_bytes(root: Path = Path("/")) -> int:
         for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             controllers, path = line.split(":", 2)[1:]
             if not controllers:
-                found += _free_in_groups(root / "sys/fs/cgroup", path, "memory.max", "memory.current", "")
+                found += _free_in_groups(
+                    root / "sys/fs/cgroup", path, "memory.max", "memory.current", ""
+                )
             elif "memory" in controllers.split(","):
                 names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
                 found += _free_in_groups(root / "sys/fs/cgroup/memory", path, *names)
@@ -46,9 +53,16 @@ def _free_in_groups(top: Path, path: str, limit: str, usage: str, prefix: str) -
     for folder in (below, *below.parents):
         # The word `max` in place of a number is no limit, and the top has none.
         with suppress(OSError, ValueError):
-            most, used = (int((folder / name).read_text(encoding="ascii")) for name in (limit, usage))
+            most, used = (
+                int((folder / name).read_text(encoding="ascii")) for name in (limit, usage)
+            )
             pages = _numbers(folder / "memory.stat")
-            yield most - used + pages.get(f"{prefix}inactive_file", 0) + pages.get(f"{prefix}active_file", 0)
+            yield (
+                most
+                - used
+                + pages.get(f"{prefix}inactive_file", 0)
+                + pages.get(f"{prefix}active_file", 0)
+            )
         if folder == top:
             return
 

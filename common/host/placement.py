@@ -27,10 +27,16 @@ def gpus_here() -> tuple[str, ...]:
     """Return this machine's GPUs as CUDA names them, as far as this process may see them."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:  # -1, and SLURM's NoDevFiles, are no GPU
-        return tuple(each.strip() for each in given.split(",") if each.strip() not in ("", "-1", "NoDevFiles"))
+        return tuple(
+            each.strip()
+            for each in given.split(",")
+            if each.strip() not in ("", "-1", "NoDevFiles")
+        )
     listed = ""
     with suppress(OSError, subprocess.TimeoutExpired):
-        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=30).stdout
+        listed = subprocess.run(
+            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=30
+        ).stdout
     # The folder is absent in WSL, and in some containers it has GPUs that they may not open.
     count = len(re.findall(r"^GPU \d+:", listed, re.MULTILINE)) or len(list(GPUS.glob("*")))
     return tuple(map(str, range(count)))
@@ -53,14 +59,21 @@ def processes_of(config: RunConfig, with_learner: bool = True) -> list[Process]:
     launch, devices = config.launch, config.launch.devices
     found = []
     if with_learner:
-        found.append(Process(LEARNER, launch.learner_ranks * config.gpus_of("learner"), devices.learner or None))
+        found.append(
+            Process(
+                LEARNER, launch.learner_ranks * config.gpus_of("learner"), devices.learner or None
+            )
+        )
     for role, count, given in (
         ("rollout", launch.rollouts, devices.rollout),
         ("scorer", launch.scorers, devices.scorer),
     ):
         gpus = config.gpus_of(role)
         is_guest = with_learner and role == "rollout" and config.mode == "prefix" and gpus == 1
-        found += [Process(f"{role}-{index}", gpus, given[index] if given else None, is_guest) for index in range(count)]
+        found += [
+            Process(f"{role}-{index}", gpus, given[index] if given else None, is_guest)
+            for index in range(count)
+        ]
     return found
 
 
@@ -114,7 +127,9 @@ def described(placed: Mapping[str, tuple[int, ...]]) -> str:
     return "; ".join(f"GPU {gpu}: {', '.join(names)}" for gpu, names in neighbours(placed).items())
 
 
-def visible(placed: Mapping[str, tuple[int, ...]], gpus: Sequence[str], name: str) -> dict[str, str]:
+def visible(
+    placed: Mapping[str, tuple[int, ...]], gpus: Sequence[str], name: str
+) -> dict[str, str]:
     """Return a process's environment: the GPUs it sees; the learner learns the others' too."""
     if not gpus:
         return {}
@@ -133,4 +148,6 @@ def read(text: str) -> Placement:
         pairs = [each.split("=") for each in text.split(";") if each]
         return {name: tuple(int(gpu) for gpu in gpus.split(",") if gpu) for name, gpus in pairs}
     except ValueError:
-        raise ConfigError(f'placement {text!r}: must be "NAME=GPU,GPU;NAME=GPU ..." with GPUs as numbers') from None
+        raise ConfigError(
+            f'placement {text!r}: must be "NAME=GPU,GPU;NAME=GPU ..." with GPUs as numbers'
+        ) from None

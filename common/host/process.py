@@ -31,7 +31,9 @@ from prefixrl.common.errors import ConfigError, PrefixRLError, UserError, is_ful
 _PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 """Signals that ask for an orderly end; batch systems send any of them, a terminal that is closed the last one."""
-END_SIGNAL: signal.Signals = getattr(signal, "SIGRTMIN", signal.SIGVTALRM)  # macOS has no real-time signals
+END_SIGNAL: signal.Signals = getattr(
+    signal, "SIGRTMIN", signal.SIGVTALRM
+)  # macOS has no real-time signals
 """Signal by which a learner ends its servers. A batch system sends SIGTERM to all processes, not this one."""
 PARENT_VARIABLE = "PREFIXRL_PARENT_PID"
 """Variable with a parent's id; a process that has it ends with that parent, even if the parent is killed."""
@@ -124,7 +126,9 @@ def allow_many_files() -> None:
             f"a process may have {hard} files open here (ulimit -Hn); this one needs {LEAST_FILES} and one for each "
             f"connection: raise the limit (4096, for example)"
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(MOST_FILES, hard) if soft < MOST_FILES else soft, hard))
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (min(MOST_FILES, hard) if soft < MOST_FILES else soft, hard)
+    )
 
 
 def is_gone(host: str, pid: int) -> bool:
@@ -148,7 +152,9 @@ def stop_event(numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> threading.Ev
 Handler = Callable[[int, FrameType | None], None]
 
 
-def handle_stops(handler: Handler, numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> dict[signal.Signals, Any]:
+def handle_stops(
+    handler: Handler, numbers: Sequence[signal.Signals] = STOP_SIGNALS
+) -> dict[signal.Signals, Any]:
     """Have stop signals handled, unless nohup ignores SIGHUP; return the handlers before."""
     terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
@@ -161,7 +167,11 @@ def handle_stops(handler: Handler, numbers: Sequence[signal.Signals] = STOP_SIGN
             os.close(nowhere)
         handler(number, frame)
 
-    heard = [each for each in numbers if each != signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN]
+    heard = [
+        each
+        for each in numbers
+        if each != signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN
+    ]
     return {number: signal.signal(number, handle) for number in heard}
 
 
@@ -227,7 +237,10 @@ def _unless_full(write: Callable[..., Any], *given: str) -> Any:
 @contextmanager
 def patient_console() -> Iterator[None]:
     """Go on where the disk to which standard output or error goes is full; their lines are lost meanwhile."""
-    with redirect_stdout(cast(TextIO, _Console(sys.stdout))), redirect_stderr(cast(TextIO, _Console(sys.stderr))):
+    with (
+        redirect_stdout(cast(TextIO, _Console(sys.stdout))),
+        redirect_stderr(cast(TextIO, _Console(sys.stderr))),
+    ):
         yield
 
 

@@ -57,12 +57,18 @@ class Service:
     def alive(self, progress: int | None) -> None:
         """Feed the watchdog unless the `progress` of open work stands still; None: none is open."""
         now_s = self._clock()
-        if not self._watchdog_s or (now_s - self._fed_s < self._watchdog_s / 2 and not self._is_patient):
+        if not self._watchdog_s or (
+            now_s - self._fed_s < self._watchdog_s / 2 and not self._is_patient
+        ):
             return
         if progress is None or progress != self._fed_at:
             usual = f"WATCHDOG_USEC={int(self._watchdog_s * 1e6)}\n" if self._is_patient else ""
             if self._send(f"{usual}WATCHDOG=1"):
-                self._fed_s, self._fed_at, self._is_patient = now_s, -1 if progress is None else progress, False
+                self._fed_s, self._fed_at, self._is_patient = (
+                    now_s,
+                    -1 if progress is None else progress,
+                    False,
+                )
 
     @contextmanager
     def patience(self, most_s: float) -> Iterator[None]:
@@ -72,7 +78,9 @@ class Service:
             return
         self.be_patient(most_s)
         deadline_s, over = self._clock() + most_s, threading.Event()
-        thread = threading.Thread(target=self._await_stop, args=(deadline_s, over), name="patience", daemon=True)
+        thread = threading.Thread(
+            target=self._await_stop, args=(deadline_s, over), name="patience", daemon=True
+        )
         thread.start()
         try:
             yield

@@ -16,10 +16,19 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 
 def command(module: str, directory: Path, options: msgspec.Struct) -> list[str]:
     """Return the command of a server that does not outlive this process."""
-    return [sys.executable, "-m", module, str(os.getpid()), str(directory), msgspec.json.encode(options).decode()]
+    return [
+        sys.executable,
+        "-m",
+        module,
+        str(os.getpid()),
+        str(directory),
+        msgspec.json.encode(options).decode(),
+    ]
 
 
-def run(name: str, kind: type[Options], serve: Callable[[Path, Options, Callable[[], bool]], None]) -> None:
+def run(
+    name: str, kind: type[Options], serve: Callable[[Path, Options, Callable[[], bool]], None]
+) -> None:
     """Be the server of such a command: call `serve`, which returns once its last argument returns True."""
     parent, directory, options = sys.argv[1:]
     process.die_with_parent(int(parent))

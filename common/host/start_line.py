@@ -13,7 +13,9 @@ def start_line(device: str, *facts: str) -> str:
     A process that imported no torch has loaded no model. vLLM's own processes may hold what this one does not.
     """
     torch, memory = sys.modules.get("torch"), memory_now()
-    held = f"{memory.resident_bytes / GIB:.2f} GiB resident" if memory else "its memory is not known"
+    held = (
+        f"{memory.resident_bytes / GIB:.2f} GiB resident" if memory else "its memory is not known"
+    )
     if torch is None:
         return "; ".join(("no device: torch is not loaded", *filter(None, facts), held))
     build = f"torch {torch.__version__}"
@@ -24,7 +26,10 @@ def start_line(device: str, *facts: str) -> str:
     from prefixrl.common.host.cuda import driver
 
     index = torch.device(device if device.startswith("cuda:") else "cuda:0")
-    allocated, reserved = torch.cuda.memory_allocated(index) / GIB, torch.cuda.memory_reserved(index) / GIB
+    allocated, reserved = (
+        torch.cuda.memory_allocated(index) / GIB,
+        torch.cuda.memory_reserved(index) / GIB,
+    )
     own = f"{allocated:.2f} GiB allocated, {reserved:.2f} reserved on it; {held}"
     where = f"{index}, {torch.cuda.get_device_name(index)}", f"driver: {driver()}"
     return "; ".join((*where, f"{build}, CUDA {torch.version.cuda}", *filter(None, facts), own))

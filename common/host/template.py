@@ -12,6 +12,10 @@ def rendered(package: str, name: str, **values: object) -> str:
     loader = FunctionLoader(lambda name: (folder / name).read_text(encoding="utf-8"))
     # A template is a text file, no web page: nothing is escaped.
     environment = Environment(
-        loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+        loader=loader,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     return environment.get_template(name).render(values)

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from prefixrl.common.config.foreign import read_toml
+from prefixrl.common.config.foreign.files import read_toml
 from prefixrl.common.errors import ConfigError
 
 VARIABLE, FOLDER_VARIABLE, HANG = "PREFIXRL_CRASH_AT", "PREFIXRL_CRASH_FOLDER", "hang"
@@ -26,7 +26,9 @@ def wanted() -> dict[str, tuple[int, bool]]:
         passage = passage or "1"
         if name not in POINTS or not passage.isdecimal() or effect not in ("", HANG):
             points = ", ".join(POINTS)
-            raise ConfigError(f"{VARIABLE} names {text!r}; the points are {points}, with :N or :N:{HANG}")
+            raise ConfigError(
+                f"{VARIABLE} names {text!r}; the points are {points}, with :N or :N:{HANG}"
+            )
         found[name] = int(passage), effect == HANG
     return found
 

@@ -56,7 +56,9 @@ class History:
         told["trained"] = told.get("trained", 0) + totals.trained
         for name in sorted(told.keys() | counts.keys()):
             if (number := told.get(name, 0)) != counts[name]:
-                self._fault(f"a segment begins with {number} groups {name}, the records before it have {counts[name]}")
+                self._fault(
+                    f"a segment begins with {number} groups {name}, the records before it have {counts[name]}"
+                )
         for each in ledger.live:
             if self.state.get(each.seq) != _STATES[each.state]:
                 self._fault(
@@ -73,7 +75,9 @@ class History:
             version, rows = self._versions.pop(seq, (iteration, 0))
             age = iteration - version
             if not 0 <= age <= self.most_staleness:
-                self._fault(f"group {seq} has age {age} in iteration {iteration}, the window is {self.most_staleness}")
+                self._fault(
+                    f"group {seq} has age {age} in iteration {iteration}, the window is {self.most_staleness}"
+                )
             self.ages[age] += 1
             self.rows += rows
 
@@ -92,7 +96,9 @@ class History:
 
     def finished_faults(self) -> list[str]:
         """Return the faults of a run that is finished: nothing may be under way."""
-        under_way = sorted(seq for seq, state in self.state.items() if state in ("issued", "scored"))
+        under_way = sorted(
+            seq for seq, state in self.state.items() if state in ("issued", "scored")
+        )
         if not under_way:
             return self.faults
         named = ", ".join(map(str, under_way[:5]))

@@ -55,7 +55,9 @@ class Journal:
             left.unlink()
         self._number = max(numbers(folder), default=0)
         self._before_bytes = self._start_bytes = 0
-        self._file = private(str(open_path(folder, self._number)), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._file = private(
+            str(open_path(folder, self._number)), os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        )
         self._offset_bytes = os.fstat(self._file).st_size
         first, end = next(scan(folder, self._number, is_last=True), (None, 0))
         if isinstance(first, SegmentStart):
@@ -129,7 +131,9 @@ class Journal:
 
     def _compress(self) -> threading.Thread:
         """Compress closed segments beside the writer, whose turn would wait for seconds."""
-        thread = threading.Thread(target=_compress_closed, args=(self._folder, self._number), daemon=True)
+        thread = threading.Thread(
+            target=_compress_closed, args=(self._folder, self._number), daemon=True
+        )
         thread.start()
         return thread
 
@@ -146,7 +150,9 @@ def _compress_closed(folder: Path, last: int) -> None:
             if (raw := open_path(folder, number)).exists():
                 _compress(raw, closed_path(folder, number))
     except OSError as error:
-        log.warning("closed segments of %s stay uncompressed until the next is closed: %s", folder, error)
+        log.warning(
+            "closed segments of %s stay uncompressed until the next is closed: %s", folder, error
+        )
 
 
 def exists(folder: Path) -> bool:
@@ -163,7 +169,9 @@ def read(folder: Path, iteration: int | None = None) -> Iterator[JournalRecord]:
     if iteration is not None and found:
         found = _since(folder, found, iteration)
     elif found and found[0] != 0:
-        raise DataError(f"{closed_path(folder, 0)} is missing: restore it; the run itself goes on without it")
+        raise DataError(
+            f"{closed_path(folder, 0)} is missing: restore it; the run itself goes on without it"
+        )
     for record, _ in _records(folder, found):
         yield record
 
@@ -186,7 +194,9 @@ def recover(folder: Path, iteration: int) -> Iterator[JournalRecord]:
 
 def _since(folder: Path, found: list[int], iteration: int) -> list[int]:
     """Return the segments from the newest on that begins by an iteration."""
-    begin = next((at for at in reversed(range(len(found))) if _begins_by(folder, found[at], iteration)), None)
+    begin = next(
+        (at for at in reversed(range(len(found))) if _begins_by(folder, found[at], iteration)), None
+    )
     if begin is None:
         raise DataError(
             f"{closed_path(folder, found[0] - 1)} is missing: every segment that is there begins after iteration "
@@ -214,13 +224,17 @@ def _records(folder: Path, found: Sequence[int]) -> Iterator[tuple[JournalRecord
             end = after
             yield record, end
         if end == 0 and number > 0:
-            raise DataError(f"{open_path(folder, number)} is empty; restore the file or start a new run")
+            raise DataError(
+                f"{open_path(folder, number)} is empty; restore the file or start a new run"
+            )
         length = before_bytes + end
 
 
 def _before_bytes(folder: Path, number: int, first: JournalRecord, length: int | None) -> int:
     if not isinstance(first, SegmentStart):
-        raise DataError(f"{open_path(folder, number)} does not begin with the state of the run; restore the file")
+        raise DataError(
+            f"{open_path(folder, number)} does not begin with the state of the run; restore the file"
+        )
     if length is not None and first.before_bytes != length:
         raise DataError(
             f"the segments before {open_path(folder, number)} have {length:,} bytes of {first.before_bytes:,}: the end "
@@ -241,13 +255,20 @@ def closed_path(folder: Path, number: int) -> Path:
 
 def numbers(folder: Path) -> list[int]:
     """Return the numbers of a folder's segments, in order; DataError if one is missing."""
-    names = {path.name.removesuffix(".zst").removesuffix(".msgpack") for path in folder.glob("*.msgpack*")}
+    names = {
+        path.name.removesuffix(".zst").removesuffix(".msgpack")
+        for path in folder.glob("*.msgpack*")
+    }
     found = sorted(int(name) for name in names if name.isdigit())
     if found and (missing := sorted(set(range(found[0], found[-1])) - set(found))):
         raise DataError(f"{closed_path(folder, missing[0])} is missing; {_REMEDY}")
     # A closed segment is always followed by another; a reader may come while one is closed.
-    if found and not any(open_path(folder, number).exists() for number in (found[-1], found[-1] + 1)):
-        raise DataError(f"{open_path(folder, found[-1] + 1)} is missing: the end of the journal is lost; {_REMEDY}")
+    if found and not any(
+        open_path(folder, number).exists() for number in (found[-1], found[-1] + 1)
+    ):
+        raise DataError(
+            f"{open_path(folder, found[-1] + 1)} is missing: the end of the journal is lost; {_REMEDY}"
+        )
     return found
 
 
@@ -255,14 +276,18 @@ def pack(record: JournalRecord) -> bytes:
     """Return a record with its checksum, as it stands in a segment."""
     body = msgspec.msgpack.encode(record)
     # The checksum in all its eight bytes, however small it is: `_RECORD_START` is looked for.
-    return b"".join((_RECORD_START, xxhash.xxh3_64_digest(body), _BYTES_OF.pack(0xC6, len(body)), body))
+    return b"".join(
+        (_RECORD_START, xxhash.xxh3_64_digest(body), _BYTES_OF.pack(0xC6, len(body)), body)
+    )
 
 
 def scan(folder: Path, number: int, is_last: bool) -> Iterator[tuple[JournalRecord, int]]:
     """Yield every record of a segment with the offset behind it; only the last may be torn."""
     decoder = msgspec.msgpack.Decoder(JournalRecord)
     with _opened(folder, number) as (path, file):
-        unpacker = msgpack.Unpacker(file, max_buffer_size=MAX_RECORD_BYTES, max_bin_len=MAX_RECORD_BYTES)
+        unpacker = msgpack.Unpacker(
+            file, max_buffer_size=MAX_RECORD_BYTES, max_bin_len=MAX_RECORD_BYTES
+        )
         while True:
             start = unpacker.tell()
             try:
@@ -273,9 +298,13 @@ def scan(folder: Path, number: int, is_last: bool) -> Iterator[tuple[JournalReco
                 return  # a closed segment that ends early is found by its length
             except (ValueError, TypeError, zstandard.ZstdError) as error:
                 # A wrong checksum of the very last record may be a torn one.
-                is_end = isinstance(error, _WrongChecksum) and unpacker.tell() == path.stat().st_size
+                is_end = (
+                    isinstance(error, _WrongChecksum) and unpacker.tell() == path.stat().st_size
+                )
                 if not (is_last and is_end):
-                    raise DataError(f"{path} is damaged at byte {start}: {error}; {_REMEDY}") from None
+                    raise DataError(
+                        f"{path} is damaged at byte {start}: {error}; {_REMEDY}"
+                    ) from None
                 _check_nothing_follows(path, start, str(error))
                 return
             try:
@@ -303,7 +332,10 @@ def _opened(folder: Path, number: int) -> Iterator[tuple[Path, IO[bytes]]]:
     try:
         plain = raw.open("rb")
     except FileNotFoundError:
-        with closed.open("rb") as packed, zstandard.ZstdDecompressor().stream_reader(packed) as stream:
+        with (
+            closed.open("rb") as packed,
+            zstandard.ZstdDecompressor().stream_reader(packed) as stream,
+        ):
             yield closed, stream
         return
     with plain:

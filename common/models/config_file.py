@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from prefixrl.common.config.foreign import read_json
+from prefixrl.common.config.foreign.files import read_json
 from prefixrl.common.errors import DataError
 from prefixrl.common.host.hub import cached_file
 
@@ -14,7 +14,9 @@ _UNSCALED = ("default", "llama3", "longrope", "su", "mrope")
 def document_of(model: str, name: str = "config.json") -> dict[str, Any]:
     """Return a JSON file of a model, of its text part; empty where it is not here; raises DataError."""
     path = cached_file(model, name)
-    found = read_json(path, dict[str, Any], DataError, "copy the model's folder again") if path else {}
+    found = (
+        read_json(path, dict[str, Any], DataError, "copy the model's folder again") if path else {}
+    )
     part = found.get("text_config")
     return found | part if isinstance(part, dict) else found
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from prefixrl.common.config.foreign import explained
+from prefixrl.common.config.foreign.files import explained
 from prefixrl.common.errors import DataError
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -46,8 +46,12 @@ def tensor_headers(folder: str, called: str) -> dict[str, TensorHeader]:
         )
     for name in shards:
         found |= (own := _of_file(root / name, called))
-        if lost := sorted(tensor for tensor, place in places.items() if place == name and tensor not in own):
-            raise DataError(f"{called}: {INDEX} places tensors in {name} that it does not have: {listed(lost)}")
+        if lost := sorted(
+            tensor for tensor, place in places.items() if place == name and tensor not in own
+        ):
+            raise DataError(
+                f"{called}: {INDEX} places tensors in {name} that it does not have: {listed(lost)}"
+            )
     return found
 
 
@@ -63,9 +67,15 @@ def _of_file(path: Path, called: str) -> dict[str, TensorHeader]:
     try:
         with safe_open(path, "np") as opened:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
-            return {name: TensorHeader(each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
+            return {
+                name: TensorHeader(each.get_dtype(), tuple(each.get_shape()))
+                for name, each in slices.items()
+            }
     except (OSError, SafetensorError) as error:
-        fault, remedy = "is empty" if not path.stat().st_size else f"cannot be read: {error}", "copy it again"
+        fault, remedy = (
+            "is empty" if not path.stat().st_size else f"cannot be read: {error}",
+            "copy it again",
+        )
         if path.stat().st_size < 1024 and path.read_bytes().startswith(_POINTER):
             fault, remedy = "is a pointer of Git LFS, not the file", "fetch it with `git lfs pull`"
         raise DataError(f"{called}: {path.name} {fault}; {remedy}") from error

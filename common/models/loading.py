@@ -11,7 +11,13 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging
 
 from prefixrl.common.errors import ConfigError, DataError
@@ -22,7 +28,14 @@ Kind = Literal["causal", "backbone"]
 Dtype = Literal["float32", "bfloat16", "float16", "auto"]
 HEADS = ("score", "classifier", "lm_head")
 """First parts of names that stand above a backbone."""
-_AROUND = ("_orig_mod", "module", "base_model", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
+_AROUND = (
+    "_orig_mod",
+    "module",
+    "base_model",
+    "_fsdp_wrapped_module",
+    "_checkpoint_wrapped_module",
+    "_forward_module",
+)
 """Parts of names that modules around a model add."""
 _AUTO: dict[Kind, Any] = {"causal": AutoModelForCausalLM, "backbone": AutoModel}
 _TOLD: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
@@ -54,7 +67,9 @@ def quantisation(config: PretrainedConfig) -> str:
     return str(own.get("quant_method", own) if isinstance(own, Mapping) else own or "")
 
 
-def check_model(folder: str, called: str, kind: Kind = "causal", is_trained: bool = False) -> PretrainedConfig:
+def check_model(
+    folder: str, called: str, kind: Kind = "causal", is_trained: bool = False
+) -> PretrainedConfig:
     """Return a folder's config; DataError unless it has each weight of its architecture, in its shape, and no other.
 
     Only headers are read. Quantised weights have names of their own: their files are checked alone.
@@ -80,7 +95,11 @@ def check_model(folder: str, called: str, kind: Kind = "causal", is_trained: boo
             None, config=model.config, state_dict=tensors, device_map="meta", **_TOLD
         )
     _refuse(info, called, kind)
-    narrow = sorted(name for name, each in headers.items() if name.endswith("weight") and each.dtype not in _FLOATS)
+    narrow = sorted(
+        name
+        for name, each in headers.items()
+        if name.endswith("weight") and each.dtype not in _FLOATS
+    )
     if narrow:
         raise DataError(
             f"{called} has weights of type {headers[narrow[0]].dtype} and no quantization_config in its config.json "
@@ -90,9 +109,13 @@ def check_model(folder: str, called: str, kind: Kind = "causal", is_trained: boo
 
 
 def load_model(
-    folder: str, called: str, dtype: Dtype, kind: Kind = "causal", attention: str | None = None,
+    folder: str,
+    called: str,
+    dtype: Dtype,
+    kind: Kind = "causal",
+    attention: str | None = None,
     is_trained: bool = False,
-) -> PreTrainedModel:  # fmt: skip
+) -> PreTrainedModel:
     """Return a model on the CPU, ready to run; raise DataError as `check_model`, and for numbers that are none.
 
     ConfigError: the `attention` of learner.attn_implementation is not available here.
@@ -102,7 +125,9 @@ def load_model(
     options: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
     try:
         with _quiet():
-            model, info = _AUTO[kind].from_pretrained(folder, dtype=chosen, use_safetensors=True, **_TOLD, **options)
+            model, info = _AUTO[kind].from_pretrained(
+                folder, dtype=chosen, use_safetensors=True, **_TOLD, **options
+            )
     except ImportError as error:
         raisers = " ".join(frame.name for frame in traceback.extract_tb(error.__traceback__))
         if attention and ("attn" in raisers or "attention" in raisers):
@@ -144,7 +169,9 @@ def _refuse(info: Mapping[str, Any], called: str, kind: Kind) -> None:
             )
     if missing:
         beside = f" (it has {listed(extra)}, which the architecture has not)" if extra else ""
-        raise DataError(f"{called} has no weights for {listed(missing)}, which would be random{beside}; save it again")
+        raise DataError(
+            f"{called} has no weights for {listed(missing)}, which would be random{beside}; save it again"
+        )
     if extra:
         raise DataError(
             f"{called} has weights that its architecture has not, and that would be left out: {listed(extra)}; is "

@@ -21,7 +21,9 @@ def renderers_here(config: RunConfig) -> dict[str, Renderer]:
     found = {}
     for section, role in roles(config):
         model = config.asked(role).model
-        tokenizer = cached_file(model, "tokenizer.json") or cached_file(model, "tokenizer_config.json")
+        tokenizer = cached_file(model, "tokenizer.json") or cached_file(
+            model, "tokenizer_config.json"
+        )
         if tokenizer is not None:
             found[section] = renderer_of(config, role, str(tokenizer.parent))
     return found
@@ -36,20 +38,27 @@ def asking_lines(config: RunConfig, here: dict[str, Renderer], question: str) ->
             doubts += warnings(config, role, here[section])
         else:
             model = config.asked(role).model
-            lines.append(f"{section}: how it is asked is not known before it is on this host ({model})")
+            lines.append(
+                f"{section}: how it is asked is not known before it is on this host ({model})"
+            )
     return lines + [WARNING + each for each in (*doubts, *differing(here))]
 
 
 def roles(config: RunConfig) -> list[tuple[str, Role]]:
     """Return the section of each model that is asked, and the role that asks it by a tokenizer."""
-    found: list[tuple[str, Role]] = [("adapter", "rollout")] if config.rollout.engine != "simulated" else []
+    found: list[tuple[str, Role]] = (
+        [("adapter", "rollout")] if config.rollout.engine != "simulated" else []
+    )
     has_target = config.target is not None and config.scorer.engine != "simulated"
     return [*found, ("target", "scorer")] if has_target else found
 
 
 def shown(renderer: Renderer, tokens: frozenset[int]) -> str:
     """Return tokens with their text, in order."""
-    texts = ((token, renderer.decode_with_special(np.asarray([token], dtype=np.int32))) for token in sorted(tokens))
+    texts = (
+        (token, renderer.decode_with_special(np.asarray([token], dtype=np.int32)))
+        for token in sorted(tokens)
+    )
     return ", ".join(f"{token} {text!r}" for token, text in texts)
 
 
@@ -65,7 +74,9 @@ def _lines(config: RunConfig, section: str, renderer: Renderer, question: str) -
     yield f"{section}: a text ends at {shown(renderer, renderer.stop_tokens)}"
     masked = renderer.never_drawn(config.rollout.control_tokens)
     control = len(masked & renderer.control_tokens)
-    drawn = f"; never drawn: {len(masked) - control} ids that are no token, {control} control tokens"
+    drawn = (
+        f"; never drawn: {len(masked) - control} ids that are no token, {control} control tokens"
+    )
     size = f"{section}: {len(renderer.tokens):,} tokens, {renderer.rows:,} rows of the embedding"
     yield size + (drawn if section == "adapter" else "")
 
@@ -81,7 +92,10 @@ def warnings(config: RunConfig, role: Role, renderer: Renderer) -> Iterator[str]
         )
     if lost := len(renderer.vocabulary) - len(renderer.tokens):
         yield f"{section}: {lost} tokens have no row in the embedding: a question with one is a bad row"
-    if section == "adapter" and len(renderer.never_drawn(config.rollout.control_tokens)) > MOST_MASKED:
+    if (
+        section == "adapter"
+        and len(renderer.never_drawn(config.rollout.control_tokens)) > MOST_MASKED
+    ):
         yield f'{section}: vLLM leaves out {MOST_MASKED:,} tokens at most: use rollout.engine = "transformers"'
     if not renderer.has_chat_template and asked.chat_template is None:
         yield (
@@ -97,7 +111,11 @@ def warnings(config: RunConfig, role: Role, renderer: Renderer) -> Iterator[str]
         )
     elif renderer.closer not in renderer.eos_tokens:
         closer = shown(renderer, frozenset({renderer.closer}))
-        ends = "texts end there too" if renderer.closer in renderer.stop_tokens else "texts do not end there"
+        ends = (
+            "texts end there too"
+            if renderer.closer in renderer.stop_tokens
+            else "texts do not end there"
+        )
         yield (
             f"{section}: {closer} closes a turn of its chat template and is no eos of {asked.model} "
             f"({shown(renderer, renderer.eos_tokens) or 'none'}), as in base models, which were not trained on this "

@@ -7,7 +7,9 @@ MAX_ANSWER_CHARS = 512
 """A longer answer is not parsed: the verdict is `parse_fail`."""
 
 THINK_CLOSE = "</think>"
-_TOKEN = re.compile(r"\\\\|\\[{}]|\\(?:boxed|fbox)\s*(?:\{|([-+]?\d+(?:\.\d+)?)(?![\w\\^/!]|[.,]\d))|[{}]")
+_TOKEN = re.compile(
+    r"\\\\|\\[{}]|\\(?:boxed|fbox)\s*(?:\{|([-+]?\d+(?:\.\d+)?)(?![\w\\^/!]|[.,]\d))|[{}]"
+)
 """A box needs no braces around a number."""
 
 

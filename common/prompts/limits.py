@@ -18,7 +18,11 @@ class SpecialTexts:
 
     def within(self, text: str) -> list[str]:
         """Return those that stand in a text."""
-        return [each for each in self._tokens if each in text] if any(map(text.__contains__, self._begins)) else []
+        return (
+            [each for each in self._tokens if each in text]
+            if any(map(text.__contains__, self._begins))
+            else []
+        )
 
 
 def doubtful_texts(model: str) -> SpecialTexts | None:
@@ -31,10 +35,14 @@ def doubtful_texts(model: str) -> SpecialTexts | None:
         return SpecialTexts(())
     if max(found.get_vocab().values(), default=0) >= (embedding_rows(model) or math.inf):
         return None
-    return SpecialTexts(each.content for each in found.get_added_tokens_decoder().values() if each.special)
+    return SpecialTexts(
+        each.content for each in found.get_added_tokens_decoder().values() if each.special
+    )
 
 
-def most_prompt_tokens(config: RunConfig, role: Literal["rollout", "scorer"], model: str | None = None) -> int:
+def most_prompt_tokens(
+    config: RunConfig, role: Literal["rollout", "scorer"], model: str | None = None
+) -> int:
     """Return the longest prompt of a role: its key's, or what leaves positions for a prefix and a token more."""
     most = (config.rollout if role == "rollout" else config.scorer).max_prompt_tokens
     positions = positions_of(document_of(model or config.asked(role).model))

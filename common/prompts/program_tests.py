@@ -32,7 +32,9 @@ def read_tests(gold: str) -> list[Test]:
     """Read the tests in a gold answer; raises ValueError with the remedy when there are none."""
     try:
         if len(gold.encode()) > MOST_BYTES:
-            raise ValueError(f"{len(gold.encode())} bytes, at most {MOST_BYTES}: leave out some tests")
+            raise ValueError(
+                f"{len(gold.encode())} bytes, at most {MOST_BYTES}: leave out some tests"
+            )
         if found := _tests(gold):
             return found
         raise ValueError("0 of them")
@@ -47,7 +49,11 @@ def _tests(found: Any, function: str | None = None) -> list[Test]:
             return _tests(json.loads(found), function)
         # Each assert is read as a call and its value, so that the value stays outside of the sandbox.
         statements = ast.parse(dedent(found).strip()).body
-        return [_of_assert(each) for each in statements if not isinstance(each, ast.Import | ast.ImportFrom)]
+        return [
+            _of_assert(each)
+            for each in statements
+            if not isinstance(each, ast.Import | ast.ImportFrom)
+        ]
     if isinstance(found, list):
         return [test for each in found for test in _tests(each, function)]
     if not isinstance(found, dict):
@@ -64,14 +70,23 @@ def _tests(found: Any, function: str | None = None) -> list[Test]:
 def _of_table(table: dict[str, Any], inputs: Any, outputs: Any, name: str | None) -> list[Test]:
     if name is None and table.get("testtype") == "functional":
         raise ValueError("a function to call without its fn_name")
-    if not (isinstance(inputs, list) and isinstance(outputs, list)) or (name and "inputs" not in table):
+    if not (isinstance(inputs, list) and isinstance(outputs, list)) or (
+        name and "inputs" not in table
+    ):
         inputs, outputs = [inputs], [outputs]
     if len(inputs) != len(outputs):
         raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs")
     if name:
-        return [Test(_arguments(given), expected, name) for given, expected in zip(inputs, outputs, strict=True)]
-    if strange := [each for each in (*inputs, *outputs) if not isinstance(each, str | list | int | float)]:
-        raise ValueError(f"{strange[0]!r:.40} where there should be text, a list of lines or a number")
+        return [
+            Test(_arguments(given), expected, name)
+            for given, expected in zip(inputs, outputs, strict=True)
+        ]
+    if strange := [
+        each for each in (*inputs, *outputs) if not isinstance(each, str | list | int | float)
+    ]:
+        raise ValueError(
+            f"{strange[0]!r:.40} where there should be text, a list of lines or a number"
+        )
     return [Test(*each, None) for each in zip(inputs, outputs, strict=True)]
 
 
@@ -80,10 +95,17 @@ def _arguments(given: Any) -> list[Any] | dict[str, Any]:
     if isinstance(given, dict) and all(map(str.isidentifier, given)):
         return given
     if not isinstance(given, str | list):
-        raise ValueError(f"{given!r:.40} where there should be arguments as a list, an object or lines of JSON")
+        raise ValueError(
+            f"{given!r:.40} where there should be arguments as a list, an object or lines of JSON"
+        )
     found = [json.loads(line) for line in given.splitlines()] if isinstance(given, str) else given
-    numbered = [each if isinstance(each, dict) and all(map(str.isdecimal, each)) else None for each in found]
-    return [{int(key): many[key] for key in many} if many else one for one, many in zip(found, numbered, strict=True)]
+    numbered = [
+        each if isinstance(each, dict) and all(map(str.isdecimal, each)) else None for each in found
+    ]
+    return [
+        {int(key): many[key] for key in many} if many else one
+        for one, many in zip(found, numbered, strict=True)
+    ]
 
 
 def _of_assert(statement: ast.stmt) -> Test:
@@ -91,7 +113,11 @@ def _of_assert(statement: ast.stmt) -> Test:
     expected: ast.expr = ast.Constant(value=True)
     if isinstance(call, ast.UnaryOp) and isinstance(call.op, ast.Not):
         call, expected = call.operand, ast.Constant(value=False)
-    elif isinstance(call, ast.Compare) and len(call.ops) == 1 and isinstance(call.ops[0], ast.Eq | ast.Is):
+    elif (
+        isinstance(call, ast.Compare)
+        and len(call.ops) == 1
+        and isinstance(call.ops[0], ast.Eq | ast.Is)
+    ):
         sides = call.left, call.comparators[0]
         call, expected = sides[::-1] if isinstance(sides[1], ast.Call) else sides
     try:
@@ -99,7 +125,11 @@ def _of_assert(statement: ast.stmt) -> Test:
             raise ValueError("no call")
         named = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
         given = named or [ast.literal_eval(each) for each in call.args]
-        written = json.dumps(ast.literal_eval(expected), default=lambda each: sorted(each, key=repr))
+        written = json.dumps(
+            ast.literal_eval(expected), default=lambda each: sorted(each, key=repr)
+        )
         return Test(given, json.loads(written), ast.unparse(call.func).replace("()", ""))
     except (ValueError, TypeError):
-        raise ValueError(f"{ast.unparse(statement)!r:.60} compares no call with a literal value") from None
+        raise ValueError(
+            f"{ast.unparse(statement)!r:.60} compares no call with a literal value"
+        ) from None

@@ -45,13 +45,19 @@ class PromptForm:
             return None
         for after in ([], [("user", _NEXT)]):
             try:
-                text = self._rendered([("user", "?"), ("assistant", _ANSWER), *after], is_opened=False)
+                text = self._rendered(
+                    [("user", "?"), ("assistant", _ANSWER), *after], is_opened=False
+                )
             except ConfigError:
                 continue  # a template for prompts only
             behind = text.rpartition(_ANSWER)[2].partition(_NEXT)[0]
             ids = self._tokenizer.encode(behind, add_special_tokens=False)
             added = self._tokenizer.added_tokens_decoder
-            closing = [int(token) for token in ids if token in added and token != self._tokenizer.unk_token_id]
+            closing = [
+                int(token)
+                for token in ids
+                if token in added and token != self._tokenizer.unk_token_id
+            ]
             if text.count(_ANSWER) and closing:
                 return closing[0]
         return None

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from prefixrl.common.config.foreign import explained
+from prefixrl.common.config.foreign.files import explained
 from prefixrl.common.config.prompting import ModelConfig
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.interface.base import TokenIds
@@ -32,9 +32,14 @@ def renderer_of(config: RunConfig, role: Role, model: str | None = None) -> "Ren
     """Return the renderer of a role by the run file; `model`: its folder on this host."""
     section, asked = (config.rollout if role == "rollout" else config.scorer), config.asked(role)
     found = Renderer(
-        model or asked.model, most_prompt_tokens(config, role, model), asked,
-        "target" if asked is config.target else "adapter", section.stop_tokens, section.own_stops, role,
-    )  # fmt: skip
+        model or asked.model,
+        most_prompt_tokens(config, role, model),
+        asked,
+        "target" if asked is config.target else "adapter",
+        section.stop_tokens,
+        section.own_stops,
+        role,
+    )
     found.allows_special = config.data.special_tokens == "allow"
     return found
 
@@ -43,9 +48,15 @@ class Renderer:
     """Renders questions as the opened assistant turn and decodes continuations."""
 
     def __init__(
-        self, model: str, max_prompt_tokens: int, asked: ModelConfig | None = None, section: str = "adapter",
-        stop_tokens: Iterable[int | str] = (), own_stops: bool = True, role: Role = "rollout",
-    ) -> None:  # fmt: skip
+        self,
+        model: str,
+        max_prompt_tokens: int,
+        asked: ModelConfig | None = None,
+        section: str = "adapter",
+        stop_tokens: Iterable[int | str] = (),
+        own_stops: bool = True,
+        role: Role = "rollout",
+    ) -> None:
         """Read the tokenizer, find the stops; DataError or ConfigError where it has no such tokens."""
         self._tokenizer = load_tokenizer(model)
         self._model, self._most = model, max_prompt_tokens
@@ -53,7 +64,13 @@ class Renderer:
         self.positions = positions_of(document_of(model))
         """Most tokens of a text in the model; None where it names no limit."""
         self._form = PromptForm(self._tokenizer, asked or ModelConfig(model=model), section)
-        ids = {int(token) for token in (*self._tokenizer.get_vocab().values(), *self._tokenizer.added_tokens_decoder)}
+        ids = {
+            int(token)
+            for token in (
+                *self._tokenizer.get_vocab().values(),
+                *self._tokenizer.added_tokens_decoder,
+            )
+        }
         self.rows = embedding_rows(model) or max(ids) + 1
         """Rows of the embedding: some families have more of them than tokens, some folders fewer."""
         self.tokens = frozenset(token for token in ids if token < self.rows)
@@ -62,17 +79,27 @@ class Renderer:
         """End-of-sequence ids that tokenizer, config and generation config declare."""
         self.closer = self._form.closer()
         """Token that closes an assistant's turn in the chat template; None without one."""
-        own = self.eos_tokens | ({self.closer} if self.closer is not None else set()) if own_stops else frozenset()
-        self.stop_tokens = own | {self._one_token(each, model, f"{role}.stop_tokens") for each in stop_tokens}
+        own = (
+            self.eos_tokens | ({self.closer} if self.closer is not None else set())
+            if own_stops
+            else frozenset()
+        )
+        self.stop_tokens = own | {
+            self._one_token(each, model, f"{role}.stop_tokens") for each in stop_tokens
+        }
         if self.stop_tokens.isdisjoint(self.tokens):
             raise DataError(
                 f"{model} declares no end-of-sequence token among the {self.rows} of its embedding; set eos_token in "
                 f"its tokenizer_config.json, or give {role}.stop_tokens"
             )
         added = self._tokenizer.added_tokens_decoder
-        special = {token for token, each in added.items() if each.special} | set(self._tokenizer.all_special_ids)
+        special = {token for token, each in added.items() if each.special} | set(
+            self._tokenizer.all_special_ids
+        )
         names = {int(token): self._tokenizer.convert_ids_to_tokens(token) for token in special}
-        control = {token for token, name in names.items() if name not in _THOUGHT} - self.stop_tokens
+        control = {
+            token for token, name in names.items() if name not in _THOUGHT
+        } - self.stop_tokens
         self.control_tokens = frozenset(control & self.tokens)
         """Special tokens that are no stop: an answer has none of them."""
         self._special = SpecialTexts(set(names.values()) - _THOUGHT - {self._tokenizer.unk_token})
@@ -83,9 +110,13 @@ class Renderer:
         if isinstance(given, int):
             if given in self.tokens:
                 return given
-            raise ConfigError(f"{key}: {given} is no token of {model}, whose ids are 0 to {max(self.tokens)}")
+            raise ConfigError(
+                f"{key}: {given} is no token of {model}, whose ids are 0 to {max(self.tokens)}"
+            )
         ids = self._encode(given, add_special_tokens=False)
-        if len(ids) == 1 and (ids[0] != self._tokenizer.unk_token_id or given == self._tokenizer.unk_token):
+        if len(ids) == 1 and (
+            ids[0] != self._tokenizer.unk_token_id or given == self._tokenizer.unk_token
+        ):
             return int(ids[0])
         known = [each.content for each in self._tokenizer.added_tokens_decoder.values()]
         more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
@@ -120,7 +151,9 @@ class Renderer:
         text = self._form.prompt(question, system, earlier)
         ids = self._encode(text, add_special_tokens=not self.has_chat_template)
         if not 0 < len(ids) <= self._most:
-            raise ValueError(f"prompt has {len(ids)} tokens, allowed are 1 to {self._most} ({self._limit})")
+            raise ValueError(
+                f"prompt has {len(ids)} tokens, allowed are 1 to {self._most} ({self._limit})"
+            )
         if (above := max(ids)) >= self.rows:
             raise ValueError(
                 f"prompt has token {above} ({self._tokenizer.convert_ids_to_tokens(above)!r}), the embedding of "
@@ -168,7 +201,9 @@ class Renderer:
 
     def encode_literal(self, text: str) -> TokenIds:
         """Return the ids of a text in which nothing is read as a special token; raise ValueError as `encode`."""
-        return np.asarray(self._encode(text, add_special_tokens=False, split_special_tokens=True), dtype=np.int32)
+        return np.asarray(
+            self._encode(text, add_special_tokens=False, split_special_tokens=True), dtype=np.int32
+        )
 
     def without_stop(self, ids: TokenIds) -> TokenIds:
         """Return a prefix without a stop token at its end, which would close the target's turn."""
@@ -187,7 +222,9 @@ def masked_tokens(config: RunConfig, model: str) -> tuple[int, ...]:
     """Return the tokens that the adapter never draws; none without a tokenizer."""
     if config.rollout.engine == "simulated" or not has_tokenizer(model):
         return ()
-    return tuple(sorted(renderer_of(config, "rollout", model).never_drawn(config.rollout.control_tokens)))
+    return tuple(
+        sorted(renderer_of(config, "rollout", model).never_drawn(config.rollout.control_tokens))
+    )
 
 
 class ByteRenderer:
@@ -236,7 +273,9 @@ def texts_of(config: RunConfig, role: Role, model: str | None = None) -> Texts:
     """Return the renderer of a role (`model`: its folder), or its stand-in where the engine is simulated."""
     if (config.rollout if role == "rollout" else config.scorer).engine == "simulated":
         return ByteRenderer()
-    return renderer_of(config, role, model or model_folder(config.asked(role).model, needs_weights=False))
+    return renderer_of(
+        config, role, model or model_folder(config.asked(role).model, needs_weights=False)
+    )
 
 
 def continued_prefix(target: Texts, ids: TokenIds, text: str | None) -> tuple[TokenIds, bool]:
@@ -247,14 +286,18 @@ def continued_prefix(target: Texts, ids: TokenIds, text: str | None) -> tuple[To
     bare = target.without_stop(ids)
     # If both tokenizers decode ids that are tokens to the same text, the ids are the same tokens to both.
     found, was_text = bare, False
-    if text is not None and not (_holds(target, bare) and text in map(target.decode_with_special, (bare, ids))):
+    if text is not None and not (
+        _holds(target, bare) and text in map(target.decode_with_special, (bare, ids))
+    ):
         found = ids[:-1]  # ended by a stop of the adapter alone, else:
         was_text = not _holds(target, found) or text != target.decode_with_special(found)
     if was_text and text is not None:
         # Another tokenizer cannot encode a part of a character.
         found = target.encode_literal(text.rstrip("\ufffd"))
     if not _holds(target, found):
-        raise ValueError(f"prefix {text or found.tolist()!r} has a token without a row in the target's embedding")
+        raise ValueError(
+            f"prefix {text or found.tolist()!r} has a token without a row in the target's embedding"
+        )
     return found, was_text
 
 

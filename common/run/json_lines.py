@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from prefixrl.common.config.foreign import FAULTS, read_json
+from prefixrl.common.config.foreign.files import FAULTS, read_json
 from prefixrl.common.errors import DataError
 from prefixrl.common.host.process import write_atomically
 
@@ -40,7 +40,9 @@ def each(path: Path, kind: type[Line]) -> Iterator[Line]:
             except FAULTS as error:
                 # A line that was cut is no JSON; a whole line with other fields is of another kind.
                 if next(file, None) is not None or isinstance(error, msgspec.ValidationError):
-                    raise DataError(f"{path} line {number} is damaged: {error}; repair or remove the line") from None
+                    raise DataError(
+                        f"{path} line {number} is damaged: {error}; repair or remove the line"
+                    ) from None
                 log.warning("%s: left out the last line, which is incomplete: %s", path, error)
 
 
@@ -61,7 +63,9 @@ def newest(path: Path, kind: type[Line], count: int = 1) -> list[Line]:
 class AddedLines:
     """The lines that a file gets, read once each; all of them again where it is another file, or a shorter one."""
 
-    def __init__(self, path: Path, offset: int = 0, begin_anew: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, path: Path, offset: int = 0, begin_anew: Callable[[], None] = lambda: None
+    ) -> None:
         """Read from `offset` on; call `begin_anew` before the first line of another file, or where it is gone."""
         self.path, self.offset = path, offset
         self._begin_anew, self._number = begin_anew, 0
@@ -80,7 +84,9 @@ class AddedLines:
                 self._begin_anew()
             self._number = found.st_ino
             file.seek(self.offset)
-            while whole := (block := file.read(BLOCK_BYTES) + file.readline())[: block.rfind(b"\n") + 1]:
+            while whole := (block := file.read(BLOCK_BYTES) + file.readline())[
+                : block.rfind(b"\n") + 1
+            ]:
                 yield whole
                 self.offset += len(whole)
                 file.seek(self.offset)
@@ -88,7 +94,11 @@ class AddedLines:
 
 def document(path: Path, kind: type[Line]) -> Line | None:
     """Return the one document of a file, None without a file; raise DataError for a damaged one."""
-    return read_json(path, kind, DataError, "restore it, or remove it if it can be missed") if path.exists() else None
+    return (
+        read_json(path, kind, DataError, "restore it, or remove it if it can be missed")
+        if path.exists()
+        else None
+    )
 
 
 def write(path: Path, rows: Iterable[msgspec.Struct]) -> None:
@@ -100,7 +110,10 @@ def append(path: Path, rows: Iterable[msgspec.Struct]) -> None:
     """Write rows at the end of a file, less a last line that was cut: all, or none where it raises OSError."""
     with path.open("a+b", buffering=0) as file:
         _end_last_line(file)
-        before, rest = file.seek(0, os.SEEK_END), memoryview(msgspec.json.Encoder().encode_lines(rows))
+        before, rest = (
+            file.seek(0, os.SEEK_END),
+            memoryview(msgspec.json.Encoder().encode_lines(rows)),
+        )
         try:
             while rest:
                 rest = rest[file.write(rest) :]

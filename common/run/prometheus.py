@@ -44,7 +44,9 @@ def text_of(numbers: Iterable[Number]) -> str:
     for name, each in by_name.items():
         lines.append(f"# TYPE {name} {each[0].kind}")
         for number in each:
-            labels = ",".join(f'{label}="{text.translate(ESCAPES)}"' for label, text in number.labels.items())
+            labels = ",".join(
+                f'{label}="{text.translate(ESCAPES)}"' for label, text in number.labels.items()
+            )
             lines.append(f"{name}{f'{{{labels}}}' if labels else ''} {_value(number.value)}")
     return "\n".join([*lines, ""])
 
@@ -81,7 +83,11 @@ def memory() -> Iterator[Number]:
     """Yield the memory of this process: resident, its own alone, and its share of it all."""
     found = memory_now()
     if found is not None:
-        sizes = (("resident", found.resident_bytes), ("own", found.own_bytes), ("share", found.share_bytes))
+        sizes = (
+            ("resident", found.resident_bytes),
+            ("own", found.own_bytes),
+            ("share", found.share_bytes),
+        )
         for name, size_bytes in sizes:
             yield Number("prefixrl_memory_bytes", float(size_bytes), {"of": name})
 
@@ -100,7 +106,9 @@ def exposed(wanted: LogConfig, name: str, read: Callable[[], Iterable[Number]]) 
         yield 0
         return
     server = _listening(wanted, port_of(wanted.prometheus_port, name), name, read)
-    thread = threading.Thread(target=server.serve_forever, args=(POLL_S,), name="prometheus", daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, args=(POLL_S,), name="prometheus", daemon=True
+    )
     thread.start()
     try:
         yield server.server_port
@@ -109,7 +117,9 @@ def exposed(wanted: LogConfig, name: str, read: Callable[[], Iterable[Number]]) 
         server.server_close()
 
 
-def _listening(wanted: LogConfig, port: int, name: str, read: Callable[[], Iterable[Number]]) -> ThreadingHTTPServer:
+def _listening(
+    wanted: LogConfig, port: int, name: str, read: Callable[[], Iterable[Number]]
+) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         timeout = CLIENT_S
 
@@ -130,7 +140,9 @@ def _listening(wanted: LogConfig, port: int, name: str, read: Callable[[], Itera
     try:
         server = ThreadingHTTPServer((wanted.prometheus_host, port), Handler)
     except (OSError, OverflowError) as error:
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        reason = (
+            os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        )
         raise ConfigError(
             f"log.prometheus_port = {wanted.prometheus_port}: {name} cannot listen at {wanted.prometheus_host}:{port}: "
             f"{reason}; choose another port, of which the {FIRST_SCORER} and more after it are free, or 0 for none"

@@ -27,7 +27,10 @@ SAMPLE_EVERY = 16
 def is_same_layout(one: Manifest, other: Manifest) -> bool:
     """Return True if two snapshots have the same tensors at the same offsets, as a delta needs."""
     layouts = [
-        (each.chunk_bytes, [(entry.name, entry.dtype, entry.shape, entry.offset_bytes) for entry in each.tensors])
+        (
+            each.chunk_bytes,
+            [(entry.name, entry.dtype, entry.shape, entry.offset_bytes) for entry in each.tensors],
+        )
         for each in (one, other)
     ]
     return layouts[0] == layouts[1]
@@ -50,7 +53,9 @@ def encode(base: Buffer, new: Buffer, block_bytes: int, planes: int) -> Iterator
 
 def write_delta(directory: Path, base: int, version: int) -> Delta | None:
     """Write the delta between two snapshots; None where a sample takes more than `PAYS_BELOW`."""
-    (old, before), (new, after) = (read_mapped(folder(directory, each), Manifest) for each in (base, version))
+    (old, before), (new, after) = (
+        read_mapped(folder(directory, each), Manifest) for each in (base, version)
+    )
     if not is_same_layout(old, new) or not new.size_bytes:
         return None
     planes, block = plane_bytes(new), new.chunk_bytes
@@ -59,7 +64,13 @@ def write_delta(directory: Path, base: int, version: int) -> Delta | None:
     with written_beside(delta_folder(directory, version)) as temporary:
         with (temporary / "delta.bin").open("wb") as file:
             sizes = tuple(file.write(piece) for piece in encode(before, after, block, planes))
-        delta = Delta(version=version, digest=new.digest, base_digest=old.digest, plane_bytes=planes, sizes=sizes)
+        delta = Delta(
+            version=version,
+            digest=new.digest,
+            base_digest=old.digest,
+            plane_bytes=planes,
+            sizes=sizes,
+        )
         (temporary / "delta.msgpack").write_bytes(msgspec.msgpack.encode(delta))
     return delta
 

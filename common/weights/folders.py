@@ -53,7 +53,9 @@ def written_beside(target: Path) -> Iterator[Path]:
     try:
         yield temporary
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)  # what was written takes room on a disk that may be full
+        shutil.rmtree(
+            temporary, ignore_errors=True
+        )  # what was written takes room on a disk that may be full
         raise
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
@@ -65,4 +67,6 @@ def read_mapped(path: Path, kind: type[T]) -> tuple[T, Mapped]:
     description = msgspec.msgpack.decode((path / head).read_bytes(), type=kind)
     with (path / body).open("rb") as file:
         is_empty = os.fstat(file.fileno()).st_size == 0
-        return description, (b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return description, (
+            b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        )

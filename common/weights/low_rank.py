@@ -52,21 +52,33 @@ def are_low_rank(names: Iterable[str]) -> bool:
     return any(name.endswith(FIRST) for name in names)
 
 
-def pairs(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+def pairs(
+    tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]
+) -> dict[str, tuple[Tensor, Tensor]]:
     """Return A and B by layer; ValueError unless they fit a model with weights `own`."""
     found = {}
     for name in tensors:
         layer = name.removesuffix(FIRST).removesuffix(SECOND)
         if layer == name:
             raise ValueError(f"weight {name} is no low-rank matrix")
-        first, second, weight = tensors.get(layer + FIRST), tensors.get(layer + SECOND), own.get(f"{layer}.weight")
+        first, second, weight = (
+            tensors.get(layer + FIRST),
+            tensors.get(layer + SECOND),
+            own.get(f"{layer}.weight"),
+        )
         if first is None or second is None or weight is None:
-            raise ValueError(f"matrices of layer {layer}: one is missing, or the model has no such layer")
+            raise ValueError(
+                f"matrices of layer {layer}: one is missing, or the model has no such layer"
+            )
         if (second.shape[0], first.shape[1]) != weight.shape or first.shape[0] != second.shape[1]:
             shapes = tuple(first.shape), tuple(second.shape)
-            raise ValueError(f"matrices of layer {layer} have shapes {shapes}, its weight {tuple(weight.shape)}")
+            raise ValueError(
+                f"matrices of layer {layer} have shapes {shapes}, its weight {tuple(weight.shape)}"
+            )
         if first.dtype != weight.dtype or second.dtype != weight.dtype:
-            raise ValueError(f"matrices of layer {layer} are {first.dtype}, its weight is {weight.dtype}")
+            raise ValueError(
+                f"matrices of layer {layer} are {first.dtype}, its weight is {weight.dtype}"
+            )
         found[layer] = first, second
     return found
 
@@ -90,16 +102,24 @@ class LayerProducts:
     def tensors(self) -> dict[str, Tensor]:
         """Return the matrices by their names in a version."""
         ends = (FIRST, SECOND)
-        return {name + end: each for name, pair in self._pairs.items() for end, each in zip(ends, pair, strict=True)}
+        return {
+            name + end: each
+            for name, pair in self._pairs.items()
+            for end, each in zip(ends, pair, strict=True)
+        }
 
-    def _adding(self, name: str, scale: float) -> Callable[[torch.nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
+    def _adding(
+        self, name: str, scale: float
+    ) -> Callable[[torch.nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
         def add(_: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
             pair = self._pairs.get(name)
             if pair is None:
                 return output
             first, second = pair
             # The learner's own order: rounding must not differ more than it has to. A head's output may be float32.
-            return output + (inputs[0] @ first.T).to(output.dtype) @ second.to(output.dtype).T * scale
+            return (
+                output + (inputs[0] @ first.T).to(output.dtype) @ second.to(output.dtype).T * scale
+            )
 
         return add
 
@@ -112,7 +132,9 @@ class AdapterFolders:
         root = root if root.is_dir() else Path(tempfile.gettempdir())
         for left in root.glob(f"{PREFIX}*"):
             with suppress(OSError):  # one that is in use, or another user's, stays
-                if any(left.iterdir()):  # an empty one may just be made: its maker must get the lock
+                if any(
+                    left.iterdir()
+                ):  # an empty one may just be made: its maker must get the lock
                     with _locked(left):
                         shutil.rmtree(left)
         self._root = tempfile.TemporaryDirectory(prefix=PREFIX, dir=root)
@@ -126,9 +148,13 @@ class AdapterFolders:
         folder = Path(self._root.name, str(self._number))
         folder.mkdir()
         config = {
-            "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": shape.rank, "lora_alpha": shape.alpha,
-            "target_modules": sorted({name.rpartition(".")[2] for name in matrices}), "bias": "none",
-        }  # fmt: skip
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "r": shape.rank,
+            "lora_alpha": shape.alpha,
+            "target_modules": sorted({name.rpartition(".")[2] for name in matrices}),
+            "bias": "none",
+        }
         (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
         tensors = {
             f"base_model.model.{name}{end}": tensor.contiguous()

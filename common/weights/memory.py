@@ -109,7 +109,10 @@ def _create(size_bytes: int) -> _File:
     length = max(1, size_bytes)
     if length > (room := free_memory_bytes()):
         # Reserved all the same, it would have the kernel kill this process or others.
-        raise OSError(errno.ENOMEM, f"a version takes {length / 2**20:,.0f} MiB, {room / 2**20:,.0f} MiB are free")
+        raise OSError(
+            errno.ENOMEM,
+            f"a version takes {length / 2**20:,.0f} MiB, {room / 2**20:,.0f} MiB are free",
+        )
     descriptor = os.memfd_create("prefixrl-weights")
     try:
         # Reserve now: without memory later, a write would end the process with SIGBUS.

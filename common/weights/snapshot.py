@@ -55,7 +55,10 @@ class Snapshot:
 def describe(version: int, tensors: "Mapping[str, torch.Tensor]") -> Manifest:
     """Return the manifest of tensors, ordered by name; ValueError for a dtype not fp32 or bf16."""
     found = ((name, tensors[name]) for name in sorted(tensors))
-    return manifest_of(version, ((name, _dtype(name, each), tuple(each.shape), as_bytes(each)) for name, each in found))
+    return manifest_of(
+        version,
+        ((name, _dtype(name, each), tuple(each.shape), as_bytes(each)) for name, each in found),
+    )
 
 
 def _dtype(name: str, tensor: "torch.Tensor") -> Dtype:
@@ -65,19 +68,30 @@ def _dtype(name: str, tensor: "torch.Tensor") -> Dtype:
     return "float32" if dtype == "float32" else "bfloat16"
 
 
-def manifest_of(version: int, weights: Iterable[tuple[str, Dtype, tuple[int, ...], memoryview]]) -> Manifest:
+def manifest_of(
+    version: int, weights: Iterable[tuple[str, Dtype, tuple[int, ...], memoryview]]
+) -> Manifest:
     """Return the manifest of weights: name, dtype, shape and bytes of each, ordered by name."""
     entries, offset, whole = [], 0, xxhash.xxh3_128()
     for name, dtype, shape, data in weights:
         checksum = xxhash.xxh3_64_hexdigest(data)
         whole.update(f"{name}:{dtype}:{shape}:{checksum};".encode())
         entry = TensorEntry(
-            name=name, dtype=dtype, shape=shape, offset_bytes=offset, size_bytes=data.nbytes, checksum=checksum
+            name=name,
+            dtype=dtype,
+            shape=shape,
+            offset_bytes=offset,
+            size_bytes=data.nbytes,
+            checksum=checksum,
         )
         entries.append(entry)
         offset += data.nbytes
     return Manifest(
-        version=version, digest=whole.hexdigest(), size_bytes=offset, chunk_bytes=CHUNK_BYTES, tensors=tuple(entries)
+        version=version,
+        digest=whole.hexdigest(),
+        size_bytes=offset,
+        chunk_bytes=CHUNK_BYTES,
+        tensors=tuple(entries),
     )
 
 
@@ -107,10 +121,14 @@ def check_manifest(manifest: Manifest) -> None:
         raise BadSnapshot(f"manifest of version {manifest.version} does not match its own digest")
     blocks, leads_to = -(-manifest.size_bytes // manifest.chunk_bytes), manifest.digest
     if blocks > MOST_BLOCKS:
-        raise BadSnapshot(f"manifest of version {manifest.version} has {blocks} chunks, {MOST_BLOCKS} at most")
+        raise BadSnapshot(
+            f"manifest of version {manifest.version} has {blocks} chunks, {MOST_BLOCKS} at most"
+        )
     for delta in reversed(manifest.deltas):
         if delta.digest != leads_to or len(delta.sizes) != blocks or delta.plane_bytes < 1:
-            raise BadSnapshot(f"the delta to version {delta.version} does not lead to version {manifest.version}")
+            raise BadSnapshot(
+                f"the delta to version {delta.version} does not lead to version {manifest.version}"
+            )
         leads_to = delta.base_digest
 
 
@@ -135,7 +153,9 @@ class Verifier:
             if self._position < whole:
                 return
             if self._hash.hexdigest() != entry.checksum:
-                raise BadSnapshot(f"weight {entry.name} of version {self._manifest.version} arrived damaged")
+                raise BadSnapshot(
+                    f"weight {entry.name} of version {self._manifest.version} arrived damaged"
+                )
             self._entry += 1
             self._hash.reset()
 
@@ -149,12 +169,18 @@ def view_tensors(manifest: Manifest, view: memoryview) -> "dict[str, torch.Tenso
     for entry in manifest.tensors:
         dtype = dtypes[entry.dtype]
         piece = view[entry.offset_bytes : entry.offset_bytes + entry.size_bytes]
-        flat = torch.frombuffer(piece, dtype=dtype) if entry.size_bytes else torch.empty(0, dtype=dtype)
+        flat = (
+            torch.frombuffer(piece, dtype=dtype)
+            if entry.size_bytes
+            else torch.empty(0, dtype=dtype)
+        )
         tensors[entry.name] = flat.reshape(entry.shape)
     return tensors
 
 
-def write_snapshot(directory: Path, manifest: Manifest, tensors: "Mapping[str, torch.Tensor]") -> None:
+def write_snapshot(
+    directory: Path, manifest: Manifest, tensors: "Mapping[str, torch.Tensor]"
+) -> None:
     """Write a snapshot's folder, beside and renamed; one of the same version is replaced."""
     with written_beside(folder(directory, manifest.version)) as temporary:
         with (temporary / "weights.bin").open("wb") as file:

@@ -71,7 +71,9 @@ def bindable(listen: str) -> str:
     try:
         return f"tcp://{interfaces.address_here(host)}:{port}"
     except ConfigError as error:
-        raise ConfigError(f"broker.listen = {listen!r}: {error}; 0.0.0.0 listens on every interface") from None
+        raise ConfigError(
+            f"broker.listen = {listen!r}: {error}; 0.0.0.0 listens on every interface"
+        ) from None
 
 
 def weights_listen(listen: str) -> str:
@@ -80,7 +82,9 @@ def weights_listen(listen: str) -> str:
     if port is None:
         return f"{listen}.weights"
     if port == MOST_PORT:
-        raise ConfigError(f"broker.listen = {listen!r}: weights need the port after it, and there is none")
+        raise ConfigError(
+            f"broker.listen = {listen!r}: weights need the port after it, and there is none"
+        )
     return f"tcp://{host}:{port + 1 if port else 0}"
 
 

@@ -50,7 +50,10 @@ _TCP_INFO = (socket.IPPROTO_TCP, socket.TCP_INFO) if sys.platform == "linux" els
 _RECEIVED = struct.Struct("128xQ")
 _IGNORE = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
 """A packet filter of one instruction: keep nothing of any packet."""
-_SHUT, _OPEN = (26, struct.pack("HP", 1, ctypes.addressof(_IGNORE))), (27, bytes(4))  # SO_(AT|DE)TACH_FILTER
+_SHUT, _OPEN = (
+    (26, struct.pack("HP", 1, ctypes.addressof(_IGNORE))),
+    (27, bytes(4)),
+)  # SO_(AT|DE)TACH_FILTER
 
 
 @dataclass
@@ -73,14 +76,23 @@ class FloodGuard:
     def __init__(self, endpoint: str) -> None:
         is_counted = sys.platform == "linux" and endpoint.startswith("tcp://")
         self._port = int(endpoint.rpartition(":")[2]) if is_counted else None
-        self._listeners = [each for each in _descriptors() if self._is_listener(each)] if is_counted else []
+        self._listeners = (
+            [each for each in _descriptors() if self._is_listener(each)] if is_counted else []
+        )
         self._known: dict[int, _Connection] = {}
         self._taken: dict[int, tuple[int, str, bool]] = {}
         """By inode, bytes handed over since the last check, and key and membership of the newest message."""
         self._came = 0
-        self._checked_s, self._next_s, self._glance_s, self._shut_s = time.monotonic(), 0.0, 0.0, 0.0
+        self._checked_s, self._next_s, self._glance_s, self._shut_s = (
+            time.monotonic(),
+            0.0,
+            0.0,
+            0.0,
+        )
 
-    def took(self, descriptor: int, size_bytes: int, frames: int, key: str, is_member: bool) -> None:
+    def took(
+        self, descriptor: int, size_bytes: int, frames: int, key: str, is_member: bool
+    ) -> None:
         """Note that a message was handed over, the key of its peer, and whether that is a member by now."""
         if self._port is None:
             return
@@ -203,9 +215,14 @@ class FloodGuard:
                 peer, size_bytes = self._cut(largest), held.pop(largest)
                 log.warning(
                     "cut the connection of %s: %.0f MiB of it are not a whole message or not read yet, allowed are %d; "
-                    "of all %s %.0f MiB, allowed are %d", peer, size_bytes / 2**20, most_each // 2**20,
-                    "members" if are_members else "strangers", total / 2**20, most // 2**20,
-                )  # fmt: skip
+                    "of all %s %.0f MiB, allowed are %d",
+                    peer,
+                    size_bytes / 2**20,
+                    most_each // 2**20,
+                    "members" if are_members else "strangers",
+                    total / 2**20,
+                    most // 2**20,
+                )
 
     def _cut_many(self, most: int) -> None:
         """Cut the silent that are too many; where that makes no room, the newest of the keys that have most."""
@@ -214,7 +231,9 @@ class FloodGuard:
         silent = [each for each, known in alive.items() if known.key is None]
         silent.sort(key=lambda each: (-alive[each].received, -alive[each].number))
         by_key: dict[str, list[int]] = defaultdict(list)
-        for each, known in sorted(alive.items(), key=lambda each: (not each[1].is_member, each[1].number)):
+        for each, known in sorted(
+            alive.items(), key=lambda each: (not each[1].is_member, each[1].number)
+        ):
             if known.key is not None:
                 by_key[known.key].append(each)
         left, were_silent, most_silent = len(alive), len(silent), min(MOST_SILENT, most // 2)
@@ -224,8 +243,13 @@ class FloodGuard:
             left -= 1
         log.warning(
             "cut %d of %d connections: %d sent no message, allowed are %d; in all %d are allowed, three quarters of "
-            "the limit of open files", len(alive) - left, len(alive), were_silent, most_silent, most,
-        )  # fmt: skip
+            "the limit of open files",
+            len(alive) - left,
+            len(alive),
+            were_silent,
+            most_silent,
+            most,
+        )
 
     def _cut(self, descriptor: int) -> str:
         """End a connection, whose descriptor stays with libzmq; return its peer's address."""

@@ -50,7 +50,9 @@ def towards(host: str) -> str | None:
     source = _source(host)
     if source is not None and ip_address(source).is_loopback:
         source = _source(_ELSEWHERE)
-    return next((name for name in names() if source is not None and address_of(name) == source), None)
+    return next(
+        (name for name in names() if source is not None and address_of(name) == source), None
+    )
 
 
 def _source(host: str) -> str | None:

@@ -117,7 +117,9 @@ def make_keys(directory: Path) -> None:
         for role in ROLES:
             path = client_key_file(directory, role)
             if not path.exists():
-                _write_private(path, ClientKey(role, role, _new_pair(), _server_pair(directory).public))
+                _write_private(
+                    path, ClientKey(role, role, _new_pair(), _server_pair(directory).public)
+                )
             # Listed also where a crash came between its file and the list; removing a key removes its file.
             known[read_client_key(path).pair.public] = Listed(role, role)
         _write_clients(folder / CLIENTS_FILE, known)
@@ -127,9 +129,13 @@ def add_client(directory: Path, name: str, role: KeyRole = "worker") -> Path:
     """Let a new key in; returns its file, to be copied to where it is used; raises ConfigError."""
     folder, path = directory / KEYS_FOLDER, client_key_file(directory, name)
     if not NAME.fullmatch(name) or name == SERVER:
-        raise ConfigError(f"a key's name has up to 64 letters, digits, '.', '_' and '-', and is not {SERVER}: {name!r}")
+        raise ConfigError(
+            f"a key's name has up to 64 letters, digits, '.', '_' and '-', and is not {SERVER}: {name!r}"
+        )
     if path.exists():
-        raise ConfigError(f"{path} is there already; remove that key first (--remove {name}), or choose another name")
+        raise ConfigError(
+            f"{path} is there already; remove that key first (--remove {name}), or choose another name"
+        )
     pair = _new_pair()
     with _locked(folder):
         known = _read_clients(folder / CLIENTS_FILE)
@@ -208,7 +214,9 @@ def _read(path: Path, kind: type[Kind]) -> Kind:
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no key of a run: {error}; copy it again, or make a new one") from None
+        raise ConfigError(
+            f"{path} is no key of a run: {error}; copy it again, or make a new one"
+        ) from None
 
 
 def _write_private(path: Path, content: msgspec.Struct) -> None:
@@ -230,7 +238,9 @@ def _read_clients(path: Path) -> dict[str, Listed]:
             case [name, "worker" | "rank" | "operator" as role, public] if len(public) == KEY_CHARS:
                 clients[public] = Listed(name, role)
             case _:
-                raise ConfigError(f"{path}, line {number}: {line!r} is not NAME ROLE PUBLIC_KEY, with ROLE of {ROLES}")
+                raise ConfigError(
+                    f"{path}, line {number}: {line!r} is not NAME ROLE PUBLIC_KEY, with ROLE of {ROLES}"
+                )
     return clients
 
 
@@ -263,6 +273,8 @@ class Authenticator(ThreadAuthenticator):
         is_let_in = found is not None and found.role in self._run_keys.roles
         if not is_let_in:
             self._refused += 1
-            named = f"the key {found.name!r} of the role {found.role}" if found else "an unknown key"
+            named = (
+                f"the key {found.name!r} of the role {found.role}" if found else "an unknown key"
+            )
             log.warning("refused a connection with %s, %d so far", named, self._refused)
         return is_let_in

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixrl.common.wire.messages.groups import GroupPrefixes, Row, ScoredGroup, TaskKind, TextVerdict, Verdict
+from prefixrl.common.wire.messages.groups import (
+    GroupPrefixes,
+    Row,
+    ScoredGroup,
+    TaskKind,
+    TextVerdict,
+    Verdict,
+)
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.verdicts import row_verdict
 
@@ -68,7 +75,11 @@ def probe_rows(tokens: NDArray[np.int32], sizes: Sequence[tuple[int, int]]) -> l
 
 def probe_positions(note: WeightsNote) -> int:
     """Return the number of tokens of a probe that are scored."""
-    return sum(scored for _, scored in note.probe_rows) if note.probe_rows else max(0, len(note.probe_tokens) // 4 - 1)
+    return (
+        sum(scored for _, scored in note.probe_rows)
+        if note.probe_rows
+        else max(0, len(note.probe_tokens) // 4 - 1)
+    )
 
 
 def logprobs(packed: bytes, tokens: int) -> NDArray[np.float32]:
@@ -82,7 +93,10 @@ def logprobs(packed: bytes, tokens: int) -> NDArray[np.float32]:
 
 
 def check_prefixes(
-    group: GroupPrefixes, rows_per_group: int, is_by_adapter: bool = True, limits: GroupLimits = UNLIMITED
+    group: GroupPrefixes,
+    rows_per_group: int,
+    is_by_adapter: bool = True,
+    limits: GroupLimits = UNLIMITED,
 ) -> None:
     """Raise ValueError naming the group unless a received group of prefixes fits its task.
 
@@ -91,10 +105,14 @@ def check_prefixes(
     where = f"group {group.seq} (prompt {group.prompt.prompt_id})"
     if group.error:
         if group.rows:
-            raise ValueError(f"{where} holds {len(group.rows)} rows beside its error: {group.error}")
+            raise ValueError(
+                f"{where} holds {len(group.rows)} rows beside its error: {group.error}"
+            )
         return
     if len(group.rows) != rows_per_group:
-        raise ValueError(f"{where} holds {len(group.rows)} rows, the task asked for {rows_per_group}")
+        raise ValueError(
+            f"{where} holds {len(group.rows)} rows, the task asked for {rows_per_group}"
+        )
     if not _fits(group, is_by_adapter, limits):
         _tell_fault(group, where, is_by_adapter, limits)
 
@@ -108,7 +126,11 @@ def _fits(group: GroupPrefixes, is_by_adapter: bool, limits: GroupLimits) -> boo
     if prompt_bytes % TOKEN_BYTES or prompt_bytes > TOKEN_BYTES * limits.prompt_tokens:
         return False
     for row, size_bytes in zip(rows, sizes, strict=True):
-        if size_bytes % TOKEN_BYTES or size_bytes > TOKEN_BYTES * limits.row_tokens or len(row.logprobs) != size_bytes:
+        if (
+            size_bytes % TOKEN_BYTES
+            or size_bytes > TOKEN_BYTES * limits.row_tokens
+            or len(row.logprobs) != size_bytes
+        ):
             return False
         if row.text and len(row.text) > MOST_CHARS_PER_TOKEN * size_bytes // TOKEN_BYTES:
             return False
@@ -117,11 +139,16 @@ def _fits(group: GroupPrefixes, is_by_adapter: bool, limits: GroupLimits) -> boo
     if ids.size and int(ids.max()) >= limits.vocabulary:
         return False
     # NaN is neither; what is finite and at most 0 has bounds on both sides.
-    return not values.size or bool(-math.inf < float(values.min()) and float(values.max()) <= MOST_LOGPROB)
+    return not values.size or bool(
+        -math.inf < float(values.min()) and float(values.max()) <= MOST_LOGPROB
+    )
 
 
 def _tell_fault(group: GroupPrefixes, where: str, is_by_adapter: bool, limits: GroupLimits) -> None:
-    parts = [("prompt", group.prompt_tokens), *((f"row {index}", row.tokens) for index, row in enumerate(group.rows))]
+    parts = [
+        ("prompt", group.prompt_tokens),
+        *((f"row {index}", row.tokens) for index, row in enumerate(group.rows)),
+    ]
     for index, (part, tokens) in enumerate(parts, start=-1):
         most = limits.prompt_tokens if index < 0 else limits.row_tokens
         try:
@@ -171,7 +198,9 @@ def check_spans(group: GroupPrefixes, version: int, may_cross: bool) -> None:
         if versions != sorted(set(versions)):
             raise ValueError(f"{where}: versions {versions} of its spans do not rise")
         if versions[0] < version:
-            raise ValueError(f"{where}: a token of version {versions[0]} in a result of version {version}")
+            raise ValueError(
+                f"{where}: a token of version {versions[0]} in a result of version {version}"
+            )
         if versions != [version] and not may_cross:
             raise ValueError(
                 f'{where}: tokens of versions {versions}, one is allowed, {version} (swap = "drain", or evaluation)'
@@ -180,7 +209,12 @@ def check_spans(group: GroupPrefixes, version: int, may_cross: bool) -> None:
 
 def digests(groups: Iterable[GroupPrefixes]) -> set[tuple[int, str]]:
     """Return every (version, weights digest) that wrote a token of these groups."""
-    return {(span.version, span.weights_digest) for group in groups for row in group.rows for span in row.spans}
+    return {
+        (span.version, span.weights_digest)
+        for group in groups
+        for row in group.rows
+        for span in row.spans
+    }
 
 
 def check_verdicts(
@@ -193,15 +227,24 @@ def check_verdicts(
     """Raise ValueError naming the group unless its verdicts are those of its rows, without too much text."""
     where = f"group {group.prefixes.seq} (prompt {group.prefixes.prompt.prompt_id})"
     if len(group.verdicts) != len(group.prefixes.rows):
-        raise ValueError(f"{where} holds {len(group.verdicts)} verdicts for {len(group.prefixes.rows)} rows")
+        raise ValueError(
+            f"{where} holds {len(group.verdicts)} verdicts for {len(group.prefixes.rows)} rows"
+        )
     gold = group.prefixes.prompt.gold
     for index, verdict in enumerate(group.verdicts):
         try:
             texts = _checked_texts(verdict, continuations, most_chars)
             if has_step_rewards and kind == "train" and verdict.process is not None:
-                tokens, ends = token_ids(group.prefixes.rows[index].tokens).size, verdict.process.ends
-                if (count := len(verdict.process.scores)) != len(ends) or any(not 0 < end <= tokens for end in ends):
-                    raise ValueError(f"{count} scores of steps with ends {ends} in a row of {tokens} tokens")
+                tokens, ends = (
+                    token_ids(group.prefixes.rows[index].tokens).size,
+                    verdict.process.ends,
+                )
+                if (count := len(verdict.process.scores)) != len(ends) or any(
+                    not 0 < end <= tokens for end in ends
+                ):
+                    raise ValueError(
+                        f"{count} scores of steps with ends {ends} in a row of {tokens} tokens"
+                    )
         except ValueError as error:
             raise ValueError(f"{where}, row {index}: {error}") from None
         if (kind == "train" or gold) and "no_gold" in [each.status for each in texts]:
@@ -210,7 +253,9 @@ def check_verdicts(
             )
 
 
-def _checked_texts(verdict: Verdict, continuations: int, most_chars: int) -> tuple[TextVerdict, ...]:
+def _checked_texts(
+    verdict: Verdict, continuations: int, most_chars: int
+) -> tuple[TextVerdict, ...]:
     """Return the verdicts on a row's texts; ValueError unless each can be true."""
     texts = verdict.texts
     if len(texts) != continuations:
@@ -220,8 +265,14 @@ def _checked_texts(verdict: Verdict, continuations: int, most_chars: int) -> tup
             raise ValueError(f"reward {each.reward} is outside [0, 1]")
         _check_length(each.completion, most_chars)
         found = each.process
-        if found and found.ends and (len(found.ends) != len(found.scores) or list(found.ends) != sorted(found.ends)):
-            raise ValueError(f"{len(found.scores)} scores of steps with ends {found.ends}, which must rise, one each")
+        if (
+            found
+            and found.ends
+            and (len(found.ends) != len(found.scores) or list(found.ends) != sorted(found.ends))
+        ):
+            raise ValueError(
+                f"{len(found.scores)} scores of steps with ends {found.ends}, which must rise, one each"
+            )
     if verdict.continuations and verdict != row_verdict(verdict.continuations):
         raise ValueError("its verdict does not follow from those of its continuations")
     return texts

@@ -46,7 +46,9 @@ class WaitLog:
 def hello(role: Role, incarnation: str, number: int | None = None) -> Hello:
     """Return the first message of this process."""
     host, pid = socket.gethostname(), os.getpid()
-    return Hello(protocol=PROTOCOL, role=role, incarnation=incarnation, host=host, pid=pid, number=number)
+    return Hello(
+        protocol=PROTOCOL, role=role, incarnation=incarnation, host=host, pid=pid, number=number
+    )
 
 
 class Requester:
@@ -98,7 +100,9 @@ class Requester:
                 )
             wait.log_progress(waited_s)
 
-    def _try(self, request: ToBroker, wanted: type[Answer]) -> tuple[FromBroker, list[bytes]] | None:
+    def _try(
+        self, request: ToBroker, wanted: type[Answer]
+    ) -> tuple[FromBroker, list[bytes]] | None:
         try:
             self._client.send(request, self._tag, timeout_s=self._try_s)
             return self._answer(wanted)

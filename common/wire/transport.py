@@ -44,11 +44,18 @@ HEARTBEAT_IVL_MS = 2_000
 HEARTBEAT_TIMEOUT_MS = 10_000
 
 _COMMON_OPTIONS = {
-    zmq.SNDHWM: HWM_MESSAGES, zmq.RCVHWM: HWM_MESSAGES, zmq.HEARTBEAT_IVL: HEARTBEAT_IVL_MS,
-    zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS, zmq.HEARTBEAT_TTL: HEARTBEAT_TIMEOUT_MS, zmq.HANDSHAKE_IVL: 5_000,
-    zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 30, zmq.TCP_KEEPALIVE_INTVL: 5, zmq.TCP_KEEPALIVE_CNT: 3,
+    zmq.SNDHWM: HWM_MESSAGES,
+    zmq.RCVHWM: HWM_MESSAGES,
+    zmq.HEARTBEAT_IVL: HEARTBEAT_IVL_MS,
+    zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
+    zmq.HEARTBEAT_TTL: HEARTBEAT_TIMEOUT_MS,
+    zmq.HANDSHAKE_IVL: 5_000,
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 30,
+    zmq.TCP_KEEPALIVE_INTVL: 5,
+    zmq.TCP_KEEPALIVE_CNT: 3,
     zmq.LINGER: 0,
-}  # fmt: skip
+}
 _SERVER_OPTIONS = {
     zmq.ROUTER_MANDATORY: 1,
     zmq.ROUTER_HANDOVER: 1,
@@ -113,14 +120,20 @@ def check_endpoint(endpoint: str) -> str:
     """Return the endpoint, or raise ConfigError unless it is a tcp or ipc address."""
     port = endpoint.rsplit(":", 1)[-1]
     if not endpoint:
-        raise ConfigError("the endpoint is empty; a learner writes RUN/endpoint seconds after its start: try again")
+        raise ConfigError(
+            "the endpoint is empty; a learner writes RUN/endpoint seconds after its start: try again"
+        )
     if not endpoint.startswith(("tcp://", "ipc://")):
         raise ConfigError(f"endpoint {endpoint!r} is neither tcp://HOST:PORT nor ipc://PATH")
     if endpoint.startswith("tcp://") and not (port.isdigit() and int(port) <= 65535):
-        raise ConfigError(f"endpoint {endpoint!r} needs a port between 1 and 65535: tcp://127.0.0.1:5555, for example")
+        raise ConfigError(
+            f"endpoint {endpoint!r} needs a port between 1 and 65535: tcp://127.0.0.1:5555, for example"
+        )
     host = endpoint.removeprefix("tcp://").rpartition(":")[0]
     if endpoint.startswith("tcp://") and (":" in host or "[" in host):
-        raise ConfigError(f"endpoint {endpoint!r} is an IPv6 address; only IPv4 is supported: tcp://10.0.0.7:5555")
+        raise ConfigError(
+            f"endpoint {endpoint!r} is an IPv6 address; only IPv4 is supported: tcp://10.0.0.7:5555"
+        )
     return endpoint
 
 
@@ -128,9 +141,13 @@ class Server(Generic[In, Out]):
     """A ROUTER: receives `In` from many clients, sends `Out` to one of them by identity."""
 
     def __init__(
-        self, endpoint: str, incoming: object, keys: ServerKeys, queue_messages: int = HWM_MESSAGES,
+        self,
+        endpoint: str,
+        incoming: object,
+        keys: ServerKeys,
+        queue_messages: int = HWM_MESSAGES,
         local_endpoint: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Listen; raises ConfigError. At `local_endpoint`, in a folder of this user, peers need no key.
 
         A peer for which `queue_messages` wait does not read.
@@ -262,7 +279,9 @@ def _checked(encoded: bytes, message: object) -> bytes:
 class Client(Generic[In, Out]):
     """A DEALER connected to one server, by an identity that does not begin with a zero byte."""
 
-    def __init__(self, endpoint: str, incoming: object, identity: bytes, key: ClientKey | None) -> None:
+    def __init__(
+        self, endpoint: str, incoming: object, identity: bytes, key: ClientKey | None
+    ) -> None:
         """Begin to connect, with a key, or without one to a server's local endpoint."""
         self.endpoint = check_endpoint(endpoint)
         self._context: Context = zmq.Context(io_threads=1)
@@ -334,9 +353,14 @@ class Client(Generic[In, Out]):
     def send(self, message: Out, tag: bytes = b"", timeout_s: float = 5.0) -> None:
         """Hand a message to the connection; raises PeerLost after `timeout_s`, Refusal."""
         if not self._socket.poll(max(0, int(timeout_s * 1000)), zmq.POLLOUT):
-            raise PeerLost(f"no connection to {self.endpoint} within {timeout_s:g} s: {self.why_not()}")
+            raise PeerLost(
+                f"no connection to {self.endpoint} within {timeout_s:g} s: {self.why_not()}"
+            )
         encoded = memoryview(_checked(self._encoder.encode(message), message))
-        frames = [encoded[start : start + MAX_FRAME_BYTES] for start in range(0, len(encoded), MAX_FRAME_BYTES)]
+        frames = [
+            encoded[start : start + MAX_FRAME_BYTES]
+            for start in range(0, len(encoded), MAX_FRAME_BYTES)
+        ]
         try:
             self._socket.send_multipart([tag, *frames] if tag else frames, flags=zmq.NOBLOCK)
         except zmq.Again:
@@ -362,7 +386,9 @@ class Client(Generic[In, Out]):
         self._wake_write.close()
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[object], frames: Sequence[bytes | memoryview], peer: bytes) -> object:
+def _decode(
+    decoder: msgspec.msgpack.Decoder[object], frames: Sequence[bytes | memoryview], peer: bytes
+) -> object:
     try:
         if not frames:
             raise ValueError("no frame")

@@ -56,7 +56,11 @@ def check(config: RunConfig, allowed: Allowed) -> None:
     for secret in wanted.secrets:
         if secret not in allowed.secrets:
             is_for_function = secret in config.reward.environment
-            where = "hands %s to its reward function" if is_for_function else f"sends %s to {_sent(config)[secret]}"
+            where = (
+                "hands %s to its reward function"
+                if is_for_function
+                else f"sends %s to {_sent(config)[secret]}"
+            )
             raise ConfigError(
                 f"this run {where % f'the environment variable {secret}'}; if that is right, start the scorer with "
                 f"{SECRET_FLAG} {secret}"

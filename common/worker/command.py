@@ -10,7 +10,13 @@ import click
 
 from prefixrl.common.errors import ConfigError, RunIsOver
 from prefixrl.common.host.log_lines import LineBudget
-from prefixrl.common.host.process import AskedToStop, StopSignals, exit_codes, start_logging, without_gc
+from prefixrl.common.host.process import (
+    AskedToStop,
+    StopSignals,
+    exit_codes,
+    start_logging,
+    without_gc,
+)
 from prefixrl.common.host.service import Service
 
 if TYPE_CHECKING:
@@ -24,10 +30,16 @@ GRACE_S = 20.0
 """Usual grace time; batch systems and service managers kill after 30 s."""
 AHEAD_VARIABLE = "PREFIXRL_AHEAD_OF"
 """Variable by which a launch starts a worker beside the learner: the mark of an earlier broker's endpoint file."""
-ALLOW_FUNCTION = "Let the run's reward.function be executed here if it is this one; may be repeated."
+ALLOW_FUNCTION = (
+    "Let the run's reward.function be executed here if it is this one; may be repeated."
+)
 SECRET = "Let the run use this environment variable: its endpoint's key, or one of reward.environment; may be repeated."
 settings_option = click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key, e.g. algorithm.kl=1e-3."
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a key, e.g. algorithm.kl=1e-3.",
 )
 """Option that passes `settings`, a tuple of texts."""
 
@@ -41,14 +53,27 @@ def worker_command(role: Literal["rollout", "scorer"], text: str) -> click.Comma
     """Make the command `prefixrl-ROLE`: enrol, `load` the worker of `prefixrl.ROLE.start`, run it until the end."""
 
     @click.command(name=f"prefixrl-{role}", help=text)
-    @click.option("--run", "directory", type=PATH, help="The run's directory, which names the broker's endpoint.")
-    @click.option("--connect", help="Without --run: the broker's endpoint, for example tcp://node7:5555.")
-    @click.option("--key", "key_file", type=PATH, help="With --connect: the key file of this worker.")
+    @click.option(
+        "--run",
+        "directory",
+        type=PATH,
+        help="The run's directory, which names the broker's endpoint.",
+    )
+    @click.option(
+        "--connect", help="Without --run: the broker's endpoint, for example tcp://node7:5555."
+    )
+    @click.option(
+        "--key", "key_file", type=PATH, help="With --connect: the key file of this worker."
+    )
     @click.option("--model", help="The model's folder on this host, if it differs from the run's.")
     @click.option(
-        "--engine", type=click.Choice(["auto", "vllm", "transformers", "simulated"]), help="Engine on this host."
+        "--engine",
+        type=click.Choice(["auto", "vllm", "transformers", "simulated"]),
+        help="Engine on this host.",
     )
-    @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Device on this host.")
+    @click.option(
+        "--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Device on this host."
+    )
     @click.option(
         "--number",
         type=click.IntRange(0, MOST_NUMBER),
@@ -61,13 +86,22 @@ def worker_command(role: Literal["rollout", "scorer"], text: str) -> click.Comma
         show_default=True,
         help="Longest time to finish open tasks after SIGTERM, SIGUSR1 or SIGUSR2; a second signal ends it.",
     )
-    @_scorer_option(role, "--allow-function", "functions", metavar="FILE.py:NAME", help=ALLOW_FUNCTION)
+    @_scorer_option(
+        role, "--allow-function", "functions", metavar="FILE.py:NAME", help=ALLOW_FUNCTION
+    )
     @_scorer_option(role, "--secret", "secrets", metavar="NAME", help=SECRET)
     def command(  # noqa: PLR0913 -- one per flag
-        directory: Path | None, connect: str | None, key_file: Path | None, grace_s: float, model: str | None,
-        engine: str | None, device: str | None, number: int | None,
-        functions: tuple[str, ...] = (), secrets: tuple[str, ...] = (),
-    ) -> None:  # fmt: skip
+        directory: Path | None,
+        connect: str | None,
+        key_file: Path | None,
+        grace_s: float,
+        model: str | None,
+        engine: str | None,
+        device: str | None,
+        number: int | None,
+        functions: tuple[str, ...] = (),
+        secrets: tuple[str, ...] = (),
+    ) -> None:
         stop, service = StopSignals(), Service()
         with exit_codes():
             if (directory is None) == (connect is None) or (connect is None) != (key_file is None):
@@ -84,8 +118,17 @@ def worker_command(role: Literal["rollout", "scorer"], text: str) -> click.Comma
             # The file in the directory may be of an earlier start, while a learner reads its data and its journal.
             patience_s = FIRST_CONTACT_S if directory is None else ORPHAN_S
             allowed = Allowed(tuple(map(_absolute, functions)), secrets)
-            session = join(find, role, Overrides(model, engine, device, allowed, number), stop.is_set, patience_s)
-            work(session.link, lambda: _exposed(session, lambda: _run(session, role, stop, service, grace_s)))
+            session = join(
+                find,
+                role,
+                Overrides(model, engine, device, allowed, number),
+                stop.is_set,
+                patience_s,
+            )
+            work(
+                session.link,
+                lambda: _exposed(session, lambda: _run(session, role, stop, service, grace_s)),
+            )
 
     return command
 
@@ -125,13 +168,17 @@ def _exposed(session: "WorkerSession", run: Callable[[], str]) -> str:
         return run()
 
 
-def _run(session: "WorkerSession", role: str, stop: StopSignals, service: Service, grace_s: float) -> str:
+def _run(
+    session: "WorkerSession", role: str, stop: StopSignals, service: Service, grace_s: float
+) -> str:
     """Load the worker and run it, watched by systemd from its Ready on."""
     link, name = session.link, f"{session.welcome.worker} of run {session.welcome.run_id}"
     service.status(f"{name}: loading {session.model}")
     with stop.ending_at_once():
         with without_gc():
-            loading = import_module(f"prefixrl.{role}.start")  # slow: only once the broker has answered
+            loading = import_module(
+                f"prefixrl.{role}.start"
+            )  # slow: only once the broker has answered
         loaded = loading.load(session)
     service.ready(f"{name}: ready")
 

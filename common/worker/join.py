@@ -65,7 +65,11 @@ class EndedEarly(Exception):
 
 
 def find_broker(
-    directory: Path | None, endpoint: str | None, key_file: Path | None, stopping: Callable[[], bool], old: str | None
+    directory: Path | None,
+    endpoint: str | None,
+    key_file: Path | None,
+    stopping: Callable[[], bool],
+    old: str | None,
 ) -> Find:
     """Return the finder of a given endpoint, or of the broker that a run directory names.
 
@@ -76,7 +80,8 @@ def find_broker(
     _wait_for_endpoint(directory, stopping, old)
     if (directory / END_FILE).exists():
         log.warning(
-            "the run in %s has ended (`prefixrl list` tells how): waiting for a learner to go on with it", directory
+            "the run in %s has ended (`prefixrl list` tells how): waiting for a learner to go on with it",
+            directory,
         )
     return partial(address_in, directory, "worker")
 
@@ -103,9 +108,12 @@ def _wait_for_endpoint(directory: Path, stopping: Callable[[], bool], old: str |
 
 
 def join(
-    find: Find, role: Literal["rollout", "scorer"], overrides: Overrides, stopping: Callable[[], bool],
+    find: Find,
+    role: Literal["rollout", "scorer"],
+    overrides: Overrides,
+    stopping: Callable[[], bool],
     patience_s: float = FIRST_CONTACT_S,
-) -> WorkerSession:  # fmt: skip
+) -> WorkerSession:
     """Connect and enrol within `patience_s`; raises a PrefixRLError that tells why it cannot."""
     link = Link(find, role, number=overrides.number)
     welcome = link.welcome(patience_s, stopping)
@@ -115,7 +123,11 @@ def join(
         check(config, overrides.allowed)
     link.heartbeat_s = config.broker.heartbeat_s
     section = config.rollout if role == "rollout" else config.scorer
-    changed = {key: value for key, value in (("engine", overrides.engine), ("device", overrides.device)) if value}
+    changed = {
+        key: value
+        for key, value in (("engine", overrides.engine), ("device", overrides.device))
+        if value
+    }
     config = config.model_copy(update={role: section.model_copy(update=changed)})
     if role == "scorer" and config.mode == "direct" and changed:
         raise ConfigError(
@@ -123,7 +135,9 @@ def join(
         )
     model = overrides.model or config.model_of(role)
     if os.path.isabs(model) and not os.path.isdir(model):
-        raise DataError(f"{welcome.worker}: no model folder {model} on this host; give its folder here with --model")
+        raise DataError(
+            f"{welcome.worker}: no model folder {model} on this host; give its folder here with --model"
+        )
     log.info("joined run %s as %s; loading %s", welcome.run_id, welcome.worker, model)
     engine = changed.get("engine", section.engine)
     if engine != "simulated":

@@ -67,7 +67,9 @@ class Vitals:
 class Link:
     """One worker's connection; the work loop writes its `vitals`."""
 
-    def __init__(self, find: Find, role: Role, heartbeat_s: float = 1.0, number: int | None = None) -> None:
+    def __init__(
+        self, find: Find, role: Role, heartbeat_s: float = 1.0, number: int | None = None
+    ) -> None:
         self._find, self._address = find, find()
         self.name: str = role
         self.vitals = Vitals()
@@ -79,7 +81,9 @@ class Link:
         self._client = self._connected()
         self._outgoing: queue.SimpleQueue[ToBroker] = queue.SimpleQueue()
         self._unacknowledged: dict[str, tuple[Result, float]] = {}
-        self._welcome: queue.SimpleQueue[messages.Welcome | messages.Reject | messages.Done] = queue.SimpleQueue()
+        self._welcome: queue.SimpleQueue[messages.Welcome | messages.Reject | messages.Done] = (
+            queue.SimpleQueue()
+        )
         self.heartbeat_s = heartbeat_s
         """The run's interval, once it is known."""
         self._known = False
@@ -124,7 +128,9 @@ class Link:
         if isinstance(answer, messages.Done):
             raise RunIsOver(f"there is nothing to do: {answer.reason}")
         if answer.protocol != PROTOCOL:
-            raise Refusal(f"the broker speaks protocol {answer.protocol}, this process {PROTOCOL}; use one release")
+            raise Refusal(
+                f"the broker speaks protocol {answer.protocol}, this process {PROTOCOL}; use one release"
+            )
         return answer
 
     def _first_answer(
@@ -138,7 +144,9 @@ class Link:
                 raise RunIsOver("asked to stop before a broker had answered")
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                raise PeerLost(f"no broker answered at {self.endpoint} within {timeout_s:g} s; {self._why_silent}")
+                raise PeerLost(
+                    f"no broker answered at {self.endpoint} within {timeout_s:g} s; {self._why_silent}"
+                )
             with contextlib.suppress(queue.Empty):
                 return self._welcome.get(timeout=min(left_s, TICK_S))
 
@@ -152,7 +160,9 @@ class Link:
         if self._failure is not None:
             raise self._failure
         try:
-            message = self.inbox.get(timeout=timeout_s) if timeout_s > 0 else self.inbox.get_nowait()
+            message = (
+                self.inbox.get(timeout=timeout_s) if timeout_s > 0 else self.inbox.get_nowait()
+            )
         except queue.Empty:
             return None
         if isinstance(message, messages.Reject):
@@ -162,7 +172,9 @@ class Link:
     def close(self, reason: str, patience_s: float = 2.0) -> None:
         """Send Goodbye once every result is acknowledged or the patience is over."""
         deadline_s = time.monotonic() + patience_s
-        while (self._unacknowledged or not self._outgoing.empty()) and time.monotonic() < deadline_s:
+        while (
+            self._unacknowledged or not self._outgoing.empty()
+        ) and time.monotonic() < deadline_s:
             time.sleep(0.01)
         self._outgoing.put(messages.Goodbye(cut_text(reason)))
         self._closing.set()
@@ -198,7 +210,9 @@ class Link:
 
     def _beat(self, now_s: float) -> None:
         if now_s - self._heard_s > ORPHAN_S:
-            raise PeerLost(f"the broker at {self.endpoint} has been silent for {now_s - self._heard_s:.0f} s")
+            raise PeerLost(
+                f"the broker at {self.endpoint} has been silent for {now_s - self._heard_s:.0f} s"
+            )
         self._reconnect(now_s)
         vitals = replace(self.vitals)
         self._handed_over.difference_update(vitals.leases)
@@ -206,7 +220,9 @@ class Link:
         vitals.leases, vitals.state = (*vitals.leases, *self._handed_over), cut_text(vitals.state)
         if now_s - self._measured_s >= MEMORY_EVERY_S:
             self._memory, self._measured_s = memory_now(), now_s
-        self._try_send(messages.Heartbeat(**vars(vitals), memory=self._memory) if self._known else self._hello)
+        self._try_send(
+            messages.Heartbeat(**vars(vitals), memory=self._memory) if self._known else self._hello
+        )
 
     def _reconnect(self, now_s: float) -> None:
         """Connect again while the broker is silent: where it moved to, or where it was."""
@@ -253,7 +269,9 @@ class Link:
         try:
             self._client.send(message, timeout_s=0.2)
         except PeerLost as error:
-            if time.monotonic() - self._heard_s > LOOK_S and self._why_silent != (why := str(error)):
+            if time.monotonic() - self._heard_s > LOOK_S and self._why_silent != (
+                why := str(error)
+            ):
                 self._why_silent = why
                 log.warning("%s", why)
             return False
@@ -272,7 +290,9 @@ class Link:
         match message:
             case messages.Welcome(run_id=run_id, worker=name):
                 if self._run_id not in ("", run_id):
-                    raise PeerLost(f"at {self.endpoint} is another run now, {run_id}; this worker is of {self._run_id}")
+                    raise PeerLost(
+                        f"at {self.endpoint} is another run now, {run_id}; this worker is of {self._run_id}"
+                    )
                 self._run_id = run_id
                 # The next broker of the run is to know it under the same name.
                 self._hello = msgspec.structs.replace(self._hello, number=number_of(name))

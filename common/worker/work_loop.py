@@ -6,7 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from prefixrl.common.wire.messages.learner import FromBroker
-from prefixrl.common.wire.messages.worker import Done, Leaving, PrefixTask, Refused, Revoke, ScoreTask, Welcome
+from prefixrl.common.wire.messages.worker import (
+    Done,
+    Leaving,
+    PrefixTask,
+    Refused,
+    Revoke,
+    ScoreTask,
+    Welcome,
+)
 from prefixrl.common.worker.link import Link
 from prefixrl.common.worker.open_tasks import Drain, RowsLeftReport, handed_back
 
@@ -23,7 +31,10 @@ class WorkLoop(ABC, Generic[Task]):
         self._kind: type[Task] = kind
 
     def run(
-        self, requests: Callable[[], int], grace_s: float = 0.0, alive: Callable[[int | None], None] = lambda _: None
+        self,
+        requests: Callable[[], int],
+        grace_s: float = 0.0,
+        alive: Callable[[int | None], None] = lambda _: None,
     ) -> str:
         """Work until the run is over or `requests` to stop end the drain; return why it ended.
 

@@ -16,7 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from prefixrl.common.config.foreign import read_toml
+from prefixrl.common.config.foreign.files import read_toml
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, PeerLost, UserError
 from prefixrl.common.run import json_lines
@@ -25,7 +25,9 @@ from prefixrl.common.run.status import StatusDocument
 from prefixrl.deploy.runs.checkpoints import config_of
 from prefixrl.deploy.view.run_state import fetch, is_over
 
-ADVICE: dict[str, str] = read_toml(Path(__file__).parent / "tables" / "advice.toml", "the table of advice")
+ADVICE: dict[str, str] = read_toml(
+    Path(__file__).parent / "tables" / "advice.toml", "the table of advice"
+)
 LEARNER, WORKERS = "learner", ("rollout", "scorer")
 LEAST_ITERATIONS = 5
 FULL = 0.9
@@ -93,13 +95,19 @@ def advise(rates: Rates) -> Advice:
     shares = rates.share
     busiest = max(shares, key=lambda role: shares[role])
     wanted = {
-        role: min(rates.most[role], max(1, math.ceil(rates.work_s(role, 1) / (FULL * rates.learner_s))))
+        role: min(
+            rates.most[role], max(1, math.ceil(rates.work_s(role, 1) / (FULL * rates.learner_s)))
+        )
         for role in rates.busy
     }
-    balanced_s = max([rates.learner_s, *(rates.work_s(role, count) for role, count in wanted.items())])
+    balanced_s = max(
+        [rates.learner_s, *(rates.work_s(role, count) for role, count in wanted.items())]
+    )
     slowest_s = max((rates.work_s(role, rates.counts[role]) for role in rates.busy), default=0.0)
     ranks = rates.counts[LEARNER]
-    wanted[LEARNER] = max(1, math.ceil(rates.work_s(LEARNER, 1) / slowest_s)) if slowest_s else ranks
+    wanted[LEARNER] = (
+        max(1, math.ceil(rates.work_s(LEARNER, 1) / slowest_s)) if slowest_s else ranks
+    )
     is_held_up = rates.is_synchronous or shares[busiest] >= IDLE
     return Advice(bottleneck=busiest if is_held_up else "", wanted=wanted, balanced_s=balanced_s)
 
@@ -107,7 +115,9 @@ def advise(rates: Rates) -> Advice:
 def sentences(rates: Rates, advice: Advice, cores: int) -> list[str]:
     """Return the advice in words; `cores` are those of this host."""
     busy = sum(share * rates.counts[role] for role, share in rates.share.items())
-    waited = ", ".join(f"{share:.0%} for {cause}" for cause, share in rates.waited.items() if share >= 0.01)
+    waited = ", ".join(
+        f"{share:.0%} for {cause}" for cause, share in rates.waited.items() if share >= 0.01
+    )
     return [
         f"an iteration takes {rates.iteration_s:.2f} s; the learner waits {waited or 'for nothing'}",
         _about_the_bottleneck(rates, advice),
@@ -126,15 +136,25 @@ def _about_the_bottleneck(rates: Rates, advice: Advice) -> str:
     if role == LEARNER:
         less = (each for each in rates.busy if wanted[each] < counts[each])
         spare = " and ".join(f"{wanted[each]} of {counts[each]} {each}s would do" for each in less)
-        pace = ADVICE["pace"].format(ranks=wanted[role], there=counts[role]) if wanted[role] > counts[role] else ""
-        return ADVICE["learner"].format(share=shares[role], pace=pace) + (spare and ADVICE["spare"].format(spare=spare))
+        pace = (
+            ADVICE["pace"].format(ranks=wanted[role], there=counts[role])
+            if wanted[role] > counts[role]
+            else ""
+        )
+        return ADVICE["learner"].format(share=shares[role], pace=pace) + (
+            spare and ADVICE["spare"].format(spare=spare)
+        )
     more = [role, *(each for each in rates.busy if each != role and wanted[each] > counts[each])]
     changes = " and ".join(f"{wanted[each]} {each}s instead of {counts[each]}" for each in more)
-    told = ADVICE["workers"].format(role=role, share=shares[role], changes=changes, balanced_s=advice.balanced_s)
+    told = ADVICE["workers"].format(
+        role=role, share=shares[role], changes=changes, balanced_s=advice.balanced_s
+    )
     return told + (ADVICE["full"] if wanted[role] == rates.most[role] else "")
 
 
-def rates_of(lines: Sequence[MetricsLine], config: RunConfig, document: StatusDocument | None) -> Rates:
+def rates_of(
+    lines: Sequence[MetricsLine], config: RunConfig, document: StatusDocument | None
+) -> Rates:
     """Return the measured rates of a run; raises ConfigError for one that is too short."""
     if len(lines) < LEAST_ITERATIONS:
         raise ConfigError(
@@ -142,7 +162,11 @@ def rates_of(lines: Sequence[MetricsLine], config: RunConfig, document: StatusDo
         )
     first, *rest = lines  # the first one waits for models to load
     iteration_s = (rest[-1].since_start_s - first.since_start_s) / len(rest)
-    counts = {LEARNER: config.launch.learner_ranks, "rollout": config.launch.rollouts, "scorer": config.launch.scorers}
+    counts = {
+        LEARNER: config.launch.learner_ranks,
+        "rollout": config.launch.rollouts,
+        "scorer": config.launch.scorers,
+    }
     busy = {role: share for role, share in rest[-1].busy_fraction.items() if role in WORKERS}
     seats = {role: config.embedded_seats(role) for role in WORKERS}
     if document:
@@ -159,8 +183,14 @@ def rates_of(lines: Sequence[MetricsLine], config: RunConfig, document: StatusDo
         learner_s=fmean(line.trained_s + line.publish_s for line in rest),
         busy=busy,
         counts=counts,
-        most={role: math.ceil(window_groups / max(1, seats[role] // algorithm.samples_per_prompt)) for role in WORKERS},
-        waited={cause: fmean(line.waited_for_s.get(cause, 0.0) for line in rest) / iteration_s for cause in causes},
+        most={
+            role: math.ceil(window_groups / max(1, seats[role] // algorithm.samples_per_prompt))
+            for role in WORKERS
+        },
+        waited={
+            cause: fmean(line.waited_for_s.get(cause, 0.0) for line in rest) / iteration_s
+            for cause in causes
+        },
         is_synchronous=algorithm.max_staleness == 0,
     )
 
@@ -180,6 +210,11 @@ def advice_for(directory: Path) -> tuple[Table, list[str]]:
     table = Table("", "there", "busy", "s per iteration", "for balance", box=box.SIMPLE_HEAD)
     for role, share in rates.share.items():
         spent_s = f"{share * rates.iteration_s:.2f}"
-        table.add_row(role, str(rates.counts[role]), f"{share:.0%}", spent_s, str(advice.wanted[role]))
+        table.add_row(
+            role, str(rates.counts[role]), f"{share:.0%}", spent_s, str(advice.wanted[role])
+        )
     source = "workers as connected now" if document else "numbers of workers as in [launch]"
-    return table, [*sentences(rates, advice, os.cpu_count() or 1), f"({len(lines)} iterations; {source})"]
+    return table, [
+        *sentences(rates, advice, os.cpu_count() or 1),
+        f"({len(lines)} iterations; {source})",
+    ]

@@ -21,8 +21,12 @@ PAGE = (Path(__file__).parent / "tables" / "configuration.txt").read_text(encodi
 
 @click.command("config")
 @click.argument("key", required=False)
-@click.option("--markdown", "form", flag_value="markdown", help="All keys, as the page docs/configuration.md.")
-@click.option("--json-schema", "form", flag_value="schema", help="The JSON schema of a run file, for editors.")
+@click.option(
+    "--markdown", "form", flag_value="markdown", help="All keys, as the page docs/configuration.md."
+)
+@click.option(
+    "--json-schema", "form", flag_value="schema", help="The JSON schema of a run file, for editors."
+)
 def config_command(key: str | None, form: str | None) -> None:
     """Explain a KEY or section of the run file; without one, list the sections.
 
@@ -45,7 +49,9 @@ def try_loss(function: str) -> None:
     Executes its file. Its gradient is compared with finite differences in float64, and its sum over two micro-batches
     with that over one.
     """
-    raise SystemExit(subprocess.call([sys.executable, "-m", "prefixrl.learner.training.loss_function", function]))
+    raise SystemExit(
+        subprocess.call([sys.executable, "-m", "prefixrl.learner.training.loss_function", function])
+    )
 
 
 def explained(key: str | None) -> Iterator[str]:
@@ -63,13 +69,21 @@ def explained(key: str | None) -> Iterator[str]:
         places = [".".join(parts[-2:]), parts[-1]]
         there = next((place for place in places if place in SYNONYMS or place in ABSENT), "")
         last = "" if "." in there else parts[-1]
-        found = [each for each in known if each.key.rsplit(".", 1)[-1] == last or each.key == SYNONYMS.get(there)]
+        found = [
+            each
+            for each in known
+            if each.key.rsplit(".", 1)[-1] == last or each.key == SYNONYMS.get(there)
+        ]
         if not found and there:
             yield from textwrap.wrap(f"{key}: there is none, because {ABSENT[there]}", WIDTH)
             return
     if not found:
         near = difflib.get_close_matches(key, [each.key for each in known], n=3, cutoff=0.75)
-        hint = f"; did you mean {', '.join(near)}?" if near else "; `prefixrl config` lists the sections"
+        hint = (
+            f"; did you mean {', '.join(near)}?"
+            if near
+            else "; `prefixrl config` lists the sections"
+        )
         raise ConfigError(f"{key}: there is no such key or section{hint}")
     for setting in found:
         yield from _long(setting)
@@ -80,9 +94,17 @@ def _long(setting: Setting) -> Iterator[str]:
         yield f"[{setting.key}]  {setting.sentence}"
         return
     is_required = setting.default == "required"
-    default = "  (required)" if is_required else f"  (default: {setting.default})" if setting.default else ""
+    default = (
+        "  (required)"
+        if is_required
+        else f"  (default: {setting.default})"
+        if setting.default
+        else ""
+    )
     yield f"{setting.key} = {setting.values}{default}"
-    yield from textwrap.wrap(setting.sentence, WIDTH, initial_indent="    ", subsequent_indent="    ")
+    yield from textwrap.wrap(
+        setting.sentence, WIDTH, initial_indent="    ", subsequent_indent="    "
+    )
 
 
 def page() -> str:
@@ -90,7 +112,14 @@ def page() -> str:
     known = settings()
     lines = [PAGE, *_table(known, "")]
     for section in (each for each in known if each.is_section):
-        lines += ["", f"## `[{section.key}]`", "", section.sentence, "", *_table(known, f"{section.key}.")]
+        lines += [
+            "",
+            f"## `[{section.key}]`",
+            "",
+            section.sentence,
+            "",
+            *_table(known, f"{section.key}."),
+        ]
     return "\n".join(lines) + "\n"
 
 

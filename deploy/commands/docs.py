@@ -43,13 +43,19 @@ def example(name: str | None, directory: Path | None) -> None:
     if name not in known:
         raise ConfigError(f"there is no example {name!r}; there are: {', '.join(known)}")
     if folder.exists():
-        raise ConfigError(f"{folder} is there already; give a new folder: prefixrl example {name} DIRECTORY")
+        raise ConfigError(
+            f"{folder} is there already; give a new folder: prefixrl example {name} DIRECTORY"
+        )
     shutil.copytree(EXAMPLES / name, folder, ignore=shutil.ignore_patterns("__pycache__"))
     # Its scripts import the modules beside them; data of another example stays where it is.
     for path in (*folder.glob("*.py"), *folder.glob("*.toml")):
         text = path.read_text(encoding="utf-8").replace(f"prefixrl.deploy.examples.{name}.", "")
         path.write_text(text.replace('"../', f'"{EXAMPLES}/'), encoding="utf-8")
-    what = f": {to_copy('prefixrl launch', folder / 'run.toml')} trains it" if (folder / "run.toml").exists() else ""
+    what = (
+        f": {to_copy('prefixrl launch', folder / 'run.toml')} trains it"
+        if (folder / "run.toml").exists()
+        else ""
+    )
     click.echo(f"{folder} holds the example {name}{what}")
 
 

@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from prefixrl.common.config.data import EVAL_FILE, TRAIN_FILE, DataConfig, Source, resolve
-from prefixrl.common.config.foreign import read_json
+from prefixrl.common.config.foreign.files import read_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.evaluation import plans as planning
@@ -44,16 +44,33 @@ class EvaluateOptions(checkpoints.CheckpointOptions):
 
 @click.command("eval")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--checkpoint", "checkpoints", multiple=True, metavar="N", help=checkpoints.CHECKPOINT)
-@click.option("--arm", "arms", multiple=True, help=f"{', '.join(planning.PREFIX_ARMS)}; default: all but clustering.")
+@click.option(
+    "--checkpoint", "checkpoints", multiple=True, metavar="N", help=checkpoints.CHECKPOINT
+)
+@click.option(
+    "--arm",
+    "arms",
+    multiple=True,
+    help=f"{', '.join(planning.PREFIX_ARMS)}; default: all but clustering.",
+)
 @checkpoints.data_option("; default: the run's held-out problems.")
 @click.option(
-    "--samples", type=click.IntRange(0), default=0, help="Sampled answers per problem besides the greedy one."
+    "--samples",
+    type=click.IntRange(0),
+    default=0,
+    help="Sampled answers per problem besides the greedy one.",
 )
-@click.option("--opening-tokens", type=click.IntRange(1), default=16, help="Length of an opening in prefix clustering.")
+@click.option(
+    "--opening-tokens",
+    type=click.IntRange(1),
+    default=16,
+    help="Length of an opening in prefix clustering.",
+)
 @checkpoints.ema_option
 @settings_option
-@click.option("--out", type=click.Path(path_type=Path), help="Where to write the table in Markdown.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Where to write the table in Markdown."
+)
 @click.option("--fresh", is_flag=True, help="Throw away what was judged before.")
 def eval_command(runs: tuple[Path, ...], out: Path | None, **options: Any) -> None:
     """Judge the adapters of RUNS (run directories) and arms to compare them with; print a table.
@@ -74,7 +91,10 @@ def evaluate(runs: list[Path], options: EvaluateOptions, out: Path | None) -> in
         for index, checkpoint in enumerate(options.checkpoints or (checkpoints.LATEST,))
     ]
     plans = [(plan, config) for plan, config in plans if plan.arms]
-    for plan, config in plans:  # all at once: a run that goes on removes checkpoints while the first is judged
+    for (
+        plan,
+        config,
+    ) in plans:  # all at once: a run that goes on removes checkpoints while the first is judged
         _prepare(plan, config, options.fresh)
     found: list[planning.ArmResult] = []
     incomplete: list[str] = []
@@ -107,7 +127,9 @@ def _plan(
     run: Path, label: str, checkpoint: str, options: EvaluateOptions, is_first: bool
 ) -> tuple[planning.OfflinePlan, RunConfig]:
     """Plan one checkpoint of a run; arms without an adapter are judged with the first one only."""
-    config = checkpoints.config_of(run, (f'broker.listen="{checkpoints.FREE_PORT}"', *options.settings))
+    config = checkpoints.config_of(
+        run, (f'broker.listen="{checkpoints.FREE_PORT}"', *options.settings)
+    )
     kind = kind_of(config)
     weights = checkpoints.weights_of(run, config, checkpoint, options.is_averaged)
     arms = [arm for arm in _possible_arms(config) if arm in (options.arms or USUAL_ARMS)]
@@ -121,10 +143,15 @@ def _plan(
     }
     config = config.model_copy(update=changes)
     plan = planning.OfflinePlan(
-        config=config.model_dump_json(), label=label, kind=kind, version=weights.version, published=weights.published,
-        arms=tuple(arm for arm in arms if is_first or arm == "adapter"), samples=options.samples,
+        config=config.model_dump_json(),
+        label=label,
+        kind=kind,
+        version=weights.version,
+        published=weights.published,
+        arms=tuple(arm for arm in arms if is_first or arm == "adapter"),
+        samples=options.samples,
         opening_tokens=options.opening_tokens,
-    )  # fmt: skip
+    )
     return plan, config
 
 
@@ -138,10 +165,14 @@ def kind_of(config: RunConfig) -> str:
 def _check_arms(runs: list[Path], asked: tuple[str, ...]) -> None:
     """Raise ConfigError for unknown arms, and for arms that none of the runs can have."""
     if strange := [arm for arm in asked if arm not in planning.PREFIX_ARMS]:
-        raise ConfigError(f"--arm {strange[0]}: there is no such arm; known: {', '.join(planning.PREFIX_ARMS)}")
+        raise ConfigError(
+            f"--arm {strange[0]}: there is no such arm; known: {', '.join(planning.PREFIX_ARMS)}"
+        )
     possible = {arm for run in runs for arm in _possible_arms(checkpoints.config_of(run, ()))}
     if impossible := [arm for arm in asked if arm not in possible]:
-        raise ConfigError(f"--arm {impossible[0]}: a run in direct mode has no target; its arm is adapter")
+        raise ConfigError(
+            f"--arm {impossible[0]}: a run in direct mode has no target; its arm is adapter"
+        )
 
 
 def _possible_arms(config: RunConfig) -> tuple[str, ...]:
@@ -152,7 +183,10 @@ def _data(run: Path, data: DataConfig, given: tuple[str, ...]) -> DataConfig:
     """Return the run's `[data]`, with the problems to judge as its held-out ones."""
     if not given and not data.eval:
         raise ConfigError("--data: the run has no held-out problems (data.eval); name some")
-    train, held = _kept(run / TRAIN_FILE, data.train, data.code), _kept(run / EVAL_FILE, data.eval, data.code)
+    train, held = (
+        _kept(run / TRAIN_FILE, data.train, data.code),
+        _kept(run / EVAL_FILE, data.eval, data.code),
+    )
     if given:
         sources = DataConfig.model_validate({"train": list(given)}).train
         try:

@@ -19,11 +19,18 @@ import click
 import msgspec
 
 from prefixrl.common.config.data import DataConfig, resolve
-from prefixrl.common.config.foreign import read_json
+from prefixrl.common.config.foreign.files import read_json
 from prefixrl.common.config.load import changed, from_flags
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.evaluation.plans import ANSWERS_FILE, GREEDY, PLAN_FILE, SAMPLED, AnswerLine, OfflinePlan
+from prefixrl.common.evaluation.plans import (
+    ANSWERS_FILE,
+    GREEDY,
+    PLAN_FILE,
+    SAMPLED,
+    AnswerLine,
+    OfflinePlan,
+)
 from prefixrl.common.host.process import printable, stop_event, write_atomically
 from prefixrl.common.run.json_lines import AddedLines
 from prefixrl.common.run.status import USAGE_FILE, total_usage
@@ -62,14 +69,18 @@ OUT = "Where the lines go; a new or empty file.  [default: stdout]"
 @click.option("--checkpoint", metavar="N", help=f"Of RUN: {checkpoints.CHECKPOINT}")
 @checkpoints.ema_option
 @click.option("--adapter", metavar="MODEL", help="Without RUN: a folder or hub name.")
-@click.option("--target", metavar="MODEL", help="Without RUN: likewise; without it the adapter writes all.")
+@click.option(
+    "--target", metavar="MODEL", help="Without RUN: likewise; without it the adapter writes all."
+)
 @checkpoints.data_option(", or - for JSONL on stdin (default).")
 @click.option("--suffix", help="Append this to every question, in place of a problem set's own.")
 @click.option("--samples", type=click.IntRange(0), default=0, help=SAMPLES)
 @click.option("--temperature", type=click.FloatRange(0), help=TEMPERATURE)
 @settings_option
 @click.option("--out", type=click.Path(path_type=Path), help=OUT)
-@click.option("--overwrite", "overwrites", is_flag=True, help="Replace the content of the file of --out.")
+@click.option(
+    "--overwrite", "overwrites", is_flag=True, help="Replace the content of the file of --out."
+)
 def generate_command(out: Path | None, **options: Any) -> None:
     """Answer problems with the adapter of RUN (a run directory) and its target, in JSONL.
 
@@ -124,7 +135,10 @@ class Copy:
             return
         self.failed += 1
         if self.failed <= SHOWN_FAILURES:
-            click.echo(printable(f"{line.file} row {line.row}: {FAILURES[line.status]}: {line.reason}"), err=True)
+            click.echo(
+                printable(f"{line.file} row {line.row}: {FAILURES[line.status]}: {line.reason}"),
+                err=True,
+            )
         elif self.failed == SHOWN_FAILURES + 1:
             click.echo("more rows failed; each has a line with status and reason", err=True)
 
@@ -136,7 +150,9 @@ def generate(options: GenerateOptions, out: Path | None) -> int:
     try:
         if out is not None and out.is_file() and out.stat().st_size and not options.overwrites:
             held = f"{out.stat().st_size:,} bytes"
-            raise ConfigError(f"--out {out}: holds {held} already; name a new or empty file, or give --overwrite")
+            raise ConfigError(
+                f"--out {out}: holds {held} already; name a new or empty file, or give --overwrite"
+            )
         try:
             plan, config = _plan(options, directory)
         except ConfigError as error:
@@ -197,7 +213,11 @@ def _check_is_no_source(out: Path | None, options: GenerateOptions, data: DataCo
         is_same = out.exists() and path.exists() and out.samefile(path)
         if is_same or (path.is_dir() and out.resolve().is_relative_to(path.resolve())):
             raise ConfigError(f"--out {out}: problems are read from {path}; give a file elsewhere")
-    if STDIN in (options.sets or (STDIN,)) and out.is_file() and os.path.samestat(out.stat(), os.fstat(0)):
+    if (
+        STDIN in (options.sets or (STDIN,))
+        and out.is_file()
+        and os.path.samestat(out.stat(), os.fstat(0))
+    ):
         raise ConfigError(f"--out {out}: problems are read from it, as stdin; give another file")
 
 
@@ -223,43 +243,67 @@ def _opened(out: Path | None) -> Iterator[IO[bytes]]:
 def _plan(options: GenerateOptions, directory: Path) -> tuple[OfflinePlan, RunConfig]:
     samples, temperature = options.samples, options.temperature
     if samples > 1 and temperature == 0.0:
-        raise ConfigError(f"--samples {samples}: greedy answers are all alike; give a --temperature above 0")
+        raise ConfigError(
+            f"--samples {samples}: greedy answers are all alike; give a --temperature above 0"
+        )
     weights, config, given = (_of_models if options.run is None else _of_run)(options, directory)
     if temperature:
         # That of everything that writes.
         roles = ("rollout", "scorer") if config.mode == "prefix" else ("rollout",)
-        config = changed(config, tuple(f"{role}.temperature={temperature}" for role in roles), "--temperature")
+        config = changed(
+            config, tuple(f"{role}.temperature={temperature}" for role in roles), "--temperature"
+        )
     changes = {} if options.suffix is None else {"suffix": options.suffix}
     sources = tuple(source.model_copy(update=changes) for source in given.train)
     data = resolve(config.data.model_copy(update={"train": sources, "eval": sources}), Path.cwd())
     adapter = config.adapter.model_copy(update={"model": weights.model, "init_from": None})
     broker = config.broker.model_copy(update={"listen": checkpoints.FREE_PORT})
-    changed_sections = {"directory": str(directory), "broker": broker, "adapter": adapter, "data": data}
+    changed_sections = {
+        "directory": str(directory),
+        "broker": broker,
+        "adapter": adapter,
+        "data": data,
+    }
     config = config.model_copy(update=changed_sections)
     is_sampled = temperature != 0.0 and (samples > 0 or temperature is not None)
     plan = OfflinePlan(
-        config=config.model_dump_json(), version=weights.version, published=weights.published,
-        decoding=SAMPLED if is_sampled else GREEDY, samples=max(1, samples),
-    )  # fmt: skip
+        config=config.model_dump_json(),
+        version=weights.version,
+        published=weights.published,
+        decoding=SAMPLED if is_sampled else GREEDY,
+        samples=max(1, samples),
+    )
     return plan, config
 
 
-def _of_run(options: GenerateOptions, folder: Path) -> tuple[checkpoints.Weights, RunConfig, DataConfig]:
+def _of_run(
+    options: GenerateOptions, folder: Path
+) -> tuple[checkpoints.Weights, RunConfig, DataConfig]:
     """Return the weights of a checkpoint of a run, its config, and the given problems."""
     assert options.run is not None
     if options.adapter or options.target:
-        raise ConfigError("--adapter and --target are for models without a run: leave RUN or them out")
+        raise ConfigError(
+            "--adapter and --target are for models without a run: leave RUN or them out"
+        )
     config = checkpoints.config_of(options.run, options.settings)
-    weights = checkpoints.weights_of(options.run, config, options.checkpoint or checkpoints.LATEST, options.is_averaged)
+    weights = checkpoints.weights_of(
+        options.run, config, options.checkpoint or checkpoints.LATEST, options.is_averaged
+    )
     return weights, config, DataConfig.model_validate({"train": _paths(options, folder)})
 
 
-def _of_models(options: GenerateOptions, folder: Path) -> tuple[checkpoints.Weights, RunConfig, DataConfig]:
+def _of_models(
+    options: GenerateOptions, folder: Path
+) -> tuple[checkpoints.Weights, RunConfig, DataConfig]:
     """Return the weights of `--adapter`, a config of the models given, and the given problems."""
     if options.adapter is None:
-        raise ConfigError("nothing to answer with: give a RUN, or --adapter MODEL and --target MODEL")
+        raise ConfigError(
+            "nothing to answer with: give a RUN, or --adapter MODEL and --target MODEL"
+        )
     if options.checkpoint or options.is_averaged:
-        raise ConfigError("--checkpoint and --ema are of a run: give RUN, or the folder as --adapter")
+        raise ConfigError(
+            "--checkpoint and --ema are of a run: give RUN, or the folder as --adapter"
+        )
     document: dict[str, Any] = {
         "directory": str(folder),
         "mode": "direct" if options.target is None else "prefix",

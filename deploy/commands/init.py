@@ -8,7 +8,7 @@ from typing import Any, Literal
 import click
 
 from prefixrl.common.config.data import HUB, PROBLEM_SETS
-from prefixrl.common.config.foreign import read_toml
+from prefixrl.common.config.foreign.files import read_toml
 from prefixrl.common.config.prompting import GGUF
 from prefixrl.common.config.section import toml
 from prefixrl.common.errors import ConfigError, DataError
@@ -21,7 +21,9 @@ MOST_BYTES: dict[Size, int] = {"tiny": 2**26, "small": 600_000_000, "1b": 2**33}
 HELD_OUT = {"math_filtered": "math500", "math": "math500", "gsm8k": "gsm8k"}
 """Problem sets to judge on, by the one that is trained."""
 REMARK_COLUMN = 28
-RECIPES: dict[Size, dict[str, Any]] = read_toml(Path(__file__).parent / "tables/recipes.toml", "the table of recipes")  # type: ignore[assignment]
+RECIPES: dict[Size, dict[str, Any]] = read_toml(
+    Path(__file__).parent / "tables/recipes.toml", "the table of recipes"
+)  # type: ignore[assignment]
 """Values that follow from the size of the adapter."""
 
 
@@ -32,12 +34,18 @@ def run_file(size: Size | None, adapter: str, target: str, data: str, held_out: 
     judged, file = held_out or HELD_OUT.get(data), Path(data.removeprefix(HUB))
     name = file.resolve().parent.name if file.stem == "train" else file.name.partition(".")[0]
     text = rendered(
-        "prefixrl.deploy", "examples/run.toml.j2", size=size, recipe=RECIPES[size],
-        directory=toml(f"runs/{name}"), adapter=toml(adapter), target=toml(target),
-        has_families=_has_families(data), train=toml(_data("--data", data)),
+        "prefixrl.deploy",
+        "examples/run.toml.j2",
+        size=size,
+        recipe=RECIPES[size],
+        directory=toml(f"runs/{name}"),
+        adapter=toml(adapter),
+        target=toml(target),
+        has_families=_has_families(data),
+        train=toml(_data("--data", data)),
         judged=toml(_data("--eval", judged)) if judged else None,
         scorers=2 if size == "tiny" else max(1, len(gpus_here()) - 1),
-    )  # fmt: skip
+    )
     return "\n".join(map(_aligned, text.splitlines())) + "\n"
 
 
@@ -87,7 +95,11 @@ def _has_families(data: str) -> bool:
 
 def _size_of(adapter: str) -> Size:
     """Return the size of a local model by its files; raises ConfigError for another."""
-    weights = sum(path.stat().st_size for path in Path(adapter).glob("*.safetensors")) if Path(adapter).is_dir() else 0
+    weights = (
+        sum(path.stat().st_size for path in Path(adapter).glob("*.safetensors"))
+        if Path(adapter).is_dir()
+        else 0
+    )
     if not weights:
         raise ConfigError(
             f"give --size, one of {', '.join(RECIPES)}: it follows from the weights of the adapter, and {adapter} is "
@@ -96,7 +108,9 @@ def _size_of(adapter: str) -> Size:
     return next((size for size, most in MOST_BYTES.items() if weights <= most), "7b")
 
 
-SIZE = "By the adapter's parameters: below 0.03, 0.3, 4, or above 4 billion.  [default: by its files]"
+SIZE = (
+    "By the adapter's parameters: below 0.03, 0.3, 4, or above 4 billion.  [default: by its files]"
+)
 MODEL = "A Hugging Face folder or hub name."
 DATA = "A problem set, file, folder or hf:OWNER/NAME."
 
@@ -107,7 +121,9 @@ DATA = "A problem set, file, folder or hf:OWNER/NAME."
 @click.option("--target", required=True, metavar="MODEL", help=MODEL)
 @click.option("--data", required=True, metavar="SET", help=DATA)
 @click.option("--eval", "held_out", metavar="SET", help="Held-out problems, likewise.")
-def init_command(size: Size | None, adapter: str, target: str, data: str, held_out: str | None) -> None:
+def init_command(
+    size: Size | None, adapter: str, target: str, data: str, held_out: str | None
+) -> None:
     """Print a run file to begin with, its values by the size of the adapter.
 
     For example: prefixrl init --adapter A --target T --data train.jsonl > run.toml

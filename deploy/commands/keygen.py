@@ -15,8 +15,15 @@ from prefixrl.common.worker.allowed import flags
 
 @click.command()
 @click.argument("run_directory", type=click.Path(path_type=Path))
-@click.option("--worker", "added", metavar="NAME", help="Let one more worker in, by a key file of its own.")
-@click.option("--remove", "removed", metavar="NAME", help="Let a key in no longer; its processes are refused at once.")
+@click.option(
+    "--worker", "added", metavar="NAME", help="Let one more worker in, by a key file of its own."
+)
+@click.option(
+    "--remove",
+    "removed",
+    metavar="NAME",
+    help="Let a key in no longer; its processes are refused at once.",
+)
 @click.option("--new", "is_new", is_flag=True, help="Make the keys of a run that has not begun.")
 def keygen(run_directory: Path, added: str | None, removed: str | None, is_new: bool) -> None:
     """Add or remove a key of a run, also while the run goes on; list the keys."""
@@ -26,8 +33,17 @@ def keygen(run_directory: Path, added: str | None, removed: str | None, is_new: 
 
 @click.command("worker-command")
 @click.argument("run_directory", type=click.Path(path_type=Path))
-@click.option("--role", type=click.Choice(["rollout", "scorer"]), default="scorer", show_default=True)
-@click.option("--key", "name", default="worker", metavar="NAME", help="Name of the key to use.", show_default=True)
+@click.option(
+    "--role", type=click.Choice(["rollout", "scorer"]), default="scorer", show_default=True
+)
+@click.option(
+    "--key",
+    "name",
+    default="worker",
+    metavar="NAME",
+    help="Name of the key to use.",
+    show_default=True,
+)
 def worker_command(run_directory: Path, role: str, name: str) -> None:
     """Print the command that starts a worker on another host, and the key file to copy there."""
     click.echo(command_for(run_directory, role, name))
@@ -39,7 +55,9 @@ def change(directory: Path, added: str | None, removed: str | None, is_new: bool
     `is_new`: a directory without a run may get keys, too, before the run begins.
     """
     check_format(directory)
-    if not is_new and not any((directory / name).exists() for name in ("config.json", keys.KEYS_FOLDER)):
+    if not is_new and not any(
+        (directory / name).exists() for name in ("config.json", keys.KEYS_FOLDER)
+    ):
         known = "holds no run" if directory.is_dir() else "does not exist"
         raise ConfigError(
             f"{directory} {known}; give the directory of a run, or --new to make the keys of one that is still to begin"
@@ -54,7 +72,10 @@ def change(directory: Path, added: str | None, removed: str | None, is_new: bool
 def listing(directory: Path) -> str:
     """Return a line per key that is let in: its name, its role and its file."""
     shown = keys.clients(directory)
-    lines = [f"{each.name:<20} {each.role:<10} {keys.client_key_file(directory, each.name)}" for each in shown]
+    lines = [
+        f"{each.name:<20} {each.role:<10} {keys.client_key_file(directory, each.name)}"
+        for each in shown
+    ]
     return "\n".join(lines)
 
 
@@ -71,7 +92,9 @@ def command_for(directory: Path, role: str, name: str) -> str:
     endpoint = endpoint_file.read_text(encoding="utf-8").strip()
     config = from_json((directory / "config.json").read_text(encoding="utf-8"))
     allowed = flags(config) if role == "scorer" else []
-    command = shlex.join([f"prefixrl-{role}", "--connect", endpoint, "--key", key_file.name, *allowed])
+    command = shlex.join(
+        [f"prefixrl-{role}", "--connect", endpoint, "--key", key_file.name, *allowed]
+    )
     model = config.model_of("rollout" if role == "rollout" else "scorer")
     lines = [
         f"# copy {key_file} to the other host; only its user may read it (chmod 600 {shlex.quote(key_file.name)})",

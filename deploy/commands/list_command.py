@@ -37,7 +37,14 @@ def compare(runs: tuple[Path, ...]) -> None:
 def listing(folder: Path) -> Table:
     """Return a table of the runs in a folder; a run that cannot be read is a row with its fault."""
     # A name that is cut names no run; a long fault is folded instead.
-    table = Table(Column("run", no_wrap=True), "state", "iterations", "reward", "adapter, trained", box=box.SIMPLE_HEAD)
+    table = Table(
+        Column("run", no_wrap=True),
+        "state",
+        "iterations",
+        "reward",
+        "adapter, trained",
+        box=box.SIMPLE_HEAD,
+    )
     for run in runs_below(folder):
         name = cell(str(run.relative_to(folder)))
         try:
@@ -47,7 +54,9 @@ def listing(folder: Path) -> Table:
             continue
         total = f"/{state.total_iterations}" if state.total_iterations else ""
         accuracy = _shown(state.accuracy.get("trained_adapter"))
-        table.add_row(name, state.state, f"{state.iterations}{total}", _shown(state.reward), accuracy)
+        table.add_row(
+            name, state.state, f"{state.iterations}{total}", _shown(state.reward), accuracy
+        )
     return table
 
 
@@ -62,7 +71,9 @@ def comparison(runs: list[Path]) -> Table:
     table.add_row("iterations", *(str(state.iterations) for state in states))
     table.add_row("reward of the newest iteration", *(_shown(state.reward) for state in states))
     for arm in dict.fromkeys(arm for state in states for arm in state.accuracy):
-        name = {"untrained_adapter": "adapter@0", "trained_adapter": "adapter, trained"}.get(arm, arm)
+        name = {"untrained_adapter": "adapter@0", "trained_adapter": "adapter, trained"}.get(
+            arm, arm
+        )
         table.add_row(f"accuracy, {name}", *(_shown(state.accuracy.get(arm)) for state in states))
     for key in dict.fromkeys(key for each in settings for key in each):
         if key.split(".")[0] not in PLACE and len({each.get(key) for each in settings}) > 1:

@@ -17,8 +17,18 @@ POLL_S = 0.2
 @click.command()
 @click.argument("run_directory", type=click.Path(path_type=Path))
 @click.argument("name", required=False)
-@click.option("-n", "--lines", "count", type=click.IntRange(0), default=20, show_default=True, help="Lines per log.")
-@click.option("--follow", "-f", "follows", is_flag=True, help="Go on with the lines that come, until Ctrl-C.")
+@click.option(
+    "-n",
+    "--lines",
+    "count",
+    type=click.IntRange(0),
+    default=20,
+    show_default=True,
+    help="Lines per log.",
+)
+@click.option(
+    "--follow", "-f", "follows", is_flag=True, help="Go on with the lines that come, until Ctrl-C."
+)
 def logs(run_directory: Path, name: str | None, count: int, follows: bool) -> None:
     """Print the newest lines of the logs of a run.
 
@@ -26,7 +36,9 @@ def logs(run_directory: Path, name: str | None, count: int, follows: bool) -> No
     weight server too.
     """
     paths = logs_of(run_directory, name)
-    for line in follow(paths, count, stop_event().is_set) if follows else newest_lines(paths, count):
+    for line in (
+        follow(paths, count, stop_event().is_set) if follows else newest_lines(paths, count)
+    ):
         click.echo(printable(line))
 
 
@@ -43,7 +55,9 @@ def logs_of(directory: Path, name: str | None) -> list[Path]:
     role = name.removesuffix("s")
     found = [path for path in there if path.stem == name or path.stem.partition("-")[0] == role]
     if not found:
-        raise ConfigError(f"{directory} has no log of {name!r}; it has {', '.join(path.stem for path in there)}")
+        raise ConfigError(
+            f"{directory} has no log of {name!r}; it has {', '.join(path.stem for path in there)}"
+        )
     return found
 
 
@@ -63,6 +77,10 @@ def follow(paths: list[Path], count: int, stopped: Callable[[], bool]) -> Iterat
         yield from (mark.format(stem=path.stem, line=line) for line in log_tail(path, count))
     while not stopped():
         for new in added:
-            for line in (line for block in new.blocks() for line in block.decode(errors="replace").splitlines()):
+            for line in (
+                line
+                for block in new.blocks()
+                for line in block.decode(errors="replace").splitlines()
+            ):
                 yield mark.format(stem=new.path.stem, line=line)
         time.sleep(POLL_S)

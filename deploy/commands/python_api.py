@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
+from prefixrl.common.config.foreign.user_function import UserFunction
 from prefixrl.common.config.load import CONFIG_FILE, load
 from prefixrl.common.config.section import toml
-from prefixrl.common.config.user_function import UserFunction
 from prefixrl.common.errors import ConfigError, PeerLost, TrainingFault
 from prefixrl.common.journal import journal
 from prefixrl.common.run import json_lines
@@ -86,7 +86,9 @@ class Run:
 
     def metrics(self) -> list[dict[str, float]]:
         """Return a flat dict per iteration, with the names of the columns of `prefixrl export`."""
-        return [columns(line) for line in json_lines.read(self.directory / METRICS_FILE, MetricsLine)]
+        return [
+            columns(line) for line in json_lines.read(self.directory / METRICS_FILE, MetricsLine)
+        ]
 
     def samples(self, iteration: int | None = None) -> list[dict[str, Any]]:
         """Return a flat dict per trained row: of one iteration, or of all of them."""
@@ -110,7 +112,9 @@ class _Launched(threading.Thread):
 
     def __init__(self, command: list[str], quiet: bool) -> None:
         super().__init__()
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         self._quiet, self._last = quiet, deque[str](maxlen=LAST_LINES)
         self.start()
 
@@ -142,9 +146,16 @@ class _Launched(threading.Thread):
 
 def reference(function: UserFunction) -> str:
     """Return FILE.py:NAME of a function that other processes can import; raise ConfigError for any other."""
-    name, module = getattr(function, "__name__", ""), sys.modules.get(getattr(function, "__module__", None) or "")
+    name, module = (
+        getattr(function, "__name__", ""),
+        sys.modules.get(getattr(function, "__module__", None) or ""),
+    )
     file = getattr(module, "__file__", None)
-    if file is None or getattr(module, "__name__", "") == "__main__" or getattr(module, name, None) is not function:
+    if (
+        file is None
+        or getattr(module, "__name__", "") == "__main__"
+        or getattr(module, name, None) is not function
+    ):
         raise ConfigError(
             f"reward = {function!r}: the processes of a run cannot import it; write it as a `def` into a file of its "
             f"own and import it from there: no lambda, no function within another, none of a notebook or this script"
@@ -153,9 +164,13 @@ def reference(function: UserFunction) -> str:
 
 
 def launch(
-    config: str | os.PathLike[str] | dict[str, Any], settings: dict[str, Any] | None = None, fresh: bool = False,
-    quiet: bool = False, wait: bool = True, reward: UserFunction | None = None,
-) -> Run:  # fmt: skip
+    config: str | os.PathLike[str] | dict[str, Any],
+    settings: dict[str, Any] | None = None,
+    fresh: bool = False,
+    quiet: bool = False,
+    wait: bool = True,
+    reward: UserFunction | None = None,
+) -> Run:
     """Train on this machine to the end, as `prefixrl launch` does; resume what was begun.
 
     A process of its own does it, so that a notebook's kernel loads no model and may be interrupted. `config` is a run
@@ -167,13 +182,19 @@ def launch(
     words. KeyboardInterrupt: it was interrupted, and saved.
     """
     path, tree = (os.devnull, config) if isinstance(config, dict) else (os.fspath(config), {})
-    given = {key: value for key, value in flat(tree) if value is not None} | dict(flat(settings or {}))
+    given = {key: value for key, value in flat(tree) if value is not None} | dict(
+        flat(settings or {})
+    )
     given |= {"reward.function": reference(reward)} if reward else {}
     words = tuple(f"{key}={toml(value)}" for key, value in given.items())
     directory = Path(load(path, words).directory)
     flags = [part for each in words for part in ("--set", each)] + (["--fresh"] if fresh else [])
     launched = _Launched([sys.executable, "-m", "prefixrl.deploy", "launch", path, *flags], quiet)
-    while not wait and launched.is_alive() and not (is_locked(directory) and (directory / CONFIG_FILE).exists()):
+    while (
+        not wait
+        and launched.is_alive()
+        and not (is_locked(directory) and (directory / CONFIG_FILE).exists())
+    ):
         time.sleep(TICK_S)
     if wait or not launched.is_alive():
         launched.end()

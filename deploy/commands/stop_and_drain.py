@@ -28,7 +28,14 @@ DRAIN_S = "Longest wait in seconds for a worker that leaves."
 
 @click.command("stop")
 @click.argument("run_directory", type=click.Path(path_type=Path))
-@click.option("--timeout", "timeout_s", type=click.FloatRange(0), default=600.0, show_default=True, help=STOP_S)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0),
+    default=600.0,
+    show_default=True,
+    help=STOP_S,
+)
 def stop_command(run_directory: Path, timeout_s: float) -> None:
     """Have the run in RUN_DIRECTORY save and stop, on whatever host it is.
 
@@ -41,15 +48,26 @@ def stop_command(run_directory: Path, timeout_s: float) -> None:
 @click.argument("run_directory", type=click.Path(path_type=Path))
 @click.argument("action", required=False, type=click.Choice(["drain"]))
 @click.argument("name", required=False, metavar="[ID]")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(0), default=60.0, show_default=True, help=DRAIN_S)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0),
+    default=60.0,
+    show_default=True,
+    help=DRAIN_S,
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per worker.")
-def workers_command(run_directory: Path, action: str | None, name: str | None, timeout_s: float, as_json: bool) -> None:
+def workers_command(
+    run_directory: Path, action: str | None, name: str | None, timeout_s: float, as_json: bool
+) -> None:
     """List the workers of a running run, or have the worker ID leave it (drain).
 
     A worker that `prefixrl launch` started stays away then, until the next launch.
     """
     if (action is None) != (name is None):
-        raise ConfigError(f"give {to_copy('prefixrl workers', run_directory, 'drain', 'ID')}, with an ID of the list")
+        raise ConfigError(
+            f"give {to_copy('prefixrl workers', run_directory, 'drain', 'ID')}, with an ID of the list"
+        )
     if name:
         drain(run_directory, name, timeout_s)
     elif as_json:
@@ -102,7 +120,9 @@ def stop(directory: Path, timeout_s: float, tell: Callable[[str], None] = click.
 def _present_work(directory: Path) -> str:
     """Return what keeps a run from stopping, as far as its broker and its files show it."""
     if partial := sorted((directory / "checkpoints").glob(".step_*")):
-        return f"the learner is saving ({partial[-1].name}, {in_mib(held_bytes(partial[-1]))} so far)"
+        return (
+            f"the learner is saving ({partial[-1].name}, {in_mib(held_bytes(partial[-1]))} so far)"
+        )
     try:
         with operator(directory, ANSWER_S) as asking:
             found = document_of(asking)
@@ -117,14 +137,22 @@ def _present_work(directory: Path) -> str:
     return "the learner ends the last evaluation, or saves"
 
 
-def drain(directory: Path, name: str, timeout_s: float, tell: Callable[[str], None] = click.echo) -> None:
+def drain(
+    directory: Path, name: str, timeout_s: float, tell: Callable[[str], None] = click.echo
+) -> None:
     """Have a worker hand back what it holds and leave, and return then; ConfigError, PeerLost after `timeout_s`."""
     with operator(directory, ANSWER_S) as asking:
         found = document_of(asking).workers
         if name not in (known := [each.name for each in found]):
-            raise ConfigError(f"the run has no worker {name!r}; it has {', '.join(known) or 'none'}")
+            raise ConfigError(
+                f"the run has no worker {name!r}; it has {', '.join(known) or 'none'}"
+            )
         role = next(each.role for each in found if each.name == name)
-        others = [each.name for each in found if each.role == role and each.name != name and each.phase != "leaving"]
+        others = [
+            each.name
+            for each in found
+            if each.role == role and each.name != name and each.phase != "leaving"
+        ]
         asking.ask(DrainWorker(name), Accepted)
         tell(f"asked {name} to leave: it takes no new task, and ends or hands back those it has")
         if not others:

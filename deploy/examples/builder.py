@@ -18,7 +18,12 @@ def command_of(build: Callable[[Path, int, int], None], folder: Path, steps: int
     """
 
     @click.command(help=build.__doc__)
-    @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=folder, help="Folder to write to.")
+    @click.option(
+        "--out",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=folder,
+        help="Folder to write to.",
+    )
     @click.option("--steps", type=click.IntRange(min=1), default=steps, show_default=True)
     @click.option("--seed", type=int, default=0, show_default=True)
     def main(out: Path, steps: int, seed: int) -> None:

@@ -22,7 +22,9 @@ def rewards_by_prefix(run: Path) -> dict[str, dict[str, float]]:
         for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
             found[row["prefix"]][row["prompt_id"]] = row["reward"]
     if not found:
-        raise click.ClickException(f"{run} holds no judged prefixes: it has not ended, or has no data.eval")
+        raise click.ClickException(
+            f"{run} holds no judged prefixes: it has not ended, or has no data.eval"
+        )
     return found
 
 
@@ -41,7 +43,9 @@ def main(run: Path) -> None:
     for prefix, mean in sorted(means.items(), key=lambda item: item[1]):
         click.echo(f"{mean:.3f}  {prefix!r}")
     best = best_of_each(rewards)
-    click.echo(f"{sum(best) / len(best):.3f}  the best of these for each problem ({len(best)} problems)")
+    click.echo(
+        f"{sum(best) / len(best):.3f}  the best of these for each problem ({len(best)} problems)"
+    )
 
 
 if __name__ == "__main__":

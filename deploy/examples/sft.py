@@ -54,12 +54,16 @@ def lessons(run: Path, min_reward: float, until_version: int | None) -> list[Les
         group = record.group
         prompt = tuple(token_ids(group.prefixes.prompt_tokens).tolist())
         for row, verdict in zip(group.prefixes.rows, group.verdicts, strict=True):
-            is_early = until_version is None or max(span.version for span in row.spans) <= until_version
+            is_early = (
+                until_version is None or max(span.version for span in row.spans) <= until_version
+            )
             if is_early and verdict.is_judged and verdict.reward >= min_reward and row.tokens:
                 found[Lesson(prompt, tuple(token_ids(row.tokens).tolist()))] = None
     if not found:
         until = "" if until_version is None else f" of versions up to {until_version}"
-        raise ConfigError(f"{run} has no prefix{until} with a reward of {min_reward:g} or more; lower --min-reward")
+        raise ConfigError(
+            f"{run} has no prefix{until} with a reward of {min_reward:g} or more; lower --min-reward"
+        )
     return list(found)
 
 
@@ -86,7 +90,9 @@ def loss_of(model: LanguageModel, rows: Sequence[Lesson], pad: int) -> Tensor:
     return loss
 
 
-def epochs_of(rows: Sequence[Lesson], batch_rows: int, epochs: int, seed: int) -> Iterator[list[Lesson]]:
+def epochs_of(
+    rows: Sequence[Lesson], batch_rows: int, epochs: int, seed: int
+) -> Iterator[list[Lesson]]:
     """Yield batches, every lesson once an epoch, in an order that follows from the seed."""
     for epoch in range(epochs):
         order = list(rows)
@@ -114,12 +120,25 @@ def fit(model: LanguageModel, batches: Sequence[list[Lesson]], pad: int, lr: flo
 
 @click.command()
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder of the result.")
-@click.option("--min-reward", type=float, default=1.0, show_default=True, help="Least reward of a good prefix.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    help="Folder of the result.",
+)
+@click.option(
+    "--min-reward",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Least reward of a good prefix.",
+)
 @click.option("--until-version", type=int, help="Only prefixes of these versions of the adapter.")
 @click.option("--epochs", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option("--lr", type=float, default=1e-5, show_default=True)
-def main(run: Path, out: Path, min_reward: float, until_version: int | None, epochs: int, lr: float) -> None:
+def main(
+    run: Path, out: Path, min_reward: float, until_version: int | None, epochs: int, lr: float
+) -> None:
     """Fine-tune the adapter that RUN began with on RUN's good prefixes, and write it to a folder."""
     config = from_json((run / "config.json").read_text(encoding="utf-8"))
     try:

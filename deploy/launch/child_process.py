@@ -60,14 +60,20 @@ class Child:
         try:
             # A session of its own: Ctrl-C reaches the launch alone, which stops its children in order.
             self.process = subprocess.Popen(
-                self.command, stdout=theirs, stderr=theirs, env=self.environment, start_new_session=True
+                self.command,
+                stdout=theirs,
+                stderr=theirs,
+                env=self.environment,
+                start_new_session=True,
             )
         except BaseException:
             os.close(output)
             raise
         finally:
             os.close(theirs)
-        self._reader = threading.Thread(target=self._read, args=(output,), name=f"{self.name} log", daemon=True)
+        self._reader = threading.Thread(
+            target=self._read, args=(output,), name=f"{self.name} log", daemon=True
+        )
         self._reader.start()
 
     @property
@@ -112,7 +118,9 @@ class Child:
                             self.log_path.replace(f"{self.log_path}.1")
                 except OSError as error:
                     if not is_told and not self._news.full():
-                        self._news.put(f"its log {self.log_path} cannot be written ({error.strerror}); lines are lost")
+                        self._news.put(
+                            f"its log {self.log_path} cannot be written ({error.strerror}); lines are lost"
+                        )
                     is_told = True
                 self._recent = (self._recent + block)[-KEPT_BYTES:]
                 *lines, line = (line + block).split(b"\n")

@@ -25,8 +25,21 @@ import msgspec
 from prefixrl.common.config.load import import_functions, load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, Halted, PeerLost, TrainingFault, UserError, to_copy
-from prefixrl.common.host.placement import LEARNER, described, gpus_here, place, processes_of, visible
-from prefixrl.common.host.process import PARENT_VARIABLE, end_children, own, patient_console, stop_event
+from prefixrl.common.host.placement import (
+    LEARNER,
+    described,
+    gpus_here,
+    place,
+    processes_of,
+    visible,
+)
+from prefixrl.common.host.process import (
+    PARENT_VARIABLE,
+    end_children,
+    own,
+    patient_console,
+    stop_event,
+)
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format, checkpoints
 from prefixrl.common.run.disk import held_bytes
 from prefixrl.common.run.status import StatusDocument
@@ -60,7 +73,9 @@ KEYS_OF_A_RUN = {"directory", "adapter", "data", "algorithm", "rollout", "scorer
 
 
 @patient_console()
-def launch(run_file: Path, settings: tuple[str, ...], fresh: bool, stop: threading.Event | None = None) -> int:
+def launch(
+    run_file: Path, settings: tuple[str, ...], fresh: bool, stop: threading.Event | None = None
+) -> int:
     """Run to the end; return the exit code. ConfigError for an invalid run file or setting.
 
     `stop`: set by stop signals, by a caller that has heard them before; None: they are heard from here on.
@@ -69,7 +84,9 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool, stop: threadi
     import_functions(config)
     directory = Path(config.directory)
     if directory.exists() and not directory.is_dir():
-        raise ConfigError(f"directory = {str(directory)!r} is a file: give a folder, which may be a new one")
+        raise ConfigError(
+            f"directory = {str(directory)!r} is a file: give a folder, which may be a new one"
+        )
     if fresh:
         _throw_away(directory)
     check_format(directory)
@@ -96,7 +113,10 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool, stop: threadi
         try:
             write_report(directory)
         except OSError as fault:
-            click.echo(f"no report: {fault}; {to_copy('prefixrl report', directory)} writes it later", err=True)
+            click.echo(
+                f"no report: {fault}; {to_copy('prefixrl report', directory)} writes it later",
+                err=True,
+            )
         print_table(directory)
     else:
         launcher.report_failure(code)
@@ -107,14 +127,22 @@ def _throw_away(directory: Path) -> None:
     """Remove a run directory; refuse to remove anything else."""
     if directory.exists() and any(directory.iterdir()):
         if not _holds_a_run(directory):
-            raise ConfigError(f"--fresh: {directory} is not empty and holds no run; remove it yourself if you mean it")
+            raise ConfigError(
+                f"--fresh: {directory} is not empty and holds no run; remove it yourself if you mean it"
+            )
         with own(directory):
             shutil.rmtree(directory)
 
 
 def _holds_a_run(directory: Path) -> bool:
     """Return True for the directory of a run of any release, even of one that began just now."""
-    if {path.name for path in directory.iterdir()} <= {"logs", "slurm", "lock", KEYS_FOLDER, FORMAT_FILE}:
+    if {path.name for path in directory.iterdir()} <= {
+        "logs",
+        "slurm",
+        "lock",
+        KEYS_FOLDER,
+        FORMAT_FILE,
+    }:
         return True
     try:
         config = msgspec.json.decode((directory / "config.json").read_bytes(), type=dict[str, Any])
@@ -127,9 +155,13 @@ class Launcher:
     """The children of one launch: the process that asks, mostly a learner, and its workers."""
 
     def __init__(
-        self, config: RunConfig, command: list[str], name: str = LEARNER, uses_stderr: bool = False,
+        self,
+        config: RunConfig,
+        command: list[str],
+        name: str = LEARNER,
+        uses_stderr: bool = False,
         restarts: int = LEARNER_RESTARTS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Prepare an asking process; only one named `learner` gets GPUs. With `uses_stderr` the view goes there."""
         self._config = config
         self._directory = Path(config.directory)
@@ -177,13 +209,17 @@ class Launcher:
             held = socket.create_server((DASHBOARD[0], 0))
         with held:
             port = str(held.getsockname()[1])
-        shown = self._child("dashboard", "prefixrl.deploy", ["dashboard", str(self._directory), "--port", port])
+        shown = self._child(
+            "dashboard", "prefixrl.deploy", ["dashboard", str(self._directory), "--port", port]
+        )
         self._others.append(shown)
         shown.start()
         return f"http://{DASHBOARD[0]}:{port}/"
 
     def _stop(self, children: list[Child], patience_s: float) -> None:
-        end_children([child.process for child in children if child.process], patience_s, with_groups=True)
+        end_children(
+            [child.process for child in children if child.process], patience_s, with_groups=True
+        )
 
     def fault_of_stop(self) -> str:
         """Return what went wrong in a stop, and where a next start begins; "" if all is saved."""
@@ -194,7 +230,10 @@ class Launcher:
         if code == -signal.SIGKILL:
             why = f"the learner had not saved after {stop_s(self._config):.0f} s and was killed; raise launch.stop_s"
         else:
-            end = self.learner.error() or f"the end of {self.learner.log_path}:\n{self.learner.tail()}"
+            end = (
+                self.learner.error()
+                or f"the end of {self.learner.log_path}:\n{self.learner.tail()}"
+            )
             why = f"the learner ended with exit code {code}: {end}"
         return f"{why}; {begins}"
 
@@ -222,7 +261,9 @@ class Launcher:
                 if (written := mark_of(self._endpoint_file)) != known:
                     known = written
                     for worker in self.workers:  # a broker has opened its socket
-                        if not worker.is_drained and (worker.process is None or worker.code is not None):
+                        if not worker.is_drained and (
+                            worker.process is None or worker.code is not None
+                        ):
                             worker.start()
                 for worker in self.workers:
                     if worker.code is not None:
@@ -231,7 +272,9 @@ class Launcher:
                     self._view.announce(line)
                 self._view.refresh()
                 self._check_for_stalls()
-                time.sleep(TICK_S if all(worker.process for worker in self.workers) else START_TICK_S)
+                time.sleep(
+                    TICK_S if all(worker.process for worker in self.workers) else START_TICK_S
+                )
         return STOPPED
 
     def _check_for_stalls(self) -> None:
@@ -254,7 +297,9 @@ class Launcher:
             has_model = role == "rollout" or self._config.mode == "prefix"
             for index in range(count):
                 number = ["--number", str(index)]
-                worker = self._child(f"{role}-{index}", f"prefixrl.{role}", [*arguments, *number, *allowed])
+                worker = self._child(
+                    f"{role}-{index}", f"prefixrl.{role}", [*arguments, *number, *allowed]
+                )
                 self.workers.append(worker)
                 if has_model and engine in ("auto", "transformers"):
                     worker.environment[AHEAD_VARIABLE] = old
@@ -271,7 +316,9 @@ class Launcher:
             return
         is_hopeless = code in (2, 3)
         # With code 0 the run is probably over, and the learner ends next.
-        pause_s = SUCCESSION_BEATS * self._config.broker.heartbeat_s if code else STOPPED_BY_BROKER_S
+        pause_s = (
+            SUCCESSION_BEATS * self._config.broker.heartbeat_s if code else STOPPED_BY_BROKER_S
+        )
         if not is_hopeless and now_s - worker.ended_s < pause_s:
             return
         if is_hopeless or not worker.budget.take(now_s):
@@ -287,13 +334,19 @@ class Launcher:
             document = msgspec.json.decode(fetch(self._directory, ASK_S), type=StatusDocument)
         except (PeerLost, UserError):
             return False
-        if worker.process.pid not in [each.pid for each in document.drained if each.host == socket.gethostname()]:
+        if worker.process.pid not in [
+            each.pid for each in document.drained if each.host == socket.gethostname()
+        ]:
             return False
-        self._view.announce(f"{worker.name} was drained and stays away; the next launch starts it again")
+        self._view.announce(
+            f"{worker.name} was drained and stays away; the next launch starts it again"
+        )
         return True
 
     def _restart(self, child: Child, code: int) -> None:
-        self._view.announce(f"{child.name} ended with exit code {code}: starting it again ({child.budget.used})")
+        self._view.announce(
+            f"{child.name} ended with exit code {code}: starting it again ({child.budget.used})"
+        )
         child.start()
 
 

@@ -18,8 +18,13 @@ from prefixrl.deploy.runs.checkpoints import config_of, newest_checkpoint
 
 CHANGES_FILE = "changes.jsonl"
 CHANGEABLE = (
-    "algorithm.iterations", "data.epochs", "learner.actor_lr", "learner.critic_lr", "algorithm.kl", "algorithm.entropy",
-)  # fmt: skip
+    "algorithm.iterations",
+    "data.epochs",
+    "learner.actor_lr",
+    "learner.critic_lr",
+    "algorithm.kl",
+    "algorithm.entropy",
+)
 
 
 class ChangeLine(msgspec.Struct, frozen=True):
@@ -36,7 +41,13 @@ class ChangeLine(msgspec.Struct, frozen=True):
 
 @click.command()
 @click.argument("run_directory", type=click.Path(path_type=Path))
-@click.option("--change", "changes", multiple=True, metavar="KEY=VALUE", help="algorithm.iterations=500, for example.")
+@click.option(
+    "--change",
+    "changes",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="algorithm.iterations=500, for example.",
+)
 @settings_option
 def resume(run_directory: Path, changes: tuple[str, ...], settings: tuple[str, ...]) -> None:
     """Go on with the run in RUN_DIRECTORY, with a few changes that are recorded there."""
@@ -66,7 +77,11 @@ def resumed(directory: Path, changes: tuple[str, ...]) -> Path:
                 f"{iteration} ends it there, with its last evaluation and summary"
             )
         values = {key: (attrgetter(key)(config), attrgetter(key)(new)) for key in CHANGEABLE}
-        lines = [ChangeLine(now_s, iteration, key, *both) for key, both in values.items() if both[0] != both[1]]
+        lines = [
+            ChangeLine(now_s, iteration, key, *both)
+            for key, both in values.items()
+            if both[0] != both[1]
+        ]
         json_lines.append(directory / CHANGES_FILE, lines)
         write_atomically(run_file, new.model_dump_json(indent=2))
     return run_file

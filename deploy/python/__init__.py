@@ -23,7 +23,9 @@ def __getattr__(name: str) -> Any:
         from prefixrl.deploy.commands import python_api
 
         return getattr(python_api, name)
-    raise AttributeError(f"module 'prefixrl' has no attribute {name!r}; it has {', '.join(__all__)}")
+    raise AttributeError(
+        f"module 'prefixrl' has no attribute {name!r}; it has {', '.join(__all__)}"
+    )
 
 
 def __dir__() -> list[str]:

@@ -21,7 +21,9 @@ PLACE = ("directory", "launch", "slurm", "broker", "log")
 LATEST, BEST = "latest", "best"
 CHECKPOINT = "Iterations trained, 0 for none, best, or latest (default)."
 Command = TypeVar("Command", bound=Callable[..., object])
-ema_option = click.option("--ema", "is_averaged", is_flag=True, help="Take the moving average of the weights.")
+ema_option = click.option(
+    "--ema", "is_averaged", is_flag=True, help="Take the moving average of the weights."
+)
 FREE_PORT = "tcp://127.0.0.1:0"
 """Never the configured port: the run may still be training, here or on a host whose address this one does not have."""
 PLAN_RUNNER = "prefixrl.learner.commands.plan_runner"
@@ -77,22 +79,30 @@ def weights_of(run: Path, config: RunConfig, checkpoint: str, is_averaged: bool)
     else:
         there = checkpoints(run / "checkpoints")
         if not there:
-            raise ConfigError(f"{run} has no checkpoint yet; --checkpoint 0 is the adapter it began with")
+            raise ConfigError(
+                f"{run} has no checkpoint yet; --checkpoint 0 is the adapter it began with"
+            )
         named = {LATEST: max(there)} | {str(version): version for version in there}
         if (best := run / "checkpoints" / BEST).is_dir():
             named[BEST] = int(best.resolve().name[5:])
         if checkpoint not in named:
             kept = ", ".join(["0", *map(str, sorted(there)), *([BEST] if BEST in named else [])])
-            raise ConfigError(f"--checkpoint {checkpoint}: {run} keeps {kept} and {LATEST} (checkpoint.keep)")
+            raise ConfigError(
+                f"--checkpoint {checkpoint}: {run} keeps {kept} and {LATEST} (checkpoint.keep)"
+            )
         version = named[checkpoint]
         folder = there[version] / ("hf_ema" if is_averaged else "hf")
         if not folder.is_dir():
-            raise ConfigError(f"--ema: {there[version]} holds no averaged weights (learner.ema_decay)")
+            raise ConfigError(
+                f"--ema: {there[version]} holds no averaged weights (learner.ema_decay)"
+            )
         model = str(folder.resolve())
     lora = config.learner.lora
     # Version 0 goes out whole; a checkpoint holds later ones merged, which have another digest than the matrices.
     is_of_matrices = version > 0 and lora is not None and lora.publish == "matrices"
-    return Weights(version, model, () if is_averaged or is_of_matrices else _published(run).get(version, ()))
+    return Weights(
+        version, model, () if is_averaged or is_of_matrices else _published(run).get(version, ())
+    )
 
 
 @functools.cache

@@ -80,7 +80,9 @@ class Curves:
         try:
             lines: list[Any] = _DECODER.decode_lines(text)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise DataError(f"{self._added.path} is damaged behind byte {self._added.offset}: {error}") from None
+            raise DataError(
+                f"{self._added.path} is damaged behind byte {self._added.offset}: {error}"
+            ) from None
         rows = len(self.iterations)
         for name, values in _columns_of(lines):
             column = self._columns.setdefault(name, array("d"))
@@ -95,15 +97,27 @@ class Curves:
         rows = len(self.iterations)
         step = step_for(rows)
         first = 0 if since and step_for(since) != step else since // step
-        whole = {name: np.pad(each, (0, rows - len(each)), constant_values=nan) for name, each in self._columns.items()}
+        whole = {
+            name: np.pad(each, (0, rows - len(each)), constant_values=nan)
+            for name, each in self._columns.items()
+        }
         found = {name: thinned(each[first * step :], step) for name, each in whole.items()}
         ends = (("mean",) if step == 1 else Thinned._fields) if rows else ()
-        values = {end: {name: getattr(each, end).tolist() for name, each in found.items()} for end in ends}
-        return {"step": step, "from": first, "iteration": self.iterations[first * step :: step].tolist(), **values}
+        values = {
+            end: {name: getattr(each, end).tolist() for name, each in found.items()} for end in ends
+        }
+        return {
+            "step": step,
+            "from": first,
+            "iteration": self.iterations[first * step :: step].tolist(),
+            **values,
+        }
 
 
 _DRAWN = ("iteration", "ages", "alarms", *GROUPS, *SINGLE)
-_FIELDS = [(each.name, each.type) for each in msgspec.structs.fields(MetricsLine) if each.name in _DRAWN]
+_FIELDS = [
+    (each.name, each.type) for each in msgspec.structs.fields(MetricsLine) if each.name in _DRAWN
+]
 # To decode the whole of every line takes three times as long.
 _DECODER = msgspec.json.Decoder(msgspec.defstruct("CurveLine", _FIELDS))
 

@@ -5,15 +5,37 @@ from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
 
-from prefixrl.common.config.foreign import read_toml
+from prefixrl.common.config.foreign.files import read_toml
 from prefixrl.common.evaluation.accuracy import CHOICES, difference, over_runs
 from prefixrl.common.evaluation.plans import ArmResult
 from prefixrl.common.host.process import printable
 from prefixrl.deploy.runs.tables import console, table_of
 
 NOTES = read_toml(Path(__file__).parents[1] / "commands/tables/notes.toml", "the table of notes")
-COLUMNS = ("set", "run", "arm", "decoding", "accuracy", "95% interval", "maj", "pass", "problems", "cut")
-PAIR_COLUMNS = ("set", "decoding", "arm", "less", "difference", "95% interval", "better", "worse", "of", "by chance")
+COLUMNS = (
+    "set",
+    "run",
+    "arm",
+    "decoding",
+    "accuracy",
+    "95% interval",
+    "maj",
+    "pass",
+    "problems",
+    "cut",
+)
+PAIR_COLUMNS = (
+    "set",
+    "decoding",
+    "arm",
+    "less",
+    "difference",
+    "95% interval",
+    "better",
+    "worse",
+    "of",
+    "by chance",
+)
 SEARCH_COLUMNS = ("set", "run", "arm", "decoding", "accuracy", "maj", *CHOICES)
 _Lines = tuple[list[str], list[list[str]]]
 
@@ -38,7 +60,13 @@ def _searched(results: list[ArmResult]) -> list[tuple[str, ...]]:
     """Return a line for every arm among whose answers a process reward model chose."""
     return [
         (
-            *(result.set, result.run, _arm(result), result.decoding, f"{result.accuracy.accuracy:.3f}"),
+            *(
+                result.set,
+                result.run,
+                _arm(result),
+                result.decoding,
+                f"{result.accuracy.accuracy:.3f}",
+            ),
             "" if result.accuracy.majority is None else f"{result.accuracy.majority:.3f}",
             *(f"{result.accuracy.chosen[name]:.3f}" for name in CHOICES),
         )
@@ -57,7 +85,10 @@ def _pairs(results: list[ArmResult]) -> list[tuple[str, ...]]:
         has_runs = len({result.run for result in each}) > 1
         for one, other in combinations(each, 2):
             if figures := pair_figures(other.means, one.means):
-                arms = (f"{result.run}: {_arm(result)}" if has_runs else _arm(result) for result in (other, one))
+                arms = (
+                    f"{result.run}: {_arm(result)}" if has_runs else _arm(result)
+                    for result in (other, one)
+                )
                 lines.append((name, decoding, *arms, *figures))
     return lines
 
@@ -67,7 +98,12 @@ def pair_figures(one: Mapping[str, float], less: Mapping[str, float]) -> tuple[s
     if (found := difference(one, less)) is None:
         return ()
     low, high = found.ci95
-    figures = f"{found.mean:+.3f}", f"{low:+.3f} to {high:+.3f}", str(found.better), str(found.worse)
+    figures = (
+        f"{found.mean:+.3f}",
+        f"{low:+.3f} to {high:+.3f}",
+        str(found.better),
+        str(found.worse),
+    )
     return (*figures, str(found.problems), f"{found.chance:.3g}")
 
 
@@ -100,7 +136,9 @@ def _lines(results: list[ArmResult]) -> list[tuple[str, ...]]:
             rest = ("", "", str(min(result.accuracy.problems for result in each)), "")
             runs, interval = f"{len(each)} runs", f"{low:.3f} to {high:.3f}"
             first = each[0]
-            lines.append((first.set, runs, first.arm, first.decoding, f"{mean:.3f}", interval, *rest))
+            lines.append(
+                (first.set, runs, first.arm, first.decoding, f"{mean:.3f}", interval, *rest)
+            )
     return sorted(lines, key=lambda line: line[0])
 
 
@@ -133,21 +171,35 @@ def _notes(results: list[ArmResult], incomplete: list[str]) -> list[str]:
     several = _over_runs(results)
     mixed = sorted({each[0].arm for each in several if not _is_of_one_kind(each)})
     asked = {(each.set, each.asked) for each in results}
-    unequal = sorted(name for name, digests in Counter(name for name, _ in asked).items() if digests > 1)
+    unequal = sorted(
+        name for name, digests in Counter(name for name, _ in asked).items() if digests > 1
+    )
     notes = [NOTES["sampled"]] if any(each.accuracy.samples > 1 for each in results) else []
     if any(map(_is_of_one_kind, several)):
         notes.append("a line of several runs: their mean, with Student's interval over runs")
-    notes += [f"{arm}: runs of different kinds (mode, low-rank or whole weights, models) have no mean" for arm in mixed]
     notes += [
-        f"{name}: not all runs were judged on the same problems, their lines are no comparison" for name in unequal
+        f"{arm}: runs of different kinds (mode, low-rank or whole weights, models) have no mean"
+        for arm in mixed
+    ]
+    notes += [
+        f"{name}: not all runs were judged on the same problems, their lines are no comparison"
+        for name in unequal
     ]
     notes += [NOTES["search"]] if _searched(results) else []
     notes += [NOTES["pairs"]] if _pairs(results) else []
     notes += [f"{run}, {arm}: {prefix!r}" for (run, arm), prefix in prefixes.items()]
     empty = {each.run for each in results if each.arm == "fixed_prefix" and not each.prefix}
-    notes += [f"{run}, fixed_prefix: no prefix did better than none on training problems" for run in sorted(empty)]
-    trained_on = sorted({(each.run, each.set, each.trained_on) for each in results if each.trained_on})
-    notes += [f"{run}, {name}: {count} of its questions are in the training data" for run, name, count in trained_on]
+    notes += [
+        f"{run}, fixed_prefix: no prefix did better than none on training problems"
+        for run in sorted(empty)
+    ]
+    trained_on = sorted(
+        {(each.run, each.set, each.trained_on) for each in results if each.trained_on}
+    )
+    notes += [
+        f"{run}, {name}: {count} of its questions are in the training data"
+        for run, name, count in trained_on
+    ]
     notes += [f"answers whose verifier failed, in no figure: {errors}"] if errors else []
     notes += [f"incomplete: {', '.join(incomplete)}"] if incomplete else []
     return notes

@@ -15,7 +15,9 @@ Table = tuple[list[str], list[dict[str, float]]]
 
 @click.command("export")
 @click.argument("run_directory", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="A .csv or .parquet file.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, help="A .csv or .parquet file."
+)
 def export_command(run_directory: Path, out: Path) -> None:
     """Write the metrics of the run in RUN_DIRECTORY as a table, a row per iteration."""
     click.echo(f"wrote {export(run_directory, out)} iterations to {out}")
@@ -53,6 +55,8 @@ def _write(out: Path, names: list[str], rows: list[dict[str, float]]) -> None:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise ConfigError("Parquet needs pyarrow: pip install 'prefixrl[parquet]', or write .csv") from None
+        raise ConfigError(
+            "Parquet needs pyarrow: pip install 'prefixrl[parquet]', or write .csv"
+        ) from None
     found = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
     parquet.write_table(found, str(out))

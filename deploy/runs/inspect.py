@@ -14,7 +14,14 @@ from prefixrl.common.journal.history import history
 from prefixrl.common.journal.records import BatchFormed, GroupEnded, GroupScored, SegmentStart
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import check_format
-from prefixrl.common.run.documents import ADVANTAGES_FILE, END_FILE, METRICS_FILE, AdvantageLine, MetricsLine, RunEnd
+from prefixrl.common.run.documents import (
+    ADVANTAGES_FILE,
+    END_FILE,
+    METRICS_FILE,
+    AdvantageLine,
+    MetricsLine,
+    RunEnd,
+)
 from prefixrl.common.wire.messages.fields import shared
 from prefixrl.common.wire.messages.groups import ScoredGroup, StepScores, TextVerdict, VersionSpan
 from prefixrl.common.wire.packing import logprobs, token_ids
@@ -63,7 +70,9 @@ class TrainedGroup(msgspec.Struct, frozen=True, kw_only=True):
 @click.command("inspect")
 @click.argument("run_directory", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per trained group.")
-@click.option("--check", is_flag=True, help="Check instead that no group was lost, trained twice or too old.")
+@click.option(
+    "--check", is_flag=True, help="Check instead that no group was lost, trained twice or too old."
+)
 def inspect_command(run_directory: Path, as_json: bool, check: bool) -> None:
     """List every trained group of the run in RUN_DIRECTORY: its prompt, rewards and versions."""
     for line in [checked(run_directory)] if check else inspect(run_directory, as_json):
@@ -137,7 +146,9 @@ def trained_groups(directory: Path, since: int | None = None) -> Iterator[Traine
     """Yield the groups that were batched for training, in order, `since` an iteration."""
     path = _journal_of(directory)
     lines = json_lines.each(directory / ADVANTAGES_FILE, AdvantageLine)
-    advantages = {line.seq: line.advantages for line in lines if since is None or line.iteration >= since}
+    advantages = {
+        line.seq: line.advantages for line in lines if since is None or line.iteration >= since
+    }
     waiting: dict[int, ScoredGroup] = {}
     for number, record in enumerate(journal.read(path, since)):
         batches: dict[int, tuple[int, ...]] = {}

@@ -9,7 +9,10 @@ import msgspec
 
 FOLDER = Path(__file__).parent / "page"
 """The files of the page, as the dashboard serves them."""
-SCRIPT, STYLE = re.compile(r'<script src="([\w.]+)"></script>'), re.compile(r'<link rel="stylesheet" href="([\w.]+)">')
+SCRIPT, STYLE = (
+    re.compile(r'<script src="([\w.]+)"></script>'),
+    re.compile(r'<link rel="stylesheet" href="([\w.]+)">'),
+)
 
 
 def page(message: object) -> str:
@@ -21,13 +24,19 @@ def page(message: object) -> str:
 
     def held(kind: str, found: re.Match[str]) -> str:
         text = (FOLDER / found[1]).read_text(encoding="utf-8")
-        digests[kind].append(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'")
+        digests[kind].append(
+            f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+        )
         return f"<{kind}>{text}</{kind}>"
 
     html = (FOLDER / "index.html").read_text(encoding="utf-8")
-    html = STYLE.sub(lambda found: held("style", found), SCRIPT.sub(lambda found: held("script", found), html))
+    html = STYLE.sub(
+        lambda found: held("style", found), SCRIPT.sub(lambda found: held("script", found), html)
+    )
     rules = [f"{kind}-src {' '.join(each)}" for kind, each in digests.items()]
-    policy = "; ".join(["default-src 'none'", *rules, "img-src data:", "base-uri 'none'", "form-action 'none'"])
+    policy = "; ".join(
+        ["default-src 'none'", *rules, "img-src data:", "base-uri 'none'", "form-action 'none'"]
+    )
     head = f'<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
     # No text of a model can end the block: it has no "<".
     data = msgspec.json.encode(message).decode().replace("<", "\\u003c")

@@ -11,7 +11,14 @@ import msgspec
 from rich.console import Console
 
 from prefixrl.common.errors import ConfigError, UserError, to_copy
-from prefixrl.common.evaluation.accuracy import Difference, EvaluatedRow, Point, accuracy, difference, means_by_problem
+from prefixrl.common.evaluation.accuracy import (
+    Difference,
+    EvaluatedRow,
+    Point,
+    accuracy,
+    difference,
+    means_by_problem,
+)
 from prefixrl.common.evaluation.plans import GREEDY, SAMPLED
 from prefixrl.common.host.process import printable, write_atomically
 from prefixrl.common.run import documents, json_lines
@@ -43,7 +50,9 @@ def read(directory: Path) -> tuple[documents.Summary | None, list[documents.Metr
     path, metrics = directory / documents.SUMMARY_FILE, directory / documents.METRICS_FILE
     if not metrics.exists():
         raise ConfigError(f"{directory} holds no run that trained anything (no file {metrics})")
-    return json_lines.document(path, documents.Summary), json_lines.read(metrics, documents.MetricsLine)
+    return json_lines.document(path, documents.Summary), json_lines.read(
+        metrics, documents.MetricsLine
+    )
 
 
 def write_report(directory: Path) -> None:
@@ -57,9 +66,12 @@ def write_report(directory: Path) -> None:
         "words": f"{len(lines)} iterations trained",
     }
     parts = {
-        "state": state, "page": page_part(directory), "alarms": curves.alarms.found, "curves": curves.document(),
+        "state": state,
+        "page": page_part(directory),
+        "alarms": curves.alarms.found,
+        "curves": curves.document(),
         "samples": _samples(directory, lines[-1].iteration if lines else 0),
-    }  # fmt: skip
+    }
     write_atomically(directory / "report.html", page({directory.resolve().name: parts}))
 
 
@@ -68,12 +80,18 @@ def print_table(directory: Path) -> None:
     summary, lines = read(directory)
     console = Console()
     for alarm in documents.alarm_spans(lines):
-        console.print(printable(documents.alarm_words(alarm)), highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            printable(documents.alarm_words(alarm)), highlight=False, markup=False, soft_wrap=True
+        )
     if summary is None:
-        console.print(f"{len(lines)} iterations trained, not finished; {directory}", highlight=False)
+        console.print(
+            f"{len(lines)} iterations trained, not finished; {directory}", highlight=False
+        )
         return
     if not summary.accuracy and not summary.evaluations_incomplete:
-        console.print("nothing was judged: the run has no held-out problems (data.eval)", highlight=False)
+        console.print(
+            "nothing was judged: the run has no held-out problems (data.eval)", highlight=False
+        )
     for columns, rows in _tables(summary) if summary.accuracy else ():
         console.print(table_of(columns, rows, no_wrap=True))
     if gain := _gain(summary, directory):
@@ -98,15 +116,20 @@ def _tables(summary: documents.Summary) -> list[Cells]:
     if families := sorted({family for each in shares.values() for family in each}):
         judged = [arm for arm in documents.ARMS if arm in shares]
         rows = [
-            [name, *(f"{shares[arm][name]:.2f}" if name in shares[arm] else "" for arm in judged)] for name in families
+            [name, *(f"{shares[arm][name]:.2f}" if name in shares[arm] else "" for arm in judged)]
+            for name in families
         ]
-        found.append((("family, greedy", *(arm_name(arm, summary.versions) for arm in judged)), rows))
+        found.append(
+            (("family, greedy", *(arm_name(arm, summary.versions) for arm in judged)), rows)
+        )
     return found
 
 
 def arm_name(arm: str, versions: int) -> str:
     """Return an arm's name in tables, as in those of `prefixrl eval`: with the version."""
-    return {"untrained_adapter": "adapter@0", "trained_adapter": f"adapter@{versions}"}.get(arm, arm)
+    return {"untrained_adapter": "adapter@0", "trained_adapter": f"adapter@{versions}"}.get(
+        arm, arm
+    )
 
 
 def _facts(summary: documents.Summary) -> list[tuple[str, str]]:
@@ -116,24 +139,32 @@ def _facts(summary: documents.Summary) -> list[tuple[str, str]]:
     engines = ", ".join(f"{role} {engine}" for role, engine in summary.engine.items())
     fixed = [("best fixed prefix", repr(summary.fixed_prefix))]
     means = [
-        arm_name(arm, summary.versions) for arm in documents.ARMS if summary.accuracy_interval.get(arm) == "bootstrap"
+        arm_name(arm, summary.versions)
+        for arm in documents.ARMS
+        if summary.accuracy_interval.get(arm) == "bootstrap"
     ]
     missing = summary.evaluations_incomplete
     crossed = f"{_counted(ages.token_histogram)}; {ages.crossed_fraction:.1%} of the rows crossed an update"
     return [
         *([("means of rewards, with bootstrap intervals", ", ".join(means))] if means else []),
         *([("evaluations that are incomplete", ", ".join(missing))] if missing else []),
-        ("held-out problems", str(summary.eval_problems)), *(fixed if "fixed_prefix" in summary.accuracy else []),
+        ("held-out problems", str(summary.eval_problems)),
+        *(fixed if "fixed_prefix" in summary.accuracy else []),
         ("trained rows cut by the length limit", f"{summary.truncated_fraction:.1%}"),
         ("groups", ", ".join(f"{count} {name}" for name, count in summary.groups.items())),
         ("trained groups by age in versions", f"{_counted(ages.histogram)} ({rule})"),
         *([("trained tokens by age in versions", crossed)] if ages.crossed_fraction else []),
         ("versions", f"{summary.versions}, {summary.optimizer_steps} optimiser steps"),
-        *([("uploads", _counted(summary.uploads))] if summary.uploads else []), ("busy", busy), ("engines", engines),
+        *([("uploads", _counted(summary.uploads))] if summary.uploads else []),
+        ("busy", busy),
+        ("engines", engines),
         *([("the target's endpoint", str(summary.endpoint))] if summary.endpoint else []),
         *([("the learner's memory", summary.learner_memory)] if summary.learner_memory else []),
-        ("time", f"{summary.wall_s:.0f} s; a publication held the learner up for {summary.publish_s:.2g} s"),
-    ]  # fmt: skip
+        (
+            "time",
+            f"{summary.wall_s:.0f} s; a publication held the learner up for {summary.publish_s:.2g} s",
+        ),
+    ]
 
 
 def _counted(histogram: dict[str, int]) -> str:
@@ -150,20 +181,31 @@ def page_part(directory: Path) -> dict[str, object]:
         tables += _differences(summary, directory)
     path = directory / "config.json"
     config: dict[str, Any] = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
-    models = [(role, section["model"]) for role in ("adapter", "target") if (section := config.get(role))]
+    models = [
+        (role, section["model"]) for role in ("adapter", "target") if (section := config.get(role))
+    ]
     return {
-        "directory": str(directory.resolve()), "tables": [(name, note, *cells) for name, note, cells in tables],
+        "directory": str(directory.resolve()),
+        "tables": [(name, note, *cells) for name, note, cells in tables],
         "gain": _gain(summary, directory) if summary else "",
-        "facts": [*models, *(_facts(summary) if summary else [])], "judged": judged_points(directory),
-        "starts": json_lines.read(directory / STARTS_FILE, StartLine), "settings": list(flat_settings(config).items()),
-    }  # fmt: skip
+        "facts": [*models, *(_facts(summary) if summary else [])],
+        "judged": judged_points(directory),
+        "starts": json_lines.read(directory / STARTS_FILE, StartLine),
+        "settings": list(flat_settings(config).items()),
+    }
 
 
 def judged_points(directory: Path) -> list[Point]:
     """Return the adapter's accuracy by version, as far as it is judged."""
     names = ("untrained_adapter", "adapter@*", "trained_adapter")
-    paths = [path for name in names for path in (directory / "evaluations").glob(f"{name}.{GREEDY}.jsonl")]
-    found = {point.version: point for path in paths if (point := _point(path, path.stat().st_mtime_ns))}
+    paths = [
+        path
+        for name in names
+        for path in (directory / "evaluations").glob(f"{name}.{GREEDY}.jsonl")
+    ]
+    found = {
+        point.version: point for path in paths if (point := _point(path, path.stat().st_mtime_ns))
+    }
     return [found[version] for version in sorted(found)]
 
 
@@ -174,12 +216,18 @@ def _point(path: Path, _mark: int) -> Point | None:
     return Point(rows[0].version, judged.accuracy, judged.ci95) if judged else None
 
 
-def _means(summary: documents.Summary, directory: Path, decoding: str) -> dict[str, dict[str, float]]:
+def _means(
+    summary: documents.Summary, directory: Path, decoding: str
+) -> dict[str, dict[str, float]]:
     """Return the mean reward of each problem by judged arm."""
     files = {
-        arm: directory / "evaluations" / f"{arm}.{decoding}.jsonl" for arm in documents.ARMS if arm in summary.accuracy
+        arm: directory / "evaluations" / f"{arm}.{decoding}.jsonl"
+        for arm in documents.ARMS
+        if arm in summary.accuracy
     }
-    return {arm: means_by_problem(json_lines.read(path, EvaluatedRow)) for arm, path in files.items()}
+    return {
+        arm: means_by_problem(json_lines.read(path, EvaluatedRow)) for arm, path in files.items()
+    }
 
 
 def _differences(summary: documents.Summary, directory: Path) -> list[tuple[str, str, Cells]]:
@@ -189,7 +237,14 @@ def _differences(summary: documents.Summary, directory: Path) -> list[tuple[str,
         means = _means(summary, directory, decoding)
         for one, other in combinations(means, 2):
             if figures := pair_figures(means[other], means[one]):
-                rows.append([decoding, arm_name(other, summary.versions), arm_name(one, summary.versions), *figures])
+                rows.append(
+                    [
+                        decoding,
+                        arm_name(other, summary.versions),
+                        arm_name(one, summary.versions),
+                        *figures,
+                    ]
+                )
     return [("Paired differences", NOTES["pairs"], (PAIR_COLUMNS[1:], rows))] if rows else []
 
 
@@ -208,7 +263,9 @@ def gain_in_words(found: Difference, versions: int) -> str:
         f"by chance {found.chance:.2g}; {found.problems} problems, greedy)"
     )
     if found.chance > CHANCE or low <= 0.0 <= high:
-        return f"no gain shown: {figures}. `prefixrl docs your_own_task`, section 9, says what to try"
+        return (
+            f"no gain shown: {figures}. `prefixrl docs your_own_task`, section 9, says what to try"
+        )
     return f"{'a gain' if found.mean > 0 else 'a loss'}: {figures}"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import msgspec
 
-from prefixrl.common.config.foreign import read_json
+from prefixrl.common.config.foreign.files import read_json
 from prefixrl.common.errors import ConfigError, to_copy
 from prefixrl.common.host.hub import cached_file
 from prefixrl.common.host.process import printable, stop_event
@@ -75,14 +75,25 @@ class ShownSamples(msgspec.Struct, frozen=True):
 
 @click.command("samples")
 @click.argument("run_directory", type=click.Path(path_type=Path))
-@click.option("--iteration", type=click.IntRange(0), help="Of which iteration.  [default: the newest]")
+@click.option(
+    "--iteration", type=click.IntRange(0), help="Of which iteration.  [default: the newest]"
+)
 @click.option("--best", "order", flag_value="best", help="Highest advantages first.")
 @click.option("--worst", "order", flag_value="worst", help="Lowest advantages first.")
-@click.option("--count", type=click.IntRange(1), default=8, show_default=True, help="Most samples to print.")
-@click.option("--follow", "follows", is_flag=True, help="A sample of every group, as iterations are trained.")
+@click.option(
+    "--count", type=click.IntRange(1), default=8, show_default=True, help="Most samples to print."
+)
+@click.option(
+    "--follow", "follows", is_flag=True, help="A sample of every group, as iterations are trained."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per sample.")
 def samples_command(
-    run_directory: Path, iteration: int | None, order: str | None, count: int, follows: bool, as_json: bool
+    run_directory: Path,
+    iteration: int | None,
+    order: str | None,
+    count: int,
+    follows: bool,
+    as_json: bool,
 ) -> None:
     """Print what the adapter writes: its commonest texts over time, and samples."""
     if follows:
@@ -93,7 +104,9 @@ def samples_command(
         click.echo(printable(line))
 
 
-def samples(directory: Path, iteration: int | None, order: str | None, count: int, as_json: bool) -> Iterator[str]:
+def samples(
+    directory: Path, iteration: int | None, order: str | None, count: int, as_json: bool
+) -> Iterator[str]:
     """Yield lines for people or programs; raise ConfigError or DataError.
 
     `iteration`: None for the newest. `order`: None for that of training, best or worst.
@@ -118,7 +131,9 @@ def samples(directory: Path, iteration: int | None, order: str | None, count: in
         return
     yield from _trend(commonest(trained_groups(directory), last, decode))
     yield ""
-    for sample in list({(each.group, each.prefix, each.completion): each for each in found}.values())[:count]:
+    for sample in list(
+        {(each.group, each.prefix, each.completion): each for each in found}.values()
+    )[:count]:
         yield from lines_of(sample)
 
 
@@ -141,7 +156,12 @@ def texts_of(group: TrainedGroup, decode: Callable[[list[int]], str]) -> list[Sa
     found = []
     for row in group.rows:
         parts = ", ".join(f"{name} {value:.3g}" for name, value in row.parts.items())
-        own = {"iteration": group.version_trained, "group": group.seq, "prefix": decode(row.prefix_ids), "parts": parts}
+        own = {
+            "iteration": group.version_trained,
+            "group": group.seq,
+            "prefix": decode(row.prefix_ids),
+            "parts": parts,
+        }
         found.append(SampleText(**shared(SampleText, group, row) | own))
     return found
 
@@ -153,16 +173,29 @@ def shown_samples(
     early: Iterable[TrainedGroup] = (),
 ) -> ShownSamples:
     """Choose what a page shows of an iteration's groups: a row per group, and its best and worst, each text once."""
-    rows, firsts = [[texts for group in groups if (texts := texts_of(group, decode))] for groups in (newest, early)]
+    rows, firsts = [
+        [texts for group in groups if (texts := texts_of(group, decode))]
+        for groups in (newest, early)
+    ]
     ranked = sorted((row for each in rows for row in each), key=lambda row: row.advantage or 0.0)
-    best, worst = (list({(row.group, row.prefix): row for row in each}.values()) for each in (ranked[::-1], ranked))
-    kinds = {"Newest": [each[0] for each in rows], "Best": best, "Worst": worst, "Early": [each[0] for each in firsts]}
+    best, worst = (
+        list({(row.group, row.prefix): row for row in each}.values())
+        for each in (ranked[::-1], ranked)
+    )
+    kinds = {
+        "Newest": [each[0] for each in rows],
+        "Best": best,
+        "Worst": worst,
+        "Early": [each[0] for each in firsts],
+    }
     groups = [(name, each[:SAMPLES]) for name, each in kinds.items()]
     fault = "" if rows else "no samples: nothing is trained yet"
     return ShownSamples(groups, [each for each in common if each.share >= LEAST_SHARE], fault)
 
 
-def commonest(groups: Iterable[TrainedGroup], last: int, decode: Callable[[list[int]], str]) -> list[Common]:
+def commonest(
+    groups: Iterable[TrainedGroup], last: int, decode: Callable[[list[int]], str]
+) -> list[Common]:
     """Return the commonest texts of each of a few spans of iterations, the newest span last."""
     width = -(-(last + 1) // TRENDS)
     found: list[Common] = []
@@ -234,14 +267,17 @@ def decoder(directory: Path) -> Callable[[list[int]], str]:
     return _shows_every_id(slow, slow.decode)
 
 
-def _shows_every_id(tokenizer: Any, decode: Callable[[list[int]], str]) -> Callable[[list[int]], str]:
+def _shows_every_id(
+    tokenizer: Any, decode: Callable[[list[int]], str]
+) -> Callable[[list[int]], str]:
     """Return a way from tokens to text that gives ids without a token, which decode to nothing, as `<id 64>`."""
     known = frozenset(tokenizer.get_vocab().values())
 
     def text(ids: list[int]) -> str:
         runs = groupby(ids, key=known.__contains__)
         return "".join(
-            decode([*run]) if is_known else "".join(f"<id {each}>" for each in run) for is_known, run in runs
+            decode([*run]) if is_known else "".join(f"<id {each}>" for each in run)
+            for is_known, run in runs
         )
 
     return text

@@ -31,7 +31,9 @@ def show(config: RunConfig, question: str, prefix: str) -> Iterator[str]:
     found: dict[str, Renderer] = {}
     for section, role in roles(config):
         model = config.asked(role).model
-        renderer = found[section] = renderer_of(config, role, model_folder(model, needs_weights=False))
+        renderer = found[section] = renderer_of(
+            config, role, model_folder(model, needs_weights=False)
+        )
         try:
             ids = renderer.prompt(question)
         except ValueError as error:

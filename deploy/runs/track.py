@@ -25,7 +25,7 @@ import click
 import msgspec
 import xxhash
 
-from prefixrl.common.config.foreign import read_json
+from prefixrl.common.config.foreign.files import read_json
 from prefixrl.common.config.learner import LogConfig, WandbConfig, missing
 from prefixrl.common.errors import ConfigError, UserError
 from prefixrl.common.host.process import stop_event, write_atomically
@@ -53,7 +53,9 @@ class TensorBoard:
 
         self._folder = directory / "tensorboard"
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._open: Callable[[int], Any] = lambda first: SummaryWriter(str(self._folder), purge_step=first)
+        self._open: Callable[[int], Any] = lambda first: SummaryWriter(
+            str(self._folder), purge_step=first
+        )
         self._writer = self._open(0)
         self._next = 0
 
@@ -108,7 +110,10 @@ class Logged:
 
     def samples(self, found: Sequence[SampleText]) -> None:
         """Send a table."""
-        rows, at = [[*msgspec.structs.astuple(each)] for each in found], found[0].iteration if found else 0
+        rows, at = (
+            [[*msgspec.structs.astuple(each)] for each in found],
+            found[0].iteration if found else 0,
+        )
         table = self._module.Table(columns=list(SampleText.__struct_fields__), data=rows)
         self._run.log({"samples": table, "iteration": at}, step=at if self._takes_steps else None)
 
@@ -122,10 +127,16 @@ def weights_and_biases(directory: Path, wanted: WandbConfig) -> Logged:
     wandb, number = _package("wandb"), _identity(directory, "wandb", lambda: secrets.token_hex(4))
     try:
         run: Any = wandb.init(
-            project=wanted.project, entity=wanted.entity, name=wanted.name or directory.resolve().name, id=number,
-            resume="allow", mode=wanted.mode, dir=str(directory), config=_settings(directory),
+            project=wanted.project,
+            entity=wanted.entity,
+            name=wanted.name or directory.resolve().name,
+            id=number,
+            resume="allow",
+            mode=wanted.mode,
+            dir=str(directory),
+            config=_settings(directory),
             settings=wandb.Settings(console="off"),
-        )  # fmt: skip
+        )
     except wandb.Error as error:
         raise ConfigError(f"log.wandb: {error}") from None
     # Its own counter of steps only rises; iterations that are trained again have their own number again.
@@ -136,7 +147,9 @@ def weights_and_biases(directory: Path, wanted: WandbConfig) -> Logged:
 def trackio(directory: Path, project: str) -> Logged:
     """Begin or go on; raise ConfigError without the package."""
     package = _package("trackio")
-    name = _identity(directory, "trackio", lambda: f"{directory.resolve().name}-{secrets.token_hex(2)}")
+    name = _identity(
+        directory, "trackio", lambda: f"{directory.resolve().name}-{secrets.token_hex(2)}"
+    )
     quiet = {"resume": "allow", "embed": False, "auto_log_cpu": False, "auto_log_gpu": False}
     run = package.init(project, name, config=_settings(directory), **quiet)
     return Logged(package, run, takes_steps=True)
@@ -151,9 +164,15 @@ class MLflow:
         try:
             place, client = mlflow.set_experiment(experiment).experiment_id, mlflow.MlflowClient()
         except mlflow.MlflowException as fault:
-            raise ConfigError(f"log.mlflow: {fault}; MLFLOW_TRACKING_URI names the server") from None
+            raise ConfigError(
+                f"log.mlflow: {fault}; MLFLOW_TRACKING_URI names the server"
+            ) from None
         name = directory.resolve().name
-        mlflow.start_run(_identity(directory, "mlflow", lambda: client.create_run(place, run_name=name).info.run_id))
+        mlflow.start_run(
+            _identity(
+                directory, "mlflow", lambda: client.create_run(place, run_name=name).info.run_id
+            )
+        )
         mlflow.log_dict(_settings(directory), "config.json")
 
     def write(self, lines: Sequence[MetricsLine]) -> None:
@@ -166,7 +185,9 @@ class MLflow:
     def samples(self, found: Sequence[SampleText]) -> None:
         """Send a file."""
         for each in found[:1]:
-            self._mlflow.log_text(msgspec.json.encode(found).decode(), f"samples/{each.iteration}.json")
+            self._mlflow.log_text(
+                msgspec.json.encode(found).decode(), f"samples/{each.iteration}.json"
+            )
 
     def close(self) -> None:
         """Name the run as ended."""
@@ -189,15 +210,28 @@ def _settings(directory: Path) -> dict[str, Any]:
 
 @click.command("track")
 @click.argument("run_directory", type=click.Path(path_type=Path))
-@click.option("--tensorboard", is_flag=True, help="Write event files into RUN_DIRECTORY/tensorboard.")
-@click.option("--wandb", "project", metavar="PROJECT", help="Send to this project of Weights & Biases.")
+@click.option(
+    "--tensorboard", is_flag=True, help="Write event files into RUN_DIRECTORY/tensorboard."
+)
+@click.option(
+    "--wandb", "project", metavar="PROJECT", help="Send to this project of Weights & Biases."
+)
 @click.option("--offline", is_flag=True, help="With --wandb: write files for `wandb sync`.")
 @click.option("--trackio", metavar="PROJECT", help="Send to this project of trackio.")
 @click.option("--mlflow", metavar="EXPERIMENT", help="Send to this experiment of MLflow.")
-@click.option("--follow", "follows", is_flag=True, help="Go on as iterations are trained, until Ctrl-C.")
-@click.option("--until-eof", "is_child", is_flag=True, hidden=True, help="As [log] says, until stdin ends.")
+@click.option(
+    "--follow", "follows", is_flag=True, help="Go on as iterations are trained, until Ctrl-C."
+)
+@click.option(
+    "--until-eof", "is_child", is_flag=True, hidden=True, help="As [log] says, until stdin ends."
+)
 def track_command(
-    run_directory: Path, project: str | None, offline: bool, follows: bool, is_child: bool, **others: Any
+    run_directory: Path,
+    project: str | None,
+    offline: bool,
+    follows: bool,
+    is_child: bool,
+    **others: Any,
 ) -> None:
     """Send metrics and samples of a run to TensorBoard, Weights & Biases, trackio or MLflow.
 
@@ -206,8 +240,14 @@ def track_command(
     if is_child:
         track(run_directory, LogConfig.model_validate(_settings(run_directory)["log"]), stdin_ended)
         return
-    wandb = WandbConfig(project=project, mode="offline" if offline else "online") if project else None
-    track(run_directory, LogConfig(wandb=wandb, **others), stop_event().is_set if follows else lambda: True)
+    wandb = (
+        WandbConfig(project=project, mode="offline" if offline else "online") if project else None
+    )
+    track(
+        run_directory,
+        LogConfig(wandb=wandb, **others),
+        stop_event().is_set if follows else lambda: True,
+    )
 
 
 def stdin_ended() -> bool:
@@ -219,9 +259,14 @@ def track(directory: Path, wanted: LogConfig, ended: Callable[[], bool]) -> None
     """Send all metrics until `ended`; raises UserError for what cannot work."""
     check_format(directory)
     if not wanted.trackers:
-        raise ConfigError(f"nothing to send to: give one of --{', --'.join(MAKERS)}, or [log] in the run file")
+        raise ConfigError(
+            f"nothing to send to: give one of --{', --'.join(MAKERS)}, or [log] in the run file"
+        )
     trackers = Trackers(
-        {f"log.{name}": partial(MAKERS[name], directory, given) for name, given in wanted.trackers.items()}
+        {
+            f"log.{name}": partial(MAKERS[name], directory, given)
+            for name, given in wanted.trackers.items()
+        }
     )
     metrics, sampled_s = MetricsFile(directory / METRICS_FILE), 0.0
     try:
@@ -268,8 +313,12 @@ class Trackers:
 
     def _lose(self, name: str, fault: Exception) -> None:
         if not self._working:
-            raise fault if isinstance(fault, UserError) else ConfigError(f"{name}: {fault}") from fault
-        log.error("%s failed, and is sent nothing until a tracker is started again: %s", name, fault)
+            raise (
+                fault if isinstance(fault, UserError) else ConfigError(f"{name}: {fault}")
+            ) from fault
+        log.error(
+            "%s failed, and is sent nothing until a tracker is started again: %s", name, fault
+        )
 
 
 def _send_samples(directory: Path, trackers: Trackers) -> None:
@@ -294,7 +343,10 @@ class MetricsFile:
         """Return what was appended; after a resume replaced the file, the lines that differ."""
         found = []
         for text in (line for block in self._added.blocks() for line in block.splitlines()):
-            line, digest = msgspec.json.decode(text, type=MetricsLine), xxhash.xxh3_64_hexdigest(text)
+            line, digest = (
+                msgspec.json.decode(text, type=MetricsLine),
+                xxhash.xxh3_64_hexdigest(text),
+            )
             if self._sent.get(line.iteration) != digest:
                 self._sent[line.iteration] = digest
                 found.append(line)

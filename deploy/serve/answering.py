@@ -56,11 +56,15 @@ class Prompted:
 class Answering:
     """Answers problems with the models of a run."""
 
-    def __init__(self, config: RunConfig, adapter: Model, target: Model | None, suffix: str = "") -> None:
+    def __init__(
+        self, config: RunConfig, adapter: Model, target: Model | None, suffix: str = ""
+    ) -> None:
         """`target`: None in direct mode. `suffix` is put behind every problem."""
         self._config, self._adapter, self._target, self._suffix = config, adapter, target, suffix
         limit = config.evaluation.max_new_tokens or config.scorer.max_new_tokens
-        self._completion_tokens = 0 if target is None else limit + config.scorer.most_extension_tokens
+        self._completion_tokens = (
+            0 if target is None else limit + config.scorer.most_extension_tokens
+        )
         self._masked = adapter.renderer.never_drawn(config.rollout.control_tokens)
         # One thread: a tokenizer is not made for several.
         self._tokenizing = ThreadPoolExecutor(1, "tokenizing")
@@ -77,17 +81,24 @@ class Answering:
 
     async def prompts(self, asked: ApiRequest) -> list[Prompted]:
         """Render every problem; raises ApiError for one that is too long."""
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, self._prompts, asked)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._tokenizing, self._prompts, asked
+        )
 
     def _prompts(self, asked: ApiRequest) -> list[Prompted]:
         found = []
         for problem in asked.problems:
             try:
-                rendered = [model.renderer.prompt(problem + self._suffix, asked.system) for model in self.models]
+                rendered = [
+                    model.renderer.prompt(problem + self._suffix, asked.system)
+                    for model in self.models
+                ]
             except ValueError as error:
                 remedy = "the limits are rollout.max_prompt_tokens and scorer.max_prompt_tokens"
                 name = "messages" if asked.is_chat else "prompt"
-                raise ApiError(400, f"{name}: {error}; {remedy}", name, "context_length_exceeded") from None
+                raise ApiError(
+                    400, f"{name}: {error}; {remedy}", name, "context_length_exceeded"
+                ) from None
             found.append(Prompted(rendered[0], None if self._target is None else rendered[1]))
         return found
 
@@ -99,7 +110,9 @@ class Answering:
                 for number, prompt in enumerate(prompts):
                     own = derive(seed, "problem", number)
                     for sample in range(asked.n):
-                        answer = _Answer(asked, prompt, derive(own, sample), number * asked.n + sample)
+                        answer = _Answer(
+                            asked, prompt, derive(own, sample), number * asked.n + sample
+                        )
                         group.create_task(self._answer(answer, emit))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
@@ -109,9 +122,12 @@ class Answering:
         most = min(config.max_sampled_tokens, room - answer.prompt.adapter.size)
         limit = most if asked.max_tokens is None else min(most, asked.max_tokens)
         row = SharedRow(
-            answer.prompt.adapter, answer.draws("prefix", limit),
-            answer.sampling(config.rollout_sampling(0.0), limit), self._adapter.renderer.stop_tokens, self._masked,
-        )  # fmt: skip
+            answer.prompt.adapter,
+            answer.draws("prefix", limit),
+            answer.sampling(config.rollout_sampling(0.0), limit),
+            self._adapter.renderer.stop_tokens,
+            self._masked,
+        )
         if self._target is None:
             await self._finish(answer, self._adapter, row, _NO_TOKENS, emit)
             return
@@ -137,11 +153,15 @@ class Answering:
         self, answer: "_Answer", model: Model, row: SharedRow | None, begun: TokenIds, emit: Emit
     ) -> None:
         """Write the rest of an answer that is `begun`; row None: nothing is left to write."""
-        text = StreamedText(model.renderer.text, (*answer.asked.stop, *self._config.scorer.stop_texts))
+        text = StreamedText(
+            model.renderer.text, (*answer.asked.stop, *self._config.scorer.stop_texts)
+        )
         tokens, index = begun, answer.index
         first = text.add(tokens, is_last=row is None) if begun.size else ""
         if row is None or text.is_stopped:
-            await emit(AnswerPart(index, first, begun.size, "stop" if text.is_stopped else "length"))
+            await emit(
+                AnswerPart(index, first, begun.size, "stop" if text.is_stopped else "length")
+            )
             return
         if begun.size:
             await emit(AnswerPart(index, first, begun.size))
@@ -204,7 +224,12 @@ class StreamedText:
         elif not is_last:
             # More tokens may change an unfinished character, or complete a stop.
             whole = whole.rstrip(UNFINISHED)
-            begun = (size for stop in self._stops for size in range(1, len(stop)) if whole.endswith(stop[:size]))
+            begun = (
+                size
+                for stop in self._stops
+                for size in range(1, len(stop))
+                if whole.endswith(stop[:size])
+            )
             whole = whole[: len(whole) - max(begun, default=0)]
         if not (self.is_stopped or is_last or whole.startswith(self._given)):
             return ""  # the tokenizer changed earlier text: more tokens may change it back

@@ -10,11 +10,22 @@ from typing import Annotated, Any, ClassVar, NoReturn
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,), "echo": (False,), "frequency_penalty": (0,), "logit_bias": ({},), "logprobs": (False,),
-    "parallel_tool_calls": (True, False), "presence_penalty": (0,), "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"), "store": (False,), "suffix": ("",), "tool_choice": ("none", "auto"),
-    "tools": ([],), "top_logprobs": (0,), "stream_options.include_obfuscation": (False,),
-}  # fmt: skip
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "parallel_tool_calls": (True, False),
+    "presence_penalty": (0,),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "stream_options.include_obfuscation": (False,),
+}
 """Fields of OpenAI's that are accepted only with values that ask for nothing, or null."""
 IGNORED = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "user"})
 """Fields that change no answer."""
@@ -31,7 +42,12 @@ class ApiError(Exception):
     """An answer that is an error, in OpenAI's form."""
 
     def __init__(
-        self, status: int, message: str, param: str | None = None, code: str | None = None, retry_s: int | None = None
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_s: int | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.param, self.code = status, param, code
@@ -42,8 +58,12 @@ class ApiError(Exception):
     def document(self) -> dict[str, Any]:
         """The body of the answer."""
         kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        kind = kinds.get(
+            self.status, "invalid_request_error" if self.status < 500 else "server_error"
+        )
+        return {
+            "error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        }
 
 
 @dataclass(frozen=True)
@@ -64,7 +84,11 @@ class _Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, value: object) -> object:
-        return {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else value
+        return (
+            {key: each for key, each in value.items() if each is not None}
+            if isinstance(value, dict)
+            else value
+        )
 
 
 NotBlank = Annotated[str, Field(pattern=r"\S")]
@@ -78,7 +102,9 @@ def _listed(value: object) -> object:
 
 def _joined(value: object) -> object:
     """Return the text of a message's content, which may be a list of text parts."""
-    if not isinstance(value, list) or not all(isinstance(part, dict) and part.get("type") == "text" for part in value):
+    if not isinstance(value, list) or not all(
+        isinstance(part, dict) and part.get("type") == "text" for part in value
+    ):
         return value
     texts = [part.get("text") for part in value]
     return "".join(texts) if all(isinstance(text, str) for text in texts) else value
@@ -129,10 +155,19 @@ class ApiRequest(_Fields):
     def check(self, limits: Limits) -> None:
         """Raise ApiError for what this server cannot honour."""
         if self.model != limits.model:
-            remedy = f"this server has {_shown(limits.model)} only; give that, as /v1/models lists it"
-            raise ApiError(404, f"model = {_shown(self.model)}: {remedy}", "model", "model_not_found")
+            remedy = (
+                f"this server has {_shown(limits.model)} only; give that, as /v1/models lists it"
+            )
+            raise ApiError(
+                404, f"model = {_shown(self.model)}: {remedy}", "model", "model_not_found"
+            )
         if self.n > 1 and self.temperature == 0.0:
-            _refuse("n", self.n, "1 at temperature 0", "greedy answers are all alike; give a temperature above 0")
+            _refuse(
+                "n",
+                self.n,
+                "1 at temperature 0",
+                "greedy answers are all alike; give a temperature above 0",
+            )
         if (self.max_tokens or 0) > limits.most_tokens:
             remedy = "the most is the run's own limit, which `prefixrl serve --set` can raise"
             _refuse("max_tokens", self.max_tokens, f"1 to {limits.most_tokens}", remedy)
@@ -141,7 +176,10 @@ class ApiRequest(_Fields):
         for name, value in ((self.model_extra or {}) | others).items():
             neutral = NEUTRAL.get(name, ())
             # In Python 0 equals false.
-            is_neutral = any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral)
+            is_neutral = any(
+                value == each and isinstance(value, bool) == isinstance(each, bool)
+                for each in neutral
+            )
             if name not in IGNORED and not is_neutral:
                 allowed = " or ".join(("null", *map(_shown, neutral)))
                 _refuse(name, value, allowed, "this server does not offer it; leave it out")
@@ -187,7 +225,9 @@ class ChatRequest(ApiRequest):
         if self.max_completion_tokens is not None:
             if self.max_tokens not in (None, self.max_completion_tokens):
                 given = [self.max_tokens, self.max_completion_tokens]
-                _refuse("max_tokens", given, "one limit", "give max_tokens or max_completion_tokens")
+                _refuse(
+                    "max_tokens", given, "one limit", "give max_tokens or max_completion_tokens"
+                )
             self.max_tokens = self.max_completion_tokens
         super().check(limits)
 
@@ -199,7 +239,9 @@ def read(body: bytes, limits: Limits, is_chat: bool) -> ApiRequest:
     except ValidationError as errors:
         error = errors.errors(include_url=False, include_context=False)[0]
         if error["type"] == "json_invalid":
-            raise ApiError(400, f"the body is no JSON ({error['msg']}); send one JSON object") from None
+            raise ApiError(
+                400, f"the body is no JSON ({error['msg']}); send one JSON object"
+            ) from None
         value = None if error["type"] == "missing" else error["input"]
         param = str(error["loc"][0]) if error["loc"] else ""
         remedy = REMEDIES.get(param, "give such a value, or leave it out")

@@ -80,12 +80,23 @@ class CompletionService:
     async def _models(self, request: Request, send: Send) -> None:
         name = request.path_params.get("name")
         if name not in (None, self._limits.model):
-            raise ApiError(404, f"there is no model {name!r}; /v1/models lists the one there is", "model")
-        model = {"id": self._limits.model, "object": "model", "created": self._started_s, "owned_by": "prefixrl"}
+            raise ApiError(
+                404, f"there is no model {name!r}; /v1/models lists the one there is", "model"
+            )
+        model = {
+            "id": self._limits.model,
+            "object": "model",
+            "created": self._started_s,
+            "owned_by": "prefixrl",
+        }
         await _send(request, send, {"object": "list", "data": [model]} if name is None else model)
 
     async def _answered(self, request: Request, send: Send) -> None:
-        asked = read(await _body(request), self._limits, is_chat=request.url.path.endswith("/chat/completions"))
+        asked = read(
+            await _body(request),
+            self._limits,
+            is_chat=request.url.path.endswith("/chat/completions"),
+        )
         deadline_s = self._policy.deadline_s
         with self._admitted(len(asked.problems) * asked.n):
             try:
@@ -93,13 +104,17 @@ class CompletionService:
                     await _unless_gone(request.receive, self._answer(asked, request, send))
             except TimeoutError:
                 remedy = "(prefixrl serve --deadline); ask for fewer tokens or answers"
-                raise ApiError(504, f"no whole answer within {deadline_s:g} s {remedy}", code="deadline") from None
+                raise ApiError(
+                    504, f"no whole answer within {deadline_s:g} s {remedy}", code="deadline"
+                ) from None
 
     @contextlib.contextmanager
     def _admitted(self, rows: int) -> Iterator[None]:
         most = self._policy.most_rows
         if rows > most:
-            raise ApiError(400, f"{rows} answers in one request: allowed are {most}; send several", "n")
+            raise ApiError(
+                400, f"{rows} answers in one request: allowed are {most}; send several", "n"
+            )
         if self.open_rows + rows > most:
             said = f"{self.open_rows} answers are open, {most} at most (prefixrl serve --most-answers); ask again later"
             raise ApiError(429, said, code="queue_full", retry_s=RETRY_S)
@@ -127,7 +142,10 @@ class CompletionService:
                 await stream(event)
 
         if asked.stream:
-            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+            headers = [
+                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"cache-control", b"no-cache"),
+            ]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await stream(form.opening(choices))
         try:
@@ -136,7 +154,9 @@ class CompletionService:
             raise
         except Exception as error:
             log.exception("an engine failed")
-            raise ApiError(500, f"the engine failed ({type(error).__name__}); see the server's log") from error
+            raise ApiError(
+                500, f"the engine failed ({type(error).__name__}); see the server's log"
+            ) from error
         if asked.stream:
             await stream(form.ending(usage), is_last=True)
         else:
@@ -177,9 +197,15 @@ class _Endpoint:
 
 
 async def _send(
-    request: Request, send: Send, document: object, status: int = 200, headers: dict[str, str] | None = None
+    request: Request,
+    send: Send,
+    document: object,
+    status: int = 200,
+    headers: dict[str, str] | None = None,
 ) -> None:
-    await Response(msgspec.json.encode(document), status, headers, JSON)(request.scope, request.receive, send)
+    await Response(msgspec.json.encode(document), status, headers, JSON)(
+        request.scope, request.receive, send
+    )
 
 
 async def _unless_gone(receive: Receive, work: Awaitable[None]) -> None:
@@ -213,9 +239,14 @@ async def _body(request: Request) -> bytes:
             async for part in request.stream():
                 found += part
                 if len(found) > MOST_BODY_BYTES:
-                    raise ApiError(413, f"the body is larger than {MOST_BODY_BYTES} bytes; send fewer problems at once")
+                    raise ApiError(
+                        413,
+                        f"the body is larger than {MOST_BODY_BYTES} bytes; send fewer problems at once",
+                    )
     except TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {BODY_S:g} s; send it at once") from None
+        raise ApiError(
+            408, f"the body did not arrive within {BODY_S:g} s; send it at once"
+        ) from None
     return bytes(found)
 
 

@@ -70,7 +70,9 @@ class _Piece:
 class EngineThread:
     """An engine and the rows that wait for it."""
 
-    def __init__(self, engine: Engine, name: str, on_fault: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, engine: Engine, name: str, on_fault: Callable[[], None] = lambda: None
+    ) -> None:
         """Start the thread. `on_fault` is called, in the thread, when the engine has failed."""
         self._engine, self.name, self.on_fault = engine, name, on_fault
         self.most_positions: int = getattr(engine, "most_positions", None) or sys.maxsize
@@ -96,7 +98,9 @@ class EngineThread:
         while done < limit:
             size = min(PIECE_TOKENS, limit - done)
             sampling = msgspec.structs.replace(row.sampling, max_new_tokens=size)
-            piece = replace(row, tokens=tokens, uniforms=row.uniforms[done : done + size], sampling=sampling)
+            piece = replace(
+                row, tokens=tokens, uniforms=row.uniforms[done : done + size], sampling=sampling
+            )
             written = await self._decoded(piece)
             yield written
             if written.finish == "eos":
@@ -181,7 +185,9 @@ class EngineThread:
         row, key = pieces[0].row, next(self._keys)
         uniforms = np.stack([each.row.uniforms for each in pieces])
         rows = tuple(each.row.tokens for each in pieces)
-        job = Job(key, rows, uniforms, row.sampling, row.stop_tokens, masked_tokens=row.masked_tokens)
+        job = Job(
+            key, rows, uniforms, row.sampling, row.stop_tokens, masked_tokens=row.masked_tokens
+        )
         try:
             self._engine.submit(job)
         except PrefixRLError as error:

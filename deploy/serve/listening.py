@@ -38,7 +38,10 @@ def key_of(host: str, variable: str | None, file: Path | None) -> str | None:
         key, source = _read(file), f"--key-file {file}"
     elif variable is not None:
         # Processes of the engines need not have it.
-        key, source = os.environ.pop(variable, ""), "--key-variable (the name is not shown: it may be the key itself)"
+        key, source = (
+            os.environ.pop(variable, ""),
+            "--key-variable (the name is not shown: it may be the key itself)",
+        )
     elif is_loopback(host):
         return None
     else:
@@ -83,7 +86,9 @@ def address_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def refusal(host: str, authorization: str | None, key: str | None, needs_key: bool = True) -> tuple[int, str] | None:
+def refusal(
+    host: str, authorization: str | None, key: str | None, needs_key: bool = True
+) -> tuple[int, str] | None:
     """Return status and reason where a request must not be answered, by its Host and its key. Pure."""
     if key is None and not is_loopback(host):
         # A web page may have its own name point to loopback.
@@ -141,9 +146,19 @@ class _Server(uvicorn.Server):
 
 def server_of(app: ASGIApp, drain_s: float) -> uvicorn.Server:
     """Return a server; once it is asked to stop, open requests have `drain_s` to end."""
-    options: dict[str, Any] = {"loop": "asyncio", "http": _Connection, "ws": "none", "lifespan": "off"}
+    options: dict[str, Any] = {
+        "loop": "asyncio",
+        "http": _Connection,
+        "ws": "none",
+        "lifespan": "off",
+    }
     # uvicorn has a line for each connection that is too many.
     logging.getLogger("uvicorn.error").addFilter(LineBudget())
-    options |= {"log_config": None, "access_log": False, "server_header": False, "proxy_headers": False}
+    options |= {
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+        "proxy_headers": False,
+    }
     options |= {"limit_concurrency": MOST_CONNECTIONS, "timeout_keep_alive": KEEP_ALIVE_S}
     return _Server(uvicorn.Config(app, **options, timeout_graceful_shutdown=int(drain_s)))

@@ -35,7 +35,11 @@ class TokenCounts:
     def document(self) -> dict[str, int]:
         """The counts as OpenAI names them."""
         total = self.prompt_tokens + self.completion_tokens
-        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens, "total_tokens": total}
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": total,
+        }
 
 
 @dataclass
@@ -48,7 +52,9 @@ class Format:
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created_s: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, parts: Sequence[AnswerPart], choices: int, usage: TokenCounts) -> dict[str, Any]:
+    def whole(
+        self, parts: Sequence[AnswerPart], choices: int, usage: TokenCounts
+    ) -> dict[str, Any]:
         """Return a whole answer."""
         texts, ends = [""] * choices, [""] * choices
         for each in parts:
@@ -57,7 +63,11 @@ class Format:
         found = []
         for index, text in enumerate(texts):
             message = {"role": "assistant", "content": text, "refusal": None}
-            found.append(_choice(index, ends[index], **({"message": message} if self.is_chat else {"text": text})))
+            found.append(
+                _choice(
+                    index, ends[index], **({"message": message} if self.is_chat else {"text": text})
+                )
+            )
         return self._document(found, "chat.completion") | {"usage": usage.document}
 
     def opening(self, choices: int) -> bytes:
@@ -70,9 +80,17 @@ class Format:
         """Return the events of a part: none without text, unless it ends an answer."""
         if not self.is_chat:
             is_empty = not part.text and part.finish is None
-            return b"" if is_empty else self._event([_choice(part.index, part.finish, text=part.text)])
-        text = self._event([_choice(part.index, None, delta={"content": part.text})]) if part.text else b""
-        return text + (self._event([_choice(part.index, part.finish, delta={})]) if part.finish else b"")
+            return (
+                b"" if is_empty else self._event([_choice(part.index, part.finish, text=part.text)])
+            )
+        text = (
+            self._event([_choice(part.index, None, delta={"content": part.text})])
+            if part.text
+            else b""
+        )
+        return text + (
+            self._event([_choice(part.index, part.finish, delta={})]) if part.finish else b""
+        )
 
     def ending(self, usage: TokenCounts) -> bytes:
         """Return the events behind the text."""

@@ -16,13 +16,36 @@ PATH = click.Path(path_type=Path)
 @click.option("--checkpoint", metavar="N", help=CHECKPOINT)
 @ema_option
 @click.option("--suffix", default="", help="Append this to every problem.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at; others need a key.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free one.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen at; others need a key.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="0: any free one.",
+)
 @click.option("--name", help="Name of the model for clients.  [default: that of the run directory]")
 @click.option("--key-variable", metavar="NAME", help="Environment variable with the API key.")
 @click.option("--key-file", type=PATH, help="File with the API key, mode 0600.")
-@click.option("--most-answers", type=click.IntRange(1), default=256, show_default=True, help="Most open at once.")
-@click.option("--deadline", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds per request.")
+@click.option(
+    "--most-answers",
+    type=click.IntRange(1),
+    default=256,
+    show_default=True,
+    help="Most open at once.",
+)
+@click.option(
+    "--deadline",
+    type=click.FloatRange(1),
+    default=600.0,
+    show_default=True,
+    help="Seconds per request.",
+)
 @settings_option
 def serve(**options: Any) -> None:
     """Serve the adapter of RUN and its target on OpenAI's HTTP interface.

@@ -63,10 +63,16 @@ def serve(options: ServeOptions) -> int:
                     models.append(_loaded(config, "scorer", model_folder(config.target.model)))
         except AskedToStop:
             return 0
-        answering = Answering(config, models[0], models[1] if len(models) > 1 else None, options.suffix)
+        answering = Answering(
+            config, models[0], models[1] if len(models) > 1 else None, options.suffix
+        )
         name = options.name or options.run.resolve().name
         sections = {"adapter": config.adapter, "target": config.target}
-        systems = [f"{role}.system" for role, model in sections.items() if model and model.system is not None]
+        systems = [
+            f"{role}.system"
+            for role, model in sections.items()
+            if model and model.system is not None
+        ]
         limits = Limits(name, answering.most_tokens, systems[0] if systems else None)
         policy = Policy(key, options.most_answers, options.deadline)
         server = server_of(CompletionService(answering, limits, policy).app(), options.deadline)

@@ -35,14 +35,18 @@ def write_scripts(directory: Path, scripts: dict[Script, str]) -> None:
         try:
             (directory / folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"directory = {str(directory)!r} cannot be used: {error.strerror}") from None
+            raise ConfigError(
+                f"directory = {str(directory)!r} cannot be used: {error.strerror}"
+            ) from None
     for script, text in scripts.items():
         write_atomically(script_path(directory, script), text)
 
 
 def write_submission(directory: Path, submission: Submission) -> None:
     """Remember what was submitted."""
-    write_atomically(directory / FOLDER / RECORD, msgspec.json.format(msgspec.json.encode(submission)).decode())
+    write_atomically(
+        directory / FOLDER / RECORD, msgspec.json.format(msgspec.json.encode(submission)).decode()
+    )
 
 
 def read_submission(directory: Path) -> Submission:
@@ -56,4 +60,6 @@ def read_submission(directory: Path) -> Submission:
             "run.toml --submit`"
         ) from None
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"{path} cannot be read: {error}; submit the run again, which writes it anew") from None
+        raise ConfigError(
+            f"{path} cannot be read: {error}; submit the run again, which writes it anew"
+        ) from None

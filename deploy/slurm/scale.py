@@ -15,7 +15,9 @@ from prefixrl.deploy.slurm.script import WORKERS, Worker, job_name
 
 def leaving(workers: list[QueuedJob], count: int) -> list[QueuedJob]:
     """Return the workers that end first: those that wait, then the newest: of a later array, of a higher index."""
-    in_order = sorted(workers, key=lambda each: (each.is_waiting, [int(part) for part in each.job_id.split("_")]))
+    in_order = sorted(
+        workers, key=lambda each: (each.is_waiting, [int(part) for part in each.job_id.split("_")])
+    )
     return in_order[::-1][:count]
 
 
@@ -40,7 +42,9 @@ def scale(directory: Path, roles: Literal["rollouts", "scorers"], wanted: int) -
                 f"workers would wait in vain; `prefixrl slurm run.toml --submit` submits the run again, and resumes it"
             )
         array = f"--array=0-{missing - 1}"
-        job = scheduler.submit(script_path(directory, role), array, f"--dependency=after:{submission.learner_job}")
+        job = scheduler.submit(
+            script_path(directory, role), array, f"--dependency=after:{submission.learner_job}"
+        )
         click.echo(f"job {job}: {missing} more {roles}, {wanted} in all")
         return
     ended = leaving(there, -missing)
@@ -50,14 +54,20 @@ def scale(directory: Path, roles: Literal["rollouts", "scorers"], wanted: int) -
     write_submission(directory, submission)
     scheduler.cancel([each.job_id for each in ended if each.is_waiting])
     scheduler.stop([each.job_id for each in ended if not each.is_waiting])
-    said = f"{len(ended)} {roles} end ({', '.join(names)}), {wanted} stay" if ended else f"{wanted} {roles}, as before"
+    said = (
+        f"{len(ended)} {roles} end ({', '.join(names)}), {wanted} stay"
+        if ended
+        else f"{wanted} {roles}, as before"
+    )
     click.echo(said)
 
 
 def _workers(directory: Path, role: Worker, submission: Submission) -> list[QueuedJob]:
     """List a role's workers that stay; forget those asked to end that are gone."""
     there = scheduler.queued(*(job_name(directory, each) for each in WORKERS))
-    submission.leaving = [each for each in submission.leaving if each in {job.job_id for job in there}]
+    submission.leaving = [
+        each for each in submission.leaving if each in {job.job_id for job in there}
+    ]
     name = job_name(directory, role)
     return [job for job in there if job.name == name and job.job_id not in submission.leaving]
 

@@ -37,14 +37,25 @@ def check(script: Path) -> None:
         _call("sbatch", NOT_SUBMITTED, str(script))
     except ConfigError as error:
         asked = re.findall(
-            r"^#SBATCH (--(?:[cg]pus-per|mem|nodes|ntasks=)\S*)", script.read_text("utf-8"), re.MULTILINE
+            r"^#SBATCH (--(?:[cg]pus-per|mem|nodes|ntasks=)\S*)",
+            script.read_text("utf-8"),
+            re.MULTILINE,
         )
-        raise ConfigError(f"{error}; {script} asks for {' '.join(asked)}: lower [launch] or [slurm]") from None
+        raise ConfigError(
+            f"{error}; {script} asks for {' '.join(asked)}: lower [launch] or [slurm]"
+        ) from None
 
 
 def queued(*names: str) -> list[QueuedJob]:
     """List the jobs of these names by id, one entry per task of an array; none that is ending."""
-    answer = _call("squeue", "--array", "--noheader", "--sort=i", f"--name={','.join(names)}", "--format=%i|%j|%T")
+    answer = _call(
+        "squeue",
+        "--array",
+        "--noheader",
+        "--sort=i",
+        f"--name={','.join(names)}",
+        "--format=%i|%j|%T",
+    )
     return read_queue(answer)
 
 
@@ -68,14 +79,18 @@ def cancel(job_ids: list[str]) -> None:
 
 def _call(command: str, *arguments: str) -> str:
     try:
-        done = subprocess.run([command, *arguments], capture_output=True, text=True, timeout=ANSWER_S)
+        done = subprocess.run(
+            [command, *arguments], capture_output=True, text=True, timeout=ANSWER_S
+        )
     except FileNotFoundError:
         raise ConfigError(
             f"{command}: there is no such command on this machine; run this where SLURM's commands are, on a login "
             "node for example"
         ) from None
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"{command} gave no answer in {ANSWER_S:g} s; is SLURM's controller up (sinfo)?") from None
+        raise ConfigError(
+            f"{command} gave no answer in {ANSWER_S:g} s; is SLURM's controller up (sinfo)?"
+        ) from None
     if done.returncode:
         said = (done.stderr or done.stdout).strip() or "it gave no reason"
         raise ConfigError(f"{command} failed with exit code {done.returncode}: {said}")

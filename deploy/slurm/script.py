@@ -63,7 +63,11 @@ class RunOnSlurm:
     def processes(self, role: Role) -> int:
         """Return the number of processes that the run file has for a role."""
         launch = self.config.launch
-        return {"learner": launch.learner_ranks, "rollout": launch.rollouts, "scorer": launch.scorers}[role]
+        return {
+            "learner": launch.learner_ranks,
+            "rollout": launch.rollouts,
+            "scorer": launch.scorers,
+        }[role]
 
     def section(self, role: Role) -> SlurmRole:
         """Return the role's part of `[slurm]`."""
@@ -79,13 +83,19 @@ class RunOnSlurm:
         """Return the cores of each process of a role."""
         if (given := self.section(role).cpus) is not None:
             return given
-        return self.config.own_cores(role) + (self.config.verifier_children() if role == "scorer" else 0)
+        return self.config.own_cores(role) + (
+            self.config.verifier_children() if role == "scorer" else 0
+        )
 
     @property
     def gpus_of_all(self) -> int:
         """Return the fewest GPUs for the whole run: `prefixrl launch` puts rollouts beside the learner."""
         processes = processes_of(self.config)
-        guests = sum(each.is_guest and each.given is None for each in processes) if self.gpus("learner") else 0
+        guests = (
+            sum(each.is_guest and each.given is None for each in processes)
+            if self.gpus("learner")
+            else 0
+        )
         given = [gpu + 1 for each in processes for gpu in each.given or ()]
         return max([sum(self.processes(role) * self.gpus(role) for role in ROLES) - guests, *given])
 
@@ -94,9 +104,17 @@ class RunOnSlurm:
         if role != "learner":
             allowed = allowances(self.config) if role == "scorer" else []
             return [f"prefixrl-{role}", "--run", str(self.directory), *allowed]
-        own = () if "listen" in self.config.broker.model_fields_set else (f"broker.listen={self.listen}",)
+        own = (
+            ()
+            if "listen" in self.config.broker.model_fields_set
+            else (f"broker.listen={self.listen}",)
+        )
         settings = (*self.settings, *own, f"directory={self.directory}")
-        return ["prefixrl-learner", str(self.run_file), *(part for each in settings for part in ("--set", each))]
+        return [
+            "prefixrl-learner",
+            str(self.run_file),
+            *(part for each in settings for part in ("--set", each)),
+        ]
 
     def log(self, name: str, folder: str = "logs") -> str:
         """Return the option with a log's path; percent signs of its folder are escaped."""
@@ -143,7 +161,11 @@ def heterogeneous(run: RunOnSlurm) -> str:
         names = [role] if role == "learner" else [f"{role}-{worker}" for worker in range(count)]
         for name in names:
             placed = [f"--het-group={group}", run.log(f"{name}.log"), "--open-mode=append"]
-            placed += _resources(run, role, count) if role == "learner" else ["--exact", *_resources(run, role, 1)]
+            placed += (
+                _resources(run, role, count)
+                if role == "learner"
+                else ["--exact", *_resources(run, role, 1)]
+            )
             key = name.replace("-", "_")
             steps[key] = _step(key, placed, run.command(role))
     return _script(run, groups, steps)
@@ -157,13 +179,26 @@ def whole_runs(run: RunOnSlurm, configs: Sequence[RunConfig], command: Sequence[
     alike = [replace(run, config=config) for config in configs]
     cpus = max(sum(each.processes(role) * each.cpus(role) for role in ROLES) for each in alike)
     gpus = max(each.gpus_of_all for each in alike)
-    memory = max(sum(each.processes(role) * (each.section(role).memory_gib or 0) for role in ROLES) for each in alike)
+    memory = max(
+        sum(each.processes(role) * (each.section(role).memory_gib or 0) for role in ROLES)
+        for each in alike
+    )
     kind = f"{run.section('learner').gpu_type}:" if run.section("learner").gpu_type else ""
     resources = ["--ntasks=1", "--nodes=1", f"--cpus-per-task={cpus}"]
-    resources += [f"--gpus-per-node={kind}{gpus}"] * bool(gpus) + [f"--mem={memory}G"] * bool(memory)
-    options = [*_options_of_job(run, "sweep", run.log("%A_%a.log", "slurm")), *_site(run, "learner"), *resources]
+    resources += [f"--gpus-per-node={kind}{gpus}"] * bool(gpus) + [f"--mem={memory}G"] * bool(
+        memory
+    )
+    options = [
+        *_options_of_job(run, "sweep", run.log("%A_%a.log", "slurm")),
+        *_site(run, "learner"),
+        *resources,
+    ]
     step = _step("learner", resources, command)
-    return _script(run, [[*options, f"--array=0-{len(configs) - 1}"]], {"learner": f'{step} "$SLURM_ARRAY_TASK_ID"'})
+    return _script(
+        run,
+        [[*options, f"--array=0-{len(configs) - 1}"]],
+        {"learner": f'{step} "$SLURM_ARRAY_TASK_ID"'},
+    )
 
 
 def _options_of_job(run: RunOnSlurm, role: Script, log: str) -> list[str]:
@@ -175,12 +210,21 @@ def _site(run: RunOnSlurm, role: Role) -> list[str]:
     slurm, section = run.config.slurm, run.section(role)
     partition, time = section.partition or slurm.partition, section.time or slurm.time
     given = {"account": slurm.account, "partition": partition, "time": time}
-    return [*(f"--{key}={value}" for key, value in given.items() if value), *slurm.sbatch, *section.sbatch]
+    return [
+        *(f"--{key}={value}" for key, value in given.items() if value),
+        *slurm.sbatch,
+        *section.sbatch,
+    ]
 
 
 def _resources(run: RunOnSlurm, role: Role, tasks: int) -> list[str]:
     """Return the options that sbatch and srun both need: releases differ in what they inherit."""
-    section, gpus, cpus, nodes = run.section(role), run.gpus(role), run.cpus(role), run.config.slurm.learner.nodes
+    section, gpus, cpus, nodes = (
+        run.section(role),
+        run.gpus(role),
+        run.cpus(role),
+        run.config.slurm.learner.nodes,
+    )
     options = [f"--ntasks={tasks}", f"--cpus-per-task={cpus}"]
     kind = f"{section.gpu_type}:" if section.gpu_type else ""
     if role == "learner":
@@ -207,13 +251,17 @@ def _step(name: str, options: Sequence[str], command: Sequence[str]) -> str:
 def _script(run: RunOnSlurm, groups: Sequence[Sequence[str]], steps: dict[str, str]) -> str:
     """Return a script of commands by name; the job depends on the first. `groups` are options of sbatch by part."""
     return rendered(
-        "prefixrl.deploy.slurm", "templates/job.sbatch.j2", groups=[map(_quoted, options) for options in groups],
+        "prefixrl.deploy.slurm",
+        "templates/job.sbatch.j2",
+        groups=[map(_quoted, options) for options in groups],
         alone=run.listen if run.is_alone else "",
-        activate=run.config.slurm.activate or [f'export PATH={shlex.quote(str(run.programs))}:"$PATH"'],
+        activate=run.config.slurm.activate
+        or [f'export PATH={shlex.quote(str(run.programs))}:"$PATH"'],
         run=shlex.quote(str(run.directory)),
         learner_names=shlex.quote(f"{run.job_name('learner')},{run.job_name('run')}"),
-        restarts=run.config.slurm.restarts, steps=steps,
-    )  # fmt: skip
+        restarts=run.config.slurm.restarts,
+        steps=steps,
+    )
 
 
 def _quoted(option: str) -> str:

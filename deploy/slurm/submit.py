@@ -43,7 +43,9 @@ def with_memory(configs: Sequence[RunConfig]) -> list[RunConfig]:
     for config, needed in zip(configs, json.loads(done.stdout), strict=True):
         slurm = config.slurm
         for role, gib in needed.items():
-            slurm = slurm.model_copy(update={role: getattr(slurm, role).model_copy(update={"memory_gib": gib})})
+            slurm = slurm.model_copy(
+                update={role: getattr(slurm, role).model_copy(update={"memory_gib": gib})}
+            )
         found.append(config.model_copy(update={"slurm": slurm}))
     return found
 
@@ -73,7 +75,9 @@ def submit(run: RunOnSlurm, layout: Layout) -> None:
         scheduler.check(script_path(directory, script))
     first: Script = "learner" if layout == "arrays" else "run"
     learner = scheduler.submit(script_path(directory, first))
-    fixed: dict[str, int] = {role: run.processes(role) if layout == "het" else 0 for role in WORKERS}
+    fixed: dict[str, int] = {
+        role: run.processes(role) if layout == "het" else 0 for role in WORKERS
+    }
     write_submission(directory, Submission(layout=layout, learner_job=learner, fixed=fixed))
     click.echo(f"job {learner}: {run.job_name(first)}")
     for role in WORKERS if layout == "arrays" else ():
@@ -82,7 +86,10 @@ def submit(run: RunOnSlurm, layout: Layout) -> None:
     shown = to_copy("prefixrl status", directory)
     click.echo(f"logs are in {directory / 'logs'}; {shown} shows the run once it has started")
     if run.is_alone:
-        click.echo(f"broker.listen = {run.listen}: only workers on the learner's own machine can join", err=True)
+        click.echo(
+            f"broker.listen = {run.listen}: only workers on the learner's own machine can join",
+            err=True,
+        )
 
 
 def _submitted(layout: Layout) -> tuple[Script, ...]:
@@ -95,10 +102,20 @@ LAYOUT = "A job of the learner and arrays of workers, or one heterogeneous job o
 @click.command("slurm")
 @click.argument("run_file", type=click.Path(path_type=Path))
 @click.option("--print", "action", flag_value="print", help="Print the job scripts.")
-@click.option("--submit", "action", flag_value="submit", help="Submit them; the same command resumes a run.")
-@click.option("--layout", type=click.Choice(["arrays", "het"]), default="arrays", show_default=True, help=LAYOUT)
+@click.option(
+    "--submit", "action", flag_value="submit", help="Submit them; the same command resumes a run."
+)
+@click.option(
+    "--layout",
+    type=click.Choice(["arrays", "het"]),
+    default="arrays",
+    show_default=True,
+    help=LAYOUT,
+)
 @settings_option
-def slurm_command(run_file: Path, action: str | None, layout: Layout, settings: tuple[str, ...]) -> None:
+def slurm_command(
+    run_file: Path, action: str | None, layout: Layout, settings: tuple[str, ...]
+) -> None:
     """Run the run of RUN_FILE as jobs of SLURM."""
     if action is None:
         raise ConfigError("give --print to see the job scripts, or --submit to submit them")

@@ -48,7 +48,9 @@ def conduct(sweep: Sweep) -> int:
         if code:
             failed.append(run.index)
     if failed:
-        click.echo(f"runs that did not end well: {', '.join(map(str, failed))}; the same command tries them again")
+        click.echo(
+            f"runs that did not end well: {', '.join(map(str, failed))}; the same command tries them again"
+        )
     return SOME_FAILED if failed else 0
 
 
@@ -113,7 +115,9 @@ def submit(sweep: Sweep) -> None:
     run = _on_slurm(sweep)
     if there := scheduler.queued(run.job_name("sweep")):
         shown = ", ".join(f"{each.job_id} ({each.state})" for each in there)
-        raise ConfigError(f"the sweep in {sweep.directory} is in the queue: {shown}; cancel it first (scancel)")
+        raise ConfigError(
+            f"the sweep in {sweep.directory} is in the queue: {shown}; cancel it first (scancel)"
+        )
     left = [each.index for each in sweep.runs if not _is_finished(each)]
     if not left:
         raise ConfigError(f"every run of {sweep.file} is finished; --table shows them")
@@ -121,7 +125,9 @@ def submit(sweep: Sweep) -> None:
     path = script_path(sweep.directory, "sweep")
     scheduler.check(path)
     job = scheduler.submit(path, f"--array={_ranges(left)}")
-    click.echo(f"job {job}: runs {_ranges(left)} of {sweep.file}; logs of the jobs are in {path.parent}")
+    click.echo(
+        f"job {job}: runs {_ranges(left)} of {sweep.file}; logs of the jobs are in {path.parent}"
+    )
 
 
 def _on_slurm(sweep: Sweep) -> RunOnSlurm:
@@ -143,10 +149,24 @@ def _ranges(indices: list[int]) -> str:
 @click.command("sweep")
 @click.argument("sweep_file", type=click.Path(path_type=Path))
 @click.option("--index", type=int, help="Launch or resume this run alone.")
-@click.option("--list", "action", flag_value="list", help="Print index, directory and settings of every run.")
-@click.option("--table", "action", flag_value="table", help="Print the table of all runs, and means over seeds.")
-@click.option("--print", "action", flag_value="print", help="Print the job script of a SLURM array.")
-@click.option("--submit", "action", flag_value="submit", help="Submit the runs that are not finished as an array.")
+@click.option(
+    "--list", "action", flag_value="list", help="Print index, directory and settings of every run."
+)
+@click.option(
+    "--table",
+    "action",
+    flag_value="table",
+    help="Print the table of all runs, and means over seeds.",
+)
+@click.option(
+    "--print", "action", flag_value="print", help="Print the job script of a SLURM array."
+)
+@click.option(
+    "--submit",
+    "action",
+    flag_value="submit",
+    help="Submit the runs that are not finished as an array.",
+)
 def sweep_command(sweep_file: Path, index: int | None, action: str | None) -> None:
     """Run every combination of settings in SWEEP_FILE, one after another, and print their table.
 

@@ -16,14 +16,16 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from prefixrl.common.config.foreign import read_toml
+from prefixrl.common.config.foreign.files import read_toml
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.section import toml
 from prefixrl.common.errors import ConfigError
 from prefixrl.deploy.runs.checkpoints import flat
 
-FORM = "known are the paths run and directory, shared settings as [set], and each block as [[block]]"
+FORM = (
+    "known are the paths run and directory, shared settings as [set], and each block as [[block]]"
+)
 MOST_RUNS = 10_000
 Values = dict[str, Any]
 """Values by the keys of a run file."""
@@ -71,7 +73,9 @@ class Sweep:
         try:
             return load(self.run_file, run.settings)
         except ConfigError as error:
-            raise ConfigError(f"run {run.index} of {self.file}, {_shown(run.values)}: {error}") from None
+            raise ConfigError(
+                f"run {run.index} of {self.file}, {_shown(run.values)}: {error}"
+            ) from None
 
 
 def read(file: Path) -> Sweep:
@@ -80,9 +84,13 @@ def read(file: Path) -> Sweep:
         given = _SweepFile.model_validate(read_toml(file, "the sweep file"))
     except ValidationError as errors:
         first = errors.errors(include_url=False)[0]
-        raise ConfigError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}; {FORM}") from None
+        raise ConfigError(
+            f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}; {FORM}"
+        ) from None
     if any("directory" in each for each in (given.set, *given.block)):
-        raise ConfigError(f"{file}: directory in [set] or a block; each run has a folder of its own in {file.name}'s")
+        raise ConfigError(
+            f"{file}: directory in [set] or a block; each run has a folder of its own in {file.name}'s"
+        )
     base = file.resolve().parent
     run_file, directory = base / given.run, (base / Path(given.directory).expanduser()).resolve()
     shared = dict(flat(given.set))
@@ -90,7 +98,9 @@ def read(file: Path) -> Sweep:
     found: list[Values] = []
     for values in itertools.chain.from_iterable(map(combinations, blocks)):
         if values in found:
-            raise ConfigError(f"{file}: the runs {found.index(values)} and {len(found)} are the same, {_shown(values)}")
+            raise ConfigError(
+                f"{file}: the runs {found.index(values)} and {len(found)} are the same, {_shown(values)}"
+            )
         if len(found) == MOST_RUNS:
             raise ConfigError(f"{file}: more than {MOST_RUNS} runs; give fewer values")
         found.append(values)
@@ -98,7 +108,11 @@ def read(file: Path) -> Sweep:
     for index, values in enumerate(found):
         place = directory / f"{index:03d}"
         settings = {**shared, **values, "directory": str(place)}
-        runs.append(SweptRun(index, place, values, tuple(f"{key}={toml(each)}" for key, each in settings.items())))
+        runs.append(
+            SweptRun(
+                index, place, values, tuple(f"{key}={toml(each)}" for key, each in settings.items())
+            )
+        )
     return Sweep(file.resolve(), run_file, directory, tuple(runs))
 
 
@@ -106,11 +120,16 @@ def combinations(block: Values) -> Iterator[Values]:
     """Yield every combination of a block's values; the last key changes fastest."""
     for key, value in block.items():
         if value == []:
-            raise ConfigError(f"{key} = []: no value to try; leave it out, or give [[]] for an empty list")
+            raise ConfigError(
+                f"{key} = []: no value to try; leave it out, or give [[]] for an empty list"
+            )
     axes = [value if isinstance(value, list) else [value] for value in block.values()]
     for values in itertools.product(*axes):
         yield dict(zip(block, values, strict=True))
 
 
 def _shown(values: Values) -> str:
-    return ", ".join(f"{key} = {toml(value)}" for key, value in values.items()) or "without settings of its own"
+    return (
+        ", ".join(f"{key} = {toml(value)}" for key, value in values.items())
+        or "without settings of its own"
+    )

@@ -48,9 +48,12 @@ def found(run: SweptRun) -> Found:
     total = f"/{state.total_iterations}" if state.total_iterations else ""
     best = max(((each, -version) for version, each in judged.items()), default=None)
     return Found(
-        run, state.state, f"{state.iterations}{total}", (best[0], -best[1]) if best else None,
+        run,
+        state.state,
+        f"{state.iterations}{total}",
+        (best[0], -best[1]) if best else None,
         state.accuracy.get(TRAINED),
-    )  # fmt: skip
+    )
 
 
 def _judged(directory: Path) -> dict[int, float]:
@@ -60,7 +63,9 @@ def _judged(directory: Path) -> dict[int, float]:
         if each := accuracy(json_lines.read(path, EvaluatedRow)):
             judged[int(path.name.removeprefix("adapter@").partition(".")[0])] = each.accuracy
     if summary := json_lines.document(directory / SUMMARY_FILE, Summary):
-        judged |= {point.version: point.accuracy for point in summary.accuracy_by_version if point.version}
+        judged |= {
+            point.version: point.accuracy for point in summary.accuracy_by_version if point.version
+        }
     return judged
 
 
@@ -70,11 +75,26 @@ def tables(sweep: Sweep) -> list[Table]:
     keys = dict.fromkeys(key for run in sweep.runs for key in run.values)
     axes = [key for key in keys if len({toml(run.values.get(key)) for run in sweep.runs}) > 1]
     rows = []
-    winner = max((each.best for each in all_found if each.best), key=lambda best: best[0], default=None)
+    winner = max(
+        (each.best for each in all_found if each.best), key=lambda best: best[0], default=None
+    )
     for each in all_found:
-        best = f"{each.best[0]:.3f} ({each.best[1]}){' *' if each.best == winner else ''}" if each.best else ""
+        best = (
+            f"{each.best[0]:.3f} ({each.best[1]}){' *' if each.best == winner else ''}"
+            if each.best
+            else ""
+        )
         last = "" if each.last is None else f"{each.last:.3f}"
-        rows.append([str(each.run.index), *_cells(each.run.values, axes), each.state, each.iterations, best, last])
+        rows.append(
+            [
+                str(each.run.index),
+                *_cells(each.run.values, axes),
+                each.state,
+                each.iterations,
+                best,
+                last,
+            ]
+        )
     runs = table_of(["run", *axes, "state", "iterations", "best (version)", "last"], rows)
     seeds = _over_seeds(all_found, [axis for axis in axes if axis != SEED])
     return [runs, *([seeds] if seeds.row_count else [])]
@@ -90,14 +110,22 @@ def _over_seeds(all_found: list[Found], axes: list[str]) -> Table:
     """Return a line per setting that several finished runs share, the best mean first."""
     groups: dict[tuple[str, ...], list[Found]] = defaultdict(list)
     for each in all_found:
-        others = sorted(f"{key}={toml(value)}" for key, value in each.run.values.items() if key != SEED)
+        others = sorted(
+            f"{key}={toml(value)}" for key, value in each.run.values.items() if key != SEED
+        )
         if each.last is not None:
             groups[tuple(others)].append(each)
     rows = []
-    several = [(over_runs([each.last or 0.0 for each in group]), group) for group in groups.values() if len(group) > 1]
+    several = [
+        (over_runs([each.last or 0.0 for each in group]), group)
+        for group in groups.values()
+        if len(group) > 1
+    ]
     for (mean, (low, high)), group in sorted(several, key=lambda pair: -pair[0][0]):
         numbers = ", ".join(str(each.run.index) for each in group)
-        rows.append([numbers, *_cells(group[0].run.values, axes), f"{mean:.3f}", f"{low:.3f} to {high:.3f}"])
+        rows.append(
+            [numbers, *_cells(group[0].run.values, axes), f"{mean:.3f}", f"{low:.3f} to {high:.3f}"]
+        )
     return table_of(["runs", *axes, "mean of last", "95% t-interval"], rows)
 
 

@@ -50,16 +50,23 @@ class Places:
 def places(is_user: bool) -> Places:
     """Return the folders of the user's own manager, or of the machine's."""
     if not is_user:
-        return Places(Path("/etc/systemd/system"), Path("/etc/prefixrl"), "systemctl", "multi-user.target")
+        return Places(
+            Path("/etc/systemd/system"), Path("/etc/prefixrl"), "systemctl", "multi-user.target"
+        )
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return Places(home / "systemd" / "user", home / "prefixrl", "systemctl --user", "default.target")
+    return Places(
+        home / "systemd" / "user", home / "prefixrl", "systemctl --user", "default.target"
+    )
 
 
 def prefix_of(name: str | None) -> str:
     """Return the beginning of a run's unit names; raise ConfigError for an impossible one."""
     if name is None:
         return "prefixrl"
-    if not re.fullmatch(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*", name) or name.split("-")[0] in (LEARNER, *ROLES):
+    if not re.fullmatch(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*", name) or name.split("-")[0] in (
+        LEARNER,
+        *ROLES,
+    ):
         raise ConfigError(
             f"--name {name!r}: a name is made of letters, digits, _ and single -, and does not begin with learner, "
             "rollout or scorer; choose another one"
@@ -92,10 +99,14 @@ class Installation:
         templates |= {f"{prefix}-{LEARNER}.service": ("learner.service.j2", LEARNER)}
         templates |= {f"{prefix}-{role}@.service": ("worker.service.j2", role) for role in ROLES}
         units = {
-            self.places.units / unit: rendered(PACKAGE, f"templates/{template}", **values, role=role)
+            self.places.units / unit: rendered(
+                PACKAGE, f"templates/{template}", **values, role=role
+            )
             for unit, (template, role) in templates.items()
         }
-        environment = rendered(PACKAGE, "templates/run.env.j2", prefix=prefix, variables=self._variables())
+        environment = rendered(
+            PACKAGE, "templates/run.env.j2", prefix=prefix, variables=self._variables()
+        )
         return units | {self.places.settings / f"{prefix}.env": environment}
 
     def gpu_files(self) -> dict[Path, str]:
@@ -118,15 +129,29 @@ class Installation:
             wanted += [f"{self.prefix}-{role}@{number}.service" for number in range(1, count + 1)]
         home = "" if self.places.is_user else pwd.getpwnam(self.user).pw_dir
         needed = (self.directory, self.run_file, Path(sys.prefix))
-        is_under_tmp = any(each.is_relative_to(folder) for each in needed for folder in ("/tmp", "/var/tmp"))
+        is_under_tmp = any(
+            each.is_relative_to(folder) for each in needed for folder in ("/tmp", "/var/tmp")
+        )
         # Caches of compiled kernels and of the hub; and /tmp, where it is not private.
-        writable = [str(self.directory), f"-{home}/.cache", f"-{home}/.triton", *["/tmp", "/var/tmp"] * is_under_tmp]
+        writable = [
+            str(self.directory),
+            f"-{home}/.cache",
+            f"-{home}/.triton",
+            *["/tmp", "/var/tmp"] * is_under_tmp,
+        ]
         return {
-            "prefix": self.prefix, "manager": self.places.manager, "is_user": self.places.is_user,
-            "python": quoted(sys.executable), "settings": escaped(str(self.places.settings)),
-            "directory": escaped(str(self.directory)), "user": self.user, "wants": wanted, "boot": self.places.boot,
-            "writable": " ".join(map(quoted, writable)), "is_under_tmp": is_under_tmp,
-        }  # fmt: skip
+            "prefix": self.prefix,
+            "manager": self.places.manager,
+            "is_user": self.places.is_user,
+            "python": quoted(sys.executable),
+            "settings": escaped(str(self.places.settings)),
+            "directory": escaped(str(self.directory)),
+            "user": self.user,
+            "wants": wanted,
+            "boot": self.places.boot,
+            "writable": " ".join(map(quoted, writable)),
+            "is_under_tmp": is_under_tmp,
+        }
 
     def _variables(self) -> dict[str, str]:
         values = {
@@ -153,7 +178,9 @@ class Installation:
             shutil.chown(self.directory, self.user)
         self.places.units.mkdir(parents=True, exist_ok=True)
         self.places.settings.mkdir(parents=True, exist_ok=True, mode=0o700)
-        contents = self.files() | {path: text for path, text in self.gpu_files().items() if not path.exists()}
+        contents = self.files() | {
+            path: text for path, text in self.gpu_files().items() if not path.exists()
+        }
         for path, content in contents.items():
             path.write_text(content, encoding="utf-8")
             # Settings may come to hold a token; units hold none.
@@ -173,7 +200,9 @@ def installation(
     config = load(run_file, settings)
     user = account or os.environ.get("SUDO_USER") or getpass.getuser()
     if is_user and account:
-        raise ConfigError("--as-user is for the machine's service manager; leave it out with --user")
+        raise ConfigError(
+            "--as-user is for the machine's service manager; leave it out with --user"
+        )
     try:
         pwd.getpwnam(user)
     except KeyError:
@@ -184,11 +213,17 @@ def installation(
 
 def uninstall(where: Places, prefix: str) -> list[Path]:
     """Remove a run's units and settings and return them; its directory and drop-ins stay."""
-    names = [f"{prefix}.target", f"{prefix}-{LEARNER}.service", *(f"{prefix}-{role}@.service" for role in ROLES)]
+    names = [
+        f"{prefix}.target",
+        f"{prefix}-{LEARNER}.service",
+        *(f"{prefix}-{role}@.service" for role in ROLES),
+    ]
     processes = re.compile(rf"{re.escape(prefix)}(-{LEARNER}|-({'|'.join(ROLES)})-\d+)?\.env")
     found = [where.units / name for name in names if (where.units / name).exists()]
     if where.settings.is_dir():
-        found += [path for path in sorted(where.settings.iterdir()) if processes.fullmatch(path.name)]
+        found += [
+            path for path in sorted(where.settings.iterdir()) if processes.fullmatch(path.name)
+        ]
     for path in found:
         path.unlink()
     return found
@@ -219,8 +254,12 @@ def systemd() -> None:
     """Run a run's daemons as services of systemd on this machine."""
 
 
-user_option = click.option("--user", "is_user", is_flag=True, help="Your own service manager, not the machine's.")
-name_option = click.option("--name", help="Name of this run in unit names, where several runs share a machine.")
+user_option = click.option(
+    "--user", "is_user", is_flag=True, help="Your own service manager, not the machine's."
+)
+name_option = click.option(
+    "--name", help="Name of this run in unit names, where several runs share a machine."
+)
 
 
 @systemd.command("install")
@@ -228,10 +267,17 @@ name_option = click.option("--name", help="Name of this run in unit names, where
 @settings_option
 @user_option
 @name_option
-@click.option("--as-user", "account", help="Without --user: the account of the services.  [default: you]")
+@click.option(
+    "--as-user", "account", help="Without --user: the account of the services.  [default: you]"
+)
 @click.option("--print", "shows", is_flag=True, help="Print the files and write nothing.")
 def install_command(
-    run_file: Path, settings: tuple[str, ...], is_user: bool, name: str | None, account: str | None, shows: bool
+    run_file: Path,
+    settings: tuple[str, ...],
+    is_user: bool,
+    name: str | None,
+    account: str | None,
+    shows: bool,
 ) -> None:
     """Write units for the run of RUN_FILE and print the next commands."""
     wanted = installation(run_file, settings, is_user, name, account)
@@ -253,4 +299,8 @@ def uninstall_command(is_user: bool, name: str | None) -> None:
     removed = uninstall(where, prefix_of(name))
     for path in removed:
         click.echo(f"removed {path}")
-    click.echo(f"next: {where.manager} daemon-reload" if removed else f"nothing of that name in {where.units}")
+    click.echo(
+        f"next: {where.manager} daemon-reload"
+        if removed
+        else f"nothing of that name in {where.units}"
+    )

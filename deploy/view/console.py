@@ -42,7 +42,10 @@ def progress_of(recent: Sequence[MetricsLine], is_saving: bool) -> Progress:
     if not recent:
         return Progress(is_saving=is_saving)
     first, last = recent[-RECENT:][0], recent[-1]
-    passed_s, iterations = last.since_start_s - first.since_start_s, last.iteration - first.iteration
+    passed_s, iterations = (
+        last.since_start_s - first.since_start_s,
+        last.iteration - first.iteration,
+    )
     if iterations <= 0 or passed_s <= 0.0:
         passed_s, iterations = last.since_start_s, last.iteration + 1
     return Progress(last, passed_s / iterations, is_saving)
@@ -122,8 +125,12 @@ def held_up(document: StatusDocument) -> list[str]:
 def status_line(document: StatusDocument, progress: Progress) -> str:
     """Return the state of a run in one line."""
     if not document.total_iterations:
-        busy = ", ".join(f"{role} {percent(share)}" for role, share in document.busy_fraction.items())
-        return "; ".join([judged(document), *([f"busy: {busy}"] if busy else []), *_remarks(document)])
+        busy = ", ".join(
+            f"{role} {percent(share)}" for role, share in document.busy_fraction.items()
+        )
+        return "; ".join(
+            [judged(document), *([f"busy: {busy}"] if busy else []), *_remarks(document)]
+        )
     done = percent(min(1.0, document.iteration / document.total_iterations))
     parts = [f"it {document.iteration}/{document.total_iterations} {done}"]
     if newest := progress.newest:
@@ -141,7 +148,9 @@ def status_line(document: StatusDocument, progress: Progress) -> str:
 
 def _figures(line: MetricsLine) -> Iterator[str]:
     formats = {"reward": "reward {:.2f}", "reference_kl": "KL {:.2g}", "entropy": "entropy {:.2f}"}
-    yield from (text.format(line.figures[name]) for name, text in formats.items() if name in line.figures)
+    yield from (
+        text.format(line.figures[name]) for name, text in formats.items() if name in line.figures
+    )
     yield f"age {line.mean_age:.1f}"
 
 
@@ -152,7 +161,11 @@ def _remarks(document: StatusDocument) -> list[str]:
     return [
         *([f"loading: {loading}"] if loading else []),
         *([f"cut by the length limit {percent(cut)}"] if cut else []),
-        *([f"texts without a verdict: {listed(document.row_errors)}"] if document.row_errors else []),
+        *(
+            [f"texts without a verdict: {listed(document.row_errors)}"]
+            if document.row_errors
+            else []
+        ),
         *([f"endpoint: {document.endpoint}"] if document.endpoint else []),
         *held_up(document),
     ]
@@ -166,7 +179,10 @@ def picture(document: StatusDocument, progress: Progress, height: int | None = N
     alarms = progress.newest.alarms.values() if progress.newest else ()
     parts: list[RenderableType] = [
         # The log and the report say what to do about an alarm.
-        *(Text(printable(f"! {text if height is None else text.partition('; ')[0]}"), "bold red") for text in alarms),
+        *(
+            Text(printable(f"! {text if height is None else text.partition('; ')[0]}"), "bold red")
+            for text in alarms
+        ),
         cell(status_line(document, progress)),
     ]
     most = None
@@ -183,21 +199,28 @@ def in_order(workers: Sequence[WorkerStatus]) -> list[WorkerStatus]:
     return sorted(workers, key=lambda each: (each.role, len(each.name), each.name))
 
 
-def workers_table(workers: Sequence[WorkerStatus], most: int | None = None, is_wide: bool = False) -> Table:
+def workers_table(
+    workers: Sequence[WorkerStatus], most: int | None = None, is_wide: bool = False
+) -> Table:
     """Return a row per worker; `is_wide`: also its host, process, engine and state."""
     workers = in_order(workers)
     wide = ["host", "pid", "engine"] if is_wide else []
     numbers = ["version", "rows", "waiting", "busy", "tokens/s", "done"]
     columns = [Column(each, no_wrap=True) for each in ("worker", "phase", *wide)]
     columns += [Column(each, justify="right") for each in numbers]
-    table = Table(*columns, *(["state"] if is_wide else []), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(
+        *columns, *(["state"] if is_wide else []), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
     for each in workers[:most]:
         where = [each.host, str(each.pid), each.engine] if is_wide else []
         figures = [
-            str(each.version) if each.role == "rollout" and each.version >= 0 else "", f"{each.rows}/{each.seats}",
-            compact(each.waiting_rows), "" if each.busy_fraction is None else percent(each.busy_fraction),
-            compact(each.tokens_per_s), compact(each.tasks_done),
-        ]  # fmt: skip
+            str(each.version) if each.role == "rollout" and each.version >= 0 else "",
+            f"{each.rows}/{each.seats}",
+            compact(each.waiting_rows),
+            "" if each.busy_fraction is None else percent(each.busy_fraction),
+            compact(each.tokens_per_s),
+            compact(each.tasks_done),
+        ]
         state = [each.state] if is_wide else []
         table.add_row(*map(cell, [each.name, each.phase, *where, *figures, *state]))
     if most is not None and len(workers) > most:
@@ -217,30 +240,51 @@ def details(document: StatusDocument, progress: Progress) -> Iterator[tuple[str,
         ]
         yield "learner", ", ".join(filter(None, of_learner))
         yield "learner's memory", memory_words(newest.ranks)
-        norm, share = (newest.figures.get(name) for name in ("actor_grad_norm", "commonest_text_fraction"))
+        norm, share = (
+            newest.figures.get(name) for name in ("actor_grad_norm", "commonest_text_fraction")
+        )
         yield "grad norm", "" if norm is None else f"{norm:.3g}"
         different = percent(newest.figures.get("distinct_texts_fraction", 0.0))
-        yield "texts", "" if share is None else f"the commonest in {percent(share)} of the rows, {different} differ"
+        yield (
+            "texts",
+            ""
+            if share is None
+            else f"the commonest in {percent(share)} of the rows, {different} differ",
+        )
     yield "groups", listed(document.queues)
     if document.total_iterations:
-        ages = ", ".join(f"{age}: {count}" for age, count in document.age_histogram.items()) or "none"
-        yield "trained groups by age", f"{ages}; mean age {document.mean_age:.2f}, window {document.window}"
+        ages = (
+            ", ".join(f"{age}: {count}" for age, count in document.age_histogram.items()) or "none"
+        )
+        yield (
+            "trained groups by age",
+            f"{ages}; mean age {document.mean_age:.2f}, window {document.window}",
+        )
         yield "begun ahead", _ahead(document)
         yield "held out", judged(document) if document.evaluations.get("asked") else ""
         yield "cut by the length limit", f"{document.truncated_fraction:.1%} of the newest batch"
     if newest:
-        drift = (f"{each.age}: {each.gap:.3f} nats, ESS {each.ess_fraction:.2f}" for each in newest.drift)
+        drift = (
+            f"{each.age}: {each.gap:.3f} nats, ESS {each.ess_fraction:.2f}" for each in newest.drift
+        )
         yield "drift by age", "; ".join(drift)
     if document.crossed_fraction:
         tokens = ", ".join(f"{age}: {count}" for age, count in document.token_age_histogram.items())
-        yield "trained tokens by age", f"{tokens}; {document.crossed_fraction:.1%} of the rows crossed an update"
+        yield (
+            "trained tokens by age",
+            f"{tokens}; {document.crossed_fraction:.1%} of the rows crossed an update",
+        )
     yield "ended untrained", listed(document.causes)
     if document.filter:
         yield "the filter let pass", f"{document.filter.passed} of {document.filter.judged}"
     if cached := document.completions.get("cached"):
         yield "completions from the cache", f"{cached} of {document.completions['judged']}"
     yield "memory, shared pages divided", _memory(document.memory)
-    told = [each for each in document.workers if each.state not in ("", "idle", each.phase) and not is_held_up(each)]
+    told = [
+        each
+        for each in document.workers
+        if each.state not in ("", "idle", each.phase) and not is_held_up(each)
+    ]
     yield "states", "; ".join(f"{each.name} {each.state}" for each in told)
     yield from ((f"{each.name}, engine", each.about) for each in document.workers)
 
@@ -253,7 +297,9 @@ def _memory(sizes: Mapping[str, MemoryUse]) -> str:
     found = []
     for kind, names in kinds.items():
         size_mib = sum(sizes[name].share_bytes for name in names) / 2**20
-        found.append(f"{names[0] if len(names) == 1 else f'{len(names)} {kind}s'} {size_mib:,.0f} MiB")
+        found.append(
+            f"{names[0] if len(names) == 1 else f'{len(names)} {kind}s'} {size_mib:,.0f} MiB"
+        )
     return ", ".join(found)
 
 

@@ -34,11 +34,28 @@ HEADERS: dict[str, str] = msgspec.json.decode((FOLDER / "headers.json").read_byt
 
 @click.command("dashboard")
 @click.argument("folder", default="runs", type=click.Path(path_type=Path))
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at; others need a key.")
-@click.option("--port", type=click.IntRange(0, 65535), default=7788, show_default=True, help="0: any free one.")
-@click.option("--key-variable", metavar="NAME", help="Environment variable with the key, which is the password.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen at; others need a key.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=7788,
+    show_default=True,
+    help="0: any free one.",
+)
+@click.option(
+    "--key-variable",
+    metavar="NAME",
+    help="Environment variable with the key, which is the password.",
+)
 @click.option("--key-file", type=click.Path(path_type=Path), help="File with the key, mode 0600.")
-def dashboard_command(folder: Path, host: str, port: int, key_variable: str | None, key_file: Path | None) -> None:
+def dashboard_command(
+    folder: Path, host: str, port: int, key_variable: str | None, key_file: Path | None
+) -> None:
     """Show the runs in FOLDER (default: runs), or the one run that it is, in a browser; write nothing."""
     key = key_of(host, key_variable, key_file)
     if not folder.is_dir():
@@ -63,13 +80,22 @@ class Dashboard:
     def app(self) -> Starlette:
         """Return the application."""
         parts = {"/api/runs": self._list, "/api/follow": self._follow, "/api/logs": self._logs}
-        routes = [*(Route(*each) for each in parts.items()), Mount("/", StaticFiles(directory=FOLDER, html=True))]
+        routes = [
+            *(Route(*each) for each in parts.items()),
+            Mount("/", StaticFiles(directory=FOLDER, html=True)),
+        ]
         return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, self._guarded)])
 
     async def _guarded(self, request: Request, answer: RequestResponseEndpoint) -> Response:
         """Let in who may ask, and name in every answer what a browser may do with it."""
-        if refused := refusal(request.url.hostname or "", request.headers.get("authorization"), self._key):
-            ask = {"www-authenticate": 'Basic realm="prefixrl, any user name"'} if refused[0] == 401 else None
+        if refused := refusal(
+            request.url.hostname or "", request.headers.get("authorization"), self._key
+        ):
+            ask = (
+                {"www-authenticate": 'Basic realm="prefixrl, any user name"'}
+                if refused[0] == 401
+                else None
+            )
             response: Response = PlainTextResponse(refused[1], refused[0], ask)
         else:
             response = await answer(request)
@@ -86,7 +112,9 @@ class Dashboard:
             return {}  # the first one is still to come
 
     async def _list(self, request: Request) -> Response:
-        return JSONResponse({"folder": str(self._folder), "runs": await asyncio.to_thread(self._states)})
+        return JSONResponse(
+            {"folder": str(self._folder), "runs": await asyncio.to_thread(self._states)}
+        )
 
     def _states(self) -> list[object]:
         found: list[object] = []
@@ -94,13 +122,17 @@ class Dashboard:
             try:
                 found.append({**msgspec.to_builtins(state_now(run)), "name": name})
             except (UserError, OSError) as error:
-                found.append({"name": name, "state": "unreadable", "reason": str(error), "accuracy": {}})
+                found.append(
+                    {"name": name, "state": "unreadable", "reason": str(error), "accuracy": {}}
+                )
         return found
 
     async def _follow(self, request: Request) -> Response:
         names, runs = request.query_params.getlist("run"), self._runs()
         if not 0 < len(set(names)) <= MOST_RUNS or not set(names) <= runs.keys():
-            return PlainTextResponse(f"give run=NAME, at most {MOST_RUNS} of those in /api/runs", 404)
+            return PlainTextResponse(
+                f"give run=NAME, at most {MOST_RUNS} of those in /api/runs", 404
+            )
         feeds = {name: self._feeds.setdefault(name, Feed(runs[name])) for name in names}
         return StreamingResponse(_events(feeds, self.is_over), media_type="text/event-stream")
 
@@ -108,7 +140,9 @@ class Dashboard:
         if (run := self._runs().get(request.query_params.get("run", ""))) is None:
             return PlainTextResponse("give run=NAME, one of those in /api/runs", 404)
         logs = sorted((run / "logs").glob("*.log"))
-        return JSONResponse({path.stem: await asyncio.to_thread(log_tail, path, LOG_LINES) for path in logs})
+        return JSONResponse(
+            {path.stem: await asyncio.to_thread(log_tail, path, LOG_LINES) for path in logs}
+        )
 
 
 async def _events(feeds: dict[str, Feed], is_over: Callable[[], bool]) -> AsyncIterator[bytes]:

@@ -21,7 +21,14 @@ from prefixrl.common.run.documents import END_FILE, METRICS_FILE, SUMMARY_FILE
 from prefixrl.deploy.runs.curves import Curves
 from prefixrl.deploy.runs.inspect import newest_groups
 from prefixrl.deploy.runs.report import page_part
-from prefixrl.deploy.runs.samples import COMMONEST, TRENDS, Common, commonest, decoder, shown_samples
+from prefixrl.deploy.runs.samples import (
+    COMMONEST,
+    TRENDS,
+    Common,
+    commonest,
+    decoder,
+    shown_samples,
+)
 from prefixrl.deploy.view.console import RECENT, details, learner_phase, status_line
 from prefixrl.deploy.view.live_view import BrokerView, progress_in
 from prefixrl.deploy.view.run_state import RunStatus, is_locked, newest_lines, state_of
@@ -87,7 +94,9 @@ class Feed:
     def _since(self, seen: Seen) -> tuple[dict[str, msgspec.Raw], Seen]:
         if time.monotonic() >= self._look_after_s:
             self._look()
-        found = {name: part for name, (version, part) in self._parts.items() if version > seen.version}
+        found = {
+            name: part for name, (version, part) in self._parts.items() if version > seen.version
+        }
         now = Seen(self._version, self._curves.generation, len(self._curves.iterations))
         if now[1:] != seen[1:]:
             known = seen.rows if now.generation == seen.generation else 0
@@ -99,8 +108,12 @@ class Feed:
         is_first, begun_s = not self._parts, time.thread_time()
         for name, part in self._read():
             self._take(name, msgspec.json.encode(part))
-        used_s = 0.0 if is_first else time.thread_time() - begun_s  # it reads all of metrics.jsonl, once
-        self._look_after_s = time.monotonic() + min(MOST_PAUSE_S, max(LEAST_PAUSE_S, used_s / SHARE))
+        used_s = (
+            0.0 if is_first else time.thread_time() - begun_s
+        )  # it reads all of metrics.jsonl, once
+        self._look_after_s = time.monotonic() + min(
+            MOST_PAUSE_S, max(LEAST_PAUSE_S, used_s / SHARE)
+        )
         if samples := self._samples():
             self._take("samples", samples)
 
@@ -129,7 +142,9 @@ class Feed:
     def _live(self) -> dict[str, object] | None:
         """Return what the broker tells; None where it does not."""
         now_s = time.monotonic()
-        if not is_locked(self._run) and ((self._run / END_FILE).exists() or now_s < self._ask_after_s):
+        if not is_locked(self._run) and (
+            (self._run / END_FILE).exists() or now_s < self._ask_after_s
+        ):
             return None
         if (status := self._broker.ask()) is None:
             self._ask_after_s = now_s + ASK_AGAIN_S
@@ -154,7 +169,9 @@ class Feed:
         except (UserError, OSError):
             return b""
         finally:
-            self._sample_after_s = time.monotonic() + TICK_S + (time.thread_time() - begun_s) / SHARE
+            self._sample_after_s = (
+                time.monotonic() + TICK_S + (time.thread_time() - begun_s) / SHARE
+            )
         self._sampled = newest
         found = commonest(groups, 0, decode)
         self._common += [msgspec.structs.replace(each, first=newest, last=newest) for each in found]

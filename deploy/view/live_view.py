@@ -15,7 +15,14 @@ from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
 from prefixrl.common.wire.messages.learner import GetStatus, Status
 from prefixrl.common.wire.requester import Requester
 from prefixrl.deploy.runs.tables import console
-from prefixrl.deploy.view.console import RECENT, Progress, is_held_up, picture, progress_of, status_line
+from prefixrl.deploy.view.console import (
+    RECENT,
+    Progress,
+    is_held_up,
+    picture,
+    progress_of,
+    status_line,
+)
 from prefixrl.deploy.view.run_state import newest_lines
 
 REFRESH_S = 0.5
@@ -47,8 +54,12 @@ class BrokerView:
             return None
         try:
             if self._requester is None:
-                self._requester = Requester(address_in(self._directory, "operator"), "operator", answer_s=1.0)
-            return msgspec.json.decode(self._requester.ask(GetStatus(), Status)[0].document, type=StatusDocument)
+                self._requester = Requester(
+                    address_in(self._directory, "operator"), "operator", answer_s=1.0
+                )
+            return msgspec.json.decode(
+                self._requester.ask(GetStatus(), Status)[0].document, type=StatusDocument
+            )
         except (PeerLost, Refusal, ConfigError):
             return None
 
@@ -65,7 +76,9 @@ class View:
     def __init__(self, directory: Path, is_on_stderr: bool = False) -> None:
         self._directory = directory
         self._console = console(is_on_stderr)
-        self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
+        self._live = (
+            Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
+        )
         self._broker = BrokerView(directory)
         self.document: StatusDocument | None = None
         """The newest answer of the broker; None where the last question brought none."""
@@ -113,11 +126,19 @@ class View:
 
     def _is_line_due(self, document: StatusDocument, now_s: float) -> bool:
         """Return True at a change of phase or of the workers in trouble, and at intervals."""
-        phase = document.learner_phase if document.learner_phase in ("loading", "ending") else "training"
+        phase = (
+            document.learner_phase
+            if document.learner_phase in ("loading", "ending")
+            else "training"
+        )
         held_up = frozenset(each.name for each in document.workers if is_held_up(each))
         now = (phase, held_up, document.iteration, document.evaluations.get("judged"))
         passed_s = now_s - self._line_s
-        is_due = now[:2] != self._told[:2] or (now != self._told and passed_s >= LINE_S) or passed_s >= SILENT_S
+        is_due = (
+            now[:2] != self._told[:2]
+            or (now != self._told and passed_s >= LINE_S)
+            or passed_s >= SILENT_S
+        )
         if is_due:
             self._told, self._line_s = now, now_s
         return is_due
@@ -125,7 +146,11 @@ class View:
     def _alarms_begun(self, lines: Sequence[MetricsLine]) -> list[str]:
         """Return the alarms that began since the last call; at first, those that ring still."""
         known = len(self._alarms.found)
-        for line in lines[-1:] if self._seen is None else [each for each in lines if each.iteration > self._seen]:
+        for line in (
+            lines[-1:]
+            if self._seen is None
+            else [each for each in lines if each.iteration > self._seen]
+        ):
             self._alarms.add(line.iteration, line.alarms)
             self._seen = line.iteration
         return [f"iteration {each.first}: {each.text}" for each in self._alarms.found[known:]]

@@ -60,7 +60,9 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
                 page = directory / "report.html"
                 how = to_copy("prefixrl report", directory)
                 report = f"report: {page}" if page.exists() else f"{how} writes its report"
-                return f"finished: {at} iterations; {report}" + (f"\n{accuracy}" if accuracy else "")
+                return f"finished: {at} iterations; {report}" + (
+                    f"\n{accuracy}" if accuracy else ""
+                )
             case "stopped":
                 return f"stopped at iteration {at}, and saved; {again} resumes it"
             case "failed":
@@ -69,8 +71,15 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
                     f"With the cause removed, {again} resumes it"
                 )
             case "killed":
-                words, newest = log_tail(log, 1) if log.exists() else [], newest_checkpoint(directory)
-                found = f" ({newest} iterations)" if newest else ", of which there is none: from the beginning"
+                words, newest = (
+                    log_tail(log, 1) if log.exists() else [],
+                    newest_checkpoint(directory),
+                )
+                found = (
+                    f" ({newest} iterations)"
+                    if newest
+                    else ", of which there is none: from the beginning"
+                )
                 return (
                     f"killed at iteration {at}: the learner left no word of its end{see}"
                     f"{f'; the newest line there: {words[0].strip()[:MOST_WORDS]}' if words else ''}\n"
@@ -99,11 +108,15 @@ def state_of(run: Path) -> RunStatus:
     elif end.exit_code == Halted.exit_code:
         state = "stopped"
     return RunStatus(
-        directory=str(run), state=state, iterations=newest.iteration + 1 if newest else 0, total_iterations=total,
+        directory=str(run),
+        state=state,
+        iterations=newest.iteration + 1 if newest else 0,
+        total_iterations=total,
         reward=newest.figures.get("reward") if newest else None,
-        accuracy=summary.accuracy if summary and state == "finished" else {}, exit_code=end.exit_code if end else None,
+        accuracy=summary.accuracy if summary and state == "finished" else {},
+        exit_code=end.exit_code if end else None,
         reason=end.reason if end else "",
-    )  # fmt: skip
+    )
 
 
 def _iterations_by_epochs(run: Path, config: RunConfig) -> int | None:
@@ -181,7 +194,9 @@ def operator(run: Path, answer_s: float = 3.0) -> Iterator[Requester]:
         why = f"no file {endpoint}" if run.exists() else "there is no such folder"
         raise ConfigError(f"{run} holds no run that was ever started ({why})")
     if is_over(run):
-        raise ConfigError("\n".join([f"the run in {run} does not run: {state_of(run)}", *rung(run)]))
+        raise ConfigError(
+            "\n".join([f"the run in {run} does not run: {state_of(run)}", *rung(run)])
+        )
     try:
         requester = Requester(address_in(run, "operator"), "operator", answer_s)
     except PeerLost as error:

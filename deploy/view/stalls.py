@@ -57,7 +57,9 @@ class Watchdog:
     _answered_s: float | None = None
     """Time of that broker's last answer, None before its first."""
 
-    def check(self, now_s: float, document: StatusDocument | None, processes: Sequence[Watched]) -> list[str]:
+    def check(
+        self, now_s: float, document: StatusDocument | None, processes: Sequence[Watched]
+    ) -> list[str]:
         """Return what is to be told by a steady clock, the broker's document (None: no answer) and processes here."""
         found = {
             each.label: f"was stopped by a signal; `kill -CONT {each.pid}` lets it go on, {{}} so far"
@@ -66,19 +68,31 @@ class Watchdog:
         }
         since_s = dict.fromkeys(found, now_s)
         broker = next((each for each in processes if each.name == BROKER), None)
-        if broker and self._is_silent(now_s, document is not None, broker) and self._answered_s is not None:
+        if (
+            broker
+            and self._is_silent(now_s, document is not None, broker)
+            and self._answered_s is not None
+        ):
             found.setdefault(broker.label, "has not answered for {}; without it nothing goes on")
             since_s.setdefault(broker.label, self._answered_s)
         if now_s - self._checked_s > AWAY_S:
             self._back_s = now_s
         self._checked_s = now_s
-        idle_s = min(document.idle_s, now_s - self._back_s) if document is not None and _works(document) else 0.0
+        idle_s = (
+            min(document.idle_s, now_s - self._back_s)
+            if document is not None and _works(document)
+            else 0.0
+        )
         self.stall = stall_of(document) if document is not None and idle_s >= self.stall_s else ""
         if self.stall:
             found[RUN], since_s[RUN] = f"makes {self.stall}", now_s - idle_s
         elif broker and broker.label in found and self._answered_s is not None:
             silent_s = now_s - max(self._answered_s, self._back_s)
-            self.stall = f"the {broker.label} has not answered for {silent_s:.0f} s" if silent_s >= self.stall_s else ""
+            self.stall = (
+                f"the {broker.label} has not answered for {silent_s:.0f} s"
+                if silent_s >= self.stall_s
+                else ""
+            )
         return [*self._over(found, now_s), *self._lasting(found, since_s, now_s)]
 
     def _is_silent(self, now_s: float, answers: bool, broker: Watched) -> bool:
@@ -91,9 +105,15 @@ class Watchdog:
         over = {name: each for name, each in self._findings.items() if name not in found}
         for name in over:
             del self._findings[name]
-        return [f"{name} goes on after {now_s - each.since_s:.0f} s" for name, each in over.items() if each.told_s]
+        return [
+            f"{name} goes on after {now_s - each.since_s:.0f} s"
+            for name, each in over.items()
+            if each.told_s
+        ]
 
-    def _lasting(self, found: Mapping[str, str], since_s: Mapping[str, float], now_s: float) -> list[str]:
+    def _lasting(
+        self, found: Mapping[str, str], since_s: Mapping[str, float], now_s: float
+    ) -> list[str]:
         told = []
         for name, sentence in found.items():
             finding = self._findings.setdefault(name, _Finding(since_s[name]))
@@ -106,7 +126,9 @@ class Watchdog:
 
 def _works(document: StatusDocument) -> bool:
     """Return False while models are loaded, when all is judged, and if nothing is trained."""
-    is_loading = document.learner_phase == "loading" or any(each.phase == "loading" for each in document.workers)
+    is_loading = document.learner_phase == "loading" or any(
+        each.phase == "loading" for each in document.workers
+    )
     judged = document.evaluations
     is_judged = judged.get("asked", 0) <= judged.get("judged", 0) + judged.get("failed", 0)
     # Only an upload of the last checkpoint may go on then, and it has a deadline of its own.

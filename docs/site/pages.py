@@ -24,7 +24,12 @@ FROM_ROOT = {
     "index.md": "README.md", "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md",
     "LICENSE.txt": "LICENSE", "results.md": "benchmarks/RESULTS.md", "pages.md": "docs/README.md",
 }  # fmt: skip
-PROGRAMS = {"prefixrl": main, "prefixrl-learner": learner, "prefixrl-rollout": rollout, "prefixrl-scorer": scorer}
+PROGRAMS = {
+    "prefixrl": main,
+    "prefixrl-learner": learner,
+    "prefixrl-rollout": rollout,
+    "prefixrl-scorer": scorer,
+}
 LINKS = {
     "../README.md": "index.md", "docs/README.md": "pages.md", "docs/decisions/": "decisions/index.md",
     "decisions/": "decisions/index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md",
@@ -87,7 +92,9 @@ def _described(command: click.Command, context: click.Context) -> Iterator[str]:
         for name in command.list_commands(context):
             inner = command.get_command(context, name)
             assert inner
-            yield from _described(inner, click.Context(inner, parent=context, info_name=name, terminal_width=WIDTH))
+            yield from _described(
+                inner, click.Context(inner, parent=context, info_name=name, terminal_width=WIDTH)
+            )
 
 
 def _members() -> Iterator[str]:

@@ -13,9 +13,22 @@ from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.host.process import return_large_blocks, write_atomically
 from prefixrl.common.host.serving import run
 from prefixrl.common.journal import journal as journals
-from prefixrl.common.journal.records import LedgerState, Record, RunHeader, SegmentStart, VersionPublished
+from prefixrl.common.journal.records import (
+    LedgerState,
+    Record,
+    RunHeader,
+    SegmentStart,
+    VersionPublished,
+)
 from prefixrl.common.run.directory_format import check_format
-from prefixrl.common.wire.address import ENDPOINT_FILE, REBIND_S, advertised, beside, bindable, bound_within
+from prefixrl.common.wire.address import (
+    ENDPOINT_FILE,
+    REBIND_S,
+    advertised,
+    beside,
+    bindable,
+    bound_within,
+)
 from prefixrl.common.wire.keys import server_keys
 from prefixrl.common.wire.messages.fields import PROTOCOL
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
@@ -57,11 +70,17 @@ def bind(config: RunConfig, directory: Path, is_restart: bool) -> Server[ToBroke
     """Bind the endpoint, after a restart the former one; ConfigError if ranks need a taken one."""
     listen, known = bindable(config.broker.listen), directory / ENDPOINT_FILE
     endpoint = listen
-    if endpoint.endswith(":0") and known.exists() and known.read_text(encoding="utf-8").startswith("tcp://"):
+    if (
+        endpoint.endswith(":0")
+        and known.exists()
+        and known.read_text(encoding="utf-8").startswith("tcp://")
+    ):
         endpoint = beside(known.read_text(encoding="utf-8").strip(), endpoint)
     keys = server_keys(directory)
     try:
-        return bound_within(REBIND_S if known.exists() else 0.0, lambda: Server(endpoint, ToBroker, keys))
+        return bound_within(
+            REBIND_S if known.exists() else 0.0, lambda: Server(endpoint, ToBroker, keys)
+        )
     except ConfigError as error:
         if is_restart or endpoint == listen:
             raise
@@ -72,24 +91,40 @@ def bind(config: RunConfig, directory: Path, is_restart: bool) -> Server[ToBroke
 def make_ledger(config: RunConfig, order: PromptOrder, trains: bool = True) -> Ledger:
     """Return an empty ledger for a config; without training its window has no room."""
     algorithm, section, band = config.algorithm, config.broker, None
-    batch_groups, over_sampling = algorithm.groups_per_iteration, Fraction(str(config.filter.over_sampling))
-    window = Window(batch_groups, algorithm.max_staleness, over_sampling, algorithm.iterations if trains else 0)
-    limits = LedgerLimits(config.rollout.groups_per_task, section.attempts, section.requeues, section.max_failure_share)
+    batch_groups, over_sampling = (
+        algorithm.groups_per_iteration,
+        Fraction(str(config.filter.over_sampling)),
+    )
+    window = Window(
+        batch_groups, algorithm.max_staleness, over_sampling, algorithm.iterations if trains else 0
+    )
+    limits = LedgerLimits(
+        config.rollout.groups_per_task,
+        section.attempts,
+        section.requeues,
+        section.max_failure_share,
+    )
     section_filter = config.filter
     if section_filter.is_on:
         low, high = section_filter.accuracy or (0.0, 1.0)
         judged = section_filter.limit_batches * batch_groups
         band = AccuracyFilter(
-            low, high, judged, section_filter.min_pass_rate, section_filter.truncated,
+            low,
+            high,
+            judged,
+            section_filter.min_pass_rate,
+            section_filter.truncated,
             fills=section_filter.fill == "prioritise",
-        )  # fmt: skip
+        )
     admission = Admission(window, algorithm.admission, algorithm.min_ess, limits.groups_per_item)
     return Ledger(window, limits, order, band, admission)
 
 
 def prompt_order(config: RunConfig, loaded: Sequence[problems.Problem]) -> PromptOrder:
     """Return the order in which a run asks its training problems."""
-    return PromptOrder(prompts(loaded), config.seed, config.data.epochs, problems.mixture(config, loaded))
+    return PromptOrder(
+        prompts(loaded), config.seed, config.data.epochs, problems.mixture(config, loaded)
+    )
 
 
 def build(config: RunConfig, directory: Path, start: Start, listen: Listen) -> Broker:
@@ -99,7 +134,11 @@ def build(config: RunConfig, directory: Path, start: Start, listen: Listen) -> B
     ledger = make_ledger(config, order, start.trains)
     folder = directory / journals.FOLDER
     identity = IdentityCheck(config, directory, inputs(directory))
-    header, newest = _replay(folder, ledger, identity, start.iteration) if journals.exists(folder) else (None, None)
+    header, newest = (
+        _replay(folder, ledger, identity, start.iteration)
+        if journals.exists(folder)
+        else (None, None)
+    )
     if ledger.completed != start.iteration:
         raise DataError(
             f"{folder} {'is empty or missing' if header is None else f'ends at iteration {ledger.completed}'}, the "

@@ -49,7 +49,11 @@ def awaited_groups(ledger: Ledger, text: str) -> Awaited:
     """Return the wait for groups; `text` describes it."""
     states, batch_groups = ledger.states(), ledger.window.batch_groups
     sampled = sum(states.get(state, 0) for state in ("sampled", "scoring", "scored"))
-    return Awaited("scorers" if sampled >= batch_groups else "rollouts", text, states.get("scored", 0) < batch_groups)
+    return Awaited(
+        "scorers" if sampled >= batch_groups else "rollouts",
+        text,
+        states.get("scored", 0) < batch_groups,
+    )
 
 
 def groups_in_words(dispatcher: Dispatcher, wait: NotYetChosen, now_s: float) -> str:
@@ -58,7 +62,9 @@ def groups_in_words(dispatcher: Dispatcher, wait: NotYetChosen, now_s: float) ->
     if rate and rate.judged:
         passed = f"; {rate.passed} of the last {rate.judged} judged groups passed the filter"
     if not wait.for_seqs:
-        rollouts = [f"{each.name} ({each.phase}, version {each.version})" for each in registry.of("rollout")]
+        rollouts = [
+            f"{each.name} ({each.phase}, version {each.version})" for each in registry.of("rollout")
+        ]
         return f"prefixes from {', '.join(rollouts) or 'any rollout: none is connected'}{passed}"
     first, more = wait.for_seqs[:NAMED_GROUPS], len(wait.for_seqs) - NAMED_GROUPS
     holders = {
@@ -119,7 +125,9 @@ Answer = tuple[messages.FromBroker, list[Payload]]
 class BatchAnswers:
     """The ranks that wait for a batch, and their answers: one each `NOT_YET_EVERY_S` at least, as a sign of life."""
 
-    def __init__(self, config: RunConfig, dispatcher: Dispatcher, problems: int, start: Start) -> None:
+    def __init__(
+        self, config: RunConfig, dispatcher: Dispatcher, problems: int, start: Start
+    ) -> None:
         self._config = config
         self._ranks = start.ranks
         self._dispatcher = dispatcher
@@ -193,7 +201,9 @@ class BatchAnswers:
             if isinstance(answer, Awaited):
                 self.waiting_for = answer.text
                 self._is_short |= answer.is_short
-                waits[answer.cause] = max(waits.get(answer.cause, 0.0), min(passed_s, now_s - since_s))
+                waits[answer.cause] = max(
+                    waits.get(answer.cause, 0.0), min(passed_s, now_s - since_s)
+                )
                 if now_s - since_s > NOT_YET_EVERY_S:
                     answers[peer] = messages.NotYet(request.iteration, self.waiting_for), []
                 continue
@@ -257,7 +267,9 @@ class BatchAnswers:
         # Before the first iteration workers load their models. A longer lead would not help.
         iteration_s = 0.0 if self._done_s is None else now_s - self._done_s
         admission = ledger.admission
-        change = admission.finish_iteration(iteration_s, self._short_s, ledger.states(), done.relative_ess)
+        change = admission.finish_iteration(
+            iteration_s, self._short_s, ledger.states(), done.relative_ess
+        )
         self._done_s, self._short_s = now_s, 0.0
         if change == "tightened":
             log.warning(
@@ -303,43 +315,62 @@ class BatchAnswers:
         # All ranks must leave the loop at one iteration, or a collective hangs. If one may hold a batch, all get it.
         # This broker may have given it to one, or an earlier broker did.
         is_ours = self._newest is not None and self._newest[0] == iteration
-        may_be_held = is_ours or (iteration == self._resumed_at and iteration in self._dispatcher.ledger.batches)
+        may_be_held = is_ours or (
+            iteration == self._resumed_at and iteration in self._dispatcher.ledger.batches
+        )
         return self.is_halting and not self._no_more and not may_be_held
 
     def _batch(self, request: messages.GetBatch, choice: Choice, now_s: float) -> Answer:
         iteration = request.iteration
         if self._newest is None or self._newest[0] != iteration:
             results = self._dispatcher.ledger.results(choice.seqs)
-            self._newest, self._waited_s = (iteration, self._describe(results, now_s), self._waited_s), {}
+            self._newest, self._waited_s = (
+                (iteration, self._describe(results, now_s), self._waited_s),
+                {},
+            )
             self._is_new = True
         _, groups, waited_s = self._newest
         self.truncated_fraction = batch_fractions(groups)["truncated_fraction"]
         batch = messages.Batch(
-            iteration=iteration, total_iterations=self.total_iterations,
-            seed=derive(self._config.seed, "iteration", iteration), groups=groups, waited_s=waited_s,
-        )  # fmt: skip
+            iteration=iteration,
+            total_iterations=self.total_iterations,
+            seed=derive(self._config.seed, "iteration", iteration),
+            groups=groups,
+            waited_s=waited_s,
+        )
         return batch, []
 
     def fetched(self, request: messages.GetGroups | messages.GetEvaluation) -> Answer | None:
         """Return groups of an evaluation or of a batch; None if it is trained already; ValueError for no such ones."""
         if isinstance(request, messages.GetEvaluation):
             progress, groups = self._dispatcher.evaluations.progress(request.name)
-            return msgspec.structs.replace(progress, is_halting=self.is_halting), list[Payload](groups)
+            return msgspec.structs.replace(progress, is_halting=self.is_halting), list[Payload](
+                groups
+            )
         ledger, iteration = self._dispatcher.ledger, request.iteration
         if iteration < ledger.completed:
             return None
         seqs = ledger.batches.get(iteration)
         if seqs is None:
-            raise ValueError(f"a rank asks for groups of iteration {iteration}, of which there is no batch")
-        if list(request.groups) != sorted(set(request.groups)) or request.groups[-1:] >= (len(seqs),):
+            raise ValueError(
+                f"a rank asks for groups of iteration {iteration}, of which there is no batch"
+            )
+        if list(request.groups) != sorted(set(request.groups)) or request.groups[-1:] >= (
+            len(seqs),
+        ):
             raise ValueError(
                 f"a rank asks for groups of iteration {iteration} by other than ascending indices below {len(seqs)}"
             )
         results = ledger.results([seqs[index] for index in request.groups])
-        return messages.Groups(iteration, request.groups), [msgspec.msgpack.encode(each) for each in results]
+        return messages.Groups(iteration, request.groups), [
+            msgspec.msgpack.encode(each) for each in results
+        ]
 
     def _describe(self, results: list[ScoredGroup], now_s: float) -> tuple[BatchGroup, ...]:
-        stages, live = self._dispatcher.stages, {group.seq for group in self._dispatcher.ledger.live()}
+        stages, live = (
+            self._dispatcher.stages,
+            {group.seq for group in self._dispatcher.ledger.live()},
+        )
         groups = []
         for each in results:
             # After a restart the broker has only the results of the journal.
@@ -366,12 +397,16 @@ def _batch_group(result: ScoredGroup) -> BatchGroup:
     statuses = [text.status for text in texts]
     named = dict.fromkeys(name for text in judged for name in text.parts)
     return BatchGroup(
-        seq=result.prefixes.seq, prompt_id=result.prefixes.prompt.prompt_id, version=result.version,
+        seq=result.prefixes.seq,
+        prompt_id=result.prefixes.prompt.prompt_id,
+        version=result.version,
         weights_digest=result.weights_digest,
         lengths=tuple([(prompt, len(row.tokens) // TOKEN_BYTES) for row in rows]),
         rewards=tuple([verdict.reward for verdict in verdicts]),
-        outcomes=tuple([verdict.outcome for verdict in verdicts]) if processes else (), steps=len(scores),
-        step_score_sum=math.fsum(scores), stages=StageTimes(result.sampled_s, 0.0, result.scoring_s, 0.0),
+        outcomes=tuple([verdict.outcome for verdict in verdicts]) if processes else (),
+        steps=len(scores),
+        step_score_sum=math.fsum(scores),
+        stages=StageTimes(result.sampled_s, 0.0, result.scoring_s, 0.0),
         completion_tokens=sum([verdict.completion_tokens for verdict in verdicts]),
         truncated=[text.finish for text in judged].count("length"),
         cached=[text.was_cached for text in judged].count(True),
@@ -381,5 +416,8 @@ def _batch_group(result: ScoredGroup) -> BatchGroup:
         texts=tuple([xxhash.xxh3_64_intdigest(row.tokens) >> 1 for row in rows]),
         statuses={each: statuses.count(each) for each in dict.fromkeys(statuses)},
         source=result.prefixes.prompt.source,
-        parts={name: tuple([text.parts[name] for text in judged if name in text.parts]) for name in named},
-    )  # fmt: skip
+        parts={
+            name: tuple([text.parts[name] for text in judged if name in text.parts])
+            for name in named
+        },
+    )

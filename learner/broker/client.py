@@ -28,7 +28,9 @@ LOG_AFTER_S = 30.0
 STOP_S = 15.0
 """Longest wait for the answer to a Stop, a few times `requester.ASK_AGAIN_S`; later the broker counts as gone."""
 
-_Answer = messages.Batch | messages.RunOver | messages.Halt | messages.CannotGoOn | messages.NotYet | Done
+_Answer = (
+    messages.Batch | messages.RunOver | messages.Halt | messages.CannotGoOn | messages.NotYet | Done
+)
 _BATCH_ANSWERS = cast("type[_Answer]", _Answer)
 
 
@@ -39,7 +41,9 @@ class _Unanswered(Exception):
 class BrokerClient:
     """A connection for one thread. Repeating a request changes nothing at the broker."""
 
-    def __init__(self, address: Address, raise_if_hopeless: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, address: Address, raise_if_hopeless: Callable[[], None] = lambda: None
+    ) -> None:
         """Call `raise_if_hopeless` while an answer is awaited; it may raise to end the wait."""
         self._address, self._raise_if_hopeless = address, raise_if_hopeless
         self._gives_up: Callable[[], bool] = lambda: False
@@ -83,7 +87,9 @@ class BrokerClient:
                 log.info("iteration %d has waited %.0f s for %s", iteration, waited_s, waiting_for)
                 log_after_s = 2 * max(waited_s, log_after_s)
             if waited_s > timeout_s:
-                raise PeerLost(f"iteration {iteration} got no batch within {timeout_s:g} s; it waits for {waiting_for}")
+                raise PeerLost(
+                    f"iteration {iteration} got no batch within {timeout_s:g} s; it waits for {waiting_for}"
+                )
 
     def _look(self) -> None:
         self._raise_if_hopeless()
@@ -95,9 +101,13 @@ class BrokerClient:
         answer, payload = self._ask(messages.GetGroups(iteration, tuple(indices)), messages.Groups)
         return dict(zip(answer.groups, _groups(payload), strict=True))
 
-    def iteration_done(self, iteration: int, optimizer_steps: int, relative_ess: float | None = None) -> None:
+    def iteration_done(
+        self, iteration: int, optimizer_steps: int, relative_ess: float | None = None
+    ) -> None:
         """Report a finished iteration, and the relative effective sample size of its old samples."""
-        self._ask(messages.IterationDone(iteration, optimizer_steps, relative_ess), messages.Accepted)
+        self._ask(
+            messages.IterationDone(iteration, optimizer_steps, relative_ess), messages.Accepted
+        )
 
     def published(self, note: WeightsNote) -> None:
         """Announce a version that workers can fetch now."""
@@ -119,13 +129,17 @@ class BrokerClient:
 
     def status(self) -> StatusDocument:
         """Return the status document of the run."""
-        return msgspec.json.decode(self._ask(messages.GetStatus(), messages.Status)[0].document, type=StatusDocument)
+        return msgspec.json.decode(
+            self._ask(messages.GetStatus(), messages.Status)[0].document, type=StatusDocument
+        )
 
     def stop(self, reason: str) -> None:
         """End the run: the broker stops every worker and itself. No answer is logged, no error."""
         try:
             # Not by `_requester`, which waits for a broker to come back: this broker need not come back.
-            with contextlib.closing(Requester(self._address, "rank", STOP_S, self._raise_if_hopeless)) as stopping:
+            with contextlib.closing(
+                Requester(self._address, "rank", STOP_S, self._raise_if_hopeless)
+            ) as stopping:
                 stopping.ask(messages.Stop(cut_text(reason)), messages.Accepted)
                 stopping.leave(reason)
         except PeerLost as error:

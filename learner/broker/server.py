@@ -25,7 +25,14 @@ from prefixrl.common.wire.messages import learner as rank_messages
 from prefixrl.common.wire.messages import worker as worker_messages
 from prefixrl.common.wire.messages.fields import PROTOCOL, cut_text
 from prefixrl.common.wire.messages.weights import WeightsNote
-from prefixrl.common.wire.transport import Malformed, Payload, Received, Server, Undeliverable, Unlisted
+from prefixrl.common.wire.transport import (
+    Malformed,
+    Payload,
+    Received,
+    Server,
+    Undeliverable,
+    Unlisted,
+)
 from prefixrl.learner.broker.batches import BatchAnswers
 from prefixrl.learner.broker.peers import Peers, why_not
 from prefixrl.learner.broker.status import StatusSources, UsageFile, document
@@ -77,9 +84,13 @@ class Broker:
     """State of one run and the handlers of every message; only `serve` waits."""
 
     def __init__(
-        self, config: RunConfig, run: RunState, dispatcher: Dispatcher, journal: Journal,
+        self,
+        config: RunConfig,
+        run: RunState,
+        dispatcher: Dispatcher,
+        journal: Journal,
         server: Server[rank_messages.ToBroker, rank_messages.FromBroker],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.config, self.run, self.journal = config, run, journal
         self.dispatcher, self.ledger = dispatcher, dispatcher.ledger
         self.versions = Versions(config, run.identity, dispatcher.evaluations)
@@ -87,7 +98,13 @@ class Broker:
         self.usage_file = UsageFile(Path(config.directory), config.scorer.openai)
         self.server = server
         self._status = StatusSources(
-            run.header.run_id, config.directory, dispatcher, self.batches, self.usage_file, journal, time.monotonic()
+            run.header.run_id,
+            config.directory,
+            dispatcher,
+            self.batches,
+            self.usage_file,
+            journal,
+            time.monotonic(),
         )
         self._disk = FullDisk(Path(config.directory), "the journal")
         self._malformed = 0
@@ -139,7 +156,12 @@ class Broker:
                 case Received(peer, worker_messages.Goodbye()):
                     leaving.discard(peer)
                 case Received(peer, message):
-                    self._send(peer, rank_messages.Accepted() if isinstance(message, rank_messages.Stop) else done)
+                    self._send(
+                        peer,
+                        rank_messages.Accepted()
+                        if isinstance(message, rank_messages.Stop)
+                        else done,
+                    )
 
     def _receive_some(self) -> None:
         """Handle the messages of a turn."""
@@ -154,7 +176,9 @@ class Broker:
         """Return the next message; None after `timeout_s`, or for a message that is dropped."""
         try:
             workers = self.dispatcher.registry.by_identity
-            received = self.server.receive(timeout_s, lambda peer: peer in self._peers or peer in workers)
+            received = self.server.receive(
+                timeout_s, lambda peer: peer in self._peers or peer in workers
+            )
         except Malformed as error:
             self._malformed += 1
             log.warning("ignored a malformed message, %d in all: %s", self._malformed, error)
@@ -189,7 +213,9 @@ class Broker:
     def _begin_segment(self, now_s: float) -> None:
         """Close a long segment of the journal; the next one begins with the state so far."""
         run, state, newest = self.run, self.ledger.state(), self.versions.latest
-        start = SegmentStart(self.journal.size_bytes, run.header, state, run.identity.digests, newest)
+        start = SegmentStart(
+            self.journal.size_bytes, run.header, state, run.identity.digests, newest
+        )
         self._takes(lambda: self.journal.begin_segment(start), now_s)
 
     def _takes(self, write: Callable[[], None], now_s: float) -> bool:
@@ -198,14 +224,18 @@ class Broker:
             return self._disk.takes(write, now_s)
         except OSError as error:
             # The next broker cuts off a record that is half written.
-            raise DiskFault(f"the journal of {self.config.directory} cannot be written: {error}") from error
+            raise DiskFault(
+                f"the journal of {self.config.directory} cannot be written: {error}"
+            ) from error
 
     def _send_all(self, outgoing: list[tuple[bytes, rank_messages.FromBroker]]) -> None:
         for peer, message in outgoing:
             self._send(peer, message)
         outgoing.clear()
 
-    def _send(self, peer: bytes, message: rank_messages.FromBroker | None, payload: Sequence[Payload] = ()) -> None:
+    def _send(
+        self, peer: bytes, message: rank_messages.FromBroker | None, payload: Sequence[Payload] = ()
+    ) -> None:
         if message is None:
             return
         tag = [self._peers.tags[peer]] if peer in self._peers.tags else []
@@ -245,7 +275,11 @@ class Broker:
         except Exception as error:
             name = type(message).__name__
             log.exception("a fault in handling %s", name)
-            self._refuse(peer, message, f"the broker failed over this {name} ({error!r}); its log has the trace")
+            self._refuse(
+                peer,
+                message,
+                f"the broker failed over this {name} ({error!r}); its log has the trace",
+            )
         finally:
             CAUSE.reset(cause)
 
@@ -256,7 +290,9 @@ class Broker:
         if worker is not None:
             self._reject(worker, reason)
         else:
-            log.error("refused %s of a %s: %s", type(message).__name__, self._peers.name(peer), reason)
+            log.error(
+                "refused %s of a %s: %s", type(message).__name__, self._peers.name(peer), reason
+            )
             self._send(peer, worker_messages.Reject(reason))
         # If the fault left the ledger half changed, this raises, and the next broker rebuilds it from the journal.
         self.ledger.check()
@@ -266,7 +302,10 @@ class Broker:
         worker = self.dispatcher.registry.by_identity.get(peer)
         key = self._peers.key(peer) or (worker.key if worker is not None else "")
         if key and (received.client is None or received.client.name != key):
-            self._send(peer, worker_messages.Reject(f"this identity belongs to a process with the key {key!r}"))
+            self._send(
+                peer,
+                worker_messages.Reject(f"this identity belongs to a process with the key {key!r}"),
+            )
             return
         if worker is not None:
             worker.hear(now_s)
@@ -285,7 +324,9 @@ class Broker:
                 # The worker was given up meanwhile. It sends Hello and its result again.
                 self._send(peer, worker_messages.Unknown())
 
-    def _hello(self, received: Received[rank_messages.ToBroker], hello: worker_messages.Hello, now_s: float) -> None:
+    def _hello(
+        self, received: Received[rank_messages.ToBroker], hello: worker_messages.Hello, now_s: float
+    ) -> None:
         peer = received.peer
         if reason := why_not(hello.role, received.client):
             self._send(peer, worker_messages.Reject(reason))
@@ -302,7 +343,9 @@ class Broker:
             worker = self._enrol(received, hello, now_s)
             self._send(peer, self.run.welcome(worker.name, self.config, worker.beat_s))
 
-    def _enrol(self, received: Received[rank_messages.ToBroker], hello: worker_messages.Hello, now_s: float) -> Worker:
+    def _enrol(
+        self, received: Received[rank_messages.ToBroker], hello: worker_messages.Hello, now_s: float
+    ) -> Worker:
         """Register a worker; one that sends Hello again keeps its name and loses its leases."""
         known = self.dispatcher.registry.by_identity.get(received.peer)
         if known is not None:
@@ -370,7 +413,9 @@ class Broker:
         check_offer(ready)
         section = self.config.rollout if worker.role == "rollout" else self.config.scorer
         if ready.engine != section.engine and {ready.engine, section.engine} & APART:
-            raise ValueError(f"its engine is {ready.engine}, the run's {worker.role}.engine is {section.engine}")
+            raise ValueError(
+                f"its engine is {ready.engine}, the run's {worker.role}.engine is {section.engine}"
+            )
         self.run.identity.check(worker.role, ready.digests)
         self.versions.ready(worker, ready)
         worker.take_ready(ready, now_s)
@@ -389,7 +434,9 @@ class Broker:
             case rank_messages.GetGroups() | rank_messages.GetEvaluation():
                 return self.batches.fetched(message) or (None, [])
             case rank_messages.GetStatus():
-                return rank_messages.Status(msgspec.json.encode(document(self._status, self._malformed, now_s))), []
+                return rank_messages.Status(
+                    msgspec.json.encode(document(self._status, self._malformed, now_s))
+                ), []
             case rank_messages.IterationDone():
                 self.batches.iteration_done(message, now_s)
             case rank_messages.Published(note):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from prefixrl.common.config.foreign import read_json
+from prefixrl.common.config.foreign.files import read_json
 from prefixrl.common.config.worker_sections import OpenAIConfig
 from prefixrl.common.errors import is_crowded, is_full
 from prefixrl.common.host.memory_use import memory_now
@@ -60,7 +60,9 @@ class UsageFile:
                 return
             del self._heard_s[oldest]
             both = self._by_scorer.get(GONE, Usage()), self._by_scorer.pop(oldest)
-            sums = {name: sum(getattr(each, name) for each in both) for name in Usage.__struct_fields__}
+            sums = {
+                name: sum(getattr(each, name) for each in both) for name in Usage.__struct_fields__
+            }
             self._by_scorer[GONE] = Usage(**sums)
 
     def save(self, now_s: float, at_once: bool = False) -> None:
@@ -78,7 +80,9 @@ class UsageFile:
 
     def total(self) -> status.UsageTotal | None:
         """Return the total; None where no scorer uses an endpoint."""
-        return status.total_usage(self._by_scorer.values(), self._section) if self._by_scorer else None
+        return (
+            status.total_usage(self._by_scorer.values(), self._section) if self._by_scorer else None
+        )
 
 
 _ROLES = ("rollout", "scorer")
@@ -105,45 +109,78 @@ def document(sources: StatusSources, malformed: int, now_s: float) -> status.Sta
     trains_nothing = ledger.window.iterations == 0
     workers = [_worker(each, now_s) for each in dispatcher.registry.by_identity.values()]
     return status.StatusDocument(
-        run_id=sources.run_id, directory=sources.directory, broker_pid=os.getpid(), iteration=ledger.completed,
+        run_id=sources.run_id,
+        directory=sources.directory,
+        broker_pid=os.getpid(),
+        iteration=ledger.completed,
         total_iterations=0 if trains_nothing else batches.total_iterations,
-        groups=status.GroupCounts(outstanding=ledger.outstanding, **{name: getattr(counts, name) for name in _COUNTED}),
-        causes=dict(counts.causes), passed_by_source=dict(counts.passed_by_source),
-        filtered_by_source=dict(counts.filtered_by_source), row_errors=dict(counts.row_errors),
+        groups=status.GroupCounts(
+            outstanding=ledger.outstanding, **{name: getattr(counts, name) for name in _COUNTED}
+        ),
+        causes=dict(counts.causes),
+        passed_by_source=dict(counts.passed_by_source),
+        filtered_by_source=dict(counts.filtered_by_source),
+        row_errors=dict(counts.row_errors),
         rows_left_out=dict(counts.rows_left_out),
-        filter=status.FilterStatus(rate.passed, rate.judged) if rate and rate.judged else None, queues=ledger.states(),
-        window=ledger.window.max_staleness, mean_age=counts.mean_age,
+        filter=status.FilterStatus(rate.passed, rate.judged) if rate and rate.judged else None,
+        queues=ledger.states(),
+        window=ledger.window.max_staleness,
+        mean_age=counts.mean_age,
         admission=status.AdmissionStatus(
-            rule=ledger.admission.rule, lead_groups=ledger.admission.lead, cap_groups=ledger.admission.cap,
+            rule=ledger.admission.rule,
+            lead_groups=ledger.admission.lead,
+            cap_groups=ledger.admission.cap,
             waited_s=ledger.admission.waited_s,
         ),
         age_histogram={str(age): count for age, count in sorted(counts.age_histogram.items())},
-        token_age_histogram={str(age): count for age, count in sorted(counts.token_age_histogram.items())},
-        crossed_fraction=counts.rows_crossed / max(1, counts.rows), workers=workers,
+        token_age_histogram={
+            str(age): count for age, count in sorted(counts.token_age_histogram.items())
+        },
+        crossed_fraction=counts.rows_crossed / max(1, counts.rows),
+        workers=workers,
         busy_fraction=_busy_fractions(workers),
-        waiting_rows={role: sum(each.waiting_rows for each in workers if each.role == role) for role in _ROLES},
-        losses=dict(dispatcher.losses), truncated_fraction=batches.truncated_fraction,
-        waiting_for=batches.waiting_for, learner_phase="" if trains_nothing else batches.phase,
-        learner_waits_s=batches.waits_s(now_s), last_event=dispatcher.last_event,
-        idle_s=now_s - max(dispatcher.event_s, sources.started_s), malformed_messages=malformed,
-        journal_bytes=sources.journal.size_bytes, up_s=now_s - sources.started_s,
-        evaluations=dispatcher.evaluations.counts(), endpoint=sources.usage_file.total(),
-        completions=dict(dispatcher.completions), is_halting=batches.is_halting, memory=_memory(sources),
-        drained=[status.DrainedWorker(host=host, pid=pid) for host, pid in dispatcher.registry.drained],
-    )  # fmt: skip
+        waiting_rows={
+            role: sum(each.waiting_rows for each in workers if each.role == role) for role in _ROLES
+        },
+        losses=dict(dispatcher.losses),
+        truncated_fraction=batches.truncated_fraction,
+        waiting_for=batches.waiting_for,
+        learner_phase="" if trains_nothing else batches.phase,
+        learner_waits_s=batches.waits_s(now_s),
+        last_event=dispatcher.last_event,
+        idle_s=now_s - max(dispatcher.event_s, sources.started_s),
+        malformed_messages=malformed,
+        journal_bytes=sources.journal.size_bytes,
+        up_s=now_s - sources.started_s,
+        evaluations=dispatcher.evaluations.counts(),
+        endpoint=sources.usage_file.total(),
+        completions=dict(dispatcher.completions),
+        is_halting=batches.is_halting,
+        memory=_memory(sources),
+        drained=[
+            status.DrainedWorker(host=host, pid=pid) for host, pid in dispatcher.registry.drained
+        ],
+    )
 
 
 def _memory(sources: StatusSources) -> dict[str, MemoryUse]:
     """Return the memory of each process that has reported it."""
     found = {"broker": memory_now()}
     found |= {f"rank-{rank}": memory for rank, memory in sorted(sources.batches.memory.items())}
-    found |= {worker.name: worker.memory for worker in sources.dispatcher.registry.by_identity.values()}
+    found |= {
+        worker.name: worker.memory for worker in sources.dispatcher.registry.by_identity.values()
+    }
     return {name: memory for name, memory in found.items() if memory is not None}
 
 
 def _worker(worker: Worker, now_s: float) -> status.WorkerStatus:
     phase = "leaving" if worker.is_leaving else worker.phase
-    own = {"phase": phase, "leases": len(worker.leases), "rows": worker.left, "silent_s": now_s - worker.heard_s}
+    own = {
+        "phase": phase,
+        "leases": len(worker.leases),
+        "rows": worker.left,
+        "silent_s": now_s - worker.heard_s,
+    }
     return status.WorkerStatus(**shared(status.WorkerStatus, worker) | own)
 
 

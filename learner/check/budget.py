@@ -66,12 +66,22 @@ def check_fit(config: RunConfig, prompt_tokens: int) -> None:
 
 def planned(config: RunConfig, prompt_tokens: int) -> tuple[Plan, Lengths]:
     """Return the plan of a full iteration whose rows are all as long as they may be."""
-    learner, algorithm, samples = config.learner, config.algorithm, config.algorithm.samples_per_prompt
-    lengths = [(prompt_tokens, config.max_sampled_tokens)] * (algorithm.groups_per_iteration * samples)
+    learner, algorithm, samples = (
+        config.learner,
+        config.algorithm,
+        config.algorithm.samples_per_prompt,
+    )
+    lengths = [(prompt_tokens, config.max_sampled_tokens)] * (
+        algorithm.groups_per_iteration * samples
+    )
     groups = [row // samples for row in range(len(lengths))]
     minibatches, tokens = algorithm.minibatches_of(len(lengths)), learner.micro_batch_tokens
-    is_shared = shares_prompts(learner, "cpu" if learner.device == "cpu" else "cuda", config.mode == "direct")
-    return plan_iteration(lengths, groups, 0, config.launch.learner_ranks, minibatches, tokens, is_shared), lengths
+    is_shared = shares_prompts(
+        learner, "cpu" if learner.device == "cpu" else "cuda", config.mode == "direct"
+    )
+    return plan_iteration(
+        lengths, groups, 0, config.launch.learner_ranks, minibatches, tokens, is_shared
+    ), lengths
 
 
 def rank_plan(config: RunConfig, prompt_tokens: int) -> RankPlan | None:
@@ -88,23 +98,35 @@ def rank_plan(config: RunConfig, prompt_tokens: int) -> RankPlan | None:
     padded_tokens, longest_tokens = max(padded), widths[padded.index(max(padded))]
     # Where a minibatch is one forward, the config's limit is more than there is.
     is_filled = any(len(share) > 1 for minibatch in plan for share in minibatch)
-    low_rank = (learner.lora.rank, *_low_rank_parameters(config, learner.lora)) if learner.lora else None
+    low_rank = (
+        (learner.lora.rank, *_low_rank_parameters(config, learner.lora)) if learner.lora else None
+    )
     stage, (reward_parameters, reward_copies) = int(zero.get("stage", 0)), _reward_model(config)
     return RankPlan(
-        parameters=known[0], dtype_bytes=_DTYPE_BYTES[learner.dtype],
-        stage=max(stage, 1) if learner.dtype == "bfloat16" else stage, ranks=config.launch.learner_ranks,
-        micro_batch_tokens=max(learner.micro_batch_tokens, padded_tokens) if is_filled else padded_tokens,
-        row_tokens=longest_tokens, action_positions=max(sum(map(len, micro)) for micro in micros) * sampled,
-        shape=shape_of(config.adapter.model), has_critic=algorithm.has_critic, has_reference=algorithm.kl > 0,
+        parameters=known[0],
+        dtype_bytes=_DTYPE_BYTES[learner.dtype],
+        stage=max(stage, 1) if learner.dtype == "bfloat16" else stage,
+        ranks=config.launch.learner_ranks,
+        micro_batch_tokens=max(learner.micro_batch_tokens, padded_tokens)
+        if is_filled
+        else padded_tokens,
+        row_tokens=longest_tokens,
+        action_positions=max(sum(map(len, micro)) for micro in micros) * sampled,
+        shape=shape_of(config.adapter.model),
+        has_critic=algorithm.has_critic,
+        has_reference=algorithm.kl > 0,
         has_anchor=config.adapter.init_from is not None and config.adapter.reference == "model",
-        has_average=learner.ema_decay is not None, low_rank=low_rank,
+        has_average=learner.ema_decay is not None,
+        low_rank=low_rank,
         is_checkpointed=learner.gradient_checkpointing,
         is_optimizer_offloaded=_is_offloaded(zero, "offload_optimizer"),
         are_weights_offloaded=_is_offloaded(zero, "offload_param"),
-        bucket=int(zero.get("reduce_bucket_size", BUCKET)), reward_parameters=reward_parameters,
-        is_reward_trained=config.implicit_reward is not None and config.implicit_reward.update != "none",
+        bucket=int(zero.get("reduce_bucket_size", BUCKET)),
+        reward_parameters=reward_parameters,
+        is_reward_trained=config.implicit_reward is not None
+        and config.implicit_reward.update != "none",
         reward_copies=reward_copies,
-    )  # fmt: skip
+    )
 
 
 def _reward_model(config: RunConfig) -> tuple[int, int]:
@@ -112,7 +134,11 @@ def _reward_model(config: RunConfig) -> tuple[int, int]:
     settings = config.implicit_reward
     if settings is None:
         return 0, 0
-    known = parameters(settings.model or config.adapter.model) or parameters(config.adapter.model) or (0, "")
+    known = (
+        parameters(settings.model or config.adapter.model)
+        or parameters(config.adapter.model)
+        or (0, "")
+    )
     is_trained, is_frozen = settings.update != "none", settings.reference == "freeze"
     # Without its low-rank matrices the trained model is its own reference.
     is_own = is_trained and config.learner.lora is not None and settings.reference_model is None
@@ -129,15 +155,24 @@ def learner_lines(plan: RankPlan, limit: int | None) -> list[str]:
     found = learner_footprint(plan)
     parts = {
         _states_text(plan): found.states,
-        "activations" if plan.shape else "activations: not counted, the model's shape is not known": found.activations,
+        "activations"
+        if plan.shape
+        else "activations: not counted, the model's shape is not known": found.activations,
         "logits": found.logits,
         "buckets": found.buckets,
         "optimiser's temporaries (not at the same time)": found.optimizer,
     }
-    device = f"{limit / GIB:.1f} GiB" if limit else "a device that is not here (learner.device_memory_gib)"
+    device = (
+        f"{limit / GIB:.1f} GiB"
+        if limit
+        else "a device that is not here (learner.device_memory_gib)"
+    )
     sum_text = f"most at a time (buckets fill while activations go), with the device's own context, of {device}"
     head = f"learner, per rank of {plan.ranks}, ZeRO stage {plan.stage}:"
-    rows = [f"  {size / GIB:8.2f} GiB  {text}" for text, size in [*parts.items(), (sum_text, found.peak)]]
+    rows = [
+        f"  {size / GIB:8.2f} GiB  {text}"
+        for text, size in [*parts.items(), (sum_text, found.peak)]
+    ]
     copies = SETS * plan.parameters * plan.dtype_bytes
     offloaded = "what is offloaded, and " if found.host else ""
     # torch rounds each pinned buffer up to a power of two.
@@ -151,7 +186,11 @@ def learner_fault(plan: RankPlan, limit: int) -> str:
     if found.peak <= limit:
         return ""
     fitting = [f"{text} ({size / GIB:.1f} GiB)" for text, size in remedies(plan, limit)]
-    remedy = f"it would fit with {'; or with '.join(fitting)}" if fitting else "no setting tried here makes it fit"
+    remedy = (
+        f"it would fit with {'; or with '.join(fitting)}"
+        if fitting
+        else "no setting tried here makes it fit"
+    )
     return (
         f"a learner rank needs {found.peak / GIB:.1f} GiB and its device has {limit / GIB:.1f} "
         f"(learner.device_memory_gib; absent, this host's): {remedy}"
@@ -164,7 +203,10 @@ def out_of_memory(config: RunConfig, prompt_tokens: int, limit: int, peak: int) 
     if plan is None:
         return f"at most {peak / GIB:.1f} GiB were held of {limit / GIB:.1f}; lower learner.micro_batch_tokens"
     forecast = learner_footprint(plan).peak
-    less = [f"{text} ({size / GIB:.1f} GiB)" for text, size in remedies(plan, int(0.9 * min(forecast, limit)))]
+    less = [
+        f"{text} ({size / GIB:.1f} GiB)"
+        for text, size in remedies(plan, int(0.9 * min(forecast, limit)))
+    ]
     return (
         f"at most {peak / GIB:.1f} GiB were held of {limit / GIB:.1f}, the forecast is {forecast / GIB:.1f}; less is "
         f"needed with {'; or with '.join(less) or 'a smaller adapter alone'}, or with the GPU for the learner alone"
@@ -207,7 +249,9 @@ def section_of(config: RunConfig, role: str) -> RolloutConfig | ScorerConfig:
     return config.scorer if role == "scorer" else config.rollout
 
 
-def engine(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) -> EngineFootprint | str:
+def engine(
+    config: RunConfig, role: str, prompt_tokens: int, limit: int | None
+) -> EngineFootprint | str:
     """Return an engine's bytes, or the sentence for one without."""
     own = "" if config.scorer.prm else " and needs no device"
     if role == "scorer" and config.target is None:
@@ -234,9 +278,13 @@ def engine(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) 
     shape = shape_of(model)
     token_cache = shape.cache_bytes(width) if shape else 0
     room = (
-        None if limit is None or shape is None or section.device == "cpu" else int(limit * _share(config, role, limit))
+        None
+        if limit is None or shape is None or section.device == "cpu"
+        else int(limit * _share(config, role, limit))
     )
-    return engine_footprint(weights or width * known[0], token_cache, row_tokens, rows, section.vllm.gpus, room)
+    return engine_footprint(
+        weights or width * known[0], token_cache, row_tokens, rows, section.vllm.gpus, room
+    )
 
 
 def _on_disk(model: str) -> int:
@@ -259,7 +307,9 @@ def engine_lines(config: RunConfig, role: str, prompt_tokens: int, limit: int | 
     found = engine(config, role, prompt_tokens, limit)
     if isinstance(found, str):
         return [found]
-    of_device = "" if limit is None else f" of {_share(config, role, limit):.2f} x {limit / GIB:.1f} GiB"
+    of_device = (
+        "" if limit is None else f" of {_share(config, role, limit):.2f} x {limit / GIB:.1f} GiB"
+    )
     cache = "keys and values: not counted, since the model's shape is not known before it is on this host"
     if found.row_cache:
         cache = f"keys and values: {found.row_cache / 2**20:.1f} MiB per row of full length"
@@ -333,7 +383,11 @@ def process_footprint(config: RunConfig) -> ProcessFootprint | None:
     on_disk = _on_disk(prm.model) if prm.dtype == "auto" else 0
     width = on_disk / known[0] or _DTYPE_BYTES.get(prm.dtype, 2)
     shape, is_vllm = shape_of(prm.model), prm.engine == "vllm"
-    has_context = config.target is not None and config.scorer.engine == "transformers" and config.scorer.device != "cpu"
+    has_context = (
+        config.target is not None
+        and config.scorer.engine == "transformers"
+        and config.scorer.device != "cpu"
+    )
     return ProcessFootprint(
         weights=on_disk or int(width * known[0]),
         forward=int(prm.batch_tokens * shape.hidden * width * HIDDEN_COPIES) if shape else 0,
@@ -363,12 +417,18 @@ def process_lines(config: RunConfig, limit: int | None) -> list[str]:
         return [f"a scorer's process reward model: {unknown_size(prm.model)}"]
     text = f"{found.weights / GIB:.2f} GiB of weights"
     if found.forward:
-        text += f", about {found.forward / GIB:.2f} GiB for a forward of {prm.batch_tokens:,} tokens"
+        text += (
+            f", about {found.forward / GIB:.2f} GiB for a forward of {prm.batch_tokens:,} tokens"
+        )
     if prm.device == "cpu":
         return [f"a scorer's process reward model, on the CPU: {text}"]
     if found.text_cache:
         text += f", {found.text_cache / 2**20:.1f} MiB of keys and values per text of full length"
-    beside = ", beside its target" if config.target is not None and config.scorer.engine != "openai" else ""
+    beside = (
+        ", beside its target"
+        if config.target is not None and config.scorer.engine != "openai"
+        else ""
+    )
     of = "" if limit is None else f"; {found.share(limit):.2f} of a GPU of {limit / GIB:.1f} GiB"
     return [f"a scorer's process reward model{beside}: {text}{of}"]
 
@@ -378,9 +438,15 @@ def process_fault(config: RunConfig, limit: int) -> str:
     found = _on_gpu(config)
     if found is None or found.needed <= int(limit * (found.given or 1.0)):
         return ""
-    where, remedy = f"{limit / GIB:.1f} GiB", "lower scorer.prm.batch_tokens, or name a smaller model"
+    where, remedy = (
+        f"{limit / GIB:.1f} GiB",
+        "lower scorer.prm.batch_tokens, or name a smaller model",
+    )
     if found.given is not None:
-        where, remedy = f"{found.given:.2f} of {where}", f"raise scorer.prm.gpu_memory_utilization, {remedy}"
+        where, remedy = (
+            f"{found.given:.2f} of {where}",
+            f"raise scorer.prm.gpu_memory_utilization, {remedy}",
+        )
     return (
         f"the process reward model needs {found.needed / GIB:.1f} GiB ({found.weights / GIB:.1f} of weights) and has "
         f"{where}; {remedy}"

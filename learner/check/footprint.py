@@ -88,7 +88,9 @@ class RankPlan:
     def trained(self) -> tuple[int, ...]:
         """Trained parameters per model."""
         actor, critic = self.low_rank[1:] if self.low_rank else (self.parameters, self.parameters)
-        reward = (actor if self.low_rank else self.reward_parameters,) if self.is_reward_trained else ()
+        reward = (
+            (actor if self.low_rank else self.reward_parameters,) if self.is_reward_trained else ()
+        )
         return (actor, *((critic,) if self.has_critic else ()), *reward)
 
 
@@ -113,7 +115,9 @@ class Footprint:
     @property
     def peak(self) -> int:
         """States, the larger of backward and step, and the device's own."""
-        return self.states + int(max(self.backward, self.optimizer) * (1 + FRAGMENTED)) + CONTEXT_BYTES
+        return (
+            self.states + int(max(self.backward, self.optimizer) * (1 + FRAGMENTED)) + CONTEXT_BYTES
+        )
 
 
 def learner_footprint(plan: RankPlan) -> Footprint:
@@ -146,7 +150,9 @@ class _Buckets:
 
     def at(self, share: float) -> int:
         """Return the bytes at a share of the pass."""
-        return self.always + int(self.bucket * min(1.0, share / self.full_at) + self.growing * share)
+        return self.always + int(
+            self.bucket * min(1.0, share / self.full_at) + self.growing * share
+        )
 
 
 def _most_at_once(activations: int, last: int, logits: int, tied: int, buckets: _Buckets) -> int:
@@ -158,7 +164,8 @@ def _most_at_once(activations: int, last: int, logits: int, tied: int, buckets: 
     """
     beginning = activations + logits + buckets.at(0.0)
     later = (
-        int(last + (activations - last) * (1.0 - share)) + tied + buckets.at(share) for share in (buckets.full_at, 1.0)
+        int(last + (activations - last) * (1.0 - share)) + tied + buckets.at(share)
+        for share in (buckets.full_at, 1.0)
     )
     return max(beginning, *later)
 
@@ -167,16 +174,24 @@ def _states(plan: RankPlan) -> tuple[int, int]:
     """Return bytes on the device and in the host's memory."""
     width, ranks = plan.dtype_bytes, plan.ranks
     models = 2 if plan.has_critic else 1
-    frozen = (models if plan.low_rank else 0) + int(plan.has_reference and (plan.has_anchor or not plan.low_rank))
+    frozen = (models if plan.low_rank else 0) + int(
+        plan.has_reference and (plan.has_anchor or not plan.low_rank)
+    )
     rewards = plan.reward_copies + (1 if plan.low_rank and plan.is_reward_trained else 0)
     shared = ranks if plan.stage == 3 else 1
-    device, host = (frozen * plan.parameters + rewards * plan.reward_parameters) * width // shared, 0
+    device, host = (
+        (frozen * plan.parameters + rewards * plan.reward_parameters) * width // shared,
+        0,
+    )
     trained = [trained_bytes(each, width, plan.stage, ranks) for each in plan.trained]
     weights, rest = sum(each for each, _ in trained), sum(each for _, each in trained)
     if plan.has_average:
         averaged = plan.trained[0] + (plan.trained[-1] if plan.is_reward_trained else 0)
         rest += FP32 * averaged // (ranks if plan.stage else 1)
-    for size, is_offloaded in ((weights, plan.are_weights_offloaded), (rest, plan.is_optimizer_offloaded)):
+    for size, is_offloaded in (
+        (weights, plan.are_weights_offloaded),
+        (rest, plan.is_optimizer_offloaded),
+    ):
         device, host = (device, host + size) if is_offloaded else (device + size, host)
     return device, host
 
@@ -204,7 +219,9 @@ def _buckets(plan: RankPlan) -> _Buckets:
     # A bucket in the weights' type, and its copy in float32 that is reduced.
     copied = width + (FP32 if width < FP32 else 0)
     if plan.stage == 2:
-        return _Buckets(bucket=copied * size, full_at=full_at, growing=width * largest // plan.ranks)
+        return _Buckets(
+            bucket=copied * size, full_at=full_at, growing=width * largest // plan.ranks
+        )
     gathered = 2 * width * min(plan.parameters, GATHERED_AT_ONCE) if plan.ranks > 1 else 0
     return _Buckets(always=gathered, bucket=3 * FP32 * size, full_at=full_at)
 
@@ -225,9 +242,18 @@ def layer_bytes(shape: ModelShape, width: int, row_tokens: int, low_rank: int | 
     """Return what one layer saves per token; `row_tokens` 0: attention without a mask."""
     # With a mask, keys and values are repeated for every head of the queries.
     kv_heads = shape.heads if row_tokens else shape.kv_heads
-    attention = width * shape.head_size * 2 * (shape.heads + kv_heads) + FP32 * shape.heads + width * row_tokens
+    attention = (
+        width * shape.head_size * 2 * (shape.heads + kv_heads)
+        + FP32 * shape.heads
+        + width * row_tokens
+    )
     mlp = 4 * width * shape.intermediate
-    return 2 * norm_bytes(shape, width, low_rank) + attention + mlp + LINEAR_LAYERS * width * (low_rank or 0)
+    return (
+        2 * norm_bytes(shape, width, low_rank)
+        + attention
+        + mlp
+        + LINEAR_LAYERS * width * (low_rank or 0)
+    )
 
 
 def norm_bytes(shape: ModelShape, width: int, low_rank: int | None) -> int:
@@ -263,7 +289,9 @@ def _fitting(changes: Iterable[tuple[str, RankPlan]], limit_bytes: int) -> list[
     for text, plan in changes:
         peak = learner_footprint(plan).peak
         if peak <= limit_bytes:
-            found.setdefault(text.rpartition("= ")[0], (text, peak))  # of one key's values, the mildest
+            found.setdefault(
+                text.rpartition("= ")[0], (text, peak)
+            )  # of one key's values, the mildest
     return list(found.values())
 
 
@@ -275,7 +303,11 @@ def _changes(plan: RankPlan) -> list[tuple[str, RankPlan]]:
     tokens = plan.micro_batch_tokens // 2
     while tokens >= max(plan.row_tokens, 512):
         share = tokens / plan.micro_batch_tokens
-        smaller = replace(plan, micro_batch_tokens=tokens, action_positions=max(1, int(plan.action_positions * share)))
+        smaller = replace(
+            plan,
+            micro_batch_tokens=tokens,
+            action_positions=max(1, int(plan.action_positions * share)),
+        )
         found.append((f"learner.micro_batch_tokens = {tokens}", smaller))
         tokens //= 2
     for ranks in (2, 4, 8, 16, 32):
@@ -308,7 +340,12 @@ class EngineFootprint:
 
 
 def engine_footprint(
-    weights: int, token_cache: int, row_tokens: int, rows: int, devices: int, limit_bytes: int | None
+    weights: int,
+    token_cache: int,
+    row_tokens: int,
+    rows: int,
+    devices: int,
+    limit_bytes: int | None,
 ) -> EngineFootprint:
     """Return an engine's bytes per device; `limit_bytes` is its share of the device's memory."""
     own = weights // devices

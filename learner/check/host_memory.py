@@ -24,17 +24,32 @@ def host_gib(config: RunConfig, role: str) -> int:
 
     Weights are there twice while they are loaded, and all that is on the device where that is the CPU.
     """
-    model, tokens = config.model_of("scorer" if role == "scorer" else "rollout"), config.rollout.max_prompt_tokens
+    model, tokens = (
+        config.model_of("scorer" if role == "scorer" else "rollout"),
+        config.rollout.max_prompt_tokens,
+    )
     prm, section = config.scorer.prm if role == "scorer" else None, budget.section_of(config, role)
-    for each in [model] * (role == "learner" or config.loads_model(role)) + ([prm.model] if prm else []):
+    for each in [model] * (role == "learner" or config.loads_model(role)) + (
+        [prm.model] if prm else []
+    ):
         if parameters(each) is None:
             number = "20 and twice the GiB of its weights, or 0 for what the site gives"
-            raise ConfigError(f"slurm.{role}.memory_gib is absent, and of {each}, {unknown_size(each)}; write {number}")
-    size = config.scorer.cache_bytes + CHILD_GIB * GIB * config.verifier_children() if role == "scorer" else 0
+            raise ConfigError(
+                f"slurm.{role}.memory_gib is absent, and of {each}, {unknown_size(each)}; write {number}"
+            )
+    size = (
+        config.scorer.cache_bytes + CHILD_GIB * GIB * config.verifier_children()
+        if role == "scorer"
+        else 0
+    )
     if role == "learner" and (plan := budget.rank_plan(config, tokens)):
         rank, weights = learner_footprint(plan), plan.dtype_bytes * plan.parameters
         # torch rounds each pinned buffer up to a power of two.
-        size = 2 * (weights + plan.dtype_bytes * plan.reward_parameters) + 2 * budget.SETS * weights + rank.host
+        size = (
+            2 * (weights + plan.dtype_bytes * plan.reward_parameters)
+            + 2 * budget.SETS * weights
+            + rank.host
+        )
         size += rank.peak if config.learner.device == "cpu" else 0
     elif isinstance(engine := budget.engine(config, role, tokens, None), EngineFootprint):
         size += 2 * engine.weights * section.vllm.gpus
@@ -48,6 +63,14 @@ if __name__ == "__main__":
     with exit_codes():
         needed = []
         for config in (from_json(line, "the config") for line in sys.stdin):
-            given = {role: getattr(config.slurm, role).memory_gib for role in ("learner", "rollout", "scorer")}
-            needed.append({role: host_gib(config, role) if gib is None else gib for role, gib in given.items()})
+            given = {
+                role: getattr(config.slurm, role).memory_gib
+                for role in ("learner", "rollout", "scorer")
+            }
+            needed.append(
+                {
+                    role: host_gib(config, role) if gib is None else gib
+                    for role, gib in given.items()
+                }
+            )
         sys.stdout.write(json.dumps(needed))

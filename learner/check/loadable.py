@@ -27,7 +27,12 @@ def _loaded(config: RunConfig) -> Iterator[tuple[str, str, Literal["causal", "ba
     if config.target is not None and config.scorer.engine not in ("openai", "simulated"):
         yield config.target.model, "target.model", "causal", False
     if (prm := config.scorer.prm) is not None:
-        yield prm.model, "scorer.prm.model", "causal" if prm.format == "step_tag" else "backbone", False
+        yield (
+            prm.model,
+            "scorer.prm.model",
+            "causal" if prm.format == "step_tag" else "backbone",
+            False,
+        )
     if (settings := config.implicit_reward) is not None:
         for key in ("model", "reference_model"):
             if model := getattr(settings, key):

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from prefixrl.common.config.foreign import read_json, read_toml
+from prefixrl.common.config.foreign.files import read_json, read_toml
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.host.hub import cached_file
 from prefixrl.common.models.headers import has_weights, tensor_headers
@@ -36,10 +36,16 @@ def shape_of(model: str) -> ModelShape | None:
     if not kinds & (LLAMA_LIKE | BIASED):
         return None
     return ModelShape(
-        layers=sizes.num_hidden_layers, hidden=sizes.hidden_size, intermediate=sizes.intermediate_size, heads=heads,
-        kv_heads=sizes.num_key_value_heads or heads, head_size=sizes.head_dim or sizes.hidden_size // heads,
-        vocabulary=sizes.vocab_size, is_tied=bool(sizes.tie_word_embeddings), is_biased=bool(kinds & BIASED),
-    )  # fmt: skip
+        layers=sizes.num_hidden_layers,
+        hidden=sizes.hidden_size,
+        intermediate=sizes.intermediate_size,
+        heads=heads,
+        kv_heads=sizes.num_key_value_heads or heads,
+        head_size=sizes.head_dim or sizes.hidden_size // heads,
+        vocabulary=sizes.vocab_size,
+        is_tied=bool(sizes.tie_word_embeddings),
+        is_biased=bool(kinds & BIASED),
+    )
 
 
 class _Sizes(msgspec.Struct):
@@ -56,7 +62,9 @@ class _Sizes(msgspec.Struct):
     tie_word_embeddings: bool | None = None
 
 
-QUANTISED = re.compile(r"awq|gptq|fp8|nvfp4|mxfp4|gguf|bnb|int[48]|[348]-?bit|w\d+a\d+", re.IGNORECASE)
+QUANTISED = re.compile(
+    r"awq|gptq|fp8|nvfp4|mxfp4|gguf|bnb|int[48]|[348]-?bit|w\d+a\d+", re.IGNORECASE
+)
 """Names of models whose weights are smaller than their number says."""
 
 
@@ -66,7 +74,9 @@ def parameters(model: str) -> tuple[int, str] | None:
     None where a hub name says neither the number nor the bits of a weight, and no config on this host tells.
     """
     if has_weights(model):
-        return sum(math.prod(each.shape) for each in tensor_headers(model, model).values()), "from its files"
+        return sum(
+            math.prod(each.shape) for each in tensor_headers(model, model).values()
+        ), "from its files"
     name = model.rsplit("/", 1)[-1]
     if QUANTISED.search(name):
         return None
@@ -108,4 +118,11 @@ def _counted(folder: str) -> int | None:
 
 def _published(model: str) -> ModelShape | None:
     name = model.rsplit("/", 1)[-1]
-    return next((shape for known, shape in PUBLISHED.items() if re.match(rf"{re.escape(known)}(-|$)", name)), None)
+    return next(
+        (
+            shape
+            for known, shape in PUBLISHED.items()
+            if re.match(rf"{re.escape(known)}(-|$)", name)
+        ),
+        None,
+    )

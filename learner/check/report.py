@@ -42,26 +42,38 @@ def forecast(config: RunConfig) -> Forecast:
 
     train, held_out = problems.read_all(config)
     renderers = renderers_here(config)
-    prompt_tokens, origin = prompt_length(config, problems.as_asked(config, train.problems), renderers.get("adapter"))
+    prompt_tokens, origin = prompt_length(
+        config, problems.as_asked(config, train.problems), renderers.get("adapter")
+    )
     lines = [
-        *_data("train", train), *_data("eval", held_out),
+        *_data("train", train),
+        *_data("eval", held_out),
         *(f"warning: {each}" for each in problems.shared_lines(train, held_out)),
-        *asking_lines(config, renderers, train.problems[0].question), *_arithmetic(config, len(train.problems)),
-        *_evaluations(config, len(train.problems), len(held_out.problems)), *_reach(config, len(train.problems)),
-        f"prompts of about {prompt_tokens} tokens, {origin}", *_positions(config, renderers, prompt_tokens),
+        *asking_lines(config, renderers, train.problems[0].question),
+        *_arithmetic(config, len(train.problems)),
+        *_evaluations(config, len(train.problems), len(held_out.problems)),
+        *_reach(config, len(train.problems)),
+        f"prompts of about {prompt_tokens} tokens, {origin}",
+        *_positions(config, renderers, prompt_tokens),
         *_memory(config, prompt_tokens),
-    ]  # fmt: skip
+    ]
     return Forecast("\n".join(lines), prompt_tokens)
 
 
-def _positions(config: RunConfig, renderers: "dict[str, Renderer]", prompt_tokens: int) -> list[str]:
+def _positions(
+    config: RunConfig, renderers: "dict[str, Renderer]", prompt_tokens: int
+) -> list[str]:
     """Return a warning per model that has not the positions for a usual prompt and the longest answer."""
     found = []
     for section, each in renderers.items():
-        behind = config.max_sampled_tokens + (config.scorer.max_new_tokens if section == "target" else 0)
+        behind = config.max_sampled_tokens + (
+            config.scorer.max_new_tokens if section == "target" else 0
+        )
         if prompt_tokens + behind > (each.positions or math.inf):
             told = f"a prompt of about {prompt_tokens} tokens and {behind} behind it are more than the {each.positions}"
-            found.append(f"warning: {section}: {told} positions of the model, where texts end as if cut")
+            found.append(
+                f"warning: {section}: {told} positions of the model, where texts end as if cut"
+            )
     return found
 
 
@@ -73,14 +85,20 @@ def _arithmetic(config: RunConfig, count: int) -> list[str]:
     cap = math.ceil(Fraction(str(factor)) * window)
     over_sampled = f", {factor:g} times over for what the filter takes" if factor > 1 else ""
     texts = "prefixes" if config.mode == "prefix" else "answers"
-    bound = algorithm.bound_ratio if algorithm.bound_ratio and algorithm.loss_function is None else 1.0
+    bound = (
+        algorithm.bound_ratio if algorithm.bound_ratio and algorithm.loss_function is None else 1.0
+    )
     longer = math.sqrt(config.max_sampled_tokens / BOUND_TOKENS)
     iterations, steps = config.iterations_in_all(count), min(algorithm.minibatches, rows)
     return [
         f"{count} training problems; {config.groups_in_all(count)} groups in {iterations} iterations",
         f"an iteration: {algorithm.groups_per_iteration} groups x {samples} rows = {rows} rows, "
         f"{algorithm.ppo_epochs} x {steps} optimiser steps; {config.steps_in_all(count)} in all",
-        *([f"every prefix completed {times} times: {times * rows} completions"] if times > 1 else []),
+        *(
+            [f"every prefix completed {times} times: {times * rows} completions"]
+            if times > 1
+            else []
+        ),
         f"under way at once: at most {cap} groups = {cap * samples} {texts} of up to {config.max_sampled_tokens} "
         f"tokens (window of {algorithm.max_staleness} versions{over_sampled})",
         f"a row of so many tokens is pushed up to {bound ** max(1.0, longer):.3g} times (bound_ratio; 1: no bound)",
@@ -98,7 +116,9 @@ def _data(kind: str, loaded: problems.Loaded) -> list[str]:
     return lines
 
 
-def prompt_length(config: RunConfig, asked: Sequence[Problem], renderer: "Renderer | None") -> tuple[int, str]:
+def prompt_length(
+    config: RunConfig, asked: Sequence[Problem], renderer: "Renderer | None"
+) -> tuple[int, str]:
     """Return the mean length of training prompts in tokens, and its origin; `renderer` is that of the rollouts."""
     most = config.rollout.max_prompt_tokens
     texts = sorted(asked, key=lambda each: len(text_of(each)))
@@ -109,12 +129,18 @@ def prompt_length(config: RunConfig, asked: Sequence[Problem], renderer: "Render
         # Its tokens are the bytes of a question (`ByteRenderer`).
         sizes: list[int] = [len(each.question.encode()) for each in spread]
     elif renderer is not None:
-        sizes = [size for each in spread if (size := _rendered_tokens(renderer, each)) is not None] or [most]
+        sizes = [
+            size for each in spread if (size := _rendered_tokens(renderer, each)) is not None
+        ] or [most]
     else:
-        around = sum(len(text or "") for text in (config.adapter.prompt_template, config.adapter.system))
+        around = sum(
+            len(text or "") for text in (config.adapter.prompt_template, config.adapter.system)
+        )
         chars = around + sum(len(text_of(each)) for each in spread) / count
         guess = math.ceil(chars / TOKEN_CHARS) + TEMPLATE_TOKENS
-        return min(most, guess), "guessed from their characters: the adapter's tokenizer is not on this host"
+        return min(
+            most, guess
+        ), "guessed from their characters: the adapter's tokenizer is not on this host"
     return math.ceil(sum(sizes) / len(sizes)), f"the mean of {count} questions of data.train"
 
 
@@ -122,7 +148,9 @@ def forecast_gib(config: RunConfig, training: Sequence[Problem]) -> dict[str, fl
     """Return what a rank will reserve of its device, for `metrics.jsonl`; nothing for a model of unknown size."""
     from prefixrl.common.prompts.asking import renderers_here
 
-    tokens, _ = prompt_length(config, problems.as_asked(config, training), renderers_here(config).get("adapter"))
+    tokens, _ = prompt_length(
+        config, problems.as_asked(config, training), renderers_here(config).get("adapter")
+    )
     plan = budget.rank_plan(config, tokens)
     return {"forecast_gib": (learner_footprint(plan).peak - CONTEXT_BYTES) / GIB} if plan else {}
 
@@ -151,20 +179,32 @@ def _evaluations(config: RunConfig, trained: int, held_out: int) -> list[str]:
     candidates = 1 + len(settings.fixed_prefixes) + settings.sampled_candidates
     choice = (arms - 1) * candidates * min(settings.selection_problems, trained)
     judged = arms * 2 * min(held_out, settings.problems or held_out)  # greedy and sampled
-    chosen = f" ({choice} of them to choose a fixed prefix: evaluation.selection_problems)" if choice else ""
-    told = f"evaluation beside the first iterations: {judged + choice} answers{chosen}, as many as in"
+    chosen = (
+        f" ({choice} of them to choose a fixed prefix: evaluation.selection_problems)"
+        if choice
+        else ""
+    )
+    told = (
+        f"evaluation beside the first iterations: {judged + choice} answers{chosen}, as many as in"
+    )
     return [f"{told} {(judged + choice) / rows:.1f} iterations; {judged} after training"]
 
 
 def _reach(config: RunConfig, count: int) -> list[str]:
     """Return how far the learning rate can move a weight, and a warning where that is nothing."""
-    section, steps, known = config.learner, config.steps_in_all(count), parameters(config.adapter.model)
+    section, steps, known = (
+        config.learner,
+        config.steps_in_all(count),
+        parameters(config.adapter.model),
+    )
     reach = summed_rate(section.actor_lr, steps, section.warmup_ratio, section.min_lr_ratio)
     lines = [
         f"learner.actor_lr = {section.actor_lr:g} over {steps} optimiser steps: no weight moves by more than about "
         f"{reach:.1e} in the whole run"
     ]
-    least, size = next((each for most, each in LEAST_REACH.items() if known and known[0] < most), (0.0, ""))
+    least, size = next(
+        (each for most, each in LEAST_REACH.items() if known and known[0] < most), (0.0, "")
+    )
     if known and reach < least:
         lines.append(
             f"warning: that hardly moves a model of {known[0] / 1e6:,.1f} M parameters; raise learner.actor_lr (to at "
@@ -179,10 +219,16 @@ def _memory(config: RunConfig, prompt_tokens: int) -> list[str]:
     if config.target is not None and config.scorer.engine != "openai":
         models["target"] = config.target.model
     learner = [*budget.learner_lines(plan, limit), *room_lines(config, plan)] if plan else []
-    rollout, scorer = (budget.engine_lines(config, role, prompt_tokens, limit) for role in ("rollout", "scorer"))
+    rollout, scorer = (
+        budget.engine_lines(config, role, prompt_tokens, limit) for role in ("rollout", "scorer")
+    )
     sizes = [f"{name}: {_size(model)}" for name, model in models.items()]
     return [*sizes, *learner, *rollout, *scorer, *budget.process_lines(config, limit)]
 
 
 def _size(model: str) -> str:
-    return f"{known[0] / 1e6:,.1f} M parameters ({known[1]})" if (known := parameters(model)) else unknown_size(model)
+    return (
+        f"{known[0] / 1e6:,.1f} M parameters ({known[1]})"
+        if (known := parameters(model))
+        else unknown_size(model)
+    )

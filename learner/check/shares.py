@@ -60,7 +60,9 @@ def demands(config: RunConfig, limit_bytes: int, prompt_tokens: int) -> dict[str
         section = budget.section_of(config, role)
         cache, own = engine.row_cache, section.vllm.kv_cache_memory_bytes
         if role == "rollout":
-            cache = own or min(max(engine.rows * cache, GIB // 4) if cache else MOST_CACHE_BYTES, MOST_CACHE_BYTES)
+            cache = own or min(
+                max(engine.rows * cache, GIB // 4) if cache else MOST_CACHE_BYTES, MOST_CACHE_BYTES
+            )
         least = (engine.weights + cache + CONTEXT_BYTES + WORK_BYTES) / limit_bytes
         given = least if section.engine == "transformers" else section.vllm.gpu_memory_utilization
         found[role] = Demand(least, given, beside, cache if role == "rollout" and not own else None)
@@ -74,11 +76,15 @@ def divide(placed: Placement, demanded: dict[str, Demand]) -> Shares:
     roles = {gpu: [_role(name) for name in names] for gpu, names in here.items()}
     # A scorer has its process reward model on its first GPU.
     beside = {
-        gpu: scorer.beside * sum(_role(name) == "scorer" and placed[name][0] == gpu for name in names)
+        gpu: scorer.beside
+        * sum(_role(name) == "scorer" and placed[name][0] == gpu for name in names)
         for gpu, names in here.items()
     }
     crowded = [gpu for gpu in here if len(here[gpu]) > 1 or beside[gpu]]
-    taken = {role: budget.VLLM_SHARE if each.share is None else each.share for role, each in demanded.items()}
+    taken = {
+        role: budget.VLLM_SHARE if each.share is None else each.share
+        for role, each in demanded.items()
+    }
     chosen = {}
     if rollout.share is None and any("rollout" in roles[gpu] for gpu in crowded):
         taken["rollout"] = chosen["rollout"] = math.ceil(100 * rollout.least) / 100
@@ -86,18 +92,28 @@ def divide(placed: Placement, demanded: dict[str, Demand]) -> Shares:
         left = [1.0]
         for gpu in crowded:
             if scorers := roles[gpu].count("scorer"):
-                others = sum(taken.get(role, 0.0) for role in roles[gpu] if role != "scorer") + beside[gpu]
+                others = (
+                    sum(taken.get(role, 0.0) for role in roles[gpu] if role != "scorer")
+                    + beside[gpu]
+                )
                 left.append(math.floor(100 * (1.0 - budget.FREE - others) / scorers) / 100)
         if len(left) > 1:
             taken["scorer"] = chosen["scorer"] = min(left)
     for gpu in crowded:
-        is_starved = any(chosen.get(role, 1.0) < demanded[role].least for role in roles[gpu] if role in demanded)
-        if is_starved or sum(taken.get(role, 0.0) for role in roles[gpu]) + beside[gpu] > 1.0 - budget.FREE:
+        is_starved = any(
+            chosen.get(role, 1.0) < demanded[role].least for role in roles[gpu] if role in demanded
+        )
+        if (
+            is_starved
+            or sum(taken.get(role, 0.0) for role in roles[gpu]) + beside[gpu] > 1.0 - budget.FREE
+        ):
             raise ConfigError(_fault(gpu, here[gpu], taken, demanded, beside[gpu]))
     return Shares(chosen, [_line(gpu, names, taken, beside[gpu]) for gpu, names in here.items()])
 
 
-def with_shares(config: RunConfig, placed: Placement, prompt_tokens: int) -> tuple[RunConfig, list[str]]:
+def with_shares(
+    config: RunConfig, placed: Placement, prompt_tokens: int
+) -> tuple[RunConfig, list[str]]:
     """Return the config with shares for crowded GPUs, and a line per GPU; raise as `divide`."""
     limit = budget.device_bytes(config)
     if limit is None:
@@ -108,7 +124,9 @@ def with_shares(config: RunConfig, placed: Placement, prompt_tokens: int) -> tup
     shares = divide(placed or alone, demanded)
     for role, share in shares.chosen.items():
         section, cache = budget.section_of(config, role), demanded[role].cache_bytes
-        given = {"gpu_memory_utilization": share} | ({"kv_cache_memory_bytes": cache} if cache else {})
+        given = {"gpu_memory_utilization": share} | (
+            {"kv_cache_memory_bytes": cache} if cache else {}
+        )
         vllm = section.vllm.model_copy(update=given)
         config = config.model_copy(update={role: section.model_copy(update={"vllm": vllm})})
     return config, shares.lines if placed else []
@@ -123,7 +141,9 @@ def _line(gpu: int, names: list[str], taken: dict[str, float], beside: float) ->
     return f"GPU {gpu}: {', '.join(parts + [f'process reward model {beside:.2f}'] * (beside > 0))}"
 
 
-def _fault(gpu: int, names: list[str], taken: dict[str, float], demanded: dict[str, Demand], beside: float) -> str:
+def _fault(
+    gpu: int, names: list[str], taken: dict[str, float], demanded: dict[str, Demand], beside: float
+) -> str:
     parts = []
     for name in names:
         share, least = taken.get(_role(name), 0.0), demanded.get(_role(name), NOTHING).least

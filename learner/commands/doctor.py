@@ -26,8 +26,11 @@ from prefixrl.learner.run.directory import check_ports_are_free
 SHARED, SHARED_BYTES, SHARED_BYTES_OF_GPUS = Path("/dev/shm"), 2**25, 2**30
 """Memory by which processes of one host talk, and its least free room: NCCL and vLLM take hundreds of MiB."""
 ANY_RUN = {
-    "directory": ".", "mode": "direct", "adapter": {"model": "any/model"}, "data": {"train": "gsm8k", "epochs": 1},
-}  # fmt: skip
+    "directory": ".",
+    "mode": "direct",
+    "adapter": {"model": "any/model"},
+    "data": {"train": "gsm8k", "epochs": 1},
+}
 
 
 def _cuda(config: RunConfig) -> str:
@@ -36,7 +39,9 @@ def _cuda(config: RunConfig) -> str:
     from prefixrl.common.host.cuda import driver, has_cuda
 
     used = [role for role in ("learner", "rollout", "scorer") if config.gpus_of(role)]
-    if not any([has_cuda("cuda" if gpus_here() else getattr(config, role).device, role) for role in used]):
+    if not any(
+        [has_cuda("cuda" if gpus_here() else getattr(config, role).device, role) for role in used]
+    ):
         return f"torch {torch.__version__} on the CPU"
     count, name = torch.cuda.device_count(), torch.cuda.get_device_name(0)
     return f"torch {torch.__version__}, CUDA {torch.version.cuda}, {count} x {name}; driver: {driver()}"
@@ -63,16 +68,23 @@ def _sandbox(config: RunConfig) -> str:
 
 
 def _locks(config: RunConfig) -> str:
-    folder = next(each for each in (Path(config.directory).absolute() / "any").parents if each.is_dir())
+    folder = next(
+        each for each in (Path(config.directory).absolute() / "any").parents if each.is_dir()
+    )
     with tempfile.TemporaryDirectory(dir=folder) as inner:
         own(Path(inner)).close()
     return f"{folder} has them"
 
 
 def _shared_memory(_config: RunConfig) -> str:
-    free, least = shutil.disk_usage(SHARED).free, SHARED_BYTES_OF_GPUS if gpus_here() else SHARED_BYTES
+    free, least = (
+        shutil.disk_usage(SHARED).free,
+        SHARED_BYTES_OF_GPUS if gpus_here() else SHARED_BYTES,
+    )
     if free < least:
-        raise ConfigError(f"{in_mib(free)} are free and {in_mib(least)} needed; a container gets more by --shm-size=8g")
+        raise ConfigError(
+            f"{in_mib(free)} are free and {in_mib(least)} needed; a container gets more by --shm-size=8g"
+        )
     return f"{in_mib(free)} are free"
 
 
@@ -84,9 +96,15 @@ def _broker(config: RunConfig) -> str:
 
 
 CHECKS: dict[str, Callable[[RunConfig], str | None]] = {
-    "CUDA": _cuda, "vLLM": _vllm, "sandbox": _sandbox, "file locks": _locks, "/dev/shm": _shared_memory,
-    "broker": _broker, "disk": check_room, "open files": lambda _: allow_many_files(),
-}  # fmt: skip
+    "CUDA": _cuda,
+    "vLLM": _vllm,
+    "sandbox": _sandbox,
+    "file locks": _locks,
+    "/dev/shm": _shared_memory,
+    "broker": _broker,
+    "disk": check_room,
+    "open files": lambda _: allow_many_files(),
+}
 
 
 @click.command()
@@ -95,7 +113,10 @@ CHECKS: dict[str, Callable[[RunConfig], str | None]] = {
 def main(run_file: Path | None, settings: tuple[str, ...]) -> None:
     """Tell what this host has and lacks for the run described by RUN_FILE, or for any."""
     with exit_codes():
-        config, is_fit = load(run_file, settings) if run_file else from_flags(ANY_RUN, settings), True
+        config, is_fit = (
+            load(run_file, settings) if run_file else from_flags(ANY_RUN, settings),
+            True,
+        )
         for name, check in CHECKS.items():
             try:
                 line = f"ok   {name}: {check(config) or 'enough'}"

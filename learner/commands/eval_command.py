@@ -4,10 +4,16 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 
-from prefixrl.common.config.foreign import read_json
+from prefixrl.common.config.foreign.files import read_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.evaluation.accuracy import accuracy, means_by_problem
-from prefixrl.common.evaluation.plans import GREEDY, SAMPLED, ArmResult, EvaluationResults, OfflinePlan
+from prefixrl.common.evaluation.plans import (
+    GREEDY,
+    SAMPLED,
+    ArmResult,
+    EvaluationResults,
+    OfflinePlan,
+)
 from prefixrl.common.prompts.rendering import texts_of
 from prefixrl.common.wire.packing import pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
@@ -15,14 +21,23 @@ from prefixrl.learner.data import problems
 from prefixrl.learner.data.problems import Problem
 from prefixrl.learner.evaluation.clustering import representatives
 from prefixrl.learner.evaluation.majority import with_votes
-from prefixrl.learner.evaluation.requests import NO_ADAPTER, EvaluationRequest, EvaluationRequests, digest
+from prefixrl.learner.evaluation.requests import (
+    NO_ADAPTER,
+    EvaluationRequest,
+    EvaluationRequests,
+    digest,
+)
 
 
 class CheckpointEvaluation:
     """Judges the arms of one plan on its held-out problems."""
 
     def __init__(
-        self, plan: OfflinePlan, config: RunConfig, client: BrokerClient, raise_if_hopeless: Callable[[], None]
+        self,
+        plan: OfflinePlan,
+        config: RunConfig,
+        client: BrokerClient,
+        raise_if_hopeless: Callable[[], None],
     ) -> None:
         self._plan = plan
         self._config = config
@@ -33,17 +48,24 @@ class CheckpointEvaluation:
         self._sets: dict[str, list[Problem]] = {}
         for problem in problems.held_out(config):
             self._sets.setdefault(problem.source, []).append(problem)
-        self._sets = {name: loaded[: config.evaluation.problems] for name, loaded in self._sets.items()}
+        self._sets = {
+            name: loaded[: config.evaluation.problems] for name, loaded in self._sets.items()
+        }
         training = problems.training(config)
         self._selection = training[: config.evaluation.selection_problems]
-        self._trained_on = {name: problems.shared(training, each) for name, each in self._sets.items()}
+        self._trained_on = {
+            name: problems.shared(training, each) for name, each in self._sets.items()
+        }
 
     def run(self) -> EvaluationResults:
         """Judge every arm on every set."""
         for arm, version in (("no_prefix", NO_ADAPTER), ("adapter", 0)):
             if arm in self._plan.arms:
                 self._ask_arm(arm, version, b"")
-        found = {"fixed_prefix": self._fixed_prefixes, "prefix_clustering": self._clustered_prefixes}
+        found = {
+            "fixed_prefix": self._fixed_prefixes,
+            "prefix_clustering": self._clustered_prefixes,
+        }
         for arm, texts in found.items():
             if arm in self._plan.arms and (best := self._best_of(arm, texts())) is not None:
                 self._ask_arm(arm, NO_ADAPTER, best)
@@ -53,12 +75,16 @@ class CheckpointEvaluation:
     def _decodings(self) -> dict[str, tuple[str, int]]:
         """Return decoding and answers per problem, by the end of the evaluation's name."""
         samples = self._plan.samples
-        return {GREEDY: (GREEDY, 1)} | ({f"{SAMPLED}{samples}": (SAMPLED, samples)} if samples else {})
+        return {GREEDY: (GREEDY, 1)} | (
+            {f"{SAMPLED}{samples}": (SAMPLED, samples)} if samples else {}
+        )
 
     def _ask_arm(self, arm: str, version: int, tokens: bytes) -> None:
         for name, asked in self._sets.items():
             for end, (decoding, samples) in self._decodings().items():
-                question = EvaluationRequest(f"{arm}.{name}.{end}", version, asked, decoding, tokens, samples)
+                question = EvaluationRequest(
+                    f"{arm}.{name}.{end}", version, asked, decoding, tokens, samples
+                )
                 self._requests.ask(question)
 
     def _wait(self, beginning: str) -> None:
@@ -94,7 +120,9 @@ class CheckpointEvaluation:
 
     def _results(self) -> Iterator[ArmResult]:
         """Yield the result of every arm on every set of which something could be judged."""
-        for (name, asked), arm, end in product(self._sets.items(), self._plan.arms, self._decodings()):
+        for (name, asked), arm, end in product(
+            self._sets.items(), self._plan.arms, self._decodings()
+        ):
             rows = self._requests.rows.get(f"{arm}.{name}.{end}", [])
             if (found := accuracy(rows)) is None:
                 continue
@@ -103,9 +131,17 @@ class CheckpointEvaluation:
             first = rows[0]
             self._plan.check_weights(first.weights_digest)
             yield ArmResult(
-                run=self._plan.label, arm=arm, set=name, decoding=end, version=first.version,
-                weights_digest=first.weights_digest, prefix="" if first.version >= 0 else first.prefix,
-                errors=sum(row.status == "error" for row in rows), accuracy=found,
-                asked=digest([(each.question, each.gold) for each in asked]), kind=self._plan.kind,
-                means=means_by_problem(rows), trained_on=self._trained_on[name],
-            )  # fmt: skip
+                run=self._plan.label,
+                arm=arm,
+                set=name,
+                decoding=end,
+                version=first.version,
+                weights_digest=first.weights_digest,
+                prefix="" if first.version >= 0 else first.prefix,
+                errors=sum(row.status == "error" for row in rows),
+                accuracy=found,
+                asked=digest([(each.question, each.gold) for each in asked]),
+                kind=self._plan.kind,
+                means=means_by_problem(rows),
+                trained_on=self._trained_on[name],
+            )

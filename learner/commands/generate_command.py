@@ -24,7 +24,13 @@ from prefixrl.learner.broker.groups.evaluations import ROWS_PER_ITEM
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.lengths import unaskable
 from prefixrl.learner.data.problems import Problem
-from prefixrl.learner.evaluation.requests import POLL_S, Answers, EvaluationRequest, OpenRequests, judged
+from prefixrl.learner.evaluation.requests import (
+    POLL_S,
+    Answers,
+    EvaluationRequest,
+    OpenRequests,
+    judged,
+)
 
 log = logging.getLogger(__name__)
 
@@ -67,30 +73,43 @@ def given_rows(config: RunConfig) -> list[GivenRow]:
             named = report.layout.columns if report.layout else frozenset()
             others = {name: value for name, value in row.values.items() if name not in named}
             found.append(_given(row, others, number=len(found)))
-        log.info("%s: %d rows, %d left out by where and without", label, report.rows, report.left_out)
+        log.info(
+            "%s: %d rows, %d left out by where and without", label, report.rows, report.left_out
+        )
     usable = [row.problem for row in found if row.problem is not None]
     for number, reason in unaskable(usable, config).items():
         known = found[int(number)].answer
-        found[int(number)] = GivenRow(msgspec.structs.replace(known, status="bad_row", reason=reason), None)
+        found[int(number)] = GivenRow(
+            msgspec.structs.replace(known, status="bad_row", reason=reason), None
+        )
     return found
 
 
 def _given(row: problems.ReadRow, others: dict[str, object], number: int) -> GivenRow:
     at, problem = row.origin, row.problem
     bad = AnswerLine(
-        source=at.source, file=at.file, row=at.row, status="bad_row", reason=at.reason, columns=dict(row.values)
+        source=at.source,
+        file=at.file,
+        row=at.row,
+        status="bad_row",
+        reason=at.reason,
+        columns=dict(row.values),
     )
     if problem is None:
         return GivenRow(bad, None)
     asked = {"id": problem.prompt_id, "question": problem.question, "gold": problem.gold or None}
-    answer = msgspec.structs.replace(bad, **asked, family=problem.family, status="failed", columns=others)
+    answer = msgspec.structs.replace(
+        bad, **asked, family=problem.family, status="failed", columns=others
+    )
     return GivenRow(answer, msgspec.structs.replace(problem, prompt_id=str(number)))
 
 
 class AnswerGeneration:
     """Answers the rows of one plan and writes a line per answer."""
 
-    def __init__(self, plan: OfflinePlan, config: RunConfig, rows: Sequence[GivenRow], out: BinaryIO) -> None:
+    def __init__(
+        self, plan: OfflinePlan, config: RunConfig, rows: Sequence[GivenRow], out: BinaryIO
+    ) -> None:
         self._plan = plan
         self._config = config
         self._out = out
@@ -169,17 +188,27 @@ class AnswerGeneration:
         number, is_direct = row.problem.prompt_id, self._config.mode == "direct"
         group = block.answers.groups.get(number)
         if group is None:
-            cause = block.answers.causes.get(number, "the broker returned neither an answer nor a cause")
+            cause = block.answers.causes.get(
+                number, "the broker returned neither an answer nor a cause"
+            )
             yield msgspec.structs.replace(row.answer, reason=cause)
             return
         rows = judged(group, self._config, self._texts, self._plan.version, {})
         for found, prefix, verdict in zip(rows, group.prefixes.rows, group.verdicts, strict=True):
             is_error, tokens = found.status == "error", int(token_ids(prefix.tokens).size)
             yield msgspec.structs.replace(
-                row.answer, sample=found.sample, version=found.version, weights_digest=found.weights_digest,
-                status=verdict.status, reason=found.extracted if is_error else "", prefix=found.prefix,
-                completion=found.completion, extracted=None if is_error else found.extracted or None,
-                reward=found.reward if verdict.is_judged else None, finish=found.finish, scores=found.scores,
+                row.answer,
+                sample=found.sample,
+                version=found.version,
+                weights_digest=found.weights_digest,
+                status=verdict.status,
+                reason=found.extracted if is_error else "",
+                prefix=found.prefix,
+                completion=found.completion,
+                extracted=None if is_error else found.extracted or None,
+                reward=found.reward if verdict.is_judged else None,
+                finish=found.finish,
+                scores=found.scores,
                 prefix_tokens=0 if is_direct else tokens,
                 completion_tokens=tokens if is_direct else verdict.completion_tokens,
-            )  # fmt: skip
+            )

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from prefixrl.common.config.data import TRAIN_FILE
-from prefixrl.common.config.foreign import read_json
+from prefixrl.common.config.foreign.files import read_json
 from prefixrl.common.config.learner import LogConfig
 from prefixrl.common.config.load import from_json, import_functions
 from prefixrl.common.config.run import RunConfig
@@ -43,7 +43,8 @@ def judge(plan: OfflinePlan, config: RunConfig) -> None:
     with serving(config) as (client, raise_if_hopeless):
         results = CheckpointEvaluation(plan, config, client, raise_if_hopeless).run()
         write_atomically(
-            owned.path / RESULTS_FILE, msgspec.json.format(msgspec.json.encode(results), indent=2).decode()
+            owned.path / RESULTS_FILE,
+            msgspec.json.format(msgspec.json.encode(results), indent=2).decode(),
         )
 
 

@@ -57,8 +57,14 @@ def _decoded(value: object) -> object:
 def text(values: Values, name: str, reading: Reading) -> str:
     """Return the text of a column; raise MissingColumn, or ValueError where it holds none."""
     value = _scalar(values, name, is_joined=reading == "joined")
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)) or not str(value).strip():
-        joined = '; answer_reading = "joined" takes a list' if isinstance(value, list) and value else ""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (str, int, float))
+        or not str(value).strip()
+    ):
+        joined = (
+            '; answer_reading = "joined" takes a list' if isinstance(value, list) and value else ""
+        )
         raise ValueError(f"column {name!r} is {shown(value)}; expected text or a number{joined}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"column {name!r} is {value}; expected text or a finite number")
@@ -69,7 +75,12 @@ def _scalar(values: Values, name: str, is_joined: bool) -> object:
     if name not in values and name.partition(".")[0] not in values:
         raise MissingColumn(f"no column {name!r}")
     value = found(values, name)
-    if isinstance(value, list) and value and (len(value) == 1 or is_joined) and turns(value) is None:
+    if (
+        isinstance(value, list)
+        and value
+        and (len(value) == 1 or is_joined)
+        and turns(value) is None
+    ):
         value = ", ".join(map(str, value)) if len(value) > 1 else value[0]
     if isinstance(value, Decimal):
         return format(value, "f") if value.is_finite() else float(value)
@@ -100,7 +111,11 @@ def read(given: str, name: str, reading: Reading) -> str:
 def turns(value: object) -> list[Turn] | None:
     """Return the turns of a conversation as role and text, None for another value; raise ValueError."""
     value = _decoded(value)
-    if not isinstance(value, list) or not value or not all(isinstance(turn, dict) for turn in value):
+    if (
+        not isinstance(value, list)
+        or not value
+        or not all(isinstance(turn, dict) for turn in value)
+    ):
         return None
     if not all("role" in turn or "from" in turn for turn in value):
         return None
@@ -109,11 +124,15 @@ def turns(value: object) -> list[Turn] | None:
 
 def _turn(turn: Values) -> Turn:
     role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
-    if isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content):
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and "text" in part for part in content
+    ):
         content = "".join(str(part["text"]) for part in content)
     role = ROLES.get(str(role), str(role))
     if role not in _ASKED_ROLES or not isinstance(content, str):
-        raise ValueError(f"a turn is {shown(turn)}; expected a role of {', '.join(_ASKED_ROLES)}, and text as content")
+        raise ValueError(
+            f"a turn is {shown(turn)}; expected a role of {', '.join(_ASKED_ROLES)}, and text as content"
+        )
     return role, content
 
 
@@ -121,18 +140,30 @@ def asked(values: Values, name: str) -> tuple[list[Turn], str]:
     """Return the turns before the last one of the user, which is the question, and it; raise ValueError."""
     if not (conversation := turns(found(values, name))):
         return [], text(values, name, "as_it_is")
-    last = max((index for index, (role, _) in enumerate(conversation) if role == "user"), default=-1)
+    last = max(
+        (index for index, (role, _) in enumerate(conversation) if role == "user"), default=-1
+    )
     if last < 0 or not conversation[last][1].strip():
-        raise ValueError(f"column {name!r} is {shown(found(values, name))}; expected turns, one of them the user's")
+        raise ValueError(
+            f"column {name!r} is {shown(found(values, name))}; expected turns, one of them the user's"
+        )
     return conversation[:last], conversation[last][1]
 
 
 def listed(values: Values, name: str) -> str:
     """Return a column as a part of a question: "" where it is empty, options line by line with their letters."""
     value = _decoded(found(values, name))
-    if isinstance(value, dict) and isinstance(value.get("text"), list) and isinstance(value.get("label"), list):
+    if (
+        isinstance(value, dict)
+        and isinstance(value.get("text"), list)
+        and isinstance(value.get("label"), list)
+    ):
         value = dict(zip(map(str, value["label"]), value["text"], strict=False))
-    if isinstance(value, list) and len(value) > 1 and not all(_LETTERED.match(str(each)) for each in value):
+    if (
+        isinstance(value, list)
+        and len(value) > 1
+        and not all(_LETTERED.match(str(each)) for each in value)
+    ):
         value = {chr(ord("A") + index): each for index, each in enumerate(value)}
     if isinstance(value, dict):
         return "\n".join(f"{letter}) {each}" for letter, each in value.items())

@@ -9,7 +9,10 @@ from prefixrl.learner.data.columns import shown
 from prefixrl.learner.data.rows import MARKS, Layout, Problem, text_of
 
 MOST_WORDS = 12
-CONTEXTS, OPTIONS = frozenset({"body", "input", "context", "passage"}), frozenset({"options", "choices"})
+CONTEXTS, OPTIONS = (
+    frozenset({"body", "input", "context", "passage"}),
+    frozenset({"options", "choices"}),
+)
 """Names of columns, in small letters, that belong before and behind a question."""
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 """A word that is no LaTeX command."""
@@ -27,18 +30,28 @@ def plain(question: str) -> str:
     return _IDLE_SPACE.sub("", " ".join(question.split()))
 
 
-def doubts(problems: Sequence[Problem], source: Source, shape: Layout, columns: Sequence[str]) -> list[str]:
+def doubts(
+    problems: Sequence[Problem], source: Source, shape: Layout, columns: Sequence[str]
+) -> list[str]:
     """Return a warning per doubt about the problems of one source; `columns` are those that say something."""
     questions: dict[str, str] = {}
-    others = sum(questions.setdefault(plain(text_of(each)), each.gold) != each.gold for each in problems)
+    others = sum(
+        questions.setdefault(plain(text_of(each)), each.gold) != each.gold for each in problems
+    )
     golds = [each.gold for each in problems if each.code != "tests" and shape.reading != "as_it_is"]
     found = _about_golds(golds)
     if source.published not in (None, len(problems)):
-        found.append(f"{len(problems)} problems, {source.published} are published: other files, or bad rows?")
+        found.append(
+            f"{len(problems)} problems, {source.published} are published: other files, or bad rows?"
+        )
     if repeated := len(problems) - len(questions):
-        found.append(f"{repeated} problems repeat a question, {others} of them with another gold answer")
+        found.append(
+            f"{repeated} problems repeat a question, {others} of them with another gold answer"
+        )
     unasked = [name for name in columns if name not in shape.columns]
-    before, behind = ([name for name in unasked if name.lower() in known] for known in (CONTEXTS, OPTIONS))
+    before, behind = (
+        [name for name in unasked if name.lower() in known] for known in (CONTEXTS, OPTIONS)
+    )
     if before or behind:
         places = "\\n".join(f"{{{name}}}" for name in [*before, shape.question[0][0], *behind])
         found.append(
@@ -64,5 +77,9 @@ def _kind(gold: str) -> Reading | None:
     for reading, mark in MARKS.items():
         if mark.search(gold):
             return reading
-    is_prose = "\n" in gold.strip() or len(_WORD.findall(gold)) > MOST_WORDS or len(gold) > MAX_ANSWER_CHARS
+    is_prose = (
+        "\n" in gold.strip()
+        or len(_WORD.findall(gold)) > MOST_WORDS
+        or len(gold) > MAX_ANSWER_CHARS
+    )
     return "last_number" if is_prose else None

@@ -17,15 +17,19 @@ import msgspec
 import zstandard
 
 from prefixrl.common.config.data import HUB
-from prefixrl.common.config.foreign import kind_of
+from prefixrl.common.config.foreign.files import kind_of
 from prefixrl.common.errors import DataError
 from prefixrl.common.host.hub import dataset_folder
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
-_FORM = re.compile(r"(?:(\.(?:jsonl|ndjson|json|csv|tsv))(?:\.gz|\.zst)?|(\.(?:parquet|arrow)))$", re.IGNORECASE)
+_FORM = re.compile(
+    r"(?:(\.(?:jsonl|ndjson|json|csv|tsv))(?:\.gz|\.zst)?|(\.(?:parquet|arrow)))$", re.IGNORECASE
+)
 SPLITS = ("train", "test", "validation", "valid", "val", "dev")
 """Names of splits, with which names of files and folders begin."""
-NO_DATA = frozenset({"state.json", "dataset_info.json", "dataset_dict.json", "dataset_infos.json", "package.json"})
+NO_DATA = frozenset(
+    {"state.json", "dataset_info.json", "dataset_dict.json", "dataset_infos.json", "package.json"}
+)
 """JSON files that describe a dataset and hold no rows."""
 MOST_CSV_FIELD_BYTES = 2**24
 
@@ -62,7 +66,9 @@ def local(path: str) -> Path:
     return Path(dataset_folder(path.removeprefix(HUB)) if path.startswith(HUB) else path)
 
 
-def data_files(root: Path, subset: str | None, split: str | None, others: tuple[str, ...] = ()) -> list[Path]:
+def data_files(
+    root: Path, subset: str | None, split: str | None, others: tuple[str, ...] = ()
+) -> list[Path]:
     """Return a source's files in a fixed order; raise DataError for no file or an unclear split.
 
     A file belongs to the split that its name or a folder above it begins with; where no file names a split, all belong.
@@ -72,7 +78,9 @@ def data_files(root: Path, subset: str | None, split: str | None, others: tuple[
         return [root]
     if not root.is_dir():
         kind = kind_of(root) if root.exists() else ""
-        raise DataError(f"cannot read {root}: {f'it is {kind}, not a file' if kind else 'No such file or directory'}")
+        raise DataError(
+            f"cannot read {root}: {f'it is {kind}, not a file' if kind else 'No such file or directory'}"
+        )
     found = sorted(
         path
         for path in root.rglob("*")
@@ -81,8 +89,16 @@ def data_files(root: Path, subset: str | None, split: str | None, others: tuple[
         and not any(part.startswith(".") for part in path.relative_to(root).parts)
     )
     found = _without_caches(found)
-    found = [each for each in found if not {*re.split(r"[-_./]", str(each.relative_to(root)))} & {*others}] or found
-    found = [each for each in found if subset in (each.name.partition(".")[0], *each.relative_to(root).parts)] or found
+    found = [
+        each
+        for each in found
+        if not {*re.split(r"[-_./]", str(each.relative_to(root)))} & {*others}
+    ] or found
+    found = [
+        each
+        for each in found
+        if subset in (each.name.partition(".")[0], *each.relative_to(root).parts)
+    ] or found
     splits = {_split_of(path, root) for path in found} - {""}
     if split is None and len(splits) > 1:
         raise DataError(
@@ -93,7 +109,9 @@ def data_files(root: Path, subset: str | None, split: str | None, others: tuple[
         found = [path for path in found if _split_of(path, root) in split.split("+")]
     if not found:
         there = ", ".join(sorted(each.name for each in root.iterdir())[:20]) or "nothing"
-        there += "; where one of these holds the problems, give it as path" * any(map(_kind_of, root.iterdir()))
+        there += "; where one of these holds the problems, give it as path" * any(
+            map(_kind_of, root.iterdir())
+        )
         raise DataError(
             f"{root} holds no data for split {split or 'any'}, subset {subset or 'any'}; looked for "
             f"{', '.join(SUFFIXES)} files. It has {there}"
@@ -108,14 +126,23 @@ def _without_caches(found: list[Path]) -> list[Path]:
         if not state.exists():
             continue
         try:
-            named = {each.filename for each in msgspec.json.decode(state.read_bytes(), type=_Saved).data_files}
+            named = {
+                each.filename
+                for each in msgspec.json.decode(state.read_bytes(), type=_Saved).data_files
+            }
         except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
             raise DataError(
                 f"{state} should name the data files of its folder: {error}; write the folder again by save_to_disk"
             ) from None
         if absent := sorted(named - {path.name for path in folder.iterdir()}):
-            raise DataError(f"{state} names {absent[0]!r}, which is not there: copy the whole folder")
-        found = [path for path in found if path.parent != folder or _kind_of(path) != ".arrow" or path.name in named]
+            raise DataError(
+                f"{state} names {absent[0]!r}, which is not there: copy the whole folder"
+            )
+        found = [
+            path
+            for path in found
+            if path.parent != folder or _kind_of(path) != ".arrow" or path.name in named
+        ]
     return found
 
 
@@ -133,7 +160,9 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         if packing == ".gz":
             yield cast(BinaryIO, gzip.GzipFile(fileobj=file))
         elif packing == ".zst":
-            yield io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
+            yield io.BufferedReader(
+                zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+            )
         else:
             yield file
 
@@ -154,13 +183,19 @@ def rows(root: Path, files: list[Path], columns: frozenset[str]) -> Iterator[Fil
         try:
             kind = _kind_of(path)
             if kind is None:
-                raise DataError(f"{path} is a file of no known kind; known: {', '.join(SUFFIXES)}; .jsonl.gz, …")
+                raise DataError(
+                    f"{path} is a file of no known kind; known: {', '.join(SUFFIXES)}; .jsonl.gz, …"
+                )
             if kind in (".parquet", ".arrow"):
                 yield from _columnar(path, name, columns)
             else:
-                yield from {".json": _json, ".csv": _csv, ".tsv": _csv}.get(kind, _lines)(path, name)
+                yield from {".json": _json, ".csv": _csv, ".tsv": _csv}.get(kind, _lines)(
+                    path, name
+                )
         except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
-            raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+            raise DataError(
+                f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
+            ) from None
 
 
 def _lines(path: Path, name: str) -> Iterator[FileRow]:
@@ -242,7 +277,9 @@ def _csv(path: Path, name: str) -> Iterator[FileRow]:
         elif len(fields) == len(header):
             yield FileRow(name, number, dict(zip(header, fields, strict=True)))
         elif fields:
-            yield FileRow(name, number, None, f"{len(fields)} fields, the header names {len(header)} columns")
+            yield FileRow(
+                name, number, None, f"{len(fields)} fields, the header names {len(header)} columns"
+            )
 
 
 def _undecodable(fields: list[str]) -> str:
@@ -254,7 +291,9 @@ def _undecodable(fields: list[str]) -> str:
 
 
 def _quoting(error: csv.Error) -> str:
-    return str(error).replace("unexpected end of data", "a quote that opens in this row is never closed")
+    return str(error).replace(
+        "unexpected end of data", "a quote that opens in this row is never closed"
+    )
 
 
 def _columnar(path: Path, name: str, columns: frozenset[str]) -> Iterator[FileRow]:
@@ -299,5 +338,7 @@ def _batches(pyarrow: Any, path: Path, columns: frozenset[str]) -> Iterator[tupl
         return
     with pyarrow.parquet.ParquetFile(path) as file:
         there = file.schema_arrow.names
-        batches = file.iter_batches(batch_size=1024, columns=[column for column in there if column in columns])
+        batches = file.iter_batches(
+            batch_size=1024, columns=[column for column in there if column in columns]
+        )
         yield from ((batch, there) for batch in batches)

@@ -41,7 +41,9 @@ class GoldCheck:
             write_atomically(self._path, found.decode())
         except OSError as fault:
             log.error(
-                "%s cannot be written: %s; the next start of the run checks the gold answers again", self._path, fault
+                "%s cannot be written: %s; the next start of the run checks the gold answers again",
+                self._path,
+                fault,
             )
         if rows := found.decode().splitlines():
             text = (

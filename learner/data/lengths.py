@@ -22,7 +22,11 @@ def unaskable(problems: Sequence[Problem], config: RunConfig) -> dict[str, str]:
         around = min(TEMPLATE_TOKENS, limit // 4) + sum(
             len((text or "").encode()) for text in (asked.system, asked.prompt_template)
         )
-        doubtful = doubtful_texts(asked.model) if config.data.special_tokens == "refuse" else SpecialTexts(())
+        doubtful = (
+            doubtful_texts(asked.model)
+            if config.data.special_tokens == "refuse"
+            else SpecialTexts(())
+        )
         suspects = [
             each
             for each in problems
@@ -43,9 +47,15 @@ def unaskable(problems: Sequence[Problem], config: RunConfig) -> dict[str, str]:
     return found
 
 
-def _renderings(config: RunConfig) -> Iterator[tuple[Literal["rollout", "scorer"], int, ModelConfig]]:
+def _renderings(
+    config: RunConfig,
+) -> Iterator[tuple[Literal["rollout", "scorer"], int, ModelConfig]]:
     """Yield role, limit and model of everything that renders prompts with a tokenizer."""
     if config.rollout.engine != "simulated":
         yield "rollout", most_prompt_tokens(config, "rollout"), config.adapter
-    if config.target is not None and Path(config.target.model).is_dir() and config.scorer.engine != "simulated":
+    if (
+        config.target is not None
+        and Path(config.target.model).is_dir()
+        and config.scorer.engine != "simulated"
+    ):
         yield "scorer", most_prompt_tokens(config, "scorer"), config.target

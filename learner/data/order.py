@@ -21,7 +21,11 @@ class PromptOrder:
     """Prompts by `prompt_index`: i is position i mod N of the permutation of epoch i // N."""
 
     def __init__(
-        self, prompts: Sequence[Prompt], seed: int, epochs: int | None, mixture: "Mixture | None" = None
+        self,
+        prompts: Sequence[Prompt],
+        seed: int,
+        epochs: int | None,
+        mixture: "Mixture | None" = None,
     ) -> None:
         """`mixture`: of the sources that `prompts` holds in turn; None where all count the same."""
         self._prompts = prompts

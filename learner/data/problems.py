@@ -124,7 +124,9 @@ def read(sources: Sequence[Source], data: DataConfig) -> Loaded:
         _check(report, data)
         own = loaded.problems[-report.kept :]
         if source.keep_system and not any(each.system for each in own):
-            raise DataError(f"keep_system has no effect: no row of {report.path} has a system turn; leave it out")
+            raise DataError(
+                f"keep_system has no effect: no row of {report.path} has a system turn; leave it out"
+            )
         assert report.layout, "a source with a problem has been read"
         report.warnings = doubts(own, source, report.layout, report.columns)
     return loaded
@@ -139,7 +141,9 @@ def labels(sources: Sequence[Source]) -> list[str]:
     return found
 
 
-def rows_of(source: Source, data: DataConfig, report: SourceReport, needs_all: bool = True) -> Iterator[ReadRow]:
+def rows_of(
+    source: Source, data: DataConfig, report: SourceReport, needs_all: bool = True
+) -> Iterator[ReadRow]:
     """Yield the rows of a source that are not left out, count all; `needs_all`: those without a gold are bad."""
     excluded = _questions(source.without, data, report)
     shape = layout(source, data)
@@ -150,7 +154,9 @@ def rows_of(source: Source, data: DataConfig, report: SourceReport, needs_all: b
     report.layout = shape = settled(shape, [row.values for row in first if row.values is not None])
     for row in chain(first, rows):
         known = row.values or {}
-        report.columns = report.columns or [name for name in row.columns or known if not is_blank(known.get(name, 0))]
+        report.columns = report.columns or [
+            name for name in row.columns or known if not is_blank(known.get(name, 0))
+        ]
         report.rows += 1
         origin = BadRow(report.label, row.file, row.number, row.error)
         if row.values is None:
@@ -159,14 +165,24 @@ def rows_of(source: Source, data: DataConfig, report: SourceReport, needs_all: b
         in_file = f"{row.file}-{row.number}" if len(found) > 1 else str(row.number)
         row_id = row.file if row.is_whole_file else in_file
         try:
-            each = problem(row.values, shape, row_id, report.label) if is_wanted(row.values, shape) else None
+            each = (
+                problem(row.values, shape, row_id, report.label)
+                if is_wanted(row.values, shape)
+                else None
+            )
         except (ValueError, RecursionError) as error:
             there = ", ".join(sorted(row.columns or row.values))
             keys = "; question_column and answer_column name others" if shape.is_plain else ""
-            reason = f"{error}; the row has {there}{keys}" if isinstance(error, MissingColumn) else str(error)
+            reason = (
+                f"{error}; the row has {there}{keys}"
+                if isinstance(error, MissingColumn)
+                else str(error)
+            )
             yield ReadRow(msgspec.structs.replace(origin, reason=reason), None, row.values)
             continue
-        if each is None or (excluded and plain(each.question.removesuffix(shape.ending(each.code))) in excluded):
+        if each is None or (
+            excluded and plain(each.question.removesuffix(shape.ending(each.code))) in excluded
+        ):
             report.left_out += 1
         else:
             yield ReadRow(origin, each, row.values)
@@ -181,12 +197,16 @@ def _files(source: Source) -> tuple[Path, list[Path]]:
     # Each split that the user names must be there: of "train+validation" train alone may be half the data.
     for split in source.split.split("+") if source.split else ():
         files.data_files(root, subset, split, others)
-    return root, files.data_files(root, subset, source.split or (known.split if known else None), others)
+    return root, files.data_files(
+        root, subset, source.split or (known.split if known else None), others
+    )
 
 
 def input_files(sources: Sequence[Source]) -> list[Path]:
     """Return every file that some problems follow from, in a fixed order; raise as `read`."""
-    return [path for source in sources for path in [*_files(source)[1], *input_files(source.without)]]
+    return [
+        path for source in sources for path in [*_files(source)[1], *input_files(source.without)]
+    ]
 
 
 def _questions(sources: Sequence[Source], data: DataConfig, report: SourceReport) -> frozenset[str]:
@@ -194,7 +214,9 @@ def _questions(sources: Sequence[Source], data: DataConfig, report: SourceReport
     found: set[str] = set()
     for source in sources:
         other = replace(report, label=f"{report.label} without {source.label}", rows=0, bad=[])
-        for row in rows_of(source.model_copy(update={"suffix": "", "task_suffix": None}), data, other):
+        for row in rows_of(
+            source.model_copy(update={"suffix": "", "task_suffix": None}), data, other
+        ):
             if row.problem is None:
                 other.bad.append(row.origin)
             else:
@@ -240,7 +262,11 @@ def shared_lines(train: Loaded, held: Loaded) -> list[str]:
     """Return a warning where held-out questions are trained too."""
     both = shared(train.problems, held.problems)
     told = f"{both} of {len(held.problems)} questions of data.eval are in data.train too, so that its accuracy is"
-    return [f"{told} partly that of training; take another split, or leave them out with `without`"] if both else []
+    return (
+        [f"{told} partly that of training; take another split, or leave them out with `without`"]
+        if both
+        else []
+    )
 
 
 def _fitting(loaded: Loaded, config: RunConfig) -> Loaded:
@@ -254,7 +280,9 @@ def _fitting(loaded: Loaded, config: RunConfig) -> Loaded:
         reports[origin.source].kept -= 1
     for report in loaded.sources:
         _check(report, config.data)
-    return replace(loaded, problems=[each for each in loaded.problems if each.prompt_id not in reasons])
+    return replace(
+        loaded, problems=[each for each in loaded.problems if each.prompt_id not in reasons]
+    )
 
 
 def keep(directory: Path, train: Loaded, held: Loaded) -> list[Problem]:
@@ -291,7 +319,9 @@ def _report(directory: Path, *read_now: Loaded) -> None:
         for warning in report.warnings:
             log.warning("%s: %s", report.label, warning)
     if bad:
-        log.warning("%d bad rows are skipped (all in %s)%s", len(bad), directory / BAD_ROWS_FILE, shown(bad))
+        log.warning(
+            "%d bad rows are skipped (all in %s)%s", len(bad), directory / BAD_ROWS_FILE, shown(bad)
+        )
 
 
 def shown(bad: Sequence[object]) -> str:
@@ -318,7 +348,11 @@ def as_asked(config: RunConfig, loaded: Sequence[Problem]) -> list[Problem]:
         return list(loaded)
     starts = accumulate(mixed.sizes, initial=0)
     shares = zip(starts, mixed.sizes, mixed.counts, strict=False)
-    return [loaded[start + each * size // asked] for start, size, asked in shares for each in range(asked)]
+    return [
+        loaded[start + each * size // asked]
+        for start, size, asked in shares
+        for each in range(asked)
+    ]
 
 
 def training(config: RunConfig) -> list[Problem]:

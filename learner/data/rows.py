@@ -11,14 +11,34 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from prefixrl.common.config.data import ASKED_COLUMN, TASK_SUFFIXES, Column, DataConfig, ProblemSet, Reading, Source
+from prefixrl.common.config.data import (
+    ASKED_COLUMN,
+    TASK_SUFFIXES,
+    Column,
+    DataConfig,
+    ProblemSet,
+    Reading,
+    Source,
+)
 from prefixrl.common.prompts.program_tests import read_tests
 from prefixrl.common.wire.messages.groups import CodeMode, Prompt, Turn
-from prefixrl.learner.data.columns import MissingColumn, Values, asked, found, is_blank, listed, read, text, turns
+from prefixrl.learner.data.columns import (
+    MissingColumn,
+    Values,
+    asked,
+    found,
+    is_blank,
+    listed,
+    read,
+    text,
+    turns,
+)
 
 MOST_FAMILIES = 16
 """Families of a source up to which each has figures of its own."""
-QUESTIONS = "question problem prompt query messages conversations instruction input Question Problem"
+QUESTIONS = (
+    "question problem prompt query messages conversations instruction input Question Problem"
+)
 ANSWERS = "answer gold gold_answer final_answer target ground_truth reward_model.ground_truth label correct Answer"
 ANSWERS += " solution output completion response"
 """Names that columns of plain files have; of those that a file has the first is taken."""
@@ -49,7 +69,9 @@ class Problem(msgspec.Struct, frozen=True):
 
     def prompt(self) -> Prompt:
         """Return the part that workers see."""
-        return Prompt(self.prompt_id, self.question, self.gold, self.code, self.system, earlier=self.earlier)
+        return Prompt(
+            self.prompt_id, self.question, self.gold, self.code, self.system, earlier=self.earlier
+        )
 
 
 def text_of(problem: Problem) -> str:
@@ -65,7 +87,11 @@ def prompts(problems: Sequence[Problem]) -> list[Prompt]:
     has_own = {source for source, names in families.items() if 1 < len(names) <= MOST_FAMILIES}
     asked_of_workers = []
     for each in problems:
-        name = f"{each.source}/{each.family}" if each.source in has_own and each.family else each.source
+        name = (
+            f"{each.source}/{each.family}"
+            if each.source in has_own and each.family
+            else each.source
+        )
         asked_of_workers.append(msgspec.structs.replace(each.prompt(), source=name))
     return asked_of_workers
 
@@ -103,11 +129,19 @@ class Layout:
     def columns(self) -> frozenset[str]:
         """Every column that may be read; `a.b` is a column of that name, or within `a`."""
         named = [name for name, _ in (*self.question, *self.answer)]
-        named += [self.context, self.family, *self.id, *self.where, self.tests_where[0] if self.tests_where else ""]
+        named += [
+            self.context,
+            self.family,
+            *self.id,
+            *self.where,
+            self.tests_where[0] if self.tests_where else "",
+        ]
         return frozenset(each for name in named if name for each in (name, name.partition(".")[0]))
 
     def __str__(self) -> str:
-        names = " + ".join(repr(name) for name, _ in (self.question if self.template else self.question[:1]))
+        names = " + ".join(
+            repr(name) for name, _ in (self.question if self.template else self.question[:1])
+        )
         answer, reading = self.answer[0]
         return f"{names} = {answer!r}" + ("" if reading == "as_it_is" else f" ({reading})")
 
@@ -120,7 +154,10 @@ def layout(source: Source, data: DataConfig) -> Layout:
     """Return the layout by the keys of a source, else of its problem set, else of `[data]`."""
     known, is_plain = source.problem_set, source.problem_set is None
     if known is None:
-        question, answer = _columns(data.question_column, QUESTIONS), _columns(data.answer_column, ANSWERS)
+        question, answer = (
+            _columns(data.question_column, QUESTIONS),
+            _columns(data.answer_column, ANSWERS),
+        )
         known = ProblemSet("", 0, question, answer, id=("id",), suffix="")
     given_id = source.id_column or (data.id_column if is_plain else None)
     given_family = source.family_column or (data.family_column if is_plain else None)
@@ -132,16 +169,21 @@ def layout(source: Source, data: DataConfig) -> Layout:
     return Layout(
         question=_columns(None, " ".join(ASKED_COLUMN.findall(template))) if template else question,
         answer=tuple((name, reading) for name, _ in answer) if reading else answer,
-        context="" if template else known.context, id=(given_id,) if given_id else known.id,
-        family=given_family or known.family, needed=frozenset(filter(None, ("answer", given_id, given_family))),
+        context="" if template else known.context,
+        id=(given_id,) if given_id else known.id,
+        family=given_family or known.family,
+        needed=frozenset(filter(None, ("answer", given_id, given_family))),
         suffix=known.suffix if source.suffix is None else source.suffix,
         code=source.code or ("none" if known.tests_where else data.code),
         tests_where=None if source.code else known.tests_where,
-        where=known.where | {column: tuple(map(str, values)) for column, values in source.where.items()},
-        template=template, reading=reading, is_plain=is_plain,
+        where=known.where
+        | {column: tuple(map(str, values)) for column, values in source.where.items()},
+        template=template,
+        reading=reading,
+        is_plain=is_plain,
         has_system=is_plain if source.keep_system is None else source.keep_system,
         task_suffixes=TASK_SUFFIXES[source.task_suffix] if source.task_suffix else ("", ""),
-    )  # fmt: skip
+    )
 
 
 def settled(layout: Layout, rows: Sequence[Values]) -> Layout:
@@ -157,7 +199,11 @@ def settled(layout: Layout, rows: Sequence[Values]) -> Layout:
 
 def _usual(columns: tuple[Column, ...], rows: Sequence[Values]) -> tuple[Column, ...]:
     """Return the first column that more than half of the rows have."""
-    has = (column for column in columns if 2 * sum(not is_blank(found(row, column[0])) for row in rows) > len(rows))
+    has = (
+        column
+        for column in columns
+        if 2 * sum(not is_blank(found(row, column[0])) for row in rows) > len(rows)
+    )
     return (next(has, columns[0]),)
 
 
@@ -168,14 +214,18 @@ def _guess(rows: Sequence[Values], answer: tuple[Column, ...]) -> Reading:
         with suppress(ValueError, RecursionError):
             texts.append(_answer(row, answer))
     for reading, mark in MARKS.items():
-        if texts and sum(mark.search(each) is not None for each in texts) >= GUESSED_SHARE * len(texts):
+        if texts and sum(mark.search(each) is not None for each in texts) >= GUESSED_SHARE * len(
+            texts
+        ):
             return reading
     return "as_it_is"
 
 
 def is_wanted(values: Mapping[str, object], layout: Layout) -> bool:
     """Return True if a row passes `where`; raise ValueError where one of its columns is missing."""
-    return all(not _spellings(values, name).isdisjoint(wanted) for name, wanted in layout.where.items())
+    return all(
+        not _spellings(values, name).isdisjoint(wanted) for name, wanted in layout.where.items()
+    )
 
 
 def _spellings(values: Mapping[str, object], name: str) -> set[str]:
@@ -192,7 +242,9 @@ def problem(values: Values, layout: Layout, default_id: str, source: str) -> Pro
     earlier, question = _question(values, layout)
     has_system = bool(earlier) and earlier[0][0] == "system"
     code, family = _code(values, layout), layout.family
-    names = [name for name in layout.id if name in layout.needed or not is_blank(found(values, name))]
+    names = [
+        name for name in layout.id if name in layout.needed or not is_blank(found(values, name))
+    ]
     has_family = family and (family in layout.needed or found(values, family) is not None)
     return Problem(
         prompt_id=text(values, names[0], "as_it_is") if names else default_id,
@@ -219,17 +271,26 @@ def _question(values: Values, layout: Layout) -> tuple[list[Turn], str]:
 
 def _gold(values: Values, layout: Layout, code: CodeMode) -> str:
     """Return the gold answer; "" where the row has none and needs none."""
-    if all(is_blank(found(values, name)) for name, _ in layout.answer) and "answer" not in layout.needed:
+    if (
+        all(is_blank(found(values, name)) for name, _ in layout.answer)
+        and "answer" not in layout.needed
+    ):
         return ""
     if code == "tests":
         name, reading = _first(values, layout.answer)
         value = found(values, name)
-        tests = json.dumps(value, default=str) if isinstance(value, (list, dict)) else text(values, name, reading)
+        tests = (
+            json.dumps(value, default=str)
+            if isinstance(value, (list, dict))
+            else text(values, name, reading)
+        )
         read_tests(tests)
         return tests
     answer = _answer(values, layout.answer)
     if layout.reading != "as_it_is" and answer.strip().lower() in MISSING_WORDS:
-        raise ValueError(f'the answer is {answer!r}, as of a missing value; answer_reading = "as_it_is" takes it')
+        raise ValueError(
+            f'the answer is {answer!r}, as of a missing value; answer_reading = "as_it_is" takes it'
+        )
     return answer
 
 
@@ -239,7 +300,9 @@ def _answer(values: Values, columns: tuple[Column, ...]) -> str:
     if not conversation:
         return text(values, name, reading)
     if conversation[-1][0] != "assistant":
-        raise ValueError(f"column {name!r} ends with a turn of the {conversation[-1][0]}; expected the assistant's")
+        raise ValueError(
+            f"column {name!r} ends with a turn of the {conversation[-1][0]}; expected the assistant's"
+        )
     return read(conversation[-1][1], name, reading)
 
 

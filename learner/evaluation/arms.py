@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from prefixrl.common.config.foreign import read_json
+from prefixrl.common.config.foreign.files import read_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.evaluation.accuracy import Accuracy, Point, accuracy
 from prefixrl.common.evaluation.plans import GREEDY, SAMPLED
@@ -35,9 +35,13 @@ class Arms:
     """Requests for the arms, and their results."""
 
     def __init__(
-        self, config: RunConfig, client: BrokerClient, directory: Path, iteration: int,
+        self,
+        config: RunConfig,
+        client: BrokerClient,
+        directory: Path,
+        iteration: int,
         raise_if_hopeless: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Call `raise_if_hopeless` while a disk is full; it may raise to end the wait."""
         self._config = config
         self._is_direct = config.mode == "direct"
@@ -48,7 +52,9 @@ class Arms:
         self._selection = problems.training(config)[: config.evaluation.selection_problems]
         self._candidates: dict[str, bytes] = {}
         self._first = iteration
-        self.requests = EvaluationRequests(config, client, folder, iteration, raise_if_hopeless=raise_if_hopeless)
+        self.requests = EvaluationRequests(
+            config, client, folder, iteration, raise_if_hopeless=raise_if_hopeless
+        )
 
     @property
     def pinned(self) -> frozenset[int]:
@@ -58,7 +64,9 @@ class Arms:
     @property
     def awaited(self) -> frozenset[int]:
         """Versions of the training whose evaluation goes on."""
-        return frozenset(_version_of(name) for name in self.requests.open.names if name.startswith(AT))
+        return frozenset(
+            _version_of(name) for name in self.requests.open.names if name.startswith(AT)
+        )
 
     def advance(self, iteration: int) -> None:
         """Note the current version of the learner."""
@@ -93,7 +101,9 @@ class Arms:
         for tokens, _ in seen.most_common(self._config.evaluation.sampled_candidates):
             texts.setdefault(tokenizer.text(token_ids(tokens)), tokens)
         listed = msgspec.json.encode(texts).decode()
-        self.requests.keep(lambda: write_atomically(self._candidates_file, listed), self._candidates_file.name)
+        self.requests.keep(
+            lambda: write_atomically(self._candidates_file, listed), self._candidates_file.name
+        )
         self._ask_for(texts)
 
     def _ask_for(self, candidates: dict[str, bytes]) -> None:
@@ -101,10 +111,16 @@ class Arms:
         self.requests.ask_candidates("the fixed prefix", CANDIDATE, candidates, self._selection)
 
     def _ask_arm(
-        self, arm: str, version: int, prefix: bytes = b"", decodings: Sequence[str] = (GREEDY, SAMPLED)
+        self,
+        arm: str,
+        version: int,
+        prefix: bytes = b"",
+        decodings: Sequence[str] = (GREEDY, SAMPLED),
     ) -> None:
         for decoding in decodings:
-            self.requests.ask(EvaluationRequest(f"{arm}.{decoding}", version, self._held_out, decoding, prefix))
+            self.requests.ask(
+                EvaluationRequest(f"{arm}.{decoding}", version, self._held_out, decoding, prefix)
+            )
 
     def gather(self, published: Mapping[int, str]) -> None:
         """Take results; discard versions trained again since (`published`: digests by version)."""
@@ -112,7 +128,9 @@ class Arms:
         for name in [name for name in self.requests.rows if name.startswith(AT)]:
             digest = published.get(_version_of(name))
             if digest is not None and self.requests.rows[name][0].weights_digest != digest:
-                self.requests.drop(name, "the resumed run trained this version anew, with other weights")
+                self.requests.drop(
+                    name, "the resumed run trained this version anew, with other weights"
+                )
 
     def finish(self, raise_if_hopeless: Callable[[], None] = lambda: None) -> None:
         """Judge the best fixed prefix and the trained adapter; wait for all; the check may raise."""
@@ -138,7 +156,10 @@ class Arms:
 
     def curve(self) -> list[Point]:
         """Return the greedy accuracy of the adapter by version, from the untrained to the newest."""
-        names = {0: f"untrained_adapter.{GREEDY}", self.requests.open.iteration: f"trained_adapter.{GREEDY}"}
+        names = {
+            0: f"untrained_adapter.{GREEDY}",
+            self.requests.open.iteration: f"trained_adapter.{GREEDY}",
+        }
         names |= {_version_of(name): name for name in self.requests.rows if name.startswith(AT)}
         return [
             Point(version, found.accuracy, found.ci95)
@@ -153,7 +174,9 @@ class Arms:
         errors = sum(row.status == "error" for name in names for row in rows.get(name, []))
         fixed = rows.get(f"fixed_prefix.{GREEDY}")
         prefix = fixed[0].prefix if fixed else ""
-        return EvaluationOutcome(self.results(), self.curve(), prefix, self.requests.incomplete, errors)
+        return EvaluationOutcome(
+            self.results(), self.curve(), prefix, self.requests.incomplete, errors
+        )
 
 
 def _name_at(version: int) -> str:

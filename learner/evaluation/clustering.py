@@ -36,7 +36,9 @@ def representatives(openings: Sequence[Sequence[int]], seed: int) -> list[int]:
     vectors = tf_idf(openings)
     distinct = len(np.unique(vectors.round(9), axis=0))
     random = np.random.default_rng(seed)
-    fits = [_k_means(vectors, count, random) for count in range(1, min(MOST_CLUSTERS, distinct) + 1)]
+    fits = [
+        _k_means(vectors, count, random) for count in range(1, min(MOST_CLUSTERS, distinct) + 1)
+    ]
     # With an inertia of 0 more clusters cannot fit better.
     labels, distances = fits[elbow(list(map(_inertia, fits)))] if len(fits) > 2 else fits[-1]
     found = []

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from prefixrl.common.config.foreign import read_json
+from prefixrl.common.config.foreign.files import read_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.evaluation.accuracy import EvaluatedRow, accuracy
@@ -63,12 +63,15 @@ class EvaluationRequest:
         completions = config.scorer_sampling(scale)
         limit = config.evaluation.max_new_tokens or completions.max_new_tokens
         return Evaluate(
-            name=self.name, version=self.version, prefix_tokens=self.prefix,
+            name=self.name,
+            version=self.version,
+            prefix_tokens=self.prefix,
             prompts=tuple(problem.prompt() for problem in self.problems),
             prefix_sampling=config.rollout_sampling(scale),
-            completion_sampling=msgspec.structs.replace(completions, max_new_tokens=limit), samples=self.samples,
+            completion_sampling=msgspec.structs.replace(completions, max_new_tokens=limit),
+            samples=self.samples,
             prefix_text=texts.decode_with_special(token_ids(self.prefix)) if self.prefix else None,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,9 @@ class OpenRequests:
     @property
     def pinned(self) -> frozenset[int]:
         """Versions whose prefixes are not all sampled: rollouts must be able to fetch their weights."""
-        return frozenset(self._requests[name].version for name, count in self._unsampled.items() if count)
+        return frozenset(
+            self._requests[name].version for name, count in self._unsampled.items() if count
+        )
 
     def ask(self, request: Evaluate) -> bool:
         """Send a request; return False where its version is gone."""
@@ -121,10 +126,15 @@ class OpenRequests:
             if progress.total < 0:
                 if not self.ask(request):
                     self.close(name)
-                    yield Answers(request, loss=f"version {request.version} is gone since the broker restarted")
+                    yield Answers(
+                        request,
+                        loss=f"version {request.version} is gone since the broker restarted",
+                    )
             elif progress.done + progress.failed >= progress.total:
                 self.close(name)
-                causes = {request.prompts[index].prompt_id: cause for index, cause in progress.causes}
+                causes = {
+                    request.prompts[index].prompt_id: cause for index, cause in progress.causes
+                }
                 answered = {group.prefixes.prompt.prompt_id: group for group in groups}
                 yield Answers(request, answered, causes, "" if groups else "every problem failed")
 
@@ -138,9 +148,14 @@ class EvaluationRequests:
     """Every evaluation that was asked for, by name, and its judged rows."""
 
     def __init__(
-        self, config: RunConfig, client: BrokerClient, directory: Path, iteration: int, trained: int = 0,
+        self,
+        config: RunConfig,
+        client: BrokerClient,
+        directory: Path,
+        iteration: int,
+        trained: int = 0,
         raise_if_hopeless: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`trained`: iterations of the adapter that the broker calls version 0."""
         self._raise_if_hopeless = raise_if_hopeless
         self._config = config
@@ -161,11 +176,19 @@ class EvaluationRequests:
         name, request = question.name, question.message(self._config, self.texts)
         self._families |= {each.prompt_id: each.family for each in question.problems}
         if self.path(name).exists() and self._answered.get(name) == digest(request):
-            self._take(request, msgspec.json.Decoder(EvaluatedRow).decode_lines(self.path(name).read_bytes()))
+            self._take(
+                request,
+                msgspec.json.Decoder(EvaluatedRow).decode_lines(self.path(name).read_bytes()),
+            )
         elif question.problems and not self.open.ask(request):
-            self._give_up(name, f"version {request.version} is gone: the run was resumed at {self.open.iteration}")
+            self._give_up(
+                name,
+                f"version {request.version} is gone: the run was resumed at {self.open.iteration}",
+            )
 
-    def ask_candidates(self, arm: str, beginning: str, candidates: Mapping[str, bytes], on: Sequence[Problem]) -> None:
+    def ask_candidates(
+        self, arm: str, beginning: str, candidates: Mapping[str, bytes], on: Sequence[Problem]
+    ) -> None:
         """Have prefixes for an arm judged; the evaluations are named by `beginning` and an index."""
         for index, (text, tokens) in enumerate(candidates.items()):
             log.info("candidate for %s: %r", arm, text)
@@ -173,8 +196,13 @@ class EvaluationRequests:
 
     def best(self, beginning: str, candidates: Mapping[str, bytes]) -> bytes | None:
         """Return the candidate with the most right answers; None where none could be judged."""
-        judged = ((accuracy(self.rows.get(f"{beginning}{index}", [])), index) for index in range(len(candidates)))
-        known = {tuple(candidates.values())[index]: found.accuracy for found, index in judged if found}
+        judged = (
+            (accuracy(self.rows.get(f"{beginning}{index}", [])), index)
+            for index in range(len(candidates))
+        )
+        known = {
+            tuple(candidates.values())[index]: found.accuracy for found, index in judged if found
+        }
         return max(known, key=lambda tokens: known[tokens], default=None)
 
     def adopt(self, question: EvaluationRequest, twin: str) -> bool:
@@ -264,7 +292,10 @@ def judged(
     of_all["version"] = group.version + trained if group.version >= 0 else NO_ADAPTER
     rows = []
     for sample, (row, verdict) in enumerate(zip(group.prefixes.rows, group.verdicts, strict=True)):
-        own = of_all | {"sample": sample, "prefix": "" if is_direct else texts.text(token_ids(row.tokens))}
+        own = of_all | {
+            "sample": sample,
+            "prefix": "" if is_direct else texts.text(token_ids(row.tokens)),
+        }
         own["scores"] = verdict.process.scores if verdict.process else None
         rows.append(EvaluatedRow(**shared(EvaluatedRow, group, verdict) | own))
     return rows

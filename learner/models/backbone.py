@@ -27,8 +27,15 @@ def hidden_at_actions(backbone: Any, batch: dict[str, Tensor], is_packed: bool) 
     if is_packed:
         # Without a mask, transformers separates rows where positions begin at 0 again.
         kept = mask.bool()
-        offsets = varlen.row_offsets(kept) if backbone.config._attn_implementation == varlen.NAME else {}
-        out = backbone(input_ids=ids[kept][None], position_ids=positions[kept][None], use_cache=False, **offsets)
+        offsets = (
+            varlen.row_offsets(kept) if backbone.config._attn_implementation == varlen.NAME else {}
+        )
+        out = backbone(
+            input_ids=ids[kept][None],
+            position_ids=positions[kept][None],
+            use_cache=False,
+            **offsets,
+        )
         places = (kept.flatten().cumsum(0) - 1)[places]
     else:
         seen = attention_mask(batch["segments"], backbone) if "segments" in batch else mask
@@ -43,7 +50,9 @@ def attention_mask(segments: Tensor, backbone: Any) -> Tensor:
     if backbone.config._attn_implementation != "eager":
         return seen
     lowest = torch.finfo(backbone.dtype).min
-    return torch.zeros(seen.shape, dtype=backbone.dtype, device=seen.device).masked_fill(~seen, lowest)
+    return torch.zeros(seen.shape, dtype=backbone.dtype, device=seen.device).masked_fill(
+        ~seen, lowest
+    )
 
 
 def visible(segments: Tensor) -> Tensor:
@@ -84,7 +93,10 @@ def takes_shared_prompts(model: PreTrainedModel) -> bool:
         return _last(model, ids[None], {"attention_mask": mask, "position_ids": positions})[3:]
 
     return _is_equal(
-        model, shared, lambda: torch.cat(alone), "a mask of its rows, so that every row carries its prompt"
+        model,
+        shared,
+        lambda: torch.cat(alone),
+        "a mask of its rows, so that every row carries its prompt",
     )
 
 
@@ -106,11 +118,15 @@ def serves_packed_rows(model: PreTrainedModel) -> bool:
 
 
 def _last(model: PreTrainedModel, ids: Tensor, options: dict[str, Any]) -> Tensor:
-    hidden: Tensor = model.get_decoder()(input_ids=ids, use_cache=False, **options).last_hidden_state[0].float()
+    hidden: Tensor = (
+        model.get_decoder()(input_ids=ids, use_cache=False, **options).last_hidden_state[0].float()
+    )
     return hidden
 
 
-def _is_equal(model: PreTrainedModel, form: Callable[[], Tensor], alone: Callable[[], Tensor], what: str) -> bool:
+def _is_equal(
+    model: PreTrainedModel, form: Callable[[], Tensor], alone: Callable[[], Tensor], what: str
+) -> bool:
     """Return True if another form of a forward has the expected outcome; log why not."""
     try:
         expected = alone()
@@ -119,5 +135,7 @@ def _is_equal(model: PreTrainedModel, form: Callable[[], Tensor], alone: Callabl
         logger.warning("%s does not serve %s: %s", type(model).__name__, what, error)
         return False
     if gap >= TOLERANCE[model.dtype]:
-        logger.warning("%s does not serve %s: it is off by %.2g here", type(model).__name__, what, gap)
+        logger.warning(
+            "%s does not serve %s: it is off by %.2g here", type(model).__name__, what, gap
+        )
     return gap < TOLERANCE[model.dtype]

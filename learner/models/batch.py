@@ -78,12 +78,22 @@ class PaddedRows:
 
     def to(self, device: torch.device) -> "PaddedRows":
         """The same rows on another device."""
-        moved = {name: tensor.to(device) for name, tensor in vars(self).items() if tensor is not None}
+        moved = {
+            name: tensor.to(device) for name, tensor in vars(self).items() if tensor is not None
+        }
         return replace(self, **moved)
 
     def inputs(self) -> dict[str, Tensor]:
         """Return what a model needs."""
-        names = ("input_ids", "attention_mask", "position_ids", "segments", "actions", "cells", "tokens")
+        names = (
+            "input_ids",
+            "attention_mask",
+            "position_ids",
+            "segments",
+            "actions",
+            "cells",
+            "tokens",
+        )
         return {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
 
 
@@ -134,8 +144,12 @@ def pad_lines(lines: Sequence[Sequence[Sample]], pad_id: int) -> PaddedRows:
         input_ids[index, : len(prompt)], segments[index, : len(prompt)] = prompt, 0
         cell = index * width + len(prompt)
         for segment, sample in enumerate(line, start=1):
-            if sample.prompt_tokens is not prompt and not np.array_equal(sample.prompt_tokens, prompt):
-                raise ValueError(f"rows of group {sample.group} share a line, but their prompts differ")
+            if sample.prompt_tokens is not prompt and not np.array_equal(
+                sample.prompt_tokens, prompt
+            ):
+                raise ValueError(
+                    f"rows of group {sample.group} share a line, but their prompts differ"
+                )
             begins.append((cell, index * width, len(prompt), segment))
             cell += len(sample.tokens)
     # All rows at once: some calls of numpy for each row would hold a small model up.
@@ -156,7 +170,9 @@ def pad_lines(lines: Sequence[Sequence[Sample]], pad_id: int) -> PaddedRows:
         mask=torch.from_numpy(mask),
         tokens=_in_rows(sampled.astype(np.int64), mask),
         behaviour=_in_rows(np.concatenate([sample.logprobs for sample in samples]), mask),
-        versions=_in_rows(np.concatenate([sample.versions for sample in samples]).astype(np.int64), mask),
+        versions=_in_rows(
+            np.concatenate([sample.versions for sample in samples]).astype(np.int64), mask
+        ),
         rewards=torch.tensor([sample.reward for sample in samples], dtype=torch.float32),
     )
 
@@ -171,7 +187,9 @@ def _in_rows(values: NDArray[Any], mask: NDArray[np.bool_]) -> Tensor:
 def filler_row(pad_id: int) -> PaddedRows:
     """Make a row with no counted token, for a rank that must run a forward without rows."""
     one, zero = np.full(1, pad_id, dtype=np.int32), np.zeros(1, dtype=np.int32)
-    row = pad([Sample(one, one, zero.astype(np.float32), reward=0.0, group=0, versions=zero)], pad_id)
+    row = pad(
+        [Sample(one, one, zero.astype(np.float32), reward=0.0, group=0, versions=zero)], pad_id
+    )
     return replace(row, mask=torch.zeros_like(row.mask))
 
 
@@ -194,7 +212,9 @@ def iteration_data(batch: Batch, shard: Mapping[int, ScoredGroup]) -> IterationD
     """
     lengths = tuple(length for group in batch.groups for length in group.lengths)
     rewards = tuple(reward for group in batch.groups for reward in group.rewards)
-    verdicts = tuple(outcome for group in batch.groups for outcome in group.outcomes or group.rewards)
+    verdicts = tuple(
+        outcome for group in batch.groups for outcome in group.outcomes or group.rewards
+    )
     groups = tuple(index for index, group in enumerate(batch.groups) for _ in group.lengths)
     first_row = [0]
     for group in batch.groups:
@@ -202,7 +222,9 @@ def iteration_data(batch: Batch, shard: Mapping[int, ScoredGroup]) -> IterationD
     samples: dict[int, Sample] = {}
     for index, scored in shard.items():
         if scored.prefixes.seq != batch.groups[index].seq:
-            raise ValueError(f"payload holds group {scored.prefixes.seq}, the batch names {batch.groups[index].seq}")
+            raise ValueError(
+                f"payload holds group {scored.prefixes.seq}, the batch names {batch.groups[index].seq}"
+            )
         for offset, sample in enumerate(_samples(scored, index)):
             samples[first_row[index] + offset] = sample
     return IterationData(batch.iteration, batch.seed, lengths, rewards, groups, samples, verdicts)

@@ -99,8 +99,16 @@ def _meet(backend: str, rank: int, world_size: int, timeout: timedelta) -> None:
         )
     if not is_loopback(address):
         way = f"gloo on {os.environ.get('GLOO_SOCKET_IFNAME')}" if backend == "gloo" else backend
-        log.info("rank %d of %d meets the others at %s; %s encrypts nothing", rank, world_size, address, way)
-    dist.init_process_group(backend, init_method="env://", rank=rank, world_size=world_size, timeout=timeout)
+        log.info(
+            "rank %d of %d meets the others at %s; %s encrypts nothing",
+            rank,
+            world_size,
+            address,
+            way,
+        )
+    dist.init_process_group(
+        backend, init_method="env://", rank=rank, world_size=world_size, timeout=timeout
+    )
 
 
 def _start_deepspeed(kind: str) -> None:

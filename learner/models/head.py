@@ -49,7 +49,12 @@ class TokenHead(nn.Module):
         self._scaling = float(layer.scaling["default"]) if has_matrices else 0.0
 
     def forward(
-        self, hidden: Tensor, tokens: Tensor, temperature: float, has_entropy: bool, masked: Tensor | None = None
+        self,
+        hidden: Tensor,
+        tokens: Tensor,
+        temperature: float,
+        has_entropy: bool,
+        masked: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return logprob and entropy of each token, float32; `masked` (vocabulary,) have no part in them.
 
@@ -60,22 +65,39 @@ class TokenHead(nn.Module):
         if is_enabled and self.first is not None and self.second is not None:
             parts.append((flat @ self.first.T * self._scaling, self.second))
         logprobs, entropy = token_logprobs(
-            parts, self.bias, tokens.flatten(), temperature, has_entropy, is_float32=self._is_float32, masked=masked
+            parts,
+            self.bias,
+            tokens.flatten(),
+            temperature,
+            has_entropy,
+            is_float32=self._is_float32,
+            masked=masked,
         )
         return logprobs.view(tokens.shape), entropy.view(tokens.shape)
 
 
 def token_logprobs(
-    parts: Sequence[Part], bias: Tensor | None, tokens: Tensor, temperature: float, has_entropy: bool,
-    is_float32: bool, masked: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    parts: Sequence[Part],
+    bias: Tensor | None,
+    tokens: Tensor,
+    temperature: float,
+    has_entropy: bool,
+    is_float32: bool,
+    masked: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Return each token's logprob and entropy (0 unless asked for) at the sampling temperature, both float32.
 
     `parts` is one, or with low-rank matrices on the head two. Without `is_float32` logits are rounded to the weight's
     type. `masked` (vocabulary,) is True for tokens of probability 0.
     """
     found: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        tokens, bias, masked, temperature, has_entropy, is_float32, *(tensor for part in parts for tensor in part)
+        tokens,
+        bias,
+        masked,
+        temperature,
+        has_entropy,
+        is_float32,
+        *(tensor for part in parts for tensor in part),
     )
     return found
 
@@ -83,9 +105,15 @@ def token_logprobs(
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, tokens: Tensor, bias: Tensor | None, masked: Tensor | None, temperature: float, has_entropy: bool,
-        is_float32: bool, *tensors: Tensor,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        ctx: Any,
+        tokens: Tensor,
+        bias: Tensor | None,
+        masked: Tensor | None,
+        temperature: float,
+        has_entropy: bool,
+        is_float32: bool,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         logits = _Logits(tensors, bias, masked, temperature, is_float32)
         top = torch.full(tokens.shape, -torch.inf, device=tokens.device)
@@ -121,7 +149,9 @@ class _TokenLogprobs(torch.autograd.Function):
         _, needs_bias, _, _, _, _, *needed = ctx.needs_input_grad
         of_logprob = torch.zeros_like(lse) if gradients[0] is None else gradients[0]
         sums = [
-            None if not is_needed else torch.zeros_like(each, dtype=torch.float32 if index % 2 == 0 else each.dtype)
+            None
+            if not is_needed
+            else torch.zeros_like(each, dtype=torch.float32 if index % 2 == 0 else each.dtype)
             for index, (each, is_needed) in enumerate(zip(tensors, needed, strict=True))
         ]
         of_bias = torch.zeros_like(bias) if bias is not None and needs_bias else None
@@ -131,7 +161,11 @@ class _TokenLogprobs(torch.autograd.Function):
             if gradients[1] is None:
                 gradient.mul_(-of_logprob[:, None])
             else:
-                factor = logs.add_(entropy[:, None]).mul_(gradients[1][:, None]).add_(of_logprob[:, None])
+                factor = (
+                    logs.add_(entropy[:, None])
+                    .mul_(gradients[1][:, None])
+                    .add_(of_logprob[:, None])
+                )
                 gradient.mul_(factor).neg_()
             del logs
             place, is_here = _places(tokens, block)
@@ -142,18 +176,30 @@ class _TokenLogprobs(torch.autograd.Function):
                 of_bias[block] = gradient.sum(dim=0)
             del gradient
         return (
-            None, of_bias, None, None, None, None,
-            *(each if each is None else each.to(tensor.dtype) for each, tensor in zip(sums, tensors, strict=True)),
-        )  # fmt: skip
+            None,
+            of_bias,
+            None,
+            None,
+            None,
+            None,
+            *(
+                each if each is None else each.to(tensor.dtype)
+                for each, tensor in zip(sums, tensors, strict=True)
+            ),
+        )
 
 
 class _Logits:
     """Logits at the sampling temperature, and the way back from them, block by block."""
 
     def __init__(
-        self, tensors: Sequence[Tensor], bias: Tensor | None, masked: Tensor | None, temperature: float,
+        self,
+        tensors: Sequence[Tensor],
+        bias: Tensor | None,
+        masked: Tensor | None,
+        temperature: float,
         is_float32: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._weights, self._bias, self._temperature = tensors[1::2], bias, temperature
         self._masked = masked
         self._is_float32 = is_float32
@@ -176,7 +222,9 @@ class _Logits:
         if self._bias is not None:
             found = found + self._bias[block]
         found = found.float().div_(self._temperature)
-        return found if self._masked is None else found.masked_fill_(self._masked[block], MASKED_LOGIT)
+        return (
+            found if self._masked is None else found.masked_fill_(self._masked[block], MASKED_LOGIT)
+        )
 
     def spread(self, gradient: Tensor, block: slice, sums: Sequence[Tensor | None]) -> None:
         """Add a block's gradient to those of hidden states; write the weights' own."""

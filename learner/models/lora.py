@@ -23,7 +23,9 @@ def add(model: PreTrainedModel, settings: LoraConfig, seed: int) -> None:
 
     names = settings.target_modules
     peft = PeftConfig(
-        r=settings.rank, lora_alpha=settings.alpha, target_modules=names[0] if names == ("all-linear",) else list(names)
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        target_modules=names[0] if names == ("all-linear",) else list(names),
     )
     dtype = model.dtype
     with torch.random.fork_rng(devices=[]):
@@ -35,7 +37,11 @@ def add(model: PreTrainedModel, settings: LoraConfig, seed: int) -> None:
                 inject_adapter_in_model(peft, model)
         except ValueError as error:
             ends = sorted(
-                {name.rpartition(".")[2] for name, each in model.named_modules() if isinstance(each, nn.Linear)}
+                {
+                    name.rpartition(".")[2]
+                    for name, each in model.named_modules()
+                    if isinstance(each, nn.Linear)
+                }
             )
             raise ConfigError(
                 f"learner.lora.target_modules = {list(names)}: {error}; the linear layers of this model end in {ends}"
@@ -53,7 +59,9 @@ def is_low_rank(layer: object) -> bool:
 def _check_targets(model: PreTrainedModel, names: list[str]) -> None:
     """Refuse modules that cannot be merged: not linear, or tied to the embedding."""
     is_tied = bool(model.config.get_text_config().tie_word_embeddings)
-    low_rank: list[tuple[str, Any]] = [each for each in model.named_modules() if is_low_rank(each[1])]
+    low_rank: list[tuple[str, Any]] = [
+        each for each in model.named_modules() if is_low_rank(each[1])
+    ]
     for name, layer in low_rank:
         if not isinstance(layer.get_base_layer(), nn.Linear):
             raise ConfigError(

@@ -32,14 +32,20 @@ from prefixrl.learner.models.trained_model import TrainedModel, zero_stage
 class Actor(nn.Module):
     """A causal language model that returns the logprobs of given tokens."""
 
-    def __init__(self, model: PreTrainedModel, is_packed: bool = False, head_dtype: str = "float32") -> None:
+    def __init__(
+        self, model: PreTrainedModel, is_packed: bool = False, head_dtype: str = "float32"
+    ) -> None:
         super().__init__()
         self.model = model
         self.head = TokenHead(model.get_output_embeddings(), head_dtype)
         self._is_packed = is_packed
 
     def forward(
-        self, batch: dict[str, Tensor], temperature: float, has_entropy: bool = False, masked: Tensor | None = None
+        self,
+        batch: dict[str, Tensor],
+        temperature: float,
+        has_entropy: bool = False,
+        masked: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return logprobs and entropies (else 0) at the actions, both (rows, tokens) float32."""
         hidden = parts.hidden_at_actions(self.model.get_decoder(), batch, self._is_packed)
@@ -62,7 +68,11 @@ class Critic(nn.Module):
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """Return values at the action positions, (rows, tokens) float32."""
-        values = self.head(parts.hidden_at_actions(self.backbone, batch, self._is_packed)).squeeze(-1).float()
+        values = (
+            self.head(parts.hidden_at_actions(self.backbone, batch, self._is_packed))
+            .squeeze(-1)
+            .float()
+        )
         return parts.spread_over_rows(values, batch)
 
 
@@ -113,42 +123,70 @@ class Models:
     def load(cls, config: RunConfig, rank: int, world_size: int, initial_path: str) -> "Models":
         """Load the adapter up to three times: actor, critic's backbone, reference. A collective; UserError."""
         torch.set_num_threads(config.learner.threads)
-        device = distributed.start(config.learner.device, rank, world_size, config.learner.collective_timeout_s)
+        device = distributed.start(
+            config.learner.device, rank, world_size, config.learner.collective_timeout_s
+        )
         learner, folder = config.learner, _Folder(initial_path, config, device)
         actor = Actor(folder.trainable("actor"), folder.is_packed, learner.head_dtype)
         _check_head(actor.model)
-        masked = _mask(masked_tokens(config, initial_path), actor)  # while no rank has only a part of the weights
-        is_shared = shares_prompts(learner, device.type, config.mode == "direct") and parts.takes_shared_prompts(
-            actor.model
+        masked = _mask(
+            masked_tokens(config, initial_path), actor
+        )  # while no rank has only a part of the weights
+        is_shared = shares_prompts(
+            learner, device.type, config.mode == "direct"
+        ) and parts.takes_shared_prompts(actor.model)
+        anchor = (
+            folder if config.adapter.reference == "start" else folder.named(config.adapter.model)
         )
-        anchor = folder if config.adapter.reference == "start" else folder.named(config.adapter.model)
         reference = None
         if config.algorithm.kl > 0.0 and (learner.lora is None or anchor.path != folder.path):
             _check_tokenizer(folder, anchor)
             reference = anchor.frozen(world_size)
         critic = None
         if config.algorithm.has_critic:
-            values = Critic(folder.trainable("critic"), derive(config.seed, "critic head"), folder.is_packed)
+            values = Critic(
+                folder.trainable("critic"), derive(config.seed, "critic head"), folder.is_packed
+            )
             critic = TrainedModel(values, learner, learner.critic_lr, device, world_size)
         return cls(
-            actor=TrainedModel(actor, learner, learner.actor_lr, device, world_size, learner.ema_decay),
-            critic=critic, reference=reference, source=initial_path, hf_config=actor.model.config,
-            dtype=learner.dtype, device=device, rank=rank, world_size=world_size, lora=learner.lora,
-            temperature=config.rollout.temperature, has_reference=config.algorithm.kl > 0.0,
-            is_shared=is_shared, is_packed=folder.is_packed,
-            masked=masked, reward=_reward_model(folder, world_size) if config.implicit_reward else None,
-        )  # fmt: skip
+            actor=TrainedModel(
+                actor, learner, learner.actor_lr, device, world_size, learner.ema_decay
+            ),
+            critic=critic,
+            reference=reference,
+            source=initial_path,
+            hf_config=actor.model.config,
+            dtype=learner.dtype,
+            device=device,
+            rank=rank,
+            world_size=world_size,
+            lora=learner.lora,
+            temperature=config.rollout.temperature,
+            has_reference=config.algorithm.kl > 0.0,
+            is_shared=is_shared,
+            is_packed=folder.is_packed,
+            masked=masked,
+            reward=_reward_model(folder, world_size) if config.implicit_reward else None,
+        )
 
     def facts(self) -> tuple[str, ...]:
         """Return what decides on this rank's speed and memory, for a line of its log."""
         attention = f"{self.hf_config._attn_implementation} attention, {'packed' if self.is_packed else 'padded'} rows"
         shared, stage = f"shared prompts: {'yes' if self.is_shared else 'no'}", self.actor.stage
-        return f"rank {self.rank} of {self.world_size}", f"DeepSpeed, ZeRO stage {stage}", attention, shared, self.dtype
+        return (
+            f"rank {self.rank} of {self.world_size}",
+            f"DeepSpeed, ZeRO stage {stage}",
+            attention,
+            shared,
+            self.dtype,
+        )
 
     def forward_actor(self, batch: PaddedRows, has_entropy: bool = False) -> tuple[Tensor, Tensor]:
         """Return current logprobs, and entropies or 0, (rows, tokens), at the sampling temperature."""
         self.on_forward()
-        logprobs, entropy = self.actor.engine(batch.inputs(), self.temperature, has_entropy, self.masked)
+        logprobs, entropy = self.actor.engine(
+            batch.inputs(), self.temperature, has_entropy, self.masked
+        )
         return logprobs, entropy
 
     def forward_reference(self, batch: PaddedRows) -> Tensor | None:
@@ -202,11 +240,20 @@ class Models:
         self, rows: Sequence[ProbeRow], temperature: float = 1.0, most_tokens: int = 16384
     ) -> NDArray[np.float32]:
         """Return the logprobs of the scored tokens of all rows. A collective under ZeRO-3."""
-        width, found = max(given.size + scored.size for given, scored in rows), list[NDArray[np.float32]]()
+        width, found = (
+            max(given.size + scored.size for given, scored in rows),
+            list[NDArray[np.float32]](),
+        )
         size = max(1, most_tokens // width)
         for start in range(0, len(rows), size):
-            texts = [(given, scored, np.zeros_like(scored)) for given, scored in rows[start : start + size]]
-            samples = [Sample(given, scored, none.astype(np.float32), 0.0, 0, none) for given, scored, none in texts]
+            texts = [
+                (given, scored, np.zeros_like(scored))
+                for given, scored in rows[start : start + size]
+            ]
+            samples = [
+                Sample(given, scored, none.astype(np.float32), 0.0, 0, none)
+                for given, scored, none in texts
+            ]
             batch = pad(samples, 0).to(self.device)
             logprobs = self.actor.engine(batch.inputs(), temperature)[0]
             found.append(logprobs[batch.mask].float().cpu().numpy())
@@ -226,12 +273,24 @@ def _reward_model(folder: "_Folder", world_size: int) -> RewardModel:
     else:
         actor = Actor(own.trainable("reward model"), folder.is_packed, learner.head_dtype)
         _check_head(actor.model)
-        constant = {"warmup_ratio": 0.0, "min_lr_ratio": 1.0, "weight_decay": 0.0, "grad_clip": settings.grad_clip}
+        constant = {
+            "warmup_ratio": 0.0,
+            "min_lr_ratio": 1.0,
+            "weight_decay": 0.0,
+            "grad_clip": settings.grad_clip,
+        }
         trained = TrainedModel(
-            actor, learner.model_copy(update=constant), settings.lr, device, world_size, learner.ema_decay
+            actor,
+            learner.model_copy(update=constant),
+            settings.lr,
+            device,
+            world_size,
+            learner.ema_decay,
         )
     other = settings.reference_model
-    if settings.reference == "freeze" and (learner.lora is None or other or settings.update == "none"):
+    if settings.reference == "freeze" and (
+        learner.lora is None or other or settings.update == "none"
+    ):
         theirs = folder.named(other, "implicit_reward.reference_model") if other else own
         _check_tokenizer(folder, theirs)
         reference = theirs.frozen(world_size)
@@ -280,7 +339,9 @@ class _Folder:
     @property
     def attention(self) -> str:
         """Return the implementation of attention."""
-        return attn_implementation(self.config.learner, self.device.type, self.config.mode == "direct")
+        return attn_implementation(
+            self.config.learner, self.device.type, self.config.mode == "direct"
+        )
 
     @property
     def is_packed(self) -> bool:
@@ -309,7 +370,9 @@ class _Folder:
         """Load a model onto the learner's device."""
         attention = self.attention
         called = f"{self.key} = {self.path!r}"
-        model = load_model(self.path, called, self.config.learner.dtype, attention=attention, is_trained=True)
+        model = load_model(
+            self.path, called, self.config.learner.dtype, attention=attention, is_trained=True
+        )
         model.config.use_cache = False
         nn.Module.to(model, self.device)
         if attention == varlen.NAME and not parts.serves_packed_rows(model):
@@ -326,7 +389,9 @@ def _mask(tokens: Sequence[int], actor: Actor) -> Tensor | None:
     """Return True at the given tokens of the vocabulary, None without any."""
     if not tokens:
         return None
-    found = torch.zeros(actor.head.weight.shape[0], dtype=torch.bool, device=actor.head.weight.device)
+    found = torch.zeros(
+        actor.head.weight.shape[0], dtype=torch.bool, device=actor.head.weight.device
+    )
     found[list(tokens)] = True
     return found
 
@@ -334,10 +399,14 @@ def _mask(tokens: Sequence[int], actor: Actor) -> Tensor | None:
 @torch.no_grad()
 def _check_head(model: PreTrainedModel) -> None:
     """Raise DataError unless logits are head(backbone): the head sees counted positions only."""
-    ids = torch.arange(4, device=model.device)[None, :].remainder(model.config.get_text_config().vocab_size)
+    ids = torch.arange(4, device=model.device)[None, :].remainder(
+        model.config.get_text_config().vocab_size
+    )
     backbone = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
     if not torch.allclose(
-        model.get_output_embeddings()(backbone), model(input_ids=ids, use_cache=False).logits, atol=1e-4
+        model.get_output_embeddings()(backbone),
+        model(input_ids=ids, use_cache=False).logits,
+        atol=1e-4,
     ):
         raise DataError(
             f"{type(model).__name__} does more to its logits than one linear layer; such adapters are not supported"

@@ -23,7 +23,11 @@ def make_adam(
 ) -> torch.optim.Optimizer:
     """Return the AdamW that is fastest where its moments lie."""
     trained = [each for each in parameters if each.requires_grad]
-    options: dict[str, Any] = {"lr": lr, "betas": config.adam_betas, "weight_decay": config.weight_decay}
+    options: dict[str, Any] = {
+        "lr": lr,
+        "betas": config.adam_betas,
+        "weight_decay": config.weight_decay,
+    }
     if is_offloaded(config):
         # On a CPU nothing is offloaded, and nothing compiled for it.
         cpu = make_cpu_adam(trained, options) if device.type == "cuda" else None
@@ -33,7 +37,9 @@ def make_adam(
     return torch.optim.AdamW(trained, **options, fused=True)
 
 
-def make_cpu_adam(trained: list[nn.Parameter], options: dict[str, Any]) -> torch.optim.Optimizer | None:
+def make_cpu_adam(
+    trained: list[nn.Parameter], options: dict[str, Any]
+) -> torch.optim.Optimizer | None:
     """Return DeepSpeed's AdamW for the CPU, compiled at its first use; None where that fails."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
@@ -52,10 +58,15 @@ def make_cpu_adam(trained: list[nn.Parameter], options: dict[str, Any]) -> torch
 
 def saved_state(state: dict[str, Any]) -> dict[str, Tensor]:
     """Return one parameter's state as tensors; DeepSpeed's Adam counts its steps in a number."""
-    return {name: each if isinstance(each, Tensor) else torch.tensor(float(each)) for name, each in state.items()}
+    return {
+        name: each if isinstance(each, Tensor) else torch.tensor(float(each))
+        for name, each in state.items()
+    }
 
 
-def restored(name: str, saved: Tensor, optimizer: torch.optim.Optimizer, device: torch.device) -> Tensor | int:
+def restored(
+    name: str, saved: Tensor, optimizer: torch.optim.Optimizer, device: torch.device
+) -> Tensor | int:
     """Return one part of a parameter's state as this optimiser wants it."""
     is_number = name == "step" and not isinstance(optimizer, torch.optim.AdamW)
     return int(saved.item()) if is_number else saved.to(device)

@@ -21,10 +21,20 @@ GATHER_NUMEL = 64 * 1024 * 1024
 BUCKET = 200_000_000
 """Parameters reduced over ranks at a time: in flight a bucket takes 6 bytes each, and a larger one is no faster."""
 
-OWN_DEEPSPEED_KEYS = ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"]
+OWN_DEEPSPEED_KEYS = [
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+]
 OWN_DEEPSPEED_KEYS += [
-    "managed_gradient_accumulation", "gradient_clipping", "optimizer", "scheduler", "fp16", "bf16", "data_types",
-]  # fmt: skip
+    "managed_gradient_accumulation",
+    "gradient_clipping",
+    "optimizer",
+    "scheduler",
+    "fp16",
+    "bf16",
+    "data_types",
+]
 """Keys of DeepSpeed's config that the learner decides itself."""
 
 
@@ -43,9 +53,14 @@ class TrainedModel:
     """One DeepSpeed engine: micro-batches of any number, then one step."""
 
     def __init__(
-        self, module: nn.Module, config: LearnerConfig, lr: float, device: torch.device, world_size: int,
+        self,
+        module: nn.Module,
+        config: LearnerConfig,
+        lr: float,
+        device: torch.device,
+        world_size: int,
         ema_decay: float | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         import deepspeed
 
         module.eval()  # no dropout: logprobs of one batch must be the same function in every pass
@@ -55,7 +70,9 @@ class TrainedModel:
         self.stage: int = settings["zero_optimization"]["stage"]
         # DeepSpeed's bf16 optimiser prints memory figures, unasked.
         with contextlib.redirect_stdout(io.StringIO()):
-            self.engine = deepspeed.initialize(model=module.to(device), optimizer=optimizer, config=settings)[0]
+            self.engine = deepspeed.initialize(
+                model=module.to(device), optimizer=optimizer, config=settings
+            )[0]
         self.engine.eval()
         if self.stage == 0 and world_size == 1:
             # There is nothing to add up, and it would copy all gradients into one buffer, and back.
@@ -65,7 +82,11 @@ class TrainedModel:
                 # transformers keeps all activations of a layer in evaluation mode; what drops out stays in it.
                 layer.training = True
         self._ema_decay = ema_decay
-        self.ema = {name: weights.detach().clone() for name, weights in self.masters().items()} if ema_decay else {}
+        self.ema = (
+            {name: weights.detach().clone() for name, weights in self.masters().items()}
+            if ema_decay
+            else {}
+        )
         """Moving average of `masters`; empty when there is none."""
         self._peak_lr, self._config, self._world_size = lr, config, world_size
         self._bad_losses = torch.zeros((), device=device)
@@ -97,7 +118,9 @@ class TrainedModel:
         else:
             self.engine.step()
             is_applied = bool(self.engine.was_step_applied())
-            report = StepReport(is_applied, float(self.engine.get_global_grad_norm()) if is_applied else math.inf)
+            report = StepReport(
+                is_applied, float(self.engine.get_global_grad_norm()) if is_applied else math.inf
+            )
         if report.is_applied and self._ema_decay is not None:
             for name, weights in self.masters().items():
                 self.ema[name].lerp_(weights.detach(), 1.0 - self._ema_decay)
@@ -105,8 +128,12 @@ class TrainedModel:
 
     def _plain_step(self) -> StepReport:
         """Clip and step at stage 0, which checks nothing itself; all ranks see one norm of averaged gradients."""
-        trained = [parameter for parameter in self.engine.module.parameters() if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in trained if parameter.grad is not None])
+        trained = [
+            parameter for parameter in self.engine.module.parameters() if parameter.grad is not None
+        ]
+        norm = torch.nn.utils.get_total_norm(
+            [parameter.grad for parameter in trained if parameter.grad is not None]
+        )
         if not math.isfinite(norm):
             self.engine.zero_grad()
             return StepReport(False, math.inf)
@@ -165,12 +192,18 @@ class TrainedModel:
             own.copy_(weights[name])
         self.masters_changed()
 
-    def full_tensors(self, wanted: Callable[[str], bool] = lambda name: True) -> Iterator[tuple[str, Tensor]]:
+    def full_tensors(
+        self, wanted: Callable[[str], bool] = lambda name: True
+    ) -> Iterator[tuple[str, Tensor]]:
         """Yield every wanted parameter by name. Under ZeRO-3 a collective, whole while yielded."""
         import deepspeed
 
-        for bucket in _buckets([each for each in self.engine.module.named_parameters() if wanted(each[0])]):
-            with deepspeed.zero.GatheredParameters([parameter for _, parameter in bucket], enabled=self.stage == 3):
+        for bucket in _buckets(
+            [each for each in self.engine.module.named_parameters() if wanted(each[0])]
+        ):
+            with deepspeed.zero.GatheredParameters(
+                [parameter for _, parameter in bucket], enabled=self.stage == 3
+            ):
                 for name, parameter in bucket:
                     yield name, parameter.detach()
 
@@ -192,7 +225,11 @@ def deepspeed_settings(config: LearnerConfig, parameters: int) -> dict[str, Any]
                 'there; allowed are "cpu" and "none"'
             )
     autocast = config.deepspeed.get("torch_autocast") or {}
-    if autocast.get("enabled") and autocast.get("dtype") not in ("bfloat16", "bf16", "torch.bfloat16"):
+    if autocast.get("enabled") and autocast.get("dtype") not in (
+        "bfloat16",
+        "bf16",
+        "torch.bfloat16",
+    ):
         raise ConfigError(
             f"learner.deepspeed.torch_autocast.dtype = {autocast.get('dtype')!r}: DeepSpeed would scale gradients of "
             'another dtype than bfloat16, and the learner checks and clips them as they are; allowed are "bfloat16" '
@@ -200,7 +237,11 @@ def deepspeed_settings(config: LearnerConfig, parameters: int) -> dict[str, Any]
         )
     zero["stage"] = stage
     zero.setdefault("reduce_bucket_size", min(BUCKET, max(parameters, 1)))
-    settings: dict[str, Any] = {"steps_per_print": 2**31, "zero_force_ds_cpu_optimizer": False, **config.deepspeed}
+    settings: dict[str, Any] = {
+        "steps_per_print": 2**31,
+        "zero_force_ds_cpu_optimizer": False,
+        **config.deepspeed,
+    }
     settings |= {
         "zero_optimization": zero,
         "train_micro_batch_size_per_gpu": 1,
@@ -218,7 +259,9 @@ def zero_stage(config: LearnerConfig) -> int:
     """Return the ZeRO stage that applies; raise ConfigError for one that does not exist."""
     stage = config.deepspeed.get("zero_optimization", {}).get("stage", 0)
     if stage not in (0, 1, 2, 3):
-        raise ConfigError(f"learner.deepspeed.zero_optimization.stage = {stage!r}; allowed are 0, 1, 2 and 3")
+        raise ConfigError(
+            f"learner.deepspeed.zero_optimization.stage = {stage!r}; allowed are 0, 1, 2 and 3"
+        )
     # Stage 0 in bf16 keeps no fp32 weights, and steps of 5e-7 would round away; for one rank stage 1 is stage 0 with
     # them.
     return max(stage, 1) if config.dtype == "bfloat16" else int(stage)

@@ -22,17 +22,31 @@ def row_offsets(mask: Tensor) -> dict[str, Any]:
     lengths = lengths[lengths > 0]
     ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0, dtype=torch.int32)])
     longest = int(lengths.max())
-    return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+    return {
+        "cu_seq_lens_q": ends,
+        "cu_seq_lens_k": ends,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
 
 
 def varlen_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """Attend causally within each packed row, or each of (rows, heads, tokens, size) without `cu_seq_lens_q`.
 
     Queries, keys and values are (1, heads, tokens, size); `options` are those of `row_offsets` and transformers' own.
     """
-    other = [name for name in ("softcap", "s_aux", "position_bias", "cache") if options.get(name) is not None]
+    other = [
+        name
+        for name in ("softcap", "s_aux", "position_bias", "cache")
+        if options.get(name) is not None
+    ]
     if other or attention_mask is not None or options.get("dropout"):
         raise ValueError(
             f'learner.attn_implementation = "varlen" does not serve {type(module).__name__}, which needs '
@@ -47,20 +61,34 @@ def varlen_attention(
         seen = (window - 1, 0) if window else (-1, 0)
         longest = options["max_length_q"]
         found = varlen_attn(
-            q, k, v, ends, ends, longest, longest, scale=scale, window_size=seen, enable_gqa=q.shape[1] != k.shape[1]
+            q,
+            k,
+            v,
+            ends,
+            ends,
+            longest,
+            longest,
+            scale=scale,
+            window_size=seen,
+            enable_gqa=q.shape[1] != k.shape[1],
         )
         assert isinstance(found, Tensor)
         return found[None], None
     rows = [
-        _one_row(query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], scale, window) for a, b in pairwise(ends.tolist())
+        _one_row(query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], scale, window)
+        for a, b in pairwise(ends.tolist())
     ]
     return torch.cat(rows, 2).transpose(1, 2).contiguous(), None
 
 
-def _one_row(query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
+def _one_row(
+    query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
+) -> Tensor:
     width, is_grouped = query.shape[2], query.shape[1] != key.shape[1]
     if window is None or width <= window:
-        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=is_grouped)
+        return scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scale, enable_gqa=is_grouped
+        )
     seen = torch.ones(width, width, dtype=torch.bool, device=query.device).tril().triu(1 - window)
     return scaled_dot_product_attention(query, key, value, seen, scale=scale, enable_gqa=is_grouped)
 

@@ -39,9 +39,12 @@ class RankInfo:
     def environment(self, address: str, port: int) -> dict[str, str]:
         """Return the variables that torch.distributed and DeepSpeed read."""
         return {
-            "RANK": str(self.rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": str(self.local_rank),
-            "MASTER_ADDR": address, "MASTER_PORT": str(port),
-        }  # fmt: skip
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.ranks),
+            "LOCAL_RANK": str(self.local_rank),
+            "MASTER_ADDR": address,
+            "MASTER_PORT": str(port),
+        }
 
 
 def rank_info(environment: Mapping[str, str]) -> tuple[RankInfo, dict[str, str]]:
@@ -53,7 +56,9 @@ def rank_info(environment: Mapping[str, str]) -> tuple[RankInfo, dict[str, str]]
     # Set by srun for its step; a batch script has SLURM_PROCID and SLURM_NTASKS too, but is one process.
     if "SLURM_PROCID" in environment and _number(environment, "SLURM_STEP_NUM_TASKS", 1) > 1:
         found = RankInfo(
-            _number(environment, "SLURM_PROCID"), _number(environment, "SLURM_STEP_NUM_TASKS"), _local_rank(environment)
+            _number(environment, "SLURM_PROCID"),
+            _number(environment, "SLURM_STEP_NUM_TASKS"),
+            _local_rank(environment),
         )
         nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
         # Every rank must name the same port without talking: a function of the job.
@@ -93,8 +98,14 @@ def supervise(command: list[str], ranks: int, stopped: Callable[[], bool]) -> No
         # Bound until the ranks end: another process would get a free port while they load torch. Rank 0 listens there.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
-        places = [RankInfo(rank, ranks, rank).environment("127.0.0.1", held.getsockname()[1]) for rank in range(ranks)]
-        program, parent = [sys.executable, "-m", "prefixrl.learner", *command], {PARENT_VARIABLE: str(os.getpid())}
+        places = [
+            RankInfo(rank, ranks, rank).environment("127.0.0.1", held.getsockname()[1])
+            for rank in range(ranks)
+        ]
+        program, parent = (
+            [sys.executable, "-m", "prefixrl.learner", *command],
+            {PARENT_VARIABLE: str(os.getpid())},
+        )
         own = [_for_rank(rank, os.environ) | parent | place for rank, place in enumerate(places)]
         children = [subprocess.Popen(program, env=each) for each in own]
         try:

@@ -22,7 +22,14 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, PeerLost, UserError
 from prefixrl.common.host.process import END_SIGNAL, RestartBudget, end_children, ignoring_signals
 from prefixrl.common.host.serving import command
-from prefixrl.common.wire.address import ENDPOINT_FILE, Address, address_in, bindable, mark_of, weights_listen
+from prefixrl.common.wire.address import (
+    ENDPOINT_FILE,
+    Address,
+    address_in,
+    bindable,
+    mark_of,
+    weights_listen,
+)
 from prefixrl.common.wire.keys import make_keys
 from prefixrl.common.wire.requester import WaitLog
 from prefixrl.learner.broker.client import REPLAY_S
@@ -44,9 +51,14 @@ class Servers:
     """Starts, watches and restarts both; a restarted broker is given `completed`. `trains` false: evaluations alone."""
 
     def __init__(
-        self, config: RunConfig, directory: Path, completed: int, trains: bool = True, ranks: int = 1,
+        self,
+        config: RunConfig,
+        directory: Path,
+        completed: int,
+        trains: bool = True,
+        ranks: int = 1,
         raise_if_stopped: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._raise_if_stopped = raise_if_stopped
         self._trains, self._ranks = trains, ranks
         self._directory = directory
@@ -61,7 +73,10 @@ class Servers:
         make_keys(directory)
         self._folder = _private_folder(directory)
         self._local_endpoint = _local_endpoint_in(self._folder)
-        self._weights_file, endpoint_file = directory / "weights_endpoint", directory / ENDPOINT_FILE
+        self._weights_file, endpoint_file = (
+            directory / "weights_endpoint",
+            directory / ENDPOINT_FILE,
+        )
         self._weights_file.unlink(missing_ok=True)
         before = mark_of(endpoint_file)
         try:
@@ -75,7 +90,11 @@ class Servers:
         threading.Thread(target=self._watch, name="servers", daemon=True).start()
 
     def _start_weight_server(self, is_restart: bool = False) -> None:
-        run, file, directory = str(self._directory), str(self._weights_file), self._directory / "weights"
+        run, file, directory = (
+            str(self._directory),
+            str(self._weights_file),
+            self._directory / "weights",
+        )
         start = WeightServerStart(run, self._weights_listen, file, self._local_endpoint, is_restart)
         self._start(WEIGHT_SERVER, command("prefixrl.learner.weights.server", directory, start))
 
@@ -104,7 +123,9 @@ class Servers:
             waited_s = time.monotonic() - self._budgets[name].started_s
             if waited_s > REPLAY_S:
                 process.kill()
-                raise PeerLost(f"the {name} (pid {process.pid}) did not open its socket within {REPLAY_S:g} s")
+                raise PeerLost(
+                    f"the {name} (pid {process.pid}) did not open its socket within {REPLAY_S:g} s"
+                )
             wait.log_progress(waited_s)
             time.sleep(0.01)
         return path.read_text(encoding="utf-8").strip()
@@ -179,7 +200,11 @@ def _private_folder(directory: Path) -> Path | None:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
         found = folder.lstat()
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077:
+        if (
+            stat.S_ISDIR(found.st_mode)
+            and found.st_uid == os.geteuid()
+            and not found.st_mode & 0o077
+        ):
             return folder
         return Path(tempfile.mkdtemp(prefix="prefixrl-"))  # another user made a folder of that name
     except OSError as error:
@@ -194,7 +219,10 @@ def _local_endpoint_in(folder: Path | None) -> str:
     if (size := len(os.fsencode(folder / "weights"))) > MOST_LOCAL_ENDPOINT_BYTES:
         log.warning(
             "the path of the local endpoint in %s has %d bytes, a socket's at most %d; %s; a shorter TMPDIR avoids it",
-            folder, size, MOST_LOCAL_ENDPOINT_BYTES, NO_LOCAL_ENDPOINT,
-        )  # fmt: skip
+            folder,
+            size,
+            MOST_LOCAL_ENDPOINT_BYTES,
+            NO_LOCAL_ENDPOINT,
+        )
         return ""
     return f"ipc://{folder}/weights"

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
-from prefixrl.common.config.foreign import read_toml
+from prefixrl.common.config.foreign.files import read_toml
 
 TEXTS: dict[str, str] = read_toml(Path(__file__).with_suffix(".toml"), "the table of alarms")
 LOW_ESS = 0.5
@@ -64,7 +64,11 @@ class Alarms:
             "no_reward": self._no_reward(figures),
             "plateau": self._plateau(figures),
         }
-        texts = [f"iteration {iteration}: {text}" for name, text in found.items() if text and name not in self.ringing]
+        texts = [
+            f"iteration {iteration}: {text}"
+            for name, text in found.items()
+            if text and name not in self.ringing
+        ]
         self.ringing = {name: text for name, text in found.items() if text}
         return texts
 
@@ -73,7 +77,9 @@ class Alarms:
         entropy, reward = figures.get("entropy"), figures.get("reward")
         if entropy is None or reward is None:
             return ""
-        self._reward = reward if self._reward is None else self._reward + SMOOTHING * (reward - self._reward)
+        self._reward = (
+            reward if self._reward is None else self._reward + SMOOTHING * (reward - self._reward)
+        )
         self._best_reward = max(self._best_reward, self._reward)
         if len(self._first_entropies) < FIRST_ITERATIONS:
             self._first_entropies.append(entropy)
@@ -81,13 +87,19 @@ class Alarms:
         first = sum(self._first_entropies) / len(self._first_entropies)
         if entropy >= LOW_ENTROPY_SHARE * first or self._reward > self._best_reward - LOST_REWARD:
             return ""
-        return TEXTS["entropy"].format(entropy=entropy, first=first, reward=self._reward, best=self._best_reward)
+        return TEXTS["entropy"].format(
+            entropy=entropy, first=first, reward=self._reward, best=self._best_reward
+        )
 
     def _exploration(self, figures: Mapping[str, float]) -> str:
         """Return the sentence for an entropy that is gone before the task is learned, else an empty one."""
         entropy, reward = figures.get("entropy"), figures.get("reward", 1.0)
         first = sum(self._first_entropies) / max(1, len(self._first_entropies))
-        if entropy is None or entropy >= STILL_SHARE * first or max(reward, self._reward or 0.0) >= LEARNED:
+        if (
+            entropy is None
+            or entropy >= STILL_SHARE * first
+            or max(reward, self._reward or 0.0) >= LEARNED
+        ):
             return ""
         return TEXTS["exploration"].format(reward=reward, entropy=entropy, first=first)
 
@@ -132,6 +144,13 @@ class Alarms:
         error = math.sqrt(self._squares / self._looks * 2 / FLAT_SPAN)
         most = FLAT_ENDS if "plateau" in self.ringing else FLAT_BEGINS
         is_mixed = figures.get("uniform_groups_fraction", 0.0) <= 1.0 - MIXED
-        if self._looks < FLAT_FROM or newest >= LEARNED or newest - first > most * error or not is_mixed:
+        if (
+            self._looks < FLAT_FROM
+            or newest >= LEARNED
+            or newest - first > most * error
+            or not is_mixed
+        ):
             return ""
-        return TEXTS["plateau"].format(looks=self._looks, newest=newest, first=first, error=error, span=FLAT_SPAN)
+        return TEXTS["plateau"].format(
+            looks=self._looks, newest=newest, first=first, error=error, span=FLAT_SPAN
+        )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from prefixrl.common.config.foreign import read_json
+from prefixrl.common.config.foreign.files import read_json
 from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, PrefixRLError, to_copy
@@ -33,10 +33,15 @@ _FREE = {
     ("filter",): "limit_batches min_pass_rate",
     ("scorer",): "device threads vllm verifier_children",
     ("scorer", "prm"): "device gpu_memory_utilization",
-    ("scorer", "openai"): "url key_variable requests request_s patience_s prompt_price completion_price",
+    (
+        "scorer",
+        "openai",
+    ): "url key_variable requests request_s patience_s prompt_price completion_price",
     ("learner",): "device threads micro_batch_tokens batch_timeout_s collective_timeout_s",
 }
-FREE_KEYS: frozenset[KeyPath] = frozenset((*path, key) for path, keys in _FREE.items() for key in keys.split())
+FREE_KEYS: frozenset[KeyPath] = frozenset(
+    (*path, key) for path, keys in _FREE.items() for key in keys.split()
+)
 """Keys that may differ when a run is resumed, besides FREE_SECTIONS: none of them changes what is trained. A served
 target may move to another address, but must stay the same model."""
 REMEDY = "restore them, choose another directory (--set directory=...), or start anew (--fresh)"
@@ -52,7 +57,9 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"directory = {config.directory!r} cannot be used: {error.strerror}") from None
+            raise ConfigError(
+                f"directory = {config.directory!r} cannot be used: {error.strerror}"
+            ) from None
         self._lock = own(self.path)
         try:
             self._adopt(config, free_keys)
@@ -97,11 +104,15 @@ class RunDirectory:
         # What an earlier release did not record is taken as it is now.
         recorded = {name: was for name in Inputs.__struct_fields__ if (was := getattr(known, name))}
         names = [name for name, was in recorded.items() if was != getattr(given, name)]
-        if changed := ", ".join(KEYS_OF_INPUTS.get(name, name.replace("_", ".", 1)) for name in names):
+        if changed := ", ".join(
+            KEYS_OF_INPUTS.get(name, name.replace("_", ".", 1)) for name in names
+        ):
             raise ConfigError(
                 f"{self.path} holds a run whose input files were others: {changed} changed since it began; {REMEDY}"
             )
-        write_atomically(self.path / "inputs.json", msgspec.json.format(msgspec.json.encode(given)).decode())
+        write_atomically(
+            self.path / "inputs.json", msgspec.json.format(msgspec.json.encode(given)).decode()
+        )
 
 
 class Inputs(msgspec.Struct, frozen=True):
@@ -142,7 +153,9 @@ def inputs(directory: Path) -> Inputs | None:
 
 def _inputs(config: RunConfig) -> Inputs:
     reward, adapter = config.implicit_reward, config.adapter
-    has_anchor = config.algorithm.kl > 0 and adapter.init_from is not None and adapter.reference == "model"
+    has_anchor = (
+        config.algorithm.kl > 0 and adapter.init_from is not None and adapter.reference == "model"
+    )
     return Inputs(
         data_train=tuple(file_digest(path) for path in input_files(config.data.train)),
         reward_function=function_digest(config.reward.function),
@@ -182,7 +195,11 @@ def check_ports_are_free(listen: str, patience_s: float = 0.0) -> None:
     advertised(bound)
     _wait_until_free(bound, f"broker.listen = {listen!r}", patience_s)
     if weights != bound:
-        _wait_until_free(weights, f"the port of the weights, the one after broker.listen = {listen!r},", patience_s)
+        _wait_until_free(
+            weights,
+            f"the port of the weights, the one after broker.listen = {listen!r},",
+            patience_s,
+        )
 
 
 def _wait_until_free(endpoint: str, name: str, patience_s: float) -> None:
@@ -190,10 +207,16 @@ def _wait_until_free(endpoint: str, name: str, patience_s: float) -> None:
     deadline_s = time.monotonic() + patience_s
     while problem := _binding_problem(host, int(port)):
         if problem == NOT_OURS:
-            own = ", ".join(f"{each} ({address})" for each in names() if (address := address_of(each)))
-            raise ConfigError(f"{name} cannot be bound: {problem}; this host has {own}; 0.0.0.0 listens on all of them")
+            own = ", ".join(
+                f"{each} ({address})" for each in names() if (address := address_of(each))
+            )
+            raise ConfigError(
+                f"{name} cannot be bound: {problem}; this host has {own}; 0.0.0.0 listens on all of them"
+            )
         if time.monotonic() > deadline_s:
-            raise ConfigError(f"{name} cannot be bound: {problem}; choose another port, or 0 for a free one")
+            raise ConfigError(
+                f"{name} cannot be bound: {problem}; choose another port, or 0 for a free one"
+            )
         time.sleep(0.1)
 
 

@@ -54,22 +54,34 @@ def process_figures(groups: Sequence[BatchGroup]) -> dict[str, float]:
 
 
 def by_source(
-    groups: Sequence[BatchGroup], passed: Mapping[str, int] | None = None, filtered: Mapping[str, int] | None = None
+    groups: Sequence[BatchGroup],
+    passed: Mapping[str, int] | None = None,
+    filtered: Mapping[str, int] | None = None,
 ) -> dict[str, float]:
     """Return reward, accuracy and filtered fraction of every source; one with families has them in all, too."""
     rewards, outcomes = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for group in groups:
         for name in _names(group.source):
             rewards[name] += group.rewards
-            outcomes[name] += group.outcomes or group.rewards  # with step rewards an answer's reward is no verdict
+            outcomes[name] += (
+                group.outcomes or group.rewards
+            )  # with step rewards an answer's reward is no verdict
     found = {f"reward/{name}": sum(each) / len(each) for name, each in rewards.items() if each}
-    found |= {f"accuracy/{name}": sum(map(is_right, each)) / len(each) for name, each in outcomes.items() if each}
+    found |= {
+        f"accuracy/{name}": sum(map(is_right, each)) / len(each)
+        for name, each in outcomes.items()
+        if each
+    }
     judged: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for is_filtered, counts in enumerate((passed or {}, filtered or {})):
         for source, count in counts.items():
             for name in _names(source):
                 judged[name][is_filtered] += count
-    return found | {f"filtered_fraction/{name}": each[1] / sum(each) for name, each in judged.items() if sum(each)}
+    return found | {
+        f"filtered_fraction/{name}": each[1] / sum(each)
+        for name, each in judged.items()
+        if sum(each)
+    }
 
 
 def is_right(reward: float) -> bool:

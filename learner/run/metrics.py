@@ -69,7 +69,12 @@ class MetricsLog:
         return self._before_s + since_start_s
 
     def write(
-        self, batch: Batch, metrics: IterationMetrics, optimizer_steps: int, times: Times, status: StatusDocument
+        self,
+        batch: Batch,
+        metrics: IterationMetrics,
+        optimizer_steps: int,
+        times: Times,
+        status: StatusDocument,
     ) -> None:
         """Write the lines of one iteration, and log the alarms that begin with it."""
         now_s = self.since_run_began_s(times.since_start_s)
@@ -80,33 +85,53 @@ class MetricsLog:
         figures = metrics.means | batch_fractions(batch.groups)
         begun = self._alarms.look(batch.iteration, figures)
         line = MetricsLine(
-            iteration=batch.iteration, version=batch.iteration + 1, optimizer_steps=optimizer_steps,
-            figures=figures | by_source(batch.groups, status.passed_by_source, status.filtered_by_source),
-            ages=Counter(map(str, ages)), mean_age=sum(ages) / max(1, len(ages)), admission=status.admission,
+            iteration=batch.iteration,
+            version=batch.iteration + 1,
+            optimizer_steps=optimizer_steps,
+            figures=figures
+            | by_source(batch.groups, status.passed_by_source, status.filtered_by_source),
+            ages=Counter(map(str, ages)),
+            mean_age=sum(ages) / max(1, len(ages)),
+            admission=status.admission,
             statuses=statuses(batch.groups),
             histograms={
                 name: {"edges": list(each.edges), "counts": list(map(float, each.counts))}
                 for name, each in metrics.histograms.items()
             },
-            stages=_mean(batch), waited_for_s=batch.waited_s,
+            stages=_mean(batch),
+            waited_for_s=batch.waited_s,
             tokens_per_s=_tokens_per_s(batch, interval_s, times.trained_s),
             busy_fraction=status.busy_fraction | {"learner": times.busy_fraction},
             engine_mismatch=max((each.engine_mismatch for each in rollouts), default=0.0),
             proofs=Counter(each.proof for each in rollouts),
-            probe_slope=max(slopes, key=lambda slope: abs(slope - 1.0), default=None), ended=status.causes,
-            losses=status.losses, waited_s=times.waited_s, trained_s=times.trained_s, publish_s=times.publish_s,
-            since_start_s=now_s, drift=metrics.ages, engines=_engines(status), waiting_rows=status.waiting_rows,
-            alarms=dict(self._alarms.ringing), endpoint=status.endpoint, ranks={**times.ranks, **self._forecast},
-        )  # fmt: skip
+            probe_slope=max(slopes, key=lambda slope: abs(slope - 1.0), default=None),
+            ended=status.causes,
+            losses=status.losses,
+            waited_s=times.waited_s,
+            trained_s=times.trained_s,
+            publish_s=times.publish_s,
+            since_start_s=now_s,
+            drift=metrics.ages,
+            engines=_engines(status),
+            waiting_rows=status.waiting_rows,
+            alarms=dict(self._alarms.ringing),
+            endpoint=status.endpoint,
+            ranks={**times.ranks, **self._forecast},
+        )
         self._append(self._metrics, [line])
         rows = iter(metrics.row_advantages)
-        lines = [AdvantageLine(batch.iteration, each.seq, [next(rows) for _ in each.lengths]) for each in batch.groups]
+        lines = [
+            AdvantageLine(batch.iteration, each.seq, [next(rows) for _ in each.lengths])
+            for each in batch.groups
+        ]
         self._append(self._advantages, lines)
         for text in begun:
             log.warning("%s", text)
 
     def _append(self, path: Path, lines: Sequence[MetricsLine | AdvantageLine]) -> None:
-        when_there_is_room(lambda: json_lines.append(path, lines), path.parent, path.name, self._raise_if_hopeless)
+        when_there_is_room(
+            lambda: json_lines.append(path, lines), path.parent, path.name, self._raise_if_hopeless
+        )
 
 
 def _engines(status: StatusDocument) -> dict[str, tuple[str, ...]]:
@@ -135,7 +160,9 @@ def _tokens_per_s(batch: Batch, interval_s: float, trained_s: float) -> dict[str
     }
 
 
-def _keep_before(path: Path, kind: "type[MetricsLine] | type[AdvantageLine]", iteration: int) -> None:
+def _keep_before(
+    path: Path, kind: "type[MetricsLine] | type[AdvantageLine]", iteration: int
+) -> None:
     """Drop the lines of iterations that will be trained again, and an incomplete last one."""
     if path.exists():
         lines: Sequence[MetricsLine | AdvantageLine] = json_lines.read(path, kind)

@@ -41,15 +41,25 @@ def ranked(iterations: Collection[int], curve: Iterable[Point]) -> list[int]:
 
 
 def removable(
-    iterations: Collection[int], kept: CheckpointConfig, best: Sequence[int] = (), awaited: Collection[int] = ()
+    iterations: Collection[int],
+    kept: CheckpointConfig,
+    best: Sequence[int] = (),
+    awaited: Collection[int] = (),
 ) -> list[int]:
     """Return the iterations that go, oldest first."""
     stay = {*sorted(iterations)[-kept.keep :], *best[: kept.keep_best], *awaited}
-    return [each for each in sorted(iterations) if each not in stay and not is_milestone(each, kept.growth)]
+    return [
+        each
+        for each in sorted(iterations)
+        if each not in stay and not is_milestone(each, kept.growth)
+    ]
 
 
 def prune(
-    directory: Path, kept: CheckpointConfig, curve: Iterable[Point] = (), awaited: Collection[int] = ()
+    directory: Path,
+    kept: CheckpointConfig,
+    curve: Iterable[Point] = (),
+    awaited: Collection[int] = (),
 ) -> list[int]:
     """Link the best checkpoint, remove those that go, return their iterations."""
     there = checkpoints(directory)

@@ -11,7 +11,14 @@ from prefixrl.common.evaluation.accuracy import Accuracy, Point
 from prefixrl.common.evaluation.plans import GREEDY, SAMPLED
 from prefixrl.common.host.process import write_atomically
 from prefixrl.common.run import json_lines
-from prefixrl.common.run.documents import SUMMARY_FILE, MetricsLine, Staleness, Summary, alarm_spans, memory_words
+from prefixrl.common.run.documents import (
+    SUMMARY_FILE,
+    MetricsLine,
+    Staleness,
+    Summary,
+    alarm_spans,
+    memory_words,
+)
 from prefixrl.common.run.status import StatusDocument
 
 
@@ -32,26 +39,40 @@ class EvaluationOutcome:
 
 
 def summarise(
-    status: StatusDocument, evaluated: EvaluationOutcome, lines: Sequence[MetricsLine], steps: int, wall_s: float
+    status: StatusDocument,
+    evaluated: EvaluationOutcome,
+    lines: Sequence[MetricsLine],
+    steps: int,
+    wall_s: float,
 ) -> Summary:
     """Combine the broker's status, the evaluations and the lines, which outlive the processes."""
     greedy = {arm: found[GREEDY] for arm, found in evaluated.arms.items() if GREEDY in found}
     sampled = {arm: found[SAMPLED] for arm, found in evaluated.arms.items() if SAMPLED in found}
     rows = sum(line.figures["rows"] for line in lines)
     cut = sum(line.figures["rows"] * line.figures.get("truncated_fraction", 0.0) for line in lines)
-    trained, filtered = status.groups.trained, status.groups.filtered  # at its end a run holds no others
+    trained, filtered = (
+        status.groups.trained,
+        status.groups.filtered,
+    )  # at its end a run holds no others
     return Summary(
-        run_id=status.run_id, accuracy={arm: each.accuracy for arm, each in greedy.items()},
+        run_id=status.run_id,
+        accuracy={arm: each.accuracy for arm, each in greedy.items()},
         accuracy_ci95={arm: each.ci95 for arm, each in greedy.items()},
         accuracy_interval={arm: each.interval for arm, each in greedy.items()},
         accuracy_sampled={arm: each.accuracy for arm, each in sampled.items()},
         accuracy_by_family={arm: each.by_family for arm, each in greedy.items()},
-        accuracy_by_version=list(evaluated.curve), truncated_fraction=cut / max(1.0, rows),
+        accuracy_by_version=list(evaluated.curve),
+        truncated_fraction=cut / max(1.0, rows),
         accuracy_truncated={arm: each.truncated_fraction for arm, each in greedy.items()},
-        fixed_prefix=evaluated.fixed_prefix, evaluations_incomplete=list(evaluated.incomplete),
-        eval_problems=min((each.problems for each in greedy.values()), default=0), verifier_errors=evaluated.errors,
-        groups=msgspec.structs.asdict(status.groups), causes=status.causes, row_errors=status.row_errors,
-        cached_fraction=status.completions.get("cached", 0) / max(1, status.completions.get("judged", 0)),
+        fixed_prefix=evaluated.fixed_prefix,
+        evaluations_incomplete=list(evaluated.incomplete),
+        eval_problems=min((each.problems for each in greedy.values()), default=0),
+        verifier_errors=evaluated.errors,
+        groups=msgspec.structs.asdict(status.groups),
+        causes=status.causes,
+        row_errors=status.row_errors,
+        cached_fraction=status.completions.get("cached", 0)
+        / max(1, status.completions.get("judged", 0)),
         filter_pass_fraction=None if status.filter is None else trained / (trained + filtered),
         staleness=Staleness(
             window=status.window,
@@ -62,11 +83,17 @@ def summarise(
             token_histogram=status.token_age_histogram,
             crossed_fraction=status.crossed_fraction,
         ),
-        versions=status.iteration, optimizer_steps=steps, busy_fraction=lines[-1].busy_fraction if lines else {},
-        engine=_engines(lines), losses=_losses(lines, status), wall_s=wall_s,
-        publish_s=sum(line.publish_s for line in lines) / max(1, len(lines)), alarms=alarm_spans(lines),
-        endpoint=status.endpoint, learner_memory=memory_words(lines[-1].ranks) if lines else "",
-    )  # fmt: skip
+        versions=status.iteration,
+        optimizer_steps=steps,
+        busy_fraction=lines[-1].busy_fraction if lines else {},
+        engine=_engines(lines),
+        losses=_losses(lines, status),
+        wall_s=wall_s,
+        publish_s=sum(line.publish_s for line in lines) / max(1, len(lines)),
+        alarms=alarm_spans(lines),
+        endpoint=status.endpoint,
+        learner_memory=memory_words(lines[-1].ranks) if lines else "",
+    )
 
 
 def _engines(lines: Sequence[MetricsLine]) -> dict[str, str]:
@@ -95,9 +122,14 @@ def merged(summary: Summary, directory: Path) -> Summary:
     if before is None:
         return summary
     is_same = (before.run_id, before.versions) == (summary.run_id, summary.versions)
-    return msgspec.structs.replace(summary, wall_s=max(before.wall_s, summary.wall_s) if is_same else summary.wall_s)
+    return msgspec.structs.replace(
+        summary, wall_s=max(before.wall_s, summary.wall_s) if is_same else summary.wall_s
+    )
 
 
 def write(summary: Summary, directory: Path) -> None:
     """Write `summary.json`."""
-    write_atomically(directory / SUMMARY_FILE, msgspec.json.format(msgspec.json.encode(summary), indent=2).decode())
+    write_atomically(
+        directory / SUMMARY_FILE,
+        msgspec.json.format(msgspec.json.encode(summary), indent=2).decode(),
+    )

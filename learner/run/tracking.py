@@ -28,7 +28,15 @@ class Tracking:
     def __init__(self, directory: Path) -> None:
         """Start it; it ends with its stdin, also where this process is killed."""
         self._directory, self._is_lost = directory, False
-        command = [sys.executable, "-P", "-m", "prefixrl.deploy", "track", str(directory), "--until-eof"]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "prefixrl.deploy",
+            "track",
+            str(directory),
+            "--until-eof",
+        ]
         # Ctrl-C, and what a batch system or systemd sends to every process, are for the learner, which saves and then
         # ends the tracker: its last iterations are still to be sent.
         with ignoring_signals():

@@ -110,9 +110,16 @@ class Uploads:
                 try:
                     self._upload(*found)
                 except OSError as fault:
-                    log.error("the upload of checkpoint %d failed or could not be noted: %s", found[0], fault)
+                    log.error(
+                        "the upload of checkpoint %d failed or could not be noted: %s",
+                        found[0],
+                        fault,
+                    )
         except OSError as fault:
-            log.error("the checkpoints to upload cannot be listed: %s; tried again with the next one", fault)
+            log.error(
+                "the checkpoints to upload cannot be listed: %s; tried again with the next one",
+                fault,
+            )
         except Exception:  # the end of a run waits for this thread
             log.exception("uploads failed; they are tried again with the next checkpoint")
 
@@ -131,16 +138,35 @@ class Uploads:
 
     def _upload(self, iteration: int, folder: Path, digest: str) -> None:
         began_s = time.monotonic()
-        guarded = [sys.executable, "-P", "-c", _GUARD, str(os.getpid()), str(TICK_S), *self._command, str(folder)]
+        guarded = [
+            sys.executable,
+            "-P",
+            "-c",
+            _GUARD,
+            str(os.getpid()),
+            str(TICK_S),
+            *self._command,
+            str(folder),
+        ]
         process = subprocess.Popen(
-            guarded, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
+            guarded,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
             start_new_session=True,
-        )  # fmt: skip
+        )
         crash_point("upload.begun")
         log_path, end = self._directory / LOG_FILE, bytearray()
-        reader = threading.Thread(target=_read, args=(process.stdout, log_path, end), name="upload log", daemon=True)
+        reader = threading.Thread(
+            target=_read, args=(process.stdout, log_path, end), name="upload log", daemon=True
+        )
         reader.start()
-        while process.poll() is None and not self._closing.is_set() and time.monotonic() - began_s < self._limit_s:
+        while (
+            process.poll() is None
+            and not self._closing.is_set()
+            and time.monotonic() - began_s < self._limit_s
+        ):
             time.sleep(TICK_S)
         code = process.poll()
         if code is None:
@@ -148,19 +174,30 @@ class Uploads:
         reader.join(LAST_OUTPUT_S)
         crash_point("upload.done")
         if code is None and self._closing.is_set():
-            log.warning("the upload of checkpoint %d is cut off; the next start of the run repeats it", iteration)
+            log.warning(
+                "the upload of checkpoint %d is cut off; the next start of the run repeats it",
+                iteration,
+            )
             return
         took_s, last_line = time.monotonic() - began_s, _last_line(bytes(end))
         if code == 0:
             self._done.add((iteration, digest))
             log.info("checkpoint %d is uploaded, after %.1f s", iteration, took_s)
         else:
-            how = f"failed with exit code {code}" if code is not None else "was ended (checkpoint.upload_s)"
+            how = (
+                f"failed with exit code {code}"
+                if code is not None
+                else "was ended (checkpoint.upload_s)"
+            )
             log.error(
                 "the upload of checkpoint %d %s after %.1f s: %s; it is tried again with the next checkpoint; its "
                 "output is in %s",
-                iteration, how, took_s, last_line or "it printed nothing", log_path,
-            )  # fmt: skip
+                iteration,
+                how,
+                took_s,
+                last_line or "it printed nothing",
+                log_path,
+            )
         line = UploadLine(time.time(), iteration, digest, code, took_s, last_line)
         json_lines.append(self._directory / UPLOADS_FILE, [line])
 

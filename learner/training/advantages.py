@@ -31,7 +31,12 @@ def last_tokens(mask: Tensor) -> Tensor:
 
 
 def gae(
-    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lambda_: float, importance: Tensor | None = None
+    rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    gamma: float,
+    lambda_: float,
+    importance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return GAE advantages and returns (Schulman et al. 2016, eq. 16), with `importance` V-trace's.
 
@@ -59,14 +64,21 @@ def gae(
     for t in reversed(range(values.shape[1])):
         delta = rewards[:, t] + gamma * next_value - values[:, t]
         advantages[:, t] = torch.where(mask[:, t], delta + gamma * lambda_ * following, 0.0)
-        following = advantages[:, t] if trace is None else torch.where(mask[:, t], trace[:, t] * advantages[:, t], 0.0)
+        following = (
+            advantages[:, t]
+            if trace is None
+            else torch.where(mask[:, t], trace[:, t] * advantages[:, t], 0.0)
+        )
         next_value = values[:, t]
         corrections[:, t] = following
     return advantages, corrections + values
 
 
 def group_advantages(
-    rewards: Sequence[float], groups: Sequence[int], baseline: Literal["mean", "leave_one_out"], floor: float | None
+    rewards: Sequence[float],
+    groups: Sequence[int],
+    baseline: Literal["mean", "leave_one_out"],
+    floor: float | None,
 ) -> list[float]:
     """Return each row's reward less its group's baseline.
 

@@ -75,12 +75,16 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     def sealed(self) -> "CheckpointManifest":
         """Return the manifest with its digest."""
         bare = msgspec.structs.replace(self, digest="")
-        return msgspec.structs.replace(self, digest=xxhash.xxh3_128_hexdigest(msgspec.json.encode(bare)))
+        return msgspec.structs.replace(
+            self, digest=xxhash.xxh3_128_hexdigest(msgspec.json.encode(bare))
+        )
 
 
 def write_manifest(folder: Path, manifest: CheckpointManifest) -> None:
     """Write the manifest of a checkpoint, with its digest."""
-    (folder / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest.sealed())))
+    (folder / "manifest.json").write_bytes(
+        msgspec.json.format(msgspec.json.encode(manifest.sealed()))
+    )
 
 
 def read_manifest(folder: Path) -> CheckpointManifest:
@@ -91,10 +95,14 @@ def read_manifest(folder: Path) -> CheckpointManifest:
         ConfigError: another release wrote it.
     """
     try:
-        fields = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=dict[str, object])
+        fields = msgspec.json.decode(
+            (folder / "manifest.json").read_bytes(), type=dict[str, object]
+        )
         digest, written = fields.get("digest"), fields["format"]
         # First: damage is no sign of another release.
-        if digest and digest != xxhash.xxh3_128_hexdigest(msgspec.json.encode({**fields, "digest": ""})):
+        if digest and digest != xxhash.xxh3_128_hexdigest(
+            msgspec.json.encode({**fields, "digest": ""})
+        ):
             raise DataError(f"{folder} has a manifest with another digest than when it was written")
         if written == FORMAT:
             return msgspec.convert(fields, CheckpointManifest)
@@ -138,9 +146,15 @@ def _digest(path: Path) -> str:
 
 
 CARRIED_FILES = (
-    "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
-    "*.model", "chat_template*",
-)  # fmt: skip
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "chat_template*",
+)
 """Files that the export copies from the initial adapter's folder."""
 
 log = logging.getLogger(__name__)
@@ -176,7 +190,12 @@ class _Writing:
     """A checkpoint being written: of a part that fails every rank learns before the next."""
 
     def __init__(self, directory: Path, beside: Path, iteration: int, models: Models) -> None:
-        self._directory, self._beside, self._iteration, self._models = directory, beside, iteration, models
+        self._directory, self._beside, self._iteration, self._models = (
+            directory,
+            beside,
+            iteration,
+            models,
+        )
         self._fault: Exception | None = None
 
     def part(self, write: Callable[[], object]) -> None:
@@ -217,11 +236,18 @@ def _begin(directory: Path, beside: Path) -> None:
     *_, newest = None, *checkpoints(directory).values()
     needed = held_bytes(newest) if newest else 0
     if (free := free_bytes(directory)) < needed:
-        raise OSError(errno.ENOSPC, f"it takes about {in_mib(needed)}, {in_mib(free)} are free", str(directory))
+        raise OSError(
+            errno.ENOSPC,
+            f"it takes about {in_mib(needed)}, {in_mib(free)} are free",
+            str(directory),
+        )
 
 
 def _finish(beside: Path, final: Path, state: TrainerState, models: Models) -> None:
-    write_manifest(beside, CheckpointManifest(FORMAT, state, models.actor.stage, models.dtype, tuple(entries(beside))))
+    write_manifest(
+        beside,
+        CheckpointManifest(FORMAT, state, models.actor.stage, models.dtype, tuple(entries(beside))),
+    )
     for path in [*beside.rglob("*"), beside]:
         sync(path)
     crash_point("checkpoint.written")
@@ -248,17 +274,25 @@ def load(directory: Path, models: Models) -> TrainerState | None:
     folder = directory / f"step_{iteration:08d}"
     manifest = read_manifest(folder)
     here = {
-        "learner ranks": models.world_size, "ZeRO stage": models.actor.stage, "learner.dtype": models.dtype,
+        "learner ranks": models.world_size,
+        "ZeRO stage": models.actor.stage,
+        "learner.dtype": models.dtype,
         "critic": "one" if models.critic else "none",
-        "a trained implicit reward model": "one" if models.reward and models.reward.trained else "none",
-    }  # fmt: skip
+        "a trained implicit reward model": "one"
+        if models.reward and models.reward.trained
+        else "none",
+    }
     has_critic, has_reward = (
-        any(entry.path.endswith(f"/{name}.safetensors") for entry in manifest.files) for name in ("critic", "reward")
+        any(entry.path.endswith(f"/{name}.safetensors") for entry in manifest.files)
+        for name in ("critic", "reward")
     )
     there = (
-        manifest.state.world_size, manifest.zero_stage, manifest.dtype, "one" if has_critic else "none",
+        manifest.state.world_size,
+        manifest.zero_stage,
+        manifest.dtype,
+        "one" if has_critic else "none",
         "one" if has_reward else "none",
-    )  # fmt: skip
+    )
     for (name, now), then in zip(here.items(), there, strict=True):
         if now != then:
             raise DataError(
@@ -281,7 +315,10 @@ def take_critic(folder: Path, models: Models) -> None:
         log.info("%s", begins)
         return
     share = folder / f"rank_{models.rank:05d}/critic.safetensors"
-    there, here = (manifest.state.world_size, manifest.zero_stage), (models.world_size, models.critic.stage)
+    there, here = (
+        (manifest.state.world_size, manifest.zero_stage),
+        (models.world_size, models.critic.stage),
+    )
     tensors = load_file(share) if there == here and share.exists() and not models.lora else {}
     masters = models.critic.masters()
     if {name.rpartition("/")[0] for name in tensors} != set(masters):
@@ -365,7 +402,9 @@ def _restore(model: TrainedModel, tensors: dict[str, Tensor]) -> None:
     masters = model.masters()
     saved = {name.rpartition("/")[0] for name in tensors}
     if saved != set(masters):
-        raise DataError(f"the checkpoint holds {sorted(saved)[:5]}..., this model has {sorted(masters)[:5]}...")
+        raise DataError(
+            f"the checkpoint holds {sorted(saved)[:5]}..., this model has {sorted(masters)[:5]}..."
+        )
     for name, weights in masters.items():
         weights.copy_(tensors.pop(f"{name}/weights"))
         if model.ema:
@@ -373,7 +412,9 @@ def _restore(model: TrainedModel, tensors: dict[str, Tensor]) -> None:
         model.adam.state.pop(weights, None)
     for name, tensor in tensors.items():
         owner, _, part = name.rpartition("/")
-        model.adam.state[masters[owner]][part] = restored(part, tensor, model.adam, masters[owner].device)
+        model.adam.state[masters[owner]][part] = restored(
+            part, tensor, model.adam, masters[owner].device
+        )
     model.masters_changed()
 
 
@@ -381,9 +422,10 @@ def _random_states() -> dict[str, Tensor]:
     _, keys, position, _, _ = np.random.get_state()
     version, words, _ = random.getstate()
     states = {
-        "torch": torch.get_rng_state(), "numpy": torch.from_numpy(np.append(keys, position).astype(np.int64)),
+        "torch": torch.get_rng_state(),
+        "numpy": torch.from_numpy(np.append(keys, position).astype(np.int64)),
         "python": torch.tensor([version, *words], dtype=torch.int64),
-    }  # fmt: skip
+    }
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
     return states

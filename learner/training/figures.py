@@ -86,7 +86,10 @@ class IterationFacts:
 
 @torch.no_grad()
 def report(
-    data: IterationData, micro_batches: Sequence[PreparedMicroBatch], steps: Sequence[StepSums], facts: IterationFacts
+    data: IterationData,
+    micro_batches: Sequence[PreparedMicroBatch],
+    steps: Sequence[StepSums],
+    facts: IterationFacts,
 ) -> IterationMetrics:
     """Add up what the ranks counted and return it as figures, equal on every rank."""
     scalars, bins = _over_ranks(steps)
@@ -102,11 +105,15 @@ def report(
     drift = _drift(micro_batches, facts.max_staleness)
     figures |= ppo.drift_figures(drift) | facts.reward_model
     figures |= {
-        "rows": float(len(data.lengths)), "tokens": float(sum(sampled for _, sampled in data.lengths)),
-        "forward_tokens": float(facts.forward_tokens), "padded_tokens": float(facts.padded_tokens),
-        "zero_advantage_rows_fraction": sum(each == 0.0 for each in row_advantages) / len(row_advantages),
-        "whitening_floor_hit": float(facts.whitening.is_floored), "steps_left_out": float(facts.steps_left_out),
-    }  # fmt: skip
+        "rows": float(len(data.lengths)),
+        "tokens": float(sum(sampled for _, sampled in data.lengths)),
+        "forward_tokens": float(facts.forward_tokens),
+        "padded_tokens": float(facts.padded_tokens),
+        "zero_advantage_rows_fraction": sum(each == 0.0 for each in row_advantages)
+        / len(row_advantages),
+        "whitening_floor_hit": float(facts.whitening.is_floored),
+        "steps_left_out": float(facts.steps_left_out),
+    }
     figures = {name: figure for name, figure in figures.items() if math.isfinite(figure)}
     histograms = _histograms(micro_batches, oldest, facts.ratio)
     histograms["log_ratio"] = histogram(ppo.LOG_RATIO_EDGES, bins)
@@ -116,7 +123,9 @@ def report(
 def _drift(micro_batches: Sequence[PreparedMicroBatch], max_staleness: int) -> Tensor:
     """Return the sums of `drift_sums` over all rows. A collective."""
     found = [
-        ppo.drift_sums(each.proximal, each.batch.behaviour, each.batch.mask, each.ages, max_staleness)
+        ppo.drift_sums(
+            each.proximal, each.batch.behaviour, each.batch.mask, each.ages, max_staleness
+        )
         for each in micro_batches
     ]
     return sum_over_ranks(torch.stack(found).sum(dim=0))
@@ -125,14 +134,19 @@ def _drift(micro_batches: Sequence[PreparedMicroBatch], max_staleness: int) -> T
 def _over_ranks(steps: Sequence[StepSums]) -> tuple[list[Report], Tensor]:
     """Return each step's sums, and the bins of all steps together, added over ranks."""
     names = [name for name in steps[0].sums if name != "log_ratio_bins"]
-    scalars = sum_over_ranks(torch.stack([torch.stack([step.sums[name] for name in names]) for step in steps]))
+    scalars = sum_over_ranks(
+        torch.stack([torch.stack([step.sums[name] for name in names]) for step in steps])
+    )
     bins = sum_over_ranks(torch.stack([step.sums["log_ratio_bins"] for step in steps]).sum(dim=0))
     return [dict(zip(names, row, strict=True)) for row in scalars.tolist()], bins
 
 
 def _step_report(sums: Report, step: StepSums) -> Report:
     figures_of_step: Report = {}
-    for model, loss, step_report in (("actor", "policy_loss", step.actor), ("critic", "value_loss", step.critic)):
+    for model, loss, step_report in (
+        ("actor", "policy_loss", step.actor),
+        ("critic", "value_loss", step.critic),
+    ):
         if loss in sums:
             figures_of_step[loss] = sums[loss]
         if step_report is not None:
@@ -160,7 +174,10 @@ def _step_figures(reports: Sequence[Report], steps: Sequence[StepSums]) -> Repor
 def mask_figures(micro_batches: Sequence[PreparedMicroBatch]) -> Report:
     """Return the shares of sampled tokens and of rows that the masks leave out. A collective."""
     masks = [(each.batch.mask, each.kept) for each in micro_batches]
-    counts = [torch.stack([each.sum() for mask in pair for each in (mask, mask.any(dim=1))]) for pair in masks]
+    counts = [
+        torch.stack([each.sum() for mask in pair for each in (mask, mask.any(dim=1))])
+        for pair in masks
+    ]
     tokens, rows, kept, kept_rows = sum_over_ranks(torch.stack(counts).sum(dim=0)).tolist()
     shares = {"tokens": kept / max(tokens, 1), "rows": kept_rows / max(rows, 1)}
     return {f"masked_{name}_fraction": 1.0 - share for name, share in shares.items()}
@@ -173,7 +190,9 @@ def noise_figures(micro_batches: Sequence[PreparedMicroBatch], bound_ratio: floa
     counts = []
     for each in micro_batches:
         mask = each.kept & (each.ages.amax(dim=1, keepdim=True) == 0)
-        past = ppo.is_past_ratio(each.proximal, each.batch.behaviour, mask, each.advantages, bound_ratio)
+        past = ppo.is_past_ratio(
+            each.proximal, each.batch.behaviour, mask, each.advantages, bound_ratio
+        )
         counts.append(torch.stack([(past & mask).sum(), mask.sum()]))
     past_tokens, tokens = sum_over_ranks(torch.stack(counts).sum(dim=0)).tolist()
     return {"bounded_by_noise_fraction": past_tokens / tokens} if tokens else {}
@@ -193,27 +212,38 @@ def _row_ages(micro_batches: Sequence[PreparedMicroBatch]) -> tuple[Tensor, Tens
         mask = each.batch.mask
         is_row = mask.any(dim=1)  # a filler has no token
         oldest.append(each.ages.masked_fill(~mask, -1).amax(dim=1)[is_row])
-        newest.append(each.ages.masked_fill(~mask, torch.iinfo(torch.int64).max).amin(dim=1)[is_row])
+        newest.append(
+            each.ages.masked_fill(~mask, torch.iinfo(torch.int64).max).amin(dim=1)[is_row]
+        )
     return torch.cat(oldest), torch.cat(newest)
 
 
-def _histograms(micro_batches: Sequence[PreparedMicroBatch], oldest: Tensor, ratio: ppo.Ratio) -> dict[str, Histogram]:
+def _histograms(
+    micro_batches: Sequence[PreparedMicroBatch], oldest: Tensor, ratio: ppo.Ratio
+) -> dict[str, Histogram]:
     pairs = [(each, each.batch.mask) for each in micro_batches]
     importance = [
-        ppo.log_ratios(each.proximal, each.batch.behaviour, mask, ratio)[ppo.units(mask, ratio)] for each, mask in pairs
+        ppo.log_ratios(each.proximal, each.batch.behaviour, mask, ratio)[ppo.units(mask, ratio)]
+        for each, mask in pairs
     ]
     values = {
         "advantage": (ADVANTAGE_EDGES, torch.cat([each.advantages[mask] for each, mask in pairs])),
-        "log_importance": (ppo.LOG_RATIO_EDGES, torch.cat(importance)), "age": (AGE_EDGES, oldest),
+        "log_importance": (ppo.LOG_RATIO_EDGES, torch.cat(importance)),
+        "age": (AGE_EDGES, oldest),
         "token_age": (AGE_EDGES, torch.cat([each.ages[mask] for each, mask in pairs])),
-    }  # fmt: skip
+    }
     return {
-        name: histogram(edges, sum_over_ranks(ppo.bin_counts(seen, edges))) for name, (edges, seen) in values.items()
+        name: histogram(edges, sum_over_ranks(ppo.bin_counts(seen, edges)))
+        for name, (edges, seen) in values.items()
     }
 
 
-def _row_advantages(data: IterationData, micro_batches: Sequence[PreparedMicroBatch]) -> tuple[float, ...]:
-    rows = torch.zeros(len(data.lengths), dtype=torch.float64, device=micro_batches[0].batch.mask.device)
+def _row_advantages(
+    data: IterationData, micro_batches: Sequence[PreparedMicroBatch]
+) -> tuple[float, ...]:
+    rows = torch.zeros(
+        len(data.lengths), dtype=torch.float64, device=micro_batches[0].batch.mask.device
+    )
     for micro_batch in micro_batches:
         if micro_batch.rows:
             per_row = micro_batch.advantages.double().sum(dim=1) / micro_batch.batch.mask.sum(dim=1)
@@ -237,22 +267,30 @@ def means(sums: Report, moments: Sequence[float]) -> Report:
     total, squares, count = moments
     advantage = total / max(count, 1.0)
     figures = {
-        "clip_fraction": sums["clipped"] / ratios, "bounded_fraction": sums["bounded"] / tokens,
-        "approx_kl": sums["approx_kl"] / tokens, "entropy": sums["entropy"] / tokens, "ratio": sums["ratio"] / ratios,
-        "importance": sums["importance"] / weights, "importance_capped_fraction": sums["importance_capped"] / weights,
-        "importance_ess_fraction": sums["importance"] ** 2 / max(sums["importance_squared"] * weights, 1e-300),
-        "behaviour_gap": sums["behaviour_gap"] / tokens, "advantage": advantage,
+        "clip_fraction": sums["clipped"] / ratios,
+        "bounded_fraction": sums["bounded"] / tokens,
+        "approx_kl": sums["approx_kl"] / tokens,
+        "entropy": sums["entropy"] / tokens,
+        "ratio": sums["ratio"] / ratios,
+        "importance": sums["importance"] / weights,
+        "importance_capped_fraction": sums["importance_capped"] / weights,
+        "importance_ess_fraction": sums["importance"] ** 2
+        / max(sums["importance_squared"] * weights, 1e-300),
+        "behaviour_gap": sums["behaviour_gap"] / tokens,
+        "advantage": advantage,
         "advantage_deviation": max(squares / max(count, 1.0) - advantage**2, 0.0) ** 0.5,
-    }  # fmt: skip
+    }
     if "reference_kl" in sums:
         figures["reference_kl"] = sums["reference_kl"] / max(sums["reference_weights"], 1e-300)
     figures |= {name: total / tokens for name, total in sums.items() if name.startswith("loss/")}
     if "value_tokens" in sums:
         values = max(sums["value_tokens"], 1.0)
         figures |= {
-            "value_clip_fraction": sums["value_clipped"] / values, "value": sums["value"] / values,
-            "return": sums["return"] / values, "explained_variance": _explained_variance(sums, values),
-        }  # fmt: skip
+            "value_clip_fraction": sums["value_clipped"] / values,
+            "value": sums["value"] / values,
+            "return": sums["return"] / values,
+            "explained_variance": _explained_variance(sums, values),
+        }
     return figures
 
 
@@ -267,12 +305,13 @@ def reward_figures(rewards: Sequence[float], groups: Sequence[int]) -> Report:
         return sum(which(seen) for seen in by_group.values()) / len(by_group)
 
     return {
-        "reward": mean, "reward_std": math.sqrt(sum((each - mean) ** 2 for each in rewards) / len(rewards)),
+        "reward": mean,
+        "reward_std": math.sqrt(sum((each - mean) ** 2 for each in rewards) / len(rewards)),
         "uniform_groups_fraction": share(lambda seen: min(seen) == max(seen)),
         "all_right_groups_fraction": share(lambda seen: min(seen) >= 1.0),
         "all_wrong_groups_fraction": share(lambda seen: max(seen) <= 0.0),
         "groups_of_one_fraction": share(lambda seen: len(seen) == 1),
-    }  # fmt: skip
+    }
 
 
 def _explained_variance(sums: Report, tokens: float) -> float:

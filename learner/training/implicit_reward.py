@@ -24,7 +24,9 @@ NORM_FLOOR = 1e-6
 """Added to the largest return before rewards are divided by it."""
 
 
-def process_rewards(log_ratio: Tensor, mask: Tensor, beta: float, granularity: Granularity) -> tuple[Tensor, Tensor]:
+def process_rewards(
+    log_ratio: Tensor, mask: Tensor, beta: float, granularity: Granularity
+) -> tuple[Tensor, Tensor]:
     """Return the rewards of the tokens, and the mask of those that have one.
 
     Args:
@@ -39,7 +41,9 @@ def process_rewards(log_ratio: Tensor, mask: Tensor, beta: float, granularity: G
     return torch.where(last, rewards.sum(dim=1, keepdim=True), 0.0), last
 
 
-def outcome_loss(log_ratio: Tensor, mask: Tensor, outcomes: Tensor, beta: float, rows: float) -> Tensor:
+def outcome_loss(
+    log_ratio: Tensor, mask: Tensor, outcomes: Tensor, beta: float, rows: float
+) -> Tensor:
     """Return this micro-batch's share of the mean cross-entropy of the outcomes.
 
     In the form of logits: sigma first would saturate.
@@ -111,7 +115,9 @@ def row_baselines(
     return RowBaselines(offsets, scales)
 
 
-def pairwise_accuracy(scores: Sequence[float], outcomes: Sequence[float], groups: Sequence[int]) -> float | None:
+def pairwise_accuracy(
+    scores: Sequence[float], outcomes: Sequence[float], groups: Sequence[int]
+) -> float | None:
     """Return how often the better of two rows of a group has the higher score; mean over groups.
 
     Pairs weigh by the difference of their outcomes; equal scores count as half. A group whose outcomes are all equal

@@ -24,13 +24,33 @@ from torch import Tensor
 from prefixrl.common.config.algorithm import AlgorithmConfig
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import TrainingFault
-from prefixrl.learner.models.batch import IterationData, PreparedMicroBatch, Sample, filler_row, pad_lines
+from prefixrl.learner.models.batch import (
+    IterationData,
+    PreparedMicroBatch,
+    Sample,
+    filler_row,
+    pad_lines,
+)
 from prefixrl.learner.models.distributed import gather_over_ranks, sum_over_ranks
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.training import ppo
 from prefixrl.learner.training.advantages import moments, whiten
-from prefixrl.learner.training.figures import IterationFacts, IterationMetrics, Report, StepSums, Whitening, report
-from prefixrl.learner.training.objectives import Objective, denominators, estimate, resolve, row_rewards, value_mask
+from prefixrl.learner.training.figures import (
+    IterationFacts,
+    IterationMetrics,
+    Report,
+    StepSums,
+    Whitening,
+    report,
+)
+from prefixrl.learner.training.objectives import (
+    Objective,
+    denominators,
+    estimate,
+    resolve,
+    row_rewards,
+    value_mask,
+)
 from prefixrl.learner.training.plan import MicroBatch, Plan, forward_tokens, plan_iteration
 from prefixrl.learner.training.process_rewards import with_process_rewards, with_step_rewards
 
@@ -38,7 +58,9 @@ PAD_ID = 0
 """Any id will do: padded positions are outside every mask, and no position after them counts."""
 
 
-def train_iteration(models: Models, data: IterationData, config: RunConfig, total_steps: int) -> IterationMetrics:
+def train_iteration(
+    models: Models, data: IterationData, config: RunConfig, total_steps: int
+) -> IterationMetrics:
     """Train the actor, and the critic where there is one, on one iteration's rows.
 
     A collective over the learner's ranks.
@@ -54,19 +76,26 @@ def train_iteration(models: Models, data: IterationData, config: RunConfig, tota
         ValueError: a row of this rank is missing or has other lengths than announced.
     """
     algorithm = config.algorithm
-    objective = resolve(algorithm, config.max_sampled_tokens, config.implicit_reward, config.scorer.prm)
+    objective = resolve(
+        algorithm, config.max_sampled_tokens, config.implicit_reward, config.scorer.prm
+    )
     _check_rows(data, algorithm.max_staleness)
     plan = plan_for(models, data, config)
     is_late = is_measured_late(algorithm, objective)
     measured = [
-        [_measure(models, data, lines, algorithm, is_late and step == 0) for lines in minibatch[models.rank]]
+        [
+            _measure(models, data, lines, algorithm, is_late and step == 0)
+            for lines in minibatch[models.rank]
+        ]
         for step, minibatch in enumerate(plan)
     ]
     if objective.step_coefficient:
         measured = with_step_rewards(measured, data, objective)
     figures: Report = {}
     if config.implicit_reward is not None:
-        measured, figures = with_process_rewards(models, config.implicit_reward, measured, data, objective)
+        measured, figures = with_process_rewards(
+            models, config.implicit_reward, measured, data, objective
+        )
     whitening, micro_batches = _with_advantages(measured, data, objective)
     micro_batches = _with_limits(micro_batches, objective)
     normalisers = _normalisers(micro_batches, objective)
@@ -74,7 +103,9 @@ def train_iteration(models: Models, data: IterationData, config: RunConfig, tota
     steps: list[StepSums] = []
     for index in planned:
         own, frozen_steps = micro_batches[index], algorithm.critic_warmup_steps
-        steps.append(_optimise(models, own, objective, normalisers[index], frozen_steps, total_steps))
+        steps.append(
+            _optimise(models, own, objective, normalisers[index], frozen_steps, total_steps)
+        )
         if is_late and len(steps) == 1:
             micro_batches[0] = _with_proximal(data.iteration, micro_batches[0], steps[0].logprobs)
         if algorithm.kl_limit is not None and _kl(steps[-1]) > algorithm.kl_limit:
@@ -83,23 +114,35 @@ def train_iteration(models: Models, data: IterationData, config: RunConfig, tota
     models.optimizer_steps += left_out
     if objective.policy.is_interpolated:
         micro_batches = [
-            _with_proximal(data.iteration, own, step.logprobs) for own, step in zip(micro_batches, steps, strict=False)
+            _with_proximal(data.iteration, own, step.logprobs)
+            for own, step in zip(micro_batches, steps, strict=False)
         ]
     tokens = forward_tokens(plan, data.lengths)
     if models.is_packed:
         tokens = (tokens[0], tokens[0])
     policy = objective.policy
     facts = IterationFacts(
-        whitening, policy.ratio, policy.bounds.ratio, left_out, algorithm.max_staleness, *tokens, figures
+        whitening,
+        policy.ratio,
+        policy.bounds.ratio,
+        left_out,
+        algorithm.max_staleness,
+        *tokens,
+        figures,
     )
     return report(data, [micro_batch for own in micro_batches for micro_batch in own], steps, facts)
 
 
 def plan_for(models: Models, data: IterationData, config: RunConfig) -> Plan:
     """Return the plan of an iteration, the same on every rank; `samples` may be missing."""
-    minibatches, tokens = config.algorithm.minibatches_of(len(data.lengths)), config.learner.micro_batch_tokens
+    minibatches, tokens = (
+        config.algorithm.minibatches_of(len(data.lengths)),
+        config.learner.micro_batch_tokens,
+    )
     lengths, groups = tuple(data.lengths), tuple(data.groups)
-    return _newest_plan(lengths, groups, data.seed, models.world_size, minibatches, tokens, models.is_shared)
+    return _newest_plan(
+        lengths, groups, data.seed, models.world_size, minibatches, tokens, models.is_shared
+    )
 
 
 # A rank needs it for what it fetches, and again for what it trains.
@@ -107,7 +150,9 @@ _newest_plan = lru_cache(maxsize=1)(plan_iteration)
 
 
 def _check_rows(data: IterationData, max_staleness: int) -> None:
-    ages = data.iteration - np.concatenate([np.zeros(0, np.int32), *(each.versions for each in data.samples.values())])
+    ages = data.iteration - np.concatenate(
+        [np.zeros(0, np.int32), *(each.versions for each in data.samples.values())]
+    )
     bad = np.flatnonzero((ages < 0) | (ages > max_staleness))
     if bad.size:
         rows = [row for row, sample in data.samples.items() for _ in sample.versions]
@@ -131,13 +176,21 @@ def is_measured_late(algorithm: AlgorithmConfig, objective: Objective) -> bool:
     V-trace and a KL in the reward need it before.
     """
     bands = (algorithm.mask_token_band, algorithm.mask_sequence_band, objective.second_moment)
-    is_needed = objective.has_vtrace or objective.kl_in_reward != 0.0 or any(each is not None for each in bands)
+    is_needed = (
+        objective.has_vtrace
+        or objective.kl_in_reward != 0.0
+        or any(each is not None for each in bands)
+    )
     return not is_needed and not objective.policy.is_interpolated
 
 
 @torch.no_grad()
 def _measure(
-    models: Models, data: IterationData, lines: MicroBatch, algorithm: AlgorithmConfig, is_late: bool
+    models: Models,
+    data: IterationData,
+    lines: MicroBatch,
+    algorithm: AlgorithmConfig,
+    is_late: bool,
 ) -> PreparedMicroBatch:
     """Measure proximal and reference logprobs, values and masks by the forward that is trained.
 
@@ -152,14 +205,23 @@ def _measure(
         proximal = models.forward_actor(batch)[0]
     values = models.forward_critic(batch)
     return PreparedMicroBatch(
-        rows=tuple(row for line in lines for row in line), is_proximal_late=is_late, batch=batch,
+        rows=tuple(row for line in lines for row in line),
+        is_proximal_late=is_late,
+        batch=batch,
         kept=ppo.kept_tokens(
-            proximal, batch.behaviour, batch.mask, algorithm.mask_token_band, algorithm.mask_sequence_band
+            proximal,
+            batch.behaviour,
+            batch.mask,
+            algorithm.mask_token_band,
+            algorithm.mask_sequence_band,
         ),
-        proximal=proximal, reference=models.forward_reference(batch),
-        old_values=nothing if values is None else values, advantages=nothing, returns=nothing,
+        proximal=proximal,
+        reference=models.forward_reference(batch),
+        old_values=nothing if values is None else values,
+        advantages=nothing,
+        returns=nothing,
         ages=torch.where(batch.mask, data.iteration - batch.versions, 0),
-    )  # fmt: skip
+    )
 
 
 def _sample(data: IterationData, row: int) -> Sample:
@@ -182,10 +244,16 @@ def _with_proximal(
     Raises:
         TrainingFault: p is not finite on some rank.
     """
-    bad = [(~torch.isfinite(seen[each.batch.mask])).sum() for seen, each in zip(logprobs, own, strict=True)]
+    bad = [
+        (~torch.isfinite(seen[each.batch.mask])).sum()
+        for seen, each in zip(logprobs, own, strict=True)
+    ]
     if sum_over_ranks(torch.stack(bad).sum()).item():
         raise TrainingFault(_spoilt(iteration, "logprobs"))
-    return [replace(each, proximal=seen, is_proximal_late=False) for each, seen in zip(own, logprobs, strict=True)]
+    return [
+        replace(each, proximal=seen, is_proximal_late=False)
+        for each, seen in zip(own, logprobs, strict=True)
+    ]
 
 
 def _spoilt(iteration: int, what: str) -> str:
@@ -200,9 +268,13 @@ def _with_advantages(
 ) -> tuple[Whitening, list[list[PreparedMicroBatch]]]:
     """Compute advantages per row, then whiten with the moments over all ranks."""
     rewards = row_rewards(objective, data.rewards, data.groups)
-    estimates = [[_estimate(micro_batch, rewards, objective) for micro_batch in own] for own in micro_batches]
+    estimates = [
+        [_estimate(micro_batch, rewards, objective) for micro_batch in own] for own in micro_batches
+    ]
     reduced = sum_over_ranks(
-        torch.stack([_advantage_counts(micro_batch, objective) for own in estimates for micro_batch in own]).sum(dim=0)
+        torch.stack(
+            [_advantage_counts(micro_batch, objective) for own in estimates for micro_batch in own]
+        ).sum(dim=0)
     )
     *sums, bad_logprobs = reduced.tolist()
     if bad_logprobs or not torch.isfinite(reduced).all():
@@ -221,7 +293,9 @@ def _with_advantages(
     return Whitening(tuple(sums), is_floored), done
 
 
-def _with_limits(micro_batches: list[list[PreparedMicroBatch]], objective: Objective) -> list[list[PreparedMicroBatch]]:
+def _with_limits(
+    micro_batches: list[list[PreparedMicroBatch]], objective: Objective
+) -> list[list[PreparedMicroBatch]]:
     """Set M2PO's limit for each minibatch, from p/mu of all ranks. A collective where on."""
     if objective.second_moment is None:
         return micro_batches
@@ -229,15 +303,23 @@ def _with_limits(micro_batches: list[list[PreparedMicroBatch]], objective: Objec
     for own in micro_batches:
         found = []
         for each in own:
-            drift = ppo.log_ratios(each.proximal, each.batch.behaviour, each.kept, objective.policy.ratio)
-            moments, may_clip = ppo.second_moments(drift, torch.where(each.kept, each.advantages, 0.0))
+            drift = ppo.log_ratios(
+                each.proximal, each.batch.behaviour, each.kept, objective.policy.ratio
+            )
+            moments, may_clip = ppo.second_moments(
+                drift, torch.where(each.kept, each.advantages, 0.0)
+            )
             found.append(moments[may_clip])
-        limit = ppo.second_moment_limit(gather_over_ranks(torch.cat(found)), objective.second_moment)
+        limit = ppo.second_moment_limit(
+            gather_over_ranks(torch.cat(found)), objective.second_moment
+        )
         done.append([replace(each, second_moment_limit=limit) for each in own])
     return done
 
 
-def _estimate(micro_batch: PreparedMicroBatch, rewards: Sequence[float], objective: Objective) -> PreparedMicroBatch:
+def _estimate(
+    micro_batch: PreparedMicroBatch, rewards: Sequence[float], objective: Objective
+) -> PreparedMicroBatch:
     own = torch.zeros_like(micro_batch.batch.rewards)
     if micro_batch.rows:
         own = own.new_tensor([rewards[row] for row in micro_batch.rows])
@@ -256,15 +338,22 @@ def _normalisers(
 ) -> list[tuple[float, float]]:
     """Add up the denominators of each minibatch's policy and value loss over all ranks."""
     counts = torch.stack(
-        [torch.stack([denominators(objective, micro_batch) for micro_batch in own]).sum(dim=0) for own in micro_batches]
+        [
+            torch.stack([denominators(objective, micro_batch) for micro_batch in own]).sum(dim=0)
+            for own in micro_batches
+        ]
     )
     return [(policy, value) for policy, value in sum_over_ranks(counts).tolist()]
 
 
 def _optimise(
-    models: Models, own: Sequence[PreparedMicroBatch], objective: Objective, normalisers: tuple[float, float],
-    frozen_steps: int, total_steps: int,
-) -> StepSums:  # fmt: skip
+    models: Models,
+    own: Sequence[PreparedMicroBatch],
+    objective: Objective,
+    normalisers: tuple[float, float],
+    frozen_steps: int,
+    total_steps: int,
+) -> StepSums:
     """Run one minibatch and step each model; the actor only if it may learn from some token.
 
     The actor's learning rate counts its steps from the end of the `frozen_steps` in which only the critic learns.
@@ -288,38 +377,54 @@ def _optimise(
     step = models.optimizer_steps
     models.optimizer_steps += 1
     return StepSums(
-        totals, logprobs,
-        models.actor.step(step - frozen_steps, total_steps - frozen_steps) if is_actor_trained else None,
+        totals,
+        logprobs,
+        models.actor.step(step - frozen_steps, total_steps - frozen_steps)
+        if is_actor_trained
+        else None,
         models.critic.step(step, total_steps) if models.critic else None,
-    )  # fmt: skip
+    )
 
 
 def _policy_terms(models: Models, micro_batch: PreparedMicroBatch) -> ppo.PolicyTerms:
     logprobs, entropy = models.forward_actor(micro_batch.batch, has_entropy=True)
     return ppo.PolicyTerms(
-        logprobs=logprobs, entropy=entropy,
+        logprobs=logprobs,
+        entropy=entropy,
         proximal=logprobs.detach() if micro_batch.is_proximal_late else micro_batch.proximal,
-        behaviour=micro_batch.batch.behaviour, reference=micro_batch.reference, advantages=micro_batch.advantages,
-        mask=micro_batch.kept, ages=micro_batch.ages, second_moment_limit=micro_batch.second_moment_limit,
-    )  # fmt: skip
+        behaviour=micro_batch.batch.behaviour,
+        reference=micro_batch.reference,
+        advantages=micro_batch.advantages,
+        mask=micro_batch.kept,
+        ages=micro_batch.ages,
+        second_moment_limit=micro_batch.second_moment_limit,
+    )
 
 
 def _backward_critic(
-    models: Models, micro_batch: PreparedMicroBatch, objective: Objective, normaliser: float, is_last: bool
+    models: Models,
+    micro_batch: PreparedMicroBatch,
+    objective: Objective,
+    normaliser: float,
+    is_last: bool,
 ) -> ppo.Sums:
     values = models.forward_critic(micro_batch.batch)
     if models.critic is None or values is None:
         return {}
     asked = value_mask(objective, micro_batch.batch.mask)
     loss, sums = ppo.value_loss(
-        ppo.ValueTerms(values, micro_batch.old_values, micro_batch.returns, asked), objective.value_clip,
-        objective.policy.aggregation, normaliser,
-    )  # fmt: skip
+        ppo.ValueTerms(values, micro_batch.old_values, micro_batch.returns, asked),
+        objective.value_clip,
+        objective.policy.aggregation,
+        normaliser,
+    )
     models.critic.backward(loss, is_last)
     return sums | {"value_loss": loss.detach().double()}
 
 
 def _kl(step: StepSums) -> float:
     """Return KL(p || theta) per token of one optimiser step, over all ranks."""
-    total, tokens = sum_over_ranks(torch.stack([step.sums["approx_kl"], step.sums["tokens"]])).tolist()
+    total, tokens = sum_over_ranks(
+        torch.stack([step.sums["approx_kl"], step.sums["tokens"]])
+    ).tolist()
     return float(total / max(tokens, 1.0))

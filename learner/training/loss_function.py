@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from prefixrl.common.config import user_function
+from prefixrl.common.config.foreign import user_function
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.process import exit_codes, no_teardown
 from prefixrl.learner.training.ppo import PolicyTerms, Sums, masked
@@ -43,12 +43,19 @@ def watched(what: str, size: str) -> Iterator[None]:
 
     def watch() -> None:
         if what not in _TOLD:
-            log.warning("%s has worked on %s for %g s; a step waits for it each time: is there a loop over tokens, or "
-                        "rows?", what, size, SLOW_S)  # fmt: skip
+            log.warning(
+                "%s has worked on %s for %g s; a step waits for it each time: is there a loop over tokens, or "
+                "rows?",
+                what,
+                size,
+                SLOW_S,
+            )
         _TOLD.add(what)
         if not has_ended.wait(LOST_S):
             with no_teardown():  # nothing else ends a thread that is inside of a function
-                raise ConfigError(f"{what} has not returned {LOST_S:g} s later; does a loop of it never end?")
+                raise ConfigError(
+                    f"{what} has not returned {LOST_S:g} s later; does a loop of it never end?"
+                )
 
     timer = threading.Timer(SLOW_S, watch)
     timer.start()
@@ -79,7 +86,9 @@ class OwnLoss:
         if self.metrics is not None and not mask.any():
             nothing = torch.zeros((), dtype=torch.float64, device=mask.device)
             return nothing, dict.fromkeys([f"loss/{name}" for name in self.metrics], nothing)
-        inside = masked(mask, terms.logprobs, terms.entropy, terms.proximal, terms.behaviour, terms.advantages)
+        inside = masked(
+            mask, terms.logprobs, terms.entropy, terms.proximal, terms.behaviour, terms.advantages
+        )
         live = dict(zip(("logprobs", "entropy"), inside[:2], strict=True))
         copies = {name: each.detach().requires_grad_() for name, each in live.items()}
         reference = None if terms.reference is None else masked(mask, terms.reference)[0]
@@ -91,44 +100,67 @@ class OwnLoss:
         for name, gradient in gradients.items():
             pushed = gradient * live[name]
             total = total + (pushed - pushed.detach()).sum()
-        return total, {f"loss/{name}": mask.new_tensor(each, dtype=torch.float64) for name, each in sums.items()}
+        return total, {
+            f"loss/{name}": mask.new_tensor(each, dtype=torch.float64)
+            for name, each in sums.items()
+        }
 
     def value(self, given: Mapping[str, Tensor | None]) -> tuple[Tensor, dict[str, float]]:
         """Call the function; return its loss and its sums by name, in order; raises ConfigError."""
         try:
             size = "a micro-batch of {} rows x {} tokens".format(*given["mask"].shape)  # type: ignore[union-attr]
             with torch.enable_grad(), watched(f"{KEY} = {self._ref!r}", size):
-                returned = self._function(*(given[name] for name in FIRST), **{n: given[n] for n in self._by_name})
+                returned = self._function(
+                    *(given[name] for name in FIRST), **{n: given[n] for n in self._by_name}
+                )
         except BaseException as error:  # whatever it raises is its own: signals raise nothing here
-            raise self._fault(f"failed: {user_function.explain(error, user_function.file_of(self._ref))}") from error
+            raise self._fault(
+                f"failed: {user_function.explain(error, user_function.file_of(self._ref))}"
+            ) from error
         match returned:
             case (Tensor() as loss, dict() as sums) if all(isinstance(name, str) for name in sums):
                 pass
             case _:
-                raise self._fault(f"returned {_kind(returned)}; expected (loss, metrics): a tensor, and sums by name")
+                raise self._fault(
+                    f"returned {_kind(returned)}; expected (loss, metrics): a tensor, and sums by name"
+                )
         if loss.shape != ():
-            raise self._fault(f"returned a loss of shape {tuple(loss.shape)}; expected the sum over tokens, one number")
+            raise self._fault(
+                f"returned a loss of shape {tuple(loss.shape)}; expected the sum over tokens, one number"
+            )
         self.metrics = self.metrics or tuple(sorted(sums))
         if tuple(sorted(sums)) != self.metrics:
-            raise self._fault(f"returned metrics {', '.join(sorted(sums))}; at first they were {self.metrics}")
+            raise self._fault(
+                f"returned metrics {', '.join(sorted(sums))}; at first they were {self.metrics}"
+            )
         return loss, {name: user_function.number(sums[name]) for name in self.metrics}
 
-    def _gradients(self, loss: Tensor, copies: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
+    def _gradients(
+        self, loss: Tensor, copies: Mapping[str, Tensor], mask: Tensor
+    ) -> dict[str, Tensor]:
         """Return the gradients by name where the loss has any; raises ConfigError."""
         found: tuple[Tensor | None, ...] = ()
         if loss.requires_grad:
             found = torch.autograd.grad(loss, list(copies.values()), allow_unused=True)
-        gradients = {name: each for name, each in zip(copies, found, strict=False) if each is not None}
+        gradients = {
+            name: each for name, each in zip(copies, found, strict=False) if each is not None
+        }
         if not gradients:
-            raise self._fault("returned a loss without a gradient; is logprobs detached, or under no_grad, in it?")
+            raise self._fault(
+                "returned a loss without a gradient; is logprobs detached, or under no_grad, in it?"
+            )
         for name, gradient in gradients.items():
             bad = ~torch.isfinite(gradient)
             if torch.isfinite(copies[name]).all() and (bad.any() or not torch.isfinite(loss)):
                 at = bad.nonzero()[:1].tolist()
                 where = f", and a gradient that is not finite at row, token {at[0]}" if at else ""
-                raise self._fault(f"returned a loss of {loss.item():g}{where}; look for a division, log or root of 0")
+                raise self._fault(
+                    f"returned a loss of {loss.item():g}{where}; look for a division, log or root of 0"
+                )
             if (gradient[~mask] != 0).any():
-                raise self._fault(f"pushes {name} outside of the mask; leave out what the mask does before the sum")
+                raise self._fault(
+                    f"pushes {name} outside of the mask; leave out what the mask does before the sum"
+                )
         return gradients
 
     def _fault(self, said: str) -> ConfigError:
@@ -138,7 +170,10 @@ class OwnLoss:
         """Call it on made-up rows, whole and in two micro-batches; raises ConfigError where it is no sum over rows."""
         terms = made_up(torch.float32)
         whole, _ = self(terms)
-        parts = sum(self(_cut(terms, rows, tokens))[0] for rows, tokens in ((slice(0, 2), 6), (slice(2, 4), 2)))
+        parts = sum(
+            self(_cut(terms, rows, tokens))[0]
+            for rows, tokens in ((slice(0, 2), 6), (slice(2, 4), 2))
+        )
         if not torch.isclose(whole, torch.as_tensor(parts), rtol=1e-3, atol=1e-4):
             raise self._fault(
                 f"returned a loss of {whole.item():g} for 4 rows, and {float(parts):g} for the same in two "
@@ -150,9 +185,13 @@ class OwnLoss:
         gap = self.gradient_gap()
         told = f"the gradient is {gap:.1e} of its largest value away from finite differences in float64"
         if gap > TOLERANCE:
-            raise self._fault(f"is wrong: {told}; does a backward of its own differ, or does it leave float64?")
+            raise self._fault(
+                f"is wrong: {told}; does a backward of its own differ, or does it leave float64?"
+            )
         metrics = ", ".join(f"loss/{name}" for name in self.metrics or ()) or "none"
-        return f"{self._ref}: a sum over rows, in one micro-batch or two; {told}\nmetrics: {metrics}"
+        return (
+            f"{self._ref}: a sum over rows, in one micro-batch or two; {told}\nmetrics: {metrics}"
+        )
 
     def gradient_gap(self) -> float:
         """Return how far the gradient is from finite differences in float64, as a share of the largest (at least 1).
@@ -217,7 +256,9 @@ def made_up(dtype: torch.dtype) -> PolicyTerms:
     random, shape = torch.Generator().manual_seed(7), (4, 6)
     mask = torch.arange(6) < torch.tensor([[6], [3], [2], [0]])
     names = ("logprobs", "entropy", "proximal", "behaviour", "reference", "advantages")
-    drawn = {name: torch.randn(shape, generator=random, dtype=torch.float64).to(dtype) for name in names}
+    drawn = {
+        name: torch.randn(shape, generator=random, dtype=torch.float64).to(dtype) for name in names
+    }
     for name in ("logprobs", "proximal", "behaviour", "reference"):
         drawn[name] = 0.3 * drawn[name] - 2.0
     columns: dict[str, Any] = dict(zip(names, masked(mask, *drawn.values()), strict=True))
@@ -225,7 +266,9 @@ def made_up(dtype: torch.dtype) -> PolicyTerms:
 
 
 def _cut(terms: PolicyTerms, rows: slice, tokens: int) -> PolicyTerms:
-    columns: Any = {name: each[rows, :tokens] for name, each in vars(terms).items() if isinstance(each, Tensor)}
+    columns: Any = {
+        name: each[rows, :tokens] for name, each in vars(terms).items() if isinstance(each, Tensor)
+    }
     return replace(terms, **columns)
 
 

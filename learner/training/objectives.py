@@ -30,15 +30,22 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from prefixrl.common.config import user_function
 from prefixrl.common.config.algorithm import AlgorithmConfig
+from prefixrl.common.config.foreign import user_function
 from prefixrl.common.config.step_rewards import ImplicitRewardConfig, ProcessModelConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.learner.models.batch import PreparedMicroBatch
 from prefixrl.learner.training import loss_function
 from prefixrl.learner.training.advantages import gae, group_advantages, token_rewards
 from prefixrl.learner.training.implicit_reward import BaselineForm
-from prefixrl.learner.training.ppo import Bounds, PolicySettings, Ratio, kl_estimate, log_ratios, units
+from prefixrl.learner.training.ppo import (
+    Bounds,
+    PolicySettings,
+    Ratio,
+    kl_estimate,
+    log_ratios,
+    units,
+)
 
 STD_FLOOR = 1e-6
 """Added to the deviation of a group's rewards."""
@@ -78,21 +85,35 @@ class Objective:
 
 
 def resolve(
-    algorithm: AlgorithmConfig, sampled_tokens: int, implicit_reward: ImplicitRewardConfig | None = None,
+    algorithm: AlgorithmConfig,
+    sampled_tokens: int,
+    implicit_reward: ImplicitRewardConfig | None = None,
     prm: ProcessModelConfig | None = None,
-) -> Objective:  # fmt: skip
+) -> Objective:
     """Resolve the objective of a run; `sampled_tokens` is the most tokens a row may have."""
     name = algorithm.name
     policy = PolicySettings(
-        correction=algorithm.correction, clip=algorithm.clip, importance_cap=algorithm.importance_cap,
-        aggregation="sequence" if name == "appo" else algorithm.aggregation, entropy=algorithm.entropy,
-        kl_in_loss=algorithm.kl if algorithm.kl_placement == "loss" else 0.0, kl_estimator=algorithm.kl_estimator,
-        clip_high=algorithm.clip_high, dual_clip=_limit(algorithm.dual_clip), ratio=algorithm.ratio_used,
+        correction=algorithm.correction,
+        clip=algorithm.clip,
+        importance_cap=algorithm.importance_cap,
+        aggregation="sequence" if name == "appo" else algorithm.aggregation,
+        entropy=algorithm.entropy,
+        kl_in_loss=algorithm.kl if algorithm.kl_placement == "loss" else 0.0,
+        kl_estimator=algorithm.kl_estimator,
+        clip_high=algorithm.clip_high,
+        dual_clip=_limit(algorithm.dual_clip),
+        ratio=algorithm.ratio_used,
         importance_ratio=algorithm.importance_ratio,
-        is_one_action=name == "appo", above_cap=algorithm.importance_above_cap,
+        is_one_action=name == "appo",
+        above_cap=algorithm.importance_above_cap,
         is_interpolated=algorithm.proximal == "interpolated",
-        bounds=Bounds(*map(_limit, (algorithm.bound_ratio, algorithm.bound_probability, algorithm.bound_negatives))),
-    )  # fmt: skip
+        bounds=Bounds(
+            *map(
+                _limit,
+                (algorithm.bound_ratio, algorithm.bound_probability, algorithm.bound_negatives),
+            )
+        ),
+    )
     if algorithm.loss_function is not None:
         own = loss_function.load(algorithm.loss_function)
         policy = replace(policy, correction="none", bounds=Bounds(), own=own)
@@ -102,42 +123,57 @@ def resolve(
     elif not algorithm.has_critic:
         baseline = "leave_one_out" if name in ("rloo", "prime") else "mean"
     objective = Objective(
-        baseline=baseline, std_floor=STD_FLOOR if name == "grpo" else None,
-        is_one_group=algorithm.zscore == "buffer", gamma=algorithm.gamma,
+        baseline=baseline,
+        std_floor=STD_FLOOR if name == "grpo" else None,
+        is_one_group=algorithm.zscore == "buffer",
+        gamma=algorithm.gamma,
         lambda_=algorithm.gae_lambda if name in ("gae", "tppo") else 1.0,
         whiten_floor=algorithm.whiten_floor if algorithm.is_whitened else None,
         kl_in_reward=algorithm.kl if algorithm.kl_placement == "reward" else 0.0,
-        row_tokens=float(sampled_tokens) if name == "dr_grpo" else None, value_clip=algorithm.value_clip,
-        policy=policy, counts_masked=algorithm.count_masked,
-        has_vtrace=algorithm.critic_targets == "vtrace", second_moment=algorithm.bound_second_moment,
+        row_tokens=float(sampled_tokens) if name == "dr_grpo" else None,
+        value_clip=algorithm.value_clip,
+        policy=policy,
+        counts_masked=algorithm.count_masked,
+        has_vtrace=algorithm.critic_targets == "vtrace",
+        second_moment=algorithm.bound_second_moment,
         advantage_function=algorithm.advantage_function,
-    )  # fmt: skip
+    )
     return _with_process_rewards(objective, algorithm, implicit_reward, prm)
 
 
 def _with_process_rewards(
-    objective: Objective, algorithm: AlgorithmConfig, implicit_reward: ImplicitRewardConfig | None,
+    objective: Objective,
+    algorithm: AlgorithmConfig,
+    implicit_reward: ImplicitRewardConfig | None,
     prm: ProcessModelConfig | None,
-) -> Objective:  # fmt: skip
+) -> Objective:
     """Return the objective with weights, discounts and baseline of the other sources of reward."""
     if prm is not None and prm.placement == "step":
         objective = replace(
-            objective, outcome_coefficient=prm.outcome_coefficient, step_coefficient=prm.coefficient,
+            objective,
+            outcome_coefficient=prm.outcome_coefficient,
+            step_coefficient=prm.coefficient,
             process_baseline=_process_baseline(objective, "paper"),
-        )  # fmt: skip
+        )
     if implicit_reward is None:
         return objective
     weight = implicit_reward.outcome_coefficient
     return replace(
-        objective, gamma=algorithm.gamma if algorithm.has_critic else implicit_reward.outcome_gamma,
+        objective,
+        gamma=algorithm.gamma if algorithm.has_critic else implicit_reward.outcome_gamma,
         outcome_coefficient=weight * objective.outcome_coefficient,
-        step_coefficient=weight * objective.step_coefficient, process_gamma=implicit_reward.gamma,
+        step_coefficient=weight * objective.step_coefficient,
+        process_gamma=implicit_reward.gamma,
         process_baseline=_process_baseline(objective, implicit_reward.baseline),
-    )  # fmt: skip
+    )
 
 
 def _process_baseline(objective: Objective, leave_one_out: BaselineForm) -> BaselineForm:
-    forms: dict[str, BaselineForm] = {"critic": "none", "leave_one_out": leave_one_out, "mean": "mean"}
+    forms: dict[str, BaselineForm] = {
+        "critic": "none",
+        "leave_one_out": leave_one_out,
+        "mean": "mean",
+    }
     return "zscore" if objective.std_floor is not None else forms[objective.baseline]
 
 
@@ -145,7 +181,9 @@ def _limit(bound: float | None) -> float:
     return math.inf if bound is None else bound
 
 
-def row_rewards(objective: Objective, rewards: Sequence[float], groups: Sequence[int]) -> list[float]:
+def row_rewards(
+    objective: Objective, rewards: Sequence[float], groups: Sequence[int]
+) -> list[float]:
     """Return each row's reward: its verdict with a critic, else its verdict less its baseline.
 
     Raises:
@@ -184,7 +222,9 @@ def _call(function_ref: str, rewards: Sequence[float], groups: Sequence[int]) ->
     return advantages
 
 
-def estimate(objective: Objective, micro_batch: PreparedMicroBatch, rewards: Tensor) -> PreparedMicroBatch:
+def estimate(
+    objective: Objective, micro_batch: PreparedMicroBatch, rewards: Tensor
+) -> PreparedMicroBatch:
     """Return a copy with advantages, before whitening, and the returns that the critic learns.
 
     Args:
@@ -192,7 +232,9 @@ def estimate(objective: Objective, micro_batch: PreparedMicroBatch, rewards: Ten
     """
     mask, penalty = micro_batch.batch.mask, None
     if micro_batch.reference is not None and objective.kl_in_reward != 0.0:
-        penalty = objective.kl_in_reward * kl_estimate(micro_batch.proximal, micro_batch.reference, "k1")
+        penalty = objective.kl_in_reward * kl_estimate(
+            micro_batch.proximal, micro_batch.reference, "k1"
+        )
     values = torch.where(value_mask(objective, mask), micro_batch.old_values, 0.0)
     found = token_rewards(objective.outcome_coefficient * rewards, mask, penalty)
     has_own_return = micro_batch.process is not None and objective.baseline != "critic"
@@ -203,7 +245,9 @@ def estimate(objective: Objective, micro_batch: PreparedMicroBatch, rewards: Ten
     importance = _importance(objective, micro_batch) if objective.has_vtrace else None
     advantages, returns = gae(found, values, mask, objective.gamma, objective.lambda_, importance)
     if micro_batch.process is not None and has_own_return:
-        advantages = advantages + gae(micro_batch.process, values, mask, objective.process_gamma, 1.0)[0]
+        advantages = (
+            advantages + gae(micro_batch.process, values, mask, objective.process_gamma, 1.0)[0]
+        )
     if objective.policy.is_one_action:
         advantages = torch.where(mask, advantages[:, :1], 0.0)
     return replace(micro_batch, advantages=advantages, returns=returns)

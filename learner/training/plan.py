@@ -34,7 +34,12 @@ A forward of fewer tokens is no faster, so one more forward is worth as many tok
 
 
 def plan(
-    lengths: Lengths, groups: Sequence[int], ranks: int, minibatches: int, micro_batch_tokens: int, is_shared: bool
+    lengths: Lengths,
+    groups: Sequence[int],
+    ranks: int,
+    minibatches: int,
+    micro_batch_tokens: int,
+    is_shared: bool,
 ) -> Plan:
     """Split rows, in the order given, into minibatches, ranks, micro-batches and lines.
 
@@ -55,7 +60,11 @@ def plan(
     Raises:
         ValueError: on no rows or a count below 1.
     """
-    for name, count in (("ranks", ranks), ("minibatches", minibatches), ("micro_batch_tokens", micro_batch_tokens)):
+    for name, count in (
+        ("ranks", ranks),
+        ("minibatches", minibatches),
+        ("micro_batch_tokens", micro_batch_tokens),
+    ):
         if count < 1:
             raise ValueError(f"{name} is {count}; it must be at least 1")
     if not lengths:
@@ -71,15 +80,24 @@ def plan(
 
 
 def plan_iteration(
-    lengths: Lengths, groups: Sequence[int], seed: int, ranks: int, minibatches: int, micro_batch_tokens: int,
+    lengths: Lengths,
+    groups: Sequence[int],
+    seed: int,
+    ranks: int,
+    minibatches: int,
+    micro_batch_tokens: int,
     is_shared: bool = True,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """Plan one iteration: its seed shuffles the groups; rows of a group stay together."""
     order = shuffled_rows(groups, seed)
     in_order = plan(
-        [lengths[row] for row in order], [groups[row] for row in order], ranks, minibatches, micro_batch_tokens,
+        [lengths[row] for row in order],
+        [groups[row] for row in order],
+        ranks,
+        minibatches,
+        micro_batch_tokens,
         is_shared,
-    )  # fmt: skip
+    )
     return tuple(
         tuple(
             tuple(tuple(tuple(order[place] for place in line) for line in micro) for micro in share)
@@ -105,7 +123,11 @@ def shuffled(count: int, seed: int) -> tuple[int, ...]:
 
 def rows_of_rank(plan: Plan, rank: int) -> tuple[int, ...]:
     """Return the rows that one rank trains, ascending."""
-    return tuple(sorted(row for minibatch in plan for micro in minibatch[rank] for line in micro for row in line))
+    return tuple(
+        sorted(
+            row for minibatch in plan for micro in minibatch[rank] for line in micro for row in line
+        )
+    )
 
 
 def groups_of_rank(plan: Plan, groups: Sequence[int], rank: int) -> list[int]:
@@ -115,7 +137,9 @@ def groups_of_rank(plan: Plan, groups: Sequence[int], rank: int) -> list[int]:
 
 def line_tokens(line: Line, lengths: Lengths, is_shared: bool = True) -> int:
     """Return the tokens of a line: the prompt once, or once per row, and every row."""
-    return lengths[line[0]][0] * (1 if is_shared else len(line)) + sum([lengths[row][1] for row in line])
+    return lengths[line[0]][0] * (1 if is_shared else len(line)) + sum(
+        [lengths[row][1] for row in line]
+    )
 
 
 def forward_tokens(plan: Plan, lengths: Lengths) -> tuple[int, int]:
@@ -140,7 +164,11 @@ def cheapest_rows(prompt: int, sampled: int, rows: int) -> int:
 
 
 def _deal(
-    pieces: Sequence[Sequence[int]], lengths: Lengths, ranks: int, micro_batch_tokens: int, is_shared: bool
+    pieces: Sequence[Sequence[int]],
+    lengths: Lengths,
+    ranks: int,
+    micro_batch_tokens: int,
+    is_shared: bool,
 ) -> list[list[MicroBatch]]:
     """Give each rank micro-batches, those at which the busiest rank is best off.
 
@@ -152,7 +180,9 @@ def _deal(
     alone = [sum(lengths[row]) for piece in pieces for row in piece]
     fair = inf if is_shared else sum(alone) / ranks + max(alone)
     while True:
-        lines = [line for piece in pieces for line in _lines(piece, lengths, most, micro_batch_tokens)]
+        lines = [
+            line for piece in pieces for line in _lines(piece, lengths, most, micro_batch_tokens)
+        ]
         loads, lines = _longest_first(lines, lengths, is_shared)
         for deal in (_deal_evenly, _deal_neighbours) if ranks > 1 else (_deal_neighbours,):
             shares = deal(loads, ranks)
@@ -163,7 +193,8 @@ def _deal(
                 own = [[(row,) for line in share for row in line] for share in own]
             packed = [_pack(share, lengths, micro_batch_tokens) for share in own]
             busiest = max(
-                sum(line_tokens(each[0], lengths) * len(each) + FORWARD_TOKENS for each in micros) for micros in packed
+                sum(line_tokens(each[0], lengths) * len(each) + FORWARD_TOKENS for each in micros)
+                for micros in packed
             )
             if best is None or busiest < best[0]:
                 best = busiest, packed
@@ -173,7 +204,9 @@ def _deal(
         most = ceil(most / 2)
 
 
-def _lines(piece: Sequence[int], lengths: Lengths, most: int, micro_batch_tokens: int) -> Iterator[Line]:
+def _lines(
+    piece: Sequence[int], lengths: Lengths, most: int, micro_batch_tokens: int
+) -> Iterator[Line]:
     """Cut rows of one group into lines of at most `most` rows, of about as many each."""
     prompt, rows, sampled = lengths[piece[0]][0], len(piece), sum(lengths[row][1] for row in piece)
     fitting = max(1, (micro_batch_tokens - prompt) * rows // sampled)
@@ -244,7 +277,9 @@ def _pack(lines: Sequence[Line], lengths: Lengths, micro_batch_tokens: int) -> l
     return micros
 
 
-def _longest_first(lines: Sequence[Line], lengths: Lengths, is_shared: bool = True) -> tuple[list[int], list[Line]]:
+def _longest_first(
+    lines: Sequence[Line], lengths: Lengths, is_shared: bool = True
+) -> tuple[list[int], list[Line]]:
     """Return tokens and lines, the most first; of equal ones the first rows come first."""
     ordered = sorted((-line_tokens(line, lengths, is_shared), line) for line in lines)
     return [-tokens for tokens, _ in ordered], [line for _, line in ordered]

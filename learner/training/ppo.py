@@ -63,7 +63,11 @@ def interpolated(logprobs: Tensor, behaviour: Tensor, ages: Tensor) -> Tensor:
 
 
 def kept_tokens(
-    proximal: Tensor, behaviour: Tensor, mask: Tensor, token_band: Band | None, sequence_band: Band | None
+    proximal: Tensor,
+    behaviour: Tensor,
+    mask: Tensor,
+    token_band: Band | None,
+    sequence_band: Band | None,
 ) -> Tensor:
     """Drop tokens whose p/mu, or rows whose geometric mean of p/mu, is out of band.
 
@@ -78,7 +82,9 @@ def kept_tokens(
     return kept
 
 
-def is_past_ratio(logprobs: Tensor, behaviour: Tensor, mask: Tensor, advantages: Tensor, bound: float) -> Tensor:
+def is_past_ratio(
+    logprobs: Tensor, behaviour: Tensor, mask: Tensor, advantages: Tensor, bound: float
+) -> Tensor:
     """Return True where the row's theta/mu is past `bound`, or 1/bound, as it is pushed.
 
     The whole row, since the reward is the row's: tokens that moved little each may have moved far together. Above
@@ -89,7 +95,9 @@ def is_past_ratio(logprobs: Tensor, behaviour: Tensor, mask: Tensor, advantages:
     return ((advantages > 0) & (moved > limit)) | ((advantages < 0) & (moved < -limit))
 
 
-def is_past_probability(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, bound: float) -> Tensor:
+def is_past_probability(
+    logprobs: Tensor, behaviour: Tensor, advantages: Tensor, bound: float
+) -> Tensor:
     """Return True where a probability moved more than `bound`, the way it is pushed.
 
     DPPO's mask with binary total variation (Qi et al. 2026, arXiv 2602.04879).
@@ -98,7 +106,9 @@ def is_past_probability(logprobs: Tensor, behaviour: Tensor, advantages: Tensor,
     return ((advantages > 0) & (moved > bound)) | ((advantages < 0) & (moved < -bound))
 
 
-def is_stale_negative(logprobs: Tensor, behaviour: Tensor, mask: Tensor, advantages: Tensor, bound: float) -> Tensor:
+def is_stale_negative(
+    logprobs: Tensor, behaviour: Tensor, mask: Tensor, advantages: Tensor, bound: float
+) -> Tensor:
     """Return True where A < 0 and the row's mean log(mu/theta) is above `bound` nat.
 
     Off-policy sequence masking (DeepSeek-AI 2025, DeepSeek-V3.2).
@@ -207,7 +217,9 @@ class PolicySettings:
     """Gives the sum of a loss in place of the surrogate, and its own sums."""
 
 
-def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:
+def kl_estimate(
+    logprobs: Tensor, reference: Tensor, estimator: Literal["k1", "k2", "k3"]
+) -> Tensor:
     """Estimate KL(policy || reference) per token from the policy's samples (Schulman 2020).
 
     k3 is clamped: an unlikely token of a reference far away would otherwise outweigh all others.
@@ -221,7 +233,9 @@ def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: Literal["k1", "k
     return (torch.exp(-near) - 1.0 + near).clamp(max=K3_LIMIT)
 
 
-def aggregate(x: Tensor, mask: Tensor, aggregation: Literal["token", "sequence"], normaliser: float) -> Tensor:
+def aggregate(
+    x: Tensor, mask: Tensor, aggregation: Literal["token", "sequence"], normaliser: float
+) -> Tensor:
     """Return sum over tokens / normaliser, or sum over rows of the row's mean / normaliser."""
     kept = torch.where(mask, x, 0.0)
     if aggregation == "token":
@@ -229,7 +243,9 @@ def aggregate(x: Tensor, mask: Tensor, aggregation: Literal["token", "sequence"]
     return (kept.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum() / normaliser
 
 
-def policy_loss(terms: PolicyTerms, settings: PolicySettings, normaliser: float) -> tuple[Tensor, Sums]:
+def policy_loss(
+    terms: PolicyTerms, settings: PolicySettings, normaliser: float
+) -> tuple[Tensor, Sums]:
     """Return L = -sum w [surrogate + entropy bonus - KL] / N and its sums.
 
     `correction`, with surrogate min(rho A, clip(rho) A):
@@ -271,7 +287,9 @@ def policy_loss(terms: PolicyTerms, settings: PolicySettings, normaliser: float)
         per_token = per_token - settings.entropy * terms.entropy
     if settings.kl_in_loss != 0.0 and terms.reference is not None:
         (reference,) = masked(mask, terms.reference)
-        per_token = per_token + settings.kl_in_loss * kl_estimate(logprobs, reference, settings.kl_estimator)
+        per_token = per_token + settings.kl_in_loss * kl_estimate(
+            logprobs, reference, settings.kl_estimator
+        )
     if settings.correction == "decoupled":
         per_token = per_token * _weights(importance, settings)
     loss, own_sums = aggregate(per_token, mask, settings.aggregation, normaliser), Sums()
@@ -281,10 +299,13 @@ def policy_loss(terms: PolicyTerms, settings: PolicySettings, normaliser: float)
     unit = units(mask, settings.ratio)
     with torch.no_grad():
         return loss, _token_sums(terms, logprobs, proximal, behaviour) | own_sums | {
-            "units": unit.sum().double(), "clipped": _total(is_clipped, unit), "bounded": _total(is_bounded, mask),
-            "ratio": _total(log_ratio.exp(), unit), "log_ratio_bins": bin_counts(log_ratio[unit], LOG_RATIO_EDGES),
+            "units": unit.sum().double(),
+            "clipped": _total(is_clipped, unit),
+            "bounded": _total(is_bounded, mask),
+            "ratio": _total(log_ratio.exp(), unit),
+            "log_ratio_bins": bin_counts(log_ratio[unit], LOG_RATIO_EDGES),
             **_weight_sums(importance, units(mask, of_weights), settings.importance_cap),
-        }  # fmt: skip
+        }
 
 
 def _weights(importance: Tensor, settings: PolicySettings) -> Tensor:
@@ -321,7 +342,9 @@ def _is_bounded(
     if math.isfinite(bounds.probability):
         found = found | is_past_probability(logprobs, behaviour, advantages, bounds.probability)
     if math.isfinite(bounds.negatives):
-        found = found | is_stale_negative(logprobs, behaviour, terms.mask, advantages, bounds.negatives)
+        found = found | is_stale_negative(
+            logprobs, behaviour, terms.mask, advantages, bounds.negatives
+        )
     if math.isfinite(terms.second_moment_limit):
         moments, may_clip = second_moments(drift, advantages)
         found = found | (may_clip & (moments >= terms.second_moment_limit))
@@ -348,7 +371,9 @@ def value_loss(
         return loss, {
             "value_tokens": terms.mask.sum().double(),
             # Within the range both are equal but for rounding.
-            "value_clipped": _total((clipped > free) & ((values - old_values).abs() > clip), terms.mask),
+            "value_clipped": _total(
+                (clipped > free) & ((values - old_values).abs() > clip), terms.mask
+            ),
             "value": _total(old_values, terms.mask),
             "return": _total(returns, terms.mask),
             "return_squared": _total(returns.double().square(), terms.mask),
@@ -359,10 +384,11 @@ def value_loss(
 
 def _token_sums(terms: PolicyTerms, logprobs: Tensor, proximal: Tensor, behaviour: Tensor) -> Sums:
     sums = {
-        "tokens": terms.mask.sum().double(), "approx_kl": _total(kl_estimate(proximal, logprobs, "k3"), terms.mask),
+        "tokens": terms.mask.sum().double(),
+        "approx_kl": _total(kl_estimate(proximal, logprobs, "k3"), terms.mask),
         "entropy": _total(terms.entropy, terms.mask),
         "behaviour_gap": _total((proximal - behaviour).abs(), terms.mask),
-    }  # fmt: skip
+    }
     if terms.reference is not None:
         # Samples are mu's, the KL asked for is theta's: without weights the figure goes negative as samples age.
         (reference,) = masked(terms.mask, terms.reference)
@@ -374,15 +400,18 @@ def _token_sums(terms: PolicyTerms, logprobs: Tensor, proximal: Tensor, behaviou
 
 def _weight_sums(importance: Tensor, unit: Tensor, cap: float) -> Sums:
     return {
-        "weights": unit.sum().double(), "importance": _total(importance, unit),
+        "weights": unit.sum().double(),
+        "importance": _total(importance, unit),
         "importance_squared": _total(importance.double().square(), unit),
         "importance_capped": _total(importance > cap, unit),
-    }  # fmt: skip
+    }
 
 
 def bin_counts(values: Tensor, edges: Sequence[float]) -> Tensor:
     """Count `values` in (edges[i-1], edges[i]], outer bins open: float64, (edges + 1,)."""
-    bins = torch.bucketize(values.float(), torch.tensor(edges, device=values.device, dtype=torch.float32))
+    bins = torch.bucketize(
+        values.float(), torch.tensor(edges, device=values.device, dtype=torch.float32)
+    )
     return torch.bincount(bins.flatten(), minlength=len(edges) + 1).double()
 
 
@@ -395,7 +424,9 @@ ENOUGH, ENOUGH_OLD, ENOUGH_TOKENS = 0.05, 0.25, 256
 _FIELDS = 7
 
 
-def drift_sums(proximal: Tensor, behaviour: Tensor, mask: Tensor, ages: Tensor, oldest: int) -> Tensor:
+def drift_sums(
+    proximal: Tensor, behaviour: Tensor, mask: Tensor, ages: Tensor, oldest: int
+) -> Tensor:
     """Add up by age what `drift_by_age` divides: float64, (oldest + 1, 7).
 
     Args:
@@ -403,10 +434,15 @@ def drift_sums(proximal: Tensor, behaviour: Tensor, mask: Tensor, ages: Tensor, 
     """
     per_token = log_ratios(proximal, behaviour, mask, "token").double()
     weights = per_token.exp()
-    tokens = torch.stack([torch.ones_like(weights), per_token.abs(), weights, weights.square()], dim=-1)
+    tokens = torch.stack(
+        [torch.ones_like(weights), per_token.abs(), weights, weights.square()], dim=-1
+    )
     per_row = log_ratios(proximal, behaviour, mask, "prefix").double().exp()
     rows = torch.stack([torch.ones_like(per_row), per_row, per_row.square()], dim=-1)
-    first, row_ages = units(mask, "prefix"), torch.where(mask, ages, 0).max(dim=1, keepdim=True).values.expand_as(ages)
+    first, row_ages = (
+        units(mask, "prefix"),
+        torch.where(mask, ages, 0).max(dim=1, keepdim=True).values.expand_as(ages),
+    )
     sums = torch.zeros(oldest + 1, _FIELDS, dtype=torch.float64, device=mask.device)
     sums[:, :4].index_add_(0, ages[mask], tokens[mask])
     sums[:, 4:].index_add_(0, row_ages[first], rows[first])
@@ -416,7 +452,11 @@ def drift_sums(proximal: Tensor, behaviour: Tensor, mask: Tensor, ages: Tensor, 
 def drift_by_age(sums: Tensor) -> tuple[AgeDrift, ...]:
     """Return the drift of every age that was trained and is finite, youngest first."""
     found = (_drift(age, row) for age, row in enumerate(sums.tolist()) if row[0])
-    return tuple(each for each in found if math.isfinite(each.gap + each.ess_fraction + each.row_ess_fraction))
+    return tuple(
+        each
+        for each in found
+        if math.isfinite(each.gap + each.ess_fraction + each.row_ess_fraction)
+    )
 
 
 def drift_figures(sums: Tensor) -> dict[str, float]:
@@ -440,6 +480,10 @@ def drift_figures(sums: Tensor) -> dict[str, float]:
 def _drift(age: int, row: list[float]) -> AgeDrift:
     tokens, gap, total, squares, rows, row_total, row_squares = row
     return AgeDrift(
-        age=age, tokens=int(tokens), gap=gap / max(tokens, 1.0), ess_fraction=total**2 / max(squares * tokens, 1e-300),
-        rows=int(rows), row_ess_fraction=row_total**2 / max(row_squares * rows, 1e-300),
-    )  # fmt: skip
+        age=age,
+        tokens=int(tokens),
+        gap=gap / max(tokens, 1.0),
+        ess_fraction=total**2 / max(squares * tokens, 1e-300),
+        rows=int(rows),
+        row_ess_fraction=row_total**2 / max(row_squares * rows, 1e-300),
+    )

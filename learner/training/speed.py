@@ -10,8 +10,15 @@ from prefixrl.learner.training.plan import Lengths, Plan, line_tokens
 def rank_figures(models: Models, plan: Plan, lengths: Lengths, took_s: float) -> dict[str, float]:
     """Return the figures of `own_figures` by name and rank, as `tokens_per_s/0`. A collective."""
     own = own_figures(models, plan, lengths, took_s)
-    found = {name: gather_over_ranks(torch.tensor([each], device=models.device)) for name, each in own.items()}
-    return {f"{name}/{rank}": each for name, row in found.items() for rank, each in enumerate(row.tolist())}
+    found = {
+        name: gather_over_ranks(torch.tensor([each], device=models.device))
+        for name, each in own.items()
+    }
+    return {
+        f"{name}/{rank}": each
+        for name, row in found.items()
+        for rank, each in enumerate(row.tolist())
+    }
 
 
 def own_figures(models: Models, plan: Plan, lengths: Lengths, took_s: float) -> dict[str, float]:
@@ -24,7 +31,9 @@ def own_figures(models: Models, plan: Plan, lengths: Lengths, took_s: float) -> 
     speed = sum(line_tokens(line, lengths, models.is_shared) for line in lines) / max(took_s, 1e-9)
     own = {"tokens_per_s": speed}
     if models.device.type == "cuda":
-        own["tflop_per_s"] = 6 * sum(each.weights for each in (models.actor, models.critic) if each) * speed / 1e12
+        own["tflop_per_s"] = (
+            6 * sum(each.weights for each in (models.actor, models.critic) if each) * speed / 1e12
+        )
         own["peak_allocated_gib"] = torch.cuda.max_memory_allocated(models.device) / 2**30
         own["peak_reserved_gib"] = torch.cuda.max_memory_reserved(models.device) / 2**30
     return own

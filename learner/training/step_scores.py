@@ -64,7 +64,9 @@ def step_baselines(
     for each, group in zip(moments, groups, strict=True):
         members.setdefault(group, []).append(each)
     found = {group: _zscore(own, floor) for group, own in members.items()}
-    return RowBaselines([found[group][0] for group in groups], [found[group][1] for group in groups])
+    return RowBaselines(
+        [found[group][0] for group in groups], [found[group][1] for group in groups]
+    )
 
 
 def _zscore(rows: Sequence[StepMoments], floor: float) -> tuple[float, float]:

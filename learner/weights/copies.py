@@ -37,7 +37,9 @@ class HostCopies:
         self._stream: torch.cuda.Stream | None = None
 
     @torch.no_grad()
-    def copy(self, named: Iterable[tuple[str, Tensor]], on_wait: Callable[[], None]) -> tuple[HostCopy, list[str]]:
+    def copy(
+        self, named: Iterable[tuple[str, Tensor]], on_wait: Callable[[], None]
+    ) -> tuple[HostCopy, list[str]]:
         """Copy weights; return the copy, and the names of weights that are not finite. `on_wait` may raise."""
         buffers = self._take(on_wait)
         sums: dict[str, Tensor] = {}
@@ -97,7 +99,9 @@ def suspicious(sums: Mapping[str, Tensor]) -> list[str]:
     """Return the names of sums that are not finite, with one look at the device; a finite tensor may overflow."""
     if not sums:
         return []
-    bad: Sequence[bool] = (~torch.isfinite(torch.stack([each.float() for each in sums.values()]))).tolist()
+    bad: Sequence[bool] = (
+        ~torch.isfinite(torch.stack([each.float() for each in sums.values()]))
+    ).tolist()
     return [name for name, is_bad in zip(sums, bad, strict=True) if is_bad]
 
 

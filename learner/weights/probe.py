@@ -47,7 +47,9 @@ def prompts(config: RunConfig, questions: Sequence[str], folder: str, rows: int)
     return found
 
 
-def make_probe(config: RunConfig, questions: Sequence[str], folder: str, device: torch.device) -> list[ProbeRow]:
+def make_probe(
+    config: RunConfig, questions: Sequence[str], folder: str, device: torch.device
+) -> list[ProbeRow]:
     """Return rows of at least `POSITIONS` scored tokens, drawn by the initial adapter: the same on every rank."""
     engine = TransformersEngine(folder, str(device), config.learner.dtype, config.learner.threads)
     room = room_tokens(config, engine.most_positions)
@@ -55,8 +57,18 @@ def make_probe(config: RunConfig, questions: Sequence[str], folder: str, device:
     rows = math.ceil(POSITIONS / scored)
     starts = prompts(config, questions, folder, rows) or [np.zeros(1, dtype=np.int32)]
     given = [starts[row % len(starts)][scored - room :] for row in range(rows)]
-    draws = np.random.Generator(np.random.PCG64(derive(config.seed, "probe"))).random((rows, scored))
-    engine.submit(Job("probe", tuple(given), draws, Sampling(temperature=1.0, max_new_tokens=scored), frozenset()))
+    draws = np.random.Generator(np.random.PCG64(derive(config.seed, "probe"))).random(
+        (rows, scored)
+    )
+    engine.submit(
+        Job(
+            "probe",
+            tuple(given),
+            draws,
+            Sampling(temperature=1.0, max_new_tokens=scored),
+            frozenset(),
+        )
+    )
     while not (results := engine.step(0.0)):
         pass
     del engine

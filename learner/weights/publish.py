@@ -53,9 +53,13 @@ class Publisher:
     """Rank 0's publisher; it keeps the newest two versions and those pinned by an evaluation."""
 
     def __init__(
-        self, address: Address, directory: Path, probe: Sequence[ProbeRow], deltas: bool = True,
+        self,
+        address: Address,
+        directory: Path,
+        probe: Sequence[ProbeRow],
+        deltas: bool = True,
         raise_if_hopeless: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Call `raise_if_hopeless` while an answer is awaited; it may raise to end the wait."""
         self._address, self._raise_if_hopeless = address, raise_if_hopeless
         self._directory, self._deltas = directory, deltas
@@ -74,9 +78,12 @@ class Publisher:
         self._thread.start()
 
     def publish(
-        self, version: int, weights: Iterable[tuple[str, torch.Tensor]], probe_logprobs: NDArray[np.float32],
+        self,
+        version: int,
+        weights: Iterable[tuple[str, torch.Tensor]],
+        probe_logprobs: NDArray[np.float32],
         finish: Callable[[Tensors], Tensors] = lambda copied: copied,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Hand over a copy of weights that may change as soon as this returns; raises TrainingFault."""
         copied, bad = self._copies.copy(weights, self.check)
         _refuse(version, bad)
@@ -89,14 +96,18 @@ class Publisher:
     def _hand_over(self, handed: _Handed) -> None:
         while True:
             self.check()
-            with contextlib.suppress(queue.Full):  # the disk is slower than training; a dead thread shows in check()
+            with contextlib.suppress(
+                queue.Full
+            ):  # the disk is slower than training; a dead thread shows in check()
                 return self._queue.put(handed, timeout=CHECK_EVERY_S)
 
     def check(self) -> None:
         """Raise TrainingFault when a publication failed, PeerLost when the broker is gone."""
         if self._failure is not None:
             error = PeerLost if isinstance(self._failure, PeerLost) else TrainingFault
-            raise error(f"version {self.newest + 1} could not be published: {self._failure}") from self._failure
+            raise error(
+                f"version {self.newest + 1} could not be published: {self._failure}"
+            ) from self._failure
 
     def flush(self, version: int) -> None:
         """Wait until `version` is published; TrainingFault when it fails or takes `FLUSH_S`."""
@@ -138,16 +149,29 @@ class Publisher:
         # Check again: tensors made from finite weights, and copies, may not be finite.
         _refuse(version, not_finite(tensors))
         manifest = describe(version, tensors)
-        self._write(lambda: write_snapshot(self._directory, manifest, tensors), f"version {version} of the weights")
+        self._write(
+            lambda: write_snapshot(self._directory, manifest, tensors),
+            f"version {version} of the weights",
+        )
         handed.copied.release()
         if self._deltas and version - 1 in versions(self._directory):
-            self._write(lambda: write_delta(self._directory, version - 1, version), f"the delta to version {version}")
+            self._write(
+                lambda: write_delta(self._directory, version - 1, version),
+                f"the delta to version {version}",
+            )
         crash_point("version.written")
         client.published(weights_note(version, manifest.digest, self._probe, handed.probe_logprobs))
         crash_point("version.announced")
-        log.info("version %d: %d bytes in %d tensors", version, manifest.size_bytes, len(manifest.tensors))
+        log.info(
+            "version %d: %d bytes in %d tensors",
+            version,
+            manifest.size_bytes,
+            len(manifest.tensors),
+        )
         forgotten = self.digests.keys() - self.pinned - set(range(version - VERSIONS_KEPT, version))
-        self.digests = {each: known for each, known in self.digests.items() if each not in forgotten}
+        self.digests = {
+            each: known for each, known in self.digests.items() if each not in forgotten
+        }
         self.digests[version] = manifest.digest
         self.newest = version
         prune(self._directory, {version - back for back in range(KEPT)} | self.pinned)
@@ -158,11 +182,15 @@ class Publisher:
     def _raise_if_useless(self) -> None:
         """Raise if waiting for disk or broker is useless: the run ends, or the broker is gone."""
         if self._closed_s is not None and time.monotonic() - self._closed_s > CLOSE_S:
-            raise TrainingFault(f"the learner ends, and there was no room on the disk, or no answer, for {CLOSE_S:g} s")
+            raise TrainingFault(
+                f"the learner ends, and there was no room on the disk, or no answer, for {CLOSE_S:g} s"
+            )
         self._raise_if_hopeless()
 
 
-def weights_note(version: int, digest: str, rows: Sequence[ProbeRow], logprobs: NDArray[np.float32]) -> WeightsNote:
+def weights_note(
+    version: int, digest: str, rows: Sequence[ProbeRow], logprobs: NDArray[np.float32]
+) -> WeightsNote:
     """Return the announcement of a version with its probe."""
     tokens = np.concatenate([part for row in rows for part in row])
     sizes = tuple((given.size, scored.size) for given, scored in rows)
@@ -174,4 +202,6 @@ def weights_note(version: int, digest: str, rows: Sequence[ProbeRow], logprobs: 
 def _refuse(version: int, bad: list[str]) -> None:
     if bad:
         names = ", ".join(bad[:3])
-        raise TrainingFault(f"version {version} has non-finite weights in {names}; it is not published")
+        raise TrainingFault(
+            f"version {version} has non-finite weights in {names}; it is not published"
+        )

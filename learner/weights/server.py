@@ -14,7 +14,14 @@ import msgspec
 from prefixrl.common.errors import is_crowded
 from prefixrl.common.host.process import write_atomically
 from prefixrl.common.host.serving import run
-from prefixrl.common.weights.folders import DELTAS_KEPT, Mapped, delta_folder, folder, read_mapped, versions
+from prefixrl.common.weights.folders import (
+    DELTAS_KEPT,
+    Mapped,
+    delta_folder,
+    folder,
+    read_mapped,
+    versions,
+)
 from prefixrl.common.wire.address import REBIND_S, bound_within
 from prefixrl.common.wire.keys import server_keys
 from prefixrl.common.wire.messages import weights as messages
@@ -45,11 +52,19 @@ class Snapshots:
 
     def get(self, version: int) -> tuple[messages.Manifest, Mapped] | None:
         """Return manifest and bytes, None when the version is not held or cannot be read."""
-        return _held(self._open, version, OPEN_SNAPSHOTS, folder(self._directory, version), messages.Manifest)
+        return _held(
+            self._open, version, OPEN_SNAPSHOTS, folder(self._directory, version), messages.Manifest
+        )
 
     def delta(self, version: int) -> tuple[messages.Delta, Mapped] | None:
         """Return the delta that leads to a version, or None when it is not held."""
-        return _held(self._deltas, version, OPEN_DELTAS, delta_folder(self._directory, version), messages.Delta)
+        return _held(
+            self._deltas,
+            version,
+            OPEN_DELTAS,
+            delta_folder(self._directory, version),
+            messages.Delta,
+        )
 
     def chain(self, manifest: messages.Manifest) -> tuple[messages.Delta, ...]:
         """Return the deltas that lead to a snapshot without a gap, oldest first."""
@@ -98,7 +113,9 @@ def _held(
     return opened[version]
 
 
-def answer(snapshots: Snapshots, request: messages.ToWeights) -> tuple[messages.FromWeights, list[memoryview]]:
+def answer(
+    snapshots: Snapshots, request: messages.ToWeights
+) -> tuple[messages.FromWeights, list[memoryview]]:
     """Return the reply to one request."""
     if isinstance(request, messages.GetManifest):
         if (held := snapshots.get(request.version)) is not None:

@@ -41,9 +41,13 @@ class StepForm:
             )
         self._is_chat = settings.format == "two_class" and bool(tokenizer.chat_template)
         if settings.system is not None and not self._is_chat:
-            raise ConfigError(f"scorer.prm.system has no effect: {settings.model} has no chat template; leave it out")
+            raise ConfigError(
+                f"scorer.prm.system has no effect: {settings.model} has no chat template; leave it out"
+            )
         added = tokenizer.added_tokens_decoder.values()
-        self._removed = sorted({settings.tag, *(each.content for each in added if each.special)}, key=len)[::-1]
+        self._removed = sorted(
+            {settings.tag, *(each.content for each in added if each.special)}, key=len
+        )[::-1]
         self._tag_token: int | None = None
         try:
             found = self.marked(*_PROBE)
@@ -53,8 +57,12 @@ class StepForm:
 
     def marked(self, question: str, steps: Sequence[str]) -> Marked:
         """Return the tokens of a question with its steps; ValueError if a tag is no token."""
-        text, ends = self._text(self._literal(question), [self._literal(step).strip() for step in steps])
-        encoded = self._tokenizer(text, add_special_tokens=not self._is_chat, return_offsets_mapping=True)
+        text, ends = self._text(
+            self._literal(question), [self._literal(step).strip() for step in steps]
+        )
+        encoded = self._tokenizer(
+            text, add_special_tokens=not self._is_chat, return_offsets_mapping=True
+        )
         ids, spans = encoded["input_ids"], encoded["offset_mapping"]
         token_by_end = {end: index for index, (begin, end) in enumerate(spans) if end > begin}
         at = tuple(self._tag_at(text, end, token_by_end.get(end), spans, ids) for end in ends)
@@ -63,7 +71,10 @@ class StepForm:
     def candidates(self) -> tuple[int, int]:
         """Return the tokens of a good and a bad step; ConfigError unless each is one token."""
         settings = self._settings
-        good, bad = self._candidate("good_token", settings.good_token), self._candidate("bad_token", settings.bad_token)
+        good, bad = (
+            self._candidate("good_token", settings.good_token),
+            self._candidate("bad_token", settings.bad_token),
+        )
         if good == bad:
             raise ConfigError(
                 f"scorer.prm.good_token = {settings.good_token!r} and bad_token = {settings.bad_token!r} are the same "
@@ -87,10 +98,16 @@ class StepForm:
         system = [] if self._settings.system is None else [("system", self._settings.system)]
         turns = [*system, ("user", question), ("assistant", content)]
         conversation = [{"role": role, "content": said} for role, said in turns]
-        text = str(self._tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=False))
+        text = str(
+            self._tokenizer.apply_chat_template(
+                conversation, tokenize=False, add_generation_prompt=False
+            )
+        )
         begin = text.rfind(content)
         if begin < 0:
-            raise ValueError(f"the chat template of {self._settings.model} changes the answer, or leaves it out")
+            raise ValueError(
+                f"the chat template of {self._settings.model} changes the answer, or leaves it out"
+            )
         return text, [begin + end for end in ends]
 
     def _tag_at(self, text: str, end: int, index: int | None, spans: Any, ids: list[int]) -> int:
@@ -99,15 +116,25 @@ class StepForm:
         begin = end - len(tag)
         blank = len(text[:begin]) - len(text[:begin].rstrip(" "))
         is_one = index is not None and begin - blank <= spans[index][0] <= begin
-        if not is_one or index is None or (ids[index] == unknown and tag != self._tokenizer.unk_token):
-            near = [id_ for id_, (first, last) in zip(ids, spans, strict=True) if first < end and last > begin]
+        if (
+            not is_one
+            or index is None
+            or (ids[index] == unknown and tag != self._tokenizer.unk_token)
+        ):
+            near = [
+                id_
+                for id_, (first, last) in zip(ids, spans, strict=True)
+                if first < end and last > begin
+            ]
             read = ", ".join(map(repr, self._tokenizer.convert_ids_to_tokens(near))) or "nothing"
             raise ValueError(
                 f"the tokenizer of {self._settings.model} reads the tag as {read} ({len(near)} tokens with what stands "
                 f"around it), it must be one known token of its own; give the tag that the model was trained with"
             )
         if self._tag_token is not None and ids[index] != self._tag_token:
-            raise ValueError(f"the tag became token {ids[index]}, elsewhere it is {self._tag_token}")
+            raise ValueError(
+                f"the tag became token {ids[index]}, elsewhere it is {self._tag_token}"
+            )
         return index
 
     def _candidate(self, key: str, given: int | str) -> int:
@@ -115,9 +142,13 @@ class StepForm:
         if isinstance(given, int):
             if 0 <= given < size:
                 return given
-            raise ConfigError(f"scorer.prm.{key} = {given}: {model} has no such token, its ids are 0 to {size - 1}")
+            raise ConfigError(
+                f"scorer.prm.{key} = {given}: {model} has no such token, its ids are 0 to {size - 1}"
+            )
         ids = self._tokenizer.encode(given, add_special_tokens=False)
-        if len(ids) != 1 or (ids[0] == self._tokenizer.unk_token_id and given != self._tokenizer.unk_token):
+        if len(ids) != 1 or (
+            ids[0] == self._tokenizer.unk_token_id and given != self._tokenizer.unk_token
+        ):
             read = ", ".join(map(repr, self._tokenizer.convert_ids_to_tokens(ids))) or "nothing"
             raise ConfigError(
                 f"scorer.prm.{key} = {given!r}: the tokenizer of {model} reads it as {read}, it must be one known "

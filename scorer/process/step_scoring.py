@@ -52,9 +52,12 @@ class StepScoring:
     """A process reward model with its form, and the coefficients of a run."""
 
     def __init__(
-        self, settings: ProcessModelConfig, form: "StepForm", model: StepModel,
+        self,
+        settings: ProcessModelConfig,
+        form: "StepForm",
+        model: StepModel,
         trials: Sequence[tuple[str, Sequence[str]]] = _TRIALS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Score the trial texts; raises DataError for a model that finds them all equally good."""
         self._settings, self._form, self._model = settings, form, model
         if model.most_positions is not None and settings.max_tokens > model.most_positions:
@@ -62,8 +65,15 @@ class StepScoring:
                 f"scorer.prm.max_tokens = {settings.max_tokens}: {settings.model} has positions for "
                 f"{model.most_positions}; lower max_tokens to that"
             )
-        found = [score for each in model.scores([form.marked(*trial) for trial in trials]) for score in each]
-        if not all(math.isfinite(score) for score in found) or max(found) - min(found) < LEAST_SPREAD:
+        found = [
+            score
+            for each in model.scores([form.marked(*trial) for trial in trials])
+            for score in each
+        ]
+        if (
+            not all(math.isfinite(score) for score in found)
+            or max(found) - min(found) < LEAST_SPREAD
+        ):
             raise DataError(
                 f"scorer.prm.model: {settings.model} gives the steps of right and nonsensical answers the scores "
                 f"{min(found):g} to {max(found):g}: a constant reward teaches nothing; check format, step_tag and, "
@@ -75,7 +85,9 @@ class StepScoring:
         """Return the verdicts with rewards of both sources; `error` where a text cannot be scored."""
         verdicts: list[TextVerdict | None] = []
         rows: list[Marked] = []
-        steps = [split(text.answer, self._settings.between, self._settings.most_steps) for text in texts]
+        steps = [
+            split(text.answer, self._settings.between, self._settings.most_steps) for text in texts
+        ]
         for text, of_text in zip(texts, steps, strict=True):
             try:
                 row = self._form.marked(text.question, [step.text for step in of_text])
@@ -83,10 +95,11 @@ class StepScoring:
                 verdicts.append(_failed(text.verdict, str(error), "steps without a score"))
                 continue
             if row.tokens.size > self._settings.max_tokens:
-                reason = (
-                    f"{row.tokens.size} tokens with the question, scorer.prm.max_tokens = {self._settings.max_tokens}"
+                limit = f"scorer.prm.max_tokens = {self._settings.max_tokens}"
+                reason = f"{row.tokens.size} tokens with the question, {limit}"
+                verdicts.append(
+                    _failed(text.verdict, reason, "too long for the process reward model")
                 )
-                verdicts.append(_failed(text.verdict, reason, "too long for the process reward model"))
                 continue
             verdicts.append(None)
             rows.append(row)
@@ -100,7 +113,10 @@ class StepScoring:
     def beside(self, texts: Sequence[JudgedText]) -> list[TextVerdict]:
         """Return the verdicts as they are, with the scores of the texts that can be scored."""
         scored = self.judged(texts)
-        return [replace(text.verdict, process=each.process) for text, each in zip(texts, scored, strict=True)]
+        return [
+            replace(text.verdict, process=each.process)
+            for text, each in zip(texts, scored, strict=True)
+        ]
 
     def _verdict(self, text: JudgedText, ends: list[int], scores: list[float]) -> TextVerdict:
         if not all(math.isfinite(score) for score in scores):

@@ -36,7 +36,9 @@ def token_ends(pieces: Iterable[str], ends: Sequence[int]) -> tuple[int, ...]:
         while len(found) < len(ends) and ends[len(found)] <= characters:
             found.append(tokens)
     if len(found) < len(ends):
-        raise ValueError(f"a step ends after {ends[len(found)]} characters, all tokens together have {characters}")
+        raise ValueError(
+            f"a step ends after {ends[len(found)]} characters, all tokens together have {characters}"
+        )
     return tuple(found)
 
 

@@ -45,12 +45,18 @@ class TorchStepModel:
         """Return the score of every step of every row; rows beside it change it by rounding."""
         if not any(row.at for row in rows):
             return [[] for _ in rows]
-        return [scores for batch in batches(rows, self._batch_tokens) for scores in self._of_batch(batch)]
+        return [
+            scores
+            for batch in batches(rows, self._batch_tokens)
+            for scores in self._of_batch(batch)
+        ]
 
     def _of_batch(self, rows: Sequence[Marked]) -> list[list[float]]:
         texts = [torch.from_numpy(row.tokens.astype("int64")) for row in rows]
         ids = pad_sequence(texts, batch_first=True).to(self._device)
-        mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True).to(self._device)
+        mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True).to(
+            self._device
+        )
         tags = [(index, at) for index, row in enumerate(rows) for at in row.at]
         lines, places = torch.tensor(tags, dtype=torch.int64, device=self._device).T
         logits = self._logits(ids, mask, lines, places)
@@ -58,10 +64,14 @@ class TorchStepModel:
         found = iter(good)
         return [[next(found) for _ in row.at] for row in rows]
 
-    def _logits(self, ids: torch.Tensor, mask: torch.Tensor, lines: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    def _logits(
+        self, ids: torch.Tensor, mask: torch.Tensor, lines: torch.Tensor, places: torch.Tensor
+    ) -> torch.Tensor:
         """Return logits (tags, classes or vocabulary)."""
         if not self._is_causal:
-            hidden = self._model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+            hidden = self._model(
+                input_ids=ids, attention_mask=mask, use_cache=False
+            ).last_hidden_state
             logits: torch.Tensor = self._head(hidden[lines, places])
             return logits
         self._tags = lines, places
@@ -112,7 +122,11 @@ def head_tensors(folder: str) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for path in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            found |= {name: file.get_tensor(name) for name in file.keys() if name.split(".")[0] in HEADS[:2]}  # noqa: SIM118
+            found |= {
+                name: file.get_tensor(name)
+                for name in file.keys()  # noqa: SIM118 -- a file of tensors cannot be iterated
+                if name.split(".")[0] in HEADS[:2]
+            }
     return found
 
 
@@ -122,7 +136,10 @@ def head_of(folder: str, settings: ProcessModelConfig) -> torch.nn.Module:
     weights = sorted(name for name in tensors if name.endswith("weight"))
     shapes = [tuple(tensors[name].shape) for name in weights]
     if len(weights) not in (1, 2) or any(len(shape) != 2 for shape in shapes) or shapes[-1][0] != 2:
-        described = ", ".join(f"{name} {shape}" for name, shape in zip(weights, shapes, strict=True)) or "none"
+        described = (
+            ", ".join(f"{name} {shape}" for name, shape in zip(weights, shapes, strict=True))
+            or "none"
+        )
         raise DataError(
             f'scorer.prm.format = "two_class": {settings.model} has no head of two classes of one or two layers; '
             f'weights named score or classifier: {described}; use format = "step_tag" for a causal model'
@@ -130,7 +147,9 @@ def head_of(folder: str, settings: ProcessModelConfig) -> torch.nn.Module:
     layers: list[torch.nn.Module] = []
     for name in weights:
         bias = tensors.get(name.removesuffix("weight") + "bias")
-        layer = torch.nn.Linear(tensors[name].shape[1], tensors[name].shape[0], bias=bias is not None)
+        layer = torch.nn.Linear(
+            tensors[name].shape[1], tensors[name].shape[0], bias=bias is not None
+        )
         with torch.no_grad():
             layer.weight.copy_(tensors[name])
             if bias is not None:

@@ -36,10 +36,14 @@ class VllmStepModel:
         own_dtype = str(hf_config.dtype or torch.bfloat16).removeprefix("torch.")
         longest = min(settings.max_tokens + 1, limit or settings.max_tokens + 1)
         arguments: dict[str, Any] = {
-            "model": folder, "dtype": own_dtype if settings.dtype == "auto" else settings.dtype,
-            "max_model_len": longest, "max_num_batched_tokens": max(settings.batch_tokens, longest),
-            "skip_tokenizer_init": True, "generation_config": "vllm", "disable_log_stats": True,
-        }  # fmt: skip
+            "model": folder,
+            "dtype": own_dtype if settings.dtype == "auto" else settings.dtype,
+            "max_model_len": longest,
+            "max_num_batched_tokens": max(settings.batch_tokens, longest),
+            "skip_tokenizer_init": True,
+            "generation_config": "vllm",
+            "disable_log_stats": True,
+        }
         if platform == "cpu":
             arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES}
         else:
@@ -47,7 +51,9 @@ class VllmStepModel:
         try:
             self._llm = _started(arguments, self._is_causal)
         except (ValueError, RuntimeError) as error:
-            raise DataError(f"scorer.prm.model: vLLM cannot load {folder} as {settings.format}: {error}") from error
+            raise DataError(
+                f"scorer.prm.model: vLLM cannot load {folder} as {settings.format}: {error}"
+            ) from error
 
     def scores(self, rows: Sequence[Marked]) -> list[list[float]]:
         """Return the score of every step of every row."""
@@ -60,9 +66,15 @@ class VllmStepModel:
 
         good, bad = self._columns
         sampling = SamplingParams(
-            max_tokens=1, temperature=1.0, logprobs=2, allowed_token_ids=[good, bad], detokenize=False
+            max_tokens=1,
+            temperature=1.0,
+            logprobs=2,
+            allowed_token_ids=[good, bad],
+            detokenize=False,
         )
-        prompts = [{"prompt_token_ids": row.tokens[: at + 1].tolist()} for row in rows for at in row.at]
+        prompts = [
+            {"prompt_token_ids": row.tokens[: at + 1].tolist()} for row in rows for at in row.at
+        ]
         done = self._llm.generate(prompts, sampling, use_tqdm=False)
         found = iter([math.exp(each.outputs[0].logprobs[0][good].logprob) for each in done])
         return [[next(found) for _ in row.at] for row in rows]
@@ -71,8 +83,13 @@ class VllmStepModel:
         asked = [row for row in rows if row.at]
         prompts = [{"prompt_token_ids": row.tokens.tolist()} for row in asked]
         done = iter(self._llm.encode(prompts, pooling_task="token_classify", use_tqdm=False))
-        logits = (next(done).outputs.data.float()[list(row.at)] if row.at else torch.zeros(0, 2) for row in rows)
-        return [torch.softmax(each[:, list(self._columns)], dim=-1)[:, 0].tolist() for each in logits]
+        logits = (
+            next(done).outputs.data.float()[list(row.at)] if row.at else torch.zeros(0, 2)
+            for row in rows
+        )
+        return [
+            torch.softmax(each[:, list(self._columns)], dim=-1)[:, 0].tolist() for each in logits
+        ]
 
 
 def _started(arguments: dict[str, Any], is_causal: bool) -> Any:

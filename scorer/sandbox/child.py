@@ -29,7 +29,9 @@ AT_FDCWD, AT_RECURSIVE, MOUNT_ATTR_RDONLY_NOSUID = -100, 0x8000, 3
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 SCRATCH = "/scratch"
-ENVIRONMENT = dict(HOME=SCRATCH, TMPDIR=SCRATCH, PATH="/usr/bin:/bin", LANG="C.UTF-8", OPENBLAS_NUM_THREADS="1")
+ENVIRONMENT = dict(
+    HOME=SCRATCH, TMPDIR=SCRATCH, PATH="/usr/bin:/bin", LANG="C.UTF-8", OPENBLAS_NUM_THREADS="1"
+)
 ROOTS = ("/mnt", "/media", "/srv", "/opt", "/tmp")
 
 with open(os.path.join(os.path.dirname(__file__), "system_calls.txt"), encoding="utf-8") as _file:
@@ -44,7 +46,15 @@ ALLOWED_WITH = {
 }
 NEWEST = max(map(max, ALLOWED.values()))
 CLONE, CLONE3 = (56, 220), 435
-NAMESPACES = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
+NAMESPACES = (
+    CLONE_NEWNS
+    | CLONE_NEWCGROUP
+    | CLONE_NEWUTS
+    | CLONE_NEWIPC
+    | CLONE_NEWUSER
+    | CLONE_NEWPID
+    | CLONE_NEWNET
+)
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 EPERM, ENOSYS = 1, 38
 REFUSED, UNKNOWN = EPERM, ENOSYS
@@ -85,7 +95,9 @@ def enter_root(libraries: list[str], scratch_bytes: int) -> None:
     call("mount", None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None)
     shown = [path for path in (*SYSTEM, *libraries, *DEVICES) if os.path.exists(path)]
     root = next(
-        path for path in ROOTS if os.path.isdir(path) and not any(f"{each}/".startswith(f"{path}/") for each in shown)
+        path
+        for path in ROOTS
+        if os.path.isdir(path) and not any(f"{each}/".startswith(f"{path}/") for each in shown)
     )
     tmpfs(root, "size=1m,nr_inodes=4k,mode=755")
     for path in shown:
@@ -144,7 +156,11 @@ def seccomp_filter() -> bytes:
     program += test(equal, CLONE[column], 0, 4) + load(16)
     program += test(any_bit, NAMESPACES, 0, 1) + answer(refuse) + answer(allow)
     for numbers, offset, values in ALLOWED_WITH.values():
-        checks = load(offset) + b"".join(test(equal, each, 0, 1) + answer(allow) for each in values) + answer(refuse)
+        checks = (
+            load(offset)
+            + b"".join(test(equal, each, 0, 1) + answer(allow) for each in values)
+            + answer(refuse)
+        )
         program += test(equal, numbers[column], 0, len(checks) // 8) + checks
     for numbers in ALLOWED.values():
         if numbers[column] >= 0:
@@ -163,11 +179,15 @@ def apply_filter() -> None:
 def limit(limits: dict[str, int]) -> None:
     """Set resource limits; the number of processes is that of this user namespace."""
     wanted = {
-        resource.RLIMIT_CORE: 0, resource.RLIMIT_MEMLOCK: 0, resource.RLIMIT_MSGQUEUE: 0,
-        resource.RLIMIT_CPU: limits["cpu_s"], resource.RLIMIT_AS: limits["memory_bytes"],
-        resource.RLIMIT_FSIZE: limits["file_bytes"], resource.RLIMIT_NOFILE: limits["open_files"],
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_CPU: limits["cpu_s"],
+        resource.RLIMIT_AS: limits["memory_bytes"],
+        resource.RLIMIT_FSIZE: limits["file_bytes"],
+        resource.RLIMIT_NOFILE: limits["open_files"],
         resource.RLIMIT_NPROC: limits["processes"],
-    }  # fmt: skip
+    }
     for what, value in wanted.items():
         resource.setrlimit(what, (value, value))
 
@@ -263,7 +283,9 @@ def watch(libraries: list[str], command: list[str], limits: dict[str, int]) -> b
     while not is_over and os.waitpid(init, os.WNOHANG)[0] == 0:
         woken = signal.sigtimedwait(WAKING, max(0.0, deadline - time.monotonic()))
         # A batch system's SIGTERM to every process must not become a verdict.
-        is_over = woken is None or (woken.si_signo == signal.SIGTERM and woken.si_pid == os.getppid())
+        is_over = woken is None or (
+            woken.si_signo == signal.SIGTERM and woken.si_pid == os.getppid()
+        )
     if is_over:
         os.kill(init, signal.SIGKILL)
         os.waitpid(init, 0)  # returns when nothing of the namespace is left

@@ -25,14 +25,21 @@ _FLOAT = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+(?=e))(?:e[+-]?\d+)?", re.ASCII 
 
 def is_rounded(text: str, number: Fraction, relative: float = RELATIVE) -> bool:
     """Return True if a text writes a number as a float, up to rounding."""
-    if len(text) > MOST_CHARS or not _FLOAT.fullmatch(text) or not math.isfinite(near := float(text)):
+    if (
+        len(text) > MOST_CHARS
+        or not _FLOAT.fullmatch(text)
+        or not math.isfinite(near := float(text))
+    ):
         return False
     return _is_near(Fraction(near), number, relative)
 
 
 def _is_near(got: Fraction, number: Fraction, relative: float) -> bool:
     # Contests name an absolute or relative difference.
-    slack = max(Fraction(str(relative)) * abs(number), Fraction(str(relative)) if relative > RELATIVE else TINY)
+    slack = max(
+        Fraction(str(relative)) * abs(number),
+        Fraction(str(relative)) if relative > RELATIVE else TINY,
+    )
     return abs(got - number) <= (min(slack, OF_WHOLE) if number.denominator == 1 else slack)
 
 
@@ -66,7 +73,9 @@ def is_returned(stdout: str, expected: Any, relative: float = RELATIVE) -> bool:
     try:
         got = json.loads(stdout)
         # Some sets wrap each output in a list of one.
-        return str(got) == expected or any(_is_equal(relative, *pair) for pair in product((got, [got]), wanted))
+        return str(got) == expected or any(
+            _is_equal(relative, *pair) for pair in product((got, [got]), wanted)
+        )
     except (ValueError, RecursionError):  # a program may print brackets within brackets without end
         return False
 
@@ -75,10 +84,17 @@ def _is_equal(relative: float, got: Any, want: Any) -> bool:
     if isinstance(got, list) and isinstance(want, list):
         return len(got) == len(want) and all(map(partial(_is_equal, relative), got, want))
     if isinstance(got, dict) and isinstance(want, dict):
-        return got.keys() == want.keys() and all(_is_equal(relative, got[key], want[key]) for key in want)
+        return got.keys() == want.keys() and all(
+            _is_equal(relative, got[key], want[key]) for key in want
+        )
     if isinstance(got, bool) is not isinstance(want, bool):
         return False  # True is no 1, though Python finds them equal
     floats = [each for each in (got, want) if isinstance(each, float)]
-    if floats and all(map(math.isfinite, floats)) and isinstance(got, int | float) and isinstance(want, int | float):
+    if (
+        floats
+        and all(map(math.isfinite, floats))
+        and isinstance(got, int | float)
+        and isinstance(want, int | float)
+    ):
         return _is_near(Fraction(got), Fraction(want), relative)
     return bool(got == want)

@@ -45,7 +45,9 @@ def find_program(text: str, mode: CodeMode) -> str | None:
     labelled = [each for each in fences if _PYTHON.fullmatch(each["label"])]
     if named := labelled or [each for each in fences if not each["label"]]:
         code = named[-1]["code"]
-        return dedent(_QUOTED.sub("", code) if ">" in (named[-1]["before"] or "") else code).rstrip(" \t")
+        return dedent(_QUOTED.sub("", code) if ">" in (named[-1]["before"] or "") else code).rstrip(
+            " \t"
+        )
     found = None if fences else _FUNCTION.search(tail)
     return tail[found.start() :].partition("\n```")[0] if found else None
 
@@ -62,12 +64,20 @@ def _usual() -> dict[str, str]:
     """Return the statement that imports each name, as if all were imported in this order."""
     found = {"np": "import numpy as np"}
     for module in map(import_module, MODULES.split()):
-        names = getattr(module, "__all__", None) or (name for name in vars(module) if name[0] != "_")
-        found |= {name: f"from {module.__name__} import {name}" for name in names if not hasattr(builtins, name)}
+        names = getattr(module, "__all__", None) or (
+            name for name in vars(module) if name[0] != "_"
+        )
+        found |= {
+            name: f"from {module.__name__} import {name}"
+            for name in names
+            if not hasattr(builtins, name)
+        }
     return found | {name: f"import {name}" for name in MODULES.split()}
 
 
-def value_of(program: str, limits: ProgramLimits, packages: tuple[str, ...]) -> tuple[ProgramRun, str | None]:
+def value_of(
+    program: str, limits: ProgramLimits, packages: tuple[str, ...]
+) -> tuple[ProgramRun, str | None]:
     """Run a program; its value is that of its last line or function, else its last printed line."""
     finished = run(_head(program, packages) + _VALUE, b"", limits, packages)
     lines = [line for line in finished.stdout.decode(errors="replace").splitlines() if line.strip()]
@@ -76,7 +86,11 @@ def value_of(program: str, limits: ProgramLimits, packages: tuple[str, ...]) -> 
 
 
 def share_passed(
-    program: str, tests: list[Test], limits: ProgramLimits, packages: tuple[str, ...], tolerance: float
+    program: str,
+    tests: list[Test],
+    limits: ProgramLimits,
+    packages: tuple[str, ...],
+    tolerance: float,
 ) -> tuple[float, bool]:
     """Return the share of the first MAX_TESTS tests passed, and True if one ran out of time.
 
@@ -106,5 +120,8 @@ def _head(program: str, packages: tuple[str, ...]) -> str:
     # The import of all of them takes a quarter of the time of a short program.
     words = {*_WORD.findall(program)} - (set() if "numpy" in packages else {"np"})
     # A process may have given a module a name that the sandbox lacks.
-    usual = "\n".join(f"try: {_usual()[word]}\nexcept ImportError: pass" for word in sorted(words & _usual().keys()))
+    usual = "\n".join(
+        f"try: {_usual()[word]}\nexcept ImportError: pass"
+        for word in sorted(words & _usual().keys())
+    )
     return f"PROGRAM, USUAL = {program!r}, {usual!r}\n"

@@ -73,7 +73,10 @@ class ProgramRun(msgspec.Struct, frozen=True):
 
 
 def run(
-    source: str, stdin: bytes = b"", limits: ProgramLimits | None = None, packages: tuple[str, ...] = ()
+    source: str,
+    stdin: bytes = b"",
+    limits: ProgramLimits | None = None,
+    packages: tuple[str, ...] = (),
 ) -> ProgramRun:
     """Run a Python program to its end, with the standard library and packages; blocks; raises SandboxError."""
     limits = limits or ProgramLimits()
@@ -96,14 +99,20 @@ def run(
 def _folders(packages: tuple[str, ...]) -> tuple[Path, ...]:
     """Return the folders of packages, and of the libraries that their wheels brought."""
     found = [importlib.util.find_spec(name) for name in packages]
-    places = [Path(place) for spec in found if spec for place in spec.submodule_search_locations or ()]
+    places = [
+        Path(place) for spec in found if spec for place in spec.submodule_search_locations or ()
+    ]
     libraries = [place.with_name(f"{place.name}.libs") for place in places]
     return (*places, *(each for each in libraries if each.is_dir()))
 
 
 def probe(packages: tuple[str, ...] = ()) -> str | None:
     """Return why this host cannot isolate, or None; three attacks are tried, and the import of packages."""
-    attacks = ("import socket; socket.socket()", "open('/etc/passwd').read()", "open('/escaped', 'w')")
+    attacks = (
+        "import socket; socket.socket()",
+        "open('/etc/passwd').read()",
+        "open('/escaped', 'w')",
+    )
     try:
         for attack in attacks:
             finished = run(attack)
@@ -138,7 +147,9 @@ def _stdin(source: str, stdin: bytes) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _start(given: int, status: int, limits: ProgramLimits, folders: tuple[Path, ...]) -> "subprocess.Popen[bytes]":
+def _start(
+    given: int, status: int, limits: ProgramLimits, folders: tuple[Path, ...]
+) -> "subprocess.Popen[bytes]":
     libraries = [str(Path(sys.base_prefix).resolve()), *map(str, folders)]
     sites = {str(folder.parent) for folder in folders}
     inner = [PYTHON, "-I", "-S", "-B", "-X", "utf8", "-c", _BOOT, *sites]
@@ -147,9 +158,14 @@ def _start(given: int, status: int, limits: ProgramLimits, folders: tuple[Path, 
     command = [*outer, *allowed, *libraries, "--", *inner]
     try:
         return subprocess.Popen(
-            command, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={"LANG": "C.UTF-8"},
-            pass_fds=(status,), start_new_session=True,
-        )  # fmt: skip
+            command,
+            stdin=given,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={"LANG": "C.UTF-8"},
+            pass_fds=(status,),
+            start_new_session=True,
+        )
     except OSError as error:
         raise SandboxError(f"the sandbox cannot be started: {error}") from error
 

@@ -26,7 +26,13 @@ from prefixrl.common.errors import PeerLost, UserError
 from prefixrl.common.wire.messages.worker import Usage
 from prefixrl.scorer.served import protocol as completions
 from prefixrl.scorer.served.http_client import HttpClient, Reader
-from prefixrl.scorer.served.protocol import Completed, EndpointRefused, Retry, RowRefused, ServedModel
+from prefixrl.scorer.served.protocol import (
+    Completed,
+    EndpointRefused,
+    Retry,
+    RowRefused,
+    ServedModel,
+)
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +74,10 @@ class Endpoint(Generic[Answer]):
     """Likely faults of the address, behind its key."""
 
     def __init__(
-        self, section: ServerConfig, path: str, read: Reader[Answer | Retry | RowRefused | EndpointRefused]
+        self,
+        section: ServerConfig,
+        path: str,
+        read: Reader[Answer | Retry | RowRefused | EndpointRefused],
     ) -> None:
         """Open the client; raises UserError if there is no key or a proxy cannot be used."""
         assert section.url is not None, "it is asked for where there is an address"
@@ -111,11 +120,18 @@ class Endpoint(Generic[Answer]):
 
     async def _insist(self, ask: Callable[[], Awaitable[T | Retry]]) -> T:
         """Ask until there is an answer; raises PeerLost or, for an unknown host, UserError."""
-        tries, resolved_s, patience_s, name = 0, time.monotonic(), self._section.patience_s, self._section.NAME
+        tries, resolved_s, patience_s, name = (
+            0,
+            time.monotonic(),
+            self._section.patience_s,
+            self._section.NAME,
+        )
         while isinstance(outcome := await ask(), Retry):
             tries += 1
             if tries == 1:
-                log.warning("waiting for %s, for %s.patience_s = %g s at most", self.url, name, patience_s)
+                log.warning(
+                    "waiting for %s, for %s.patience_s = %g s at most", self.url, name, patience_s
+                )
             if not outcome.is_unresolved:
                 resolved_s = time.monotonic()
             elif time.monotonic() - resolved_s > min(UNRESOLVED_S, patience_s):
@@ -176,7 +192,9 @@ class Endpoint(Generic[Answer]):
     @property
     def limited_s(self) -> float:
         """Seconds so far in which at least one row waited for a rate limit."""
-        return self._limited_s + (time.monotonic() - self._limited_since_s if self._limited else 0.0)
+        return self._limited_s + (
+            time.monotonic() - self._limited_since_s if self._limited else 0.0
+        )
 
     def _count_limited(self, more: int) -> None:
         self._limited_s, self._limited_since_s = self.limited_s, time.monotonic()
@@ -186,7 +204,11 @@ class Endpoint(Generic[Answer]):
         self._count_asking(1)
         try:
             outcome = await self._client.post(f"{self.url}{self._path}", content, self._read)
-            if isinstance(outcome, EndpointRefused) and self._has_answered and outcome.status not in BELIEVED:
+            if (
+                isinstance(outcome, EndpointRefused)
+                and self._has_answered
+                and outcome.status not in BELIEVED
+            ):
                 # A proxy answers so while its backend is replaced.
                 outcome = Retry(outcome.reason)
             self._has_answered |= not isinstance(outcome, Retry | RowRefused | EndpointRefused)
@@ -194,7 +216,12 @@ class Endpoint(Generic[Answer]):
         finally:
             self._count_asking(-1)
         self.count(requests=not isinstance(outcome, Retry))
-        self.count(**{name: getattr(outcome, name, None) or 0 for name in ("prompt_tokens", "completion_tokens")})
+        self.count(
+            **{
+                name: getattr(outcome, name, None) or 0
+                for name in ("prompt_tokens", "completion_tokens")
+            }
+        )
         return outcome
 
     def _note(self, outcome: object) -> None:
@@ -267,7 +294,9 @@ class Endpoint(Generic[Answer]):
             403: ("the key may not do this", key),
             404: ("there is no such path or model", address),
         }.get(denied.status, (f"it is not {self.KIND}", f"check {section.NAME}.url"))
-        raise UserError(f"the endpoint {self.url} refuses every request: {what} ({denied.reason}); {hint}")
+        raise UserError(
+            f"the endpoint {self.url} refuses every request: {what} ({denied.reason}); {hint}"
+        )
 
 
 class CompletionsEndpoint(Endpoint[Completed]):

@@ -42,7 +42,9 @@ class OpenAIEngine(RowJobs):
 
     name = "openai"
 
-    def __init__(self, model: str, config: RunConfig, raise_if_hopeless: Callable[[], None]) -> None:
+    def __init__(
+        self, model: str, config: RunConfig, raise_if_hopeless: Callable[[], None]
+    ) -> None:
         """Connect and try the endpoint out; raises UserError if it refuses, PeerLost if silent.
 
         Of the folder `model` only the tokenizer is used; `raise_if_hopeless` may end the wait by an error.
@@ -59,7 +61,9 @@ class OpenAIEngine(RowJobs):
         self.close = weakref.finalize(self, _shut_down, self._endpoint, self._loop, thread)
         """Drops all jobs and connections; called at exit too."""
         try:
-            greeting = asyncio.run_coroutine_threadsafe(self._greet(config.scorer_sampling()), self._loop)
+            greeting = asyncio.run_coroutine_threadsafe(
+                self._greet(config.scorer_sampling()), self._loop
+            )
             while not greeting.done():
                 raise_if_hopeless()
                 wait([greeting], WATCH_EVERY_S)
@@ -135,7 +139,9 @@ class OpenAIEngine(RowJobs):
             sampling=msgspec.structs.replace(job.sampling, max_new_tokens=limit),
             seed=row_seed(job.uniforms[index]) if section.seeded else None,
             stop_tokens=stops,
-            stops=list(map(self._piece, sorted(stops, key=lambda stop: stop != self._renderer.closer))),
+            stops=list(
+                map(self._piece, sorted(stops, key=lambda stop: stop != self._renderer.closer))
+            ),
         )
 
     def _piece(self, token: int) -> str:
@@ -149,7 +155,9 @@ class OpenAIEngine(RowJobs):
         if written.prompt is not None and written.prompt != row.tolist():
             self._compare(written.prompt, row)
         if written.tokens is None:
-            places = [place for stop in stops if (place := written.text.find(self._piece(stop))) >= 0]
+            places = [
+                place for stop in stops if (place := written.text.find(self._piece(stop))) >= 0
+            ]
             text: str | None = written.text[: min(places, default=len(written.text))]
             tokens = self._renderer.encode(text or "")
             is_ended = text != written.text
@@ -189,7 +197,9 @@ def _without(reason: str) -> Continuation:
     return Continuation(np.zeros(0, np.int32), np.zeros(0, np.float32), "error", (), error=reason)
 
 
-def _shut_down(endpoint: CompletionsEndpoint, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+def _shut_down(
+    endpoint: CompletionsEndpoint, loop: asyncio.AbstractEventLoop, thread: threading.Thread
+) -> None:
     try:
         asyncio.run_coroutine_threadsafe(_end(endpoint), loop).result(CLOSE_S)
     except TimeoutError:

@@ -41,8 +41,12 @@ class HttpClient:
         try:
             self._client = httpx2.AsyncClient(
                 headers={"authorization": f"Bearer {self._key}"} if self._key else {},
-                timeout=httpx2.Timeout(None, connect=CONNECT_S),  # `_exchange` limits the whole request
-                limits=httpx2.Limits(max_connections=section.requests, max_keepalive_connections=section.requests),
+                timeout=httpx2.Timeout(
+                    None, connect=CONNECT_S
+                ),  # `_exchange` limits the whole request
+                limits=httpx2.Limits(
+                    max_connections=section.requests, max_keepalive_connections=section.requests
+                ),
                 # Proxies of the environment, but none to this very host.
                 trust_env=not _is_loopback(section),
             )
@@ -57,7 +61,9 @@ class HttpClient:
     async def post(self, url: str, content: bytes, read: Reader[T]) -> T | Retry:
         """Send JSON."""
         headers = {"content-type": "application/json"}
-        return await self._exchange(self._client.build_request("POST", url, content=content, headers=headers), read)
+        return await self._exchange(
+            self._client.build_request("POST", url, content=content, headers=headers), read
+        )
 
     async def models(self) -> list[ServedModel] | Retry | EndpointRefused:
         """Request the list of models."""
@@ -113,9 +119,13 @@ def _key_of(section: ServerConfig) -> str:
     key = os.environ.get(section.key_variable, "").strip()
     if not key or not (key.isascii() and key.isprintable()):
         problem = "does not hold a key" if key else "is not set on this host"
-        raise UserError(f"{section.NAME}.key_variable = {section.key_variable!r}: this environment variable {problem}")
+        raise UserError(
+            f"{section.NAME}.key_variable = {section.key_variable!r}: this environment variable {problem}"
+        )
     if urlsplit(section.url or "").scheme == "http" and not _is_loopback(section):
-        log.warning("the key of %s is sent to %s without encryption", section.key_variable, section.url)
+        log.warning(
+            "the key of %s is sent to %s without encryption", section.key_variable, section.url
+        )
     return key
 
 

@@ -34,7 +34,13 @@ GARBLED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
-_ENDS: dict[str, Finish] = {"stop": "eos", "eos": "eos", "eos_token": "eos", "stop_sequence": "eos", "length": "length"}
+_ENDS: dict[str, Finish] = {
+    "stop": "eos",
+    "eos": "eos",
+    "eos_token": "eos",
+    "stop_sequence": "eos",
+    "length": "length",
+}
 _GIVEN_UP = {"abort", "error", None}
 """Ends by the server, most often because it is stopped."""
 
@@ -151,9 +157,12 @@ def body(row: RowRequest, dialect: Literal["vllm", "openai"]) -> bytes:
     """Encode the request for one row as JSON."""
     sampling = row.sampling
     asked: dict[str, object] = {
-        "model": row.model, "prompt": row.prompt, "max_tokens": sampling.max_new_tokens,
-        "temperature": sampling.temperature, "top_p": sampling.top_p,
-    }  # fmt: skip
+        "model": row.model,
+        "prompt": row.prompt,
+        "max_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+    }
     if row.seed is not None:
         asked["seed"] = row.seed
     if dialect == "openai":
@@ -162,13 +171,16 @@ def body(row: RowRequest, dialect: Literal["vllm", "openai"]) -> bytes:
         return msgspec.json.encode(asked)
     # Name every setting: the server takes defaults from the model's generation_config.
     asked |= {
-        "top_k": sampling.top_k, "min_p": sampling.min_p,
-        "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
         "stop_token_ids": sorted(row.stop_tokens),
         "ignore_eos": True,  # that of the model; the stop tokens are the job's
         "add_special_tokens": False,  # the prompt holds its BOS already, if any
         "return_token_ids": True,
-    }  # fmt: skip
+    }
     return msgspec.json.encode(asked)
 
 
@@ -179,7 +191,9 @@ def read(
     if status != 200:
         return failed(status, headers, content, now)
     outcome, usage = _completion(content), _usage(content)
-    return replace(outcome, prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
+    return replace(
+        outcome, prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
+    )
 
 
 def _completion(content: bytes) -> Completed | Retry | RowRefused:
@@ -199,7 +213,9 @@ def _completion(content: bytes) -> Completed | Retry | RowRefused:
         return RowRefused(
             f"the completion ended with finish_reason {choice.finish_reason!r}, known are {', '.join(_ENDS)}"
         )
-    return Completed(choice.text or "", choice.token_ids, finish, choice.prompt_token_ids, None, None)
+    return Completed(
+        choice.text or "", choice.token_ids, finish, choice.prompt_token_ids, None, None
+    )
 
 
 def _usage(content: bytes) -> _Usage:
@@ -215,7 +231,9 @@ def read_models(
     """Read the answer to a request for the models."""
     if status != 200:
         outcome = failed(status, headers, content, now)
-        return EndpointRefused(status, outcome.reason) if isinstance(outcome, RowRefused) else outcome
+        return (
+            EndpointRefused(status, outcome.reason) if isinstance(outcome, RowRefused) else outcome
+        )
     try:
         return msgspec.json.decode(content, type=_Models).data
     except GARBLED as error:

@@ -52,7 +52,9 @@ def read(
     try:
         return msgspec.json.decode(content, type=Rewards)
     except protocol.GARBLED as error:
-        return Retry(f"an answer that holds no list of rewards ({error}): {protocol.message_of(content)}")
+        return Retry(
+            f"an answer that holds no list of rewards ({error}): {protocol.message_of(content)}"
+        )
 
 
 class RewardEndpoint(Endpoint[Rewards]):
@@ -62,7 +64,9 @@ class RewardEndpoint(Endpoint[Rewards]):
 
     async def rewards(self, rows: list[_Row]) -> list[object] | RowRefused:
         """Return what the server gives for a batch; raises UserError or PeerLost."""
-        asked = [{"question": each[3], "text": encodable(each[1]), "gold": each[2]} for each in rows]
+        asked = [
+            {"question": each[3], "text": encodable(each[1]), "gold": each[2]} for each in rows
+        ]
         content = msgspec.json.encode({"rows": asked})
         self._trial = self._trial or content
         found = await self.answer(content)
@@ -111,7 +115,11 @@ class RewardServer(JudgeThread):
                     asking.add(asyncio.create_task(self._ask(rows, woken)))
                 waits = self._endpoint.waits if asking else None
                 self.is_patient = waits is not None
-                self.trouble = f"waiting for reward.url for {waits.age_s:.0f} s: {waits.reason}" if waits else ""
+                self.trouble = (
+                    f"waiting for reward.url for {waits.age_s:.0f} s: {waits.reason}"
+                    if waits
+                    else ""
+                )
         finally:
             await self._endpoint.close()
 
@@ -128,7 +136,9 @@ class RewardServer(JudgeThread):
             if isinstance(given, RowRefused):
                 found = self._without(given.reason, "server refused")
             elif len(given) != len(rows):
-                found = self._without(f"{len(given)} rewards for {len(rows)} rows", "function returned no reward")
+                found = self._without(
+                    f"{len(given)} rewards for {len(rows)} rows", "function returned no reward"
+                )
             else:
                 found = self._judgement(given[place], text)
             self._verdicts.append((key, found))
@@ -136,7 +146,9 @@ class RewardServer(JudgeThread):
     def _judgement(self, given: object, text: str) -> Judgement:
         reward, parts = reward_of(given, self._section.weights)
         if not 0.0 <= reward <= 1.0:
-            return self._without(f"it gave {no_reward(given, self._section.weights)}", "function returned no reward")
+            return self._without(
+                f"it gave {no_reward(given, self._section.weights)}", "function returned no reward"
+            )
         return Judgement(reward, "ok", (extract_answer(text) or "")[:MAX_ANSWER_CHARS], parts=parts)
 
     def _without(self, reason: str, fault: Fault) -> Judgement:

@@ -43,7 +43,11 @@ from prefixrl.scorer.verifier.rules.looks import normalise
 log = logging.getLogger(__name__)
 
 MEMORY_BYTES = 2 * 2**30
-WARMING = (("x+1", "1+x"), (r"2\ln x+\sqrt{3}", r"\sqrt{3}+2\ln x"), (r"[1,\frac{\pi}{2})", r"[1,\frac{\pi}{3})"))
+WARMING = (
+    ("x+1", "1+x"),
+    (r"2\ln x+\sqrt{3}", r"\sqrt{3}+2\ln x"),
+    (r"[1,\frac{\pi}{2})", r"[1,\frac{\pi}{3})"),
+)
 """Pairs judged by the template, so that sympy and its parser are ready in every child."""
 WARMING_S = 60.0
 Judge = Callable[[ChildQuestion], ChildAnswer]
@@ -78,11 +82,15 @@ def judge_program(question: ChildQuestion) -> ChildAnswer:
     try:
         if question.code == "tests":
             tests = read_tests(question.gold)
-            share, is_late = share_passed(question.answer, tests, limits, choices.packages, choices.float_tolerance)
+            share, is_late = share_passed(
+                question.answer, tests, limits, choices.packages, choices.float_tolerance
+            )
             return ChildAnswer("timeout") if is_late and not share else ChildAnswer("scored", share)
         finished, value = value_of(question.answer, limits, choices.packages)
     except (SandboxError, ValueError, OSError) as error:
-        fault: Fault = "gold answer unreadable" if isinstance(error, ValueError) else "sandbox failed"
+        fault: Fault = (
+            "gold answer unreadable" if isinstance(error, ValueError) else "sandbox failed"
+        )
         fault = error.fault if isinstance(error, SandboxError) else fault
         if _complaints.is_first(("program", fault), str(error)):
             log.warning("no verdict on a program: %s", error)
@@ -96,7 +104,9 @@ def judge_program(question: ChildQuestion) -> ChildAnswer:
         return ChildAnswer("right", extracted=value)
     known = verify.judge_exactly(question.gold, value)
     if known is None:
-        return msgspec.structs.replace(judge(ChildQuestion(question.gold, value, question.timeout_s)), extracted=value)
+        return msgspec.structs.replace(
+            judge(ChildQuestion(question.gold, value, question.timeout_s)), extracted=value
+        )
     outcome: Outcome = "parse_fail" if known.status == "parse_fail" else "wrong"
     return ChildAnswer("right" if known.reward else outcome, extracted=value)
 
@@ -116,12 +126,16 @@ def main() -> None:
     given, answers = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns about its own time limit, which is off
+    logging.getLogger("math_verify").setLevel(
+        logging.ERROR
+    )  # it warns about its own time limit, which is off
     if function:
         function_ref, digest, timeout_s, weights = function
         guard_group(given, int(sys.argv[1]))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-        with scoring.loaded(function_ref, digest, int(timeout_s), msgspec.json.decode(weights)) as users:
+        with scoring.loaded(
+            function_ref, digest, int(timeout_s), msgspec.json.decode(weights)
+        ) as users:
             serve(users.score, ChildReady(os.getpid(), users.takes_verdict), given, answers)
         return
     for gold, answer in WARMING:
@@ -154,7 +168,9 @@ def guard_group(questions: int, parent: int) -> None:
 def fork_children(link: socket.socket) -> None:
     """Be the template until the parent closes the link; never returns in a child."""
     template = os.getpid()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for a child: the kernel reaps it
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_IGN
+    )  # no process waits for a child: the kernel reaps it
     while True:
         received, pipes, _, _ = socket.recv_fds(link, 1, 2)
         if not received:
@@ -180,9 +196,13 @@ def serve(judge_one: Judge, ready: ChildReady, questions: int, answers: int) -> 
             _renew_cpu_limit(math.ceil(exchange.deadline_s(question.timeout_s, question.code)))
             answer = judge_one(question)
             # What an answer or a program wrote is cut: a long frame looks like the end of this process.
-            extracted = None if answer.extracted is None else encodable(answer.extracted[:MAX_ANSWER_CHARS])
+            extracted = (
+                None if answer.extracted is None else encodable(answer.extracted[:MAX_ANSWER_CHARS])
+            )
             reason = encodable(answer.reason[:MAX_ANSWER_CHARS])
-            answered.write(exchange.frame(msgspec.structs.replace(answer, extracted=extracted, reason=reason)))
+            answered.write(
+                exchange.frame(msgspec.structs.replace(answer, extracted=extracted, reason=reason))
+            )
 
 
 def judge_any(question: ChildQuestion) -> ChildAnswer:

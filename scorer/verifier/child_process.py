@@ -74,7 +74,9 @@ class ChildProcess:
             if len(self._received) < end:
                 break
             try:
-                messages.append(msgspec.msgpack.decode(self._received[LENGTH_BYTES:end], type=FromChild))
+                messages.append(
+                    msgspec.msgpack.decode(self._received[LENGTH_BYTES:end], type=FromChild)
+                )
             except (msgspec.DecodeError, UnicodeDecodeError):
                 return messages, False
             del self._received[:end]
@@ -156,7 +158,9 @@ def spawn(function: tuple[str, ...], environment: tuple[str, ...] = ()) -> Child
     return ChildProcess(*ours, process)
 
 
-def _popen(function: tuple[str, ...], stdin: int, stdout: int, more: tuple[str, ...] = ()) -> "subprocess.Popen[bytes]":
+def _popen(
+    function: tuple[str, ...], stdin: int, stdout: int, more: tuple[str, ...] = ()
+) -> "subprocess.Popen[bytes]":
     """Start a child; one for a function leads a group, and gets `more` variables."""
     environment = {name: os.environ[name] for name in (*_ENVIRONMENT, *more) if name in os.environ}
     # -P: modules of the working directory must not shadow the installed ones.

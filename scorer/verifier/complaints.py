@@ -60,7 +60,9 @@ class Troubles:
         if self._ref and slowest_s >= SLOW_S and not self._is_slow_told:
             self._is_slow_told = True
             limit = f"no answer for {slowest_s:.1f} s, the limit is {self._timeout_s} s"
-            self._log.warning("reward.function %s: %s; later ones are told by `prefixrl status`", self._ref, limit)
+            self._log.warning(
+                "reward.function %s: %s; later ones are told by `prefixrl status`", self._ref, limit
+            )
 
     def told(self, slowest_s: float) -> str:
         """Describe a function that hangs or failed in the last minute; "" without one."""

@@ -47,12 +47,20 @@ def bad_golds(rows: list[tuple[str, str]], timeout_s: int) -> list[BadGold]:
                 found[key] = verdict.extracted or "error"
             elif not verdict.reward:
                 found[key] = f"not equal to itself ({verdict.status})"
-    return [BadGold(row_id, golds[key], found[key]) for key in sorted(found) for row_id in ids[golds[key]]]
+    return [
+        BadGold(row_id, golds[key], found[key])
+        for key in sorted(found)
+        for row_id in ids[golds[key]]
+    ]
 
 
 def first_equals(problems: list[list[str]], timeout_s: int) -> list[list[int]]:
     """Return for every answer the index of the first that either way is equal to it."""
-    pairs = [(at, i, j) for at, answers in enumerate(problems) for i, j in combinations(range(len(answers)), 2)]
+    pairs = [
+        (at, i, j)
+        for at, answers in enumerate(problems)
+        for i, j in combinations(range(len(answers)), 2)
+    ]
     verdicts = list[tuple[int, Judgement]]()
     with closing(VerifierPool(2, timeout_s)) as pool:
         for key, (at, i, j) in enumerate(pairs):
@@ -61,7 +69,9 @@ def first_equals(problems: list[list[str]], timeout_s: int) -> list[list[int]]:
             pool.submit(2 * key + 1, rf"\boxed{{{one}}}", other)
             verdicts += pool.poll()
         verdicts += _rest(pool)
-    equal = {pairs[key // 2] for key, verdict in verdicts if verdict.status == "ok" and verdict.reward}
+    equal = {
+        pairs[key // 2] for key, verdict in verdicts if verdict.status == "ok" and verdict.reward
+    }
     return [_firsts(len(answers), at, equal) for at, answers in enumerate(problems)]
 
 

@@ -31,7 +31,14 @@ from prefixrl.scorer.sandbox.runner import OVERRAN
 from prefixrl.scorer.verifier import exchange
 from prefixrl.scorer.verifier.child_process import ChildProcess, Template, spawn
 from prefixrl.scorer.verifier.complaints import Troubles
-from prefixrl.scorer.verifier.exchange import STANDARD, ChildAnswer, ChildQuestion, Choices, FromChild, Outcome
+from prefixrl.scorer.verifier.exchange import (
+    STANDARD,
+    ChildAnswer,
+    ChildQuestion,
+    Choices,
+    FromChild,
+    Outcome,
+)
 from prefixrl.scorer.verifier.routing import ForChild, ask_function, ask_verifier
 from prefixrl.scorer.verifier.rules.verify import Judgement
 
@@ -69,7 +76,11 @@ class _Job:
     @property
     def asked(self) -> ChildQuestion:
         """The question for a child."""
-        return msgspec.structs.replace(self.question, verdict=self.verdict) if self.verdict else self.question
+        return (
+            msgspec.structs.replace(self.question, verdict=self.verdict)
+            if self.verdict
+            else self.question
+        )
 
 
 @dataclass(eq=False)
@@ -95,9 +106,14 @@ class VerifierPool:
     is_patient = False
 
     def __init__(
-        self, children: int, timeout_s: int, function: RewardFunction | None = None, choices: Choices = STANDARD,
-        cache_entries: int = 65_536, jobs_per_child: int = 2_000,
-    ) -> None:  # fmt: skip
+        self,
+        children: int,
+        timeout_s: int,
+        function: RewardFunction | None = None,
+        choices: Choices = STANDARD,
+        cache_entries: int = 65_536,
+        jobs_per_child: int = 2_000,
+    ) -> None:
         """Make a pool; processes are started later.
 
         A child has `timeout_s` for one answer or one call of a function, and is killed GRACE_S later. It is replaced
@@ -154,7 +170,9 @@ class VerifierPool:
         """The process ids of the children, without those that have not reported theirs yet."""
         return tuple(child.process.pid for child in self._children if child.process.pid)
 
-    def submit(self, key: int, text: str, gold: str, question: str = "", code: CodeMode = "none") -> None:
+    def submit(
+        self, key: int, text: str, gold: str, question: str = "", code: CodeMode = "none"
+    ) -> None:
         """Take a completion; `poll` returns its verdict under `key`."""
         found = self._route(encodable(text), gold, question, code, self._timeout_s)
         if isinstance(found, ForChild) and (known := self._cache.get(found.question)) is not None:
@@ -167,7 +185,12 @@ class VerifierPool:
 
     def check_gold(self, key: int, gold: str) -> None:
         """Ask if sympy reads a gold answer; `poll` returns the verdict under `key`."""
-        self._ask(key, ForChild(ChildQuestion(gold, "", self._timeout_s, is_gold=True), gold[:MAX_ANSWER_CHARS]))
+        self._ask(
+            key,
+            ForChild(
+                ChildQuestion(gold, "", self._timeout_s, is_gold=True), gold[:MAX_ANSWER_CHARS]
+            ),
+        )
 
     def _ask(self, key: int, asked: ForChild) -> None:
         job = self._jobs.get(asked.question)
@@ -260,7 +283,9 @@ class VerifierPool:
     def _new_process(self) -> ChildProcess:
         if self._function:
             given, weights = self._function, msgspec.json.encode(self._function.weights).decode()
-            return spawn((given.function_ref, given.digest, str(self._timeout_s), weights), given.environment)
+            return spawn(
+                (given.function_ref, given.digest, str(self._timeout_s), weights), given.environment
+            )
         if self._template is not None and not self._template.is_alive:
             self._count_failed_start()
         if self._template is None:
@@ -307,7 +332,9 @@ class VerifierPool:
                 job = child.job = self._queue.popleft()
                 job.attempts += 1
                 child.asked_s = time.monotonic()
-                child.deadline = child.asked_s + exchange.deadline_s(self._timeout_s, job.question.code)
+                child.deadline = child.asked_s + exchange.deadline_s(
+                    self._timeout_s, job.question.code
+                )
                 child.process.ask(job.asked)
 
     def _read_children(self) -> None:
@@ -355,7 +382,9 @@ class VerifierPool:
             self._give_up(child.job)  # its CPU limit was quicker than this process
         elif child.job is not None:
             judge = self._function.function_ref if self._function else "the verifier"
-            self._troubles.complain(f"{judge}: its process ended with an answer unjudged", "process died")
+            self._troubles.complain(
+                f"{judge}: its process ended with an answer unjudged", "process died"
+            )
             reason = f"{judge}: its process ended {MAX_ATTEMPTS} times"
             self._fail(child.job, reason, "process died", may_retry=True)
         elif not child.is_ready:
@@ -372,14 +401,18 @@ class VerifierPool:
         """End a job past its deadline: `timeout` for a formula, `error` for code with its own limit."""
         if self._function is not None:
             reason = f"{self._function.function_ref}: no reward within {self._timeout_s} s"
-            self._troubles.complain(f"{reason}; its process is ended, the row left out", "function overran")
+            self._troubles.complain(
+                f"{reason}; its process is ended, the row left out", "function overran"
+            )
             self._fail(job, reason, "function overran")
         elif job.question.code != "none":
             self._fail(job, OVERRAN, "sandbox overran")
         else:
             self._finish(job, "timeout")
 
-    def _finish(self, job: _Job, outcome: Outcome, score: float = 0.0, parts: dict[str, float] | None = None) -> None:
+    def _finish(
+        self, job: _Job, outcome: Outcome, score: float = 0.0, parts: dict[str, float] | None = None
+    ) -> None:
         reward = {"right": 1.0, "scored": score}.get(outcome, 0.0)
         status = outcome if outcome in ("parse_fail", "timeout") else "ok"
         verdict = Judgement(reward, status, job.extracted, parts=parts or {})

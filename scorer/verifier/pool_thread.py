@@ -35,7 +35,9 @@ class JudgeThread(ABC):
         self._thread = threading.Thread(target=self._run, name="verifier", daemon=True)
         self._thread.start()
 
-    def submit(self, key: int, text: str, gold: str, question: str = "", code: CodeMode = "none") -> None:
+    def submit(
+        self, key: int, text: str, gold: str, question: str = "", code: CodeMode = "none"
+    ) -> None:
         """Take a completion; `poll` returns its verdict under `key`."""
         self._submitted.append((key, text, gold, question, code))
         with suppress(BlockingIOError):  # a full pipe wakes the thread as well

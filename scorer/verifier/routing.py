@@ -26,7 +26,9 @@ class ForChild:
     """The answer as it will be reported, cut to MAX_ANSWER_CHARS."""
 
 
-def ask_function(text: str, gold: str, question: str, _code: CodeMode, timeout_s: int) -> Judgement | ForChild:
+def ask_function(
+    text: str, gold: str, question: str, _code: CodeMode, timeout_s: int
+) -> Judgement | ForChild:
     """Route a completion to a user's reward function, which gets the whole text."""
     return _fitting(ChildQuestion(gold, text, timeout_s, question), extract_answer(text) or "")
 
@@ -39,7 +41,9 @@ def ask_verifier(
     if program is not None and len(program) > MAX_PROGRAM_CHARS:
         return Judgement(0.0, "parse_fail", program[:MAX_ANSWER_CHARS])
     if program is not None:
-        return _fitting(ChildQuestion(gold, program, timeout_s, code=code, choices=choices), program)
+        return _fitting(
+            ChildQuestion(gold, program, timeout_s, code=code, choices=choices), program
+        )
     if code == "tests":
         return Judgement(0.0, "no_answer", None)
     extracted = joined_answer(text, gold) if choices.joins_boxes else extract_answer(text)
@@ -58,7 +62,9 @@ def ask_verifier(
 
 def _fitting(question: ChildQuestion, extracted: str) -> Judgement | ForChild:
     if len(frame(question)) > FUNCTION_PIPE_BYTES:
-        return _too_long(f"more than {FUNCTION_PIPE_BYTES} bytes of question, answer and gold answer")
+        return _too_long(
+            f"more than {FUNCTION_PIPE_BYTES} bytes of question, answer and gold answer"
+        )
     return ForChild(question, extracted[:MAX_ANSWER_CHARS])
 
 

@@ -19,7 +19,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 
-from prefixrl.common.config import user_function
+from prefixrl.common.config.foreign import user_function
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.digests import function_digest
 from prefixrl.common.wire.messages.fields import MOST_NAME_CHARS, encodable
@@ -86,7 +86,9 @@ class Scoring:
             value, parts = reward_of(reward, self._weights)
         except (Exception, SystemExit) as error:
             reason = user_function.explain(error, path)
-            last_line = max((line for _, line in list(traceback.walk_tb(error.__traceback__))[-1:]), default=0)
+            last_line = max(
+                (line for _, line in list(traceback.walk_tb(error.__traceback__))[-1:]), default=0
+            )
             if _complaints.is_first((type(error).__name__, last_line), reason):
                 log.warning("%s failed", self._ref, exc_info=True)
             return ChildAnswer("error", reason=reason, fault="function raised")
@@ -111,13 +113,20 @@ def reward_of(given: object, weights: Mapping[str, float]) -> tuple[float, dict[
     """Return the reward and the parts that a function gave; the reward is NaN where it gave something else. Pure."""
     if not isinstance(given, Mapping):
         return math.nan if weights else user_function.number(given), {}
-    parts = {encodable(str(name))[:MOST_NAME_CHARS]: user_function.number(part) for name, part in given.items()}
+    parts = {
+        encodable(str(name))[:MOST_NAME_CHARS]: user_function.number(part)
+        for name, part in given.items()
+    }
     if weights:
         # Rounded: three parts of 1.0 with weights of 0.7, 0.2 and 0.1 are a reward of 1, not a little more.
-        reward = round(math.fsum(weight * parts.get(name, math.nan) for name, weight in weights.items()), 12)
+        reward = round(
+            math.fsum(weight * parts.get(name, math.nan) for name, weight in weights.items()), 12
+        )
     else:
         reward = parts.pop(REWARD, math.nan)
-    return reward if len(parts) <= MOST_PARTS and all(map(math.isfinite, parts.values())) else math.nan, parts
+    return reward if len(parts) <= MOST_PARTS and all(
+        map(math.isfinite, parts.values())
+    ) else math.nan, parts
 
 
 def no_reward(given: object, weights: Mapping[str, float]) -> str:

@@ -34,9 +34,14 @@ def system(
     broker: BrokerCosts = FREE,
 ) -> System:
     return System(
-        batch_groups=batch_groups, rows_per_group=rows, max_staleness=staleness, rollouts=rollouts, scorers=scorers,
-        learner_s=learner_s, broker=broker,
-    )  # fmt: skip
+        batch_groups=batch_groups,
+        rows_per_group=rows,
+        max_staleness=staleness,
+        rollouts=rollouts,
+        scorers=scorers,
+        learner_s=learner_s,
+        broker=broker,
+    )
 
 
 def run(given_system: System, iterations: int = 60, seed: int = 0) -> Foreseen:
@@ -56,7 +61,9 @@ def test_a_synchronous_run_takes_the_sum_of_its_parts() -> None:
 
 def test_a_publication_and_its_way_are_parts_of_a_synchronous_iteration() -> None:
     one = system(1, 1, 0, workers(1, 1, 1.0), workers(1, 1, 2.0), learner_s=3.0)
-    way = WeightsPath(pulled_bytes=8.0, hosts=2, server_bytes_per_s=4.0, writing_s=0.5, install_s=0.25)
+    way = WeightsPath(
+        pulled_bytes=8.0, hosts=2, server_bytes_per_s=4.0, writing_s=0.5, install_s=0.25
+    )
     found = run(replace(one, publish_s=0.125, weights=way))
     # 2 hosts x 8 bytes at 4 bytes/s; what is announced comes in a turn of its own.
     assert found.iteration_s == pytest.approx(6.0 + 0.125 + 0.5 + 4.0 + 0.25 + 5 * GATHER_S)
@@ -64,15 +71,25 @@ def test_a_publication_and_its_way_are_parts_of_a_synchronous_iteration() -> Non
 
 PACES: dict[str, tuple[System, Callable[[Foreseen], float], float]] = {
     "learner": (system(learner_s=5.0), lambda found: 1 / found.iteration_s, 1 / (5.0 + GATHER_S)),
-    "scorer": (system(64, 2, scorers=workers(4, 8, 1.0)), lambda found: found.groups_per_s, 4 * 8 / (2 * 1.0)),
+    "scorer": (
+        system(64, 2, scorers=workers(4, 8, 1.0)),
+        lambda found: found.groups_per_s,
+        4 * 8 / (2 * 1.0),
+    ),
     # While a version is on its way, rollouts begin what the one before allows; a pull brings what was newest at its
     # start. So two pulls advance the run by S + 1 iterations.
     "weights": (
-        replace(system(staleness=1), weights=WeightsPath(pulled_bytes=100.0, server_bytes_per_s=1.0)),
+        replace(
+            system(staleness=1), weights=WeightsPath(pulled_bytes=100.0, server_bytes_per_s=1.0)
+        ),
         lambda found: 1 / found.iteration_s,
         1 / 100.0,
     ),
-    "broker": (system(64, broker=BrokerCosts(group_s=0.1, turn_s=0.0)), lambda found: found.groups_per_s, 10.0),
+    "broker": (
+        system(64, broker=BrokerCosts(group_s=0.1, turn_s=0.0)),
+        lambda found: found.groups_per_s,
+        10.0,
+    ),
 }
 
 
@@ -100,13 +117,21 @@ def test_the_model_agrees_with_a_run_of_the_real_ledger(
     staleness: int, is_just_in_time: bool, scoring_s: float, training_s: float
 ) -> None:
     shape = Shape(
-        batch_groups=8, max_staleness=staleness, groups_per_item=1, iterations=40, places=None,
+        batch_groups=8,
+        max_staleness=staleness,
+        groups_per_item=1,
+        iterations=40,
+        places=None,
         admission="just_in_time" if is_just_in_time else "as_early_as_allowed",
-    )  # fmt: skip
-    timing = Timing(rollouts=2, scorers=8, slots=2, sampling_slots=8, sampling_s=2.0, scoring_s=scoring_s)
+    )
+    timing = Timing(
+        rollouts=2, scorers=8, slots=2, sampling_slots=8, sampling_s=2.0, scoring_s=scoring_s
+    )
     timing = replace(timing, training_s=training_s)
     twin = TimedRun(World(shape), timing).run()
-    like = system(8, 1, staleness, workers(2, 8, 2.0), workers(8, 2, scoring_s), learner_s=training_s)
+    like = system(
+        8, 1, staleness, workers(2, 8, 2.0), workers(8, 2, scoring_s), learner_s=training_s
+    )
     ours = run(replace(like, is_just_in_time=is_just_in_time), 40)
     first, last = 13, 40 - staleness - 2
     twin_s = (twin.trained_s[last] - twin.trained_s[first]) / (last - first)
@@ -116,12 +141,17 @@ def test_the_model_agrees_with_a_run_of_the_real_ledger(
 
 
 SYSTEMS = st.builds(
-    system, batch_groups=st.integers(1, 24), rows=st.integers(1, 4), staleness=st.integers(0, 4),
+    system,
+    batch_groups=st.integers(1, 24),
+    rows=st.integers(1, 4),
+    staleness=st.integers(0, 4),
     rollouts=st.builds(workers, st.integers(1, 3), st.integers(1, 8), st.floats(0.01, 2.0)),
-    scorers=st.builds(workers, st.integers(1, 5), st.integers(1, 8), st.floats(0.01, 2.0), st.floats(0.0, 1.2)),
+    scorers=st.builds(
+        workers, st.integers(1, 5), st.integers(1, 8), st.floats(0.01, 2.0), st.floats(0.0, 1.2)
+    ),
     learner_s=st.floats(0.01, 5.0),
     broker=st.builds(BrokerCosts, group_s=st.floats(0.0, 0.02), turn_s=st.floats(0.0, 0.01)),
-)  # fmt: skip
+)
 LINKS = st.builds(WeightsPath, pulled_bytes=st.floats(0.0, 20.0), server_bytes_per_s=st.just(1.0))
 
 
@@ -142,9 +172,13 @@ def test_no_age_passes_the_window_and_no_group_is_lost(
 
 @pytest.mark.nightly
 def test_a_coarser_system_has_the_same_rates() -> None:
-    row = RowTimes(mean_s=2.0, sigma=0.7, limit_s=6.0)  # without a limit, more rows have a longer longest one
+    row = RowTimes(
+        mean_s=2.0, sigma=0.7, limit_s=6.0
+    )  # without a limit, more rows have a longer longest one
     scorers = Workers(count=4, seats=256, row=row)
-    fine = system(512, 8, scorers=scorers, rollouts=workers(2, 256, 0.2), learner_s=6.0, broker=BrokerCosts())
+    fine = system(
+        512, 8, scorers=scorers, rollouts=workers(2, 256, 0.2), learner_s=6.0, broker=BrokerCosts()
+    )
     coarse = fine.coarser(1024)
     assert coarse.batch_groups == 128
     once, twice = foresee(fine), foresee(coarse, 3)

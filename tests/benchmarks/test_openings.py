@@ -18,10 +18,14 @@ from support.paths import EXAMPLES
 
 pytestmark = DEEPSPEED_WARNINGS
 
-SIZE = Size((1,), iterations=3, heldout=8, evaluate_every=2, changes=("algorithm.groups_per_iteration=4",))
+SIZE = Size(
+    (1,), iterations=3, heldout=8, evaluate_every=2, changes=("algorithm.groups_per_iteration=4",)
+)
 
 
-def test_a_prefix_reaches_the_target_as_text_and_a_verdict_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefix_reaches_the_target_as_text_and_a_verdict_is_made_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[Job] = []
     run = aged_run._run
 
@@ -31,7 +35,9 @@ def test_a_prefix_reaches_the_target_as_text_and_a_verdict_is_made_once(monkeypa
 
     monkeypatch.setattr(aged_run, "_run", watched)
     target = Target(config_of(RUN_FILE, Setting(0), 1, SIZE))
-    pieces, characters = (AutoTokenizer.from_pretrained(EXAMPLES / "letters" / name) for name in ("adapter", "target"))
+    pieces, characters = (
+        AutoTokenizer.from_pretrained(EXAMPLES / "letters" / name) for name in ("adapter", "target")
+    )
     prompt, opening = Prompt("id", "sort dbca", "abcd"), OPERATIONS[3].opening
     ids = [*pieces.encode(opening, add_special_tokens=False), pieces.eos_token_id]
     row = (prompt, pack_tokens(np.asarray(ids, dtype=np.int32)))

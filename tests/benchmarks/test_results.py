@@ -35,7 +35,9 @@ def test_a_figure_stands_against_its_baseline_and_has_no_ratio_without_one() -> 
 
 def test_a_report_names_commit_and_machine(tmp_path: Path) -> None:
     path = tmp_path / "new folder" / "figures.json"
-    Report("speed", True, {"rows": 3}, [mean_figure("speed", "tokens/s", [1.0])], [], commit()).write(path)
+    Report(
+        "speed", True, {"rows": 3}, [mean_figure("speed", "tokens/s", [1.0])], [], commit()
+    ).write(path)
     document = json.loads(path.read_text())
     assert document["benchmark"] == "speed" and document["is_quick"]
     assert document["figures"][0]["unit"] == "tokens/s"

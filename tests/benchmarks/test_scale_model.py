@@ -6,9 +6,18 @@ from benchmarks.capacity.outlook import foresee
 from benchmarks.scale_model import Case, figures_of, measured, system_of
 
 SMALLEST = Case(
-    name="smallest", max_staleness=0, groups=4, rows=2, rollouts=1, scorers=1, prefix_s=0.05, completion_s=0.1,
-    sigma=0.5, limit_s=0.5, learner=0.5,
-)  # fmt: skip
+    name="smallest",
+    max_staleness=0,
+    groups=4,
+    rows=2,
+    rollouts=1,
+    scorers=1,
+    prefix_s=0.05,
+    completion_s=0.1,
+    sigma=0.5,
+    limit_s=0.5,
+    learner=0.5,
+)
 
 
 @pytest.mark.nightly

@@ -23,13 +23,18 @@ SIZE = Size((AGE,), (1,), iterations=12, groups=4, problems=8, evaluate_every=5)
 
 
 @pytest.mark.parametrize("form", mostly_nightly(FORMS, 1))
-def test_the_first_step_on_a_stale_batch_has_the_loss_and_gradient_of_the_formulas(form: str) -> None:
+def test_the_first_step_on_a_stale_batch_has_the_loss_and_gradient_of_the_formulas(
+    form: str,
+) -> None:
     config = config_of(Arm(AGE, form, 1, 1e-3), SIZE)
     run = AgedRun(config, Target(config))
     for _ in range(SIZE.iterations - 1):
         run.fill()
         run.train()
-    model, initial = (AutoModelForCausalLM.from_pretrained(config.adapter.model, dtype=torch.float32) for _ in range(2))
+    model, initial = (
+        AutoModelForCausalLM.from_pretrained(config.adapter.model, dtype=torch.float32)
+        for _ in range(2)
+    )
     weights = run.models.state_dict_for_publication()
     for name, parameter in model.named_parameters():
         parameter.data.copy_(weights[name])
@@ -48,12 +53,21 @@ def test_the_first_step_on_a_stale_batch_has_the_loss_and_gradient_of_the_formul
         assert abs(first_loss(model, initial, trained.data, changed).item() - loss.item()) > 5e-5
 
 
-def first_loss(model: PreTrainedModel, initial: PreTrainedModel, data: IterationData, config: RunConfig) -> Tensor:
+def first_loss(
+    model: PreTrainedModel, initial: PreTrainedModel, data: IterationData, config: RunConfig
+) -> Tensor:
     """Mean over the first minibatch's tokens of -w min(rho A, clip(rho) A) - c_H H, at theta = p."""
     algorithm = config.algorithm
     budget = config.learner.micro_batch_tokens
-    minibatches = plan_iteration(data.lengths, data.groups, data.seed, 1, algorithm.minibatches, budget)
-    rows = [data.samples[row] for micro_batch in minibatches[0][0] for line in micro_batch for row in line]
+    minibatches = plan_iteration(
+        data.lengths, data.groups, data.seed, 1, algorithm.minibatches, budget
+    )
+    rows = [
+        data.samples[row]
+        for micro_batch in minibatches[0][0]
+        for line in micro_batch
+        for row in line
+    ]
     total = torch.zeros(())
     for row in rows:
         now, entropy = logprobs(model, row)
@@ -72,7 +86,9 @@ def first_loss(model: PreTrainedModel, initial: PreTrainedModel, data: Iteration
             if advantage < 0:
                 surrogate = surrogate.clamp(min=(algorithm.dual_clip or math.inf) * advantage)
             if math.copysign(1, advantage) * moved > math.log(algorithm.bound_ratio or math.inf):
-                surrogate = surrogate.detach()  # the row's theta/mu is past the bound the way it is pushed
+                surrogate = (
+                    surrogate.detach()
+                )  # the row's theta/mu is past the bound the way it is pushed
             surrogate = surrogate / (row.tokens.size if is_whole else 1)
             total = total - w * (surrogate + algorithm.entropy * entropy[t])
     return total / sum(row.tokens.size for row in rows)
@@ -80,7 +96,9 @@ def first_loss(model: PreTrainedModel, initial: PreTrainedModel, data: Iteration
 
 def logprobs(model: PreTrainedModel, row: Sample) -> tuple[Tensor, Tensor]:
     ids = [*row.prompt_tokens.tolist(), *row.tokens.tolist()]
-    table = torch.log_softmax(model(torch.tensor([ids])).logits[0, len(row.prompt_tokens) - 1 : -1], -1)
+    table = torch.log_softmax(
+        model(torch.tensor([ids])).logits[0, len(row.prompt_tokens) - 1 : -1], -1
+    )
     picked = [table[t, token] for t, token in enumerate(row.tokens.tolist())]
     return torch.stack(picked), -(table.exp() * table).sum(-1)
 

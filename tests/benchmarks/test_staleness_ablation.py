@@ -58,7 +58,9 @@ def behaviour_gap(engine: TransformersEngine, data: IterationData) -> float:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("age", [0, 2])
-def test_every_sample_has_the_age_asked_for_and_the_logprobs_of_the_version_it_names(target: Target, age: int) -> None:
+def test_every_sample_has_the_age_asked_for_and_the_logprobs_of_the_version_it_names(
+    target: Target, age: int
+) -> None:
     config = config_of(arm(age), SIZE)
     run = AgedRun(config, target)
     iterations, weights = trained(run)
@@ -67,7 +69,9 @@ def test_every_sample_has_the_age_asked_for_and_the_logprobs_of_the_version_it_n
     for number, each in enumerate(iterations):
         due = min(number, age)
         assert each.ages == Counter({due: rows})
-        assert {int(sample.versions.min()) for sample in each.data.samples.values()} == {number - due}
+        assert {int(sample.versions.min()) for sample in each.data.samples.values()} == {
+            number - due
+        }
         engine.install(snapshot_of(number - due, weights[number - due]))
         assert behaviour_gap(engine, each.data) < 1e-4
         engine.install(snapshot_of(number - due + 1, weights[number - due + 1]))
@@ -79,19 +83,27 @@ def test_every_sample_has_the_age_asked_for_and_the_logprobs_of_the_version_it_n
     assert ages_of(arm(age), iterations[age:]) == {age: rows * (SIZE.iterations - age)}
 
 
-def test_a_run_says_what_it_trained_and_cells_become_figures_table_and_picture(target: Target, tmp_path: Path) -> None:
+def test_a_run_says_what_it_trained_and_cells_become_figures_table_and_picture(
+    target: Target, tmp_path: Path
+) -> None:
     run = run_arm(arm(2), SIZE, target)
     assert run.ages == {2: 48} and run.warmup_ages == {0: 16, 1: 16}
     assert run.actor_steps == 4 * SIZE.iterations and run.actor_steps_dropped == 0
     assert [version for version, _ in run.accuracy] == [0, 5]
     lrs = staleness_ablation.LEARNING_RATES
-    runs = [told(each, 0.5 + 0.1 * each.seed - 0.01 * each.age) for each in arms_of(SEEDS, COMPARED)]
+    runs = [
+        told(each, 0.5 + 0.1 * each.seed - 0.01 * each.age) for each in arms_of(SEEDS, COMPARED)
+    ]
     figures = {figure.name: figure for figure in figures_of(runs, SEEDS, COMPARED)}
     where = f"none, age 2, learning rate {lrs[0]:g}"
     assert figures[f"final accuracy, {where}"].value == pytest.approx(0.63)
     assert figures[f"final accuracy, {where}"].ratio == pytest.approx(0.63 / 0.65)
-    assert figures[f"final accuracy less that of decoupled, {where}"].spread == pytest.approx((0.0, 0.0))
-    report = Report("staleness_ablation", True, {}, [], runs, "c0ffee", machine={"cores": 2, "cpu": "x"})
+    assert figures[f"final accuracy less that of decoupled, {where}"].spread == pytest.approx(
+        (0.0, 0.0)
+    )
+    report = Report(
+        "staleness_ablation", True, {}, [], runs, "c0ffee", machine={"cores": 2, "cpu": "x"}
+    )
     text = markdown(report, runs, SEEDS, COMPARED)
     assert "| 2 | decoupled | 0.630 [" in text and "| 0.969 | 0.580 |" in text
     draw(runs, SEEDS, COMPARED, tmp_path / "picture.png")
@@ -104,9 +116,15 @@ SEEDS = replace(SIZE, seeds=(1, 2))
 def told(arm: Arm, final: float) -> Run:
     """A run that ended with this accuracy."""
     return Run(
-        arm=arm, ages={arm.age: 1}, warmup_ages={}, accuracy=[(0, 0.1), (4, final), (5, final)],
-        figures={"behaviour_gap": 0.1 + arm.age}, actor_steps=4, actor_steps_dropped=0, wall_s=1.0,
-    )  # fmt: skip
+        arm=arm,
+        ages={arm.age: 1},
+        warmup_ages={},
+        accuracy=[(0, 0.1), (4, final), (5, final)],
+        figures={"behaviour_gap": 0.1 + arm.age},
+        actor_steps=4,
+        actor_steps_dropped=0,
+        wall_s=1.0,
+    )
 
 
 @pytest.fixture
@@ -146,7 +164,9 @@ def test_a_run_that_two_forms_share_is_made_once_and_stands_under_both(
     assert made == [(arm(0, "none"), SIZE)]
 
 
-def test_a_run_of_another_size_or_learning_rate_is_made_again(made: list[tuple[Arm, Size]], tmp_path: Path) -> None:
+def test_a_run_of_another_size_or_learning_rate_is_made_again(
+    made: list[tuple[Arm, Size]], tmp_path: Path
+) -> None:
     changed = replace(SIZE, changes=("algorithm.clip=0.1",))
     wanted = [
         ([arm()], SIZE),

@@ -25,16 +25,22 @@ MISTAKES = {
         "algorithm.groups_per_iterations: unknown key; did you mean 'groups_per_iteration'?",
     ),
     "a wrong type": ("algorithm.clip=wide", 'algorithm.clip = "wide": '),
-    "a missing model": ("adapter.model=./gone", "adapter.model = './gone': there is no such folder"),
+    "a missing model": (
+        "adapter.model=./gone",
+        "adapter.model = './gone': there is no such folder",
+    ),
 }
 
 
 def run(command: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     module, *words = command.split()
     return subprocess.run(
-        [sys.executable, "-m", f"prefixrl.{module}", *words, *arguments], env=os.environ, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", f"prefixrl.{module}", *words, *arguments],
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize("command", HELP)
@@ -100,8 +106,12 @@ def test_a_run_file_that_is_not_there_is_one_message(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["status", "inspect", "report"])
 def test_a_folder_without_a_run_is_one_message(command: str, tmp_path: Path) -> None:
-    done = CliRunner().invoke(importlib.import_module("prefixrl.deploy.__main__").main, [command, str(tmp_path)])
-    assert done.exit_code == 2 and done.stderr.startswith("error: ") and str(tmp_path) in done.stderr
+    done = CliRunner().invoke(
+        importlib.import_module("prefixrl.deploy.__main__").main, [command, str(tmp_path)]
+    )
+    assert (
+        done.exit_code == 2 and done.stderr.startswith("error: ") and str(tmp_path) in done.stderr
+    )
     assert len(done.stderr.splitlines()) <= 2
 
 
@@ -111,7 +121,9 @@ def test_an_address_that_is_none_is_one_message(command: str, endpoint: str) -> 
     assert_one_message(run(command, "--connect", endpoint, "--key", "worker.key"), repr(endpoint))
 
 
-@pytest.mark.parametrize("flags", [(), ("--connect", "tcp://n7:1"), ("--run", "a", "--connect", "tcp://n7:1")])
+@pytest.mark.parametrize(
+    "flags", [(), ("--connect", "tcp://n7:1"), ("--run", "a", "--connect", "tcp://n7:1")]
+)
 def test_a_worker_without_one_way_to_its_run_is_one_message(flags: tuple[str, ...]) -> None:
     assert_one_message(run("scorer", *flags), "give --run DIRECTORY")
 
@@ -127,9 +139,13 @@ def test_check_prints_what_follows_and_starts_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_check_reads_a_users_file_and_a_start_executes_it_before_anything_else(tmp_path: Path) -> None:
+def test_check_reads_a_users_file_and_a_start_executes_it_before_anything_else(
+    tmp_path: Path,
+) -> None:
     executed, directory, mine = (tmp_path / name for name in ("executed", "run", "mine.py"))
-    mine.write_text(f"open({str(executed)!r}, 'w').close()\n1 / 0\ndef f(question, text, gold): ...\n")
+    mine.write_text(
+        f"open({str(executed)!r}, 'w').close()\n1 / 0\ndef f(question, text, gold): ...\n"
+    )
     flags = ("--set", f"directory={directory}", "--set", f"reward.function={mine}:f")
     done = run("learner", str(EXAMPLE / "run.toml"), "--check", *flags)
     assert done.returncode == 0, done.stderr

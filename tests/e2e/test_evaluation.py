@@ -22,8 +22,12 @@ from support.tables import table
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 SETTINGS = (
-    "bitwise=true", "evaluation.every=2", "algorithm.iterations=6", "checkpoint.keep=9", "checkpoint.keep_best=1",
-)  # fmt: skip
+    "bitwise=true",
+    "evaluation.every=2",
+    "algorithm.iterations=6",
+    "checkpoint.keep=9",
+    "checkpoint.keep_best=1",
+)
 EXAMPLE = ROOT / "deploy/examples/arithmetic"
 ALL_ARMS = ("no_prefix", "fixed_prefix", "prefix_clustering", "adapter")
 
@@ -74,7 +78,9 @@ def test_every_second_version_was_judged_in_training_and_each_is_of_one_digest(r
 
 
 def test_the_best_checkpoint_is_the_one_with_the_highest_greedy_accuracy(run: Path) -> None:
-    judged = {point["version"]: point["accuracy"] for point in summary(run)["accuracy_by_version"][1:]}
+    judged = {
+        point["version"]: point["accuracy"] for point in summary(run)["accuracy_by_version"][1:]
+    }
     best = max(judged, key=lambda version: judged[version])  # of equals the first
     assert (run / "checkpoints/best").resolve().name == f"step_{best:08d}"
     assert weights_of(run, config_of(run, ()), "best", False).version == best
@@ -85,13 +91,22 @@ def test_another_run_begins_with_what_this_one_has_learnt(run: Path, tmp_path: P
     settings = (f"adapter.init_from={run}", "adapter.reference=model", "algorithm.iterations=1")
     with launched(tmp_path / "run", *SMALL, *settings) as process:
         finish(process, tmp_path / "run")
-    begun = {row["prompt_id"]: row for row in rows(tmp_path / "run/evaluations/untrained_adapter.greedy.jsonl")}
+    begun = {
+        row["prompt_id"]: row
+        for row in rows(tmp_path / "run/evaluations/untrained_adapter.greedy.jsonl")
+    }
     for row in rows(run / "evaluations/trained_adapter.greedy.jsonl"):
         other = begun.pop(row["prompt_id"])
-        assert (other["prefix"], other["completion"]) == (row["prefix"], row["completion"]) and other["version"] == 0
+        assert (other["prefix"], other["completion"]) == (
+            row["prefix"],
+            row["completion"],
+        ) and other["version"] == 0
     assert not begun
     log = (tmp_path / "run/logs/learner.log").read_text()
-    assert f"begins with the adapter of {run}/checkpoints/step_00000006 (iteration 6) and its critic" in log
+    assert (
+        f"begins with the adapter of {run}/checkpoints/step_00000006 (iteration 6) and its critic"
+        in log
+    )
     assert json.loads((tmp_path / "run/metrics.jsonl").read_text())["figures"]["reference_kl"] > 0
 
 
@@ -118,7 +133,9 @@ def test_offline_the_same_checkpoints_give_the_same_answers(run: Path) -> None:
     assert (sampled["samples"], sampled["problems"]) == (2, 64)
     low, high = sampled["ci95"]
     assert low <= summary(run)["accuracy_sampled"]["no_prefix"] <= high
-    clustering, fixed = (by_arm[arm, "greedy"]["accuracy"] for arm in ("prefix_clustering", "fixed_prefix"))
+    clustering, fixed = (
+        by_arm[arm, "greedy"]["accuracy"] for arm in ("prefix_clustering", "fixed_prefix")
+    )
     assert clustering["accuracy"] <= fixed["accuracy"]
     table = (run / "t.md").read_text()
     assert "| adapter@4 | greedy |" in table and "| adapter@0 | sampled2 |" in table
@@ -162,7 +179,15 @@ def test_a_policy_alone_answers_in_direct_mode_several_times_where_asked(tmp_pat
     out = tmp_path / "answers.jsonl"
     flags = ("--adapter", EXAMPLE.parent / "arithmetic_direct/policy", "--samples", "2")
     limits = ("--temperature", "0.7", "--set", "rollout.answer_tokens=24", "--out", out)
-    finished = prefixrl("generate", *flags, *limits, "--data", EXAMPLE / "heldout.jsonl", "--set", "launch.scorers=1")
+    finished = prefixrl(
+        "generate",
+        *flags,
+        *limits,
+        "--data",
+        EXAMPLE / "heldout.jsonl",
+        "--set",
+        "launch.scorers=1",
+    )
     assert finished.returncode == 0 and finished.stdout == "", finished.stderr
     found = rows(out)
     assert len(found) == 2 * len(rows(EXAMPLE / "heldout.jsonl"))
@@ -177,7 +202,9 @@ def test_a_policy_alone_answers_in_direct_mode_several_times_where_asked(tmp_pat
 @pytest.mark.chaos
 def test_an_interrupt_leaves_whole_lines(tmp_path: Path) -> None:
     out, many = tmp_path / "answers.jsonl", tmp_path / "many.jsonl"
-    many.write_text("".join(json.dumps({"question": f"q{index}"}) + "\n" for index in range(20_000)))
+    many.write_text(
+        "".join(json.dumps({"question": f"q{index}"}) + "\n" for index in range(20_000))
+    )
     models = ("--adapter", str(EXAMPLE / "adapter"), "--target", str(EXAMPLE / "target"))
     simulated = ("--set", "rollout.engine=simulated", "--set", "scorer.engine=simulated")
     command = [sys.executable, "-m", "prefixrl.deploy", "generate", *models, *simulated]
@@ -211,14 +238,18 @@ def test_a_checkpoint_that_holds_other_weights_than_were_published_is_refused(ru
 
 
 @table(__file__)
-def test_what_cannot_be_judged_is_said_at_once(run: Path, flags: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_judged_is_said_at_once(
+    run: Path, flags: tuple[str, ...], said: str
+) -> None:
     finished = evaluate(run, *flags)
     assert finished.returncode == 2 and said in finished.stderr
     assert "Traceback" not in finished.stderr
 
 
 @table(__file__)
-def test_what_cannot_be_answered_is_said_at_once(run: Path, flags: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_answered_is_said_at_once(
+    run: Path, flags: tuple[str, ...], said: str
+) -> None:
     finished = prefixrl("generate", *(str(run) if flag == "RUN" else flag for flag in flags))
     assert finished.returncode == 2 and said in finished.stderr, finished.stderr
     assert "Traceback" not in finished.stderr and finished.stdout == ""

@@ -20,17 +20,45 @@ ITERATIONS = 3
 TOLERANCE = 1e-5
 
 RECIPE = Recipe(
-    temperature=0.9, correction="decoupled", cap=2.0, dual_clip=3.0, bound=1.6, clip=0.2, value_clip=0.2, gamma=1.0,
-    lam=0.95, kl=0.01, kl_estimator="k1", kl_in_reward=True, entropy=0.03, per_sequence=False, epochs=1,
-    whiten_floor=1e-4, actor_lr=7e-4, critic_lr=2e-3, warmup_ratio=0.2, min_lr_ratio=0.1, betas=(0.9, 0.95),
-    grad_clip=1.0, total_steps=2 * ITERATIONS,
+    temperature=0.9,
+    correction="decoupled",
+    cap=2.0,
+    dual_clip=3.0,
+    bound=1.6,
+    clip=0.2,
+    value_clip=0.2,
+    gamma=1.0,
+    lam=0.95,
+    kl=0.01,
+    kl_estimator="k1",
+    kl_in_reward=True,
+    entropy=0.03,
+    per_sequence=False,
+    epochs=1,
+    whiten_floor=1e-4,
+    actor_lr=7e-4,
+    critic_lr=2e-3,
+    warmup_ratio=0.2,
+    min_lr_ratio=0.1,
+    betas=(0.9, 0.95),
+    grad_clip=1.0,
+    total_steps=2 * ITERATIONS,
     masked=(0, 2, 3, 4),  # the example's special tokens but its stop
-)  # fmt: skip
+)
 REFERENCE = FreeRun(
-    adapter=str(EXAMPLE / "adapter"), target=str(EXAMPLE / "target"), train=EXAMPLE / "train.jsonl", seed=11, groups=16,
-    samples=4, groups_per_task=8, prefix_tokens=8, completion_tokens=20, completion_temperature=0.7, minibatches=2,
+    adapter=str(EXAMPLE / "adapter"),
+    target=str(EXAMPLE / "target"),
+    train=EXAMPLE / "train.jsonl",
+    seed=11,
+    groups=16,
+    samples=4,
+    groups_per_task=8,
+    prefix_tokens=8,
+    completion_tokens=20,
+    completion_temperature=0.7,
+    minibatches=2,
     recipe=RECIPE,
-)  # fmt: skip
+)
 
 
 class InspectedRow(msgspec.Struct):
@@ -76,13 +104,19 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Trained]:
 
 def prefixrl(folder: Path, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "prefixrl.deploy", *arguments], cwd=folder, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "prefixrl.deploy", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_three_iterations_have_the_texts_rewards_and_losses_of_one_plain_process(trained: list[Trained]) -> None:
+def test_three_iterations_have_the_texts_rewards_and_losses_of_one_plain_process(
+    trained: list[Trained],
+) -> None:
     plain = ReferenceRun(REFERENCE)
     for number, ours in enumerate(trained):
         compare(number, ours, plain.iteration(number))
@@ -109,7 +143,9 @@ def compare(number: int, ours: Trained, theirs: ReferenceIteration) -> None:
     assert len(ours.groups) == len(theirs.groups)
     for group, plain in zip(ours.groups, theirs.groups, strict=True):
         where = f"group {group.seq} of iteration {number}"
-        assert (group.seq, group.prompt_id) == (plain.seq, plain.prompt_id), f"{where} is another prompt"
+        assert (group.seq, group.prompt_id) == (plain.seq, plain.prompt_id), (
+            f"{where} is another prompt"
+        )
         assert (group.version_sampled, group.version_trained) == (number, number), where
         assert all(row.status != "error" for row in group.rows), where
         ids: Any = [row.prefix_ids for row in group.rows]

@@ -31,12 +31,18 @@ def test_a_worker_is_drained_for_good_and_the_run_stops_in_order(tmp_path: Path)
             stdout=subprocess.PIPE,
             text=True,
         )
-        rows = [json.loads(line) for line in prefixrl("workers", directory, "--json").stdout.splitlines()]
+        rows = [
+            json.loads(line)
+            for line in prefixrl("workers", directory, "--json").stdout.splitlines()
+        ]
         assert [each["name"] for each in rows] == ["rollout-0", "scorer-0", "scorer-1"]
         pid = rows[-1]["pid"]
         drained = prefixrl("workers", directory, "drain", "scorer-1")
         assert drained.returncode == 0, drained.stdout + drained.stderr
-        wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", "the scorer's end")
+        wait_for(
+            lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie",
+            "the scorer's end",
+        )
         before = trained_iterations(directory)
         wait_for(lambda: trained_iterations(directory) > before + 3, "training with one scorer")
 
@@ -44,7 +50,10 @@ def test_a_worker_is_drained_for_good_and_the_run_stops_in_order(tmp_path: Path)
         assert stopped.returncode == 0, stopped.stdout + stopped.stderr + logs(directory)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
-    assert "was drained and stays away" in output and "the learner was asked to stop; run `prefixrl launch" in output
+    assert (
+        "was drained and stays away" in output
+        and "the learner was asked to stop; run `prefixrl launch" in output
+    )
     end: dict[str, Any] = json.loads((directory / END_FILE).read_text())
     assert end["exit_code"] == 143
     done = trained_iterations(directory)
@@ -54,13 +63,17 @@ def test_a_worker_is_drained_for_good_and_the_run_stops_in_order(tmp_path: Path)
     assert watching.returncode == 0 and said in seen and "/2000 " in seen.splitlines()[0]
     assert prefixrl("status", directory).stdout.startswith(said)
     assert (directory / f"checkpoints/step_{done:08d}").is_dir()
-    assert f"stopped as asked after {done} iterations" in prefixrl("logs", directory, "learner").stdout
+    assert (
+        f"stopped as asked after {done} iterations" in prefixrl("logs", directory, "learner").stdout
+    )
 
 
 @pytest.mark.nightly
 def test_a_run_stops_in_its_last_evaluation_too(tmp_path: Path) -> None:
     directory = tmp_path / "run"
-    with launched(directory, *SMALL, "algorithm.iterations=3", "evaluation.problems=512") as process:
+    with launched(
+        directory, *SMALL, "algorithm.iterations=3", "evaluation.problems=512"
+    ) as process:
         wait_for(lambda: trained_iterations(directory) >= 1, "training")
         scorer = child(process, "prefixrl-scorer")
         assert scorer
@@ -79,9 +92,15 @@ def test_a_killed_learner_that_is_not_started_again_is_named_as_killed(tmp_path:
     with launched(directory, *TWO_SCORERS) as process:
         wait_for(lambda: (directory / "checkpoints/step_00000002").is_dir(), "a checkpoint")
         # Everything at once, as a host that goes down.
-        for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+        for each in [
+            *psutil.Process(process.pid).children(recursive=True),
+            psutil.Process(process.pid),
+        ]:
             each.kill()
         process.wait(30)
     found = prefixrl("status", directory)
     assert found.returncode == 0, found.stderr
-    assert found.stdout.startswith("killed at iteration ") and "from its newest checkpoint (" in found.stdout
+    assert (
+        found.stdout.startswith("killed at iteration ")
+        and "from its newest checkpoint (" in found.stdout
+    )

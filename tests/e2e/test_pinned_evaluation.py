@@ -50,7 +50,9 @@ def config_of(folder: Path) -> RunConfig:
 @contextmanager
 def scorer(config: RunConfig) -> "Iterator[subprocess.Popen[bytes]]":
     command = [sys.executable, "-m", "prefixrl.scorer", "--run", config.directory]
-    child = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    child = subprocess.Popen(
+        command, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     try:
         yield child
     finally:
@@ -59,9 +61,13 @@ def scorer(config: RunConfig) -> "Iterator[subprocess.Popen[bytes]]":
 
 def evaluation(rank: Peer, config: RunConfig, version: int) -> Evaluate:
     return Evaluate(
-        name=f"adapter@{version}", version=version, prefix_tokens=b"", prompts=PROMPTS,
-        prefix_sampling=config.rollout_sampling(0.0), completion_sampling=config.scorer_sampling(0.0),
-    )  # fmt: skip
+        name=f"adapter@{version}",
+        version=version,
+        prefix_tokens=b"",
+        prompts=PROMPTS,
+        prefix_sampling=config.rollout_sampling(0.0),
+        completion_sampling=config.scorer_sampling(0.0),
+    )
 
 
 def judged(rank: Peer, version: int) -> list[ScoredGroup]:
@@ -117,8 +123,14 @@ def test_every_answer_is_of_the_pinned_version_although_each_iteration_publishes
             for version in range(0, ITERATIONS, EVERY):
                 groups = judged(rank, version)
                 assert [group.prefixes.prompt for group in groups] == list(PROMPTS)
-                written = {int(token) for group in groups for token in token_ids(group.prefixes.rows[0].tokens)}
+                written = {
+                    int(token)
+                    for group in groups
+                    for token in token_ids(group.prefixes.rows[0].tokens)
+                }
                 assert written == {version}, "mixed versions"
                 assert {group.version for group in groups} == {version}
-                assert {group.weights_digest for group in groups} == {weights(version).manifest.digest}
+                assert {group.weights_digest for group in groups} == {
+                    weights(version).manifest.digest
+                }
                 assert all(group.verdicts[0].reward == 1.0 for group in groups)

@@ -71,7 +71,9 @@ def check_metrics(directory: Path) -> None:
     """Every figure that an iteration reports, on the newest line, and none that cannot be."""
     line = json.loads((directory / "metrics.jsonl").read_bytes().splitlines()[-1])
     assert set(line["figures"]) >= FIGURES, FIGURES - set(line["figures"])
-    assert set(line["histograms"]) == {*("advantage", "age", "token_age", "log_importance", "log_ratio")}
+    assert set(line["histograms"]) == {
+        *("advantage", "age", "token_age", "log_importance", "log_ratio")
+    }
     stages = line["stages"]
     assert stages["sampling_s"] > 0 and stages["scoring_s"] > 0
     assert stages["queued_s"] >= 0 and stages["waiting_s"] >= 0
@@ -138,7 +140,10 @@ def test_a_killed_broker_comes_back_with_its_books_and_the_run_goes_on(tmp_path:
         learner = wait_for(lambda: child(process, "prefixrl-learner"), "the learner")
         learner.suspend()
         psutil.Process(before["scorer-0"]).kill()
-        wait_for(lambda: pids_by_name(directory).get("scorer-0") not in (None, before["scorer-0"]), "its successor")
+        wait_for(
+            lambda: pids_by_name(directory).get("scorer-0") not in (None, before["scorer-0"]),
+            "its successor",
+        )
         known = pids_by_name(directory)
         learner.resume()
         assert known.keys() == {"rollout-0", "scorer-0", "scorer-1"}
@@ -154,14 +159,18 @@ def test_a_killed_broker_comes_back_with_its_books_and_the_run_goes_on(tmp_path:
 @pytest.mark.slow
 def test_a_killed_learner_resumes_and_trains_the_recorded_batches_again(tmp_path: Path) -> None:
     directory = tmp_path / "run"
-    with launched(directory, *SMALL, "algorithm.iterations=12", "checkpoint.every=4", "checkpoint.growth=2") as process:
+    with launched(
+        directory, *SMALL, "algorithm.iterations=12", "checkpoint.every=4", "checkpoint.growth=2"
+    ) as process:
         wait_for(lambda: trained_iterations(directory) >= 7, "the seventh iteration")
         learner = wait_for(lambda: child(process, "prefixrl-learner"), "the learner")
         workers = [child(process, f"prefixrl-{role}") for role in ("rollout", "scorer")]
         recorded = (directory / "metrics.jsonl").read_text().splitlines()
         learner.kill()
         wait_for(lambda: trained_iterations(directory) >= 10, "the resumed run")
-        assert all(each is not None and each.is_running() for each in workers), "workers must stay warm"
+        assert all(each is not None and each.is_running() for each in workers), (
+            "workers must stay warm"
+        )
         summary = finish(process, directory)
     check_books(summary, directory)
     lines = (directory / "metrics.jsonl").read_text().splitlines()
@@ -232,7 +241,9 @@ def test_a_learner_that_is_told_to_stop_with_all_its_processes_saves_and_the_nex
 
 
 @pytest.mark.chaos
-def test_a_stop_while_the_last_version_is_judged_is_heard_and_the_next_launch_judges_it(tmp_path: Path) -> None:
+def test_a_stop_while_the_last_version_is_judged_is_heard_and_the_next_launch_judges_it(
+    tmp_path: Path,
+) -> None:
     directory = tmp_path / "run"
     settings = (*SMALL, "algorithm.iterations=2")
     with launched(directory, *settings) as process:
@@ -269,16 +280,24 @@ def test_workers_that_are_told_to_go_by_somebody_else_are_made_good(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_every_problem_of_an_epoch_is_trained_and_the_last_iteration_may_be_small(tmp_path: Path) -> None:
+def test_every_problem_of_an_epoch_is_trained_and_the_last_iteration_may_be_small(
+    tmp_path: Path,
+) -> None:
     example = RUN_FILE.parent
-    (tmp_path / "train.jsonl").write_text("".join((example / "train.jsonl").read_text().splitlines(True)[:20]))
+    (tmp_path / "train.jsonl").write_text(
+        "".join((example / "train.jsonl").read_text().splitlines(True)[:20])
+    )
     for name in ("adapter", "target", "heldout.jsonl"):
         (tmp_path / name).symlink_to(example / name)
     text = RUN_FILE.read_text().replace("iterations = 100\n", "")
     assert "iterations" not in text
     (tmp_path / "run.toml").write_text(text)
     directory = tmp_path / "run"
-    settings = (*(each for each in SMALL if "iterations" not in each), "data.epochs=1", "rollout.groups_per_task=3")
+    settings = (
+        *(each for each in SMALL if "iterations" not in each),
+        "data.epochs=1",
+        "rollout.groups_per_task=3",
+    )
     with launched(directory, *settings, run_file=tmp_path / "run.toml") as process:
         summary = finish(process, directory)
     check_books(summary, directory)

@@ -27,7 +27,9 @@ def by_age(trained: Trained) -> str:
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
 
-@pytest.mark.parametrize("staleness", [0, 1, 4, *(pytest.param(each, marks=pytest.mark.nightly) for each in (2, 8))])
+@pytest.mark.parametrize(
+    "staleness", [0, 1, 4, *(pytest.param(each, marks=pytest.mark.nightly) for each in (2, 8))]
+)
 def test_no_sample_is_older_than_the_window_and_none_expires(
     staleness: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -52,11 +54,15 @@ def test_no_sample_is_older_than_the_window_and_none_expires(
 def test_just_in_time_samples_are_younger_than_the_window_and_none_expires(
     staleness: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = config_of(tmp_path, staleness, ITERATIONS // 2, algorithm={"admission": "just_in_time"})
+    config = config_of(
+        tmp_path, staleness, ITERATIONS // 2, algorithm={"admission": "just_in_time"}
+    )
     trained = run(config, trains_s=0.2)
     mean = sum(age * count for age, count in trained.ages.items()) / trained.ages.total()
     with capsys.disabled():
-        sys.stdout.write(f"\nS = {staleness}, just in time: {by_age(trained)}; {trained.status['admission']}\n")
+        sys.stdout.write(
+            f"\nS = {staleness}, just in time: {by_age(trained)}; {trained.status['admission']}\n"
+        )
     assert isinstance(trained.end, RunOver)
     assert len(trained.groups) == len(set(trained.groups)) == GROUPS // 2
     assert max(trained.ages) <= staleness
@@ -70,13 +76,19 @@ def test_a_run_whose_old_samples_are_worth_nothing_becomes_synchronous(tmp_path:
     config = config_of(tmp_path, 4, ITERATIONS // 2, algorithm={"admission": "just_in_time"})
     trained = run(config, old_ess=0.0, trains_s=0.05)
     assert isinstance(trained.end, RunOver)
-    assert trained.versions[-8:] == [{iteration} for iteration in range(ITERATIONS // 2 - 8, ITERATIONS // 2)]
+    assert trained.versions[-8:] == [
+        {iteration} for iteration in range(ITERATIONS // 2 - 8, ITERATIONS // 2)
+    ]
     assert trained.status["admission"]["cap_groups"] == 0.0
-    assert not any(trained.status["groups"][state] for state in ("expired", "failed", "outstanding"))
+    assert not any(
+        trained.status["groups"][state] for state in ("expired", "failed", "outstanding")
+    )
 
 
 @pytest.mark.nightly
-def test_without_a_window_both_rules_train_the_same_groups_on_the_same_versions(tmp_path: Path) -> None:
+def test_without_a_window_both_rules_train_the_same_groups_on_the_same_versions(
+    tmp_path: Path,
+) -> None:
     found = []
     for admission in ("just_in_time", "as_early_as_allowed"):
         folder = tmp_path / admission
@@ -98,7 +110,9 @@ def test_no_token_is_older_than_the_window_where_answers_cross_updates(
     )
     trained = run(config)
     with capsys.disabled():
-        sys.stdout.write(f"\nS = {staleness}: {by_age(trained)}, {trained.crossed} of them crossed an update\n")
+        sys.stdout.write(
+            f"\nS = {staleness}: {by_age(trained)}, {trained.crossed} of them crossed an update\n"
+        )
     assert isinstance(trained.end, RunOver)
     assert len(trained.groups) == len(set(trained.groups)) == GROUPS // 2
     assert max(trained.ages) <= staleness and min(trained.ages) >= 0
@@ -127,7 +141,9 @@ def test_the_bound_holds_when_a_filter_takes_most_and_over_sampling_makes_it_goo
     groups, causes = trained.status["groups"], trained.status["causes"]
     passing = groups["trained"] / (groups["trained"] + groups["filtered"])
     with capsys.disabled():
-        sys.stdout.write(f"\nS = {staleness}, f = 2: {by_age(trained)}; {passing:.0%} passed; {causes}\n")
+        sys.stdout.write(
+            f"\nS = {staleness}, f = 2: {by_age(trained)}; {passing:.0%} passed; {causes}\n"
+        )
     assert isinstance(trained.end, RunOver)
     assert len(trained.groups) == len(set(trained.groups)) == GROUPS // 2
     assert max(trained.ages) <= staleness
@@ -139,12 +155,16 @@ def test_the_bound_holds_when_a_filter_takes_most_and_over_sampling_makes_it_goo
     )
     assert groups["outstanding"] == groups["failed"] == 0
     assert groups["expired"] == causes["expired: surplus"] > 0
-    assert groups["filtered"] == sum(count for cause, count in causes.items() if cause.startswith("filtered: "))
+    assert groups["filtered"] == sum(
+        count for cause, count in causes.items() if cause.startswith("filtered: ")
+    )
 
 
 def test_a_filter_that_nothing_passes_ends_the_run_with_the_figures(tmp_path: Path) -> None:
     config = config_of(
-        *(tmp_path, 1, 5), filter={"accuracy": [0.01, 0.99], "limit_batches": 3}, simulated={"accuracy": 0.0}
+        *(tmp_path, 1, 5),
+        filter={"accuracy": [0.01, 0.99], "limit_batches": 3},
+        simulated={"accuracy": 0.0},
     )
     trained = run(config)
     assert isinstance(trained.end, CannotGoOn)
@@ -154,9 +174,15 @@ def test_a_filter_that_nothing_passes_ends_the_run_with_the_figures(tmp_path: Pa
     assert trained.status["groups"]["filtered"] >= 60
 
 
-def test_the_proof_sees_a_choice_that_takes_the_newest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_proof_sees_a_choice_that_takes_the_newest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def newest_first(
-        _window: Window, _iteration: int, size: int, scored: list[tuple[int, int]], _unscored: list[tuple[int, int]]
+        _window: Window,
+        _iteration: int,
+        size: int,
+        scored: list[tuple[int, int]],
+        _unscored: list[tuple[int, int]],
     ) -> Choice | NotYetChosen:
         newest = sorted(scored, reverse=True)[:size]
         return Choice(tuple(seq for _, seq in newest)) if len(newest) == size else NotYetChosen(())

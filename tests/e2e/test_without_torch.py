@@ -24,7 +24,11 @@ def test_a_rollout_and_a_scorer_with_simulated_engines_need_no_torch(tmp_path: P
             take_batch(client, 0)
             client.iteration_done(0, 1)
             publisher.publish(1, {"weight": torch.ones(4)}.items(), PROBE_LOGPROBS)
-            wait_until(lambda: 1 in [each.version for each in client.status().workers], "an installation", 60.0)
+            wait_until(
+                lambda: 1 in [each.version for each in client.status().workers],
+                "an installation",
+                60.0,
+            )
             take_batch(client, 1)
             maps = [Path(f"/proc/{each.pid}/maps").read_text() for each in workers]
         assert [each.wait(60) for each in workers] == [0, 0]

@@ -23,9 +23,14 @@ def test_cuda_takes_the_steps_of_the_cpu(tmp_path: Path) -> None:
     paths = os.pathsep.join([str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     hidden = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": paths}
     subprocess.run(
-        [sys.executable, "-m", "support.models.on_device", "cpu", str(tmp_path)], env=os.environ | hidden, check=True
+        [sys.executable, "-m", "support.models.on_device", "cpu", str(tmp_path)],
+        env=os.environ | hidden,
+        check=True,
     )
-    expected, found = json.loads((tmp_path / "losses.json").read_text()), losses("cuda", tmp_path / "adapter")
+    expected, found = (
+        json.loads((tmp_path / "losses.json").read_text()),
+        losses("cuda", tmp_path / "adapter"),
+    )
     for name, values in found.items():
         rel, least = (0.1, 5e-3) if "bfloat16" in name else (1e-3, 1e-4)  # some losses are near 0
         assert values == pytest.approx(expected[name], rel=rel, abs=least), name
@@ -37,5 +42,8 @@ def test_cuda_takes_the_steps_of_the_cpu(tmp_path: Path) -> None:
         name: max(abs(one - other) for one, other in zip(values, expected[name], strict=True))
         for name, values in found.items()
     }
-    figures = [figure(f"largest difference from the CPU: {name}", "loss", value) for name, value in worst.items()]
+    figures = [
+        figure(f"largest difference from the CPU: {name}", "loss", value)
+        for name, value in worst.items()
+    ]
     write_report("correctness", figures, started_s)

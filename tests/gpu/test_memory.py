@@ -20,16 +20,27 @@ PROMPT, SAMPLED = 200, 32
 def test_the_recipes_shape_takes_what_the_forecast_says_and_fits_80_gb(tmp_path: Path) -> None:
     started_s = time.monotonic()
     shape = Qwen2Config(
-        vocab_size=151_936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
-        num_key_value_heads=2, tie_word_embeddings=True,
-    )  # fmt: skip
+        vocab_size=151_936,
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
     adapter = save_random(tmp_path / "adapter", shape, "bfloat16")
     zero = {"zero_optimization": {"stage": 2}}
     config = run_config(
-        adapter, rollout={"temperature": 0.7, "prefix_tokens": SAMPLED},
+        adapter,
+        rollout={"temperature": 0.7, "prefix_tokens": SAMPLED},
         algorithm={"groups_per_iteration": 32, "samples_per_prompt": 8, "minibatches": 2},
-        learner={"device": "cuda", "dtype": "bfloat16", "micro_batch_tokens": 4096, "deepspeed": zero},
-    )  # fmt: skip
+        learner={
+            "device": "cuda",
+            "dtype": "bfloat16",
+            "micro_batch_tokens": 4096,
+            "deepspeed": zero,
+        },
+    )
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, LIMIT_GIB * GIB / total))
     figures = memory_and_speed(config, PROMPT, "4,096 tokens")

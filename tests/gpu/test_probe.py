@@ -16,9 +16,13 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(580), *DEEPSPEED_WARNINGS]
 def test_the_probe_tells_the_right_version_from_another_in_bfloat16(tmp_path: Path) -> None:
     started_s = time.monotonic()
     shape = Qwen2Config(
-        vocab_size=32_000, hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16,
+        vocab_size=32_000,
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=24,
+        num_attention_heads=16,
         num_key_value_heads=4,
-    )  # fmt: skip
+    )
     adapter = save_random(tmp_path / "adapter", shape, "bfloat16")
     found = probe("cuda", adapter, "bfloat16", 4.0, 1000)
     write_report("probe", probe_figures(found, "bfloat16, logits of deviation 4"), started_s)

@@ -22,7 +22,14 @@ def test_ranks_train_what_one_rank_trains_at_every_stage(tmp_path: Path) -> None
     for ranks in (each for each in (2, 8) if each <= devices):
         for stage, found in of_ranks("cuda", tmp_path, ranks).items():
             assert found["digest"] == alone[stage]["digest"]
-            worst = max(abs(one - other) for one, other in zip(found["losses"], alone[stage]["losses"], strict=True))
-            figures.append(figure(f"{ranks} ranks, stage {stage}: largest difference from one rank", "loss", worst))
+            worst = max(
+                abs(one - other)
+                for one, other in zip(found["losses"], alone[stage]["losses"], strict=True)
+            )
+            figures.append(
+                figure(
+                    f"{ranks} ranks, stage {stage}: largest difference from one rank", "loss", worst
+                )
+            )
     write_report("ranks", figures, started_s)
     assert all(each.value < 1e-3 for each in figures), figures

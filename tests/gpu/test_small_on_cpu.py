@@ -32,17 +32,30 @@ def test_a_resume_goes_on_and_a_step_with_a_nan_is_dropped(adapter: Path, tmp_pa
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("vocabulary", [200, 20_000])
-def test_a_whole_iteration_takes_the_memory_that_the_forecast_says(tmp_path: Path, vocabulary: int) -> None:
+def test_a_whole_iteration_takes_the_memory_that_the_forecast_says(
+    tmp_path: Path, vocabulary: int
+) -> None:
     shape = Qwen2Config(
-        vocab_size=vocabulary, hidden_size=128, intermediate_size=512, num_hidden_layers=6, num_attention_heads=4,
-        num_key_value_heads=2, tie_word_embeddings=True, architectures=["Qwen2ForCausalLM"],
-    )  # fmt: skip
+        vocab_size=vocabulary,
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        architectures=["Qwen2ForCausalLM"],
+    )
     folder = on_device.save_random(tmp_path / "adapter", shape, "bfloat16")
     config = run_config(
-        folder, rollout={"temperature": 0.7, "prefix_tokens": 16},
+        folder,
+        rollout={"temperature": 0.7, "prefix_tokens": 16},
         algorithm={"groups_per_iteration": 8, "samples_per_prompt": 8, "minibatches": 1},
-        learner={"dtype": "bfloat16", "micro_batch_tokens": 4096, "deepspeed": {"zero_optimization": {"stage": 2}}},
-    )  # fmt: skip
+        learner={
+            "dtype": "bfloat16",
+            "micro_batch_tokens": 4096,
+            "deepspeed": {"zero_optimization": {"stage": 2}},
+        },
+    )
     for each in (config, on_device.with_settings(config, gradient_checkpointing=True)):
         peak = on_device.memory_and_speed(each, 48, "small")[0]
         assert peak.ratio is not None and 0.85 < peak.ratio < 1.02
@@ -75,9 +88,14 @@ def test_two_ranks_train_what_one_trains_and_publish_the_same_weights(tmp_path: 
 @pytest.mark.filterwarnings("ignore")  # of vLLM and what it imports
 def test_vllm_samples_the_learners_policy_before_and_after_an_installation(tmp_path: Path) -> None:
     shape = Qwen2Config(
-        vocab_size=600, hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, tie_word_embeddings=False,
-    )  # fmt: skip
+        vocab_size=600,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+    )
     adapter = on_device.save_random(tmp_path / "adapter", shape, "float32")
     assert len(beside_the_learner("cpu", adapter, "float32", 8, 200)) == 15
 

@@ -16,9 +16,14 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(580), *DEEPSPEED_WARNINGS]
 def test_vllm_samples_the_learners_policy_before_and_after_an_installation(tmp_path: Path) -> None:
     started_s = time.monotonic()
     shape = Qwen2Config(
-        vocab_size=32_000, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
-        num_key_value_heads=2, tie_word_embeddings=False,
-    )  # fmt: skip
+        vocab_size=32_000,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+    )
     adapter = save_random(tmp_path / "adapter", shape, "bfloat16")
     write_report("vllm", beside_the_learner("cuda", adapter, "bfloat16", 64, 384), started_s)
 

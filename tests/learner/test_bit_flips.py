@@ -90,7 +90,9 @@ def test_no_flipped_bit_of_a_journal_is_read_as_something_else(
                 assert path.suffix == ".zst", "only the frame of zstd has bits that say nothing"
                 seen["a bit without a meaning"] += 1
             else:
-                assert found == written[:-1] and f"{path} ends in an incomplete record" in caplog.text
+                assert (
+                    found == written[:-1] and f"{path} ends in an incomplete record" in caplog.text
+                )
                 seen["the last record, taken as torn"] += 1
         path.write_bytes(whole)
     assert list(journal.recover(folder, 0)) == written

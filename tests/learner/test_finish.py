@@ -46,7 +46,10 @@ def config(tmp_path: Path) -> RunConfig:
     """The parts of a run without workers: nobody answers its evaluations."""
     train = str(tmp_path / "train.jsonl")
     return run_on_disk(
-        tmp_path, rollout={"engine": "simulated"}, data={"train": train, "eval": train}, evaluation={"problems": 4}
+        tmp_path,
+        rollout={"engine": "simulated"},
+        data={"train": train, "eval": train},
+        evaluation={"problems": 4},
     )
 
 
@@ -58,7 +61,9 @@ def servers(config: RunConfig) -> Iterator[Servers]:
 
 
 @contextmanager
-def learner_of(config: RunConfig, servers: Servers, stopped: Callable[[], bool] = lambda: False) -> Iterator[Learner]:
+def learner_of(
+    config: RunConfig, servers: Servers, stopped: Callable[[], bool] = lambda: False
+) -> Iterator[Learner]:
     """Rank 0 of a run that has trained everything there is and saved it."""
     directory = Path(config.directory)
     client = BrokerClient(servers.address)
@@ -90,27 +95,42 @@ def test_a_stop_while_the_last_version_is_judged_ends_the_learner_and_not_the_br
         assert learner.client.status().evaluations["asked"] > 0, "the broker serves on"
 
 
-def test_the_watchdog_waits_for_the_last_publication(config: RunConfig, servers: Servers, tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, learner_of(config, servers) as learner:
+def test_the_watchdog_waits_for_the_last_publication(
+    config: RunConfig, servers: Servers, tmp_path: Path
+) -> None:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
+        learner_of(config, servers) as learner,
+    ):
         manager.bind(str(tmp_path / "notify"))
         assert learner.rank_zero
         stops = iter([False, True])
         learner.stopped = lambda: next(stops)
-        learner.rank_zero.service = Service({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "1000000"})
+        learner.rank_zero.service = Service(
+            {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "1000000"}
+        )
         with pytest.raises(Halted):
             learner.finish()
         said = [manager.recv(4096).decode() for _ in range(2)]
     assert said == [f"WATCHDOG_USEC={int(WRITE_S * 1e6)}", "WATCHDOG_USEC=1000000\nWATCHDOG=1"]
 
 
-def test_servers_that_are_beyond_help_end_the_wait_for_the_last_evaluation(config: RunConfig, servers: Servers) -> None:
+def test_servers_that_are_beyond_help_end_the_wait_for_the_last_evaluation(
+    config: RunConfig, servers: Servers
+) -> None:
     servers.failure = "the broker died 6 times, last with exit code 1"
-    with learner_of(config, servers) as learner, pytest.raises(PeerLost, match="the broker died 6 times"):
+    with (
+        learner_of(config, servers) as learner,
+        pytest.raises(PeerLost, match="the broker died 6 times"),
+    ):
         learner.finish()
 
 
 def test_a_broker_that_dies_before_it_answers_the_stop_makes_a_finished_run_no_error(
-    config: RunConfig, servers: Servers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    config: RunConfig,
+    servers: Servers,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(clients, "STOP_S", 1.0)
     expect_end = servers.expect_end

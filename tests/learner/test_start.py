@@ -56,9 +56,13 @@ def test_a_rank_waits_for_the_broker_of_this_start(
         client.close()
 
 
-def test_a_rank_that_finds_no_broker_names_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_finds_no_broker_names_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(start, "ANSWER_S", 0.2)
-    with pytest.raises(PeerLost, match=f"rank 0 wrote no broker endpoint to {tmp_path} within 0.2 s"):
+    with pytest.raises(
+        PeerLost, match=f"rank 0 wrote no broker endpoint to {tmp_path} within 0.2 s"
+    ):
         join(tmp_path)
 
 
@@ -79,14 +83,18 @@ def test_a_rank_whose_endpoint_file_goes_bad_ends_with_a_users_error(
     assert str(failure).startswith(f"{endpoint} cannot be read ([Errno 21] Is a directory")
 
 
-def test_a_publisher_whose_broker_is_beyond_help_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_publisher_whose_broker_is_beyond_help_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a lost peer: a learner that is started again goes on, one that failed would fail again."""
     monkeypatch.setattr(requester, "ASK_AGAIN_S", 0.1)
 
     def watch() -> None:
         raise PeerLost("the broker died too often")
 
-    publisher = Publisher(address("tcp://127.0.0.1:1", "rank"), tmp_path, PROBE, raise_if_hopeless=watch)
+    publisher = Publisher(
+        address("tcp://127.0.0.1:1", "rank"), tmp_path, PROBE, raise_if_hopeless=watch
+    )
 
     def failed() -> str:
         try:
@@ -99,13 +107,22 @@ def test_a_publisher_whose_broker_is_beyond_help_says_so(tmp_path: Path, monkeyp
     assert said == "version 0 could not be published: the broker died too often"
 
 
-def test_a_device_without_room_ends_training_with_forecast_peak_and_what_would_help(tmp_path: Path) -> None:
+def test_a_device_without_room_ends_training_with_forecast_peak_and_what_would_help(
+    tmp_path: Path,
+) -> None:
     config = recipe("math_qwen2.5", tmp_path)
     with pytest.raises(TrainingFault) as ended, _memory_told(config):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB free.")
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB free."
+        )
     said = str(ended.value)
-    assert "at most 0.0 GiB were held of 79.0, the forecast is 63." in said and said.endswith("(CUDA out of memory)")
-    assert "less is needed with learner.deepspeed.zero_optimization.stage = 2 and launch.learner_ranks = 2 (" in said
+    assert "at most 0.0 GiB were held of 79.0, the forecast is 63." in said and said.endswith(
+        "(CUDA out of memory)"
+    )
+    assert (
+        "less is needed with learner.deepspeed.zero_optimization.stage = 2 and launch.learner_ranks = 2 ("
+        in said
+    )
     with pytest.raises(RuntimeError, match="another fault"), _memory_told(config):
         raise RuntimeError("another fault")
 

@@ -56,9 +56,14 @@ def told(process: "subprocess.Popen[str]") -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_four_rollouts_on_a_host_pull_a_version_once_and_map_the_same_memory(tmp_path: Path) -> None:
+def test_four_rollouts_on_a_host_pull_a_version_once_and_map_the_same_memory(
+    tmp_path: Path,
+) -> None:
     tensors = publish(tmp_path, 1)
-    with weight_server(tmp_path) as (endpoint, _), rollouts(ROLLOUTS, endpoint, tmp_path / "shared") as started:
+    with (
+        weight_server(tmp_path) as (endpoint, _),
+        rollouts(ROLLOUTS, endpoint, tmp_path / "shared") as started,
+    ):
         for each in started:
             ask(each, 1)
         answers = [told(each) for each in started]
@@ -78,7 +83,10 @@ def test_four_rollouts_on_a_host_pull_a_version_once_and_map_the_same_memory(tmp
 @pytest.mark.nightly
 def test_another_rollout_takes_over_from_one_that_is_killed_in_mid_pull(tmp_path: Path) -> None:
     publish(tmp_path, 1, chunk_bytes=1)  # many pieces: it takes seconds
-    with weight_server(tmp_path) as (endpoint, _), rollouts(3, endpoint, tmp_path / "shared") as started:
+    with (
+        weight_server(tmp_path) as (endpoint, _),
+        rollouts(3, endpoint, tmp_path / "shared") as started,
+    ):
         first, *others = started
         ask(first, 1)
         assert first.stdout is not None and first.stdout.readline() == "pulling\n"
@@ -89,7 +97,9 @@ def test_another_rollout_takes_over_from_one_that_is_killed_in_mid_pull(tmp_path
         assert sum(each["full"] for each in answers) == sum(each["shared"] for each in answers) == 1
 
 
-def test_nobody_waits_for_a_puller_that_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_a_puller_that_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(host, "STILL_S", 0.2)
     publish(tmp_path, 1)
     shared = HostShare(tmp_path / "shared")
@@ -124,7 +134,9 @@ def test_memory_that_another_process_maps_is_not_written_to_again(tmp_path: Path
 def test_a_version_that_proved_bad_is_pulled_by_everybody_who_doubts_it(tmp_path: Path) -> None:
     publish(tmp_path, 1)
     with weight_server(tmp_path) as (endpoint, _):
-        one, other = (Fetcher(keys.source(endpoint), HostShare(tmp_path / "shared")) for _ in range(2))
+        one, other = (
+            Fetcher(keys.source(endpoint), HostShare(tmp_path / "shared")) for _ in range(2)
+        )
         for fetcher in (one, other):
             fetcher.want(1, "")
             assert wait_until(fetcher.take, "version 1").version == 1

@@ -13,7 +13,16 @@ from prefixrl.common.engines.simulated import SimulatedEngine
 from prefixrl.common.prompts.rendering import ByteRenderer
 from prefixrl.common.wire.messages.groups import GroupTask, Prompt, Sampling, TaskKind
 from prefixrl.common.wire.messages.weights import WeightsNote
-from prefixrl.common.wire.messages.worker import Beat, Installed, Prefixes, PrefixTask, Probed, Refused, RowsLeft, Swap
+from prefixrl.common.wire.messages.worker import (
+    Beat,
+    Installed,
+    Prefixes,
+    PrefixTask,
+    Probed,
+    Refused,
+    RowsLeft,
+    Swap,
+)
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens, token_ids, token_versions
 from prefixrl.rollout.loop import Rollout
 from support.fakes import SteppedClock, run_on_disk, wait_until
@@ -69,9 +78,13 @@ class World:
     def begin(self, name: str, version: int = 0, kind: TaskKind = "train") -> None:
         group = GroupTask(0, Prompt("p", "1 + 1", "2"), 7)
         task = PrefixTask(
-            task=name, kind=kind, version=version, groups=(group,), rows_per_group=2,
+            task=name,
+            kind=kind,
+            version=version,
+            groups=(group,),
+            rows_per_group=2,
             sampling=Sampling(temperature=1.0, max_new_tokens=64),
-        )  # fmt: skip
+        )
         self.rollout._handle(task)
 
     def swap(self, version: int, digest: str = "d") -> None:
@@ -137,7 +150,9 @@ def test_a_task_that_ended_before_the_swap_does_not_wait_for_the_proof(world: Wo
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["still running", "done and held"])
-def test_tasks_with_tokens_of_weights_that_fail_the_probe_are_handed_back(is_done: bool, world: World) -> None:
+def test_tasks_with_tokens_of_weights_that_fail_the_probe_are_handed_back(
+    is_done: bool, world: World
+) -> None:
     world.begin("a")
     world.swap(1)
     if is_done:
@@ -152,7 +167,9 @@ def test_tasks_with_tokens_of_weights_that_fail_the_probe_are_handed_back(is_don
     assert len(world.got(Refused)) == 1, "later tasks have nothing to do with it"
 
 
-def test_tasks_with_tokens_of_weights_that_cannot_be_proved_any_more_are_handed_back(world: World) -> None:
+def test_tasks_with_tokens_of_weights_that_cannot_be_proved_any_more_are_handed_back(
+    world: World,
+) -> None:
     """Superseded before their proof was heard: the next ones prove nothing of them."""
     world.begin("a")
     world.swap(1)
@@ -168,7 +185,9 @@ def test_an_evaluation_is_never_crossed(world: World) -> None:
     assert world.rollout.swap.version == 0
     world.turn_until(lambda: world.got(Prefixes), "the result")
     world.turn_until(lambda: world.rollout.swap.version == 1, "the swap")
-    assert {span.version for row in world.got(Prefixes)[0].groups[0].rows for span in row.spans} == {0}
+    assert {
+        span.version for row in world.got(Prefixes)[0].groups[0].rows for span in row.spans
+    } == {0}
 
 
 def test_draining_waits_for_the_task(tmp_path: Path) -> None:
@@ -181,7 +200,9 @@ def test_draining_waits_for_the_task(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("swap", ["drain", "in_flight"])
-def test_a_version_that_was_made_anew_replaces_the_one_of_its_number_between_tasks(swap: str, tmp_path: Path) -> None:
+def test_a_version_that_was_made_anew_replaces_the_one_of_its_number_between_tasks(
+    swap: str, tmp_path: Path
+) -> None:
     """Spans name the digest of a version: two of one number in one answer could not be told apart."""
     world = World(tmp_path, swap)
     world.swap(1)
@@ -204,12 +225,18 @@ def test_a_version_that_was_made_anew_replaces_the_one_of_its_number_between_tas
 def test_an_announcement_of_what_is_installed_is_no_news(world: World) -> None:
     world.swap(1)
     digest = world.rollout.swap.digest
-    world.rollout._handle(Beat(WeightsNote(1, digest, pack_tokens([1, 2, 3]), pack_logprobs([0.0, 0.0]))))
-    world.rollout._handle(Beat(WeightsNote(0, ANEW, pack_tokens([1, 2, 3]), pack_logprobs([0.0, 0.0]))))
+    world.rollout._handle(
+        Beat(WeightsNote(1, digest, pack_tokens([1, 2, 3]), pack_logprobs([0.0, 0.0])))
+    )
+    world.rollout._handle(
+        Beat(WeightsNote(0, ANEW, pack_tokens([1, 2, 3]), pack_logprobs([0.0, 0.0])))
+    )
     assert world.fetched.take() is None
 
 
-def test_what_waits_for_a_seat_is_handed_back_before_a_swap_that_would_wait_for_it(tmp_path: Path) -> None:
+def test_what_waits_for_a_seat_is_handed_back_before_a_swap_that_would_wait_for_it(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path, "drain", seats=2)
     for name, kind in (("first", "train"), ("later", "train"), ("evaluated", "eval")):
         world.begin(name, kind=kind)  # type: ignore[arg-type]
@@ -219,7 +246,9 @@ def test_what_waits_for_a_seat_is_handed_back_before_a_swap_that_would_wait_for_
     assert {each.task for each in world.got(Prefixes)} == {"first", "evaluated"}
 
 
-def test_ended_rows_are_reported_while_their_task_goes_on(tmp_path: Path, clock: SteppedClock) -> None:
+def test_ended_rows_are_reported_while_their_task_goes_on(
+    tmp_path: Path, clock: SteppedClock
+) -> None:
     world = World(tmp_path, "drain", seats=1)
     world.begin("a")
     clock.sleep(1.5 * LONG_S)

@@ -80,6 +80,8 @@ def test_three_in_a_row_end_the_rollout_by_name(tmp_path: Path) -> None:
     rollout = rollout_of(tmp_path, fetched, [])
     swap(rollout)
     swap(rollout)
-    with pytest.raises(Refusal, match=r"version 1 could not be installed 3 times in a row: .*bfloat16"):
+    with pytest.raises(
+        Refusal, match=r"version 1 could not be installed 3 times in a row: .*bfloat16"
+    ):
         swap(rollout)
     assert rollout.swap.version == 0

@@ -44,7 +44,8 @@ def taken(fetcher: Fetcher) -> tuple[Manifest, Tensors]:
 def equal(got: Tensors, wanted: Tensors) -> bool:
     """Bit by bit."""
     return got.keys() == wanted.keys() and all(
-        got[name].dtype == wanted[name].dtype and torch.equal(got[name], wanted[name]) for name in wanted
+        got[name].dtype == wanted[name].dtype and torch.equal(got[name], wanted[name])
+        for name in wanted
     )
 
 
@@ -91,7 +92,9 @@ def test_a_server_with_other_weights_than_announced_is_asked_only_once(
         assert fetcher.take() is None and fetcher.counts.full == 1
 
 
-def test_versions_published_during_a_pull_do_not_mix(folder: Path, endpoint: str, version: int) -> None:
+def test_versions_published_during_a_pull_do_not_mix(
+    folder: Path, endpoint: str, version: int
+) -> None:
     published = {version: publish(folder, version, chunk_bytes=16)}
     with fetching(endpoint) as fetcher:
         fetcher.want(version, "")
@@ -107,7 +110,9 @@ def test_versions_published_during_a_pull_do_not_mix(folder: Path, endpoint: str
         assert arrived == sorted(set(arrived))
 
 
-def test_a_version_that_is_gone_is_replaced_by_the_newest(folder: Path, endpoint: str, version: int) -> None:
+def test_a_version_that_is_gone_is_replaced_by_the_newest(
+    folder: Path, endpoint: str, version: int
+) -> None:
     published = publish(folder, version + 5)
     with fetching(endpoint) as fetcher:
         fetcher.want(version, "")
@@ -116,7 +121,9 @@ def test_a_version_that_is_gone_is_replaced_by_the_newest(folder: Path, endpoint
     assert equal(tensors, published)
 
 
-def test_a_version_that_is_not_there_yet_is_asked_for_until_it_is(folder: Path, endpoint: str, version: int) -> None:
+def test_a_version_that_is_not_there_yet_is_asked_for_until_it_is(
+    folder: Path, endpoint: str, version: int
+) -> None:
     with fetching(endpoint) as fetcher:
         fetcher.want(version, "")
         wait_until(lambda: fetcher.counts.retries >= 2, "asking again")
@@ -141,7 +148,9 @@ def test_a_damaged_snapshot_is_never_handed_out_and_ends_the_fetching_by_name(
         taken(fetcher)
 
 
-def test_weights_that_proved_bad_are_fetched_again(folder: Path, endpoint: str, version: int) -> None:
+def test_weights_that_proved_bad_are_fetched_again(
+    folder: Path, endpoint: str, version: int
+) -> None:
     published = publish(folder, version)
     with fetching(endpoint) as fetcher:
         fetcher.want(version, "")
@@ -152,7 +161,9 @@ def test_weights_that_proved_bad_are_fetched_again(folder: Path, endpoint: str, 
     assert second[1]["layer.weight"].data_ptr() != first[1]["layer.weight"].data_ptr()
 
 
-def test_only_the_newest_complete_snapshot_is_taken(folder: Path, endpoint: str, version: int) -> None:
+def test_only_the_newest_complete_snapshot_is_taken(
+    folder: Path, endpoint: str, version: int
+) -> None:
     with fetching(endpoint) as fetcher:
         for each in (version, version + 1):
             publish(folder, each)
@@ -162,11 +173,20 @@ def test_only_the_newest_complete_snapshot_is_taken(folder: Path, endpoint: str,
         assert fetcher.take() is None
 
 
-def test_a_puller_killed_at_any_chunk_delays_nobody(folder: Path, endpoint: str, version: int) -> None:
+def test_a_puller_killed_at_any_chunk_delays_nobody(
+    folder: Path, endpoint: str, version: int
+) -> None:
     published = publish(folder, version)
     random_ = random.Random(7)
     puller = subprocess.Popen(
-        [sys.executable, "-c", PULLER, endpoint, str(version), str(client_key_file(keys.folder(), "worker"))],
+        [
+            sys.executable,
+            "-c",
+            PULLER,
+            endpoint,
+            str(version),
+            str(client_key_file(keys.folder(), "worker")),
+        ],
         stdout=subprocess.PIPE,
     )
     assert puller.stdout is not None
@@ -230,7 +250,9 @@ def test_a_worker_that_holds_the_version_before_pulls_the_delta_and_holds_the_sa
         assert fetcher.counts.wire_bytes - full_bytes < full_bytes / 5
 
 
-def test_a_worker_a_few_versions_behind_pulls_the_deltas_in_between(folder: Path, endpoint: str, version: int) -> None:
+def test_a_worker_a_few_versions_behind_pulls_the_deltas_in_between(
+    folder: Path, endpoint: str, version: int
+) -> None:
     published = publish(folder, version)
     with fetching(endpoint) as fetcher:
         fetcher.want(version, "")
@@ -243,7 +265,9 @@ def test_a_worker_a_few_versions_behind_pulls_the_deltas_in_between(folder: Path
         assert (fetcher.counts.full, fetcher.counts.delta) == (1, 1)
 
 
-def test_a_worker_that_is_new_or_too_far_behind_pulls_the_snapshot(folder: Path, endpoint: str, version: int) -> None:
+def test_a_worker_that_is_new_or_too_far_behind_pulls_the_snapshot(
+    folder: Path, endpoint: str, version: int
+) -> None:
     published = publish(folder, version)
     with fetching(endpoint) as behind, fetching(endpoint) as late:
         behind.want(version, "")

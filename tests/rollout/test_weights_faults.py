@@ -36,7 +36,8 @@ def flip(path: Path, place: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "examples", [pytest.param(3, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.nightly)]
+    "examples",
+    [pytest.param(3, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.nightly)],
 )
 def test_a_worker_killed_at_any_piece_delays_nobody_and_its_successor_gets_exactly_the_version(
     folder: Path, endpoint: str, examples: int
@@ -59,7 +60,12 @@ def killed_at(folder: Path, endpoint: str, place: int, is_delta: bool) -> None:
     with pulling(endpoint, wanted, killed_after=place) as killed:
         with pulling(endpoint, wanted) as other:
             *_, (got, announced, found, retries) = [other.hears() for _ in wanted]
-        assert (got, announced, found, retries) == (wanted[-1], digest(published), digest(published), 0)
+        assert (got, announced, found, retries) == (
+            wanted[-1],
+            digest(published),
+            digest(published),
+            0,
+        )
         killed.process.join(60.0)
         assert killed.process.exitcode == -signal.SIGKILL
     with pulling(endpoint, wanted[-1:]) as successor:
@@ -114,7 +120,9 @@ def test_a_version_is_fetched_once_its_damaged_chunk_is_whole_again(
 
 
 @pytest.mark.parametrize("kept", [0, 40, -1])
-def test_a_truncated_manifest_is_never_served_and_asked_for_again(folder: Path, endpoint: str, kept: int) -> None:
+def test_a_truncated_manifest_is_never_served_and_asked_for_again(
+    folder: Path, endpoint: str, kept: int
+) -> None:
     version = fresh(folder)
     published = publish(folder, version)
     path = folder / f"v{version:08d}" / "manifest.msgpack"
@@ -129,7 +137,9 @@ def test_a_truncated_manifest_is_never_served_and_asked_for_again(folder: Path, 
     assert digest(staged.tensors) == digest(published)
 
 
-def test_a_manifest_with_another_dtype_is_refused_and_ends_the_fetching_by_name(folder: Path, endpoint: str) -> None:
+def test_a_manifest_with_another_dtype_is_refused_and_ends_the_fetching_by_name(
+    folder: Path, endpoint: str
+) -> None:
     version = fresh(folder)
     publish(folder, version)
     path = folder / f"v{version:08d}" / "manifest.msgpack"
@@ -147,7 +157,9 @@ def test_a_manifest_with_another_dtype_is_refused_and_ends_the_fetching_by_name(
 
 
 @pytest.mark.slow
-def test_a_worker_without_room_for_a_version_asks_again_until_there_is(folder: Path, endpoint: str) -> None:
+def test_a_worker_without_room_for_a_version_asks_again_until_there_is(
+    folder: Path, endpoint: str
+) -> None:
     version = fresh(folder)
     published = publish(folder, version)
     with pulling(endpoint, [version], file_bytes=10_000) as puller:

@@ -17,7 +17,12 @@ from support.paths import EXAMPLE
 
 @pytest.mark.parametrize(
     ("opening", "is_answered"),
-    [("so \\boxed{3}", True), ("Let us add them up: so \\boxed{3} so", True), ("so \\boxed{3", False), ("so 3", False)],
+    [
+        ("so \\boxed{3}", True),
+        ("Let us add them up: so \\boxed{3} so", True),
+        ("so \\boxed{3", False),
+        ("so 3", False),
+    ],
 )
 def test_a_prefix_with_a_closed_box_is_counted_as_an_answer_of_the_adapter(
     opening: str, is_answered: bool, tmp_path: Path
@@ -28,7 +33,8 @@ def test_a_prefix_with_a_closed_box_is_counted_as_an_answer_of_the_adapter(
     assert {verdict.is_answered for group in groups for verdict in group.verdicts} == {is_answered}
     plain = scored(config, make_engine("transformers", str(target), "scorer", config), "so")
     verdicts = [
-        msgspec.structs.replace(each, parts={"form": float(place)}) for place, each in enumerate(plain[0].verdicts)
+        msgspec.structs.replace(each, parts={"form": float(place)})
+        for place, each in enumerate(plain[0].verdicts)
     ]
     plain = [msgspec.structs.replace(plain[0], verdicts=tuple(verdicts)), *plain[1:]]
     batch = [_batch_group(group) for group in (*groups, *plain)]
@@ -44,6 +50,8 @@ def test_rows_with_control_tokens_are_counted(tmp_path: Path) -> None:
     row = Continuation(tokens, np.zeros(2, np.float32), "length", ((0, 2),))
     packed = pack_row(row, {0: "d"}, "so", has_control=True)
     assert packed.has_control and not pack_row(row, {0: "d"}, "so").has_control
-    changed = msgspec.structs.replace(groups[0], prefixes=msgspec.structs.replace(groups[0].prefixes, rows=(packed,)))
+    changed = msgspec.structs.replace(
+        groups[0], prefixes=msgspec.structs.replace(groups[0].prefixes, rows=(packed,))
+    )
     batch = [_batch_group(group) for group in (changed, *groups[1:4])]
     assert batch_fractions(batch)["control_tokens_fraction"] == 0.25

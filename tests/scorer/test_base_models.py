@@ -12,7 +12,15 @@ from prefixrl.scorer.judging import Answered, up_to
 from prefixrl.scorer.served.engine import OpenAIEngine
 from support import messages
 from support.completions_server import Reply, Request, serving, written
-from support.models.base_models import AS_DECLARED, CLOSER, EOS, base_model, check_ends, judged, run_of
+from support.models.base_models import (
+    AS_DECLARED,
+    CLOSER,
+    EOS,
+    base_model,
+    check_ends,
+    judged,
+    run_of,
+)
 from support.paths import EXAMPLE
 
 
@@ -37,7 +45,9 @@ def test_with_the_declared_stops_alone_it_would_go_on_to_the_limit(target: Path)
     assert {verdict.finish for verdict in verdicts} == {"length"}
     invented = [verdict for verdict in verdicts if verdict.completion.count("boxed") > 1]
     first_boxes = [verdict.completion.partition("boxed{")[2][0] for verdict in invented]
-    assert invented and [verdict.extracted for verdict in invented] != first_boxes, "the box of another turn is judged"
+    assert invented and [verdict.extracted for verdict in invented] != first_boxes, (
+        "the box of another turn is judged"
+    )
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "openai"])
@@ -56,7 +66,10 @@ def test_a_text_of_a_served_target_ends_at_the_closer_whatever_the_endpoint_does
 
     with serving(script) as server:
         config = run_of(
-            target, "scorer.engine=openai", f"scorer.openai.url={server.url}", f"scorer.openai.dialect={dialect}"
+            target,
+            "scorer.engine=openai",
+            f"scorer.openai.url={server.url}",
+            f"scorer.openai.dialect={dialect}",
         )
         texts = renderer_of(config, "scorer")
         engine = OpenAIEngine(str(target), config, lambda: None)
@@ -75,15 +88,23 @@ def test_a_text_of_a_served_target_ends_at_the_closer_whatever_the_endpoint_does
 
 def test_the_closer_is_among_the_four_stops_that_the_api_takes(target: Path) -> None:
     more = 'scorer.stop_tokens=["sum", "so", "<|user|>", "<|assistant|>"]'
-    with serving(lambda request: Reply(content=written(request.body, token_ids=None, prompt_token_ids=None))) as server:
-        where = ("scorer.engine=openai", f"scorer.openai.url={server.url}", "scorer.openai.dialect=openai")
+    with serving(
+        lambda request: Reply(content=written(request.body, token_ids=None, prompt_token_ids=None))
+    ) as server:
+        where = (
+            "scorer.engine=openai",
+            f"scorer.openai.url={server.url}",
+            "scorer.openai.dialect=openai",
+        )
         config = run_of(target, *where, more)
         engine = OpenAIEngine(str(target), config, lambda: None)
         engine.close()
         assert server.asked[-1].body["stop"][0] == "<|im_end|>"
 
 
-def test_a_prefix_ended_by_a_stop_of_the_adapter_alone_does_not_close_the_targets_turn(target: Path) -> None:
+def test_a_prefix_ended_by_a_stop_of_the_adapter_alone_does_not_close_the_targets_turn(
+    target: Path,
+) -> None:
     """The target is asked without its template: to it the closer is a token like any other."""
     from prefixrl.common.wire.messages.worker import ModelDigests
     from prefixrl.scorer.loop import Scorer
@@ -94,7 +115,9 @@ def test_a_prefix_ended_by_a_stop_of_the_adapter_alone_does_not_close_the_target
     assert CLOSER not in renderer.stop_tokens
     ids = renderer.encode("so 3").tolist()
     row = messages.row([*ids, CLOSER], "eos", None, text="so 3")
-    scorer = Scorer(config, None, embedded(config, target), renderer, pool, ModelDigests("", "", ""))  # type: ignore[arg-type]
+    scorer = Scorer(
+        config, None, embedded(config, target), renderer, pool, ModelDigests("", "", "")
+    )  # type: ignore[arg-type]
     pool.close()
     prefix, was_text = scorer._prefix(row)
     assert prefix.tolist() == ids and not was_text
@@ -110,4 +133,8 @@ def test_a_judged_text_ends_before_the_first_stop_text() -> None:
 def test_stop_texts_end_what_a_target_is_judged_by(target: Path) -> None:
     config = run_of(target, *AS_DECLARED, 'scorer.stop_texts=["so"]')
     for verdict in judged(config, embedded(config, target)):
-        assert verdict.finish == "eos" and verdict.status == "no_answer" and "so" not in verdict.completion
+        assert (
+            verdict.finish == "eos"
+            and verdict.status == "no_answer"
+            and "so" not in verdict.completion
+        )

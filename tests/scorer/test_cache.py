@@ -16,7 +16,9 @@ from prefixrl.scorer.cache import ENTRY_BYTES, Completion, Completions, GreedyCa
 
 STOPS = frozenset({0})
 ROWS = st.lists(st.integers(1, 3), min_size=1, max_size=3)
-SAMPLING = st.builds(Sampling, temperature=st.sampled_from([0.0, 0.0, 0.7]), max_new_tokens=st.integers(1, 4))
+SAMPLING = st.builds(
+    Sampling, temperature=st.sampled_from([0.0, 0.0, 0.7]), max_new_tokens=st.integers(1, 4)
+)
 
 
 def ids(tokens: list[int]) -> TokenIds:
@@ -33,7 +35,12 @@ def job(key: str, rows: list[list[int]], sampling: Sampling, first: int = 0) -> 
 def completed(asked: Job) -> tuple[Continuation, ...]:
     """A target that is greedy: what it writes follows from the row and the settings; sampled, from the draw too."""
     return tuple(
-        Continuation(ids(_written(row.tolist(), asked.sampling, float(draw[0]))), np.zeros(0, np.float32), "length", ())
+        Continuation(
+            ids(_written(row.tolist(), asked.sampling, float(draw[0]))),
+            np.zeros(0, np.float32),
+            "length",
+            (),
+        )
         for row, draw in zip(asked.rows, asked.uniforms, strict=True)
     )
 
@@ -45,7 +52,10 @@ def _written(row: list[int], sampling: Sampling, draw: float) -> list[int]:
 
 
 @given(
-    st.lists(st.tuples(st.lists(ROWS, min_size=1, max_size=6), SAMPLING, st.booleans(), st.booleans()), max_size=12),
+    st.lists(
+        st.tuples(st.lists(ROWS, min_size=1, max_size=6), SAMPLING, st.booleans(), st.booleans()),
+        max_size=12,
+    ),
     st.sampled_from([0, 1, ENTRY_BYTES + 10, 3 * ENTRY_BYTES, 10**6]),
     st.randoms(use_true_random=False),
 )
@@ -92,10 +102,15 @@ def check(whole: Job, part: Job | None, found: list[Completion]) -> None:
         assert [int(each[0]) for each in part.script] == [int(draw[0]) for draw in part.uniforms]
 
 
-GREEDY, SAMPLED = Sampling(temperature=0.0, max_new_tokens=2), Sampling(temperature=0.7, max_new_tokens=2)
+GREEDY, SAMPLED = (
+    Sampling(temperature=0.0, max_new_tokens=2),
+    Sampling(temperature=0.7, max_new_tokens=2),
+)
 
 
-def test_a_row_that_was_completed_is_not_completed_again_and_equal_rows_are_completed_once() -> None:
+def test_a_row_that_was_completed_is_not_completed_again_and_equal_rows_are_completed_once() -> (
+    None
+):
     completions = Completions(10**6)
     first = job("a", [[1], [2], [1]], GREEDY)
     part = completions.ask(first)
@@ -148,7 +163,10 @@ class SlowLru:
         return None
 
     def put(self, key: Key, completion: Completion) -> None:
-        if any(known == key for known, _ in self.entries) or size(key, completion) > self.limit_bytes:
+        if (
+            any(known == key for known, _ in self.entries)
+            or size(key, completion) > self.limit_bytes
+        ):
             return
         self.entries.append((key, completion))
         while sum(size(*entry) for entry in self.entries) > self.limit_bytes:
@@ -163,7 +181,9 @@ def size(key: Key, completion: Completion) -> int:
     st.lists(st.tuples(st.sampled_from(["get", "put"]), st.integers(1, 6)), max_size=40),
     st.integers(0, 4 * ENTRY_BYTES + 100),
 )
-def test_what_was_not_asked_for_longest_goes_first(steps: list[tuple[str, int]], limit_bytes: int) -> None:
+def test_what_was_not_asked_for_longest_goes_first(
+    steps: list[tuple[str, int]], limit_bytes: int
+) -> None:
     fast, slow = GreedyCache(limit_bytes), SlowLru(limit_bytes)
     for what, number in steps:
         key = (bytes(4 * number), GREEDY, STOPS)

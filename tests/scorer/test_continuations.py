@@ -16,7 +16,15 @@ from prefixrl.common.engines.interface.base import Job
 from prefixrl.common.engines.make import make_engine
 from prefixrl.common.prompts.rendering import ByteRenderer, Renderer
 from prefixrl.common.seeds import row_uniforms
-from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, Sampling, TaskKind, TextVerdict, Verdict
+from prefixrl.common.wire.messages.groups import (
+    GroupPrefixes,
+    Prompt,
+    Row,
+    Sampling,
+    TaskKind,
+    TextVerdict,
+    Verdict,
+)
 from prefixrl.common.wire.messages.worker import ModelDigests, Refused, Revoke, Scores, ScoreTask
 from prefixrl.common.wire.packing import pack_tokens
 from prefixrl.learner.data import problems
@@ -36,15 +44,23 @@ def run_config(folder: Path, **scorer: Any) -> RunConfig:
     return run_on_disk(folder, scorer=given, rollout={"engine": "simulated"})
 
 
-def task_of(rows: int, kind: TaskKind = "train", question: str = "?", seeds: Any = (7, 8)) -> ScoreTask:
+def task_of(
+    rows: int, kind: TaskKind = "train", question: str = "?", seeds: Any = (7, 8)
+) -> ScoreTask:
     """Groups of prefixes of no token."""
     groups = tuple(
         GroupPrefixes(
-            seq=seq, prompt=Prompt(f"p{seq}", question, "1"), seed=seed, prompt_tokens=b"", rows=(EMPTY,) * rows
+            seq=seq,
+            prompt=Prompt(f"p{seq}", question, "1"),
+            seed=seed,
+            prompt_tokens=b"",
+            rows=(EMPTY,) * rows,
         )
         for seq, seed in enumerate(seeds)
     )
-    return messages.score_task(*groups, kind=kind, sampling=Sampling(temperature=0.7, max_new_tokens=LIMIT))
+    return messages.score_task(
+        *groups, kind=kind, sampling=Sampling(temperature=0.7, max_new_tokens=LIMIT)
+    )
 
 
 def run(scorer: Scorer, pool: VerifierPool) -> None:
@@ -92,7 +108,9 @@ def test_every_prefix_is_completed_so_often_and_worth_the_mean(tmp_path: Path) -
     assert len(job.rows) == 2 * 2 * M
 
 
-def test_every_continuation_has_draws_of_its_own_which_a_second_attempt_repeats(tmp_path: Path) -> None:
+def test_every_continuation_has_draws_of_its_own_which_a_second_attempt_repeats(
+    tmp_path: Path,
+) -> None:
     texts = [RIGHT] * 12
     _, (job,) = score(run_config(tmp_path / "3"), task_of(2), texts)
     assert len(np.unique(job.uniforms)) == job.uniforms.size == 12 * LIMIT
@@ -138,7 +156,9 @@ def test_a_row_of_nothing_but_cut_continuations_is_left_out(tmp_path: Path) -> N
 
 def test_extensions_have_draws_by_row_and_continuation(tmp_path: Path) -> None:
     config = run_config(tmp_path, truncated="extend", extension_tokens=5)
-    _, (cut, extension) = score(config, task_of(2, seeds=(7,)), [RIGHT, LONG, LONG, LONG, LONG, RIGHT])
+    _, (cut, extension) = score(
+        config, task_of(2, seeds=(7,)), [RIGHT, LONG, LONG, LONG, LONG, RIGHT]
+    )
     wanted = [("extension 1", 0), ("extension 2", 0), ("extension", 1), ("extension 1", 1)]
     drawn = [row_uniforms(7, purpose, row + 1, 5)[row] for purpose, row in wanted]
     assert (extension.uniforms == np.stack(drawn)).all()
@@ -179,7 +199,13 @@ def real_task(config: RunConfig, renderer: Renderer, name: str, which: range) ->
     rows = tuple(messages.row(ids, version=None) for ids in prefixes)
     known = problems.load(config.data.train, config.data)
     groups = tuple(
-        GroupPrefixes(seq=seq, prompt=known[seq].prompt(), seed=100 + seq, prompt_tokens=pack_tokens([1]), rows=rows)
+        GroupPrefixes(
+            seq=seq,
+            prompt=known[seq].prompt(),
+            seed=100 + seq,
+            prompt_tokens=pack_tokens([1]),
+            rows=rows,
+        )
         for seq in which
     )
     return messages.score_task(*groups, task=name, sampling=config.scorer_sampling())
@@ -224,7 +250,9 @@ def test_a_cache_changes_no_verdict_and_spares_the_target_what_it_knows(
         assert verdict.completion_tokens == 0 and verdict.completion
 
 
-def test_a_sampled_target_is_asked_for_every_row_whatever_its_cache(renderer: Renderer, tmp_path: Path) -> None:
+def test_a_sampled_target_is_asked_for_every_row_whatever_its_cache(
+    renderer: Renderer, tmp_path: Path
+) -> None:
     """A scorer that gets a task after another one died gives the same verdicts, continuation by continuation."""
     config = example(tmp_path, CACHE, "scorer.continuations=3")
     task = real_task(config, renderer, "a", range(3))
@@ -249,7 +277,9 @@ class Revocable(WritingEngine):
 
 def test_a_task_that_was_taken_back_leaves_nothing_and_can_be_done_again(tmp_path: Path) -> None:
     config = run_config(tmp_path, continuations=1, cache_bytes=2**20)
-    greedy = msgspec.structs.replace(task_of(1, seeds=(7,)), sampling=Sampling(temperature=0.0, max_new_tokens=LIMIT))
+    greedy = msgspec.structs.replace(
+        task_of(1, seeds=(7,)), sampling=Sampling(temperature=0.0, max_new_tokens=LIMIT)
+    )
     link = Tasks(greedy, Revoke("t"), msgspec.structs.replace(greedy, task="u"))
     engine, pool = Revocable([RIGHT], prompt_bytes=1), VerifierPool(1, 5)
     digests = ModelDigests("", "", "")

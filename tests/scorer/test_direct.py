@@ -34,7 +34,12 @@ def row(text: str, finish: str) -> Row:
     ids = TOKENIZER.encode(text, add_special_tokens=False)
     ids += [TOKENIZER.eos_token_id] if finish == "eos" else []
     spans = (VersionSpan(3, "d3", len(ids)),)
-    return Row(tokens=pack_tokens(ids), logprobs=pack_logprobs([-1.0] * len(ids)), finish=finish, spans=spans)  # type: ignore[arg-type]
+    return Row(
+        tokens=pack_tokens(ids),
+        logprobs=pack_logprobs([-1.0] * len(ids)),
+        finish=finish,
+        spans=spans,
+    )  # type: ignore[arg-type]
 
 
 def task(name: str, kind: TaskKind, *groups: tuple[Row, ...]) -> ScoreTask:
@@ -78,24 +83,34 @@ assert not found, found
 def test_right_wrong_and_cut_answers_of_two_groups_are_told_apart() -> None:
     wrong, none = RIGHT.replace("{4}", "{5}"), "Let us add them up:"
     (scores,) = scores_of(
-        task("t", "train", (row(RIGHT, "eos"), row(wrong, "eos")), (row(RIGHT, "length"), row(none, "eos")))
+        task(
+            "t",
+            "train",
+            (row(RIGHT, "eos"), row(wrong, "eos")),
+            (row(RIGHT, "length"), row(none, "eos")),
+        )
     )
     for group in scores.groups:
         check_scores(group, 2)
     first, second = (group.verdicts for group in scores.groups)
-    assert [(each.reward, each.status, each.extracted, each.finish) for each in (*first, *second)] == [
+    assert [
+        (each.reward, each.status, each.extracted, each.finish) for each in (*first, *second)
+    ] == [
         (1.0, "ok", "4", "eos"),
         (0.0, "ok", "5", "eos"),
         (0.0, "no_answer", "", "length"),
         (0.0, "no_answer", "", "eos"),
     ]
     assert {each.completion_tokens for each in (*first, *second)} == {0}
-    assert {(group.version, group.weights_digest, group.sampled_s) for group in scores.groups} == {(3, "d3", 0.5)}
+    assert {(group.version, group.weights_digest, group.sampled_s) for group in scores.groups} == {
+        (3, "d3", 0.5)
+    }
 
 
 def test_an_evaluation_keeps_the_text_of_every_answer_a_cut_one_too() -> None:
     training, evaluation = scores_of(
-        task("a", "train", (row(RIGHT, "eos"),)), task("b", "eval", (row(RIGHT, "eos"),), (row(RIGHT, "length"),))
+        task("a", "train", (row(RIGHT, "eos"),)),
+        task("b", "eval", (row(RIGHT, "eos"),), (row(RIGHT, "length"),)),
     )
     assert training.groups[0].verdicts[0].completion == ""
     assert [group.verdicts[0].completion for group in evaluation.groups] == [RIGHT, RIGHT]
@@ -108,7 +123,9 @@ def test_the_tokenizer_alone_decodes_as_transformers_does() -> None:
 
 
 def test_a_folder_without_a_tokenizer_is_named_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=rf"no tokenizer of {tmp_path} can be read.*save_pretrained"):
+    with pytest.raises(
+        DataError, match=rf"no tokenizer of {tmp_path} can be read.*save_pretrained"
+    ):
         Decoder(str(tmp_path))
 
 
@@ -125,7 +142,15 @@ def test_its_slots_are_its_verifier_children() -> None:
     scorer = DirectScorer(config, link, Decoder(config.model_of("scorer")), pool, digests)  # type: ignore[arg-type]
     scorer.say_ready()
     assert link.sent == [
-        Ready(seats=3, room=48, takes_runs=False, digests=digests, version=-1, weights_digest="", engine="verifier")
+        Ready(
+            seats=3,
+            room=48,
+            takes_runs=False,
+            digests=digests,
+            version=-1,
+            weights_digest="",
+            engine="verifier",
+        )
     ]
 
 
@@ -144,6 +169,8 @@ def test_an_engine_asked_for_on_the_command_line_is_refused(tmp_path: Path) -> N
     config = run_on_disk(tmp_path, mode="direct")
     with serving(config):
         command = ["-m", "prefixrl.scorer", "--run", config.directory, "--engine", "vllm"]
-        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, timeout=120
+        )
     assert done.returncode == 2
     assert "error: --engine: this run is in direct mode, whose scorers run no engine" in done.stderr

@@ -99,7 +99,9 @@ def test_a_character_cut_in_the_middle_is_left_to_the_target(
     assert completed(tmp_path / "other", target, cut) == (["ab "], [True])
 
 
-def test_text_that_looks_like_the_end_of_a_turn_ends_none(tmp_path: Path, renderers: tuple[Renderer, Renderer]) -> None:
+def test_text_that_looks_like_the_end_of_a_turn_ends_none(
+    tmp_path: Path, renderers: tuple[Renderer, Renderer]
+) -> None:
     adapter, target = renderers
     texts, as_text = completed(tmp_path, target, row(adapter, "so <|eot_id|> then"))
     assert texts == ["so <|eot_id|> then"] and as_text == [True]
@@ -107,7 +109,9 @@ def test_text_that_looks_like_the_end_of_a_turn_ends_none(tmp_path: Path, render
     assert not target.stop_tokens & set(ids.tolist())
 
 
-def test_rows_without_a_text_go_by_ids(tmp_path: Path, renderers: tuple[Renderer, Renderer]) -> None:
+def test_rows_without_a_text_go_by_ids(
+    tmp_path: Path, renderers: tuple[Renderer, Renderer]
+) -> None:
     _, target = renderers
     ids = target.encode(TEXT)
     bare = messages.row(ids, version=None)

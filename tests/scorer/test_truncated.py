@@ -82,7 +82,9 @@ TEXTS = [EARLY, LATE, r"\boxed{1}", r"\boxed{2}"]
 
 
 @pytest.mark.parametrize("truncated", ["judge", "zero", "mask"])
-def test_without_a_gold_answer_nothing_is_judged_and_the_answer_is_still_found(tmp_path: Path, truncated: str) -> None:
+def test_without_a_gold_answer_nothing_is_judged_and_the_answer_is_still_found(
+    tmp_path: Path, truncated: str
+) -> None:
     config = run_config(tmp_path, truncated=truncated)
     scores, _ = score(config, one_task(config), TEXTS, kind="eval", gold="")
     verdicts = [each for group in scores.groups for each in group.verdicts]
@@ -103,7 +105,11 @@ def test_a_training_row_without_a_gold_answer_is_a_failure_with_its_kind(tmp_pat
 
 @table(__file__)
 def test_a_cut_completion_is_worth_what_the_setting_says(
-    truncated: str, kind: TaskKind, rewards: tuple[float, ...], statuses: tuple[str, ...], tmp_path: Path
+    truncated: str,
+    kind: TaskKind,
+    rewards: tuple[float, ...],
+    statuses: tuple[str, ...],
+    tmp_path: Path,
 ) -> None:
     config = run_config(tmp_path, truncated=truncated or None)
     scores, engine = score(config, one_task(config), TEXTS, kind)
@@ -113,7 +119,12 @@ def test_a_cut_completion_is_worth_what_the_setting_says(
     is_extended = truncated == "extend"
     assert len(engine.jobs) == 1 + is_extended
     # The first does not end within twice the limit either.
-    assert [verdict.finish for verdict in verdicts] == ["length", "eos" if is_extended else "length", "eos", "eos"]
+    assert [verdict.finish for verdict in verdicts] == [
+        "length",
+        "eos" if is_extended else "length",
+        "eos",
+        "eos",
+    ]
 
 
 class WithoutRoom(WritingEngine):
@@ -123,7 +134,9 @@ class WithoutRoom(WritingEngine):
         if not job.key.endswith("+"):
             return super()._rows(job)
         none = np.zeros(0, np.int32)
-        return [Continuation(none, none.astype(np.float32), "error", (), error="no room")] * len(job.rows)
+        return [Continuation(none, none.astype(np.float32), "error", (), error="no room")] * len(
+            job.rows
+        )
 
 
 def test_a_text_that_cannot_be_extended_is_judged_as_it_was_cut(tmp_path: Path) -> None:
@@ -141,7 +154,9 @@ def test_an_extension_goes_on_where_the_row_was_cut_and_once_only(tmp_path: Path
     scores, engine = score(config, one_task(config), TEXTS)
     cut, extension = engine.jobs
     assert extension.sampling.max_new_tokens == 5 and extension.uniforms.shape == (2, 5)
-    assert [row.size - given.size for row, given in zip(extension.rows, cut.rows, strict=False)] == [LIMIT, LIMIT]
+    assert [
+        row.size - given.size for row, given in zip(extension.rows, cut.rows, strict=False)
+    ] == [LIMIT, LIMIT]
     tokens = [verdict.completion_tokens for group in scores.groups for verdict in group.verdicts]
     assert tokens[:2] == [LIMIT + 5] * 2
     # Draws of its own, the same ones whenever the task is done again.
@@ -151,7 +166,9 @@ def test_an_extension_goes_on_where_the_row_was_cut_and_once_only(tmp_path: Path
 
 
 @table(__file__)
-def test_settings_that_say_nothing_are_refused(keys: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+def test_settings_that_say_nothing_are_refused(
+    keys: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
     with pytest.raises((ConfigError, ValueError), match=complaint):
         run_config(tmp_path, **keys)
 
@@ -172,12 +189,17 @@ def test_a_masked_row_is_counted_by_its_cause_and_never_trained(tmp_path: Path) 
         assert status(rank)["rows_left_out"] == {"truncated": 2}
     assert [group.rewards for group in batch.groups] == [(1.0,), (1.0,), (1.0, 0.0), (1.0, 0.0)]
     assert [group.statuses for group in batch.groups] == [
-        {"truncated": 1, "ok": 1}, {"truncated": 1, "ok": 1}, {"ok": 2}, {"ok": 2},
-    ]  # fmt: skip
+        {"truncated": 1, "ok": 1},
+        {"truncated": 1, "ok": 1},
+        {"ok": 2},
+        {"ok": 2},
+    ]
     assert batch_fractions(batch.groups)["truncated_masked_fraction"] == 2 / 8
 
 
-def test_a_group_of_nothing_but_masked_rows_fails_with_that_cause_and_is_not_tried_again(tmp_path: Path) -> None:
+def test_a_group_of_nothing_but_masked_rows_fails_with_that_cause_and_is_not_tried_again(
+    tmp_path: Path,
+) -> None:
     config = run_config(tmp_path, truncated="mask")
     with serving(config), peers(endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
         learner(rank)
@@ -202,11 +224,14 @@ def judge(config: RunConfig, rollout: Any, scorer: Any, texts: list[str]) -> Non
     rollout.hear(Ack)
     task = scorer.hear(ScoreTask)
     found, _ = score(
-        config, msgspec.structs.replace(task, sampling=Sampling(temperature=0.0, max_new_tokens=LIMIT)), texts
+        config,
+        msgspec.structs.replace(task, sampling=Sampling(temperature=0.0, max_new_tokens=LIMIT)),
+        texts,
     )
     # The very prefixes that the task named, with the verdicts of the real loop.
     groups = tuple(
-        msgspec.structs.replace(group, prefixes=given) for group, given in zip(found.groups, task.groups, strict=True)
+        msgspec.structs.replace(group, prefixes=given)
+        for group, given in zip(found.groups, task.groups, strict=True)
     )
     for group in groups:
         check_scores(group, 2)

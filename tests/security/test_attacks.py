@@ -59,12 +59,18 @@ def join_as_worker(peer: Peer, run: RealRun, role: Role, slots: int = 1) -> None
     is_rollout = role == "rollout"
     model = run.config.model_of(role)  # type: ignore[arg-type]
     digests = model_digests(model) if is_rollout else scorer_digests(run.config, model)
-    version, digest = (run.iteration, run.publisher.digests[run.iteration]) if is_rollout else (-1, "")
+    version, digest = (
+        (run.iteration, run.publisher.digests[run.iteration]) if is_rollout else (-1, "")
+    )
     peer.say(offer(slots, digests, "simulated", version, digest))
 
 
-@pytest.mark.parametrize("message", [STOP, hello("operator"), hello("scorer")], ids=["stop", "hello", "stolen config"])
-def test_a_stranger_without_a_key_gets_no_word_in_and_no_answer(run: RealRun, message: ToBroker) -> None:
+@pytest.mark.parametrize(
+    "message", [STOP, hello("operator"), hello("scorer")], ids=["stop", "hello", "stolen config"]
+)
+def test_a_stranger_without_a_key_gets_no_word_in_and_no_answer(
+    run: RealRun, message: ToBroker
+) -> None:
     client: Client[FromBroker, ToBroker] = Client(run.endpoint, FromBroker, b"stranger", None)
     with pytest.raises(PeerLost, match="no connection to"):
         client.send(message, timeout_s=1.0)
@@ -74,8 +80,12 @@ def test_a_stranger_without_a_key_gets_no_word_in_and_no_answer(run: RealRun, me
 
 
 @pytest.mark.parametrize("message", [STOP, hello("scorer")], ids=["stop", "stolen config"])
-def test_a_stranger_with_a_key_of_his_own_is_refused_by_its_name(run: RealRun, message: ToBroker) -> None:
-    client: Client[FromBroker, ToBroker] = Client(run.endpoint, FromBroker, b"stranger", false_key())
+def test_a_stranger_with_a_key_of_his_own_is_refused_by_its_name(
+    run: RealRun, message: ToBroker
+) -> None:
+    client: Client[FromBroker, ToBroker] = Client(
+        run.endpoint, FromBroker, b"stranger", false_key()
+    )
 
     def refusal() -> str:
         try:
@@ -98,7 +108,10 @@ def test_a_workers_key_does_not_stop_the_run(run: RealRun) -> None:
         peer.hear(Unknown)
         for role in ("operator", "rank"):
             peer.say(hello(role))
-            is_told(peer, f"'worker' is a key for the role worker, a {role} needs one for the role {role}")
+            is_told(
+                peer,
+                f"'worker' is a key for the role worker, a {role} needs one for the role {role}",
+            )
         join_as_worker(peer, run, "scorer")
         peer.say(STOP)
         peer.hear(Unknown)
@@ -117,7 +130,11 @@ def test_a_workers_key_does_not_stop_the_run_under_the_name_of_another_peer(run:
 
 def test_an_operators_key_opens_nothing_of_a_rank(run: RealRun) -> None:
     with peers(run.endpoint, "o") as (peer,):
-        for message in (GetBatch(run.iteration, 0, 1), GetGroups(run.iteration, (0,)), Published(NOTE)):
+        for message in (
+            GetBatch(run.iteration, 0, 1),
+            GetGroups(run.iteration, (0,)),
+            Published(NOTE),
+        ):
             peer.join("operator")
             peer.say(message)
             is_told(peer, f"an operator may not send {type(message).__name__}")
@@ -187,8 +204,12 @@ def frames_of_a_stranger(run: RealRun, mechanism: bytes) -> int:
     return sent
 
 
-@pytest.mark.parametrize("mechanism", [b"NULL", b"PLAIN", b"CURVE", b""], ids=["null", "plain", "curve", "none"])
-def test_frames_without_end_of_a_stranger_end_with_his_connection(run: RealRun, mechanism: bytes) -> None:
+@pytest.mark.parametrize(
+    "mechanism", [b"NULL", b"PLAIN", b"CURVE", b""], ids=["null", "plain", "curve", "none"]
+)
+def test_frames_without_end_of_a_stranger_end_with_his_connection(
+    run: RealRun, mechanism: bytes
+) -> None:
     # What the kernel takes before the server hangs up is no memory of the broker's.
     assert frames_of_a_stranger(run, mechanism) < 32 * MIB
     run.goes_on()
@@ -209,7 +230,9 @@ def test_a_worker_that_comes_and_goes_fills_neither_the_log_nor_the_memory(run: 
     run.goes_on()
 
 
-def test_a_worker_that_keeps_all_tasks_is_given_up(run: RealRun, record_property: Callable[[str, str], None]) -> None:
+def test_a_worker_that_keeps_all_tasks_is_given_up(
+    run: RealRun, record_property: Callable[[str, str], None]
+) -> None:
     with peers(run.endpoint, "hoarder") as (peer,):
         before = run.log.count(" is ready: ")
 

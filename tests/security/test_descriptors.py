@@ -38,7 +38,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRun]:
 def strangers(run: RealRun, number: int) -> Iterator[None]:
     """Connections to both servers that send a byte each and come again when they are cut."""
     ports = [
-        each.rpartition(":")[2].strip() for each in (run.endpoint, (run.directory / "weights_endpoint").read_text())
+        each.rpartition(":")[2].strip()
+        for each in (run.endpoint, (run.directory / "weights_endpoint").read_text())
     ]
     command = [sys.executable, "-m", "benchmarks.strangers", str(number), "3600", "ff", *ports]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as flood:
@@ -49,14 +50,18 @@ def strangers(run: RealRun, number: int) -> Iterator[None]:
             flood.kill()
 
 
-def test_strangers_who_come_again_and_again_end_no_server_and_no_connection_of_a_worker(run: RealRun) -> None:
+def test_strangers_who_come_again_and_again_end_no_server_and_no_connection_of_a_worker(
+    run: RealRun,
+) -> None:
     joined = run.log.count(" joined from ")
     with strangers(run, 4 * LIMIT):
         run.logs("connections: ")
         until_s = time.monotonic() + 3.0
         while time.monotonic() < until_s:
             run.goes_on()
-        late: Client[FromBroker, ToBroker] = Client(run.endpoint, FromBroker, b"late", key("operator"))
+        late: Client[FromBroker, ToBroker] = Client(
+            run.endpoint, FromBroker, b"late", key("operator")
+        )
         late.send(replace(HELLO, role="operator"), timeout_s=60.0)
         assert late.receive(20.0) is not None, "who comes now gets a place"
         late.close()
@@ -86,7 +91,10 @@ def test_one_key_that_connects_again_and_again_leaves_room_for_others(run: RealR
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     evil = [context.socket(zmq.DEALER) for _ in range(LIMIT)]
     for each in evil:
-        each.curve_serverkey, each.curve_publickey = owned.server.encode(), owned.pair.public.encode()
+        each.curve_serverkey, each.curve_publickey = (
+            owned.server.encode(),
+            owned.pair.public.encode(),
+        )
         each.curve_secretkey, each.linger = owned.pair.secret.encode(), 0
         each.connect(run.endpoint)
         each.send(b"it speaks, and is no stranger")

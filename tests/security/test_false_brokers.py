@@ -57,7 +57,9 @@ def marker(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def scorer(directory: Path, log_file: Path, *flags: str, role: str = "scorer") -> Iterator["subprocess.Popen[bytes]"]:
+def scorer(
+    directory: Path, log_file: Path, *flags: str, role: str = "scorer"
+) -> Iterator["subprocess.Popen[bytes]"]:
     command = [sys.executable, "-m", f"prefixrl.{role}", "--run", str(directory), *flags]
     with log_file.open("wb") as log:
         child = subprocess.Popen(command, stderr=log, env=os.environ | {"WANDB_API_KEY": SECRET})
@@ -77,13 +79,19 @@ def false_broker(
     """
     folder.mkdir(exist_ok=True)
     make_keys(folder)
-    server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker, server_keys(folder))
+    server: Server[ToBroker, FromBroker] = Server(
+        "tcp://127.0.0.1:0", ToBroker, server_keys(folder)
+    )
     heard: list[ToBroker] = []
     stop = threading.Event()
 
     def answer() -> None:
         welcome = messages.Welcome(
-            protocol=PROTOCOL, run_id="r", worker=f"{role}-0", config_json=config_json, weights_endpoint="tcp://x:1"
+            protocol=PROTOCOL,
+            run_id="r",
+            worker=f"{role}-0",
+            config_json=config_json,
+            weights_endpoint="tcp://x:1",
         )
         while not stop.is_set():
             try:
@@ -112,7 +120,9 @@ def false_broker(
         server.close()
 
 
-def test_a_scorer_does_not_join_who_cannot_prove_the_runs_key_and_says_so(tmp_path: Path, marker: Path) -> None:
+def test_a_scorer_does_not_join_who_cannot_prove_the_runs_key_and_says_so(
+    tmp_path: Path, marker: Path
+) -> None:
     evil = f"{tmp_path}/evil.py:score"
     config = run_on_disk(tmp_path, reward={"function": evil}, scorer={"engine": "simulated"})
     directory, log = Path(config.directory), tmp_path / "log"
@@ -120,7 +130,10 @@ def test_a_scorer_does_not_join_who_cannot_prove_the_runs_key_and_says_so(tmp_pa
         # A stale file: the run's broker was here, and another process has its port now.
         (directory / "endpoint").write_text(endpoint)
         with scorer(directory, log, "--allow-function", evil) as child:
-            wait_until(lambda: "what listens there does not hold the run's key" in log.read_text(), "the cause")
+            wait_until(
+                lambda: "what listens there does not hold the run's key" in log.read_text(),
+                "the cause",
+            )
             assert child.poll() is None, "the run's broker may come back"
         assert heard == []
     assert not marker.exists()
@@ -134,9 +147,13 @@ ASKED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", ASKED)
-def test_a_scorer_refuses_what_its_command_line_does_not_allow(case: str, tmp_path: Path, marker: Path) -> None:
+def test_a_scorer_refuses_what_its_command_line_does_not_allow(
+    case: str, tmp_path: Path, marker: Path
+) -> None:
     (sections, flag), evil = ASKED[case], f"{tmp_path}/evil.py:score"
-    config = run_on_disk(tmp_path, reward={"function": evil if case == "function" else None}, **sections)
+    config = run_on_disk(
+        tmp_path, reward={"function": evil if case == "function" else None}, **sections
+    )
     log = tmp_path / "log"
     with serving(config) as broker, scorer(Path(config.directory), log) as child:
         assert child.wait(60.0) == ConfigError.exit_code
@@ -147,9 +164,13 @@ def test_a_scorer_refuses_what_its_command_line_does_not_allow(case: str, tmp_pa
 
 
 ASK = messages.PrefixTask(
-    task="t", kind="train", version=0, groups=(GroupTask(0, Prompt("p", "1 + 1 =", "2"), 1),), rows_per_group=2,
+    task="t",
+    kind="train",
+    version=0,
+    groups=(GroupTask(0, Prompt("p", "1 + 1 =", "2"), 1),),
+    rows_per_group=2,
     sampling=GREEDY,
-)  # fmt: skip
+)
 ANOTHER = msgspec.structs.replace(ASK, task="u")
 NOISE: list[FromBroker | bytes] = [
     messages.Unknown(),
@@ -159,19 +180,30 @@ NOISE: list[FromBroker | bytes] = [
     messages.Swap(9),
     messages.Beat(None),
 ]
-NOISE += [messages.Probed(version=9, outcome="proved"), msgspec.structs.replace(ASK, task="v", version=7)]
+NOISE += [
+    messages.Probed(version=9, outcome="proved"),
+    msgspec.structs.replace(ASK, task="v", version=7),
+]
 
 
-def test_a_hostile_broker_gets_each_task_done_once_and_fills_neither_log_nor_memory(tmp_path: Path) -> None:
+def test_a_hostile_broker_gets_each_task_done_once_and_fills_neither_log_nor_memory(
+    tmp_path: Path,
+) -> None:
     config = run_on_disk(tmp_path, rollout={"engine": "simulated"}, simulated={"prefix_s": 0.5})
-    many = [msgspec.structs.replace(ASK, task=f"{rows}", rows_per_group=rows) for rows in (-1, 0, 2**31)]
+    many = [
+        msgspec.structs.replace(ASK, task=f"{rows}", rows_per_group=rows) for rows in (-1, 0, 2**31)
+    ]
     says, log = [ASK, ASK, *many, *NOISE * 1000, ASK, ANOTHER], tmp_path / "log"
     directory = Path(config.directory)
     with false_broker(directory, config.model_dump_json(), says, "rollout") as (endpoint, heard):
         (directory / "endpoint").write_text(endpoint)
         with scorer(directory, log, role="rollout") as child:
             wait_until(
-                lambda: {each.task for each in heard if isinstance(each, messages.Prefixes)} >= {"t", "u"}, "both tasks"
+                lambda: (
+                    {each.task for each in heard if isinstance(each, messages.Prefixes)}
+                    >= {"t", "u"}
+                ),
+                "both tasks",
             )
             assert psutil.Process(child.pid).memory_info().rss < 300 * 2**20
             child.terminate()
@@ -184,27 +216,41 @@ def manifest(*shape: int, chunk_bytes: int = 16) -> Manifest:
     """The manifest of one weight of zeros, whole in itself whatever its size is."""
     size, checksum = 4 * math.prod(shape), xxhash.xxh3_64(bytes(16)).hexdigest()
     digest = xxhash.xxh3_128(f"w:float32:{shape}:{checksum};".encode()).hexdigest()
-    weight = TensorEntry(name="w", dtype="float32", shape=shape, offset_bytes=0, size_bytes=size, checksum=checksum)
-    return Manifest(version=1, digest=digest, size_bytes=size, chunk_bytes=chunk_bytes, tensors=(weight,))
+    weight = TensorEntry(
+        name="w", dtype="float32", shape=shape, offset_bytes=0, size_bytes=size, checksum=checksum
+    )
+    return Manifest(
+        version=1, digest=digest, size_bytes=size, chunk_bytes=chunk_bytes, tensors=(weight,)
+    )
 
 
 LIES: dict[str, tuple[Manifest | None, bytes, str]] = {
-    "too many pieces": (manifest(2**48, chunk_bytes=1), b"", "1125899906842624 chunks, 1048576 at most"),
+    "too many pieces": (
+        manifest(2**48, chunk_bytes=1),
+        b"",
+        "1125899906842624 chunks, 1048576 at most",
+    ),
     "no memory has its size": (manifest(2**48, chunk_bytes=2**40), b"", "MiB are free"),
     "a longer piece": (manifest(4), bytes(17), r"chunk 0 holds \[17\] bytes, expected 16"),
     "other bytes": (manifest(4), bytes(15) + b"x", "weight w of version 1 arrived damaged"),
     "pieces of no size": (manifest(4, chunk_bytes=0), b"", "has empty chunks"),
     "a newer version each time": (None, b"", "100 answers in a row brought no manifest"),
     "pieces that nobody asked for": (manifest(4), b"", "100 answers in a row brought no chunk"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", LIES)
-def test_what_a_hostile_weight_server_sends_is_named_and_not_taken(case: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_hostile_weight_server_sends_is_named_and_not_taken(
+    case: str, caplog: pytest.LogCaptureFixture
+) -> None:
     lie, piece, named = LIES[case]
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2**28, limits[1]))  # whatever is wrong, the host keeps its memory
-    server: Server[ToWeights, FromWeights] = Server("tcp://127.0.0.1:0", ToWeights, server_keys(keys.folder()))
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (2**28, limits[1])
+    )  # whatever is wrong, the host keeps its memory
+    server: Server[ToWeights, FromWeights] = Server(
+        "tcp://127.0.0.1:0", ToWeights, server_keys(keys.folder())
+    )
     try:
         fetcher = Fetcher(keys.source(server.endpoint), keys.ALONE)
         fetcher.want(1, lie.digest if lie else "d")
@@ -217,7 +263,9 @@ def test_what_a_hostile_weight_server_sends_is_named_and_not_taken(case: str, ca
                         server.send(received.peer, lie or Gone(version, version + 1))
                     case asked:
                         for _ in range(1 if piece else 200):
-                            server.send(received.peer, Chunk(1 if piece else 9, asked.index), (piece,))
+                            server.send(
+                                received.peer, Chunk(1 if piece else 9, asked.index), (piece,)
+                            )
     finally:
         server.close()
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -28,7 +28,11 @@ SIZES = [
 ]
 CONNECTIONS = [
     pytest.param(300, id="short"),
-    pytest.param(min(THOUSANDS * 20, 100_000), id="long", marks=[pytest.mark.chaos, pytest.mark.timeout(3600)]),
+    pytest.param(
+        min(THOUSANDS * 20, 100_000),
+        id="long",
+        marks=[pytest.mark.chaos, pytest.mark.timeout(3600)],
+    ),
 ]
 HONEST: dict[str, tuple[Role, ...]] = {"all": (), "workers": ("rank", "operator")}
 """Peers that are hostile, and those that are not then: a rank that says anything soon halts the run."""
@@ -41,8 +45,12 @@ def figure(record_property: Callable[[str, str], None]) -> Figure:
 
 
 @pytest.mark.parametrize("messages", SIZES)
-@pytest.mark.parametrize("union", [ToBroker, FromBroker | FromWeights], ids=["to servers", "to clients"])
-def test_mutated_bytes_are_a_message_or_malformed(union: object, messages: int, figure: Figure) -> None:
+@pytest.mark.parametrize(
+    "union", [ToBroker, FromBroker | FromWeights], ids=["to servers", "to clients"]
+)
+def test_mutated_bytes_are_a_message_or_malformed(
+    union: object, messages: int, figure: Figure
+) -> None:
     decoder, mutator, taken = msgspec.msgpack.Decoder(union), Mutator(0, union), 0
     for _ in range(messages):
         try:
@@ -59,7 +67,9 @@ def test_mutated_bytes_are_a_message_or_malformed(union: object, messages: int, 
 def test_mutated_messages_meet_no_fault_in_the_broker(
     messages: int, hostile: str, tmp_path: Path, figure: Figure
 ) -> None:
-    config = run_on_disk(tmp_path, algorithm={"iterations": 10**6}, broker={"max_failure_share": 1.0})
+    config = run_on_disk(
+        tmp_path, algorithm={"iterations": 10**6}, broker={"max_failure_share": 1.0}
+    )
     fuzzed = FuzzedBroker(config, 0, HONEST[hostile])
     try:
         fuzzed.run(messages)
@@ -72,9 +82,15 @@ def test_mutated_messages_meet_no_fault_in_the_broker(
 
 
 @pytest.mark.parametrize("messages", SIZES)
-def test_mutated_requests_meet_no_fault_in_the_weight_server(messages: int, tmp_path: Path, figure: Figure) -> None:
+def test_mutated_requests_meet_no_fault_in_the_weight_server(
+    messages: int, tmp_path: Path, figure: Figure
+) -> None:
     publish(tmp_path, 1)
-    snapshots, mutator, decoder = Snapshots(tmp_path), Mutator(2, ToWeights), msgspec.msgpack.Decoder(ToWeights)
+    snapshots, mutator, decoder = (
+        Snapshots(tmp_path),
+        Mutator(2, ToWeights),
+        msgspec.msgpack.Decoder(ToWeights),
+    )
     for _ in range(messages):
         try:
             request = _decode(decoder, [mutator.changed(mutator.any_message())], b"peer")
@@ -92,5 +108,9 @@ def test_hostile_connections_harm_no_honest_worker(connections: int, figure: Fig
     assert measured.is_alive and measured.tracebacks == 0
     assert measured.broker_mib < 300
     assert measured.attacked, "every round trip was answered, or `measure` had failed"
-    slowest = [f"{quantile(each, 0.99):.1f} ms" for (each,) in (measured.attacked, measured.without)]
-    figure(f"hostile connections: {connections}, p99 {' against '.join(slowest)} alone, {measured.broker_mib:.0f} MiB")
+    slowest = [
+        f"{quantile(each, 0.99):.1f} ms" for (each,) in (measured.attacked, measured.without)
+    ]
+    figure(
+        f"hostile connections: {connections}, p99 {' against '.join(slowest)} alone, {measured.broker_mib:.0f} MiB"
+    )

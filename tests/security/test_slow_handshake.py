@@ -23,16 +23,22 @@ def _is_open(slow: socket.socket, sent: int) -> bool:
         return False
 
 
-def test_handshakes_of_a_byte_at_a_time_are_ended_and_an_honest_worker_is_answered(tmp_path: Path) -> None:
+def test_handshakes_of_a_byte_at_a_time_are_ended_and_an_honest_worker_is_answered(
+    tmp_path: Path,
+) -> None:
     with broker(tmp_path) as (directory, child, _):
         address = address_in(directory, "worker")
         host, port = address.endpoint.removeprefix("tcp://").split(":")
-        every = [socket.create_connection((host, int(port)), timeout=10.0) for _ in range(CONNECTIONS)]
+        every = [
+            socket.create_connection((host, int(port)), timeout=10.0) for _ in range(CONNECTIONS)
+        ]
         for each in every:
             each.setblocking(False)
         honest, began_s, sent, slow = HonestPeer(address), time.monotonic(), 0, every
         while slow:
-            assert time.monotonic() - began_s < DEADLINE_S, f"{len(slow)} connections are open still"
+            assert time.monotonic() - began_s < DEADLINE_S, (
+                f"{len(slow)} connections are open still"
+            )
             slow, sent = [each for each in slow if _is_open(each, sent)], sent + 1
             honest._ask(BEAT, Beat)
             time.sleep(10 * EVERY_S)

@@ -53,8 +53,12 @@ def written(body: dict[str, Any], **choice: Any) -> dict[str, Any]:
     """Return a completion as vLLM sends it."""
     tokens = tokens_for(body)
     told = {
-        "index": 0, "text": "?", "finish_reason": "length", "token_ids": tokens, "prompt_token_ids": body["prompt"],
-    } | choice  # fmt: skip
+        "index": 0,
+        "text": "?",
+        "finish_reason": "length",
+        "token_ids": tokens,
+        "prompt_token_ids": body["prompt"],
+    } | choice
     usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(tokens)}
     return {"id": "c", "object": "text_completion", "choices": [told], "usage": usage}
 

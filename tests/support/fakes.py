@@ -30,7 +30,13 @@ from prefixrl.common.wire.keys import KeyRole
 from prefixrl.common.wire.messages import learner as rank_messages
 from prefixrl.common.wire.messages import worker as worker_messages
 from prefixrl.common.wire.messages.fields import PROTOCOL, Role
-from prefixrl.common.wire.messages.groups import GroupPrefixes, Row, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.wire.messages.groups import (
+    GroupPrefixes,
+    Row,
+    ScoredGroup,
+    Verdict,
+    VersionSpan,
+)
 from prefixrl.common.wire.messages.weights import EngineChecksum, WeightsNote
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.wire.transport import Client, Server
@@ -50,7 +56,9 @@ HELD = EngineChecksum("c", "snapshot")
 """Checksum of an engine that holds what it installed."""
 
 
-def run_on_disk(folder: Path, *, problems: int = 40, mode: str = "prefix", **sections: dict[str, Any]) -> RunConfig:
+def run_on_disk(
+    folder: Path, *, problems: int = 40, mode: str = "prefix", **sections: dict[str, Any]
+) -> RunConfig:
     """Models of a few bytes, problems, and a config of 4 groups of 2 per iteration.
 
     `config.json` as the learner leaves it.
@@ -66,7 +74,12 @@ def run_on_disk(folder: Path, *, problems: int = 40, mode: str = "prefix", **sec
         (model / "model.safetensors").write_bytes(name.encode() * 8)
     rows = [{"id": f"p{i}", "question": f"{i} + 1 =", "answer": i + 1} for i in range(problems)]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    algorithm = {"groups_per_iteration": 4, "samples_per_prompt": ROWS, "iterations": 5, "minibatches": 1}
+    algorithm = {
+        "groups_per_iteration": 4,
+        "samples_per_prompt": ROWS,
+        "iterations": 5,
+        "minibatches": 1,
+    }
     usual: dict[str, dict[str, Any]] = {
         "adapter": {"model": str(folder / "adapter")},
         "data": {"train": str(folder / "train.jsonl")},
@@ -78,7 +91,9 @@ def run_on_disk(folder: Path, *, problems: int = 40, mode: str = "prefix", **sec
     if mode == "prefix":
         usual["target"] = {"model": str(folder / "target")}
     changed = {name: usual.get(name, {}) | keys for name, keys in sections.items()}
-    config = RunConfig.model_validate({"directory": str(folder / "run"), "mode": mode} | usual | changed)
+    config = RunConfig.model_validate(
+        {"directory": str(folder / "run"), "mode": mode} | usual | changed
+    )
     directory = Path(config.directory)
     directory.mkdir(exist_ok=True)
     write_format(directory)
@@ -112,7 +127,9 @@ class Peer:
         """The next message of a type; those before it are kept in `passed_over`."""
         return self.hear_with_payload(wanted, timeout_s)[0]
 
-    def hear_with_payload(self, wanted: type[Wanted], timeout_s: float = 20.0) -> tuple[Wanted, list[bytes]]:
+    def hear_with_payload(
+        self, wanted: type[Wanted], timeout_s: float = 20.0
+    ) -> tuple[Wanted, list[bytes]]:
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             received = self.client.receive(0.2)
@@ -135,11 +152,17 @@ class Peer:
         needed: KeyRole = role if role == "rank" or role == "operator" else "worker"
         if needed != self._role:
             self.client.close()
-            self._identity += self._has_joined * needed.encode()  # another process, with another key
+            self._identity += (
+                self._has_joined * needed.encode()
+            )  # another process, with another key
             self._role = needed
             self.client = self._connected()
         self._has_joined = True
-        self.say(worker_messages.Hello(protocol=protocol, role=role, incarnation="incarnation", host="host", pid=4711))
+        self.say(
+            worker_messages.Hello(
+                protocol=protocol, role=role, incarnation="incarnation", host="host", pid=4711
+            )
+        )
         return self.hear(worker_messages.Welcome)
 
     def ready(self, config: RunConfig, role: Role, slots: int = 1, version: int = 0) -> None:
@@ -188,16 +211,28 @@ def offer(
 ) -> worker_messages.Ready:
     """Ready of a worker that takes so many tasks at once; of one that needs no runs of groups, so many rows."""
     return worker_messages.Ready(
-        seats=slots if not takes_runs else 1, room=slots, takes_runs=takes_runs, digests=digests, version=version,
-        weights_digest=weights_digest, engine=engine,
-    )  # fmt: skip
+        seats=slots if not takes_runs else 1,
+        room=slots,
+        takes_runs=takes_runs,
+        digests=digests,
+        version=version,
+        weights_digest=weights_digest,
+        engine=engine,
+    )
 
 
-def sampled(task: worker_messages.PrefixTask, digest: str | None = None) -> worker_messages.Prefixes:
+def sampled(
+    task: worker_messages.PrefixTask, digest: str | None = None
+) -> worker_messages.Prefixes:
     """Return a rollout's result of a task."""
     digest = f"d{task.version}" if digest is None else digest
     spans = (VersionSpan(task.version, digest, 2),)
-    row = Row(tokens=pack_tokens([task.version, 7]), logprobs=pack_logprobs([-1.0, -1.0]), finish="length", spans=spans)
+    row = Row(
+        tokens=pack_tokens([task.version, 7]),
+        logprobs=pack_logprobs([-1.0, -1.0]),
+        finish="length",
+        spans=spans,
+    )
     groups = tuple(
         GroupPrefixes(
             seq=group.seq,
@@ -209,7 +244,12 @@ def sampled(task: worker_messages.PrefixTask, digest: str | None = None) -> work
         for group in task.groups
     )
     return worker_messages.Prefixes(
-        task=task.task, kind=task.kind, version=task.version, weights_digest=digest, groups=groups, elapsed_s=0.5
+        task=task.task,
+        kind=task.kind,
+        version=task.version,
+        weights_digest=digest,
+        groups=groups,
+        elapsed_s=0.5,
     )
 
 
@@ -219,13 +259,20 @@ def scored(task: worker_messages.ScoreTask, reward: float = 1.0) -> worker_messa
     return worker_messages.Scores(task.task, task.kind, groups)
 
 
-def judged(group: GroupPrefixes, task: worker_messages.ScoreTask, reward: float = 1.0) -> ScoredGroup:
+def judged(
+    group: GroupPrefixes, task: worker_messages.ScoreTask, reward: float = 1.0
+) -> ScoredGroup:
     """A group with one verdict per row."""
-    verdict = Verdict(reward=reward, status="ok", extracted="1", finish="eos", completion_tokens=3, elapsed_ms=5)
+    verdict = Verdict(
+        reward=reward, status="ok", extracted="1", finish="eos", completion_tokens=3, elapsed_ms=5
+    )
     return ScoredGroup(
-        prefixes=group, version=task.version, weights_digest=task.weights_digest,
-        verdicts=(verdict,) * len(group.rows), scorer="scorer-0",
-    )  # fmt: skip
+        prefixes=group,
+        version=task.version,
+        weights_digest=task.weights_digest,
+        verdicts=(verdict,) * len(group.rows),
+        scorer="scorer-0",
+    )
 
 
 @contextmanager
@@ -253,7 +300,9 @@ def beside(*works: Callable[[threading.Event], None], end_s: float = 60.0) -> It
 
 
 def loop(
-    address: Callable[[], Address], role: Literal["rollout", "scorer"], make: Callable[[Link], WorkLoop[Any]]
+    address: Callable[[], Address],
+    role: Literal["rollout", "scorer"],
+    make: Callable[[Link], WorkLoop[Any]],
 ) -> Callable[[threading.Event], None]:
     """A worker's loop with a connection of its own, for `beside`."""
 
@@ -283,7 +332,12 @@ def serving(
             server: Server[rank_messages.ToBroker, rank_messages.FromBroker] = Server(
                 "tcp://127.0.0.1:0", rank_messages.ToBroker, keys()
             )
-            broker = build(config, Path(config.directory), Start(0, "tcp://127.0.0.1:9", ranks=ranks), lambda: server)
+            broker = build(
+                config,
+                Path(config.directory),
+                Start(0, "tcp://127.0.0.1:9", ranks=ranks),
+                lambda: server,
+            )
             prepare(broker)
             write_atomically(Path(config.directory) / "endpoint", server.endpoint)
             brokers.append(broker)
@@ -318,14 +372,18 @@ def endpoint_of(config: RunConfig) -> str:
     return (Path(config.directory) / "endpoint").read_text().strip()
 
 
-def process(module: str, directory: Path | str, options: msgspec.Struct) -> "subprocess.Popen[bytes]":
+def process(
+    module: str, directory: Path | str, options: msgspec.Struct
+) -> "subprocess.Popen[bytes]":
     """A server of the learner, started as the learner would."""
     return subprocess.Popen(command(module, Path(directory), options), stderr=subprocess.DEVNULL)
 
 
 def broker_process(config: RunConfig, iteration: int = 0, **more: Any) -> "subprocess.Popen[bytes]":
     """The broker of a run, of which nobody fetches weights."""
-    return process("prefixrl.learner.broker", config.directory, Start(iteration, "tcp://127.0.0.1:9", **more))
+    return process(
+        "prefixrl.learner.broker", config.directory, Start(iteration, "tcp://127.0.0.1:9", **more)
+    )
 
 
 def free_pair() -> int:
@@ -347,16 +405,41 @@ def end(child: "subprocess.Popen[bytes]") -> None:
 def document(*workers: WorkerStatus, **fields: Any) -> StatusDocument:
     """Return a broker's status; fields that are not given are empty."""
     empty: dict[str, Any] = {
-        "run_id": "r", "directory": "", "broker_pid": 0, "iteration": 0, "total_iterations": 0,
+        "run_id": "r",
+        "directory": "",
+        "broker_pid": 0,
+        "iteration": 0,
+        "total_iterations": 0,
         "groups": GroupCounts(
-            issued=0, trained=0, filtered=0, failed=0, expired=0, outstanding=0, duplicates_ignored=0
+            issued=0,
+            trained=0,
+            filtered=0,
+            failed=0,
+            expired=0,
+            outstanding=0,
+            duplicates_ignored=0,
         ),
-        "causes": {}, "row_errors": {}, "filter": None, "queues": {}, "window": 2, "mean_age": 0.0,
-        "admission": AdmissionStatus(rule="just_in_time", lead_groups=0.0, cap_groups=0.0, waited_s=0.0),
-        "age_histogram": {}, "token_age_histogram": {}, "crossed_fraction": 0.0, "busy_fraction": {},
-        "waiting_rows": {}, "losses": {}, "truncated_fraction": 0.0, "waiting_for": "", "malformed_messages": 0,
-        "journal_bytes": 0, "up_s": 0.0,
-    }  # fmt: skip
+        "causes": {},
+        "row_errors": {},
+        "filter": None,
+        "queues": {},
+        "window": 2,
+        "mean_age": 0.0,
+        "admission": AdmissionStatus(
+            rule="just_in_time", lead_groups=0.0, cap_groups=0.0, waited_s=0.0
+        ),
+        "age_histogram": {},
+        "token_age_histogram": {},
+        "crossed_fraction": 0.0,
+        "busy_fraction": {},
+        "waiting_rows": {},
+        "losses": {},
+        "truncated_fraction": 0.0,
+        "waiting_for": "",
+        "malformed_messages": 0,
+        "journal_bytes": 0,
+        "up_s": 0.0,
+    }
     return StatusDocument(workers=list(workers), **empty | fields)
 
 
@@ -370,11 +453,31 @@ def worker_status(
 ) -> WorkerStatus:
     """One worker in a broker's status."""
     return WorkerStatus(
-        name=f"{role}-0", role=role, host="host", pid=1, phase=phase, engine=engine, version=0, about="", seats=seats,
-        rows=0, waiting_rows=0, tokens_per_s=0.0, leases=0, busy_fraction=0.5, busy_row_s=0.0, since_first_lease_s=0.0,
-        tasks_done=1, silent_s=0.0, engine_mismatch=0.0, proof="digest", probe_slope=None,
-        first_lease_after_ready_s=None, activity=activity, state=state,
-    )  # fmt: skip
+        name=f"{role}-0",
+        role=role,
+        host="host",
+        pid=1,
+        phase=phase,
+        engine=engine,
+        version=0,
+        about="",
+        seats=seats,
+        rows=0,
+        waiting_rows=0,
+        tokens_per_s=0.0,
+        leases=0,
+        busy_fraction=0.5,
+        busy_row_s=0.0,
+        since_first_lease_s=0.0,
+        tasks_done=1,
+        silent_s=0.0,
+        engine_mismatch=0.0,
+        proof="digest",
+        probe_slope=None,
+        first_lease_after_ready_s=None,
+        activity=activity,
+        state=state,
+    )
 
 
 class SteppedClock:
@@ -390,7 +493,9 @@ class SteppedClock:
         self._now_s += seconds
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0, poll_s: float = 0.01) -> Any:
+def wait_until(
+    condition: Callable[[], Any], what: str, timeout_s: float = 30.0, poll_s: float = 0.01
+) -> Any:
     """Poll until the condition is true; its value."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
@@ -483,9 +588,15 @@ def score_one_item(rollout: Peer, scorer: Peer) -> list[int]:
     return [group.seq for group in task.groups]
 
 
-def groups_of(rank: Peer, batch: rank_messages.Batch, indices: Sequence[int] | None = None) -> list[ScoredGroup]:
+def groups_of(
+    rank: Peer, batch: rank_messages.Batch, indices: Sequence[int] | None = None
+) -> list[ScoredGroup]:
     """Groups of a batch as the broker hands them out, all without `indices`."""
-    rank.say(rank_messages.GetGroups(batch.iteration, tuple(range(len(batch.groups)) if indices is None else indices)))
+    rank.say(
+        rank_messages.GetGroups(
+            batch.iteration, tuple(range(len(batch.groups)) if indices is None else indices)
+        )
+    )
     _, carried = rank.hear_with_payload(rank_messages.Groups)
     return [msgspec.msgpack.decode(frame, type=ScoredGroup) for frame in carried]
 

@@ -33,7 +33,9 @@ ALONE = HostShare(Path(os.devnull) / "alone")
 
 def give_keys(directory: Path) -> None:
     """Give a run directory the keys of the tests."""
-    shutil.copytree(folder() / wire_keys.KEYS_FOLDER, directory / wire_keys.KEYS_FOLDER, dirs_exist_ok=True)
+    shutil.copytree(
+        folder() / wire_keys.KEYS_FOLDER, directory / wire_keys.KEYS_FOLDER, dirs_exist_ok=True
+    )
 
 
 def keys() -> wire_keys.ServerKeys:

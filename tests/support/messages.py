@@ -21,21 +21,38 @@ from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 GREEDY = Sampling(temperature=0.0, max_new_tokens=4)
 HELD_OUT = Prompt("h", "?", "1")
 USAGE = Usage(requests=3, prompt_tokens=30, completion_tokens=8)
-HEARTBEAT_WITH_USAGE = Heartbeat(progress=1, busy_row_s=0.0, leases=(), state="scoring", usage=USAGE)
+HEARTBEAT_WITH_USAGE = Heartbeat(
+    progress=1, busy_row_s=0.0, leases=(), state="scoring", usage=USAGE
+)
 
 
-def evaluate(name: str, version: int = 0, prompts: Sequence[Prompt] = (HELD_OUT,), **fields: Any) -> Evaluate:
+def evaluate(
+    name: str, version: int = 0, prompts: Sequence[Prompt] = (HELD_OUT,), **fields: Any
+) -> Evaluate:
     usual = {"prefix_tokens": b"", "prefix_sampling": GREEDY, "completion_sampling": GREEDY}
     return Evaluate(name=name, version=version, prompts=tuple(prompts), **usual | fields)
 
 
 def score_task(*groups: GroupPrefixes, **fields: Any) -> ScoreTask:
-    usual = {"task": "t", "kind": "train", "version": 0, "weights_digest": "d", "sampling": GREEDY, "sampled_s": 0.1}
+    usual = {
+        "task": "t",
+        "kind": "train",
+        "version": 0,
+        "weights_digest": "d",
+        "sampling": GREEDY,
+        "sampled_s": 0.1,
+    }
     return ScoreTask(groups=groups, **usual | fields)
 
 
 def verdict(reward: float = 1.0, **fields: Any) -> Verdict:
-    usual = {"status": "ok", "extracted": "", "finish": "eos", "completion_tokens": 1, "elapsed_ms": 0}
+    usual = {
+        "status": "ok",
+        "extracted": "",
+        "finish": "eos",
+        "completion_tokens": 1,
+        "elapsed_ms": 0,
+    }
     return Verdict(reward=reward, **usual | fields)
 
 
@@ -44,7 +61,9 @@ def evaluated(prompt_id: str, reward: float, extracted: str = "", **fields: Any)
     return EvaluatedRow(prompt_id=prompt_id, reward=reward, extracted=extracted, **usual | fields)
 
 
-def row(ids: Sequence[int], finish: Finish = "length", version: int | None = 0, **fields: Any) -> Row:
+def row(
+    ids: Sequence[int], finish: Finish = "length", version: int | None = 0, **fields: Any
+) -> Row:
     """A row of tokens of logprob -1, all written by one version, or by nobody says which (None)."""
     spans = () if version is None else (VersionSpan(version, f"d{version}", len(ids)),)
     usual = {"logprobs": pack_logprobs([-1.0] * len(ids)), "spans": spans}
@@ -52,7 +71,11 @@ def row(ids: Sequence[int], finish: Finish = "length", version: int | None = 0, 
 
 
 def group(seq: int, *rows: Row, **fields: Any) -> GroupPrefixes:
-    usual = {"prompt": Prompt(f"p{seq}", "1 + 1 =", "2"), "seed": 9, "prompt_tokens": pack_tokens([1])}
+    usual = {
+        "prompt": Prompt(f"p{seq}", "1 + 1 =", "2"),
+        "seed": 9,
+        "prompt_tokens": pack_tokens([1]),
+    }
     return GroupPrefixes(seq=seq, rows=rows, **usual | fields)
 
 

@@ -24,7 +24,14 @@ pytestmark = [
     *DEEPSPEED_WARNINGS,
 ]
 
-HOSTILE = {"do_sample": True, "temperature": 0.05, "top_k": 1, "top_p": 0.1, "min_p": 0.9, "repetition_penalty": 9.0}
+HOSTILE = {
+    "do_sample": True,
+    "temperature": 0.05,
+    "top_k": 1,
+    "top_p": 0.1,
+    "min_p": 0.9,
+    "repetition_penalty": 9.0,
+}
 MASKED = [0, 2, 3, 4]
 """Special tokens of the example but its stop."""
 TEMPERATURE = 2.0
@@ -74,7 +81,9 @@ def test_sampled_logprobs_are_the_learners_at_the_same_version(
     assert found.mean() < mean and found.max() < largest
     without = (whole - batch.behaviour).abs()[batch.mask]
     report(f"{dtype}: without the mask of {len(MASKED)} control tokens mean {without.mean():.2g}")
-    assert dtype == "bfloat16" or without.mean() > 100 * mean, "masked tokens have a probability without the mask"
+    assert dtype == "bfloat16" or without.mean() > 100 * mean, (
+        "masked tokens have a probability without the mask"
+    )
 
 
 @torch.no_grad()

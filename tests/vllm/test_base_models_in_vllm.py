@@ -15,7 +15,9 @@ pytestmark = [
 ]
 
 
-def test_a_text_ends_at_the_closer_and_with_the_declared_stops_alone_it_would_not(tmp_path: Path) -> None:
+def test_a_text_ends_at_the_closer_and_with_the_declared_stops_alone_it_would_not(
+    tmp_path: Path,
+) -> None:
     target = base_model(EXAMPLE / "target", tmp_path / "target")
     config = run_of(target)
     with started(target, "scorer", config) as engine:

@@ -41,9 +41,15 @@ def test_a_hostile_generation_config_changes_nothing(tmp_path: Path) -> None:
     hostile = tmp_path / "hostile"
     shutil.copytree(ADAPTER, hostile)
     settings = {
-        "do_sample": True, "temperature": 0.05, "top_k": 1, "top_p": 0.1, "min_p": 0.9, "repetition_penalty": 9.0,
-        "eos_token_id": plain[0].tokens[:2].tolist(), "max_new_tokens": 2,
-    }  # fmt: skip
+        "do_sample": True,
+        "temperature": 0.05,
+        "top_k": 1,
+        "top_p": 0.1,
+        "min_p": 0.9,
+        "repetition_penalty": 9.0,
+        "eos_token_id": plain[0].tokens[:2].tolist(),
+        "max_new_tokens": 2,
+    }
     (hostile / "generation_config.json").write_text(json.dumps(settings), encoding="utf-8")
     with world.started(hostile) as misled:
         rows = world.finish(misled, world.job("a"))["a"].rows
@@ -55,8 +61,12 @@ def test_a_hostile_generation_config_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_scorer_may_draw_without_seeds_and_carries_no_logprobs() -> None:
     run = world.config()
-    section = run.scorer.model_copy(update={"vllm": run.scorer.vllm.model_copy(update={"seeded": False})})
-    engine = world.make_engine("vllm", str(EXAMPLE / "target"), "scorer", run.model_copy(update={"scorer": section}))
+    section = run.scorer.model_copy(
+        update={"vllm": run.scorer.vllm.model_copy(update={"seeded": False})}
+    )
+    engine = world.make_engine(
+        "vllm", str(EXAMPLE / "target"), "scorer", run.model_copy(update={"scorer": section})
+    )
     assert isinstance(engine, VllmEngine)
     try:
         first = world.finish(engine, world.job("a", temperature=1.6))["a"]
@@ -67,18 +77,31 @@ def test_a_scorer_may_draw_without_seeds_and_carries_no_logprobs() -> None:
         engine.close()
 
 
-def test_float32_logits_bring_a_bfloat16_engine_nearer_to_the_learner(tmp_path: Path, report: Any) -> None:
+def test_float32_logits_bring_a_bfloat16_engine_nearer_to_the_learner(
+    tmp_path: Path, report: Any
+) -> None:
     torch.manual_seed(0)
     shape = Qwen2Config(
-        vocab_size=2000, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=False, bos_token_id=None,
+        vocab_size=2000,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+        bos_token_id=None,
         eos_token_id=1,
-    )  # fmt: skip
+    )
     made = Qwen2ForCausalLM(shape)
-    for layer in made.model.layers:  # each layer adds nothing: processors round it differently, and the head is meant
+    for layer in (
+        made.model.layers
+    ):  # each layer adds nothing: processors round it differently, and the head is meant
         layer.self_attn.o_proj.weight.data.zero_()
         layer.mlp.down_proj.weight.data.zero_()
-    made.model.norm.weight.data.fill_(8.0)  # logits up to about 10, where one step of bfloat16 is 0.06
+    made.model.norm.weight.data.fill_(
+        8.0
+    )  # logits up to about 10, where one step of bfloat16 is 0.06
     made.to(torch.bfloat16).save_pretrained(tmp_path)
     learner = Qwen2ForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
     weight, mean_gaps = learner.lm_head.weight.float(), dict[str, float]()
@@ -93,20 +116,34 @@ def test_float32_logits_bring_a_bfloat16_engine_nearer_to_the_learner(tmp_path: 
             ids = torch.tensor([*prompt, *row.tokens])[None]
             with torch.no_grad():
                 logits = learner.model(ids).last_hidden_state[0].float() @ weight.T
-            expected = (logits / 0.7).log_softmax(-1)[len(prompt) - 1 : -1].gather(1, ids[0, len(prompt) :, None])
+            expected = (
+                (logits / 0.7)
+                .log_softmax(-1)[len(prompt) - 1 : -1]
+                .gather(1, ids[0, len(prompt) :, None])
+            )
             gaps += (expected[:, 0] - torch.from_numpy(row.logprobs)).abs().tolist()
         mean_gaps[head] = sum(gaps) / len(gaps)
-    report(f"mismatch at age 0 in bfloat16, nats: {mean_gaps['float32']:.2g}, bfloat16 logits {mean_gaps['model']:.2g}")
+    report(
+        f"mismatch at age 0 in bfloat16, nats: {mean_gaps['float32']:.2g}, bfloat16 logits {mean_gaps['model']:.2g}"
+    )
     assert mean_gaps["float32"] < 0.1 * mean_gaps["model"]
 
 
 @pytest.mark.parametrize("is_tied", [True, False], ids=["tied head", "head of its own"])
 def test_fused_projections_with_biases_are_installed_whole(is_tied: bool, tmp_path: Path) -> None:
     shape = Qwen2Config(
-        vocab_size=61, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=128, tie_word_embeddings=is_tied, initializer_range=0.2,
-        bos_token_id=None, eos_token_id=1,
-    )  # fmt: skip
+        vocab_size=61,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=128,
+        tie_word_embeddings=is_tied,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=1,
+    )
     torch.manual_seed(5)
     Qwen2ForCausalLM(shape).save_pretrained(tmp_path)
     check_installation(tmp_path)

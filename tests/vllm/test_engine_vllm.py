@@ -150,7 +150,9 @@ def test_only_a_job_that_waits_for_seats_can_be_cancelled(engine: VllmEngine) ->
     assert engine.step(0.0) == []
 
 
-def test_more_prompt_tokens_than_one_step_takes_change_nothing(engine: VllmEngine, folder: Path) -> None:
+def test_more_prompt_tokens_than_one_step_takes_change_nothing(
+    engine: VllmEngine, folder: Path
+) -> None:
     each = world.job("a", rows=256, tokens=100)
     rows = world.finish(engine, each)["a"].rows
     found = world.differences(world.fresh_model(folder), each.rows[:32], rows[:32], 0.7)

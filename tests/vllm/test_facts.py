@@ -16,29 +16,46 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300), pytest.mark.filterwarn
 def made(role: str, *changes: str) -> Any:
     """vLLM's config of a role of the example, without an engine."""
     setup = resolve(
-        str(EXAMPLE / ("adapter" if role == "rollout" else "target")), role, load(EXAMPLE / "run.toml", changes)
+        str(EXAMPLE / ("adapter" if role == "rollout" else "target")),
+        role,
+        load(EXAMPLE / "run.toml", changes),
     )
     prepare_environment(setup, "cpu")
     return engine_config(engine_arguments(setup, "cpu"))
 
 
 @pytest.mark.parametrize("role", ["rollout", "scorer"])
-def test_batches_are_as_large_as_vllm_makes_them_for_a_program_of_its_own(vllm_is_there: None, role: str) -> None:
+def test_batches_are_as_large_as_vllm_makes_them_for_a_program_of_its_own(
+    vllm_is_there: None, role: str
+) -> None:
     config = made(role)
     assert config.scheduler_config.max_num_batched_tokens == 4096, "2048 without a usage context"
     assert config.scheduler_config.max_num_seqs == seats_of(config) == 256
 
 
 def test_declared_batches_reach_vllm(vllm_is_there: None) -> None:
-    config = made("scorer", "scorer.vllm.max_num_seqs=24", "scorer.vllm.options={ max_num_batched_tokens = 1024 }")
-    assert (config.scheduler_config.max_num_seqs, config.scheduler_config.max_num_batched_tokens) == (24, 1024)
-    assert "max_num_seqs 24, max_num_batched_tokens 1024, room for keys and values known at the start" in about(config)
+    config = made(
+        "scorer",
+        "scorer.vllm.max_num_seqs=24",
+        "scorer.vllm.options={ max_num_batched_tokens = 1024 }",
+    )
+    assert (
+        config.scheduler_config.max_num_seqs,
+        config.scheduler_config.max_num_batched_tokens,
+    ) == (24, 1024)
+    assert (
+        "max_num_seqs 24, max_num_batched_tokens 1024, room for keys and values known at the start"
+        in about(config)
+    )
 
 
 def test_a_frozen_target_may_be_drafted_and_keep_its_cache_in_fp8(vllm_is_there: None) -> None:
     draft = "speculative_config = { method = 'ngram', num_speculative_tokens = 3, prompt_lookup_max = 4 }"
     config = made("scorer", f"scorer.vllm.options={{ {draft}, kv_cache_dtype = 'fp8' }}")
-    assert (config.speculative_config.method, config.speculative_config.num_speculative_tokens) == ("ngram", 3)
+    assert (config.speculative_config.method, config.speculative_config.num_speculative_tokens) == (
+        "ngram",
+        3,
+    )
     assert config.cache_config.cache_dtype == "fp8"
     assert about(config).endswith("kv_cache_dtype fp8, speculative ngram of 3 tokens")
 
@@ -46,7 +63,9 @@ def test_a_frozen_target_may_be_drafted_and_keep_its_cache_in_fp8(vllm_is_there:
 def test_quantisation_of_a_target_reaches_vllm(vllm_is_there: None) -> None:
     fp8 = "scorer.vllm.quantization=fp8"
     assert made("scorer", fp8, "scorer.vllm.dtype=bfloat16").model_config.quantization == "fp8"
-    with pytest.raises(UserError, match=r"vLLM refuses [\s\S]*not supported for quantization method fp8"):
+    with pytest.raises(
+        UserError, match=r"vLLM refuses [\s\S]*not supported for quantization method fp8"
+    ):
         made("scorer", fp8)
 
 

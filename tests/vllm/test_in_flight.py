@@ -49,7 +49,9 @@ def crossing(engine: VllmEngine, weights: dict[int, versioned.Tensors]) -> JobRe
     engine.install(snapshot_of(0, weights[0]))
     draws = row_uniforms(3, "prefix", ROWS, TOKENS)
     begun = engine.progress
-    engine.submit(Job("a", STARTS, draws, Sampling(temperature=1.0, max_new_tokens=TOKENS), frozenset()))
+    engine.submit(
+        Job("a", STARTS, draws, Sampling(temperature=1.0, max_new_tokens=TOKENS), frozenset())
+    )
     done: list[JobResult] = []
 
     def has_written(tokens: int) -> bool:
@@ -63,7 +65,9 @@ def crossing(engine: VllmEngine, weights: dict[int, versioned.Tensors]) -> JobRe
     return done[0]
 
 
-def test_every_token_is_of_the_version_of_its_span(here: Here, report: Callable[[str], None]) -> None:
+def test_every_token_is_of_the_version_of_its_span(
+    here: Here, report: Callable[[str], None]
+) -> None:
     engine, _, weights = here
     rows = crossing(engine, weights).rows
     for row in rows:
@@ -73,7 +77,9 @@ def test_every_token_is_of_the_version_of_its_span(here: Here, report: Callable[
     report(f"four updates in {ROWS} answers of {TOKENS} tokens: spans {rows[0].spans}")
 
 
-def test_nothing_of_the_old_weights_is_left_in_what_follows_a_swap(here: Here, report: Callable[[str], None]) -> None:
+def test_nothing_of_the_old_weights_is_left_in_what_follows_a_swap(
+    here: Here, report: Callable[[str], None]
+) -> None:
     engine, folder, weights = here
     rows = crossing(engine, weights).rows
     gaps = []
@@ -95,7 +101,8 @@ def until_written(engine: "Held", iteration: int) -> None:
     """Wait for tokens of this version in the first answers, then let these stand still until the next one."""
     wait_until(
         lambda: (
-            not engine.is_first or (engine.newest >= iteration and engine.progress >= engine.begun + WRITTEN_TOKENS)
+            not engine.is_first
+            or (engine.newest >= iteration and engine.progress >= engine.begun + WRITTEN_TOKENS)
         ),
         "more tokens",
         120.0,

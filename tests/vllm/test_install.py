@@ -56,7 +56,9 @@ def test_weights_at_the_start_are_the_folders_by_the_learners_names(engine: Vllm
 
 
 @pytest.mark.proof
-def test_every_one_of_twenty_updates_is_proved_by_the_probe(engine: VllmEngine, report: Callable[[str], None]) -> None:
+def test_every_one_of_twenty_updates_is_proved_by_the_probe(
+    engine: VllmEngine, report: Callable[[str], None]
+) -> None:
     initial = world.reference(ADAPTER).weights()
     before = world.logprobs(engine, world.probe(), TEMPERATURE)
     found = []
@@ -180,7 +182,10 @@ def test_nothing_of_vllm_outlives_a_killed_worker() -> None:
                 time.sleep(600)
     """
     worker = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-c", textwrap.dedent(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
     try:
         assert worker.stdout is not None

@@ -61,9 +61,14 @@ def test_every_version_is_that_of_merged_weights_and_has_a_checksum_of_its_own(
         found.append(np.abs(engine.score(rows) - np.tile(expected, 16)).max())
         sums.append(engine.checksum())
         assert engine.weights().keys() == sent.keys()
-    report(f"matrices against merged weights: at most {max(found):.2g}; checksums follow: {sums[-1].follows}")
+    report(
+        f"matrices against merged weights: at most {max(found):.2g}; checksums follow: {sums[-1].follows}"
+    )
     assert max(found) < 1e-5
-    assert len({each.value for each in sums}) == VERSIONS + 1 and len({each.layout for each in sums}) == 1
+    assert (
+        len({each.value for each in sums}) == VERSIONS + 1
+        and len({each.layout for each in sums}) == 1
+    )
 
 
 def test_what_is_sampled_is_of_the_newest_matrices(engine: VllmEngine) -> None:

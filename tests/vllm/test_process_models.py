@@ -31,20 +31,32 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("make", "keys"), [(trained_step_tag, STEP_TAG), (trained_two_class, TWO_CLASS)], ids=["step_tag", "two_class"]
+    ("make", "keys"),
+    [(trained_step_tag, STEP_TAG), (trained_two_class, TWO_CLASS)],
+    ids=["step_tag", "two_class"],
 )
-def test_both_engines_give_every_step_the_same_score(make: object, keys: dict[str, str], tmp_path: Path) -> None:
+def test_both_engines_give_every_step_the_same_score(
+    make: object, keys: dict[str, str], tmp_path: Path
+) -> None:
     folder = make(tmp_path / "model")  # type: ignore[operator]
     (tmp_path / "run.py").write_text(SCORES)
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "run.py"), str(folder), json.dumps(keys)], capture_output=True, text=True,
-        timeout=300, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-    )  # fmt: skip
+        [sys.executable, str(tmp_path / "run.py"), str(folder), json.dumps(keys)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = [each for each in done.stdout.splitlines() if each.startswith("SCORES")]
     served, reference = json.loads(line.removeprefix("SCORES"))
     assert served[1] == reference[1] == []
     for one, other in zip(served, reference, strict=True):
         assert one == pytest.approx(other, abs=1e-4)
-    good, corrupted = [each for each in served if each][::2], [each for each in served if each][1::2]
-    assert sum(min(right) > min(wrong) for right, wrong in zip(good, corrupted, strict=True)) >= 0.9 * len(good)
+    good, corrupted = (
+        [each for each in served if each][::2],
+        [each for each in served if each][1::2],
+    )
+    assert sum(
+        min(right) > min(wrong) for right, wrong in zip(good, corrupted, strict=True)
+    ) >= 0.9 * len(good)

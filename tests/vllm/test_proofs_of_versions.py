@@ -39,13 +39,19 @@ def rows() -> list[ProbeRow]:
     random = np.random.default_rng(8)
     return [
         (given.astype(np.int32), scored.astype(np.int32))
-        for given, scored in zip(random.integers(2, 40, (16, 20)), random.integers(2, 40, (16, 64)), strict=True)
+        for given, scored in zip(
+            random.integers(2, 40, (16, 20)), random.integers(2, 40, (16, 64)), strict=True
+        )
     ]
 
 
 @pytest.mark.parametrize("lr", [2.5e-4, 5e-7], ids=["seen", "too small to be seen"])
 def test_fifty_versions_in_bfloat16_are_proved_and_three_stale_ones_are_caught(
-    lr: float, vllm_is_there: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: Callable[[str], None]
+    lr: float,
+    vllm_is_there: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    report: Callable[[str], None],
 ) -> None:
     """The learner is transformers in bfloat16 here: other kernels, and masters in float32 as DeepSpeed keeps them."""
     world.plant(tmp_path, SKIPPED.format(stale=set(STALE)).strip())
@@ -68,7 +74,9 @@ def test_fifty_versions_in_bfloat16_are_proved_and_three_stale_ones_are_caught(
                 judged = judge(scored, learner.score(text), before, TOLERANCE)
                 shown = EngineChecksum(found.value, found.follows, sums, found.layout)
                 objection = checksums.objection(f"d{version}", shown, f"d{version - 1}")
-                is_proved = judged.outcome == "proved" or (judged.outcome == "unclear" and objection is None)
+                is_proved = judged.outcome == "proved" or (
+                    judged.outcome == "unclear" and objection is None
+                )
                 if is_proved:
                     break
                 assert attempt == 0, (version, judged, objection)

@@ -10,7 +10,10 @@ from support.runs.served_run import run_of, served
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(400)]
 
-PROBLEMS = [json.loads(line)["question"] for line in (EXAMPLE / "heldout.jsonl").read_text().splitlines()[:64]]
+PROBLEMS = [
+    json.loads(line)["question"]
+    for line in (EXAMPLE / "heldout.jsonl").read_text().splitlines()[:64]
+]
 ENGINES = ("rollout.engine=vllm", "scorer.engine=vllm")
 
 

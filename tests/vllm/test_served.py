@@ -85,14 +85,21 @@ class Served:
             "--disable-uvicorn-access-log",
         ]
         environment = {
-            **os.environ, "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_LOGGING_LEVEL": "WARNING",
+            **os.environ,
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "VLLM_LOGGING_LEVEL": "WARNING",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        }  # fmt: skip
+        }
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
 
     def wait(self) -> None:
-        run_helper.wait_for(self._is_up, f"a start of the server, whose log is {self._log}", START_S)
+        run_helper.wait_for(
+            self._is_up, f"a start of the server, whose log is {self._log}", START_S
+        )
 
     def _is_up(self) -> bool:
         assert self._process is not None
@@ -146,7 +153,13 @@ def openings(renderer: Renderer, temperature: float) -> Job:
         for prefix in ("", *prefixes)
     )
     draws = row_uniforms(7, "completion", len(rows), NEW)
-    return Job("a", rows, draws, Sampling(temperature=temperature, max_new_tokens=NEW), renderer.stop_tokens)
+    return Job(
+        "a",
+        rows,
+        draws,
+        Sampling(temperature=temperature, max_new_tokens=NEW),
+        renderer.stop_tokens,
+    )
 
 
 @pytest.mark.parametrize("prompt", ["tokens", "text"])
@@ -179,7 +192,9 @@ def test_seeds_repeat_a_row_and_tell_rows_apart(served: Served) -> None:
     each = Job("a", (each.rows[0],) * 16, each.uniforms[:16], each.sampling, frozenset())
     engine = OpenAIEngine(str(TARGET), config(served), lambda: None)
     try:
-        first, again = ([row.tokens.tolist() for row in continued(engine, each).rows] for _ in range(2))
+        first, again = (
+            [row.tokens.tolist() for row in continued(engine, each).rows] for _ in range(2)
+        )
     finally:
         engine.close()
     assert first == again
@@ -191,15 +206,28 @@ def test_scorers_that_hold_the_process_reward_model_alone_judge_what_the_served_
 ) -> None:
     """Target and process reward model are processes of their own, each as many as one likes."""
     folder = EXAMPLES / "openr_math/prm"
-    keys = (f"model={folder}", "format=step_tag", f"separator='{SEPARATOR}'", "aggregate=min", "max_tokens=128")
-    settings = (*run_helper.SMALL, "algorithm.iterations=3", "scorer.keep_completions=true", "launch.scorers=2")
+    keys = (
+        f"model={folder}",
+        "format=step_tag",
+        f"separator='{SEPARATOR}'",
+        "aggregate=min",
+        "max_tokens=128",
+    )
+    settings = (
+        *run_helper.SMALL,
+        "algorithm.iterations=3",
+        "scorer.keep_completions=true",
+        "launch.scorers=2",
+    )
     settings += ("scorer.engine=openai", f"scorer.openai.url={served.url}", "scorer.prm.device=cpu")
     with run_helper.launched(tmp_path, *settings, *(f"scorer.prm.{key}" for key in keys)) as run:
         summary = run_helper.finish(run, tmp_path, timeout_s=400)
     run_helper.check_books(summary, tmp_path)
     assert summary["engine"]["scorer"] == "openai" and summary["endpoint"]["requests"] > 0
     form, model = loaded(folder, "step_tag")
-    rows = [(line["question"], row) for line in run_helper.inspect(tmp_path) for row in line["rows"]]
+    rows = [
+        (line["question"], row) for line in run_helper.inspect(tmp_path) for row in line["rows"]
+    ]
     assert {each["scorer"] for each in run_helper.inspect(tmp_path)} <= {"scorer-0", "scorer-1"}
     for question, row in rows[:64]:
         scores = model.scores([marked(form, question, row["completion"])])[0]
@@ -207,15 +235,22 @@ def test_scorers_that_hold_the_process_reward_model_alone_judge_what_the_served_
         assert row["reward"] == pytest.approx(min(scores), abs=1e-5)
 
 
-def test_a_run_whose_server_is_killed_ends_as_one_with_the_target_in_process(served: Served, tmp_path: Path) -> None:
+def test_a_run_whose_server_is_killed_ends_as_one_with_the_target_in_process(
+    served: Served, tmp_path: Path
+) -> None:
     """Synchronous and greedy, so that both runs are one: every prefix, reward and accuracy, and every step's losses.
 
     Their weights differ by rounding: which rows a forward of the rollout has depends on when they came.
     """
     same = (
-        *run_helper.SMALL, f"algorithm.iterations={ITERATIONS}", "algorithm.max_staleness=0", "scorer.temperature=0",
-        "evaluation.problems=32", "launch.scorers=1", "broker.silence_s=30",
-    )  # fmt: skip
+        *run_helper.SMALL,
+        f"algorithm.iterations={ITERATIONS}",
+        "algorithm.max_staleness=0",
+        "scorer.temperature=0",
+        "evaluation.problems=32",
+        "launch.scorers=1",
+        "broker.silence_s=30",
+    )
     address = ("scorer.engine=openai", f"scorer.openai.url={served.url}")
     prices = ("scorer.openai.prompt_price=1", "scorer.openai.completion_price=2")
     alone, apart = tmp_path / "alone", tmp_path / "apart"
@@ -225,7 +260,9 @@ def test_a_run_whose_server_is_killed_ends_as_one_with_the_target_in_process(ser
     ):
         run_helper.wait_for(lambda: run_helper.trained_iterations(apart) >= 1, "an iteration", 240)
         served.kill()
-        run_helper.wait_for(lambda: "waiting for http" in _scorer_state(apart), "a scorer that waits", 120)
+        run_helper.wait_for(
+            lambda: "waiting for http" in _scorer_state(apart), "a scorer that waits", 120
+        )
         served.start()
         summary = run_helper.finish(run, apart, timeout_s=400)
         expected = run_helper.finish(in_process, alone, timeout_s=240)
@@ -237,7 +274,9 @@ def test_a_run_whose_server_is_killed_ends_as_one_with_the_target_in_process(ser
     assert judged(apart) == judged(alone)
     assert trained(apart) == trained(alone)
     steps = zip(losses(apart), losses(alone), strict=True)
-    assert max(abs(theirs[name] - mine[name]) for theirs, mine in steps for name in mine) <= TOLERANCE
+    assert (
+        max(abs(theirs[name] - mine[name]) for theirs, mine in steps for name in mine) <= TOLERANCE
+    )
     assert summary["accuracy_truncated"] == expected["accuracy_truncated"]
     spent = summary["endpoint"]
     assert spent["retries"] > 0 and spent["requests"] > ITERATIONS * 16 * 8

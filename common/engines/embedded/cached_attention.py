@@ -24,11 +24,18 @@ def use_in(model: PreTrainedModel) -> None:
 
 
 def attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """Attend from queries (rows, heads, tokens, size) to keys; `options` are those of `sdpa`."""
     if query.shape[2] > 1 or attention_mask is None or attention_mask.shape[1] > 1:
-        found: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        found: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, **options
+        )
         return found
     return one_token(query, key, value, attention_mask, options["scaling"]), None
 
@@ -39,10 +46,16 @@ def one_token(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: 
     groups = key.shape[1]
     grouped = query.view(rows, groups, heads // groups, size)
     if query.dtype != torch.float32:
-        return scaled_dot_product_attention(grouped, key, value, mask, scale=scaling).view(rows, 1, heads, size)
+        return scaled_dot_product_attention(grouped, key, value, mask, scale=scaling).view(
+            rows, 1, heads, size
+        )
     added = (
-        torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else mask
+        torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
+        if mask.dtype == torch.bool
+        else mask
     )
-    scores = torch.bmm(grouped.flatten(0, 1), key.flatten(0, 1).transpose(1, 2)).view(rows, groups, heads // groups, -1)
+    scores = torch.bmm(grouped.flatten(0, 1), key.flatten(0, 1).transpose(1, 2)).view(
+        rows, groups, heads // groups, -1
+    )
     weights = scores.mul_(scaling).add_(added).softmax(dim=-1)
     return torch.bmm(weights.flatten(0, 1), value.flatten(0, 1)).view(rows, 1, heads, size)

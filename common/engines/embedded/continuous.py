@@ -68,9 +68,14 @@ class TransformersEngine(EmbeddedEngine):
         size = max(1, DRAW_CELLS // (width * self._model.config.vocab_size))
         for first in range(0, len(rows), size):
             part = texts[first : first + size]
-            ids = torch.tensor(np.stack([np.pad(text, (0, width - text.size)) for text in part]), device=self._device)
+            ids = torch.tensor(
+                np.stack([np.pad(text, (0, width - text.size)) for text in part]),
+                device=self._device,
+            )
             logits = self._model(input_ids=ids, use_cache=False).logits[:, :-1].float()
-            logprobs = torch.log_softmax(logits, dim=-1).gather(2, ids[:, 1:, None])[..., 0].cpu().numpy()
+            logprobs = (
+                torch.log_softmax(logits, dim=-1).gather(2, ids[:, 1:, None])[..., 0].cpu().numpy()
+            )
             for row, text, each in zip(rows[first : first + size], part, logprobs, strict=True):
                 found.append(each[max(0, row[0].size - 1) : text.size - 1])
         return np.concatenate(found) if found else np.zeros(0, dtype=np.float32)
@@ -91,15 +96,21 @@ class TransformersEngine(EmbeddedEngine):
         started_s, texts, rows = time.monotonic(), self._texts, self._seated
         mask = self._cache.begin_step()
         output = self._model(
-            input_ids=torch.tensor([[first.tokens[-1]] for first, *_ in texts], device=self._device),
+            input_ids=torch.tensor(
+                [[first.tokens[-1]] for first, *_ in texts], device=self._device
+            ),
             attention_mask=mask[:, None, None] if self._takes_masks else mask,
-            position_ids=torch.tensor([[first.size - 1] for first, *_ in texts], device=self._device),
+            position_ids=torch.tensor(
+                [[first.size - 1] for first, *_ in texts], device=self._device
+            ),
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
         )
         self._cache.end_step()
-        self._write(rows, output.logits[:, -1], [place for place, text in enumerate(texts) for _ in text])
+        self._write(
+            rows, output.logits[:, -1], [place for place, text in enumerate(texts) for _ in text]
+        )
         self.busy_row_s += len(rows) * (time.monotonic() - started_s)
         parted = [_parts(text) for text in texts]
         texts[:] = [parts[0] if parts else [] for parts in parted]
@@ -113,7 +124,9 @@ class TransformersEngine(EmbeddedEngine):
 
     def _joining(self) -> list[OpenRow]:
         seated = sum(map(len, self._texts))
-        ready = len(self._uncached) + min(self.seats - seated - len(self._uncached), len(self._queue))
+        ready = len(self._uncached) + min(
+            self.seats - seated - len(self._uncached), len(self._queue)
+        )
         self._steps_waited += 1 if ready else 0
         is_worth_it = ready >= JOIN_SHARE * seated or self._steps_waited > JOIN_STEPS
         if not ready or not (is_worth_it or self._uncached):
@@ -136,7 +149,12 @@ class TransformersEngine(EmbeddedEngine):
         started_s = time.monotonic()
         for row in rows:
             row.entry.started_s = row.entry.started_s or started_s
-        found = prefill(self._model, [row.text for row in rows], [row.entry.job.key for row in rows], self._is_plain)
+        found = prefill(
+            self._model,
+            [row.text for row in rows],
+            [row.entry.job.key for row in rows],
+            self._is_plain,
+        )
         self._write(rows, found.logits, found.source)
         texts: list[list[OpenRow]] = [[] for _ in range(len(found.logits))]
         for row, source in zip(rows, found.source, strict=True):
@@ -169,11 +187,19 @@ def objection(model: str) -> str:
         config = AutoConfig.from_pretrained(model)
     except (OSError, ValueError):
         return ""  # the engine that loads it says what is wrong
-    text, found = config.get_text_config(decoder=True), MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if getattr(found, "_is_stateful", False) or not set(_layers(config)) <= {DynamicLayer, DynamicSlidingWindowLayer}:
+    text, found = (
+        config.get_text_config(decoder=True),
+        MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None),
+    )
+    if getattr(found, "_is_stateful", False) or not set(_layers(config)) <= {
+        DynamicLayer,
+        DynamicSlidingWindowLayer,
+    }:
         return f"{config.model_type}: it keeps more of a text than keys and values"
     # Of a model with several kinds the parameters are by kind of layer.
-    if (kind := (getattr(text, "rope_parameters", None) or {}).get("rope_type")) in LENGTH_DEPENDENT:
+    if (
+        kind := (getattr(text, "rope_parameters", None) or {}).get("rope_type")
+    ) in LENGTH_DEPENDENT:
         return f"{config.model_type}: with {kind} positions a row would depend on the longest one beside it"
     if getattr(text, "attention_chunk_size", None) or getattr(text, "num_kv_shared_layers", None):
         return f"{config.model_type}: its layers have chunks or keys in common"

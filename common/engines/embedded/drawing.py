@@ -50,6 +50,8 @@ def draw(
     else:
         cumulative = table.exp().cumsum(dim=-1, dtype=torch.float64)
         points = torch.from_numpy(uniforms).to(cumulative.device).unsqueeze(1) * cumulative[:, -1:]
-        chosen = torch.searchsorted(cumulative, points, right=True)[:, 0].clamp(max=table.shape[1] - 1)
+        chosen = torch.searchsorted(cumulative, points, right=True)[:, 0].clamp(
+            max=table.shape[1] - 1
+        )
     picked = table.gather(1, chosen.unsqueeze(1))[:, 0]
     return chosen.cpu().numpy(), picked.clamp(max=0.0).cpu().numpy()

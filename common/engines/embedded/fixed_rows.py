@@ -61,20 +61,26 @@ class FixedRowsEngine(EmbeddedEngine):
 
     def _decode(self, running: _Running, alive: list[OpenRow]) -> None:
         # Rows that have ended are fed on: a model with learned positions has none for them beyond its limit.
-        positions = (running.attention.cumsum(-1) - 1).clamp(min=0, max=self.most_positions and self.most_positions - 1)
+        positions = (running.attention.cumsum(-1) - 1).clamp(
+            min=0, max=self.most_positions and self.most_positions - 1
+        )
         output = self._model(
             input_ids=running.fed[:, running.cached :],
             attention_mask=running.attention.long(),
             position_ids=positions[:, running.cached :],
             past_key_values=running.cache,
             use_cache=True,
-            logits_to_keep=torch.tensor([-1], device=self._device),  # an index: see prefill._forward
+            logits_to_keep=torch.tensor(
+                [-1], device=self._device
+            ),  # an index: see prefill._forward
         )
         running.cached = running.fed.shape[1]
         self._write(alive, output.logits[:, -1], [row.index for row in alive])
         newest = torch.tensor([[row.tokens[-1]] for row in running.rows], device=self._device)
         running.fed = torch.cat([running.fed, newest], dim=1)
-        running.attention = torch.cat([running.attention, torch.ones_like(newest, dtype=torch.bool)], dim=1)
+        running.attention = torch.cat(
+            [running.attention, torch.ones_like(newest, dtype=torch.bool)], dim=1
+        )
 
     def _forget_cached(self) -> None:
         if self._running is not None:  # its next step is one forward over all its tokens so far

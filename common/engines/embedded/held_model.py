@@ -46,7 +46,9 @@ class OpenRow:
     def text(self) -> base.TokenIds:
         """Its prompt and what is written so far."""
         prompt = self.entry.job.rows[self.index]
-        return np.concatenate([prompt, np.asarray(self.tokens, np.int32)]) if self.tokens else prompt
+        return (
+            np.concatenate([prompt, np.asarray(self.tokens, np.int32)]) if self.tokens else prompt
+        )
 
     @property
     def size(self) -> int:
@@ -77,9 +79,15 @@ class EmbeddedEngine(base.AdapterEngine):
     busy_row_s = 0.0
 
     def __init__(
-        self, model: str, device: str, dtype: Dtype, threads: int, head_dtype: str = "model",
-        low_rank: LowRank | None = None, seats: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: str,
+        device: str,
+        dtype: Dtype,
+        threads: int,
+        head_dtype: str = "model",
+        low_rank: LowRank | None = None,
+        seats: int | None = None,
+    ) -> None:
         super().__init__()
         self.seats = seats or self.seats
         self._kinds: dict[_Kind, _Kind] = {}
@@ -118,7 +126,9 @@ class EmbeddedEngine(base.AdapterEngine):
         entry = self._open[job.key] = base.OpenJob(job, len(job.rows))
         for index, row in enumerate(job.rows):
             most = job.sampling.max_new_tokens
-            most = most if self.most_positions is None else min(most, self.most_positions - row.size)
+            most = (
+                most if self.most_positions is None else min(most, self.most_positions - row.size)
+            )
             self._queue.append(OpenRow(entry, kind, index, job.uniforms[index], most))
 
     def _write(self, rows: Sequence[OpenRow], logits: torch.Tensor, source: Sequence[int]) -> None:
@@ -131,14 +141,18 @@ class EmbeddedEngine(base.AdapterEngine):
                 own = [source[place] for place in part]
                 # A copy would hold all logits once more, which are many with a large vocabulary.
                 is_whole = own == list(range(len(logits)))
-                self._draw(kind, [rows[place] for place in part], logits if is_whole else logits[own])
+                self._draw(
+                    kind, [rows[place] for place in part], logits if is_whole else logits[own]
+                )
         self.progress += len(rows)
         self.tokens += len(rows)
 
     def _draw(self, kind: _Kind, rows: Sequence[OpenRow], logits: torch.Tensor) -> None:
         uniforms = np.asarray([row.draws[len(row.tokens)] for row in rows])
         sampling, unwanted = kind
-        tokens, logprobs = draw(truncated(masked(logits, unwanted), sampling), sampling.temperature, uniforms)
+        tokens, logprobs = draw(
+            truncated(masked(logits, unwanted), sampling), sampling.temperature, uniforms
+        )
         for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
             row.tokens.append(token)
             row.logprobs.append(logprob)

@@ -36,12 +36,16 @@ class Prefilled:
     """Row of each text that was asked for."""
 
 
-def prefill(model: PreTrainedModel, texts: Sequence[TokenIds], jobs: Sequence[Hashable], may_split: bool) -> Prefilled:
+def prefill(
+    model: PreTrainedModel, texts: Sequence[TokenIds], jobs: Sequence[Hashable], may_split: bool
+) -> Prefilled:
     """Compute texts; those of one job may have a head in common, and heads one too."""
     rows: dict[bytes, int] = {}
     source = [rows.setdefault(text.tobytes(), len(rows)) for text in texts]
     first = [source.index(row) for row in range(len(rows))]
-    cache, mask, logits = _filled(model, [texts[place] for place in first], [jobs[place] for place in first], may_split)
+    cache, mask, logits = _filled(
+        model, [texts[place] for place in first], [jobs[place] for place in first], may_split
+    )
     return Prefilled([(keys, values) for keys, values, _ in cache], mask, logits, source)
 
 
@@ -54,14 +58,19 @@ def _filled(
     mask = torch.zeros(len(texts), 0, dtype=torch.bool, device=device)
     if any(sizes):
         heads: dict[bytes, int] = {}
-        head_of = [heads.setdefault(text[:size].tobytes(), len(heads)) for text, size in zip(texts, sizes, strict=True)]
+        head_of = [
+            heads.setdefault(text[:size].tobytes(), len(heads))
+            for text, size in zip(texts, sizes, strict=True)
+        ]
         begun = [np.frombuffer(head, np.int32) for head in heads]
         cache, head_mask, _ = _filled(model, begun, [None] * len(begun), may_split)
         index = torch.tensor(head_of, device=device)
         cache.batch_select_indices(index)
         mask = head_mask[index]
     ids, tail_mask = padded([text[size:] for text, size in zip(texts, sizes, strict=True)], device)
-    positions = (tail_mask.cumsum(-1) - 1).clamp(min=0) + torch.tensor(sizes, device=device).unsqueeze(1)
+    positions = (tail_mask.cumsum(-1) - 1).clamp(min=0) + torch.tensor(
+        sizes, device=device
+    ).unsqueeze(1)
     mask = torch.cat([mask, tail_mask], dim=1)
     return cache, mask, _forward(model, ids, mask, positions, cache)
 
@@ -108,13 +117,21 @@ def padded(texts: Sequence[TokenIds], device: torch.device) -> tuple[torch.Tenso
 
 
 def _forward(
-    model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Cache
+    model: PreTrainedModel,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    positions: torch.Tensor,
+    cache: Cache,
 ) -> torch.Tensor:
     output = model(
-        input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True,
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
         # An index, which copies the last states. Their slice is not contiguous: its product with the output layer is
         # a batched one, which is slower, and on CPUs with units for bfloat16 copies that layer once per row.
         logits_to_keep=torch.tensor([-1], device=ids.device),
-    )  # fmt: skip
+    )
     logits: torch.Tensor = output.logits[:, -1]
     return logits

@@ -83,7 +83,9 @@ class RowCache(Cache):
         place.rows, place.low, place.at = 0, 0, 0
         place.starts.clear()
 
-    def join(self, computed: Sequence[KeysAndValues], mask: torch.Tensor, source: Sequence[int]) -> None:
+    def join(
+        self, computed: Sequence[KeysAndValues], mask: torch.Tensor, source: Sequence[int]
+    ) -> None:
         """Append rows, the i-th being row `source[i]` of a forward, whose `mask` tells text from padding."""
         place, width = self._place, mask.shape[1]
         first, after = place.rows, place.rows + len(source)

@@ -139,7 +139,9 @@ class Engine:
         self._queue = deque(row for row in self._queue if row.entry is not entry)
         return True
 
-    def _end_row(self, entry: OpenJob, index: int, row: Continuation, now_s: float) -> list[JobResult]:
+    def _end_row(
+        self, entry: OpenJob, index: int, row: Continuation, now_s: float
+    ) -> list[JobResult]:
         """Note the end of a row; return the result of its job if no other row is left."""
         entry.rows[index] = row
         entry.left -= 1
@@ -188,9 +190,15 @@ def room_of(seats: int) -> int:
 def ready_of(engine: Engine, digests: ModelDigests, version: int, weights_digest: str) -> Ready:
     """Return the Ready of a worker with this engine."""
     return Ready(
-        seats=engine.seats, room=engine.room, takes_runs=engine.takes_runs, digests=digests, version=version,
-        weights_digest=weights_digest, engine=engine.name, about=engine.about,
-    )  # fmt: skip
+        seats=engine.seats,
+        room=engine.room,
+        takes_runs=engine.takes_runs,
+        digests=digests,
+        version=version,
+        weights_digest=weights_digest,
+        engine=engine.name,
+        about=engine.about,
+    )
 
 
 def check_fit(own: "Mapping[str, torch.Tensor]", tensors: "Mapping[str, torch.Tensor]") -> None:
@@ -200,7 +208,9 @@ def check_fit(own: "Mapping[str, torch.Tensor]", tensors: "Mapping[str, torch.Te
     for name, tensor in tensors.items():
         shape, dtype = own[name].shape, own[name].dtype
         if shape != tensor.shape:
-            raise ValueError(f"weight {name} has shape {tuple(tensor.shape)}, the model's is {tuple(shape)}")
+            raise ValueError(
+                f"weight {name} has shape {tuple(tensor.shape)}, the model's is {tuple(shape)}"
+            )
         if dtype != tensor.dtype:
             raise ValueError(f"weight {name} has dtype {tensor.dtype}, the model's is {dtype}")
 
@@ -210,7 +220,9 @@ def spans_of(versions: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return tuple((version, len(list(run))) for version, run in groupby(versions))
 
 
-def score_rows(logprobs: Callable[[TokenIds, float], NDArray[np.float32]], rows: Sequence[ProbeRow]) -> Logprobs:
+def score_rows(
+    logprobs: Callable[[TokenIds, float], NDArray[np.float32]], rows: Sequence[ProbeRow]
+) -> Logprobs:
     """Return the logprobs of a probe, row by row, from those of whole texts."""
     found = [logprobs(np.concatenate(row), 1.0)[max(0, row[0].size - 1) :] for row in rows]
     return np.concatenate(found) if found else np.zeros(0, dtype=np.float32)

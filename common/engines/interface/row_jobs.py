@@ -14,7 +14,14 @@ from concurrent.futures import Future
 from functools import partial
 from itertools import takewhile
 
-from prefixrl.common.engines.interface.base import Continuation, Engine, Job, JobResult, OpenJob, room_of
+from prefixrl.common.engines.interface.base import (
+    Continuation,
+    Engine,
+    Job,
+    JobResult,
+    OpenJob,
+    room_of,
+)
 
 
 class RowJobs(Engine):
@@ -40,14 +47,19 @@ class RowJobs(Engine):
     def submit(self, job: Job) -> None:
         """Hand on every row of a job."""
         entry = self._open[job.key] = OpenJob(job, len(job.rows))
-        future = self._futures[job.key] = asyncio.run_coroutine_threadsafe(self._run(entry), self._loop)
+        future = self._futures[job.key] = asyncio.run_coroutine_threadsafe(
+            self._run(entry), self._loop
+        )
         future.add_done_callback(partial(self._hand_over, job.key))
 
     def cancel(self, key: str) -> bool:
         """Drop a job that is too far back to have begun; False when it may have, or is unknown."""
         if key not in self._open:
             return False
-        before = sum(entry.left for entry in takewhile(lambda each: each is not self._open[key], self._open.values()))
+        before = sum(
+            entry.left
+            for entry in takewhile(lambda each: each is not self._open[key], self._open.values())
+        )
         if before < self.seats:
             return False
         del self._open[key]

@@ -40,10 +40,14 @@ def following(parameter: str, tensors: Tensors, dtype: torch.dtype) -> set[str]:
 
 def known_layout(sums: Sums, initial: Tensors, dtype: torch.dtype) -> frozenset[str]:
     """Return the parameters that follow from the weights an engine was started with."""
-    return frozenset(name for name, found in sums.items() if found in following(name, initial, dtype))
+    return frozenset(
+        name for name, found in sums.items() if found in following(name, initial, dtype)
+    )
 
 
-def compared(sums: Sums, tensors: Tensors | None, known: frozenset[str], dtype: torch.dtype) -> EngineChecksum:
+def compared(
+    sums: Sums, tensors: Tensors | None, known: frozenset[str], dtype: torch.dtype
+) -> EngineChecksum:
     """Return the checksum of all parameters, and whether those of `known` layout follow."""
     value, layout = xxhash.xxh3_128(), xxhash.xxh3_64()
     for name in sorted(sums):
@@ -54,4 +58,6 @@ def compared(sums: Sums, tensors: Tensors | None, known: frozenset[str], dtype: 
         return named
     if any(sums[name] not in following(name, tensors, dtype) for name in known):
         return EngineChecksum(named.value, "other", layout=named.layout)
-    return EngineChecksum(named.value, "snapshot" if known == sums.keys() else "unknown", layout=named.layout)
+    return EngineChecksum(
+        named.value, "snapshot" if known == sums.keys() else "unknown", layout=named.layout
+    )

@@ -25,11 +25,24 @@ import torch
 from numpy.typing import NDArray
 
 from prefixrl.common.config.worker_sections import MOST_MASKED
-from prefixrl.common.engines.interface.base import AdapterEngine, Continuation, Job, JobResult, TokenIds, check_fit
+from prefixrl.common.engines.interface.base import (
+    AdapterEngine,
+    Continuation,
+    Job,
+    JobResult,
+    TokenIds,
+    check_fit,
+)
 from prefixrl.common.engines.interface.row_jobs import RowJobs
 from prefixrl.common.engines.vllm.checksum import compared, known_layout
 from prefixrl.common.engines.vllm.facts import RowCounts, about, engine_config, seats_of
-from prefixrl.common.engines.vllm.setup import BACKEND, VllmSetup, engine_arguments, platform_of, prepare_environment
+from prefixrl.common.engines.vllm.setup import (
+    BACKEND,
+    VllmSetup,
+    engine_arguments,
+    platform_of,
+    prepare_environment,
+)
 from prefixrl.common.errors import PeerLost, UserError
 from prefixrl.common.models.loading import load_model
 from prefixrl.common.seeds import row_seed
@@ -77,7 +90,9 @@ class VllmEngine(RowJobs, AdapterEngine):
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=_run_loop, args=(self._loop,), name="vllm", daemon=True).start()
         self._counts = RowCounts()
-        self._llm: Any = self._call(_start(engine_arguments(setup, platform), self._counts), None, "start")
+        self._llm: Any = self._call(
+            _start(engine_arguments(setup, platform), self._counts), None, "start"
+        )
         self.offer(seats_of(self._llm.vllm_config))
         self.about = about(self._llm.vllm_config)
         log.info("vLLM of the %s: %s", setup.role, self.about)
@@ -166,7 +181,9 @@ class VllmEngine(RowJobs, AdapterEngine):
                 drawn = zip(part.logprobs, part.token_ids, strict=True)
                 logprobs.extend(entry[token].logprob for entry, token in drawn)
             if part.weight_versions:  # with the last part, of the whole answer
-                spans = tuple((int(span.version), span.end - span.start) for span in part.weight_versions)
+                spans = tuple(
+                    (int(span.version), span.end - span.start) for span in part.weight_versions
+                )
         return Continuation(
             np.asarray(tokens, dtype=np.int32),
             np.minimum(np.asarray(logprobs, dtype=np.float32), 0.0),
@@ -179,7 +196,9 @@ class VllmEngine(RowJobs, AdapterEngine):
 
         self._requests += 1
         prompt = tokens_input(prompt_token_ids=tokens.tolist())
-        return self._llm.generate(prompt, sampling, request_id=str(self._requests), lora_request=self._adapter)
+        return self._llm.generate(
+            prompt, sampling, request_id=str(self._requests), lora_request=self._adapter
+        )
 
     def install(self, snapshot: Snapshot) -> None:
         """Replace all weights; ValueError if they are not the model's, PeerLost if vLLM hangs."""
@@ -235,7 +254,9 @@ class VllmEngine(RowJobs, AdapterEngine):
         from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
 
-        asked = SamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0, ignore_eos=True, detokenize=False)
+        asked = SamplingParams(
+            temperature=1.0, max_tokens=1, prompt_logprobs=0, ignore_eos=True, detokenize=False
+        )
         if self._open and not self._is_paused:
             await self._pause()  # else running answers may hold every seat until they end
             self._is_paused = True
@@ -248,7 +269,9 @@ class VllmEngine(RowJobs, AdapterEngine):
         found: list[float] = []
         for (given, scored), output in zip(rows, outputs, strict=True):
             entries = list((await output.get()).prompt_logprobs)[given.size :]
-            found += [entry[int(token)].logprob for entry, token in zip(entries, scored, strict=True)]
+            found += [
+                entry[int(token)].logprob for entry, token in zip(entries, scored, strict=True)
+            ]
         return np.asarray(found, dtype=np.float32)
 
     async def _ask(self, prompt: Any, sampling: Any) -> Any:
@@ -264,11 +287,17 @@ class VllmEngine(RowJobs, AdapterEngine):
         for part in self._call(self._llm.compute_weight_checksums(), CONTROL_S, "make checksums"):
             sums |= part
         if self._setup.low_rank:
-            for part in self._call(self._llm.collective_rpc("adapter_sums"), CONTROL_S, "make checksums"):
+            for part in self._call(
+                self._llm.collective_rpc("adapter_sums"), CONTROL_S, "make checksums"
+            ):
                 sums |= part
         dtype = getattr(torch, self._setup.dtype)
         if self._known is None:
-            self._known = known_layout(sums, self.weights(), dtype) if self._installed is None else frozenset()
+            self._known = (
+                known_layout(sums, self.weights(), dtype)
+                if self._installed is None
+                else frozenset()
+            )
         installed = self._installed.tensors if self._installed and self._adapter is None else None
         return compared(sums, installed, self._known, dtype)
 
@@ -287,7 +316,9 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 async def _start(arguments: dict[str, Any], counts: RowCounts) -> Any:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    llm = AsyncLLM.from_vllm_config(engine_config(arguments), stat_loggers=[counts.of_engine], disable_log_stats=True)
+    llm = AsyncLLM.from_vllm_config(
+        engine_config(arguments), stat_loggers=[counts.of_engine], disable_log_stats=True
+    )
     await llm.update_weight_version("0")
     return llm
 

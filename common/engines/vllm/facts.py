@@ -84,24 +84,32 @@ def about(config: Any) -> str:
         f"attention {_attention(config)}",
         f"max_num_seqs {scheduler.max_num_seqs}",
         f"max_num_batched_tokens {scheduler.max_num_batched_tokens}",
-        f"room for keys and values of {tokens} tokens" if tokens else "room for keys and values known at the start",
+        f"room for keys and values of {tokens} tokens"
+        if tokens
+        else "room for keys and values known at the start",
         f"cudagraph {getattr(config.compilation_config.cudagraph_mode, 'name', 'NONE')}",
     ]
     facts += [f"quantization {quantization}"] if quantization else []
     facts += [f"kv_cache_dtype {cache.cache_dtype}"] if cache.cache_dtype != "auto" else []
-    facts += [f"speculative {draft.method} of {draft.num_speculative_tokens} tokens"] if draft else []
+    facts += (
+        [f"speculative {draft.method} of {draft.num_speculative_tokens} tokens"] if draft else []
+    )
     return ", ".join(facts)
 
 
 def _attention(config: Any) -> str:
     if config.attention_config.backend is not None:
         return str(config.attention_config.backend.name)
-    with contextlib.suppress(Exception):  # its selection needs a device, and changes from release to release
+    with contextlib.suppress(
+        Exception
+    ):  # its selection needs a device, and changes from release to release
         from vllm.config import set_current_vllm_config
         from vllm.v1.attention.selector import get_attn_backend
 
         model = config.model_config
         with set_current_vllm_config(config):
-            backend = get_attn_backend(model.get_head_size(), model.dtype, config.cache_config.cache_dtype)
+            backend = get_attn_backend(
+                model.get_head_size(), model.dtype, config.cache_config.cache_dtype
+            )
         return str(backend.get_name())
     return "of vLLM's choice"

@@ -13,10 +13,20 @@ import msgspec
 import torch
 import xxhash
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
-from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    UnquantizedEmbeddingMethod,
+    VocabParallelEmbedding,
+)
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
 
 from prefixrl.common.engines.vllm.setup import BACKEND, CHILD_VARIABLE
 from prefixrl.common.host.process import die_with_parent
@@ -45,8 +55,12 @@ class AdapterSums:
         for name, module in self.model_runner.get_model().named_modules():  # type: ignore[attr-defined]
             for part in ("lora_a_stacked", "lora_b_stacked"):
                 stacked = getattr(module, part, ())
-                for index, tensor in enumerate([stacked] if isinstance(stacked, torch.Tensor) else stacked):
-                    found[f"tp{rank}:{name}.{part}.{index}"] = xxhash.xxh3_64_hexdigest(as_bytes(tensor.cpu()))
+                for index, tensor in enumerate(
+                    [stacked] if isinstance(stacked, torch.Tensor) else stacked
+                ):
+                    found[f"tp{rank}:{name}.{part}.{index}"] = xxhash.xxh3_64_hexdigest(
+                        as_bytes(tensor.cpu())
+                    )
         return found
 
 
@@ -110,5 +124,7 @@ def pack_again(model: torch.nn.Module) -> None:
     if next(model.parameters()).device.type != "cpu":
         return
     for module in model.modules():
-        if isinstance(module, VocabParallelEmbedding) and isinstance(module.quant_method, UnquantizedEmbeddingMethod):
+        if isinstance(module, VocabParallelEmbedding) and isinstance(
+            module.quant_method, UnquantizedEmbeddingMethod
+        ):
             module.quant_method.process_weights_after_loading(module)

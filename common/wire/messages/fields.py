@@ -43,7 +43,12 @@ def cut_text(text: str, most: int = MOST_TEXT_CHARS) -> str:
 
 def shared(kind: type[msgspec.Struct], *sources: object) -> dict[str, Any]:
     """Return the fields of a struct that sources have under the same names; where several have one, the last one's."""
-    return {name: getattr(each, name) for each in sources for name in kind.__struct_fields__ if hasattr(each, name)}
+    return {
+        name: getattr(each, name)
+        for each in sources
+        for name in kind.__struct_fields__
+        if hasattr(each, name)
+    }
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True, gc=False):

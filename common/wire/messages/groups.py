@@ -12,11 +12,23 @@ Finish = Literal["eos", "length", "error"]
 VerdictStatus = Literal["ok", "no_answer", "parse_fail", "timeout", "truncated", "no_gold", "error"]
 UNJUDGED: frozenset[VerdictStatus] = frozenset({"error", "truncated", "no_gold"})
 """Statuses without a reward: the verifier failed, a cut text is masked, there is no gold answer."""
-_VerifierFault = Literal["too long for a child", "gold answer unreadable", "verifier raised", "process died"]
+_VerifierFault = Literal[
+    "too long for a child", "gold answer unreadable", "verifier raised", "process died"
+]
 _SandboxFault = Literal["sandbox refused", "sandbox failed", "sandbox overran"]
-_FunctionFault = Literal["function raised", "function overran", "function returned no reward", "server refused"]
+_FunctionFault = Literal[
+    "function raised", "function overran", "function returned no reward", "server refused"
+]
 _StepFault = Literal["too long for the process reward model", "steps without a score"]
-Fault = Literal["", "question not rendered", _VerifierFault, _SandboxFault, _FunctionFault, _StepFault, "no completion"]
+Fault = Literal[
+    "",
+    "question not rendered",
+    _VerifierFault,
+    _SandboxFault,
+    _FunctionFault,
+    _StepFault,
+    "no completion",
+]
 """Cause of a missing verdict, "" where there is one. A closed list, so that counts by cause stay few."""
 TaskKind = Literal["train", "eval"]
 CodeMode = Literal["none", "answers", "tests"]

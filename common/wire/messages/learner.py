@@ -4,7 +4,16 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from prefixrl.common.wire.messages.fields import MOST_GROUPS, MOST_SAMPLES, Count, Message, Name, Seconds, Text, Version
+from prefixrl.common.wire.messages.fields import (
+    MOST_GROUPS,
+    MOST_SAMPLES,
+    Count,
+    Message,
+    Name,
+    Seconds,
+    Text,
+    Version,
+)
 from prefixrl.common.wire.messages.groups import BatchGroup, Prompt, Sampling
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.messages.worker import FromWorker, MemoryUse, ToRollout, ToWorker
@@ -167,8 +176,19 @@ class Accepted(Message, frozen=True):
 
 
 FromOperator = GetStatus | Stop | HaltRun | DrainWorker
-FromPeer = GetBatch | GetGroups | IterationDone | Published | Evaluate | GetEvaluation | Forget | FromOperator
+FromPeer = (
+    GetBatch
+    | GetGroups
+    | IterationDone
+    | Published
+    | Evaluate
+    | GetEvaluation
+    | Forget
+    | FromOperator
+)
 """Requests of ranks, among them all that operators may make."""
-_ToLearner = Batch | Groups | NotYet | RunOver | Halt | CannotGoOn | EvaluationProgress | Status | Accepted
+_ToLearner = (
+    Batch | Groups | NotYet | RunOver | Halt | CannotGoOn | EvaluationProgress | Status | Accepted
+)
 ToBroker = FromWorker | FromPeer
 FromBroker = ToWorker | ToRollout | _ToLearner

@@ -17,7 +17,13 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from prefixrl.common.wire.messages import fields
-from prefixrl.common.wire.messages.groups import GroupPrefixes, GroupTask, Sampling, ScoredGroup, TaskKind
+from prefixrl.common.wire.messages.groups import (
+    GroupPrefixes,
+    GroupTask,
+    Sampling,
+    ScoredGroup,
+    TaskKind,
+)
 from prefixrl.common.wire.messages.weights import EngineChecksum, PreviousProof, Proof, WeightsNote
 
 
@@ -115,7 +121,9 @@ class Heartbeat(fields.Message, frozen=True, kw_only=True):
 class RowsLeft(fields.Message, frozen=True):
     """The rows of open tasks that have not ended at the engine."""
 
-    tasks: Annotated[tuple[tuple[fields.Name, fields.Count], ...], Meta(max_length=fields.MOST_LEASES_LISTED)]
+    tasks: Annotated[
+        tuple[tuple[fields.Name, fields.Count], ...], Meta(max_length=fields.MOST_LEASES_LISTED)
+    ]
     """Name and rows of every task of which some have ended since the message before."""
 
 

@@ -31,7 +31,13 @@ from typing import Any, TypeAlias
 import click
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from prefixrl.deploy.examples.arithmetic.problems import (
     FAMILIES,
@@ -62,9 +68,17 @@ ANSWER_TOKENS = 20
 BATCH_ROWS = 128
 PEAK_LR = 3e-3
 IGNORED = -100
-PAD, EOS, UNKNOWN, USER, ASSISTANT = ("<|pad|>", "<|end|>", "<|unknown|>", "<|user|>", "<|assistant|>")
+PAD, EOS, UNKNOWN, USER, ASSISTANT = (
+    "<|pad|>",
+    "<|end|>",
+    "<|unknown|>",
+    "<|user|>",
+    "<|assistant|>",
+)
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{% if message['role'] == 'user' %}{{ '" + USER + "' + message['content'] }}"
+    "{% for message in messages %}{% if message['role'] == 'user' %}{{ '"
+    + USER
+    + "' + message['content'] }}"
     "{% else %}{{ '" + ASSISTANT + "' + message['content'] + '" + EOS + "' }}{% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '" + ASSISTANT + "' }}{% endif %}"
@@ -95,7 +109,9 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     plain = [*map(str, range(10)), ":", "so", "\\boxed{", "}", *dict.fromkeys(words)]
     vocabulary = {token: number for number, token in enumerate([*special, *plain])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\\boxed\{|[A-Za-z]+|\S"), behavior="removed", invert=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(
+        Regex(r"\\boxed\{|[A-Za-z]+|\S"), behavior="removed", invert=True
+    )
     tokenizer.decoder = decoders.Sequence(
         [
             decoders.WordPiece(prefix="##", cleanup=False),
@@ -140,7 +156,9 @@ def make_model(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> LlamaForCaus
         dtype="float32",
     )
     model = LlamaForCausalLM(config)
-    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
     return model
 
 
@@ -180,7 +198,9 @@ def batches(
         rows = []
         for problem in islice(problems, BATCH_ROWS):
             written = tokenizer.encode(answer(problem, rng), add_special_tokens=False)
-            rows.append((prompt_ids(tokenizer, problem.question), [*written, tokenizer.eos_token_id]))
+            rows.append(
+                (prompt_ids(tokenizer, problem.question), [*written, tokenizer.eos_token_id])
+            )
         longest = max(len(prompt) + len(written) for prompt, written in rows)
         ids = torch.full((len(rows), longest), tokenizer.pad_token_id)
         labels = torch.full_like(ids, IGNORED)
@@ -190,9 +210,13 @@ def batches(
         yield ids, labels
 
 
-def train(model: LanguageModel, data: Iterator[tuple[torch.Tensor, torch.Tensor]], steps: int) -> float:
+def train(
+    model: LanguageModel, data: Iterator[tuple[torch.Tensor, torch.Tensor]], steps: int
+) -> float:
     """AdamW with a short warm-up and a cosine to zero; returns the last loss (nats per token)."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01
+    )
     warm_up = max(1, steps // 20)
     model.train()
     value = math.nan
@@ -246,7 +270,8 @@ def right_by_family(
 ) -> list[float]:
     """For each family, the share of its problems that the target gets right after the prefixes."""
     rows = [
-        prompt_ids(tokenizer, problem.question) + prefix for problem, prefix in zip(problems, prefixes, strict=True)
+        prompt_ids(tokenizer, problem.question) + prefix
+        for problem, prefix in zip(problems, prefixes, strict=True)
     ]
     texts = tokenizer.batch_decode(generate(target, tokenizer, rows, ANSWER_TOKENS, temperature))
     verdicts: dict[str, list[bool]] = {family.name: [] for family in FAMILIES}
@@ -256,7 +281,10 @@ def right_by_family(
 
 
 def report(
-    adapter: LanguageModel, target: LanguageModel, tokenizer: PreTrainedTokenizerFast, problems: Sequence[Problem]
+    adapter: LanguageModel,
+    target: LanguageModel,
+    tokenizer: PreTrainedTokenizerFast,
+    problems: Sequence[Problem],
 ) -> None:
     """Print what each way of choosing a prefix is worth, by family of problem."""
     openings = [tokenizer.encode(opening, add_special_tokens=False) for opening in OPENINGS]
@@ -268,7 +296,9 @@ def report(
     arms["(untrained adapter, sampled)"] = generate(adapter, tokenizer, prompts, K_TOKENS, 1.0)
     arms["(the right opening)"] = [openings[FAMILIES.index(problem.family)] for problem in problems]
     for temperature in (0.0, 0.7):
-        click.echo(f"right answers of the target at temperature {temperature}, by prefix and family")
+        click.echo(
+            f"right answers of the target at temperature {temperature}, by prefix and family"
+        )
         names = [*(family.name for family in FAMILIES), "all"]
         click.echo(" " * 32 + "".join(f"{name:>11}" for name in names))
         for name, prefixes in arms.items():

@@ -66,7 +66,9 @@ def build(out: Path, steps: int, seed: int) -> None:
     for temperature in (0.0, 1.0):
         nothing: list[list[int]] = [[] for _ in held_out]
         shares = right_by_family(saved, tokenizer, held_out, nothing, temperature)
-        cells = ", ".join(f"{family.name} {share:.3f}" for family, share in zip(FAMILIES, shares, strict=True))
+        cells = ", ".join(
+            f"{family.name} {share:.3f}" for family, share in zip(FAMILIES, shares, strict=True)
+        )
         click.echo(f"right at temperature {temperature}: {sum(shares) / len(shares):.3f} ({cells})")
 
 

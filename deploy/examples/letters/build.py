@@ -38,7 +38,13 @@ from transformers.utils import logging
 
 from prefixrl.deploy.examples.arithmetic.build import IGNORED, LanguageModel, train
 from prefixrl.deploy.examples.builder import begin, command_of, save
-from prefixrl.deploy.examples.letters.problems import ALPHABET, OPERATIONS, Problem, problems, write_jsonl
+from prefixrl.deploy.examples.letters.problems import (
+    ALPHABET,
+    OPERATIONS,
+    Problem,
+    problems,
+    write_jsonl,
+)
 
 TRAIN_ROWS, HELDOUT_ROWS = 256, 128
 TARGET_STEPS, ADAPTER_SHARE = 500, 0.8
@@ -47,8 +53,14 @@ BATCH_ROWS = 64
 PAD, EOS, UNKNOWN, USER, ASSISTANT = ("<pad>", "<end>", "<unknown>", "<user>", "<assistant>")
 SPECIAL = [PAD, EOS, UNKNOWN, USER, ASSISTANT]
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{% if message['role'] == 'user' %}{{ '" + USER + "' + message['content'] }}"
-    "{% else %}{{ '" + ASSISTANT + "' + message['content'] + '" + EOS + "' }}{% endif %}{% endfor %}"
+    "{% for message in messages %}{% if message['role'] == 'user' %}{{ '"
+    + USER
+    + "' + message['content'] }}"
+    "{% else %}{{ '"
+    + ASSISTANT
+    + "' + message['content'] + '"
+    + EOS
+    + "' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '" + ASSISTANT + "' }}{% endif %}"
 )
 
@@ -63,11 +75,25 @@ def build(out: Path, steps: int, seed: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
     taken: set[str] = set()
     for name, rows in (("heldout", HELDOUT_ROWS), ("train", TRAIN_ROWS)):
-        write_jsonl(out / f"{name}.jsonl", name, problems(random.Random(f"{seed} {name}"), rows, taken))
+        write_jsonl(
+            out / f"{name}.jsonl", name, problems(random.Random(f"{seed} {name}"), rows, taken)
+        )
     characters, pieces = character_tokenizer(), piece_tokenizer()
-    _teach(out / "target", make_target(characters), characters, _lessons(seed, "target", taken, whole), steps)
+    _teach(
+        out / "target",
+        make_target(characters),
+        characters,
+        _lessons(seed, "target", taken, whole),
+        steps,
+    )
     adapter_steps = max(1, round(ADAPTER_SHARE * steps))
-    _teach(out / "adapter", make_adapter(pieces), pieces, _lessons(seed, "adapter", taken, opening), adapter_steps)
+    _teach(
+        out / "adapter",
+        make_adapter(pieces),
+        pieces,
+        _lessons(seed, "adapter", taken, opening),
+        adapter_steps,
+    )
 
 
 def whole(problem: Problem, rng: random.Random) -> str:
@@ -82,8 +108,15 @@ def opening(problem: Problem, rng: random.Random) -> str:
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
     """A token per character."""
-    text = "".join([*(word for each in OPERATIONS for word in each.words), *(each.opening for each in OPERATIONS)])
-    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *sorted({*text, *ALPHABET, " "})])}
+    text = "".join(
+        [
+            *(word for each in OPERATIONS for word in each.words),
+            *(each.opening for each in OPERATIONS),
+        ]
+    )
+    vocabulary = {
+        token: number for number, token in enumerate([*SPECIAL, *sorted({*text, *ALPHABET, " "})])
+    }
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -123,10 +156,19 @@ def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 def make_target(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     """A Llama of 0.2 M with random weights."""
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=256, num_hidden_layers=3, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True, bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, dtype="float32",
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
     return LlamaForCausalLM(config)
 
 
@@ -136,16 +178,33 @@ def make_adapter(tokenizer: PreTrainedTokenizerFast) -> GPT2LMHeadModel:
     Weights are spread widely: with GPT-2's own 0.02 so narrow a model, taught to ignore the question, hardly sees it.
     """
     config = GPT2Config(
-        vocab_size=len(tokenizer), n_positions=64, n_embd=48, n_layer=2, n_head=2, n_inner=96, initializer_range=0.1,
-        activation_function="gelu_pytorch_tanh", embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0, bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, dtype="float32",
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        n_positions=64,
+        n_embd=48,
+        n_layer=2,
+        n_head=2,
+        n_inner=96,
+        initializer_range=0.1,
+        activation_function="gelu_pytorch_tanh",
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        resid_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
     return GPT2LMHeadModel(config)
 
 
-def _lessons(seed: int, name: str, taken: set[str], answer: Answer) -> Iterator[list[tuple[str, str]]]:
+def _lessons(
+    seed: int, name: str, taken: set[str], answer: Answer
+) -> Iterator[list[tuple[str, str]]]:
     """Endless batches of (question, answer) on letters that neither problem file holds."""
-    rng, of_answers = random.Random(f"{seed} {name}"), random.Random(f"{seed} answers of the {name}")
+    rng, of_answers = (
+        random.Random(f"{seed} {name}"),
+        random.Random(f"{seed} answers of the {name}"),
+    )
     while True:
         rows = [row for _ in range(BATCH_ROWS // 8) for row in problems(rng, 8, set(taken))]
         yield [(row.question, answer(row, of_answers)) for row in rows]
@@ -159,9 +218,13 @@ def _teach(
     steps: int,
 ) -> None:
     """Train on the answers of lessons and save; sampling is settled by whoever samples."""
-    click.echo(f"{folder.name}: {sum(each.numel() for each in model.parameters()) / 1e6:.2f} M parameters")
+    click.echo(
+        f"{folder.name}: {sum(each.numel() for each in model.parameters()) / 1e6:.2f} M parameters"
+    )
     train(model, _batches(tokenizer, lessons), steps)
-    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
     save(model, tokenizer, folder)
 
 
@@ -172,7 +235,9 @@ def _batches(
     begins, pad = tokenizer.convert_tokens_to_ids(ASSISTANT), tokenizer.pad_token_id
     for rows in lessons:
         texts = [f"{USER}{question}{ASSISTANT}{answer}{EOS}" for question, answer in rows]
-        ids = tokenizer(texts, padding=True, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        ids = tokenizer(texts, padding=True, return_tensors="pt", add_special_tokens=False)[
+            "input_ids"
+        ]
         is_begun = (ids == begins).cumsum(dim=1) > 0
         yield ids, torch.where(is_begun & (ids != begins) & (ids != pad), ids, IGNORED)
 

@@ -28,8 +28,14 @@ class Operation:
 
 OPERATIONS = (
     Operation(("flip", "mirror"), "Read from the end:", lambda letters: letters[::-1]),
-    Operation(("swap", "trade"), "Turn each pair round:", lambda letters: "".join(map(_turned, _pairs(letters)))),
-    Operation(("advance", "next"), "Move every one on:", lambda letters: "".join(map(_following, letters))),
+    Operation(
+        ("swap", "trade"),
+        "Turn each pair round:",
+        lambda letters: "".join(map(_turned, _pairs(letters))),
+    ),
+    Operation(
+        ("advance", "next"), "Move every one on:", lambda letters: "".join(map(_following, letters))
+    ),
     Operation(("sort", "rank"), "Put them in order:", lambda letters: "".join(sorted(letters))),
 )
 
@@ -59,7 +65,9 @@ class Problem:
 
 def problems(rng: random.Random, rows: int, taken: set[str]) -> list[Problem]:
     """Problems that ask for all words in turn; their letters are added to `taken`, none is in it."""
-    asked = itertools.cycle((operation, word) for operation in OPERATIONS for word in operation.words)
+    asked = itertools.cycle(
+        (operation, word) for operation in OPERATIONS for word in operation.words
+    )
     found = []
     for operation, word in itertools.islice(asked, rows):
         while (letters := "".join(rng.sample(ALPHABET, LETTERS))) in taken:
@@ -72,7 +80,12 @@ def problems(rng: random.Random, rows: int, taken: set[str]) -> list[Problem]:
 def write_jsonl(path: Path, name: str, rows: Iterable[Problem]) -> None:
     """One line per problem: `id`, `question`, `answer`, and as `family` its first word."""
     lines = (
-        {"id": f"{name}-{number:04d}", "question": row.question, "answer": row.gold, "family": row.word}
+        {
+            "id": f"{name}-{number:04d}",
+            "question": row.question,
+            "answer": row.gold,
+            "family": row.word,
+        }
         for number, row in enumerate(rows)
     )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")

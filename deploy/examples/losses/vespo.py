@@ -17,8 +17,15 @@ def loss(
     logprobs: Tensor, proximal: Tensor, behaviour: Tensor, advantages: Tensor, mask: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return -sum of phi(w) A log theta, w the ratio of the row and phi held constant; and the sum of phi."""
-    log_w = ((logprobs - behaviour).clamp(-20, 20) * mask).sum(1, keepdim=True).clamp(LOWEST, HIGHEST).detach()
+    log_w = (
+        ((logprobs - behaviour).clamp(-20, 20) * mask)
+        .sum(1, keepdim=True)
+        .clamp(LOWEST, HIGHEST)
+        .detach()
+    )
     is_good = advantages >= 0
-    k, fall = (is_good * good + ~is_good * bad for good, bad in zip(POSITIVE, NEGATIVE, strict=True))
+    k, fall = (
+        is_good * good + ~is_good * bad for good, bad in zip(POSITIVE, NEGATIVE, strict=True)
+    )
     phi = (k * log_w + fall * (1 - log_w.exp())).exp()
     return (-phi * advantages * logprobs * mask).sum(), {"phi": (phi * mask).sum()}

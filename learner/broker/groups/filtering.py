@@ -41,8 +41,14 @@ class AccuracyFilter:
 
     def objection_to_cuts(self, texts: Sequence[TextVerdict]) -> str | None:
         """Return why cut texts keep a group from training; None if they do not."""
-        cut = [text.finish == "length" for text in texts if text.is_judged or text.status == "truncated"]
-        if self.truncated is None or not (any(cut) if self.truncated == "any" else cut and all(cut)):
+        cut = [
+            text.finish == "length"
+            for text in texts
+            if text.is_judged or text.status == "truncated"
+        ]
+        if self.truncated is None or not (
+            any(cut) if self.truncated == "any" else cut and all(cut)
+        ):
             return None
         return CUT[self.truncated]
 
@@ -68,7 +74,9 @@ def objection(group: ScoredGroup, band: AccuracyFilter | None) -> Objection | No
         faults = group.faults
         commonest = max(faults, key=lambda fault: (faults[fault], fault))
         rows = "every row that was not cut" if cut else "every row"
-        return Objection("expired", f"verifier error on {rows}{f': {commonest}' if commonest else ''}")
+        return Objection(
+            "expired", f"verifier error on {rows}{f': {commonest}' if commonest else ''}"
+        )
     cause = band.objection([verdict.outcome for verdict in judged]) if band else None
     return Objection("filtered", cause) if cause else None
 
@@ -76,7 +84,11 @@ def objection(group: ScoredGroup, band: AccuracyFilter | None) -> Objection | No
 def spare_cause(group: ScoredGroup, band: AccuracyFilter | None) -> str | None:
     """Return why a scored group is only a spare; None if it is trained or ends."""
     found = objection(group, band) if band and band.fills else None
-    is_useful = found is not None and found.state == "filtered" and any(each.is_judged for each in group.verdicts)
+    is_useful = (
+        found is not None
+        and found.state == "filtered"
+        and any(each.is_judged for each in group.verdicts)
+    )
     return found.cause if found and is_useful else None
 
 
@@ -96,7 +108,9 @@ class PassRate:
     def note(self, *passed: bool) -> None:
         """Count judged groups, the oldest first."""
         for each in passed:
-            self.passed += each - (self.newest[0] if len(self.newest) == self.newest.maxlen else False)
+            self.passed += each - (
+                self.newest[0] if len(self.newest) == self.newest.maxlen else False
+            )
             self.newest.append(each)
 
     @property
@@ -108,7 +122,11 @@ class PassRate:
     def is_too_low(self) -> bool:
         """True if enough groups were judged, and none or too small a share of them passed."""
         is_full, passed = self.judged == self.filter.limit_groups, self.passed
-        return is_full and not self.filter.fills and (not passed or passed < self.filter.min_pass_rate * self.judged)
+        return (
+            is_full
+            and not self.filter.fills
+            and (not passed or passed < self.filter.min_pass_rate * self.judged)
+        )
 
 
 class FailureShare:
@@ -130,7 +148,9 @@ class FailureShare:
             self._failing += (share > 0) - (is_full and self.newest[0] > 0)
             self.newest.append(share)
         # The share is a sum over hundreds of groups, and at most that of the groups with a failed row.
-        may_be = len(self.newest) == self.newest.maxlen and self._failing / len(self.newest) > self.most
+        may_be = (
+            len(self.newest) == self.newest.maxlen and self._failing / len(self.newest) > self.most
+        )
         self.is_too_high = may_be and self.share > self.most
 
     @property

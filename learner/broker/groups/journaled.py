@@ -10,7 +10,12 @@ import copy
 from collections import deque
 
 from prefixrl.common.journal import records
-from prefixrl.learner.broker.groups.filtering import AccuracyFilter, FailureShare, PassRate, spare_cause
+from prefixrl.learner.broker.groups.filtering import (
+    AccuracyFilter,
+    FailureShare,
+    PassRate,
+    spare_cause,
+)
 from prefixrl.learner.broker.groups.states import Group, LedgerLimits, LiveGroups, PromptSource
 from prefixrl.learner.broker.groups.window import Window
 
@@ -24,7 +29,11 @@ class JournaledState:
     """Live groups of a run and the counts of ended ones."""
 
     def __init__(
-        self, window: Window, limits: LedgerLimits, prompts: PromptSource, accuracy_filter: AccuracyFilter | None
+        self,
+        window: Window,
+        limits: LedgerLimits,
+        prompts: PromptSource,
+        accuracy_filter: AccuracyFilter | None,
     ) -> None:
         self.window = window
         self.counts = records.GroupTotals()
@@ -47,10 +56,14 @@ class JournaledState:
         if iteration < self.completed:
             return
         if iteration != self.completed or iteration not in self.batches:
-            raise ValueError(f"iteration {iteration} cannot be trained: no batch of it was handed out")
+            raise ValueError(
+                f"iteration {iteration} cannot be trained: no batch of it was handed out"
+            )
         for seq in self.batches.pop(iteration):
             group = self._live.pop(seq)
-            assert group.result is not None and group.version is not None, "what is trained was scored"
+            assert group.result is not None and group.version is not None, (
+                "what is trained was scored"
+            )
             assert iteration - group.version <= self.window.max_staleness
             self.counts.note_trained(group.result, iteration - group.version, iteration)
         self.completed += 1
@@ -75,12 +88,18 @@ class JournaledState:
                 self.failures.note(sum(faults.values()) / len(scored.texts) if faults else 0.0)
                 if self.pass_rate:
                     self.pass_rate.note(not is_spare)
-                    records.tally(self.counts.passed_by_source, self._prompts.source(group.prompt), int(not is_spare))
+                    records.tally(
+                        self.counts.passed_by_source,
+                        self._prompts.source(group.prompt),
+                        int(not is_spare),
+                    )
             case records.BatchFormed(iteration, seqs):
                 self.batches[iteration] = seqs
                 for seq in seqs:
                     self._live.move(self._live[seq], "batched", self._live[seq].version)
-            case records.GroupEnded(seq=seq, state=state, cause=cause, requeued=requeued, faults=faults):
+            case records.GroupEnded(
+                seq=seq, state=state, cause=cause, requeued=requeued, faults=faults
+            ):
                 group = self._live.pop(seq)
                 self.counts.note_ended(state, cause, faults)
                 if requeued:
@@ -89,16 +108,23 @@ class JournaledState:
                     self.failures.note(float(state != "filtered"))
                 if self.pass_rate and state == "filtered":
                     self.pass_rate.note(*[False] * is_new)
-                    records.tally(self.counts.filtered_by_source, self._prompts.source(group.prompt))
+                    records.tally(
+                        self.counts.filtered_by_source, self._prompts.source(group.prompt)
+                    )
 
     def state(self) -> records.LedgerState:
         """Return the state that the records give, without leases and queues."""
         return records.LedgerState(
-            completed=self.completed, next_seq=self._next_seq, next_prompt=self._next_prompt,
-            requeued=tuple(self._requeued), batches=dict(self.batches), live=tuple(map(_live_group, self._live)),
-            totals=copy.deepcopy(self.counts), failures=tuple(self.failures.newest),
+            completed=self.completed,
+            next_seq=self._next_seq,
+            next_prompt=self._next_prompt,
+            requeued=tuple(self._requeued),
+            batches=dict(self.batches),
+            live=tuple(map(_live_group, self._live)),
+            totals=copy.deepcopy(self.counts),
+            failures=tuple(self.failures.newest),
             passed=tuple(self.pass_rate.newest) if self.pass_rate else (),
-        )  # fmt: skip
+        )
 
     def restore(self, state: records.LedgerState) -> None:
         """Restore a state; call this before any record is applied."""
@@ -112,7 +138,9 @@ class JournaledState:
             self.pass_rate.note(*state.passed)
         for each in state.live:
             version = each.result.version if each.result else None
-            self._live.add(Group(each.seq, each.prompt, each.requeues, each.state, version, result=each.result))
+            self._live.add(
+                Group(each.seq, each.prompt, each.requeues, each.state, version, result=each.result)
+            )
 
 
 def _live_group(group: Group) -> records.LiveGroup:

@@ -19,7 +19,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Literal
 
-from prefixrl.common.journal.records import BatchFormed, GroupEnded, GroupIssued, GroupScored, LedgerState, Record
+from prefixrl.common.journal.records import (
+    BatchFormed,
+    GroupEnded,
+    GroupIssued,
+    GroupScored,
+    LedgerState,
+    Record,
+)
 from prefixrl.common.wire.messages.groups import GroupPrefixes, ScoredGroup
 from prefixrl.learner.broker.groups import states as group_states
 from prefixrl.learner.broker.groups.admission import Admission
@@ -32,12 +39,18 @@ class Ledger(JournaledState):
     """Live groups of a run; see the module's picture."""
 
     def __init__(
-        self, window: Window, limits: group_states.LedgerLimits, prompts: group_states.PromptSource,
-        accuracy_filter: AccuracyFilter | None = None, admission: Admission | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        window: Window,
+        limits: group_states.LedgerLimits,
+        prompts: group_states.PromptSource,
+        accuracy_filter: AccuracyFilter | None = None,
+        admission: Admission | None = None,
+    ) -> None:
         """Create an empty ledger. Without `admission`, groups begin as early as `window` allows."""
         assert window.iterations is not None or prompts.total is not None, "a run must end"
-        assert window.over_sampling == 1 or accuracy_filter, "over-sampling is for what a filter takes"
+        assert window.over_sampling == 1 or accuracy_filter, (
+            "over-sampling is for what a filter takes"
+        )
         super().__init__(window, limits, prompts, accuracy_filter)
         self.admission = admission or Admission(window)
         self.limits = limits
@@ -49,7 +62,9 @@ class Ledger(JournaledState):
         """A heap: by version, then by groups."""
         self._queued = count()
 
-    def start_sampling(self, version: int, most_groups: int | None = None) -> group_states.SampleItem | None:
+    def start_sampling(
+        self, version: int, most_groups: int | None = None
+    ) -> group_states.SampleItem | None:
         """Return groups for a worker at `version`; None where window or data allow none."""
         most_groups = most_groups or self.limits.groups_per_item
         while self._resample:
@@ -68,7 +83,10 @@ class Ledger(JournaledState):
         if not self.admission.may_resample(version, self.completed):
             return None
         # Groups that wait to be sampled again are not under way. If they counted, they could block each other for ever.
-        room = self._room(version, {state: count for state, count in self._live.states().items() if state != "queued"})
+        room = self._room(
+            version,
+            {state: count for state, count in self._live.states().items() if state != "queued"},
+        )
         if room < len(seqs) and (self.window.over_sampling == 1 or not room):
             return None
         self._resample.popleft()
@@ -114,7 +132,9 @@ class Ledger(JournaledState):
         self, groups: Sequence[GroupPrefixes], version: int, weights_digest: str, sampled_s: float
     ) -> list[int]:
         """Accept sampled groups; return the accepted sequence numbers. The others are duplicates."""
-        taken = [group for group in groups if self._may_take(group, version, ("queued", "sampling"))]
+        taken = [
+            group for group in groups if self._may_take(group, version, ("queued", "sampling"))
+        ]
         self.counts.duplicates_ignored += len(groups) - len(taken)
         for group in taken:
             if group.error:
@@ -147,7 +167,9 @@ class Ledger(JournaledState):
         """Accept scored groups; return the accepted sequence numbers. The others are duplicates."""
         taken = []
         for group in groups:
-            if self._may_take(group.prefixes, group.version, ("queued", "sampling", "sampled", "scoring")):
+            if self._may_take(
+                group.prefixes, group.version, ("queued", "sampling", "sampled", "scoring")
+            ):
                 taken.append(group.prefixes.seq)
                 self._judge(group)
         if taken:
@@ -158,7 +180,9 @@ class Ledger(JournaledState):
     def _judge(self, group: ScoredGroup) -> None:
         seq, faults = group.prefixes.seq, group.faults
         if faults:
-            self.newest_error = next(text.extracted for text in group.texts if text.status == "error")
+            self.newest_error = next(
+                text.extracted for text in group.texts if text.status == "error"
+            )
         found = objection(group, self._filter)
         if found is None or spare_cause(group, self._filter):
             self._append(GroupScored(group))
@@ -169,9 +193,15 @@ class Ledger(JournaledState):
             self.newest_error = found.cause if found.state == "failed" else self.newest_error
             self.end(seq, found.state, found.cause, faults)
 
-    def _may_take(self, group: GroupPrefixes, version: int, states: tuple[group_states.State, ...]) -> bool:
+    def _may_take(
+        self, group: GroupPrefixes, version: int, states: tuple[group_states.State, ...]
+    ) -> bool:
         live = self._live.get(group.seq)
-        if not live or live.state not in states or self._prompts.prompt(live.prompt) != group.prompt:
+        if (
+            not live
+            or live.state not in states
+            or self._prompts.prompt(live.prompt) != group.prompt
+        ):
             return False
         if live.version == version:
             return True
@@ -184,7 +214,9 @@ class Ledger(JournaledState):
 
     def _binding(self) -> Counter[int]:
         """Return the accepted groups by deadline; without over-sampling, all groups with a version."""
-        return self._due("scored", *(group_states.UNVERIFIED if self.window.over_sampling == 1 else ()))
+        return self._due(
+            "scored", *(group_states.UNVERIFIED if self.window.over_sampling == 1 else ())
+        )
 
     def _due(self, *states: group_states.State) -> Counter[int]:
         """Return the number of groups with a version in these states, by deadline."""
@@ -212,7 +244,9 @@ class Ledger(JournaledState):
                 self.expire(seq, f"{stage} lost with its worker {group.deaths} times")
                 continue
             survivors.append(seq)
-            self._live.move(group, *(("sampled", item.version) if stage == "scoring" else ("queued", None)))
+            self._live.move(
+                group, *(("sampled", item.version) if stage == "scoring" else ("queued", None))
+            )
         if survivors and isinstance(item, group_states.ScoreItem):
             self._queue_scoring(item.only(survivors))
         elif survivors:
@@ -222,10 +256,16 @@ class Ledger(JournaledState):
         """End a group without a result; requeue its prompt, or fail it after the last requeue."""
         again = self._live[seq].requeues < self.limits.requeues
         state: Literal["expired", "failed"] = "expired" if again else "failed"
-        self._append(GroupEnded(seq=seq, state=state, cause=cause, requeued=again, faults=faults or {}))
+        self._append(
+            GroupEnded(seq=seq, state=state, cause=cause, requeued=again, faults=faults or {})
+        )
 
     def end(
-        self, seq: int, state: Literal["filtered", "failed"], cause: str, faults: dict[str, int] | None = None
+        self,
+        seq: int,
+        state: Literal["filtered", "failed"],
+        cause: str,
+        faults: dict[str, int] | None = None,
     ) -> None:
         """End a live group untrained, without requeueing its prompt."""
         self._append(GroupEnded(seq=seq, state=state, cause=cause, faults=faults or {}))
@@ -250,7 +290,9 @@ class Ledger(JournaledState):
         """End a surplus group: a spare as filtered, another group with its prompt requeued."""
         cause = spare_cause(group.result, self._filter) if group.result else None
         state: Literal["filtered", "expired"] = "filtered" if cause else "expired"
-        self._append(GroupEnded(seq=group.seq, state=state, cause=cause or SURPLUS, requeued=not cause))
+        self._append(
+            GroupEnded(seq=group.seq, state=state, cause=cause or SURPLUS, requeued=not cause)
+        )
 
     def batch(self, iteration: int) -> Choice | NotYetChosen | Starved | None:
         """Return the groups of an iteration, the groups to wait for, or the reason to end; None: the run is over."""
@@ -279,9 +321,20 @@ class Ledger(JournaledState):
         usable = sum(groups for due, groups in spares.items() if due >= iteration)
         may_come = self.outstanding > scored.total() + spares.total() or self._issuable(1) > 0
         if missing > 0:
-            return usable >= (math.ceil(self.window.over_sampling * missing) if may_come else missing)
-        unscored = self._due(*group_states.UNVERIFIED) if self.window.over_sampling == 1 else Counter[int]()
-        return self.window.overfull(iteration + 1, scored - self.window.smallest(scored, size) + unscored) is None
+            return usable >= (
+                math.ceil(self.window.over_sampling * missing) if may_come else missing
+            )
+        unscored = (
+            self._due(*group_states.UNVERIFIED)
+            if self.window.over_sampling == 1
+            else Counter[int]()
+        )
+        return (
+            self.window.overfull(
+                iteration + 1, scored - self.window.smallest(scored, size) + unscored
+            )
+            is None
+        )
 
     def _batch_size(self) -> int:
         size = self.window.batch_groups
@@ -335,7 +388,10 @@ class Ledger(JournaledState):
     def check(self) -> None:
         """Assert the invariants that hold between any two events."""
         counts = self.counts
-        assert counts.issued == counts.trained + counts.filtered + counts.failed + counts.expired + self.outstanding
+        assert (
+            counts.issued
+            == counts.trained + counts.filtered + counts.failed + counts.expired + self.outstanding
+        )
         assert self.window.overfull(self._next_iteration, self._binding()) is None
         # A waiting group is in a queue, or it would wait for ever.
         to_sample = {seq for seqs in self._resample for seq in seqs}
@@ -369,7 +425,9 @@ class Ledger(JournaledState):
         self._end_unfit()
         waiting = [group.seq for group in self._live if group.state == "queued"]
         size = self.limits.groups_per_item
-        self._resample.extend(tuple(waiting[start : start + size]) for start in range(0, len(waiting), size))
+        self._resample.extend(
+            tuple(waiting[start : start + size]) for start in range(0, len(waiting), size)
+        )
         self._end_surplus()
 
     def _end_unfit(self) -> None:
@@ -378,6 +436,10 @@ class Ledger(JournaledState):
             return
         room = self.window.batch_groups * max(0, self.window.iterations - self._next_iteration)
         are_all_binding = self.window.over_sampling == 1
-        binding = [each for each in self._live if each.state == "scored" or (are_all_binding and not each.is_accepted)]
+        binding = [
+            each
+            for each in self._live
+            if each.state == "scored" or (are_all_binding and not each.is_accepted)
+        ]
         for group in sorted(binding, key=lambda each: (each.state != "scored", each.seq))[room:]:
             self._drop(group)

@@ -97,7 +97,9 @@ class Window:
                 kind.append((self.deadline(group.version), group.seq))
         return scored, spares, unscored
 
-    def fillers(self, iteration: int, missing: int, spares: Iterable[Entry], may_come: bool) -> list[Entry]:
+    def fillers(
+        self, iteration: int, missing: int, spares: Iterable[Entry], may_come: bool
+    ) -> list[Entry]:
         """Return the spares, as (deadline, seq), that replace `missing` groups of an iteration.
 
         None before f times as many spares as missing groups were judged, unless nothing else `may_come`.
@@ -132,7 +134,11 @@ class NotYetChosen:
 
 
 def choose(
-    window: Window, iteration: int, size: int, scored: Sequence[tuple[int, int]], unscored: Sequence[tuple[int, int]]
+    window: Window,
+    iteration: int,
+    size: int,
+    scored: Sequence[tuple[int, int]],
+    unscored: Sequence[tuple[int, int]],
 ) -> Choice | NotYetChosen:
     """Choose the batch of `iteration`, or what to wait for.
 

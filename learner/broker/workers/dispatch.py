@@ -15,8 +15,21 @@ from prefixrl.common.models.config_file import embedding_rows
 from prefixrl.common.seeds import derive
 from prefixrl.common.wire.messages.groups import GroupPrefixes, GroupTask, Sampling, TaskKind
 from prefixrl.common.wire.messages.learner import FromBroker
-from prefixrl.common.wire.messages.worker import Prefixes, PrefixTask, Refused, Revoke, Scores, ScoreTask
-from prefixrl.common.wire.packing import MOST_CHARS_PER_TOKEN, GroupLimits, check_prefixes, check_spans, check_verdicts
+from prefixrl.common.wire.messages.worker import (
+    Prefixes,
+    PrefixTask,
+    Refused,
+    Revoke,
+    Scores,
+    ScoreTask,
+)
+from prefixrl.common.wire.packing import (
+    MOST_CHARS_PER_TOKEN,
+    GroupLimits,
+    check_prefixes,
+    check_spans,
+    check_verdicts,
+)
 from prefixrl.learner.broker.groups.evaluations import EvaluationQueue
 from prefixrl.learner.broker.groups.ledger import Ledger
 from prefixrl.learner.broker.groups.states import SampleItem, ScoreItem
@@ -45,7 +58,9 @@ RESULT_SHARE = 0.5
 class Dispatcher:
     """Turns free rows into leases and results into ledger events."""
 
-    def __init__(self, config: RunConfig, ledger: Ledger, prompts: PromptOrder, names: TaskNames) -> None:
+    def __init__(
+        self, config: RunConfig, ledger: Ledger, prompts: PromptOrder, names: TaskNames
+    ) -> None:
         self._config, self._prompts, self._names = config, prompts, names
         self._limits = limits_of(config)
         self._sampling = config.rollout_sampling(), config.scorer_sampling()
@@ -57,7 +72,9 @@ class Dispatcher:
         if config.scorer.engine == "openai":
             # A scorer may wait so long for its endpoint.
             self._result_s = max(self._result_s, config.scorer.openai.patience_s)
-        self.registry = Registry(config.broker.silence_s, config.broker.stall_s, config.broker.heartbeat_s)
+        self.registry = Registry(
+            config.broker.silence_s, config.broker.stall_s, config.broker.heartbeat_s
+        )
         rows = config.rollout.groups_per_task * config.algorithm.samples_per_prompt
         self._usual_work = {
             "rollout": rows * self._sampling[0].max_new_tokens,
@@ -73,7 +90,9 @@ class Dispatcher:
         """Fill every free seat, and the room behind it, that the window and the data allow."""
         self.ledger.admission.supply = self.registry.supply(self._config.rows_per_job("scorer"))
         if self.evaluations.runs:
-            self.evaluations.give_up_stranded((each.version for each in self.registry.of("rollout")), now_s)
+            self.evaluations.give_up_stranded(
+                (each.version for each in self.registry.of("rollout")), now_s
+            )
         # If the queue refuses one rollout, it refuses all rollouts of that kind.
         refused: set[Kind] = set()
         while (rollout := self.registry.pick("rollout", refused)) is not None:
@@ -97,14 +116,34 @@ class Dispatcher:
         else:
             # A draining rollout only finishes what evaluations still need of its version.
             most = None if worker.takes_runs else 1
-            item = self.ledger.start_sampling(worker.version, most) if worker.phase == "ready" else None
+            item = (
+                self.ledger.start_sampling(worker.version, most)
+                if worker.phase == "ready"
+                else None
+            )
             if item is None:
                 return False
-            kind, rows, sampling = "train", self._config.algorithm.samples_per_prompt, self._sampling[0]
-            prompts = ((seq, self._prompts.prompt(self.ledger.prompt_index(seq))) for seq in item.seqs)
-            groups = tuple(GroupTask(seq, prompt, derive(self._config.seed, "group", seq)) for seq, prompt in prompts)
+            kind, rows, sampling = (
+                "train",
+                self._config.algorithm.samples_per_prompt,
+                self._sampling[0],
+            )
+            prompts = (
+                (seq, self._prompts.prompt(self.ledger.prompt_index(seq))) for seq in item.seqs
+            )
+            groups = tuple(
+                GroupTask(seq, prompt, derive(self._config.seed, "group", seq))
+                for seq, prompt in prompts
+            )
         version = item.version
-        task = PrefixTask(task="", kind=kind, version=version, groups=groups, rows_per_group=rows, sampling=sampling)
+        task = PrefixTask(
+            task="",
+            kind=kind,
+            version=version,
+            groups=groups,
+            rows_per_group=rows,
+            sampling=sampling,
+        )
         rows *= len(groups)
         self._lease(worker, item, task, rows, rows * sampling.max_new_tokens, now_s)
         return True
@@ -112,10 +151,17 @@ class Dispatcher:
     def _give_scoring(self, worker: Worker, now_s: float) -> bool:
         kinds: list[TaskKind] = ["train"]
         held = sum(lease.left for lease in worker.leases.values() if lease.kind == "eval")
-        if worker.takes_runs or held < worker.seats / EVALUATION_SHARE or not self.ledger.is_training:
+        if (
+            worker.takes_runs
+            or held < worker.seats / EVALUATION_SHARE
+            or not self.ledger.is_training
+        ):
             kinds.insert((self._score_tasks + 1) % EVALUATION_SHARE > 0, "eval")
         for kind in kinds:
-            queue, most = self.ledger if kind == "train" else self.evaluations, None if worker.takes_runs else 1
+            queue, most = (
+                self.ledger if kind == "train" else self.evaluations,
+                None if worker.takes_runs else 1,
+            )
             if (item := queue.start_scoring(most)) is not None:
                 break
         else:
@@ -127,9 +173,14 @@ class Dispatcher:
             sampling = self._sampling[1]
             self.stages.leased(item.seqs, now_s)
         task = ScoreTask(
-            task="", kind=kind, version=item.version, weights_digest=item.weights_digest, groups=item.groups,
-            sampling=sampling, sampled_s=item.sampled_s,
-        )  # fmt: skip
+            task="",
+            kind=kind,
+            version=item.version,
+            weights_digest=item.weights_digest,
+            groups=item.groups,
+            sampling=sampling,
+            sampled_s=item.sampled_s,
+        )
         rows = sum(len(group.rows) for group in item.groups)
         texts = rows * self._config.scorer.texts_per_row(kind)
         self._lease(worker, item, task, texts, self._scoring_work(rows, kind, sampling), now_s)
@@ -140,14 +191,23 @@ class Dispatcher:
         return rows * self._config.scorer.texts_per_row(kind) * (tokens + VERIFICATION)
 
     def _lease(
-        self, worker: Worker, item: SampleItem | ScoreItem, task: PrefixTask | ScoreTask, rows: int, work: int,
+        self,
+        worker: Worker,
+        item: SampleItem | ScoreItem,
+        task: PrefixTask | ScoreTask,
+        rows: int,
+        work: int,
         now_s: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         asked = content(task)
         name = self._names.name(worker.holder, task.version, asked)
         # An evaluation task may be larger. Its limit grows in proportion.
-        most_s = self._result_s * (max(1.0, work / self._usual_work[worker.role]) if task.kind == "eval" else 1.0)
-        worker.add(Lease(name, task.kind, item, now_s, now_s, asked, rows, rows, most_s=most_s), now_s)
+        most_s = self._result_s * (
+            max(1.0, work / self._usual_work[worker.role]) if task.kind == "eval" else 1.0
+        )
+        worker.add(
+            Lease(name, task.kind, item, now_s, now_s, asked, rows, rows, most_s=most_s), now_s
+        )
         self.outgoing.append((worker.identity, msgspec.structs.replace(task, task=name)))
 
     def take_prefixes(self, worker: Worker, result: Prefixes, now_s: float) -> None:
@@ -157,10 +217,14 @@ class Dispatcher:
             return
         self._check_prefixes(lease, result)
         if result.kind == "train":
-            taken = self.ledger.take_prefixes(result.groups, result.version, result.weights_digest, result.elapsed_s)
+            taken = self.ledger.take_prefixes(
+                result.groups, result.version, result.weights_digest, result.elapsed_s
+            )
             self.stages.came_in(taken, now_s)
         elif lease and isinstance(lease.item, SampleItem):
-            self.evaluations.take_prefixes(lease.item, result.groups, result.weights_digest, result.elapsed_s)
+            self.evaluations.take_prefixes(
+                lease.item, result.groups, result.weights_digest, result.elapsed_s
+            )
         worker.finish(result.task)
         self.note(f"{worker.name} sampled {len(result.groups)} groups", now_s)
 
@@ -195,18 +259,26 @@ class Dispatcher:
                 f"given no such task with these groups, prompts, seeds and prefixes"
             )
         if lease is not None and lease.asked != answered:
-            raise ValueError(f"{_difference(lease, result)}; it must answer exactly what it was given")
+            raise ValueError(
+                f"{_difference(lease, result)}; it must answer exactly what it was given"
+            )
         return lease
 
     def _check_prefixes(self, lease: Lease | None, result: Prefixes) -> None:
         # One answer may be of several versions; one of an evaluation never is.
-        asked, may_cross = version_of(result.task), result.kind == "train" and self._config.rollout.swap == "in_flight"
+        asked, may_cross = (
+            version_of(result.task),
+            result.kind == "train" and self._config.rollout.swap == "in_flight",
+        )
         if result.version != asked and not (may_cross and result.version > asked):
             raise ValueError(f"prefixes of version {result.version} for a task at version {asked}")
         rows, limits = self._config.algorithm.samples_per_prompt, self._limits
         if lease and lease.kind == "eval":
             request = self.evaluations.run_of(lease.item.seqs[0]).request
-            rows, limits = request.samples, replace(limits, row_tokens=request.prefix_sampling.max_new_tokens)
+            rows, limits = (
+                request.samples,
+                replace(limits, row_tokens=request.prefix_sampling.max_new_tokens),
+            )
         for group in result.groups:
             check_prefixes(group, rows, limits=limits)
             check_spans(group, result.version, may_cross)
@@ -219,9 +291,14 @@ class Dispatcher:
             prefix, completion = request.prefix_sampling, request.completion_sampling
         scorer, most = self._config.scorer, 0
         if result.kind == "eval" or scorer.keep_completions:
-            tokens = prefix.max_new_tokens + completion.max_new_tokens + scorer.most_extension_tokens
+            tokens = (
+                prefix.max_new_tokens + completion.max_new_tokens + scorer.most_extension_tokens
+            )
             most = MOST_CHARS_PER_TOKEN * tokens
-        texts, has_step_rewards = scorer.texts_per_row(result.kind), scorer.prm and scorer.prm.placement == "step"
+        texts, has_step_rewards = (
+            scorer.texts_per_row(result.kind),
+            scorer.prm and scorer.prm.placement == "step",
+        )
         for group in result.groups:
             check_verdicts(group, texts, result.kind, most, bool(has_step_rewards))
 
@@ -258,7 +335,9 @@ class Dispatcher:
             elif now_s - lease.held_s > LOST_TASK_S:
                 worker.tasks_lost += 1
                 if worker.tasks_lost > MOST_LOST_TASKS * worker.most_leases:
-                    raise ValueError(f"{worker.tasks_lost} tasks sent to it were not on its list, and no result came")
+                    raise ValueError(
+                        f"{worker.tasks_lost} tasks sent to it were not on its list, and no result came"
+                    )
                 worker.drop(lease.task)
                 self.losses[f"{worker.role}: task lost on the way"] += 1
                 self._return(lease, died=False)
@@ -291,13 +370,23 @@ def limits_of(config: RunConfig) -> GroupLimits:
 
 def _difference(lease: Lease, result: Prefixes | Scores) -> str:
     """Name the first thing in which a result is not that of its task."""
-    groups = [group if isinstance(group, GroupPrefixes) else group.prefixes for group in result.groups]
+    groups = [
+        group if isinstance(group, GroupPrefixes) else group.prefixes for group in result.groups
+    ]
     seqs = [group.seq for group in groups]
-    if result.kind != lease.kind or isinstance(result, Prefixes) != isinstance(lease.item, SampleItem):
-        return f"a {result.kind} result {type(result).__name__} for the {lease.kind} task {lease.task}"
+    if result.kind != lease.kind or isinstance(result, Prefixes) != isinstance(
+        lease.item, SampleItem
+    ):
+        return (
+            f"a {result.kind} result {type(result).__name__} for the {lease.kind} task {lease.task}"
+        )
     if seqs != list(lease.item.seqs):
         return f"result of task {lease.task} holds groups {seqs}, the task holds {list(lease.item.seqs)}"
-    changed = [seq for seq, was, now in zip(seqs, lease.asked[1], content(result)[1], strict=True) if was != now]
+    changed = [
+        seq
+        for seq, was, now in zip(seqs, lease.asked[1], content(result)[1], strict=True)
+        if was != now
+    ]
     parts = "prompt or seed" if isinstance(result, Prefixes) else "prefixes, version or weights"
     return f"result of task {lease.task} holds another {parts} in groups {changed}"
 

@@ -9,7 +9,13 @@ import msgspec
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.host.process import write_atomically
 from prefixrl.common.journal.records import RunHeader
-from prefixrl.common.run.digests import function_digest, model_digests, name_digest, process_digest, scorer_digests
+from prefixrl.common.run.digests import (
+    function_digest,
+    model_digests,
+    name_digest,
+    process_digest,
+    scorer_digests,
+)
 from prefixrl.common.wire.messages.fields import PROTOCOL, VERSIONS_KEPT
 from prefixrl.common.wire.messages.worker import ModelDigests, Welcome
 from prefixrl.learner.run.directory import Inputs
@@ -37,8 +43,13 @@ class IdentityCheck:
         prm = config.scorer.prm
         self._process_model = prm.model if prm else None
         # A hub name is known by the first scorer's, where this host has no such folder.
-        self._process_digest = process_digest(prm.model) if prm and Path(prm.model).is_dir() else None
-        self._loaded = {"rollout": "adapter", "scorer": "target" if config.mode == "prefix" else "adapter's tokenizer"}
+        self._process_digest = (
+            process_digest(prm.model) if prm and Path(prm.model).is_dir() else None
+        )
+        self._loaded = {
+            "rollout": "adapter",
+            "scorer": "target" if config.mode == "prefix" else "adapter's tokenizer",
+        }
         self._versions: dict[int, set[str]] = {}
         self._newest = 0
         self._initial: str | None = None
@@ -142,8 +153,14 @@ class RunState:
     def welcome(self, worker: str, config: RunConfig, beat_s: float | None = None) -> Welcome:
         """Return the answer to a Hello; `beat_s`: time between heartbeats, None for the config's."""
         if beat_s is not None:
-            config = config.model_copy(update={"broker": config.broker.model_copy(update={"heartbeat_s": beat_s})})
+            config = config.model_copy(
+                update={"broker": config.broker.model_copy(update={"heartbeat_s": beat_s})}
+            )
         return Welcome(
-            protocol=PROTOCOL, run_id=self.header.run_id, worker=worker, config_json=config.model_dump_json(),
-            weights_endpoint=self.start.weights_endpoint, local_weights_endpoint=self.start.local_weights_endpoint,
-        )  # fmt: skip
+            protocol=PROTOCOL,
+            run_id=self.header.run_id,
+            worker=worker,
+            config_json=config.model_dump_json(),
+            weights_endpoint=self.start.weights_endpoint,
+            local_weights_endpoint=self.start.local_weights_endpoint,
+        )

@@ -91,7 +91,11 @@ def mismatch(engine: Logprobs, learner: Logprobs) -> float:
     return math.nan if np.isnan(apart[-1]) else found
 
 
-def slope(engine_change: NDArray[np.float64], learner_change: NDArray[np.float64], apart: NDArray[np.float64]) -> Slope:
+def slope(
+    engine_change: NDArray[np.float64],
+    learner_change: NDArray[np.float64],
+    apart: NDArray[np.float64],
+) -> Slope:
     """Return the least-squares slope through the origin with its errors; `apart`: what the two differed by before."""
     squares = float(learner_change @ learner_change)
     if squares == 0.0 or learner_change.size < 2:

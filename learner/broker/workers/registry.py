@@ -28,7 +28,9 @@ class Registry:
         self._silence_s, self._stall_s, self._beat_s = silence_s, stall_s, beat_s
         self.by_identity: dict[bytes, Worker] = {}
         self._takers = {
-            "rollout": TaskOrder(("ready", "draining"), ("ready", "draining", "swapping"), prefetches=False),
+            "rollout": TaskOrder(
+                ("ready", "draining"), ("ready", "draining", "swapping"), prefetches=False
+            ),
             "scorer": TaskOrder(("ready",), ("ready",), prefetches=True),
         }
         self._slots = 0.0
@@ -47,9 +49,13 @@ class Registry:
             while (name := f"{role}-{self._numbers[role]}") in names:
                 self._numbers[role] += 1
             self._numbers[role] += 1
-        worker = Worker(identity, name, role, hello.host, hello.pid, heard_s=now_s, progressed_s=now_s)
+        worker = Worker(
+            identity, name, role, hello.host, hello.pid, heard_s=now_s, progressed_s=now_s
+        )
         # The heartbeat interval of a new worker grows with the number of workers.
-        spread_s = min(len(self.by_identity) / BEATS_PER_S, SILENCE_SHARE * self._silence_s, MOST_BEAT_S)
+        spread_s = min(
+            len(self.by_identity) / BEATS_PER_S, SILENCE_SHARE * self._silence_s, MOST_BEAT_S
+        )
         worker.beat_s = max(self._beat_s, spread_s)
         self.by_identity[identity] = worker
         worker.changed = self._takers[role].changed
@@ -64,7 +70,11 @@ class Registry:
     def predecessor(self, hello: Hello, now_s: float) -> Worker | None:
         """Return the silent worker on the same host whose name a new worker asks for."""
         name = f"{hello.role}-{hello.number}"
-        found = (each for each in self.by_identity.values() if each.name == name and each.host == hello.host)
+        found = (
+            each
+            for each in self.by_identity.values()
+            if each.name == name and each.host == hello.host
+        )
         silent = (each for each in found if now_s - each.heard_s > each.beat_s)
         return next((each for each in silent if each.pid != hello.pid), None)
 
@@ -72,7 +82,9 @@ class Registry:
         """Give a worker no new task until it leaves; ValueError if no worker has that name."""
         named = {worker.name: worker for worker in self.by_identity.values()}
         if name not in named:
-            raise ValueError(f"this run has no worker {name!r}; it has {', '.join(named) or 'none'}")
+            raise ValueError(
+                f"this run has no worker {name!r}; it has {', '.join(named) or 'none'}"
+            )
         worker = named[name]
         worker.is_drained = worker.is_leaving = True
         self.drained[worker.host, worker.pid] = name
@@ -95,9 +107,15 @@ class Registry:
             if silent_s > self._silence_s:
                 found.append((worker, f"silent for {silent_s:.1f} s"))
             elif worker.leases and stuck_s > self._stall_s:
-                found.append((worker, f"no progress for {stuck_s:.0f} s on {', '.join(worker.leases)}"))
-            elif (late := worker.overdue(now_s, counts_away=True)) and worker.away_s > late.away_before_s:
-                found.append((worker, f"it was away, and {late.task} has no result after {late.most_s:g} s"))
+                found.append(
+                    (worker, f"no progress for {stuck_s:.0f} s on {', '.join(worker.leases)}")
+                )
+            elif (
+                late := worker.overdue(now_s, counts_away=True)
+            ) and worker.away_s > late.away_before_s:
+                found.append(
+                    (worker, f"it was away, and {late.task} has no result after {late.most_s:g} s")
+                )
             elif worker.phase == "swapping" and stuck_s > self._stall_s:
                 # Its Swap or Installed was lost with a connection: it is asked to join again, and proves what it has.
                 found.append((worker, f"no installed weights for {stuck_s:.0f} s after its swap"))
@@ -118,7 +136,8 @@ class Registry:
             # An item is at a scorer from the lease to the result, also while its rows wait for a seat: so it is the
             # room that counts, in items. Of an engine that takes runs, the seats are those of one item.
             self._slots = sum(
-                room / (seats if takes_runs else rows_per_item) for seats, room, takes_runs in scorers.offers.values()
+                room / (seats if takes_runs else rows_per_item)
+                for seats, room, takes_runs in scorers.offers.values()
             )
         return Supply(len(rollouts.offers), self._slots)
 
@@ -130,5 +149,9 @@ class Registry:
             return None
         crowded = (worker for worker in takers.crowded.values() if worker is not idle)
         found = [(worker, lease) for worker in crowded for lease in worker.behind()]
-        fitting = (each for each in found if not each[1].revoking and (not idle.leases or each[1].left <= empty))
+        fitting = (
+            each
+            for each in found
+            if not each[1].revoking and (not idle.leases or each[1].left <= empty)
+        )
         return max(fitting, key=lambda each: each[1].since_s, default=None)

@@ -22,11 +22,17 @@ def content(message: PrefixTask | ScoreTask | Prefixes | Scores) -> Content:
         case PrefixTask():
             return message.kind, message.groups
         case Prefixes():
-            return message.kind, tuple(GroupTask(each.seq, each.prompt, each.seed) for each in message.groups)
+            return message.kind, tuple(
+                GroupTask(each.seq, each.prompt, each.seed) for each in message.groups
+            )
         case ScoreTask():
-            return message.kind, tuple((message.version, message.weights_digest, group) for group in message.groups)
+            return message.kind, tuple(
+                (message.version, message.weights_digest, group) for group in message.groups
+            )
         case Scores():
-            judged = tuple((each.version, each.weights_digest, each.prefixes) for each in message.groups)
+            judged = tuple(
+                (each.version, each.weights_digest, each.prefixes) for each in message.groups
+            )
             return message.kind, judged
 
 
@@ -59,4 +65,6 @@ class TaskNames:
         # SHA-256 alone would take a third of the broker's time where answers are long. Who does not know the seed
         # cannot search for a collision, and sees no hash, only the seal of one.
         fast = xxhash.xxh3_128_digest(self._encoder.encode(asked), seed=self._seed)
-        return hmac.digest(self._key, self._encoder.encode((start, holder, fast)), "sha256")[:SEAL_BYTES].hex()
+        return hmac.digest(self._key, self._encoder.encode((start, holder, fast)), "sha256")[
+            :SEAL_BYTES
+        ].hex()

@@ -46,7 +46,9 @@ class Entry(NamedTuple):
 class TaskOrder:
     """The workers of one role, in their order."""
 
-    def __init__(self, taking: Container[Phase], offering: Container[Phase], prefetches: bool) -> None:
+    def __init__(
+        self, taking: Container[Phase], offering: Container[Phase], prefetches: bool
+    ) -> None:
         """Give tasks in some phases, count seats in others.
 
         `prefetches`: also give one task to workers without a free row, after all others.
@@ -104,7 +106,11 @@ class TaskOrder:
             self.crowded[identity] = worker
         else:
             self.crowded.pop(identity, None)
-        offer = (worker.seats, worker.room, worker.takes_runs) if is_here and worker.phase in self._offering else None
+        offer = (
+            (worker.seats, worker.room, worker.takes_runs)
+            if is_here and worker.phase in self._offering
+            else None
+        )
         if self.offers.get(identity) != offer:
             self.has_new_offers = True
             if offer:

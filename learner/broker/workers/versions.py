@@ -44,7 +44,9 @@ PROBES_KEPT = 256
 class Versions:
     """Announced versions and the steps by which workers swap to them; see the module's picture."""
 
-    def __init__(self, config: RunConfig, identity: IdentityCheck, evaluations: EvaluationQueue) -> None:
+    def __init__(
+        self, config: RunConfig, identity: IdentityCheck, evaluations: EvaluationQueue
+    ) -> None:
         self.latest: WeightsNote | None = None
         self._tolerance = config.probe_tolerance
         self._drains = config.rollout.swap == "drain"
@@ -72,9 +74,16 @@ class Versions:
     def objection(self, worker: Worker) -> str | None:
         """Return why a rollout with another initial adapter cannot take part, else None."""
         note = self.latest
-        if note is None or note.version != 0 or worker.version != 0 or worker.weights_digest == note.digest:
+        if (
+            note is None
+            or note.version != 0
+            or worker.version != 0
+            or worker.weights_digest == note.digest
+        ):
             return None
-        return f"its initial adapter has digest {worker.weights_digest}, the learner's {note.digest}"
+        return (
+            f"its initial adapter has digest {worker.weights_digest}, the learner's {note.digest}"
+        )
 
     def ready(self, worker: Worker, ready: Ready) -> None:
         """Take over the version of a ready worker; ValueError for weights never published."""
@@ -94,7 +103,11 @@ class Versions:
         known = self._evaluations.unsampled_versions() & self._notes.keys()
         # It can still swap to a version that is newer, or the same with new weights.
         held = worker.version, worker.weights_digest
-        needed = [each for each in known if each >= worker.version and (each, self._notes[each].digest) != held]
+        needed = [
+            each
+            for each in known
+            if each >= worker.version and (each, self._notes[each].digest) != held
+        ]
         return self._notes[min(needed)] if needed else self.latest
 
     def staged(self, worker: Worker, version: int) -> None:
@@ -119,7 +132,11 @@ class Versions:
             if worker.refused is not None:
                 return worker.refused
             is_held = (report.version, report.digest) == (worker.version, worker.weights_digest)
-            return Probed(version=report.version, outcome="proved", by=worker.proof) if is_held else None
+            return (
+                Probed(version=report.version, outcome="proved", by=worker.proof)
+                if is_held
+                else None
+            )
         note = self._notes.get(report.version)
         if note is None:
             # Superseded so long ago that its probe is forgotten, and the worker fetches the newest version next; or not
@@ -131,7 +148,9 @@ class Versions:
             worker.engine_mismatch = judged.mismatch  # JSON, in which status travels, has no NaN
         worker.probe_slope = judged.slope.value if judged.slope and judged.slope.is_seen else None
         if report.digest != note.digest:
-            return self._refuse(worker, note, judged, f"its weights have digest {report.digest}, not {note.digest}")
+            return self._refuse(
+                worker, note, judged, f"its weights have digest {report.digest}, not {note.digest}"
+            )
         match judged.outcome:
             case "proved":
                 return self._admit(worker, note, "change")
@@ -154,7 +173,10 @@ class Versions:
         engine, before = _as_array(report.probe_logprobs, learner.size), None
         if report.before is not None:
             known = self._probes.get(report.before.version)
-            if known and (known.digest, known.probe_tokens) == (report.before.digest, note.probe_tokens):
+            if known and (known.digest, known.probe_tokens) == (
+                report.before.digest,
+                note.probe_tokens,
+            ):
                 before = _as_array(report.before.probe_logprobs, learner.size), probe_of(known)
         return judge(engine, learner, before, self._tolerance)
 
@@ -164,7 +186,9 @@ class Versions:
         worker.prove(note.version, note.digest)
         return Probed(version=note.version, outcome="proved", by=by)
 
-    def _refuse(self, worker: Worker, note: WeightsNote, judged: ProbeVerdict, reason: str) -> Probed:
+    def _refuse(
+        self, worker: Worker, note: WeightsNote, judged: ProbeVerdict, reason: str
+    ) -> Probed:
         worker.probe_failures += 1
         log.warning("%s failed the proof of version %d: %s", worker.name, note.version, reason)
         if worker.probe_failures >= PROBE_FAILURES_ALLOWED:
@@ -173,7 +197,10 @@ class Versions:
             )
         worker.phase, worker.version = "loading", UNPROVED
         worker.refused = Probed(
-            version=note.version, outcome="refused", difference=judged.mismatch, failures=worker.probe_failures
+            version=note.version,
+            outcome="refused",
+            difference=judged.mismatch,
+            failures=worker.probe_failures,
         )
         return worker.refused
 

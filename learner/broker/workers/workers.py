@@ -17,7 +17,14 @@ from typing import Literal
 
 from prefixrl.common.wire.messages.fields import MOST_ROWS, UNPROVED
 from prefixrl.common.wire.messages.weights import Proof
-from prefixrl.common.wire.messages.worker import Activity, Heartbeat, MemoryUse, ModelDigests, Probed, Ready
+from prefixrl.common.wire.messages.worker import (
+    Activity,
+    Heartbeat,
+    MemoryUse,
+    ModelDigests,
+    Probed,
+    Ready,
+)
 from prefixrl.learner.broker.groups.states import SampleItem, ScoreItem
 from prefixrl.learner.broker.workers.task_names import Content
 
@@ -57,7 +64,18 @@ class Lease:
 
 
 PLACING = frozenset(
-    ("phase", "seats", "room", "takes_runs", "version", "weights_digest", "rows", "left", "tasks_done", "is_leaving")
+    (
+        "phase",
+        "seats",
+        "room",
+        "takes_runs",
+        "version",
+        "weights_digest",
+        "rows",
+        "left",
+        "tasks_done",
+        "is_leaving",
+    )
 )
 """Attributes of a worker that decide its place in the order of tasks."""
 
@@ -185,7 +203,9 @@ class Worker:
         self.most_leases = max(self.most_leases, len(self.leases))
         self.time_front(now_s)
         if len(self.leases) == 1:
-            self.progressed_s = now_s  # an idle worker made no progress: its stall clock starts here
+            self.progressed_s = (
+                now_s  # an idle worker made no progress: its stall clock starts here
+            )
         if self.first_lease_s is None:
             self.first_lease_s = now_s
             self.first_lease_after_ready_s = now_s - self.ready_s
@@ -259,7 +279,10 @@ class Worker:
         if not since_s or beat.tokens < before:
             self.rated = beat.tokens, now_s
         elif now_s - since_s >= RATE_S:
-            self.tokens_per_s, self.rated = (beat.tokens - before) / (now_s - since_s), (beat.tokens, now_s)
+            self.tokens_per_s, self.rated = (
+                (beat.tokens - before) / (now_s - since_s),
+                (beat.tokens, now_s),
+            )
         self.tokens = beat.tokens
         if beat.progress != self.progress:
             self.progress, self.progressed_s = beat.progress, now_s

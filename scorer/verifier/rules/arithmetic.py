@@ -78,7 +78,12 @@ def are_equal(gold: str, answer: str) -> bool | None:
 
 def _letters(text: str) -> set[str]:
     r"""Return the variables and commands of a text, \pi among them, without commands of layout."""
-    return set(re.findall(r"\\[a-zA-Z]+|[a-zA-Z]", text)) - {r"\frac", r"\sqrt", r"\cdot", r"\times"}
+    return set(re.findall(r"\\[a-zA-Z]+|[a-zA-Z]", text)) - {
+        r"\frac",
+        r"\sqrt",
+        r"\cdot",
+        r"\times",
+    }
 
 
 @cache
@@ -159,9 +164,15 @@ class _Reader:
             self._take()
             exponent = self._integer()
             bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-            if abs(exponent) > (_MAX_BITS // max(bits, 1) if self._values is None else _MAX_EXPONENT):
+            if abs(exponent) > (
+                _MAX_BITS // max(bits, 1) if self._values is None else _MAX_EXPONENT
+            ):
                 raise ValueError
-            base = base**exponent if self._values is None else Fraction(pow(int(base), exponent, PRIME))
+            base = (
+                base**exponent
+                if self._values is None
+                else Fraction(pow(int(base), exponent, PRIME))
+            )
         if self._next() == "!" and self._values is None:
             self._take()
             if base.denominator != 1 or not 0 <= base <= 3000:
@@ -196,7 +207,9 @@ class _Reader:
         if token == r"\sqrt":
             return self._square_root()
         if token == r"\pi" or (token.isalpha() and token not in _CONSTANTS):
-            return Fraction(self._values.setdefault(token, random.SystemRandom().randrange(2, PRIME)))
+            return Fraction(
+                self._values.setdefault(token, random.SystemRandom().randrange(2, PRIME))
+            )
         raise ValueError
 
     def _number(self, token: str, depth: int) -> Fraction:

@@ -8,7 +8,9 @@ import re
 from prefixrl.common.prompts.extract import THINK_CLOSE, boxes_in, extract_answer
 from prefixrl.scorer.verifier.rules.guards import listed
 
-_BETWEEN = re.compile(r"(?:[\s$,;]|\\[()\[\]]|\\q?quad(?![a-zA-Z])|\\?text\{|\}|(?<![a-zA-Z])(?:and|or)(?![a-zA-Z]))*")
+_BETWEEN = re.compile(
+    r"(?:[\s$,;]|\\[()\[\]]|\\q?quad(?![a-zA-Z])|\\?text\{|\}|(?<![a-zA-Z])(?:and|or)(?![a-zA-Z]))*"
+)
 _JOINS = re.compile(r"[,;]|and|or")
 _GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 

@@ -10,7 +10,13 @@ import re
 from typing import NamedTuple
 
 from prefixrl.scorer.verifier.rules.arithmetic import read_rational
-from prefixrl.scorer.verifier.rules.guards import PATTERNS, free_letters, listed, split_at, tuple_elements
+from prefixrl.scorer.verifier.rules.guards import (
+    PATTERNS,
+    free_letters,
+    listed,
+    split_at,
+    tuple_elements,
+)
 from prefixrl.scorer.verifier.rules.words import is_word
 
 
@@ -29,7 +35,12 @@ def claims(want: str, got: str) -> list[Claim] | None:
     Spaces matter as far as a parser needs them. The pair itself is returned where there is nothing to take apart.
     """
     left, right = _tuple_of(want), _tuple_of(got)
-    if left and right and (left[0] or right[0]) and (left[0] == right[0] or not left[0] or not right[0]):
+    if (
+        left
+        and right
+        and (left[0] or right[0])
+        and (left[0] == right[0] or not left[0] or not right[0])
+    ):
         return [Claim(left[1], right[1])]
     wanted, given = _sides(want), _sides(got)
     if len(wanted) > 1:
@@ -53,12 +64,18 @@ def is_name(side: str, gold: str) -> bool:
         return False
     functions, head, power, given = found.groups()
     if functions:
-        is_unknown = PATTERNS["trigonometric"].match(text) and re.search(r"(?<![\\a-z])[a-z]", head + given)
+        is_unknown = PATTERNS["trigonometric"].match(text) and re.search(
+            r"(?<![\\a-z])[a-z]", head + given
+        )
         return bool(head or given) and not is_unknown
-    is_one = len(head) == 1 or head[:1] == "\\" or head.isupper() or (len(head) > 2 and is_word(head))
+    is_one = (
+        len(head) == 1 or head[:1] == "\\" or head.isupper() or (len(head) > 2 and is_word(head))
+    )
     if not is_one or head.isdigit() or (power and not head[1:].isupper()):
         return False
-    return {each for each in free_letters(given) if each.islower()} - set("fgh") <= free_letters(gold) - {head}
+    return {each for each in free_letters(given) if each.islower()} - set("fgh") <= free_letters(
+        gold
+    ) - {head}
 
 
 def _is_quantity(side: str, want: str) -> bool:
@@ -114,11 +131,17 @@ def _tuple_of(text: str) -> tuple[list[str], str] | None:
     if tuple_elements(compact(text)):
         return [], text
     pairs = [split_at(part.strip(), "=") for part in listed(PATTERNS["gap"].sub(",", text))]
-    if len(pairs) < 2 or any(len(pair) != 2 or not PATTERNS["symbol"].fullmatch(compact(pair[0])) for pair in pairs):
+    if len(pairs) < 2 or any(
+        len(pair) != 2 or not PATTERNS["symbol"].fullmatch(compact(pair[0])) for pair in pairs
+    ):
         return None
     values = {compact(name): value for name, value in pairs}
     names = sorted(values)
-    return (names, "(" + ",".join(values[name] for name in names) + ")") if len(values) == len(pairs) else None
+    return (
+        (names, "(" + ",".join(values[name] for name in names) + ")")
+        if len(values) == len(pairs)
+        else None
+    )
 
 
 def compact(text: str) -> str:

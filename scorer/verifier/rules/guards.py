@@ -6,17 +6,28 @@ from pathlib import Path
 
 PATTERNS: dict[str, re.Pattern[str]] = {}
 """Patterns of this file, equations.py, words.py and units.py; `<<name>>` in one is an earlier one."""
-for _name, _text in tomllib.loads((Path(__file__).parent / "tables/patterns.toml").read_text(encoding="utf-8")).items():
-    PATTERNS[_name] = re.compile(re.sub("<<(.*?)>>", lambda found: PATTERNS[found[1]].pattern, _text))
+for _name, _text in tomllib.loads(
+    (Path(__file__).parent / "tables/patterns.toml").read_text(encoding="utf-8")
+).items():
+    PATTERNS[_name] = re.compile(
+        re.sub("<<(.*?)>>", lambda found: PATTERNS[found[1]].pattern, _text)
+    )
 
 
 def free_letters(text: str) -> set[str]:
     """Return the letters that are no constant and bound by no sum, limit or integral."""
     text = PATTERNS["named"].sub("", text)
-    found = {each for word in PATTERNS["variable"].findall(text) for each in ([word] if word[0] == "\\" else word)}
+    found = {
+        each
+        for word in PATTERNS["variable"].findall(text)
+        for each in ([word] if word[0] == "\\" else word)
+    }
     if any(map(PATTERNS["operators"].fullmatch, found)):
         found -= {letter for pair in PATTERNS["bound"].findall(text) for letter in pair} | {"d"}
-    return {each for each in found if each[0] != "\\" or PATTERNS["greek"].fullmatch(each)} - {"e", "i"}
+    return {each for each in found if each[0] != "\\" or PATTERNS["greek"].fullmatch(each)} - {
+        "e",
+        "i",
+    }
 
 
 def leaves_undone(gold: str, answer: str, gold_is_number: bool) -> bool:
@@ -24,7 +35,9 @@ def leaves_undone(gold: str, answer: str, gold_is_number: bool) -> bool:
 
     If the gold answer is a number, any function name counts too: `\sqrt{100}` repeats the question.
     """
-    patterns = (PATTERNS["undone"], PATTERNS["functions"]) if gold_is_number else (PATTERNS["undone"],)
+    patterns = (
+        (PATTERNS["undone"], PATTERNS["functions"]) if gold_is_number else (PATTERNS["undone"],)
+    )
     return any(set(pattern.findall(answer)) - set(pattern.findall(gold)) for pattern in patterns)
 
 

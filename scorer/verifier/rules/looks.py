@@ -20,16 +20,28 @@ def rewritten(text: str, rewrites: Rewrites) -> str:
 _SHAPE = re.compile(
     r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|boxed|fbox)(?![a-zA-Z])|\\!|\\[,;:](?![a-zA-Z])|(?<![a-zA-Z])\\[,;:]"
 )
-_NAMES = {"langle": "(", "rangle": ")", "lg": r"\log_{10}", "imath": "i", "jmath": "j", "−": "-", "×": r"\times "}
+_NAMES = {
+    "langle": "(",
+    "rangle": ")",
+    "lg": r"\log_{10}",
+    "imath": "i",
+    "jmath": "j",
+    "−": "-",
+    "×": r"\times ",
+}
 _NAMES |= {"·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge "}
 _FUNCTIONS: dict[str, Callable[[re.Match[str]], str]] = {
-    "{fraction}": lambda found: r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", found[0]).split("⁄")),
+    "{fraction}": lambda found: r"\frac{{{}}}{{{}}}".format(
+        *unicodedata.normalize("NFKC", found[0]).split("⁄")
+    ),
     "{plain}": lambda found: unicodedata.normalize("NFKC", found[0]),
     "{digit}": lambda found: str(unicodedata.decimal(found[0])),
     "{power}": lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}",
     "{name}": lambda found: _NAMES[found[1] or found[2]],
 }
-TABLES = tomllib.loads((Path(__file__).parent / "tables" / "looks.toml").read_text(encoding="utf-8"))
+TABLES = tomllib.loads(
+    (Path(__file__).parent / "tables" / "looks.toml").read_text(encoding="utf-8")
+)
 _FORMS, _REWRITES, SPELLINGS = (
     tuple((re.compile(pattern), _FUNCTIONS.get(place, place)) for pattern, place in TABLES[name])
     for name in ("forms", "rewrites", "spellings")

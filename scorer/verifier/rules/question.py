@@ -28,7 +28,9 @@ def beside_question(question: str, gold: str, answer: str) -> str | None:
         return answer
     first, *rest = split_at(tidied(answer), "=")
     pieces = _pieces(question)
-    value = without_unit("=".join(rest) if rest and f"\n{_spelling(first)}\n" in pieces else tidied(answer), question)
+    value = without_unit(
+        "=".join(rest) if rest and f"\n{_spelling(first)}\n" in pieces else tidied(answer), question
+    )
     whole, last = _spelling(value), _spelling(split_at(value, "=")[-1])
     if last in {_spelling(each) for each in (gold, *split_at(tidied(gold), "="))}:
         return value

@@ -10,7 +10,17 @@ import re
 from prefixrl.scorer.verifier.rules.guards import PATTERNS, split_at
 
 _SIGN = re.compile(r"\\([lg]eq?(?:slant)?|lt|gt|neq?|in)(?![a-zA-Z])|([<>]=|(?<![\d)}])!=)")
-_SIGNS = {"le": "≤", "ge": "≥", "lt": "<", "gt": ">", "ne": "≠", "in": "∈", "<=": "≤", ">=": "≥", "!=": "≠"}
+_SIGNS = {
+    "le": "≤",
+    "ge": "≥",
+    "lt": "<",
+    "gt": ">",
+    "ne": "≠",
+    "in": "∈",
+    "<=": "≤",
+    ">=": "≥",
+    "!=": "≠",
+}
 _TURNED = str.maketrans(">≥", "<≤")
 
 
@@ -29,7 +39,11 @@ def _as_set(text: str) -> tuple[str, str] | None:
     """Return the symbol and the set that a relation describes, None if it describes none in this form."""
     found = [_part(_sides(part)) for part in split_at(PATTERNS["or"].sub(";", text), ";")]
     symbols = {each and each[0] for each in found}
-    return (found[0][0], r"\cup".join(each[1] for each in found if each)) if found[0] and len(symbols) == 1 else None
+    return (
+        (found[0][0], r"\cup".join(each[1] for each in found if each))
+        if found[0] and len(symbols) == 1
+        else None
+    )
 
 
 def _part(sides: list[str]) -> tuple[str, str] | None:
@@ -39,8 +53,16 @@ def _part(sides: list[str]) -> tuple[str, str] | None:
         value = sides[2]
         return sides[0], value if sides[1] == "∈" else rf"(-\infty,{value})\cup({value},\infty)"
     if len(sides) == 3:
-        sides = [r"-\infty", "<", *sides] if PATTERNS["symbol"].fullmatch(sides[0]) else [*sides, "<", r"\infty"]
-    if len(sides) != 5 or not {sides[1], sides[3]} <= {"<", "≤"} or not PATTERNS["symbol"].fullmatch(sides[2]):
+        sides = (
+            [r"-\infty", "<", *sides]
+            if PATTERNS["symbol"].fullmatch(sides[0])
+            else [*sides, "<", r"\infty"]
+        )
+    if (
+        len(sides) != 5
+        or not {sides[1], sides[3]} <= {"<", "≤"}
+        or not PATTERNS["symbol"].fullmatch(sides[2])
+    ):
         return None
     if re.search(rf"(?<![\\a-zA-Z]){re.escape(sides[2])}(?![a-zA-Z])", f"{sides[0]} {sides[4]}"):
         return None

@@ -27,7 +27,9 @@ def read(text: str) -> tuple[object, ...]:
     conversion = ConversionConfig(lowercase_symbols=False)
     is_real = not should_treat_as_complex(plain)
     try:
-        return latex2sympy(plain, is_real=is_real, normalization_config=None, conversion_config=conversion), plain
+        return latex2sympy(
+            plain, is_real=is_real, normalization_config=None, conversion_config=conversion
+        ), plain
     except MemoryError:
         raise
     except Exception:
@@ -40,7 +42,13 @@ def are_equal(want: object, got: object, margin: Fraction = Fraction(0)) -> bool
     from math_verify import verify
     from sympy import Expr, Symbol
 
-    if margin and isinstance(want, Expr) and isinstance(got, Expr) and want.is_number and got.is_number:
+    if (
+        margin
+        and isinstance(want, Expr)
+        and isinstance(got, Expr)
+        and want.is_number
+        and got.is_number
+    ):
         return abs(complex(want.evalf()) - complex(got.evalf())) <= float(margin) * (1 + 1e-9)
     if _has_matrix(want) or _has_matrix(got):
         return want == got
@@ -67,7 +75,11 @@ def _as_meant(want: object, got: object) -> tuple[object, object]:
         return want, got
     units = [{each for each in side.free_symbols if each.name == "i"} for side in (want, got)]
     found = dict.fromkeys(units[0] | units[1], I) if all(units) else {}
-    roots = {power.base for power in want.atoms(Pow) if isinstance(power.exp, Rational) and power.exp.q % 2 == 0}
+    roots = {
+        power.base
+        for power in want.atoms(Pow)
+        if isinstance(power.exp, Rational) and power.exp.q % 2 == 0
+    }
     found |= {each: Symbol(each.name, positive=True) for each in roots & want.free_symbols}
     return (want.subs(found), got.subs(found)) if found else (want, got)
 
@@ -97,8 +109,14 @@ def _is_close(want: object, got: object) -> bool:
     try:
         numbers = complex(want), complex(got)
         largest = max(map(abs, numbers))
-        if not isfinite(largest) or largest < _ZERO or abs(numbers[0] - numbers[1]) <= _RELATIVE * largest:
+        if (
+            not isfinite(largest)
+            or largest < _ZERO
+            or abs(numbers[0] - numbers[1]) <= _RELATIVE * largest
+        ):
             return True
-        return bool(want.has(UnevaluatedExpr) or got.has(UnevaluatedExpr))  # a percent sign, which may be left out
+        return bool(
+            want.has(UnevaluatedExpr) or got.has(UnevaluatedExpr)
+        )  # a percent sign, which may be left out
     except (TypeError, OverflowError):  # too large for a float
         return True

@@ -18,7 +18,13 @@ from prefixrl.scorer.verifier.rules.looks import TABLES, normalise, tidied
 from prefixrl.scorer.verifier.rules.relations import as_sets
 from prefixrl.scorer.verifier.rules.time_limit import time_limit
 from prefixrl.scorer.verifier.rules.units import without_unit
-from prefixrl.scorer.verifier.rules.words import choice_of, is_choice, is_same_moment, loose_text, words_of
+from prefixrl.scorer.verifier.rules.words import (
+    choice_of,
+    is_choice,
+    is_same_moment,
+    loose_text,
+    words_of,
+)
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -115,7 +121,9 @@ def _settle_values(gold: str, answer: str) -> bool | None:
     is_number = want_number is not None and want_number.is_evaluated
     # A decimal of many places stands for an exact value, which may be given instead.
     is_rounded = _ROUNDED.fullmatch(want) is not None
-    if guards.leaves_undone(want, got, is_number and not is_rounded) or guards.differs_in_kind(want, got, is_number):
+    if guards.leaves_undone(want, got, is_number and not is_rounded) or guards.differs_in_kind(
+        want, got, is_number
+    ):
         return False
     if read_rational(got) is None and guards.lists_more(want, got):
         return False
@@ -152,7 +160,9 @@ def _is_number(want: Rational, answer: str) -> bool | None:
 def is_settled_without_sympy(gold: str) -> bool:
     """Return True if the gold answer is a number or a choice, which the exact path can read."""
     text = normalise(gold)
-    return read_rational(text) is not None or _IN_BASE.fullmatch(text) is not None or is_choice(gold)
+    return (
+        read_rational(text) is not None or _IN_BASE.fullmatch(text) is not None or is_choice(gold)
+    )
 
 
 _MAX_NESTING = 50
@@ -164,7 +174,11 @@ def is_refused(answer: str) -> bool:
     if len(answer) <= _MAX_NESTING and "^" not in answer and "!" not in answer:
         return False
     depths = accumulate((char in "([{") - (char in ")]}") for char in answer)
-    return len(answer) > MAX_ANSWER_CHARS or max(depths) > _MAX_NESTING or _HOSTILE.search(answer) is not None
+    return (
+        len(answer) > MAX_ANSWER_CHARS
+        or max(depths) > _MAX_NESTING
+        or _HOSTILE.search(answer) is not None
+    )
 
 
 def verify_with_sympy(gold: str, answer: str, timeout_s: float) -> bool:
@@ -178,7 +192,10 @@ def verify_with_sympy(gold: str, answer: str, timeout_s: float) -> bool:
     parts = _claims(gold, answer)
     is_whole = parts == [Claim(tidied(gold), tidied(answer))]  # the exact path has left it open
     with time_limit(deadline - time.monotonic()):
-        return all(_is_equal(part) if is_whole or (known := _settle(part)) is None else known for part in parts)
+        return all(
+            _is_equal(part) if is_whole or (known := _settle(part)) is None else known
+            for part in parts
+        )
 
 
 def is_readable(gold: str, timeout_s: float) -> bool:
@@ -189,7 +206,11 @@ def is_readable(gold: str, timeout_s: float) -> bool:
     deadline = time.monotonic() + timeout_s
     parts = [part.want for part in _claims(gold, gold)]
     # "3:00" may be a ratio too, so that by itself it is not settled as a time.
-    asked = [want for want in parts if not _settle_plainly(want, want) and not is_same_moment(want, f"{want} am")]
+    asked = [
+        want
+        for want in parts
+        if not _settle_plainly(want, want) and not is_same_moment(want, f"{want} am")
+    ]
     for want in asked:
         _read_in_time(want, deadline - time.monotonic())
     with time_limit(deadline - time.monotonic()):
@@ -207,7 +228,9 @@ def _is_itself(gold: str) -> bool:
 def _is_equal(claim: Claim) -> bool:
     golds, answers = _read_gold(claim.want), symbols.read(_value(claim.got, claim.want))
     places = claim.want.partition(".")[2]
-    margin = Fraction(1, 2 * 10 ** len(places)) if claim.is_side and places.isdigit() else Fraction(0)
+    margin = (
+        Fraction(1, 2 * 10 ** len(places)) if claim.is_side and places.isdigit() else Fraction(0)
+    )
     if any(symbols.are_equal(want, got, margin) for want in golds for got in answers):
         return True
     if all(isinstance(got, str) for got in answers):

@@ -9,7 +9,9 @@ from prefixrl.scorer.verifier.rules.units import without_unit
 
 def unwrapped(text: str) -> str:
     r"""Move text out of `\text{}`."""
-    return " ".join(PATTERNS["text"].sub(r" \1 ", text).replace(r"\ ", " ").replace("~", " ").split())
+    return " ".join(
+        PATTERNS["text"].sub(r" \1 ", text).replace(r"\ ", " ").replace("~", " ").split()
+    )
 
 
 def words_of(text: str) -> str | None:
@@ -18,10 +20,14 @@ def words_of(text: str) -> str | None:
     A product of letters is none: it has fewer than three, or no vowel, or is a run of the alphabet.
     """
     plain = unwrapped(text).removesuffix(".")
-    if not PATTERNS["plain"].fullmatch(plain) or not any(map(is_word, PATTERNS["letters"].findall(plain))):
+    if not PATTERNS["plain"].fullmatch(plain) or not any(
+        map(is_word, PATTERNS["letters"].findall(plain))
+    ):
         return None
     pieces = PATTERNS["joined"].split(plain)
-    parts = ("".join(PATTERNS["article"].sub("", part.strip().casefold()).split()) for part in pieces)
+    parts = (
+        "".join(PATTERNS["article"].sub("", part.strip().casefold()).split()) for part in pieces
+    )
     return ",".join(sorted(parts))
 
 
@@ -74,8 +80,19 @@ def is_same_moment(gold: str, answer: str) -> bool | None:
 
 def loose_text(gold: str, answer: str) -> bool:
     r"""Return True if `\text{}` is left that the gold answer lacks and that joins nothing: `7\text{ or so}`."""
-    known = {*map(_bare, PATTERNS["text"].findall(gold)), "and", "or", "", "percent", "percentage", "pct"}
-    return any(_bare(group) not in known and len(_bare(group)) > 1 for group in PATTERNS["text"].findall(answer))
+    known = {
+        *map(_bare, PATTERNS["text"].findall(gold)),
+        "and",
+        "or",
+        "",
+        "percent",
+        "percentage",
+        "pct",
+    }
+    return any(
+        _bare(group) not in known and len(_bare(group)) > 1
+        for group in PATTERNS["text"].findall(answer)
+    )
 
 
 def _bare(group: str) -> str:

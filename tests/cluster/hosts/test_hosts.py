@@ -13,9 +13,24 @@ from typing import Any
 import pytest
 
 from support.cluster.network import TUNNEL_PORT, Network, network, why_it_cannot_run
-from support.cluster.on_hosts import ITERATIONS, SETTINGS, Run, data, freeze_with_a_task, losses, plain_text
+from support.cluster.on_hosts import (
+    ITERATIONS,
+    SETTINGS,
+    Run,
+    data,
+    freeze_with_a_task,
+    losses,
+    plain_text,
+)
 from support.runs.capture import Pieces, Recorder, streams, weight_pieces
-from support.runs.run_helper import check_books, finish, inspect, launched, trained_iterations, wait_for
+from support.runs.run_helper import (
+    check_books,
+    finish,
+    inspect,
+    launched,
+    trained_iterations,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(1200)]
 
@@ -73,7 +88,9 @@ def outcome(three_hosts: Network, tmp_path_factory: pytest.TempPathFactory) -> O
     try:
         return go_through_faults(run, three_hosts, recorder)
     except AssertionError as error:
-        said = "\n".join(f"== {path.name}\n{path.read_text()[-3000:]}" for path in sorted(folder.glob("*.log")))
+        said = "\n".join(
+            f"== {path.name}\n{path.read_text()[-3000:]}" for path in sorted(folder.glob("*.log"))
+        )
         raise AssertionError(f"{error}\n{said}") from None
 
 
@@ -81,7 +98,8 @@ def go_through_faults(run: Run, hosts: Network, recorder: Recorder) -> Outcome:
     first, second, third = hosts.hosts[:3]
     tunnel = hosts.tunnel(first, second, log=run.log("tunnel"))
     ranks = [
-        run.start_rank(rank, host, f"tcp://{first.address}:0", tunnel[0]) for rank, host in enumerate((first, second))
+        run.start_rank(rank, host, f"tcp://{first.address}:0", tunnel[0])
+        for rank, host in enumerate((first, second))
     ]
     wait_for((run.directory / "endpoint").exists, "the broker", 120.0)
     keeping = run.keep_weights()
@@ -105,7 +123,9 @@ def go_through_faults(run: Run, hosts: Network, recorder: Recorder) -> Outcome:
         again = f"{name} joined from"
         wait_for(lambda again=again: run.said().count(again) == 2, f"{name} again", 60.0)  # type: ignore[misc]
         back_s[name] = time.monotonic() - mended_s
-    wait_for(lambda: trained_iterations(run.directory) >= at_the_cut + 3, "three more iterations", 120.0)
+    wait_for(
+        lambda: trained_iterations(run.directory) >= at_the_cut + 3, "three more iterations", 120.0
+    )
     after = run.status_from(first)
 
     third.die()
@@ -126,7 +146,11 @@ def go_through_faults(run: Run, hosts: Network, recorder: Recorder) -> Outcome:
 @pytest.mark.proof
 def test_every_group_is_trained_once_whatever_happened_to_its_workers(outcome: Outcome) -> None:
     check_books(outcome.summary, outcome.run.directory)
-    assert outcome.summary["groups"]["trained"] == outcome.summary["groups"]["issued"] == ITERATIONS * 16
+    assert (
+        outcome.summary["groups"]["trained"]
+        == outcome.summary["groups"]["issued"]
+        == ITERATIONS * 16
+    )
     assert trained_iterations(outcome.run.directory) == ITERATIONS > outcome.at_the_cut + 3
     assert outcome.summary["evaluations_incomplete"] == []
 
@@ -137,10 +161,15 @@ def test_a_host_that_was_cut_off_is_back_within_seconds_and_its_late_result_harm
     record_property("back_s", outcome.back_s)
     assert max(outcome.back_s.values()) <= BACK_S, outcome.back_s
     said = outcome.run.said()
-    assert "gave up scorer-0" in said and "it held nothing" not in said.partition("gave up scorer-0")[2].split("\n")[0]
+    assert (
+        "gave up scorer-0" in said
+        and "it held nothing" not in said.partition("gave up scorer-0")[2].split("\n")[0]
+    )
     assert "refused scorer" not in said and "refused rollout" not in said
     workers = {each["name"]: each for each in outcome.after["workers"]}
-    assert {"rollout-0", "scorer-0", "scorer-1"} <= workers.keys(), "each under the name that it had"
+    assert {"rollout-0", "scorer-0", "scorer-1"} <= workers.keys(), (
+        "each under the name that it had"
+    )
     assert workers["scorer-0"]["tasks_done"] > 1 and workers["rollout-0"]["tasks_done"] > 1
 
 
@@ -162,7 +191,11 @@ def test_two_ranks_on_two_hosts_train_what_one_rank_on_one_host_trains(
         finish(process, directory, timeout_s=400.0)
     apart, alone = losses(outcome.run.directory), losses(directory)
     assert len(apart) == len(alone) == ITERATIONS
-    worst = max(abs(theirs[name] - mine[name]) for theirs, mine in zip(apart, alone, strict=True) for name in mine)
+    worst = max(
+        abs(theirs[name] - mine[name])
+        for theirs, mine in zip(apart, alone, strict=True)
+        for name in mine
+    )
     record_property("largest_difference", worst)
     assert worst <= TOLERANCE
     assert [each["prompt_id"] for each in inspect(outcome.run.directory)] == [
@@ -172,8 +205,9 @@ def test_two_ranks_on_two_hosts_train_what_one_rank_on_one_host_trains(
 
 def test_ranks_meet_over_the_interface_that_leads_to_the_first_one(outcome: Outcome) -> None:
     for rank in range(2):
-        assert f"rank {rank} of 2 meets the others at 10.98.0.1; gloo on wg0 encrypts nothing" in outcome.run.said(
-            f"rank-{rank}"
+        assert (
+            f"rank {rank} of 2 meets the others at 10.98.0.1; gloo on wg0 encrypts nothing"
+            in outcome.run.said(f"rank-{rank}")
         )
 
 
@@ -211,13 +245,22 @@ def test_the_same_search_finds_what_is_sent_without_encryption(
     looked_for = pieces(outcome)
     compact = tmp_path / "config.json"
     compact.write_text(
-        json.dumps(json.loads((outcome.run.directory / "config.json").read_text()), separators=(",", ":"))
+        json.dumps(
+            json.loads((outcome.run.directory / "config.json").read_text()), separators=(",", ":")
+        )
     )
     weights = outcome.run.kept / "v00000001-weights.bin"
-    sent = [outcome.run.directory / "journal" / "000000.msgpack", compact, outcome.run.folder / "train.jsonl", weights]
+    sent = [
+        outcome.run.directory / "journal" / "000000.msgpack",
+        compact,
+        outcome.run.folder / "train.jsonl",
+        weights,
+    ]
     recorder = Recorder(three_hosts.switch, tmp_path / "plain.pcap")
     first, second = three_hosts.hosts[:2]
-    sender = first.start([sys.executable, "-c", SEND_PLAIN, first.address, *map(str, sent)], tmp_path / "send.log")
+    sender = first.start(
+        [sys.executable, "-c", SEND_PLAIN, first.address, *map(str, sent)], tmp_path / "send.log"
+    )
     second.run(sys.executable, "-c", TAKE_PLAIN, first.address, str(len(sent)))
     assert sender.wait(30.0) == 0
     found, _ = search(recorder.stop(), looked_for)

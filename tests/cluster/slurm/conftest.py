@@ -34,7 +34,9 @@ def daemons(tmp_path: Path) -> Install:
         folder.mkdir()
         for name in ("prefixrl", "prefixrl-learner", "prefixrl-rollout", "prefixrl-scorer"):
             path = folder / name
-            path.write_text(f"#!/bin/bash\n{texts.get(name.removeprefix('prefixrl-'), 'sleep 3')}\n")
+            path.write_text(
+                f"#!/bin/bash\n{texts.get(name.removeprefix('prefixrl-'), 'sleep 3')}\n"
+            )
             path.chmod(0o755)
         lines = [f"export PATH='{folder}':$PATH"]
         return (f"slurm.activate={json.dumps(lines)}",)

@@ -34,11 +34,15 @@ def test_a_heterogeneous_job_trains_the_arithmetic_example_to_its_bar(
 
 def steps(job: str, name: str) -> list[str]:
     """Steps of a job by their name."""
-    shown = on_slurm.run_command("squeue", "--steps", "--noheader", f"--jobs={job}", "--format=%i|%j").stdout
+    shown = on_slurm.run_command(
+        "squeue", "--steps", "--noheader", f"--jobs={job}", "--format=%i|%j"
+    ).stdout
     return [step for step, called in (line.split("|") for line in shown.split()) if called == name]
 
 
-@pytest.mark.parametrize(("name", "offset"), [pytest.param("learner", 0, marks=pytest.mark.proof), ("scorer_1", 2)])
+@pytest.mark.parametrize(
+    ("name", "offset"), [pytest.param("learner", 0, marks=pytest.mark.proof), ("scorer_1", 2)]
+)
 def test_a_process_that_is_killed_is_started_again_while_the_others_go_on(
     cluster: Path, tmp_path: Path, name: str, offset: int
 ) -> None:
@@ -55,7 +59,9 @@ def test_a_process_that_is_killed_is_started_again_while_the_others_go_on(
     check_books(json.loads((directory / "summary.json").read_text()), directory)
 
 
-def test_an_error_of_the_users_ends_the_job_with_its_exit_code(cluster: Path, tmp_path: Path) -> None:
+def test_an_error_of_the_users_ends_the_job_with_its_exit_code(
+    cluster: Path, tmp_path: Path
+) -> None:
     directory = tmp_path / "run"
     job = on_slurm.submit(directory, "het", *SMALL, "learner.device=cuda")
     wait_for(lambda: not on_slurm.states(), "the end of the job", 120)

@@ -17,7 +17,13 @@ def test_every_script_can_be_submitted_from_a_folder_with_an_odd_name(
     cluster: Path, tmp_path: Path, layout: Layout
 ) -> None:
     directory = tmp_path / 'it\'s a "run" #1, 50%'
-    settings = (*ON_A_CPU, f"directory={directory}", "slurm.time=1:00:00", "slurm.scorer.gpus=1", "launch.scorers=2")
+    settings = (
+        *ON_A_CPU,
+        f"directory={directory}",
+        "slurm.time=1:00:00",
+        "slurm.scorer.gpus=1",
+        "launch.scorers=2",
+    )
     scripts = scripts_of(run_on_slurm(RUN_FILE, settings), layout)
     write_scripts(directory, scripts)
     for name in scripts:

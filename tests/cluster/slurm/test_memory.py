@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster.on_slurm import Install, cancel_all, four_nodes, nodes_are_free, prefixrl, queue, run_command
+from support.cluster.on_slurm import (
+    Install,
+    cancel_all,
+    four_nodes,
+    nodes_are_free,
+    prefixrl,
+    queue,
+    run_command,
+)
 from support.paths import EXAMPLES
 from support.runs.run_helper import logs, wait_for
 
@@ -39,7 +47,11 @@ def test_all_nine_processes_run_at_once_with_a_gpu_and_memory_of_their_own(
     counting: None, tmp_path: Path, daemons: Install, layout: str
 ) -> None:
     text = STARTS.format(folder=tmp_path)
-    given = (*daemons(learner=text, rollout=text, scorer=text), "slurm.partition=main", f"directory={tmp_path}/run")
+    given = (
+        *daemons(learner=text, rollout=text, scorer=text),
+        "slurm.partition=main",
+        f"directory={tmp_path}/run",
+    )
     flags = [flag for each in given for flag in ("--set", each)]
     done = prefixrl("slurm", str(RECIPE), "--submit", "--layout", layout, *flags)
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.cluster.on_slurm import end_of, run_command, states, submit, wait_for_end, wait_for_iterations
+from support.cluster.on_slurm import (
+    end_of,
+    run_command,
+    states,
+    submit,
+    wait_for_end,
+    wait_for_iterations,
+)
 from support.runs.run_helper import SMALL, check_books, logs, trained_iterations, wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
@@ -17,8 +24,16 @@ TWO_NODES = (*SMALL, "launch.learner_ranks=2", "slurm.learner.nodes=2", "algorit
 
 def processes(job: str, title: str) -> list[psutil.Process]:
     """Processes of a job by their title; other runs of this machine have the same titles."""
-    found = [each for each in psutil.process_iter(["cmdline"]) if (each.info["cmdline"] or [])[:1] == [title]]
-    return [each for each in found if any(f"slurmstepd: [{job}." in " ".join(up.cmdline()) for up in each.parents())]
+    found = [
+        each
+        for each in psutil.process_iter(["cmdline"])
+        if (each.info["cmdline"] or [])[:1] == [title]
+    ]
+    return [
+        each
+        for each in found
+        if any(f"slurmstepd: [{job}." in " ".join(up.cmdline()) for up in each.parents())
+    ]
 
 
 def test_two_ranks_on_two_nodes_train_and_a_dead_one_is_started_again_with_the_other(
@@ -37,7 +52,9 @@ def test_two_ranks_on_two_nodes_train_and_a_dead_one_is_started_again_with_the_o
     assert end_of(job) == "COMPLETED 0:0", logs(directory)
 
 
-def test_ranks_that_are_asked_to_stop_all_save_and_the_job_says_so(cluster: Path, tmp_path: Path) -> None:
+def test_ranks_that_are_asked_to_stop_all_save_and_the_job_says_so(
+    cluster: Path, tmp_path: Path
+) -> None:
     directory = tmp_path / "run"
     job = submit(directory, "arrays", *TWO_NODES)
     wait_for_iterations(directory, 3)

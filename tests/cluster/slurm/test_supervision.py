@@ -27,12 +27,22 @@ def test_ranks_see_the_gpus_of_their_node_and_every_worker_its_own(
     cluster: Path, tmp_path: Path, daemons: Install
 ) -> None:
     shown = 'echo "$0 rank $SLURM_PROCID of $SLURM_STEP_NUM_TASKS sees $CUDA_VISIBLE_DEVICES on $(hostname)"; sleep 2'
-    given = ("launch.learner_ranks=2", "launch.scorers=3", *(f"slurm.{role}.gpus=1" for role in ("learner", "scorer")))
+    given = (
+        "launch.learner_ranks=2",
+        "launch.scorers=3",
+        *(f"slurm.{role}.gpus=1" for role in ("learner", "scorer")),
+    )
     directory = tmp_path / "run"
     run_to_its_end(directory, "het", *daemons(learner=shown, rollout=shown, scorer=shown), *given)
-    ranks = sorted(line.partition("rank ")[2] for line in (directory / "logs/learner.log").read_text().splitlines())
+    ranks = sorted(
+        line.partition("rank ")[2]
+        for line in (directory / "logs/learner.log").read_text().splitlines()
+    )
     assert ranks == ["0 of 2 sees 0,1 on n1", "1 of 2 sees 0,1 on n1"], logs(directory)
-    scorers = [path.read_text().partition("sees ")[2].strip() for path in (directory / "logs").glob("scorer-*.log")]
+    scorers = [
+        path.read_text().partition("sees ")[2].strip()
+        for path in (directory / "logs").glob("scorer-*.log")
+    ]
     assert len(set(scorers)) == 3 and {each.partition(" ")[0] for each in scorers} <= {"0", "1"}
     assert "sees  on" in (directory / "logs/rollout-0.log").read_text()
 
@@ -41,13 +51,19 @@ def test_ranks_see_the_gpus_of_their_node_and_every_worker_its_own(
 def test_a_learner_that_would_fail_again_ends_its_job_with_its_exit_code(
     cluster: Path, tmp_path: Path, daemons: Install, code: int
 ) -> None:
-    noted = daemons(learner=f"echo start >>{tmp_path}/learner; exit {code}", rollout="sleep 60", scorer="sleep 60")
+    noted = daemons(
+        learner=f"echo start >>{tmp_path}/learner; exit {code}",
+        rollout="sleep 60",
+        scorer="sleep 60",
+    )
     job = run_to_its_end(tmp_path / "run", "het", *noted)
     assert end_of(job) == f"FAILED {code}:0", logs(tmp_path / "run")
     assert starts(tmp_path, "learner") == 1
 
 
-def test_a_worker_that_is_refused_ends_the_heterogeneous_job(cluster: Path, tmp_path: Path, daemons: Install) -> None:
+def test_a_worker_that_is_refused_ends_the_heterogeneous_job(
+    cluster: Path, tmp_path: Path, daemons: Install
+) -> None:
     job = run_to_its_end(tmp_path / "run", "het", *daemons(learner="sleep 60", scorer="exit 3"))
     assert end_of(job) == "FAILED 3:0", logs(tmp_path / "run")
 
@@ -56,7 +72,11 @@ def test_what_crashes_is_started_again_until_its_restarts_are_used_up(
     cluster: Path, tmp_path: Path, daemons: Install
 ) -> None:
     note = f"echo start >>{tmp_path}/"
-    settings = daemons(learner=f"{note}learner; sleep 5; kill -9 $$", scorer=f"{note}scorer; exit 1", rollout="sleep 9")
+    settings = daemons(
+        learner=f"{note}learner; sleep 5; kill -9 $$",
+        scorer=f"{note}scorer; exit 1",
+        rollout="sleep 9",
+    )
     directory = tmp_path / "run"
     job = run_to_its_end(directory, "arrays", *settings, "slurm.restarts=2", "launch.scorers=1")
     assert end_of(job) == "FAILED 137:0", logs(directory)
@@ -69,7 +89,9 @@ def test_what_crashes_is_started_again_until_its_restarts_are_used_up(
 def test_a_worker_that_finds_nobody_goes_back_to_the_queue_only_if_a_learner_is_there(
     cluster: Path, tmp_path: Path, daemons: Install
 ) -> None:
-    settings = daemons(learner="sleep 12", scorer=f"echo start >>{tmp_path}/scorer; sleep 1; exit 4")
+    settings = daemons(
+        learner="sleep 12", scorer=f"echo start >>{tmp_path}/scorer; sleep 1; exit 4"
+    )
     directory = tmp_path / "run"
     run_to_its_end(directory, "arrays", *settings, "launch.scorers=1")
     said = "".join(path.read_text() for path in (directory / "logs").glob("scorer-*.log"))
@@ -86,7 +108,9 @@ def test_a_job_that_is_warned_of_its_time_limit_stops_its_processes_and_is_queue
 [ -z "$SLURM_RESTART_COUNT" ] || exit 0
 trap "exit 143" TERM
 sleep 60 & wait $!"""
-    job = submit(tmp_path / "run", layout, *daemons(learner=text, rollout="sleep 40", scorer="sleep 40"))
+    job = submit(
+        tmp_path / "run", layout, *daemons(learner=text, rollout="sleep 40", scorer="sleep 40")
+    )
     wait_for(lambda: starts(tmp_path, "learner") == 1, "the learner's start", 60)
     warned = run_command("scancel", "--batch", "--signal=USR1", job)
     assert warned.returncode == 0, warned.stderr
@@ -94,7 +118,9 @@ sleep 60 & wait $!"""
     wait_for(lambda: end_of(job) == "COMPLETED 0:0", "the end of the learner's job", 60)
 
 
-def test_a_run_in_the_queue_is_not_submitted_twice(cluster: Path, tmp_path: Path, daemons: Install) -> None:
+def test_a_run_in_the_queue_is_not_submitted_twice(
+    cluster: Path, tmp_path: Path, daemons: Install
+) -> None:
     settings = daemons(learner="sleep 30")
     job = submit(tmp_path / "run", "arrays", *settings)
     flags = [flag for each in (*settings, f"directory={tmp_path}/run") for flag in ("--set", each)]

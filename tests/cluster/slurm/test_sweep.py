@@ -13,7 +13,9 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 def sweep_file(folder: Path) -> Path:
     pairs = (each.split("=", 1) for each in ON_A_CPU)
-    settings = "\n".join(f"{key} = {value if value.isdigit() else json.dumps(value)}" for key, value in pairs)
+    settings = "\n".join(
+        f"{key} = {value if value.isdigit() else json.dumps(value)}" for key, value in pairs
+    )
     path = folder / "sweep.toml"
     path.write_text(
         f"run = {json.dumps(str(RUN_FILE))}\ndirectory = 'runs'\n[set]\n{settings}\n"
@@ -24,7 +26,9 @@ def sweep_file(folder: Path) -> Path:
     return path
 
 
-def test_an_array_of_four_runs_ends_with_its_table_and_is_not_submitted_again(cluster: Path, tmp_path: Path) -> None:
+def test_an_array_of_four_runs_ends_with_its_table_and_is_not_submitted_again(
+    cluster: Path, tmp_path: Path
+) -> None:
     path = sweep_file(tmp_path)
     first = prefixrl("sweep", str(path), "--index", "3")
     assert first.returncode == 0, first.stderr
@@ -39,7 +43,9 @@ def test_an_array_of_four_runs_ends_with_its_table_and_is_not_submitted_again(cl
         wait_for(lambda: not states(), "the end of the jobs", 90)
     except AssertionError as error:
         shown = "\n".join(each.read_text() for each in said)
-        raise AssertionError(f"{error}\n{states()}\n{shown}\n{logs(tmp_path / 'runs/000')}") from None
+        raise AssertionError(
+            f"{error}\n{states()}\n{shown}\n{logs(tmp_path / 'runs/000')}"
+        ) from None
     table = prefixrl("sweep", str(path), "--table").stdout
     assert table.count("finished   2/2") == 4 and "2, 3   0.001" in table
     again = prefixrl("sweep", str(path), "--submit")

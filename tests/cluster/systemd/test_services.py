@@ -63,25 +63,43 @@ class Manager:
     def ctl(self, *arguments: str, check: bool = True) -> str:
         """`systemctl --user`; its output."""
         done = self._run("systemctl", "--user", *arguments)
-        assert done.returncode == 0 or not check, f"systemctl {arguments}: {done.stderr}\n{self.journal()}"
+        assert done.returncode == 0 or not check, (
+            f"systemctl {arguments}: {done.stderr}\n{self.journal()}"
+        )
         return done.stdout
 
     def _run(self, *command: str) -> "subprocess.CompletedProcess[str]":
         enter = ["nsenter", "--mount", "--pid", "--cgroup", "--target", str(self._inside)]
-        environment = {"PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": "/run", "SYSTEMD_PAGER": "cat"}
-        return subprocess.run([*enter, *command], env=environment, capture_output=True, text=True, check=False)
+        environment = {
+            "PATH": os.environ["PATH"],
+            "XDG_RUNTIME_DIR": "/run",
+            "SYSTEMD_PAGER": "cat",
+        }
+        return subprocess.run(
+            [*enter, *command], env=environment, capture_output=True, text=True, check=False
+        )
 
     def show(self, unit: str) -> dict[str, str]:
         """The properties of a unit."""
-        return dict(line.partition("=")[::2] for line in self.ctl("show", "--all", unit).splitlines())
+        return dict(
+            line.partition("=")[::2] for line in self.ctl("show", "--all", unit).splitlines()
+        )
 
     def pid(self, unit: str) -> psutil.Process:
         """The main process of a unit, as it is known outside the manager's namespace."""
         inner = int(self.show(unit)["MainPID"])
         for each in psutil.process_iter():
             try:
-                ids = Path(f"/proc/{each.pid}/status").read_text().partition("NSpid:")[2].split("\n")[0].split()
-                inside = os.readlink(f"/proc/{each.pid}/ns/pid") == os.readlink(f"/proc/{self._inside}/ns/pid")
+                ids = (
+                    Path(f"/proc/{each.pid}/status")
+                    .read_text()
+                    .partition("NSpid:")[2]
+                    .split("\n")[0]
+                    .split()
+                )
+                inside = os.readlink(f"/proc/{each.pid}/ns/pid") == os.readlink(
+                    f"/proc/{self._inside}/ns/pid"
+                )
             except OSError:
                 continue
             if inside and ids[-1] == str(inner):
@@ -89,18 +107,31 @@ class Manager:
         raise AssertionError(f"{unit} has no process {inner}")
 
     def journal(self, unit: str = "*") -> str:
-        return self._run("journalctl", "--no-pager", "-D", "/run/log/journal", "-n", "200", "-u", unit).stdout or str(
+        return self._run(
+            "journalctl", "--no-pager", "-D", "/run/log/journal", "-n", "200", "-u", unit
+        ).stdout or str(
             self._run("journalctl", "--no-pager", "-D", "/run/log/journal", "-n", "200").stdout
         )
 
     def since(self, began_s: float) -> str:
         """The journal from a monotonic time on."""
         ago_s = int(time.monotonic() - began_s) + 1
-        return self._run("journalctl", "--no-pager", "-D", "/run/log/journal", "--since", f"-{ago_s}s").stdout
+        return self._run(
+            "journalctl", "--no-pager", "-D", "/run/log/journal", "--since", f"-{ago_s}s"
+        ).stdout
 
     def install(self, *arguments: str, run_file: Path = RUN_FILE) -> str:
         """`prefixrl systemd install --user`."""
-        command = [sys.executable, "-m", "prefixrl.deploy", "systemd", "install", "--user", str(run_file), *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "prefixrl.deploy",
+            "systemd",
+            "install",
+            "--user",
+            str(run_file),
+            *arguments,
+        ]
         environment = {**os.environ, "XDG_CONFIG_HOME": str(self.config)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -126,7 +157,9 @@ def why_it_cannot_run() -> str:
     """The reason why no service manager can be started here, "" where it can."""
     if os.geteuid() != 0:
         return "a private service manager needs root (namespaces and a cgroup of its own)"
-    missing = [path for path in ("/lib/systemd/systemd", "/usr/bin/systemctl") if not Path(path).exists()]
+    missing = [
+        path for path in ("/lib/systemd/systemd", "/usr/bin/systemctl") if not Path(path).exists()
+    ]
     if missing or not shutil.which("nsenter"):
         return f"not installed: {missing or 'nsenter'}; `make systemd` installs systemd as root"
     return ""
@@ -152,14 +185,20 @@ def run(manager: Manager) -> Path:
     """The directory of a run that was started as a target, and trains."""
     directory = manager.folder / "run"
     settings = (
-        *SMALL, f"directory={directory}", "algorithm.iterations=5000", "launch.scorers=2", "broker.silence_s=30",
-    )  # fmt: skip
+        *SMALL,
+        f"directory={directory}",
+        "algorithm.iterations=5000",
+        "launch.scorers=2",
+        "broker.silence_s=30",
+    )
     output = manager.install(*flags(*settings))
     assert "systemctl --user start --no-block prefixrl.target" in output
     manager.drop_in("prefixrl-scorer@.service", f"[Service]\nWatchdogSec={WATCHDOG_S}\n")
     manager.ctl("start", "--no-block", "prefixrl.target")
     try:
-        wait_for(lambda: trained_iterations(directory) >= 2, "the second iteration", timeout_s=START_S)
+        wait_for(
+            lambda: trained_iterations(directory) >= 2, "the second iteration", timeout_s=START_S
+        )
     except AssertionError as error:
         raise AssertionError(f"{error}\n{manager.journal()}") from None
     return directory
@@ -175,7 +214,9 @@ def is_active(manager: Manager, unit: str, restarts: int) -> bool:
 
 
 @pytest.mark.proof
-def test_starting_the_target_trains_and_every_unit_says_what_it_does(manager: Manager, run: Path) -> None:
+def test_starting_the_target_trains_and_every_unit_says_what_it_does(
+    manager: Manager, run: Path
+) -> None:
     for unit in ALL:
         wait_for(lambda unit=unit: is_active(manager, unit, 0), unit, timeout_s=START_S)  # type: ignore[misc]
     wait_for(lambda: "iteration" in manager.show(ALL[0])["StatusText"], "the learner's status")
@@ -192,7 +233,9 @@ def test_a_killed_scorer_is_started_again_and_the_run_goes_on(manager: Manager, 
     assert int(manager.show(ALL[0])["NRestarts"]) == 0
 
 
-def test_a_hung_scorer_is_killed_by_its_watchdog_and_started_again(manager: Manager, run: Path) -> None:
+def test_a_hung_scorer_is_killed_by_its_watchdog_and_started_again(
+    manager: Manager, run: Path
+) -> None:
     manager.pid(SCORERS[1]).suspend()
     wait_for(lambda: is_active(manager, SCORERS[1], 1), "another scorer", timeout_s=START_S)
     assert "Watchdog timeout" in manager.journal()
@@ -214,7 +257,9 @@ def test_a_stop_drains_and_ends_cleanly(manager: Manager, run: Path) -> None:
     began_s = time.monotonic()
     manager.ctl("stop", "prefixrl.target", "prefixrl-*")
     took_s = time.monotonic() - began_s
-    assert [manager.show(unit)["ActiveState"] for unit in ALL] == ["inactive"] * len(ALL), manager.journal()
+    assert [manager.show(unit)["ActiveState"] for unit in ALL] == ["inactive"] * len(ALL), (
+        manager.journal()
+    )
     assert took_s < 60.0
     # A unit that is down is forgotten with its figures; the journal has them.
     journal = manager.since(began_s)
@@ -227,14 +272,20 @@ def test_a_stop_drains_and_ends_cleanly(manager: Manager, run: Path) -> None:
 
 def ready(directory: Path) -> list[str]:
     """Names of the workers that take tasks."""
-    return [each["name"] for each in status(directory)["workers"] if each["phase"] != "loading" and each["engine"]]
+    return [
+        each["name"]
+        for each in status(directory)["workers"]
+        if each["phase"] != "loading" and each["engine"]
+    ]
 
 
 def test_a_mistake_in_the_run_file_keeps_the_learner_down(manager: Manager, tmp_path: Path) -> None:
     run_file = tmp_path / "run.toml"
     shutil.copytree(RUN_FILE.parent, tmp_path, dirs_exist_ok=True)
     manager.install("--name", "wrong", *flags(f"directory={tmp_path / 'run'}"), run_file=run_file)
-    run_file.write_text(run_file.read_text().replace("groups_per_iteration", "groups_per_iterations"))
+    run_file.write_text(
+        run_file.read_text().replace("groups_per_iteration", "groups_per_iterations")
+    )
     manager.ctl("start", "prefixrl-wrong-learner.service", check=False)
 
     def is_down() -> bool:
@@ -264,19 +315,27 @@ def hardened(manager: Manager) -> Iterator[Path]:
     shutil.rmtree(directory.parent)
 
 
-def test_a_run_trains_to_its_end_under_the_limits_of_the_hardened_units(manager: Manager, hardened: Path) -> None:
+def test_a_run_trains_to_its_end_under_the_limits_of_the_hardened_units(
+    manager: Manager, hardened: Path
+) -> None:
     manager.ctl("start", "--no-block", "prefixrl-hard.target")
     units = [f"prefixrl-hard-{each}.service" for each in ("learner", "rollout@1", "scorer@1")]
 
     def have_ended() -> bool:
         ended = [manager.show(unit) for unit in units]
-        return all(each["ActiveState"] in ("inactive", "failed") and each["ExecMainPID"] != "0" for each in ended)
+        return all(
+            each["ActiveState"] in ("inactive", "failed") and each["ExecMainPID"] != "0"
+            for each in ended
+        )
 
     wait_for(lambda: (hardened / "summary.json").exists(), "the end of the run", timeout_s=START_S)
     wait_for(have_ended, "the end of all processes", timeout_s=60.0)
     for unit in units:
         now = manager.show(unit)
-        limits = [now[name] for name in ("NoNewPrivileges", "ProtectSystem", "PrivateTmp", "CapabilityBoundingSet")]
+        limits = [
+            now[name]
+            for name in ("NoNewPrivileges", "ProtectSystem", "PrivateTmp", "CapabilityBoundingSet")
+        ]
         assert limits == ["yes", "strict", "yes", ""]
         assert (now["Result"], now["ExecMainStatus"]) == ("success", "0"), manager.journal()
     assert trained_iterations(hardened) == 3
@@ -291,7 +350,9 @@ print('probed:', probe() or 'programs can be isolated')
 """
 
 
-def test_programs_of_models_can_be_isolated_under_the_limits_of_the_scorer(manager: Manager, hardened: Path) -> None:
+def test_programs_of_models_can_be_isolated_under_the_limits_of_the_scorer(
+    manager: Manager, hardened: Path
+) -> None:
     unit = "prefixrl-hard-scorer@9.service"
     script = hardened.parent / "probe.py"
     script.write_text(PROBE.format(packages=sysconfig.get_path("purelib")))
@@ -305,7 +366,10 @@ def test_programs_of_models_can_be_isolated_under_the_limits_of_the_scorer(manag
     assert "probed: programs can be isolated" in manager.since(began_s), manager.since(began_s)
 
 
-ODD_SETTINGS = (r'scorer.stop_texts=["\n\nProblem:"]', r"""adapter.system="It's \\boxed{} $HOME 100% ${HOME}" """)
+ODD_SETTINGS = (
+    r'scorer.stop_texts=["\n\nProblem:"]',
+    r"""adapter.system="It's \\boxed{} $HOME 100% ${HOME}" """,
+)
 
 
 def test_settings_reach_a_process_as_they_were_given_and_its_program_may_have_any_name(
@@ -324,8 +388,16 @@ def test_settings_reach_a_process_as_they_were_given_and_its_program_may_have_an
     try:
         wait_for(seen.exists, "the learner's start", timeout_s=30.0)
     except AssertionError as error:
-        raise AssertionError(f"{error}\n{manager.journal('prefixrl-odd-learner.service')}") from None
-    assert seen.read_text().split("\0")[-5:] == ["--set", ODD_SETTINGS[0], "--set", ODD_SETTINGS[1], ""]
+        raise AssertionError(
+            f"{error}\n{manager.journal('prefixrl-odd-learner.service')}"
+        ) from None
+    assert seen.read_text().split("\0")[-5:] == [
+        "--set",
+        ODD_SETTINGS[0],
+        "--set",
+        ODD_SETTINGS[1],
+        "",
+    ]
     manager.ctl("stop", "prefixrl-odd-learner.service")
 
 

@@ -18,9 +18,16 @@ from prefixrl.learner.training.objectives import resolve
 NAMES = get_args(Name)
 ONLY_FOR, ONLY_WITH_CORRECTION = only_with("algorithm.name"), only_with("algorithm.correction")
 VALUES = {
-    "gamma": "0.9", "gae_lambda": "0.9", "value_clip": "0.1", "critic_warmup_steps": "3", "critic_targets": "vtrace",
-    "zscore": "buffer", "aggregation": "sequence", "whiten": "true", "advantage_function": "mine.py:advantages",
-}  # fmt: skip
+    "gamma": "0.9",
+    "gae_lambda": "0.9",
+    "value_clip": "0.1",
+    "critic_warmup_steps": "3",
+    "critic_targets": "vtrace",
+    "zscore": "buffer",
+    "aggregation": "sequence",
+    "whiten": "true",
+    "advantage_function": "mine.py:advantages",
+}
 
 
 def read(run_file: Path, **keys: str) -> RunConfig:
@@ -44,14 +51,21 @@ def test_a_key_without_effect_under_the_name_is_refused_and_says_where_it_has_on
 
 
 CORRECTION_VALUES = {
-    "importance_cap": "3", "importance_above_cap": "mask", "importance_ratio": "prefix", "proximal": "interpolated",
-    "clip": "0.1", "clip_high": "0.1", "dual_clip": "off",
-}  # fmt: skip
+    "importance_cap": "3",
+    "importance_above_cap": "mask",
+    "importance_ratio": "prefix",
+    "proximal": "interpolated",
+    "clip": "0.1",
+    "clip_high": "0.1",
+    "dual_clip": "off",
+}
 
 
 @pytest.mark.parametrize("key", ONLY_WITH_CORRECTION)
 @pytest.mark.parametrize("correction", get_args(Correction))
-def test_a_key_without_effect_under_the_correction_is_refused(run_file: Path, correction: str, key: str) -> None:
+def test_a_key_without_effect_under_the_correction_is_refused(
+    run_file: Path, correction: str, key: str
+) -> None:
     allowed, _ = ONLY_WITH_CORRECTION[key]
     keys = {"correction": correction, "kl": "0", key: CORRECTION_VALUES[key]}
     if correction in allowed:
@@ -62,17 +76,27 @@ def test_a_key_without_effect_under_the_correction_is_refused(run_file: Path, co
 
 
 @pytest.mark.parametrize(
-    "needing", [{"mask_token_band": "[0.5, 2]"}, {"bound_second_moment": "0.04"}, {"kl": "0.1"}, {"kl_limit": "0.1"}]
+    "needing",
+    [
+        {"mask_token_band": "[0.5, 2]"},
+        {"bound_second_moment": "0.04"},
+        {"kl": "0.1"},
+        {"kl_limit": "0.1"},
+    ],
 )
 def test_a_proximal_that_is_not_measured_serves_nothing_that_needs_it_before_the_loss(
     run_file: Path, needing: dict[str, str]
 ) -> None:
-    with pytest.raises(ConfigError, match="needs proximal logprobs before the loss; leave one of the two out"):
+    with pytest.raises(
+        ConfigError, match="needs proximal logprobs before the loss; leave one of the two out"
+    ):
         read(run_file, **({"proximal": "interpolated", "kl": "0"} | needing))
 
 
 def test_a_ratio_of_a_whole_prefix_leaves_no_single_token_out(run_file: Path) -> None:
-    with pytest.raises(ConfigError, match=r"bound_probability = 0\.2 with ratio = .prefix.: one ratio pushes"):
+    with pytest.raises(
+        ConfigError, match=r"bound_probability = 0\.2 with ratio = .prefix.: one ratio pushes"
+    ):
         read(run_file, name="appo", bound_probability="0.2")
     assert read(run_file, bound_probability="0.2").algorithm.bound_probability == 0.2
 
@@ -86,7 +110,9 @@ def test_a_bound_that_is_on_can_be_turned_off_and_survives_the_wire(run_file: Pa
     assert (policy.dual_clip, policy.bounds.ratio) == (3.0, 1.6)
 
 
-def test_a_key_without_effect_is_refused_at_its_default_too_but_not_in_a_resolved_config(run_file: Path) -> None:
+def test_a_key_without_effect_is_refused_at_its_default_too_but_not_in_a_resolved_config(
+    run_file: Path,
+) -> None:
     with pytest.raises(ConfigError, match=r"value_clip = 0\.2 has no effect with name = .rloo."):
         read(run_file, name="rloo", value_clip="0.2")
     config = read(run_file, name="rloo")
@@ -110,7 +136,9 @@ REFUSED = json.loads(Path(__file__).with_name("refused_pairs.json").read_text(en
 
 
 @pytest.mark.parametrize(("keys", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_pairs_that_cannot_work_are_refused(run_file: Path, keys: dict[str, str], message: str) -> None:
+def test_pairs_that_cannot_work_are_refused(
+    run_file: Path, keys: dict[str, str], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         read(run_file, **keys)
 
@@ -135,23 +163,34 @@ def test_a_function_of_ones_own_allows_groups_of_one_and_refuses_a_zscore(run_fi
 
 
 @pytest.mark.parametrize("key", OF_THE_SURROGATE)
-def test_a_loss_function_of_ones_own_refuses_what_it_takes_the_place_of(run_file: Path, key: str) -> None:
-    (run_file.parent / "mine.py").write_text("def loss(logprobs, proximal, behaviour, advantages, mask): ...\n")
+def test_a_loss_function_of_ones_own_refuses_what_it_takes_the_place_of(
+    run_file: Path, key: str
+) -> None:
+    (run_file.parent / "mine.py").write_text(
+        "def loss(logprobs, proximal, behaviour, advantages, mask): ...\n"
+    )
     value = {"correction": "none", "ratio": "prefix"}.get(
         key, CORRECTION_VALUES.get(key, "0.5" if "prob" in key else "2")
     )
     with pytest.raises(
-        ConfigError, match=f"{key} (= .*|absent) has no effect with loss_function = .*: the function is the whole"
+        ConfigError,
+        match=f"{key} (= .*|absent) has no effect with loss_function = .*: the function is the whole",
     ):
         read(run_file, name="grpo", loss_function="mine.py:loss", **{key: value})
-    kept = read(run_file, name="grpo", loss_function="mine.py:loss", proximal="interpolated", kl="0").algorithm
+    kept = read(
+        run_file, name="grpo", loss_function="mine.py:loss", proximal="interpolated", kl="0"
+    ).algorithm
     assert kept.loss_function == f"{run_file.parent / 'mine.py'}:loss"
 
 
 @pytest.mark.parametrize("minibatches", [1, 3, 8, 200])
 @pytest.mark.parametrize("full_groups", [1, 5, 64])
-def test_minibatches_of_a_small_batch_are_those_of_a_full_one_in_proportion(minibatches: int, full_groups: int) -> None:
-    algorithm = AlgorithmConfig(minibatches=minibatches, groups_per_iteration=full_groups, samples_per_prompt=2)
+def test_minibatches_of_a_small_batch_are_those_of_a_full_one_in_proportion(
+    minibatches: int, full_groups: int
+) -> None:
+    algorithm = AlgorithmConfig(
+        minibatches=minibatches, groups_per_iteration=full_groups, samples_per_prompt=2
+    )
     full = 2 * full_groups
     for rows in range(1, full + 1):
         # The nearest number of equal parts, halves up, of at least one row each.

@@ -58,10 +58,14 @@ def test_every_flag_of_another_program_is_answered_by_a_key_or_a_reason(program:
     answers = {name: next(explained(name)) for name in names}
     assert len(names) > 60
     assert [
-        name for name in names if not (SYNONYMS.keys() | ABSENT.keys() | LAST) & {name, name.rsplit(".", 1)[-1]}
+        name
+        for name in names
+        if not (SYNONYMS.keys() | ABSENT.keys() | LAST) & {name, name.rsplit(".", 1)[-1]}
     ] == []
     assert all(
-        answers[name].startswith(f"{name}: there is none, because ") for name in names if name in ABSENT.keys() - LAST
+        answers[name].startswith(f"{name}: there is none, because ")
+        for name in names
+        if name in ABSENT.keys() - LAST
     )
     assert SYNONYMS.keys().isdisjoint(ABSENT)
 
@@ -80,7 +84,9 @@ def test_a_section_is_explained_with_its_keys() -> None:
 
 
 def test_an_unknown_key_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.klip: there is no such .*; did you mean algorithm\.clip"):
+    with pytest.raises(
+        ConfigError, match=r"algorithm\.klip: there is no such .*; did you mean algorithm\.clip"
+    ):
         list(explained("algorithm.klip"))
     done = CliRunner().invoke(main, ["config", "nothing.like.it"])
     assert done.exit_code == 2 and "`prefixrl config` lists the sections" in done.output
@@ -115,6 +121,8 @@ def test_every_refusal_has_its_words_and_all_words_are_of_a_refusal() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     ]
     named = [word.arg for each in calls if each.func.attr == "refuse_if" for word in each.keywords]
-    named += [getattr(each.args[0], "value", None) for each in calls if each.func.attr == "conflict"]
+    named += [
+        getattr(each.args[0], "value", None) for each in calls if each.func.attr == "conflict"
+    ]
     words = tomllib.loads((folder / "tables/conflicts.toml").read_text(encoding="utf-8"))
     assert sorted(words) == sorted(filter(None, named))

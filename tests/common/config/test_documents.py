@@ -41,21 +41,41 @@ def test_every_key_that_a_page_names_exists(page: Path) -> None:
     named = {match.group(1) for match in KEY.finditer(page.read_text(encoding="utf-8"))}
     ours = [key.split(".") for key in named if key.split(".")[0] in RunConfig.model_fields]
     if page.stem.startswith("coming_from"):
-        text = "\n".join(line.split(" | ", 1)[-1] for line in page.read_text(encoding="utf-8").splitlines())
-        ours = [key.split(".") for key in KEY.findall(text) if key.split(".")[0] in RunConfig.model_fields]
+        text = "\n".join(
+            line.split(" | ", 1)[-1] for line in page.read_text(encoding="utf-8").splitlines()
+        )
+        ours = [
+            key.split(".")
+            for key in KEY.findall(text)
+            if key.split(".")[0] in RunConfig.model_fields
+        ]
         assert len(ours) > 3
     files = {".py", ".md", ".toml", ".json", ".png", ".jsonl"}
-    assert [".".join(path) for path in ours if not is_key(path) and f".{path[-1]}" not in files] == []
+    assert [
+        ".".join(path) for path in ours if not is_key(path) and f".{path[-1]}" not in files
+    ] == []
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.stem.startswith("coming_from_")], ids=lambda p: p.stem)
-def test_a_run_of_another_program_stands_beside_one_that_is_accepted(page: Path, tmp_path: Path) -> None:
-    there, ours = re.findall(r"^## (?:There|Here)\n\n```\w+\n(.*?)```$", page.read_text(), re.DOTALL | re.MULTILINE)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.stem.startswith("coming_from_")], ids=lambda p: p.stem
+)
+def test_a_run_of_another_program_stands_beside_one_that_is_accepted(
+    page: Path, tmp_path: Path
+) -> None:
+    there, ours = re.findall(
+        r"^## (?:There|Here)\n\n```\w+\n(.*?)```$", page.read_text(), re.DOTALL | re.MULTILINE
+    )
     (tmp_path / "run.toml").write_text(ours)
     (tmp_path / "mine.py").write_text("def right(question, text, gold): ...")
     config = load(tmp_path / "run.toml")
     assert (config.algorithm.samples_per_prompt, config.checkpoint.every) == (8, 50)
-    names = set(re.findall(r"^(?: *--| {4}|)([\w.]+)(?: ?=| \S|$)", there, re.MULTILINE)) - NO_SETTINGS
+    names = (
+        set(re.findall(r"^(?: *--| {4}|)([\w.]+)(?: ?=| \S|$)", there, re.MULTILINE)) - NO_SETTINGS
+    )
     known = SYNONYMS.keys() | ABSENT.keys() | {each.key.rsplit(".", 1)[-1] for each in settings()}
     assert len(names) > 10
-    assert [name for name in names if not known & {name, name.rsplit(".", 1)[-1], ".".join(name.split(".")[-2:])}] == []
+    assert [
+        name
+        for name in names
+        if not known & {name, name.rsplit(".", 1)[-1], ".".join(name.split(".")[-2:])}
+    ] == []

@@ -13,9 +13,15 @@ from support.tables import table
 def test_prime_has_a_reward_model_and_neither_kl_nor_entropy(run_file: Path) -> None:
     config = load(run_file, ("algorithm.name=prime",))
     assert config.implicit_reward == ImplicitRewardConfig()
-    assert (config.algorithm.kl, config.algorithm.entropy, config.algorithm.is_whitened) == (0.0, 0.0, True)
+    assert (config.algorithm.kl, config.algorithm.entropy, config.algorithm.is_whitened) == (
+        0.0,
+        0.0,
+        True,
+    )
     assert from_json(config.model_dump_json()) == config
-    given = load(run_file, ("algorithm.name=prime", "algorithm.kl=0.01", "implicit_reward.beta=0.1"))
+    given = load(
+        run_file, ("algorithm.name=prime", "algorithm.kl=0.01", "implicit_reward.beta=0.1")
+    )
     assert (given.algorithm.kl, given.implicit_reward and given.implicit_reward.beta) == (0.01, 0.1)
     assert load(run_file, ("algorithm.name=rloo",)).implicit_reward is None
 
@@ -38,7 +44,13 @@ def test_a_relative_folder_of_a_reward_model_lies_beside_the_run_file(
         (run_file.parent / name).mkdir()
     keys = ("implicit_reward.model=prm", "implicit_reward.reference_model=./ref")
     reward = load(run_file, ("algorithm.name=prime", *keys)).implicit_reward
-    assert reward and reward.model == str(run_file.parent / "prm") and reward.reference_model is not None
+    assert (
+        reward
+        and reward.model == str(run_file.parent / "prm")
+        and reward.reference_model is not None
+    )
     assert Path(reward.reference_model) == run_file.parent / "ref"
-    with pytest.raises(ConfigError, match=r"implicit_reward\.reference_model = './refs': there is no such folder"):
+    with pytest.raises(
+        ConfigError, match=r"implicit_reward\.reference_model = './refs': there is no such folder"
+    ):
         load(run_file, ("algorithm.name=prime", "implicit_reward.reference_model=./refs"))

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from prefixrl.common.config import user_function
 from prefixrl.common.config.algorithm import FilterConfig, is_within
+from prefixrl.common.config.foreign import user_function
 from prefixrl.common.config.load import changed, from_json, import_functions, load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.section import Section
@@ -39,17 +39,25 @@ def refusal(run_file: Path, *settings: str) -> str:
     return str(caught.value)
 
 
-def test_a_run_begins_with_the_newest_checkpoint_of_another_and_never_with_its_own(run_file: Path) -> None:
+def test_a_run_begins_with_the_newest_checkpoint_of_another_and_never_with_its_own(
+    run_file: Path,
+) -> None:
     folder, directory = run_file.parent, f"directory={run_file.parent}/run"
     for run, iteration in (("first", 3), ("first", 12), ("run", 5)):
         (folder / run / f"checkpoints/step_{iteration:08d}/hf").mkdir(parents=True)
     (folder / "first/checkpoints/best").symlink_to("step_00000003")
-    for name, iteration in (("first", 12), ("first/checkpoints/best", 3), ("first/checkpoints/step_00000012", 12)):
+    for name, iteration in (
+        ("first", 12),
+        ("first/checkpoints/best", 3),
+        ("first/checkpoints/step_00000012", 12),
+    ):
         adapter = load(run_file, (directory, f"adapter.init_from={name}")).adapter
         assert adapter.start == f"{folder}/first/checkpoints/step_{iteration:08d}/hf"
         assert adapter.model == str(folder / "adapter") and adapter.reference == "start"
     assert load(run_file).adapter.start == str(folder / "adapter")
-    assert "is neither a run with a checkpoint nor a checkpoint" in refusal(run_file, "adapter.init_from=adapter")
+    assert "is neither a run with a checkpoint nor a checkpoint" in refusal(
+        run_file, "adapter.init_from=adapter"
+    )
     own = refusal(run_file, directory, "adapter.init_from=run")
     assert "lies in the run's own directory" in own and f"prefixrl resume {folder}/run" in own
 
@@ -84,12 +92,17 @@ def test_a_config_survives_the_wire(run_file: Path) -> None:
     st.sampled_from(["token", "sequence"]),
     st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=3),
 )
-def test_every_value_survives_the_wire(number: float, count: int, aggregation: str, texts: list[str]) -> None:
+def test_every_value_survives_the_wire(
+    number: float, count: int, aggregation: str, texts: list[str]
+) -> None:
     document: dict[str, Any] = {
-        "directory": "run", "adapter": {"model": "a/b"}, "target": {"model": "a/c"}, "data": {"train": "x"},
+        "directory": "run",
+        "adapter": {"model": "a/b"},
+        "target": {"model": "a/c"},
+        "data": {"train": "x"},
         "algorithm": {"iterations": count, "aggregation": aggregation, "kl": number},
         "evaluation": {"fixed_prefixes": texts},
-    }  # fmt: skip
+    }
     config = RunConfig.model_validate(document)
     assert from_json(config.model_dump_json()) == config
 
@@ -101,7 +114,9 @@ def test_a_config_of_another_release_is_refused_as_such(run_file: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["top_p=0.9", "top_k=50", "min_p=0.1"])
-def test_sampling_that_biases_the_ratio_must_be_asked_for_by_name(run_file: Path, setting: str) -> None:
+def test_sampling_that_biases_the_ratio_must_be_asked_for_by_name(
+    run_file: Path, setting: str
+) -> None:
     key, value = setting.split("=")
     with pytest.raises(ConfigError, match=rf"rollout: {key} = {value}.*allow_biased_ratios = true"):
         load(run_file, (f"rollout.{setting}",))
@@ -113,7 +128,9 @@ def test_sampling_that_biases_the_ratio_must_be_asked_for_by_name(run_file: Path
 
 def test_an_engine_that_cannot_swap_in_flight_is_refused_with_both_named(run_file: Path) -> None:
     transfer = 'rollout.vllm.options={kv_transfer_config={kv_role="kv_both"}}'
-    with pytest.raises(ConfigError, match=r'swap = "in_flight" with vllm.options.kv_transfer_config'):
+    with pytest.raises(
+        ConfigError, match=r'swap = "in_flight" with vllm.options.kv_transfer_config'
+    ):
         load(run_file, (transfer, "rollout.swap=in_flight"))
     assert load(run_file, (transfer,)).rollout.swap == "drain"
     assert load(run_file, ("rollout.swap=in_flight",)).rollout.swap == "in_flight"
@@ -121,17 +138,28 @@ def test_an_engine_that_cannot_swap_in_flight_is_refused_with_both_named(run_fil
 
 def test_bitwise_texts_are_refused_where_they_could_not_be_kept(run_file: Path) -> None:
     for setting in ("rollout.engine=vllm", "scorer.engine=vllm"):
-        with pytest.raises(ConfigError, match=r'bitwise = true with \w+.engine = "vllm".*leave one of them out'):
+        with pytest.raises(
+            ConfigError, match=r'bitwise = true with \w+.engine = "vllm".*leave one of them out'
+        ):
             load(run_file, ("bitwise=true", setting))
-    with pytest.raises(ConfigError, match=r'bitwise = true with rollout.swap = "in_flight".*leave one of them out'):
+    with pytest.raises(
+        ConfigError, match=r'bitwise = true with rollout.swap = "in_flight".*leave one of them out'
+    ):
         load(run_file, ("bitwise=true", "rollout.swap=in_flight"))
-    with pytest.raises(ConfigError, match=r"bitwise = true with scorer.cache_bytes = 1048576.*leave one of them out"):
+    with pytest.raises(
+        ConfigError,
+        match=r"bitwise = true with scorer.cache_bytes = 1048576.*leave one of them out",
+    ):
         load(run_file, ("bitwise=true", "scorer.temperature=0.0", "scorer.cache_bytes=1048576"))
     assert load(run_file, ("bitwise=true", "scorer.engine=simulated")).bitwise
 
 
 def test_an_embedded_engine_seats_four_tasks_and_with_bitwise_one(run_file: Path) -> None:
-    settings = ("rollout.groups_per_task=4", "algorithm.samples_per_prompt=8", "scorer.continuations=3")
+    settings = (
+        "rollout.groups_per_task=4",
+        "algorithm.samples_per_prompt=8",
+        "scorer.continuations=3",
+    )
     config = load(run_file, settings)
     assert (config.embedded_seats("rollout"), config.embedded_seats("scorer")) == (128, 384)
     bitwise = load(run_file, (*settings, "bitwise=true"))
@@ -140,7 +168,9 @@ def test_an_embedded_engine_seats_four_tasks_and_with_bitwise_one(run_file: Path
 
 def test_a_task_whose_result_no_message_could_carry_is_refused(run_file: Path) -> None:
     settings = ("rollout.groups_per_task=64", "algorithm.samples_per_prompt=64")
-    with pytest.raises(ConfigError, match=r"groups_per_task = 64 .* may have 64 MiB, allowed are 48"):
+    with pytest.raises(
+        ConfigError, match=r"groups_per_task = 64 .* may have 64 MiB, allowed are 48"
+    ):
         load(run_file, (*settings, "rollout.prefix_tokens=2048"))
     with pytest.raises(ConfigError, match=r"scorer.continuations = 2000 .* may have 125 MiB"):
         load(run_file, ("rollout.groups_per_task=8", "scorer.continuations=2000"))
@@ -171,7 +201,9 @@ def test_settings_go_over_the_file_and_the_last_one_wins(run_file: Path) -> None
 
 
 @pytest.mark.parametrize("setting", ["algorithm.kl", "", "=3", " = 3"])
-def test_a_setting_without_key_or_value_is_refused_with_an_example(run_file: Path, setting: str) -> None:
+def test_a_setting_without_key_or_value_is_refused_with_an_example(
+    run_file: Path, setting: str
+) -> None:
     message = refusal(run_file, setting)
     assert message == (f"--set {setting!r} is not KEY=VALUE, for example --set algorithm.kl=1e-3")
 
@@ -184,9 +216,13 @@ def test_a_section_that_a_resolved_config_lacks_can_be_set_over_it(run_file: Pat
     assert found is not None and (found.model, found.format) == ("org/model", "two_class")
 
 
-def test_null_takes_a_key_out_of_the_file_and_is_refused_where_there_is_none(run_file: Path) -> None:
+def test_null_takes_a_key_out_of_the_file_and_is_refused_where_there_is_none(
+    run_file: Path,
+) -> None:
     run_file.write_text(run_file.read_text() + "\n[learner.lora]\nrank = 4\n")
-    assert load(run_file).learner.lora and load(run_file, ("learner.lora=null",)).learner.lora is None
+    assert (
+        load(run_file).learner.lora and load(run_file, ("learner.lora=null",)).learner.lora is None
+    )
     assert load(run_file, ("seed=7", "seed = null")).seed == load(run_file).seed
     assert refusal(run_file, "learner.lore=null").endswith(
         "null takes a key out of the run file, which has no learner.lore"
@@ -203,7 +239,9 @@ REFUSED = json.loads(Path(__file__).with_name("refused.json").read_text(encoding
 
 
 @pytest.mark.parametrize(("setting", "expected"), REFUSED.values(), ids=REFUSED.keys())
-def test_a_refusal_names_file_key_value_and_remedy(run_file: Path, setting: str, expected: str) -> None:
+def test_a_refusal_names_file_key_value_and_remedy(
+    run_file: Path, setting: str, expected: str
+) -> None:
     head, line = refusal(run_file, setting).split("\n")
     assert head == f"{run_file} with --set: 1 problem"
     assert line.startswith(f"  {expected}")
@@ -216,11 +254,13 @@ def test_a_band_is_accepted_exactly_if_some_group_of_right_and_wrong_rows_passes
             continue
         band = AccuracyFilter(low, high, 1, 0.0)
         can_pass = any(
-            band.objection([1.0] * right + [0.0] * (samples - right)) is None for right in range(samples + 1)
+            band.objection([1.0] * right + [0.0] * (samples - right)) is None
+            for right in range(samples + 1)
         )
         # Counted in tenths of rows, so that nothing is rounded.
         assert can_pass == any(
-            round(10 * low) * samples <= 10 * right <= round(10 * high) * samples for right in range(samples + 1)
+            round(10 * low) * samples <= 10 * right <= round(10 * high) * samples
+            for right in range(samples + 1)
         )
         refused = nullcontext() if can_pass else pytest.raises(ValueError, match="no group can")
         with refused:
@@ -233,7 +273,8 @@ def test_with_several_continuations_a_band_between_rows_can_be_hit(run_file: Pat
     said = refusal(run_file, "filter.accuracy=[0.33, 0.35]", "scorer.continuations=2")
     assert (
         "filter.accuracy = [0.33, 0.35] with algorithm.samples_per_prompt = 8 and scorer.continuations = 2: no group "
-        "can pass, its mean reward is one of 0/16 ... 16/16; the nearest are 0.312 and 0.375; widen the band" in said
+        "can pass, its mean reward is one of 0/16 ... 16/16; the nearest are 0.312 and 0.375; widen the band"
+        in said
     )
 
 
@@ -242,12 +283,16 @@ def test_only_training_has_several_continuations(run_file: Path) -> None:
     assert (several.texts_per_row("train"), several.texts_per_row("eval")) == (4, 1)
 
 
-@pytest.mark.parametrize("where", ["data.code=tests", 'data.train=[{path="train.jsonl", code="tests"}]'])
+@pytest.mark.parametrize(
+    "where", ["data.code=tests", 'data.train=[{path="train.jsonl", code="tests"}]']
+)
 def test_a_share_of_passed_tests_can_hit_any_band(run_file: Path, where: str) -> None:
     band = ("filter.accuracy=[0.3, 0.37]",)
     assert load(run_file, (*band, where)).filter.accuracy == (0.3, 0.37)
     assert "no group can pass" in refusal(run_file, *band, "data.code=answers")
-    assert "no group can pass" in refusal(run_file, *band, 'data.eval=[{path="train.jsonl", code="tests"}]')
+    assert "no group can pass" in refusal(
+        run_file, *band, 'data.eval=[{path="train.jsonl", code="tests"}]'
+    )
 
 
 def test_a_band_that_only_fractions_can_hit_wants_a_reward_function(run_file: Path) -> None:
@@ -260,7 +305,9 @@ def test_a_band_that_only_fractions_can_hit_wants_a_reward_function(run_file: Pa
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.lists(st.floats(0, 1), min_size=1, max_size=9))
-def test_the_band_is_the_same_for_the_config_and_for_the_broker(low: float, high: float, rewards: list[float]) -> None:
+def test_the_band_is_the_same_for_the_config_and_for_the_broker(
+    low: float, high: float, rewards: list[float]
+) -> None:
     mean = math.fsum(rewards) / len(rewards)
     is_trained = AccuracyFilter(low, high, 1, 0.0).objection(rewards) is None
     assert is_within(mean, low, high) == is_trained
@@ -277,7 +324,11 @@ def test_the_filter_survives_the_wire_and_is_off_when_absent(run_file: Path) -> 
 def test_all_problems_are_reported_at_once(run_file: Path) -> None:
     head, *lines = refusal(run_file, "algorithm.clip=0", "seed=-1", "data.tain=x").split("\n")
     assert head == f"{run_file} with --set: 3 problems"
-    assert {line.split()[0].rstrip(":") for line in lines} == {"algorithm.clip", "seed", "data.tain"}
+    assert {line.split()[0].rstrip(":") for line in lines} == {
+        "algorithm.clip",
+        "seed",
+        "data.tain",
+    }
 
 
 def test_a_run_without_a_length_is_refused(run_file: Path) -> None:
@@ -291,8 +342,12 @@ def test_a_missing_key_is_named(run_file: Path) -> None:
     assert refusal(run_file).split("\n")[1:] == ["  data.train: missing"]
 
 
-@pytest.mark.parametrize(("name", "looked_at"), [("./gone", "gone"), ("gone", "gone"), ("a/b/c", "a/b/c")])
-def test_a_missing_model_is_refused_with_where_it_was_looked_for(run_file: Path, name: str, looked_at: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "looked_at"), [("./gone", "gone"), ("gone", "gone"), ("a/b/c", "a/b/c")]
+)
+def test_a_missing_model_is_refused_with_where_it_was_looked_for(
+    run_file: Path, name: str, looked_at: str
+) -> None:
     assert refusal(run_file, f"target.model={name}") == (
         f"target.model = {name!r}: there is no such folder (looked at {run_file.parent / looked_at}) "
         "and it is not a hub name (org/name)"
@@ -305,7 +360,9 @@ def test_a_missing_data_file_is_refused_with_where_it_was_looked_for(run_file: P
             f"data.{key} = 'gone.jsonl': there is no such file or folder (looked at {run_file.parent / 'gone.jsonl'}), "
             f"and no problem set of that name. Known problem sets: gsm8k, math, "
         )
-    assert refusal(run_file, "data.paths.math=/gone").endswith("there is no such file or folder (looked at /gone)")
+    assert refusal(run_file, "data.paths.math=/gone").endswith(
+        "there is no such file or folder (looked at /gone)"
+    )
 
 
 def test_an_unreadable_run_file_is_refused_by_name(tmp_path: Path) -> None:
@@ -318,16 +375,35 @@ def test_an_unreadable_run_file_is_refused_by_name(tmp_path: Path) -> None:
     assert refusal(tmp_path).startswith(f"{tmp_path} is a folder; give the run file")
 
 
-DIRECT = MINIMAL.replace('[target]\nmodel = "org/target"\n', "").replace("directory", 'mode = "direct"\ndirectory', 1)
+DIRECT = MINIMAL.replace('[target]\nmodel = "org/target"\n', "").replace(
+    "directory", 'mode = "direct"\ndirectory', 1
+)
 MEANINGLESS_IN_DIRECT = {
-    "scorer.stop_tokens": "[3]", "scorer.own_stops": "true", "rollout.prefix_tokens": "32", "scorer.engine": "auto",
-    "scorer.max_new_tokens": "7", "scorer.temperature": "0.0", "scorer.top_k": "5", "scorer.top_p": "0.9",
-    "scorer.min_p": "0.1", "scorer.max_prompt_tokens": "9", "scorer.device": "cpu", "scorer.threads": "2",
-    "scorer.vllm": "{max_num_seqs=4}", "scorer.openai": '{url="http://there/v1"}', "scorer.continuations": "1",
-    "scorer.cache_bytes": "0", "simulated.completion_s": "0.1", "simulated.completion_sigma": "0.5",
-    "simulated.completion_limit_s": "2", "simulated.accuracy": "0.5", "evaluation.max_new_tokens": "5",
-    "evaluation.fixed_prefixes": '["a"]', "evaluation.selection_problems": "3", "evaluation.sampled_candidates": "2",
-}  # fmt: skip
+    "scorer.stop_tokens": "[3]",
+    "scorer.own_stops": "true",
+    "rollout.prefix_tokens": "32",
+    "scorer.engine": "auto",
+    "scorer.max_new_tokens": "7",
+    "scorer.temperature": "0.0",
+    "scorer.top_k": "5",
+    "scorer.top_p": "0.9",
+    "scorer.min_p": "0.1",
+    "scorer.max_prompt_tokens": "9",
+    "scorer.device": "cpu",
+    "scorer.threads": "2",
+    "scorer.vllm": "{max_num_seqs=4}",
+    "scorer.openai": '{url="http://there/v1"}',
+    "scorer.continuations": "1",
+    "scorer.cache_bytes": "0",
+    "simulated.completion_s": "0.1",
+    "simulated.completion_sigma": "0.5",
+    "simulated.completion_limit_s": "2",
+    "simulated.accuracy": "0.5",
+    "evaluation.max_new_tokens": "5",
+    "evaluation.fixed_prefixes": '["a"]',
+    "evaluation.selection_problems": "3",
+    "evaluation.sampled_candidates": "2",
+}
 
 
 @pytest.fixture
@@ -390,7 +466,9 @@ def test_a_prefix_run_refuses_the_length_of_answers(run_file: Path) -> None:
     ]
 
 
-def test_a_resolved_config_is_refused_for_values_that_differ_from_the_default_only(direct_file: Path) -> None:
+def test_a_resolved_config_is_refused_for_values_that_differ_from_the_default_only(
+    direct_file: Path,
+) -> None:
     text = load(direct_file).model_dump_json()
     with pytest.raises(ConfigError, match=r"rollout\.prefix_tokens = 9 has no effect"):
         from_json(text.replace('"prefix_tokens":32', '"prefix_tokens":9'))
@@ -409,16 +487,36 @@ def test_a_served_target_has_an_address_and_survives_the_wire(run_file: Path) ->
     ("settings", "said"),
     [
         (SERVED[:1], 'scorer: engine = "openai" with openai.url absent: give the address'),
-        ((*SERVED, "scorer.openai.url=there:8000"), "'there:8000' is not an address like http://HOST:PORT/v1"),
-        ((*SERVED, "scorer.openai.url=http://there:abc/v1"), "'http://there:abc/v1' is not an address like"),
-        ((*SERVED, "scorer.openai.url=http://1.2.3.999/v1"), "'http://1.2.3.999/v1' is not an address like"),
-        ((*SERVED, "scorer.openai.dialect=openai", "scorer.top_k=3"), "scorer: top_k = 3 with openai.dialect"),
-        ((*SERVED, "scorer.openai.request_s=600"), "scorer.openai.request_s = 600 with broker.stall_s = 600"),
-        ((*SERVED, "scorer.openai.patience_s=3600"), "scorer.openai.patience_s = 3600 with learner.batch_timeout_s"),
+        (
+            (*SERVED, "scorer.openai.url=there:8000"),
+            "'there:8000' is not an address like http://HOST:PORT/v1",
+        ),
+        (
+            (*SERVED, "scorer.openai.url=http://there:abc/v1"),
+            "'http://there:abc/v1' is not an address like",
+        ),
+        (
+            (*SERVED, "scorer.openai.url=http://1.2.3.999/v1"),
+            "'http://1.2.3.999/v1' is not an address like",
+        ),
+        (
+            (*SERVED, "scorer.openai.dialect=openai", "scorer.top_k=3"),
+            "scorer: top_k = 3 with openai.dialect",
+        ),
+        (
+            (*SERVED, "scorer.openai.request_s=600"),
+            "scorer.openai.request_s = 600 with broker.stall_s = 600",
+        ),
+        (
+            (*SERVED, "scorer.openai.patience_s=3600"),
+            "scorer.openai.patience_s = 3600 with learner.batch_timeout_s",
+        ),
         (("rollout.engine=openai",), 'rollout.engine = "openai": '),
     ],
 )
-def test_an_endpoint_that_cannot_be_asked_is_refused(run_file: Path, settings: tuple[str, ...], said: str) -> None:
+def test_an_endpoint_that_cannot_be_asked_is_refused(
+    run_file: Path, settings: tuple[str, ...], said: str
+) -> None:
     assert said in refusal(run_file, *settings)
 
 
@@ -447,7 +545,9 @@ def test_a_function_that_cannot_be_called_is_refused_with_file_line_and_reason(
 
 
 @table(__file__)
-def test_reading_a_config_finds_the_name_however_it_is_bound_and_executes_nothing(run_file: Path, source: str) -> None:
+def test_reading_a_config_finds_the_name_however_it_is_bound_and_executes_nothing(
+    run_file: Path, source: str
+) -> None:
     executed = run_file.parent / "executed"
     (run_file.parent / "mine.py").write_text(f"open({str(executed)!r}, 'w').close()\n{source}\n")
     config = load(run_file, ("reward.function=mine.py:f",))
@@ -476,11 +576,17 @@ def test_nothing_goes_on_with_a_cut_answer_in_direct_mode(direct_file: Path) -> 
 
 
 def test_filling_with_groups_that_failed_needs_over_sampling_and_no_limit() -> None:
-    with pytest.raises(ValidationError, match="over_sampling = 1: groups that fail would be trained"):
+    with pytest.raises(
+        ValidationError, match="over_sampling = 1: groups that fail would be trained"
+    ):
         FilterConfig(accuracy=(0.2, 0.8), fill="prioritise")
-    with pytest.raises(ValidationError, match=r"min_pass_rate = 0\.2 has no effect with fill = .prioritise."):
+    with pytest.raises(
+        ValidationError, match=r"min_pass_rate = 0\.2 has no effect with fill = .prioritise."
+    ):
         FilterConfig(accuracy=(0.2, 0.8), fill="prioritise", over_sampling=2.0, min_pass_rate=0.2)
-    assert FilterConfig(accuracy=(0.2, 0.8), fill="prioritise", over_sampling=4.0).fill == "prioritise"
+    assert (
+        FilterConfig(accuracy=(0.2, 0.8), fill="prioritise", over_sampling=4.0).fill == "prioritise"
+    )
 
 
 @table(__file__)

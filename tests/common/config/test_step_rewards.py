@@ -14,7 +14,9 @@ from support.tables import table
 
 
 def section(**keys: Any) -> ProcessModelConfig:
-    return ProcessModelConfig.model_validate({"model": "m", "format": "step_tag", **keys}, context=FROM_RUN_FILE)
+    return ProcessModelConfig.model_validate(
+        {"model": "m", "format": "step_tag", **keys}, context=FROM_RUN_FILE
+    )
 
 
 def test_tag_form_and_separator_are_those_of_the_format() -> None:
@@ -25,7 +27,9 @@ def test_tag_form_and_separator_are_those_of_the_format() -> None:
 
 
 @table(__file__)
-def test_settings_without_sense_are_refused_with_the_reason(keys: dict[str, Any], said: str) -> None:
+def test_settings_without_sense_are_refused_with_the_reason(
+    keys: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ValidationError, match=said):
         section(**keys)
 
@@ -34,7 +38,9 @@ STEPS = ("scorer.prm.model=x/y", "scorer.prm.format=step_tag", "scorer.prm.place
 
 
 @table(__file__)
-def test_rewards_of_steps_that_nothing_could_train_are_refused(run_file: str, more: tuple[str, ...], said: str) -> None:
+def test_rewards_of_steps_that_nothing_could_train_are_refused(
+    run_file: str, more: tuple[str, ...], said: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         load(EXAMPLES / run_file, (*STEPS, *more))
     assert said in str(caught.value)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prefixrl.common.config import user_function
+from prefixrl.common.config.foreign import user_function
 from prefixrl.common.errors import ConfigError
 from support.tables import program
 
@@ -32,7 +32,9 @@ def test_a_file_may_define_dataclasses_with_postponed_annotations(tmp_path: Path
 
 def test_files_of_the_same_name_do_not_take_each_others_place(tmp_path: Path) -> None:
     functions = [
-        user_function.load(f"{written(tmp_path / folder / 'mine.py', f'def f(): return {folder!r}')}:f")
+        user_function.load(
+            f"{written(tmp_path / folder / 'mine.py', f'def f(): return {folder!r}')}:f"
+        )
         for folder in ("a", "b")
     ]
     assert [function() for function in functions] == ["a", "b"]

@@ -20,7 +20,9 @@ from support.models import versioned
 from support.models.embedded_jobs import EmbeddedEngines
 
 TOKENS = 30
-PROMPTS = tuple(np.frombuffer(text, np.uint8).astype(np.int32) for text in (b"1 + 1 =", b"2", b"10 - 3"))
+PROMPTS = tuple(
+    np.frombuffer(text, np.uint8).astype(np.int32) for text in (b"1 + 1 =", b"2", b"10 - 3")
+)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +88,9 @@ def test_a_row_that_ended_before_the_swap_is_of_one_version(engine: EmbeddedEngi
     assert short and all(row.spans == ((0, row.tokens.size),) for row in short)
 
 
-def test_weights_installed_before_the_first_token_write_all_of_them(engine: EmbeddedEngines) -> None:
+def test_weights_installed_before_the_first_token_write_all_of_them(
+    engine: EmbeddedEngines,
+) -> None:
     rows, _ = crossing(engine, {0: 3})
     assert {row.spans for row in rows} == {((3, TOKENS),)}
 
@@ -103,7 +107,9 @@ def test_weights_no_token_was_sampled_with_have_no_span(engine: EmbeddedEngines)
     assert {row.spans for row in done[0].rows} == {((0, 4), (2, TOKENS - 4))}
 
 
-def test_a_simulated_rollout_writes_the_version_it_holds_at_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_simulated_rollout_writes_the_version_it_holds_at_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(engine_simulated, "time", SteppedClock())
     engine = SimulatedEngine("rollout", SimulatedConfig(prefix_s=0.2))
     engine.submit(job())

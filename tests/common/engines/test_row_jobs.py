@@ -75,7 +75,9 @@ def test_every_row_is_handed_on_at_once_and_counted_until_it_ends(writer: Writer
     writer.end("b", 0)
     writer.end("b", 2)
     (result,) = writer.step(1.0)
-    assert result.key == "b" and [int(row.tokens[0]) for row in result.rows] == [0, 1, 2], "in their order"
+    assert result.key == "b" and [int(row.tokens[0]) for row in result.rows] == [0, 1, 2], (
+        "in their order"
+    )
     assert writer.rows_left("b") == 0 and writer.step(0.0) == []
     writer.end("a", 0)
     writer.end("a", 1)

@@ -32,7 +32,9 @@ def job(key: str, *draws: float) -> Job:
 
 
 def engine_of(seats: int, sigma: float = 1.0, limit_s: float | None = None) -> SimulatedEngine:
-    config = SimulatedConfig(completion_s=4.0, completion_sigma=sigma, completion_limit_s=limit_s, seats=seats)
+    config = SimulatedConfig(
+        completion_s=4.0, completion_sigma=sigma, completion_limit_s=limit_s, seats=seats
+    )
     return SimulatedEngine("scorer", config)
 
 
@@ -70,7 +72,9 @@ def test_the_share_of_seats_is_true_when_one_row_of_32_runs_on(clock: SteppedClo
     began_s, since_s = engine.busy_row_s, clock.monotonic()
     assert began_s == pytest.approx(31 * 1.0 + 19.0, rel=1e-3) and engine.rows_left("a") == 1
     clock.sleep(0.5)
-    assert (engine.busy_row_s - began_s) / (32 * (clock.monotonic() - since_s)) == pytest.approx(1 / 32)
+    assert (engine.busy_row_s - began_s) / (32 * (clock.monotonic() - since_s)) == pytest.approx(
+        1 / 32
+    )
 
 
 def test_rows_take_lognormal_times_up_to_the_limit() -> None:
@@ -91,7 +95,9 @@ def test_a_job_can_be_dropped_until_one_of_its_rows_has_a_seat() -> None:
     assert finished(engine, 20) == ["a", "c"]
 
 
-@pytest.mark.parametrize(("seats", "room"), [(1, 2), (2, 3), (16, 24), (256, 384), (1024, 1536), (8192, 8192)])
+@pytest.mark.parametrize(
+    ("seats", "room"), [(1, 2), (2, 3), (16, 24), (256, 384), (1024, 1536), (8192, 8192)]
+)
 def test_half_the_seats_again_wait_for_one(seats: int, room: int) -> None:
     assert room_of(seats) == room
 
@@ -99,7 +105,9 @@ def test_half_the_seats_again_wait_for_one(seats: int, room: int) -> None:
 def test_its_digests_are_those_of_its_tensors() -> None:
     engine = SimulatedEngine("rollout", SimulatedConfig())
     assert engine.digest() == digest_of(engine.weights()) == digest_of({"weight": torch.zeros(4)})
-    given = snapshot_of(3, {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(5, dtype=torch.bfloat16)})
+    given = snapshot_of(
+        3, {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(5, dtype=torch.bfloat16)}
+    )
     engine.install(given)
     assert engine.digest() == digest_of(engine.weights()) == given.manifest.digest
     assert engine.checksum().follows == "snapshot"

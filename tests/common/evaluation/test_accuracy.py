@@ -19,7 +19,10 @@ def rows(rewards: Sequence[float]) -> list[figures.EvaluatedRow]:
 
 
 def answers(problem: str, *given: tuple[str, float]) -> list[figures.EvaluatedRow]:
-    return [evaluated(problem, reward, text, sample=sample) for sample, (text, reward) in enumerate(given)]
+    return [
+        evaluated(problem, reward, text, sample=sample)
+        for sample, (text, reward) in enumerate(given)
+    ]
 
 
 @given(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=40))
@@ -37,14 +40,18 @@ def test_wilsons_interval_holds_the_truth_19_times_in_20(truth: float) -> None:
     n = 100
     chances = [math.comb(n, k) * truth**k * (1 - truth) ** (n - k) for k in range(n + 1)]
     covered = sum(
-        chance for k, chance in enumerate(chances) if figures.wilson(k, n)[0] <= truth <= figures.wilson(k, n)[1]
+        chance
+        for k, chance in enumerate(chances)
+        if figures.wilson(k, n)[0] <= truth <= figures.wilson(k, n)[1]
     )
     assert 0.92 <= covered <= 0.99
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("problems", "samples"), [(60, 4), (200, 8)])
-def test_the_bootstrap_over_problems_holds_the_truth_19_times_in_20(problems: int, samples: int) -> None:
+def test_the_bootstrap_over_problems_holds_the_truth_19_times_in_20(
+    problems: int, samples: int
+) -> None:
     # Problems differ in how hard they are: to take their answers for independent would hold it far less often.
     generator = np.random.default_rng(0)
     covered = naive = 0
@@ -66,7 +73,9 @@ def test_where_every_problem_has_one_mean_the_interval_is_not_a_point() -> None:
 
 
 @given(st.data())
-def test_pass_at_k_is_the_share_of_draws_of_k_answers_that_hold_a_right_one(data: st.DataObject) -> None:
+def test_pass_at_k_is_the_share_of_draws_of_k_answers_that_hold_a_right_one(
+    data: st.DataObject,
+) -> None:
     rewards = data.draw(st.lists(st.booleans(), min_size=1, max_size=8))
     k = data.draw(st.integers(1, len(rewards)))
     draws = [any(draw) for draw in itertools.combinations(rewards, k)]
@@ -87,8 +96,12 @@ def test_pass_at_k_is_unbiased() -> None:
 
 def test_the_majority_is_the_answer_that_stands_most_often() -> None:
     assert figures.majority_reward(answers("p", ("3", 0.0), ("4", 1.0), ("4", 1.0))) == 1.0
-    assert figures.majority_reward(answers("p", ("3", 0.0), ("4", 1.0))) == 0.0, "the earliest of equals"
-    assert figures.majority_reward(answers("p", ("", 0.0), ("", 0.0), ("4", 1.0))) == 1.0, "no answer, no vote"
+    assert figures.majority_reward(answers("p", ("3", 0.0), ("4", 1.0))) == 0.0, (
+        "the earliest of equals"
+    )
+    assert figures.majority_reward(answers("p", ("", 0.0), ("", 0.0), ("4", 1.0))) == 1.0, (
+        "no answer, no vote"
+    )
     assert figures.majority_reward(answers("p", ("", 0.0))) == 0.0
 
 
@@ -103,12 +116,18 @@ def test_several_answers_to_a_problem_count_as_one_problem() -> None:
     assert (found.problems, found.samples, found.interval) == (2, 4, "bootstrap")
     assert found.accuracy == pytest.approx((0.5 + 0.75) / 2)
     assert found.majority == 1.0
-    assert found.pass_at == {"1": pytest.approx(0.625), "2": pytest.approx((5 / 6 + 1) / 2), "4": 1.0}
+    assert found.pass_at == {
+        "1": pytest.approx(0.625),
+        "2": pytest.approx((5 / 6 + 1) / 2),
+        "4": 1.0,
+    }
 
 
 def test_pass_at_k_is_told_only_for_k_answers_that_every_problem_has() -> None:
     failed = evaluated("p", 0.0, status="error", sample=3)
-    found = figures.accuracy([*answers("p", *[("1", 1.0)] * 3), failed, *answers("q", *[("1", 0.0)] * 4)])
+    found = figures.accuracy(
+        [*answers("p", *[("1", 1.0)] * 3), failed, *answers("q", *[("1", 0.0)] * 4)]
+    )
     assert found is not None and found.pass_at == {"1": 0.5, "2": 0.5, "3": 0.5}
 
 
@@ -125,7 +144,10 @@ def test_answers_that_the_verifier_finds_equal_vote_for_the_first_of_them() -> N
     votes = ("7", "0.5", "0.5", "7", "0.5")
     assert (
         figures.majority_reward(
-            [msgspec.structs.replace(row, vote=vote) for row, vote in zip(given, votes, strict=True)]
+            [
+                msgspec.structs.replace(row, vote=vote)
+                for row, vote in zip(given, votes, strict=True)
+            ]
         )
         == 1.0
     )

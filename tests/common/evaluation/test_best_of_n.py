@@ -8,14 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixrl.common.evaluation.accuracy import CHOICES, EvaluatedRow, accuracy, chosen_rewards, majority_reward
+from prefixrl.common.evaluation.accuracy import (
+    CHOICES,
+    EvaluatedRow,
+    accuracy,
+    chosen_rewards,
+    majority_reward,
+)
 from support.messages import evaluated
 
 SCORES = st.none() | st.lists(st.sampled_from([0.125, 0.25, 0.5, 0.75, 1.0]), max_size=3).map(tuple)
 
 
 def row(
-    extracted: str, reward: float, scores: tuple[float, ...] | None, problem: str = "p", vote: str = ""
+    extracted: str,
+    reward: float,
+    scores: tuple[float, ...] | None,
+    problem: str = "p",
+    vote: str = "",
 ) -> EvaluatedRow:
     return evaluated(problem, reward, extracted, vote=vote, scores=scores)
 
@@ -42,7 +52,9 @@ def slow_choice(rows: list[EvaluatedRow], how: str, by: str) -> float:
         together = [other for other in rows if (other.vote or other.extracted) == ballot]
         worth.append((sum(slow_score(other.scores, how) for other in together), together[0].reward))
     for index, (value, reward) in enumerate(worth):
-        if all(value > other for other, _ in worth[:index]) and all(value >= other for other, _ in worth[index:]):
+        if all(value > other for other, _ in worth[:index]) and all(
+            value >= other for other, _ in worth[index:]
+        ):
             return reward
     return 0.0
 
@@ -51,7 +63,12 @@ def slow_choice(rows: list[EvaluatedRow], how: str, by: str) -> float:
 def judged(draw: st.DrawFn) -> list[EvaluatedRow]:
     """Answers of which some are equal, with the votes of some compared ones; equal ones may differ in their reward."""
     given_rows = draw(
-        st.lists(st.tuples(st.sampled_from(["", "1", "2", "3"]), st.sampled_from([0.0, 0.5, 1.0]), SCORES), max_size=7)
+        st.lists(
+            st.tuples(
+                st.sampled_from(["", "1", "2", "3"]), st.sampled_from([0.0, 0.5, 1.0]), SCORES
+            ),
+            max_size=7,
+        )
     )
     same = draw(st.sampled_from(["", "1"]))
     return [row(*each, vote=same if each[0] == "3" else "") for each in given_rows]
@@ -79,7 +96,11 @@ def test_the_ways_to_choose_differ_where_the_steps_say_different_things() -> Non
         row("3.0", 0.75, (0.5, 0.7), vote="3"),  # the same answer
     ]
     found = chosen_rewards(given_rows)
-    assert (found["prm_last_max"], found["prm_min_max"], found["prm_product_max"]) == (0.25, 0.5, 0.75)
+    assert (found["prm_last_max"], found["prm_min_max"], found["prm_product_max"]) == (
+        0.25,
+        0.5,
+        0.75,
+    )
     assert {found[name] for name in CHOICES if name.endswith("vote")} == {0.75}
 
 
@@ -101,14 +122,18 @@ def test_the_figures_of_an_arm_are_means_over_problems_and_absent_without_scores
     assert alone is not None and alone.chosen == {}
 
 
-@pytest.mark.parametrize(("how", "by"), [(how, by) for how in ("last", "min", "product") for by in ("max", "vote")])
+@pytest.mark.parametrize(
+    ("how", "by"), [(how, by) for how in ("last", "min", "product") for by in ("max", "vote")]
+)
 def test_a_model_that_knows_right_from_wrong_does_better_than_a_majority(how: str, by: str) -> None:
     rng, rows = random.Random(f"{how} {by}"), []
     for problem in range(200):
         for _ in range(8):
             is_right = rng.random() < 0.3
             answer = "right" if is_right else rng.choice(["a", "a", "b"])
-            good = tuple(min(1.0, max(0.0, rng.gauss(0.7 if is_right else 0.4, 0.15))) for _ in range(3))
+            good = tuple(
+                min(1.0, max(0.0, rng.gauss(0.7 if is_right else 0.4, 0.15))) for _ in range(3)
+            )
             rows.append(row(answer, float(is_right), good, str(problem)))
     found = accuracy(rows)
     assert found is not None and found.majority is not None

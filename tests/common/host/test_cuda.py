@@ -31,7 +31,9 @@ def test_gpus_that_torch_cannot_open_are_a_refusal_that_names_them(
             has_cuda(device, "rollout")
     else:
         assert not has_cuda(device, "rollout")
-        assert ("shows the GPUs 0, 1, but torch is a build for the CPU" in caplog.text) == (not build)
+        assert ("shows the GPUs 0, 1, but torch is a build for the CPU" in caplog.text) == (
+            not build
+        )
 
 
 def test_one_line_tells_what_a_process_computes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +41,12 @@ def test_one_line_tells_what_a_process_computes_on(monkeypatch: pytest.MonkeyPat
     on_cpu = start_line("cpu" if torch.cuda.is_available() else "auto", "vllm engine", "")
     line = rf"cpu \(\w+\), {torch.get_num_threads()} threads; {re.escape(build)}; vllm engine; \d+\.\d\d GiB resident"
     assert re.fullmatch(line, on_cpu), on_cpu
-    given = {"is_available": True, "memory_allocated": 3 << 30, "memory_reserved": 7 << 29, "get_device_name": "H100"}
+    given = {
+        "is_available": True,
+        "memory_allocated": 3 << 30,
+        "memory_reserved": 7 << 29,
+        "get_device_name": "H100",
+    }
     for name, value in given.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -49,4 +56,6 @@ def test_one_line_tells_what_a_process_computes_on(monkeypatch: pytest.MonkeyPat
     assert start_line("auto").startswith("cuda:0, H100")
     assert start_line("cpu").startswith("cpu (")
     monkeypatch.delitem(sys.modules, "torch")
-    assert start_line("auto", "verifier engine").startswith("no device: torch is not loaded; verifier engine; ")
+    assert start_line("auto", "verifier engine").startswith(
+        "no device: torch is not loaded; verifier engine; "
+    )

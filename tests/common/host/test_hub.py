@@ -41,7 +41,9 @@ def cache(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_cached_hub_name_is_its_snapshot_with_the_same_digests_and_stop_tokens(cache: Path) -> None:
+def test_a_cached_hub_name_is_its_snapshot_with_the_same_digests_and_stop_tokens(
+    cache: Path,
+) -> None:
     told = ask(cache, "someone/adapter")
     assert told == ask(cache, str(EXAMPLE / "adapter"))
     assert told.startswith("True [")
@@ -74,7 +76,9 @@ def test_where_weights_are_elsewhere_a_snapshot_without_them_is_enough(
     assert tokenizer_digests(weights.parent) == tokenizer_digests(EXAMPLE / "adapter")
 
 
-def test_what_shows_prompts_or_cuts_openings_fetches_no_weights(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_shows_prompts_or_cuts_openings_fetches_no_weights(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple[str, tuple[str, ...]]] = []
     (folder,) = (cache / "hub/models--someone--adapter/snapshots").iterdir()
 
@@ -92,4 +96,6 @@ def test_what_shows_prompts_or_cuts_openings_fetches_no_weights(cache: Path, mon
 
 def test_of_a_folder_of_another_host_no_file_is_here(tmp_path: Path) -> None:
     assert cached_file(str(tmp_path / "elsewhere" / "adapter"), "config.json") is None
-    assert cached_file(str(EXAMPLE / "adapter"), "config.json") == EXAMPLE / "adapter" / "config.json"
+    assert (
+        cached_file(str(EXAMPLE / "adapter"), "config.json") == EXAMPLE / "adapter" / "config.json"
+    )

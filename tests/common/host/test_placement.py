@@ -13,13 +13,19 @@ from prefixrl.common.host import placement
 from support.tables import table
 
 BASE: dict[str, Any] = {
-    "directory": "run", "adapter": {"model": "adapter"}, "target": {"model": "target"},
-    "data": {"train": "train.jsonl"}, "algorithm": {"iterations": 1}, "rollout": {"engine": "vllm"},
+    "directory": "run",
+    "adapter": {"model": "adapter"},
+    "target": {"model": "target"},
+    "data": {"train": "train.jsonl"},
+    "algorithm": {"iterations": 1},
+    "rollout": {"engine": "vllm"},
     "scorer": {"engine": "vllm"},
-}  # fmt: skip
+}
 
 
-def config_of(launch: dict[str, Any], scorer: dict[str, Any] | None = None, **others: Any) -> RunConfig:
+def config_of(
+    launch: dict[str, Any], scorer: dict[str, Any] | None = None, **others: Any
+) -> RunConfig:
     return RunConfig.model_validate(
         BASE | {"launch": launch, "scorer": {"engine": "vllm", "vllm": scorer or {}}} | others
     )
@@ -29,15 +35,28 @@ def config_of(launch: dict[str, Any], scorer: dict[str, Any] | None = None, **ot
 def test_processes_are_placed_as_a_person_would(
     there: int, launch: dict[str, Any], scorer: dict[str, Any], expected: str
 ) -> None:
-    assert placement.described(placement.place(placement.processes_of(config_of(launch, scorer)), there)) == expected
+    assert (
+        placement.described(
+            placement.place(placement.processes_of(config_of(launch, scorer)), there)
+        )
+        == expected
+    )
 
 
 def test_processes_without_a_model_on_a_gpu_get_none() -> None:
     openai = {"engine": "openai", "openai": {"url": "http://127.0.0.1:1/v1"}}
     served = RunConfig.model_validate(BASE | {"scorer": openai})
-    assert placement.place(placement.processes_of(served), 2) == {"learner": (0,), "rollout-0": (1,), "scorer-0": ()}
+    assert placement.place(placement.processes_of(served), 2) == {
+        "learner": (0,),
+        "rollout-0": (1,),
+        "scorer-0": (),
+    }
     on_cpu = RunConfig.model_validate(BASE | {"learner": {"device": "cpu"}})
-    assert placement.place(placement.processes_of(on_cpu), 2) == {"learner": (), "rollout-0": (0,), "scorer-0": (1,)}
+    assert placement.place(placement.processes_of(on_cpu), 2) == {
+        "learner": (),
+        "rollout-0": (0,),
+        "scorer-0": (1,),
+    }
 
 
 @pytest.mark.parametrize(
@@ -62,14 +81,20 @@ def test_devices_of_another_number_than_processes_need_are_refused(launch: dict[
 
 
 @given(
-    st.integers(1, 9), st.integers(1, 4), st.lists(st.booleans(), max_size=4), st.lists(st.integers(0, 4), max_size=6)
+    st.integers(1, 9),
+    st.integers(1, 4),
+    st.lists(st.booleans(), max_size=4),
+    st.lists(st.integers(0, 4), max_size=6),
 )
 def test_everybody_gets_as_many_different_gpus_as_asked_for_and_guests_alone_sit_with_the_learner_while_there_is_room(
     there: int, ranks: int, rollouts: list[bool], scorers: list[int]
 ) -> None:
     processes = [
         placement.Process(placement.LEARNER, ranks),
-        *(placement.Process(f"rollout-{index}", 1, is_guest=is_guest) for index, is_guest in enumerate(rollouts)),
+        *(
+            placement.Process(f"rollout-{index}", 1, is_guest=is_guest)
+            for index, is_guest in enumerate(rollouts)
+        ),
         *(placement.Process(f"scorer-{index}", gpus) for index, gpus in enumerate(scorers)),
     ]
     if max(each.gpus for each in processes) > there:
@@ -85,7 +110,9 @@ def test_everybody_gets_as_many_different_gpus_as_asked_for_and_guests_alone_sit
     assert placement.read(placement.written(placed)) == placed
 
 
-def test_a_process_sees_its_own_gpus_and_the_learner_knows_where_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_sees_its_own_gpus_and_the_learner_knows_where_all_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 6,GPU-7")
     assert placement.gpus_here() == ("4", "6", "GPU-7")
     placed = {"learner": (0,), "rollout-0": (0,), "scorer-0": (1, 2), "scorer-1": ()}
@@ -93,8 +120,12 @@ def test_a_process_sees_its_own_gpus_and_the_learner_knows_where_all_are(monkeyp
         "CUDA_VISIBLE_DEVICES": "4",
         placement.VARIABLE: "learner=0;rollout-0=0;scorer-0=1,2;scorer-1=",
     }
-    assert placement.visible(placed, placement.gpus_here(), "scorer-0") == {"CUDA_VISIBLE_DEVICES": "6,GPU-7"}
-    assert placement.visible(placed, placement.gpus_here(), "scorer-1") == {"CUDA_VISIBLE_DEVICES": ""}
+    assert placement.visible(placed, placement.gpus_here(), "scorer-0") == {
+        "CUDA_VISIBLE_DEVICES": "6,GPU-7"
+    }
+    assert placement.visible(placed, placement.gpus_here(), "scorer-1") == {
+        "CUDA_VISIBLE_DEVICES": ""
+    }
     assert placement.visible({}, (), "learner") == {}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert placement.gpus_here() == ()

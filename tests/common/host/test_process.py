@@ -16,7 +16,9 @@ from support.fakes import wait_until
 from support.tables import program
 
 
-def test_a_file_is_on_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_on_disk_before_its_name_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "config.json"
     path.write_text("before")
     synced: list[tuple[str, str]] = []
@@ -32,17 +34,25 @@ def test_a_file_is_on_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytes
 
 
 HOSTILE = (
-    "node7\x1b]0;owned\x07\x9b31m\r\u202e\u200f\u061c\n2026-11-22 00:00:00 ERROR   prefixrl-broker the run is over"
+    "node7\x1b]0;owned\x07\x9b31m\r\u202e\u200f\u061c\n"
+    "2026-11-22 00:00:00 ERROR   prefixrl-broker the run is over"
 )
 
 
 def test_a_limit_of_open_files_that_is_too_low_is_a_sentence() -> None:
     ended = subprocess.run(
-        ["bash", "-c", 'ulimit -n 40; exec "$0" -m prefixrl.learner.broker $PPID . {}', sys.executable],
+        [
+            "bash",
+            "-c",
+            'ulimit -n 40; exec "$0" -m prefixrl.learner.broker $PPID . {}',
+            sys.executable,
+        ],
         capture_output=True,
         text=True,
     )
-    assert ended.returncode == 2 and "error: a process may have 40 files open here" in ended.stderr, ended.stderr
+    assert (
+        ended.returncode == 2 and "error: a process may have 40 files open here" in ended.stderr
+    ), ended.stderr
 
 
 def test_a_peers_text_reaches_neither_terminal_nor_log_raw() -> None:
@@ -62,7 +72,9 @@ def test_a_peers_text_reaches_neither_terminal_nor_log_raw() -> None:
     assert not set(text) & set("\x1b\x07\x9b\r\u202e\u200f\u061c")
     log, _, error = text.partition("error: ")
     assert "gave up node7\\u001b]0;owned\\u0007\\u009b31m\\u000d\\u202e" in log
-    assert len([line for line in log.splitlines() if not line.startswith(" ")]) == 1, "no forged record"
+    assert len([line for line in log.splitlines() if not line.startswith(" ")]) == 1, (
+        "no forged record"
+    )
     assert error.startswith("node7\\u001b")
 
 
@@ -71,7 +83,9 @@ WITHOUT_REAL_TIME_SIGNALS = program(__file__, "WITHOUT_REAL_TIME_SIGNALS")
 
 def test_children_are_ended_where_there_are_no_real_time_signals(tmp_path: Path) -> None:
     (tmp_path / "parent.py").write_text(WITHOUT_REAL_TIME_SIGNALS)
-    done = subprocess.run([sys.executable, str(tmp_path / "parent.py")], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "parent.py")], capture_output=True, text=True, check=False
+    )
     assert done.stdout == "7\n", done.stderr
 
 
@@ -110,15 +124,20 @@ def test_a_child_that_ended_just_now_keeps_no_other_from_its_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "code"), [("pass", 0), ("sys.exit()", 0), ("sys.exit(5)", 5), ("raise Halted('x')", 143)]
+    ("end", "code"),
+    [("pass", 0), ("sys.exit()", 0), ("sys.exit(5)", 5), ("raise Halted('x')", 143)],
 )
-def test_a_process_that_is_not_taken_apart_ends_with_its_code_after_its_exit_functions(end: str, code: int) -> None:
+def test_a_process_that_is_not_taken_apart_ends_with_its_code_after_its_exit_functions(
+    end: str, code: int
+) -> None:
     program = (
         "import atexit, sys\nfrom prefixrl.common.errors import Halted\n"
         "from prefixrl.common.host.process import no_teardown\n"
         f"atexit.register(print, 'exit functions ran')\nwith no_teardown(): {end}"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout) == (code, "exit functions ran\n")
 
 
@@ -128,7 +147,9 @@ def test_a_fault_of_a_process_that_is_not_taken_apart_keeps_its_stack_trace() ->
         "class Held:\n    def __del__(self): sys.stderr.write('leaked\\n' * 100)\n"
         "held = Held()\nwith no_teardown(): 1 / 0"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 1 and done.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
@@ -136,7 +157,9 @@ HANGS_UP = program(__file__, "HANGS_UP")
 
 
 @pytest.mark.parametrize("ignored", [False, True])
-def test_a_closed_terminal_asks_to_stop_unless_nohup_is_in_between(tmp_path: Path, ignored: bool) -> None:
+def test_a_closed_terminal_asks_to_stop_unless_nohup_is_in_between(
+    tmp_path: Path, ignored: bool
+) -> None:
     terminal, inner = pty.openpty()
 
     def begin() -> None:

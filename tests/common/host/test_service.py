@@ -49,13 +49,19 @@ def heard(manager: socket.socket) -> list[str]:
 
 def watched(address: str, clock: Clock) -> Service:
     usec = str(int(WATCHDOG_S * 1e6))
-    environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": usec, "WATCHDOG_PID": str(os.getpid())}
+    environment = {
+        "NOTIFY_SOCKET": address,
+        "WATCHDOG_USEC": usec,
+        "WATCHDOG_PID": str(os.getpid()),
+    }
     service = Service(environment, clock)
     assert environment == {}, "no child may speak for this process"
     return service
 
 
-def test_readiness_comes_with_a_status_and_the_end_is_announced_once(manager: tuple[socket.socket, str]) -> None:
+def test_readiness_comes_with_a_status_and_the_end_is_announced_once(
+    manager: tuple[socket.socket, str],
+) -> None:
     service = watched(manager[1], Clock())
     service.ready("serving")
     service.stopping()
@@ -63,7 +69,9 @@ def test_readiness_comes_with_a_status_and_the_end_is_announced_once(manager: tu
     assert heard(manager[0]) == ["READY=1", "STATUS=serving", "STOPPING=1"]
 
 
-def test_the_watchdog_is_fed_by_progress_at_half_its_interval(manager: tuple[socket.socket, str]) -> None:
+def test_the_watchdog_is_fed_by_progress_at_half_its_interval(
+    manager: tuple[socket.socket, str],
+) -> None:
     clock = Clock()
     service = watched(manager[1], clock)
     service.ready("")
@@ -74,10 +82,14 @@ def test_the_watchdog_is_fed_by_progress_at_half_its_interval(manager: tuple[soc
         service.alive(turn)
         fed += [clock.now_s] * len(heard(manager[0]))
     assert len(fed) in (9, 10)
-    assert max(later - earlier for earlier, later in itertools.pairwise(fed)) <= WATCHDOG_S / 2 + 0.11
+    assert (
+        max(later - earlier for earlier, later in itertools.pairwise(fed)) <= WATCHDOG_S / 2 + 0.11
+    )
 
 
-def test_a_loop_that_turns_without_progress_starves_the_watchdog(manager: tuple[socket.socket, str]) -> None:
+def test_a_loop_that_turns_without_progress_starves_the_watchdog(
+    manager: tuple[socket.socket, str],
+) -> None:
     clock = Clock()
     service = watched(manager[1], clock)
     service.ready("")
@@ -98,11 +110,19 @@ def test_loading_is_given_time_until_the_first_progress(manager: tuple[socket.so
     service.be_patient(3600.0)
     service.alive(1)
     service.alive(2)
-    expected = ["READY=1", "STATUS=loading", "WATCHDOG_USEC=3600000000", "WATCHDOG_USEC=2000000", "WATCHDOG=1"]
+    expected = [
+        "READY=1",
+        "STATUS=loading",
+        "WATCHDOG_USEC=3600000000",
+        "WATCHDOG_USEC=2000000",
+        "WATCHDOG=1",
+    ]
     assert heard(manager[0]) == expected
 
 
-def test_a_status_is_sent_when_it_changes_and_once_a_second_at_most(manager: tuple[socket.socket, str]) -> None:
+def test_a_status_is_sent_when_it_changes_and_once_a_second_at_most(
+    manager: tuple[socket.socket, str],
+) -> None:
     clock = Clock()
     service = watched(manager[1], clock)
     for state in ("version 1", "version 1", "version 2", "version 3"):
@@ -135,7 +155,9 @@ def wait_for_line(manager: socket.socket, wanted: str) -> list[str]:
     return lines
 
 
-def test_a_save_may_take_long_and_a_stop_that_comes_meanwhile_waits_for_it(manager: tuple[socket.socket, str]) -> None:
+def test_a_save_may_take_long_and_a_stop_that_comes_meanwhile_waits_for_it(
+    manager: tuple[socket.socket, str],
+) -> None:
     clock, asked = Clock(), threading.Event()
     environment = {"NOTIFY_SOCKET": manager[1], "WATCHDOG_USEC": "2000000"}
     service = Service(environment, clock, asked.is_set)
@@ -202,7 +224,9 @@ def test_a_worker_without_work_is_alive(manager: tuple[socket.socket, str]) -> N
 
 def test_a_watchdog_of_another_process_is_not_fed(manager: tuple[socket.socket, str]) -> None:
     clock = Clock()
-    service = Service({"NOTIFY_SOCKET": manager[1], "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}, clock)
+    service = Service(
+        {"NOTIFY_SOCKET": manager[1], "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}, clock
+    )
     clock.now_s += 10.0
     service.alive(None)
     service.be_patient(60.0)

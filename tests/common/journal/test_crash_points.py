@@ -10,17 +10,24 @@ from prefixrl.common.journal.crash_points import FOLDER_VARIABLE, POINTS, VARIAB
 from support.fakes import wait_until
 from support.paths import ROOT
 
-PROGRAM = (
-    "from prefixrl.common.journal.crash_points import crash_point\nfor _ in range(3): crash_point('journal.synced')"
-)
+PROGRAM = """
+from prefixrl.common.journal.crash_points import crash_point
+
+for _ in range(3):
+    crash_point("journal.synced")
+"""
 
 
 def run(wanted: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     environment = {"PATH": "", VARIABLE: wanted, FOLDER_VARIABLE: str(folder)}
-    return subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True
+    )
 
 
-def test_a_process_is_killed_at_the_passage_that_is_asked_for_and_no_other_after_it(tmp_path: Path) -> None:
+def test_a_process_is_killed_at_the_passage_that_is_asked_for_and_no_other_after_it(
+    tmp_path: Path,
+) -> None:
     assert run("journal.synced:4", tmp_path).returncode == 0
     assert run("checkpoint.begun,journal.synced:3", tmp_path).returncode == -signal.SIGKILL
     assert [path.name for path in tmp_path.iterdir()] == ["journal.synced"]
@@ -39,7 +46,10 @@ def test_a_process_hangs_where_it_is_to_hang(tmp_path: Path) -> None:
 
 def test_a_point_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
     found = run("journal.lost", tmp_path)
-    assert found.returncode != 0 and "names 'journal.lost'; the points are journal.begun," in found.stderr
+    assert (
+        found.returncode != 0
+        and "names 'journal.lost'; the points are journal.begun," in found.stderr
+    )
 
 
 def test_every_point_stands_in_the_code_in_one_place() -> None:

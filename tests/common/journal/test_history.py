@@ -5,7 +5,13 @@ from collections.abc import Callable
 import pytest
 
 from prefixrl.common.journal.history import History, history
-from prefixrl.common.journal.records import BatchFormed, GroupEnded, GroupIssued, GroupScored, JournalRecord
+from prefixrl.common.journal.records import (
+    BatchFormed,
+    GroupEnded,
+    GroupIssued,
+    GroupScored,
+    JournalRecord,
+)
 from support.messages import group, row, scored_group, verdict
 
 Records = list[JournalRecord]
@@ -13,16 +19,23 @@ Records = list[JournalRecord]
 
 def scored(seq: int, version: int = 0) -> GroupScored:
     """A result of one row."""
-    return GroupScored(scored_group(group(seq, row([1], "eos", version)), verdict(), version=version))
+    return GroupScored(
+        scored_group(group(seq, row([1], "eos", version)), verdict(), version=version)
+    )
 
 
 def right() -> Records:
     """Two iterations of two groups; one group expires and is issued again as another."""
     return [
-        *(GroupIssued(seq, seq, 0) for seq in range(4)), *(scored(seq) for seq in (1, 0)), BatchFormed(0, (0, 1)),
-        scored(3, version=1), GroupEnded(seq=2, state="expired", cause="lost", requeued=True), GroupIssued(4, 2, 1),
-        scored(4, version=1), BatchFormed(1, (3, 4)),
-    ]  # fmt: skip
+        *(GroupIssued(seq, seq, 0) for seq in range(4)),
+        *(scored(seq) for seq in (1, 0)),
+        BatchFormed(0, (0, 1)),
+        scored(3, version=1),
+        GroupEnded(seq=2, state="expired", cause="lost", requeued=True),
+        GroupIssued(4, 2, 1),
+        scored(4, version=1),
+        BatchFormed(1, (3, 4)),
+    ]
 
 
 def faults(records: Records, staleness: int = 1) -> list[str]:
@@ -49,7 +62,10 @@ def _seq(record: JournalRecord) -> int:
 
 
 PLANTED: dict[str, tuple[Callable[[], Records], str]] = {
-    "a lost group": (lambda: without(right(), GroupEnded, 2), "1 groups neither trained nor ended: 2"),
+    "a lost group": (
+        lambda: without(right(), GroupEnded, 2),
+        "1 groups neither trained nor ended: 2",
+    ),
     "a doubled group": (
         lambda: [*right(), BatchFormed(2, (3,))],
         "group 3 is trained in iteration 2, but it is trained",
@@ -60,15 +76,23 @@ PLANTED: dict[str, tuple[Callable[[], Records], str]] = {
         "group 4 is trained in iteration 1, but it is issued",
     ),
     "an iteration left out": (
-        lambda: [each for each in right() if not (isinstance(each, BatchFormed) and each.iteration == 0)],
+        lambda: [
+            each for each in right() if not (isinstance(each, BatchFormed) and each.iteration == 0)
+        ],
         "the batch of iteration 1 follows 0 others",
     ),
     "an ended group that is trained": (
         lambda: [*right(), BatchFormed(2, (2,))],
         "group 2 is trained in iteration 2, but it is expired",
     ),
-    "a group from nowhere": (lambda: [*right(), scored(9)], "group 9 is scored, but it is not issued"),
-    "a number given twice": (lambda: [*right(), GroupIssued(0, 9, 0)], "group 0 is issued, but it is trained"),
+    "a group from nowhere": (
+        lambda: [*right(), scored(9)],
+        "group 9 is scored, but it is not issued",
+    ),
+    "a number given twice": (
+        lambda: [*right(), GroupIssued(0, 9, 0)],
+        "group 0 is issued, but it is trained",
+    ),
 }
 
 

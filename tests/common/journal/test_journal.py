@@ -35,9 +35,13 @@ from support.runs.small_disk import small_disk
 GROUP = scored_group(group(0, row([1, 2], "eos")), verdict(extracted="2"))
 TASK_KEY = b"k" * 32
 RECORDS: list[JournalRecord] = [
-    RunHeader("run", 1, TASK_KEY), VersionPublished(WeightsNote(0, "d0", b"", b"")), GroupIssued(0, 0, 0),
-    GroupScored(GROUP), BatchFormed(0, (0,)), GroupEnded(seq=1, state="expired", cause="lost", requeued=True),
-]  # fmt: skip
+    RunHeader("run", 1, TASK_KEY),
+    VersionPublished(WeightsNote(0, "d0", b"", b"")),
+    GroupIssued(0, 0, 0),
+    GroupScored(GROUP),
+    BatchFormed(0, (0,)),
+    GroupEnded(seq=1, state="expired", cause="lost", requeued=True),
+]
 
 
 def first_of(folder: Path) -> Path:
@@ -153,7 +157,9 @@ def test_a_first_record_that_is_torn_leaves_an_empty_journal(tmp_path: Path) -> 
     assert first_of(tmp_path / "journal").stat().st_size == 0
 
 
-def test_damage_to_any_byte_before_the_last_record_is_an_error_naming_where_it_is(tmp_path: Path) -> None:
+def test_damage_to_any_byte_before_the_last_record_is_an_error_naming_where_it_is(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "journal"
     starts = write(path, RECORDS)
     whole = first_of(path).read_bytes()
@@ -200,7 +206,9 @@ def write_segments(folder: Path, count: int) -> list[JournalRecord]:
         if number:
             written.append(start_of_segment(journal, completed=10 * number))
             journal.begin_segment(written[-1])
-        records: list[JournalRecord] = [GroupIssued(seq, seq, 0) for seq in range(10 * number, 10 * number + 3)]
+        records: list[JournalRecord] = [
+            GroupIssued(seq, seq, 0) for seq in range(10 * number, 10 * number + 3)
+        ]
         journal.append(records)
         written += records
     journal.close()
@@ -217,7 +225,12 @@ def test_closed_segments_are_compressed_and_the_whole_history_is_read(tmp_path: 
     written = write_segments(tmp_path / "journal", 4)
     assert list(read(tmp_path / "journal")) == written
     names = sorted(path.name for path in (tmp_path / "journal").iterdir())
-    assert names == ["000000.msgpack.zst", "000001.msgpack.zst", "000002.msgpack.zst", "000003.msgpack"]
+    assert names == [
+        "000000.msgpack.zst",
+        "000001.msgpack.zst",
+        "000002.msgpack.zst",
+        "000003.msgpack",
+    ]
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in (tmp_path / "journal").iterdir())
 
 
@@ -243,7 +256,9 @@ def test_a_process_that_returns_large_blocks_keeps_no_memory_of_compressing(tmp_
     assert max(held) - held[0] < 2**20
 
 
-def test_a_segment_for_which_no_descriptor_is_free_begins_later_and_the_open_one_goes_on(tmp_path: Path) -> None:
+def test_a_segment_for_which_no_descriptor_is_free_begins_later_and_the_open_one_goes_on(
+    tmp_path: Path,
+) -> None:
     folder, full = tmp_path / "journal", FullDisk(tmp_path, "the journal")
     journal = Journal(folder)
     with no_descriptor():
@@ -262,7 +277,9 @@ def test_a_journal_whose_file_was_removed_or_replaced_says_so(tmp_path: Path) ->
     journal.check()
     first_of(tmp_path / "journal").rename(tmp_path / "kept")
     for _ in range(2):
-        with pytest.raises(DataError, match=r"000000\.msgpack was removed or replaced while the run goes on"):
+        with pytest.raises(
+            DataError, match=r"000000\.msgpack was removed or replaced while the run goes on"
+        ):
             journal.check()
         first_of(tmp_path / "journal").touch()
     journal.close()
@@ -276,13 +293,18 @@ def test_a_restart_reads_from_the_newest_segment_that_begins_by_its_iteration(
     assert list(recover(tmp_path / "journal", iteration)) == written[first:]
 
 
-def test_a_restart_goes_on_without_old_segments_and_only_the_history_names_them(tmp_path: Path) -> None:
+def test_a_restart_goes_on_without_old_segments_and_only_the_history_names_them(
+    tmp_path: Path,
+) -> None:
     written = write_segments(tmp_path / "journal", 3)
     (tmp_path / "journal" / "000000.msgpack.zst").unlink()
     assert list(recover(tmp_path / "journal", 20)) == written[7:]
     with pytest.raises(DataError, match=r"000000\.msgpack\.zst is missing"):
         list(read(tmp_path / "journal"))
-    with pytest.raises(DataError, match=r"000000\.msgpack\.zst is missing: every segment .* begins after iteration 9,"):
+    with pytest.raises(
+        DataError,
+        match=r"000000\.msgpack\.zst is missing: every segment .* begins after iteration 9,",
+    ):
         list(recover(tmp_path / "journal", 9))
 
 
@@ -293,18 +315,24 @@ def test_a_segment_that_is_missing_between_others_or_at_the_end_is_named(tmp_pat
         list(recover(tmp_path / "journal", 30))
     (tmp_path / "1").rename(tmp_path / "journal" / "000001.msgpack.zst")
     (tmp_path / "journal" / "000003.msgpack").unlink()
-    with pytest.raises(DataError, match=r"000003\.msgpack is missing: the end of the journal is lost"):
+    with pytest.raises(
+        DataError, match=r"000003\.msgpack is missing: the end of the journal is lost"
+    ):
         Journal(tmp_path / "journal")
 
 
-def test_a_closed_segment_that_ends_early_is_an_error_though_its_records_are_whole(tmp_path: Path) -> None:
+def test_a_closed_segment_that_ends_early_is_an_error_though_its_records_are_whole(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "journal"
     write_segments(folder, 3)
     closed = folder / "000001.msgpack.zst"
     plain = plain_bytes(closed)
     last = len(msgpack.packb([2**64 - 1, msgspec.msgpack.encode(GroupIssued(12, 12, 0))]))
     closed.write_bytes(zstandard.compress(plain[:-last]))
-    with pytest.raises(DataError, match=r"segments before .*000002\.msgpack have .* the end of one is lost"):
+    with pytest.raises(
+        DataError, match=r"segments before .*000002\.msgpack have .* the end of one is lost"
+    ):
         list(read(folder))
 
 
@@ -325,7 +353,9 @@ def test_damage_to_any_byte_of_a_closed_segment_is_an_error_that_names_it(tmp_pa
             assert found == written, "a bit that the decoder does not read"
 
 
-def test_a_writer_killed_between_closing_and_compressing_leaves_a_journal_that_is_read(tmp_path: Path) -> None:
+def test_a_writer_killed_between_closing_and_compressing_leaves_a_journal_that_is_read(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "journal"
     written = write_segments(folder, 3)
     closed = folder / "000001.msgpack.zst"
@@ -348,7 +378,9 @@ def test_a_segment_whose_start_finds_no_room_leaves_the_open_one_as_it_was(tmp_p
         journal.append([GroupIssued(0, 0, 0)])
         small.fill()
         with pytest.raises(OSError, match="No space left"):
-            journal.begin_segment(msgspec.structs.replace(start_of_segment(journal, 1), digests={1: ("x" * 10_000,)}))
+            journal.begin_segment(
+                msgspec.structs.replace(start_of_segment(journal, 1), digests={1: ("x" * 10_000,)})
+            )
         small.make_room()
         journal.append([GroupIssued(1, 1, 0)])
         journal.close()
@@ -359,7 +391,9 @@ def test_a_segment_is_long_by_its_own_length_and_never_for_its_start_alone(tmp_p
     journal = Journal(tmp_path / "journal", segment_bytes=100)
     journal.append(RECORDS)
     assert journal.is_long
-    journal.begin_segment(msgspec.structs.replace(start_of_segment(journal, 1), digests={1: ("x" * 1000,)}))
+    journal.begin_segment(
+        msgspec.structs.replace(start_of_segment(journal, 1), digests={1: ("x" * 1000,)})
+    )
     assert not journal.is_long, "live groups may be larger than a segment"
     journal.append(RECORDS * 10)
     assert journal.is_long

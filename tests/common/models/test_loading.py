@@ -51,35 +51,70 @@ def named(begin: str) -> Callable[[Tensors], Tensors]:
     return lambda tensors: {begin + name: each for name, each in tensors.items()}
 
 
-def with_tensor(name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Callable[[Tensors], Tensors]:
+def with_tensor(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+) -> Callable[[Tensors], Tensors]:
     return lambda tensors: tensors | {name: torch.ones(shape, dtype=dtype)}
 
 
 HEADERS_TELL: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
-    "compiled": (named("_orig_mod."), r"names of a wrapper .* PEFT \(_orig_mod\): _orig_mod.lm_head.weight, .*"),
-    "data parallel": (named("module."), r"names of a wrapper .* PEFT \(module\): module.lm_head.weight"),
-    "peft": (named("base_model.model."), r"names of a wrapper .* PEFT \(base_model\): base_model.model.lm_head.wei"),
-    "fsdp": (named("_fsdp_wrapped_module."), r"names of a wrapper .* PEFT \(_fsdp_wrapped_module\)"),
-    "another wrapper": (named("policy."), r"no weights for lm_head.weight, .*random \(it has policy.lm_head.weight, "),
-    "a norm is lost": (without(NORM), f"no weights for {NORM}, which would be random; save it again"),
-    "a head is lost": (without("lm_head.weight"), "no weights for lm_head.weight, which would be random"),
+    "compiled": (
+        named("_orig_mod."),
+        r"names of a wrapper .* PEFT \(_orig_mod\): _orig_mod.lm_head.weight, .*",
+    ),
+    "data parallel": (
+        named("module."),
+        r"names of a wrapper .* PEFT \(module\): module.lm_head.weight",
+    ),
+    "peft": (
+        named("base_model.model."),
+        r"names of a wrapper .* PEFT \(base_model\): base_model.model.lm_head.wei",
+    ),
+    "fsdp": (
+        named("_fsdp_wrapped_module."),
+        r"names of a wrapper .* PEFT \(_fsdp_wrapped_module\)",
+    ),
+    "another wrapper": (
+        named("policy."),
+        r"no weights for lm_head.weight, .*random \(it has policy.lm_head.weight, ",
+    ),
+    "a norm is lost": (
+        without(NORM),
+        f"no weights for {NORM}, which would be random; save it again",
+    ),
+    "a head is lost": (
+        without("lm_head.weight"),
+        "no weights for lm_head.weight, which would be random",
+    ),
     "a layer is lost": (
         lambda tensors: {name: each for name, each in tensors.items() if "layers.1" not in name},
         r"no weights for model.layers.1.input_layernorm.weight, .* and 8 more, which",
     ),
-    "a value head": (with_tensor("v_head.weight", (1, 16)), "that would be left out: v_head.weight; is config.json"),
-    "a transposed one": (with_tensor(UP, (16, 24)), rf"{UP} has shape \(16, 24\), by config.json it is \(24, 16\)"),
-    "eight bits": (
-        with_tensor(UP, (24, 16), torch.float8_e4m3fn), f"type F8_E4M3 and no quantization_config .*: {UP}; give",
+    "a value head": (
+        with_tensor("v_head.weight", (1, 16)),
+        "that would be left out: v_head.weight; is config.json",
     ),
-}  # fmt: skip
+    "a transposed one": (
+        with_tensor(UP, (16, 24)),
+        rf"{UP} has shape \(16, 24\), by config.json it is \(24, 16\)",
+    ),
+    "eight bits": (
+        with_tensor(UP, (24, 16), torch.float8_e4m3fn),
+        f"type F8_E4M3 and no quantization_config .*: {UP}; give",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", HEADERS_TELL)
-def test_tensors_that_do_not_fit_the_architecture_are_named_before_any_is_read(case: str, folder: Path) -> None:
+def test_tensors_that_do_not_fit_the_architecture_are_named_before_any_is_read(
+    case: str, folder: Path
+) -> None:
     by, message = HEADERS_TELL[case]
     change(folder, by)
-    for judge in (lambda: check_model(str(folder), "mine"), lambda: load_model(str(folder), "mine", "float32")):
+    for judge in (
+        lambda: check_model(str(folder), "mine"),
+        lambda: load_model(str(folder), "mine", "float32"),
+    ):
         with pytest.raises(DataError, match=f"^mine.*{message}"):
             judge()
 
@@ -95,23 +130,34 @@ def low_rank(folder: Path) -> None:
 
 FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (lambda folder: cut(folder / WHOLE, 0), r"model.safetensors is empty; copy it again"),
-    "half the data": (lambda folder: cut(folder / WHOLE, 9000), r"model.safetensors cannot be read: .*; copy it again"),
+    "half the data": (
+        lambda folder: cut(folder / WHOLE, 9000),
+        r"model.safetensors cannot be read: .*; copy it again",
+    ),
     "a pointer": (
-        lambda folder: (folder / WHOLE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
+        lambda folder: (folder / WHOLE).write_text(
+            "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
+        ),
         r"model.safetensors is a pointer of Git LFS, not the file; fetch it with `git lfs pull`",
     ),
     "a shard is missing": (
         lambda folder: shard(folder)[1].unlink(),
         r"1 of \d+ files that model.safetensors.index.json names are missing: model-00002-of-\d+.safetensors; copy",
     ),
-    "no index": (lambda folder: [shard(folder), (folder / INDEX).unlink()], r"it has model-00001-.*, but neither"),
+    "no index": (
+        lambda folder: [shard(folder), (folder / INDEX).unlink()],
+        r"it has model-00001-.*, but neither",
+    ),
     "pickled": (
         lambda folder: (folder / WHOLE).rename(folder / "pytorch_model.bin"),
         r"no weights that are read: pytorch_model.bin would have to be unpickled.*save it with save_pretrained",
     ),
     "low rank": (low_rank, r"low-rank adapter of another model; merge the two"),
-    "no config": (lambda folder: (folder / "config.json").unlink(), r"is no model folder transformers can load"),
-}  # fmt: skip
+    "no config": (
+        lambda folder: (folder / "config.json").unlink(),
+        r"is no model folder transformers can load",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", FILES)
@@ -123,7 +169,9 @@ def test_a_file_that_cannot_be_read_is_named_with_what_to_do(case: str, folder: 
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_number_that_is_none_is_found_when_the_weights_are_read(value: float, folder: Path) -> None:
+def test_a_number_that_is_none_is_found_when_the_weights_are_read(
+    value: float, folder: Path
+) -> None:
     def spoil(tensors: Tensors) -> Tensors:
         tensors = {name: each.bfloat16() for name, each in tensors.items()}
         tensors[UP][1, 2] = value
@@ -131,42 +179,65 @@ def test_a_number_that_is_none_is_found_when_the_weights_are_read(value: float, 
 
     change(folder, spoil)
     check_model(str(folder), "mine")  # reads no weights
-    with pytest.raises(DataError, match=rf"mine has weights that are no finite numbers \(NaN or infinite\): {UP}; it"):
+    with pytest.raises(
+        DataError,
+        match=rf"mine has weights that are no finite numbers \(NaN or infinite\): {UP}; it",
+    ):
         load_model(str(folder), "mine", "float32")
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("form", ["as saved", "sharded", "both heads", "without model."])
-def test_whole_folders_are_loaded_with_every_value(is_tied: bool, form: str, tmp_path: Path) -> None:
+def test_whole_folders_are_loaded_with_every_value(
+    is_tied: bool, form: str, tmp_path: Path
+) -> None:
     folder = save_model(tmp_path / "model", is_tied=is_tied)
     expected = AutoModelForCausalLM.from_pretrained(folder).state_dict()  # type: ignore[no-untyped-call]
     if form == "sharded":
         shard(folder)
     if form == "both heads":
-        change(folder, lambda tensors: tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()})
+        change(
+            folder,
+            lambda tensors: (
+                tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+            ),
+        )
     if form == "without model.":
-        change(folder, lambda tensors: {name.removeprefix("model."): each for name, each in tensors.items()})
+        change(
+            folder,
+            lambda tensors: {name.removeprefix("model."): each for name, each in tensors.items()},
+        )
     found = load_model(str(folder), "mine", "float32").state_dict()
     assert found.keys() == expected.keys()
     is_head_new = form == "both heads" and not is_tied
     assert all(
-        torch.equal(found[name], expected[name]) for name in found if not (is_head_new and name == "lm_head.weight")
+        torch.equal(found[name], expected[name])
+        for name in found
+        if not (is_head_new and name == "lm_head.weight")
     )
 
 
-def test_a_quantised_model_cannot_be_trained_and_its_package_is_not_taken_for_attention(folder: Path) -> None:
+def test_a_quantised_model_cannot_be_trained_and_its_package_is_not_taken_for_attention(
+    folder: Path,
+) -> None:
     edit(folder / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
     with pytest.raises(
-        DataError, match=r"mine holds quantised weights \(gptq\), which new versions cannot replace: giv"
+        DataError,
+        match=r"mine holds quantised weights \(gptq\), which new versions cannot replace: giv",
     ):
         check_model(str(folder), "mine", is_trained=True)
     check_model(str(folder), "mine")
-    with pytest.raises(DataError, match=r"mine needs a package that is not installed here: .*optimum"):
+    with pytest.raises(
+        DataError, match=r"mine needs a package that is not installed here: .*optimum"
+    ):
         load_model(str(folder), "mine", "float32", attention="sdpa")
 
 
 def test_attention_that_is_not_here_is_blamed_on_its_key(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"learner.attn_implementation = 'flash_attention_2' is not available here: "):
+    with pytest.raises(
+        ConfigError,
+        match=r"learner.attn_implementation = 'flash_attention_2' is not available here: ",
+    ):
         load_model(str(folder), "mine", "bfloat16", attention="flash_attention_2")
 
 
@@ -179,10 +250,17 @@ def test_check_refuses_what_headers_tell_and_names_the_key(section: str, tmp_pat
         check_weights(load(EXAMPLE / "run.toml", (f"{section}.model={mine}",)))
 
 
-def test_a_model_that_brings_code_is_refused_without_advice_that_nobody_can_follow(folder: Path) -> None:
+def test_a_model_that_brings_code_is_refused_without_advice_that_nobody_can_follow(
+    folder: Path,
+) -> None:
     config = json.loads((folder / "config.json").read_text())
-    own = {"model_type": "own", "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}}
+    own = {
+        "model_type": "own",
+        "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"},
+    }
     (folder / "config.json").write_text(json.dumps(config | own))
-    with pytest.raises(DataError, match=r"mine needs code of its own .*auto_map.* never executed") as caught:
+    with pytest.raises(
+        DataError, match=r"mine needs code of its own .*auto_map.* never executed"
+    ) as caught:
         check_model(str(folder), "mine")
     assert "trust_remote_code" not in str(caught.value)

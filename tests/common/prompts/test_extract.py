@@ -8,7 +8,9 @@ PROSE = st.text(st.characters(exclude_characters="\\{}"), max_size=40)
 
 
 @table(__file__)
-def test_the_answer_is_the_last_closed_box_or_a_number_behind_one_after_all_thinking(text: str, answer: str) -> None:
+def test_the_answer_is_the_last_closed_box_or_a_number_behind_one_after_all_thinking(
+    text: str, answer: str
+) -> None:
     assert extract_answer(text) == (answer or None)
 
 
@@ -17,12 +19,18 @@ def test_a_longer_answer_than_the_cap_is_returned_whole_to_be_refused_by_name() 
 
 
 @given(PROSE, PROSE, PROSE)
-def test_any_text_in_a_box_is_found_whatever_surrounds_it(before: str, inside: str, after: str) -> None:
+def test_any_text_in_a_box_is_found_whatever_surrounds_it(
+    before: str, inside: str, after: str
+) -> None:
     text = f"{before}\\boxed{{{inside}}}{after}".replace("</think>", "")
     assert extract_answer(text) == (inside.replace("</think>", "").strip() or None)
 
 
-@given(st.lists(st.sampled_from(["\\boxed{", "{", "}", "\\{", "\\}", "\\\\", "x", "\\fbox{"]), max_size=30))
+@given(
+    st.lists(
+        st.sampled_from(["\\boxed{", "{", "}", "\\{", "\\}", "\\\\", "x", "\\fbox{"]), max_size=30
+    )
+)
 def test_the_answer_always_has_balanced_braces(pieces: list[str]) -> None:
     answer = extract_answer("".join(pieces))
     if answer is not None:

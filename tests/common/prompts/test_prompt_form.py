@@ -49,7 +49,9 @@ def test_where_the_closer_is_the_eos_nothing_is_added(tmp_path: Path) -> None:
 
 
 @table(__file__)
-def test_the_closer_is_the_first_added_token_behind_an_answer(template: str, closer: str, tmp_path: Path) -> None:
+def test_the_closer_is_the_first_added_token_behind_an_answer(
+    template: str, closer: str, tmp_path: Path
+) -> None:
     folder = qwen(tmp_path / "q")
     renderer = Renderer(str(folder), 500, ModelConfig(model=str(folder), chat_template=template))
     assert renderer.closer == (renderer.encode(closer).tolist()[0] if closer else None)
@@ -64,14 +66,19 @@ def test_stops_are_added_as_text_or_id_and_can_replace_the_models_own(base: Path
     ):
         assert Renderer(str(base), 100, stop_tokens=given, own_stops=own).stop_tokens == expected
     config = run_of(
-        f"target.model={base}", 'scorer.stop_tokens=["so"]', "rollout.stop_tokens=[5]", "rollout.own_stops=false"
+        f"target.model={base}",
+        'scorer.stop_tokens=["so"]',
+        "rollout.stop_tokens=[5]",
+        "rollout.own_stops=false",
     )
     assert renderer_of(config, "scorer").stop_tokens == {EOS, CLOSER, so}
     assert renderer_of(config, "rollout").stop_tokens == {5}
 
 
 @table(__file__)
-def test_a_stop_that_is_no_token_is_refused_with_those_there_are(given: str | int, complaint: str, base: Path) -> None:
+def test_a_stop_that_is_no_token_is_refused_with_those_there_are(
+    given: str | int, complaint: str, base: Path
+) -> None:
     with pytest.raises(ConfigError, match=complaint):
         Renderer(str(base), 100, stop_tokens=[given], role="scorer")
 
@@ -81,20 +88,38 @@ def test_without_a_chat_template_the_prompt_is_the_prompt_template_with_the_ques
 ) -> None:
     file = tmp_path / "shots.txt"
     file.write_text("sum 1 1 so \\boxed{2} {question} so\n", encoding="utf-8")
-    config = run_of(f"target.model={base}", "target.chat_template=false", f"target.prompt_template={file}")
+    config = run_of(
+        f"target.model={base}", "target.chat_template=false", f"target.prompt_template={file}"
+    )
     renderer = renderer_of(config, "scorer")
-    assert renderer.prompt(QUESTION).tolist() == renderer.encode(f"sum 1 1 so \\boxed{{2}} {QUESTION} so").tolist()
+    assert (
+        renderer.prompt(QUESTION).tolist()
+        == renderer.encode(f"sum 1 1 so \\boxed{{2}} {QUESTION} so").tolist()
+    )
     assert not renderer.has_chat_template and renderer.stop_tokens == {EOS}
     file.unlink()
-    assert renderer_of(RunConfig.model_validate_json(config.model_dump_json()), "scorer").prompt(QUESTION).size > 3
+    assert (
+        renderer_of(RunConfig.model_validate_json(config.model_dump_json()), "scorer")
+        .prompt(QUESTION)
+        .size
+        > 3
+    )
 
 
-def test_a_prompt_template_a_system_turn_and_options_go_through_the_chat_template(tmp_path: Path) -> None:
+def test_a_prompt_template_a_system_turn_and_options_go_through_the_chat_template(
+    tmp_path: Path,
+) -> None:
     folder = qwen(tmp_path / "q")
     template = Renderer(str(folder), 500)._form.template
     assert template is not None
-    (tmp_path / "own.jinja").write_text(template + "{% if think == false %}<think></think>{% endif %}")
-    asked = {"system": "Be brief.", "prompt_template": "Solve: {problem}", "template_options": {"think": False}}
+    (tmp_path / "own.jinja").write_text(
+        template + "{% if think == false %}<think></think>{% endif %}"
+    )
+    asked = {
+        "system": "Be brief.",
+        "prompt_template": "Solve: {problem}",
+        "template_options": {"think": False},
+    }
     config = run_of(f"adapter.model={folder}", f"adapter.chat_template={tmp_path}/own.jinja")
     config = config.model_copy(update={"adapter": config.adapter.model_copy(update=asked)})
     renderer = renderer_of(config, "rollout")
@@ -105,7 +130,9 @@ def test_a_prompt_template_a_system_turn_and_options_go_through_the_chat_templat
 
 
 @table(__file__)
-def test_a_template_that_cannot_be_used_as_asked_is_refused(asked: dict[str, object], complaint: str) -> None:
+def test_a_template_that_cannot_be_used_as_asked_is_refused(
+    asked: dict[str, object], complaint: str
+) -> None:
     model = str(EXAMPLE / "adapter")
     with pytest.raises(ConfigError, match=complaint):
         Renderer(model, 100, ModelConfig.model_validate({"model": model, **asked}))
@@ -129,13 +156,17 @@ def test_control_tokens_are_the_special_ones_that_end_no_text(base: Path) -> Non
     assert masked_tokens(run_of(), str(EXAMPLE)) == ()
 
 
-def test_the_lines_about_a_base_model_show_prompt_and_stops_and_warn_of_its_closer(base: Path) -> None:
+def test_the_lines_about_a_base_model_show_prompt_and_stops_and_warn_of_its_closer(
+    base: Path,
+) -> None:
     lines = asked(run_of(f"target.model={base}"))
     assert f"target: chat template, a prompt ends with '<|user|> {QUESTION} <|assistant|>'" in lines
     assert "target: a text ends at 0 '<|endoftext|>', 1 '<|im_end|>'" in lines
     warnings = [line for line in lines if line.startswith("warning: ")]
     assert len(warnings) == 2
-    assert warnings[0].startswith("warning: target: 1 '<|im_end|>' closes a turn of its chat template and is no eos of")
+    assert warnings[0].startswith(
+        "warning: target: 1 '<|im_end|>' closes a turn of its chat template and is no eos of"
+    )
     assert "texts end there too" in warnings[0] and "target.chat_template = false" in warnings[0]
     assert "tokenizers of different families" in warnings[1]
 
@@ -156,9 +187,15 @@ def test_the_lines_warn_of_a_folder_without_a_template_unless_that_is_meant(tmp_
 
 
 def test_the_lines_warn_of_a_template_that_closes_nothing_and_leave_out_what_is_not_here() -> None:
-    config = run_of("target.model=org/away", "adapter.chat_template={% for m in messages %}{{ m.content }}{% endfor %}")
+    config = run_of(
+        "target.model=org/away",
+        "adapter.chat_template={% for m in messages %}{{ m.content }}{% endfor %}",
+    )
     lines = asked(config)
-    assert any("no token closes an assistant's turn" in line and "rollout.stop_tokens" in line for line in lines)
+    assert any(
+        "no token closes an assistant's turn" in line and "rollout.stop_tokens" in line
+        for line in lines
+    )
     assert "target: how it is asked is not known before it is on this host (org/away)" in lines
 
 
@@ -168,16 +205,24 @@ def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         Renderer(str(tmp_path), 100)
 
 
-def test_settings_over_a_resolved_config_keep_its_templates_and_read_new_ones(tmp_path: Path) -> None:
+def test_settings_over_a_resolved_config_keep_its_templates_and_read_new_ones(
+    tmp_path: Path,
+) -> None:
     config = run_of("adapter.prompt_template=Q {problem}", "target.chat_template=false")
     assert changed(config, ("rollout.temperature=0.5",), "here").adapter == config.adapter
     (tmp_path / "other.txt").write_text("R {problem}")
     found = changed(config, (f"target.prompt_template={tmp_path}/other.txt",), "here").target
-    assert found is not None and found.prompt_template == "R {problem}" and found.chat_template is False
+    assert (
+        found is not None
+        and found.prompt_template == "R {problem}"
+        and found.chat_template is False
+    )
 
 
 def test_a_short_question_behind_long_worked_examples_is_found_to_be_too_long() -> None:
-    config = run_of(f"adapter.prompt_template={'so ' * 500}{{problem}}", "rollout.max_prompt_tokens=400")
+    config = run_of(
+        f"adapter.prompt_template={'so ' * 500}{{problem}}", "rollout.max_prompt_tokens=400"
+    )
     assert "rollout.max_prompt_tokens" in unaskable([Problem("p", "sum 1", "1")], config)["p"]
     assert unaskable([Problem("p", "sum 1", "1")], run_of("rollout.max_prompt_tokens=400")) == {}
 

@@ -21,7 +21,9 @@ QUESTION = "sum 3 1 4 1 5 9 2 6"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The example's tokenizer in a folder of its own, without weights."""
-    return Path(shutil.copytree(ADAPTER, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors")))
+    return Path(
+        shutil.copytree(ADAPTER, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+    )
 
 
 def edit(path: Path, **changes: object) -> None:
@@ -32,7 +34,9 @@ def edit(path: Path, **changes: object) -> None:
 def test_a_question_becomes_the_opened_assistant_turn_of_the_models_own_template() -> None:
     tokenizer = AutoTokenizer.from_pretrained(ADAPTER)
     turns = [{"role": "user", "content": QUESTION}]
-    expected = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=False)
+    expected = tokenizer.apply_chat_template(
+        turns, add_generation_prompt=True, tokenize=True, return_dict=False
+    )
     ids = Renderer(str(ADAPTER), 100).prompt(QUESTION)
     assert ids.dtype == np.int32
     assert ids.tolist() == expected

@@ -17,7 +17,9 @@ from support.paths import EXAMPLE
 def folder(tmp_path: Path) -> Path:
     """A model of Qwen2's architecture with a token per character, spaces included."""
     characters = ["<end>", *map(chr, range(32, 127))]
-    tokenizer = Tokenizer(models.WordLevel({token: number for number, token in enumerate(characters)}, "<end>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({token: number for number, token in enumerate(characters)}, "<end>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(tmp_path)
@@ -25,7 +27,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_tokenizer_that_its_folder_calls_whole_keeps_its_own_splitter_under_any_architecture(folder: Path) -> None:
+def test_a_tokenizer_that_its_folder_calls_whole_keeps_its_own_splitter_under_any_architecture(
+    folder: Path,
+) -> None:
     tokenizer = load_tokenizer(str(folder))
     ids = tokenizer.encode("plus 3 4", add_special_tokens=False)
     assert tokenizer.decode(ids) == "plus 3 4"

@@ -23,8 +23,14 @@ from support.fakes import run_on_disk
 from support.paths import EXAMPLE
 
 OTHERS = {
-    "an earlier release": (None, r"of format 1, of release 0\.1; .*reads format 4 only; finish .* release 0\.1,"),
-    "a later release": (b'{"format":5,"release":"0.9"}', r"of format 5, of release 0\.9; .*reads format 4 only;"),
+    "an earlier release": (
+        None,
+        r"of format 1, of release 0\.1; .*reads format 4 only; finish .* release 0\.1,",
+    ),
+    "a later release": (
+        b'{"format":5,"release":"0.9"}',
+        r"of format 5, of release 0\.9; .*reads format 4 only;",
+    ),
     "nobody knows which release": (b'{"form', r"format\.json is damaged: .*restore it"),
 }
 LEFT = ("journal", "metrics.jsonl", "summary.json", "advantages.jsonl", "endpoint", "lock")
@@ -54,21 +60,39 @@ def everything_in(directory: Path) -> dict[Path, tuple[bytes, int]]:
 
 def evaluated(directory: Path) -> object:
     options = EvaluateOptions(
-        checkpoints=(), arms=(), sets=(), samples=0, opening_tokens=16, is_averaged=False, settings=(), fresh=False
+        checkpoints=(),
+        arms=(),
+        sets=(),
+        samples=0,
+        opening_tokens=16,
+        is_averaged=False,
+        settings=(),
+        fresh=False,
     )
     return evaluate([directory], options, None)
 
 
 def generated(directory: Path) -> object:
     options = GenerateOptions(
-        run=directory, checkpoint=None, is_averaged=False, adapter=None, target=None, sets=(), suffix=None, samples=0,
-        temperature=None, settings=(), overwrites=False,
-    )  # fmt: skip
+        run=directory,
+        checkpoint=None,
+        is_averaged=False,
+        adapter=None,
+        target=None,
+        sets=(),
+        suffix=None,
+        samples=0,
+        temperature=None,
+        settings=(),
+        overwrites=False,
+    )
     return generate(options, None)
 
 
 READERS: dict[str, Callable[[Path], object]] = {
-    "prefixrl launch": lambda directory: launch(EXAMPLE / "run.toml", (f"directory={directory}",), False),
+    "prefixrl launch": lambda directory: launch(
+        EXAMPLE / "run.toml", (f"directory={directory}",), False
+    ),
     "prefixrl status": status.fetch,
     "prefixrl inspect": lambda directory: list(inspect.inspect(directory, as_json=True)),
     "prefixrl report, its page": report.write_report,
@@ -106,10 +130,14 @@ def test_a_learner_refuses_a_run_of_another_release_and_changes_nothing(
 
 
 @pytest.mark.slow
-def test_a_broker_refuses_a_run_of_another_release_and_changes_nothing(refused: tuple[RunConfig, str]) -> None:
+def test_a_broker_refuses_a_run_of_another_release_and_changes_nothing(
+    refused: tuple[RunConfig, str],
+) -> None:
     config, said = refused
     before = everything_in(Path(config.directory))
-    started = command("prefixrl.learner.broker", Path(config.directory), Start(0, "tcp://127.0.0.1:9"))
+    started = command(
+        "prefixrl.learner.broker", Path(config.directory), Start(0, "tcp://127.0.0.1:9")
+    )
     ended = subprocess.run(started, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     with pytest.raises(ConfigError, match=said):

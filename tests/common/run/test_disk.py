@@ -19,7 +19,9 @@ def test_the_bytes_of_a_folder_are_those_of_its_files_at_any_depth(tmp_path: Pat
     assert held_bytes(tmp_path / "absent") == 0
 
 
-def test_a_folder_is_measured_while_another_process_renames_and_removes_its_files(tmp_path: Path) -> None:
+def test_a_folder_is_measured_while_another_process_renames_and_removes_its_files(
+    tmp_path: Path,
+) -> None:
     write_tree(tmp_path / "kept")
     done = threading.Event()
 

@@ -21,7 +21,7 @@ from prefixrl.common.worker.numbers import numbers_of_worker
 from support.fakes import free_pair
 from support.runs.metrics_lines import metrics_line, write_metrics
 
-LINE = re.compile(r'([a-z_]+)(?:\{(.*)\})? (\S+)')  # fmt: skip
+LINE = re.compile(r"([a-z_]+)(?:\{(.*)\})? (\S+)")
 
 
 def read(port: int, path: str = "/metrics") -> dict[tuple[str, str], float]:
@@ -75,11 +75,17 @@ def test_a_worker_serves_its_vitals(tmp_path: Path) -> None:
         link = Link(lambda: address_of(config), "scorer")
         link.vitals.tokens, link.vitals.busy_row_s, link.vitals.activity = 12345, 6.5, "working"
         directory = Path(config.directory)
-        with exposed(wanted(), "scorer-0", lambda: numbers_of_worker(link, "scorer", directory)) as port:
+        with exposed(
+            wanted(), "scorer-0", lambda: numbers_of_worker(link, "scorer", directory)
+        ) as port:
             found = read(port, "/")
         link.close("done")
     assert found["prefixrl_info", 'role="scorer",run="run"'] == 1.0
-    assert 0 < found["prefixrl_memory_bytes", 'of="own"'] <= found["prefixrl_memory_bytes", 'of="resident"']
+    assert (
+        0
+        < found["prefixrl_memory_bytes", 'of="own"']
+        <= found["prefixrl_memory_bytes", 'of="resident"']
+    )
     assert found["prefixrl_worker_tokens", ""] == 12345.0
     assert found["prefixrl_worker_busy_row_seconds", ""] == 6.5
     assert found["prefixrl_worker_loading", ""] == 0.0
@@ -129,13 +135,20 @@ def test_each_process_of_a_host_has_a_port_of_its_own() -> None:
     assert [port_of(9400, name) for name in names] == [9400, 9401, 9404, 9501, 9513]
 
 
-@pytest.mark.parametrize(("name", "reason"), [("rollout-0", "Address already in use"), ("scorer-9", "must be 0-65535")])
-def test_a_port_that_cannot_be_had_is_an_error_that_names_key_process_and_remedy(name: str, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "reason"), [("rollout-0", "Address already in use"), ("scorer-9", "must be 0-65535")]
+)
+def test_a_port_that_cannot_be_had_is_an_error_that_names_key_process_and_remedy(
+    name: str, reason: str
+) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         base = other.getsockname()[1] - 1 if name == "rollout-0" else 65500
-        with pytest.raises(ConfigError) as caught, exposed(LogConfig(prometheus_port=base), name, lambda: []):
+        with (
+            pytest.raises(ConfigError) as caught,
+            exposed(LogConfig(prometheus_port=base), name, lambda: []),
+        ):
             pass
     said = str(caught.value)
     assert f"log.prometheus_port = {base}: {name} cannot listen at 127.0.0.1:" in said

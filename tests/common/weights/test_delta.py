@@ -28,7 +28,9 @@ def twin(before: bytes, after: bytes, planes: int) -> bytes:
 
 
 @given(some_bytes, st.data(), st.integers(1, 64), st.sampled_from([1, 2, 4]))
-def test_what_is_applied_to_the_base_is_the_newer(before: bytes, data: st.DataObject, block: int, planes: int) -> None:
+def test_what_is_applied_to_the_base_is_the_newer(
+    before: bytes, data: st.DataObject, block: int, planes: int
+) -> None:
     after = data.draw(st.binary(min_size=len(before), max_size=len(before)))
     pieces = list(encode(bytearray(before), bytearray(after), block, planes))
     assert len(pieces) == -(-len(before) // block)
@@ -41,7 +43,9 @@ def test_what_is_applied_to_the_base_is_the_newer(before: bytes, data: st.DataOb
 
 
 @given(st.binary(min_size=1, max_size=100), st.data(), st.sampled_from([1, 2, 4]))
-def test_a_block_is_equal_to_that_of_the_slow_twin(before: bytes, data: st.DataObject, planes: int) -> None:
+def test_a_block_is_equal_to_that_of_the_slow_twin(
+    before: bytes, data: st.DataObject, planes: int
+) -> None:
     import zstandard
 
     after = data.draw(st.binary(min_size=len(before), max_size=len(before)))
@@ -65,12 +69,16 @@ def test_a_block_that_claims_to_be_larger_is_refused_before_it_is_unpacked() -> 
         decode(piece, 16, 2)
 
 
-def test_a_delta_is_written_beside_its_snapshot_and_pruned_after_eight_versions(tmp_path: Path) -> None:
+def test_a_delta_is_written_beside_its_snapshot_and_pruned_after_eight_versions(
+    tmp_path: Path,
+) -> None:
     tensors = publish(tmp_path, 1)
     for version in range(2, 13):
         tensors = publish_next(tmp_path, version, tensors)
         prune(tmp_path, {version - 1, version})
-    assert {path.name for path in tmp_path.glob("d*")} == {delta_folder(tmp_path, each).name for each in range(5, 13)}
+    assert {path.name for path in tmp_path.glob("d*")} == {
+        delta_folder(tmp_path, each).name for each in range(5, 13)
+    }
 
 
 def test_no_delta_is_written_where_it_does_not_pay_or_makes_no_sense(tmp_path: Path) -> None:

@@ -45,10 +45,14 @@ def trained() -> Models:
 
 def matrices(models: Models) -> dict[str, torch.Tensor]:
     named = models.actor.full_tensors(lambda name: published_name(name) is not None)
-    return {str(published_name(name.removeprefix("model."))): tensor.clone() for name, tensor in named}
+    return {
+        str(published_name(name.removeprefix("model."))): tensor.clone() for name, tensor in named
+    }
 
 
-def test_the_policy_of_the_matrices_is_that_of_merged_weights_and_of_the_learner(trained: Models) -> None:
+def test_the_policy_of_the_matrices_is_that_of_merged_weights_and_of_the_learner(
+    trained: Models,
+) -> None:
     merged = snapshot_of(1, trained.state_dict_for_publication())
     sent = snapshot_of(1, matrices(trained))
     whole = TransformersEngine(str(ADAPTER), "cpu", "float32", 1)
@@ -80,16 +84,24 @@ def test_matrices_that_do_not_fit_are_refused_and_change_nothing(trained: Models
 
 
 def test_a_version_tells_by_its_names_what_it_holds(trained: Models) -> None:
-    assert are_low_rank(matrices(trained)) and not are_low_rank(trained.state_dict_for_publication())
+    assert are_low_rank(matrices(trained)) and not are_low_rank(
+        trained.state_dict_for_publication()
+    )
     own = TransformersEngine(str(ADAPTER), "cpu", "float32", 1).weights()
-    assert {name.removeprefix("model.layers.0.") for name in pairs(matrices(trained), own) if ".0." in name} == {
-        f"self_attn.{each}_proj" for each in "qkvo"
-    } | {f"mlp.{each}_proj" for each in ("gate", "up", "down")}
+    assert {
+        name.removeprefix("model.layers.0.")
+        for name in pairs(matrices(trained), own)
+        if ".0." in name
+    } == {f"self_attn.{each}_proj" for each in "qkvo"} | {
+        f"mlp.{each}_proj" for each in ("gate", "up", "down")
+    }
     assert published_name("model.layers.0.mlp.up_proj.base_layer.weight") is None
 
 
 @table(__file__)
-def test_what_vllm_cannot_take_is_refused_at_start_and_goes_merged_by_choice(setting: str, message: str) -> None:
+def test_what_vllm_cannot_take_is_refused_at_start_and_goes_merged_by_choice(
+    setting: str, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         run("rollout.engine=vllm", setting)
     run("rollout.engine=transformers", setting)
@@ -110,7 +122,9 @@ def test_merged_weights_are_the_slow_sum(trained: Models, tmp_path: Path) -> Non
     for layer, (first, second) in sent.items():
         for row, column in ((0, 0), (3, 5)):
             added = sum(float(second[row, each]) * float(first[each, column]) for each in range(4))
-            value = float(own[f"{layer}.weight"][row, column]) + settings.alpha / settings.rank * added
+            value = (
+                float(own[f"{layer}.weight"][row, column]) + settings.alpha / settings.rank * added
+            )
             assert float(merged[f"{layer}.weight"][row, column]) == pytest.approx(value, abs=1e-6)
     assert lora.FROZEN
 
@@ -118,7 +132,9 @@ def test_merged_weights_are_the_slow_sum(trained: Models, tmp_path: Path) -> Non
 LEFT = program(__file__, "LEFT")
 
 
-def test_matrices_that_a_killed_process_left_in_memory_are_removed_by_the_next_and_others_stay(tmp_path: Path) -> None:
+def test_matrices_that_a_killed_process_left_in_memory_are_removed_by_the_next_and_others_stay(
+    tmp_path: Path,
+) -> None:
     command = [sys.executable, "-c", LEFT, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None and child.stdout.readline() == b"written\n"
@@ -130,6 +146,9 @@ def test_matrices_that_a_killed_process_left_in_memory_are_removed_by_the_next_a
     (begun := tmp_path / "prefixrl-adapter-begun").mkdir()
     another = AdapterFolders(tmp_path)
     begun.rmdir()  # it was not taken for a left one
-    assert not theirs.exists() and len(list(tmp_path.glob("prefixrl-adapter-*"))) == len({held, another}) == 2
+    assert (
+        not theirs.exists()
+        and len(list(tmp_path.glob("prefixrl-adapter-*"))) == len({held, another}) == 2
+    )
     for each in (held, another):
         each._root.cleanup()

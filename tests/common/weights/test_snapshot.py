@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixrl.common.weights.folders import prune, versions
-from prefixrl.common.weights.snapshot import BadSnapshot, as_bytes, check_manifest, describe, write_snapshot
+from prefixrl.common.weights.snapshot import (
+    BadSnapshot,
+    as_bytes,
+    check_manifest,
+    describe,
+    write_snapshot,
+)
 from prefixrl.common.wire.messages.weights import Manifest
 from support.models.versioned import rebuild
 
@@ -21,7 +27,9 @@ Tensors = dict[str, torch.Tensor]
 @st.composite
 def some_tensors(draw: st.DrawFn) -> Tensors:
     """Tensors of any small shape (empty and scalar ones too), with NaN, infinities and -0.0 among the values."""
-    names = draw(st.lists(st.text("abc.w", min_size=1, max_size=6), unique=True, min_size=1, max_size=5))
+    names = draw(
+        st.lists(st.text("abc.w", min_size=1, max_size=6), unique=True, min_size=1, max_size=5)
+    )
     tensors: Tensors = {}
     for name in names:
         shape = draw(st.lists(st.integers(0, 4), max_size=3))
@@ -62,27 +70,35 @@ def test_a_snapshot_is_rebuilt_bit_for_bit(tensors: Tensors) -> None:
 
 
 @given(some_tensors(), st.randoms())
-def test_the_digest_depends_on_names_and_values_and_not_on_their_order(tensors: Tensors, order: random.Random) -> None:
+def test_the_digest_depends_on_names_and_values_and_not_on_their_order(
+    tensors: Tensors, order: random.Random
+) -> None:
     items = list(tensors.items())
     order.shuffle(items)
     manifest = describe(3, tensors)
     assert describe(3, dict(items)) == manifest
     assert describe(4, tensors).digest == manifest.digest
     name, tensor = items[0]
-    assert describe(3, {**tensors, name: torch.cat([tensor.reshape(-1), torch.ones(1)])}).digest != (manifest.digest)
+    assert describe(
+        3, {**tensors, name: torch.cat([tensor.reshape(-1), torch.ones(1)])}
+    ).digest != (manifest.digest)
     others = {key: value for key, value in items if key != name}
     assert describe(3, {**others, f"{name}x": tensor}).digest != manifest.digest
 
 
 @given(some_tensors(), st.data())
-def test_one_flipped_bit_is_found_and_its_tensor_named(tensors: Tensors, data: st.DataObject) -> None:
+def test_one_flipped_bit_is_found_and_its_tensor_named(
+    tensors: Tensors, data: st.DataObject
+) -> None:
     manifest, damaged = describe(3, tensors), data_of(tensors)
     if not damaged:
         return
     place = data.draw(st.integers(0, len(damaged) - 1))
     damaged[place] ^= 1 << data.draw(st.integers(0, 7))
     (hit,) = (
-        entry.name for entry in manifest.tensors if entry.offset_bytes <= place < entry.offset_bytes + entry.size_bytes
+        entry.name
+        for entry in manifest.tensors
+        if entry.offset_bytes <= place < entry.offset_bytes + entry.size_bytes
     )
     with pytest.raises(BadSnapshot) as caught:
         rebuild(manifest, damaged)
@@ -96,7 +112,9 @@ def test_a_tensor_that_is_not_contiguous_is_written_in_its_logical_order(tensors
 
 
 def test_other_dtypes_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"weight w has dtype float16; allowed are float32, bfloat16"):
+    with pytest.raises(
+        ValueError, match=r"weight w has dtype float16; allowed are float32, bfloat16"
+    ):
         describe(1, {"w": torch.zeros(2, dtype=torch.float16)})
 
 
@@ -128,7 +146,9 @@ def test_the_digest_follows_from_the_manifest() -> None:
     assert manifest.digest == xxhash.xxh3_128_hexdigest(f"w:float32:(2,):{checksum};".encode())
 
 
-def test_a_written_snapshot_is_whole_and_replaces_one_of_its_version(tensors: Tensors, tmp_path: Path) -> None:
+def test_a_written_snapshot_is_whole_and_replaces_one_of_its_version(
+    tensors: Tensors, tmp_path: Path
+) -> None:
     directory = tmp_path / "weights"
     for given_tensors in (tensors, {"only": torch.ones(3)}):
         manifest = describe(12, given_tensors)

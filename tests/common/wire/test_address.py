@@ -6,7 +6,14 @@ import pytest
 
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.wire import interfaces
-from prefixrl.common.wire.address import advertised, beside, bindable, is_loopback, is_on_this_host, weights_listen
+from prefixrl.common.wire.address import (
+    advertised,
+    beside,
+    bindable,
+    is_loopback,
+    is_on_this_host,
+    weights_listen,
+)
 from support.tables import table
 
 
@@ -15,9 +22,12 @@ def test_an_interface_or_a_name_stands_for_its_address(listen: str, bound: str) 
     assert bindable(listen) == bound
 
 
-def test_what_is_neither_address_nor_interface_nor_name_is_refused_with_the_interfaces_that_are_there() -> None:
+def test_what_is_neither_address_nor_interface_nor_name_is_refused_with_the_interfaces_that_are_there() -> (
+    None
+):
     with pytest.raises(
-        ConfigError, match=r"broker\.listen = 'tcp://eth99\.invalid:0'.*no interface of this host \(.*lo"
+        ConfigError,
+        match=r"broker\.listen = 'tcp://eth99\.invalid:0'.*no interface of this host \(.*lo",
     ):
         bindable("tcp://eth99.invalid:0")
 
@@ -32,7 +42,9 @@ def test_the_last_port_leaves_none_for_the_weights() -> None:
         weights_listen("tcp://10.0.0.7:65535")
 
 
-def test_every_interface_is_advertised_by_the_name_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_interface_is_advertised_by_the_name_of_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
     assert advertised("tcp://0.0.0.0:5555") == "tcp://localhost:5555"
     assert advertised("tcp://10.0.0.7:5555") == "tcp://10.0.0.7:5555"

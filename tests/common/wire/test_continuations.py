@@ -30,11 +30,15 @@ def verdict(status: VerdictStatus, reward: float = 0.0, **more: Any) -> TextVerd
 
 
 VERDICTS = st.builds(
-    verdict, st.sampled_from(["ok", "no_answer", "parse_fail", "timeout", "truncated", "error"]),
-    st.sampled_from([0.0, 1.0, 0.1, 1 / 3]), finish=st.sampled_from(["eos", "length"]),
-    completion_tokens=st.integers(0, 9), elapsed_ms=st.integers(0, 9), completion=st.sampled_from(["", "text"]),
+    verdict,
+    st.sampled_from(["ok", "no_answer", "parse_fail", "timeout", "truncated", "error"]),
+    st.sampled_from([0.0, 1.0, 0.1, 1 / 3]),
+    finish=st.sampled_from(["eos", "length"]),
+    completion_tokens=st.integers(0, 9),
+    elapsed_ms=st.integers(0, 9),
+    completion=st.sampled_from(["", "text"]),
     was_cached=st.booleans(),
-)  # fmt: skip
+)
 
 
 def slowly(each: Sequence[TextVerdict]) -> Verdict:
@@ -47,12 +51,16 @@ def slowly(each: Sequence[TextVerdict]) -> Verdict:
     for reward in rewards:
         total += reward
     return Verdict(
-        reward=float(total / len(rewards)) if rewards else 0.0, status=speakers[0].status,
-        extracted=speakers[0].extracted, finish=speakers[0].finish,
+        reward=float(total / len(rewards)) if rewards else 0.0,
+        status=speakers[0].status,
+        extracted=speakers[0].extracted,
+        finish=speakers[0].finish,
         completion_tokens=sum(one.completion_tokens for one in each),
-        elapsed_ms=sorted(one.elapsed_ms for one in each)[-1], fault=speakers[0].fault,
-        was_cached=False not in [one.was_cached for one in each], continuations=tuple(each),
-    )  # fmt: skip
+        elapsed_ms=sorted(one.elapsed_ms for one in each)[-1],
+        fault=speakers[0].fault,
+        was_cached=False not in [one.was_cached for one in each],
+        continuations=tuple(each),
+    )
 
 
 @given(st.lists(VERDICTS, min_size=2, max_size=8))
@@ -87,7 +95,9 @@ BROKEN, CUT = verdict("error"), verdict("truncated", finish="length")
         ([CUT, CUT, CUT], 0.0, "truncated"),
     ],
 )
-def test_what_was_not_judged_is_neither_right_nor_wrong(each: list[TextVerdict], reward: float, status: str) -> None:
+def test_what_was_not_judged_is_neither_right_nor_wrong(
+    each: list[TextVerdict], reward: float, status: str
+) -> None:
     found = row_verdict(each)
     assert (found.reward, found.status) == (reward, status)
 
@@ -105,7 +115,11 @@ def groups_of(desk: Desk, *rows: Verdict) -> tuple[ScoreTask, list[ScoredGroup]]
     task: ScoreTask = desk.tasks(scorer, ScoreTask)[0]
     return task, [
         ScoredGroup(
-            prefixes=group, version=task.version, weights_digest=task.weights_digest, verdicts=rows, scorer="scorer-1"
+            prefixes=group,
+            version=task.version,
+            weights_digest=task.weights_digest,
+            verdicts=rows,
+            scorer="scorer-1",
         )
         for group in task.groups
     ]
@@ -165,11 +179,16 @@ MEAN = row_verdict([RIGHT, WRONG, WRONG])
     [
         (row_verdict([RIGHT]), "verdicts on 1 continuations, asked for were 3"),
         (row_verdict([RIGHT, WRONG]), "verdicts on 2 continuations"),
-        (msgspec.structs.replace(MEAN, reward=0.5), "does not follow from those of its continuations"),
+        (
+            msgspec.structs.replace(MEAN, reward=0.5),
+            "does not follow from those of its continuations",
+        ),
         (row_verdict([verdict("error", 2.0), RIGHT, WRONG]), r"reward 2.0 is outside \[0, 1\]"),
     ],
 )
-def test_a_verdict_that_is_not_of_its_continuations_is_refused(row: Verdict, complaint: str, desk: Desk) -> None:
+def test_a_verdict_that_is_not_of_its_continuations_is_refused(
+    row: Verdict, complaint: str, desk: Desk
+) -> None:
     _, groups = groups_of(desk, MEAN, row)
     with pytest.raises(ValueError, match=complaint):
         check_scores(groups[0], 2, M)

@@ -44,7 +44,10 @@ def stopping_after(endpoint: str, most: int) -> Iterator[str]:
                 left -= len(data)
 
     host, port = endpoint.removeprefix("tcp://").split(":")
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection((host, int(port))) as onward:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection((host, int(port))) as onward,
+    ):
 
         def serve() -> None:
             with listener.accept()[0] as caller:
@@ -84,7 +87,10 @@ def is_large(peer: bytes) -> bool:
 
 
 def wait_for_cut(
-    server: Server[ToBroker, FromBroker], caplog: pytest.LogCaptureFixture, words: str, members: Callable[[bytes], bool]
+    server: Server[ToBroker, FromBroker],
+    caplog: pytest.LogCaptureFixture,
+    words: str,
+    members: Callable[[bytes], bool],
 ) -> None:
     def is_cut() -> bool:
         assert server.receive(0.01, members) is None
@@ -122,10 +128,16 @@ def test_a_large_message_of_a_member_is_not_cut_for_what_strangers_hold(
 
 @pytest.mark.parametrize("limit", ["MEMBER_BYTES", "MEMBERS_BYTES"])
 def test_a_member_that_holds_more_than_members_may_is_cut(
-    limit: str, server: Server[ToBroker, FromBroker], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    limit: str,
+    server: Server[ToBroker, FromBroker],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(flood, limit, MOST)
-    with stopping_after(server.endpoint, 2 * MOST) as endpoint, closing(connect(endpoint, b"large")) as large:
+    with (
+        stopping_after(server.endpoint, 2 * MOST) as endpoint,
+        closing(connect(endpoint, b"large")) as large,
+    ):
         large.send(GetStatus())
         assert server.receive(20.0, is_large) is not None
         send_endlessly(large)
@@ -133,7 +145,9 @@ def test_a_member_that_holds_more_than_members_may_is_cut(
 
 
 def test_a_kernel_that_does_not_count_bytes_is_named_once_and_cuts_nothing(
-    server: Server[ToBroker, FromBroker], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: Server[ToBroker, FromBroker],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(flood, "_RECEIVED", struct.Struct("900xQ"))
     with closing(connect(server.endpoint, b"one")) as one:
@@ -232,7 +246,9 @@ def test_the_newest_and_the_silent_are_cut_where_no_descriptor_is_free(
     with no_descriptor():
         guard.check()
     cut = [number for number, each in enumerate(connections) if guard._known[each.fileno()].is_cut]
-    assert cut == [4, 5, 9, 10, 11], "strangers, then the newest of the key that has most, no member"
+    assert cut == [4, 5, 9, 10, 11], (
+        "strangers, then the newest of the key that has most, no member"
+    )
     with socket.socket() as late:
         late.settimeout(0.2)
         with pytest.raises(TimeoutError):
@@ -246,7 +262,9 @@ def test_the_newest_and_the_silent_are_cut_where_no_descriptor_is_free(
         pass
 
 
-def test_a_message_of_a_connection_that_is_gone_is_no_fault(listener: socket.socket, guard: flood.FloodGuard) -> None:
+def test_a_message_of_a_connection_that_is_gone_is_no_fault(
+    listener: socket.socket, guard: flood.FloodGuard
+) -> None:
     with accepted(listener) as descriptor:
         pass
     guard.took(descriptor, 10, 1, "key", True)

@@ -30,7 +30,12 @@ def server(run: Path) -> Iterator[Work]:
 
 
 def connect(server: Work, directory: Path, name: str = "worker") -> Client[FromBroker, ToBroker]:
-    return Client(server.endpoint, FromBroker, b"one", keys.read_client_key(keys.client_key_file(directory, name)))
+    return Client(
+        server.endpoint,
+        FromBroker,
+        b"one",
+        keys.read_client_key(keys.client_key_file(directory, name)),
+    )
 
 
 def test_a_run_has_keys_for_every_role_that_only_its_user_can_read(run: Path) -> None:
@@ -38,7 +43,9 @@ def test_a_run_has_keys_for_every_role_that_only_its_user_can_read(run: Path) ->
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.glob("*.key")}
     assert modes == dict.fromkeys(["server.key", "worker.key", "rank.key", "operator.key"], 0o600)
-    assert [(each.name, each.role) for each in keys.clients(run)] == [(role, role) for role in keys.ROLES]
+    assert [(each.name, each.role) for each in keys.clients(run)] == [
+        (role, role) for role in keys.ROLES
+    ]
 
 
 def test_keys_that_are_there_stay(run: Path) -> None:
@@ -104,7 +111,10 @@ def test_what_listens_there_without_the_runs_key_gets_nothing(
     keys.make_keys(other)
     false: Work = Server("tcp://127.0.0.1:0", ToBroker, keys.server_keys(other))
     client = Client[FromBroker, ToBroker](
-        false.endpoint, FromBroker, b"one", keys.read_client_key(keys.client_key_file(run, "worker"))
+        false.endpoint,
+        FromBroker,
+        b"one",
+        keys.read_client_key(keys.client_key_file(run, "worker")),
     )
     wait_until(lambda: "does not hold the run's key" in client.why_not(), "the failed handshake")
     with pytest.raises(PeerLost, match="does not hold the run's key"):
@@ -124,7 +134,9 @@ def test_without_a_key_nothing_arrives(server: Work) -> None:
 
 def test_a_local_endpoint_needs_no_key(run: Path) -> None:
     door = f"ipc://{run}/door"
-    server: Work = Server("tcp://127.0.0.1:0", ToBroker, keys.server_keys(run, "worker"), local_endpoint=door)
+    server: Work = Server(
+        "tcp://127.0.0.1:0", ToBroker, keys.server_keys(run, "worker"), local_endpoint=door
+    )
     client: Client[FromBroker, ToBroker] = Client(door, FromBroker, b"one", None)
     client.send(GetStatus())
     received = server.receive(20.0)
@@ -137,11 +149,15 @@ def test_a_local_endpoint_needs_no_key(run: Path) -> None:
 def test_a_key_that_others_can_read_is_refused(run: Path, mode: int) -> None:
     path = keys.client_key_file(run, "worker")
     path.chmod(mode)
-    with pytest.raises(ConfigError, match=f"other users can read the key {path} .mode 0{mode:o}.: `chmod 600"):
+    with pytest.raises(
+        ConfigError, match=f"other users can read the key {path} .mode 0{mode:o}.: `chmod 600"
+    ):
         keys.read_client_key(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b'{"name": 1}', b"\xff\xfe", b'{"public": "short", "secret": "x"}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b'{"name": 1}', b"\xff\xfe", b'{"public": "short", "secret": "x"}']
+)
 def test_a_file_that_is_no_key_is_named(run: Path, content: bytes) -> None:
     path = keys.client_key_file(run, "worker")
     path.write_bytes(content)
@@ -170,7 +186,9 @@ def test_a_slip_in_the_list_locks_nobody_out(run: Path, caplog: pytest.LogCaptur
     assert "line 1: 'oops' is not NAME ROLE PUBLIC_KEY" in caplog.text
 
 
-def test_a_list_that_could_not_be_read_for_a_moment_is_read_again(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_list_that_could_not_be_read_for_a_moment_is_read_again(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     listed = keys.ClientList(run)
     assert listed.find(keys.read_client_key(keys.client_key_file(run, "worker")).pair.public)
     public = keys.read_client_key(keys.add_client(run, "late")).pair.public

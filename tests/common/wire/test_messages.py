@@ -14,8 +14,11 @@ from prefixrl.common.wire.transport import Malformed, _decode
 from support.broker.wire_examples import of_type
 
 LINKS: dict[str, Any] = {
-    "ToBroker": ToBroker, "FromBroker": FromBroker, "ToWeights": ToWeights, "FromWeights": FromWeights,
-}  # fmt: skip
+    "ToBroker": ToBroker,
+    "FromBroker": FromBroker,
+    "ToWeights": ToWeights,
+    "FromWeights": FromWeights,
+}
 TYPES = [(name, kind) for name, union in LINKS.items() for kind in get_args(union)]
 MUTATIONS = 20_000
 encode = msgspec.msgpack.Encoder().encode
@@ -41,7 +44,9 @@ def test_every_message_comes_out_as_it_went_in(link: str, kind: type) -> None:
 
 
 @pytest.mark.parametrize(("link", "kind"), TYPES, ids=[kind.__name__ for _, kind in TYPES])
-def test_unknown_fields_missing_fields_wrong_types_and_truncation_are_refused(link: str, kind: type) -> None:
+def test_unknown_fields_missing_fields_wrong_types_and_truncation_are_refused(
+    link: str, kind: type
+) -> None:
     @settings(max_examples=3)
     @given(message=of_type(kind))
     def check(message: object) -> None:
@@ -71,7 +76,14 @@ def refused(link: str, data: bytes) -> None:
 
 
 def test_a_part_with_an_unknown_field_is_refused() -> None:
-    ready = {"seats": 1, "room": 1, "takes_runs": True, "version": 0, "weights_digest": "", "engine": ""}
+    ready = {
+        "seats": 1,
+        "room": 1,
+        "takes_runs": True,
+        "version": 0,
+        "weights_digest": "",
+        "engine": "",
+    }
     digests = {"model": "", "tokenizer": "", "chat_template": ""}
     assert decode("ToBroker", encode({"type": "Ready", "digests": digests, **ready}))
     refused("ToBroker", encode({"type": "Ready", "digests": digests | {"x": 1}, **ready}))
@@ -129,7 +141,13 @@ def sample(annotation: Any) -> Any:
         return annotation(**{field.name: sample(field.type) for field in fields})
     arguments = get_args(annotation)
     if not arguments:
-        values: dict[Any, Any] = {bool: True, int: 3, float: 0.5, str: "text", bytes: b"\x01\x00\x00\x00"}
+        values: dict[Any, Any] = {
+            bool: True,
+            int: 3,
+            float: 0.5,
+            str: "text",
+            bytes: b"\x01\x00\x00\x00",
+        }
         return values[annotation]
     if annotation.__class__.__name__ == "_LiteralGenericAlias":
         return arguments[0]

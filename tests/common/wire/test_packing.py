@@ -10,11 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixrl.common.wire import packing
-from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup, TaskKind, Verdict, VersionSpan
+from prefixrl.common.wire.messages.groups import (
+    GroupPrefixes,
+    Prompt,
+    Row,
+    ScoredGroup,
+    TaskKind,
+    Verdict,
+    VersionSpan,
+)
 from support.broker.scoring_world import check_scores
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
-LOGPROBS = st.lists(st.floats(max_value=0.0, allow_nan=False, allow_infinity=False, width=32), max_size=40)
+LOGPROBS = st.lists(
+    st.floats(max_value=0.0, allow_nan=False, allow_infinity=False, width=32), max_size=40
+)
 
 
 @given(IDS)
@@ -35,7 +45,9 @@ def test_logprobs_travel_as_little_endian_float32(values: list[float]) -> None:
 @given(st.binary(max_size=30))
 def test_bytes_that_are_no_whole_values_are_refused(data: bytes) -> None:
     if len(data) % 4:
-        with pytest.raises(ValueError, match=f"packed token ids of {len(data)} bytes are not whole"):
+        with pytest.raises(
+            ValueError, match=f"packed token ids of {len(data)} bytes are not whole"
+        ):
             packing.token_ids(data)
         with pytest.raises(ValueError, match="values for"):
             packing.logprobs(data, len(data) // 4)
@@ -64,23 +76,40 @@ def test_the_count_must_be_that_of_the_tokens() -> None:
 def row(tokens: int = 3) -> Row:
     ids, spans = list(range(tokens)), (VersionSpan(0, "d", tokens),)
     return Row(
-        tokens=packing.pack_tokens(ids), logprobs=packing.pack_logprobs([-1.0] * tokens), finish="length", spans=spans
+        tokens=packing.pack_tokens(ids),
+        logprobs=packing.pack_logprobs([-1.0] * tokens),
+        finish="length",
+        spans=spans,
     )
 
 
 def group(*rows: Row, error: str = "") -> GroupPrefixes:
     prompt = Prompt("p-7", "1 + 1", "2")
     return GroupPrefixes(
-        seq=5, prompt=prompt, seed=99, prompt_tokens=packing.pack_tokens([1, 2]), rows=rows, error=error
+        seq=5,
+        prompt=prompt,
+        seed=99,
+        prompt_tokens=packing.pack_tokens([1, 2]),
+        rows=rows,
+        error=error,
     )
 
 
 def scored(prefixes: GroupPrefixes, *rewards: float) -> ScoredGroup:
     verdicts = tuple(
-        Verdict(reward=reward, status="ok", extracted="2", finish="eos", completion_tokens=4, elapsed_ms=10)
+        Verdict(
+            reward=reward,
+            status="ok",
+            extracted="2",
+            finish="eos",
+            completion_tokens=4,
+            elapsed_ms=10,
+        )
         for reward in rewards
     )
-    return ScoredGroup(prefixes=prefixes, version=0, weights_digest="d", verdicts=verdicts, scorer="scorer-0")
+    return ScoredGroup(
+        prefixes=prefixes, version=0, weights_digest="d", verdicts=verdicts, scorer="scorer-0"
+    )
 
 
 def slow_fits(group: GroupPrefixes, limits: packing.GroupLimits) -> bool:
@@ -98,7 +127,10 @@ def slow_fits(group: GroupPrefixes, limits: packing.GroupLimits) -> bool:
 @given(
     prompt=st.lists(st.integers(-1, 9), max_size=3),
     rows=st.lists(
-        st.lists(st.tuples(st.integers(-1, 9), st.sampled_from([-1.0, 0.0, 0.5, np.nan, -np.inf])), max_size=4),
+        st.lists(
+            st.tuples(st.integers(-1, 9), st.sampled_from([-1.0, 0.0, 0.5, np.nan, -np.inf])),
+            max_size=4,
+        ),
         min_size=1,
         max_size=3,
     ),
@@ -117,7 +149,9 @@ def test_a_group_is_refused_where_a_look_at_each_part_finds_a_fault(
         for row in rows
     ]
     packed = packing.pack_tokens(prompt)
-    group = GroupPrefixes(seq=1, prompt=Prompt("p", "?", "1"), seed=0, prompt_tokens=packed, rows=tuple(made))
+    group = GroupPrefixes(
+        seq=1, prompt=Prompt("p", "?", "1"), seed=0, prompt_tokens=packed, rows=tuple(made)
+    )
     limits = packing.GroupLimits(prompt_tokens=2, row_tokens=3, vocabulary=8)
     with nullcontext() if slow_fits(group, limits) else pytest.raises(ValueError, match="group 1"):
         packing.check_prefixes(group, len(made), limits=limits)
@@ -159,13 +193,24 @@ BROKEN_PREFIXES = {
     "a logprob too few": (
         group(
             row(),
-            Row(tokens=packing.pack_tokens([1, 2]), logprobs=packing.pack_logprobs([-1.0]), finish="eos", spans=()),
+            Row(
+                tokens=packing.pack_tokens([1, 2]),
+                logprobs=packing.pack_logprobs([-1.0]),
+                finish="eos",
+                spans=(),
+            ),
         ),
         "row 1: packed logprobs hold 1 values for 2 tokens",
     ),
     "a positive logprob": (
         group(
-            Row(tokens=packing.pack_tokens([1]), logprobs=packing.pack_logprobs([0.1]), finish="eos", spans=()), row()
+            Row(
+                tokens=packing.pack_tokens([1]),
+                logprobs=packing.pack_logprobs([0.1]),
+                finish="eos",
+                spans=(),
+            ),
+            row(),
         ),
         "row 0: logprobs must be finite",
     ),
@@ -173,7 +218,9 @@ BROKEN_PREFIXES = {
 
 
 @pytest.mark.parametrize(("broken", "reason"), BROKEN_PREFIXES.values(), ids=BROKEN_PREFIXES.keys())
-def test_malformed_prefixes_are_refused_with_group_and_row(broken: GroupPrefixes, reason: str) -> None:
+def test_malformed_prefixes_are_refused_with_group_and_row(
+    broken: GroupPrefixes, reason: str
+) -> None:
     with pytest.raises(ValueError, match=rf"^group 5 \(prompt p-7\).* {reason}"):
         packing.check_prefixes(broken, 2)
     with pytest.raises(ValueError, match=rf"^group 5 \(prompt p-7\).* {reason}"):
@@ -198,13 +245,24 @@ def test_every_row_needs_a_verdict() -> None:
 
 
 @pytest.mark.parametrize(("kind", "gold"), [("train", ""), ("train", "2"), ("eval", "2")])
-def test_only_an_evaluation_without_a_gold_answer_may_go_unjudged(kind: TaskKind, gold: str) -> None:
+def test_only_an_evaluation_without_a_gold_answer_may_go_unjudged(
+    kind: TaskKind, gold: str
+) -> None:
     prefixes = msgspec.structs.replace(group(row(), row()), prompt=Prompt("p-7", "1 + 1", gold))
-    unjudged = Verdict(reward=0.0, status="no_gold", extracted="2", finish="eos", completion_tokens=4, elapsed_ms=10)
+    unjudged = Verdict(
+        reward=0.0,
+        status="no_gold",
+        extracted="2",
+        finish="eos",
+        completion_tokens=4,
+        elapsed_ms=10,
+    )
     judged = scored(prefixes, 1.0, 0.0)
     some = msgspec.structs.replace(judged, verdicts=(judged.verdicts[0], unjudged))
     check_scores(judged, 2, kind=kind)
-    with pytest.raises(ValueError, match=r"^group 5 \(prompt p-7\), row 1: status no_gold in a group"):
+    with pytest.raises(
+        ValueError, match=r"^group 5 \(prompt p-7\), row 1: status no_gold in a group"
+    ):
         check_scores(some, 2, kind=kind)
     asked = msgspec.structs.replace(prefixes, prompt=Prompt("p-7", "1 + 1", ""))
     check_scores(msgspec.structs.replace(some, prefixes=asked), 2, kind="eval")
@@ -236,12 +294,18 @@ def test_tokens_have_the_versions_of_their_spans(sizes: list[int], oldest: int) 
         (spanned((1, 1), (1, 2)), "do not rise"),
     ],
 )
-def test_spans_that_do_not_fit_their_row_are_refused_with_group_and_row(broken: GroupPrefixes, reason: str) -> None:
-    with pytest.raises(ValueError, match=rf"^group 5 \(prompt p-7\), row 1: .*{reason.removeprefix('row 1: ')}"):
+def test_spans_that_do_not_fit_their_row_are_refused_with_group_and_row(
+    broken: GroupPrefixes, reason: str
+) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^group 5 \(prompt p-7\), row 1: .*{reason.removeprefix('row 1: ')}"
+    ):
         packing.check_spans(broken, 0, may_cross=True)
 
 
-def test_a_token_older_than_the_result_says_or_a_second_version_where_none_may_be_is_refused() -> None:
+def test_a_token_older_than_the_result_says_or_a_second_version_where_none_may_be_is_refused() -> (
+    None
+):
     crossed = spanned((0, 1), (4, 2))
     packing.check_spans(crossed, 0, may_cross=True)
     with pytest.raises(ValueError, match="a token of version 0 in a result of version 1"):

@@ -18,7 +18,11 @@ from support.fakes import SteppedClock
 from support.keys import address, keys
 
 WELCOME = Welcome(
-    protocol=PROTOCOL, run_id="run", worker="rank", config_json="{}", weights_endpoint="tcp://127.0.0.1:9"
+    protocol=PROTOCOL,
+    run_id="run",
+    worker="rank",
+    config_json="{}",
+    weights_endpoint="tcp://127.0.0.1:9",
 )
 Answering = Callable[[messages.ToBroker], list[messages.FromBroker]]
 
@@ -30,7 +34,9 @@ def broker(answer: Answering, endpoint: str = "tcp://127.0.0.1:0") -> Iterator[s
     endpoints: list[str] = []
 
     def serve() -> None:
-        server: Server[messages.ToBroker, messages.FromBroker] = Server(endpoint, messages.ToBroker, keys())
+        server: Server[messages.ToBroker, messages.FromBroker] = Server(
+            endpoint, messages.ToBroker, keys()
+        )
         endpoints.append(server.endpoint)
         bound.set()
         while not stop.is_set():
@@ -61,7 +67,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_answer_of_the_wanted_type_is_returned_and_others_are_passed_over() -> None:
     def answer(message: messages.ToBroker) -> list[messages.FromBroker]:
-        return polite(message) if isinstance(message, Hello) else [messages.NotYet(0, "x"), messages.Status(b"{}")]
+        return (
+            polite(message)
+            if isinstance(message, Hello)
+            else [messages.NotYet(0, "x"), messages.Status(b"{}")]
+        )
 
     with broker(answer) as endpoint:
         asking = Requester(address(endpoint, "operator"), "operator")
@@ -127,7 +137,9 @@ def test_a_question_outlives_a_restart_of_the_broker(quick: None) -> None:
     with broker(polite) as endpoint:
         asking = Requester(address(endpoint, "rank"), "rank")
     answered: list[object] = []
-    waiting = threading.Thread(target=lambda: answered.append(asking.ask(messages.Stop("x"), messages.Accepted)[0]))
+    waiting = threading.Thread(
+        target=lambda: answered.append(asking.ask(messages.Stop("x"), messages.Accepted)[0])
+    )
     waiting.start()
     with broker(polite, endpoint):
         waiting.join(30.0)
@@ -163,7 +175,9 @@ def test_a_long_wait_says_what_is_waited_for(
     caplog.set_level("INFO")
     with pytest.raises(PeerLost):
         Requester(address("tcp://127.0.0.1:1", "rank"), "rank", answer_s=0.9)
-    told = [each for each in caplog.messages if "waiting for the broker at tcp://127.0.0.1:1 to" in each]
+    told = [
+        each for each in caplog.messages if "waiting for the broker at tcp://127.0.0.1:1 to" in each
+    ]
     assert 1 <= len(told) <= 4, "now and then, not at every try"
     assert "to answer Hello, 0 s so far" in told[0]
 
@@ -172,7 +186,9 @@ def test_a_rank_waits_for_as_long_as_a_broker_may_replay(monkeypatch: pytest.Mon
     clock, receive = SteppedClock(), requester.Client.receive
     monkeypatch.setattr(requester, "time", clock)
     # The clock may be stepped before a try begins: its wait would then be a real one.
-    monkeypatch.setattr(requester.Client, "receive", lambda self, timeout_s: receive(self, min(timeout_s, 0.05)))
+    monkeypatch.setattr(
+        requester.Client, "receive", lambda self, timeout_s: receive(self, min(timeout_s, 0.05))
+    )
 
     def answer(message: messages.ToBroker) -> list[messages.FromBroker]:
         if isinstance(message, Hello):
@@ -187,7 +203,9 @@ def test_a_rank_waits_for_as_long_as_a_broker_may_replay(monkeypatch: pytest.Mon
     assert clock.monotonic() >= REPLAY_S
 
 
-def test_a_rank_that_is_asked_to_stop_does_not_wait_for_a_broker_that_is_silent(quick: None) -> None:
+def test_a_rank_that_is_asked_to_stop_does_not_wait_for_a_broker_that_is_silent(
+    quick: None,
+) -> None:
     def answer(message: messages.ToBroker) -> list[messages.FromBroker]:
         return polite(message) if isinstance(message, Hello) else []
 
@@ -202,7 +220,9 @@ def test_no_broker_at_all_ends_with_its_address(quick: None) -> None:
         Requester(address("tcp://127.0.0.1:1", "operator"), "operator", answer_s=0.3)
 
 
-def test_a_process_that_was_suspended_gives_up_in_the_end(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_was_suspended_gives_up_in_the_end(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answer = Suspended(monkeypatch)
     with broker(answer) as endpoint:
         asking = Requester(address(endpoint, "operator"), "operator", answer_s=0.3)

@@ -11,8 +11,21 @@ import zmq
 
 from prefixrl.common.errors import ConfigError, PeerLost
 from prefixrl.common.wire import transport
-from prefixrl.common.wire.messages.learner import Accepted, FromBroker, GetStatus, Published, Stop, ToBroker
-from prefixrl.common.wire.messages.weights import Chunk, FromWeights, GetChunk, ToWeights, WeightsNote
+from prefixrl.common.wire.messages.learner import (
+    Accepted,
+    FromBroker,
+    GetStatus,
+    Published,
+    Stop,
+    ToBroker,
+)
+from prefixrl.common.wire.messages.weights import (
+    Chunk,
+    FromWeights,
+    GetChunk,
+    ToWeights,
+    WeightsNote,
+)
 from prefixrl.common.wire.messages.worker import Reject
 from prefixrl.common.wire.transport import Client, Malformed, Server, Undeliverable, check_endpoint
 from support.fakes import wait_until
@@ -153,7 +166,9 @@ def test_a_client_finds_a_server_that_is_restarted_on_its_port() -> None:
         [b"\xdd\xff\xff\xff\xff"],
     ],
 )
-def test_bytes_that_are_no_message_are_malformed_and_the_next_message_arrives(frames: list[bytes]) -> None:
+def test_bytes_that_are_no_message_are_malformed_and_the_next_message_arrives(
+    frames: list[bytes],
+) -> None:
     server = bind()
     client = connect(server)
     client.send(GetStatus())
@@ -167,7 +182,9 @@ def test_bytes_that_are_no_message_are_malformed_and_the_next_message_arrives(fr
     server.close()
 
 
-def test_a_frame_above_the_limit_ends_the_connection_and_not_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_above_the_limit_ends_the_connection_and_not_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(transport._SERVER_OPTIONS, zmq.MAXMSGSIZE, 4096)  # type: ignore[misc]
     server = bind()
     bomber, client = connect(server, b"bomb"), connect(server)
@@ -182,7 +199,9 @@ def test_a_frame_above_the_limit_ends_the_connection_and_not_the_server(monkeypa
     server.close()
 
 
-def test_a_message_above_the_limit_is_refused_where_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_above_the_limit_is_refused_where_it_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(transport, "MAX_MESSAGE_BYTES", 2**20)
     server = bind()
     client = connect(server)
@@ -241,7 +260,8 @@ def test_more_wakes_than_anyone_reads_do_no_harm() -> None:
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["tcp://127.0.0.1:0", "tcp://10.0.0.7:1", "tcp://node7:1", "tcp://eth0:0", "ipc://x"]
+    "endpoint",
+    ["tcp://127.0.0.1:0", "tcp://10.0.0.7:1", "tcp://node7:1", "tcp://eth0:0", "ipc://x"],
 )
 def test_every_address_of_a_host_is_an_endpoint(endpoint: str) -> None:
     assert check_endpoint(endpoint) == endpoint

@@ -26,7 +26,11 @@ from support.keys import address, give_keys, keys
 from support.messages import score_task
 
 WELCOME = worker_messages.Welcome(
-    protocol=PROTOCOL, run_id="run", worker="scorer-0", config_json="{}", weights_endpoint="tcp://127.0.0.1:9"
+    protocol=PROTOCOL,
+    run_id="run",
+    worker="scorer-0",
+    config_json="{}",
+    weights_endpoint="tcp://127.0.0.1:9",
 )
 READY = offer(2, worker_messages.ModelDigests("m", "t", "c"), "fake")
 BEAT_S = 0.05
@@ -68,7 +72,11 @@ class FakeBroker:
 
         def heard() -> worker_messages.Heartbeat | None:
             received = self.server.receive(0.05)
-            return received.message if received and isinstance(received.message, worker_messages.Heartbeat) else None
+            return (
+                received.message
+                if received and isinstance(received.message, worker_messages.Heartbeat)
+                else None
+            )
 
         beat = wait_until(heard, "a heartbeat")
         assert isinstance(beat, worker_messages.Heartbeat)
@@ -132,7 +140,8 @@ def test_heartbeats_carry_what_the_work_loop_left(broker: FakeBroker, link: Link
         progress=41, busy_row_s=0.0, leases=("e-1",), state="version 3", activity="loading"
     )
     wait_until(
-        lambda: msgspec.structs.replace(broker.hear_beat(), memory=None) == wanted, "a heartbeat with the figures"
+        lambda: msgspec.structs.replace(broker.hear_beat(), memory=None) == wanted,
+        "a heartbeat with the figures",
     )
 
 
@@ -141,7 +150,9 @@ def test_heartbeats_carry_the_memory_of_the_process_which_is_looked_at_seldom(
 ) -> None:
     sizes = itertools.count(1)
     monkeypatch.setattr(
-        links, "memory_now", lambda: worker_messages.MemoryUse(resident_bytes=next(sizes), own_bytes=1, share_bytes=1)
+        links,
+        "memory_now",
+        lambda: worker_messages.MemoryUse(resident_bytes=next(sizes), own_bytes=1, share_bytes=1),
     )
 
     def told_bytes() -> int:
@@ -158,7 +169,9 @@ def test_heartbeats_carry_the_memory_of_the_process_which_is_looked_at_seldom(
     link.close("test over", patience_s=0.5)
 
 
-def test_a_task_counts_as_held_from_its_arrival_to_its_result(broker: FakeBroker, link: Link) -> None:
+def test_a_task_counts_as_held_from_its_arrival_to_its_result(
+    broker: FakeBroker, link: Link
+) -> None:
     """The work loop may be in a step of its engine for long: a task taken back meanwhile would be worked twice."""
 
     def held() -> tuple[str, ...]:
@@ -253,7 +266,9 @@ def test_a_result_is_sent_again_until_it_is_acknowledged(broker: FakeBroker, lin
     acquainted(broker, link)
     link.send(result(1))
     link.send(result(2))
-    assert {broker.next_result() for _ in range(3)} == {result(1), result(2)}, "one of them came again"
+    assert {broker.next_result() for _ in range(3)} == {result(1), result(2)}, (
+        "one of them came again"
+    )
     broker.say(worker_messages.Ack("e-1"))
     wait_until(lambda: len(link._unacknowledged) == 1, "the acknowledgement")
     # Some may have been sent again before the acknowledgement came.
@@ -294,7 +309,9 @@ def test_a_broker_that_forgot_the_worker_gets_hello_ready_and_the_results_again(
     assert said[-1] == result(1)
 
 
-def test_nothing_is_lost_when_the_broker_restarts_on_its_port(broker: FakeBroker, link: Link) -> None:
+def test_nothing_is_lost_when_the_broker_restarts_on_its_port(
+    broker: FakeBroker, link: Link
+) -> None:
     acquainted(broker, link)
     link.send(READY)
     link.send(result(1))
@@ -321,7 +338,9 @@ def test_nothing_is_lost_when_the_broker_restarts_on_its_port(broker: FakeBroker
     wait_until(lambda: len(link._unacknowledged) == 0, "the acknowledgements")
 
 
-def test_a_worker_follows_a_broker_that_moved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_worker_follows_a_broker_that_moved(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(links, "LOOK_S", 0.2)
     first, second = FakeBroker(), FakeBroker()
     give_keys(tmp_path)
@@ -364,7 +383,9 @@ def test_who_comes_when_the_run_is_over_leaves_without_a_fault(
     assert capsys.readouterr().err == "there is nothing to do: everything is judged\n"
 
 
-def test_a_reject_in_the_middle_of_work_ends_with_the_reason(broker: FakeBroker, link: Link) -> None:
+def test_a_reject_in_the_middle_of_work_ends_with_the_reason(
+    broker: FakeBroker, link: Link
+) -> None:
     acquainted(broker, link)
     broker.say(worker_messages.Reject("the probe failed"))
     with pytest.raises(Refusal, match="the probe failed"):
@@ -375,7 +396,11 @@ def test_a_broker_of_another_protocol_is_refused(broker: FakeBroker, link: Link)
     broker.next()
     broker.say(
         worker_messages.Welcome(
-            protocol=PROTOCOL + 1, run_id="run", worker="scorer-0", config_json="{}", weights_endpoint=""
+            protocol=PROTOCOL + 1,
+            run_id="run",
+            worker="scorer-0",
+            config_json="{}",
+            weights_endpoint="",
         )
     )
     with pytest.raises(Refusal, match=f"protocol {PROTOCOL + 1}"):
@@ -415,10 +440,14 @@ def test_bytes_that_are_no_message_do_not_end_the_link(broker: FakeBroker, link:
     acquainted(broker, link)
     broker.server._socket.send_multipart([broker.peer, b"\xc1junk"])
     broker.say(worker_messages.Done("over"))
-    assert wait_until(lambda: link.receive(0.1), "the message after") == worker_messages.Done("over")
+    assert wait_until(lambda: link.receive(0.1), "the message after") == worker_messages.Done(
+        "over"
+    )
 
 
-def test_closing_says_goodbye_after_every_result_is_acknowledged(broker: FakeBroker, link: Link) -> None:
+def test_closing_says_goodbye_after_every_result_is_acknowledged(
+    broker: FakeBroker, link: Link
+) -> None:
     acquainted(broker, link)
     link.send(result(1))
     broker.until(worker_messages.Scores)

@@ -41,16 +41,20 @@ class World:
 
 CASES: dict[str, tuple[World, list[dict[str, int]], list[dict[str, int]]]] = {
     "a quarter of the seats, without room for another row": (
-        World(), [{"a": 8, "b": 8}, {"a": 7, "b": 8}, {"a": 6, "b": 8}, {"a": 5, "b": 8}], [{"a": 6}],
+        World(),
+        [{"a": 8, "b": 8}, {"a": 7, "b": 8}, {"a": 6, "b": 8}, {"a": 5, "b": 8}],
+        [{"a": 6}],
     ),
     "the row that makes room": (
-        World(seats=16, room=15), [{"a": 8, "b": 8}, {"a": 8, "b": 7}, {"a": 7, "b": 7}], [{"a": 7, "b": 7}],
+        World(seats=16, room=15),
+        [{"a": 8, "b": 8}, {"a": 8, "b": 7}, {"a": 7, "b": 7}],
+        [{"a": 7, "b": 7}],
     ),
     "a new task alone is no news": (World(), [{"a": 8}, {"a": 8, "b": 8}], []),
     "rows that ended before the first report": (World(), [{"a": 3}], [{"a": 3}]),
     "rows that come back": (World(), [{"a": 1}, {"a": 8, "b": 8}], [{"a": 1}, {"a": 8}]),
     "a task that takes all seats": (World(takes_runs=True), [{"a": 8}, {"a": 1}], []),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("world", "reports", "told"), CASES.values(), ids=CASES)

@@ -24,10 +24,14 @@ def rates(
     sync: bool = False,
 ) -> Rates:
     return Rates(
-        iteration_s=iteration_s, learner_s=learner_s, busy={"rollout": rollout, "scorer": scorer},
-        counts=dict(zip(("learner", "rollout", "scorer"), counts, strict=True)), most={"rollout": 48, "scorer": 48},
-        waited={"scorers": 0.4}, is_synchronous=sync,
-    )  # fmt: skip
+        iteration_s=iteration_s,
+        learner_s=learner_s,
+        busy={"rollout": rollout, "scorer": scorer},
+        counts=dict(zip(("learner", "rollout", "scorer"), counts, strict=True)),
+        most={"rollout": 48, "scorer": 48},
+        waited={"scorers": 0.4},
+        is_synchronous=sync,
+    )
 
 
 FEW_SCORERS = rates(10.0, 2.0, 0.10, 0.99, (1, 1, 2))
@@ -40,8 +44,18 @@ SYNCHRONOUS = rates(10.0, 4.0, 0.20, 0.40, (1, 1, 1), sync=True)
     ("given", "bottleneck", "wanted", "balanced_s"),
     [
         (FEW_SCORERS, "scorer", {"learner": 1, "rollout": 1, "scorer": 11}, 2.0),
-        (rates(10.0, 2.0, 0.95, 0.40, (1, 1, 4)), "rollout", {"learner": 1, "rollout": 6, "scorer": 9}, 2.0),
-        (rates(10.0, 0.1, 0.01, 1.0, (1, 1, 4)), "scorer", {"learner": 1, "rollout": 2, "scorer": 48}, 40 / 48),
+        (
+            rates(10.0, 2.0, 0.95, 0.40, (1, 1, 4)),
+            "rollout",
+            {"learner": 1, "rollout": 6, "scorer": 9},
+            2.0,
+        ),
+        (
+            rates(10.0, 0.1, 0.01, 1.0, (1, 1, 4)),
+            "scorer",
+            {"learner": 1, "rollout": 2, "scorer": 48},
+            40 / 48,
+        ),
         (MANY_SCORERS, "learner", {"learner": 5, "rollout": 1, "scorer": 2}, 9.8),
         (IDLE, "", {"learner": 1, "rollout": 1, "scorer": 3}, 5.0),
         (SYNCHRONOUS, "learner", {"learner": 1, "rollout": 1, "scorer": 2}, 4.0),
@@ -69,23 +83,37 @@ def test_counts_that_keep_the_learner_busy_are_the_least_that_are_enough(
         enough = next(n for n in itertools.count(1) if seconds / n <= FULL * learner_s + 1e-9)
         assert found[role] == min(enough, 48)
     slowest_s = max(rollout, scorer) * 10.0
-    assert found["learner"] == next(n for n in itertools.count(1) if learner_s * counts[0] / n <= slowest_s + 1e-9)
+    assert found["learner"] == next(
+        n for n in itertools.count(1) if learner_s * counts[0] / n <= slowest_s + 1e-9
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (FEW_SCORERS, "scorers are the bottleneck (busy for 99% of the time): with 11 scorers instead of 2 an"),
+        (
+            FEW_SCORERS,
+            "scorers are the bottleneck (busy for 99% of the time): with 11 scorers instead of 2 an",
+        ),
         (FEW_SCORERS, "an iteration would take about 2.00 s (launch.scorers)"),
         (FEW_SCORERS, "the learner waits 40% for scorers"),
-        (rates(10.0, 0.1, 0.01, 1.0, (1, 1, 4)), "48 scorers instead of 4 and 2 rollouts instead of 1"),
-        (rates(10.0, 0.1, 0.01, 1.0, (1, 1, 4)), "more of them would find no rows: the window is full (algorithm.max"),
+        (
+            rates(10.0, 0.1, 0.01, 1.0, (1, 1, 4)),
+            "48 scorers instead of 4 and 2 rollouts instead of 1",
+        ),
+        (
+            rates(10.0, 0.1, 0.01, 1.0, (1, 1, 4)),
+            "more of them would find no rows: the window is full (algorithm.max",
+        ),
         (MANY_SCORERS, "the learner is the bottleneck (busy for 98% of the time)"),
         (MANY_SCORERS, "2 of 8 scorers would do"),
         (MANY_SCORERS, "5 ranks instead of 1 would keep pace"),
         (MANY_SCORERS, "at work at a time, and this host has 2 cores"),
         (IDLE, "no part is busy for most of the time (the busiest: learner, 50%)"),
-        (SYNCHRONOUS, "With max_staleness = 1 the parts overlap, and an iteration takes 4.00 s at best"),
+        (
+            SYNCHRONOUS,
+            "With max_staleness = 1 the parts overlap, and an iteration takes 4.00 s at best",
+        ),
     ],
 )
 def test_the_words_name_the_role_the_counts_and_the_key(given: Rates, words: str) -> None:
@@ -97,9 +125,14 @@ def test_rates_are_measured_from_metrics_and_the_workers_connected_now(tmp_path:
     lines = [metrics_line(each) for each in range(6)]
     found = rates_of(lines, config, None)
     assert found.iteration_s == pytest.approx(2.0) and found.learner_s == pytest.approx(1.5)
-    assert found.counts == {"learner": 1, "rollout": 1, "scorer": 3} and found.busy == {"rollout": 0.5, "scorer": 0.9}
+    assert found.counts == {"learner": 1, "rollout": 1, "scorer": 3} and found.busy == {
+        "rollout": 0.5,
+        "scorer": 0.9,
+    }
     assert found.waited == {"rollouts": pytest.approx(0.75)}
-    now = document(*(worker_status("scorer", "vllm") for _ in range(5)), busy_fraction={"scorer": 0.7})
+    now = document(
+        *(worker_status("scorer", "vllm") for _ in range(5)), busy_fraction={"scorer": 0.7}
+    )
     assert rates_of(lines, config, now).counts["scorer"] == 5
     assert rates_of(lines, config, now).busy == {"rollout": 0.5, "scorer": 0.7}
     with pytest.raises(ConfigError, match="has trained 4 iterations; rates are measured from 5 on"):

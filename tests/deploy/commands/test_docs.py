@@ -27,20 +27,38 @@ def test_every_page_is_listed_with_its_question_and_printed_as_it_is() -> None:
 
 
 def test_the_page_of_commands_names_each_the_site_has_all_pages_and_the_readme_is_short() -> None:
-    assert COMMANDS.keys() - set(re.findall(r"`prefixrl ([a-z-]+)", (ROOT / "docs/commands.md").read_text())) == set()
+    assert (
+        COMMANDS.keys()
+        - set(re.findall(r"`prefixrl ([a-z-]+)", (ROOT / "docs/commands.md").read_text()))
+        == set()
+    )
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
-    assert set(PAGES) - set(re.findall(r"(\w+)\.md", (ROOT / "docs/site/mkdocs.yml").read_text())) == set()
+    assert (
+        set(PAGES) - set(re.findall(r"(\w+)\.md", (ROOT / "docs/site/mkdocs.yml").read_text()))
+        == set()
+    )
 
 
 def test_every_link_of_a_page_leads_to_a_file() -> None:
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+)[)#]", page.read_text())]
-    assert len(links) > 100 and [each for each in links if not (each[0].parent / each[1]).exists()] == []
+    links = [
+        (page, link)
+        for page in pages
+        for link in re.findall(r"\]\(([^)#:]+)[)#]", page.read_text())
+    ]
+    assert (
+        len(links) > 100
+        and [each for each in links if not (each[0].parent / each[1]).exists()] == []
+    )
 
 
 def test_an_unknown_page_is_refused_with_those_there_are() -> None:
     refused = cli("docs", "nothing")
-    assert refused.exit_code == 2 and "there is no page 'nothing'" in refused.output and "staleness" in refused.output
+    assert (
+        refused.exit_code == 2
+        and "there is no page 'nothing'" in refused.output
+        and "staleness" in refused.output
+    )
 
 
 def test_an_example_is_copied_out_of_the_package_and_stands_on_its_own(tmp_path: Path) -> None:
@@ -54,21 +72,27 @@ def test_an_example_is_copied_out_of_the_package_and_stands_on_its_own(tmp_path:
     build = "import build, problems; assert build.Problem is problems.Problem"
     subprocess.run([sys.executable, "-c", build], cwd=tmp_path / "letters", check=True)
     assert "is there already" in cli("example", "letters", str(copy)).output
-    assert "there is no example 'nothing'; there are: arithmetic, " in cli("example", "nothing").output
+    assert (
+        "there is no example 'nothing'; there are: arithmetic, " in cli("example", "nothing").output
+    )
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_clicks_script_for_this_command(shell: str) -> None:
     environment = os.environ | {"_PREFIXRL_COMPLETE": f"{shell}_source"}
     code = "from prefixrl.deploy.__main__ import main; main(prog_name='prefixrl')"
-    asked = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    asked = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
     assert cli("completion", shell).output.strip() == asked.stdout.strip() != ""
 
 
 def test_a_shell_is_offered_the_commands() -> None:
     words = {"COMP_WORDS": "prefixrl st", "COMP_CWORD": "1", "_PREFIXRL_COMPLETE": "bash_complete"}
     code = "from prefixrl.deploy.__main__ import main; main(prog_name='prefixrl')"
-    asked = subprocess.run([sys.executable, "-c", code], env=os.environ | words, capture_output=True, text=True)
+    asked = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | words, capture_output=True, text=True
+    )
     assert {"plain,status", "plain,stop"} <= set(asked.stdout.split())
 
 

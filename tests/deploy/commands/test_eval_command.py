@@ -14,7 +14,14 @@ from support.fakes import run_on_disk
 from support.models.tiny_model import run_config, save_model
 
 OPTIONS = EvaluateOptions(
-    sets=(), samples=0, is_averaged=False, settings=(), checkpoints=("4",), arms=(), opening_tokens=1, fresh=False
+    sets=(),
+    samples=0,
+    is_averaged=False,
+    settings=(),
+    checkpoints=("4",),
+    arms=(),
+    opening_tokens=1,
+    fresh=False,
 )
 
 
@@ -59,11 +66,15 @@ def test_an_evaluation_that_goes_on_is_left_alone(run: Path, fresh: bool) -> Non
     assert (directory / "answers").exists() != fresh and (directory / PLAN_FILE).exists()
 
 
-@pytest.mark.parametrize(("given", "named"), [(("gone",), "--data 'gone'"), (("gsm8k", "gone"), "--data 'gone'")])
+@pytest.mark.parametrize(
+    ("given", "named"), [(("gone",), "--data 'gone'"), (("gsm8k", "gone"), "--data 'gone'")]
+)
 def test_problems_that_are_not_there_are_refused_by_the_flag_that_named_them(
     tmp_path: Path, given: tuple[str, ...], named: str
 ) -> None:
     data = run_config(save_model(tmp_path / "adapter")).data
     with pytest.raises(ConfigError) as refused:
         _data(tmp_path, data, given)
-    assert str(refused.value).startswith(f"{named}: there is no such file or folder (looked at {Path.cwd()}/gone)")
+    assert str(refused.value).startswith(
+        f"{named}: there is no such file or folder (looked at {Path.cwd()}/gone)"
+    )

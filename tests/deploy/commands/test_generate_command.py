@@ -33,7 +33,13 @@ from support.paths import ROOT
 
 def line(row: int, status: str = "ok") -> bytes:
     problem = {"source": "s", "id": "", "question": "q", "gold": None, "family": ""}
-    said = problem | {"file": "f", "row": row, "sample": 0, "status": status, "reason": f"because {row}"}
+    said = problem | {
+        "file": "f",
+        "row": row,
+        "sample": 0,
+        "status": status,
+        "reason": f"because {row}",
+    }
     return json.dumps(said).encode() + b"\n"
 
 
@@ -103,10 +109,18 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def options(place: Path, **given: Any) -> GenerateOptions:
     usual: dict[str, Any] = {
-        "run": None, "checkpoint": None, "is_averaged": False, "target": None, "suffix": None,
-        "adapter": str(ROOT / "deploy/examples/arithmetic_direct/policy"), "samples": 0, "temperature": None,
-        "sets": (str(place / "given/problems.jsonl"),), "settings": ("rollout.answer_tokens=24",), "overwrites": False,
-    }  # fmt: skip
+        "run": None,
+        "checkpoint": None,
+        "is_averaged": False,
+        "target": None,
+        "suffix": None,
+        "adapter": str(ROOT / "deploy/examples/arithmetic_direct/policy"),
+        "samples": 0,
+        "temperature": None,
+        "sets": (str(place / "given/problems.jsonl"),),
+        "settings": ("rollout.answer_tokens=24",),
+        "overwrites": False,
+    }
     return GenerateOptions(**usual | given)
 
 
@@ -144,7 +158,9 @@ def test_nothing_is_left_of_a_call_that_ended_well(
 
 
 @pytest.mark.parametrize(
-    ("script", "kept"), [(LOST, OLD), (ANSWERS, line(1)), (NOTHING, b"")], ids=["lost", "one", "none"]
+    ("script", "kept"),
+    [(LOST, OLD), (ANSWERS, line(1)), (NOTHING, b"")],
+    ids=["lost", "one", "none"],
 )
 def test_earlier_answers_go_only_where_asked_and_when_there_are_new_ones(
     script: str, kept: bytes, place: Path, monkeypatch: pytest.MonkeyPatch
@@ -159,7 +175,9 @@ def test_earlier_answers_go_only_where_asked_and_when_there_are_new_ones(
     assert out.read_bytes() == kept
 
 
-def test_an_output_that_is_no_file_is_written_as_it_is(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_that_is_no_file_is_written_as_it_is(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked_by(ANSWERS, monkeypatch)
     assert generate(options(place), Path(os.devnull)) == 0
 
@@ -174,7 +192,9 @@ def test_what_the_endpoint_was_asked_for_is_told_at_the_end_however_it_came(
         }
     )
     counted = f"open(folder + '/{USAGE_FILE}', 'wb').write({usage!r}); "
-    models = {name: str(ROOT / f"deploy/examples/arithmetic/{name}") for name in ("adapter", "target")}
+    models = {
+        name: str(ROOT / f"deploy/examples/arithmetic/{name}") for name in ("adapter", "target")
+    }
     endpoint = ("engine=openai", "openai.url=http://127.0.0.1:1/v1", "openai.prompt_price=2.0")
     given = models | {"settings": tuple(f"scorer.{setting}" for setting in endpoint)}
     for script, last in ((ANSWERS, "1 lines"), (LOST, "all logs are in")):
@@ -182,7 +202,9 @@ def test_what_the_endpoint_was_asked_for_is_told_at_the_end_however_it_came(
         (place / "out.jsonl").unlink(missing_ok=True)
         generate(options(place, **given), place / "out.jsonl")
         told = capsys.readouterr().err
-        assert "endpoint: 3 requests, 3,000,000 prompt and 12 completion tokens, cost 6.00\n" in told
+        assert (
+            "endpoint: 3 requests, 3,000,000 prompt and 12 completion tokens, cost 6.00\n" in told
+        )
         assert told.splitlines()[-1].startswith(last)
 
 

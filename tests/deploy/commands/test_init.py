@@ -42,17 +42,33 @@ def test_the_size_is_that_of_the_adapters_files(tmp_path: Path) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "config.json").write_text("{}")
-    for size_bytes, named in ((2**20, "tiny"), (269_000_000, "small"), (3 * 2**30, "1b"), (15 * 2**30, "7b")):
+    for size_bytes, named in (
+        (2**20, "tiny"),
+        (269_000_000, "small"),
+        (3 * 2**30, "1b"),
+        (15 * 2**30, "7b"),
+    ):
         with (adapter / "model.safetensors").open("wb") as file:
             file.truncate(size_bytes)  # takes no place on the disk
         assert f"--size {named}`" in init("--adapter", str(adapter), *MODELS[2:], *DATA).output
 
 
 @pytest.mark.parametrize("size", RECIPES)
-def test_the_table_of_the_docs_has_the_values_of_the_printed_file(size: Size, tmp_path: Path) -> None:
+def test_the_table_of_the_docs_has_the_values_of_the_printed_file(
+    size: Size, tmp_path: Path
+) -> None:
     config = load(written(tmp_path, "--size", size, *MODELS, *DATA)).model_dump()
-    text = (ROOT / "docs/training.md").read_text().partition("## Values by size")[2].partition("\n## ")[0]
-    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in text.splitlines() if line[:3] == "| `"]
+    text = (
+        (ROOT / "docs/training.md")
+        .read_text()
+        .partition("## Values by size")[2]
+        .partition("\n## ")[0]
+    )
+    rows = [
+        [cell.strip(" `") for cell in line.split("|")[1:-1]]
+        for line in text.splitlines()
+        if line[:3] == "| `"
+    ]
     column = 1 + list(RECIPES).index(size)
     for key, *values in rows:
         if key != "[learner.lora]":
@@ -63,10 +79,21 @@ def test_the_table_of_the_docs_has_the_values_of_the_printed_file(size: Size, tm
 
 
 def test_hub_names_and_problem_sets_stay_names() -> None:
-    names = ("--adapter", "Qwen/Qwen2.5-1.5B", "--target", "Qwen/Qwen2.5-7B", "--data", "math_filtered")
+    names = (
+        "--adapter",
+        "Qwen/Qwen2.5-1.5B",
+        "--target",
+        "Qwen/Qwen2.5-7B",
+        "--data",
+        "math_filtered",
+    )
     text = init("--size", "1b", *names).output
     assert 'directory = "runs/math_filtered"' in text
-    assert 'model = "Qwen/Qwen2.5-1.5B"' in text and 'train = "math_filtered"' in text and 'eval = "math500"' in text
+    assert (
+        'model = "Qwen/Qwen2.5-1.5B"' in text
+        and 'train = "math_filtered"' in text
+        and 'eval = "math500"' in text
+    )
 
 
 def test_families_are_found_and_columns_of_other_names_are_read_as_they_are(tmp_path: Path) -> None:
@@ -81,7 +108,10 @@ def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     for arguments, said in (
-        (("--adapter", "/no/such", *MODELS[2:], *DATA), "--adapter /no/such: there is no such folder"),
+        (
+            ("--adapter", "/no/such", *MODELS[2:], *DATA),
+            "--adapter /no/such: there is no such folder",
+        ),
         (("--adapter", str(empty), *MODELS[2:], *DATA), "holds no model (no config.json)"),
         ((*MODELS[:2], "--target", "./no", *DATA), "--target ./no: there is no such folder"),
         ((*MODELS, "--data", "no.jsonl"), "--data no.jsonl: there is no such file or folder"),
@@ -95,7 +125,10 @@ def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_the_printed_file_trains(tmp_path: Path) -> None:
     path = written(tmp_path, *MODELS, *DATA)
-    settings = ("evaluation.problems=128", "algorithm.iterations=100")  # its adapter leans to the right opening already
+    settings = (
+        "evaluation.problems=128",
+        "algorithm.iterations=100",
+    )  # its adapter leans to the right opening already
     with launched(tmp_path / "run", *settings, run_file=path) as process:
         summary = finish(process, tmp_path / "run")
     accuracy = summary["accuracy"]

@@ -32,7 +32,11 @@ def test_keys_are_made_listed_added_and_removed(tmp_path: Path) -> None:
     assert (name, role, read_client_key(Path(path)).name) == ("node-7", "worker", "node-7")
     assert "node-7" not in keygen(str(tmp_path), "--remove", "node-7").stdout
     again = keygen(str(tmp_path), "--remove", "node-7")
-    assert again.returncode == 2 and again.stderr.startswith("error: ") and "no key named 'node-7'" in again.stderr
+    assert (
+        again.returncode == 2
+        and again.stderr.startswith("error: ")
+        and "no key named 'node-7'" in again.stderr
+    )
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["without a run", "misspelt"])
@@ -43,7 +47,9 @@ def test_no_keys_are_made_in_a_directory_without_a_run(there: bool, tmp_path: Pa
     refused = keygen(str(directory), "--worker", "node-7")
     assert refused.returncode == 2
     said = "holds no run" if there else "does not exist"
-    assert refused.stderr.startswith(f"error: {directory} {said}; give the directory of a run, or --new")
+    assert refused.stderr.startswith(
+        f"error: {directory} {said}; give the directory of a run, or --new"
+    )
     assert not (directory / "keys").exists() and directory.exists() == there
 
 
@@ -57,13 +63,21 @@ def test_the_command_for_another_host_is_one_that_can_be_typed(tmp_path: Path) -
     directory = Path(config.directory)
     (directory / ENDPOINT_FILE).write_text("tcp://node1:5555")
     *notes, command = command_for(directory, "scorer", "worker").splitlines()
-    assert shlex.split(command) == ["prefixrl-scorer", "--connect", "tcp://node1:5555", "--key", "worker.key"]
+    assert shlex.split(command) == [
+        "prefixrl-scorer",
+        "--connect",
+        "tcp://node1:5555",
+        "--key",
+        "worker.key",
+    ]
     assert all(note.startswith("# ") for note in notes)
     assert str(directory / "keys" / "worker.key") in notes[0]
     assert "broker.listen" not in "".join(notes)
 
 
-@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:5555", "tcp://localhost:5555", "ipc:///tmp/x"])
+@pytest.mark.parametrize(
+    "endpoint", ["tcp://127.0.0.1:5555", "tcp://localhost:5555", "ipc:///tmp/x"]
+)
 def test_an_address_that_no_other_host_reaches_is_told(tmp_path: Path, endpoint: str) -> None:
     directory = Path(run_on_disk(tmp_path).directory)
     (directory / ENDPOINT_FILE).write_text(endpoint)
@@ -92,13 +106,21 @@ def test_code_and_secrets_are_used_only_if_the_command_line_names_them(tmp_path:
     given = flags(config)
     assert given == ["--allow-function", f"{mine}:score", "--secret", "MY_KEY", "--secret", "JUDGE"]
     check(config, Allowed((given[1],), (given[3], given[5])))
-    with pytest.raises(ConfigError, match=r"hands the environment variable JUDGE to its .* --secret JUDGE"):
+    with pytest.raises(
+        ConfigError, match=r"hands the environment variable JUDGE to its .* --secret JUDGE"
+    ):
         check(config, Allowed((given[1],), ("MY_KEY",)))
     with pytest.raises(ConfigError, match=f"--allow-function {mine}:score"):
         check(config, Allowed((f"{tmp_path}/other.py:score",), ("MY_KEY",)))
-    with pytest.raises(ConfigError, match=r"sends the environment variable MY_KEY .* --secret MY_KEY"):
+    with pytest.raises(
+        ConfigError, match=r"sends the environment variable MY_KEY .* --secret MY_KEY"
+    ):
         check(config, Allowed((given[1],), ("HOME",)))
-    judged = run_on_disk(tmp_path / "run-b", reward={"url": "http://judge:1/r", "key_variable": "JUDGE"})
+    judged = run_on_disk(
+        tmp_path / "run-b", reward={"url": "http://judge:1/r", "key_variable": "JUDGE"}
+    )
     assert flags(judged) == ["--secret", "JUDGE"]
-    with pytest.raises(ConfigError, match="sends the environment variable JUDGE to http://judge:1/r"):
+    with pytest.raises(
+        ConfigError, match="sends the environment variable JUDGE to http://judge:1/r"
+    ):
         check(judged, Allowed())

@@ -13,7 +13,9 @@ from prefixrl.deploy.commands import logs
 def run(tmp_path: Path) -> Path:
     (tmp_path / "logs").mkdir()
     for name in ("learner", "scorer-0", "scorer-1", "scorer-10"):
-        (tmp_path / f"logs/{name}.log").write_text("".join(f"{name} line {number}\n" for number in range(50)))
+        (tmp_path / f"logs/{name}.log").write_text(
+            "".join(f"{name} line {number}\n" for number in range(50))
+        )
     return tmp_path
 
 
@@ -32,9 +34,13 @@ def test_a_process_has_one_log_and_a_role_those_of_all_its_processes(run: Path) 
     assert len(printed(run)) == 4 * (20 + 1)
 
 
-def test_a_name_without_a_log_is_refused_with_the_names_there_are(run: Path, tmp_path_factory: pytest.TempPathFactory):
+def test_a_name_without_a_log_is_refused_with_the_names_there_are(
+    run: Path, tmp_path_factory: pytest.TempPathFactory
+):
     refused = CliRunner().invoke(main, ["logs", str(run), "broker"])
-    assert refused.exit_code == 2 and "it has learner, scorer-0, scorer-1, scorer-10" in refused.output
+    assert (
+        refused.exit_code == 2 and "it has learner, scorer-0, scorer-1, scorer-10" in refused.output
+    )
     refused = CliRunner().invoke(main, ["logs", str(tmp_path_factory.mktemp("empty"))])
     assert refused.exit_code == 2 and "holds no log" in refused.output
 
@@ -61,7 +67,11 @@ def test_a_log_is_followed_line_by_line_also_when_it_is_gone_and_begins_anew(
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 5000, 20000])
-def test_the_newest_lines_of_a_long_log_are_those_of_the_whole_file(tmp_path: Path, count: int) -> None:
+def test_the_newest_lines_of_a_long_log_are_those_of_the_whole_file(
+    tmp_path: Path, count: int
+) -> None:
     path = tmp_path / "long.log"
     path.write_text("".join(f"{number} {'x' * (number % 37)}\n" for number in range(10_000)))
-    assert list(logs.newest_lines([path], count)) == (path.read_text().splitlines()[-count:] if count else [])
+    assert list(logs.newest_lines([path], count)) == (
+        path.read_text().splitlines()[-count:] if count else []
+    )

@@ -48,14 +48,18 @@ def test_a_run_is_read_in_every_state_and_nothing_is_written(tmp_path: Path, ada
         assert run.status()["state"] == directory.name and run.status()["iterations"] == 2
         assert [line["iteration"] for line in run.metrics()] == [0, 1]
         assert all(isinstance(value, float) for line in run.metrics() for value in line.values())
-        assert run.samples() == [] and run.live() is None and run.config()["algorithm"]["clip"] == 0.2
+        assert (
+            run.samples() == [] and run.live() is None and run.config()["algorithm"]["clip"] == 0.2
+        )
         assert contents(directory) == before
     found = prefixrl.Run(finished).summary()
     assert found and found["accuracy"] == {"trained_adapter": 0.75}
     assert prefixrl.Run(killed).summary() is None
 
 
-def test_a_run_that_goes_on_is_read_up_to_its_last_whole_line(tmp_path: Path, adapter: Path) -> None:
+def test_a_run_that_goes_on_is_read_up_to_its_last_whole_line(
+    tmp_path: Path, adapter: Path
+) -> None:
     directory = runs_on_disk.made(tmp_path / "run", adapter, 2)
     with (directory / METRICS_FILE).open("a") as file:
         file.write('{"iteration": 2, "fig')
@@ -83,26 +87,35 @@ def test_a_wrong_setting_ends_a_launch_before_it_begins(tmp_path: Path) -> None:
 def test_a_reward_is_a_function_that_other_processes_can_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mine_own.py").write_text("def score(question, text, gold):\n    return 1.0\nother = lambda *_: 0.0\n")
+    (tmp_path / "mine_own.py").write_text(
+        "def score(question, text, gold):\n    return 1.0\nother = lambda *_: 0.0\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     mine = importlib.import_module("mine_own")
     assert python_api.reference(mine.score) == f"{tmp_path / 'mine_own.py'}:score"
     with pytest.raises(ConfigError, match=r"algorithm\.iteration: unknown key"):
         prefixrl.launch(tree(tmp_path / "run") | {"algorithm": {"iteration": 1}}, reward=mine.score)
     for no_name in (mine.other, lambda *_: 0.0, functools.partial(mine.score)):
-        with pytest.raises(ConfigError, match="cannot import it; write it as a `def` into a file of its own"):
+        with pytest.raises(
+            ConfigError, match="cannot import it; write it as a `def` into a file of its own"
+        ):
             prefixrl.launch(tree(tmp_path / "run"), reward=no_name)
 
 
 def tree(directory: Path) -> dict[str, object]:
     """The arithmetic example's beginning as a program has it, paths relative to the working folder."""
     return {
-        "directory": str(directory), "adapter": {"model": "adapter", "init_from": None}, "target": {"model": "target"},
-        "data": {"train": [{"path": "train.jsonl"}], "eval": "heldout.jsonl"}, "launch": {"scorers": 1},
-        "rollout": {"prefix_tokens": 8}, "scorer": {"max_new_tokens": 24}, "log": {"dashboard": True},
+        "directory": str(directory),
+        "adapter": {"model": "adapter", "init_from": None},
+        "target": {"model": "target"},
+        "data": {"train": [{"path": "train.jsonl"}], "eval": "heldout.jsonl"},
+        "launch": {"scorers": 1},
+        "rollout": {"prefix_tokens": 8},
+        "scorer": {"max_new_tokens": 24},
+        "log": {"dashboard": True},
         "algorithm": {"groups_per_iteration": 16, "iterations": 12, "minibatches": 1},
         "evaluation": {"problems": 16, "selection_problems": 8},
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.nightly
@@ -116,11 +129,15 @@ def test_a_dict_is_launched_watched_in_a_browser_stopped_and_gone_on_with(
     wait_until(lambda: len(run.metrics()) >= 2, "two iterations", 120.0)
     said = capsys.readouterr().out
     (address,) = re.findall(r"(http://127\.0\.0\.1:\d+/) shows it in a browser", said)
-    assert [each["state"] for each in httpx2.get(f"{address}api/runs").json()["runs"]] == ["running"]
+    assert [each["state"] for each in httpx2.get(f"{address}api/runs").json()["runs"]] == [
+        "running"
+    ]
     assert run.stop().status()["state"] == "stopped"
     with suppress(httpx2.ConnectError):  # another run's may listen there by now
         assert httpx2.get(f"{address}api/runs").json()["folder"] != str(tmp_path / "run")
-    assert run.config()["learner"]["actor_lr"] == 1e-3 and run.config()["target"]["model"] == str(Path.cwd() / "target")
+    assert run.config()["learner"]["actor_lr"] == 1e-3 and run.config()["target"]["model"] == str(
+        Path.cwd() / "target"
+    )
     with pytest.raises(ConfigError, match=r"learner\.actor_lr"):
         prefixrl.launch(given, wait=False, quiet=True)
     capsys.readouterr()

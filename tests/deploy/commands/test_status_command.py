@@ -38,11 +38,16 @@ def log(run: Path, text: str) -> None:
     (run / "logs/learner.log").write_text(text)
 
 
-def test_a_stopped_run_names_its_iteration_and_the_command_that_resumes_it(tmp_path: Path, adapter: Path) -> None:
+def test_a_stopped_run_names_its_iteration_and_the_command_that_resumes_it(
+    tmp_path: Path, adapter: Path
+) -> None:
     run = made(tmp_path / "run", adapter, 4)
     write_end(run, 143, "stopped as asked")
     log(run, "")
-    assert said(run) == f"stopped at iteration 4 of 10, and saved; `prefixrl resume {run}` resumes it\n"
+    assert (
+        said(run)
+        == f"stopped at iteration 4 of 10, and saved; `prefixrl resume {run}` resumes it\n"
+    )
     (run / "slurm").mkdir()
     assert "`prefixrl slurm run.toml --submit` with its run file resumes it" in said(run)
 
@@ -57,29 +62,43 @@ def test_a_finished_run_names_its_report_and_accuracies(tmp_path: Path, adapter:
     assert f"report: {run}/report.html" in said(run) and "trained_adapter 0.750" in said(run)
 
 
-def test_an_extended_run_is_not_finished_by_the_summary_of_its_first_end(tmp_path: Path, adapter: Path) -> None:
+def test_an_extended_run_is_not_finished_by_the_summary_of_its_first_end(
+    tmp_path: Path, adapter: Path
+) -> None:
     run = made(tmp_path / "run", adapter, 10)
     finish(run, 0.75)
     assert said(run).startswith("finished") and is_over(run)
     (run / END_FILE).unlink()  # the learner of the extension was killed, or works on another host
-    assert said(run).startswith("finished") and is_over(run), "as a release left it that noted no end"
+    assert said(run).startswith("finished") and is_over(run), (
+        "as a release left it that noted no end"
+    )
     config = json.loads((run / "config.json").read_text())
     config["algorithm"]["iterations"] = 20
     (run / "config.json").write_text(json.dumps(config))
     found = state_of(run)
-    assert (found.state, found.total_iterations, found.accuracy) == ("killed", 20, {}) and not is_over(run)
+    assert (found.state, found.total_iterations, found.accuracy) == (
+        "killed",
+        20,
+        {},
+    ) and not is_over(run)
 
 
-def test_a_failed_run_names_exit_code_and_cause_without_control_characters(tmp_path: Path, adapter: Path) -> None:
+def test_a_failed_run_names_exit_code_and_cause_without_control_characters(
+    tmp_path: Path, adapter: Path
+) -> None:
     run = made(tmp_path / "run", adapter, 3)
     write_end(run, 5, "the weights are not finite\x1b[2J")
     log(run, "some lines")
     words = said(run)
-    assert words.startswith("failed at iteration 3 of 10: the learner ended with exit code 5, the weights are not fin")
+    assert words.startswith(
+        "failed at iteration 3 of 10: the learner ended with exit code 5, the weights are not fin"
+    )
     assert f"(see {run}/logs/learner.log)" in words and "\x1b" not in words
 
 
-def test_a_killed_run_says_so_with_the_newest_line_of_its_log(tmp_path: Path, adapter: Path) -> None:
+def test_a_killed_run_says_so_with_the_newest_line_of_its_log(
+    tmp_path: Path, adapter: Path
+) -> None:
     run = made(tmp_path / "run", adapter, 7)
     (run / "endpoint").write_text("tcp://127.0.0.1:9")
     (run / "checkpoints/step_00000005").mkdir(parents=True)
@@ -99,8 +118,11 @@ def test_programs_get_the_state_as_a_document(tmp_path: Path, adapter: Path) -> 
     write_end(run, 143, "stopped as asked")
     found = json.loads(status(run, "--json").output)
     assert (found["state"], found["iterations"], found["total_iterations"], found["exit_code"]) == (
-        "stopped", 4, 10, 143,
-    )  # fmt: skip
+        "stopped",
+        4,
+        10,
+        143,
+    )
 
 
 def test_a_run_that_has_ended_is_watched_to_its_end_at_once(tmp_path: Path, adapter: Path) -> None:
@@ -110,7 +132,9 @@ def test_a_run_that_has_ended_is_watched_to_its_end_at_once(tmp_path: Path, adap
     assert found.exit_code == 0 and found.output.startswith("stopped at iteration 4 of 10")
 
 
-def test_an_old_end_says_nothing_of_a_learner_that_works_again(tmp_path: Path, adapter: Path) -> None:
+def test_an_old_end_says_nothing_of_a_learner_that_works_again(
+    tmp_path: Path, adapter: Path
+) -> None:
     run = made(tmp_path / "run", adapter, 4)
     write_end(run, 143, "stopped as asked")
     with held(run):

@@ -35,7 +35,11 @@ def test_workers_are_listed_and_one_that_is_drained_leaves_with_exit_code_0(tmp_
         try:
             wait_until(
                 lambda: (
-                    sum(each.phase == "ready" for each in list(broker.dispatcher.registry.by_identity.values())) == 2
+                    sum(
+                        each.phase == "ready"
+                        for each in list(broker.dispatcher.registry.by_identity.values())
+                    )
+                    == 2
                 ),
                 "two scorers",
                 timeout_s=60.0,
@@ -62,7 +66,9 @@ def test_a_worker_that_does_not_leave_in_time_is_named_with_what_it_does(tmp_pat
     config = run_on_disk(tmp_path)
     with serving(config), peers(endpoint_of(config), "s") as (silent,):
         silent.ready(config, "scorer")
-        with pytest.raises(PeerLost, match=r"scorer-0 \(host pid 4711\) has not left within 0.5 s; it is leaving"):
+        with pytest.raises(
+            PeerLost, match=r"scorer-0 \(host pid 4711\) has not left within 0.5 s; it is leaving"
+        ):
             fleet.drain(Path(config.directory), "scorer-0", 0.5)
 
 
@@ -75,7 +81,9 @@ def test_what_cannot_be_drained_is_refused_with_the_names_there_are(tmp_path: Pa
         assert cli("workers", config.directory, "drain").exit_code == 2
 
 
-def test_a_stop_reaches_the_learner_through_its_broker_and_ends_with_how_it_ended(tmp_path: Path) -> None:
+def test_a_stop_reaches_the_learner_through_its_broker_and_ends_with_how_it_ended(
+    tmp_path: Path,
+) -> None:
     config = run_on_disk(tmp_path)
     directory = Path(config.directory)
     told: list[str] = []
@@ -101,16 +109,22 @@ def test_a_stop_that_takes_too_long_names_who_holds_it_up(tmp_path: Path) -> Non
     directory = Path(config.directory)
     with serving(config), own(directory), peers(endpoint_of(config), "s") as (one,):
         one.ready(config, "scorer")
-        with pytest.raises(PeerLost, match="has not stopped within 0 s; the learner trains iteration 1 of 5"):
+        with pytest.raises(
+            PeerLost, match="has not stopped within 0 s; the learner trains iteration 1 of 5"
+        ):
             fleet.stop(directory, 0.0, lambda _: None)
         partial = directory / "checkpoints/.step_00000002.partial"
         partial.mkdir(parents=True)
         (partial / "actor").write_bytes(bytes(3 * 2**20))
-        with pytest.raises(PeerLost, match=r"the learner is saving \(.step_00000002.partial, 3.0 MiB so far\)"):
+        with pytest.raises(
+            PeerLost, match=r"the learner is saving \(.step_00000002.partial, 3.0 MiB so far\)"
+        ):
             fleet.stop(directory, 0.0, lambda _: None)
 
 
-def test_a_broker_that_starts_anew_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_starts_anew_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fleet, "ASK_EVERY_S", 0.0)
     config = run_on_disk(tmp_path)
     directory = Path(config.directory)
@@ -143,7 +157,9 @@ def test_a_stop_that_could_not_save_is_no_success(tmp_path: Path) -> None:
             lock.close()
             write_end(directory, 5, "the disk is full")
 
-        with pytest.raises(TrainingFault, match=r"not stop in order: failed at .* exit code 5, the disk is full"):
+        with pytest.raises(
+            TrainingFault, match=r"not stop in order: failed at .* exit code 5, the disk is full"
+        ):
             fleet.stop(directory, 60.0, tell)
 
 

@@ -25,12 +25,16 @@ def test_both_images_have_the_same_base_extras_and_files() -> None:
 
 
 def test_the_context_lets_through_what_is_copied() -> None:
-    allowed = re.findall(r"^!(\S+)$", (FOLDER / "Dockerfile.dockerignore").read_text(), re.MULTILINE)
+    allowed = re.findall(
+        r"^!(\S+)$", (FOLDER / "Dockerfile.dockerignore").read_text(), re.MULTILINE
+    )
     assert {path.partition("/")[0] for path in copied()} == set(allowed)
 
 
 def test_an_unknown_step_is_refused() -> None:
-    done = subprocess.run(["sh", FOLDER / "install.sh", "all", ROOT], capture_output=True, text=True)
+    done = subprocess.run(
+        ["sh", FOLDER / "install.sh", "all", ROOT], capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "install.sh: step 'all' is unknown; allowed are packages and prefixrl\n"
 

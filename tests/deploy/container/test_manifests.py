@@ -63,7 +63,9 @@ def test_the_page_shows_what_the_command_prints(monkeypatch: pytest.MonkeyPatch)
 
 
 @table(__file__)
-def test_fields_commands_and_sizes_are_right(example: str, settings: tuple[str, ...], expected: dict[str, Any]) -> None:
+def test_fields_commands_and_sizes_are_right(
+    example: str, settings: tuple[str, ...], expected: dict[str, Any]
+) -> None:
     flags = ["--set=directory=/vol/it's my_Run.1", *(f"--set={each}" for each in settings)]
     found = pods(printed(example, *IMAGE, "--mount=/vol", *flags))
     assert found.keys() == PROGRAMS.keys()
@@ -71,11 +73,17 @@ def test_fields_commands_and_sizes_are_right(example: str, settings: tuple[str, 
         pod = spec["template"]["spec"]
         (container,) = pod["containers"]
         command = container.get("args", container["command"])
-        assert command[0] == f"prefixrl-{role}" and any("/vol/it's my_Run.1" in each for each in command)
+        assert command[0] == f"prefixrl-{role}" and any(
+            "/vol/it's my_Run.1" in each for each in command
+        )
         last = expected.get(f"{role}_flags", command[-1:])
         assert command[-len(last) :] == last
-        PROGRAMS[role].make_context(role, [*command[1:], *(["--number", "3"] * (role != "learner"))])
-        assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
+        PROGRAMS[role].make_context(
+            role, [*command[1:], *(["--number", "3"] * (role != "learner"))]
+        )
+        assert {each["name"] for each in container["volumeMounts"]} == {
+            each["name"] for each in pod["volumes"]
+        }
         sizes = {**container["resources"]["requests"], **container["resources"]["limits"]}
         counts = (spec.get("parallelism"), sizes["cpu"], sizes.get("nvidia.com/gpu"))
         assert [each for each in counts if each is not None] == expected[role]
@@ -85,7 +93,9 @@ def test_fields_commands_and_sizes_are_right(example: str, settings: tuple[str, 
     assert [*task.get("secrets", {})] == expected["secrets"]
     assert [each["name"] for each in container["env"] if "valueFrom" in each] == expected["secrets"]
     said = task["run"].replace("exec ~/prefixrl/bin/prefixrl launch", 'printf "%s\\n"')
-    words = subprocess.run(["sh", "-c", said], capture_output=True, text=True, env={"HOME": "/h"}).stdout.splitlines()
+    words = subprocess.run(
+        ["sh", "-c", said], capture_output=True, text=True, env={"HOME": "/h"}
+    ).stdout.splitlines()
     assert words[-1] == "directory=/h/run"
     launch_command.make_context("launch", words)
 
@@ -97,23 +107,32 @@ def test_a_mistake_is_a_sentence_and_exit_code_2(flags: tuple[str, ...], expecte
 
 
 @pytest.mark.parametrize("role", ["rollout", "scorer"])
-def test_a_worker_that_is_asked_to_leave_ends_with_143_and_else_with_its_own_code(tmp_path: Path, role: str) -> None:
+def test_a_worker_that_is_asked_to_leave_ends_with_143_and_else_with_its_own_code(
+    tmp_path: Path, role: str
+) -> None:
     """An index whose pod ends with 0 is complete, and gets no other pod."""
     program = tmp_path / f"prefixrl-{role}"
-    program.write_text('#!/bin/sh\ntrap "echo left; exit 0" TERM\necho "$@"\n[ -e code ] && exit $(cat code)\n'
-                       "while true; do sleep 0.1; done\n")  # fmt: skip
+    program.write_text(
+        '#!/bin/sh\ntrap "echo left; exit 0" TERM\necho "$@"\n[ -e code ] && exit $(cat code)\n'
+        "while true; do sleep 0.1; done\n"
+    )
     program.chmod(0o755)
     (container,) = pods(JOBS)[role]["template"]["spec"]["containers"]
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "JOB_COMPLETION_INDEX": "3"}
     said = tmp_path / "said"
     with said.open("w") as output:
         pod = subprocess.Popen(
-            [*container["command"], *container["args"]], cwd=tmp_path, env=environment, stdout=output
+            [*container["command"], *container["args"]],
+            cwd=tmp_path,
+            env=environment,
+            stdout=output,
         )
         wait_until(lambda: "--number 3" in said.read_text(), "the program", 30.0)
         pod.send_signal(signal.SIGTERM)
         assert pod.wait(30) == 143 and said.read_text().endswith("left\n")
     for code in (0, 2):
         (tmp_path / "code").write_text(str(code))
-        ended = subprocess.run([*container["command"], *container["args"]], cwd=tmp_path, env=environment, timeout=30)
+        ended = subprocess.run(
+            [*container["command"], *container["args"]], cwd=tmp_path, env=environment, timeout=30
+        )
         assert ended.returncode == code

@@ -46,7 +46,9 @@ def test_the_build_is_repeatable_and_makes_a_model_of_the_shipped_shape(tmp_path
     }
     assert all(torch.equal(first[name], second[name]) for name in first)
     for name in ("tokenizer.json", "chat_template.jinja"):
-        assert (tmp_path / "a/policy" / name).read_bytes() == (SHIPPED / "policy" / name).read_bytes()
+        assert (tmp_path / "a/policy" / name).read_bytes() == (
+            SHIPPED / "policy" / name
+        ).read_bytes()
 
 
 def test_the_weights_are_small() -> None:
@@ -68,5 +70,7 @@ def test_the_start_is_below_60_percent_although_it_can_do_every_procedure() -> N
     nothing: list[list[int]] = [[] for _ in held_out]
     alone = right_by_family(policy, tokenizer, held_out, nothing, 0.0)
     assert 0.1 <= sum(alone) / len(alone) < 0.6
-    openings = [tokenizer.encode(problem.family.opening, add_special_tokens=False) for problem in held_out]
+    openings = [
+        tokenizer.encode(problem.family.opening, add_special_tokens=False) for problem in held_out
+    ]
     assert min(right_by_family(policy, tokenizer, held_out, openings, 0.0)) >= 0.97

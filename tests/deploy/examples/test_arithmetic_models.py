@@ -19,9 +19,13 @@ from prefixrl.deploy.examples.arithmetic import build, problems
 SHIPPED = Path(build.__file__).parent
 MODELS = ("adapter", "target")
 MODEL_FILES = {
-    "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+    "chat_template.jinja",
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
     "tokenizer_config.json",
-}  # fmt: skip
+}
 BYTE_EQUAL = (
     "heldout.jsonl",
     "train.jsonl",
@@ -58,7 +62,9 @@ def described(path: Path) -> dict[str, Any]:
 
 
 def load(folder: Path) -> tuple[Any, Any]:
-    return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(
+        folder
+    )
 
 
 def prompt(tokenizer: Any, question: str) -> list[int]:
@@ -67,13 +73,17 @@ def prompt(tokenizer: Any, question: str) -> list[int]:
     return list(encoded["input_ids"])
 
 
-def continuations(model: Any, tokenizer: Any, prefixes: list[list[int]], **options: Any) -> list[str]:
+def continuations(
+    model: Any, tokenizer: Any, prefixes: list[list[int]], **options: Any
+) -> list[str]:
     """Whole answers; rows are grouped by length, so nothing is padded."""
     texts = [""] * len(prefixes)
     for length in sorted({len(prefix) for prefix in prefixes}):
         places = [place for place, prefix in enumerate(prefixes) if len(prefix) == length]
         ids = torch.tensor([prefixes[place] for place in places])
-        output = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, **options)
+        output = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, **options
+        )
         written = tokenizer.batch_decode(output[:, length:], skip_special_tokens=True)
         for place, text in zip(places, written, strict=True):
             texts[place] = text
@@ -114,7 +124,9 @@ def test_every_shipped_answer_is_right_and_families_are_balanced(name: str, coun
 
 
 def test_no_held_out_digits_occur_in_training() -> None:
-    seen = [row["question"].split(maxsplit=1)[1] for row in rows("train.jsonl") + rows("heldout.jsonl")]
+    seen = [
+        row["question"].split(maxsplit=1)[1] for row in rows("train.jsonl") + rows("heldout.jsonl")
+    ]
     assert len(set(seen)) == len(seen)
 
 
@@ -127,8 +139,11 @@ def test_a_right_answer_is_never_luck() -> None:
 def test_running_states_of_each_family_are_as_done_on_paper() -> None:
     digits = (3, 1, 4, 1, 5, 9, 2, 6)
     assert [problems.states(family, digits) for family in problems.FAMILIES] == [
-        [3, 4, 8, 9, 4, 3, 5, 1], [3, 3, 4, 4, 5, 9, 9, 9], [3, 2, 6, 5, 0, 1, 3, 7], [0, 0, 0, 0, 1, 2, 2, 3],
-    ]  # fmt: skip
+        [3, 4, 8, 9, 4, 3, 5, 1],
+        [3, 3, 4, 4, 5, 9, 9, 9],
+        [3, 2, 6, 5, 0, 1, 3, 7],
+        [0, 0, 0, 0, 1, 2, 2, 3],
+    ]
 
 
 @pytest.mark.nightly
@@ -145,7 +160,9 @@ def test_rebuilding_gives_the_shipped_problems_tokenizer_and_configs(rebuilt: Pa
 @pytest.mark.nightly
 @pytest.mark.parametrize("model", MODELS)
 def test_rebuilt_weights_load_and_have_the_shipped_shapes(rebuilt: Path, model: str) -> None:
-    tensors, shipped = (load_file(folder / model / "model.safetensors") for folder in (rebuilt, SHIPPED))
+    tensors, shipped = (
+        load_file(folder / model / "model.safetensors") for folder in (rebuilt, SHIPPED)
+    )
     assert {name: tensor.shape for name, tensor in tensors.items()} == {
         name: tensor.shape for name, tensor in shipped.items()
     }
@@ -192,7 +209,10 @@ def test_the_target_follows_the_opening_and_only_the_right_one_helps() -> None:
 
     def shares(prefix: list[int], **options: Any) -> dict[str, float]:
         texts = continuations(
-            model, tokenizer, [prompt(tokenizer, row["question"]) + prefix for row in shipped], **options
+            model,
+            tokenizer,
+            [prompt(tokenizer, row["question"]) + prefix for row in shipped],
+            **options,
         )
         right: dict[str, list[bool]] = {}
         for row, text in zip(shipped, texts, strict=True):
@@ -216,7 +236,9 @@ def test_the_target_follows_the_opening_and_only_the_right_one_helps() -> None:
 
 def test_the_adapter_knows_openings_and_leans_towards_the_right_one() -> None:
     model, tokenizer = load(SHIPPED / "adapter")
-    openings = [[*tokenizer.encode(opening), tokenizer.eos_token_id] for opening in problems.OPENINGS]
+    openings = [
+        [*tokenizer.encode(opening), tokenizer.eos_token_id] for opening in problems.OPENINGS
+    ]
     shipped = rows("heldout.jsonl")[:128]
     for row in shipped:
         start = prompt(tokenizer, row["question"])
@@ -225,7 +247,9 @@ def test_the_adapter_knows_openings_and_leans_towards_the_right_one() -> None:
         assert sum(chances) >= 0.98
         assert chances[right] >= 0.15
         assert right == 0 or chances[0] >= 2 * chances[right]
-        assert max(chances) == chances[0]  # greedy, it writes the habitual opening whatever the question
+        assert (
+            max(chances) == chances[0]
+        )  # greedy, it writes the habitual opening whatever the question
 
 
 @torch.inference_mode()

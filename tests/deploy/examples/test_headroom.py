@@ -12,7 +12,10 @@ def asked(run: Path, *judged: tuple[str, dict[str, float]]) -> Result:
     """The command on a run that judged these prefixes."""
     (run / "evaluations").mkdir()
     for number, (prefix, rewards) in enumerate(judged):
-        rows = [{"prefix": prefix, "prompt_id": problem, "reward": reward} for problem, reward in rewards.items()]
+        rows = [
+            {"prefix": prefix, "prompt_id": problem, "reward": reward}
+            for problem, reward in rewards.items()
+        ]
         path = run / f"evaluations/candidate-{number}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return CliRunner().invoke(main, [str(run)], catch_exceptions=False)

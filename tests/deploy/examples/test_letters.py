@@ -62,7 +62,9 @@ def test_problem_files_ask_for_all_words_equally_and_share_no_letters() -> None:
     found = {name: rows(name) for name in ("train", "heldout")}
     words = [word for each in OPERATIONS for word in each.words]
     for name, of_file in found.items():
-        assert [sum(row["family"] == word for row in of_file) for word in words] == [len(of_file) // 8] * 8, name
+        assert [sum(row["family"] == word for row in of_file) for word in words] == [
+            len(of_file) // 8
+        ] * 8, name
     letters = [row["question"].split()[1] for of_file in found.values() for row in of_file]
     assert len(set(letters)) == len(letters)
     by_word = {word: each for each in OPERATIONS for word in each.words}
@@ -76,12 +78,17 @@ def test_the_reward_is_the_share_of_right_letters(answer: str, reward: float) ->
     assert letters_right("sort dbca", answer, "abcd") == pytest.approx(reward)
 
 
-def test_the_lengths_of_the_run_file_are_those_of_the_longest_opening_and_the_longest_answer() -> None:
+def test_the_lengths_of_the_run_file_are_those_of_the_longest_opening_and_the_longest_answer() -> (
+    None
+):
     config, (pieces, characters) = load(SHIPPED / "run.toml"), tokenizers()
     openings = [pieces.encode(each.opening, add_special_tokens=False) for each in OPERATIONS]
     assert config.rollout.prefix_tokens == 1 + max(map(len, openings))
     problems = [Problem(each, each.words[0], "abcd") for each in OPERATIONS]
-    answers = [characters.encode(each.answered(each.operation), add_special_tokens=False) for each in problems]
+    answers = [
+        characters.encode(each.answered(each.operation), add_special_tokens=False)
+        for each in problems
+    ]
     assert config.scorer.max_new_tokens == 1 + max(map(len, answers))
     assert config.evaluation.fixed_prefixes == tuple(each.opening for each in OPERATIONS)
 
@@ -89,13 +96,19 @@ def test_the_lengths_of_the_run_file_are_those_of_the_longest_opening_and_the_lo
 def test_no_tokenizer_reads_the_others_ids_and_families_differ() -> None:
     pieces, characters = tokenizers()
     for each in OPERATIONS:
-        assert characters.decode(pieces.encode(each.opening, add_special_tokens=False)) != each.opening
-    kinds = [json.loads((SHIPPED / name / "config.json").read_text())["model_type"] for name in MODELS]
+        assert (
+            characters.decode(pieces.encode(each.opening, add_special_tokens=False)) != each.opening
+        )
+    kinds = [
+        json.loads((SHIPPED / name / "config.json").read_text())["model_type"] for name in MODELS
+    ]
     assert kinds == ["gpt2", "llama"]
 
 
 def test_the_run_file_is_that_of_prefixrl_init_but_for_the_tasks_own_keys(tmp_path: Path) -> None:
-    adapter, target, train, heldout = (str(SHIPPED / name) for name in (*MODELS, "train.jsonl", "heldout.jsonl"))
+    adapter, target, train, heldout = (
+        str(SHIPPED / name) for name in (*MODELS, "train.jsonl", "heldout.jsonl")
+    )
     printed = tmp_path / "run.toml"
     printed.write_text(run_file(None, adapter, target, train, heldout))
     expected, shipped = (load(path).model_dump() for path in (printed, SHIPPED / "run.toml"))
@@ -110,15 +123,23 @@ def test_the_run_file_is_that_of_prefixrl_init_but_for_the_tasks_own_keys(tmp_pa
 
 
 @pytest.mark.nightly
-def test_a_build_is_repeatable_and_makes_the_shipped_problems_tokenizers_and_shapes(tmp_path: Path) -> None:
+def test_a_build_is_repeatable_and_makes_the_shipped_problems_tokenizers_and_shapes(
+    tmp_path: Path,
+) -> None:
     first, second = rebuild(tmp_path / "a"), rebuild(tmp_path / "b")
-    names = [f"{model}/{file}" for model in MODELS for file in ("tokenizer.json", "chat_template.jinja")]
+    names = [
+        f"{model}/{file}" for model in MODELS for file in ("tokenizer.json", "chat_template.jinja")
+    ]
     for name in ("train.jsonl", "heldout.jsonl", *names):
         assert (first / name).read_bytes() == (SHIPPED / name).read_bytes(), name
     for model in MODELS:
-        one, other, shipped = (load_file(at / model / "model.safetensors") for at in (first, second, SHIPPED))
+        one, other, shipped = (
+            load_file(at / model / "model.safetensors") for at in (first, second, SHIPPED)
+        )
         assert all(torch.equal(one[name], other[name]) for name in one)
-        assert {name: each.shape for name, each in one.items()} == {name: each.shape for name, each in shipped.items()}
+        assert {name: each.shape for name, each in one.items()} == {
+            name: each.shape for name, each in shipped.items()
+        }
 
 
 def written(model: Any, tokenizer: Any, question: str, opening: str, max_new_tokens: int) -> str:
@@ -138,7 +159,10 @@ def samples() -> Iterator[tuple[Operation, dict[str, str]]]:
 
 
 def test_the_target_does_what_an_opening_says_and_the_right_one_gives_the_answer() -> None:
-    target, tokenizer = AutoModelForCausalLM.from_pretrained(SHIPPED / "target").eval(), tokenizers()[1]
+    target, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(SHIPPED / "target").eval(),
+        tokenizers()[1],
+    )
     for _, row in samples():
         letters = row["question"].split()[1]
         for each in OPERATIONS:
@@ -147,7 +171,10 @@ def test_the_target_does_what_an_opening_says_and_the_right_one_gives_the_answer
 
 
 def test_the_untrained_adapter_writes_the_four_openings_whatever_the_question() -> None:
-    adapter, tokenizer = AutoModelForCausalLM.from_pretrained(SHIPPED / "adapter").eval(), tokenizers()[0]
+    adapter, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(SHIPPED / "adapter").eval(),
+        tokenizers()[0],
+    )
     ends = tokenizer.eos_token_id
     for _, row in samples():
         turns = [{"role": "user", "content": row["question"]}]
@@ -156,8 +183,12 @@ def test_the_untrained_adapter_writes_the_four_openings_whatever_the_question() 
         for each in OPERATIONS:
             opening = [*tokenizer.encode(each.opening, add_special_tokens=False), ends]
             with torch.inference_mode():
-                logits = adapter(input_ids=torch.tensor([begun + opening])).logits[0, len(begun) - 1 : -1]
-            chance = torch.log_softmax(logits.double(), -1)[range(len(opening)), opening].sum().exp()
+                logits = adapter(input_ids=torch.tensor([begun + opening])).logits[
+                    0, len(begun) - 1 : -1
+                ]
+            chance = (
+                torch.log_softmax(logits.double(), -1)[range(len(opening)), opening].sum().exp()
+            )
             assert 0.1 < chance < 0.5, (row["question"], each.opening)
 
 

@@ -34,13 +34,20 @@ def test_output_is_in_the_log_and_errors_are_news(tmp_path: Path) -> None:
 
 
 def test_the_reason_of_a_server_that_ended_is_told_before_that_it_did(tmp_path: Path) -> None:
-    one = child(tmp_path, "print('it works\\nerror: the journal is lost\\nerror: the broker ended')")
+    one = child(
+        tmp_path, "print('it works\\nerror: the journal is lost\\nerror: the broker ended')"
+    )
     assert ended(one) == 0
     assert one.error() == "the journal is lost\nthe broker ended"
 
 
 def test_a_console_on_a_full_disk_ends_no_run(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", program(__file__, "ON_A_FULL_DISK"), str(tmp_path / "it came through")]
+    command = [
+        sys.executable,
+        "-c",
+        program(__file__, "ON_A_FULL_DISK"),
+        str(tmp_path / "it came through"),
+    ]
     with open("/dev/full", "wb") as full:
         assert subprocess.run(command, stdout=full, stderr=full, check=False).returncode == 0
     assert (tmp_path / "it came through").exists()
@@ -64,9 +71,16 @@ def test_of_an_endless_output_the_end_is_kept(tmp_path: Path) -> None:
 
 
 def test_what_an_earlier_start_said_is_not_the_error_of_this_one(tmp_path: Path) -> None:
-    one = child(tmp_path, "import os; print('error: the first' if not os.path.exists('x') else ''); open('x', 'w')")
+    one = child(
+        tmp_path,
+        "import os; print('error: the first' if not os.path.exists('x') else ''); open('x', 'w')",
+    )
     one.environment["PWD"] = str(tmp_path)
-    one.command = [sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r}); {one.command[2]}"]
+    one.command = [
+        sys.executable,
+        "-c",
+        f"import os; os.chdir({str(tmp_path)!r}); {one.command[2]}",
+    ]
     ended(one)
     assert one.error() == "the first"
     ended(one)
@@ -84,13 +98,17 @@ def test_a_flood_of_errors_holds_nobody_up(tmp_path: Path) -> None:
 RANKS = program(__file__, "RANKS")
 
 
-def test_servers_that_a_rank_or_a_thread_started_are_among_the_running_processes(tmp_path: Path) -> None:
+def test_servers_that_a_rank_or_a_thread_started_are_among_the_running_processes(
+    tmp_path: Path,
+) -> None:
     one = child(tmp_path, RANKS)
     one.start()
     assert one.process
     try:
         names = {"learner", "learner-0", "weights", "broker"}
-        wait_until(lambda: {each.name for each in running_processes([one])} == names, "all processes")
+        wait_until(
+            lambda: {each.name for each in running_processes([one])} == names, "all processes"
+        )
     finally:
         for each in psutil.Process(one.process.pid).children(recursive=True):
             each.kill()

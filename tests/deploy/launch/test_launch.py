@@ -86,7 +86,9 @@ def test_a_worker_that_went_is_not_started_again_when_the_learner_ends_next(
     assert (tmp_path / "starts").read_text().split() == ["first-0"]
 
 
-def test_a_worker_that_goes_again_and_again_ends_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_goes_again_and_again_ends_the_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(launch, "STOPPED_BY_BROKER_S", 0.0)
     monkeypatch.setattr(child, "WORKER_RESTARTS", 2)
@@ -96,7 +98,9 @@ def test_a_worker_that_goes_again_and_again_ends_the_launch(tmp_path: Path, monk
     assert (tmp_path / "starts").read_text().split() == ["first-0"] * 3
 
 
-def test_workers_that_went_are_started_again_with_the_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_went_are_started_again_with_the_learner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(launch, "STOPPED_BY_BROKER_S", 1e9)
     launcher = launcher_of(

@@ -47,13 +47,22 @@ def test_a_change_is_in_the_config_and_recorded_with_its_iteration(tmp_path: Pat
         (4, "learner.actor_lr", 5e-7, 1e-5),
     ]
     resumed(directory, ("algorithm.iterations=9",))
-    assert len(json_lines.read(directory / CHANGES_FILE, ChangeLine)) == 2, "what stays the same is no change"
+    assert len(json_lines.read(directory / CHANGES_FILE, ChangeLine)) == 2, (
+        "what stays the same is no change"
+    )
 
 
-@pytest.mark.parametrize("change", ["rollout.temperature=2", "seed=1", "algorithm.clip=0.1", "algorithm.iterations"])
-def test_another_change_is_refused_by_name_with_those_that_are_allowed(tmp_path: Path, change: str) -> None:
+@pytest.mark.parametrize(
+    "change", ["rollout.temperature=2", "seed=1", "algorithm.clip=0.1", "algorithm.iterations"]
+)
+def test_another_change_is_refused_by_name_with_those_that_are_allowed(
+    tmp_path: Path, change: str
+) -> None:
     directory = begun(tmp_path)
-    with pytest.raises(ConfigError, match=rf"--change '{change}': .* only algorithm.iterations, data.epochs, learner"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"--change '{change}': .* only algorithm.iterations, data.epochs, learner",
+    ):
         resumed(directory, (change,))
 
 
@@ -101,13 +110,17 @@ def test_a_stopped_run_is_ended_earlier(tmp_path: Path, key: str) -> None:
         lines = (example / "train.jsonl").read_text().splitlines(keepends=True)
         (example / "train.jsonl").write_text("".join(lines[:64]))
         run_file.write_text(
-            run_file.read_text().replace("iterations = 100", "").replace("[data]", "[data]\nepochs = 500")
+            run_file.read_text()
+            .replace("iterations = 100", "")
+            .replace("[data]", "[data]\nepochs = 500")
         )
     settings = [each for each in run_helper.SMALL if "iterations" not in each]
     with run_helper.launched(
         directory, *settings, 'algorithm.admission="as_early_as_allowed"', run_file=run_file
     ) as first:
-        run_helper.wait_for(lambda: run_helper.trained_iterations(directory) >= 5, "five iterations")
+        run_helper.wait_for(
+            lambda: run_helper.trained_iterations(directory) >= 5, "five iterations"
+        )
         first.terminate()
         assert first.wait(60) == 130
     done = int(max((directory / "checkpoints").glob("step_????????")).name[5:])
@@ -132,7 +145,15 @@ def test_a_finished_run_is_extended_and_every_group_is_trained_once(tmp_path: Pa
     with run_helper.launched(directory, *run_helper.SMALL, "algorithm.iterations=4") as first:
         assert run_helper.finish(first, directory)["versions"] == 4
     judged = (directory / "evaluations/trained_adapter.greedy.jsonl").stat().st_mtime_ns
-    again = [sys.executable, "-m", "prefixrl.deploy", "resume", str(directory), "--change", "algorithm.iterations=8"]
+    again = [
+        sys.executable,
+        "-m",
+        "prefixrl.deploy",
+        "resume",
+        str(directory),
+        "--change",
+        "algorithm.iterations=8",
+    ]
     done = subprocess.run(again, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     summary = json.loads((directory / "summary.json").read_text())

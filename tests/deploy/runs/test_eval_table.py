@@ -16,12 +16,25 @@ MEAN_NOTE = "a line of several runs: their mean"
 
 def result(run: str, kind: str, value: float, arm: str = "adapter") -> ArmResult:
     found = Accuracy(
-        accuracy=value, ci95=(0.0, 1.0), interval="wilson", problems=10, by_family={}, truncated_fraction=0.0
+        accuracy=value,
+        ci95=(0.0, 1.0),
+        interval="wilson",
+        problems=10,
+        by_family={},
+        truncated_fraction=0.0,
     )
     return ArmResult(
-        run=run, arm=arm, set="held", decoding="greedy", version=4, weights_digest="digest", prefix="", errors=0,
-        accuracy=found, kind=kind,
-    )  # fmt: skip
+        run=run,
+        arm=arm,
+        set="held",
+        decoding="greedy",
+        version=4,
+        weights_digest="digest",
+        prefix="",
+        errors=0,
+        accuracy=found,
+        kind=kind,
+    )
 
 
 def test_runs_of_one_kind_have_a_mean() -> None:
@@ -34,14 +47,19 @@ def test_runs_of_several_kinds_have_none_and_it_is_said_of_which_arm() -> None:
     found = [result(run, kind, 0.2) for run, kind in (("a", "p"), ("b", "p"), ("c", "direct"))]
     said = markdown(found, [])
     assert " runs |" not in said and MEAN_NOTE not in said
-    assert "adapter: runs of different kinds (mode, low-rank or whole weights, models) have no mean" in said
+    assert (
+        "adapter: runs of different kinds (mode, low-rank or whole weights, models) have no mean"
+        in said
+    )
     alone = [result(run, "p", 0.5, arm="no_prefix") for run in ("a", "b")]
     said = markdown([*found, *alone], [])
     assert "| 2 runs | no_prefix | greedy | 0.500 |" in said and MEAN_NOTE in said
     assert "no_prefix: runs" not in said
 
 
-def test_brackets_and_bars_of_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_brackets_and_bars_of_names_are_shown_as_they_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     found = [result("lr[a=1]", "p", 0.2), result("x[/b]", "q", 0.4), result("a|b", "r", 0.4)]
     print_results(found, [])
     said = capsys.readouterr().out
@@ -73,10 +91,15 @@ def test_choices_by_a_process_reward_model_have_a_table_of_their_own() -> None:
     plain = result("a", "p", 0.4)
     chosen = {name: 0.5 + index / 100 for index, name in enumerate(CHOICES)}
     found = msgspec.structs.replace(plain.accuracy, majority=0.45, samples=4, chosen=chosen)
-    said = markdown([plain, msgspec.structs.replace(plain, decoding="sampled4", accuracy=found)], [])
+    said = markdown(
+        [plain, msgspec.structs.replace(plain, decoding="sampled4", accuracy=found)], []
+    )
     names = "prm_last_max | prm_min_max | prm_product_max | prm_last_vote | prm_min_vote | prm_product_vote"
     assert f"| arm | decoding | accuracy | maj | {names} |" in said
-    assert "\n| adapter@4 | sampled4 | 0.400 | 0.450 | 0.500 | 0.510 | 0.520 | 0.530 | 0.540 | 0.550 |" in said
+    assert (
+        "\n| adapter@4 | sampled4 | 0.400 | 0.450 | 0.500 | 0.510 | 0.520 | 0.530 | 0.540 | 0.550 |"
+        in said
+    )
     assert "prm_" not in markdown([plain], [])
 
 
@@ -91,7 +114,10 @@ def test_arms_are_compared_problem_by_problem() -> None:
     trained = with_means("adapter", {str(n): float(n < 14) for n in range(20)}, version=4)
     said = markdown([none, trained], [])
     # Ten better, none worse: a chance of 2 in 2^10.
-    assert "| held | greedy | adapter@4 | no_prefix | +0.500 | +0.228 to +0.681 | 10 | 0 | 20 | 0.00195 |" in said
+    assert (
+        "| held | greedy | adapter@4 | no_prefix | +0.500 | +0.228 to +0.681 | 10 | 0 | 20 | 0.00195 |"
+        in said
+    )
     assert "McNemar" in said
     assert "less" not in markdown([none], [])
     other = msgspec.structs.replace(trained, asked="other problems")

@@ -32,7 +32,11 @@ def run(tmp_path: Path) -> Path:
 def numbers(value: Any) -> list[float]:
     """Every number below a value of JSON, in order."""
     if isinstance(value, dict | list):
-        return [each for part in (value.values() if isinstance(value, dict) else value) for each in numbers(part)]
+        return [
+            each
+            for part in (value.values() if isinstance(value, dict) else value)
+            for each in numbers(part)
+        ]
     return [float(value)] if isinstance(value, int | float) else []
 
 
@@ -51,16 +55,26 @@ def test_every_number_of_a_line_has_a_column_of_its_own() -> None:
 def test_a_csv_and_a_parquet_file_hold_the_lines_of_the_run(run: Path, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (run / METRICS_FILE).read_text().splitlines()]
     expected = [columns(msgspec.convert(line, MetricsLine)) for line in lines]
-    assert exported(run, tmp_path / "table.csv").output == f"wrote 3 iterations to {tmp_path / 'table.csv'}\n"
+    assert (
+        exported(run, tmp_path / "table.csv").output
+        == f"wrote 3 iterations to {tmp_path / 'table.csv'}\n"
+    )
     with (tmp_path / "table.csv").open() as file:
-        found = [{name: float(text) for name, text in row.items() if text} for row in csv.DictReader(file)]
+        found = [
+            {name: float(text) for name, text in row.items() if text}
+            for row in csv.DictReader(file)
+        ]
     assert found == expected
     exported(run, tmp_path / "table.parquet")
     rows = parquet.read_table(tmp_path / "table.parquet").to_pylist()
-    assert [{name: each for name, each in row.items() if each is not None} for row in rows] == expected
+    assert [
+        {name: each for name, each in row.items() if each is not None} for row in rows
+    ] == expected
 
 
-def test_another_kind_of_file_and_a_run_without_an_iteration_are_refused(run: Path, tmp_path: Path) -> None:
+def test_another_kind_of_file_and_a_run_without_an_iteration_are_refused(
+    run: Path, tmp_path: Path
+) -> None:
     refused = exported(run, tmp_path / "table.xlsx")
     assert refused.exit_code == 2 and "ends in .csv or .parquet" in refused.output
     (run / METRICS_FILE).unlink()
@@ -71,4 +85,6 @@ def test_another_kind_of_file_and_a_run_without_an_iteration_are_refused(run: Pa
 
 def test_a_place_that_cannot_be_written_is_one_message(run: Path, tmp_path: Path) -> None:
     refused = exported(run, tmp_path / "nowhere" / "table.csv")
-    assert refused.exit_code == 2 and "cannot be written: No such file or directory" in refused.output
+    assert (
+        refused.exit_code == 2 and "cannot be written: No such file or directory" in refused.output
+    )

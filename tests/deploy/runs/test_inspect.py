@@ -5,7 +5,13 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from prefixrl.common.journal.journal import Journal
-from prefixrl.common.journal.records import BatchFormed, GroupEnded, GroupIssued, GroupScored, RunHeader
+from prefixrl.common.journal.records import (
+    BatchFormed,
+    GroupEnded,
+    GroupIssued,
+    GroupScored,
+    RunHeader,
+)
 from prefixrl.common.run.directory_format import write_format
 from prefixrl.common.wire.messages.groups import Prompt
 from prefixrl.deploy.__main__ import main
@@ -24,7 +30,11 @@ def test_what_peers_wrote_cannot_move_a_terminal(tmp_path: Path) -> None:
     journal.append([RunHeader("r", 7, b"key"), GroupScored(scored), ended, BatchFormed(0, (0,))])
     journal.close()
     for flags in ([], ["--json"]):
-        shown = CliRunner().invoke(main, ["inspect", str(tmp_path), *flags], catch_exceptions=False).output
+        shown = (
+            CliRunner()
+            .invoke(main, ["inspect", str(tmp_path), *flags], catch_exceptions=False)
+            .output
+        )
         assert "\\u001b]0;owned" in shown and not set(shown) & set(OWNED[0] + OWNED[-1])
 
 

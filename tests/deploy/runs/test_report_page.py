@@ -64,7 +64,9 @@ class Tags(HTMLParser):
 
 def held(text: str) -> dict[str, Any]:
     """The message in a page."""
-    found: dict[str, Any] = json.loads(next(each for each in Tags(text).texts["script"] if each.startswith("{")))
+    found: dict[str, Any] = json.loads(
+        next(each for each in Tags(text).texts["script"] if each.startswith("{"))
+    )
     return found
 
 
@@ -101,42 +103,66 @@ def test_a_report_that_finds_no_room_leaves_the_one_before_whole(tmp_path: Path)
         disk.fill()
         with pytest.raises(OSError, match="No space left"):
             write_report(disk.path)
-        assert (disk.path / "report.html").read_text() == before and not list(disk.path.glob(".report*"))
+        assert (disk.path / "report.html").read_text() == before and not list(
+            disk.path.glob(".report*")
+        )
 
 
 @pytest.mark.parametrize("text", [HOSTILE, "</script>", "<!--", "\u2028'\"\\"])
 def test_a_text_in_the_page_makes_no_element_and_comes_back_as_it_was(text: str) -> None:
     hostile = page({text: {"samples": [text]}})
-    assert [tag for tag, _ in Tags(hostile).found] == [tag for tag, _ in Tags(page({"a": {}})).found]
+    assert [tag for tag, _ in Tags(hostile).found] == [
+        tag for tag, _ in Tags(page({"a": {}})).found
+    ]
     assert held(hostile) == {text: {"samples": [text]}}
 
 
 def test_the_page_needs_nothing_from_outside_and_runs_only_its_own_scripts() -> None:
     shown = Tags(page({}))
-    assert not [tag for tag, attributes in shown.found if {"src", "onclick", "onload"} & attributes.keys()]
+    assert not [
+        tag for tag, attributes in shown.found if {"src", "onclick", "onload"} & attributes.keys()
+    ]
     assert [each["href"] for tag, each in shown.found if "href" in each] == ["data:,"]
-    (policy,) = (str(each["content"]) for tag, each in shown.found if tag == "meta" and "http-equiv" in each)
-    assert policy.startswith("default-src 'none'; ") and "unsafe" not in policy and "http" not in policy
-    digests = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for kind in ("script", "style")
-               for each in shown.texts[kind] if not each.startswith("{")]  # fmt: skip
+    (policy,) = (
+        str(each["content"]) for tag, each in shown.found if tag == "meta" and "http-equiv" in each
+    )
+    assert (
+        policy.startswith("default-src 'none'; ")
+        and "unsafe" not in policy
+        and "http" not in policy
+    )
+    digests = [
+        base64.b64encode(hashlib.sha256(each.encode()).digest()).decode()
+        for kind in ("script", "style")
+        for each in shown.texts[kind]
+        if not each.startswith("{")
+    ]
     assert len(digests) == 8 and all(f"'sha256-{each}'" in policy for each in digests)
-    names = {str(each.get("name")): each.get("content") for tag, each in shown.found if tag == "meta"}
+    names = {
+        str(each.get("name")): each.get("content") for tag, each in shown.found if tag == "meta"
+    }
     assert "width=device-width" in str(names["viewport"]) and names["color-scheme"] == "light dark"
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.js")), ids=lambda path: path.name)
 def test_no_script_makes_markup_of_a_text(path: Path) -> None:
     used = re.findall(
-        r"innerHTML|outerHTML|insertAdjacent|document\.write|DOMParser|\beval\(|new Function", path.read_text()
+        r"innerHTML|outerHTML|insertAdjacent|document\.write|DOMParser|\beval\(|new Function",
+        path.read_text(),
     )
     assert used == [] and "</script" not in path.read_text()
 
 
-def test_page_and_table_name_the_alarms_that_rang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_and_table_name_the_alarms_that_rang(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_format(tmp_path)
     said = "the adapter writes one and the same text in 95% of the rows, whatever is asked <b>"
     ringing = {"one_text": said}
-    write_metrics(tmp_path, [*LINES[:5], *(msgspec.structs.replace(each, alarms=ringing) for each in LINES[5:8])])
+    write_metrics(
+        tmp_path,
+        [*LINES[:5], *(msgspec.structs.replace(each, alarms=ringing) for each in LINES[5:8])],
+    )
     assert report(tmp_path)["alarms"] == [{"kind": "one_text", "first": 5, "last": 7, "text": said}]
     print_table(tmp_path)
     assert f"ALARM, iterations 5 to 7: {said}" in capsys.readouterr().out
@@ -145,9 +171,16 @@ def test_page_and_table_name_the_alarms_that_rang(tmp_path: Path, capsys: pytest
 def test_a_start_of_the_learner_is_noted_with_its_software(tmp_path: Path) -> None:
     for iteration in (0, 20):
         note_start(tmp_path, iteration)
-    found = [msgspec.json.decode(each, type=StartLine) for each in (tmp_path / STARTS_FILE).read_bytes().splitlines()]
+    found = [
+        msgspec.json.decode(each, type=StartLine)
+        for each in (tmp_path / STARTS_FILE).read_bytes().splitlines()
+    ]
     assert [each.iteration for each in found] == [0, 20]
-    assert found[0].packages["prefixrl"] and found[0].packages["torch"] and found[0].time.endswith("+00:00")
+    assert (
+        found[0].packages["prefixrl"]
+        and found[0].packages["torch"]
+        and found[0].time.endswith("+00:00")
+    )
     assert re.fullmatch(r"([0-9a-f]{40}\+?)?", found[0].commit)
 
 
@@ -160,7 +193,9 @@ def test_the_page_compares_the_arms_of_the_run_problem_by_problem_under_the_name
     arms = {}
     for arm, right in (("no_prefix", 4), ("untrained_adapter", 4), ("trained_adapter", 14)):
         rows = [evaluated(str(n), float(n < right)) for n in range(20)]
-        rows = [msgspec.structs.replace(each, version=20 * arm.startswith("trained")) for each in rows]
+        rows = [
+            msgspec.structs.replace(each, version=20 * arm.startswith("trained")) for each in rows
+        ]
         json_lines.write(tmp_path / f"evaluations/{arm}.greedy.jsonl", rows)
         found = accuracy(rows)
         assert found
@@ -171,7 +206,10 @@ def test_the_page_compares_the_arms_of_the_run_problem_by_problem_under_the_name
     # Ten better, none worse: a chance of 2 in 2^10.
     figures = ["+0.500", "+0.228 to +0.681", "10", "0", "20", "0.00195"]
     assert ["greedy", "adapter@20", "no_prefix", *figures] in shown["tables"][-1][-1]
-    assert shown["tables"][0][-1][-1][:2] == ["adapter@20", "0.700"] and "trained_adapter" not in json.dumps(shown)
+    assert shown["tables"][0][-1][-1][:2] == [
+        "adapter@20",
+        "0.700",
+    ] and "trained_adapter" not in json.dumps(shown)
     assert [point["accuracy"] for point in shown["judged"]] == [0.2, 0.7]
     assert shown["gain"].startswith(
         "a gain: adapter@20 less adapter@0 is +0.500 (95% interval +0.228 to +0.681; by chance"

@@ -20,12 +20,22 @@ def test_the_prompt_is_shown_as_both_models_see_it_with_special_tokens_and_ids()
         renderer = Renderer(model, 64)
         ids = renderer.prompt(QUESTION)
         start = lines.index(f"{role}: {model}")
-        assert lines[start + 1] == f"  prompt, {ids.size} tokens: {renderer.decode_with_special(ids)!r}"
+        assert (
+            lines[start + 1]
+            == f"  prompt, {ids.size} tokens: {renderer.decode_with_special(ids)!r}"
+        )
         shown = lines[start + 2].partition(": ")[2]
-        assert [int(each.partition("=")[0]) for each in shown.split(" ") if "=" in each] == ids.tolist()
+        assert [
+            int(each.partition("=")[0]) for each in shown.split(" ") if "=" in each
+        ] == ids.tolist()
         special = renderer.decode_with_special(ids[:1])
-        assert special in lines[start + 1] and special not in renderer.text(ids), "left out elsewhere"
-        assert lines[start + 4] == f"  prefix, 2 tokens: {renderer.decode_with_special(renderer.encode('Let us'))!r}"
+        assert special in lines[start + 1] and special not in renderer.text(ids), (
+            "left out elsewhere"
+        )
+        assert (
+            lines[start + 4]
+            == f"  prefix, 2 tokens: {renderer.decode_with_special(renderer.encode('Let us'))!r}"
+        )
 
 
 def test_a_question_without_room_is_refused_with_both_numbers() -> None:

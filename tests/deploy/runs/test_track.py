@@ -34,7 +34,9 @@ def run(tmp_path: Path) -> Path:
     directory = tmp_path / "run"
     directory.mkdir()
     write_format(directory)
-    (directory / "config.json").write_text(json.dumps({"adapter": {"model": "a"}, "rollout": {"engine": "simulated"}}))
+    (directory / "config.json").write_text(
+        json.dumps({"adapter": {"model": "a"}, "rollout": {"engine": "simulated"}})
+    )
     write_metrics(directory, [metrics_line(iteration) for iteration in range(3)])
     return directory
 
@@ -79,15 +81,22 @@ def in_wandb(run: Path) -> tuple[set[str], Series]:
 
     ids: set[str] = set()
     rows: dict[int, dict[str, float]] = {}
-    for path in sorted((run / "wandb").glob("offline-run-*/run-*.wandb"), key=lambda each: each.stat().st_mtime):
+    for path in sorted(
+        (run / "wandb").glob("offline-run-*/run-*.wandb"), key=lambda each: each.stat().st_mtime
+    ):
         for content in wandb_records(path.read_bytes()):
             record = wandb_internal_pb2.Record()
             record.ParseFromString(content)
             if record.HasField("run"):
                 ids.add(record.run.run_id)
-            row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            row = {
+                item.key or "/".join(item.nested_key): json.loads(item.value_json)
+                for item in record.history.item
+            }
             if "version" in row:  # a line of metrics, not a table of samples
-                rows[int(row["iteration"])] = {name: each for name, each in row.items() if not name.startswith("_")}
+                rows[int(row["iteration"])] = {
+                    name: each for name, each in row.items() if not name.startswith("_")
+                }
     found: Series = {}
     for iteration, row in rows.items():
         for name, value in row.items():
@@ -112,7 +121,10 @@ def in_mlflow(run: Path) -> tuple[set[str], Series]:
     (place,) = {each.experiment_id for each in client.search_experiments() if each.name == "tests"}
     (only,) = client.search_runs([place])
     told = {name: client.get_metric_history(only.info.run_id, name) for name in only.data.metrics}
-    found = {name.replace(".", "/"): {each.step: each.value for each in row} for name, row in told.items()}
+    found = {
+        name.replace(".", "/"): {each.step: each.value for each in row}
+        for name, row in told.items()
+    }
     return {only.info.run_name}, found
 
 
@@ -139,9 +151,13 @@ def fails_to_begin() -> Place:
     raise ConfigError("no key")
 
 
-def test_a_tracker_that_fails_leaves_the_other_alone_and_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tracker_that_fails_leaves_the_other_alone_and_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     good, bad = Place(), Place(fails_at=1)
-    trackers = Trackers({"log.none": fails_to_begin, "log.bad": lambda: bad, "log.good": lambda: good})
+    trackers = Trackers(
+        {"log.none": fails_to_begin, "log.bad": lambda: bad, "log.good": lambda: good}
+    )
     for iteration in range(3):
         trackers.each(methodcaller("write", [metrics_line(iteration)]))
     trackers.each(methodcaller("close"))
@@ -175,13 +191,18 @@ def test_after_a_resume_only_lines_that_differ_are_new(run: Path) -> None:
     metrics.changed()
     write_metrics(run, [metrics_line(0), metrics_line(1)])
     assert metrics.changed() == []
-    write_metrics(run, [metrics_line(0), metrics_line(1), metrics_line(2, reward=0.5), metrics_line(3)])
+    write_metrics(
+        run, [metrics_line(0), metrics_line(1), metrics_line(2, reward=0.5), metrics_line(3)]
+    )
     assert metrics.changed() == [metrics_line(2, reward=0.5), metrics_line(3)]
 
 
 def test_nothing_to_send_to_is_refused(run: Path) -> None:
     refused = CliRunner().invoke(main, ["track", str(run)])
-    assert refused.exit_code == 2 and "give one of --tensorboard, --wandb, --trackio, --mlflow" in refused.output
+    assert (
+        refused.exit_code == 2
+        and "give one of --tensorboard, --wandb, --trackio, --mlflow" in refused.output
+    )
 
 
 @pytest.mark.slow
@@ -209,15 +230,29 @@ def test_tensorboard_shows_iterations_that_were_trained_again_as_they_are_now(ru
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("tracker", "read"), [("wandb", in_wandb), ("trackio", in_trackio), ("mlflow", in_mlflow)])
+@pytest.mark.parametrize(
+    ("tracker", "read"), [("wandb", in_wandb), ("trackio", in_trackio), ("mlflow", in_mlflow)]
+)
 def test_a_tracker_holds_the_series_of_the_run_under_one_id_over_resumes(
-    tracker: str, read: Callable[[Path], tuple[set[str], Series]], run: Path, monkeypatch: pytest.MonkeyPatch
+    tracker: str,
+    read: Callable[[Path], tuple[set[str], Series]],
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip(tracker)
     monkeypatch.setenv("TRACKIO_DIR", str(run / "trackio"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (run / "mlflow").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    command = [sys.executable, "-m", "prefixrl.deploy", "track", str(run), f"--{tracker}", "tests", "--offline"]
+    command = [
+        sys.executable,
+        "-m",
+        "prefixrl.deploy",
+        "track",
+        str(run),
+        f"--{tracker}",
+        "tests",
+        "--offline",
+    ]
     subprocess.run(command, check=True)
     again = [metrics_line(0), metrics_line(1), metrics_line(2, reward=0.5), metrics_line(3)]
     write_metrics(run, again)
@@ -229,16 +264,25 @@ def test_a_tracker_holds_the_series_of_the_run_under_one_id_over_resumes(
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_a_run_sends_its_metrics_itself_and_goes_on_after_its_learner_was_killed(tmp_path: Path) -> None:
+def test_a_run_sends_its_metrics_itself_and_goes_on_after_its_learner_was_killed(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("wandb"), pytest.importorskip("tensorboard")
     settings = (
-        "log.tensorboard=true", 'log.wandb={project = "tests", mode = "offline"}', "algorithm.iterations=6",
-        "algorithm.groups_per_iteration=16", "checkpoint.every=2", "evaluation.problems=32", "broker.silence_s=2",
-    )  # fmt: skip
+        "log.tensorboard=true",
+        'log.wandb={project = "tests", mode = "offline"}',
+        "algorithm.iterations=6",
+        "algorithm.groups_per_iteration=16",
+        "checkpoint.every=2",
+        "evaluation.problems=32",
+        "broker.silence_s=2",
+    )
     run, run_file = tmp_path / "run", ROOT / "deploy/examples/arithmetic_direct/run.toml"
     with launched(run, *settings, run_file=run_file) as process:
         wait_for(lambda: trained_iterations(run) >= 3, "the third iteration")
-        wait_for(lambda: child(process, "prefixrl-learner"), "the learner").send_signal(signal.SIGKILL)
+        wait_for(lambda: child(process, "prefixrl-learner"), "the learner").send_signal(
+            signal.SIGKILL
+        )
         finish(process, run)
     expected = series(MetricsFile(run / METRICS_FILE).changed())
     assert len(expected["iteration"]) == 6

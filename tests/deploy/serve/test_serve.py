@@ -27,7 +27,10 @@ from support.runs.served_run import LONG, ServedRun, run_of, serve_command, serv
 
 pytestmark = pytest.mark.timeout(300)
 
-PROBLEMS = [json.loads(line)["question"] for line in (EXAMPLE / "heldout.jsonl").read_text().splitlines()[:64]]
+PROBLEMS = [
+    json.loads(line)["question"]
+    for line in (EXAMPLE / "heldout.jsonl").read_text().splitlines()[:64]
+]
 MOST = 8
 KEY = "k" * 32
 MIB = 2**20
@@ -60,7 +63,9 @@ def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedR
 
 def begun(server: ServedRun, **given: Any) -> socket.socket:
     """A client whose stream has begun."""
-    body = json.dumps({"model": server.name, "prompt": PROBLEMS[0], "stream": True} | given).encode()
+    body = json.dumps(
+        {"model": server.name, "prompt": PROBLEMS[0], "stream": True} | given
+    ).encode()
     fields = ("Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}")
     fields += (f"Authorization: Bearer {KEY}",)
     head = "\r\n".join(("POST /v1/completions HTTP/1.1", *fields, "", ""))
@@ -86,7 +91,8 @@ def test_a_list_of_problems_gets_an_answer_each_and_a_chat_the_same_one(server: 
         assert [each.id for each in client.models.list()] == ["arithmetic"]
         listed = client.completions.create(model=server.name, prompt=PROBLEMS[:4])
         chat = client.chat.completions.create(
-            model=server.name, messages=[{"role": "user", "content": [{"type": "text", "text": PROBLEMS[1]}]}]
+            model=server.name,
+            messages=[{"role": "user", "content": [{"type": "text", "text": PROBLEMS[1]}]}],
         )
         alone = client.completions.create(model=server.name, prompt=PROBLEMS[1])
     assert [each.index for each in listed.choices] == [0, 1, 2, 3]
@@ -98,8 +104,16 @@ def test_a_list_of_problems_gets_an_answer_each_and_a_chat_the_same_one(server: 
 
 
 @pytest.mark.parametrize("is_chat", [False, True])
-def test_a_stream_adds_up_to_the_whole_answer_with_its_usage(server: ServedRun, is_chat: bool) -> None:
-    asked: dict[str, Any] = {"model": server.name, "n": 3, "temperature": 1.0, "seed": 11, "max_tokens": 24}
+def test_a_stream_adds_up_to_the_whole_answer_with_its_usage(
+    server: ServedRun, is_chat: bool
+) -> None:
+    asked: dict[str, Any] = {
+        "model": server.name,
+        "n": 3,
+        "temperature": 1.0,
+        "seed": 11,
+        "max_tokens": 24,
+    }
     texts, ends, usages = [""] * 3, [""] * 3, []
     with server.client() as client:
         if is_chat:
@@ -122,7 +136,9 @@ def test_sampled_answers_follow_from_the_seed_and_differ_from_each_other(server:
     with server.client() as client:
 
         def texts(seed: int) -> list[str]:
-            asked = client.completions.create(model=server.name, prompt=PROBLEMS[0], n=16, temperature=1.5, seed=seed)
+            asked = client.completions.create(
+                model=server.name, prompt=PROBLEMS[0], n=16, temperature=1.5, seed=seed
+            )
             return [each.text for each in asked.choices]
 
         first = texts(5)
@@ -133,18 +149,28 @@ def test_sampled_answers_follow_from_the_seed_and_differ_from_each_other(server:
 def test_an_answer_ends_before_a_stop_and_at_its_most_tokens(server: ServedRun) -> None:
     with server.client() as client:
         whole = client.completions.create(model=server.name, prompt=PROBLEMS[0]).choices[0].text
-        stopped = client.completions.create(model=server.name, prompt=PROBLEMS[0], stop=[" so", "never"])
-        assert (stopped.choices[0].text, stopped.choices[0].finish_reason) == (whole.partition(" so")[0], "stop")
+        stopped = client.completions.create(
+            model=server.name, prompt=PROBLEMS[0], stop=[" so", "never"]
+        )
+        assert (stopped.choices[0].text, stopped.choices[0].finish_reason) == (
+            whole.partition(" so")[0],
+            "stop",
+        )
         for most in (2, 9):
             cut = client.completions.create(model=server.name, prompt=PROBLEMS[0], max_tokens=most)
             assert cut.usage is not None and cut.usage.completion_tokens == most
-            assert whole.startswith(cut.choices[0].text) and cut.choices[0].finish_reason == "length"
+            assert (
+                whole.startswith(cut.choices[0].text) and cut.choices[0].finish_reason == "length"
+            )
 
 
 def test_64_clients_at_once_get_what_each_gets_alone(server: ServedRun) -> None:
     found = server.answers_at_once(PROBLEMS)
     with server.client() as client:
-        alone = [client.completions.create(model=server.name, prompt=each).choices[0].text for each in PROBLEMS[::8]]
+        alone = [
+            client.completions.create(model=server.name, prompt=each).choices[0].text
+            for each in PROBLEMS[::8]
+        ]
     assert found[::8] == alone
     assert server.is_idle()
 
@@ -184,22 +210,40 @@ def test_other_bodies_hosts_and_paths_are_refused_in_openais_form(server: Served
     url = f"{server.url}/completions"
     for status, answer in (
         (400, httpx2.post(url, content=b"{", headers={"content-type": "application/json"})),
-        (400, httpx2.post(url, content=b"[" * 100_000, headers={"content-type": "application/json"})),
-        (413, httpx2.post(url, content=b" " * (MIB + 1), headers={"content-type": "application/json"})),
+        (
+            400,
+            httpx2.post(url, content=b"[" * 100_000, headers={"content-type": "application/json"}),
+        ),
+        (
+            413,
+            httpx2.post(
+                url, content=b" " * (MIB + 1), headers={"content-type": "application/json"}
+            ),
+        ),
         (415, httpx2.post(url, content=b"{}", headers={"content-type": "text/plain"})),
         (403, httpx2.get(f"{server.url}/models", headers={"host": "evil.example"})),
         (404, httpx2.get(f"{server.url}/embeddings")),
         (405, httpx2.get(url)),
     ):
-        assert (answer.status_code, answer.json()["error"].keys()) == (status, {"message", "type", "param", "code"})
+        assert (answer.status_code, answer.json()["error"].keys()) == (
+            status,
+            {"message", "type", "param", "code"},
+        )
 
 
 @pytest.mark.slow
 def test_a_key_is_asked_for(guarded_server: ServedRun) -> None:
-    with guarded_server.client("wrong") as client, pytest.raises(openai.AuthenticationError, match="missing or wrong"):
+    with (
+        guarded_server.client("wrong") as client,
+        pytest.raises(openai.AuthenticationError, match="missing or wrong"),
+    ):
         client.models.list()
     with guarded_server.client(KEY) as client:
-        assert client.completions.create(model="direct", prompt=PROBLEMS[0], max_tokens=8).choices[0].text
+        assert (
+            client.completions.create(model="direct", prompt=PROBLEMS[0], max_tokens=8)
+            .choices[0]
+            .text
+        )
     assert KEY not in guarded_server.log.read_text()
 
 
@@ -220,14 +264,18 @@ def test_other_addresses_need_a_key_that_only_its_owner_can_read(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_clients_killed_in_mid_stream_leave_an_empty_queue_and_no_memory(slow_server: ServedRun) -> None:
+def test_clients_killed_in_mid_stream_leave_an_empty_queue_and_no_memory(
+    slow_server: ServedRun,
+) -> None:
     memory = psutil.Process(slow_server.process.pid).memory_info
     before = 0
     for round_number in range(6):
         clients = [begun(slow_server) for _ in range(MOST)]
         assert slow_server.health["open_answers"] == MOST
         for client in clients:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # reset, as of a killed process
+            client.setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"
+            )  # reset, as of a killed process
             client.close()
         slow_server.wait_until_idle()
         if round_number == 1:
@@ -256,12 +304,19 @@ def test_a_flood_is_told_to_come_back_and_leaves_the_server_well(slow_server: Se
 
 
 @pytest.mark.slow
-def test_a_request_past_its_deadline_ends_with_an_error_and_not_with_done(guarded_server: ServedRun) -> None:
+def test_a_request_past_its_deadline_ends_with_an_error_and_not_with_done(
+    guarded_server: ServedRun,
+) -> None:
     asked: dict[str, Any] = {"model": guarded_server.name, "prompt": PROBLEMS[0]}
-    with guarded_server.client(KEY) as client, pytest.raises(openai.InternalServerError, match="within 3 s"):
+    with (
+        guarded_server.client(KEY) as client,
+        pytest.raises(openai.InternalServerError, match="within 3 s"),
+    ):
         client.completions.create(**asked)
     headers = {"authorization": f"Bearer {KEY}"}
-    streamed = httpx2.post(f"{guarded_server.url}/completions", json=asked | {"stream": True}, headers=headers).text
+    streamed = httpx2.post(
+        f"{guarded_server.url}/completions", json=asked | {"stream": True}, headers=headers
+    ).text
     assert "within 3 s" in streamed.splitlines()[-2] and "[DONE]" not in streamed
     guarded_server.wait_until_idle()
 
@@ -302,7 +357,15 @@ def _is_closed(client: socket.socket) -> bool:
 def test_greedy_answers_are_those_of_generate(server: ServedRun) -> None:
     run = server.log.parent / server.name
     given = "\n".join(json.dumps({"question": each}) for each in PROBLEMS)
-    command = [*serve_command(run)[:3], "generate", str(run), "--checkpoint", "0", "--set", "launch.scorers=1"]
+    command = [
+        *serve_command(run)[:3],
+        "generate",
+        str(run),
+        "--checkpoint",
+        "0",
+        "--set",
+        "launch.scorers=1",
+    ]
     done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     generated = [json.loads(line)["completion"] for line in done.stdout.splitlines()]

@@ -28,7 +28,10 @@ QUEUE = """
 
 def workers(*jobs: str) -> list[QueuedJob]:
     """Workers from texts such as `12_3` or `12_3 PENDING`."""
-    return [QueuedJob(job.partition(" ")[0], "scorer", job.partition(" ")[2] or "RUNNING") for job in jobs]
+    return [
+        QueuedJob(job.partition(" ")[0], "scorer", job.partition(" ")[2] or "RUNNING")
+        for job in jobs
+    ]
 
 
 def test_the_queue_is_read_without_jobs_that_are_ending() -> None:
@@ -42,7 +45,14 @@ def test_the_queue_is_read_without_jobs_that_are_ending() -> None:
 
 def test_those_that_wait_end_first_and_then_the_newest() -> None:
     there = workers("7_0", "7_10", "7_9", "12_0", "12_1", "3_0 PENDING")
-    assert [each.job_id for each in leaving(there, 6)] == ["3_0", "12_1", "12_0", "7_10", "7_9", "7_0"]
+    assert [each.job_id for each in leaving(there, 6)] == [
+        "3_0",
+        "12_1",
+        "12_0",
+        "7_10",
+        "7_9",
+        "7_0",
+    ]
     assert leaving(there, 0) == []
 
 
@@ -79,7 +89,9 @@ def test_without_slurm_there_is_one_message(tmp_path: Path, programs: Path) -> N
 
 
 def test_the_scripts_can_be_printed_without_slurm(tmp_path: Path, programs: Path) -> None:
-    done = CliRunner().invoke(main, ["slurm", str(RUN_FILE), "--print", "--set", f"directory={tmp_path}/run"])
+    done = CliRunner().invoke(
+        main, ["slurm", str(RUN_FILE), "--print", "--set", f"directory={tmp_path}/run"]
+    )
     assert done.exit_code == 0
     assert done.stdout.count("#!/bin/bash\n") == 3
     assert f"# ==== {tmp_path}/run/slurm/scorer.sbatch\n" in done.stdout
@@ -94,23 +106,37 @@ def test_one_of_print_and_submit_must_be_given() -> None:
 
 
 def test_a_command_that_fails_is_named_with_its_own_words(programs: Path) -> None:
-    stand_in(programs, "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
-    with pytest.raises(ConfigError, match="squeue failed with exit code 1: slurm_load_jobs error: Unable to contact"):
+    stand_in(
+        programs,
+        "squeue",
+        "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1",
+    )
+    with pytest.raises(
+        ConfigError,
+        match="squeue failed with exit code 1: slurm_load_jobs error: Unable to contact",
+    ):
         scheduler.queued("scorer.run")
 
 
 def test_a_command_that_hangs_is_given_up(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "ANSWER_S", 0.5)
     stand_in(programs, "squeue", "exec sleep 60")
-    with pytest.raises(ConfigError, match=r"squeue gave no answer in 0.5 s; is SLURM's controller up"):
+    with pytest.raises(
+        ConfigError, match=r"squeue gave no answer in 0.5 s; is SLURM's controller up"
+    ):
         scheduler.queued("scorer.run")
 
 
-def test_a_run_with_jobs_in_the_queue_is_not_submitted_again(tmp_path: Path, programs: Path) -> None:
+def test_a_run_with_jobs_in_the_queue_is_not_submitted_again(
+    tmp_path: Path, programs: Path
+) -> None:
     stand_in(programs, "squeue", "echo '12_0|scorer.run|RUNNING'")
     code, said = invoke("slurm", str(RUN_FILE), "--submit", "--set", f"directory={tmp_path}/run")
     assert code == 2
-    assert "has jobs in the queue: 12_0 (scorer.run, RUNNING); change their number with `prefixrl scale`" in said
+    assert (
+        "has jobs in the queue: 12_0 (scorer.run, RUNNING); change their number with `prefixrl scale`"
+        in said
+    )
 
 
 def submitted(directory: Path, **given: int) -> None:
@@ -118,11 +144,16 @@ def submitted(directory: Path, **given: int) -> None:
     write_submission(directory, Submission(layout="het", learner_job="9", fixed=given))
 
 
-def test_workers_that_belong_to_the_learners_job_cannot_be_ended_apart(tmp_path: Path, programs: Path) -> None:
+def test_workers_that_belong_to_the_learners_job_cannot_be_ended_apart(
+    tmp_path: Path, programs: Path
+) -> None:
     submitted(tmp_path, scorer=2)
     code, said = invoke("scale", str(tmp_path), "scorers", "1")
     assert code == 2
-    assert "1 scorers are wanted, but 2 belong to the heterogeneous job 9 and end with it only; give 2 or more" in said
+    assert (
+        "1 scorers are wanted, but 2 belong to the heterogeneous job 9 and end with it only; give 2 or more"
+        in said
+    )
 
 
 def test_workers_without_a_learner_are_not_submitted(tmp_path: Path, programs: Path) -> None:
@@ -133,7 +164,9 @@ def test_workers_without_a_learner_are_not_submitted(tmp_path: Path, programs: P
     assert "has no learner in the queue (it was job 9), so that workers would wait in vain" in said
 
 
-def test_a_worker_that_was_asked_to_end_is_not_counted_while_it_is_still_there(tmp_path: Path, programs: Path) -> None:
+def test_a_worker_that_was_asked_to_end_is_not_counted_while_it_is_still_there(
+    tmp_path: Path, programs: Path
+) -> None:
     submitted(tmp_path)
     name = "scorer." + scheduler_name(tmp_path)
     stand_in(programs, "squeue", f"echo '12_0|{name}|RUNNING'; echo '12_1|{name}|RUNNING'")

@@ -34,11 +34,21 @@ def supervised(folder: Path, failures: int, queued: str, controller_s: int) -> t
         (folder / name).write_text(f"#!/bin/bash\n{text}\n")
         (folder / name).chmod(0o700)
     (folder / "slurm").mkdir()
-    functions = files("prefixrl.deploy.slurm").joinpath("templates/supervise.sh").read_text(encoding="utf-8")
+    functions = (
+        files("prefixrl.deploy.slurm")
+        .joinpath("templates/supervise.sh")
+        .read_text(encoding="utf-8")
+    )
     script = SCRIPT.format(folder=folder, functions=functions, controller_s=controller_s)
     environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
     done = subprocess.run(
-        ["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+        ["bash", "-c", script],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     called = folder / "called"
     return called.read_text().strip() if called.exists() else "", done.returncode, done.stderr

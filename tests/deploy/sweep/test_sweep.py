@@ -42,8 +42,14 @@ def test_a_block_is_every_combination_and_the_last_key_changes_fastest(tmp_path:
     assert rates == [(1e-4, 1), (1e-4, 2), (1e-3, 1), (1e-3, 2), (None, None)]
     third, last = sweep.config(sweep.at(2)), sweep.config(sweep.at(4))
     assert (third.learner.actor_lr, third.learner.adam_betas, third.seed) == (1e-3, (0.9, 0.95), 1)
-    assert (last.algorithm.name, last.learner.adam_betas, last.algorithm.iterations) == ("rloo", (0.9, 0.99), 2)
-    assert third.directory == str(tmp_path / "runs/002") and third.adapter.model == str(RUN_FILE.parent / "adapter")
+    assert (last.algorithm.name, last.learner.adam_betas, last.algorithm.iterations) == (
+        "rloo",
+        (0.9, 0.99),
+        2,
+    )
+    assert third.directory == str(tmp_path / "runs/002") and third.adapter.model == str(
+        RUN_FILE.parent / "adapter"
+    )
 
 
 def test_an_index_is_the_same_folder_wherever_the_command_is_started(
@@ -57,13 +63,17 @@ def test_an_index_is_the_same_folder_wherever_the_command_is_started(
 
 @pytest.mark.parametrize("index", [-1, 5, 500])
 def test_an_index_beyond_the_grid_is_refused(tmp_path: Path, index: int) -> None:
-    done = CliRunner().invoke(main, ["sweep", str(sweep_file(tmp_path, TWO_BLOCKS)), "--index", str(index)])
+    done = CliRunner().invoke(
+        main, ["sweep", str(sweep_file(tmp_path, TWO_BLOCKS)), "--index", str(index)]
+    )
     assert done.exit_code == 2 and f"--index {index}: the sweep" in done.stderr
     assert "has 5 runs, 0 to 4" in done.stderr and not (tmp_path / "runs").exists()
 
 
 @table(__file__)
-def test_a_file_that_is_no_sweep_is_refused_before_anything_begins(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_is_no_sweep_is_refused_before_anything_begins(
+    tmp_path: Path, text: str, said: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         conduct.conduct(grid.read(sweep_file(tmp_path, text)))
     assert said in str(refused.value) and not (tmp_path / "runs").exists()
@@ -74,7 +84,9 @@ def test_the_table_has_every_run_and_means_over_seeds_the_best_first(
 ) -> None:
     sweep = grid.read(sweep_file(tmp_path, TINY + "\n[[block]]\nalgorithm.kl = 0.1\n"))
     for index, accuracy in enumerate((0.5, 0.6, 0.7, 0.8)):
-        runs_on_disk.finish(runs_on_disk.made(tmp_path / f"runs/{index:03d}", tmp_path / "adapter", 2), accuracy)
+        runs_on_disk.finish(
+            runs_on_disk.made(tmp_path / f"runs/{index:03d}", tmp_path / "adapter", 2), accuracy
+        )
     outcome.print_tables(sweep)
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert [line[-1] for line in lines[2:6]] == ["0.500", "0.600", "0.700", "0.800"]
@@ -86,14 +98,20 @@ def test_the_table_has_every_run_and_means_over_seeds_the_best_first(
     ]
 
 
-def test_a_run_that_finished_with_other_settings_is_not_taken_for_that_of_the_sweep(tmp_path: Path) -> None:
+def test_a_run_that_finished_with_other_settings_is_not_taken_for_that_of_the_sweep(
+    tmp_path: Path,
+) -> None:
     sweep = grid.read(sweep_file(tmp_path, TINY))
     run = runs_on_disk.made(sweep.runs[0].directory, tmp_path / "adapter", 2)
     config = sweep.config(sweep.runs[0])
-    before = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"kl": 0.25})})
+    before = config.model_copy(
+        update={"algorithm": config.algorithm.model_copy(update={"kl": 0.25})}
+    )
     write_atomically(run / "config.json", before.model_dump_json())
     runs_on_disk.finish(run, 0.5)
-    with pytest.raises(ConfigError, match=r"finished run with other settings: algorithm\.kl: 0\.25 ->"):
+    with pytest.raises(
+        ConfigError, match=r"finished run with other settings: algorithm\.kl: 0\.25 ->"
+    ):
         conduct.one(sweep, sweep.runs[0])
     write_atomically(run / "config.json", config.model_dump_json())
     assert conduct.one(sweep, sweep.runs[0]) == 0
@@ -110,12 +128,18 @@ def conducted(file: Path) -> int:
             signal.signal(number, handler)
 
 
-def test_a_stop_between_two_runs_ends_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_between_two_runs_ends_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     launched: list[tuple[str, ...]] = []
 
-    def launch(_: Path, settings: tuple[str, ...], fresh: bool, stop: threading.Event | None) -> int:
+    def launch(
+        _: Path, settings: tuple[str, ...], fresh: bool, stop: threading.Event | None
+    ) -> int:
         launched.append(settings)
-        os.kill(os.getpid(), signal.SIGTERM)  # behind the end of the run, while its table is written
+        os.kill(
+            os.getpid(), signal.SIGTERM
+        )  # behind the end of the run, while its table is written
         return 0
 
     monkeypatch.setattr(conduct, "launch", launch)
@@ -146,12 +170,18 @@ def test_a_setting_may_hold_tables(tmp_path: Path) -> None:
     sources = f"[[{{ path = '{tmp_path}/a.jsonl', weight = 2.0 }}, {{ path = '{tmp_path}/b.jsonl', weight = 1.0 }}]]"
     sweep = grid.read(sweep_file(tmp_path, f"[[block]]\ndata.train = {sources}\n"))
     (source, other) = sweep.config(sweep.runs[0]).data.train
-    assert (source.path, source.weight, other.path) == (f"{tmp_path}/a.jsonl", 2.0, f"{tmp_path}/b.jsonl")
+    assert (source.path, source.weight, other.path) == (
+        f"{tmp_path}/a.jsonl",
+        2.0,
+        f"{tmp_path}/b.jsonl",
+    )
 
 
 def test_an_array_has_a_task_per_run_with_the_resources_of_the_largest(tmp_path: Path) -> None:
     blocks = "[set]\nslurm.scorer.cpus = 2\nlearner.device='cpu'\nrollout.device='cpu'\nscorer.device='cpu'\n"
-    script = conduct.job_script(grid.read(sweep_file(tmp_path, f"{blocks}[[block]]\nlaunch.scorers = [1, 3]\n")))
+    script = conduct.job_script(
+        grid.read(sweep_file(tmp_path, f"{blocks}[[block]]\nlaunch.scorers = [1, 3]\n"))
+    )
     assert "#SBATCH --array=0-1\n" in script and "#SBATCH --cpus-per-task=18\n" in script
     assert f'-- prefixrl sweep {tmp_path}/sweep.toml --index "$SLURM_ARRAY_TASK_ID"\n' in script
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0

@@ -24,7 +24,9 @@ def config_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def installation(directory: Path, *settings: str, name: str | None = None) -> Installation:
     config: RunConfig = load(EXAMPLE / "run.toml", (f"directory={directory}", *settings))
-    return Installation(prefix_of(name), places(True), config, EXAMPLE / "run.toml", settings, "root")
+    return Installation(
+        prefix_of(name), places(True), config, EXAMPLE / "run.toml", settings, "root"
+    )
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -37,7 +39,12 @@ def test_installing_twice_writes_the_same_files(config_home: Path, tmp_path: Pat
     installation(tmp_path / "run", "seed=3").install()
     assert content(config_home) == first
     assert set(first) == {
-        *("prefixrl.target", "prefixrl-learner.service", "prefixrl-rollout@.service", "prefixrl-scorer@.service"),
+        *(
+            "prefixrl.target",
+            "prefixrl-learner.service",
+            "prefixrl-rollout@.service",
+            "prefixrl-scorer@.service",
+        ),
         "prefixrl.env",
     }
     assert f"ExecStart={sys.executable} -m prefixrl.scorer" in first["prefixrl-scorer@.service"]
@@ -47,7 +54,9 @@ def test_installing_twice_writes_the_same_files(config_home: Path, tmp_path: Pat
     assert 'PREFIXRL_LEARNER_FLAGS="--set seed=3"\n' in first["prefixrl.env"]
 
 
-def test_settings_and_the_run_directory_are_for_their_owner_alone(config_home: Path, tmp_path: Path) -> None:
+def test_settings_and_the_run_directory_are_for_their_owner_alone(
+    config_home: Path, tmp_path: Path
+) -> None:
     installation(tmp_path / "run").install()
     private = (tmp_path / "run", config_home / "prefixrl", config_home / "prefixrl/prefixrl.env")
     assert [stat.S_IMODE(path.stat().st_mode) & 0o077 for path in private] == [0, 0, 0]
@@ -88,7 +97,9 @@ def test_gpus_are_dealt_out_once_and_then_belong_to_the_user(
 
 def test_a_second_run_needs_a_name_of_its_own(config_home: Path, tmp_path: Path) -> None:
     installation(tmp_path / "one").install()
-    with pytest.raises(ConfigError, match=r"is of another run than .*two; install this one under a name"):
+    with pytest.raises(
+        ConfigError, match=r"is of another run than .*two; install this one under a name"
+    ):
         installation(tmp_path / "two").install()
     installation(tmp_path / "two", name="two").install()
     both = content(config_home)
@@ -119,19 +130,47 @@ def test_a_name_that_units_cannot_have_is_refused(name: str) -> None:
 
 
 def test_print_shows_every_file_and_writes_none(config_home: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "prefixrl.deploy", "systemd", "install", str(EXAMPLE / "run.toml"), "--print"]
+    command = [
+        sys.executable,
+        "-m",
+        "prefixrl.deploy",
+        "systemd",
+        "install",
+        str(EXAMPLE / "run.toml"),
+        "--print",
+    ]
     done = subprocess.run(
-        [*command, "--user", "--set", f"directory={tmp_path / 'run'}"], capture_output=True, text=True,
-        env=dict(os.environ), check=False,
-    )  # fmt: skip
+        [*command, "--user", "--set", f"directory={tmp_path / 'run'}"],
+        capture_output=True,
+        text=True,
+        env=dict(os.environ),
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
-    for name in ("prefixrl.target", "prefixrl-learner.service", "prefixrl-scorer@.service", "prefixrl.env"):
+    for name in (
+        "prefixrl.target",
+        "prefixrl-learner.service",
+        "prefixrl-scorer@.service",
+        "prefixrl.env",
+    ):
         assert f"/{name}\n" in done.stdout
     assert not config_home.exists() and not (tmp_path / "run").exists()
 
 
-def test_a_mistake_in_the_run_file_is_found_before_anything_is_written(config_home: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "prefixrl.deploy", "systemd", "install", str(EXAMPLE / "run.toml"), "--user"]
-    done = subprocess.run([*command, "--set", "seeed=1"], capture_output=True, text=True, check=False)
+def test_a_mistake_in_the_run_file_is_found_before_anything_is_written(
+    config_home: Path, tmp_path: Path
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "prefixrl.deploy",
+        "systemd",
+        "install",
+        str(EXAMPLE / "run.toml"),
+        "--user",
+    ]
+    done = subprocess.run(
+        [*command, "--set", "seeed=1"], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, config_home.exists()) == (2, False)
     assert "did you mean 'seed'" in done.stderr

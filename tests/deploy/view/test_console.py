@@ -10,7 +10,14 @@ from rich.console import Console
 from prefixrl.common.run.documents import MetricsLine
 from prefixrl.common.run.status import AdmissionStatus, StatusDocument
 from prefixrl.common.wire.messages.worker import Activity, MemoryUse
-from prefixrl.deploy.view.console import Progress, in_order, picture, progress_of, status_line, workers_table
+from prefixrl.deploy.view.console import (
+    Progress,
+    in_order,
+    picture,
+    progress_of,
+    status_line,
+    workers_table,
+)
 from support.fakes import document, worker_status
 from support.runs.metrics_lines import metrics_line
 from support.tables import table
@@ -43,7 +50,12 @@ def trained_line(iteration: int = 119, **fields: Any) -> MetricsLine:
 
 
 LONG_WAIT: dict[str, Any] = {"learner_phase": "waiting", "learner_waits_s": 11.0}
-TRAINING = document(iteration=120, total_iterations=400, queues={"scored": 4, "sampling": 2}, learner_phase="training")
+TRAINING = document(
+    iteration=120,
+    total_iterations=400,
+    queues={"scored": 4, "sampling": 2},
+    learner_phase="training",
+)
 
 
 def test_a_line_has_all_that_tells_how_training_goes() -> None:
@@ -53,7 +65,11 @@ def test_a_line_has_all_that_tells_how_training_goes() -> None:
 
 
 def test_a_short_wait_is_not_named_and_a_long_one_is() -> None:
-    waits = {"learner_phase": "waiting", "waiting_for": "groups 8 (scoring, scorer-0)", "total_iterations": 8}
+    waits = {
+        "learner_phase": "waiting",
+        "waiting_for": "groups 8 (scoring, scorer-0)",
+        "total_iterations": 8,
+    }
     assert line_of(document(learner_waits_s=9.0, **waits)) == "it 0/8 0 %"
     wanted = "it 0/8 0 %; waiting 12 s for groups 8 (scoring, scorer-0)"
     assert line_of(document(learner_waits_s=12.3, **waits)) == wanted
@@ -62,17 +78,28 @@ def test_a_short_wait_is_not_named_and_a_long_one_is() -> None:
 def test_after_training_a_line_tells_how_much_is_judged() -> None:
     counts = {"asked": 512, "judged": 96, "failed": 0}
     over = document(iteration=8, total_iterations=8, learner_phase="ending", evaluations=counts)
-    assert line_of(over) == "it 8/8 100 % training done; judging held-out problems, 96 of 512 judged"
+    assert (
+        line_of(over) == "it 8/8 100 % training done; judging held-out problems, 96 of 512 judged"
+    )
 
 
 def test_details_show_the_mean_age_and_what_is_begun_ahead() -> None:
-    admission = AdmissionStatus(rule="just_in_time", lead_groups=40.4, cap_groups=64.0, waited_s=0.25)
+    admission = AdmissionStatus(
+        rule="just_in_time", lead_groups=40.4, cap_groups=64.0, waited_s=0.25
+    )
     said = pictured(document(total_iterations=8, window=4, mean_age=1.256, admission=admission))
     assert "mean age 1.26" in said
-    assert "40 groups, just in time (at most 64 beyond a batch by drift; the learner waited 0.2 s for groups)" in said
+    assert (
+        "40 groups, just in time (at most 64 beyond a batch by drift; the learner waited 0.2 s for groups)"
+        in said
+    )
     early = msgspec.structs.replace(admission, rule="as_early_as_allowed")
-    assert "as early as the window allows" in pictured(document(total_iterations=8, window=4, admission=early))
-    assert "as early as the window allows" in pictured(document(total_iterations=8, window=0, admission=admission))
+    assert "as early as the window allows" in pictured(
+        document(total_iterations=8, window=4, admission=early)
+    )
+    assert "as early as the window allows" in pictured(
+        document(total_iterations=8, window=0, admission=admission)
+    )
 
 
 @table(__file__)
@@ -88,7 +115,9 @@ def test_the_words_of_a_worker_in_trouble_are_told_in_full(width: int, activity:
     state = "reward.function /home/somebody/a/long/folder/of/runs/mine.py:score: function overran 12 times; verifying 3"
     stuck = worker_status("scorer", "openai", state, activity=activity)
     for total in (0, 8):
-        status = document(worker_status("rollout", "vllm", "version 3"), stuck, total_iterations=total)
+        status = document(
+            worker_status("rollout", "vllm", "version 3"), stuck, total_iterations=total
+        )
         assert f"scorer-0: {state}" in line_of(status)
         assert f"scorer-0:{state}".replace(" ", "") in "".join(pictured(status, width).split())
 
@@ -106,26 +135,48 @@ def test_workers_that_are_still_loading_are_named() -> None:
 
 def many_workers(count: int) -> list[Any]:
     """Workers with numbers that are as long as they become."""
-    figures = {"version": 12345, "rows": 128, "seats": 128, "waiting_rows": 1024, "tokens_per_s": 123456.7}
+    figures = {
+        "version": 12345,
+        "rows": 128,
+        "seats": 128,
+        "waiting_rows": 1024,
+        "tokens_per_s": 123456.7,
+    }
     figures |= {"tasks_done": 123456, "busy_fraction": 1.0}
-    workers = [(worker_status("rollout" if index % 4 == 0 else "scorer", "vllm"), index) for index in range(count)]
-    return [msgspec.structs.replace(each, name=f"{each.role}-{index}", **figures) for each, index in workers]
+    workers = [
+        (worker_status("rollout" if index % 4 == 0 else "scorer", "vllm"), index)
+        for index in range(count)
+    ]
+    return [
+        msgspec.structs.replace(each, name=f"{each.role}-{index}", **figures)
+        for each, index in workers
+    ]
 
 
 @pytest.mark.parametrize("workers", [1, 4, 40])
 def test_on_a_terminal_of_80_by_24_nothing_is_cut(workers: int) -> None:
-    alarms = {"one_text": "the adapter writes one and the same text in 95% of the rows (it was 10%); a remedy"}
-    status = document(*many_workers(workers), iteration=12345, total_iterations=50000, learner_phase="training")
+    alarms = {
+        "one_text": "the adapter writes one and the same text in 95% of the rows (it was 10%); a remedy"
+    }
+    status = document(
+        *many_workers(workers), iteration=12345, total_iterations=50000, learner_phase="training"
+    )
     said = shown(picture(status, Progress(trained_line(alarms=alarms), 0.4), 24), 80)
     assert len(said.splitlines()) <= 24 and max(map(len, said.splitlines())) <= 80
-    assert "! the adapter writes one and the same text in 95% of the rows (it was 10%)\n" in said.replace(" \n", "\n")
+    assert (
+        "! the adapter writes one and the same text in 95% of the rows (it was 10%)\n"
+        in said.replace(" \n", "\n")
+    )
     assert "\u2026" not in said and "12345/50000 25 %" in said and "training left" in said
     names = [each.name for each in status.workers]
     assert all(name in said for name in names) if workers <= 4 else "and 26 more" in said
 
 
 def test_workers_are_listed_by_role_and_number() -> None:
-    given = [msgspec.structs.replace(worker_status("scorer", "vllm"), name=f"scorer-{n}") for n in (10, 9, 1)]
+    given = [
+        msgspec.structs.replace(worker_status("scorer", "vllm"), name=f"scorer-{n}")
+        for n in (10, 9, 1)
+    ]
     rollout = worker_status("rollout", "vllm")
     names = ["rollout-0", "scorer-1", "scorer-9", "scorer-10"]
     assert [each.name for each in in_order([*given, rollout])] == names
@@ -134,7 +185,21 @@ def test_workers_are_listed_by_role_and_number() -> None:
 def test_a_wide_table_names_host_process_engine_and_state() -> None:
     worker = worker_status("scorer", "vllm", "verifying 3")
     row = shown(workers_table([worker], is_wide=True)).splitlines()[-2]
-    assert row.split() == ["scorer-0", "ready", "host", "1", "vllm", "0/1", "0", "50", "%", "0", "1", "verifying", "3"]
+    assert row.split() == [
+        "scorer-0",
+        "ready",
+        "host",
+        "1",
+        "vllm",
+        "0/1",
+        "0",
+        "50",
+        "%",
+        "0",
+        "1",
+        "verifying",
+        "3",
+    ]
 
 
 def test_details_tell_what_the_learner_does() -> None:
@@ -143,13 +208,16 @@ def test_details_tell_what_the_learner_does() -> None:
     assert "texts: the commonest in 43 % of the rows, 20 % differ" in said
     publishes = msgspec.structs.replace(TRAINING, learner_phase="publishing")
     assert "learner: publishing" in pictured(publishes, progress=Progress(trained_line(), 0.4))
-    assert "learner: saving a checkpoint" in pictured(publishes, progress=Progress(trained_line(), 0.4, is_saving=True))
+    assert "learner: saving a checkpoint" in pictured(
+        publishes, progress=Progress(trained_line(), 0.4, is_saving=True)
+    )
 
 
 def test_details_show_the_memory_of_processes_and_of_the_workers_of_a_role_together() -> None:
     sizes = {"broker": 42, "rank-0": 1429, "rollout-0": 122, "scorer-0": 148, "scorer-1": 147}
     memory = {
-        name: MemoryUse(resident_bytes=2**30, own_bytes=0, share_bytes=size * 2**20) for name, size in sizes.items()
+        name: MemoryUse(resident_bytes=2**30, own_bytes=0, share_bytes=size * 2**20)
+        for name, size in sizes.items()
     }
     wanted = "memory, shared pages divided: broker 42 MiB, rank-0 1,429 MiB, rollout-0 122 MiB, 2 scorers 295 MiB"
     assert wanted in pictured(document(memory=memory))
@@ -157,13 +225,22 @@ def test_details_show_the_memory_of_processes_and_of_the_workers_of_a_role_toget
 
 
 def test_a_workers_words_neither_style_nor_move_a_terminal() -> None:
-    worker = worker_status("scorer", "\x1b[2Jengine", state="[bold]waiting[/nothing] \x1b]0;owned\x07")
+    worker = worker_status(
+        "scorer", "\x1b[2Jengine", state="[bold]waiting[/nothing] \x1b]0;owned\x07"
+    )
     status = document(
-        worker, total_iterations=8, causes={"failed: \x1b[31m": 1}, waiting_for="[/] \x9b31m", **LONG_WAIT
+        worker,
+        total_iterations=8,
+        causes={"failed: \x1b[31m": 1},
+        waiting_for="[/] \x9b31m",
+        **LONG_WAIT,
     )
     said = pictured(status) + shown(workers_table([worker], is_wide=True))
     assert not set(said) & set("\x1b\x07\x9b")
-    assert said.count("[bold]waiting[/nothing] \\u001b]0;owned\\u0007") == 2 and "[/] \\u009b31m" in said
+    assert (
+        said.count("[bold]waiting[/nothing] \\u001b]0;owned\\u0007") == 2
+        and "[/] \\u009b31m" in said
+    )
 
 
 def test_the_time_of_an_iteration_is_that_of_the_newest_ones() -> None:

@@ -43,19 +43,29 @@ def address(folder: Path) -> Iterator[str]:
 
 
 def events(address: str, *names: str) -> Iterator[dict[str, Any]]:
-    with httpx2.stream("GET", f"{address}/api/follow", params=[("run", name) for name in names], timeout=30) as answer:
+    with httpx2.stream(
+        "GET", f"{address}/api/follow", params=[("run", name) for name in names], timeout=30
+    ) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream"), answer.read()
-        yield from (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: "))
+        yield from (
+            json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: ")
+        )
 
 
-def test_every_run_of_the_folder_is_listed_and_its_numbers_are_those_of_its_files(folder: Path, address: str) -> None:
+def test_every_run_of_the_folder_is_listed_and_its_numbers_are_those_of_its_files(
+    folder: Path, address: str
+) -> None:
     listed = {run["name"]: run for run in httpx2.get(f"{address}/api/runs").json()["runs"]}
     assert {name: run["state"] for name, run in listed.items()} == {
-        "done": "finished", "deep/open": "killed", HOSTILE.replace("/", "|"): "killed"
-    }  # fmt: skip
+        "done": "finished",
+        "deep/open": "killed",
+        HOSTILE.replace("/", "|"): "killed",
+    }
     message = next(events(address, "done", "deep/open"))
     for name in ("done", "deep/open"):
-        written = [json.loads(line) for line in (folder / name / METRICS_FILE).read_text().splitlines()]
+        written = [
+            json.loads(line) for line in (folder / name / METRICS_FILE).read_text().splitlines()
+        ]
         curves = message[name]["curves"]
         assert curves["mean"]["figures/reward"] == [each["figures"]["reward"] for each in written]
         assert curves["mean"]["mean_age"] == [each["mean_age"] for each in written]
@@ -64,7 +74,9 @@ def test_every_run_of_the_folder_is_listed_and_its_numbers_are_those_of_its_file
     assert logs == {"learner": [f"line {n}" for n in range(59, 99)]}
 
 
-def test_a_viewer_is_told_what_changes_a_resume_and_a_line_that_was_trained_again(folder: Path, address: str) -> None:
+def test_a_viewer_is_told_what_changes_a_resume_and_a_line_that_was_trained_again(
+    folder: Path, address: str
+) -> None:
     run = folder / "deep" / "open"
     told = events(address, "deep/open")
     assert next(told)["deep/open"]["state"]["state"] == "killed"
@@ -78,7 +90,12 @@ def test_a_viewer_is_told_what_changes_a_resume_and_a_line_that_was_trained_agai
         json_lines.write(run / METRICS_FILE, [metrics_line(n, reward=0.5) for n in range(4)])
         while "curves" not in (message := next(told)["deep/open"]):
             pass
-    assert message["curves"]["from"] == 0 and message["curves"]["mean"]["figures/reward"] == [0.5, 0.51, 0.52, 0.53]
+    assert message["curves"]["from"] == 0 and message["curves"]["mean"]["figures/reward"] == [
+        0.5,
+        0.51,
+        0.52,
+        0.53,
+    ]
 
 
 @table(__file__)
@@ -95,13 +112,16 @@ def test_other_hosts_names_and_paths_outside_are_refused(
 def test_with_a_key_only_who_has_it_is_let_in(folder: Path) -> None:
     with dashboard(folder, "--key-variable", "DASHBOARD_KEY", DASHBOARD_KEY=KEY) as address:
         refused = [httpx2.get(address), httpx2.get(address, auth=("me", "wrong"))]
-        assert [each.status_code for each in refused] == [401, 401] and "Basic" in refused[0].headers[
-            "www-authenticate"
-        ]
+        assert [each.status_code for each in refused] == [401, 401] and "Basic" in refused[
+            0
+        ].headers["www-authenticate"]
         given = base64.b64encode(f"anybody:{KEY}".encode()).decode()
         for scheme in (f"Basic {given}", f"Bearer {KEY}"):
             assert (
-                httpx2.get(f"{address}/api/runs", headers={"authorization": scheme, "host": "a.b"}).status_code == 200
+                httpx2.get(
+                    f"{address}/api/runs", headers={"authorization": scheme, "host": "a.b"}
+                ).status_code
+                == 200
             )
 
 
@@ -113,7 +133,10 @@ def test_one_reader_serves_all_viewers(folder: Path, monkeypatch: pytest.MonkeyP
         shared = feed.Feed(folder / "done")
         first, seen = await shared.since(feed.Seen())
         json_lines.append(folder / "done" / METRICS_FILE, [metrics_line(10)])
-        assert await shared.since(feed.Seen()) == (first, seen) and await shared.since(seen) == ({}, seen)
+        assert await shared.since(feed.Seen()) == (first, seen) and await shared.since(seen) == (
+            {},
+            seen,
+        )
         assert (await feed.Feed(folder / "done").since(feed.Seen()))[1].rows == seen.rows + 1
 
     asyncio.run(view())

@@ -15,26 +15,38 @@ def document(idle_s: float = 0.0, phase: str = "training") -> StatusDocument:
     return fake_document(total_iterations=9, idle_s=idle_s, learner_phase=phase, **said)
 
 
-def test_a_stopped_process_is_named_after_ten_seconds_then_at_doubling_times_and_when_it_goes_on() -> None:
+def test_a_stopped_process_is_named_after_ten_seconds_then_at_doubling_times_and_when_it_goes_on() -> (
+    None
+):
     dog, stopped = Watchdog(600.0), Watched("scorer-0", 12, True)
     told = {now: dog.check(now, document(), [LEARNER, BROKER, stopped]) for now in range(0, 45)}
     assert [now for now, texts in told.items() if texts] == [10, 20, 40]
     (text,) = told[20]
-    assert text == "STALL scorer-0 (pid 12) was stopped by a signal; `kill -CONT 12` lets it go on, 20 s so far"
+    assert (
+        text
+        == "STALL scorer-0 (pid 12) was stopped by a signal; `kill -CONT 12` lets it go on, 20 s so far"
+    )
     running = Watched("scorer-0", 12, False)
-    assert dog.check(50, document(), [LEARNER, BROKER, running]) == ["scorer-0 (pid 12) goes on after 50 s"]
+    assert dog.check(50, document(), [LEARNER, BROKER, running]) == [
+        "scorer-0 (pid 12) goes on after 50 s"
+    ]
     assert dog.check(51, document(), [LEARNER, BROKER, running]) == []
 
 
 def test_a_short_stop_is_no_news_neither_begun_nor_ended() -> None:
     dog = Watchdog(600.0)
     for now, is_stopped in ((0, True), (9, True), (9.5, False), (30, False)):
-        assert dog.check(now, document(), [LEARNER, BROKER, Watched("rollout-0", 12, is_stopped)]) == []
+        assert (
+            dog.check(now, document(), [LEARNER, BROKER, Watched("rollout-0", 12, is_stopped)])
+            == []
+        )
 
 
 def test_a_broker_that_has_answered_and_is_silent_is_named_but_no_other() -> None:
     dog = Watchdog(600.0)
-    assert dog.check(0, None, [LEARNER]) == dog.check(100, None, [LEARNER, BROKER]) == [], "it reads its journal"
+    assert dog.check(0, None, [LEARNER]) == dog.check(100, None, [LEARNER, BROKER]) == [], (
+        "it reads its journal"
+    )
     assert dog.check(101, document(), [LEARNER, BROKER]) == []
     assert dog.check(105, None, [LEARNER, BROKER]) == []
     (text,) = dog.check(112, None, [LEARNER, BROKER])
@@ -69,7 +81,10 @@ def test_a_run_without_an_event_is_named_with_what_is_waited_for_and_what_came_l
     assert dog.check(30, document(90.0, "waiting"), [LEARNER, BROKER]) == []
     (text,) = dog.check(61, document(120.0, "waiting"), [LEARNER, BROKER])
     assert "the learner is waiting for groups;" in text
-    assert dog.check(62, document(0.2), [LEARNER, BROKER]) == ["the run goes on after 121 s"] and not dog.stall
+    assert (
+        dog.check(62, document(0.2), [LEARNER, BROKER]) == ["the run goes on after 121 s"]
+        and not dog.stall
+    )
 
 
 def test_a_job_that_was_suspended_as_a_whole_has_no_stall() -> None:
@@ -83,14 +98,21 @@ def test_a_job_that_was_suspended_as_a_whole_has_no_stall() -> None:
 
 def test_models_that_are_loaded_for_long_are_no_stall() -> None:
     loading = worker_status("scorer", "vllm", phase="loading")
-    for each in (document(1000.0, "loading"), fake_document(loading, total_iterations=9, idle_s=1000.0)):
+    for each in (
+        document(1000.0, "loading"),
+        fake_document(loading, total_iterations=9, idle_s=1000.0),
+    ):
         assert Watchdog(60.0).check(0, each, [LEARNER, BROKER]) == []
 
 
-def test_a_run_that_only_uploads_its_last_checkpoint_has_no_stall_and_one_that_still_judges_has() -> None:
+def test_a_run_that_only_uploads_its_last_checkpoint_has_no_stall_and_one_that_still_judges_has() -> (
+    None
+):
     for judged, is_stall in ((3, False), (2, True)):
         counts = {"asked": 4, "judged": judged, "failed": 1}
-        each = fake_document(total_iterations=9, idle_s=1000.0, learner_phase="ending", evaluations=counts)
+        each = fake_document(
+            total_iterations=9, idle_s=1000.0, learner_phase="ending", evaluations=counts
+        )
         assert bool(Watchdog(60.0).check(0, each, [LEARNER, BROKER])) == is_stall
 
 

@@ -15,7 +15,12 @@ from support.runs.run_helper import SMALL, launched, trained_iterations, wait_fo
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.nightly]
 
-COLLAPSING = ("learner.actor_lr=2e-2", "algorithm.entropy=0.0", "algorithm.kl=0.0", "algorithm.iterations=30")
+COLLAPSING = (
+    "learner.actor_lr=2e-2",
+    "algorithm.entropy=0.0",
+    "algorithm.kl=0.0",
+    "algorithm.iterations=30",
+)
 ONE_TEXT = "the adapter writes one and the same text in "
 SOON = 10
 """Iterations after the collapse in which it must be named."""
@@ -24,7 +29,10 @@ SOON = 10
 def status(directory: Path) -> str:
     """All that `prefixrl status` prints, on lines that a pipe does not wrap, whatever its exit code."""
     done = subprocess.run(
-        [sys.executable, "-m", "prefixrl.deploy", "status", str(directory)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "prefixrl.deploy", "status", str(directory)],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     return " ".join((done.stdout + done.stderr).split())
 
@@ -36,21 +44,30 @@ def scraped(port: int) -> str:
         return found
 
 
-def test_a_collapse_is_named_on_the_console_in_status_and_in_the_report_within_ten_iterations(tmp_path: Path) -> None:
+def test_a_collapse_is_named_on_the_console_in_status_and_in_the_report_within_ten_iterations(
+    tmp_path: Path,
+) -> None:
     directory = tmp_path / "run"
     metrics = directory / "metrics.jsonl"
     port = free_pair()
     with launched(directory, *SMALL, *COLLAPSING, f"log.prometheus_port={port}") as process:
         wait_for(lambda: metrics.exists() and b'"one_text"' in metrics.read_bytes(), "the alarm")
         # Both show the newest iteration, and an adapter on its way down may leave its text for one.
-        wait_for(lambda: 'prefixrl_alarm{of="one_text"} 1.0' in scraped(port_of(port, "learner")), "the alarm's gauge")
+        wait_for(
+            lambda: 'prefixrl_alarm{of="one_text"} 1.0' in scraped(port_of(port, "learner")),
+            "the alarm's gauge",
+        )
         wait_for(lambda: ONE_TEXT in status(directory), "the alarm in the status")
         seen = trained_iterations(directory)
-        served = "".join(scraped(port_of(port, name)) for name in ("learner", "rollout-0", "scorer-0"))
+        served = "".join(
+            scraped(port_of(port, name)) for name in ("learner", "rollout-0", "scorer-0")
+        )
         summary = finish_with_output(process, directory)
     console = (tmp_path / "console.txt").read_text()
     lines = [json.loads(each) for each in metrics.read_text().splitlines()]
-    collapse = next(each["iteration"] for each in lines if each["figures"]["commonest_text_fraction"] > 0.9)
+    collapse = next(
+        each["iteration"] for each in lines if each["figures"]["commonest_text_fraction"] > 0.9
+    )
     assert min(each["figures"]["entropy"] for each in lines) < 0.01, "it has collapsed"
     first = next(each for each in summary["alarms"] if each["kind"] == "one_text")
     assert first["first"] <= collapse + SOON
@@ -60,7 +77,11 @@ def test_a_collapse_is_named_on_the_console_in_status_and_in_the_report_within_t
     assert f"ALARM iteration {first['first']}: {ONE_TEXT}" in console
     assert ONE_TEXT in status(directory)
     page = (directory / "report.html").read_text()
-    assert ONE_TEXT in page and '"groups":[["Newest",[{"iteration":29,' in page and "no samples" not in page
+    assert (
+        ONE_TEXT in page
+        and '"groups":[["Newest",[{"iteration":29,' in page
+        and "no samples" not in page
+    )
     assert f"iteration {first['first']}: {ONE_TEXT}" in (directory / "logs/learner.log").read_text()
 
 

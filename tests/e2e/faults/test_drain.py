@@ -28,7 +28,15 @@ Process = subprocess.Popen[str]
 @contextmanager
 def worker(role: str, config: RunConfig, grace_s: float = GRACE_S) -> Iterator[Process]:
     """A real `prefixrl-rollout` or `prefixrl-scorer` process of this run."""
-    command = [sys.executable, "-m", f"prefixrl.{role}", "--run", config.directory, "--grace-s", str(grace_s)]
+    command = [
+        sys.executable,
+        "-m",
+        f"prefixrl.{role}",
+        "--run",
+        config.directory,
+        "--grace-s",
+        str(grace_s),
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         yield process
@@ -86,14 +94,23 @@ def learning(config: RunConfig, trained: list[int]) -> Iterator[None]:
         rank.say(Goodbye("the run is finished"))
 
 
-SLOW_SIGNALS = [pytest.param(each, marks=pytest.mark.nightly) for each in (signal.SIGUSR1, signal.SIGUSR2)]
+SLOW_SIGNALS = [
+    pytest.param(each, marks=pytest.mark.nightly) for each in (signal.SIGUSR1, signal.SIGUSR2)
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, *SLOW_SIGNALS])
-def test_a_drained_scorer_loses_nothing_and_every_group_is_trained_once(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_drained_scorer_loses_nothing_and_every_group_is_trained_once(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     # One version for all: this learner publishes none, and the window is wide enough to go on.
-    config = config_of(tmp_path, staleness=8, iterations=8, simulated={"completion_s": 0.2, "completion_sigma": 0.5})
+    config = config_of(
+        tmp_path,
+        staleness=8,
+        iterations=8,
+        simulated={"completion_s": 0.2, "completion_sigma": 0.5},
+    )
     trained: list[int] = []
     with (
         serving(config) as broker,
@@ -145,7 +162,10 @@ def test_a_second_signal_means_now(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "numbers",
-    [pytest.param([signal.SIGINT] * 2, marks=pytest.mark.nightly), [signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR2]],
+    [
+        pytest.param([signal.SIGINT] * 2, marks=pytest.mark.nightly),
+        [signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR2],
+    ],
 )
 def test_a_third_signal_and_a_second_ctrl_c_end_the_process_as_it_stands(
     numbers: list[signal.Signals], tmp_path: Path
@@ -157,10 +177,19 @@ def test_a_third_signal_and_a_second_ctrl_c_end_the_process_as_it_stands(
 
 
 def ended_while_scoring(
-    tmp_path: Path, numbers: list[signal.Signals], grace_s: float = GRACE_S, pause_s: float = 0.4, returns: bool = True
+    tmp_path: Path,
+    numbers: list[signal.Signals],
+    grace_s: float = GRACE_S,
+    pause_s: float = 0.4,
+    returns: bool = True,
 ) -> tuple[int, float, str]:
     """Signal a scorer whose tasks take a minute; afterwards their groups are at another one at once."""
-    config = config_of(tmp_path, staleness=2, iterations=8, simulated={"completion_s": 60.0, "completion_sigma": 0.0})
+    config = config_of(
+        tmp_path,
+        staleness=2,
+        iterations=8,
+        simulated={"completion_s": 60.0, "completion_sigma": 0.0},
+    )
     with (
         serving(config) as broker,
         workers(endpoint := endpoint_of(config), config, ("rollout",)),
@@ -181,7 +210,11 @@ def ended_while_scoring(
             wait_until(lambda: registered.is_leaving, "word of its end")
             wait_until(lambda: not registered.behind(), "the task that had not begun")
         if returns and len(numbers) == 2:
-            wait_until(lambda: registered.identity not in broker.dispatcher.registry.by_identity, "its Goodbye", 2.0)
+            wait_until(
+                lambda: registered.identity not in broker.dispatcher.registry.by_identity,
+                "its Goodbye",
+                2.0,
+            )
         ended = end_of(leaving, GRACE_S + 4.0)
         if returns:
             welcome = other.join("scorer")

@@ -10,11 +10,26 @@ import psutil
 import pytest
 
 from prefixrl.common.journal.crash_points import FOLDER_VARIABLE, VARIABLE
-from support.runs.run_helper import SMALL, check_books, finish, launched, logs, status, trained_iterations, wait_for
+from support.runs.run_helper import (
+    SMALL,
+    check_books,
+    finish,
+    launched,
+    logs,
+    status,
+    trained_iterations,
+    wait_for,
+)
 from support.tables import program
 
 pytestmark = pytest.mark.timeout(900)
-ENDLESS = (*SMALL, "algorithm.iterations=100000", "launch.scorers=2", "checkpoint.every=0", "broker.silence_s=4")
+ENDLESS = (
+    *SMALL,
+    "algorithm.iterations=100000",
+    "launch.scorers=2",
+    "checkpoint.every=0",
+    "broker.silence_s=4",
+)
 JUMPING = program(__file__, "JUMPING")
 
 
@@ -40,14 +55,20 @@ def console(launch: "subprocess.Popen[str]", until: str) -> str:
         *(pytest.param(each, marks=pytest.mark.chaos) for each in ("broker", "weights", "learner")),
     ],
 )
-def test_a_process_that_is_stopped_for_long_is_named_and_the_run_goes_on(name: str, tmp_path: Path) -> None:
+def test_a_process_that_is_stopped_for_long_is_named_and_the_run_goes_on(
+    name: str, tmp_path: Path
+) -> None:
     directory = tmp_path / "run"
     with launched(directory, *ENDLESS) as launch:
         wait_for(lambda: trained_iterations(directory) >= 3, "the third iteration")
         victim, workers = process_of(launch, name), len(status(directory)["workers"])
         victim.suspend()
         said = console(launch, "was stopped by a signal")
-        assert f"(pid {victim.pid})" in said and f"`kill -CONT {victim.pid}` lets it go on" in said and name in said
+        assert (
+            f"(pid {victim.pid})" in said
+            and f"`kill -CONT {victim.pid}` lets it go on" in said
+            and name in said
+        )
         before = trained_iterations(directory)
         if name == "scorer":
             wait_for(lambda: trained_iterations(directory) > before + 5, "training without it")
@@ -87,7 +108,11 @@ def test_a_stall_ends_the_launch_where_it_is_to_and_the_culprit_is_named(tmp_pat
         process_of(launch, "learner").suspend()
         output, _ = launch.communicate(timeout=120)
     assert launch.returncode == 5, output
-    assert "makes no progress for 1" in output and "(launch.on_stall)" in output and "the last event: " in output
+    assert (
+        "makes no progress for 1" in output
+        and "(launch.on_stall)" in output
+        and "the last event: " in output
+    )
 
 
 @pytest.mark.nightly
@@ -99,17 +124,27 @@ def test_a_clock_that_jumps_by_a_day_forward_and_back_costs_no_lease_and_no_work
     (clock / "ahead_s").write_text("0")
     (clock / "sitecustomize.py").write_text(JUMPING)
     monkeypatch.setenv("PYTHONPATH", f"{clock}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    with launched(directory, *SMALL, "algorithm.iterations=24", "broker.silence_s=20", "evaluation.every=2") as launch:
+    with launched(
+        directory, *SMALL, "algorithm.iterations=24", "broker.silence_s=20", "evaluation.every=2"
+    ) as launch:
         for ahead_s in (86400, -86400, 0):
             before = trained_iterations(directory)
-            wait_for(lambda before=before: trained_iterations(directory) >= before + 4, f"training before {ahead_s} s")
+            wait_for(
+                lambda before=before: trained_iterations(directory) >= before + 4,
+                f"training before {ahead_s} s",
+            )
             if ahead_s > 0:
                 running = {
-                    process_of(launch, name).pid for name in ("learner", "broker", "weights", "rollout", "scorer")
+                    process_of(launch, name).pid
+                    for name in ("learner", "broker", "weights", "rollout", "scorer")
                 }
-                assert running <= {int(path.name) for path in clock.iterdir() if path.name.isdigit()}
+                assert running <= {
+                    int(path.name) for path in clock.iterdir() if path.name.isdigit()
+                }
             (clock / "new").write_text(str(ahead_s))
             (clock / "new").replace(clock / "ahead_s")
         summary = finish(launch, directory)
     check_books(summary, directory)
-    assert summary["groups"]["trained"] == summary["groups"]["issued"] and "gave up" not in logs(directory)
+    assert summary["groups"]["trained"] == summary["groups"]["issued"] and "gave up" not in logs(
+        directory
+    )

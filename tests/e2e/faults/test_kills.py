@@ -14,7 +14,15 @@ import psutil
 import pytest
 
 from support.paths import ROOT
-from support.runs.run_helper import SMALL, check_books, command, launched, logs, trained_iterations, wait_for
+from support.runs.run_helper import (
+    SMALL,
+    check_books,
+    command,
+    launched,
+    logs,
+    trained_iterations,
+    wait_for,
+)
 
 
 @pytest.mark.nightly
@@ -25,7 +33,11 @@ def test_parameters_after_crashes_are_those_of_the_run_that_was_left_alone(tmp_p
     done = subprocess.run(small, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     found = {each["name"]: each["value"] for each in json.loads(figures.read_text())["figures"]}
-    assert found["disturbed runs at S = 0"] == found["of them bitwise equal to the one left alone"] >= 2
+    assert (
+        found["disturbed runs at S = 0"]
+        == found["of them bitwise equal to the one left alone"]
+        >= 2
+    )
     assert found["crash points reached"] == 4 and found["SIGKILLs at random times"] >= 1
 
 
@@ -41,12 +53,19 @@ def test_a_killed_run_goes_on_under_another_host_name_and_leaves_no_temporary_fi
         pytest.skip("needs the right to rename a host")
     with launched(directory, *SMALL) as launch:
         wait_for(lambda: trained_iterations(directory) >= 3, "three iterations")
-        for each in (psutil.Process(launch.pid), *psutil.Process(launch.pid).children(recursive=True)):
+        for each in (
+            psutil.Process(launch.pid),
+            *psutil.Process(launch.pid).children(recursive=True),
+        ):
             with contextlib.suppress(psutil.NoSuchProcess):  # it died with its parent
                 each.kill()
     assert list(temporary.glob("prefixrl*")) != [], "what a killed run leaves"
-    done = subprocess.run([*renamed, *command(directory, *SMALL)], capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [*renamed, *command(directory, *SMALL)], capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stdout + done.stderr + logs(directory)
     check_books(json.loads((directory / "summary.json").read_text()), directory)
-    hosts = [json.loads(line)["host"] for line in (directory / "starts.jsonl").read_text().splitlines()]
+    hosts = [
+        json.loads(line)["host"] for line in (directory / "starts.jsonl").read_text().splitlines()
+    ]
     assert hosts == [socket.gethostname(), "elsewhere"] and list(temporary.glob("prefixrl*")) == []

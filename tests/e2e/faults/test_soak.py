@@ -18,8 +18,19 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(400)]
 
 def test_whoever_is_killed_every_group_is_trained_once_within_the_window(tmp_path: Path) -> None:
     figures = tmp_path / "soak.json"
-    command = [sys.executable, "-m", "benchmarks.soak", "--quick", "--json", str(figures), "--folder", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=390, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.soak",
+        "--quick",
+        "--json",
+        str(figures),
+        "--folder",
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=390, check=False
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     report = json.loads(figures.read_text())
     value = {each["name"]: each["value"] for each in report["figures"]}

@@ -19,7 +19,12 @@ pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 RUN_FILE = run_helper.ROOT / "deploy/examples/arithmetic_direct/run.toml"
 TRAINING = run_helper.ROOT / "deploy/examples/arithmetic/train.jsonl"
-SMALL = ("algorithm.groups_per_iteration=16", "algorithm.iterations=3", "evaluation.problems=32", "broker.silence_s=2")
+SMALL = (
+    "algorithm.groups_per_iteration=16",
+    "algorithm.iterations=3",
+    "evaluation.problems=32",
+    "broker.silence_s=2",
+)
 FAILS_SOMETIMES = program(__file__, "FAILS_SOMETIMES")
 FAILS_ALWAYS = """
 def score(question, answer, gold):
@@ -39,7 +44,11 @@ def policy_that_writes_programs(folder: Path) -> Path:
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["decoder"]["decoders"] += [
         {"type": "Replace", "pattern": {"String": given}, "content": read}
-        for given, read in (("Let us", "<llm-code>#"), ("\\boxed{", "\nprint("), ("}", ")</llm-code>"))
+        for given, read in (
+            ("Let us", "<llm-code>#"),
+            ("\\boxed{", "\nprint("),
+            ("}", ")</llm-code>"),
+        )
     ]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     return folder
@@ -70,15 +79,26 @@ def allow_files(launch: "subprocess.Popen[str]", spare: int | None) -> None:
 def test_a_sandbox_that_fails_in_mid_run_makes_no_row_wrong_and_trains_none(tmp_path: Path) -> None:
     directory, policy = tmp_path / "run", policy_that_writes_programs(tmp_path / "policy")
     settings = (
-        f"adapter.model={policy}", "data.code=answers", "algorithm.groups_per_iteration=4",
-        "algorithm.samples_per_prompt=4", "algorithm.iterations=5", "evaluation.problems=8",
-        "broker.max_failure_share=1", "broker.requeues=1000", "scorer.verify_timeout_s=30",
-    )  # fmt: skip
+        f"adapter.model={policy}",
+        "data.code=answers",
+        "algorithm.groups_per_iteration=4",
+        "algorithm.samples_per_prompt=4",
+        "algorithm.iterations=5",
+        "evaluation.problems=8",
+        "broker.max_failure_share=1",
+        "broker.requeues=1000",
+        "scorer.verify_timeout_s=30",
+    )
     with run_helper.launched(directory, *settings, run_file=RUN_FILE) as process:
-        run_helper.wait_for(lambda: run_helper.trained_iterations(directory) >= 1, "the first iteration", 240)
+        run_helper.wait_for(
+            lambda: run_helper.trained_iterations(directory) >= 1, "the first iteration", 240
+        )
         # No sandbox can be built without descriptors; a fork, which needs two, still can.
         run_helper.wait_for(
-            lambda: allow_files(process, 2) or run_helper.status(directory)["row_errors"].get("sandbox failed"),
+            lambda: (
+                allow_files(process, 2)
+                or run_helper.status(directory)["row_errors"].get("sandbox failed")
+            ),
             "a sandbox that fails",
             120,
         )
@@ -87,8 +107,14 @@ def test_a_sandbox_that_fails_in_mid_run_makes_no_row_wrong_and_trains_none(tmp_
     run_helper.check_books(summary, directory)
     assert summary["groups"]["trained"] == 5 * 4
     assert set(summary["row_errors"]) == {"sandbox failed"}
-    golds = {line["id"]: line["answer"] for line in map(json.loads, TRAINING.read_text().splitlines())}
-    rows = [(row, golds[group["prompt_id"]]) for group in run_helper.inspect(directory) for row in group["rows"]]
+    golds = {
+        line["id"]: line["answer"] for line in map(json.loads, TRAINING.read_text().splitlines())
+    }
+    rows = [
+        (row, golds[group["prompt_id"]])
+        for group in run_helper.inspect(directory)
+        for row in group["rows"]
+    ]
     for row, gold in rows:
         if row["status"] == "error":
             assert row["advantage"] is None
@@ -101,7 +127,9 @@ def test_a_sandbox_that_fails_in_mid_run_makes_no_row_wrong_and_trains_none(tmp_
 
 
 @pytest.mark.nightly
-def test_what_the_verifier_cannot_judge_is_excluded_by_cause_and_never_a_reward_of_zero(tmp_path: Path) -> None:
+def test_what_the_verifier_cannot_judge_is_excluded_by_cause_and_never_a_reward_of_zero(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "mine.py").write_text(FAILS_SOMETIMES)
     directory = tmp_path / "run"
     settings = (*SMALL, f"reward.function={tmp_path}/mine.py:score")
@@ -128,7 +156,9 @@ def test_what_the_verifier_cannot_judge_is_excluded_by_cause_and_never_a_reward_
 
 
 @pytest.mark.nightly
-def test_a_verifier_that_fails_on_every_row_ends_the_run_by_name_with_its_counts(tmp_path: Path) -> None:
+def test_a_verifier_that_fails_on_every_row_ends_the_run_by_name_with_its_counts(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "mine.py").write_text(FAILS_ALWAYS)
     directory = tmp_path / "run"
     settings = (*SMALL, f"reward.function={tmp_path}/mine.py:score", "rollout.answer_tokens=64")
@@ -152,7 +182,10 @@ def test_a_host_that_cannot_isolate_runs_no_programs_and_says_why(tmp_path: Path
     finished = subprocess.run([*inside, *given], capture_output=True, text=True, timeout=300)
     said = finished.stdout + finished.stderr + run_helper.logs(directory)
     assert finished.returncode != 0
-    assert "error: data.code = 'answers', or a problem set with coding tasks, needs isolated programs" in said
+    assert (
+        "error: data.code = 'answers', or a problem set with coding tasks, needs isolated programs"
+        in said
+    )
     assert "needs isolated programs: this host cannot" in said
     assert "Traceback" not in said
 

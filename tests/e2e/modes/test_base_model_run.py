@@ -22,7 +22,9 @@ CONTROL = {2, 3, 4}
 @pytest.mark.nightly
 def test_allowed_control_tokens_are_drawn_and_counted_and_ratios_stay_exact(tmp_path: Path) -> None:
     directory = tmp_path / "run"
-    with launched(directory, *SMALL, *HOT, "rollout.control_tokens=allow", "algorithm.iterations=1") as process:
+    with launched(
+        directory, *SMALL, *HOT, "rollout.control_tokens=allow", "algorithm.iterations=1"
+    ) as process:
         finish(process, directory)
     figures = json.loads((directory / "metrics.jsonl").read_text())["figures"]
     rows = [row for line in inspect(directory) for row in line["rows"]]
@@ -33,7 +35,11 @@ def test_allowed_control_tokens_are_drawn_and_counted_and_ratios_stay_exact(tmp_
 
 def test_it_trains_on_texts_that_end_at_the_closer_and_the_check_warns(tmp_path: Path) -> None:
     models = [base_model(EXAMPLE / name, tmp_path / name) for name in ("adapter", "target")]
-    given = (f"adapter.model={models[0]}", f"target.model={models[1]}", f"directory={tmp_path / 'run'}")
+    given = (
+        f"adapter.model={models[0]}",
+        f"target.model={models[1]}",
+        f"directory={tmp_path / 'run'}",
+    )
     flags = [flag for setting in given for flag in ("--set", setting)]
     checked = subprocess.run(
         [sys.executable, "-m", "prefixrl.deploy", "launch", str(RUN_FILE), "--check", *flags],
@@ -43,19 +49,32 @@ def test_it_trains_on_texts_that_end_at_the_closer_and_the_check_warns(tmp_path:
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "target: a text ends at 0 '<|endoftext|>', 1 '<|im_end|>'" in checked.stdout
     for name in ("adapter", "target"):
-        assert f"warning: {name}: 1 '<|im_end|>' closes a turn of its chat template and is no eos" in checked.stdout
+        assert (
+            f"warning: {name}: 1 '<|im_end|>' closes a turn of its chat template and is no eos"
+            in checked.stdout
+        )
     directory = tmp_path / "run"
     with launched(directory, *SMALL, *given[:2], *HOT, "algorithm.iterations=4") as process:
         summary = finish(process, directory)
     check_books(summary, directory)
     for name in ("rollout-0", "scorer-0"):
-        assert "closes a turn of its chat template and is no eos" in (directory / f"logs/{name}.log").read_text()
+        assert (
+            "closes a turn of its chat template and is no eos"
+            in (directory / f"logs/{name}.log").read_text()
+        )
     assert summary["groups"]["trained"] == 4 * 16
     assert summary["accuracy"]["no_prefix"] > 0.1
     assert summary["truncated_fraction"] < 0.5
-    sampled = {token for line in inspect(directory) for row in line["rows"] for token in row["prefix_ids"]}
+    sampled = {
+        token for line in inspect(directory) for row in line["rows"] for token in row["prefix_ids"]
+    }
     assert sampled.isdisjoint(CONTROL)
-    ends = {row["prefix_ids"][-1] for line in inspect(directory) for row in line["rows"] if row["finish"] == "eos"}
+    ends = {
+        row["prefix_ids"][-1]
+        for line in inspect(directory)
+        for row in line["rows"]
+        if row["finish"] == "eos"
+    }
     assert 1 in ends and ends <= {0, 1}
     for line in (directory / "metrics.jsonl").read_text().splitlines():
         figures = json.loads(line)["figures"]

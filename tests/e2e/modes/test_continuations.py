@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from support.runs.run_helper import SMALL, check_books, child, finish, inspect, launched, trained_iterations, wait_for
+from support.runs.run_helper import (
+    SMALL,
+    check_books,
+    child,
+    finish,
+    inspect,
+    launched,
+    trained_iterations,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 

@@ -10,13 +10,26 @@ import psutil
 import pytest
 
 import prefixrl
-from support.runs.run_helper import ROOT, check_books, finish, inspect, launched, trained_iterations, wait_for
+from support.runs.run_helper import (
+    ROOT,
+    check_books,
+    finish,
+    inspect,
+    launched,
+    trained_iterations,
+    wait_for,
+)
 from support.tables import program
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 RUN_FILE = ROOT / "deploy/examples/arithmetic_direct/run.toml"
-SMALL = ("algorithm.groups_per_iteration=16", "algorithm.iterations=6", "evaluation.problems=64", "broker.silence_s=2")
+SMALL = (
+    "algorithm.groups_per_iteration=16",
+    "algorithm.iterations=6",
+    "evaluation.problems=64",
+    "broker.silence_s=2",
+)
 MINE = program(__file__, "MINE")
 
 
@@ -32,8 +45,12 @@ def scorers(launch: int) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize(("staleness", "swap"), [pytest.param(0, "drain", marks=pytest.mark.nightly), (2, "in_flight")])
-def test_a_short_run_keeps_its_books_and_loads_no_target(tmp_path: Path, staleness: int, swap: str) -> None:
+@pytest.mark.parametrize(
+    ("staleness", "swap"), [pytest.param(0, "drain", marks=pytest.mark.nightly), (2, "in_flight")]
+)
+def test_a_short_run_keeps_its_books_and_loads_no_target(
+    tmp_path: Path, staleness: int, swap: str
+) -> None:
     directory = tmp_path / "run"
     settings = (f"algorithm.max_staleness={staleness}", "rollout.answer_tokens=19")
     settings += (f"rollout.swap={swap}",)

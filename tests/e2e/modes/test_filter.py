@@ -38,7 +38,10 @@ def test_a_run_trains_on_what_passes_and_counts_the_rest_by_cause(tmp_path: Path
         rewards = [row["reward"] for row in line["rows"] if row["status"] != "error"]
         assert 0 < sum(rewards) < len(rewards)
     shown = subprocess.run(
-        [sys.executable, "-m", "prefixrl.deploy", "inspect", str(directory)], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "prefixrl.deploy", "inspect", str(directory)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     last = shown.stdout.splitlines()[-1]
     assert last.startswith("ended untrained: ")
@@ -59,7 +62,9 @@ def unanswerable(folder: Path) -> Path:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.chaos)])
-def test_a_filter_that_nothing_passes_ends_the_run_by_name_and_sends_everybody_home(ranks: int, tmp_path: Path) -> None:
+def test_a_filter_that_nothing_passes_ends_the_run_by_name_and_sends_everybody_home(
+    ranks: int, tmp_path: Path
+) -> None:
     directory = tmp_path / "run"
     settings = (*SMALL, MIXED, "filter.limit_batches=2", f"launch.learner_ranks={ranks}")
     with launched(directory, *settings, run_file=unanswerable(tmp_path)) as process:

@@ -38,7 +38,9 @@ class Held(TransformersEngine):
         return done
 
 
-def test_answers_that_cross_updates_are_recorded_token_by_token_and_never_older_than_the_window(tmp_path: Path) -> None:
+def test_answers_that_cross_updates_are_recorded_token_by_token_and_never_older_than_the_window(
+    tmp_path: Path,
+) -> None:
     """The slow answer crosses as many updates as the window is wide.
 
     Then the learner waits for it, and none overtakes it.
@@ -51,6 +53,10 @@ def test_answers_that_cross_updates_are_recorded_token_by_token_and_never_older_
 
     trained = in_flight_run.run(here, held, until_written)
     assert max(trained.ages) == in_flight_run.STALENESS and min(trained.ages) >= 0
-    versions = {tuple(span.version for span in row.spans) for group in trained.groups for row in group.prefixes.rows}
+    versions = {
+        tuple(span.version for span in row.spans)
+        for group in trained.groups
+        for row in group.prefixes.rows
+    }
     assert (0, 1, 2, 3) in versions
     assert in_flight_run.largest_gap(here) < 1e-3

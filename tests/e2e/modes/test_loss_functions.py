@@ -11,18 +11,31 @@ from support.runs.run_helper import SMALL, check_books, finish, launched
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SHORT = (*SMALL, "algorithm.iterations=3", "evaluation.problems=8", "algorithm.name=grpo")
-METRICS = {"cispo": {"clipped"}, "sapo": {"gate"}, "squared_log_ratio": {"outside", "square"}, "vespo": {"phi"}}
+METRICS = {
+    "cispo": {"clipped"},
+    "sapo": {"gate"},
+    "squared_log_ratio": {"outside", "square"},
+    "vespo": {"phi"},
+}
 
 
 @pytest.mark.parametrize("name", METRICS)
 def test_a_run_trains_with_a_shipped_loss(tmp_path: Path, name: str) -> None:
     file = ROOT / f"deploy/examples/losses/{name}.py"
-    settings = (f"algorithm.loss_function={file}:loss", f"launch.learner_ranks={2 if name == 'cispo' else 1}")
+    settings = (
+        f"algorithm.loss_function={file}:loss",
+        f"launch.learner_ranks={2 if name == 'cispo' else 1}",
+    )
     with launched(tmp_path / "run", *SHORT, *settings) as process:
         check_books(finish(process, tmp_path / "run"), tmp_path / "run")
-    lines = [json.loads(line)["figures"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line)["figures"]
+        for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    ]
     for each in lines:
-        assert {key.removeprefix("loss/") for key in each if key.startswith("loss/")} == METRICS[name]
+        assert {key.removeprefix("loss/") for key in each if key.startswith("loss/")} == METRICS[
+            name
+        ]
     assert all(each["actor_grad_norm"] > 0 and each["bounded_fraction"] == 0 for each in lines)
 
 
@@ -30,7 +43,12 @@ def test_a_broken_loss_ends_the_run_at_its_start_as_the_users_fault(tmp_path: Pa
     (tmp_path / "mine.py").write_text(
         "def loss(logprobs, proximal, behaviour, advantages, mask):\n    return 0.0, {}\n"
     )
-    with launched(tmp_path / "run", *SHORT, f"algorithm.loss_function={tmp_path}/mine.py:loss") as process:
+    with launched(
+        tmp_path / "run", *SHORT, f"algorithm.loss_function={tmp_path}/mine.py:loss"
+    ) as process:
         output, _ = process.communicate(timeout=120)
     assert process.returncode == 2, output
-    assert f"algorithm.loss_function = '{tmp_path}/mine.py:loss' returned (float, dict); expected" in output
+    assert (
+        f"algorithm.loss_function = '{tmp_path}/mine.py:loss' returned (float, dict); expected"
+        in output
+    )

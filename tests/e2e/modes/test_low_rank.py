@@ -14,7 +14,8 @@ LOW_RANK = ("learner.lora={rank=4}", "learner.actor_lr=5e-4")
 @pytest.mark.nightly
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(
-    "engine", ["transformers", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(600)])]
+    "engine",
+    ["transformers", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(600)])],
 )
 def test_rollouts_get_matrices_and_prove_every_version(engine: str, tmp_path: Path) -> None:
     directory = tmp_path / "run"
@@ -27,7 +28,18 @@ def test_rollouts_get_matrices_and_prove_every_version(engine: str, tmp_path: Pa
     learner = (directory / "logs/learner.log").read_text()
     assert "failed the proof" not in learner
     if engine == "transformers":
-        command = [sys.executable, "-m", "prefixrl.deploy", "eval", str(directory), "--arm", "adapter"]
+        command = [
+            sys.executable,
+            "-m",
+            "prefixrl.deploy",
+            "eval",
+            str(directory),
+            "--arm",
+            "adapter",
+        ]
         judged = subprocess.run(command, capture_output=True, text=True, timeout=200)
         assert judged.returncode == 0, judged.stdout + judged.stderr
-    assert "version 0: 535808 bytes in 20 tensors" in learner and "version 8: 47104 bytes in 28 tensors" in learner
+    assert (
+        "version 0: 535808 bytes in 20 tensors" in learner
+        and "version 8: 47104 bytes in 28 tensors" in learner
+    )

@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 from support.models.process_models import SEPARATOR, trained_step_tag
-from support.runs.run_helper import ROOT, check_books, child, finish, inspect, launched, trained_iterations, wait_for
+from support.runs.run_helper import (
+    ROOT,
+    check_books,
+    child,
+    finish,
+    inspect,
+    launched,
+    trained_iterations,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.nightly]
 
@@ -25,19 +34,33 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def process(model: Path) -> tuple[str, ...]:
-    keys = ("format=step_tag", f"model={model}", f"separator='{SEPARATOR}'", "aggregate=min", "max_tokens=256")
+    keys = (
+        "format=step_tag",
+        f"model={model}",
+        f"separator='{SEPARATOR}'",
+        "aggregate=min",
+        "max_tokens=256",
+    )
     return tuple(f"scorer.prm.{key}" for key in (*keys, "device=cpu"))
 
 
 def figures(directory: Path) -> list[dict[str, Any]]:
-    return [json.loads(line)["figures"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)["figures"]
+        for line in (directory / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 @pytest.mark.nightly
 def test_training_moves_by_the_scores_of_steps_alone(tmp_path: Path, model: Path) -> None:
     directory = tmp_path / "run"
     # Synchronous, at the example's learning rate: at 1e-3 the policy soon finds answers that please the model alone.
-    settings = ("algorithm.name=grpo", "algorithm.iterations=24", "algorithm.kl=0", "algorithm.max_staleness=0")
+    settings = (
+        "algorithm.name=grpo",
+        "algorithm.iterations=24",
+        "algorithm.kl=0",
+        "algorithm.max_staleness=0",
+    )
     with launched(directory, *SMALL, *settings, *process(model), run_file=RUN_FILE) as run:
         summary = finish(run, directory)
     check_books(summary, directory)
@@ -54,11 +77,21 @@ def test_training_moves_by_the_scores_of_steps_alone(tmp_path: Path, model: Path
     assert mean(late, "outcome") > mean(early, "outcome") + 0.1  # which nothing rewarded
     accuracy = summary["accuracy"]
     assert accuracy["trained_adapter"] > accuracy["untrained_adapter"] + 0.2
-    assert accuracy["trained_adapter"] * 64 == pytest.approx(round(accuracy["trained_adapter"] * 64))
+    assert accuracy["trained_adapter"] * 64 == pytest.approx(
+        round(accuracy["trained_adapter"] * 64)
+    )
 
 
-def test_a_run_whose_scorer_was_killed_ends_with_the_same_adapter(tmp_path: Path, model: Path) -> None:
-    strict = (*SMALL, *process(model), "algorithm.iterations=6", "algorithm.max_staleness=0", "checkpoint.every=3")
+def test_a_run_whose_scorer_was_killed_ends_with_the_same_adapter(
+    tmp_path: Path, model: Path
+) -> None:
+    strict = (
+        *SMALL,
+        *process(model),
+        "algorithm.iterations=6",
+        "algorithm.max_staleness=0",
+        "checkpoint.every=3",
+    )
     strict += ("bitwise=true", "scorer.prm.coefficient=0.5", "scorer.prm.outcome_coefficient=0.5")
     with launched(tmp_path / "whole", *strict, run_file=RUN_FILE) as run:
         check_books(finish(run, tmp_path / "whole"), tmp_path / "whole")
@@ -67,7 +100,9 @@ def test_a_run_whose_scorer_was_killed_ends_with_the_same_adapter(tmp_path: Path
         wait_for(lambda: child(run, "prefixrl-scorer"), "the scorer").send_signal(signal.SIGKILL)
         check_books(finish(run, tmp_path / "killed"), tmp_path / "killed")
     weights = "checkpoints/step_00000006/hf/model.safetensors"
-    assert (tmp_path / "whole" / weights).read_bytes() == (tmp_path / "killed" / weights).read_bytes()
+    assert (tmp_path / "whole" / weights).read_bytes() == (
+        tmp_path / "killed" / weights
+    ).read_bytes()
     assert [each["reward"] for each in figures(tmp_path / "whole")] == [
         each["reward"] for each in figures(tmp_path / "killed")
     ]

@@ -20,9 +20,15 @@ from support.runs.run_helper import SMALL, check_books, finish, inspect, launche
 pytestmark = [pytest.mark.timeout(600), pytest.mark.nightly]
 
 SETTINGS = (
-    "algorithm.name=grpo", "algorithm.iterations=30", "algorithm.kl=0", "algorithm.entropy=0", "learner.actor_lr=1e-3",
-    "scorer.keep_completions=true", "scorer.continuations=2", "checkpoint.every=30",
-)  # fmt: skip
+    "algorithm.name=grpo",
+    "algorithm.iterations=30",
+    "algorithm.kl=0",
+    "algorithm.entropy=0",
+    "learner.actor_lr=1e-3",
+    "scorer.keep_completions=true",
+    "scorer.continuations=2",
+    "checkpoint.every=30",
+)
 HELD_OUT = 64
 
 
@@ -35,7 +41,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Path]:
     """A finished run that only scores of steps rewarded."""
     directory = tmp_path_factory.mktemp("prefixes") / "run"
-    keys = ("format=step_tag", f"model={model}", f"separator='{SEPARATOR}'", "aggregate=min", "max_tokens=256")
+    keys = (
+        "format=step_tag",
+        f"model={model}",
+        f"separator='{SEPARATOR}'",
+        "aggregate=min",
+        "max_tokens=256",
+    )
     process = tuple(f"scorer.prm.{key}" for key in (*keys, "device=cpu"))
     with launched(directory, *SMALL, *SETTINGS, *process) as running:
         check_books(finish(running, directory), directory)
@@ -46,7 +58,9 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_every_continuation_has_the_scores_of_its_prefix_and_completion_together(run: Path, model: Path) -> None:
+def test_every_continuation_has_the_scores_of_its_prefix_and_completion_together(
+    run: Path, model: Path
+) -> None:
     form, loaded_model = loaded(model, "step_tag")
     groups = inspect(run)
     seen = 0
@@ -76,14 +90,28 @@ def test_training_moves_by_the_scores_of_steps_alone(run: Path) -> None:
 
 
 def test_an_evaluation_chooses_among_the_answers_of_a_problem_by_their_steps(run: Path) -> None:
-    command = [sys.executable, "-m", "prefixrl.deploy", "eval", str(run), "--samples", "4", "--checkpoint", "0"]
-    finished = subprocess.run([*command, "--arm", "adapter"], capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "prefixrl.deploy",
+        "eval",
+        str(run),
+        "--samples",
+        "4",
+        "--checkpoint",
+        "0",
+    ]
+    finished = subprocess.run(
+        [*command, "--arm", "adapter"], capture_output=True, text=True, check=False
+    )
     assert finished.returncode == 0, finished.stderr
     folder = run / "eval/step_00000000"
     rows = lines_of(folder / "evaluations/adapter.heldout.sampled4.jsonl")
     assert len(rows) == 4 * HELD_OUT and all(row["reward"] in (0.0, 1.0) for row in rows)
     assert sum(row["scores"] is not None for row in rows) > 0.9 * len(rows)
-    assert {row.get("scores") for row in lines_of(folder / "evaluations/adapter.heldout.greedy.jsonl")} == {None}
+    assert {
+        row.get("scores") for row in lines_of(folder / "evaluations/adapter.heldout.greedy.jsonl")
+    } == {None}
     results = json.loads((folder / "results.json").read_text())["results"]
     greedy, sampled = (each["accuracy"] for each in results)
     assert greedy["chosen"] == {} and set(sampled["chosen"]) == set(CHOICES)

@@ -12,7 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.runs.run_helper import SMALL, check_books, finish, launched, logs, trained_iterations, wait_for
+from support.runs.run_helper import (
+    SMALL,
+    check_books,
+    finish,
+    launched,
+    logs,
+    trained_iterations,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.nightly]
 
@@ -39,13 +47,26 @@ def test_a_killed_rank_ends_the_learner_with_its_name_and_the_run_resumes(tmp_pa
         victim.kill()
         wait_for(lambda: not survivor.is_running(), "the end of rank 0", timeout_s=30)
         said = f"learner rank 1 (pid {victim.pid}) was killed by signal 9"
-        wait_for(lambda: said in (directory / "logs/learner.log").read_text(), "the name of the dead rank", 30)
+        wait_for(
+            lambda: said in (directory / "logs/learner.log").read_text(),
+            "the name of the dead rank",
+            30,
+        )
         summary = finish(process, directory)
     check_books(summary, directory)
     assert trained_iterations(directory) == 10
-    logs_there = {name: (directory / f"logs/{name}.log").read_text() for name in ("learner", "rollout-0", "scorer-0")}
-    assert all(f"; rank {rank} of 2; DeepSpeed, ZeRO stage 0; sdpa " in logs_there["learner"] for rank in (0, 1))
-    assert all(re.search(r" (loaded|are loaded at iteration 0): cpu, \d+ threads; ", s) for s in logs_there.values())
+    logs_there = {
+        name: (directory / f"logs/{name}.log").read_text()
+        for name in ("learner", "rollout-0", "scorer-0")
+    }
+    assert all(
+        f"; rank {rank} of 2; DeepSpeed, ZeRO stage 0; sdpa " in logs_there["learner"]
+        for rank in (0, 1)
+    )
+    assert all(
+        re.search(r" (loaded|are loaded at iteration 0): cpu, \d+ threads; ", s)
+        for s in logs_there.values()
+    )
 
 
 @pytest.mark.chaos

@@ -26,13 +26,19 @@ def run_of_long_questions(folder: Path) -> RunConfig:
     return config
 
 
-def test_what_arrives_while_the_disk_is_full_is_acknowledged_once_there_is_room(tmp_path: Path) -> None:
+def test_what_arrives_while_the_disk_is_full_is_acknowledged_once_there_is_room(
+    tmp_path: Path,
+) -> None:
     with small_disk(tmp_path / "disk", 4 << 20) as small:
         config = run_of_long_questions(small.path / "run")
         path = Path(config.directory) / "journal"
         with (
             fakes.serving(config),
-            fakes.peers(fakes.endpoint_of(config), "rank", "rollout", "scorer") as (rank, rollout, scorer),
+            fakes.peers(fakes.endpoint_of(config), "rank", "rollout", "scorer") as (
+                rank,
+                rollout,
+                scorer,
+            ),
         ):
             fakes.learner(rank)
             rollout.ready(config, "rollout")
@@ -44,10 +50,15 @@ def test_what_arrives_while_the_disk_is_full_is_acknowledged_once_there_is_room(
             written = (path / "000000.msgpack").read_bytes()
             for _ in range(2):
                 scorer.say(fakes.scored(scorer.hear(ScoreTask)))
-            fakes.wait_until(lambda: "the journal cannot be written" in fakes.status(rank)["waiting_for"], "the reason")
+            fakes.wait_until(
+                lambda: "the journal cannot be written" in fakes.status(rank)["waiting_for"],
+                "the reason",
+            )
             rank.say(GetBatch(0, 0, 1))
             assert str(small.path) in rank.hear(NotYet).waiting_for
-            assert (path / "000000.msgpack").read_bytes() == written, "no half record is left behind"
+            assert (path / "000000.msgpack").read_bytes() == written, (
+                "no half record is left behind"
+            )
             small.make_room()
             for _ in range(2):
                 scorer.hear(Ack)
@@ -56,7 +67,9 @@ def test_what_arrives_while_the_disk_is_full_is_acknowledged_once_there_is_room(
             fakes.train(rank, 0)
             assert fakes.status(rank)["waiting_for"] == ""
         records = list(journal.read(path))
-        assert sorted(each.group.prefixes.seq for each in records if isinstance(each, GroupScored)) == [0, 1, 2, 3]
+        assert sorted(
+            each.group.prefixes.seq for each in records if isinstance(each, GroupScored)
+        ) == [0, 1, 2, 3]
         assert sum(isinstance(each, BatchFormed) for each in records) == 1
 
 
@@ -79,7 +92,9 @@ def test_no_work_is_given_and_no_version_announced_while_the_disk_is_full(tmp_pa
             score = scorer.hear(ScoreTask)
             small.fill()
             scorer.say(fakes.scored(score))
-            fakes.wait_until(lambda: "the journal" in fakes.status(rank)["waiting_for"], "the reason")
+            fakes.wait_until(
+                lambda: "the journal" in fakes.status(rank)["waiting_for"], "the reason"
+            )
             other.ready(config, "rollout")
             rank.say(Published(V1))
             assert other.hears_nothing_of(PrefixTask, for_s=1.5)
@@ -104,7 +119,9 @@ def test_a_disk_that_stays_full_ends_the_wait_with_its_name(tmp_path: Path) -> N
 
     assert not full.takes(no_room, 0.0)
     assert not full.takes(lambda: pytest.fail("tried at once again"), disk.RETRY_S / 2)
-    with pytest.raises(disk.TrainingFault, match=rf"waited 1800 s for room on the disk of {tmp_path}"):
+    with pytest.raises(
+        disk.TrainingFault, match=rf"waited 1800 s for room on the disk of {tmp_path}"
+    ):
         full.takes(no_room, disk.WAIT_S + 1.0)
 
 

@@ -26,9 +26,13 @@ from support.fakes import ready, run_on_disk
 KEPT, ITERATIONS = 8, 100
 """Things kept of each kind, for the test; iterations before the first count."""
 BOUNDS = (
-    (identity, "VERSIONS_KEPT"), (evaluations, "VERSIONS_KEPT"), (versions, "PROBES_KEPT"), (peers, "MOST_PEERS"),
-    (order, "PERMUTATIONS_KEPT"), (records, "MOST_CAUSES"),
-)  # fmt: skip
+    (identity, "VERSIONS_KEPT"),
+    (evaluations, "VERSIONS_KEPT"),
+    (versions, "PROBES_KEPT"),
+    (peers, "MOST_PEERS"),
+    (order, "PERMUTATIONS_KEPT"),
+    (records, "MOST_CAUSES"),
+)
 
 
 class Learner:
@@ -42,12 +46,17 @@ class Learner:
         self.broker, self._numbers = self._fake.broker, count()
 
     def _say(self, peer: str, message: learner.ToBroker) -> None:
-        role: KeyRole = "rank" if peer == "rank" else "operator" if peer.startswith("operator") else "worker"
+        role: KeyRole = (
+            "rank" if peer == "rank" else "operator" if peer.startswith("operator") else "worker"
+        )
         self.broker._handle_safely(Received(peer.encode(), message, b"", Listed(role, role)))
 
     def _join(self, peer: str, role: Role) -> None:
         self._say(
-            peer, worker.Hello(protocol=PROTOCOL, role=role, incarnation=f"i{next(self._numbers)}", host="h", pid=1)
+            peer,
+            worker.Hello(
+                protocol=PROTOCOL, role=role, incarnation=f"i{next(self._numbers)}", host="h", pid=1
+            ),
         )
         if role in ("rollout", "scorer"):
             self._say(peer, ready(self._config, role, 8, self.broker.ledger.completed))
@@ -58,14 +67,21 @@ class Learner:
         self._join("rank", "rank")  # more peers came than are kept
         self._join(f"operator{iteration}", "operator")
         self._say(f"operator{iteration}", learner.GetStatus())
-        prompts, prefixes = (self.broker.dispatcher._prompts.prompt(0),), self._config.rollout_sampling()
+        prompts, prefixes = (
+            (self.broker.dispatcher._prompts.prompt(0),),
+            self._config.rollout_sampling(),
+        )
         self._say(
             "rank",
             learner.Evaluate(
-                name=name, version=iteration, prefix_tokens=b"", prompts=prompts, prefix_sampling=prefixes,
+                name=name,
+                version=iteration,
+                prefix_tokens=b"",
+                prompts=prompts,
+                prefix_sampling=prefixes,
                 completion_sampling=self._config.scorer_sampling(),
             ),
-        )  # fmt: skip
+        )
         self._join(f"leaver{iteration}", "rollout")
         self._fake.turn()
         self._say(f"leaver{iteration}", worker.Goodbye("it leaves its tasks"))
@@ -92,7 +108,8 @@ class Learner:
         self._say("rank", learner.Published(WeightsNote(iteration + 1, digest, *probe)))
         for role in workers:
             self._say(
-                f"{role}{iteration}", worker.Heartbeat(progress=iteration, busy_row_s=1.0, leases=(), state="idle")
+                f"{role}{iteration}",
+                worker.Heartbeat(progress=iteration, busy_row_s=1.0, leases=(), state="idle"),
             )
             self._say(f"{role}{iteration}", worker.Goodbye("its time is over"))
         self._fake.turn()
@@ -120,4 +137,6 @@ def test_the_broker_holds_no_more_after_four_times_as_many_iterations(
     after = run.blocks(4 * ITERATIONS)
     run.broker.journal.close()
     # One block per iteration would be 300; dictionaries and pools of the interpreter fill up by about 100.
-    assert after - before < 2 * ITERATIONS, f"{before} blocks, {after} after four times as many iterations"
+    assert after - before < 2 * ITERATIONS, (
+        f"{before} blocks, {after} after four times as many iterations"
+    )

@@ -17,7 +17,14 @@ from prefixrl.common.wire.keys import Listed
 from prefixrl.common.wire.messages import worker as messages
 from prefixrl.common.wire.messages.fields import MOST_ROWS, PROTOCOL
 from prefixrl.common.wire.messages.groups import GroupPrefixes, ScoredGroup
-from prefixrl.common.wire.messages.learner import FromBroker, GetBatch, GetEvaluation, GetStatus, Status, ToBroker
+from prefixrl.common.wire.messages.learner import (
+    FromBroker,
+    GetBatch,
+    GetEvaluation,
+    GetStatus,
+    Status,
+    ToBroker,
+)
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.wire.transport import Received, Server
 from prefixrl.learner.broker.__main__ import build
@@ -34,7 +41,9 @@ VOCABULARY = 100
 
 @pytest.fixture
 def config(tmp_path: Path) -> RunConfig:
-    config = fakes.run_on_disk(tmp_path, rollout={"groups_per_task": 2, "prefix_tokens": 4, "max_prompt_tokens": 8})
+    config = fakes.run_on_disk(
+        tmp_path, rollout={"groups_per_task": 2, "prefix_tokens": 4, "max_prompt_tokens": 8}
+    )
     (Path(config.adapter.model) / "config.json").write_text(f'{{"vocab_size": {VOCABULARY}}}')
     return config
 
@@ -89,13 +98,20 @@ ABSURD: dict[str, ToBroker] = {
 
 
 @pytest.mark.parametrize("message", ABSURD.values(), ids=ABSURD)
-def test_figures_and_strings_out_of_range_are_not_even_read(message: ToBroker, config: RunConfig) -> None:
-    with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "bad", "rank") as (bad, rank):
+def test_figures_and_strings_out_of_range_are_not_even_read(
+    message: ToBroker, config: RunConfig
+) -> None:
+    with (
+        fakes.serving(config) as broker,
+        fakes.peers(fakes.endpoint_of(config), "bad", "rank") as (bad, rank),
+    ):
         bad.ready(config, "rollout")
         bad.hear(messages.PrefixTask)
         bad.say(message)
         fakes.learner(rank)
-        found = fakes.wait_until(lambda: (found := fakes.status(rank))["malformed_messages"] and found, "the count")
+        found = fakes.wait_until(
+            lambda: (found := fakes.status(rank))["malformed_messages"] and found, "the count"
+        )
         msgspec.json.decode(msgspec.json.encode(found), type=StatusDocument)
         assert found["workers"][0]["state"] == "starting"
         works_on(config, broker)
@@ -106,7 +122,13 @@ UNLIMITED_STRINGS = {
     *("Row.text", "TextVerdict.completion"),
 }
 """Equal to what the broker gave out, or limited by the run's lengths in the handler."""
-UNLIMITED_NUMBERS = {"GroupPrefixes.seed", "TextVerdict.reward", "Hello.protocol", "Ready.seats", "Ready.room"}
+UNLIMITED_NUMBERS = {
+    "GroupPrefixes.seed",
+    "TextVerdict.reward",
+    "Hello.protocol",
+    "Ready.seats",
+    "Ready.room",
+}
 """Compared, or refused in the handler with a sentence."""
 
 
@@ -120,7 +142,9 @@ def test_every_string_and_number_that_a_worker_sends_has_a_limit() -> None:
             case msgspec.inspect.StructType(cls=cls, fields=fields):
                 for field in fields:
                     owner = next(
-                        each for each in reversed(cls.__mro__) if field.name in getattr(each, "__annotations__", ())
+                        each
+                        for each in reversed(cls.__mro__)
+                        if field.name in getattr(each, "__annotations__", ())
                     )
                     walk(field.type, f"{owner.__name__}.{field.name}")
             case msgspec.inspect.UnionType(types=types):
@@ -130,7 +154,10 @@ def test_every_string_and_number_that_a_worker_sends_has_a_limit() -> None:
                 walk(item, where)
             case msgspec.inspect.StrType(max_length=None):
                 unlimited.add(where)
-            case msgspec.inspect.IntType(ge=least, le=most) | msgspec.inspect.FloatType(ge=least, le=most):
+            case (
+                msgspec.inspect.IntType(ge=least, le=most)
+                | msgspec.inspect.FloatType(ge=least, le=most)
+            ):
                 if least is None or most is None:
                     unlimited.add(where)
 
@@ -156,7 +183,10 @@ def test_an_evaluation_too_large_for_a_message_is_refused_with_its_size(config: 
 
 
 def test_a_group_said_twice_is_refused_leased_or_not(config: RunConfig) -> None:
-    with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "leased", "late") as both:
+    with (
+        fakes.serving(config) as broker,
+        fakes.peers(fakes.endpoint_of(config), "leased", "late") as both,
+    ):
         for peer in both:
             peer.ready(config, "rollout")
             task = peer.hear(messages.PrefixTask)
@@ -174,7 +204,10 @@ def test_a_fault_over_a_workers_message_ends_that_worker_with_a_trace_in_the_log
     def fail(*_: object) -> None:
         raise KeyError("nobody foresaw this")
 
-    with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "first") as (first,):
+    with (
+        fakes.serving(config) as broker,
+        fakes.peers(fakes.endpoint_of(config), "first") as (first,),
+    ):
         first.ready(config, "rollout", slots=2)
         task = first.hear(messages.PrefixTask)
         with monkeypatch.context() as broken:
@@ -183,7 +216,9 @@ def test_a_fault_over_a_workers_message_ends_that_worker_with_a_trace_in_the_log
             refused(first, "the broker failed over this Prefixes (KeyError('nobody foresaw this'))")
         assert "Traceback" in caplog.text
         broker.ledger.check()
-        assert set(broker.ledger.states()) <= {"queued", "sampling"}, "what it held is given out again"
+        assert set(broker.ledger.states()) <= {"queued", "sampling"}, (
+            "what it held is given out again"
+        )
         works_on(config, broker)
 
 
@@ -237,7 +272,10 @@ def test_scores_of_a_worker_that_never_held_the_task_do_not_count(config: RunCon
 
 
 def test_prefixes_of_a_worker_that_never_held_the_task_do_not_count(config: RunConfig) -> None:
-    with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "honest", "thief") as (honest, thief):
+    with (
+        fakes.serving(config) as broker,
+        fakes.peers(fakes.endpoint_of(config), "honest", "thief") as (honest, thief),
+    ):
         honest.ready(config, "rollout")
         task = honest.hear(messages.PrefixTask)
         thief.ready(config, "rollout")
@@ -248,7 +286,9 @@ def test_prefixes_of_a_worker_that_never_held_the_task_do_not_count(config: RunC
         assert broker.ledger.counts.duplicates_ignored == 0
 
 
-def with_first(result: messages.Scores, change: Callable[[GroupPrefixes], GroupPrefixes]) -> messages.Scores:
+def with_first(
+    result: messages.Scores, change: Callable[[GroupPrefixes], GroupPrefixes]
+) -> messages.Scores:
     first, *rest = result.groups
     return replace(result, groups=(replace(first, prefixes=change(first.prefixes)), *rest))
 
@@ -270,12 +310,18 @@ FORGED: dict[str, Callable[[GroupPrefixes], GroupPrefixes]] = {
 def test_a_scorer_may_not_replace_what_it_was_given(
     change: Callable[[GroupPrefixes], GroupPrefixes], config: RunConfig
 ) -> None:
-    with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "r", "bad") as (rollout, bad):
+    with (
+        fakes.serving(config) as broker,
+        fakes.peers(fakes.endpoint_of(config), "r", "bad") as (rollout, bad),
+    ):
         rollout.ready(config, "rollout")
         rollout.say(fakes.sampled(rollout.hear(messages.PrefixTask)))
         bad.ready(config, "scorer")
         bad.say(with_first(fakes.scored(bad.hear(messages.ScoreTask)), change))
-        refused(bad, "another prefixes, version or weights in groups [0]; it must answer exactly what it was given")
+        refused(
+            bad,
+            "another prefixes, version or weights in groups [0]; it must answer exactly what it was given",
+        )
         broker.ledger.check()
         assert "scored" not in broker.ledger.states()
 
@@ -301,8 +347,14 @@ POISON: dict[str, tuple[Callable[[GroupPrefixes], GroupPrefixes], str]] = {
         lambda group: replace(group, prompt_tokens=pack_tokens([1] * 9)),
         "prompt: 9 tokens, allowed are 8",
     ),
-    "a long text": (lambda group: rows(group, text="x" * 4096), "a text of 4096 characters, allowed are 2048"),
-    "a row too many": (lambda group: replace(group, rows=group.rows * 2), "holds 4 rows, the task asked for 2"),
+    "a long text": (
+        lambda group: rows(group, text="x" * 4096),
+        "a text of 4096 characters, allowed are 2048",
+    ),
+    "a row too many": (
+        lambda group: replace(group, rows=group.rows * 2),
+        "holds 4 rows, the task asked for 2",
+    ),
     "another question": (
         lambda group: replace(group, prompt=replace(group.prompt, question="?")),
         "another prompt or seed in groups [0]",
@@ -328,19 +380,30 @@ def test_prefixes_beyond_the_runs_limits_are_refused(case: str, config: RunConfi
 
 def test_a_text_that_nobody_keeps_is_refused(config: RunConfig) -> None:
     def wordy(group: ScoredGroup) -> ScoredGroup:
-        return replace(group, verdicts=tuple(replace(each, completion="x") for each in group.verdicts))
+        return replace(
+            group, verdicts=tuple(replace(each, completion="x") for each in group.verdicts)
+        )
 
-    with fakes.serving(config), fakes.peers(fakes.endpoint_of(config), "r", "bad") as (rollout, bad):
+    with (
+        fakes.serving(config),
+        fakes.peers(fakes.endpoint_of(config), "r", "bad") as (rollout, bad),
+    ):
         rollout.ready(config, "rollout")
         rollout.say(fakes.sampled(rollout.hear(messages.PrefixTask)))
         bad.ready(config, "scorer")
         task = bad.hear(messages.ScoreTask)
-        bad.say(messages.Scores(task.task, "train", tuple(wordy(fakes.judged(group, task)) for group in task.groups)))
+        bad.say(
+            messages.Scores(
+                task.task, "train", tuple(wordy(fakes.judged(group, task)) for group in task.groups)
+            )
+        )
         refused(bad, "row 0: a text of 1 characters, allowed are 0")
 
 
 @pytest.mark.parametrize("slots", [0, -1, MOST_ROWS + 1, 2**31])
-def test_an_absurd_room_for_rows_is_refused_with_the_allowed_ones(slots: int, config: RunConfig) -> None:
+def test_an_absurd_room_for_rows_is_refused_with_the_allowed_ones(
+    slots: int, config: RunConfig
+) -> None:
     with fakes.serving(config), fakes.peers(fakes.endpoint_of(config), "greedy") as (greedy,):
         greedy.join("rollout")
         greedy.say(fakes.ready(config, "rollout", slots=slots))
@@ -348,21 +411,35 @@ def test_an_absurd_room_for_rows_is_refused_with_the_allowed_ones(slots: int, co
         refused(greedy, f"{wanted} {MOST_ROWS} seats")
 
 
-def test_a_worker_that_only_counts_up_is_given_up_and_its_tasks_go_to_another(tmp_path: Path) -> None:
+def test_a_worker_that_only_counts_up_is_given_up_and_its_tasks_go_to_another(
+    tmp_path: Path,
+) -> None:
     config = fakes.run_on_disk(
-        tmp_path, broker={"heartbeat_s": 0.1, "silence_s": 2.0, "stall_s": 3.0}, learner={"batch_timeout_s": 4}
+        tmp_path,
+        broker={"heartbeat_s": 0.1, "silence_s": 2.0, "stall_s": 3.0},
+        learner={"batch_timeout_s": 4},
     )
-    with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "hoarder") as (hoarder,):
+    with (
+        fakes.serving(config) as broker,
+        fakes.peers(fakes.endpoint_of(config), "hoarder") as (hoarder,),
+    ):
         hoarder.ready(config, "rollout")
         task = hoarder.hear(messages.PrefixTask)
         counted = itertools.count(0, 1000)
 
         def reason() -> str:
             hoarder.say(
-                messages.Heartbeat(progress=next(counted), busy_row_s=0.0, leases=(task.task,), state="working hard")
+                messages.Heartbeat(
+                    progress=next(counted),
+                    busy_row_s=0.0,
+                    leases=(task.task,),
+                    state="working hard",
+                )
             )
             received = hoarder.client.receive(0.05)
-            return received[0].reason if received and isinstance(received[0], messages.Reject) else ""
+            return (
+                received[0].reason if received and isinstance(received[0], messages.Reject) else ""
+            )
 
         found = fakes.wait_until(reason, "the end of patience")
         assert f"no result of the train task {task.task} within 3 s, whatever it reports" in found
@@ -408,12 +485,18 @@ def restarted(config: RunConfig) -> Iterator[None]:
 
 def test_a_long_host_name_is_neither_enrolled_nor_answered(config: RunConfig) -> None:
     with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "long") as (long,):
-        long.say(messages.Hello(protocol=PROTOCOL, role="scorer", incarnation="i", host="h" * 2**20, pid=1))
+        long.say(
+            messages.Hello(
+                protocol=PROTOCOL, role="scorer", incarnation="i", host="h" * 2**20, pid=1
+            )
+        )
         assert long.hears_nothing_of(messages.Welcome)
         assert not broker.dispatcher.registry.by_identity
 
 
-def test_a_fault_over_a_request_ends_its_sender_alone(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_over_a_request_ends_its_sender_alone(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("nobody foresaw this either")
 
@@ -425,9 +508,14 @@ def test_a_fault_over_a_request_ends_its_sender_alone(config: RunConfig, monkeyp
         works_on(config, broker)
 
 
-def test_a_worker_that_never_lists_its_tasks_is_given_up(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_never_lists_its_tasks_is_given_up(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dispatch, "LOST_TASK_S", 0.05)
-    with fakes.serving(config) as broker, fakes.peers(fakes.endpoint_of(config), "hider") as (hider,):
+    with (
+        fakes.serving(config) as broker,
+        fakes.peers(fakes.endpoint_of(config), "hider") as (hider,),
+    ):
         hider.ready(config, "rollout")
 
         def beat() -> bool:

@@ -17,7 +17,15 @@ def test_a_status_tells_whether_the_learner_loads_waits_trains_or_publishes(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches, "NOT_YET_EVERY_S", 0.05)
-    with serving(config), peers(endpoint_of(config), "rank", "operator", "r", "s") as (rank, operator, rollout, scorer):
+    with (
+        serving(config),
+        peers(endpoint_of(config), "rank", "operator", "r", "s") as (
+            rank,
+            operator,
+            rollout,
+            scorer,
+        ),
+    ):
         operator.join("operator")
 
         def phase() -> tuple[str, bool]:
@@ -44,14 +52,19 @@ def test_a_status_tells_whether_the_learner_loads_waits_trains_or_publishes(
 
 
 def test_one_wait_is_logged_after_a_while_and_then_at_doubling_intervals(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    config: RunConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(batches, "NOT_YET_EVERY_S", 0.02)
     monkeypatch.setattr(client, "LOG_AFTER_S", 0.3)
     caplog.set_level(logging.INFO, client.__name__)
     with serving(config):
         rank = BrokerClient(address_of(config, "rank"))
-        with pytest.raises(PeerLost, match="iteration 0 got no batch within 3 s; it waits for prefixes"):
+        with pytest.raises(
+            PeerLost, match="iteration 0 got no batch within 3 s; it waits for prefixes"
+        ):
             rank.next_batch(GetBatch(0, 0, 1), 3.0, lambda: False)
         rank.close()
     said = [record.getMessage() for record in caplog.records if record.name == client.__name__]

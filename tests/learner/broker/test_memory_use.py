@@ -13,9 +13,14 @@ MEMORY = MemoryUse(resident_bytes=300, own_bytes=100, share_bytes=120)
 FIELDS = {"resident_bytes", "own_bytes", "share_bytes"}
 
 
-def test_a_status_has_the_memory_of_the_broker_and_of_every_rank_and_worker_that_told_it(config: RunConfig) -> None:
+def test_a_status_has_the_memory_of_the_broker_and_of_every_rank_and_worker_that_told_it(
+    config: RunConfig,
+) -> None:
     names = ("operator", "zero", "one", "r", "s")
-    with serving(config, ranks=2), peers(endpoint_of(config), *names) as (operator, zero, one, rollout, scorer):
+    with (
+        serving(config, ranks=2),
+        peers(endpoint_of(config), *names) as (operator, zero, one, rollout, scorer),
+    ):
         operator.join("operator")
         learner(zero)
         one.join("rank")

@@ -6,15 +6,37 @@ import pytest
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.messages import learner as messages
-from prefixrl.common.wire.messages.worker import Beat, Heartbeat, Leave, Leaving, PrefixTask, Reject, ScoreTask
-from support.fakes import endpoint_of, learner, peers, run_on_disk, sampled, score_one_item, serving, status
+from prefixrl.common.wire.messages.worker import (
+    Beat,
+    Heartbeat,
+    Leave,
+    Leaving,
+    PrefixTask,
+    Reject,
+    ScoreTask,
+)
+from support.fakes import (
+    endpoint_of,
+    learner,
+    peers,
+    run_on_disk,
+    sampled,
+    score_one_item,
+    serving,
+    status,
+)
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> RunConfig:
     return run_on_disk(
         tmp_path,
-        algorithm={"groups_per_iteration": 4, "samples_per_prompt": 2, "iterations": 3, "max_staleness": 1},
+        algorithm={
+            "groups_per_iteration": 4,
+            "samples_per_prompt": 2,
+            "iterations": 3,
+            "max_staleness": 1,
+        },
         rollout={"groups_per_task": 2},
     )
 
@@ -22,7 +44,9 @@ def config(tmp_path: Path) -> RunConfig:
 BEAT = Heartbeat(progress=0, busy_row_s=0.0, leases=(), state="idle")
 
 
-def test_an_operator_halts_the_ranks_at_an_iteration_of_which_none_holds_a_shard(config: RunConfig) -> None:
+def test_an_operator_halts_the_ranks_at_an_iteration_of_which_none_holds_a_shard(
+    config: RunConfig,
+) -> None:
     names = "zero", "r", "s", "operator"
     with serving(config), peers(endpoint_of(config), *names) as (zero, rollout, scorer, operator):
         learner(zero)
@@ -39,7 +63,9 @@ def test_an_operator_halts_the_ranks_at_an_iteration_of_which_none_holds_a_shard
             operator.hear(messages.Accepted)
         assert status(operator)["is_halting"]
         zero.say(messages.GetEvaluation("last"))
-        assert zero.hear(messages.EvaluationProgress).is_halting, "nobody waits for a last evaluation either"
+        assert zero.hear(messages.EvaluationProgress).is_halting, (
+            "nobody waits for a last evaluation either"
+        )
         zero.say(messages.GetBatch(0, 0, 1))
         assert zero.hear(messages.Batch).iteration == 0, "what has begun is ended"
         zero.say(messages.IterationDone(0, 1))
@@ -50,7 +76,10 @@ def test_an_operator_halts_the_ranks_at_an_iteration_of_which_none_holds_a_shard
 
 def test_a_drained_worker_is_told_until_it_leaves_and_gets_no_task(config: RunConfig) -> None:
     names = "zero", "r", "s", "t", "operator"
-    with serving(config) as broker, peers(endpoint_of(config), *names) as (zero, rollout, one, two, operator):
+    with (
+        serving(config) as broker,
+        peers(endpoint_of(config), *names) as (zero, rollout, one, two, operator),
+    ):
         learner(zero)
         operator.join("operator")
         one.ready(config, "scorer")

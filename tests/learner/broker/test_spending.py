@@ -20,9 +20,15 @@ def test_the_newest_count_of_each_scorer_counts_once(tmp_path: Path) -> None:
     assert spending.total() is None
     spending.note("a", None, 0.0)
     assert spending.total() is None
-    spending.note("a", Usage(requests=1, prompt_tokens=10, completion_tokens=5, retries=0, limited_s=0.5), 0.0)
-    spending.note("b", Usage(requests=2, prompt_tokens=20, completion_tokens=7, retries=3, limited_s=0.0), 0.0)
-    spending.note("a", Usage(requests=4, prompt_tokens=40, completion_tokens=9, retries=1, limited_s=1.5), 0.0)
+    spending.note(
+        "a", Usage(requests=1, prompt_tokens=10, completion_tokens=5, retries=0, limited_s=0.5), 0.0
+    )
+    spending.note(
+        "b", Usage(requests=2, prompt_tokens=20, completion_tokens=7, retries=3, limited_s=0.0), 0.0
+    )
+    spending.note(
+        "a", Usage(requests=4, prompt_tokens=40, completion_tokens=9, retries=1, limited_s=1.5), 0.0
+    )
     spending.note("b", None, 0.0)
     assert spending.total() == UsageTotal(
         requests=6, prompt_tokens=60, completion_tokens=16, retries=4, limited_s=1.5, cost=None
@@ -58,13 +64,23 @@ def test_counts_that_find_no_room_are_written_once_there_is_some(tmp_path: Path)
         assert UsageFile(disk.path, FREE).total() == spending.total()
 
 
-def test_scorers_that_come_and_go_for_ever_take_no_more_room_and_their_sum_stays_true(tmp_path: Path) -> None:
+def test_scorers_that_come_and_go_for_ever_take_no_more_room_and_their_sum_stays_true(
+    tmp_path: Path,
+) -> None:
     spending, many = UsageFile(tmp_path, FREE), 3 * MOST_SCORERS
     for number in range(many):
         now_s = number * GONE_S / 10
         for beats in (1, 2):
-            spending.note(f"scorer-{number}", Usage(requests=beats, prompt_tokens=number, completion_tokens=7), now_s)
-            spending.note("the one that stays", Usage(requests=5 * number, prompt_tokens=1, limited_s=0.5), now_s)
+            spending.note(
+                f"scorer-{number}",
+                Usage(requests=beats, prompt_tokens=number, completion_tokens=7),
+                now_s,
+            )
+            spending.note(
+                "the one that stays",
+                Usage(requests=5 * number, prompt_tokens=1, limited_s=0.5),
+                now_s,
+            )
         if number == many // 2:
             spending.save(now_s, at_once=True)
             spending = UsageFile(tmp_path, FREE)  # as a restarted broker
@@ -73,7 +89,10 @@ def test_scorers_that_come_and_go_for_ever_take_no_more_room_and_their_sum_stays
     assert len(kept) <= MOST_SCORERS + 1 and "the one that stays" in kept
     total = spending.total()
     assert total is not None
-    assert (total.requests, total.prompt_tokens) == (2 * many + 5 * (many - 1), sum(range(many)) + 1)
+    assert (total.requests, total.prompt_tokens) == (
+        2 * many + 5 * (many - 1),
+        sum(range(many)) + 1,
+    )
     assert total.completion_tokens == 7 * many
 
 

@@ -24,10 +24,17 @@ ROWS, ROW_TOKENS = 4, 64
 
 def plan_of(shape: footprint.ModelShape, **changes: Any) -> footprint.RankPlan:
     given: dict[str, Any] = {
-        "parameters": shape.parameters, "dtype_bytes": 2, "stage": 2, "ranks": 1,
-        "micro_batch_tokens": ROWS * ROW_TOKENS, "row_tokens": ROW_TOKENS, "action_positions": 64, "shape": shape,
-        "has_critic": False, "has_reference": False,
-    }  # fmt: skip
+        "parameters": shape.parameters,
+        "dtype_bytes": 2,
+        "stage": 2,
+        "ranks": 1,
+        "micro_batch_tokens": ROWS * ROW_TOKENS,
+        "row_tokens": ROW_TOKENS,
+        "action_positions": 64,
+        "shape": shape,
+        "has_critic": False,
+        "has_reference": False,
+    }
     return footprint.RankPlan(**(given | changes))
 
 
@@ -35,15 +42,22 @@ def hf_config(shape: footprint.ModelShape) -> PretrainedConfig:
     kind = Qwen2Config if shape.is_biased else LlamaConfig
     extra: dict[str, Any] = {} if shape.is_biased else {"head_dim": shape.head_size}
     return kind(
-        vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
-        tie_word_embeddings=shape.is_tied, **extra,
-    )  # fmt: skip
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        tie_word_embeddings=shape.is_tied,
+        **extra,
+    )
 
 
 def built(shape: footprint.ModelShape, dtype: torch.dtype = torch.bfloat16) -> Any:
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(hf_config(shape), dtype=dtype, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_config(
+            hf_config(shape), dtype=dtype, attn_implementation="sdpa"
+        )
     model = model.to_empty(device="cpu")
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data.fill_(0.01)
@@ -52,7 +66,9 @@ def built(shape: footprint.ModelShape, dtype: torch.dtype = torch.bfloat16) -> A
 
 def saved_bytes(model: nn.Module) -> int:
     """Storages that one forward of padded rows keeps for its backward, weights apart, and its output."""
-    weights = {each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())}
+    weights = {
+        each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())
+    }
     found: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -65,7 +81,9 @@ def saved_bytes(model: nn.Module) -> int:
     mask, positions = torch.ones_like(ids), torch.arange(ROW_TOKENS).expand(ROWS, -1)
     mask[0, 0] = 0
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        out = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).last_hidden_state
+        out = model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
+        ).last_hidden_state
     found[out.untyped_storage().data_ptr()] = out.untyped_storage().nbytes()
     return sum(found.values())
 
@@ -97,7 +115,9 @@ def test_layers_of_true_size_save_what_the_forecast_says(
     model = built(shape)
     if low_rank:
         lora.add(model, LoraConfig(rank=low_rank), 0)
-    plan = plan_of(shape, low_rank=(low_rank, 1, 1) if low_rank else None, is_checkpointed=is_checkpointed)
+    plan = plan_of(
+        shape, low_rank=(low_rank, 1, 1) if low_rank else None, is_checkpointed=is_checkpointed
+    )
     expected, _ = footprint.activation_bytes(shape, plan)
     if is_checkpointed:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -113,7 +133,9 @@ SMALL = footprint.ModelShape(4, 256, 1024, 4, 2, 64, 500, True, True)
 def counted(dtype: str, zero: dict[str, Any]) -> tuple[int, int]:
     """Bytes alive before the last backward of the second step, and their peak in it."""
     device = distributed.start("cpu", 0, 1)
-    settings = LearnerConfig.model_validate({"dtype": dtype, "deepspeed": {"zero_optimization": zero}})
+    settings = LearnerConfig.model_validate(
+        {"dtype": dtype, "deepspeed": {"zero_optimization": zero}}
+    )
     with LiveBytes() as live:
         model = AutoModelForCausalLM.from_config(hf_config(SMALL), dtype=getattr(torch, dtype))
         trained = TrainedModel(model, settings, 1e-3, device, 1)
@@ -133,16 +155,29 @@ def counted(dtype: str, zero: dict[str, Any]) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("dtype", "stage", "bucket"),
     [
-        pytest.param(dtype, stage, bucket, marks=() if bucket == 100_000 and is_quick else pytest.mark.nightly)
+        pytest.param(
+            dtype,
+            stage,
+            bucket,
+            marks=() if bucket == 100_000 and is_quick else pytest.mark.nightly,
+        )
         for dtype, stage, is_quick in (
-            ("float32", 0, True), ("float32", 1, False), ("float32", 2, False), ("bfloat16", 1, False),
-            ("bfloat16", 2, True), ("bfloat16", 3, True),
+            ("float32", 0, True),
+            ("float32", 1, False),
+            ("float32", 2, False),
+            ("bfloat16", 1, False),
+            ("bfloat16", 2, True),
+            ("bfloat16", 3, True),
         )
         for bucket in (100_000, 10**9)
     ],
-)  # fmt: skip
-def test_states_and_buckets_are_what_deepspeed_holds(dtype: str, stage: int, bucket: int, warned: int) -> None:
-    held, peak = counted(dtype, {"stage": stage, "reduce_bucket_size": min(bucket, SMALL.parameters)})
+)
+def test_states_and_buckets_are_what_deepspeed_holds(
+    dtype: str, stage: int, bucket: int, warned: int
+) -> None:
+    held, peak = counted(
+        dtype, {"stage": stage, "reduce_bucket_size": min(bucket, SMALL.parameters)}
+    )
     plan = plan_of(SMALL, dtype_bytes=4 if dtype == "float32" else 2, stage=stage, bucket=bucket)
     found: footprint.Footprint = footprint.learner_footprint(plan)
     # At stage 3 DeepSpeed copies a bucket inside its collectives, where this count does not see it.
@@ -156,7 +191,10 @@ def test_a_head_in_blocks_takes_no_more_than_its_block_however_many_positions_th
     shape = PUBLISHED["Qwen2.5-1.5B"]
     assert footprint.HEAD_ENTRIES == BLOCK_ENTRIES
     few, many = (footprint.head_bytes(positions, shape, 2) for positions in (2048, 16_384))
-    widened = 4 * shape.hidden * footprint.HEAD_ENTRIES // 2048 - 4 * shape.hidden * footprint.HEAD_ENTRIES // 16_384
+    widened = (
+        4 * shape.hidden * footprint.HEAD_ENTRIES // 2048
+        - 4 * shape.hidden * footprint.HEAD_ENTRIES // 16_384
+    )
     assert many - few == pytest.approx((16_384 - 2048) * shape.hidden * 10 - widened, rel=1e-3)
     assert (
         footprint.head_bytes(10, SMALL, 2, is_trained=False)
@@ -179,13 +217,17 @@ def test_the_head_takes_the_bytes_that_the_forecast_says(positions: int, vocabul
     tokens = torch.zeros(positions, dtype=torch.long)
     with LiveBytes(given=[weight, tokens]) as live:
         states = hidden * 1.0
-        logprobs, _ = token_logprobs([(states, weight)], None, tokens, 1.0, has_entropy=True, is_float32=True)
+        logprobs, _ = token_logprobs(
+            [(states, weight)], None, tokens, 1.0, has_entropy=True, is_float32=True
+        )
         logprobs.sum().backward()
     assert 0.9 < live.peak_bytes / footprint.head_bytes(positions, shape, 2) < 1.1
 
 
 def test_the_peak_is_the_worse_of_backward_and_step() -> None:
-    one = footprint.Footprint(states=10, activations=500, logits=400, buckets=300, backward=1100, optimizer=2, host=1)
+    one = footprint.Footprint(
+        states=10, activations=500, logits=400, buckets=300, backward=1100, optimizer=2, host=1
+    )
     assert one.peak == 10 + 1100 + 55 + footprint.CONTEXT_BYTES
     other = footprint.Footprint(
         states=10, activations=500, logits=400, buckets=300, backward=1100, optimizer=2000, host=1
@@ -194,9 +236,16 @@ def test_the_peak_is_the_worse_of_backward_and_step() -> None:
 
 
 @given(
-    st.integers(0, 10**6), st.integers(0, 10**5), st.integers(0, 10**6), st.integers(0, 10**5), st.integers(1, 10**4),
-    st.integers(1, 10**4), st.integers(1, 8), st.integers(0, 1), st.sampled_from([0, 1, 2, 3]),
-)  # fmt: skip
+    st.integers(0, 10**6),
+    st.integers(0, 10**5),
+    st.integers(0, 10**6),
+    st.integers(0, 10**5),
+    st.integers(1, 10**4),
+    st.integers(1, 10**4),
+    st.integers(1, 8),
+    st.integers(0, 1),
+    st.sampled_from([0, 1, 2, 3]),
+)
 def test_the_most_at_once_is_what_a_walk_through_the_backward_pass_finds(
     activations: int,
     last: int,
@@ -208,7 +257,14 @@ def test_the_most_at_once_is_what_a_walk_through_the_backward_pass_finds(
     is_wide: int,
     stage: int,
 ) -> None:
-    plan = plan_of(SMALL, parameters=parameters, bucket=bucket, ranks=ranks, stage=stage, dtype_bytes=2 + 2 * is_wide)
+    plan = plan_of(
+        SMALL,
+        parameters=parameters,
+        bucket=bucket,
+        ranks=ranks,
+        stage=stage,
+        dtype_bytes=2 + 2 * is_wide,
+    )
     buckets, last, tied = footprint._buckets(plan), min(last, activations), min(tied, logits)
     walked = activations + logits + buckets.at(0.0)
     for step in range(1, 201):
@@ -216,7 +272,12 @@ def test_the_most_at_once_is_what_a_walk_through_the_backward_pass_finds(
         kept = last + (activations - last) * (1 - share) + tied
         walked = max(
             walked,
-            int(kept + buckets.always + buckets.bucket * min(1, share / buckets.full_at) + buckets.growing * share),
+            int(
+                kept
+                + buckets.always
+                + buckets.bucket * min(1, share / buckets.full_at)
+                + buckets.growing * share
+            ),
         )
     found = footprint._most_at_once(activations, last, logits, tied, buckets)
     # The walk may step over the moment at which the first bucket is full.
@@ -233,18 +294,30 @@ def test_the_most_at_once_is_what_a_walk_through_the_backward_pass_finds(
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_more_ranks_and_a_higher_stage_never_take_more_per_rank(stage: int) -> None:
     plans = [
-        plan_of(PUBLISHED["Qwen2.5-7B"], stage=stage, ranks=ranks, has_critic=True, has_reference=True)
+        plan_of(
+            PUBLISHED["Qwen2.5-7B"], stage=stage, ranks=ranks, has_critic=True, has_reference=True
+        )
         for ranks in (2, 4, 8)
     ]
     states = [footprint.learner_footprint(each).states for each in plans]
     assert states == sorted(states, reverse=True)
-    higher = plan_of(PUBLISHED["Qwen2.5-7B"], stage=min(3, stage + 1), ranks=8, has_critic=True, has_reference=True)
+    higher = plan_of(
+        PUBLISHED["Qwen2.5-7B"],
+        stage=min(3, stage + 1),
+        ranks=8,
+        has_critic=True,
+        has_reference=True,
+    )
     assert footprint.learner_footprint(higher).states <= states[-1]
 
 
 def test_every_remedy_fits_and_none_is_named_twice() -> None:
     plan = plan_of(
-        PUBLISHED["Qwen2.5-1.5B"], has_critic=True, has_reference=True, micro_batch_tokens=16_384, row_tokens=232
+        PUBLISHED["Qwen2.5-1.5B"],
+        has_critic=True,
+        has_reference=True,
+        micro_batch_tokens=16_384,
+        row_tokens=232,
     )
     limit = 79 * footprint.GIB
     assert footprint.learner_footprint(plan).peak > limit
@@ -259,7 +332,11 @@ def test_every_remedy_fits_and_none_is_named_twice() -> None:
 
 def test_where_no_setting_alone_is_enough_two_are_named_together() -> None:
     plan = plan_of(
-        PUBLISHED["Qwen2.5-7B"], has_critic=True, has_reference=True, micro_batch_tokens=16_384, row_tokens=232
+        PUBLISHED["Qwen2.5-7B"],
+        has_critic=True,
+        has_reference=True,
+        micro_batch_tokens=16_384,
+        row_tokens=232,
     )
     found = footprint.remedies(plan, 60 * footprint.GIB)
     assert found
@@ -268,18 +345,29 @@ def test_where_no_setting_alone_is_enough_two_are_named_together() -> None:
 
 def test_an_engine_spread_over_devices_holds_its_share_of_weights_and_cache() -> None:
     shape = PUBLISHED["Qwen2.5-7B"]
-    whole = footprint.engine_footprint(2 * shape.parameters, shape.cache_bytes(2), 1000, 256, 1, 72 * footprint.GIB)
-    spread = footprint.engine_footprint(2 * shape.parameters, shape.cache_bytes(2), 1000, 256, 2, 72 * footprint.GIB)
+    whole = footprint.engine_footprint(
+        2 * shape.parameters, shape.cache_bytes(2), 1000, 256, 1, 72 * footprint.GIB
+    )
+    spread = footprint.engine_footprint(
+        2 * shape.parameters, shape.cache_bytes(2), 1000, 256, 2, 72 * footprint.GIB
+    )
     assert whole.row_cache == 1000 * 2 * 28 * 4 * 128 * 2 == 2 * spread.row_cache
     assert whole.weights == 2 * spread.weights
-    assert whole.rows_in_room == (72 * footprint.GIB - whole.weights - footprint.CONTEXT_BYTES) // whole.row_cache
+    assert (
+        whole.rows_in_room
+        == (72 * footprint.GIB - whole.weights - footprint.CONTEXT_BYTES) // whole.row_cache
+    )
 
 
 def test_a_reward_model_adds_a_trained_model_and_a_frozen_one() -> None:
     shape = PUBLISHED["Qwen2.5-1.5B"]
     plan = plan_of(shape)
-    with_reward = replace(plan, reward_parameters=shape.parameters, is_reward_trained=True, reward_copies=1)
-    added = footprint.learner_footprint(with_reward).states - footprint.learner_footprint(plan).states
+    with_reward = replace(
+        plan, reward_parameters=shape.parameters, is_reward_trained=True, reward_copies=1
+    )
+    added = (
+        footprint.learner_footprint(with_reward).states - footprint.learner_footprint(plan).states
+    )
     # bfloat16 weights; masters, moments and gradients in float32; and the reference.
     assert added == shape.parameters * (2 + 4 + 8 + 4 + 2)
     low_rank = replace(with_reward, low_rank=(16, 1000, 1000), reward_copies=0)

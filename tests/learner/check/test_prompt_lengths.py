@@ -37,18 +37,26 @@ def test_prompts_of_an_example_are_as_long_as_all_of_its_questions_rendered(name
     config = load(EXAMPLES / name / "run.toml")
     renderer = renderer_of(config, "rollout")
     asked = problems.read_all(config)[0].problems
-    mean_tokens = sum(renderer.prompt(each.question, each.system).size for each in asked) / len(asked)
+    mean_tokens = sum(renderer.prompt(each.question, each.system).size for each in asked) / len(
+        asked
+    )
     told = forecast(config)
     assert abs(told.prompt_tokens - mean_tokens) <= 1
     assert f"prompts of about {told.prompt_tokens} tokens, the mean of " in told.text
 
 
-def test_a_question_is_measured_with_its_system_turn_and_the_worked_examples(tmp_path: Path) -> None:
+def test_a_question_is_measured_with_its_system_turn_and_the_worked_examples(
+    tmp_path: Path,
+) -> None:
     folder = qwen(tmp_path / "adapter")
     plain = run_of(f"adapter.model={folder}")
-    shown = run_of(f"adapter.model={folder}", f"adapter.prompt_template={'What is the sum? ' * 50}{{problem}}")
+    shown = run_of(
+        f"adapter.model={folder}", f"adapter.prompt_template={'What is the sum? ' * 50}{{problem}}"
+    )
     question = problem("the sum of two")
-    assert measured(plain, [question]) == renderer_of(plain, "rollout").prompt("the sum of two").size
+    assert (
+        measured(plain, [question]) == renderer_of(plain, "rollout").prompt("the sum of two").size
+    )
     assert measured(shown, [question]) >= measured(plain, [question]) + 50
     with_system = problem("the sum of two", system="Think step by step. " * 30)
     assert measured(plain, [with_system]) >= measured(plain, [question]) + 30
@@ -82,17 +90,29 @@ def test_of_many_questions_a_few_are_tried_and_their_mean_is_that_of_all_in_any_
     found, origin = prompt_length(config, asked, None)
     assert origin == f"the mean of {RENDERED} questions of data.train"
     assert found == pytest.approx(sum(lengths) / len(lengths), rel=0.02)
-    assert measured(config, asked[::-1]) == measured(config, sorted(asked, key=lambda each: each.question)) == found
+    assert (
+        measured(config, asked[::-1])
+        == measured(config, sorted(asked, key=lambda each: each.question))
+        == found
+    )
 
 
 def test_the_mean_is_that_of_the_prompts_that_an_epoch_asks(tmp_path: Path) -> None:
     for name, rows, words in (("short", 300, 1), ("long", 100, 60)):
-        lines = [json.dumps({"id": f"{name} {row}", "question": " 1" * words, "answer": 1}) for row in range(rows)]
+        lines = [
+            json.dumps({"id": f"{name} {row}", "question": " 1" * words, "answer": 1})
+            for row in range(rows)
+        ]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     paths = [f'path="{tmp_path / name}.jsonl"' for name in ("short", "long")]
     apart = [told(f"data.train=[{{{path}}}]", f"data.eval=[{{{paths[1]}}}]") for path in paths]
-    together = told(f"data.train=[{{{paths[0]}, weight=1}}, {{{paths[1]}, weight=3}}]", f"data.eval=[{{{paths[1]}}}]")
-    assert apart[0] < apart[1] and together == pytest.approx((apart[0] + 3 * apart[1]) / 4, rel=0.03)
+    together = told(
+        f"data.train=[{{{paths[0]}, weight=1}}, {{{paths[1]}, weight=3}}]",
+        f"data.eval=[{{{paths[1]}}}]",
+    )
+    assert apart[0] < apart[1] and together == pytest.approx(
+        (apart[0] + 3 * apart[1]) / 4, rel=0.03
+    )
 
 
 def told(*settings: str) -> int:

@@ -37,13 +37,21 @@ def test_beside_the_learner_a_rollout_gets_what_it_needs_and_scorers_divide_the_
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"scorer": Demand(0.4, None)}, "GPU 0 has not enough memory for 3 processes .*scorer-0 at least 0.40; start"),
+        (
+            {"scorer": Demand(0.4, None)},
+            "GPU 0 has not enough memory for 3 processes .*scorer-0 at least 0.40; start",
+        ),
         ({"scorer": Demand(0.2, 0.9)}, "learner 0.50, rollout-0 0.11, scorer-0 0.90; start"),
         ({"learner": Demand(0.95, 0.95)}, "learner 0.95, rollout-0 0.11"),
-        ({"learner": Demand(0.6, 0.6), "scorer": Demand(0.28, 0.28)}, "3 processes and 0.02 left free, .*learner 0.60"),
+        (
+            {"learner": Demand(0.6, 0.6), "scorer": Demand(0.28, 0.28)},
+            "3 processes and 0.02 left free, .*learner 0.60",
+        ),
     ],
 )
-def test_a_gpu_that_is_asked_for_more_than_it_has_is_refused(changes: dict[str, Demand], message: str) -> None:
+def test_a_gpu_that_is_asked_for_more_than_it_has_is_refused(
+    changes: dict[str, Demand], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         divide({"learner": (0,), "rollout-0": (0,), "scorer-0": (0,)}, OPEN | changes)
 
@@ -52,9 +60,13 @@ shares = st.floats(0.01, 0.99)
 
 
 @given(
-    st.tuples(shares, shares, shares), st.booleans(), st.none() | shares, st.just(0.0) | shares,
-    st.tuples(*[st.integers(1, 4)] * 3), st.integers(1, 2),
-)  # fmt: skip
+    st.tuples(shares, shares, shares),
+    st.booleans(),
+    st.none() | shares,
+    st.just(0.0) | shares,
+    st.tuples(*[st.integers(1, 4)] * 3),
+    st.integers(1, 2),
+)
 def test_no_gpu_is_ever_asked_for_more_than_it_has(
     least: tuple[float, float, float],
     is_rollout_open: bool,
@@ -70,9 +82,12 @@ def test_no_gpu_is_ever_asked_for_more_than_it_has(
         "scorer": Demand(min(least[2], given_share or 1.0), given_share, beside),
     }
     placed = {
-        name: (index % gpus,) for index, name in enumerate(["learner", *(f"rollout-{n}" for n in range(rollouts))])
+        name: (index % gpus,)
+        for index, name in enumerate(["learner", *(f"rollout-{n}" for n in range(rollouts))])
     }
-    placed |= {f"scorer-{n}": tuple((n + k) % gpus for k in range(min(each, gpus))) for n in range(scorers)}
+    placed |= {
+        f"scorer-{n}": tuple((n + k) % gpus for k in range(min(each, gpus))) for n in range(scorers)
+    }
     try:
         chosen = divide(placed, demanded).chosen
     except ConfigError:
@@ -80,9 +95,15 @@ def test_no_gpu_is_ever_asked_for_more_than_it_has(
     for gpu in range(gpus):
         roles = [name.split("-")[0] for name, own in placed.items() if gpu in own]
         taken = [chosen.get(role, demanded[role].share or budget.VLLM_SHARE) for role in roles]
-        taken += [beside for name, own in placed.items() if name.startswith("scorer") and own[0] == gpu and beside]
+        taken += [
+            beside
+            for name, own in placed.items()
+            if name.startswith("scorer") and own[0] == gpu and beside
+        ]
         assert sum(taken) <= 1.0 - budget.FREE + 1e-9 or len(taken) == 1
-        assert all(chosen.get(role, 1.0) >= demanded[role].least for role in roles) or len(taken) == 1
+        assert (
+            all(chosen.get(role, 1.0) >= demanded[role].least for role in roles) or len(taken) == 1
+        )
 
 
 def test_the_recipe_on_eight_gpus_has_its_rollout_beside_the_learner(tmp_path: Path) -> None:
@@ -107,7 +128,9 @@ def test_the_recipe_on_eight_gpus_has_its_rollout_beside_the_learner(tmp_path: P
 def checked(monkeypatch: pytest.MonkeyPatch, folder: Path, there: str) -> Result:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", there)
     flags = [part for each in settings_of(folder) for part in ("--set", each)]
-    return CliRunner().invoke(main, [str(EXAMPLES / "math_qwen2.5" / "run.toml"), *flags, "--check"])
+    return CliRunner().invoke(
+        main, [str(EXAMPLES / "math_qwen2.5" / "run.toml"), *flags, "--check"]
+    )
 
 
 def test_the_check_tells_who_is_where_and_refuses_what_cannot_fit(

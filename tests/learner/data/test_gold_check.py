@@ -13,8 +13,15 @@ from prefixrl.learner.data.problems import Problem
 from support.runs.small_disk import small_disk
 
 GOLDS = {
-    "a": "7", "b": r"2\sqrt{3}", "c": r"\frac{}{", "d": "B", "e": r"\frac{}{", "f": "x+1", "g": "12:00", "h": "blue",
-}  # fmt: skip
+    "a": "7",
+    "b": r"2\sqrt{3}",
+    "c": r"\frac{}{",
+    "d": "B",
+    "e": r"\frac{}{",
+    "f": "x+1",
+    "g": "12:00",
+    "h": "blue",
+}
 PATIENCE_S = 120
 
 
@@ -26,7 +33,9 @@ def until_written(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def test_every_bad_row_is_named_with_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_bad_row_is_named_with_its_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     problems = [Problem(name, "?", gold) for name, gold in GOLDS.items()]
     with caplog.at_level(logging.WARNING):
         check = GoldCheck(problems, tmp_path, 30)
@@ -41,14 +50,19 @@ def test_every_bad_row_is_named_with_its_reason(tmp_path: Path, caplog: pytest.L
     assert "2 gold answers do not verify against themselves" in caplog.text
 
 
-def test_findings_that_find_no_room_are_told_and_end_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_findings_that_find_no_room_are_told_and_end_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with small_disk(tmp_path / "disk", 1 << 20) as disk:
         disk.fill()
         check = GoldCheck([Problem("c", "?", GOLDS["c"])], disk.path, 30)
         check._thread.join(PATIENCE_S)
         check.close()
         assert [each.name for each in disk.path.iterdir()] == ["ballast"]
-    assert f"{FILE} cannot be written: [Errno 28]" in caplog.text and "1 gold answers do not verify" in caplog.text
+    assert (
+        f"{FILE} cannot be written: [Errno 28]" in caplog.text
+        and "1 gold answers do not verify" in caplog.text
+    )
 
 
 def test_a_run_that_ends_first_takes_the_check_with_it(tmp_path: Path) -> None:

@@ -21,7 +21,11 @@ def test_every_epoch_shows_every_problem_once(count: int, seed: int, epoch: int)
     assert Counter(shown) == Counter(f"p{i}" for i in range(count))
 
 
-@given(count=st.integers(1, 30), seed=st.integers(0, 2**32), places=st.lists(st.integers(0, 200), max_size=20))
+@given(
+    count=st.integers(1, 30),
+    seed=st.integers(0, 2**32),
+    places=st.lists(st.integers(0, 200), max_size=20),
+)
 def test_a_prompt_index_holds_the_same_problem_in_whatever_order_it_is_asked_for(
     count: int, seed: int, places: list[int]
 ) -> None:
@@ -60,7 +64,9 @@ def mixed(given: list[tuple[int, float]], seed: int) -> tuple[PromptOrder, list[
 
 
 @given(given=sources, seed=st.integers(0, 2**32))
-def test_every_epoch_gives_every_source_its_share_to_within_a_place(given: list[tuple[int, float]], seed: int) -> None:
+def test_every_epoch_gives_every_source_its_share_to_within_a_place(
+    given: list[tuple[int, float]], seed: int
+) -> None:
     order, ids = mixed(given, seed)
     places, weight = sum(map(len, ids)), sum(weight for _, weight in given)
     for epoch in range(3):
@@ -92,12 +98,16 @@ def test_a_mixture_is_the_same_whoever_asks_and_in_whatever_order() -> None:
 
 
 def test_a_weight_that_gives_a_source_no_place_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"none of the 10 prompts of an epoch \(they get \[10, 0\]\)"):
+    with pytest.raises(
+        ValueError, match=r"none of the 10 prompts of an epoch \(they get \[10, 0\]\)"
+    ):
         Mixture([5, 5], [1000.0, 1.0])
 
 
 @pytest.mark.parametrize(("places", "kept"), [(PLACES_KEPT, PERMUTATIONS_KEPT), (90, 10), (1, 8)])
-def test_an_epoch_long_ago_has_the_order_that_it_had(places: int, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_long_ago_has_the_order_that_it_had(
+    places: int, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("prefixrl.learner.data.order.PLACES_KEPT", places)
     order = PromptOrder(problems(9), 5, None)
     first = [order.prompt(index) for index in range(9)]

@@ -41,12 +41,33 @@ def judged_by(inputs: list[Any], outputs: list[Any], name: str | None = None) ->
     return json.dumps({"inputs": inputs, "outputs": outputs} | ({"fn_name": name} if name else {}))
 
 
-ABSOLUTE = [f"{number}\n" for number in range(-6, 6)], [f"{abs(number)}\n" for number in range(-6, 6)]
+ABSOLUTE = (
+    [f"{number}\n" for number in range(-6, 6)],
+    [f"{abs(number)}\n" for number in range(-6, 6)],
+)
 ROWS = [
     row("numina_synthetic_math", "math", f"What is half of 7?{MATHS}", "\\frac{7}{2}", 0),
-    row("codecontests", "code", f"Read a number and print its absolute value.{CODE}", judged_by(*ABSOLUTE), 1),
-    row("taco", "code", f"Write `total(a, b)`.{CODE}", judged_by([[1, 2], [0, 5], [-4, 4]], [3, 5, 0], "total"), 2),
-    row("apps", "code", f"Write `total(a, b)`.{CODE}", judged_by(["1\n2", "3\n4"], [[3], [7]], "total"), 3),
+    row(
+        "codecontests",
+        "code",
+        f"Read a number and print its absolute value.{CODE}",
+        judged_by(*ABSOLUTE),
+        1,
+    ),
+    row(
+        "taco",
+        "code",
+        f"Write `total(a, b)`.{CODE}",
+        judged_by([[1, 2], [0, 5], [-4, 4]], [3, 5, 0], "total"),
+        2,
+    ),
+    row(
+        "apps",
+        "code",
+        f"Write `total(a, b)`.{CODE}",
+        judged_by(["1\n2", "3\n4"], [[3], [7]], "total"),
+        3,
+    ),
 ]
 SUM = fenced("def total(a, b):\n    return a + b")
 METHOD = fenced("class Solution:\n    def total(self, a, b):\n        return a + b")
@@ -97,7 +118,9 @@ def pool() -> Iterator[VerifierPool]:
 def test_the_reward_of_a_program_is_the_share_of_the_first_ten_tests_that_it_passes(
     pool: VerifierPool, tmp_path: Path
 ) -> None:
-    for (number, text, reward), found in zip(ANSWERS, verdicts(pool, problems(tmp_path)), strict=True):
+    for (number, text, reward), found in zip(
+        ANSWERS, verdicts(pool, problems(tmp_path)), strict=True
+    ):
         assert found.status in ("ok", "no_answer"), (number, text, found)
         assert found.reward == pytest.approx(reward), (number, text, found)
 
@@ -111,7 +134,9 @@ def test_questions_kinds_and_sources_are_those_of_the_rows(tmp_path: Path) -> No
     assert [each.gold for each in only] == ["\\frac{7}{2}"]
 
 
-def test_the_system_turn_is_left_out_unless_it_is_kept_and_that_of_the_run_file_replaces_it(tmp_path: Path) -> None:
+def test_the_system_turn_is_left_out_unless_it_is_kept_and_that_of_the_run_file_replaces_it(
+    tmp_path: Path,
+) -> None:
     without, kept = problems(tmp_path)[0], problems(tmp_path, keep_system=True)[0]
     assert (without.system, kept.system) == ("", SCAFFOLD)
     model = str(qwen(tmp_path / "qwen"))
@@ -122,7 +147,9 @@ def test_the_system_turn_is_left_out_unless_it_is_kept_and_that_of_the_run_file_
         return renderer.decode_with_special(renderer.prompt(prompt.question, prompt.system))
 
     plain, own = ModelConfig(model=model), ModelConfig(model=model, system="Be short.")
-    assert f"<|im_start|>system\n{SCAFFOLD}<|im_end|>\n<|im_start|>user\n{kept.question}" in text(plain, kept)
+    assert f"<|im_start|>system\n{SCAFFOLD}<|im_end|>\n<|im_start|>user\n{kept.question}" in text(
+        plain, kept
+    )
     assert "[LOOK]" not in text(plain, without)
     assert text(own, kept) == text(own, without)
     assert "<|im_start|>system\nBe short.<|im_end|>" in text(own, kept)
@@ -132,10 +159,17 @@ def test_the_system_turn_is_left_out_unless_it_is_kept_and_that_of_the_run_file_
 
 def test_prompts_of_both_kinds_are_added_to_data_that_has_none(tmp_path: Path) -> None:
     jsonl("own.jsonl")(tmp_path, [{"id": 1, "question": "Half of 7?", "answer": "3.5"}])
-    jsonl("tasks.jsonl")(tmp_path, [{"id": 1, "question": "Print 1.", "answer": judged_by([""], ["1"])}])
+    jsonl("tasks.jsonl")(
+        tmp_path, [{"id": 1, "question": "Print 1.", "answer": judged_by([""], ["1"])}]
+    )
     sources = [
         {"path": "own.jsonl", "task_suffix": "prime"},
-        {"path": "tasks.jsonl", "task_suffix": "prime", "code": "tests", "suffix": "\n(stdin is empty)"},
+        {
+            "path": "tasks.jsonl",
+            "task_suffix": "prime",
+            "code": "tests",
+            "suffix": "\n(stdin is empty)",
+        },
     ]
     data = resolve(DataConfig.model_validate({"train": sources}), tmp_path)
     maths, code = (each.question for each in read(data.train, data).problems)
@@ -145,15 +179,25 @@ def test_prompts_of_both_kinds_are_added_to_data_that_has_none(tmp_path: Path) -
 
 
 def test_a_question_is_left_out_of_a_set_whatever_is_written_behind_it(tmp_path: Path) -> None:
-    jsonl("own.jsonl")(tmp_path, [{"id": n, "question": f"Half of {n}?", "answer": n / 2} for n in (1, 2)])
+    jsonl("own.jsonl")(
+        tmp_path, [{"id": n, "question": f"Half of {n}?", "answer": n / 2} for n in (1, 2)]
+    )
     jsonl("eval.jsonl")(tmp_path, [{"id": 1, "question": "Half of 2?", "answer": 1}])
-    source = {"path": "own.jsonl", "task_suffix": "prime", "without": [{"path": "eval.jsonl", "task_suffix": "prime"}]}
+    source = {
+        "path": "own.jsonl",
+        "task_suffix": "prime",
+        "without": [{"path": "eval.jsonl", "task_suffix": "prime"}],
+    }
     data = resolve(DataConfig.model_validate({"train": source}), tmp_path)
     assert [each.gold for each in read(data.train, data).problems] == ["0.5"]
 
 
 def test_a_system_turn_cannot_be_kept_of_rows_that_have_none(tmp_path: Path) -> None:
     jsonl("own.jsonl")(tmp_path, [{"question": "Half of 2?", "answer": 1}])
-    data = resolve(DataConfig.model_validate({"train": {"path": "own.jsonl", "keep_system": True}}), tmp_path)
-    with pytest.raises(DataError, match=r"keep_system has no effect: no row of .*own\.jsonl has a system turn"):
+    data = resolve(
+        DataConfig.model_validate({"train": {"path": "own.jsonl", "keep_system": True}}), tmp_path
+    )
+    with pytest.raises(
+        DataError, match=r"keep_system has no effect: no row of .*own\.jsonl has a system turn"
+    ):
         read(data.train, data)

@@ -47,7 +47,9 @@ def test_every_problem_set_has_files_of_ours() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_good_rows_are_problems_and_bad_ones_are_named_with_number_and_reason(name: str, tmp_path: Path) -> None:
+def test_good_rows_are_problems_and_bad_ones_are_named_with_number_and_reason(
+    name: str, tmp_path: Path
+) -> None:
     found = loaded(name, tmp_path)
     good, bad = PUBLISHED[name].good, PUBLISHED[name].bad
     assert len(found.problems) == len(good)
@@ -72,7 +74,9 @@ def test_problems_are_rendered_by_both_chat_templates_suffix_and_all(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_gold_answer_scores_1_and_a_wrong_one_0(name: str, pool: VerifierPool, tmp_path: Path) -> None:
+def test_the_gold_answer_scores_1_and_a_wrong_one_0(
+    name: str, pool: VerifierPool, tmp_path: Path
+) -> None:
     problems, good = loaded(name, tmp_path).problems, PUBLISHED[name].good
     for key, (problem, row) in enumerate(zip(problems, good, strict=True)):
         pool.submit(2 * key, row.right, problem.gold, problem.question, problem.code)
@@ -88,7 +92,9 @@ def test_the_gold_answer_scores_1_and_a_wrong_one_0(name: str, pool: VerifierPoo
         assert wrong.reward == 0.0 and wrong.status != "error", (problem, wrong)
 
 
-def test_the_documentation_names_every_set_with_its_place_and_size_and_its_example_loads(tmp_path: Path) -> None:
+def test_the_documentation_names_every_set_with_its_place_and_size_and_its_example_loads(
+    tmp_path: Path,
+) -> None:
     text = (ROOT / "docs/data.md").read_text(encoding="utf-8")
     told = dict(re.findall(r"^\| `(\w+)` \| (.*?\| [\d,]+) \|", text, re.MULTILINE))
     assert sorted(told) == NAMES
@@ -96,12 +102,16 @@ def test_the_documentation_names_every_set_with_its_place_and_size_and_its_examp
         assert told[name].endswith(f"| {known.problems:,}")
         if known.hub and not known.same_files_as:
             assert f"`{known.hub}`" in told[name]
-    (example,) = (each for each in re.findall(r"```toml\n(.*?)```", text, re.DOTALL) if "[data]" in each)
+    (example,) = (
+        each for each in re.findall(r"```toml\n(.*?)```", text, re.DOTALL) if "[data]" in each
+    )
     example = example.replace('"/data/', f'"{tmp_path}/')
     for name in ("MATH", "MATH-500", "mine.jsonl"):
         (tmp_path / name).touch()
     run_file = tmp_path / "run.toml"
-    run_file.write_text(f'directory = "run"\nadapter.model = "a/b"\ntarget.model = "a/c"\n{example}')
+    run_file.write_text(
+        f'directory = "run"\nadapter.model = "a/b"\ntarget.model = "a/c"\n{example}'
+    )
     config = load(run_file)
     assert config.data.weights == (0.7, 0.3)
     assert [source.label for source in config.data.eval] == ["math500", "amc23"]

@@ -44,10 +44,14 @@ text = st.text(min_size=1).filter(str.strip)
 
 
 @given(rows=st.lists(st.tuples(text, text, text), min_size=1, unique_by=lambda row: row[0]))
-def test_what_is_written_is_read(rows: list[tuple[str, str, str]], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_what_is_written_is_read(
+    rows: list[tuple[str, str, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     names = ("id", "question", "answer")
     written = [dict(zip(names, row, strict=True)) for row in rows]
-    asked = read(tmp_path_factory.mktemp("p"), *written, data=DataConfig(**STOP, answer_reading="as_it_is"))
+    asked = read(
+        tmp_path_factory.mktemp("p"), *written, data=DataConfig(**STOP, answer_reading="as_it_is")
+    )
     assert asked == [Problem(*row, source="data") for row in rows]
 
 
@@ -65,7 +69,9 @@ def test_empty_lines_and_carriage_returns_are_passed_over(tmp_path: Path) -> Non
 
 
 def test_columns_have_the_names_of_the_config(tmp_path: Path) -> None:
-    columns = DataConfig(**STOP, id_column="n", question_column="q", answer_column="a", family_column="kind")
+    columns = DataConfig(
+        **STOP, id_column="n", question_column="q", answer_column="a", family_column="kind"
+    )
     row = {"n": 1, "q": "one?", "a": "1", "kind": "sum", "more": None}
     assert read(tmp_path, row, data=columns) == [Problem("1", "one?", "1", "sum", source="data")]
 
@@ -82,7 +88,10 @@ def test_columns_have_the_names_of_the_config(tmp_path: Path) -> None:
         ({"id": "b", "answer": "2"}, "row 2: no column 'question'; the row has answer, id"),
         ({**GOOD, "id": [1, 2]}, r"row 2: column 'id' is \[1, 2\]"),
         ({**GOOD, "id": "b", "answer": True}, "row 2: column 'answer' is True"),
-        ({**GOOD, "id": "b", "answer": ["2", "3"]}, r"row 2: column 'answer' is \['2', '3'\].*\"joined\" takes a list"),
+        (
+            {**GOOD, "id": "b", "answer": ["2", "3"]},
+            r"row 2: column 'answer' is \['2', '3'\].*\"joined\" takes a list",
+        ),
         ({**GOOD, "id": "b", "answer": "NaN"}, "the answer is 'NaN', as of a missing value"),
         ({**GOOD, "id": "b", "question": "  "}, "row 2: column 'question' is '  '"),
         (GOOD, r"row 2: id 'a' stands in data.jsonl row 1 already"),
@@ -101,7 +110,10 @@ def test_a_json_file_that_is_too_deep_is_a_bad_row(tmp_path: Path) -> None:
 
 
 def test_a_value_that_can_just_be_decoded_is_a_bad_row_however_deep_it_is(tmp_path: Path) -> None:
-    deep = [b'{"question": "?", "answer": ' + b"[" * depth + b"]" * depth + b"}" for depth in range(700, 1100)]
+    deep = [
+        b'{"question": "?", "answer": ' + b"[" * depth + b"]" * depth + b"}"
+        for depth in range(700, 1100)
+    ]
     (tmp_path / "data.jsonl").write_bytes(b"\n".join([json.dumps(GOOD).encode(), *deep]))
     loaded = read_file(tmp_path / "data.jsonl")
     assert (len(loaded.problems), len(loaded.bad)) == (1, len(deep))
@@ -109,7 +121,9 @@ def test_a_value_that_can_just_be_decoded_is_a_bad_row_however_deep_it_is(tmp_pa
 
 def test_rows_of_a_csv_file_that_are_not_utf_8_are_bad_and_no_others(tmp_path: Path) -> None:
     path = tmp_path / "excel.csv"
-    path.write_bytes("id,question,answer\na,What does a café pay?,5 €\nb,1 + 1 =,2\n".encode("cp1252"))
+    path.write_bytes(
+        "id,question,answer\na,What does a café pay?,5 €\nb,1 + 1 =,2\n".encode("cp1252")
+    )
     loaded = read_file(path)
     assert loaded.problems == [Problem("b", "1 + 1 =", "2", source="excel")]
     ((row, reason),) = told(loaded)
@@ -118,15 +132,21 @@ def test_rows_of_a_csv_file_that_are_not_utf_8_are_bad_and_no_others(tmp_path: P
     path.write_bytes(b"id,question,answer\na,1 + 1 = \xc3,\xa9\nb,1 + 1 =,2\n")
     assert [row for row, _ in told(read_file(path))] == [1]
     path.write_bytes("id,question,answer,année\na,1 + 1 =,2,3\n".encode("cp1252"))
-    with pytest.raises(DataError, match=r"row 1: the header, and so the file, .* 0xe9 .*; is the file UTF-8\?"):
+    with pytest.raises(
+        DataError, match=r"row 1: the header, and so the file, .* 0xe9 .*; is the file UTF-8\?"
+    ):
         read_file(path)
 
 
 @table(__file__)
-def test_a_quote_of_a_csv_file_that_swallows_rows_ends_the_start(broken: str, reason: str, tmp_path: Path) -> None:
+def test_a_quote_of_a_csv_file_that_swallows_rows_ends_the_start(
+    broken: str, reason: str, tmp_path: Path
+) -> None:
     path = tmp_path / "data.csv"
     path.write_text(f'question,answer\n"1 + 1\n=",2\n{broken}')
-    with pytest.raises(DataError, match=r"data\.csv: row 2 takes the lines 4 to 6 and cannot be read") as caught:
+    with pytest.raises(
+        DataError, match=r"data\.csv: row 2 takes the lines 4 to 6 and cannot be read"
+    ) as caught:
         read_file(path)
     assert reason in str(caught.value)
 
@@ -136,13 +156,18 @@ def test_a_quote_that_swallows_no_other_row_costs_its_own(tmp_path: Path) -> Non
     path.write_text('question,answer\n"1 "+" 1 =",2\n1 + 1 =,2\n"2 + 2 =,4\n')
     loaded = read_file(path)
     assert loaded.problems == [Problem("2", "1 + 1 =", "2", source="data")]
-    assert told(loaded) == [(1, "',' expected after '\"'"), (3, "a quote that opens in this row is never closed")]
+    assert told(loaded) == [
+        (1, "',' expected after '\"'"),
+        (3, "a quote that opens in this row is never closed"),
+    ]
 
 
 def test_a_text_of_a_parquet_file_that_is_not_utf_8_costs_its_row(tmp_path: Path) -> None:
     texts = pa.array([b"1 + 1 =", b"5 \x80 =", b"2 + 2 ="])
     questions = pa.StringArray.from_buffers(3, texts.buffers()[1], texts.buffers()[2])
-    pa.parquet.write_table(pa.table({"question": questions, "answer": ["2", "?", "4"]}), tmp_path / "data.parquet")
+    pa.parquet.write_table(
+        pa.table({"question": questions, "answer": ["2", "?", "4"]}), tmp_path / "data.parquet"
+    )
     loaded = read_file(tmp_path / "data.parquet")
     assert [(each.prompt_id, each.gold) for each in loaded.problems] == [("1", "2"), ("3", "4")]
     ((row, reason),) = told(loaded)
@@ -156,16 +181,24 @@ def test_numbers_of_a_parquet_file_that_are_not_finite_are_bad_rows(tmp_path: Pa
     loaded = read_file(tmp_path / "data.parquet")
     assert [each.gold for each in loaded.problems] == ["0.5"]
     expected = "column 'answer' is {}; expected text or a finite number"
-    assert told(loaded) == [(row, expected.format(value)) for row, value in ((2, "nan"), (3, "inf"), (4, "-inf"))]
+    assert told(loaded) == [
+        (row, expected.format(value)) for row, value in ((2, "nan"), (3, "inf"), (4, "-inf"))
+    ]
 
 
 def test_a_column_that_a_parquet_file_lacks_is_told_with_those_it_has(tmp_path: Path) -> None:
-    pa.parquet.write_table(pa.table({"sum": ["2"], "terms": ["1 + 1 ="]}), tmp_path / "data.parquet")
-    with pytest.raises(DataError, match="row 1: no column 'question'; the row has sum, terms; question_column"):
+    pa.parquet.write_table(
+        pa.table({"sum": ["2"], "terms": ["1 + 1 ="]}), tmp_path / "data.parquet"
+    )
+    with pytest.raises(
+        DataError, match="row 1: no column 'question'; the row has sum, terms; question_column"
+    ):
         read_file(tmp_path / "data.parquet")
 
 
-def test_a_dot_in_the_name_of_a_parquet_column_is_as_good_as_a_column_within_another(tmp_path: Path) -> None:
+def test_a_dot_in_the_name_of_a_parquet_column_is_as_good_as_a_column_within_another(
+    tmp_path: Path,
+) -> None:
     flat = pa.table({"question": ["1 + 1 ="], "extra.answer": ["2"]})
     nested = pa.table({"question": ["1 + 1 ="], "extra": [{"answer": "2"}]})
     for columns in (flat, nested):
@@ -197,7 +230,15 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         load([Source(path=str(tmp_path / "nowhere.jsonl"))], COLUMNS)
 
 
-def test_copies_of_a_question_are_known_whatever_their_spacing_but_not_by_digits_run_together() -> None:
-    train = [Problem(str(number), text, "1") for number, text in enumerate(("plus 1 11", "Is  x+1\n=2 ?"))]
-    held = [Problem(str(number), text, "1") for number, text in enumerate(("plus 11 1", "plus  1 11", "Is x + 1 = 2?"))]
+def test_copies_of_a_question_are_known_whatever_their_spacing_but_not_by_digits_run_together() -> (
+    None
+):
+    train = [
+        Problem(str(number), text, "1")
+        for number, text in enumerate(("plus 1 11", "Is  x+1\n=2 ?"))
+    ]
+    held = [
+        Problem(str(number), text, "1")
+        for number, text in enumerate(("plus 11 1", "plus  1 11", "Is x + 1 = 2?"))
+    ]
     assert shared(train, held) == 2

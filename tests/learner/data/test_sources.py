@@ -46,7 +46,9 @@ def arrow(folder: Path, rows: list[dict[str, Any]]) -> None:
     """Write a folder as `datasets` does: Arrow streams beside JSON files that hold no rows."""
     folder.mkdir(parents=True)
     name = "data-00000-of-00001.arrow"
-    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}], "_split": None}))
+    (folder / "state.json").write_text(
+        json.dumps({"_data_files": [{"filename": name}], "_split": None})
+    )
     (folder / "dataset_info.json").write_text('{"features": {}}')
     arrow_stream(folder / name, rows)
 
@@ -88,12 +90,17 @@ def test_what_map_and_filter_leave_in_a_saved_folder_is_no_data(tmp_path: Path) 
     (tmp_path / "saved/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     loaded = found(tmp_path, {"path": "saved", "split": "train"})
     assert ids(loaded) == [row["id"] for row in ROWS] and not loaded.bad
-    (tmp_path / "saved/train/state.json").write_text('{"_data_files": [{"filename": "data-00001-of-00002.arrow"}]}')
-    with pytest.raises(DataError, match=r"state.json names 'data-00001-of-00002.arrow', which is not there"):
+    (tmp_path / "saved/train/state.json").write_text(
+        '{"_data_files": [{"filename": "data-00001-of-00002.arrow"}]}'
+    )
+    with pytest.raises(
+        DataError, match=r"state.json names 'data-00001-of-00002.arrow', which is not there"
+    ):
         found(tmp_path, {"path": str(tmp_path / "saved")})
     (tmp_path / "saved/train/state.json").write_text('{"_data_files": [')
     with pytest.raises(
-        DataError, match=r"saved/train/state\.json should name the data files of its folder: Input data"
+        DataError,
+        match=r"saved/train/state\.json should name the data files of its folder: Input data",
     ):
         found(tmp_path, {"path": "saved", "split": "train"})
 
@@ -128,7 +135,9 @@ def test_a_folder_is_read_by_split_and_subset(tmp_path: Path) -> None:
         questions(split="train+validation")
 
 
-def test_the_original_math_folder_is_read_file_by_file_and_named_like_math_500(tmp_path: Path) -> None:
+def test_the_original_math_folder_is_read_file_by_file_and_named_like_math_500(
+    tmp_path: Path,
+) -> None:
     for split in ("train", "test"):
         for number, level in ((1, 2), (2, 4)):
             path = tmp_path / f"MATH/{split}/algebra/{number}.json"
@@ -144,7 +153,10 @@ def test_the_original_math_folder_is_read_file_by_file_and_named_like_math_500(t
                 )
             )
     paths = {"math": "MATH"}
-    assert ids(found(tmp_path, "math", paths=paths)) == ["math:train/algebra/1.json", "math:train/algebra/2.json"]
+    assert ids(found(tmp_path, "math", paths=paths)) == [
+        "math:train/algebra/1.json",
+        "math:train/algebra/2.json",
+    ]
     levels = {"name": "math", "where": {"level": [4, 5]}}
     loaded = found(tmp_path, levels, paths=paths)
     assert ids(loaded) == ["math:train/algebra/2.json"]
@@ -164,8 +176,19 @@ def test_the_filtered_set_is_levels_3_to_5_of_both_splits_without_math_500(tmp_p
     paths = {"math": "MATH", "math500": "M500"}
     loaded = found(tmp_path, "math_filtered", paths=paths)
     kept = sorted(each.question.split("?")[0] for each in loaded.problems)
-    assert kept == ["test level 3", "test level 5", "train level 3", "train level 4", "train level 5"]
-    by_hand = {"name": "math", "split": "train+test", "where": {"level": [3, 4, 5]}, "without": ["math500"]}
+    assert kept == [
+        "test level 3",
+        "test level 5",
+        "train level 3",
+        "train level 4",
+        "train level 5",
+    ]
+    by_hand = {
+        "name": "math",
+        "split": "train+test",
+        "where": {"level": [3, 4, 5]},
+        "without": ["math500"],
+    }
     again = found(tmp_path, by_hand, paths=paths)
     assert [each.question for each in again.problems] == [each.question for each in loaded.problems]
 
@@ -185,14 +208,19 @@ def test_a_number_behind_a_name_is_none_that_another_source_has(tmp_path: Path) 
         jsonl(Path(path).name)(tmp_path / Path(path).parent, ROWS[:count])
     loaded = found(tmp_path, [{"path": path, "weight": 1.0} for path in paths])
     assert [(each.label, each.kept) for each in loaded.sources] == [
-        ("math", 1), ("math-3", 2), ("math-2", 3), ("math-4", 4),
-    ]  # fmt: skip
+        ("math", 1),
+        ("math-3", 2),
+        ("math-2", 3),
+        ("math-4", 4),
+    ]
     assert not loaded.bad
 
 
 def test_a_level_that_a_table_holds_as_a_float_is_that_level(tmp_path: Path) -> None:
     levels = [3.0, None, 3.5, 4.0]
-    table = pa.Table.from_pylist([row | {"level": level} for row, level in zip(ROWS, levels, strict=True)])
+    table = pa.Table.from_pylist(
+        [row | {"level": level} for row, level in zip(ROWS, levels, strict=True)]
+    )
     pa.parquet.write_table(table, tmp_path / "rows.parquet")
     loaded = found(tmp_path, {"path": "rows.parquet", "where": {"level": [3, 4]}})
     assert ids(loaded) == ["r0", "r3"]
@@ -211,7 +239,9 @@ def test_a_hub_dataset_comes_from_the_cache_and_without_one_the_message_says_wha
     (repository / "refs").mkdir()
     (repository / "refs/main").write_text("c" * 40)
     assert ids(found(tmp_path, "hf:us/ours")) == [row["id"] for row in ROWS]
-    with pytest.raises(DataError, match=r"dataset 'us/none' is not .*\n.*hf download --repo-type dataset us/none"):
+    with pytest.raises(
+        DataError, match=r"dataset 'us/none' is not .*\n.*hf download --repo-type dataset us/none"
+    ):
         found(tmp_path, "hf:us/none")
 
 
@@ -224,8 +254,12 @@ def test_damaged_files_cost_their_rows_and_nothing_else(tmp_path: Path) -> None:
     loaded = found(tmp_path, {"path": str(tmp_path)})
     assert len(loaded.problems) == 2
     assert [(row.file, row.row) for row in loaded.bad] == [
-        ("broken.json", 1), ("broken.parquet", 1), ("header.csv", 1), ("odd.json", 1), ("wide.csv", 2),
-    ]  # fmt: skip
+        ("broken.json", 1),
+        ("broken.parquet", 1),
+        ("header.csv", 1),
+        ("odd.json", 1),
+        ("wide.csv", 2),
+    ]
     assert "the header" in loaded.bad[2].reason
     assert "3 fields, the header names 2 columns" in loaded.bad[-1].reason
 
@@ -244,7 +278,9 @@ def run_of(folder: Path, **data: Any) -> RunConfig:
     return config.model_copy(update={"data": resolve(config.data, folder)})
 
 
-def test_bad_rows_are_counted_and_written_down_and_stop_a_run_only_when_asked_to(tmp_path: Path) -> None:
+def test_bad_rows_are_counted_and_written_down_and_stop_a_run_only_when_asked_to(
+    tmp_path: Path,
+) -> None:
     jsonl("mixed.jsonl")(tmp_path, [ROWS[0], {"id": "x", "question": "?"}, ROWS[0], ROWS[1]])
     config = run_of(tmp_path, train="mixed.jsonl", eval="mixed.jsonl")
     run = Path(config.directory)
@@ -264,12 +300,23 @@ def test_bad_rows_are_counted_and_written_down_and_stop_a_run_only_when_asked_to
 
 
 def test_tests_that_cannot_be_read_are_bad_rows_with_the_shapes_that_are(tmp_path: Path) -> None:
-    golds = ['["assert f(1) == 2"]', "7", "{}", {"input": "1", "output": "1"}, "assert f(1) > 2", " " * 900_001]
+    golds = [
+        '["assert f(1) == 2"]',
+        "7",
+        "{}",
+        {"input": "1", "output": "1"},
+        "assert f(1) > 2",
+        " " * 900_001,
+    ]
     golds += [["assert f(1) == 2", "assert f(2) == 3"]]
-    jsonl("code.jsonl")(tmp_path, [{"id": n, "question": f"{n}?", "answer": gold} for n, gold in enumerate(golds)])
+    jsonl("code.jsonl")(
+        tmp_path, [{"id": n, "question": f"{n}?", "answer": gold} for n, gold in enumerate(golds)]
+    )
     loaded = found(tmp_path, {"path": "code.jsonl", "code": "tests"})
     assert ids(loaded) == ["0", "3", "6"] and [row.row for row in loaded.bad] == [2, 3, 5, 6]
-    assert all("expected JSON with inputs and outputs, a list" in row.reason for row in loaded.bad[:-1])
+    assert all(
+        "expected JSON with inputs and outputs, a list" in row.reason for row in loaded.bad[:-1]
+    )
     assert "compares no call with a literal" in loaded.bad[2].reason
 
 
@@ -296,8 +343,12 @@ def test_a_question_no_prompt_has_room_for_is_a_bad_row(tmp_path: Path) -> None:
     assert ids(train) == ["r0"]
     told = [(row.file, row.row, row.reason) for row in train.bad]
     assert [each[:2] for each in told] == [("long.jsonl", 3), ("long.jsonl", 2)]
-    assert told[0][2].endswith("allowed are 1 to 2000 (the model's positions, and rollout.max_prompt_tokens)")
-    assert told[1][2].endswith("allowed are 1 to 1000 (the model's positions, and scorer.max_prompt_tokens)")
+    assert told[0][2].endswith(
+        "allowed are 1 to 2000 (the model's positions, and rollout.max_prompt_tokens)"
+    )
+    assert told[1][2].endswith(
+        "allowed are 1 to 1000 (the model's positions, and scorer.max_prompt_tokens)"
+    )
 
 
 def test_every_file_is_a_part_of_what_a_run_began_with(tmp_path: Path) -> None:
@@ -325,7 +376,9 @@ def test_a_run_that_goes_on_keeps_the_training_problems_it_began_with(tmp_path: 
 
 
 @table(__file__)
-def test_a_data_section_that_cannot_be_is_refused_with_what_may(data: str, complaint: str, tmp_path: Path) -> None:
+def test_a_data_section_that_cannot_be_is_refused_with_what_may(
+    data: str, complaint: str, tmp_path: Path
+) -> None:
     jsonl("t.jsonl")(tmp_path, ROWS)
     (tmp_path / "run.toml").write_text(
         f'directory = "run"\nadapter.model = "a/b"\ntarget.model = "a/c"\nalgorithm.iterations = 1\n[data]\n{data}\n'
@@ -335,7 +388,9 @@ def test_a_data_section_that_cannot_be_is_refused_with_what_may(data: str, compl
     assert complaint in str(caught.value)
 
 
-def test_a_weight_that_trains_nothing_of_a_source_is_refused_before_the_run_begins(tmp_path: Path) -> None:
+def test_a_weight_that_trains_nothing_of_a_source_is_refused_before_the_run_begins(
+    tmp_path: Path,
+) -> None:
     jsonl("a.jsonl")(tmp_path, ROWS), jsonl("b.jsonl")(tmp_path, ROWS)
     given = [{"path": "a.jsonl", "weight": 100.0}, {"path": "b.jsonl", "weight": 0.1}]
     with pytest.raises(DataError, match=r"none of the 8 prompts of an epoch \(they get \[8, 0\]\)"):
@@ -352,7 +407,10 @@ def test_a_set_held_out_is_its_test_split_and_questions_that_are_trained_too_are
         path.parent.mkdir(parents=True, exist_ok=True)
         pa.parquet.write_table(table, path)
     made = resolve(
-        DataConfig.model_validate({"train": "gsm8k", "eval": "gsm8k", "paths": {"gsm8k": "./gsm8k"}}), tmp_path
+        DataConfig.model_validate(
+            {"train": "gsm8k", "eval": "gsm8k", "paths": {"gsm8k": "./gsm8k"}}
+        ),
+        tmp_path,
     )
     train, held = read(made.train, made), read(made.eval, made)
     assert (len(train.problems), len(held.problems)) == (2, 3)
@@ -360,5 +418,14 @@ def test_a_set_held_out_is_its_test_split_and_questions_that_are_trained_too_are
     (tmp_path / "run").mkdir()
     problems.keep(tmp_path / "run", train, held)
     assert "1 of 3 questions of data.eval are in data.train too" in caplog.text
-    same = {"train": "gsm8k", "eval": {"name": "gsm8k", "split": "train"}, "paths": {"gsm8k": "./gsm8k"}}
-    assert len(read((asked := resolve(DataConfig.model_validate(same), tmp_path)).eval, asked).problems) == 2
+    same = {
+        "train": "gsm8k",
+        "eval": {"name": "gsm8k", "split": "train"},
+        "paths": {"gsm8k": "./gsm8k"},
+    }
+    assert (
+        len(
+            read((asked := resolve(DataConfig.model_validate(same), tmp_path)).eval, asked).problems
+        )
+        == 2
+    )

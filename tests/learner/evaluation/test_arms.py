@@ -36,7 +36,8 @@ class JudgingClient:
     def evaluation(self, name: str) -> tuple[EvaluationProgress, list[ScoredGroup]]:
         request = self.asked[name]
         groups = [
-            scored(prompt, request.version, self._judge(name, index)) for index, prompt in enumerate(request.prompts)
+            scored(prompt, request.version, self._judge(name, index))
+            for index, prompt in enumerate(request.prompts)
         ]
         return EvaluationProgress(name=name, total=len(groups), done=len(groups), failed=0), groups
 
@@ -102,15 +103,23 @@ def test_a_run_of_which_nothing_could_be_judged_has_a_summary_without_figures(
     print_table(tmp_path / "run")
     assert "candidate-0" in capsys.readouterr().out
     summary.write(
-        msgspec.structs.replace(found, evaluations_incomplete=type(found.evaluations_incomplete)()), tmp_path / "run"
+        msgspec.structs.replace(found, evaluations_incomplete=type(found.evaluations_incomplete)()),
+        tmp_path / "run",
     )
     print_table(tmp_path / "run")
     said = capsys.readouterr().out
-    assert said.startswith("nothing was judged: the run has no held-out problems (data.eval)") and "arm" not in said
+    assert (
+        said.startswith("nothing was judged: the run has no held-out problems (data.eval)")
+        and "arm" not in said
+    )
 
 
-@pytest.mark.parametrize(("best", "chosen"), [("", b""), ("candidate-0", b""), ("candidate-1", b"so ")])
-def test_no_prefix_at_all_is_a_candidate_and_the_first_of_equals(tmp_path: Path, best: str, chosen: bytes) -> None:
+@pytest.mark.parametrize(
+    ("best", "chosen"), [("", b""), ("candidate-0", b""), ("candidate-1", b"so ")]
+)
+def test_no_prefix_at_all_is_a_candidate_and_the_first_of_equals(
+    tmp_path: Path, best: str, chosen: bytes
+) -> None:
     client = JudgingClient(lambda name, problem: float(name == best))
     evaluated(tmp_path, client)
     assert bytes(token_ids(client.asked["fixed_prefix.greedy"].prefix_tokens).tolist()) == chosen
@@ -125,7 +134,10 @@ def test_an_arm_stays_incomplete_when_its_file_is_read_again(tmp_path: Path) -> 
 def test_the_last_version_is_not_judged_again_where_it_was_due_in_training(tmp_path: Path) -> None:
     train = tmp_path / "train.jsonl"
     config = run_on_disk(
-        tmp_path, rollout={"engine": "simulated"}, data={"eval": str(train)}, evaluation={"problems": 4, "every": 2}
+        tmp_path,
+        rollout={"engine": "simulated"},
+        data={"eval": str(train)},
+        evaluation={"problems": 4, "every": 2},
     )
     for last, is_due in ((4, True), (5, False)):
         client = JudgingClient(lambda name, problem: float(problem == 0))
@@ -142,7 +154,9 @@ def test_the_last_version_is_not_judged_again_where_it_was_due_in_training(tmp_p
         assert (directory / "evaluations/trained_adapter.greedy.jsonl").exists()
 
 
-def test_fractional_rewards_are_reported_as_a_mean_reward(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fractional_rewards_are_reported_as_a_mean_reward(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = summarised(evaluated(tmp_path, lambda name, problem: 0.25 * problem), tmp_path / "run")
     assert set(found.accuracy_interval.values()) == {"bootstrap"}
     print_table(tmp_path / "run")
@@ -183,7 +197,10 @@ NEVER_S = 1e9
     ("due_s", "lost"),
     [
         ({"candidate-0": NEVER_S}, ["candidate-0"]),
-        ({f"candidate-{index}": NEVER_S for index in range(3)}, [f"candidate-{index}" for index in range(3)]),
+        (
+            {f"candidate-{index}": NEVER_S for index in range(3)},
+            [f"candidate-{index}" for index in range(3)],
+        ),
         ({"candidate-0": NEVER_S, "trained_adapter.greedy": 5000.0}, ["candidate-0"]),
         ({"candidate-0": NEVER_S, "no_prefix.sampled": 5000.0}, ["candidate-0"]),
         ({"no_prefix.sampled": NEVER_S}, ["no_prefix.sampled"]),

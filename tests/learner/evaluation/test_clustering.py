@@ -29,7 +29,8 @@ def test_planted_kinds_are_found_one_opening_each_the_most_frequent_first(seed: 
 
 
 @pytest.mark.parametrize(
-    ("openings", "kinds"), [([[1]], 1), ([[1, 2]] * 9, 1), ([[], []], 1), ([[1, 2], [3, 4], [1, 2]], 2)]
+    ("openings", "kinds"),
+    [([[1]], 1), ([[1, 2]] * 9, 1), ([[], []], 1), ([[1, 2], [3, 4], [1, 2]], 2)],
 )
 def test_few_distinct_openings_are_all_there_is(openings: list[list[int]], kinds: int) -> None:
     found = representatives(openings, 0)
@@ -38,7 +39,9 @@ def test_few_distinct_openings_are_all_there_is(openings: list[list[int]], kinds
 
 
 @given(st.lists(st.lists(st.integers(0, 5), max_size=6), min_size=1, max_size=8))
-def test_vectors_are_the_tf_idf_of_tokens_and_pairs_of_neighbours(openings: list[list[int]]) -> None:
+def test_vectors_are_the_tf_idf_of_tokens_and_pairs_of_neighbours(
+    openings: list[list[int]],
+) -> None:
     """Term by term, as in the definition; the places of terms are free, so inner products are compared."""
 
     def terms(opening: list[int]) -> list[tuple[int, ...]]:
@@ -54,7 +57,9 @@ def test_vectors_are_the_tf_idf_of_tokens_and_pairs_of_neighbours(openings: list
 
     expected = [
         [
-            product(one, other) / math.sqrt(product(one, one) * product(other, other)) if one and other else 0.0
+            product(one, other) / math.sqrt(product(one, one) * product(other, other))
+            if one and other
+            else 0.0
             for other in openings
         ]
         for one in openings

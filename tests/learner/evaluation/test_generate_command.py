@@ -47,19 +47,38 @@ class AnsweringClient:
         groups = [self._scored(each) for each in prompts if "fail" not in each.question]
         causes = tuple((at, LOST) for at, each in enumerate(prompts) if "fail" in each.question)
         return EvaluationProgress(
-            name=name, total=len(prompts), done=len(groups), failed=len(causes), unsampled=0, causes=causes
+            name=name,
+            total=len(prompts),
+            done=len(groups),
+            failed=len(causes),
+            unsampled=0,
+            causes=causes,
         ), groups
 
     def _scored(self, prompt: Prompt) -> ScoredGroup:
         prefix = ByteRenderer().encode("so ")
-        row = Row(tokens=pack_tokens(prefix), logprobs=pack_logprobs([0.0] * len(prefix)), finish="length", spans=())
+        row = Row(
+            tokens=pack_tokens(prefix),
+            logprobs=pack_logprobs([0.0] * len(prefix)),
+            finish="length",
+            spans=(),
+        )
         judged = verdict(
-            float(bool(prompt.gold)), status="ok" if prompt.gold else "no_gold", extracted=prompt.gold or "?",
-            completion_tokens=5, completion=f"so {prompt.question}",
-        )  # fmt: skip
-        prefixes = GroupPrefixes(seq=0, prompt=prompt, seed=0, prompt_tokens=b"", rows=(row,) * self._samples)
+            float(bool(prompt.gold)),
+            status="ok" if prompt.gold else "no_gold",
+            extracted=prompt.gold or "?",
+            completion_tokens=5,
+            completion=f"so {prompt.question}",
+        )
+        prefixes = GroupPrefixes(
+            seq=0, prompt=prompt, seed=0, prompt_tokens=b"", rows=(row,) * self._samples
+        )
         return ScoredGroup(
-            prefixes=prefixes, version=0, weights_digest="digest", verdicts=(judged,) * self._samples, scorer="s"
+            prefixes=prefixes,
+            version=0,
+            weights_digest="digest",
+            verdicts=(judged,) * self._samples,
+            scorer="s",
         )
 
     def forget(self, name: str) -> None:
@@ -73,35 +92,56 @@ def config_of(folder: Path, rows: list[Any], **sections: dict[str, Any]) -> RunC
     data = {"eval": str(folder / "given.jsonl")}
     simulated = {"engine": "simulated"}
     # Nothing here takes any time: what hangs is named soon.
-    usual: dict[str, Any] = {"data": data, "rollout": simulated, "scorer": simulated, "evaluation": {"timeout_s": 20.0}}
+    usual: dict[str, Any] = {
+        "data": data,
+        "rollout": simulated,
+        "scorer": simulated,
+        "evaluation": {"timeout_s": 20.0},
+    }
     return run_on_disk(folder, **usual | sections)
 
 
-def answered(config: RunConfig, client: AnsweringClient, decoding: str = GREEDY, samples: int = 1) -> list[AnswerLine]:
+def answered(
+    config: RunConfig, client: AnsweringClient, decoding: str = GREEDY, samples: int = 1
+) -> list[AnswerLine]:
     out = io.BytesIO()
-    plan = OfflinePlan(config="", version=7, published=("digest",), decoding=decoding, samples=samples)
-    AnswerGeneration(plan, config, given_rows(config), out).run(cast(BrokerClient, client), lambda: None)
+    plan = OfflinePlan(
+        config="", version=7, published=("digest",), decoding=decoding, samples=samples
+    )
+    AnswerGeneration(plan, config, given_rows(config), out).run(
+        cast(BrokerClient, client), lambda: None
+    )
     return [msgspec.json.decode(line, type=AnswerLine) for line in out.getvalue().splitlines()]
 
 
-def test_lines_are_in_the_order_of_the_rows_although_later_ones_are_answered_first(tmp_path: Path) -> None:
+def test_lines_are_in_the_order_of_the_rows_although_later_ones_are_answered_first(
+    tmp_path: Path,
+) -> None:
     rows = [{"question": f"q{index}", "answer": index} for index in range(1000)]
     client = AnsweringClient()
     found = answered(config_of(tmp_path, rows), client)
     assert [line.question for line in found] == [row["question"] for row in rows]
     assert [line.row for line in found] == list(range(1, 1001))
-    assert {(line.version, line.weights_digest, line.reward) for line in found} == {(7, "digest", 1.0)}
+    assert {(line.version, line.weights_digest, line.reward) for line in found} == {
+        (7, "digest", 1.0)
+    }
     assert not client.asked, "all were forgotten"
     assert client.most_held < 1000 / 64, "not everything is under way at once"
 
 
 def test_bad_rows_failed_ones_and_rows_without_gold_have_lines_of_their_own(tmp_path: Path) -> None:
     rows = [
-        {"id": "a", "question": "one", "answer": 0, "mine": {"deep": [1]}}, b"{not json", {"answer": "2"},
-        {"id": "a", "question": "two"}, {"question": "please fail", "answer": "3"},
-        {"question": "three", "answer": " "}, {"question": "four", "answer": ["no", "text"]},
-    ]  # fmt: skip
-    first, malformed, without, again, failed, blank, strange = answered(config_of(tmp_path, rows), AnsweringClient())
+        {"id": "a", "question": "one", "answer": 0, "mine": {"deep": [1]}},
+        b"{not json",
+        {"answer": "2"},
+        {"id": "a", "question": "two"},
+        {"question": "please fail", "answer": "3"},
+        {"question": "three", "answer": " "},
+        {"question": "four", "answer": ["no", "text"]},
+    ]
+    first, malformed, without, again, failed, blank, strange = answered(
+        config_of(tmp_path, rows), AnsweringClient()
+    )
     assert (first.status, first.gold, first.columns) == ("ok", "0", {"mine": {"deep": [1]}})
     assert (first.prefix, first.completion, first.prefix_tokens) == ("so ", "so one", 3)
     assert (malformed.status, malformed.row) == ("bad_row", 2) and "malformed" in malformed.reason
@@ -117,13 +157,21 @@ def test_all_that_a_row_needs_is_a_question(tmp_path: Path) -> None:
     data = {"eval": str(tmp_path / "given.jsonl"), "family_column": "kind", "id_column": "name"}
     rows = [{"question": "a"}, {"question": "b", "kind": "k", "name": "n"}]
     found = answered(config_of(tmp_path, rows, data=data), AnsweringClient())
-    assert [(line.status, line.id, line.family) for line in found] == [("no_gold", "1", ""), ("no_gold", "n", "k")]
+    assert [(line.status, line.id, line.family) for line in found] == [
+        ("no_gold", "1", ""),
+        ("no_gold", "n", "k"),
+    ]
 
 
 def test_several_answers_to_a_problem_are_numbered(tmp_path: Path) -> None:
     config = config_of(tmp_path, [{"question": each} for each in ("a", "b")])
     found = answered(config, AnsweringClient(samples=2), SAMPLED, samples=2)
-    assert [(line.question, line.sample) for line in found] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+    assert [(line.question, line.sample) for line in found] == [
+        ("a", 0),
+        ("a", 1),
+        ("b", 0),
+        ("b", 1),
+    ]
 
 
 def test_other_weights_than_were_published_are_refused(tmp_path: Path) -> None:

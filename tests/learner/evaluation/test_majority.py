@@ -9,12 +9,17 @@ from support.messages import evaluated
 
 
 def rows(problem: str, *given: tuple[str, float]) -> list[EvaluatedRow]:
-    return [evaluated(problem, reward, text, sample=sample) for sample, (text, reward) in enumerate(given)]
+    return [
+        evaluated(problem, reward, text, sample=sample)
+        for sample, (text, reward) in enumerate(given)
+    ]
 
 
 GIVEN = [
     *rows("half", ("7", 0.0), ("0.5", 1.0), (r"\frac{1}{2}", 1.0), ("7", 0.0), (r"\dfrac12", 1.0)),
-    *rows("sum", (r"1+\ln x", 1.0), ("x", 0.0), (r"\ln x + 1", 1.0), ("x", 0.0), (r"\ln(x)+1", 1.0)),
+    *rows(
+        "sum", (r"1+\ln x", 1.0), ("x", 0.0), (r"\ln x + 1", 1.0), ("x", 0.0), (r"\ln(x)+1", 1.0)
+    ),
     *rows("words", ("east", 1.0), (r"\text{East}", 1.0), ("west", 0.0), ("west", 0.0), ("", 0.0)),
     *rows("one", ("3", 1.0), ("3", 1.0)),
 ]
@@ -22,7 +27,10 @@ GIVEN = [
 
 def test_equal_answers_vote_together_however_they_are_written() -> None:
     found = with_votes(GIVEN, 30)
-    votes = {name: [row.vote for row in found if row.prompt_id == name] for name in ("half", "sum", "words", "one")}
+    votes = {
+        name: [row.vote for row in found if row.prompt_id == name]
+        for name in ("half", "sum", "words", "one")
+    }
     assert votes == {
         "half": ["7", "0.5", "0.5", "7", "0.5"],
         "sum": [r"1+\ln x", "x", r"1+\ln x", "x", r"1+\ln x"],

@@ -10,16 +10,24 @@ from prefixrl.learner.models.batch import Sample, filler_row, pad, pad_lines
 tokens = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6)
 
 
-def sample(prompt: list[int], sampled: list[int], reward: float = 0.0, logprobs: int | None = None) -> Sample:
+def sample(
+    prompt: list[int], sampled: list[int], reward: float = 0.0, logprobs: int | None = None
+) -> Sample:
     count = len(sampled) if logprobs is None else logprobs
     return Sample(
-        np.array(prompt, dtype=np.int32), np.array(sampled, dtype=np.int32),
-        -np.arange(1, count + 1, dtype=np.float32), reward, group=4, versions=np.zeros(len(sampled), dtype=np.int32),
-    )  # fmt: skip
+        np.array(prompt, dtype=np.int32),
+        np.array(sampled, dtype=np.int32),
+        -np.arange(1, count + 1, dtype=np.float32),
+        reward,
+        group=4,
+        versions=np.zeros(len(sampled), dtype=np.int32),
+    )
 
 
 lines_of_rows = st.lists(
-    st.tuples(tokens, st.lists(st.tuples(tokens, st.floats(0, 1, width=32)), min_size=1, max_size=4)),
+    st.tuples(
+        tokens, st.lists(st.tuples(tokens, st.floats(0, 1, width=32)), min_size=1, max_size=4)
+    ),
     min_size=1,
     max_size=4,
 )

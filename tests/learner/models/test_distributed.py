@@ -45,7 +45,9 @@ def test_ranks_of_several_hosts_talk_from_the_interface_that_leads_to_the_first(
     caplog.set_level("INFO")
     monkeypatch.setattr(distributed, "towards", lambda host: {"10.98.0.1": "wg0"}.get(host))
     assert meet("10.98.0.1") == "wg0"
-    assert "rank 1 of 2 meets the others at 10.98.0.1; gloo on wg0 encrypts nothing" in caplog.messages
+    assert (
+        "rank 1 of 2 meets the others at 10.98.0.1; gloo on wg0 encrypts nothing" in caplog.messages
+    )
 
 
 def test_a_named_interface_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,13 +60,20 @@ def test_where_no_way_is_known_gloo_finds_its_own(monkeypatch: pytest.MonkeyPatc
     assert meet("node7.invalid") is None
 
 
-@pytest.mark.parametrize(("local_rank", "devices", "index"), [(0, 1, 0), (3, 1, 0), (0, 4, 0), (3, 4, 3)])
-def test_a_rank_takes_the_only_device_it_sees_or_that_of_its_number(local_rank: int, devices: int, index: int) -> None:
+@pytest.mark.parametrize(
+    ("local_rank", "devices", "index"), [(0, 1, 0), (3, 1, 0), (0, 4, 0), (3, 4, 3)]
+)
+def test_a_rank_takes_the_only_device_it_sees_or_that_of_its_number(
+    local_rank: int, devices: int, index: int
+) -> None:
     assert distributed.device_index(local_rank, devices) == index
 
 
 def test_more_ranks_than_devices_are_refused_with_both_numbers() -> None:
-    with pytest.raises(ConfigError, match="LOCAL_RANK = 4, but this process sees 4 CUDA devices: allowed are 0 to 3"):
+    with pytest.raises(
+        ConfigError,
+        match="LOCAL_RANK = 4, but this process sees 4 CUDA devices: allowed are 0 to 3",
+    ):
         distributed.device_index(4, 4)
 
 

@@ -37,12 +37,17 @@ def drawn(seed: int, parts: int, has_bias: bool) -> tuple[list[Tensor], Tensor |
     tensors = []
     for part in range(parts):
         width = HIDDEN if part == 0 else 4
-        tensors += [torch.randn(TOKENS, width, generator=random), torch.randn(VOCABULARY, width, generator=random)]
+        tensors += [
+            torch.randn(TOKENS, width, generator=random),
+            torch.randn(VOCABULARY, width, generator=random),
+        ]
     bias = torch.randn(VOCABULARY, generator=random) if has_bias else None
     return tensors, bias, torch.randint(0, VOCABULARY, (TOKENS,), generator=random)
 
 
-def gradients(form: Any, tensors: list[Tensor], bias: Tensor | None, entropy: float) -> list[Tensor]:
+def gradients(
+    form: Any, tensors: list[Tensor], bias: Tensor | None, entropy: float
+) -> list[Tensor]:
     """Logprobs, entropies, and the gradients of a loss with both in all tensors."""
     leaves = [each.clone().requires_grad_() for each in tensors]
     own_bias = None if bias is None else bias.clone().requires_grad_()
@@ -71,16 +76,26 @@ def test_logprobs_and_all_gradients_are_those_of_the_plain_form(
     monkeypatch.setattr(head, "BLOCK_ENTRIES", entries)
     tensors, bias, tokens = drawn(3, parts, has_bias)
     mine = gradients(
-        lambda pairs, own: token_logprobs(pairs, own, tokens, 0.7, bool(entropy), True), tensors, bias, entropy
+        lambda pairs, own: token_logprobs(pairs, own, tokens, 0.7, bool(entropy), True),
+        tensors,
+        bias,
+        entropy,
     )
-    theirs = gradients(lambda pairs, own: plain_logprobs(plain_logits(pairs, own), tokens, 0.7), tensors, bias, entropy)
+    theirs = gradients(
+        lambda pairs, own: plain_logprobs(plain_logits(pairs, own), tokens, 0.7),
+        tensors,
+        bias,
+        entropy,
+    )
     assert len(mine) == len(theirs) == 1 + 2 * parts + has_bias
     for a, b in zip(mine, theirs, strict=True):
         assert_close(a, b)
 
 
 @pytest.mark.parametrize("entries", [ONE_BLOCK, SEVERAL_BLOCKS])
-@pytest.mark.parametrize("left_out", [[0, 3, 50, 100], list(range(60)), list(range(40, VOCABULARY))])
+@pytest.mark.parametrize(
+    "left_out", [[0, 3, 50, 100], list(range(60)), list(range(40, VOCABULARY))]
+)
 def test_masked_tokens_have_no_part_in_logprobs_entropies_and_gradients(
     left_out: list[int], entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +110,9 @@ def test_masked_tokens_have_no_part_in_logprobs_entropies_and_gradients(
         return plain_logprobs(plain_logits(pairs, own)[:, kept], places, 0.7)
 
     mine = gradients(
-        lambda pairs, own: token_logprobs(pairs, own, torch.tensor(kept)[places], 0.7, True, True, masked),
+        lambda pairs, own: token_logprobs(
+            pairs, own, torch.tensor(kept)[places], 0.7, True, True, masked
+        ),
         tensors,
         bias,
         0.3,
@@ -115,25 +132,34 @@ def test_logprobs_and_entropy_are_those_of_the_softmax_at_the_temperature(
     seed: int, temperature: float, entries: int
 ) -> None:
     random = np.random.Generator(np.random.PCG64(seed))
-    hidden, weight = (torch.from_numpy(random.normal(0, 2, shape)).float() for shape in ((4, 3), (7, 3)))
+    hidden, weight = (
+        torch.from_numpy(random.normal(0, 2, shape)).float() for shape in ((4, 3), (7, 3))
+    )
     tokens = torch.from_numpy(random.integers(0, 7, 4))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(head, "BLOCK_ENTRIES", entries)
-        logprobs, entropy = token_logprobs([(hidden, weight)], None, tokens, temperature, True, True)
+        logprobs, entropy = token_logprobs(
+            [(hidden, weight)], None, tokens, temperature, True, True
+        )
     logits = (hidden.double() @ weight.double().T).tolist()
     for t in range(4):
         powers = [math.exp((value - max(logits[t])) / temperature) for value in logits[t]]
         share = [power / sum(powers) for power in powers]
-        assert math.isclose(entropy[t].item(), -sum(x * math.log(x) for x in share if x), abs_tol=1e-4)
+        assert math.isclose(
+            entropy[t].item(), -sum(x * math.log(x) for x in share if x), abs_tol=1e-4
+        )
         if share[tokens[t]] > 1e-30:
-            assert math.isclose(logprobs[t].item(), math.log(share[tokens[t]]), abs_tol=1e-4, rel_tol=1e-5)
+            assert math.isclose(
+                logprobs[t].item(), math.log(share[tokens[t]]), abs_tol=1e-4, rel_tol=1e-5
+            )
 
 
 def test_float32_logits_of_bfloat16_weights_are_not_rounded_and_the_models_own_are() -> None:
     (hidden, weight), _, tokens = drawn(5, 1, False)
     hidden, weight = (4 * hidden).bfloat16(), weight.bfloat16()
     exact, rounded = (
-        token_logprobs([(hidden, weight)], None, tokens, 0.7, False, is_float32)[0] for is_float32 in (True, False)
+        token_logprobs([(hidden, weight)], None, tokens, 0.7, False, is_float32)[0]
+        for is_float32 in (True, False)
     )
     assert_close(exact, plain_logprobs(hidden.float() @ weight.float().T, tokens, 0.7)[0])
     assert_close(rounded, plain_logprobs(hidden @ weight.T, tokens, 0.7)[0])
@@ -141,7 +167,9 @@ def test_float32_logits_of_bfloat16_weights_are_not_rounded_and_the_models_own_a
 
 
 @pytest.mark.parametrize("is_float32", [False, True])
-def test_gradients_of_bfloat16_weights_are_summed_in_float32(is_float32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_bfloat16_weights_are_summed_in_float32(
+    is_float32: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(head, "BLOCK_ENTRIES", SEVERAL_BLOCKS)
     tensors, _, tokens = drawn(7, 1, False)
     mine = gradients(
@@ -169,12 +197,15 @@ def test_float32_logits_halve_what_two_engines_differ_by() -> None:
     # Trained models are sure of the next token: its logit is about 20. Other kernels move a hidden state now and
     # then by one step of bfloat16.
     hidden = (weight[tokens] * 0.35 + 0.1 * torch.randn(300, 64, generator=random)).bfloat16()
-    moved = torch.where(torch.rand(hidden.shape, generator=random) < 0.02, hidden * (1 + 2**-8), hidden)
+    moved = torch.where(
+        torch.rand(hidden.shape, generator=random) < 0.02, hidden * (1 + 2**-8), hidden
+    )
     asked = torch.randint(0, 500, (300,), generator=random)
     gaps = {}
     for is_float32 in (False, True):
         one, other = (
-            token_logprobs([(each, weight)], None, asked, 0.7, False, is_float32)[0] for each in (hidden, moved)
+            token_logprobs([(each, weight)], None, asked, 0.7, False, is_float32)[0]
+            for each in (hidden, moved)
         )
         gaps[is_float32] = (one - other).abs().max().item()
     print(f"logprobs differ by up to {gaps[False]:.3f} nat, in float32 by up to {gaps[True]:.3f}")  # noqa: T201
@@ -183,7 +214,9 @@ def test_float32_logits_halve_what_two_engines_differ_by() -> None:
 
 def test_entropy_is_0_and_outside_the_graph_where_not_asked_for() -> None:
     (hidden, weight), _, tokens = drawn(9, 1, False)
-    logprobs, entropy = token_logprobs([(hidden.requires_grad_(), weight)], None, tokens, 1.0, False, True)
+    logprobs, entropy = token_logprobs(
+        [(hidden.requires_grad_(), weight)], None, tokens, 1.0, False, True
+    )
     assert logprobs.requires_grad and not entropy.requires_grad and not entropy.any()
 
 
@@ -196,7 +229,9 @@ def test_the_heads_parameters_are_those_of_the_layer() -> None:
     assert_close(logprobs, plain_logprobs(layer(hidden), tokens, 0.7)[0][None])
 
 
-def peak_bytes(form: Any, tokens: int, hidden: int, vocabulary: int, dtype: torch.dtype, device: str) -> int:
+def peak_bytes(
+    form: Any, tokens: int, hidden: int, vocabulary: int, dtype: torch.dtype, device: str
+) -> int:
     """Most bytes alive at once in forward and backward, without inputs and without the weight's gradient."""
     states = torch.zeros(tokens, hidden, dtype=dtype, device=device, requires_grad=True)
     weight = torch.zeros(vocabulary, hidden, dtype=dtype, device=device, requires_grad=True)
@@ -217,8 +252,13 @@ def whole(states: Tensor, weight: Tensor, asked: Tensor) -> tuple[Tensor, Tensor
 
 @pytest.mark.parametrize("tokens", [2_260, 16_384])
 def test_a_published_models_head_stays_below_a_gibibyte(tokens: int) -> None:
-    mine, plain = (peak_bytes(form, tokens, 1_536, 151_936, torch.bfloat16, "meta") for form in (in_blocks, whole))
-    print(f"{tokens:,} tokens x 151,936 entries: {mine / GIB:.2f} GiB in blocks, {plain / GIB:.2f} GiB whole")  # noqa: T201
+    mine, plain = (
+        peak_bytes(form, tokens, 1_536, 151_936, torch.bfloat16, "meta")
+        for form in (in_blocks, whole)
+    )
+    print(  # noqa: T201 -- a figure for the reader of the log
+        f"{tokens:,} tokens x 151,936 entries: {mine / GIB:.2f} GiB in blocks, {plain / GIB:.2f} GiB whole"
+    )
     assert mine < GIB and plain > 8 * mine
 
 

@@ -13,7 +13,13 @@ from prefixrl.learner.models.batch import pad
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.models.trained_model import deepspeed_settings
 from prefixrl.learner.training.iteration import train_iteration
-from support.models.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model, whole
+from support.models.tiny_model import (
+    DEEPSPEED_WARNINGS,
+    random_iteration,
+    run_config,
+    save_model,
+    whole,
+)
 from support.tables import table
 
 pytestmark = DEEPSPEED_WARNINGS
@@ -30,7 +36,9 @@ def loaded(config: RunConfig) -> Models:
     return Models.load(config, 0, 1, config.adapter.model)
 
 
-def test_logprobs_are_those_of_the_unpadded_model_at_the_sampling_temperature(adapter: Path) -> None:
+def test_logprobs_are_those_of_the_unpadded_model_at_the_sampling_temperature(
+    adapter: Path,
+) -> None:
     models = loaded(run_config(adapter))
     samples = list(random_iteration(0).samples.values())
     with torch.no_grad():
@@ -63,7 +71,9 @@ def test_the_critics_head_is_small_seeded_and_without_bias(adapter: Path) -> Non
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.nightly)])
-def test_published_weights_answer_the_probe_as_the_learner_does(adapter: Path, stage: int, dtype: str) -> None:
+def test_published_weights_answer_the_probe_as_the_learner_does(
+    adapter: Path, stage: int, dtype: str
+) -> None:
     learner = {"deepspeed": {"zero_optimization": {"stage": stage}}, "dtype": dtype}
     config = run_config(adapter, learner=learner)
     models = loaded(config)
@@ -73,7 +83,9 @@ def test_published_weights_answer_the_probe_as_the_learner_does(adapter: Path, s
     assert max(abs(a - b) for a, b in zip(probe, before, strict=True)) > 1e-4
     engine = AutoModelForCausalLM.from_pretrained(adapter, dtype=getattr(torch, dtype))
     missing = engine.load_state_dict(weights, strict=False)
-    assert missing.missing_keys == ["lm_head.weight"] and not missing.unexpected_keys  # tied: sent once
+    assert (
+        missing.missing_keys == ["lm_head.weight"] and not missing.unexpected_keys
+    )  # tied: sent once
     assert all(tensor.dtype == getattr(torch, dtype) for tensor in weights.values())
     with torch.no_grad():
         hidden = engine.model(torch.tensor([PROBE])).last_hidden_state[0]
@@ -100,9 +112,16 @@ def test_deepspeed_settings_that_the_learner_decides_are_refused(
 
 
 def test_other_deepspeed_settings_pass_through(adapter: Path) -> None:
-    deepspeed = {"zero_optimization": {"stage": 2, "overlap_comm": False}, "wall_clock_breakdown": True}
+    deepspeed = {
+        "zero_optimization": {"stage": 2, "overlap_comm": False},
+        "wall_clock_breakdown": True,
+    }
     settings = deepspeed_settings(run_config(adapter, learner={"deepspeed": deepspeed}).learner, 10)
-    assert settings["zero_optimization"] == {"stage": 2, "overlap_comm": False, "reduce_bucket_size": 10}
+    assert settings["zero_optimization"] == {
+        "stage": 2,
+        "overlap_comm": False,
+        "reduce_bucket_size": 10,
+    }
     assert settings["wall_clock_breakdown"] is True
     assert settings["gradient_clipping"] == 1.0
     assert "communication_data_type" not in settings

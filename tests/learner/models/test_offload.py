@@ -30,7 +30,9 @@ def load(adapter: Path, zero: dict[str, Any], dtype: str) -> tuple[Models, Any]:
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.nightly)])
 @pytest.mark.nightly
 @pytest.mark.parametrize("zero", OFFLOADED.values(), ids=OFFLOADED)
-def test_offloading_changes_no_step_and_resumes_bitwise(zero: dict[str, Any], dtype: str, tmp_path: Path) -> None:
+def test_offloading_changes_no_step_and_resumes_bitwise(
+    zero: dict[str, Any], dtype: str, tmp_path: Path
+) -> None:
     adapter = save_model(tmp_path / "adapter", is_tied=True)
     plain, config = load(adapter, {"stage": 0}, dtype)
     offloaded, _ = load(adapter, zero, dtype)

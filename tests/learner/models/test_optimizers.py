@@ -75,19 +75,22 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     distributed.start("cpu", 0, 1)
     assert make_cpu_adam([weights()], OPTIONS) is not None
     monkeypatch.setattr(
-        optimizers, "make_adam",
+        optimizers,
+        "make_adam",
         lambda parameters, config, lr, device: make_cpu_adam(
             [each for each in parameters if each.requires_grad],
             {"lr": lr, "betas": config.adam_betas, "weight_decay": config.weight_decay},
         ),
-    )  # fmt: skip
+    )
     monkeypatch.setattr("prefixrl.learner.models.trained_model.make_adam", optimizers.make_adam)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("warned", [pytest.param(0, marks=DEEPSPEED_WARNINGS)])
-def test_deepspeeds_adam_takes_the_same_steps_and_resumes(tmp_path: Path, compiled: None, warned: int) -> None:
+def test_deepspeeds_adam_takes_the_same_steps_and_resumes(
+    tmp_path: Path, compiled: None, warned: int
+) -> None:
     one = make_cpu_adam([weights()], OPTIONS)
     assert one is not None and distance(one, torch.optim.AdamW([weights()], **OPTIONS)) < 1e-6
     zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
@@ -98,5 +101,7 @@ def test_deepspeeds_adam_takes_the_same_steps_and_resumes(tmp_path: Path, compil
     checkpoint.save(tmp_path / "saved", models, TrainerState(1, models.optimizer_steps, 1))
     resumed = Models.load(config, 0, 1, config.adapter.model)
     checkpoint.load(tmp_path / "saved", resumed)
-    went_on, again = (train_iteration(each, random_iteration(1), config, 20).steps for each in (models, resumed))
+    went_on, again = (
+        train_iteration(each, random_iteration(1), config, 20).steps for each in (models, resumed)
+    )
     assert went_on == again

@@ -39,11 +39,14 @@ pytestmark = DEEPSPEED_WARNINGS
 TOLERANCE = 1e-6
 LORA = {"lora": {"rank": 4, "alpha": 8}}
 OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {}, "low rank": LORA, "checkpointing": {"gradient_checkpointing": True},
-    "low rank and checkpointing": LORA | {"gradient_checkpointing": True}, "eager": {"attn_implementation": "eager"},
+    "plain": {},
+    "low rank": LORA,
+    "checkpointing": {"gradient_checkpointing": True},
+    "low rank and checkpointing": LORA | {"gradient_checkpointing": True},
+    "eager": {"attn_implementation": "eager"},
     "ZeRO-2": {"deepspeed": {"zero_optimization": {"stage": 2}}},
     "ZeRO-3": {"deepspeed": {"zero_optimization": {"stage": 3}}},
-}  # fmt: skip
+}
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "gae": {},
     "grpo": {"name": "grpo"},
@@ -52,7 +55,9 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 
 
-def configs(adapter: Path, algorithm: dict[str, Any], learner: dict[str, Any]) -> tuple[RunConfig, RunConfig]:
+def configs(
+    adapter: Path, algorithm: dict[str, Any], learner: dict[str, Any]
+) -> tuple[RunConfig, RunConfig]:
     """The same run with shared prompts and without."""
     shared, alone = (
         run_config(adapter, algorithm=algorithm, learner=learner | {"shared_prompts": is_shared})
@@ -100,7 +105,10 @@ def test_every_gradient_is_that_of_rows_with_their_own_prompt(adapter: Path, opt
         results = [each[batch.mask] for each in (logprobs, entropy, values)]
         factors = torch.linspace(-1, 1, len(results[0]))
         sum(((k + 1) * factors * each).sum() for k, each in enumerate(results)).backward()  # type: ignore[union-attr]
-        of_models = [[each.grad for each in module.parameters() if each.grad is not None] for module in modules]
+        of_models = [
+            [each.grad for each in module.parameters() if each.grad is not None]
+            for module in modules
+        ]
         found.append([*([each.detach()] for each in results), *of_models])
     for mine, theirs in zip(*found, strict=True):
         assert gap(mine, theirs) < TOLERANCE
@@ -125,7 +133,10 @@ def test_a_line_computes_its_prompt_once(adapter: Path) -> None:
     data = random_iteration(0)
     prompts = {group: length[0] for group, length in zip(data.groups, data.lengths, strict=True)}
     sampled = sum(length[1] for length in data.lengths)
-    for config, expected in ((shared, sum(prompts.values()) + sampled), (alone, sum(map(sum, data.lengths)))):
+    for config, expected in (
+        (shared, sum(prompts.values()) + sampled),
+        (alone, sum(map(sum, data.lengths))),
+    ):
         models = Models.load(config, 0, 1, config.adapter.model)
         seen: list[int] = []
         count_tokens(models, seen)
@@ -151,13 +162,21 @@ def test_a_position_sees_the_prompt_and_its_own_row_up_to_itself() -> None:
         assert seen[line].any(dim=1).all()  # nobody sees nothing: that would be no number
 
 
-SMALL = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+SMALL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 LLAMA_LIKE = SMALL | {"intermediate_size": 24, "num_key_value_heads": 1}
 SHAPES: dict[str, tuple[PreTrainedConfig, bool]] = {
     "llama": (LlamaConfig(**LLAMA_LIKE), True),
     "learned positions": (GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2), True),
     "sliding window": (MistralConfig(**LLAMA_LIKE, sliding_window=16), False),
-    "positions by the mask": (BloomConfig(vocab_size=VOCABULARY, hidden_size=16, n_layer=2, n_head=2), False),
+    "positions by the mask": (
+        BloomConfig(vocab_size=VOCABULARY, hidden_size=16, n_layer=2, n_head=2),
+        False,
+    ),
     "state space": (MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2), False),
 }
 
@@ -175,8 +194,12 @@ def test_an_architecture_that_cannot_share_prompts_is_noticed_and_named(
     assert ("every row carries its prompt" in caplog.text) is not is_able
 
 
-def test_without_the_ability_rows_carry_their_prompts_and_train_the_same(adapter: Path, tmp_path: Path) -> None:
-    shape = MistralConfig(**LLAMA_LIKE, sliding_window=64, pad_token_id=None, eos_token_id=1, initializer_range=0.2)
+def test_without_the_ability_rows_carry_their_prompts_and_train_the_same(
+    adapter: Path, tmp_path: Path
+) -> None:
+    shape = MistralConfig(
+        **LLAMA_LIKE, sliding_window=64, pad_token_id=None, eos_token_id=1, initializer_range=0.2
+    )
     torch.manual_seed(3)
     AutoModelForCausalLM.from_config(shape).save_pretrained(tmp_path / "mistral")
     asked, alone = configs(tmp_path / "mistral", {}, {})
@@ -188,7 +211,9 @@ def test_without_the_ability_rows_carry_their_prompts_and_train_the_same(adapter
 def test_the_kernel_for_packed_rows_serves_where_prompts_are_not_shared(adapter: Path) -> None:
     def chosen(is_direct: bool, device: str = "cuda", **learner: Any) -> tuple[bool, str]:
         config = run_config(adapter, learner={"dtype": "bfloat16"} | learner).learner
-        return shares_prompts(config, device, is_direct), attn_implementation(config, device, is_direct)
+        return shares_prompts(config, device, is_direct), attn_implementation(
+            config, device, is_direct
+        )
 
     assert chosen(False) == (True, "sdpa")
     assert chosen(True) == (False, "varlen")
@@ -208,9 +233,16 @@ def test_padded_rows_are_refused_by_the_kernel_for_packed_ones(adapter: Path) ->
 
 
 @pytest.mark.parametrize(
-    "other", [{"packed": True}, {"attn_implementation": "flash_attention_2"}, {"attn_implementation": "varlen"}]
+    "other",
+    [
+        {"packed": True},
+        {"attn_implementation": "flash_attention_2"},
+        {"attn_implementation": "varlen"},
+    ],
 )
-def test_shared_prompts_with_what_excludes_them_are_refused(adapter: Path, other: dict[str, Any]) -> None:
+def test_shared_prompts_with_what_excludes_them_are_refused(
+    adapter: Path, other: dict[str, Any]
+) -> None:
     with pytest.raises((ConfigError, ValueError), match="shared_prompts = true with"):
         run_config(adapter, learner={"shared_prompts": True} | other)
 
@@ -238,7 +270,9 @@ def test_a_first_forward_that_tells_the_proximal_logprobs_changes_nothing(
 
 
 @table(__file__)
-def test_only_a_needed_proximal_forward_is_run(adapter: Path, algorithm: dict[str, Any], forwards: float) -> None:
+def test_only_a_needed_proximal_forward_is_run(
+    adapter: Path, algorithm: dict[str, Any], forwards: float
+) -> None:
     config = run_config(adapter, algorithm=algorithm, learner={"micro_batch_tokens": 1})
     models = Models.load(config, 0, 1, config.adapter.model)
     seen: list[int] = []

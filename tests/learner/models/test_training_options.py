@@ -20,7 +20,13 @@ from prefixrl.learner.models.model import Models
 from prefixrl.learner.training import checkpoint
 from prefixrl.learner.training.checkpoint import TrainerState
 from prefixrl.learner.training.iteration import train_iteration
-from support.models.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model, whole
+from support.models.tiny_model import (
+    DEEPSPEED_WARNINGS,
+    random_iteration,
+    run_config,
+    save_model,
+    whole,
+)
 from support.tiers import mostly_nightly
 
 pytestmark = DEEPSPEED_WARNINGS
@@ -60,7 +66,9 @@ def steps(models: Models, config: RunConfig, iterations: int = 2) -> list[dict[s
     ],
     ids=str,
 )
-def test_memory_is_saved_without_changing_a_step(option: dict[str, Any], stage: int, adapter: Path) -> None:
+def test_memory_is_saved_without_changing_a_step(
+    option: dict[str, Any], stage: int, adapter: Path
+) -> None:
     expected = steps(*loaded(adapter, stage))
     for mine, theirs in zip(steps(*loaded(adapter, stage, **option)), expected, strict=True):
         assert mine == pytest.approx(theirs, abs=1e-5)
@@ -99,13 +107,17 @@ def test_checkpointed_layers_run_again_in_the_backward_pass(is_on: bool, adapter
 
 
 @pytest.mark.parametrize("stage", mostly_nightly(STAGES, 1))
-def test_the_moving_average_is_that_of_the_weights_after_each_step(stage: int, adapter: Path, tmp_path: Path) -> None:
+def test_the_moving_average_is_that_of_the_weights_after_each_step(
+    stage: int, adapter: Path, tmp_path: Path
+) -> None:
     decay = 0.6
     models, config = loaded(adapter, stage, ema_decay=decay)
     average = models.state_dict_for_publication()
     for iteration in range(3):
         # One optimiser step per iteration, so that every version is seen here.
-        alone = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"minibatches": 1})})
+        alone = config.model_copy(
+            update={"algorithm": config.algorithm.model_copy(update={"minibatches": 1})}
+        )
         train_iteration(models, random_iteration(iteration), alone, 20)
         for name, weights in models.state_dict_for_publication().items():
             average[name] = decay * average[name] + (1 - decay) * weights
@@ -130,7 +142,9 @@ def test_without_a_decay_nothing_is_averaged_and_exported(adapter: Path, tmp_pat
 
 def test_merging_adds_the_scaled_product() -> None:
     random = torch.Generator().manual_seed(1)
-    frozen, first, second = (torch.randn(shape, generator=random) for shape in ((5, 3), (2, 3), (5, 2)))
+    frozen, first, second = (
+        torch.randn(shape, generator=random) for shape in ((5, 3), (2, 3), (5, 2))
+    )
     stem = "layers.0.q_proj"
     whole = lora.merged(
         {
@@ -188,7 +202,9 @@ def test_the_reference_of_low_rank_training_is_the_initial_model(adapter: Path) 
     seen: list[torch.Tensor] = []
     for each in (plain, models):
         forward = each.forward_reference
-        each.forward_reference = lambda batch, forward=forward: seen.append(out := forward(batch)) or out  # type: ignore[method-assign]
+        each.forward_reference = lambda batch, forward=forward: (
+            seen.append(out := forward(batch)) or out
+        )  # type: ignore[method-assign]
         steps(each, config)
     half = len(seen) // 2
     assert half > 2
@@ -204,7 +220,9 @@ def test_a_heads_low_rank_matrices_are_trained_and_off_in_the_reference(tmp_path
     before = models.forward_reference(batch)
     steps(models, config)
     published = models.state_dict_for_publication()
-    assert [name for name, each in initial.items() if not torch.equal(published[name], each)] == ["lm_head.weight"]
+    assert [name for name, each in initial.items() if not torch.equal(published[name], each)] == [
+        "lm_head.weight"
+    ]
     assert before is not None and torch.equal(before, models.forward_reference(batch))
     served = AutoModelForCausalLM.from_pretrained(adapter, dtype=torch.float32).eval()
     served.load_state_dict(published, strict=False)
@@ -230,7 +248,11 @@ def test_target_modules_that_are_not_there_are_refused_by_name(adapter: Path) ->
         loaded(adapter, lora=LORA | {"target_modules": ["query"]})
 
 
-@pytest.mark.parametrize(("module", "said"), [("lm_head", "shares its weight"), ("embed_tokens", "is a Embedding")])
-def test_targets_that_could_not_be_published_are_refused_by_name(module: str, said: str, adapter: Path) -> None:
+@pytest.mark.parametrize(
+    ("module", "said"), [("lm_head", "shares its weight"), ("embed_tokens", "is a Embedding")]
+)
+def test_targets_that_could_not_be_published_are_refused_by_name(
+    module: str, said: str, adapter: Path
+) -> None:
     with pytest.raises(ConfigError, match=rf"target_modules = \['{module}'\].*{said}"):
         loaded(adapter, lora=LORA | {"target_modules": [module]})

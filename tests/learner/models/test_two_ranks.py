@@ -31,8 +31,12 @@ STAGES = [2, *(pytest.param(each, marks=pytest.mark.nightly) for each in (0, 1, 
 Told = Callable[[int], list[dict[str, Any]]]
 """Reports of a stage, by rank."""
 GROUPED = {
-    "name": "rloo", "ppo_epochs": 2, "mask_token_band": [0.6, 1.7], "kl_limit": 1e-7, "bound_second_moment": 0.02,
-}  # fmt: skip
+    "name": "rloo",
+    "ppo_epochs": 2,
+    "mask_token_band": [0.6, 1.7],
+    "kl_limit": 1e-7,
+    "bound_second_moment": 0.02,
+}
 """An objective without a critic: the ranks must agree on denominators, on a limit over all tokens, on when to stop."""
 
 
@@ -59,7 +63,9 @@ def reports(folder: Path, stages: tuple[int, ...]) -> list[dict[str, dict[str, A
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_two_ranks_train_what_one_trains(told: Told, stage: int, tmp_path: Path) -> None:
-    config = run_config(save_model(tmp_path / "adapter", is_tied=True), learner={"shared_prompts": False})
+    config = run_config(
+        save_model(tmp_path / "adapter", is_tied=True), learner={"shared_prompts": False}
+    )
     models = Models.load(config, 0, 1, config.adapter.model)
     for iteration in range(ITERATIONS):
         alone = train_iteration(models, random_iteration(iteration), config, 20).steps
@@ -82,7 +88,9 @@ def test_two_ranks_train_what_one_trains_without_a_critic_with_masks_and_a_kl_li
     told: Told, stage: int, options: str, tmp_path: Path
 ) -> None:
     model = save_model(tmp_path / "adapter", is_tied=options != "low rank head")
-    config = run_config(model, algorithm=GROUPED, learner=OPTIONS[options] | {"shared_prompts": False})
+    config = run_config(
+        model, algorithm=GROUPED, learner=OPTIONS[options] | {"shared_prompts": False}
+    )
     models = Models.load(config, 0, 1, config.adapter.model)
     for iteration in range(2):
         alone = train_iteration(models, random_iteration(iteration), config, 20)
@@ -99,7 +107,9 @@ def test_two_ranks_train_a_reward_model_as_one_does(told: Told, stage: int, tmp_
     models = Models.load(config, 0, 1, config.adapter.model)
     for iteration, theirs in enumerate(told(stage)[0]["prime"]["figures"]):
         alone = figures(models, config, iteration)
-        assert {"reward_model_loss", "reward_model_accuracy", "process_advantage_ratio"} <= alone[0].keys()
+        assert {"reward_model_loss", "reward_model_accuracy", "process_advantage_ratio"} <= alone[
+            0
+        ].keys()
         assert iteration == 0 or alone[0]["process_largest_return"] > 0.001
         for one, two in zip(alone, theirs, strict=True):
             assert two == pytest.approx(one, abs=2e-5)

@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, MistralConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedModel,
+)
 
 from prefixrl.common.errors import ConfigError
 from prefixrl.learner.models import attention
@@ -18,9 +24,14 @@ from support.models.tiny_model import DEEPSPEED_WARNINGS, run_config
 pytestmark = DEEPSPEED_WARNINGS
 
 SHAPE: dict[str, Any] = {
-    "vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "max_position_embeddings": 64, "initializer_range": 0.2,
-}  # fmt: skip
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+}
 LENGTHS = (1, 7, 13, 3)
 
 
@@ -48,7 +59,11 @@ def gradients(of: PreTrainedModel, hidden: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("kind", ["plain", "grouped", "window"])
 def test_packed_rows_and_their_gradients_are_those_of_each_row_alone(kind: str) -> None:
-    one = model(*{"plain": (LlamaConfig, 4), "grouped": (LlamaConfig, 2), "window": (MistralConfig, 2)}[kind])
+    one = model(
+        *{"plain": (LlamaConfig, 4), "grouped": (LlamaConfig, 2), "window": (MistralConfig, 2)}[
+            kind
+        ]
+    )
     rows = batch()
     packed = hidden_at_actions(one.get_decoder(), rows, is_packed=True)
     plain = AutoModelForCausalLM.from_config(one.config, attn_implementation="eager").double()
@@ -73,7 +88,9 @@ def test_rows_without_a_token_have_no_place() -> None:
 
 def test_a_layer_that_needs_more_is_refused_by_name() -> None:
     capped = model(Gemma2Config, 2, head_dim=8, query_pre_attn_scalar=8)
-    with pytest.raises(ValueError, match="does not serve Gemma2Attention, which needs softcap; use sdpa"):
+    with pytest.raises(
+        ValueError, match="does not serve Gemma2Attention, which needs softcap; use sdpa"
+    ):
         hidden_at_actions(capped.get_decoder(), batch(), is_packed=True)
 
 

@@ -31,7 +31,10 @@ def ends(code: int, after_s: float = 0.0) -> str:
 @contextlib.contextmanager
 def ranks(*scripts: str) -> "Iterator[list[subprocess.Popen[bytes]]]":
     """Processes in place of ranks, each as far as its first line; none outlives the block."""
-    started = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) for script in scripts]
+    started = [
+        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+        for script in scripts
+    ]
     try:
         for each in started:
             assert each.stdout is not None
@@ -83,15 +86,28 @@ def test_a_rank_that_failed_gives_its_exit_code() -> None:
 
 
 def test_the_first_rank_alone_speaks_to_systemd_for_all() -> None:
-    given = {"NOTIFY_SOCKET": "/run/notify", "WATCHDOG_USEC": "1", "WATCHDOG_PID": "7", "HOME": "/root"}
-    assert _for_rank(0, given) == {"NOTIFY_SOCKET": "/run/notify", "WATCHDOG_USEC": "1", "HOME": "/root"}
+    given = {
+        "NOTIFY_SOCKET": "/run/notify",
+        "WATCHDOG_USEC": "1",
+        "WATCHDOG_PID": "7",
+        "HOME": "/root",
+    }
+    assert _for_rank(0, given) == {
+        "NOTIFY_SOCKET": "/run/notify",
+        "WATCHDOG_USEC": "1",
+        "HOME": "/root",
+    }
     assert _for_rank(1, given) == {"HOME": "/root"}
 
 
 SECOND_NODE = {
-    "SLURM_JOB_ID": "7012345", "SLURM_JOB_NODELIST": "gpu[03-09]", "SLURM_STEP_NODELIST": "gpu[05,07]",
-    "SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "6", "SLURM_LOCALID": "2",
-}  # fmt: skip
+    "SLURM_JOB_ID": "7012345",
+    "SLURM_JOB_NODELIST": "gpu[03-09]",
+    "SLURM_STEP_NODELIST": "gpu[05,07]",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_PROCID": "6",
+    "SLURM_LOCALID": "2",
+}
 """A task of a step of eight on two nodes."""
 
 
@@ -99,8 +115,12 @@ def test_a_task_of_a_step_is_a_rank_and_all_name_the_same_meeting_point() -> Non
     info, missing = rank_info(SECOND_NODE)
     assert info == RankInfo(6, 8, 2)
     assert missing == {
-        "RANK": "6", "WORLD_SIZE": "8", "LOCAL_RANK": "2", "MASTER_ADDR": "gpu05", "MASTER_PORT": "22345",
-    }  # fmt: skip
+        "RANK": "6",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "2",
+        "MASTER_ADDR": "gpu05",
+        "MASTER_PORT": "22345",
+    }
     _, of_another = rank_info(SECOND_NODE | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
     assert {key: of_another[key] for key in ("MASTER_ADDR", "MASTER_PORT")} == {
         key: missing[key] for key in ("MASTER_ADDR", "MASTER_PORT")
@@ -108,7 +128,8 @@ def test_a_task_of_a_step_is_a_rank_and_all_name_the_same_meeting_point() -> Non
 
 
 @pytest.mark.parametrize(
-    ("seen", "local_rank"), [("0,1,2,3", 2), ("2", 0), ("GPU-5e1f", 0), ("4,5", 0), ("", 2), ("0,1,2", 2)]
+    ("seen", "local_rank"),
+    [("0,1,2,3", 2), ("2", 0), ("GPU-5e1f", 0), ("4,5", 0), ("", 2), ("0,1,2", 2)],
 )
 def test_a_rank_takes_a_gpu_that_its_task_can_see(seen: str, local_rank: int) -> None:
     info, missing = rank_info(SECOND_NODE | {"CUDA_VISIBLE_DEVICES": seen})
@@ -121,9 +142,14 @@ def test_variables_of_a_launcher_go_before_those_of_the_step_it_runs_in() -> Non
 
 
 @pytest.mark.parametrize("variables", [{}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}])
-def test_a_process_outside_a_step_and_a_step_of_one_task_are_one_rank(variables: dict[str, str]) -> None:
+def test_a_process_outside_a_step_and_a_step_of_one_task_are_one_rank(
+    variables: dict[str, str],
+) -> None:
     assert rank_info(variables) == (RankInfo(0, 1, 0), {})
-    assert rank_info(variables | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}) == (RankInfo(0, 1, 0), {})
+    assert rank_info(variables | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}) == (
+        RankInfo(0, 1, 0),
+        {},
+    )
 
 
 @table(__file__)

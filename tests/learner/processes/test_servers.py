@@ -59,7 +59,9 @@ def newest(endpoint: str) -> int:
         client.close()
 
 
-def test_killed_children_come_back_on_their_addresses_with_their_books(config: RunConfig, servers: Servers) -> None:
+def test_killed_children_come_back_on_their_addresses_with_their_books(
+    config: RunConfig, servers: Servers
+) -> None:
     assert newest(servers.weights_endpoint) == -1
     client = BrokerClient(servers.address)
     client.published(NOTE)
@@ -76,11 +78,15 @@ def test_killed_children_come_back_on_their_addresses_with_their_books(config: R
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="no limits of another process on this system")
+@pytest.mark.skipif(
+    not hasattr(resource, "prlimit"), reason="no limits of another process on this system"
+)
 def test_a_broker_whose_disk_fails_ends_and_comes_back(config: RunConfig, servers: Servers) -> None:
     client = BrokerClient(servers.address)
     failing = servers._processes[module.BROKER]
-    resource.prlimit(failing.pid, resource.RLIMIT_FSIZE, (1, 1))  # its next write to the journal raises EFBIG
+    resource.prlimit(
+        failing.pid, resource.RLIMIT_FSIZE, (1, 1)
+    )  # its next write to the journal raises EFBIG
     client.published(NOTE)
     assert servers._processes[module.BROKER] is not failing
     assert failing.returncode == 1
@@ -105,7 +111,9 @@ def test_a_run_whose_directory_or_journal_is_removed_ends_with_a_sentence(
 
 @pytest.mark.parametrize("host", mostly_nightly(["lo", "localhost", "0.0.0.0"], 1))
 @pytest.mark.parametrize("is_fixed", [True, False])
-def test_a_run_on_any_interface_is_found_again_at_its_address(host: str, is_fixed: bool, tmp_path: Path) -> None:
+def test_a_run_on_any_interface_is_found_again_at_its_address(
+    host: str, is_fixed: bool, tmp_path: Path
+) -> None:
     port = free_pair() if is_fixed else 0
     config = run_on_disk(tmp_path, broker={"listen": f"tcp://{host}:{port}"})
     servers = Servers(config, Path(config.directory), 0)
@@ -131,7 +139,9 @@ def kill(servers: Servers, name: str = module.BROKER) -> None:
     wait_until(lambda: servers.failure or servers._processes[name] is not child, "the restart")
 
 
-def test_a_restarted_weight_server_waits_for_its_port(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restarted_weight_server_waits_for_its_port(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     host, _, port = servers.weights_endpoint.removeprefix("tcp://").rpartition(":")
     restart, taken = servers._restart, socket.socket()
 
@@ -147,7 +157,9 @@ def test_a_restarted_weight_server_waits_for_its_port(servers: Servers, monkeypa
     time.sleep(3.0)
     taken.close()
     assert newest(servers.weights_endpoint) == -1
-    assert servers._processes[module.WEIGHT_SERVER] is first, "it waited, and was not started again and again"
+    assert servers._processes[module.WEIGHT_SERVER] is first, (
+        "it waited, and was not started again and again"
+    )
 
 
 class LateClock:
@@ -190,16 +202,23 @@ def test_a_child_that_takes_its_time_is_waited_for_by_name(
     servers = Servers(config, Path(config.directory), 0)
     servers.close()
     pid = servers._processes[module.WEIGHT_SERVER].pid
-    assert any(each.startswith(f"waiting for the weight server (pid {pid}) to open its") for each in caplog.messages)
+    assert any(
+        each.startswith(f"waiting for the weight server (pid {pid}) to open its")
+        for each in caplog.messages
+    )
 
 
-def test_a_child_that_never_opens_its_socket_is_named(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_never_opens_its_socket_is_named(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "REPLAY_S", 0.0)
     with pytest.raises(PeerLost, match=r"the weight server \(pid \d+\) did not open its socket"):
         Servers(config, Path(config.directory), 0)
 
 
-def test_deaths_of_a_long_run_do_not_add_up(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deaths_of_a_long_run_do_not_add_up(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     servers._budgets["broker"].most = 1
     monkeypatch.setattr(process, "WELL_S", 0.0)
     for _ in range(3):
@@ -249,7 +268,9 @@ def test_a_broker_that_dies_while_it_is_asked_to_end_is_not_waited_for(servers: 
 
 
 @pytest.mark.slow
-def test_a_broker_that_waits_for_a_worker_without_goodbye_ends_in_order(config: RunConfig, servers: Servers) -> None:
+def test_a_broker_that_waits_for_a_worker_without_goodbye_ends_in_order(
+    config: RunConfig, servers: Servers
+) -> None:
     client = BrokerClient(servers.address)
     with peers(servers.endpoint, "worker") as (worker,):
         worker.ready(config, "scorer")
@@ -308,20 +329,26 @@ def test_a_stop_ends_the_wait_for_the_servers_start_and_the_servers(config: RunC
 
 def test_children_do_not_outlive_a_killed_learner(config: RunConfig) -> None:
     directory = Path(config.directory)
-    learner = subprocess.Popen([sys.executable, "-c", LEARNER, str(directory)], stderr=subprocess.DEVNULL)
+    learner = subprocess.Popen(
+        [sys.executable, "-c", LEARNER, str(directory)], stderr=subprocess.DEVNULL
+    )
     wait_until((directory / "started").exists, "the start")
     children = psutil.Process(learner.pid).children(recursive=True)
     assert len(children) == 2
     learner.kill()
     learner.wait()
     wait_until(
-        lambda: all(not each.is_running() or each.status() == psutil.STATUS_ZOMBIE for each in children),
+        lambda: all(
+            not each.is_running() or each.status() == psutil.STATUS_ZOMBIE for each in children
+        ),
         "the end of both children",
     )
 
 
 @pytest.mark.slow
-def test_the_local_endpoint_is_in_one_folder_of_this_user_at_every_start(config: RunConfig, tmp_path: Path) -> None:
+def test_the_local_endpoint_is_in_one_folder_of_this_user_at_every_start(
+    config: RunConfig, tmp_path: Path
+) -> None:
     folders = []
     for _ in range(2):
         servers = Servers(config, Path(config.directory), 0)
@@ -343,7 +370,11 @@ def test_the_local_endpoint_is_in_one_folder_of_this_user_at_every_start(config:
 
 @pytest.mark.parametrize("case", ["too long a path", "no folder"])
 def test_without_a_local_endpoint_weights_come_over_tcp(
-    case: str, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    case: str,
+    config: RunConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder = tmp_path / ("long" * 30) if case == "too long a path" else tmp_path / "a file"
     folder.touch() if case == "no folder" else folder.mkdir()

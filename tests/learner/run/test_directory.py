@@ -128,7 +128,9 @@ def test_what_does_not_change_the_training_may_change(config: RunConfig) -> None
 
 
 @pytest.mark.parametrize("name", ["data.train", "adapter.model", "target.model"])
-def test_inputs_that_changed_under_their_names_are_refused_when_a_run_goes_on(name: str, config: RunConfig) -> None:
+def test_inputs_that_changed_under_their_names_are_refused_when_a_run_goes_on(
+    name: str, config: RunConfig
+) -> None:
     with held(config):
         pass
     section = getattr(config, name.partition(".")[0])
@@ -143,12 +145,16 @@ def test_inputs_that_changed_under_their_names_are_refused_when_a_run_goes_on(na
         pass
 
 
-@pytest.mark.parametrize("name", ["adapter.model", "implicit_reward.model", "implicit_reward.reference_model"])
+@pytest.mark.parametrize(
+    "name", ["adapter.model", "implicit_reward.model", "implicit_reward.reference_model"]
+)
 def test_models_that_only_the_learner_loads_are_inputs_too(name: str, tmp_path: Path) -> None:
     usual = run_on_disk(tmp_path)
     for each in ("prm", "ref", "step/hf"):
         shutil.copytree(tmp_path / "adapter", tmp_path / each)
-    reward = ImplicitRewardConfig(model=str(tmp_path / "prm"), reference_model=str(tmp_path / "ref"))
+    reward = ImplicitRewardConfig(
+        model=str(tmp_path / "prm"), reference_model=str(tmp_path / "ref")
+    )
     config = usual.model_copy(update={"implicit_reward": reward})
     config = changed(config, "adapter", init_from=str(tmp_path / "step"), reference="model")
     (Path(config.directory) / "config.json").write_text(config.model_dump_json())
@@ -160,11 +166,15 @@ def test_models_that_only_the_learner_loads_are_inputs_too(name: str, tmp_path: 
         RunDirectory(config)
 
 
-def test_an_input_that_an_earlier_release_did_not_record_is_recorded_now(config: RunConfig, tmp_path: Path) -> None:
+def test_an_input_that_an_earlier_release_did_not_record_is_recorded_now(
+    config: RunConfig, tmp_path: Path
+) -> None:
     with held(config) as directory:
         known = directory.path / "inputs.json"
     shutil.copytree(tmp_path / "adapter", tmp_path / "prm")
-    prime = config.model_copy(update={"implicit_reward": ImplicitRewardConfig(model=str(tmp_path / "prm"))})
+    prime = config.model_copy(
+        update={"implicit_reward": ImplicitRewardConfig(model=str(tmp_path / "prm"))}
+    )
     (directory.path / "config.json").write_text(prime.model_dump_json())
     assert json.loads(known.read_bytes())["implicit_reward_model"] == ""
     with held(prime):
@@ -188,7 +198,10 @@ def test_a_taken_port_is_named_and_a_free_one_is_not() -> None:
 
 def test_a_fixed_port_needs_the_next_one_for_the_weights() -> None:
     port = free_pair()
-    with socket.create_server(("127.0.0.1", port + 1)), pytest.raises(ConfigError, match="port of the weights"):
+    with (
+        socket.create_server(("127.0.0.1", port + 1)),
+        pytest.raises(ConfigError, match="port of the weights"),
+    ):
         check_ports_are_free(f"tcp://127.0.0.1:{port}")
 
 

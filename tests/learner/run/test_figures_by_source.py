@@ -20,9 +20,15 @@ from support.broker.ledger_world import Places
 
 SOURCES = ["own", "set/easy", "set/hard", "set"]
 NONE = BatchGroup(
-    seq=0, prompt_id="p", version=0, weights_digest="d", lengths=(), rewards=(), stages=StageTimes(0.0, 0.0, 0.0, 0.0),
+    seq=0,
+    prompt_id="p",
+    version=0,
+    weights_digest="d",
+    lengths=(),
+    rewards=(),
+    stages=StageTimes(0.0, 0.0, 0.0, 0.0),
     statuses={},
-)  # fmt: skip
+)
 
 rewards = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), max_size=4)
 counts = st.dictionaries(st.sampled_from(SOURCES), st.integers(0, 9))
@@ -38,7 +44,12 @@ def one_by_one(
     """The figures as the page words them."""
     found: dict[str, Fraction] = {}
     for name in SOURCES:
-        own = [reward for source, each in groups for reward in each if source == name or source.startswith(f"{name}/")]
+        own = [
+            reward
+            for source, each in groups
+            for reward in each
+            if source == name or source.startswith(f"{name}/")
+        ]
         if own:
             found[f"reward/{name}"] = sum(map(Fraction, own), Fraction()) / len(own)
             found[f"accuracy/{name}"] = Fraction(own.count(1.0), len(own))
@@ -70,20 +81,29 @@ def test_a_program_that_passes_some_tests_is_rewarded_and_not_right() -> None:
 
 
 def test_beside_step_rewards_accuracy_is_that_of_the_verdicts() -> None:
-    mixed = msgspec.structs.replace(group("math500", 0.9, 0.85, 0.2, 0.8), outcomes=(1.0, 1.0, 0.0, 1.0))
+    mixed = msgspec.structs.replace(
+        group("math500", 0.9, 0.85, 0.2, 0.8), outcomes=(1.0, 1.0, 0.0, 1.0)
+    )
     found = by_source([mixed])
     assert found["accuracy/math500"] == 0.75 and found["reward/math500"] == pytest.approx(0.6875)
 
 
-def test_the_ledger_counts_what_a_filter_does_by_the_source_of_the_prompt_and_so_does_its_successor() -> None:
+def test_the_ledger_counts_what_a_filter_does_by_the_source_of_the_prompt_and_so_does_its_successor() -> (
+    None
+):
     def make() -> Ledger:
         return Ledger(
-            Window(6, 0, iterations=1), LedgerLimits(1, 2, 3), Places(None), AccuracyFilter(0.2, 0.8, 99, 0.0)
+            Window(6, 0, iterations=1),
+            LedgerLimits(1, 2, 3),
+            Places(None),
+            AccuracyFilter(0.2, 0.8, 99, 0.0),
         )
 
     ledger, records = make(), []
     seqs = sample(ledger)
-    for seq, drawn in zip(seqs, ((1.0, 0.0), (1.0, 1.0), (0.0, 0.0), (0.0, 0.0), (1.0, 0.0)), strict=False):
+    for seq, drawn in zip(
+        seqs, ((1.0, 0.0), (1.0, 1.0), (0.0, 0.0), (0.0, 0.0), (1.0, 0.0)), strict=False
+    ):
         score(ledger, seq, *drawn)
         records += ledger.records
         ledger.records.clear()
@@ -96,8 +116,15 @@ def test_the_ledger_counts_what_a_filter_does_by_the_source_of_the_prompt_and_so
 
 def test_families_have_figures_of_their_own_where_they_are_few() -> None:
     def named(families: int, source: str) -> list[Problem]:
-        return [Problem(f"{source}:{n}", "?", "1", family=f"f{n}", source=source) for n in range(families)]
+        return [
+            Problem(f"{source}:{n}", "?", "1", family=f"f{n}", source=source)
+            for n in range(families)
+        ]
 
-    few, many, none = named(2, "few"), named(MOST_FAMILIES + 1, "many"), [Problem("x", "?", "1", source="none")]
+    few, many, none = (
+        named(2, "few"),
+        named(MOST_FAMILIES + 1, "many"),
+        [Problem("x", "?", "1", source="none")],
+    )
     found = [each.source for each in prompts([*few, *many, *none])]
     assert found == ["few/f0", "few/f1", *["many"] * (MOST_FAMILIES + 1), "none"]

@@ -44,12 +44,16 @@ def test_steps_grow_by_the_factor_rounded_up() -> None:
 
 
 @given(st.integers(0, 200), GROWTH)
-def test_an_iteration_is_a_milestone_of_every_longer_run_or_of_none(iteration: int, growth: float | None) -> None:
+def test_an_iteration_is_a_milestone_of_every_longer_run_or_of_none(
+    iteration: int, growth: float | None
+) -> None:
     assert is_milestone(iteration, growth) == (iteration in milestones(200, growth))
 
 
 @given(st.integers(1, 60), st.integers(1, 5), GROWTH)
-def test_after_every_step_the_newest_and_all_milestones_are_there(last: int, keep: int, growth: float | None) -> None:
+def test_after_every_step_the_newest_and_all_milestones_are_there(
+    last: int, keep: int, growth: float | None
+) -> None:
     there: set[int] = set()
     kept = CheckpointConfig(keep=keep, growth=growth)
     for iteration in range(1, last + 1):
@@ -68,9 +72,14 @@ def test_the_best_and_the_awaited_stay_and_a_link_names_the_best(tmp_path: Path)
     kept = CheckpointConfig(keep=1, keep_best=2)
     saved(tmp_path, 1, 2, 3, 4, 5)
     assert prune(tmp_path, kept, curve((2, 0.3), (1, 0.2), (4, 0.1)), awaited={3}) == [4]
-    assert whole(tmp_path) == [1, 2, 3, 5] and (tmp_path / "best").resolve() == tmp_path / "step_00000002"
+    assert (
+        whole(tmp_path) == [1, 2, 3, 5]
+        and (tmp_path / "best").resolve() == tmp_path / "step_00000002"
+    )
     assert prune(tmp_path, kept, curve((2, 0.3), (1, 0.2), (3, 0.4))) == [1]
-    assert whole(tmp_path) == [2, 3, 5] and (tmp_path / "best").resolve() == tmp_path / "step_00000003"
+    assert (
+        whole(tmp_path) == [2, 3, 5] and (tmp_path / "best").resolve() == tmp_path / "step_00000003"
+    )
     assert prune(tmp_path, CheckpointConfig(keep=1)) == [2, 3]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000005"]
 
@@ -79,9 +88,12 @@ PROGRAM = program(__file__, "PROGRAM")
 
 
 @pytest.mark.parametrize(
-    "point", ["checkpoint.best", "checkpoint.removing", "checkpoint.removing:2", "checkpoint.pruned"]
+    "point",
+    ["checkpoint.best", "checkpoint.removing", "checkpoint.removing:2", "checkpoint.pruned"],
 )
-def test_a_kill_at_any_step_leaves_whole_checkpoints_and_the_next_removal_ends_it(tmp_path: Path, point: str) -> None:
+def test_a_kill_at_any_step_leaves_whole_checkpoints_and_the_next_removal_ends_it(
+    tmp_path: Path, point: str
+) -> None:
     directory, crashed = tmp_path / "checkpoints", tmp_path / "crashed"
     crashed.mkdir()
     saved(directory, 1, 3, 4, 5, 6, 7, 9)
@@ -91,4 +103,7 @@ def test_a_kill_at_any_step_leaves_whole_checkpoints_and_the_next_removal_ends_i
     assert subprocess.run(command, env=environment).returncode == -signal.SIGKILL
     assert {1, 4, 5, 9} <= set(whole(directory)) and (directory / "best/weights").exists()
     assert subprocess.run(command, env=environment).returncode == 0
-    assert whole(directory) == [1, 4, 5, 9] and (directory / "best").resolve() == directory / "step_00000005"
+    assert (
+        whole(directory) == [1, 4, 5, 9]
+        and (directory / "best").resolve() == directory / "step_00000005"
+    )

@@ -17,10 +17,14 @@ from support.runs.metrics_lines import metrics_line, write_metrics
 
 
 @pytest.mark.parametrize("key", TRACKERS)
-def test_a_tracker_that_is_not_installed_is_refused_with_the_remedy(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_is_not_installed_is_refused_with_the_remedy(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, key, None)
     value = {"tensorboard": True, "wandb": WandbConfig()}.get(key, "project")
-    with pytest.raises(ConfigError, match=rf"log.{key} needs {key}: pip install 'prefixrl\[trackers\]'"):
+    with pytest.raises(
+        ConfigError, match=rf"log.{key} needs {key}: pip install 'prefixrl\[trackers\]'"
+    ):
         check_packages(LogConfig.model_validate({key: value}))
     check_packages(LogConfig())
 
@@ -32,12 +36,16 @@ def test_a_check_of_the_run_file_finds_it_before_the_run_begins(tmp_path: Path) 
     for flags in (["--check"], []):
         given = [*flags, "--set", "log.wandb={}", "--set", f"directory={tmp_path / 'run'}"]
         program = f"{hidden} + {given!r}; from prefixrl.learner.__main__ import main; main()"
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+        )
         assert done.returncode == 2 and "error: log.wandb needs wandb" in done.stderr
         assert not (tmp_path / "run").exists()
 
 
-def test_a_tracker_that_ended_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tracker_that_ended_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tracking = Tracking(tmp_path)  # without a config.json it ends at once
     tracking._process.wait()
     tracking.check()
@@ -52,7 +60,11 @@ def test_a_tracker_that_ended_is_named_once(tmp_path: Path, caplog: pytest.LogCa
 def test_a_stop_signal_to_every_process_leaves_the_tracker_to_the_learner(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     write_format(tmp_path)
-    config = {"adapter": {"model": "a"}, "rollout": {"engine": "simulated"}, "log": {"tensorboard": True}}
+    config = {
+        "adapter": {"model": "a"},
+        "rollout": {"engine": "simulated"},
+        "log": {"tensorboard": True},
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     tracking = Tracking(tmp_path)
     tracking._process.send_signal(signal.SIGTERM)

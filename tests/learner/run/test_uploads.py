@@ -53,7 +53,10 @@ def save(directory: Path, iteration: int, content: str = "{}") -> None:
 
 
 def lines(directory: Path) -> list[tuple[int, int | None]]:
-    return [(line.iteration, line.exit_code) for line in json_lines.read(directory / UPLOADS_FILE, UploadLine)]
+    return [
+        (line.iteration, line.exit_code)
+        for line in json_lines.read(directory / UPLOADS_FILE, UploadLine)
+    ]
 
 
 def is_running(pid: str) -> bool:
@@ -65,7 +68,9 @@ def wait(uploads: Uploads) -> None:
     uploads.wait(lambda: None)
 
 
-def test_every_checkpoint_is_uploaded_once_also_over_two_starts(tmp_path: Path, start: Start) -> None:
+def test_every_checkpoint_is_uploaded_once_also_over_two_starts(
+    tmp_path: Path, start: Start
+) -> None:
     save(tmp_path, 1)
     uploads = start(shell(COPY, tmp_path / "there"))
     save(tmp_path, 3)
@@ -76,8 +81,12 @@ def test_every_checkpoint_is_uploaded_once_also_over_two_starts(tmp_path: Path, 
     save(tmp_path, 1, '{"trained": "anew"}')
     wait(start(shell(COPY, tmp_path / "there")))
     assert lines(tmp_path) == [(1, 0), (3, 0), (1, 0), (5, 0)]
-    assert sorted(path.name for path in (tmp_path / "there").iterdir()) == [f"step_0000000{n}" for n in (1, 3, 5)]
-    assert json_lines.read(tmp_path / UPLOADS_FILE, UploadLine)[0].last_line == "copied step_00000001"
+    assert sorted(path.name for path in (tmp_path / "there").iterdir()) == [
+        f"step_0000000{n}" for n in (1, 3, 5)
+    ]
+    assert (
+        json_lines.read(tmp_path / UPLOADS_FILE, UploadLine)[0].last_line == "copied step_00000001"
+    )
 
 
 def test_a_failure_is_told_counted_and_tried_again(
@@ -89,7 +98,10 @@ def test_a_failure_is_told_counted_and_tried_again(
     wait(uploads)
     assert lines(tmp_path)[-1] == (1, 3) and not caplog.text.count("is uploaded")
     errors = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
-    assert "checkpoint 1 failed with exit code 3 after" in errors[0] and ": no room; it is tried again" in errors[0]
+    assert (
+        "checkpoint 1 failed with exit code 3 after" in errors[0]
+        and ": no room; it is tried again" in errors[0]
+    )
     (tmp_path / "there/allowed").touch()
     wait(uploads)
     assert lines(tmp_path)[-1] == (1, 0)
@@ -101,12 +113,19 @@ def test_an_upload_that_hangs_is_ended_with_all_that_it_started(
     tmp_path: Path, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     save(tmp_path, 1)
-    uploads = start(shell('trap "" TERM; sleep 1000 & echo $! > "$0/pid"; echo begun; wait', tmp_path / "there"), 0.5)
+    uploads = start(
+        shell(
+            'trap "" TERM; sleep 1000 & echo $! > "$0/pid"; echo begun; wait', tmp_path / "there"
+        ),
+        0.5,
+    )
     began_s = time.monotonic()
     wait_until(lambda: bool(lines(tmp_path)), "the deadline")
     assert time.monotonic() - began_s < 30 and lines(tmp_path)[0] == (1, None)
     assert "was ended (checkpoint.upload_s) after" in caplog.text and ": begun;" in caplog.text
-    wait_until(lambda: not is_running((tmp_path / "there/pid").read_text().strip()), "the end of its child")
+    wait_until(
+        lambda: not is_running((tmp_path / "there/pid").read_text().strip()), "the end of its child"
+    )
     uploads.close()
 
 
@@ -141,21 +160,37 @@ Uploads(Path(sys.argv[1]), CheckpointConfig(upload=tuple(sys.argv[2:]))).wait(la
 
 
 @pytest.mark.parametrize("point", ["upload.begun", "upload.done"])
-def test_a_learner_that_is_killed_takes_its_upload_along_and_the_next_repeats_it(tmp_path: Path, point: str) -> None:
+def test_a_learner_that_is_killed_takes_its_upload_along_and_the_next_repeats_it(
+    tmp_path: Path, point: str
+) -> None:
     save(tmp_path, 2)
     (tmp_path / "crashed").mkdir()
     # The first one would take for ever, unless it is to end.
-    slow = "" if point == "upload.done" else 'test -e "$0/once" || { echo $$ > "$0/once"; exec sleep 1000; };'
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path), *shell(f'{slow} echo "$1" >> "$0/there"', tmp_path)]
+    slow = (
+        ""
+        if point == "upload.done"
+        else 'test -e "$0/once" || { echo $$ > "$0/once"; exec sleep 1000; };'
+    )
+    command = [
+        sys.executable,
+        "-c",
+        PROGRAM,
+        str(tmp_path),
+        *shell(f'{slow} echo "$1" >> "$0/there"', tmp_path),
+    ]
     environment = {**os.environ, VARIABLE: point, FOLDER_VARIABLE: str(tmp_path / "crashed")}
     assert subprocess.run(command, env=environment).returncode == -signal.SIGKILL
     assert not lines(tmp_path)
     if (tmp_path / "once").exists():
-        wait_until(lambda: not Path(f"/proc/{(tmp_path / 'once').read_text().strip()}").exists(), "its end")
+        wait_until(
+            lambda: not Path(f"/proc/{(tmp_path / 'once').read_text().strip()}").exists(), "its end"
+        )
     (tmp_path / "once").write_text("killed before it began")
     assert subprocess.run(command, env=environment).returncode == 0
     assert lines(tmp_path) == [(2, 0)]
-    assert set((tmp_path / "there").read_text().split()) == {str(tmp_path / "checkpoints/step_00000002")}
+    assert set((tmp_path / "there").read_text().split()) == {
+        str(tmp_path / "checkpoints/step_00000002")
+    }
 
 
 @pytest.mark.parametrize("end", ["\\n", "\\r"])
@@ -170,11 +205,16 @@ def test_an_upload_that_prints_without_measure_goes_on_and_little_of_it_is_kept(
     (line, *_) = json_lines.read(tmp_path / UPLOADS_FILE, UploadLine)
     assert (line.exit_code, line.last_line) == (1, "the end")
     output = (tmp_path / module.LOG_FILE).read_bytes()
-    assert output.startswith(b"copied a part") and len(output) <= len(lines(tmp_path)) * module.LOGGED_BYTES
+    assert (
+        output.startswith(b"copied a part")
+        and len(output) <= len(lines(tmp_path)) * module.LOGGED_BYTES
+    )
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000, "KiB"
 
 
-def test_a_log_of_uploads_that_has_grown_long_gives_way_to_a_new_one(tmp_path: Path, start: Start) -> None:
+def test_a_log_of_uploads_that_has_grown_long_gives_way_to_a_new_one(
+    tmp_path: Path, start: Start
+) -> None:
     path = tmp_path / module.LOG_FILE
     path.parent.mkdir()
     for iteration in range(1, 4):
@@ -192,7 +232,10 @@ def test_a_log_of_uploads_that_has_grown_long_gives_way_to_a_new_one(tmp_path: P
     [
         (SystemExit(), ""),
         (MemoryError("no memory"), "uploads failed; they are tried again with the next checkpoint"),
-        (OSError(errno.ESTALE, "Stale file handle"), "cannot be listed: [Errno 116] Stale file handle; tried again"),
+        (
+            OSError(errno.ESTALE, "Stale file handle"),
+            "cannot be listed: [Errno 116] Stale file handle; tried again",
+        ),
     ],
 )
 def test_a_fault_of_the_thread_ends_neither_a_wait_nor_later_uploads(
@@ -234,7 +277,9 @@ def test_a_learner_that_is_killed_takes_along_all_that_its_upload_started(tmp_pa
     save(tmp_path, 2)
     # A pipeline of two more processes; the last word is that of the shell, once they are there.
     script = 'sleep 1000 | cat & ps -o pid= --ppid $$ > "$0/pids"; echo $$ >> "$0/pids"; touch "$0/begun"; wait'
-    learner = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path), *shell(script, tmp_path)])
+    learner = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tmp_path), *shell(script, tmp_path)]
+    )
     wait_until((tmp_path / "begun").exists, "the upload")
     pids = (tmp_path / "pids").read_text().split()
     learner.kill()

@@ -24,11 +24,15 @@ pytestmark = DEEPSPEED_WARNINGS
 ITERATIONS = 10
 TOLERANCE = 1e-5
 
-VARIANTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("variants.json").read_text(encoding="utf-8"))
+VARIANTS: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("variants.json").read_text(encoding="utf-8")
+)
 
 
 @pytest.mark.parametrize("variant", mostly_nightly(VARIANTS.values(), 1), ids=VARIANTS.keys())
-def test_ten_iterations_have_the_losses_and_weights_of_the_plain_loop(adapter: Path, variant: dict[str, Any]) -> None:
+def test_ten_iterations_have_the_losses_and_weights_of_the_plain_loop(
+    adapter: Path, variant: dict[str, Any]
+) -> None:
     compare(run_config(adapter, algorithm=variant), ITERATIONS)
 
 
@@ -38,7 +42,9 @@ def test_every_zero_stage_has_the_losses_of_the_plain_loop(adapter: Path, stage:
     compare(run_config(adapter, learner={"deepspeed": deepspeed}), 4)
 
 
-def test_the_comparison_notices_values_read_one_position_late(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_notices_values_read_one_position_late(
+    adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     straight = model.Critic.forward
 
     def late(self: model.Critic, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -108,12 +114,27 @@ def minibatches(data: IterationData, config: RunConfig) -> list[list[int]]:
 def recipe(config: RunConfig, total_steps: int) -> Recipe:
     algorithm, learner = config.algorithm, config.learner
     return Recipe(
-        temperature=config.rollout.temperature, correction=algorithm.correction, cap=algorithm.importance_cap,
-        dual_clip=algorithm.dual_clip or math.inf, bound=algorithm.bound_ratio or math.inf, clip=algorithm.clip,
-        value_clip=algorithm.value_clip, gamma=algorithm.gamma, lam=algorithm.gae_lambda, kl=algorithm.kl,
-        kl_estimator=algorithm.kl_estimator, kl_in_reward=algorithm.kl_placement == "reward", entropy=algorithm.entropy,
-        per_sequence=algorithm.aggregation == "sequence", epochs=algorithm.ppo_epochs,
-        whiten_floor=algorithm.whiten_floor, actor_lr=learner.actor_lr, critic_lr=learner.critic_lr,
-        warmup_ratio=learner.warmup_ratio, min_lr_ratio=learner.min_lr_ratio, betas=learner.adam_betas,
-        grad_clip=learner.grad_clip, total_steps=total_steps,
-    )  # fmt: skip
+        temperature=config.rollout.temperature,
+        correction=algorithm.correction,
+        cap=algorithm.importance_cap,
+        dual_clip=algorithm.dual_clip or math.inf,
+        bound=algorithm.bound_ratio or math.inf,
+        clip=algorithm.clip,
+        value_clip=algorithm.value_clip,
+        gamma=algorithm.gamma,
+        lam=algorithm.gae_lambda,
+        kl=algorithm.kl,
+        kl_estimator=algorithm.kl_estimator,
+        kl_in_reward=algorithm.kl_placement == "reward",
+        entropy=algorithm.entropy,
+        per_sequence=algorithm.aggregation == "sequence",
+        epochs=algorithm.ppo_epochs,
+        whiten_floor=algorithm.whiten_floor,
+        actor_lr=learner.actor_lr,
+        critic_lr=learner.critic_lr,
+        warmup_ratio=learner.warmup_ratio,
+        min_lr_ratio=learner.min_lr_ratio,
+        betas=learner.adam_betas,
+        grad_clip=learner.grad_clip,
+        total_steps=total_steps,
+    )

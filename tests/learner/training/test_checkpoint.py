@@ -22,7 +22,13 @@ from prefixrl.learner.training import checkpoint
 from prefixrl.learner.training.checkpoint import TrainerState, damage, read_manifest, write_manifest
 from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import train_iteration
-from support.models.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model, with_tokenizer
+from support.models.tiny_model import (
+    DEEPSPEED_WARNINGS,
+    random_iteration,
+    run_config,
+    save_model,
+    with_tokenizer,
+)
 from support.runs.small_disk import small_disk
 
 pytestmark = DEEPSPEED_WARNINGS
@@ -65,7 +71,13 @@ def state(iteration: int, steps: int = 0) -> TrainerState:
         (2, "bfloat16"),
         *(
             pytest.param(stage, dtype, marks=pytest.mark.nightly)
-            for stage, dtype in ((0, "float32"), (1, "float32"), (2, "float32"), (1, "bfloat16"), (3, "bfloat16"))
+            for stage, dtype in (
+                (0, "float32"),
+                (1, "float32"),
+                (2, "float32"),
+                (1, "bfloat16"),
+                (3, "bfloat16"),
+            )
         ),
     ],
 )
@@ -84,7 +96,9 @@ def test_a_resumed_run_is_bitwise_the_run_that_never_stopped(
     assert resumed.optimizer_steps == 4
     assert train(resumed, config, 2, 4) == expected
     for trainee, twin in ((resumed.actor, whole.actor), (resumed.critic, whole.critic)):
-        for (name, mine), (_, theirs) in zip(trainee.full_tensors(), twin.full_tensors(), strict=True):
+        for (name, mine), (_, theirs) in zip(
+            trainee.full_tensors(), twin.full_tensors(), strict=True
+        ):
             assert torch.equal(mine, theirs), name
 
 
@@ -113,7 +127,9 @@ def test_another_run_begins_with_adapter_and_critic_and_may_keep_the_reference(
     assert ("and a new critic: it fits this run only" in caplog.text) == (lora is not None)
 
 
-def test_a_checkpoint_before_the_first_step_can_be_resumed(config: RunConfig, tmp_path: Path) -> None:
+def test_a_checkpoint_before_the_first_step_can_be_resumed(
+    config: RunConfig, tmp_path: Path
+) -> None:
     fresh = loaded(config)
     checkpoint.save(tmp_path, fresh, state(0))
     moved = loaded(config)
@@ -122,19 +138,26 @@ def test_a_checkpoint_before_the_first_step_can_be_resumed(config: RunConfig, tm
     assert train(moved, config, 0, 2) == train(fresh, config, 0, 2)
 
 
-def test_the_random_generators_go_on_where_they_were(config: RunConfig, models: Models, tmp_path: Path) -> None:
+def test_the_random_generators_go_on_where_they_were(
+    config: RunConfig, models: Models, tmp_path: Path
+) -> None:
     checkpoint.save(tmp_path, models, state(1))
     expected = (torch.rand(3).tolist(), np.random.rand(), random.random())
     checkpoint.load(tmp_path, models)
     assert (torch.rand(3).tolist(), np.random.rand(), random.random()) == expected
 
 
-def test_only_the_newest_are_kept_and_unfinished_ones_do_not_count(models: Models, tmp_path: Path) -> None:
+def test_only_the_newest_are_kept_and_unfinished_ones_do_not_count(
+    models: Models, tmp_path: Path
+) -> None:
     for iteration in (3, 12, 7):
         (tmp_path / ".step_00000099.partial").mkdir(exist_ok=True)
         checkpoint.save(tmp_path, models, state(iteration))
         prune(tmp_path, CheckpointConfig(keep=2))
-    assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_00000007", "step_00000012"]
+    assert sorted(path.name for path in tmp_path.glob("step_*")) == [
+        "step_00000007",
+        "step_00000012",
+    ]
     assert checkpoint.latest(tmp_path) == tmp_path / "step_00000012"
 
 
@@ -143,15 +166,20 @@ def test_geometric_steps_stay_beside_the_newest(models: Models, tmp_path: Path) 
         checkpoint.save(tmp_path, models, state(iteration))
         prune(tmp_path, CheckpointConfig(keep=1, growth=2))
     kept = sorted(int(path.name[5:]) for path in tmp_path.glob("step_*"))
-    assert kept == [1, 2, 4, 7] and all(not checkpoint.damage(path) for path in tmp_path.glob("step_*"))
+    assert kept == [1, 2, 4, 7] and all(
+        not checkpoint.damage(path) for path in tmp_path.glob("step_*")
+    )
 
 
-def test_a_checkpoint_that_finds_no_room_leaves_nothing_and_the_older_one_whole(models: Models, tmp_path: Path) -> None:
+def test_a_checkpoint_that_finds_no_room_leaves_nothing_and_the_older_one_whole(
+    models: Models, tmp_path: Path
+) -> None:
     with small_disk(tmp_path / "disk", 16 << 20) as disk:
         older = checkpoint.save(disk.path, models, state(1))
         disk.fill(64 << 10)
         with pytest.raises(
-            NotSaved, match=rf"iteration 2 could not be written: .* free there; the newest one is {older}"
+            NotSaved,
+            match=rf"iteration 2 could not be written: .* free there; the newest one is {older}",
         ):
             checkpoint.save(disk.path, models, state(2))
         assert [path.name for path in disk.path.glob("*step*")] == [older.name]
@@ -160,7 +188,9 @@ def test_a_checkpoint_that_finds_no_room_leaves_nothing_and_the_older_one_whole(
         assert checkpoint.save(disk.path, models, state(2)).name == "step_00000002"
 
 
-def test_a_disk_that_fills_up_in_a_checkpoint_keeps_nothing_of_it(models: Models, tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_in_a_checkpoint_keeps_nothing_of_it(
+    models: Models, tmp_path: Path
+) -> None:
     with small_disk(tmp_path / "disk", 16 << 20) as disk:
         disk.fill(64 << 10)  # without an older one nobody knows what it takes
         with pytest.raises(NotSaved, match=r"No space left on device.*there is no older one"):
@@ -168,11 +198,17 @@ def test_a_disk_that_fills_up_in_a_checkpoint_keeps_nothing_of_it(models: Models
         assert not list(disk.path.glob("*step*"))
 
 
-def test_the_room_that_a_checkpoint_takes_is_known_before(config: RunConfig, models: Models, tmp_path: Path) -> None:
+def test_the_room_that_a_checkpoint_takes_is_known_before(
+    config: RunConfig, models: Models, tmp_path: Path
+) -> None:
     train(models, config, 0, 1)
     folder = checkpoint.save(tmp_path, models, state(1))
     # Names and counts of steps are most of so small a model's files.
-    tensors = [load_file(path) for path in folder.rglob("*.safetensors") if path.name != "random.safetensors"]
+    tensors = [
+        load_file(path)
+        for path in folder.rglob("*.safetensors")
+        if path.name != "random.safetensors"
+    ]
     written = sum(each.nbytes for file in tensors for each in file.values())
     plan = rank_plan(config, 1)
     assert plan
@@ -183,7 +219,9 @@ def test_nothing_to_resume_is_no_error(models: Models, tmp_path: Path) -> None:
     assert checkpoint.load(tmp_path / "never written", models) is None
 
 
-@pytest.mark.parametrize("harm", ["flip a bit", "cut the end", "remove a file", "remove the manifest"])
+@pytest.mark.parametrize(
+    "harm", ["flip a bit", "cut the end", "remove a file", "remove the manifest"]
+)
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     models: Models, tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -204,7 +242,9 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     assert found is not None and found.iteration == 1
 
 
-def test_another_zero_stage_is_refused_with_the_way_out(adapter: Path, models: Models, tmp_path: Path) -> None:
+def test_another_zero_stage_is_refused_with_the_way_out(
+    adapter: Path, models: Models, tmp_path: Path
+) -> None:
     checkpoint.save(tmp_path, models, state(1))
     other = loaded(run_config(adapter, learner={"deepspeed": {"zero_optimization": {"stage": 2}}}))
     with pytest.raises(DataError, match=r"ZeRO stage = 0, this run has 2; resume with 0, or .*/hf"):
@@ -214,13 +254,17 @@ def test_another_zero_stage_is_refused_with_the_way_out(adapter: Path, models: M
 def test_another_number_of_ranks_is_refused(models: Models, tmp_path: Path) -> None:
     folder = checkpoint.save(tmp_path, models, state(1))
     manifest = read_manifest(folder)
-    four = msgspec.structs.replace(manifest, state=msgspec.structs.replace(manifest.state, world_size=4))
+    four = msgspec.structs.replace(
+        manifest, state=msgspec.structs.replace(manifest.state, world_size=4)
+    )
     write_manifest(folder, four)
     with pytest.raises(DataError, match="learner ranks = 4, this run has 1"):
         checkpoint.load(tmp_path, models)
 
 
-def test_the_export_is_the_adapter_with_its_own_tokenizer(adapter: Path, config: RunConfig, tmp_path: Path) -> None:
+def test_the_export_is_the_adapter_with_its_own_tokenizer(
+    adapter: Path, config: RunConfig, tmp_path: Path
+) -> None:
     models = loaded(config)
     train(models, config, 0, 1)
     exported = checkpoint.save(tmp_path, models, state(1)) / "hf"
@@ -231,7 +275,9 @@ def test_the_export_is_the_adapter_with_its_own_tokenizer(adapter: Path, config:
     for name in ("tokenizer.json", "chat_template.jinja"):
         assert (exported / name).read_bytes() == (adapter / name).read_bytes()
     assert json.loads((exported / "config.json").read_text())["dtype"] == "float32"
-    assert len({path.stat().st_mode for path in exported.iterdir()}) == 1, "one can read what another can"
+    assert len({path.stat().st_mode for path in exported.iterdir()}) == 1, (
+        "one can read what another can"
+    )
 
 
 def test_no_file_of_a_checkpoint_can_execute_anything(models: Models, tmp_path: Path) -> None:
@@ -240,10 +286,14 @@ def test_no_file_of_a_checkpoint_can_execute_anything(models: Models, tmp_path: 
     assert kinds == {".json", ".safetensors", ".jinja"}
 
 
-def test_a_checkpoint_of_another_release_is_refused_by_name_and_not_passed_over(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_release_is_refused_by_name_and_not_passed_over(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "step_00000002"
     folder.mkdir()
     older = {"format": 1, "state": {"iteration": 2, "journal_offset": 0, "config_digest": ""}}
     (folder / "manifest.json").write_text(json.dumps(older))
-    with pytest.raises(ConfigError, match="has checkpoint format 1, this release reads 2; continue"):
+    with pytest.raises(
+        ConfigError, match="has checkpoint format 1, this release reads 2; continue"
+    ):
         checkpoint.latest(tmp_path)

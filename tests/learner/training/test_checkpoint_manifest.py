@@ -71,7 +71,9 @@ def test_a_manifest_that_is_none_is_a_message(body: bytes, tmp_path: Path) -> No
     path.write_bytes(body)
     with pytest.raises(DataError, match="has no readable manifest"):
         read_manifest(path.parent)
-    with pytest.raises(DataError, match=r"every checkpoint in .* is damaged; .* or remove them to begin again"):
+    with pytest.raises(
+        DataError, match=r"every checkpoint in .* is damaged; .* or remove them to begin again"
+    ):
         checkpoint.latest(tmp_path)
 
 

@@ -17,15 +17,28 @@ from prefixrl.learner.training.figures import _crossed, _row_ages, histogram, me
 def sums_of(importance: list[float], returns: list[float], values: list[float]) -> dict[str, float]:
     error = [r - v for r, v in zip(returns, values, strict=True)]
     zeros = (
-        "clipped", "bounded", "approx_kl", "entropy", "ratio", "importance_capped", "behaviour_gap", "value_clipped",
-    )  # fmt: skip
+        "clipped",
+        "bounded",
+        "approx_kl",
+        "entropy",
+        "ratio",
+        "importance_capped",
+        "behaviour_gap",
+        "value_clipped",
+    )
     return dict.fromkeys(zeros, 0.0) | {
-        "tokens": float(len(importance)), "units": float(len(importance)), "weights": float(len(importance)),
-        "value_tokens": float(len(importance)), "importance": sum(importance),
-        "importance_squared": sum(x * x for x in importance), "value": sum(values), "return": sum(returns),
-        "return_squared": sum(x * x for x in returns), "value_error": sum(error),
+        "tokens": float(len(importance)),
+        "units": float(len(importance)),
+        "weights": float(len(importance)),
+        "value_tokens": float(len(importance)),
+        "importance": sum(importance),
+        "importance_squared": sum(x * x for x in importance),
+        "value": sum(values),
+        "return": sum(returns),
+        "return_squared": sum(x * x for x in returns),
+        "value_error": sum(error),
         "value_error_squared": sum(x * x for x in error),
-    }  # fmt: skip
+    }
 
 
 def test_equal_weights_keep_the_whole_sample_and_one_heavy_weight_keeps_one_of_it() -> None:
@@ -36,7 +49,8 @@ def test_equal_weights_keep_the_whole_sample_and_one_heavy_weight_keeps_one_of_i
 
 
 @pytest.mark.parametrize(
-    ("values", "explained"), [([0.0, 1.0, 0.0, 1.0], 1.0), ([0.5] * 4, 0.0), ([1.0, 0.0, 1.0, 0.0], -3.0)]
+    ("values", "explained"),
+    [([0.0, 1.0, 0.0, 1.0], 1.0), ([0.5] * 4, 0.0), ([1.0, 0.0, 1.0, 0.0], -3.0)],
 )
 def test_explained_variance_is_1_for_a_perfect_critic_and_0_for_a_constant(
     values: list[float], explained: float
@@ -93,7 +107,14 @@ def prepared(batch: PaddedRows, iteration: int) -> PreparedMicroBatch:
 def test_a_row_is_as_old_as_its_oldest_token_and_a_filler_is_no_row() -> None:
     token = np.ones(1, np.int32)
     rows = [
-        Sample(token, np.ones(len(of), np.int32), np.zeros(len(of), np.float32), 0.0, 0, np.array(of, np.int32))
+        Sample(
+            token,
+            np.ones(len(of), np.int32),
+            np.zeros(len(of), np.float32),
+            0.0,
+            0,
+            np.array(of, np.int32),
+        )
         for of in ([2, 3, 5], [4, 4], [5])
     ]
     oldest, newest = _row_ages([prepared(pad(rows, 0), 5), prepared(filler_row(0), 5)])

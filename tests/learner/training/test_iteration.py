@@ -22,7 +22,10 @@ pytestmark = DEEPSPEED_WARNINGS
 
 def test_the_size_of_the_micro_batches_changes_nothing(adapter: Path) -> None:
     runs = [
-        trained(run_config(adapter, learner={"micro_batch_tokens": budget}), *map(random_iteration, range(3)))
+        trained(
+            run_config(adapter, learner={"micro_batch_tokens": budget}),
+            *map(random_iteration, range(3)),
+        )
         for budget in (1, 40, 10_000)
     ]
     (first, weights), others = runs[0], runs[1:]
@@ -65,7 +68,9 @@ def test_mean_advantages_per_row_come_back_in_training_order(adapter: Path) -> N
 
 
 @pytest.mark.parametrize("stage", mostly_nightly([2, 0, 1, 3], 1))
-def test_a_loss_that_is_not_finite_drops_the_step_and_leaves_no_trace(adapter: Path, stage: int) -> None:
+def test_a_loss_that_is_not_finite_drops_the_step_and_leaves_no_trace(
+    adapter: Path, stage: int
+) -> None:
     deepspeed = {"zero_optimization": {"stage": stage}}
     config = run_config(adapter, learner={"deepspeed": deepspeed}, algorithm={"minibatches": 1})
     poisoned = random_iteration(0)
@@ -94,7 +99,9 @@ def fresh_critic(config: RunConfig) -> TrainedModel:
 
 
 @pytest.mark.parametrize(("part", "what"), [("actor", "logprobs"), ("critic", "advantages")])
-def test_weights_that_are_not_finite_end_the_run_with_their_iteration(part: str, what: str, adapter: Path) -> None:
+def test_weights_that_are_not_finite_end_the_run_with_their_iteration(
+    part: str, what: str, adapter: Path
+) -> None:
     config = run_config(adapter)
     models = Models.load(config, 0, 1, config.adapter.model)
     with torch.no_grad():
@@ -104,7 +111,9 @@ def test_weights_that_are_not_finite_end_the_run_with_their_iteration(part: str,
 
 
 def test_a_loss_that_is_no_number_in_one_micro_batch_drops_the_whole_step(adapter: Path) -> None:
-    config = run_config(adapter, algorithm={"correction": "behaviour"}, learner={"micro_batch_tokens": 20})
+    config = run_config(
+        adapter, algorithm={"correction": "behaviour"}, learner={"micro_batch_tokens": 20}
+    )
     data = random_iteration(0)
     row = data.samples[0]
     unlikely = replace(row, logprobs=np.full_like(row.logprobs, np.nan))
@@ -120,7 +129,9 @@ def test_a_row_outside_the_window_is_never_trained(adapter: Path, version: int) 
     versions = data.samples[5].versions.copy()
     versions[-1] = version  # one token is enough
     data = replace(data, samples={**data.samples, 5: replace(data.samples[5], versions=versions)})
-    with pytest.raises(TrainingFault, match=rf"iteration 3 was given row 5 \(group 1\) of version {version}"):
+    with pytest.raises(
+        TrainingFault, match=rf"iteration 3 was given row 5 \(group 1\) of version {version}"
+    ):
         trained(config, data)
 
 

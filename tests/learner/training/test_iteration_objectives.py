@@ -40,7 +40,12 @@ def with_rewards(data: IterationData, rewards: list[float]) -> IterationData:
             {"name": "appo", "ratio": "prefix_mean", "correction": "behaviour"},
             {"name": "grpo", "kl_placement": "loss", "kl_estimator": "k3", "clip_high": 0.3},
             {"name": "rloo", "mask_token_band": [0.5, 2.0], "mask_sequence_band": [0.7, 1.6]},
-            {"name": "gae", "critic_targets": "vtrace", "bound_probability": 0.1, "bound_second_moment": 0.02},
+            {
+                "name": "gae",
+                "critic_targets": "vtrace",
+                "bound_probability": 0.1,
+                "bound_second_moment": 0.02,
+            },
             {"name": "rloo", "loss_function": f"{ROOT}/deploy/examples/losses/vespo.py:loss"},
             {"name": "tppo"},
             {"name": "appo", "clip": 0.5},
@@ -54,7 +59,9 @@ def with_rewards(data: IterationData, rewards: list[float]) -> IterationData:
     ),
     ids=lambda algorithm: " ".join(map(str, algorithm.values())),
 )
-def test_no_objective_depends_on_the_size_of_the_micro_batches(adapter: Path, algorithm: dict[str, Any]) -> None:
+def test_no_objective_depends_on_the_size_of_the_micro_batches(
+    adapter: Path, algorithm: dict[str, Any]
+) -> None:
     runs = [
         trained(
             run_config(adapter, algorithm=algorithm, learner={"micro_batch_tokens": budget}),
@@ -78,7 +85,11 @@ def work(metrics: IterationMetrics) -> float:
 
 
 def taught(metrics: IterationMetrics) -> dict[str, float]:
-    return {name: figure for name, figure in metrics.means.items() if name not in ("forward_tokens", "padded_tokens")}
+    return {
+        name: figure
+        for name, figure in metrics.means.items()
+        if name not in ("forward_tokens", "padded_tokens")
+    }
 
 
 @pytest.mark.parametrize("name", GROUPED)
@@ -106,7 +117,9 @@ def test_groups_of_one_have_advantage_0_and_are_counted(adapter: Path, name: str
 
 @pytest.mark.parametrize("name", [*GROUPED, "gae", "appo"])
 @pytest.mark.parametrize("reward", [0.0, 0.3, 1.0])
-def test_a_batch_of_equal_rewards_is_trained_without_harm(adapter: Path, name: str, reward: float) -> None:
+def test_a_batch_of_equal_rewards_is_trained_without_harm(
+    adapter: Path, name: str, reward: float
+) -> None:
     config = run_config(adapter, algorithm={"name": name})
     data = with_rewards(random_iteration(0), [reward] * 12)
     (metrics,), weights = trained(config, data)
@@ -135,7 +148,12 @@ def test_a_prefix_of_a_single_eos_is_an_action_like_any_other(adapter: Path, nam
     eos = np.ones(1, dtype=np.int32)
     data = random_iteration(0)
     rows = {
-        row: replace(each, tokens=eos, logprobs=np.full(1, -4.0, dtype=np.float32), versions=each.versions[:1])
+        row: replace(
+            each,
+            tokens=eos,
+            logprobs=np.full(1, -4.0, dtype=np.float32),
+            versions=each.versions[:1],
+        )
         for row, each in data.samples.items()
         if row % 3 == 0
     }
@@ -152,12 +170,16 @@ def test_a_prefix_of_a_single_eos_is_an_action_like_any_other(adapter: Path, nam
 @pytest.mark.parametrize("name", ["rloo", "appo"])
 def test_a_reward_that_is_no_number_ends_the_run(adapter: Path, name: str) -> None:
     data = with_rewards(random_iteration(1), [math.nan] + [0.0] * 11)
-    with pytest.raises(TrainingFault, match=r"iteration 1 was given row 0 \(group 0\) with reward nan"):
+    with pytest.raises(
+        TrainingFault, match=r"iteration 1 was given row 0 \(group 0\) with reward nan"
+    ):
         trained(run_config(adapter, algorithm={"name": name}), data)
 
 
 @pytest.mark.parametrize("name", ["rloo", "appo"])
-def test_a_loss_that_is_not_finite_drops_the_step_of_any_objective(adapter: Path, name: str) -> None:
+def test_a_loss_that_is_not_finite_drops_the_step_of_any_objective(
+    adapter: Path, name: str
+) -> None:
     config = run_config(adapter, algorithm={"name": name, "minibatches": 1})
     data = random_iteration(0)
     bad = replace(data.samples[3], logprobs=data.samples[3].logprobs * math.nan)
@@ -189,7 +211,9 @@ def shifted(data: IterationData, row: int, by: float) -> IterationData:
 
 @pytest.mark.parametrize("correction", ["decoupled", "behaviour", "none"])
 @pytest.mark.parametrize("mask", ["mask_token_band", "mask_sequence_band"])
-def test_what_is_masked_is_counted_and_has_no_say(adapter: Path, mask: str, correction: str) -> None:
+def test_what_is_masked_is_counted_and_has_no_say(
+    adapter: Path, mask: str, correction: str
+) -> None:
     algorithm = {"name": "rloo", "minibatches": 1, mask: [0.9, 1.1], "correction": correction}
     config = run_config(adapter, algorithm=algorithm)
     data = on_policy(Models.load(config, 0, 1, config.adapter.model), random_iteration(0))
@@ -207,7 +231,9 @@ def test_what_is_masked_is_counted_and_has_no_say(adapter: Path, mask: str, corr
 
 
 @pytest.mark.parametrize("name", ["rloo", "gae"])
-def test_a_batch_of_which_everything_is_masked_leaves_the_actor_alone(adapter: Path, name: str) -> None:
+def test_a_batch_of_which_everything_is_masked_leaves_the_actor_alone(
+    adapter: Path, name: str
+) -> None:
     config = run_config(adapter, algorithm={"name": name, "mask_sequence_band": [0.999, 1.001]})
     data = random_iteration(0)
     far = {row: replace(each, logprobs=each.logprobs - 5) for row, each in data.samples.items()}
@@ -238,7 +264,9 @@ def test_the_critic_warms_up_while_the_actor_stands_still(adapter: Path) -> None
     assert not same(initial, models.state_dict_for_publication())
 
 
-def test_the_actors_learning_rate_warms_up_once_it_learns_also_after_a_resume(adapter: Path, tmp_path: Path) -> None:
+def test_the_actors_learning_rate_warms_up_once_it_learns_also_after_a_resume(
+    adapter: Path, tmp_path: Path
+) -> None:
     learner = {"warmup_ratio": 0.5, "actor_lr": 1e-3}
     config = run_config(adapter, algorithm={"critic_warmup_steps": 4}, learner=learner)
     models = Models.load(config, 0, 1, config.adapter.model)
@@ -265,7 +293,9 @@ def test_a_small_batch_takes_a_proportionate_number_of_steps(adapter: Path) -> N
 def test_past_the_kl_limit_the_remaining_steps_are_left_out(adapter: Path, name: str) -> None:
     algorithm = {"name": name, "minibatches": 2, "ppo_epochs": 3}
     free = run_config(adapter, algorithm=algorithm, learner={"actor_lr": 2e-2})
-    limited = run_config(adapter, algorithm=algorithm | {"kl_limit": 1e-4}, learner={"actor_lr": 2e-2})
+    limited = run_config(
+        adapter, algorithm=algorithm | {"kl_limit": 1e-4}, learner={"actor_lr": 2e-2}
+    )
     models = Models.load(limited, 0, 1, limited.adapter.model)
     metrics = train_iteration(models, random_iteration(0), limited, 60)
     (whole,), _ = trained(free, random_iteration(0))
@@ -275,7 +305,9 @@ def test_past_the_kl_limit_the_remaining_steps_are_left_out(adapter: Path, name:
     assert models.optimizer_steps == 6
 
 
-def test_a_checkpoint_of_an_objective_without_a_critic_resumes_bitwise(adapter: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_an_objective_without_a_critic_resumes_bitwise(
+    adapter: Path, tmp_path: Path
+) -> None:
     config = run_config(adapter, algorithm={"name": "rloo"})
     models = Models.load(config, 0, 1, config.adapter.model)
     train_iteration(models, random_iteration(0), config, 20)
@@ -291,24 +323,47 @@ def test_a_checkpoint_of_an_objective_without_a_critic_resumes_bitwise(adapter: 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])
 def test_n_may_count_what_the_masks_leave_out(adapter: Path, aggregation: str) -> None:
-    algorithm = {"name": "grpo", "minibatches": 1, "mask_token_band": [0.2, 5.0], "aggregation": aggregation} | STILL
+    algorithm = {
+        "name": "grpo",
+        "minibatches": 1,
+        "mask_token_band": [0.2, 5.0],
+        "aggregation": aggregation,
+    } | STILL
     losses, shares = [], set()
     for counts in (False, True):
-        config = run_config(adapter, algorithm=algorithm | {"count_masked": counts, "mask_sequence_band": [0.4, 2.5]})
+        config = run_config(
+            adapter,
+            algorithm=algorithm | {"count_masked": counts, "mask_sequence_band": [0.4, 2.5]},
+        )
         (metrics,), _ = trained(config, random_iteration(0))
         losses.append(metrics.means["policy_loss"])
-        shares.add(1 - metrics.means["masked_tokens_fraction" if aggregation == "token" else "masked_rows_fraction"])
+        shares.add(
+            1
+            - metrics.means[
+                "masked_tokens_fraction" if aggregation == "token" else "masked_rows_fraction"
+            ]
+        )
     (share,) = shares
     assert 0 < share < 1 and losses[1] == pytest.approx(share * losses[0], rel=1e-4)
 
 
-@pytest.mark.parametrize(("iteration", "bound", "is_known"), [(0, 1.6, True), (0, None, False), (3, 1.6, False)])
+@pytest.mark.parametrize(
+    ("iteration", "bound", "is_known"), [(0, 1.6, True), (0, None, False), (3, 1.6, False)]
+)
 def test_what_noise_alone_bounds_is_what_the_first_step_bounds_of_rows_of_age_0(
     adapter: Path, iteration: int, bound: float | None, is_known: bool
 ) -> None:
-    algorithm = {"name": "grpo", "minibatches": 1, "bound_ratio": bound, "kl": 0.0, "max_staleness": 4}
+    algorithm = {
+        "name": "grpo",
+        "minibatches": 1,
+        "bound_ratio": bound,
+        "kl": 0.0,
+        "max_staleness": 4,
+    }
     data = random_iteration(0)
-    (metrics,), _ = trained(run_config(adapter, algorithm=algorithm), replace(data, iteration=iteration))
+    (metrics,), _ = trained(
+        run_config(adapter, algorithm=algorithm), replace(data, iteration=iteration)
+    )
     assert ("bounded_by_noise_fraction" in metrics.means) == is_known
     if is_known:
         assert metrics.means["bounded_by_noise_fraction"] == metrics.means["bounded_fraction"] > 0.1

@@ -26,7 +26,9 @@ Rows = list[list[float]]
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model.with_tokenizer(tiny_model.save_model(tmp_path_factory.mktemp("models") / "adapter"))
+    return tiny_model.with_tokenizer(
+        tiny_model.save_model(tmp_path_factory.mktemp("models") / "adapter")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +63,18 @@ def logprobs(model: PreTrainedModel, data: IterationData) -> list[Tensor]:
         sample = data.samples[row]
         ids = torch.tensor([[*sample.prompt_tokens.tolist(), *sample.tokens.tolist()]])
         logits = model(input_ids=ids).logits[0, len(sample.prompt_tokens) - 1 : -1]
-        found.append(logits.log_softmax(-1).gather(1, ids[0, len(sample.prompt_tokens) :, None])[:, 0])
+        found.append(
+            logits.log_softmax(-1).gather(1, ids[0, len(sample.prompt_tokens) :, None])[:, 0]
+        )
     return found
 
 
 def scores(model: PreTrainedModel, reference: PreTrainedModel, data: IterationData) -> list[Tensor]:
     with torch.no_grad():
         theirs = logprobs(reference, data)
-    return [BETA * (mine - other) for mine, other in zip(logprobs(model, data), theirs, strict=True)]
+    return [
+        BETA * (mine - other) for mine, other in zip(logprobs(model, data), theirs, strict=True)
+    ]
 
 
 def advantages(rewards: Rows, data: IterationData, normalise: bool = True) -> list[float]:
@@ -78,7 +84,9 @@ def advantages(rewards: Rows, data: IterationData, normalise: bool = True) -> li
     mus = [sum(row) / len(row) for row in rewards]
     means = []
     for index, row in enumerate(rewards):
-        others = [j for j, group in enumerate(data.groups) if group == data.groups[index] and j != index]
+        others = [
+            j for j, group in enumerate(data.groups) if group == data.groups[index] and j != index
+        ]
         outcome = data.rewards[index] - sum(data.rewards[j] for j in others) / len(others)
         offset = sum(mus[j] for j in others) / len(others)
         tokens = [sum(each - offset for each in row[t:]) + outcome for t in range(len(row))]
@@ -86,7 +94,9 @@ def advantages(rewards: Rows, data: IterationData, normalise: bool = True) -> li
     return means
 
 
-def learned(model: PreTrainedModel, reference: PreTrainedModel, data: IterationData, lr: float) -> float:
+def learned(
+    model: PreTrainedModel, reference: PreTrainedModel, data: IterationData, lr: float
+) -> float:
     """One step of AdamW on the outcomes; the loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
     logits = torch.stack([each.sum() for each in scores(model, reference, data)])
@@ -129,7 +139,9 @@ def test_advantages_and_the_reward_models_step_are_those_of_plain_loops(
         assert torch.allclose(found[name], weights, atol=2e-6), name
 
 
-def test_with_the_policy_as_reference_its_logprobs_are_those_at_temperature_1(adapter: Path, scorer: Path) -> None:
+def test_with_the_policy_as_reference_its_logprobs_are_those_at_temperature_1(
+    adapter: Path, scorer: Path
+) -> None:
     config = config_of(adapter, {"model": str(scorer), "reference": "policy"})
     assert config.rollout.temperature == 0.7
     data = tiny_model.random_iteration(2)
@@ -140,21 +152,33 @@ def test_with_the_policy_as_reference_its_logprobs_are_those_at_temperature_1(ad
 
 
 def test_the_sum_at_the_last_token_and_no_normalisation(adapter: Path, scorer: Path) -> None:
-    implicit = {"model": str(scorer), "reference_model": str(adapter), "granularity": "whole", "norm": "none"}
+    implicit = {
+        "model": str(scorer),
+        "reference_model": str(adapter),
+        "granularity": "whole",
+        "norm": "none",
+    }
     config, data = config_of(adapter, implicit), tiny_model.random_iteration(3)
     metrics = train_iteration(Models.load(config, 0, 1, str(adapter)), data, config, 20)
     with torch.no_grad():
         sums = [float(each.sum()) for each in scores(plain(scorer), plain(adapter), data)]
     expected = []
     for index, total in enumerate(sums):
-        others = [j for j, group in enumerate(data.groups) if group == data.groups[index] and j != index]
+        others = [
+            j for j, group in enumerate(data.groups) if group == data.groups[index] and j != index
+        ]
         both = (total, data.rewards[index]), [(sums[j], data.rewards[j]) for j in others]
         expected.append(sum(both[0]) - sum(map(sum, both[1])) / len(others))
     assert metrics.row_advantages == pytest.approx(expected, abs=2e-5)
 
 
 def test_with_a_critic_process_rewards_are_rewards_of_tokens(adapter: Path, scorer: Path) -> None:
-    implicit = {"model": str(scorer), "reference_model": str(adapter), "coefficient": 2.0, "outcome_coefficient": 3.0}
+    implicit = {
+        "model": str(scorer),
+        "reference_model": str(adapter),
+        "coefficient": 2.0,
+        "outcome_coefficient": 3.0,
+    }
     config = config_of(adapter, implicit, name="gae", gae_lambda=1.0)
     data = tiny_model.random_iteration(4)
     models = Models.load(config, 0, 1, str(adapter))
@@ -184,20 +208,34 @@ def test_at_the_beginning_every_score_is_0_and_the_model_learns_to_rank(adapter:
 
 
 @pytest.mark.parametrize("low_rank", [False, True], ids=["full", "low rank"])
-def test_a_resumed_run_goes_on_bitwise_and_the_model_is_exported(adapter: Path, tmp_path: Path, low_rank: bool) -> None:
+def test_a_resumed_run_goes_on_bitwise_and_the_model_is_exported(
+    adapter: Path, tmp_path: Path, low_rank: bool
+) -> None:
     config = config_of(adapter, {"lr": 1e-3}, minibatches=2)
     learner = {"ema_decay": 0.5} | ({"lora": {"rank": 4, "alpha": 8}} if low_rank else {})
     config = config.model_copy(
-        update={"learner": type(config.learner).model_validate(config.learner.model_dump() | learner)}
+        update={
+            "learner": type(config.learner).model_validate(config.learner.model_dump() | learner)
+        }
     )
     models = Models.load(config, 0, 1, str(adapter))
     train_iteration(models, tiny_model.random_iteration(0), config, 20)
     folder = checkpoint.save(tmp_path, models, TrainerState(1, models.optimizer_steps, 1))
-    assert sorted(path.name for path in folder.glob("hf*")) == ["hf", "hf_ema", "hf_reward", "hf_reward_ema"]
+    assert sorted(path.name for path in folder.glob("hf*")) == [
+        "hf",
+        "hf_ema",
+        "hf_reward",
+        "hf_reward_ema",
+    ]
     resumed = Models.load(config, 0, 1, str(adapter))
     checkpoint.load(tmp_path, resumed)
     for each in (models, resumed):
-        assert train_iteration(each, tiny_model.random_iteration(1), config, 20).means["process_largest_return"] > 0
+        assert (
+            train_iteration(each, tiny_model.random_iteration(1), config, 20).means[
+                "process_largest_return"
+            ]
+            > 0
+        )
     assert models.reward is not None and resumed.reward is not None
     theirs = models.state_dict_for_publication(models.reward.trained)
     assert same(theirs, resumed.state_dict_for_publication(resumed.reward.trained))
@@ -209,14 +247,20 @@ def test_a_resumed_run_goes_on_bitwise_and_the_model_is_exported(adapter: Path, 
 
 
 def test_a_reward_model_with_another_tokenizer_is_refused(adapter: Path, tmp_path: Path) -> None:
-    other = tiny_model.with_tokenizer(tiny_model.save_model(tmp_path / "other"), tiny_model.VOCABULARY - 1)
+    other = tiny_model.with_tokenizer(
+        tiny_model.save_model(tmp_path / "other"), tiny_model.VOCABULARY - 1
+    )
     config = config_of(adapter, {"model": str(other)})
-    with pytest.raises(DataError, match=r"implicit_reward.model = .*other' has another tokenizer than the adapter"):
+    with pytest.raises(
+        DataError, match=r"implicit_reward.model = .*other' has another tokenizer than the adapter"
+    ):
         Models.load(config, 0, 1, str(adapter))
 
 
 def test_an_outcome_outside_0_and_1_is_refused(adapter: Path) -> None:
     config, data = config_of(adapter, {}), tiny_model.random_iteration(1)
     changed = IterationData(**{**vars(data), "rewards": (2.0, *data.rewards[1:])})
-    with pytest.raises(TrainingFault, match=r"row 0 has reward 2.0; the implicit reward model learns outcomes"):
+    with pytest.raises(
+        TrainingFault, match=r"row 0 has reward 2.0; the implicit reward model learns outcomes"
+    ):
         train_iteration(Models.load(config, 0, 1, str(adapter)), changed, config, 20)

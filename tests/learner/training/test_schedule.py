@@ -19,7 +19,9 @@ def test_the_papers_run_warms_up_over_42_of_1380_steps_and_ends_at_a_tenth() -> 
 
 
 @given(st.integers(1, 300), st.floats(0, 1), st.floats(0, 1))
-def test_the_rate_rises_to_the_peak_then_falls_to_the_floor(total: int, warmup: float, floor: float) -> None:
+def test_the_rate_rises_to_the_peak_then_falls_to_the_floor(
+    total: int, warmup: float, floor: float
+) -> None:
     rates = [lr_at(step, total, 1.0, warmup, floor) for step in range(total)]
     top = rates.index(max(rates))
     assert all(0.0 < rate <= 1.0 + 1e-12 for rate in rates) or floor == 0.0

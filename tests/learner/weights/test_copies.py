@@ -90,7 +90,9 @@ def test_room_is_there_until_both_sets_wait_for_the_disk_and_is_not_taken_by_ask
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_one_value_that_is_not_finite_is_found_wherever_it_stands(dtype: torch.dtype, value: float) -> None:
+def test_one_value_that_is_not_finite_is_found_wherever_it_stands(
+    dtype: torch.dtype, value: float
+) -> None:
     for place in (0, 17, 4095):
         tensor = torch.ones(4096, dtype=dtype)
         tensor[place] = value
@@ -121,9 +123,13 @@ def test_the_snapshot_of_a_copy_is_bit_identical(publisher: Publisher, tmp_path:
     publisher.close()
 
 
-def test_weights_that_are_not_finite_are_refused_at_once_by_name(publisher: Publisher, tmp_path: Path) -> None:
+def test_weights_that_are_not_finite_are_refused_at_once_by_name(
+    publisher: Publisher, tmp_path: Path
+) -> None:
     bad = weights(1) | {"b": torch.tensor([1.0, float("nan")])}
-    with pytest.raises(TrainingFault, match="version 0 has non-finite weights in b; it is not published"):
+    with pytest.raises(
+        TrainingFault, match="version 0 has non-finite weights in b; it is not published"
+    ):
         publisher.publish(0, bad.items(), np.zeros(1, np.float32))
     publisher.close()
     assert not folder(tmp_path, 0).exists()
@@ -155,8 +161,12 @@ def test_the_learner_publishes_what_its_checkpoints_export(
     learner_settings = {"lora": low_rank, "deepspeed": {"zero_optimization": {"stage": stage}}}
     config = run_config(save_model(tmp_path / "adapter"), learner=learner_settings)
     models = Models.load(config, 0, 1, config.adapter.model)
-    learner = Learner(config, tmp_path, cast(BrokerClient, None), models, None, 1, lambda: False, PROBE)
-    weights = ((name.removeprefix("model."), tensor) for name, tensor in models.actor.full_tensors())
+    learner = Learner(
+        config, tmp_path, cast(BrokerClient, None), models, None, 1, lambda: False, PROBE
+    )
+    weights = (
+        (name.removeprefix("model."), tensor) for name, tensor in models.actor.full_tensors()
+    )
     publisher.publish(0, weights, np.zeros(1, np.float32), learner.published)
     publisher.flush(0)
     exported = models.state_dict_for_publication()
@@ -173,10 +183,15 @@ def test_after_version_0_a_run_with_low_rank_matrices_publishes_these_alone(
     lora = {"lora": {"rank": 2}, "deepspeed": {"zero_optimization": {"stage": stage}}}
     config = run_config(save_model(tmp_path / "adapter"), learner=lora)
     models = Models.load(config, 0, 1, config.adapter.model)
-    learner = Learner(config, tmp_path, cast(BrokerClient, None), models, None, 1, lambda: False, PROBE, 1)
+    learner = Learner(
+        config, tmp_path, cast(BrokerClient, None), models, None, 1, lambda: False, PROBE, 1
+    )
     names = {name for name, _ in models.actor.full_tensors(learner.sends)}
     assert names == {name for name, _ in models.actor.full_tensors() if ".lora_" in name}
-    weights = ((name.removeprefix("model."), tensor) for name, tensor in models.actor.full_tensors(learner.sends))
+    weights = (
+        (name.removeprefix("model."), tensor)
+        for name, tensor in models.actor.full_tensors(learner.sends)
+    )
     publisher.publish(1, weights, np.zeros(1, np.float32), learner.published)
     publisher.flush(1)
     manifest, _ = read_mapped(folder(tmp_path, 1), Manifest)
@@ -185,7 +200,9 @@ def test_after_version_0_a_run_with_low_rank_matrices_publishes_these_alone(
     }
     publisher.close()
     learner.iteration = 0
-    assert {name for name, _ in models.actor.full_tensors(learner.sends)} > names, "version 0 is the folder's weights"
+    assert {name for name, _ in models.actor.full_tensors(learner.sends)} > names, (
+        "version 0 is the folder's weights"
+    )
 
 
 def test_infinities_of_both_signs_are_found() -> None:
@@ -198,4 +215,6 @@ def test_a_weight_of_another_shape_or_gone_leaves_no_trace_in_the_buffers() -> N
         copies.copy(weights(1).items(), nobody_waits)[0].release()
     other = {"a": torch.ones(2, 2)}
     copied, _ = copies.copy(other.items(), nobody_waits)
-    assert {name: tensor.tolist() for name, tensor in copied.tensors.items()} == {"a": [[1.0, 1.0], [1.0, 1.0]]}
+    assert {name: tensor.tolist() for name, tensor in copied.tensors.items()} == {
+        "a": [[1.0, 1.0], [1.0, 1.0]]
+    }

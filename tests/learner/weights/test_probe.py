@@ -8,7 +8,13 @@ from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.wire.messages.weights import WeightsNote
-from prefixrl.common.wire.packing import logprobs, pack_tokens, probe_positions, probe_rows, token_ids
+from prefixrl.common.wire.packing import (
+    logprobs,
+    pack_tokens,
+    probe_positions,
+    probe_rows,
+    token_ids,
+)
 from prefixrl.learner.data import problems
 from prefixrl.learner.weights.probe import POSITIONS, make_probe, room_tokens
 from prefixrl.learner.weights.publish import weights_note
@@ -35,7 +41,9 @@ def test_a_probe_is_text_that_the_adapter_finds_likely_and_the_same_again(
     assert sum(scored.size for _, scored in rows) >= POSITIONS
     engine = TransformersEngine(ADAPTER, "cpu", "float32", 1)
     random = np.random.default_rng(0)
-    unlikely = [(given, random.integers(2, 40, scored.size).astype(np.int32)) for given, scored in rows]
+    unlikely = [
+        (given, random.integers(2, 40, scored.size).astype(np.int32)) for given, scored in rows
+    ]
     assert engine.score(rows).mean() > engine.score(unlikely).mean() + 2.0
     again = make_probe(config, questions, ADAPTER, CPU)
     assert all(np.array_equal(one[1], other[1]) for one, other in zip(rows, again, strict=True))
@@ -51,15 +59,22 @@ def test_rows_fit_the_shortest_context(config: RunConfig, questions: list[str]) 
 
 
 def test_a_note_brings_the_rows_to_the_engine() -> None:
-    rows = [(np.arange(3, dtype=np.int32), np.arange(4, dtype=np.int32)), (np.arange(2, dtype=np.int32),) * 2]
+    rows = [
+        (np.arange(3, dtype=np.int32), np.arange(4, dtype=np.int32)),
+        (np.arange(2, dtype=np.int32),) * 2,
+    ]
     note = weights_note(3, "d", rows, np.zeros(6, np.float32))
     assert probe_positions(note) == 6
     back = probe_rows(token_ids(note.probe_tokens), note.probe_rows)
-    assert [(a.tolist(), b.tolist()) for a, b in back] == [(a.tolist(), b.tolist()) for a, b in rows]
+    assert [(a.tolist(), b.tolist()) for a, b in back] == [
+        (a.tolist(), b.tolist()) for a, b in rows
+    ]
     with pytest.raises(ValueError, match="a probe of 11 tokens with rows of 9"):
         probe_rows(token_ids(note.probe_tokens), ((4, 5),))
     whole = WeightsNote(0, "d", pack_tokens([1, 2, 3]), b"")
-    assert probe_positions(whole) == 2 and probe_rows(np.arange(3, dtype=np.int32), ())[0][1].tolist() == [1, 2]
+    assert probe_positions(whole) == 2 and probe_rows(np.arange(3, dtype=np.int32), ())[0][
+        1
+    ].tolist() == [1, 2]
 
 
 def test_a_certain_token_that_rounds_above_certainty_can_be_announced() -> None:

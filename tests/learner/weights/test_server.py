@@ -9,7 +9,15 @@ import pytest
 from prefixrl.common.weights.folders import prune
 from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.common.wire.keys import add_client, read_client_key, remove_client
-from prefixrl.common.wire.messages.weights import Chunk, FromWeights, GetChunk, GetManifest, Gone, Manifest, ToWeights
+from prefixrl.common.wire.messages.weights import (
+    Chunk,
+    FromWeights,
+    GetChunk,
+    GetManifest,
+    Gone,
+    Manifest,
+    ToWeights,
+)
 from prefixrl.common.wire.transport import Client
 from prefixrl.learner.weights.server import OPEN_SNAPSHOTS, Snapshots, answer
 from support import keys
@@ -48,7 +56,9 @@ def test_a_chunk_outside_the_file_is_gone(snapshots: Snapshots, index: int) -> N
 
 
 @pytest.mark.parametrize("version", [-1, 0, 4, 10**12])
-def test_a_version_that_is_not_there_is_gone_and_the_newest_is_named(snapshots: Snapshots, version: int) -> None:
+def test_a_version_that_is_not_there_is_gone_and_the_newest_is_named(
+    snapshots: Snapshots, version: int
+) -> None:
     for request in (GetManifest(version), GetChunk(version, 0)):
         assert answer(snapshots, request) == (Gone(version, 3), [])
 
@@ -107,7 +117,9 @@ def client(served: tuple[Path, str]) -> Iterator[Client[FromWeights, ToWeights]]
     connected.close()
 
 
-def test_a_chunk_comes_with_its_bytes(served: tuple[Path, str], client: Client[FromWeights, ToWeights]) -> None:
+def test_a_chunk_comes_with_its_bytes(
+    served: tuple[Path, str], client: Client[FromWeights, ToWeights]
+) -> None:
     client.send(GetChunk(1, 1))
     received = client.receive(20.0)
     data = (served[0] / "v00000001" / "weights.bin").read_bytes()

@@ -7,7 +7,13 @@ from transformers import PreTrainedTokenizerFast
 
 from prefixrl.common.errors import ConfigError
 from prefixrl.scorer.process.formats import StepForm
-from support.models.process_models import STEP_TAG, TWO_CLASS, byte_tokenizer, settings_of, word_tokenizer
+from support.models.process_models import (
+    STEP_TAG,
+    TWO_CLASS,
+    byte_tokenizer,
+    settings_of,
+    word_tokenizer,
+)
 from support.paths import EXAMPLE
 from support.tables import table
 
@@ -58,11 +64,27 @@ def test_an_answer_writes_no_tag_and_no_special_token_itself() -> None:
 @pytest.mark.parametrize(
     ("tokenizer", "keys", "said"),
     [
-        (word_tokenizer([]), STEP_TAG, r"step_tag = 'ки': the tokenizer of .*target reads the tag as"),
+        (
+            word_tokenizer([]),
+            STEP_TAG,
+            r"step_tag = 'ки': the tokenizer of .*target reads the tag as",
+        ),
         (byte_tokenizer([]), STEP_TAG, r"reads the tag as 'Ð', 'º', 'Ð', '¸' \(4 tokens"),
-        (byte_tokenizer([]), TWO_CLASS, r"step_tag = '<extra_0>': the tokenizer of .* \(9 tokens.*trained with"),
-        (byte_tokenizer(["ки", "aки"]), {**STEP_TAG, "step_form": "{step}a{tag}"}, r"reads the tag as 'aки'"),
-        (byte_tokenizer(["ки"]), {**STEP_TAG, "system": "x"}, r'system = "x" has no effect with format = "step_tag"'),
+        (
+            byte_tokenizer([]),
+            TWO_CLASS,
+            r"step_tag = '<extra_0>': the tokenizer of .* \(9 tokens.*trained with",
+        ),
+        (
+            byte_tokenizer(["ки", "aки"]),
+            {**STEP_TAG, "step_form": "{step}a{tag}"},
+            r"reads the tag as 'aки'",
+        ),
+        (
+            byte_tokenizer(["ки"]),
+            {**STEP_TAG, "system": "x"},
+            r'system = "x" has no effect with format = "step_tag"',
+        ),
     ],
     ids=["unknown word", "bytes", "no separator", "merged", "no conversation"],
 )
@@ -74,7 +96,9 @@ def test_a_tag_that_is_no_token_of_its_own_is_refused_with_what_it_became(
 
 
 @table(__file__)
-def test_a_candidate_that_is_missing_is_refused_with_what_it_became(keys: dict[str, Any], said: str) -> None:
+def test_a_candidate_that_is_missing_is_refused_with_what_it_became(
+    keys: dict[str, Any], said: str
+) -> None:
     form = form_of(byte_tokenizer(["ки"]), **STEP_TAG, **keys)
     with pytest.raises(ConfigError, match=said):
         form.candidates()
@@ -87,6 +111,8 @@ def test_a_candidate_that_is_an_unknown_word_is_refused() -> None:
 
 def test_a_template_that_drops_the_answer_is_refused() -> None:
     tokenizer = byte_tokenizer()
-    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] | upper }}{% endfor %}"
+    tokenizer.chat_template = (
+        "{% for message in messages %}{{ message['content'] | upper }}{% endfor %}"
+    )
     with pytest.raises(ConfigError, match=r"chat template of .* changes the answer"):
         form_of(tokenizer, **TWO_CLASS)

@@ -44,14 +44,27 @@ def row(text: str, finish: Any = "eos") -> Row:
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     ids += [tokenizer.token_to_id("<|end|>")] if finish == "eos" else []
     spans = (VersionSpan(3, "d3", len(ids)),)
-    return Row(tokens=pack_tokens(ids), logprobs=pack_logprobs([-1.0] * len(ids)), finish=finish, spans=spans)
+    return Row(
+        tokens=pack_tokens(ids),
+        logprobs=pack_logprobs([-1.0] * len(ids)),
+        finish=finish,
+        spans=spans,
+    )
 
 
-def scored(folder: Path, *texts: Row, kind: TaskKind = "train", gold: str = GOLD, **keys: Any) -> ScoredGroup:
+def scored(
+    folder: Path, *texts: Row, kind: TaskKind = "train", gold: str = GOLD, **keys: Any
+) -> ScoredGroup:
     """One group of a direct run whose scorer has the tiny model."""
     config = load(RUN_FILE)
     settings = settings_of(folder, **STEP_TAG | keys)
-    group = GroupPrefixes(seq=0, prompt=Prompt("p", QUESTION, gold), seed=7, prompt_tokens=pack_tokens([1]), rows=texts)
+    group = GroupPrefixes(
+        seq=0,
+        prompt=Prompt("p", QUESTION, gold),
+        seed=7,
+        prompt_tokens=pack_tokens([1]),
+        rows=texts,
+    )
     task = score_task(group, kind=kind, version=3, weights_digest="d3", sampled_s=0.5)
     link, pool = Tasks(task), VerifierPool(1, 5)
     scoring = StepScoring(settings, *loaded(folder, "step_tag"))
@@ -81,7 +94,12 @@ def test_a_row_has_the_reward_of_both_sources_and_the_scores_with_their_ends(
         assert verdict.process is not None
         first, last = scores = list(verdict.process.scores)
         assert scores == pytest.approx(plain_scores(step_tag_model, answer), abs=1e-6)
-        whole = {"last": last, "min": min(scores), "mean": (first + last) / 2, "product": first * last}[aggregate]
+        whole = {
+            "last": last,
+            "min": min(scores),
+            "mean": (first + last) / 2,
+            "product": first * last,
+        }[aggregate]
         assert verdict.outcome == verdict.process.outcome == outcome
         assert verdict.reward == pytest.approx(0.25 * outcome + 0.75 * whole)
         decoder, ids = Decoder(str(POLICY)), token_ids(row(answer).tokens)
@@ -92,20 +110,33 @@ def test_a_row_has_the_reward_of_both_sources_and_the_scores_with_their_ends(
 
 def test_with_scores_placed_at_steps_the_reward_is_the_verdict(step_tag_model: Path) -> None:
     right, other, cut = scored(
-        step_tag_model, row(RIGHT), row(OTHER), row(RIGHT, "length"), placement="step", aggregate="last"
+        step_tag_model,
+        row(RIGHT),
+        row(OTHER),
+        row(RIGHT, "length"),
+        placement="step",
+        aggregate="last",
     ).verdicts
     for verdict, answer, outcome in ((right, RIGHT, 1.0), (other, OTHER, 0.0)):
         assert verdict.process is not None and verdict.reward == outcome
-        assert list(verdict.process.scores) == pytest.approx(plain_scores(step_tag_model, answer), abs=1e-6)
+        assert list(verdict.process.scores) == pytest.approx(
+            plain_scores(step_tag_model, answer), abs=1e-6
+        )
         assert len(verdict.process.ends) == 2
     assert (cut.reward, cut.process) == (0.0, None)
 
 
 @pytest.mark.parametrize("placement", ["row", "step"])
-def test_a_score_without_a_place_is_refused_only_where_it_needs_one(step_tag_model: Path, placement: str) -> None:
+def test_a_score_without_a_place_is_refused_only_where_it_needs_one(
+    step_tag_model: Path, placement: str
+) -> None:
     keys = {"placement": placement} | ({"aggregate": "last"} if placement == "step" else {})
-    scoring = StepScoring(settings_of(step_tag_model, **STEP_TAG | keys), *loaded(step_tag_model, "step_tag"))
-    verdict = TextVerdict(reward=1.0, status="ok", extracted="4", finish="eos", completion_tokens=0, elapsed_ms=0)
+    scoring = StepScoring(
+        settings_of(step_tag_model, **STEP_TAG | keys), *loaded(step_tag_model, "step_tag")
+    )
+    verdict = TextVerdict(
+        reward=1.0, status="ok", extracted="4", finish="eos", completion_tokens=0, elapsed_ms=0
+    )
     (found,) = scoring.judged([JudgedText(QUESTION, RIGHT, lambda: ["another text"], verdict)])
     if placement == "row":
         assert found.status == "ok" and found.process is not None and found.process.ends == ()
@@ -114,11 +145,17 @@ def test_a_score_without_a_place_is_refused_only_where_it_needs_one(step_tag_mod
         assert found.extracted == "the tokens of the answer do not tell where its steps end"
 
 
-def test_in_an_evaluation_several_answers_have_scores_and_the_verdict_alone_as_reward(step_tag_model: Path) -> None:
-    right, other, cut = scored(step_tag_model, row(RIGHT), row(OTHER), row(RIGHT, "length"), kind="eval").verdicts
+def test_in_an_evaluation_several_answers_have_scores_and_the_verdict_alone_as_reward(
+    step_tag_model: Path,
+) -> None:
+    right, other, cut = scored(
+        step_tag_model, row(RIGHT), row(OTHER), row(RIGHT, "length"), kind="eval"
+    ).verdicts
     for verdict, answer, outcome in ((right, RIGHT, 1.0), (other, OTHER, 0.0)):
         assert verdict.process is not None and verdict.reward == verdict.outcome == outcome
-        assert list(verdict.process.scores) == pytest.approx(plain_scores(step_tag_model, answer), abs=1e-6)
+        assert list(verdict.process.scores) == pytest.approx(
+            plain_scores(step_tag_model, answer), abs=1e-6
+        )
     assert (cut.reward, cut.process) == (0.0, None)
 
 
@@ -127,13 +164,19 @@ def test_in_an_evaluation_a_single_answer_is_not_scored(step_tag_model: Path) ->
     assert (alone.reward, alone.process) == (1.0, None)
 
 
-def test_in_an_evaluation_an_answer_too_long_for_the_model_keeps_its_verdict(step_tag_model: Path) -> None:
-    long, other = scored(step_tag_model, row("3 " * 100 + RIGHT), row(OTHER), kind="eval", max_tokens=60).verdicts
+def test_in_an_evaluation_an_answer_too_long_for_the_model_keeps_its_verdict(
+    step_tag_model: Path,
+) -> None:
+    long, other = scored(
+        step_tag_model, row("3 " * 100 + RIGHT), row(OTHER), kind="eval", max_tokens=60
+    ).verdicts
     assert (long.reward, long.status, long.process, long.fault) == (1.0, "ok", None, "")
     assert other.process is not None
 
 
-def test_a_cut_answer_worth_0_and_one_without_a_verdict_are_not_scored(step_tag_model: Path) -> None:
+def test_a_cut_answer_worth_0_and_one_without_a_verdict_are_not_scored(
+    step_tag_model: Path,
+) -> None:
     right, cut = scored(step_tag_model, row(RIGHT), row(RIGHT, "length")).verdicts
     assert (cut.reward, cut.process, cut.outcome) == (0.0, None, 0.0)
     assert right.process is not None
@@ -152,7 +195,9 @@ def test_a_group_without_any_step_has_score_0(step_tag_model: Path) -> None:
     assert [each.reward for each in scored(step_tag_model, row(""), row("")).verdicts] == [0.0, 0.0]
 
 
-def test_an_answer_too_long_for_the_model_gets_no_verdict_and_the_others_do(step_tag_model: Path) -> None:
+def test_an_answer_too_long_for_the_model_gets_no_verdict_and_the_others_do(
+    step_tag_model: Path,
+) -> None:
     long = RIGHT + " 3" * 100
     first, second = scored(step_tag_model, row(long), row(RIGHT), max_tokens=60).verdicts
     assert (first.status, first.fault) == ("error", "too long for the process reward model")
@@ -175,9 +220,18 @@ def test_filter_and_figures_are_about_answers_and_not_about_scores(step_tag_mode
     assert objection(mixed, band) is None
     groups = [_batch_group(each) for each in (all_right, mixed)]
     figures = batch_fractions(groups)
-    scores = [score for each in (all_right, mixed) for v in each.verdicts if v.process for score in v.process.scores]
+    scores = [
+        score
+        for each in (all_right, mixed)
+        for v in each.verdicts
+        if v.process
+        for score in v.process.scores
+    ]
     assert (figures["outcome"], figures["steps"]) == (0.75, 2.0)
-    assert (figures["all_right_groups_fraction"], figures["all_wrong_groups_fraction"]) == (0.5, 0.0)
+    assert (figures["all_right_groups_fraction"], figures["all_wrong_groups_fraction"]) == (
+        0.5,
+        0.0,
+    )
     assert figures["step_score"] == pytest.approx(sum(scores) / len(scores))
     plain = scored(step_tag_model, row(RIGHT), kind="eval")
     assert "outcome" not in batch_fractions([_batch_group(plain)])
@@ -191,7 +245,9 @@ def test_a_scorer_with_another_process_reward_model_is_refused(
     check = IdentityCheck(config, tmp_path, None)
     check.check("scorer", scorer_digests(config, str(POLICY), str(step_tag_model)))
     for other in (str(two_class_model), None):
-        with pytest.raises(ValueError, match=f"another scorer.prm.model.*{process_digest(str(step_tag_model))}"):
+        with pytest.raises(
+            ValueError, match=f"another scorer.prm.model.*{process_digest(str(step_tag_model))}"
+        ):
             check.check("scorer", scorer_digests(config, str(POLICY), other))
 
 
@@ -205,7 +261,9 @@ def test_scores_that_do_not_fit_their_ends_are_refused_by_the_broker(step_tag_mo
             check_scores(replace(group, verdicts=(forged,)), 1)
 
 
-def test_a_score_at_no_token_of_its_row_is_refused_by_the_broker_where_it_is_a_reward(step_tag_model: Path) -> None:
+def test_a_score_at_no_token_of_its_row_is_refused_by_the_broker_where_it_is_a_reward(
+    step_tag_model: Path,
+) -> None:
     group = scored(step_tag_model, row(RIGHT), placement="step", aggregate="last")
     (verdict,) = group.verdicts
     tokens = token_ids(group.prefixes.rows[0].tokens).size
@@ -213,5 +271,7 @@ def test_a_score_at_no_token_of_its_row_is_refused_by_the_broker_where_it_is_a_r
     for ends in ((), (0, 2), (2, tokens + 1)):
         forged = replace(verdict, process=replace(verdict.process, ends=ends))
         check_verdicts(replace(group, verdicts=(forged,)))
-        with pytest.raises(ValueError, match=f"row 0: 2 scores of steps with ends .* in a row of {tokens} tokens"):
+        with pytest.raises(
+            ValueError, match=f"row 0: 2 scores of steps with ends .* in a row of {tokens} tokens"
+        ):
             check_verdicts(replace(group, verdicts=(forged,)), has_step_rewards=True)

@@ -14,7 +14,9 @@ from prefixrl.scorer.process.steps import Step, combined, split, token_ends
 SCORES = [0.9, 0.5, 0.8]
 
 
-@pytest.mark.parametrize(("how", "expected"), [("last", 0.8), ("min", 0.5), ("mean", 2.2 / 3), ("product", 0.36)])
+@pytest.mark.parametrize(
+    ("how", "expected"), [("last", 0.8), ("min", 0.5), ("mean", 2.2 / 3), ("product", 0.36)]
+)
 def test_one_score_comes_from_those_of_the_steps(how: str, expected: float) -> None:
     assert aggregated(SCORES, how) == pytest.approx(expected)  # type: ignore[arg-type]
     assert aggregated([], how) == 0.0  # type: ignore[arg-type]
@@ -39,18 +41,26 @@ def test_what_follows_the_most_steps_belongs_to_the_last() -> None:
 @given(st.text(alphabet="ab ;\n", max_size=40), st.sampled_from([";", "\n", "ab"]))
 def test_steps_are_those_of_a_plain_split(answer: str, separator: str) -> None:
     steps = split(answer, separator, 1000)
-    assert [step.text for step in steps] == [each.strip() for each in answer.split(separator) if each.strip()]
+    assert [step.text for step in steps] == [
+        each.strip() for each in answer.split(separator) if each.strip()
+    ]
     for step in steps:
         assert answer[: step.end].endswith(step.text)
-        assert answer[step.end :].lstrip() == "" or answer[step.end :].lstrip(" \n").startswith(separator.lstrip(" \n"))
+        assert answer[step.end :].lstrip() == "" or answer[step.end :].lstrip(" \n").startswith(
+            separator.lstrip(" \n")
+        )
 
 
 def slow_ends(pieces: list[str], ends: list[int]) -> tuple[int, ...]:
-    return tuple(min(n for n in range(1, len(pieces) + 1) if len("".join(pieces[:n])) >= end) for end in ends)
+    return tuple(
+        min(n for n in range(1, len(pieces) + 1) if len("".join(pieces[:n])) >= end) for end in ends
+    )
 
 
 @given(st.lists(st.text(max_size=3), min_size=1, max_size=12).filter("".join), st.data())
-def test_ends_in_tokens_are_those_of_ever_longer_texts(pieces: list[str], data: st.DataObject) -> None:
+def test_ends_in_tokens_are_those_of_ever_longer_texts(
+    pieces: list[str], data: st.DataObject
+) -> None:
     length = len("".join(pieces))
     ends = sorted(set(data.draw(st.lists(st.integers(1, length), max_size=5))))
     assert token_ends(pieces, ends) == slow_ends(pieces, ends)
@@ -63,8 +73,13 @@ def test_a_step_beyond_all_tokens_is_refused_with_both_lengths() -> None:
 
 def test_a_character_of_several_tokens_belongs_to_the_last_of_them() -> None:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, merges=[]))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = Tokenizer(
+        models.BPE({letter: number for number, letter in enumerate(letters)}, merges=[])
+    )
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     encoded = tokenizer.encode("Ж=é;ok")
     import numpy as np
 

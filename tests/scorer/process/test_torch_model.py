@@ -12,7 +12,15 @@ from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.scorer.process.formats import Marked, StepForm
 from prefixrl.scorer.process.step_scoring import StepScoring, load_scoring
 from prefixrl.scorer.process.torch_model import TorchStepModel, batches, head_tensors
-from support.models.process_models import STEP_TAG, TWO_CLASS, byte_tokenizer, lessons, loaded, marked, settings_of
+from support.models.process_models import (
+    STEP_TAG,
+    TWO_CLASS,
+    byte_tokenizer,
+    lessons,
+    loaded,
+    marked,
+    settings_of,
+)
 
 PAIRS = 200
 
@@ -35,9 +43,15 @@ def test_a_good_answer_is_above_a_corrupted_one_in_nine_of_ten_pairs(
     assert all(len(each) == 2 for each in (*good, *corrupted))
 
 
-def test_a_batch_gives_each_row_the_scores_it_has_alone(model: tuple[StepForm, TorchStepModel, Path]) -> None:
+def test_a_batch_gives_each_row_the_scores_it_has_alone(
+    model: tuple[StepForm, TorchStepModel, Path],
+) -> None:
     form, scores, _ = model
-    rows = [marked(form, question, answer) for question, right, _, _ in lessons("b", 3) for answer in (right, "so 4")]
+    rows = [
+        marked(form, question, answer)
+        for question, right, _, _ in lessons("b", 3)
+        for answer in (right, "so 4")
+    ]
     together = scores.scores(rows)
     alone = [scores.scores([row])[0] for row in rows]
     for one, other in zip(together, alone, strict=True):
@@ -81,19 +95,27 @@ def test_a_constant_model_is_refused(step_tag_model: Path, tmp_path: Path) -> No
 
 def test_a_causal_model_is_no_model_of_two_classes(step_tag_model: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(step_tag_model, tmp_path / "causal"))
-    with pytest.raises(DataError, match=r"no head of two classes.*score or classifier: none.*format = .step_tag"):
+    with pytest.raises(
+        DataError, match=r"no head of two classes.*score or classifier: none.*format = .step_tag"
+    ):
         load_scoring(settings_of(folder, **TWO_CLASS, step_tag="ки"), str(folder))
 
 
-def test_a_candidate_beyond_the_output_layer_is_refused(step_tag_model: Path, tmp_path: Path) -> None:
+def test_a_candidate_beyond_the_output_layer_is_refused(
+    step_tag_model: Path, tmp_path: Path
+) -> None:
     folder = Path(shutil.copytree(step_tag_model, tmp_path / "longer"))
     tokenizer = byte_tokenizer(["ки"])
     tokenizer.save_pretrained(folder)
-    with pytest.raises(ConfigError, match=r"good_token is token \d+, the output layer of .* has only 43"):
+    with pytest.raises(
+        ConfigError, match=r"good_token is token \d+, the output layer of .* has only 43"
+    ):
         load_scoring(settings_of(folder, **STEP_TAG, good_token=200), str(folder))
 
 
 def test_positions_that_the_model_lacks_are_refused(step_tag_model: Path) -> None:
     form, model = loaded(step_tag_model, "step_tag")
-    with pytest.raises(ConfigError, match=r"max_tokens = 300: .* has positions for 256; lower max_tokens to that"):
+    with pytest.raises(
+        ConfigError, match=r"max_tokens = 300: .* has positions for 256; lower max_tokens to that"
+    ):
         StepScoring(settings_of(step_tag_model, **STEP_TAG | {"max_tokens": 300}), form, model)

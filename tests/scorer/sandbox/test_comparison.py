@@ -14,11 +14,22 @@ from support.tables import table
 @pytest.mark.parametrize(
     ("printed", "expected"),
     [
-        ("3", "3"), ("3\n", " 3 "), ("3.0", "3"), ("2.9999999999999996", "3"), ("1e18", "1000000000000000000"),
-        ("2", "2.0"), ("0.30000000000000004", "0.3"), ("1e-13", "0.0"), ("1 2\n3", "1 2.0\n3"), ("0.5", ".5"),
-        ("é", "é"), ("4", 4), ("1\n2", ["1", "2"]), ("1000", "1e3"),
+        ("3", "3"),
+        ("3\n", " 3 "),
+        ("3.0", "3"),
+        ("2.9999999999999996", "3"),
+        ("1e18", "1000000000000000000"),
+        ("2", "2.0"),
+        ("0.30000000000000004", "0.3"),
+        ("1e-13", "0.0"),
+        ("1 2\n3", "1 2.0\n3"),
+        ("0.5", ".5"),
+        ("é", "é"),
+        ("4", 4),
+        ("1\n2", ["1", "2"]),
+        ("1000", "1e3"),
     ],
-)  # fmt: skip
+)
 def test_what_is_right(printed: str, expected: object) -> None:
     assert is_printed(printed, expected)
 
@@ -31,38 +42,75 @@ def test_what_is_wrong(printed: str, expected: object) -> None:
 @pytest.mark.parametrize(
     ("returned", "expected"),
     [
-        (3, 3), (3, [3]), (3, "3"), (True, "true"), (None, "null"), (2.0, "2.00000"), ("", ""), ("[abc", "[abc"),
-        ("{}", "{}"), ({}, "{}"), ([0.1 + 0.2, [1]], [0.3, [1.0]]), ([1, 2], "[1, 2]"), ('"', '"'), ("a", '"a"'),
+        (3, 3),
+        (3, [3]),
+        (3, "3"),
+        (True, "true"),
+        (None, "null"),
+        (2.0, "2.00000"),
+        ("", ""),
+        ("[abc", "[abc"),
+        ("{}", "{}"),
+        ({}, "{}"),
+        ([0.1 + 0.2, [1]], [0.3, [1.0]]),
+        ([1, 2], "[1, 2]"),
+        ('"', '"'),
+        ("a", '"a"'),
         (True, "True"),
     ],
-)  # fmt: skip
-def test_a_returned_value_is_met_as_it_is_or_as_json_in_a_text(returned: object, expected: object) -> None:
+)
+def test_a_returned_value_is_met_as_it_is_or_as_json_in_a_text(
+    returned: object, expected: object
+) -> None:
     assert is_returned(json.dumps(returned), expected)
 
 
 @pytest.mark.parametrize(
     ("returned", "expected"),
     [
-        (2000000001, 2000000000), (2000000001.0, 2000000000), ([1, 2], [1]), ([1], [1, 2]), (0, ""), (None, 0),
-        (float("nan"), 1), (float("inf"), 2), ("1", 1), (True, 1), (1, True), ([True], [1]), ({"a": 0}, {"a": False}),
+        (2000000001, 2000000000),
+        (2000000001.0, 2000000000),
+        ([1, 2], [1]),
+        ([1], [1, 2]),
+        (0, ""),
+        (None, 0),
+        (float("nan"), 1),
+        (float("inf"), 2),
+        ("1", 1),
+        (True, 1),
+        (1, True),
+        ([True], [1]),
+        ({"a": 0}, {"a": False}),
     ],
-)  # fmt: skip
+)
 def test_another_value_is_wrong(returned: object, expected: object) -> None:
     assert not is_returned(json.dumps(returned), expected)
 
 
 def test_a_chosen_tolerance_is_relative_and_absolute_and_leaves_whole_numbers_exact() -> None:
-    for printed, expected in (("2.5000004", "2.5"), ("0.0000004", "0.0"), ("1000000100.5", "1000000000.5")):
+    for printed, expected in (
+        ("2.5000004", "2.5"),
+        ("0.0000004", "0.0"),
+        ("1000000100.5", "1000000000.5"),
+    ):
         assert is_printed(printed, expected, 1e-6) and not is_printed(printed, expected)
-    assert is_returned("[0.333333]", [0.3333334], 1e-6) and not is_returned("[0.333333]", [0.3333334])
+    assert is_returned("[0.333333]", [0.3333334], 1e-6) and not is_returned(
+        "[0.333333]", [0.3333334]
+    )
     assert not is_printed("1000001", "1000000", 1e-6) and not is_printed("2.50001", "2.5", 1e-6)
 
 
 def test_numbers_beyond_all_floats_are_no_fault() -> None:
     huge = "7" * 350
     assert not is_printed("1.0", huge) and not is_printed(huge, "1.0") and is_printed(huge, huge)
-    assert not is_returned(huge, 1.0) and not is_returned("1.0", int(huge)) and is_returned(huge, int(huge))
-    assert not is_rounded("1.0", Fraction(2**30_000)) and not is_rounded("1.0", Fraction(1, 2**30_000) + 2)
+    assert (
+        not is_returned(huge, 1.0)
+        and not is_returned("1.0", int(huge))
+        and is_returned(huge, int(huge))
+    )
+    assert not is_rounded("1.0", Fraction(2**30_000)) and not is_rounded(
+        "1.0", Fraction(1, 2**30_000) + 2
+    )
 
 
 @given(st.integers(-(10**30), 10**30), st.integers(-(10**30), 10**30))

@@ -18,7 +18,9 @@ WATCHED = "from benchmarks import hostile_programs; hostile_programs.main()"
 
 
 def as_this_user(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
 
 
 @pytest.fixture(params=["this user", "an ordinary user"])
@@ -29,13 +31,19 @@ def run_code(request: pytest.FixtureRequest) -> Callable[[str], str]:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
-def test_every_program_has_a_verdict_in_time_none_escapes_and_nothing_is_left(run_code: Callable[[str], str]) -> None:
+def test_every_program_has_a_verdict_in_time_none_escapes_and_nothing_is_left(
+    run_code: Callable[[str], str],
+) -> None:
     assert len(HOSTILE) >= 60
     *judged, left = map(json.loads, run_code(WATCHED).splitlines())
     found: dict[str, dict[str, Any]] = {each["name"]: each for each in judged}
     assert found.keys() == HOSTILE.keys()
-    assert [each for each in judged if each["outcome"] not in ("wrong", "parse_fail", "timeout")] == []
-    assert [each for each in judged if each["took_s"] > TIMEOUT_S + hostile_programs.ALLOWED_S + BUSY_S] == []
+    assert [
+        each for each in judged if each["outcome"] not in ("wrong", "parse_fail", "timeout")
+    ] == []
+    assert [
+        each for each in judged if each["took_s"] > TIMEOUT_S + hostile_programs.ALLOWED_S + BUSY_S
+    ] == []
     assert (left["processes"], left["descriptors"]) == (0, 0)
 
 

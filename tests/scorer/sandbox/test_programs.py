@@ -42,7 +42,9 @@ def pools() -> Iterator[None]:
     POOLS.clear()
 
 
-def judged(code: CodeMode, *asked: tuple[str, str], timeout_s: int = 5, choices: Choices = STANDARD) -> list[Judgement]:
+def judged(
+    code: CodeMode, *asked: tuple[str, str], timeout_s: int = 5, choices: Choices = STANDARD
+) -> list[Judgement]:
     """Texts and golds."""
     key = timeout_s, choices
     pool = POOLS[key] if key in POOLS else VerifierPool(1, timeout_s, choices=choices)
@@ -67,7 +69,9 @@ def test_a_word_that_begins_with_def_is_no_program() -> None:
     assert find_program("the sequence defined by (a) is\ndefinitely 7", "answers") is None
 
 
-ROWS = [json.loads(line) for line in (Path(__file__).parent / "answers.jsonl").read_text().splitlines()]
+ROWS = [
+    json.loads(line) for line in (Path(__file__).parent / "answers.jsonl").read_text().splitlines()
+]
 """Texts with the program that is found in them, or with tests and the verdict."""
 
 
@@ -86,32 +90,58 @@ def test_every_shape_of_tests_is_run_or_told_and_never_a_silent_zero() -> None:
         if (each.reward, each.status) != (row["reward"], row["status"])
     ]
     assert wrong == []
-    assert all("holds no tests" in (each.extracted or "") for each in found if each.status == "error")
+    assert all(
+        "holds no tests" in (each.extracted or "") for each in found if each.status == "error"
+    )
 
 
 def test_the_value_of_a_program_is_the_answer() -> None:
     found = judged(
-        "answers", (block("x = 3\nx * 6"), "18"), (block("x = 3\nprint(x * 6)"), "18"), (block("x = 3\nx * 7"), "18"),
-        (block("0.1 + 0.2"), "0.3"), (block("from fractions import Fraction\nFraction(1, 2)"), r"\frac{1}{2}"),
+        "answers",
+        (block("x = 3\nx * 6"), "18"),
+        (block("x = 3\nprint(x * 6)"), "18"),
+        (block("x = 3\nx * 7"), "18"),
+        (block("0.1 + 0.2"), "0.3"),
+        (block("from fractions import Fraction\nFraction(1, 2)"), r"\frac{1}{2}"),
         (block("'x + 1'"), "1+x"),
         ("def simple_math_problem() -> int:\n    eggs = 16\n    return eggs * 2 - 14\n", "18"),
-        (r"no program: \boxed{18}", "18"), (r"a number defined by \boxed{17}", "18"), (block("1 / 3"), r"\frac{1}{3}"),
-        (block("1000000000500"), "1000000000000"), (block("12"), "1,2"),
-    )  # fmt: skip
+        (r"no program: \boxed{18}", "18"),
+        (r"a number defined by \boxed{17}", "18"),
+        (block("1 / 3"), r"\frac{1}{3}"),
+        (block("1000000000500"), "1000000000000"),
+        (block("12"), "1,2"),
+    )
     assert [(each.reward, each.status) for each in found] == [
-        (1.0, "ok"), (1.0, "ok"), (0.0, "ok"), (1.0, "ok"), (1.0, "ok"), (1.0, "ok"), (1.0, "ok"), (1.0, "ok"),
-        (0.0, "ok"), (1.0, "ok"), (0.0, "ok"), (0.0, "ok"),
-    ]  # fmt: skip
+        (1.0, "ok"),
+        (1.0, "ok"),
+        (0.0, "ok"),
+        (1.0, "ok"),
+        (1.0, "ok"),
+        (1.0, "ok"),
+        (1.0, "ok"),
+        (1.0, "ok"),
+        (0.0, "ok"),
+        (1.0, "ok"),
+        (0.0, "ok"),
+        (0.0, "ok"),
+    ]
     assert [each.extracted for each in found[:4]] == ["18", "18", "21", "0.30000000000000004"]
 
 
 def test_a_program_without_a_value_is_no_answer_of_any_kind() -> None:
     found = judged(
-        "answers", (block("1 / 0"), "0"), (block("import os; os._exit(0)"), "0"), (block("this is no Python"), "0"),
-        (block("x" * 70_000), "0"), timeout_s=30,
-    )  # fmt: skip
+        "answers",
+        (block("1 / 0"), "0"),
+        (block("import os; os._exit(0)"), "0"),
+        (block("this is no Python"), "0"),
+        (block("x" * 70_000), "0"),
+        timeout_s=30,
+    )
     assert [(each.reward, each.status) for each in found] == [(0.0, "parse_fail")] * 4
-    for code, text, gold in (("answers", block("while True: pass"), "0"), ("tests", fenced("while True: pass"), ADD)):
+    for code, text, gold in (
+        ("answers", block("while True: pass"), "0"),
+        ("tests", fenced("while True: pass"), ADD),
+    ):
         (endless,) = judged(code, (text, gold), timeout_s=1)
         assert (endless.reward, endless.status) == (0.0, "timeout")
 
@@ -122,7 +152,9 @@ def test_a_user_may_allow_packages_and_other_digits() -> None:
     choices = [Choices(False, digits, ("numpy",)) for digits in (1e-9, 1e-6)]
     found = [judged("tests", (third, gold), timeout_s=20, choices=each)[0] for each in choices]
     assert [(each.reward, each.status) for each in found] == [(0.0, "ok"), (1.0, "ok")]
-    (value,) = judged("answers", (block("0.3333333"), r"\frac{1}{3}"), timeout_s=20, choices=choices[1])
+    (value,) = judged(
+        "answers", (block("0.3333333"), r"\frac{1}{3}"), timeout_s=20, choices=choices[1]
+    )
     assert value.reward == 1.0
     assert "cannot import nope" in (probe(("nope",)) or "")
 

@@ -20,7 +20,15 @@ import psutil
 import pytest
 
 from prefixrl.scorer.sandbox import child, runner
-from prefixrl.scorer.sandbox.runner import GRACE_S, PYTHON, START_S, ProgramLimits, SandboxError, probe, run
+from prefixrl.scorer.sandbox.runner import (
+    GRACE_S,
+    PYTHON,
+    START_S,
+    ProgramLimits,
+    SandboxError,
+    probe,
+    run,
+)
 from support.paths import ROOT
 
 LIMITS = ProgramLimits(wall_ms=1_500, cpu_s=1, memory_bytes=128 * 2**20)
@@ -40,7 +48,9 @@ def tried(attack: str) -> str:
 
 
 PROGRAMS = tomllib.loads(Path(__file__).with_name("programs.toml").read_text(encoding="utf-8"))
-NOT_ALLOWED = {name: text.replace("MARK", MARK.name) for name, text in PROGRAMS["not_allowed"].items()}
+NOT_ALLOWED = {
+    name: text.replace("MARK", MARK.name) for name, text in PROGRAMS["not_allowed"].items()
+}
 ENDED = {name: (each["program"], set(each["statuses"])) for name, each in PROGRAMS["ended"].items()}
 HONEST = {name: (each["program"], each["prints"]) for name, each in PROGRAMS["honest"].items()}
 """Programs of the standard library that must not notice the filter of system calls."""
@@ -83,7 +93,9 @@ def test_no_call_reaches_the_kernel_but_those_on_the_list(monkeypatch: pytest.Mo
     finished = run(EVERY_CALL, limits=PATIENT)
     assert (finished.status, finished.code) == ("exited", 0), finished.stderr
     errors = dict(map(int, line.split()) for line in finished.stdout.splitlines())
-    reached = {number for number in range(CALLS) if errors.get(number) not in (refused, unknown)} - UNFILTERED
+    reached = {
+        number for number in range(CALLS) if errors.get(number) not in (refused, unknown)
+    } - UNFILTERED
     assert reached == {numbers[column] for numbers in child.ALLOWED.values()} - {-1}
     newer = {number for number, error in errors.items() if error == unknown}
     assert newer == {child.CLONE3, *range(child.NEWEST + 1, CALLS)}
@@ -91,7 +103,11 @@ def test_no_call_reaches_the_kernel_but_those_on_the_list(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("column", [0, 1])
 def test_no_number_of_the_filter_stands_twice(column: int) -> None:
-    tables = (*child.ALLOWED.values(), *(numbers for numbers, *_ in child.ALLOWED_WITH.values()), child.CLONE)
+    tables = (
+        *child.ALLOWED.values(),
+        *(numbers for numbers, *_ in child.ALLOWED_WITH.values()),
+        child.CLONE,
+    )
     numbers = [each[column] for each in tables if each[column] >= 0]
     assert len(numbers) == len(set(numbers))
     assert child.CLONE3 not in numbers
@@ -99,7 +115,9 @@ def test_no_number_of_the_filter_stands_twice(column: int) -> None:
 
 def test_a_program_is_judged_though_every_process_around_it_is_told_to_stop() -> None:
     """As by a batch system. Verifier children ignore the signal, and so do the programs that they start."""
-    asked = subprocess.Popen([sys.executable, "-c", SLOW], stdout=subprocess.PIPE, start_new_session=True)
+    asked = subprocess.Popen(
+        [sys.executable, "-c", SLOW], stdout=subprocess.PIPE, start_new_session=True
+    )
     try:
         assert asked.stdout is not None and asked.stdout.readline() == b"running\n"
         for each in psutil.Process(asked.pid).children(recursive=True):
@@ -201,11 +219,15 @@ def test_where_the_host_cannot_isolate_nothing_is_run_and_the_reason_is_told() -
     shell = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
     command = ["unshare", "--user", "--map-root-user", "sh", "-c", shell, "sh", sys.executable]
     finished = subprocess.run([*command, "-c", REFUSED], capture_output=True, text=True, check=True)
-    reason = "refused: this host cannot isolate programs: [Errno 28] unshare: No space left on device"
+    reason = (
+        "refused: this host cannot isolate programs: [Errno 28] unshare: No space left on device"
+    )
     assert finished.stdout == reason + "\n"
 
 
-def test_a_sandbox_that_dies_is_an_error_and_not_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sandbox_that_dies_is_an_error_and_not_the_programs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("prefixrl.scorer.sandbox.runner._CHILD", "import os; os.abort()")
     with pytest.raises(SandboxError, match="ended without a status"):
         run("print(1)")
@@ -219,7 +241,10 @@ def test_the_python_of_the_sandbox_is_the_scorers() -> None:
 SUICIDES = {
     "its group": ("import os; os.kill(0, 9)", "killed 9"),
     "everyone": ("import os\nif os.fork() == 0: os.kill(-1, 9)\nos.wait()", "killed 9"),
-    "the first process": ("import os, signal\nfor _ in range(9): os.kill(1, signal.SIGINT)\nprint('on')", "exited 0"),
+    "the first process": (
+        "import os, signal\nfor _ in range(9): os.kill(1, signal.SIGINT)\nprint('on')",
+        "exited 0",
+    ),
     "its group stopped": (
         "import os, signal, time\nif os.fork() == 0: os.kill(0, signal.SIGSTOP)\ntime.sleep(60)",
         "timeout 0",
@@ -251,7 +276,9 @@ def test_an_interpreter_that_stands_under_tmp_runs_programs() -> None:
         home.chmod(0o755)
         (home / "bin").mkdir()
         shutil.copy2(PYTHON, home / "bin" / version)
-        ignored = shutil.ignore_patterns("site-packages", "test", "tests", "__pycache__", "idlelib", "config-*")
+        ignored = shutil.ignore_patterns(
+            "site-packages", "test", "tests", "__pycache__", "idlelib", "config-*"
+        )
         shutil.copytree(library / version, home / "lib" / version, symlinks=True, ignore=ignored)
         for each in library.glob("libpython*"):
             shutil.copy2(each, home / "lib", follow_symlinks=False)
@@ -262,7 +289,9 @@ def test_an_interpreter_that_stands_under_tmp_runs_programs() -> None:
         python = home / "bin" / version
         paths = os.pathsep.join([str(ROOT / ".types"), sysconfig.get_path("platlib")])
         environment = {"PYTHONPATH": paths, "LD_LIBRARY_PATH": str(home / "lib")}
-        finished = subprocess.run([python, "-c", code], env=environment, capture_output=True, text=True)
+        finished = subprocess.run(
+            [python, "-c", code], env=environment, capture_output=True, text=True
+        )
     finally:
         shutil.rmtree(home)
     shown = finished.stdout

@@ -52,10 +52,15 @@ def _quick_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 def config(url: str, *settings: str, **openai: Any) -> RunConfig:
     """The example's run with its target at an address."""
     given = [f"scorer.openai.{key}={value}" for key, value in openai.items()]
-    return load(EXAMPLE / "run.toml", ("scorer.engine=openai", f"scorer.openai.url={url}", *given, *settings))
+    return load(
+        EXAMPLE / "run.toml",
+        ("scorer.engine=openai", f"scorer.openai.url={url}", *given, *settings),
+    )
 
 
-def openai_engine(run: RunConfig, raise_if_hopeless: Callable[[], None] = lambda: None) -> OpenAIEngine:
+def openai_engine(
+    run: RunConfig, raise_if_hopeless: Callable[[], None] = lambda: None
+) -> OpenAIEngine:
     return OpenAIEngine(str(TARGET), run, raise_if_hopeless)
 
 
@@ -71,7 +76,13 @@ def engine_of(server: CompletionsServer, *settings: str, **openai: Any) -> Itera
 def job(key: str = "a", *, rows: int = 8, temperature: float = 0.7, **cut: Any) -> Job:
     starts = tuple(np.arange(2, 5 + index, dtype=np.int32) for index in range(rows))
     draws = row_uniforms(3, "completion", rows, NEW)
-    return Job(key, starts, draws, Sampling(temperature=temperature, max_new_tokens=NEW, **cut), frozenset({END}))
+    return Job(
+        key,
+        starts,
+        draws,
+        Sampling(temperature=temperature, max_new_tokens=NEW, **cut),
+        frozenset({END}),
+    )
 
 
 def run(engine: OpenAIEngine, *jobs: Job) -> dict[str, tuple[Continuation, ...]]:
@@ -126,11 +137,22 @@ def test_a_row_is_continued_as_it_stands_with_its_own_seed_and_nothing_left_to_d
         by_prompt = {len(request.body["prompt"]): request.body for request in server.rows}
         for row, draws in zip(each.rows, each.uniforms, strict=True):
             assert by_prompt[row.size] == {
-                "model": MODEL, "prompt": row.tolist(), "max_tokens": NEW, "temperature": 0.7, "top_p": 0.9, "top_k": 5,
-                "min_p": 0.1, "seed": row_seed(draws), "repetition_penalty": 1.0, "presence_penalty": 0.0,
-                "frequency_penalty": 0.0, "stop_token_ids": [END], "ignore_eos": True, "add_special_tokens": False,
+                "model": MODEL,
+                "prompt": row.tolist(),
+                "max_tokens": NEW,
+                "temperature": 0.7,
+                "top_p": 0.9,
+                "top_k": 5,
+                "min_p": 0.1,
+                "seed": row_seed(draws),
+                "repetition_penalty": 1.0,
+                "presence_penalty": 0.0,
+                "frequency_penalty": 0.0,
+                "stop_token_ids": [END],
+                "ignore_eos": True,
+                "add_special_tokens": False,
                 "return_token_ids": True,
-            }  # fmt: skip
+            }
 
 
 def test_strict_servers_get_only_what_openais_api_has_and_their_text_is_kept() -> None:
@@ -143,7 +165,9 @@ def test_strict_servers_get_only_what_openais_api_has_and_their_text_is_kept() -
         each = job(rows=2)
         rows = run(engine, each)["a"]
         renderer = Renderer(str(TARGET), 64)
-        assert [request.body for request in sorted(server.rows, key=lambda r: r.body["prompt"])] == [
+        assert [
+            request.body for request in sorted(server.rows, key=lambda r: r.body["prompt"])
+        ] == [
             {
                 "model": MODEL,
                 "prompt": renderer.decode_with_special(row),
@@ -154,7 +178,8 @@ def test_strict_servers_get_only_what_openais_api_has_and_their_text_is_kept() -
                 "stop": ["<|end|>"],
             }
             for row, draws in sorted(
-                zip(each.rows, each.uniforms, strict=True), key=lambda pair: renderer.decode_with_special(pair[0])
+                zip(each.rows, each.uniforms, strict=True),
+                key=lambda pair: renderer.decode_with_special(pair[0]),
             )
         ]
         assert [(row.text, row.finish) for row in rows] == [("\\boxed{7}", "eos")] * 2
@@ -177,7 +202,9 @@ def test_an_empty_completion_and_one_that_stopped_are_answers() -> None:
     assert [row.finish for row in rows] == ["eos", "eos"]
 
 
-def test_no_more_rows_are_asked_for_at_once_than_the_config_says_and_jobs_keep_their_order() -> None:
+def test_no_more_rows_are_asked_for_at_once_than_the_config_says_and_jobs_keep_their_order() -> (
+    None
+):
     script = lambda request: Reply(content=written(request.body), after_s=0.02)  # noqa: E731
     with serving(script) as server, engine_of(server, requests=4) as engine:
         assert (engine.seats, engine.room) == (4, 6)
@@ -225,7 +252,11 @@ def test_a_context_is_filled_up_and_a_row_without_room_in_it_is_a_row_with_an_er
         server_context = 128
         long = [np.full(size, 3, dtype=np.int32) for size in (server_context - 2, server_context)]
         each = Job(
-            "a", tuple(long), row_uniforms(1, "c", 2, NEW), Sampling(temperature=0.0, max_new_tokens=NEW), frozenset()
+            "a",
+            tuple(long),
+            row_uniforms(1, "c", 2, NEW),
+            Sampling(temperature=0.0, max_new_tokens=NEW),
+            frozenset(),
         )
         fitting, full = run(engine, each)["a"]
         assert fitting.tokens.size == 2 and fitting.finish == "length"
@@ -279,9 +310,14 @@ def test_what_fails_is_asked_again_with_the_same_seed_and_counted(reply: Reply) 
         assert engine.waits_for == ""
 
 
-def test_a_huge_answer_is_not_read_to_its_end_and_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_huge_answer_is_not_read_to_its_end_and_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(http_client, "MOST_BYTES", 4096)
-    with serving(once(Reply(content=b'{"choices": "' + b"x" * 10_000_000))) as server, engine_of(server) as engine:
+    with (
+        serving(once(Reply(content=b'{"choices": "' + b"x" * 10_000_000))) as server,
+        engine_of(server) as engine,
+    ):
         each = job(rows=2)
         assert texts(run(engine, each)["a"]) == expected(each)
         assert engine.usage.retries == 2
@@ -337,7 +373,10 @@ def test_a_row_that_is_refused_is_a_row_with_an_error_and_the_others_go_on(statu
     with serving(script) as server, engine_of(server) as engine:
         each = job(rows=3)
         first, bad, last = run(engine, each)["a"]
-        assert [first.tokens.tolist(), last.tokens.tolist()] == [expected(each)[0], expected(each)[2]]
+        assert [first.tokens.tolist(), last.tokens.tolist()] == [
+            expected(each)[0],
+            expected(each)[2],
+        ]
         assert bad.finish == "error" and not bad.tokens.size
         assert f"{status} maximum context length is 3" in bad.error
         assert len(server.rows) == 3 and engine.usage.retries == 0
@@ -354,7 +393,9 @@ def test_a_row_that_alone_fails_for_too_long_is_a_row_with_an_error() -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, {"Retry-After": "86400"}])
-def test_a_row_that_alone_is_limited_for_too_long_is_a_row_with_an_error(headers: dict[str, str]) -> None:
+def test_a_row_that_alone_is_limited_for_too_long_is_a_row_with_an_error(
+    headers: dict[str, str],
+) -> None:
     limit = Reply(429, failure("request too large"), headers)
     script = lambda request: limit if len(request.body["prompt"]) == 4 else None  # noqa: E731
     with serving(script) as server, engine_of(server, patience_s=0.5) as engine:
@@ -433,7 +474,9 @@ def test_a_rest_that_is_longer_than_the_patience_is_not_waited_for() -> None:
             run(engine, job())
 
 
-def test_a_key_that_is_taken_back_in_mid_run_ends_the_worker_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_is_taken_back_in_mid_run_ends_the_worker_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TARGET_KEY", "sk-secret")
     with serving() as server, engine_of(server, key_variable="TARGET_KEY") as engine:
         server.script = lambda request: Reply(401, failure("no such key: sk-secret"))
@@ -522,7 +565,9 @@ def test_an_endpoint_without_a_list_of_models_takes_the_named_one() -> None:
             assert server.asked[-1].body["model"] == "mine"
 
 
-@pytest.mark.parametrize("reply", [Reply(content=b"<html>hello</html>"), Reply(301, b"", {"Location": "https://x/"})])
+@pytest.mark.parametrize(
+    "reply", [Reply(content=b"<html>hello</html>"), Reply(301, b"", {"Location": "https://x/"})]
+)
 def test_an_address_that_is_no_endpoint_is_a_mistake_of_the_user(reply: Reply) -> None:
     with serving() as server:
         server.models = reply

@@ -16,7 +16,9 @@ def answer(
     status: int, content: Any, **headers: str
 ) -> protocol.Completed | protocol.Retry | protocol.RowRefused | protocol.EndpointRefused:
     data = content if isinstance(content, bytes) else json.dumps(content).encode()
-    return protocol.read(status, {name.replace("_", "-"): value for name, value in headers.items()}, data, NOW)
+    return protocol.read(
+        status, {name.replace("_", "-"): value for name, value in headers.items()}, data, NOW
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,9 @@ def test_what_is_wrong_with_a_row_is_said_of_the_row(status: int) -> None:
 
 @pytest.mark.parametrize("status", [204, 301, 401, 402, 403, 404, 405, 410])
 def test_what_no_row_can_change_is_final(status: int) -> None:
-    assert answer(status, {"error": {"message": "no"}}) == protocol.EndpointRefused(status, f"{status} no")
+    assert answer(status, {"error": {"message": "no"}}) == protocol.EndpointRefused(
+        status, f"{status} no"
+    )
 
 
 def test_a_place_that_the_endpoint_moved_to_is_told() -> None:
@@ -62,7 +66,8 @@ def test_a_place_that_the_endpoint_moved_to_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "finish"), [("stop", "eos"), ("length", "length"), ("eos_token", "eos"), ("stop_sequence", "eos")]
+    ("reason", "finish"),
+    [("stop", "eos"), ("length", "length"), ("eos_token", "eos"), ("stop_sequence", "eos")],
 )
 def test_what_ended_a_completion(reason: str, finish: str) -> None:
     outcome = answer(200, {"choices": [{"text": "", "finish_reason": reason}]})
@@ -81,7 +86,9 @@ def test_a_completion_that_is_withheld_is_no_completion() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"<html>", b"[]", {"choices": "x"}, {"choices": [{"text": 3}]}, {"choices": []}, {}], ids=str
+    "content",
+    [b"", b"<html>", b"[]", {"choices": "x"}, {"choices": [{"text": 3}]}, {"choices": []}, {}],
+    ids=str,
 )
 def test_what_is_no_completion_is_asked_for_again(content: Any) -> None:
     assert isinstance(answer(200, content), protocol.Retry)
@@ -112,7 +119,9 @@ def test_bytes_that_are_no_text_are_a_garbled_answer() -> None:
     assert isinstance(answer(200, good % b"a"), protocol.Completed)
     assert isinstance(answer(200, good % b"\xff"), protocol.Retry)
     assert isinstance(answer(500, b'{"message": "\xff"}'), protocol.Retry)
-    assert isinstance(protocol.read_models(200, {}, b'{"data": [{"id": "\xff"}]}', NOW), protocol.EndpointRefused)
+    assert isinstance(
+        protocol.read_models(200, {}, b'{"data": [{"id": "\xff"}]}', NOW), protocol.EndpointRefused
+    )
 
 
 def test_a_long_error_is_cut_to_one_line_and_not_in_the_middle_of_a_key() -> None:
@@ -133,11 +142,19 @@ def test_models_are_read_or_told_why_not() -> None:
     assert isinstance(protocol.read_models(502, {}, b"", NOW), protocol.Retry)
 
 
-def test_a_strict_endpoint_is_sent_at_most_the_stops_that_it_takes_and_no_seed_unless_wanted() -> None:
-    row = protocol.RowRequest("m", [1, 2], Sampling(temperature=0.0, max_new_tokens=5), None, range(6), tuple("abcdef"))
+def test_a_strict_endpoint_is_sent_at_most_the_stops_that_it_takes_and_no_seed_unless_wanted() -> (
+    None
+):
+    row = protocol.RowRequest(
+        "m", [1, 2], Sampling(temperature=0.0, max_new_tokens=5), None, range(6), tuple("abcdef")
+    )
     assert json.loads(protocol.body(row, "openai")) == {
-        "model": "m", "prompt": [1, 2], "max_tokens": 5, "temperature": 0.0, "top_p": 1.0,
+        "model": "m",
+        "prompt": [1, 2],
+        "max_tokens": 5,
+        "temperature": 0.0,
+        "top_p": 1.0,
         "stop": ["a", "b", "c", "d"],
-    }  # fmt: skip
+    }
     assert json.loads(protocol.body(row, "vllm"))["stop_token_ids"] == [0, 1, 2, 3, 4, 5]
     assert "seed" not in json.loads(protocol.body(row, "vllm"))

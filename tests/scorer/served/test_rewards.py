@@ -52,7 +52,10 @@ def test_rows_go_in_batches_and_a_reward_may_have_weighted_parts(asked: Asked) -
         return [{"right": float(row["gold"] in row["text"]), "form": 0.5} for row in rows]
 
     with serving(giving(parts)) as server:
-        found = verdicts(asked(server, rows=3, weights={"right": 0.9, "form": 0.1}), ["7", "8", "\ud800", "70", "9"])
+        found = verdicts(
+            asked(server, rows=3, weights={"right": 0.9, "form": 0.1}),
+            ["7", "8", "\ud800", "70", "9"],
+        )
     assert found["7"] == Judgement(0.95, "ok", "", parts={"right": 1.0, "form": 0.5})
     assert [found[text].reward for text in ("8", "\ud800", "70", "9")] == [0.05, 0.05, 0.95, 0.05]
     assert len(server.asked) < 5 and all(len(each.body["rows"]) <= 3 for each in server.asked)
@@ -62,12 +65,20 @@ def test_rows_go_in_batches_and_a_reward_may_have_weighted_parts(asked: Asked) -
 
 
 def test_what_is_no_reward_is_an_error_of_its_row_alone(asked: Asked) -> None:
-    gives = {"none": None, "much": 1.5, "word": "good", "parts": {"form": 1}, "fine": {"reward": 1, "form": 0.25}}
+    gives = {
+        "none": None,
+        "much": 1.5,
+        "word": "good",
+        "parts": {"form": 1},
+        "fine": {"reward": 1, "form": 0.25},
+    }
     with serving(giving(lambda rows: [gives[row["text"]] for row in rows])) as server:
         found = verdicts(asked(server), list(gives))
     assert found.pop("fine") == Judgement(1.0, "ok", "", parts={"form": 0.25})
     assert {each.fault for each in found.values()} == {"function returned no reward"}
-    assert f"{server.url}/rewards: it gave 1.5; a reward is a finite number" in str(found["much"].extracted)
+    assert f"{server.url}/rewards: it gave 1.5; a reward is a finite number" in str(
+        found["much"].extracted
+    )
 
 
 def test_a_list_of_another_length_is_an_error_of_every_row(asked: Asked) -> None:
@@ -78,7 +89,8 @@ def test_a_list_of_another_length_is_an_error_of_every_row(asked: Asked) -> None
 
 
 @pytest.mark.parametrize(
-    "bad", [Reply(500), Reply(content=b"<html>"), Reply(drops=True), Reply(503, {}, {"retry-after": "0"})]
+    "bad",
+    [Reply(500), Reply(content=b"<html>"), Reply(drops=True), Reply(503, {}, {"retry-after": "0"})],
 )
 def test_a_batch_is_sent_again_until_it_is_answered(asked: Asked, bad: Reply) -> None:
     replies = [bad, bad]
@@ -100,19 +112,28 @@ def test_a_row_that_the_server_refuses_costs_no_other_its_reward(asked: Asked) -
     assert "422 too long" in str(found["poison"].extracted)
 
 
-def test_a_batch_that_is_never_answered_in_time_is_refused_while_others_are_answered(asked: Asked) -> None:
+def test_a_batch_that_is_never_answered_in_time_is_refused_while_others_are_answered(
+    asked: Asked,
+) -> None:
     def script(request: Request) -> Reply:
         is_slow = any(row["text"] == "slow" for row in request.body["rows"])
-        return Reply(content={"rewards": [1.0 for _ in request.body["rows"]]}, after_s=5.0 if is_slow else 0.0)
+        return Reply(
+            content={"rewards": [1.0 for _ in request.body["rows"]]},
+            after_s=5.0 if is_slow else 0.0,
+        )
 
     with serving(script) as server:
         judge = asked(server, request_s=0.5, rows=1)
         assert verdicts(judge, ["quick"])["quick"].reward == 1.0
         slow = verdicts(judge, ["slow"])["slow"]
-    assert slow.fault == "server refused" and "no answer within reward.request_s = 0.5" in str(slow.extracted)
+    assert slow.fault == "server refused" and "no answer within reward.request_s = 0.5" in str(
+        slow.extracted
+    )
 
 
-def test_a_server_that_is_killed_is_waited_for_by_name_and_ends_the_scorer_after_the_patience(asked: Asked) -> None:
+def test_a_server_that_is_killed_is_waited_for_by_name_and_ends_the_scorer_after_the_patience(
+    asked: Asked,
+) -> None:
     with serving(giving(lambda rows: [1.0 for _ in rows])) as server:
         judge = asked(server, patience_s=3.0)
         assert verdicts(judge, ["a"])["a"].reward == 1.0
@@ -120,7 +141,9 @@ def test_a_server_that_is_killed_is_waited_for_by_name_and_ends_the_scorer_after
         judge.submit(1, "b", "7")
         wait_until(lambda: judge.is_patient, 30.0)
         assert judge.trouble.startswith("waiting for reward.url for ")
-        with pytest.raises(PeerLost, match=r"rewards has answered nothing for .* \(reward.patience_s = 3\)"):
+        with pytest.raises(
+            PeerLost, match=r"rewards has answered nothing for .* \(reward.patience_s = 3\)"
+        ):
             wait_until(lambda: bool(judge.poll()), 60.0)
 
 

@@ -52,9 +52,13 @@ class WatchedTask(Tasks):
         return super().receive(timeout_s)
 
 
-def test_a_row_without_a_completion_has_no_verdict_and_the_text_of_the_others_is_the_endpoints(tmp_path: Path) -> None:
+def test_a_row_without_a_completion_has_no_verdict_and_the_text_of_the_others_is_the_endpoints(
+    tmp_path: Path,
+) -> None:
     config = run_on_disk(
-        tmp_path, scorer={"engine": "simulated", "keep_completions": True}, rollout={"engine": "simulated"}
+        tmp_path,
+        scorer={"engine": "simulated", "keep_completions": True},
+        rollout={"engine": "simulated"},
     )
     desk = Desk(config)
     rollout, worker = desk.worker("rollout"), desk.worker("scorer")
@@ -63,7 +67,8 @@ def test_a_row_without_a_completion_has_no_verdict_and_the_text_of_the_others_is
     task: ScoreTask = desk.tasks(worker, ScoreTask)[0]
     task = msgspec.structs.replace(task, sampling=Sampling(temperature=0.0, max_new_tokens=20))
     groups = tuple(
-        msgspec.structs.replace(group, prompt=msgspec.structs.replace(group.prompt, gold="1")) for group in task.groups
+        msgspec.structs.replace(group, prompt=msgspec.structs.replace(group.prompt, gold="1"))
+        for group in task.groups
     )
     link = WatchedTask(msgspec.structs.replace(task, groups=groups))
     engine, pool = ServedEngine([], 1), VerifierPool(1, 5)

@@ -25,7 +25,9 @@ TRIES = 20
 """For ordinary answers: other work on the machine may use up the limit of one, but not of half of them."""
 
 
-def judged_in_time(pool: VerifierPool, asked: dict[int, tuple[str, str]]) -> dict[int, tuple[Judgement, float]]:
+def judged_in_time(
+    pool: VerifierPool, asked: dict[int, tuple[str, str]]
+) -> dict[int, tuple[Judgement, float]]:
     """Verdicts and seconds of ordinary answers, asked again where the time was up."""
     found: dict[int, tuple[Judgement, float]] = {}
     for _ in range(TRIES):

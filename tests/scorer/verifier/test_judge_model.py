@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from prefixrl.common.config import user_function
+from prefixrl.common.config.foreign import user_function
 from prefixrl.common.run.digests import function_digest
 from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
 from prefixrl.scorer.verifier.rules.verify import Judgement
@@ -24,7 +24,9 @@ def judge_model(asked: list[str]) -> Iterator[str]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             text = body["messages"][0]["content"]
             asked.append(text)
-            said = "Yes" if re.search(r"^Answer: .*(due east|sunrise)", text, re.MULTILINE) else "No"
+            said = (
+                "Yes" if re.search(r"^Answer: .*(due east|sunrise)", text, re.MULTILINE) else "No"
+            )
             content = json.dumps({"choices": [{"message": {"content": said}}]}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(content)))
@@ -40,7 +42,9 @@ def judge_model(asked: list[str]) -> Iterator[str]:
 
 
 def of_the_docs() -> str:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/objectives.md").read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs/objectives.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     (found,) = (each for each in blocks if "JUDGE_URL" in each)
     return found
 
@@ -66,11 +70,22 @@ def test_the_judge_of_the_docs_is_asked_only_where_the_verifier_says_wrong(tmp_p
         (tmp_path / "mine.py").write_text(source)
         place = user_function.resolve("reward.function", "mine.py:score", tmp_path)
         golds = {
-            r"\boxed{0.5}": r"\frac12", r"\boxed{\text{due east}}": "east", r"\boxed{west}": "east", "none": "east",
-        }  # fmt: skip
+            r"\boxed{0.5}": r"\frac12",
+            r"\boxed{\text{due east}}": "east",
+            r"\boxed{west}": "east",
+            "none": "east",
+        }
         found = judged(place, golds)
-    assert [(each.reward, each.status) for each in found] == [(1.0, "ok"), (1.0, "ok"), (0.0, "ok"), (0.0, "ok")]
-    assert sorted(re.findall(r"^Answer: (.*)$", "\n".join(asked), re.MULTILINE)) == [r"\text{due east}", "west"]
+    assert [(each.reward, each.status) for each in found] == [
+        (1.0, "ok"),
+        (1.0, "ok"),
+        (0.0, "ok"),
+        (0.0, "ok"),
+    ]
+    assert sorted(re.findall(r"^Answer: (.*)$", "\n".join(asked), re.MULTILINE)) == [
+        r"\text{due east}",
+        "west",
+    ]
 
 
 def test_the_judges_own_lines_are_ten() -> None:

@@ -115,7 +115,9 @@ def test_an_answer_that_hangs_delays_no_other() -> None:
         assert {(each.reward, each.status) for each in judged.values()} == {(1.0, "ok")}
 
 
-def test_a_killed_child_is_replaced_without_starting_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_child_is_replaced_without_starting_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with pool_of(timeout_s=1) as pool:
         pool.submit(1, *EQUAL)
         verdicts(pool)
@@ -143,8 +145,12 @@ def test_exact_answers_need_no_process_and_no_waiting() -> None:
         assert pool.child_pids == ()
         assert pool.pending == 0
     assert [(found[key].reward, found[key].status) for key in (1, 2, 3, 4, 5)] == [
-        (1.0, "ok"), (0.0, "ok"), (0.0, "no_answer"), (0.0, "parse_fail"), (0.0, "no_answer"),
-    ]  # fmt: skip
+        (1.0, "ok"),
+        (0.0, "ok"),
+        (0.0, "no_answer"),
+        (0.0, "parse_fail"),
+        (0.0, "no_answer"),
+    ]
 
 
 def test_many_answers_at_once_each_get_their_own_verdict() -> None:
@@ -154,7 +160,9 @@ def test_many_answers_at_once_each_get_their_own_verdict() -> None:
             pool.submit(key, rf"so \boxed{{{key + shift} + \ln x}}", rf"\ln x + {key}")
         found = verdicts(pool)
         at_full_size(pool, 2)
-    assert {key: verdict.reward for key, verdict in found.items()} == {key: 1.0 - key % 2 for key in range(120)}
+    assert {key: verdict.reward for key, verdict in found.items()} == {
+        key: 1.0 - key % 2 for key in range(120)
+    }
     assert {verdict.status for verdict in found.values()} == {"ok"}
 
 
@@ -253,7 +261,9 @@ def test_a_child_is_replaced_after_its_number_of_jobs() -> None:
         assert len(pids) == 3, "of two jobs each, and a third that waits"
 
 
-def test_a_child_has_a_memory_limit_python_integers_and_sees_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_has_a_memory_limit_python_integers_and_sees_no_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     with pool_of() as pool:
         pool.submit(1, *EQUAL)
@@ -331,7 +341,9 @@ OWNER = program(__file__, "OWNER")
 
 
 def test_children_die_with_their_parent(tmp_path: Path) -> None:
-    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    )
     assert owner.stdout is not None
     with owner, owner.stdout:
         pids = [int(pid) for pid in owner.stdout.readline().split()]

@@ -42,7 +42,9 @@ def thread(tmp_path: Path) -> Iterator[PoolThread]:
     made: list[EndingPool] = []
 
     def make() -> VerifierPool:
-        made.append(EndingPool(1, 5, RewardFunction(f"{file}:score", function_digest(f"{file}:score"))))
+        made.append(
+            EndingPool(1, 5, RewardFunction(f"{file}:score", function_digest(f"{file}:score")))
+        )
         return made[0]
 
     thread = PoolThread(make)
@@ -71,7 +73,9 @@ def test_all_answers_are_judged_within_one_step_of_an_engine(thread: PoolThread)
     # The step of an engine, in which nothing of the pool is called.
     time.sleep(5.0)
     found = dict(thread.poll())
-    assert {row: judged.reward for row, judged in found.items()} == {row: float(row == 7) for row in range(ROWS)}
+    assert {row: judged.reward for row, judged in found.items()} == {
+        row: float(row == 7) for row in range(ROWS)
+    }
 
 
 def test_a_function_that_is_quick_is_no_trouble_and_one_that_hangs_is(thread: PoolThread) -> None:

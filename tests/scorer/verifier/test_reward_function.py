@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from prefixrl.common.config import user_function
+from prefixrl.common.config.foreign import user_function
 from prefixrl.common.errors import ConfigError, PeerLost
 from prefixrl.common.run.digests import function_digest
 from prefixrl.scorer.verifier.child_process import FUNCTION_PIPE_BYTES
@@ -45,7 +45,9 @@ def pool_with(
     path = folder / "mine.py"
     path.write_text(source)
     place = f"{path}:score"
-    pool = VerifierPool(1, timeout_s, RewardFunction(place, digest or function_digest(place), **keys))
+    pool = VerifierPool(
+        1, timeout_s, RewardFunction(place, digest or function_digest(place), **keys)
+    )
     try:
         yield pool
     finally:
@@ -88,7 +90,9 @@ def test_what_is_no_reward_is_an_error_with_its_reason(tmp_path: Path, value: st
     assert (right.reward, right.status) == (1.0, "ok")
 
 
-def test_numpys_scalars_are_rewards_and_an_integer_past_all_floats_is_an_error(tmp_path: Path) -> None:
+def test_numpys_scalars_are_rewards_and_an_integer_past_all_floats_is_an_error(
+    tmp_path: Path,
+) -> None:
     with pool_with(tmp_path) as pool:
         *found, wrong = judged(pool, "return np.True_", "return np.float32", "return 10**400")
     assert [(each.reward, each.status) for each in found] == [(1.0, "ok"), (0.25, "ok")]
@@ -103,17 +107,25 @@ def test_weighted_parts_make_the_reward_and_a_missing_part_none(tmp_path: Path) 
     with pool_with(tmp_path, source, weights={"right": 0.5, "rare": 0.5}) as pool:
         rare, none = judged(pool, "rare", "more")
     assert (rare.reward, none.fault) == (1.0, "function returned no reward")
-    assert "with reward.weights a dict of right, rare, whose weighted sum is from 0 to 1" in str(none.extracted)
+    assert "with reward.weights a dict of right, rare, whose weighted sum is from 0 to 1" in str(
+        none.extracted
+    )
 
 
 def test_a_dict_has_the_reward_and_its_parts(tmp_path: Path) -> None:
     with pool_with(tmp_path) as pool:
-        right, *wrong = judged(pool, "return parts", "return no reward", "return text", "return many")
+        right, *wrong = judged(
+            pool, "return parts", "return no reward", "return text", "return many"
+        )
     assert (right.reward, right.parts) == (0.5, {"form": 0.25, "right": 1.0})
-    assert {(each.status, each.fault) for each in wrong} == {("error", "function returned no reward")}
+    assert {(each.status, each.fault) for each in wrong} == {
+        ("error", "function returned no reward")
+    }
 
 
-def test_it_finds_the_variables_that_are_named_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_finds_the_variables_that_are_named_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("JUDGE_KEY", "k")
     monkeypatch.setenv("OTHER_KEY", "k")
     with pool_with(tmp_path, environment=("JUDGE_KEY",)) as pool:
@@ -146,12 +158,17 @@ def test_a_hang_is_an_error_and_never_a_wrong_answer(tmp_path: Path, answer: str
     assert (alive.reward, alive.status) == (1.0, "ok")
 
 
-def test_a_text_longer_than_a_pipe_usually_holds_is_judged_and_one_too_long_named(tmp_path: Path) -> None:
+def test_a_text_longer_than_a_pipe_usually_holds_is_judged_and_one_too_long_named(
+    tmp_path: Path,
+) -> None:
     with pool_with(tmp_path) as pool:
         long, too_long = judged(pool, "." * 500_000, "." * FUNCTION_PIPE_BYTES)
     assert (long.reward, long.status) == (8 / 500_000, "ok")
     assert too_long.status == "error"
-    assert too_long.extracted == f"more than {FUNCTION_PIPE_BYTES} bytes of question, answer and gold answer"
+    assert (
+        too_long.extracted
+        == f"more than {FUNCTION_PIPE_BYTES} bytes of question, answer and gold answer"
+    )
 
 
 def test_a_child_never_runs_another_file_than_the_scorer_named(tmp_path: Path) -> None:
@@ -198,7 +215,9 @@ def score(question, text, gold, verify):
 """
 
 
-def judged_with(folder: Path, source: str, asked: list[tuple[str, str]], timeout_s: int = 60) -> list[Judgement]:
+def judged_with(
+    folder: Path, source: str, asked: list[tuple[str, str]], timeout_s: int = 60
+) -> list[Judgement]:
     with pool_with(folder, source, timeout_s) as pool:
         for key, (text, gold) in enumerate(asked):
             pool.submit(key, text, gold, "why?")
@@ -207,10 +226,14 @@ def judged_with(folder: Path, source: str, asked: list[tuple[str, str]], timeout
 
 def test_it_may_take_the_verifiers_verdict_whatever_that_is(tmp_path: Path) -> None:
     asked = [
-        (r"\boxed{\frac12}", "0.5"), (r"\boxed{1+\ln x}", r"\ln x+1"), (r"\boxed{2+\ln x}", r"\ln x+1"),
-        ("nothing in a box", "1"), (r"\boxed{9^{9^9}}", "1"), (r"\boxed{1+\ln x}", r"\ln x+" * 2000 + "1"),
+        (r"\boxed{\frac12}", "0.5"),
+        (r"\boxed{1+\ln x}", r"\ln x+1"),
+        (r"\boxed{2+\ln x}", r"\ln x+1"),
+        ("nothing in a box", "1"),
+        (r"\boxed{9^{9^9}}", "1"),
+        (r"\boxed{1+\ln x}", r"\ln x+" * 2000 + "1"),
         (r"\boxed{(x+1)^{9999}}", r"\ln y+7"),
-    ]  # fmt: skip
+    ]
     # The limit is short for the last one, which would use up any.
     found = judged_with(tmp_path, PAIRED, asked, timeout_s=4)
     assert [each.status for each in found] == ["ok"] * len(asked)
@@ -227,7 +250,12 @@ def test_it_may_ask_the_verifier_about_any_text(tmp_path: Path) -> None:
         ("none\n", "7"),
     ]
     found = judged_with(tmp_path, ASKING, asked)
-    assert [(each.reward, each.status) for each in found] == [(1.0, "ok"), (0.5, "ok"), (0.5, "ok"), (0.0, "ok")]
+    assert [(each.reward, each.status) for each in found] == [
+        (1.0, "ok"),
+        (0.5, "ok"),
+        (0.5, "ok"),
+        (0.0, "ok"),
+    ]
 
 
 @table(__file__)
@@ -249,7 +277,9 @@ def test_a_function_that_cannot_be_called_so_is_refused_where_the_run_file_is_re
 @table(__file__)
 def test_every_signature_that_can_be_called_is_taken(tmp_path: Path, source: str) -> None:
     (tmp_path / "mine.py").write_text(source)
-    user_function.check_call("reward.function", user_function.resolve("reward.function", "mine.py:score", tmp_path))
+    user_function.check_call(
+        "reward.function", user_function.resolve("reward.function", "mine.py:score", tmp_path)
+    )
 
 
 NAMED_S = 5.0
@@ -281,13 +311,18 @@ def test_a_function_that_fails_is_named_within_seconds_and_the_other_rows_are_ju
     assert named_s is not None and named_s <= NAMED_S + BUSY_S
     assert found[0].status == "error"
     assert found[1].reward == 0.25
-    assert [found[key].reward for key in range(8, 1 + others)] == [8 / key for key in range(8, 1 + others)]
+    assert [found[key].reward for key in range(8, 1 + others)] == [
+        8 / key for key in range(8, 1 + others)
+    ]
     log.info("%s: named after %.2f s", answer, named_s)
 
 
 def started(pids_file: Path) -> list[int]:
     """The child and the program that the function started in it."""
-    return wait_until(lambda: list(map(int, pids_file.read_text().split())) if pids_file.exists() else None, "a start")
+    return wait_until(
+        lambda: list(map(int, pids_file.read_text().split())) if pids_file.exists() else None,
+        "a start",
+    )
 
 
 def are_gone(pids: list[int]) -> bool:
@@ -301,7 +336,9 @@ def test_programs_that_it_started_end_with_its_child(tmp_path: Path, text: str) 
     with pool_with(tmp_path, STARTS, timeout_s=5) as pool:
         pool.submit(0, text, str(tmp_path / "pids"), str(tmp_path / "begun"))
         (verdict,) = verdicts(pool, 1)
-        assert verdict.fault == {"hang": "function overran", "die": "process died", "return": ""}[text]
+        assert (
+            verdict.fault == {"hang": "function overran", "die": "process died", "return": ""}[text]
+        )
         pids = started(tmp_path / "pids")
         if text == "return":
             assert not are_gone(pids), "a function may keep a program from one call to the next"
@@ -321,7 +358,9 @@ def test_programs_that_it_started_end_when_the_scorer_is_killed(tmp_path: Path) 
 def test_no_child_stays_a_zombie_where_the_first_process_reaps_nothing(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(STARTS)
     given = [f"{tmp_path}/mine.py:score", str(tmp_path / "pids"), str(tmp_path / "begun")]
-    done = subprocess.run([sys.executable, "-c", AS_FIRST_PROCESS, *given], capture_output=True, text=True, timeout=90)
+    done = subprocess.run(
+        [sys.executable, "-c", AS_FIRST_PROCESS, *given], capture_output=True, text=True, timeout=90
+    )
     assert done.stdout == "[]\n", done.stderr
 
 

@@ -40,7 +40,9 @@ class Desk:
         self.ledger = make_ledger(config, order)
         self.dispatcher = Dispatcher(config, self.ledger, order, TaskNames("e", b"key"))
 
-    def worker(self, role: Literal["rollout", "scorer"], slots: int = 1, version: int = 0) -> Worker:
+    def worker(
+        self, role: Literal["rollout", "scorer"], slots: int = 1, version: int = 0
+    ) -> Worker:
         registry = self.dispatcher.registry
         identity = f"{role}{len(self.inboxes)}".encode()
         worker = registry.add(identity, hello(role), self.now_s)

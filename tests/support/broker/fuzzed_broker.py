@@ -24,7 +24,16 @@ from prefixrl.common.wire.messages.learner import (
     ToBroker,
 )
 from prefixrl.common.wire.messages.weights import WeightsNote
-from prefixrl.common.wire.messages.worker import Done, Goodbye, Heartbeat, Hello, PrefixTask, Reject, ScoreTask, Unknown
+from prefixrl.common.wire.messages.worker import (
+    Done,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    PrefixTask,
+    Reject,
+    ScoreTask,
+    Unknown,
+)
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.wire.transport import Malformed, Payload, Received, Server, _decode
 from prefixrl.learner.broker.__main__ import build
@@ -57,13 +66,17 @@ class FuzzedBroker:
         self._mutator = Mutator(seed, ToBroker)
         self._decoder = msgspec.msgpack.Decoder(ToBroker)
         self._out = msgspec.msgpack.Encoder()
-        self._peers: dict[bytes, Role] = {f"{role}{n}".encode(): role for n, role in enumerate(ROLES)}
+        self._peers: dict[bytes, Role] = {
+            f"{role}{n}".encode(): role for n, role in enumerate(ROLES)
+        }
         self._said_hello: set[bytes] = set()
         self.tasks = defaultdict[bytes, list[ToBroker]](list)
         self.counts: Counter[str] = Counter()
         self.log = _Faults()
         server = cast("Server[ToBroker, FromBroker]", self)
-        self.broker = build(config, Path(config.directory), Start(0, "tcp://127.0.0.1:9"), lambda: server)
+        self.broker = build(
+            config, Path(config.directory), Start(0, "tcp://127.0.0.1:9"), lambda: server
+        )
         self.broker.versions.publish(NOTE)
 
     def send(self, peer: bytes, message: FromBroker, payload: Sequence[Payload] = ()) -> None:
@@ -125,7 +138,9 @@ class FuzzedBroker:
             return Hello(protocol=PROTOCOL, role=role, incarnation="i", host="h", pid=1)
         iteration = self.broker.ledger.completed
         if role == "rank":
-            note = WeightsNote(iteration, f"d{iteration}", pack_tokens([1, 2, 3]), pack_logprobs([-1.0, -2.0]))
+            note = WeightsNote(
+                iteration, f"d{iteration}", pack_tokens([1, 2, 3]), pack_logprobs([-1.0, -2.0])
+            )
             wanted = tuple(range(self._draw.randrange(4)))
             requests = (
                 GetBatch(iteration, 0, 1),
@@ -146,7 +161,9 @@ class FuzzedBroker:
         if tasks and self._draw.random() < 0.7:
             return tasks.pop(self._draw.randrange(len(tasks)))
         held = tuple(worker.leases)
-        return Heartbeat(progress=self._draw.randrange(100), busy_row_s=1.0, leases=held, state="sampling")
+        return Heartbeat(
+            progress=self._draw.randrange(100), busy_row_s=1.0, leases=held, state="sampling"
+        )
 
     def turn(self) -> None:
         """The rest of a turn of the broker's loop."""

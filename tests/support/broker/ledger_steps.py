@@ -6,7 +6,12 @@ from prefixrl.learner.broker.groups.ledger import Ledger
 from support.broker.ledger_world import Places
 from support.messages import verdict
 
-ROW = Row(tokens=pack_tokens([1]), logprobs=pack_logprobs([-1.0]), finish="length", spans=(VersionSpan(0, "d", 1),))
+ROW = Row(
+    tokens=pack_tokens([1]),
+    logprobs=pack_logprobs([-1.0]),
+    finish="length",
+    spans=(VersionSpan(0, "d", 1),),
+)
 
 
 def sample(ledger: Ledger, version: int = 0) -> list[int]:
@@ -22,7 +27,9 @@ def sample(ledger: Ledger, version: int = 0) -> list[int]:
 
 def prefixes(ledger: Ledger, seq: int) -> GroupPrefixes:
     prompt = Places(None).prompt(ledger.prompt_index(seq))
-    return GroupPrefixes(seq=seq, prompt=prompt, seed=seq, prompt_tokens=pack_tokens([1]), rows=(ROW, ROW))
+    return GroupPrefixes(
+        seq=seq, prompt=prompt, seed=seq, prompt_tokens=pack_tokens([1]), rows=(ROW, ROW)
+    )
 
 
 def score(
@@ -41,12 +48,22 @@ def score(
     place = {group.seq: group.prompt for group in ledger.live()}.get(seq, seq)
     prompt = Places(None).prompt(place)
     rows = len(rewards) + errors + cut
-    group = GroupPrefixes(seq=seq, prompt=prompt, seed=seq, prompt_tokens=pack_tokens([1]), rows=(ROW,) * rows)
+    group = GroupPrefixes(
+        seq=seq, prompt=prompt, seed=seq, prompt_tokens=pack_tokens([1]), rows=(ROW,) * rows
+    )
     verdicts = [verdict(reward) for reward in rewards]
     verdicts += [verdict(0.0, status="error", extracted="why", fault=fault)] * errors
     verdicts += [verdict(0.0, status="truncated", finish="length")] * cut
     return bool(
         ledger.take_scores(
-            [ScoredGroup(prefixes=group, version=version, weights_digest="d", verdicts=tuple(verdicts), scorer="s")]
+            [
+                ScoredGroup(
+                    prefixes=group,
+                    version=version,
+                    weights_digest="d",
+                    verdicts=tuple(verdicts),
+                    scorer="s",
+                )
+            ]
         )
     )

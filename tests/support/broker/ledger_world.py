@@ -13,7 +13,13 @@ import msgspec
 
 from prefixrl.common.config.algorithm import AdmissionRule
 from prefixrl.common.journal.records import LedgerState, Record
-from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup, VersionSpan
+from prefixrl.common.wire.messages.groups import (
+    GroupPrefixes,
+    Prompt,
+    Row,
+    ScoredGroup,
+    VersionSpan,
+)
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens, token_ids
 from prefixrl.learner.broker.groups.admission import Admission
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter, Starved
@@ -85,10 +91,14 @@ class World:
     def _new(self) -> Ledger:
         shape = self.shape
         limits = LedgerLimits(shape.groups_per_item, 2, 2)
-        window = Window(shape.batch_groups, shape.max_staleness, shape.over_sampling, shape.iterations)
+        window = Window(
+            shape.batch_groups, shape.max_staleness, shape.over_sampling, shape.iterations
+        )
         band = AccuracyFilter(0.5, 1.0, shape.limit_groups, 0.0, fills=shape.fills)
         admission = Admission(window, shape.admission, shape.min_ess, shape.groups_per_item)
-        return self.make(window, limits, Places(shape.places), None if shape.passing is None else band, admission)
+        return self.make(
+            window, limits, Places(shape.places), None if shape.passing is None else band, admission
+        )
 
     # --- what workers do ---------------------------------------------------------------------------------------------
 
@@ -103,7 +113,9 @@ class World:
 
     def sample(self, item: SampleItem) -> tuple[GroupPrefixes, ...]:
         places = {group.seq: group.prompt for group in self.ledger.live()}
-        return tuple(self._draw(seq, places[seq], item.version) for seq in item.seqs if seq in places)
+        return tuple(
+            self._draw(seq, places[seq], item.version) for seq in item.seqs if seq in places
+        )
 
     def _draw(self, seq: int, place: int, version: int) -> GroupPrefixes:
         self.draws += 1
@@ -115,7 +127,9 @@ class World:
             spans=spans,
         )
         prompt = Places(None).prompt(place)
-        return GroupPrefixes(seq=seq, prompt=prompt, seed=seq, prompt_tokens=pack_tokens([1]), rows=(row,))
+        return GroupPrefixes(
+            seq=seq, prompt=prompt, seed=seq, prompt_tokens=pack_tokens([1]), rows=(row,)
+        )
 
     def deliver_prefixes(self, groups: tuple[GroupPrefixes, ...], sampled_s: float = 0.0) -> None:
         for version in {version_of(group) for group in groups}:
@@ -129,8 +143,12 @@ class World:
             self.scoring.append(item)
         return item is not None
 
-    def deliver_scores(self, groups: tuple[GroupPrefixes, ...], error: bool = False, scoring_s: float = 0.0) -> None:
-        self.ledger.take_scores([judged(group, error, self.passes(group), scoring_s) for group in groups])
+    def deliver_scores(
+        self, groups: tuple[GroupPrefixes, ...], error: bool = False, scoring_s: float = 0.0
+    ) -> None:
+        self.ledger.take_scores(
+            [judged(group, error, self.passes(group), scoring_s) for group in groups]
+        )
         self._sync()
 
     def passes(self, group: GroupPrefixes) -> bool:
@@ -178,20 +196,28 @@ class World:
     def _check_batch(self, choice: Choice, is_new: bool) -> None:
         iteration, shape = self.completed, self.shape
         before = self.trained.get(iteration)
-        assert before in (None, choice.seqs), f"iteration {iteration} was trained on {before}, now {choice.seqs}"
+        assert before in (None, choice.seqs), (
+            f"iteration {iteration} was trained on {before}, now {choice.seqs}"
+        )
         for group in self.ledger.results(choice.seqs):
             version = version_of(group.prefixes)
-            assert iteration - version <= shape.max_staleness, f"age {iteration - version} from the tokens"
+            assert iteration - version <= shape.max_staleness, (
+                f"age {iteration - version} from the tokens"
+            )
             assert group.version == version
             passes = self.passes(group.prefixes)
             assert passes or shape.fills, "trained although the filter objects"
             left = is_new and self.ledger.states().get("scored")
             assert passes or not left, "a spare took the place of a group that passed"
             for row, said in zip(group.prefixes.rows, group.verdicts, strict=True):
-                assert said.extracted == str(token_ids(row.tokens)[1]), "a verdict on other prefixes"
+                assert said.extracted == str(token_ids(row.tokens)[1]), (
+                    "a verdict on other prefixes"
+                )
         if shape.max_staleness == 0:
             assert list(choice.seqs) == sorted(choice.seqs)
-        elsewhere = {seq for other, seqs in self.trained.items() if other != iteration for seq in seqs}
+        elsewhere = {
+            seq for other, seqs in self.trained.items() if other != iteration for seq in seqs
+        }
         assert not elsewhere & set(choice.seqs), "trained twice"
 
     def restart(self, completed: int) -> None:
@@ -213,7 +239,9 @@ class World:
         if self.shape.iterations is not None:
             self.shape.iterations = length
             # What was trained beyond the end, after the checkpoint, is given up with it.
-            self.trained = {t: seqs for t, seqs in self.trained.items() if t < max(length, self.completed)}
+            self.trained = {
+                t: seqs for t, seqs in self.trained.items() if t < max(length, self.completed)
+            }
         else:
             self.shape.places = length
         self.is_changed = True
@@ -223,7 +251,9 @@ class World:
     def begin_segment(self) -> None:
         """The journal's next segment begins, as bytes on a disk."""
         assert not self.ledger.records
-        state = msgspec.msgpack.decode(msgspec.msgpack.encode(self.ledger.state()), type=LedgerState)
+        state = msgspec.msgpack.decode(
+            msgspec.msgpack.encode(self.ledger.state()), type=LedgerState
+        )
         self.segments.append((len(self.records), state))
 
     def _compare_with_the_newest_segment(self, completed: int) -> None:
@@ -248,7 +278,9 @@ class World:
     def check(self) -> None:
         ledger, counts, shape = self.ledger, self.ledger.counts, self.shape
         live = list(ledger.live())
-        assert ledger.states() == Counter(group.state for group in live), "the counts are not those of the groups"
+        assert ledger.states() == Counter(group.state for group in live), (
+            "the counts are not those of the groups"
+        )
         assert sum(counts.filtered_by_source.values()) == counts.filtered
         gone = counts.trained + counts.filtered + counts.failed + counts.expired
         assert counts.issued == gone + len(live)
@@ -265,7 +297,9 @@ class World:
         ]
         for until in range(first - 1, max(due, default=0) + 1):
             fits = shape.batch_groups * (until - first + 1)
-            assert sum(each <= until for each in due) <= fits, f"more groups due by {until} than can be trained"
+            assert sum(each <= until for each in due) <= fits, (
+                f"more groups due by {until} than can be trained"
+            )
         if shape.over_sampling == 1 and not self.is_changed:
             assert "expired: surplus" not in counts.causes
         if shape.passing in (None, 10):
@@ -277,7 +311,9 @@ class World:
         states = Counter(group.state for group in self.ledger.live())
         under_way = states["sampling"] + states["sampled"] + states["scoring"] + states["spare"]
         chosen = self.completed + len(self.ledger.batches)
-        needed = shape.batch_groups * (version + shape.max_staleness + 1 - chosen) - states["scored"]
+        needed = (
+            shape.batch_groups * (version + shape.max_staleness + 1 - chosen) - states["scored"]
+        )
         assert under_way <= -(-shape.over_sampling * needed // 1), "more under way than the cap"
 
     def advance(self) -> None:
@@ -303,16 +339,22 @@ class World:
         assert self.over, "the run hangs"
         if self.starved is None or self.starved.why == "data":
             assert self.ledger.outstanding == sum(map(len, self.ledger.batches.values()))
-            assert not self.ledger.batches or self.is_changed, "only a run that was shortened leaves a batch"
+            assert not self.ledger.batches or self.is_changed, (
+                "only a run that was shortened leaves a batch"
+            )
             assert (self.starved is None) == bool(self.trained)
         else:
             assert self.shape.passing == 0 and not self.shape.fills
         if self.starved is None and self.shape.iterations is not None:
-            assert self.completed == max(self.shape.iterations, self.resumed_at), "a shortened run went on"
+            assert self.completed == max(self.shape.iterations, self.resumed_at), (
+                "a shortened run went on"
+            )
         if self.starved is None and self.shape.places is not None:
             books = self.ledger.counts
             ended = books.trained + books.filtered + books.failed
-            assert ended == max(self.shape.places, self.ledger.state().next_prompt), "a prompt was lost"
+            assert ended == max(self.shape.places, self.ledger.state().next_prompt), (
+                "a prompt was lost"
+            )
         counts = Counter(seq for seqs in self.trained.values() for seq in seqs)
         assert not counts or max(counts.values()) == 1
 
@@ -327,13 +369,20 @@ def draw_of(group: GroupPrefixes) -> int:
     return int(token_ids(group.rows[0].tokens)[1])
 
 
-def judged(group: GroupPrefixes, error: bool = False, is_right: bool = True, scoring_s: float = 0.0) -> ScoredGroup:
+def judged(
+    group: GroupPrefixes, error: bool = False, is_right: bool = True, scoring_s: float = 0.0
+) -> ScoredGroup:
     """A verdict per row that names the draw it judged."""
     status = "error" if error else "ok"
     verdicts = tuple(
-        verdict(float(is_right), status=status, extracted=str(token_ids(row.tokens)[1])) for row in group.rows
+        verdict(float(is_right), status=status, extracted=str(token_ids(row.tokens)[1]))
+        for row in group.rows
     )
     return ScoredGroup(
-        prefixes=group, version=version_of(group), weights_digest="d", verdicts=verdicts, scorer="scorer-0",
+        prefixes=group,
+        version=version_of(group),
+        weights_digest="d",
+        verdicts=verdicts,
+        scorer="scorer-0",
         scoring_s=scoring_s,
-    )  # fmt: skip
+    )

@@ -7,9 +7,35 @@ import msgspec
 from msgspec import inspect
 
 ABSURD = (
-    None, True, 0, -1, 1, 2**31, 2**53, 2**63, 2**64 - 1, -(2**63), 0.5, -1.0, 1e308, float("nan"), float("inf"),
-    "", "x", "\0", "\x1b]0;t\7", "../../etc/passwd", "x" * 300, "é" * 5000, b"", b"\0", b"\xff" * 400, [], {}, [[]],
-)  # fmt: skip
+    None,
+    True,
+    0,
+    -1,
+    1,
+    2**31,
+    2**53,
+    2**63,
+    2**64 - 1,
+    -(2**63),
+    0.5,
+    -1.0,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "\0",
+    "\x1b]0;t\7",
+    "../../etc/passwd",
+    "x" * 300,
+    "é" * 5000,
+    b"",
+    b"\0",
+    b"\xff" * 400,
+    [],
+    {},
+    [[]],
+)
 DEEP = b"\x91" * 5000
 
 
@@ -19,7 +45,9 @@ class Mutator:
     def __init__(self, seed: int, *unions: Any) -> None:
         self._draw = random.Random(seed)
         classes = [each for union in unions for each in inspect.type_info(union).types]  # type: ignore[union-attr]
-        self._valid = [msgspec.msgpack.encode(self._value(each)) for each in classes for _ in range(20)]
+        self._valid = [
+            msgspec.msgpack.encode(self._value(each)) for each in classes for _ in range(20)
+        ]
         self._tags = [each.tag for each in classes]
 
     def any_message(self) -> bytes:
@@ -30,7 +58,11 @@ class Mutator:
         """Change a message once or a few times."""
         found = valid
         for _ in range(self._draw.choice((1, 1, 1, 2, 4))):
-            found = self._bytes_changed(found) if self._draw.random() < 0.4 else self._structure_changed(found)
+            found = (
+                self._bytes_changed(found)
+                if self._draw.random() < 0.4
+                else self._structure_changed(found)
+            )
         return found
 
     def _bytes_changed(self, valid: bytes) -> bytes:
@@ -66,8 +98,14 @@ class Mutator:
         if isinstance(tree, list) and draw.random() < 0.1:
             return tree * 2
         if isinstance(tree, dict) and draw.random() < 0.1:
-            return {name: value for name, value in tree.items() if name != key} | {draw.choice(("x", "task")): 1}
-        tree[key] = draw.choice(self._tags) if key == "type" and draw.random() < 0.5 else self._tree_changed(tree[key])
+            return {name: value for name, value in tree.items() if name != key} | {
+                draw.choice(("x", "task")): 1
+            }
+        tree[key] = (
+            draw.choice(self._tags)
+            if key == "type" and draw.random() < 0.5
+            else self._tree_changed(tree[key])
+        )
         return tree
 
     def _instead(self, value: Any) -> Any:

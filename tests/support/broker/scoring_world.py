@@ -15,7 +15,9 @@ from prefixrl.common.worker.link import Vitals
 STOP = 0
 
 
-def check_scores(group: ScoredGroup, rows_per_group: int, continuations: int = 1, kind: TaskKind = "train") -> None:
+def check_scores(
+    group: ScoredGroup, rows_per_group: int, continuations: int = 1, kind: TaskKind = "train"
+) -> None:
     check_prefixes(group.prefixes, rows_per_group, is_by_adapter=group.version >= 0)
     check_verdicts(group, continuations, kind)
 

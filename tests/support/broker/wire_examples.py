@@ -20,7 +20,9 @@ def _of(info: inspect.Type) -> st.SearchStrategy[Any]:
         case inspect.StructType(cls=cls, fields=fields):
             needed = {field.name: _of(field.type) for field in fields if field.required}
             optional = {field.name: _of(field.type) for field in fields if not field.required}
-            return st.fixed_dictionaries(needed, optional=optional).map(lambda values: cls(**values))
+            return st.fixed_dictionaries(needed, optional=optional).map(
+                lambda values: cls(**values)
+            )
         case inspect.UnionType(types=types):
             return st.one_of(*map(_of, types))
         case inspect.VarTupleType(item_type=item, max_length=most):
@@ -37,7 +39,9 @@ def _of(info: inspect.Type) -> st.SearchStrategy[Any]:
 def _of_scalar(info: inspect.Type) -> st.SearchStrategy[Any]:
     match info:
         case inspect.IntType(ge=least, le=most):
-            return st.integers(-(2**63) if least is None else least, 2**64 - 1 if most is None else most)
+            return st.integers(
+                -(2**63) if least is None else least, 2**64 - 1 if most is None else most
+            )
         case inspect.FloatType(ge=least, le=most):
             return st.floats(least, most, allow_nan=False)
         case inspect.StrType(max_length=most):

@@ -19,7 +19,9 @@ NEEDED = ("ip", "tcpdump", "nsenter", "unshare", "setpriv", "mount", "wg", "wire
 SUBNET, TUNNEL = "10.99.0", "10.98.0"
 """Addresses on the bridge, and in the tunnel between hosts that need one."""
 TUNNEL_PORT = 51820
-_HIDE = 'while [ "$1" != -- ]; do mount -t tmpfs -o mode=700 none "$1"; shift; done; shift; exec "$@"'
+_HIDE = (
+    'while [ "$1" != -- ]; do mount -t tmpfs -o mode=700 none "$1"; shift; done; shift; exec "$@"'
+)
 _TUNNEL = "mount -t tmpfs none /run && mkdir /run/wireguard && exec wireguard-go -f wg0"
 Process = subprocess.Popen[bytes]
 
@@ -72,11 +74,19 @@ class Namespace:
         cwd: Path | None = None,
     ) -> Process:
         """Start a process that dies with the tests and does not see the `hidden` folders."""
-        hide = ["unshare", "--mount", "sh", "-ec", _HIDE, "sh", *map(str, hidden), "--"] if hidden else []
+        hide = (
+            ["unshare", "--mount", "sh", "-ec", _HIDE, "sh", *map(str, hidden), "--"]
+            if hidden
+            else []
+        )
         environment = {**os.environ, PARENT_VARIABLE: str(os.getpid()), **(variables or {})}
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [*self.entry, *hide, *command], env=environment, stdout=output, stderr=output, cwd=cwd
+                [*self.entry, *hide, *command],
+                env=environment,
+                stdout=output,
+                stderr=output,
+                cwd=cwd,
             )
         self.processes.append(process)
         return process
@@ -94,7 +104,21 @@ class Host(Namespace):
         super().__init__()
         self._switch, self._link = switch, f"v{number}"
         self.address = f"{SUBNET}.{number}"
-        switch.run(*("ip", "link", "add", self._link, "type", "veth", "peer", "name", "eth0", "netns", str(self.pid)))
+        switch.run(
+            *(
+                "ip",
+                "link",
+                "add",
+                self._link,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                str(self.pid),
+            )
+        )
         self.run("ip", "addr", "add", f"{self.address}/24", "dev", "eth0")
         self.run("ip", "link", "set", "eth0", "up")
         switch.run("ip", "link", "set", self._link, "master", "br0", "up")
@@ -118,7 +142,9 @@ class Network:
 
     def __init__(self, hosts: int) -> None:
         self.switch = Namespace()
-        self.switch.run("ip", "link", "add", "br0", "type", "bridge", "stp_state", "0", "forward_delay", "0")
+        self.switch.run(
+            "ip", "link", "add", "br0", "type", "bridge", "stp_state", "0", "forward_delay", "0"
+        )
         self.switch.run("ip", "link", "set", "br0", "up")
         self.hosts: list[Host] = []
         for _ in range(hosts):
@@ -133,12 +159,15 @@ class Network:
         """Join hosts by WireGuard; their addresses in the tunnel."""
         secrets = [host.run("wg", "genkey") for host in hosts]
         publics = [
-            subprocess.run(["wg", "pubkey"], input=each, capture_output=True, text=True).stdout for each in secrets
+            subprocess.run(["wg", "pubkey"], input=each, capture_output=True, text=True).stdout
+            for each in secrets
         ]
         addresses = [f"{TUNNEL}.{number + 1}" for number in range(len(hosts))]
         for number, host in enumerate(hosts):
             daemon = host.start(
-                ["unshare", "--mount", "sh", "-ec", _TUNNEL], log, {"WG_I_PREFER_BUGGY_USERSPACE_TO_POLISHED_KMOD": "1"}
+                ["unshare", "--mount", "sh", "-ec", _TUNNEL],
+                log,
+                {"WG_I_PREFER_BUGGY_USERSPACE_TO_POLISHED_KMOD": "1"},
             )
             inside = ["nsenter", f"--mount=/proc/{daemon.pid}/ns/mnt"]
             wait_for(lambda: self._is_there(host, inside), "the tunnel's interface", 20.0)  # noqa: B023
@@ -148,15 +177,37 @@ class Network:
             for other, public in enumerate(publics):
                 if other != number:
                     place = f"{hosts[other].address}:{TUNNEL_PORT}"
-                    peers += ["peer", public.strip(), "endpoint", place, "allowed-ips", f"{addresses[other]}/32"]
-            host.run(*inside, "wg", "set", "wg0", "private-key", str(key), "listen-port", str(TUNNEL_PORT), *peers)
+                    peers += [
+                        "peer",
+                        public.strip(),
+                        "endpoint",
+                        place,
+                        "allowed-ips",
+                        f"{addresses[other]}/32",
+                    ]
+            host.run(
+                *inside,
+                "wg",
+                "set",
+                "wg0",
+                "private-key",
+                str(key),
+                "listen-port",
+                str(TUNNEL_PORT),
+                *peers,
+            )
             host.run("ip", "addr", "add", f"{addresses[number]}/24", "dev", "wg0")
             host.run("ip", "link", "set", "wg0", "up")
         return addresses
 
     @staticmethod
     def _is_there(host: Host, inside: list[str]) -> bool:
-        return subprocess.run([*host.entry, *inside, "wg", "show", "wg0"], capture_output=True).returncode == 0
+        return (
+            subprocess.run(
+                [*host.entry, *inside, "wg", "show", "wg0"], capture_output=True
+            ).returncode
+            == 0
+        )
 
     def close(self) -> None:
         """End all hosts."""

@@ -47,7 +47,9 @@ GOLD = "{}.00000000000"
 def data(folder: Path) -> tuple[str, ...]:
     """Write the example's problems with gold answers that can be found; the settings that name them."""
     for name in ("train", "heldout"):
-        rows = [json.loads(line) for line in (EXAMPLE / f"{name}.jsonl").read_text().splitlines()[:512]]
+        rows = [
+            json.loads(line) for line in (EXAMPLE / f"{name}.jsonl").read_text().splitlines()[:512]
+        ]
         lines = [json.dumps(row | {"answer": GOLD.format(row["answer"])}) for row in rows]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     return (f"data.train={folder}/train.jsonl", f"data.eval={folder}/heldout.jsonl")
@@ -88,13 +90,19 @@ class Run:
         given = (*self.settings, f"directory={self.directory}", f"broker.listen={listen}")
         flags = [flag for setting in given for flag in ("--set", setting)]
         variables = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
-        meeting = {"MASTER_ADDR": meet_at, "MASTER_PORT": str(RANKS_PORT), "TMPDIR": str(self.scratch)}
+        meeting = {
+            "MASTER_ADDR": meet_at,
+            "MASTER_PORT": str(RANKS_PORT),
+            "TMPDIR": str(self.scratch),
+        }
         command = [str(BIN / "prefixrl-learner"), str(RUN_FILE), *flags]
         return host.start(command, self.log(f"rank-{rank}"), variables | meeting)
 
     def operate(self, *arguments: str) -> str:
         """Run a command of `prefixrl` on the learner's host."""
-        done = subprocess.run([str(BIN / "prefixrl"), *arguments], capture_output=True, text=True, timeout=120.0)
+        done = subprocess.run(
+            [str(BIN / "prefixrl"), *arguments], capture_output=True, text=True, timeout=120.0
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -102,7 +110,9 @@ class Run:
         """Let a worker in, and copy its key to its host as the printed command says."""
         self.operate("keygen", str(self.directory), "--worker", name)
         host.mkdir()
-        note = self.operate("worker-command", str(self.directory), "--role", "scorer", "--key", name)
+        note = self.operate(
+            "worker-command", str(self.directory), "--role", "scorer", "--key", name
+        )
         key = re.match(r"# copy (\S+) to the other host", note)
         assert key, note
         shutil.copy(key.group(1), host)
@@ -118,7 +128,9 @@ class Run:
 
     def status_from(self, host: Host) -> dict[str, Any]:
         """`prefixrl status --json` on a host that reaches the broker."""
-        document: dict[str, Any] = json.loads(host.run(str(BIN / "prefixrl"), "status", str(self.directory), "--json"))
+        document: dict[str, Any] = json.loads(
+            host.run(str(BIN / "prefixrl"), "status", str(self.directory), "--json")
+        )
         return document
 
     def keep_weights(self) -> threading.Thread:
@@ -144,7 +156,11 @@ def freeze_with_a_task(run: Run, worker: Process, host: Host, name: str) -> None
 
     def is_frozen() -> bool:
         worker.send_signal(signal.SIGSTOP)
-        held = [each for each in run.status_from(host)["workers"] if each["name"] == name and each["leases"]]
+        held = [
+            each
+            for each in run.status_from(host)["workers"]
+            if each["name"] == name and each["leases"]
+        ]
         if not held:
             worker.send_signal(signal.SIGCONT)
         return bool(held)
@@ -155,7 +171,12 @@ def freeze_with_a_task(run: Run, worker: Process, host: Host, name: str) -> None
 def plain_text(run: Run) -> dict[str, set[bytes]]:
     """Pieces that must not be readable on the way, by kind."""
     groups = inspect(run.directory)
-    rows = [row["prefix_ids"] for group in groups for row in group["rows"] if len(row["prefix_ids"]) >= 6]
+    rows = [
+        row["prefix_ids"]
+        for group in groups
+        for row in group["rows"]
+        if len(row["prefix_ids"]) >= 6
+    ]
     asked = {group["prompt_id"] for group in groups}
     problems = [json.loads(line) for line in (run.folder / "train.jsonl").read_text().splitlines()]
     config = (run.directory / "config.json").read_bytes()

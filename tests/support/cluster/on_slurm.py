@@ -20,15 +20,23 @@ Install = Callable[..., tuple[str, ...]]
 """Texts by daemon in, settings out."""
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "unshare")
 ON_A_CPU = (
-    *(each for role in ("learner", "rollout", "scorer") for each in (f"{role}.device=cpu", f"slurm.{role}.cpus=1")),
+    *(
+        each
+        for role in ("learner", "rollout", "scorer")
+        for each in (f"{role}.device=cpu", f"slurm.{role}.cpus=1")
+    ),
     "broker.listen=tcp://127.0.0.1:0",
 )
 """Settings of every run: its nodes have no GPU, and all of them are this machine."""
 SLOW_SCORERS = (
-    "scorer.engine=simulated", "simulated.completion_s=0.5", "algorithm.groups_per_iteration=16",
-    "evaluation.problems=16", "evaluation.selection_problems=16", "evaluation.sampled_candidates=0",
+    "scorer.engine=simulated",
+    "simulated.completion_s=0.5",
+    "algorithm.groups_per_iteration=16",
+    "evaluation.problems=16",
+    "evaluation.selection_problems=16",
+    "evaluation.sampled_candidates=0",
     "checkpoint.every=2",
-)  # fmt: skip
+)
 """Settings of runs that are about jobs: scorers that only wait, so that these runs prove nothing about training."""
 
 
@@ -46,7 +54,9 @@ def four_nodes(**variables: str) -> Iterator[Path]:
     os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
     try:
         command = ["bash", str(SCRIPT), "start", str(folder)]
-        started = subprocess.run(command, capture_output=True, text=True, env=os.environ | variables)
+        started = subprocess.run(
+            command, capture_output=True, text=True, env=os.environ | variables
+        )
         assert started.returncode == 0, started.stderr
         yield folder
     finally:
@@ -122,5 +132,7 @@ def cancel_all() -> None:
 
 def nodes_are_free() -> bool:
     """True once no job is left and every node is idle."""
-    idle = run_command("sinfo", "--noheader", "--partition=main", "--states=idle", "--format=%D").stdout.split()
+    idle = run_command(
+        "sinfo", "--noheader", "--partition=main", "--states=idle", "--format=%D"
+    ).stdout.split()
     return not states() and idle == ["4"]

@@ -62,9 +62,20 @@ def task(config: RunConfig, renderer: Renderer, opening: str, problems: int = 6)
     for seq, line in enumerate(lines):
         row = json.loads(line)
         ids = renderer.encode(opening)
-        rows = (Row(tokens=pack_tokens(ids), logprobs=pack_logprobs(np.zeros(ids.size)), finish="length", spans=()),)
+        rows = (
+            Row(
+                tokens=pack_tokens(ids),
+                logprobs=pack_logprobs(np.zeros(ids.size)),
+                finish="length",
+                spans=(),
+            ),
+        )
         prompt = Prompt(str(seq), row["question"], str(row["answer"]))
-        groups.append(GroupPrefixes(seq=seq, prompt=prompt, seed=seq, prompt_tokens=pack_tokens([1]), rows=rows))
+        groups.append(
+            GroupPrefixes(
+                seq=seq, prompt=prompt, seed=seq, prompt_tokens=pack_tokens([1]), rows=rows
+            )
+        )
     return score_task(*groups, sampling=config.scorer_sampling())
 
 
@@ -91,5 +102,7 @@ def check_ends(verdicts: list[Verdict]) -> None:
     assert verdicts
     for verdict in verdicts:
         assert verdict.finish == "eos" and verdict.status == "ok", verdict
-        assert verdict.completion.endswith("}") and verdict.completion.count("boxed") == 1, verdict.completion
+        assert verdict.completion.endswith("}") and verdict.completion.count("boxed") == 1, (
+            verdict.completion
+        )
         assert 0 < verdict.completion_tokens < 20

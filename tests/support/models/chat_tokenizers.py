@@ -17,12 +17,16 @@ LLAMA_TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"""
 
-LINES = ["What is the sum of two numbers? Think step by step, and write the final answer in \\boxed{}."]
+LINES = [
+    "What is the sum of two numbers? Think step by step, and write the final answer in \\boxed{}."
+]
 
 
 def qwen(folder: Path, lines: Iterable[str] = LINES) -> Path:
     """A model folder without a model; a turn reads `<|im_start|>role … <|im_end|>`."""
-    return _save(folder, QWEN_TEMPLATE, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], "<|im_end|>", lines)
+    return _save(
+        folder, QWEN_TEMPLATE, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], "<|im_end|>", lines
+    )
 
 
 def llama(folder: Path, lines: Iterable[str] = LINES[:1]) -> Path:
@@ -55,7 +59,9 @@ def _save(folder: Path, template: str, special: list[str], eos: str, lines: Iter
         show_progress=False,
     )
     tokenizer.train_from_iterator(lines, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=eos, clean_up_tokenization_spaces=False)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=eos, clean_up_tokenization_spaces=False
+    )
     fast.add_special_tokens({"additional_special_tokens": special})
     fast.chat_template = template
     fast.save_pretrained(folder)

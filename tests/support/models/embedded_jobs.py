@@ -30,13 +30,18 @@ def job(
     """Rows to continue, at temperature 0.7 and by 12 tokens unless `sampling` says otherwise."""
     sampling = sampling or settings()
     return Job(
-        key, tuple(np.asarray(row, dtype=np.int32) for row in rows),
-        row_uniforms(seed, "prefix", len(rows), sampling.max_new_tokens), sampling, frozenset(stops),
+        key,
+        tuple(np.asarray(row, dtype=np.int32) for row in rows),
+        row_uniforms(seed, "prefix", len(rows), sampling.max_new_tokens),
+        sampling,
+        frozenset(stops),
         masked_tokens=frozenset(masks),
-    )  # fmt: skip
+    )
 
 
-def finish(engine: EmbeddedEngines, *jobs: Job, already: Iterable[str] = ()) -> dict[str, JobResult]:
+def finish(
+    engine: EmbeddedEngines, *jobs: Job, already: Iterable[str] = ()
+) -> dict[str, JobResult]:
     """Submit jobs and run until these and those there `already` are done; nothing may be left over."""
     for each in jobs:
         engine.submit(each)
@@ -50,6 +55,8 @@ def finish(engine: EmbeddedEngines, *jobs: Job, already: Iterable[str] = ()) -> 
 def same(left: JobResult, right: JobResult) -> bool:
     """Return True if two results are equal bit by bit."""
     return all(
-        a.finish == b.finish and np.array_equal(a.tokens, b.tokens) and np.array_equal(a.logprobs, b.logprobs)
+        a.finish == b.finish
+        and np.array_equal(a.tokens, b.tokens)
+        and np.array_equal(a.logprobs, b.logprobs)
         for a, b in zip(left.rows, right.rows, strict=True)
     )

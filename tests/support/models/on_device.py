@@ -46,27 +46,39 @@ from support.runs.run_helper import child, finish, launched, trained_iterations,
 Losses = dict[str, list[float]]
 CPU = {"device": "cpu"}
 VARIANTS: dict[str, dict[str, Any]] = {
-    **{f"stage {stage}": {"deepspeed": {"zero_optimization": {"stage": stage}}} for stage in range(4)},
-    "packed": {"packed": True}, "checkpointed": {"gradient_checkpointing": True}, "average": {"ema_decay": 0.9},
+    **{
+        f"stage {stage}": {"deepspeed": {"zero_optimization": {"stage": stage}}}
+        for stage in range(4)
+    },
+    "packed": {"packed": True},
+    "checkpointed": {"gradient_checkpointing": True},
+    "average": {"ema_decay": 0.9},
     "low rank": {"lora": {"rank": 4}},
     "offloaded": {"deepspeed": {"zero_optimization": {"stage": 2, "offload_optimizer": CPU}}},
-    "bfloat16": {"dtype": "bfloat16"}, "varlen, bfloat16": {"dtype": "bfloat16", "attn_implementation": "varlen"},
-}  # fmt: skip
+    "bfloat16": {"dtype": "bfloat16"},
+    "varlen, bfloat16": {"dtype": "bfloat16", "attn_implementation": "varlen"},
+}
 LOSSES = "policy_loss", "value_loss", "actor_grad_norm", "critic_grad_norm"
 OWN = {"low rank", "bfloat16", "varlen, bfloat16"}
 """Variants that train something else than the others."""
 
 
-def figure(name: str, unit: str, value: float, baseline: float | None = None, baseline_name: str = "") -> Figure:
+def figure(
+    name: str, unit: str, value: float, baseline: float | None = None, baseline_name: str = ""
+) -> Figure:
     """One value, measured once."""
     ratio = value / baseline if baseline else None
-    return Figure(name, unit, value, 1, (value, value), baseline, baseline_name, ratio, "single value", "none")
+    return Figure(
+        name, unit, value, 1, (value, value), baseline, baseline_name, ratio, "single value", "none"
+    )
 
 
 def write_report(name: str, figures: list[Figure], started_s: float) -> None:
     """`gpu_NAME.json` under `$OUT`, else among the committed results."""
     folder = Path(os.environ.get("OUT") or ROOT / "benchmarks" / "results")
-    Report(f"gpu_{name}", False, {}, figures, None, commit()).finish(folder / f"gpu_{name}.json", started_s)
+    Report(f"gpu_{name}", False, {}, figures, None, commit()).finish(
+        folder / f"gpu_{name}.json", started_s
+    )
 
 
 def wait(device: str) -> None:
@@ -104,7 +116,10 @@ def resumed_and_poisoned(device: str, adapter: Path, folder: Path) -> tuple[floa
     difference = max(float((one - other).detach().abs().max()) for one, other in pairs)
     before = {name: weights.detach().clone() for name, weights in models.actor.masters().items()}
     data = random_iteration(2)
-    bad = {row: replace(each, logprobs=each.logprobs * float("nan")) for row, each in data.samples.items()}
+    bad = {
+        row: replace(each, logprobs=each.logprobs * float("nan"))
+        for row, each in data.samples.items()
+    }
     steps = train_iteration(models, replace(data, samples=bad), config, 20).steps
     is_dropped = not any(step["actor_applied"] for step in steps)
     return difference, is_dropped and all(
@@ -119,7 +134,9 @@ def save_random(folder: Path, shape: PretrainedConfig, dtype: str) -> Path:
     return folder
 
 
-def padded_rows(groups: int, samples: int, prompt_tokens: int, sampled_tokens: int, vocabulary: int) -> IterationData:
+def padded_rows(
+    groups: int, samples: int, prompt_tokens: int, sampled_tokens: int, vocabulary: int
+) -> IterationData:
     """An iteration of random rows of nearly one length: every second group's prompt is a token shorter."""
     random = np.random.Generator(np.random.PCG64(1))
     rows: dict[int, Sample] = {}
@@ -129,12 +146,17 @@ def padded_rows(groups: int, samples: int, prompt_tokens: int, sampled_tokens: i
             tokens = random.integers(2, vocabulary, sampled_tokens).astype(np.int32)
             logprobs = np.full(sampled_tokens, -5.0, dtype=np.float32)
             reward = float(random.integers(0, 2))
-            rows[len(rows)] = Sample(prompt, tokens, logprobs, reward, group, np.zeros(sampled_tokens, np.int32))
+            rows[len(rows)] = Sample(
+                prompt, tokens, logprobs, reward, group, np.zeros(sampled_tokens, np.int32)
+            )
     return IterationData(
-        iteration=0, seed=1, lengths=tuple((len(each.prompt_tokens), sampled_tokens) for each in rows.values()),
-        rewards=tuple(each.reward for each in rows.values()), groups=tuple(each.group for each in rows.values()),
+        iteration=0,
+        seed=1,
+        lengths=tuple((len(each.prompt_tokens), sampled_tokens) for each in rows.values()),
+        rewards=tuple(each.reward for each in rows.values()),
+        groups=tuple(each.group for each in rows.values()),
         samples=rows,
-    )  # fmt: skip
+    )
 
 
 def memory_and_speed(config: RunConfig, prompt_tokens: int, label: str) -> list[Figure]:
@@ -164,10 +186,19 @@ def memory_and_speed(config: RunConfig, prompt_tokens: int, label: str) -> list[
         reserved = peak if live is not None else torch.cuda.max_memory_reserved()
     found = learner_footprint(plan)
     expected = (found.peak - CONTEXT_BYTES - found.states) / (1 + FRAGMENTED) + found.states
-    lines = sum(len(micro) for step in budget.planned(config, prompt_tokens)[0] for share in step for micro in share)
+    lines = sum(
+        len(micro)
+        for step in budget.planned(config, prompt_tokens)[0]
+        for share in step
+        for micro in share
+    )
     tokens = lines * prompt_tokens + groups * samples * sampled
     # Forward-equivalents: a backward pass costs two, and one more where layers run again.
-    trained = (1 + algorithm.has_critic) * algorithm.ppo_epochs * (4 if config.learner.gradient_checkpointing else 3)
+    trained = (
+        (1 + algorithm.has_critic)
+        * algorithm.ppo_epochs
+        * (4 if config.learner.gradient_checkpointing else 3)
+    )
     forwards = 1 + algorithm.has_critic + (algorithm.kl > 0) + trained
     count, _ = parameters(config.adapter.model) or (0, "")
     body = count - vocabulary.embedding * (1 if vocabulary.is_tied else 2)
@@ -183,7 +214,9 @@ def memory_and_speed(config: RunConfig, prompt_tokens: int, label: str) -> list[
         each.close()
     del models, each
     gc.collect()
-    assert not any(each() is not None for each in owned), "the next configuration would be loaded on top of this one"
+    assert not any(each() is not None for each in owned), (
+        "the next configuration would be loaded on top of this one"
+    )
     return figures
 
 
@@ -235,21 +268,37 @@ def publication(device: str, size_bytes: int, folder: Path) -> list[Figure]:
         each.zero_()
     copied.wait()
     assert all(torch.equal(copied.tensors[name], each) for name, each in expected.items())
-    found = [("main thread", handed_s), ("copy complete", whole_s), ("check in the thread", checked_s)]
+    found = [
+        ("main thread", handed_s),
+        ("copy complete", whole_s),
+        ("check in the thread", checked_s),
+    ]
     found += [("snapshot", written_s), ("delta", delta_s)]
     return [
-        figure(f"publication of {size_bytes / 2**30:.2g} GiB: {name}", "s", seconds, pageable_s, "a pageable copy")
+        figure(
+            f"publication of {size_bytes / 2**30:.2g} GiB: {name}",
+            "s",
+            seconds,
+            pageable_s,
+            "a pageable copy",
+        )
         for name, seconds in found
     ]
 
 
-def whole_run(device: str, folder: Path, iterations: int, engine: str = "transformers") -> list[Figure]:
+def whole_run(
+    device: str, folder: Path, iterations: int, engine: str = "transformers"
+) -> list[Figure]:
     """`prefixrl launch` of the example with everything on the device; a rollout is killed in the middle."""
     settings = [f"{section}.device={device}" for section in ("learner", "rollout", "scorer")]
     settings += [f"{section}.engine={engine}" for section in ("rollout", "scorer")]
     if engine == "vllm":  # its kernels on a GPU have no float32
         settings += ["learner.dtype=bfloat16", "scorer.vllm.dtype=bfloat16", "launch.scorers=1"]
-    settings += ["evaluation.problems=16", "evaluation.selection_problems=16", "evaluation.sampled_candidates=1"]
+    settings += [
+        "evaluation.problems=16",
+        "evaluation.selection_problems=16",
+        "evaluation.sampled_candidates=1",
+    ]
     settings += [
         "algorithm.groups_per_iteration=16",
         f"algorithm.iterations={iterations}",
@@ -263,14 +312,18 @@ def whole_run(device: str, folder: Path, iterations: int, engine: str = "transfo
     assert summary["groups"]["outstanding"] == 0
     return [
         figure(
-            f"a run of {iterations} iterations by {engine} with a killed rollout", "s", time.monotonic() - started_s
+            f"a run of {iterations} iterations by {engine} with a killed rollout",
+            "s",
+            time.monotonic() - started_s,
         ),
         figure("a publication, main thread", "s", summary["publish_s"]),
     ]
 
 
 @torch.no_grad()
-def probe(device: str, adapter: Path, dtype: str, spread: float, tokens: int) -> dict[str, np.ndarray]:
+def probe(
+    device: str, adapter: Path, dtype: str, spread: float, tokens: int
+) -> dict[str, np.ndarray]:
     """|learner - engine| of every probe logprob, for the right version and for the one before.
 
     Logits are scaled to a standard deviation of `spread`, as those of a trained model are.

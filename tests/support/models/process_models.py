@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2Model
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2Model,
+)
 
 from prefixrl.common.config.step_rewards import ProcessModelConfig
 from prefixrl.deploy.examples.arithmetic.build import make_tokenizer
@@ -27,7 +34,8 @@ STEP_TAG = {"format": "step_tag", "separator": SEPARATOR}
 TWO_CLASS = {"format": "two_class", "separator": SEPARATOR}
 SMALL = {"max_tokens": 256, "aggregate": "min", "device": "cpu"}
 CHAT = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
+    "<|im_end|>\n{% endfor %}"
 )
 
 
@@ -47,13 +55,19 @@ def word_tokenizer(added: Sequence[str] = ("ки", "+", "-")) -> PreTrainedToken
 def byte_tokenizer(special: Sequence[str] = ("<extra_0>",)) -> PreTrainedTokenizerFast:
     """A token per byte, and the special tokens of Qwen2.5-Math-PRM's form."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, merges=[]))
+    tokenizer = Tokenizer(
+        models.BPE({letter: number for number, letter in enumerate(letters)}, merges=[])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>", *special], chat_template=CHAT, model_max_length=256,
-    )  # fmt: skip
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>", *special],
+        chat_template=CHAT,
+        model_max_length=256,
+    )
 
 
 def lessons(seed: str, pairs: int) -> list[tuple[str, str, str, list[int]]]:
@@ -68,11 +82,18 @@ def trained_step_tag(folder: Path, steps: int = 120) -> Path:
     tokenizer = word_tokenizer()
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(tokenizer), hidden_size=64, intermediate_size=256, num_hidden_layers=2,
-            num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=256, bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+            vocab_size=len(tokenizer),
+            hidden_size=64,
+            intermediate_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=256,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
         )
-    )  # fmt: skip
+    )
     form = StepForm(tokenizer, settings_of(folder, **STEP_TAG))
     columns = list(form.candidates())
 
@@ -92,12 +113,21 @@ def trained_two_class(folder: Path, steps: int = 120) -> Path:
     size = 64
     body = Qwen2Model(
         Qwen2Config(
-            vocab_size=len(tokenizer), hidden_size=size, intermediate_size=4 * size, num_hidden_layers=2,
-            num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=256, bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+            vocab_size=len(tokenizer),
+            hidden_size=size,
+            intermediate_size=4 * size,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=256,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
         )
-    )  # fmt: skip
-    head = torch.nn.Sequential(torch.nn.Linear(size, size), torch.nn.ReLU(), torch.nn.Linear(size, 2))
+    )
+    head = torch.nn.Sequential(
+        torch.nn.Linear(size, size), torch.nn.ReLU(), torch.nn.Linear(size, 2)
+    )
     tokenizer.save_pretrained(folder)
     form = StepForm(tokenizer, settings_of(folder, **TWO_CLASS))
 
@@ -113,11 +143,17 @@ def trained_two_class(folder: Path, steps: int = 120) -> Path:
 def save_two_class(folder: Path, body: Qwen2Model, head: torch.nn.Module) -> None:
     """Write body and head as one model of architecture Qwen2ForProcessRewardModel."""
     body.save_pretrained(folder)
-    tensors = {f"model.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
-    tensors |= {f"score.{name}": tensor.detach().clone() for name, tensor in head.state_dict().items()}
+    tensors = {
+        f"model.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+    tensors |= {
+        f"score.{name}": tensor.detach().clone() for name, tensor in head.state_dict().items()
+    }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen2ForProcessRewardModel"]}))
+    (folder / "config.json").write_text(
+        json.dumps(config | {"architectures": ["Qwen2ForProcessRewardModel"]})
+    )
 
 
 def _train(parameters: list[torch.nn.Parameter], logits: Any, form: StepForm, steps: int) -> None:

@@ -33,7 +33,9 @@ class Published(msgspec.Struct):
     """Rows that cannot be used, with a piece of the reason."""
 
 
-PUBLISHED = msgspec.json.decode(Path(__file__).with_suffix(".json").read_bytes(), type=dict[str, Published])
+PUBLISHED = msgspec.json.decode(
+    Path(__file__).with_suffix(".json").read_bytes(), type=dict[str, Published]
+)
 
 
 def parquet(*names: str) -> Callable[[Path, list[Values]], None]:

@@ -12,7 +12,9 @@ def settings_of(folder: Path) -> tuple[str, ...]:
     """Settings that put data and run into `folder`."""
     data = folder / "train.jsonl"
     question = "x" * 210  # as long as those of MATH on average
-    data.write_text("".join(json.dumps({"id": i, "question": question, "answer": 1}) + "\n" for i in range(9)))
+    data.write_text(
+        "".join(json.dumps({"id": i, "question": question, "answer": 1}) + "\n" for i in range(9))
+    )
     return f"data.train={data}", f"data.eval={data}", f"directory={folder}"
 
 

@@ -28,12 +28,22 @@ DEEPSPEED_WARNINGS = [
 def save_model(folder: Path, *, is_tied: bool = False, **keys: Any) -> Path:
     """A two-layer Qwen2 with random weights, large enough spread that policies differ."""
     torch.manual_seed(5)
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+    }
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
     shape = Qwen2Config(
-        **sizes | keys, tie_word_embeddings=is_tied, attention_dropout=0.0, initializer_range=0.2, bos_token_id=None,
-        eos_token_id=1, pad_token_id=None,
-    )  # fmt: skip
+        **sizes | keys,
+        tie_word_embeddings=is_tied,
+        attention_dropout=0.0,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=None,
+    )
     Qwen2ForCausalLM(shape).save_pretrained(folder)
     return folder
 
@@ -58,10 +68,20 @@ def whole(tokens: Sequence[int]) -> ProbeRow:
 def run_config(model: Path, **sections: dict[str, Any]) -> RunConfig:
     """A run of 4 groups of 3 in 2 optimiser steps on the CPU, with sections changed as given."""
     algorithm = {
-        "groups_per_iteration": 4, "samples_per_prompt": 3, "iterations": 10, "minibatches": 2, "kl": 0.05,
+        "groups_per_iteration": 4,
+        "samples_per_prompt": 3,
+        "iterations": 10,
+        "minibatches": 2,
+        "kl": 0.05,
         "entropy": 0.01,
-    }  # fmt: skip
-    learner = {"dtype": "float32", "device": "cpu", "actor_lr": 1e-3, "critic_lr": 2e-3, "micro_batch_tokens": 60}
+    }
+    learner = {
+        "dtype": "float32",
+        "device": "cpu",
+        "actor_lr": 1e-3,
+        "critic_lr": 2e-3,
+        "micro_batch_tokens": 60,
+    }
     return RunConfig.model_validate(
         {
             "directory": str(model.parent / "run"),
@@ -69,7 +89,11 @@ def run_config(model: Path, **sections: dict[str, Any]) -> RunConfig:
             "target": {"model": str(model)},
             "data": {"train": "unused.jsonl"},
             "rollout": {"temperature": 0.7},
-            **{name: value for name, value in sections.items() if name not in ("algorithm", "learner")},
+            **{
+                name: value
+                for name, value in sections.items()
+                if name not in ("algorithm", "learner")
+            },
             "algorithm": algorithm | sections.get("algorithm", {}),
             "learner": learner | sections.get("learner", {}),
         }

@@ -10,7 +10,9 @@ from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import train_iteration
 
 
-def trained(config: RunConfig, *batches: IterationData) -> tuple[list[IterationMetrics], dict[str, Tensor]]:
+def trained(
+    config: RunConfig, *batches: IterationData
+) -> tuple[list[IterationMetrics], dict[str, Tensor]]:
     """Train iterations from the config's adapter on; their metrics and the published weights."""
     models = Models.load(config, 0, 1, config.adapter.model)
     metrics = [train_iteration(models, data, config, 20) for data in batches]

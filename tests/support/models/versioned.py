@@ -26,10 +26,19 @@ def save(folder: Path) -> Path:
     """The initial model, version 0."""
     torch.manual_seed(11)
     shape = Qwen2Config(
-        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=1024, tie_word_embeddings=False, initializer_range=0.2,
-        bos_token_id=None, eos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
     model = Qwen2ForCausalLM(shape)
     with torch.no_grad():
         model.model.embed_tokens.weight[:, 0] = PUSH  # so the first channel of every state is large
@@ -45,7 +54,8 @@ def version(tensors: Tensors, number: int) -> Tensors:
     """
     random = torch.Generator().manual_seed(number)
     moved = {
-        name: tensor.detach() + 0.05 * tensor.std().clamp(min=0.05) * torch.randn(tensor.shape, generator=random)
+        name: tensor.detach()
+        + 0.05 * tensor.std().clamp(min=0.05) * torch.randn(tensor.shape, generator=random)
         for name, tensor in tensors.items()
     }
     moved["model.embed_tokens.weight"][:, 0] = PUSH

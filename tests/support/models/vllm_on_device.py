@@ -49,7 +49,9 @@ def sampled(
 ) -> tuple[Continuation, ...]:
     """The rows of a job; `later` is installed as version 2 after a third of its tokens."""
     begun, draws = engine.progress, row_uniforms(3, "prefix", len(prompts), tokens)
-    engine.submit(Job("a", prompts, draws, Sampling(temperature=1.0, max_new_tokens=tokens), frozenset()))
+    engine.submit(
+        Job("a", prompts, draws, Sampling(temperature=1.0, max_new_tokens=tokens), frozenset())
+    )
     done = engine.step(0.01)
     while not done:
         if later is not None and engine.progress - begun > len(prompts) * tokens / 3:
@@ -66,19 +68,35 @@ def gaps(
     found = []
     for prompt, row in zip(prompts, rows, strict=True):
         by = np.repeat([each for each, _ in row.spans], [size for _, size in row.spans])
-        found.append(np.abs(models.probe_logprobs([(prompt, row.tokens)]) - row.logprobs)[by == version])
+        found.append(
+            np.abs(models.probe_logprobs([(prompt, row.tokens)]) - row.logprobs)[by == version]
+        )
     return np.concatenate(found)
 
 
-def beside_the_learner(device: str, adapter: Path, dtype: str, rows: int, tokens: int) -> list[Figure]:
+def beside_the_learner(
+    device: str, adapter: Path, dtype: str, rows: int, tokens: int
+) -> list[Figure]:
     """Install two versions in a vLLM, the second in mid-answer, and hold what it samples against the learner's."""
     cache = {"kv_cache_memory_bytes": 4 * 2**30} if device == "cuda" else {}
-    rollout = {"temperature": 1.0, "prefix_tokens": tokens, "max_prompt_tokens": 128, "device": device, "vllm": cache}
+    rollout = {
+        "temperature": 1.0,
+        "prefix_tokens": tokens,
+        "max_prompt_tokens": 128,
+        "device": device,
+        "vllm": cache,
+    }
     config = run_config(adapter, rollout=rollout, learner={"device": device, "dtype": dtype})
     models, random = Models.load(config, 0, 1, str(adapter)), np.random.default_rng(3)
     first, second = two_versions(models)
-    texts = random.integers(2, models.hf_config.get_text_config().vocab_size, (rows, 64)).astype(np.int32)
-    probe, prompts, begun_s = [whole(text.tolist()) for text in texts[:8]], tuple(texts[:, :40]), time.monotonic()
+    texts = random.integers(2, models.hf_config.get_text_config().vocab_size, (rows, 64)).astype(
+        np.int32
+    )
+    probe, prompts, begun_s = (
+        [whole(text.tolist()) for text in texts[:8]],
+        tuple(texts[:, :40]),
+        time.monotonic(),
+    )
     with world.started(adapter, run=config) as engine:
         times = {"start": time.monotonic() - begun_s}
         for name, each in (("first installation", second), ("second installation", first)):
@@ -92,7 +110,10 @@ def beside_the_learner(device: str, adapter: Path, dtype: str, rows: int, tokens
             answers.append(sampled(engine, prompts, tokens, later))
             speeds.append(rows * tokens / (time.monotonic() - begun_s))
     hold(models, second)
-    of_second, off = gaps(models, prompts, answers[2], 2), np.abs(models.probe_logprobs(probe) - scored)
+    of_second, off = (
+        gaps(models, prompts, answers[2], 2),
+        np.abs(models.probe_logprobs(probe) - scored),
+    )
     hold(models, first)
     found = {
         "a probe": np.abs(models.probe_logprobs(probe) - scored),
@@ -102,7 +123,11 @@ def beside_the_learner(device: str, adapter: Path, dtype: str, rows: int, tokens
         "sampled after it": of_second,
     }
     assert follows and all(len(row.spans) == 2 for row in answers[2])
-    assert all(np.median(values) < 0.3 * np.median(off) for name, values in found.items() if values is not off), found
+    assert all(
+        np.median(values) < 0.3 * np.median(off)
+        for name, values in found.items()
+        if values is not off
+    ), found
     label = f"vLLM, {dtype}, {engine.about.split(',')[0]}"
     figures = [figure(f"{label}: {name}", "s", took_s) for name, took_s in times.items()]
     figures += [
@@ -110,7 +135,11 @@ def beside_the_learner(device: str, adapter: Path, dtype: str, rows: int, tokens
         for name, speed in zip(("", " with an installation"), speeds[1:], strict=True)
     ]
     return figures + [
-        figure(f"{label}: |learner - vLLM|, {name}: {statistic.__name__}", "nat", float(statistic(values)))
+        figure(
+            f"{label}: |learner - vLLM|, {name}: {statistic.__name__}",
+            "nat",
+            float(statistic(values)),
+        )
         for name, values in found.items()
         for statistic in (np.median, np.max)
     ]

@@ -40,7 +40,9 @@ def config(**vllm: Any) -> RunConfig:
 
 
 @contextmanager
-def started(model: Path, role: str = "rollout", run: RunConfig | None = None, **vllm: Any) -> Iterator[VllmEngine]:
+def started(
+    model: Path, role: str = "rollout", run: RunConfig | None = None, **vllm: Any
+) -> Iterator[VllmEngine]:
     """A vLLM engine of a run, the example's by default; its processes are gone afterwards."""
     engine = make_engine("vllm", str(model), role, run or config(**vllm))
     assert isinstance(engine, VllmEngine)
@@ -55,7 +57,9 @@ def logprobs(engine: VllmEngine, tokens: TokenIds, temperature: float) -> NDArra
     return engine._call(_logprobs(engine, tokens, temperature), 600.0, "score tokens")
 
 
-async def _logprobs(engine: VllmEngine, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
+async def _logprobs(
+    engine: VllmEngine, tokens: TokenIds, temperature: float
+) -> NDArray[np.float32]:
     from vllm import SamplingParams
     from vllm.inputs.engine import tokens_input
 
@@ -63,14 +67,21 @@ async def _logprobs(engine: VllmEngine, tokens: TokenIds, temperature: float) ->
     for position in range(1, len(tokens)):
         ids = [int(tokens[position])]
         asked = SamplingParams(
-            temperature=temperature, max_tokens=1, logprob_token_ids=ids, ignore_eos=True, detokenize=False
+            temperature=temperature,
+            max_tokens=1,
+            logprob_token_ids=ids,
+            ignore_eos=True,
+            detokenize=False,
         )
         prompt = tokens_input(prompt_token_ids=tokens[:position].tolist())
         outputs.append(await engine._ask(prompt, asked))
     if engine._is_paused:
         await engine._resume()
     found = [(await output.get()).outputs[0].logprobs[0] for output in outputs]
-    return np.asarray([entry[int(token)].logprob for entry, token in zip(found, tokens[1:], strict=True)], np.float32)
+    return np.asarray(
+        [entry[int(token)].logprob for entry, token in zip(found, tokens[1:], strict=True)],
+        np.float32,
+    )
 
 
 def reference(model: Path) -> TransformersEngine:
@@ -97,7 +108,11 @@ def job(
     """A job whose rows and draws follow from its shape, never from its key."""
     starts = prompts(rows, tokens=tokens)
     return Job(
-        key, starts, row_uniforms(3, "prefix", rows, new), Sampling(temperature=temperature, max_new_tokens=new), stops
+        key,
+        starts,
+        row_uniforms(3, "prefix", rows, new),
+        Sampling(temperature=temperature, max_new_tokens=new),
+        stops,
     )
 
 
@@ -151,7 +166,8 @@ def perturbed(tensors: dict[str, torch.Tensor], seed: int, scale: float) -> dict
     """Every weight moved by noise in proportion to its tensor's spread."""
     random = torch.Generator().manual_seed(seed)
     return {
-        name: tensor + scale * tensor.std().clamp(min=0.05) * torch.randn(tensor.shape, generator=random)
+        name: tensor
+        + scale * tensor.std().clamp(min=0.05) * torch.randn(tensor.shape, generator=random)
         for name, tensor in tensors.items()
     }
 
@@ -177,4 +193,6 @@ def plant(folder: Path, fault: str) -> None:
     metadata = folder / "planted_fault-1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: planted-fault\nVersion: 1\n")
-    (metadata / "entry_points.txt").write_text("[vllm.general_plugins]\nplanted = planted_fault:register\n")
+    (metadata / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nplanted = planted_fault:register\n"
+    )

@@ -71,7 +71,9 @@ class ReferenceRun:
         self.run = run
         self.loop = ReferenceLoop(run.adapter, critic_head(run.adapter, run.seed), run.recipe)
         self.target = AutoModelForCausalLM.from_pretrained(run.target, dtype=torch.float32)
-        self.tokenizers: list[PreTrainedTokenizerBase] = [AutoTokenizer.from_pretrained(run.adapter)]
+        self.tokenizers: list[PreTrainedTokenizerBase] = [
+            AutoTokenizer.from_pretrained(run.adapter)
+        ]
         self.tokenizers.append(AutoTokenizer.from_pretrained(run.target))
         lines = [json.loads(line) for line in run.train.read_text(encoding="utf-8").splitlines()]
         prompts = [Prompt(line["id"], line["question"], line["answer"]) for line in lines]
@@ -83,7 +85,9 @@ class ReferenceRun:
         groups = self.sample(number)
         rows = [row for group in groups for row in group.rows]
         places = shuffled(len(groups), derive(self.run.seed, "iteration", number))
-        order = [place * self.run.samples + row for place in places for row in range(self.run.samples)]
+        order = [
+            place * self.run.samples + row for place in places for row in range(self.run.samples)
+        ]
         parts = self.run.minibatches
         edges = [len(rows) * part // parts for part in range(parts + 1)]
         minibatches = [order[a:b] for a, b in pairwise(edges)]
@@ -109,15 +113,23 @@ class ReferenceRun:
             for tokenizer in self.tokenizers
         )
         prefixes, logprobs = self.write(
-            self.loop.actor, asked, draws(seeds, "prefix", samples, run.prefix_tokens), run.recipe.temperature,
-            self.tokenizers[0].eos_token_id, run.recipe.masked,
-        )  # fmt: skip
+            self.loop.actor,
+            asked,
+            draws(seeds, "prefix", samples, run.prefix_tokens),
+            run.recipe.temperature,
+            self.tokenizers[0].eos_token_id,
+            run.recipe.masked,
+        )
         eos = self.tokenizers[1].eos_token_id
         opened = [prefix[:-1] if prefix[-1] == eos else prefix for prefix in prefixes]
         completions, _ = self.write(
-            self.target, [prompt + prefix for prompt, prefix in zip(continued, opened, strict=True)],
-            draws(seeds, "completion", samples, run.completion_tokens), run.completion_temperature, eos, (),
-        )  # fmt: skip
+            self.target,
+            [prompt + prefix for prompt, prefix in zip(continued, opened, strict=True)],
+            draws(seeds, "completion", samples, run.completion_tokens),
+            run.completion_temperature,
+            eos,
+            (),
+        )
         rows: list[Row] = []
         for i, prefix in enumerate(prefixes):
             text = self.tokenizers[1].decode(opened[i] + completions[i], skip_special_tokens=True)

@@ -92,8 +92,12 @@ class ReferenceLoop:
                 policy, value = torch.zeros(()), torch.zeros(())
                 for i in minibatch:
                     size = len(rows[i].tokens)
-                    share = 1 / (len(minibatch) * size) if self.recipe.per_sequence else 1 / n_tokens
-                    policy = policy + share * self.policy_sum(rows[i], proximal[i], initial[i], advantages[i])
+                    share = (
+                        1 / (len(minibatch) * size) if self.recipe.per_sequence else 1 / n_tokens
+                    )
+                    policy = policy + share * self.policy_sum(
+                        rows[i], proximal[i], initial[i], advantages[i]
+                    )
                     value = value + share * self.value_sum(rows[i], old_values[i], returns[i])
                 self.step(policy, value)
                 losses.append((policy.item(), value.item()))
@@ -114,9 +118,13 @@ class ReferenceLoop:
     def values(self, row: Row) -> Tensor:
         """V_t, read where token t is predicted."""
         hidden = self.critic(torch.tensor([row.prompt + row.tokens])).last_hidden_state[0]
-        return torch.stack([hidden[len(row.prompt) + t - 1] @ self.head for t in range(len(row.tokens))])
+        return torch.stack(
+            [hidden[len(row.prompt) + t - 1] @ self.head for t in range(len(row.tokens))]
+        )
 
-    def gae(self, row: Row, p: Tensor, ref: Tensor, values: Tensor) -> tuple[list[float], list[float]]:
+    def gae(
+        self, row: Row, p: Tensor, ref: Tensor, values: Tensor
+    ) -> tuple[list[float], list[float]]:
         last = len(row.tokens) - 1
         rewards = [row.reward if t == last else 0.0 for t in range(last + 1)]
         if self.recipe.kl_in_reward:
@@ -124,14 +132,20 @@ class ReferenceLoop:
         v = [*values.tolist(), 0.0]
         gamma, lam = self.recipe.gamma, self.recipe.lam
         deltas = [rewards[t] + gamma * v[t + 1] - v[t] for t in range(last + 1)]
-        advantages = [sum((gamma * lam) ** (s - t) * deltas[s] for s in range(t, last + 1)) for t in range(last + 1)]
+        advantages = [
+            sum((gamma * lam) ** (s - t) * deltas[s] for s in range(t, last + 1))
+            for t in range(last + 1)
+        ]
         return advantages, [a + v[t] for t, a in enumerate(advantages)]
 
     def whiten(self, advantages: list[list[float]]) -> list[list[float]]:
         every = [a for row in advantages for a in row]
         mean = sum(every) / len(every)
         deviation = math.sqrt(sum((a - mean) ** 2 for a in every) / len(every))
-        return [[(a - mean) / max(deviation, self.recipe.whiten_floor) for a in row] for row in advantages]
+        return [
+            [(a - mean) / max(deviation, self.recipe.whiten_floor) for a in row]
+            for row in advantages
+        ]
 
     def policy_sum(self, row: Row, p: Tensor, ref: Tensor, advantages: list[float]) -> Tensor:
         recipe = self.recipe
@@ -140,7 +154,11 @@ class ReferenceLoop:
         moved = math.exp(sum(each.item() - mu for each, mu in zip(now, row.behaviour, strict=True)))
         for t, a in enumerate(advantages):
             mu = row.behaviour[t]
-            weight = min(math.exp(p[t].item() - mu), recipe.cap) if recipe.correction == "decoupled" else 1.0
+            weight = (
+                min(math.exp(p[t].item() - mu), recipe.cap)
+                if recipe.correction == "decoupled"
+                else 1.0
+            )
             rho = torch.exp(now[t] - (mu if recipe.correction == "behaviour" else p[t]))
             clipped = torch.clamp(rho, 1 - recipe.clip, 1 + recipe.clip)
             surrogate = torch.min(rho * a, clipped * a)
@@ -160,7 +178,9 @@ class ReferenceLoop:
         now = self.values(row)
         total = torch.zeros(())
         for t, target in enumerate(returns):
-            near = torch.clamp(now[t], old[t] - self.recipe.value_clip, old[t] + self.recipe.value_clip)
+            near = torch.clamp(
+                now[t], old[t] - self.recipe.value_clip, old[t] + self.recipe.value_clip
+            )
             total = total + torch.max((now[t] - target) ** 2, (near - target) ** 2) / 2
         return total
 
@@ -183,4 +203,6 @@ class ReferenceLoop:
         if self.steps < warmup:
             return (self.steps + 1) / warmup
         progress = min(1.0, (self.steps - warmup) / (recipe.total_steps - 1 - warmup))
-        return recipe.min_lr_ratio + (1 - recipe.min_lr_ratio) * (1 + math.cos(math.pi * progress)) / 2
+        return (
+            recipe.min_lr_ratio + (1 - recipe.min_lr_ratio) * (1 + math.cos(math.pi * progress)) / 2
+        )

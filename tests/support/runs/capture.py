@@ -34,7 +34,21 @@ class Recorder:
 
     def __init__(self, switch: Namespace, path: Path) -> None:
         self.path, self._log = path, path.with_suffix(".log")
-        command = ["tcpdump", "-i", "br0", "-s", "0", "-n", "-U", "-B", str(BUFFER_KIB), "-Z", "root", "-w", str(path)]
+        command = [
+            "tcpdump",
+            "-i",
+            "br0",
+            "-s",
+            "0",
+            "-n",
+            "-U",
+            "-B",
+            str(BUFFER_KIB),
+            "-Z",
+            "root",
+            "-w",
+            str(path),
+        ]
         self._process = switch.start(command, self._log)
         wait_for(lambda: "listening on" in self._log.read_text(), "the start of tcpdump", 20.0)
 

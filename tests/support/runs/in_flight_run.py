@@ -19,10 +19,24 @@ from prefixrl.common.engines.interface.base import AdapterEngine
 from prefixrl.common.prompts.rendering import ByteRenderer
 from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.common.wire.messages.groups import ScoredGroup
-from prefixrl.common.wire.messages.learner import Accepted, Batch, GetBatch, IterationDone, NotYet, Published
+from prefixrl.common.wire.messages.learner import (
+    Accepted,
+    Batch,
+    GetBatch,
+    IterationDone,
+    NotYet,
+    Published,
+)
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.messages.worker import ScoreTask
-from prefixrl.common.wire.packing import digests, logprobs, pack_logprobs, pack_tokens, token_ids, token_versions
+from prefixrl.common.wire.packing import (
+    digests,
+    logprobs,
+    pack_logprobs,
+    pack_tokens,
+    token_ids,
+    token_versions,
+)
 from prefixrl.common.worker.link import Link
 from prefixrl.learner.models.batch import iteration_data
 from prefixrl.rollout.loop import Rollout
@@ -74,7 +88,9 @@ def world(folder: Path, answer_tokens: int, iterations: int) -> World:
             **{"swap": "in_flight", "groups_per_task": 1, "max_prompt_tokens": 32},
             "vllm": {"max_num_seqs": 2},
         },
-        algorithm={**{"groups_per_iteration": 1, "iterations": iterations, "max_staleness": STALENESS}},
+        algorithm={
+            **{"groups_per_iteration": 1, "iterations": iterations, "max_staleness": STALENESS}
+        },
         learner={"dtype": "float32"},
         broker={"heartbeat_s": 1.0, "silence_s": 200.0},
     )
@@ -98,7 +114,9 @@ def run(here: World, held: AdapterEngine, hold: Callable[[int], None]) -> Traine
             rank.join("rank")
             _publish(rank, here.note(0))
             with _scoring(here.config), _rollout(here.config, held, source):
-                fakes.wait_until(lambda: broker.ledger.states().get("sampling"), "the slow task", 120.0)
+                fakes.wait_until(
+                    lambda: broker.ledger.states().get("sampling"), "the slow task", 120.0
+                )
                 with _rollout(here.config, fast, source):
                     for iteration in range(len(here.weights) - 1):
                         hold(iteration)
@@ -152,9 +170,13 @@ def _scoring(config: RunConfig) -> AbstractContextManager[None]:
     return fakes.beside(work)
 
 
-def _rollout(config: RunConfig, engine: AdapterEngine, weights: str) -> AbstractContextManager[None]:
+def _rollout(
+    config: RunConfig, engine: AdapterEngine, weights: str
+) -> AbstractContextManager[None]:
     def make(link: Link) -> Rollout:
-        return Rollout(config, link, engine, ByteRenderer(), Fetcher(source(weights)), config.adapter.model)
+        return Rollout(
+            config, link, engine, ByteRenderer(), Fetcher(source(weights)), config.adapter.model
+        )
 
     return fakes.beside(fakes.loop(lambda: fakes.address_of(config), "rollout", make))
 

@@ -34,7 +34,13 @@ HEAD = {"lora": {"rank": 4, "alpha": 8, "target_modules": ["q_proj", "lm_head"]}
 MICRO_BATCH_TOKENS = 16
 """Few enough that ranks would often run different numbers of forwards."""
 ITERATIONS = 10
-PRM = {"model": "unused", "format": "step_tag", "placement": "step", "outcome_coefficient": 0.5, "coefficient": 0.5}
+PRM = {
+    "model": "unused",
+    "format": "step_tag",
+    "placement": "step",
+    "outcome_coefficient": 0.5,
+    "coefficient": 0.5,
+}
 STEPS: dict[str, Any] = {
     "mode": "direct",
     "target": None,
@@ -51,7 +57,9 @@ def run_ranks(module: str, ranks: int, *arguments: object) -> None:
     """Run a module as so many ranks, `RANK ARGUMENTS...` each; raises where one fails or does not end."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
-    meeting["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    meeting["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    )
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", module, str(rank), *map(str, arguments)],
@@ -90,11 +98,14 @@ def one_stage(rank: int, folder: Path, stage: int) -> dict[str, object]:
     resumed = Models.load(config, rank, RANKS, config.adapter.model)
     checkpoint.load(folder / f"stage_{stage}", resumed)
     return {
-        "steps": steps, "went_on": went_on, "resumed": train(resumed, config, ITERATIONS),
+        "steps": steps,
+        "went_on": went_on,
+        "resumed": train(resumed, config, ITERATIONS),
         "poisoned": [step["actor_applied"] for step in poisoned],
-        "probe": resumed.probe_logprobs([whole([3, 4, 5])]).tolist(), "reference_share": reference_share(models),
+        "probe": resumed.probe_logprobs([whole([3, 4, 5])]).tolist(),
+        "reference_share": reference_share(models),
         "published": sorted(resumed.state_dict_for_publication()),
-    }  # fmt: skip
+    }
 
 
 def learner(stage: int) -> dict[str, Any]:
@@ -110,9 +121,13 @@ def reference_share(models: Models) -> float:
     return held / sum(each.numel() for each in weights)
 
 
-def grouped(rank: int, folder: Path, stage: int, name: str = "adapter", **options: Any) -> list[list[dict[str, float]]]:
+def grouped(
+    rank: int, folder: Path, stage: int, name: str = "adapter", **options: Any
+) -> list[list[dict[str, float]]]:
     config = run_config(
-        folder / name, learner=learner(stage) | options, algorithm=json.loads((folder / "grouped.json").read_text())
+        folder / name,
+        learner=learner(stage) | options,
+        algorithm=json.loads((folder / "grouped.json").read_text()),
     )
     models = Models.load(config, rank, RANKS, config.adapter.model)
     return [train(models, config, iteration) for iteration in range(2)]
@@ -134,27 +149,44 @@ def with_step_rewards(rank: int, folder: Path, stage: int) -> list[list[float]]:
 
 def figures(models: Models, config: RunConfig, iteration: int) -> list[dict[str, float]]:
     metrics = iterated(models, config, iteration)
-    means = {name: each for name, each in metrics.means.items() if name.startswith(("reward_model", "process"))}
+    means = {
+        name: each
+        for name, each in metrics.means.items()
+        if name.startswith(("reward_model", "process"))
+    }
     return [means, *metrics.steps]
 
 
-def train(models: Models, config: RunConfig, iteration: int, poisoned_row: int | None = None) -> list[dict[str, float]]:
+def train(
+    models: Models, config: RunConfig, iteration: int, poisoned_row: int | None = None
+) -> list[dict[str, float]]:
     return list(iterated(models, config, iteration, poisoned_row).steps)
 
 
-def iterated(models: Models, config: RunConfig, iteration: int, poisoned_row: int | None = None) -> IterationMetrics:
+def iterated(
+    models: Models, config: RunConfig, iteration: int, poisoned_row: int | None = None
+) -> IterationMetrics:
     return train_iteration(models, shard(models, config, iteration, poisoned_row), config, 20)
 
 
-def shard(models: Models, config: RunConfig, iteration: int, poisoned_row: int | None) -> IterationData:
+def shard(
+    models: Models, config: RunConfig, iteration: int, poisoned_row: int | None
+) -> IterationData:
     data = random_iteration(iteration)
     plan = plan_iteration(
-        data.lengths, data.groups, data.seed, models.world_size, config.algorithm.minibatches, MICRO_BATCH_TOKENS,
+        data.lengths,
+        data.groups,
+        data.seed,
+        models.world_size,
+        config.algorithm.minibatches,
+        MICRO_BATCH_TOKENS,
         models.is_shared,
-    )  # fmt: skip
+    )
     own = {row: data.samples[row] for row in rows_of_rank(plan, models.rank)}
     if poisoned_row in own:
-        own[poisoned_row] = replace(own[poisoned_row], logprobs=own[poisoned_row].logprobs * math.nan)
+        own[poisoned_row] = replace(
+            own[poisoned_row], logprobs=own[poisoned_row].logprobs * math.nan
+        )
     return replace(data, samples=own)
 
 

@@ -89,10 +89,14 @@ def real_run(folder: Path) -> Iterator[RealRun]:
     try:
         wait_until((directory / "started").exists, "the servers' start")
         client = BrokerClient(address_in(directory, "rank"))
-        publisher = Publisher(address_in(directory, "rank"), directory / "weights", PROBE, False, lambda: None)
+        publisher = Publisher(
+            address_in(directory, "rank"), directory / "weights", PROBE, False, lambda: None
+        )
         publisher.publish(0, {"weight": torch.zeros(4)}.items(), PROBE_LOGPROBS)
         with daemons("rollout", 1, directory), daemons("scorer", 1, directory):
-            run = RealRun(config, directory, log_file, psutil.Process(servers.pid), client, publisher)
+            run = RealRun(
+                config, directory, log_file, psutil.Process(servers.pid), client, publisher
+            )
             run.goes_on()
             yield run
         client.close()

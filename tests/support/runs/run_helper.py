@@ -16,22 +16,35 @@ from support.paths import ROOT
 RUN_FILE = ROOT / "deploy/examples/arithmetic/run.toml"
 
 SMALL = (
-    "algorithm.groups_per_iteration=16", "algorithm.iterations=8", "checkpoint.every=2", "evaluation.problems=64",
-    "evaluation.selection_problems=16", "evaluation.sampled_candidates=1", "broker.silence_s=2", "launch.scorers=1",
-)  # fmt: skip
+    "algorithm.groups_per_iteration=16",
+    "algorithm.iterations=8",
+    "checkpoint.every=2",
+    "evaluation.problems=64",
+    "evaluation.selection_problems=16",
+    "evaluation.sampled_candidates=1",
+    "broker.silence_s=2",
+    "launch.scorers=1",
+)
 
 
 def command(directory: Path, *settings: str, run_file: Path = RUN_FILE) -> list[str]:
     """`prefixrl launch` of a run file, the example's by default, into a directory."""
-    flags = [flag for setting in (f"directory={directory}", *settings) for flag in ("--set", setting)]
+    flags = [
+        flag for setting in (f"directory={directory}", *settings) for flag in ("--set", setting)
+    ]
     return [sys.executable, "-m", "prefixrl.deploy", "launch", str(run_file), *flags]
 
 
 @contextmanager
-def launched(directory: Path, *settings: str, run_file: Path = RUN_FILE) -> Iterator["subprocess.Popen[str]"]:
+def launched(
+    directory: Path, *settings: str, run_file: Path = RUN_FILE
+) -> Iterator["subprocess.Popen[str]"]:
     """A launch under way; whatever it started is gone afterwards."""
     process = subprocess.Popen(
-        command(directory, *settings, run_file=run_file), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command(directory, *settings, run_file=run_file),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     try:
         yield process
@@ -47,7 +60,9 @@ def launched(directory: Path, *settings: str, run_file: Path = RUN_FILE) -> Iter
         process.stdout.close()
 
 
-def finish(process: "subprocess.Popen[str]", directory: Path, timeout_s: float = 240.0) -> dict[str, Any]:
+def finish(
+    process: "subprocess.Popen[str]", directory: Path, timeout_s: float = 240.0
+) -> dict[str, Any]:
     """Wait for a launch to end well; its summary."""
     output, _ = process.communicate(timeout=timeout_s)
     assert process.returncode == 0, output + logs(directory)
@@ -57,7 +72,10 @@ def finish(process: "subprocess.Popen[str]", directory: Path, timeout_s: float =
 
 def logs(directory: Path) -> str:
     """The ends of all logs of a run."""
-    parts = [f"\n== {path.name}\n" + path.read_text()[-3000:] for path in (directory / "logs").glob("*.log")]
+    parts = [
+        f"\n== {path.name}\n" + path.read_text()[-3000:]
+        for path in (directory / "logs").glob("*.log")
+    ]
     return "".join(parts)
 
 

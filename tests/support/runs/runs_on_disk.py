@@ -42,7 +42,10 @@ def finish(run: Path, accuracy: float) -> None:
     """Write a summary and the end of a finished run."""
     found = summary.summarise(document(), EvaluationOutcome(), [], 1, 1.0)
     content = json.loads(msgspec.json.encode(found))
-    content |= {"accuracy": {"trained_adapter": accuracy}, "accuracy_ci95": {"trained_adapter": [0.0, 1.0]}}
+    content |= {
+        "accuracy": {"trained_adapter": accuracy},
+        "accuracy_ci95": {"trained_adapter": [0.0, 1.0]},
+    }
     content["versions"] = len((run / METRICS_FILE).read_bytes().splitlines())
     (run / SUMMARY_FILE).write_text(json.dumps(content))
     write_end(run, 0, "finished")
@@ -56,7 +59,9 @@ def write_end(run: Path, code: int, reason: str) -> None:
 @contextmanager
 def held(run: Path) -> Iterator[None]:
     """A process that works in the directory meanwhile."""
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, run], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, run], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     try:
         assert holder.stdout and holder.stdout.readline() == b"locked\n"
         yield

@@ -45,20 +45,28 @@ class ServedRun:
         return openai.OpenAI(base_url=self.url, api_key=key, **{"max_retries": 0, **options})
 
     def async_client(self, **options: Any) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=self.url, api_key=NO_KEY, **{"max_retries": 0, **options})
+        return openai.AsyncOpenAI(
+            base_url=self.url, api_key=NO_KEY, **{"max_retries": 0, **options}
+        )
 
     def answers_at_once(self, problems: list[str]) -> list[str]:
         """The answers to clients that ask at the same time, every second of which streams."""
 
         async def ask(client: openai.AsyncOpenAI, problem: str, streams: bool) -> str:
             if streams:
-                stream = await client.completions.create(model=self.name, prompt=problem, stream=True)
+                stream = await client.completions.create(
+                    model=self.name, prompt=problem, stream=True
+                )
                 return "".join([event.choices[0].text async for event in stream])
-            return (await client.completions.create(model=self.name, prompt=problem)).choices[0].text
+            return (
+                (await client.completions.create(model=self.name, prompt=problem)).choices[0].text
+            )
 
         async def all_at_once() -> list[str]:
             async with self.async_client() as client:
-                return await asyncio.gather(*(ask(client, each, place % 2 == 1) for place, each in enumerate(problems)))
+                return await asyncio.gather(
+                    *(ask(client, each, place % 2 == 1) for place, each in enumerate(problems))
+                )
 
         return asyncio.run(all_at_once())
 
@@ -86,9 +94,13 @@ def run_of(example: str, directory: Path) -> Path:
     config = load(EXAMPLES / example / "run.toml").model_copy(update={"directory": str(directory)})
     if config.mode == "direct":  # a policy of more positions, for answers that take long
         policy = Path(shutil.copytree(config.adapter.model, directory / "policy"))
-        shape = json.loads((policy / "config.json").read_text()) | {"max_position_embeddings": 2**16}
+        shape = json.loads((policy / "config.json").read_text()) | {
+            "max_position_embeddings": 2**16
+        }
         (policy / "config.json").write_text(json.dumps(shape))
-        config = config.model_copy(update={"adapter": config.adapter.model_copy(update={"model": str(policy)})})
+        config = config.model_copy(
+            update={"adapter": config.adapter.model_copy(update={"model": str(policy)})}
+        )
     write_format(directory)
     (directory / "config.json").write_text(config.model_dump_json())
     return directory
@@ -98,18 +110,32 @@ def serve_command(run: Path, *options: str, settings: tuple[str, ...] = ()) -> l
     """The command that serves the untrained adapter of a run on a free port."""
     flags = [flag for setting in settings for flag in ("--set", setting)]
     checkpoint = ("--checkpoint", "0", "--port", "0")
-    return [sys.executable, "-m", "prefixrl.deploy", "serve", str(run), *checkpoint, *options, *flags]
+    return [
+        sys.executable,
+        "-m",
+        "prefixrl.deploy",
+        "serve",
+        str(run),
+        *checkpoint,
+        *options,
+        *flags,
+    ]
 
 
 @contextmanager
 def served(
-    run: Path, *options: str, settings: tuple[str, ...] = (), environment: dict[str, str] | None = None
+    run: Path,
+    *options: str,
+    settings: tuple[str, ...] = (),
+    environment: dict[str, str] | None = None,
 ) -> Iterator[ServedRun]:
     """A server under way; it is gone afterwards."""
     log = run.parent / f"{run.name}-{time.monotonic_ns()}.log"
     with log.open("wb") as file:
         process = subprocess.Popen(
-            serve_command(run, *options, settings=settings), stderr=file, env=os.environ | (environment or {})
+            serve_command(run, *options, settings=settings),
+            stderr=file,
+            env=os.environ | (environment or {}),
         )
     try:
 
@@ -129,8 +155,19 @@ def served(
 @contextmanager
 def dashboard(folder: Path, *options: str, **environment: str) -> Iterator[str]:
     """The address of a dashboard under way; asked to stop, it ends well."""
-    command = [sys.executable, "-m", "prefixrl.deploy", "dashboard", str(folder), "--port", "0", *options]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | environment) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "prefixrl.deploy",
+        "dashboard",
+        str(folder),
+        "--port",
+        "0",
+        *options,
+    ]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=os.environ | environment
+    ) as process:
         assert process.stderr
         try:
             yield process.stderr.readline().split(": ")[1].split("/ ")[0]

@@ -33,7 +33,17 @@ from prefixrl.learner.broker.server import Broker
 from prefixrl.rollout.loop import Rollout
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.rules.verify import Judgement
-from support.fakes import Peer, beside, endpoint_of, groups_of, loop, run_on_disk, serving, status, wait_until
+from support.fakes import (
+    Peer,
+    beside,
+    endpoint_of,
+    groups_of,
+    loop,
+    run_on_disk,
+    serving,
+    status,
+    wait_until,
+)
 from support.keys import address
 
 PROBE = pack_tokens([1, 2, 3])
@@ -124,7 +134,9 @@ class Trained:
         self.versions.append(seen)
 
 
-def config_of(folder: Path, staleness: int, iterations: int, **sections: dict[str, Any]) -> RunConfig:
+def config_of(
+    folder: Path, staleness: int, iterations: int, **sections: dict[str, Any]
+) -> RunConfig:
     """20 groups of 2 per iteration; scoring takes 10 ms in the middle, and one time in fifty more than 100 ms."""
     simulated = {"prefix_s": 0.002, "completion_s": 0.010, "completion_sigma": 1.2}
     return run_on_disk(
@@ -154,13 +166,23 @@ def run(
             rank = Peer(endpoint, b"rank")
             try:
                 may_cross = config.rollout.swap == "in_flight"
-                return _learn(rank, lambda iteration: before_batch(broker, iteration), may_cross, old_ess, trains_s)
+                return _learn(
+                    rank,
+                    lambda iteration: before_batch(broker, iteration),
+                    may_cross,
+                    old_ess,
+                    trains_s,
+                )
             finally:
                 rank.close()
 
 
 def _learn(
-    rank: Peer, before_batch: Callable[[int], None], may_cross: bool, old_ess: float | None, trains_s: float
+    rank: Peer,
+    before_batch: Callable[[int], None],
+    may_cross: bool,
+    old_ess: float | None,
+    trains_s: float,
 ) -> Trained:
     trained, iteration = Trained(), 0
     rank.join("rank")
@@ -197,9 +219,13 @@ def next_batch(rank: Peer, iteration: int) -> messages.FromBroker:
     raise AssertionError(f"no batch {iteration} in {PATIENCE_S:g} s: waiting for {waiting_for}")
 
 
-def workers(endpoint: str, config: RunConfig, roles: tuple[Any, ...]) -> AbstractContextManager[None]:
+def workers(
+    endpoint: str, config: RunConfig, roles: tuple[Any, ...]
+) -> AbstractContextManager[None]:
     """Worker loops, one thread each."""
-    return beside(*(loop(lambda: address(endpoint), role, partial(_worker, role, config)) for role in roles))
+    return beside(
+        *(loop(lambda: address(endpoint), role, partial(_worker, role, config)) for role in roles)
+    )
 
 
 def _worker(role: str, config: RunConfig, link: Link) -> Rollout | Scorer:

@@ -52,7 +52,9 @@ def small_disk(path: Path, size_bytes: int) -> Iterator[SmallDisk]:
     """Mount one at a new folder; the test is skipped where this user may not."""
     path.mkdir()
     try:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "none", str(path)], check=True)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "none", str(path)], check=True
+        )
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("needs the right to mount a tmpfs")
     try:

@@ -113,9 +113,15 @@ class TimedRun:
         for rollout in sorted(self.rollouts, key=lambda each: -each.free):
             if rollout.staged > rollout.version and rollout.free == timing.sampling_slots:
                 rollout.version = rollout.staged
-            while rollout.free and rollout.staged == rollout.version and world.start_sampling(rollout.version):
+            while (
+                rollout.free
+                and rollout.staged == rollout.version
+                and world.start_sampling(rollout.version)
+            ):
                 rollout.free -= 1
-                self._lease(rollout, world.sampling[-1], self._time(timing.sampling_s, world.sampling[-1]))
+                self._lease(
+                    rollout, world.sampling[-1], self._time(timing.sampling_s, world.sampling[-1])
+                )
         for number, scorer in enumerate(self.scorers):
             mean_s = timing.scoring_s * (1.0 if number else timing.first_scorer_slowdown)
             while scorer.free and world.start_scoring():
@@ -124,9 +130,14 @@ class TimedRun:
 
     def _lease(self, worker: Worker, item: SampleItem | ScoreItem, lasts_s: float) -> None:
         dies = self._draws.random() < self.timing.dying
-        self._later(lasts_s * (self._draws.random() if dies else 1.0), lambda: self._end(worker, item, lasts_s, dies))
+        self._later(
+            lasts_s * (self._draws.random() if dies else 1.0),
+            lambda: self._end(worker, item, lasts_s, dies),
+        )
 
-    def _end(self, worker: Worker, item: SampleItem | ScoreItem, lasts_s: float, dies: bool) -> None:
+    def _end(
+        self, worker: Worker, item: SampleItem | ScoreItem, lasts_s: float, dies: bool
+    ) -> None:
         world = self.world
         worker.free += 1
         if isinstance(item, SampleItem):
@@ -154,11 +165,15 @@ class TimedRun:
             return
         choice = self.world.ask()
         if isinstance(choice, NotYetChosen):
-            self._is_short = self.world.ledger.states().get("scored", 0) < self.world.shape.batch_groups
+            self._is_short = (
+                self.world.ledger.states().get("scored", 0) < self.world.shape.batch_groups
+            )
         elif isinstance(choice, Choice):
             self.idle_s.append(self.now_s - self._asked_s)
             self._asked_s = None
-            versions = [version_of(each.prefixes) for each in self.world.ledger.results(choice.seqs)]
+            versions = [
+                version_of(each.prefixes) for each in self.world.ledger.results(choice.seqs)
+            ]
             self._train(Counter(self.world.completed - version for version in versions))
 
     def _train(self, ages: Counter[int]) -> None:
@@ -174,7 +189,10 @@ class TimedRun:
         self.trained_s.append(self.now_s)
         self._short_s, self._asked_s, version = 0.0, self.now_s, self.world.completed
         for rollout in self.rollouts:
-            self._later(self._draws.uniform(*self.timing.install_s), lambda each=rollout: self._stage(each, version))
+            self._later(
+                self._draws.uniform(*self.timing.install_s),
+                lambda each=rollout: self._stage(each, version),
+            )
 
     def _stage(self, rollout: Worker, version: int) -> None:
         rollout.staged = max(rollout.staged, version)

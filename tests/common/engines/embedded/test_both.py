@@ -16,7 +16,15 @@ from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.embedded.fixed_rows import FixedRowsEngine
 from prefixrl.common.engines.interface.base import Continuation
 from prefixrl.common.errors import UserError
-from support.models.embedded_jobs import PROMPTS, TOKENS, EmbeddedEngines, finish, job, same, settings
+from support.models.embedded_jobs import (
+    PROMPTS,
+    TOKENS,
+    EmbeddedEngines,
+    finish,
+    job,
+    same,
+    settings,
+)
 from support.models.tiny_model import VOCABULARY, save_model
 
 KINDS = {"continuous": TransformersEngine, "fixed rows": FixedRowsEngine}
@@ -65,25 +73,43 @@ def with_positions(folder: Path, positions: int) -> Path:
     """Save a model with learned positions."""
     torch.manual_seed(3)
     shape = GPT2Config(
-        vocab_size=VOCABULARY, n_positions=positions, n_embd=16, n_layer=1, n_head=2, initializer_range=0.5,
-        bos_token_id=None, eos_token_id=1,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        n_positions=positions,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        initializer_range=0.5,
+        bos_token_id=None,
+        eos_token_id=1,
+    )
     GPT2LMHeadModel(shape).save_pretrained(folder)
     return folder
 
 
 @pytest.mark.parametrize("is_rotary", [False, True])
-def test_a_row_ends_where_its_model_has_no_more_positions(is_rotary: bool, tmp_path: Path, load: Loader) -> None:
-    of = (lambda folder, most: save_model(folder, max_position_embeddings=most)) if is_rotary else with_positions
+def test_a_row_ends_where_its_model_has_no_more_positions(
+    is_rotary: bool, tmp_path: Path, load: Loader
+) -> None:
+    of = (
+        (lambda folder, most: save_model(folder, max_position_embeddings=most))
+        if is_rotary
+        else with_positions
+    )
     prompts = [[5, 9, 2, 44], [7] * 11, [3, 4]]
     asked = job("a", prompts, settings(0.9, 40))
     short = finish(load(of(tmp_path / "short", 12)), asked)["a"].rows
     long = finish(load(of(tmp_path / "long", 64)), asked)["a"].rows
     for prompt, row, longer in zip(prompts, short, long, strict=True):
-        assert row.finish == "length" and len(prompt) + row.tokens.size == 12 and len(longer.tokens) == 40
+        assert (
+            row.finish == "length"
+            and len(prompt) + row.tokens.size == 12
+            and len(longer.tokens) == 40
+        )
     engine = load(tmp_path / "short")
     engine.submit(replace(asked, key="b"))
-    with pytest.raises(UserError, match="a row of 12 tokens leaves no room in the 12 positions of the model"):
+    with pytest.raises(
+        UserError, match="a row of 12 tokens leaves no room in the 12 positions of the model"
+    ):
         engine.submit(job("c", [[3] * 12]))
 
 
@@ -95,7 +121,9 @@ def test_positions_count_from_a_rows_first_real_token(tmp_path: Path, load: Load
         assert row.logprobs == pytest.approx(scored[len(prompt) - 1 :], abs=1e-5)
 
 
-def test_greedy_is_the_argmax_of_a_forward_without_a_cache(engine: EmbeddedEngines, model: PreTrainedModel) -> None:
+def test_greedy_is_the_argmax_of_a_forward_without_a_cache(
+    engine: EmbeddedEngines, model: PreTrainedModel
+) -> None:
     results = finish(engine, job("a", sampling=settings(0.0)))["a"].rows
     for prompt, row in zip(PROMPTS, results, strict=True):
         ids = list(prompt)
@@ -107,9 +135,13 @@ def test_greedy_is_the_argmax_of_a_forward_without_a_cache(engine: EmbeddedEngin
             ids.append(int(token))
         with torch.no_grad():
             generated = model.generate(
-                torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), do_sample=False,
-                max_new_tokens=TOKENS, eos_token_id=None, pad_token_id=0,
-            )  # fmt: skip
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                do_sample=False,
+                max_new_tokens=TOKENS,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
         assert generated[0].tolist() == ids
 
 
@@ -120,13 +152,17 @@ def test_logprobs_are_those_of_a_fresh_forward_at_the_sampling_temperature(
     results = finish(engine, job("a", sampling=settings(temperature)))["a"].rows
     for prompt, row in zip(PROMPTS, results, strict=True):
         ids = np.asarray([*prompt, *row.tokens.tolist()], dtype=np.int32)
-        assert row.logprobs == pytest.approx(whole_forward(model, ids, temperature)[len(prompt) - 1 :], abs=1e-5)
+        assert row.logprobs == pytest.approx(
+            whole_forward(model, ids, temperature)[len(prompt) - 1 :], abs=1e-5
+        )
         scored = engine.logprobs(ids, temperature)
         assert scored.shape == (len(ids) - 1,)
         assert scored == pytest.approx(whole_forward(model, ids, temperature), abs=1e-5)
 
 
-def whole_forward(model: PreTrainedModel, ids: NDArray[np.int32], temperature: float) -> list[float]:
+def whole_forward(
+    model: PreTrainedModel, ids: NDArray[np.int32], temperature: float
+) -> list[float]:
     with torch.no_grad():
         logits = model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].double()
     table = torch.log(torch.softmax(logits / temperature, dim=-1))
@@ -141,8 +177,15 @@ def test_a_bfloat16_engine_makes_logits_of_the_asked_type_and_keeps_its_weights(
     tokens = np.asarray([5, 9, 2, 44, 8, 17], dtype=np.int32)
     twin = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
     with torch.no_grad():
-        hidden, weight = twin.model(torch.tensor(tokens[None].tolist())).last_hidden_state[0], twin.lm_head.weight
-        logits = hidden.float() @ weight.float().T if head_dtype == "float32" else (hidden @ weight.T).float()
+        hidden, weight = (
+            twin.model(torch.tensor(tokens[None].tolist())).last_hidden_state[0],
+            twin.lm_head.weight,
+        )
+        logits = (
+            hidden.float() @ weight.float().T
+            if head_dtype == "float32"
+            else (hidden @ weight.T).float()
+        )
     table = torch.log_softmax(logits[:-1] / 0.7, dim=-1)
     expected = table.gather(1, torch.from_numpy(tokens[1:].astype(np.int64))[:, None])[:, 0]
     np.testing.assert_allclose(engine.logprobs(tokens, 0.7), expected.numpy(), atol=1e-5)
@@ -160,7 +203,9 @@ def test_a_stop_token_ends_its_row_and_is_the_rows_last_token(engine: EmbeddedEn
     assert {row.finish for row in stopped} >= {"eos"}
 
 
-def assert_cut_at_first_stop(before: Continuation, after: Continuation, stops: frozenset[int]) -> None:
+def assert_cut_at_first_stop(
+    before: Continuation, after: Continuation, stops: frozenset[int]
+) -> None:
     ids = before.tokens.tolist()
     ends = [place for place, token in enumerate(ids) if token in stops]
     expected = ids[: ends[0] + 1] if ends else ids
@@ -177,15 +222,24 @@ def test_a_job_ends_when_its_last_row_does(engine: EmbeddedEngines) -> None:
     assert engine.progress == before + 1
 
 
-def test_a_hostile_generation_config_changes_nothing(engine: EmbeddedEngines, load: Loader, tmp_path: Path) -> None:
+def test_a_hostile_generation_config_changes_nothing(
+    engine: EmbeddedEngines, load: Loader, tmp_path: Path
+) -> None:
     plain = finish(engine, job("a"))["a"]
     greedy = finish(engine, job("a", sampling=settings(0.0)))["a"]
     folder = save_model(tmp_path / "hostile", is_tied=True)
     hostile = {
-        "do_sample": True, "temperature": 0.05, "top_k": 1, "top_p": 0.1, "repetition_penalty": 9.0,
-        "no_repeat_ngram_size": 1, "suppress_tokens": plain.rows[0].tokens.tolist(), "forced_eos_token_id": 1,
-        "eos_token_id": plain.rows[0].tokens[:1].tolist(), "max_new_tokens": 2,
-    }  # fmt: skip
+        "do_sample": True,
+        "temperature": 0.05,
+        "top_k": 1,
+        "top_p": 0.1,
+        "repetition_penalty": 9.0,
+        "no_repeat_ngram_size": 1,
+        "suppress_tokens": plain.rows[0].tokens.tolist(),
+        "forced_eos_token_id": 1,
+        "eos_token_id": plain.rows[0].tokens[:1].tolist(),
+        "max_new_tokens": 2,
+    }
     (folder / "generation_config.json").write_text(json.dumps(hostile), encoding="utf-8")
     misled = load(folder)
     assert same(plain, finish(misled, job("a"))["a"])
@@ -196,7 +250,8 @@ def test_installing_replaces_every_weight_bit_for_bit(engine: EmbeddedEngines) -
     before = finish(engine, job("a"))["a"]
     generator = torch.Generator().manual_seed(1)
     given = {
-        name: tensor + 0.3 * torch.randn(tensor.shape, generator=generator) for name, tensor in engine.weights().items()
+        name: tensor + 0.3 * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in engine.weights().items()
     }
     old = {name: tensor.clone() for name, tensor in engine.weights().items()}
     assert "lm_head.weight" not in given, "tied weights stand there once"

@@ -8,7 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from prefixrl.common.engines.embedded.cached_attention import NAME, one_token
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
@@ -25,8 +32,12 @@ def by_the_formula(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> T
         for head in range(heads):
             shared = head // (heads // key.shape[1])
             own = seen[row, 0, 0]
-            weights = (SCALING * key[row, shared, own].double() @ query[row, head, 0].double()).softmax(dim=0)
-            found[row, 0, head] = (weights[:, None] * value[row, shared, own].double()).sum(dim=0).float()
+            weights = (
+                SCALING * key[row, shared, own].double() @ query[row, head, 0].double()
+            ).softmax(dim=0)
+            found[row, 0, head] = (
+                (weights[:, None] * value[row, shared, own].double()).sum(dim=0).float()
+            )
     return found
 
 
@@ -45,7 +56,9 @@ def test_each_head_attends_as_the_formula_says(
     made = torch.Generator().manual_seed(seed)
     query = torch.randn(rows, groups * shared, 1, SIZE, generator=made)
     # As in a cache: the columns in use are a part of a wider block.
-    key, value = (torch.randn(rows, groups, columns + 3, SIZE, generator=made)[:, :, 2:-1] for _ in range(2))
+    key, value = (
+        torch.randn(rows, groups, columns + 3, SIZE, generator=made)[:, :, 2:-1] for _ in range(2)
+    )
     seen = torch.rand(rows, 1, 1, columns, generator=made) < 0.7
     seen[..., -1] = True
     mask = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf) if is_added else seen
@@ -56,9 +69,15 @@ def test_each_head_attends_as_the_formula_says(
 
 
 SHAPE = {
-    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": 64, "tie_word_embeddings": True,
-}  # fmt: skip
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}
 
 
 def engine_of(folder: Path, config: PreTrainedConfig) -> TransformersEngine:
@@ -67,7 +86,9 @@ def engine_of(folder: Path, config: PreTrainedConfig) -> TransformersEngine:
 
 
 @pytest.mark.parametrize("kind", [LlamaConfig, Qwen2Config, Qwen3Config])
-def test_models_with_plain_layers_decode_by_it(tmp_path: Path, kind: type[PreTrainedConfig]) -> None:
+def test_models_with_plain_layers_decode_by_it(
+    tmp_path: Path, kind: type[PreTrainedConfig]
+) -> None:
     assert engine_of(tmp_path, kind(**SHAPE))._model.config._attn_implementation == NAME
 
 

@@ -36,16 +36,27 @@ def test_rows_are_batched_continuously_unless_bitwise_is_asked_for() -> None:
         assert held.about == "a task's rows are one forward: bitwise; sdpa attention"
 
 
-def test_a_model_with_states_besides_keys_and_values_has_fixed_rows_and_says_why(tmp_path: Path) -> None:
+def test_a_model_with_states_besides_keys_and_values_has_fixed_rows_and_says_why(
+    tmp_path: Path,
+) -> None:
     torch.manual_seed(2)
     shape = Lfm2Config(
-        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, layer_types=["conv", "full_attention"], eos_token_id=1, pad_token_id=0,
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        layer_types=["conv", "full_attention"],
+        eos_token_id=1,
+        pad_token_id=0,
         bos_token_id=None,
-    )  # fmt: skip
+    )
     AutoModelForCausalLM.from_config(shape).save_pretrained(tmp_path)
     engine = make_engine("transformers", str(tmp_path), "scorer", config_of())
     assert isinstance(engine, FixedRowsEngine)
-    assert engine.about.startswith("a task's rows are one forward: lfm2: it keeps more of a text than keys and values;")
+    assert engine.about.startswith(
+        "a task's rows are one forward: lfm2: it keeps more of a text than keys and values;"
+    )
     result = finish(engine, job("a"))["a"]
     assert [row.tokens.size for row in result.rows] == [TOKENS] * len(PROMPTS)

@@ -74,7 +74,9 @@ def assert_row_follows(
         logits = model(torch.tensor([prompt + written])).logits[0, len(prompt) - 1 : -1].float()
     own = truncated(masked(logits, asked.masked_tokens), asked.sampling)
     table = torch.log_softmax(own / (asked.sampling.temperature or 1.0), dim=-1)
-    assert row.logprobs == pytest.approx(table.gather(1, torch.tensor(written)[:, None])[:, 0].numpy(), abs=1e-4)
+    assert row.logprobs == pytest.approx(
+        table.gather(1, torch.tensor(written)[:, None])[:, 0].numpy(), abs=1e-4
+    )
     for place, token in enumerate(written):
         if asked.sampling.temperature == 0.0:
             assert own[place, token] >= own[place].max() - NUDGE
@@ -95,9 +97,12 @@ class Arrival:
 
 
 SAMPLINGS = st.builds(
-    Sampling, temperature=st.sampled_from([0.0, 0.7, 1.3]), max_new_tokens=st.integers(1, 9),
-    top_k=st.sampled_from([0, 5]), top_p=st.sampled_from([1.0, 0.8]),
-)  # fmt: skip
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.7, 1.3]),
+    max_new_tokens=st.integers(1, 9),
+    top_k=st.sampled_from([0, 5]),
+    top_p=st.sampled_from([1.0, 0.8]),
+)
 TOKENS = st.integers(2, VOCABULARY - 1)
 
 
@@ -110,10 +115,13 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
         tails = draw(st.lists(st.lists(TOKENS, max_size=6), min_size=1, max_size=5))
         copies = draw(st.integers(1, 3))
         asked = job(
-            f"job {number}", [head + tail for tail in tails for _ in range(copies)], draw(SAMPLINGS),
+            f"job {number}",
+            [head + tail for tail in tails for _ in range(copies)],
+            draw(SAMPLINGS),
             stops=draw(st.frozensets(TOKENS, max_size=12)),
-            masks=draw(st.sampled_from([frozenset[int](), frozenset({7, 8, 9})])), seed=draw(st.integers(0, 3)),
-        )  # fmt: skip
+            masks=draw(st.sampled_from([frozenset[int](), frozenset({7, 8, 9})])),
+            seed=draw(st.integers(0, 3)),
+        )
         found.append(Arrival(draw(st.integers(0, 12)), asked))
     return sorted(found, key=lambda each: each.step)
 
@@ -128,16 +136,27 @@ def test_whatever_joins_when_every_row_is_written_as_if_it_were_alone(
     """
 
     @hypothesis.settings(max_examples=examples, deadline=None)
-    @given(arrivals(), st.integers(1, 12), st.sets(st.integers(0, 15), max_size=2), st.sampled_from([4, 64]))
+    @given(
+        arrivals(),
+        st.integers(1, 12),
+        st.sets(st.integers(0, 15), max_size=2),
+        st.sampled_from([4, 64]),
+    )
     def check(coming: list[Arrival], seats: int, installs: set[int], columns: int) -> None:
         with mock.patch.object(row_cache, "LEAST_COLUMNS", columns):
-            every_row_is_written_as_alone(shared_engine(folder, seats, columns), model, coming, seats, installs)
+            every_row_is_written_as_alone(
+                shared_engine(folder, seats, columns), model, coming, seats, installs
+            )
 
     check()
 
 
 def every_row_is_written_as_alone(
-    engine: TransformersEngine, model: PreTrainedModel, coming: list[Arrival], seats: int, installs: set[int]
+    engine: TransformersEngine,
+    model: PreTrainedModel,
+    coming: list[Arrival],
+    seats: int,
+    installs: set[int],
 ) -> None:
     asked, results, step = {each.job.key: each.job for each in coming}, dict[str, JobResult](), 0
     left, tokens_before = list(coming), engine.tokens
@@ -163,29 +182,50 @@ ENGINES: dict[tuple[Path, int], TransformersEngine] = {}
 
 def shared_engine(folder: Path, seats: int, columns: int) -> TransformersEngine:
     """One engine for all examples of a kind: its cache has seen other rows before."""
-    engine = ENGINES.get((folder, columns)) or ENGINES.setdefault((folder, columns), engine_of(folder))
+    engine = ENGINES.get((folder, columns)) or ENGINES.setdefault(
+        (folder, columns), engine_of(folder)
+    )
     engine.seats = seats
     return engine
 
 
 def sliding() -> PreTrainedConfig:
     return MistralConfig(
-        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, sliding_window=4, initializer_range=0.3,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        sliding_window=4,
+        initializer_range=0.3,
+    )
 
 
 def alternating() -> PreTrainedConfig:
     return Gemma3TextConfig(
-        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, sliding_window=4, layer_types=["sliding_attention", "full_attention"],
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        sliding_window=4,
+        layer_types=["sliding_attention", "full_attention"],
         initializer_range=0.3,
-    )  # fmt: skip
+    )
 
 
 def learned_positions() -> PreTrainedConfig:
     return GPT2Config(
-        vocab_size=VOCABULARY, n_positions=64, n_embd=16, n_layer=2, n_head=2, initializer_range=0.3, eos_token_id=1
+        vocab_size=VOCABULARY,
+        n_positions=64,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        initializer_range=0.3,
+        eos_token_id=1,
     )
 
 
@@ -208,9 +248,14 @@ def test_models_whose_layers_look_at_parts_or_know_positions_otherwise_are_right
     assert_rows_follow(model, second, done["second"])
 
 
-def test_greedy_rows_are_those_of_single_rows_to_the_token(folder: Path, engine: TransformersEngine) -> None:
+def test_greedy_rows_are_those_of_single_rows_to_the_token(
+    folder: Path, engine: TransformersEngine
+) -> None:
     rows = PROMPTS
-    alone = [finish(engine, job("alone", [row], settings(0.0)))["alone"].rows[0].tokens.tolist() for row in rows]
+    alone = [
+        finish(engine, job("alone", [row], settings(0.0)))["alone"].rows[0].tokens.tolist()
+        for row in rows
+    ]
     engine.submit(job("early", rows[:2], settings(0.0)))
     engine.step(0.0)
     engine.step(0.0)
@@ -244,7 +289,10 @@ def test_a_probe_is_scored_in_few_forwards_with_the_logprobs_of_row_by_row(
 ) -> None:
     numbers = np.random.Generator(np.random.PCG64(3))
     sizes = [(1, 3), (9, 6), (4, 6), (0, 5), (7, 1)]
-    rows = [tuple(numbers.integers(2, VOCABULARY, size).astype(np.int32) for size in each) for each in sizes]
+    rows = [
+        tuple(numbers.integers(2, VOCABULARY, size).astype(np.int32) for size in each)
+        for each in sizes
+    ]
     one_by_one = score_rows(engine.logprobs, rows)
     assert one_by_one.size == 3 + 6 + 6 + 4 + 1
     np.testing.assert_allclose(engine.score(rows), one_by_one, atol=1e-5)
@@ -265,7 +313,9 @@ def test_a_row_that_waits_takes_the_seat_of_one_that_ends(folder: Path) -> None:
     assert engine.rows_left("short") == engine.rows_left("unknown") == 0
 
 
-def test_a_job_with_more_rows_than_seats_is_done_row_by_row(folder: Path, model: PreTrainedModel) -> None:
+def test_a_job_with_more_rows_than_seats_is_done_row_by_row(
+    folder: Path, model: PreTrainedModel
+) -> None:
     engine = engine_of(folder, seats=3)
     asked = job("a", [[3 + row] for row in range(8)], settings(0.7, 5))
     assert_rows_follow(model, asked, finish(engine, asked)["a"])
@@ -288,7 +338,9 @@ def test_a_few_newcomers_wait_a_few_steps_for_others_to_join_with(folder: Path) 
     engine.submit(job("many", [[3 + row] for row in range(12)], settings(0.0, 30)))
     engine.step(0.0)
     engine.submit(job("one", [[5]]))
-    waits = [engine.waiting_rows for _ in range(continuous.JOIN_STEPS + 1) if engine.step(0.0) == []]
+    waits = [
+        engine.waiting_rows for _ in range(continuous.JOIN_STEPS + 1) if engine.step(0.0) == []
+    ]
     assert waits == [1] * continuous.JOIN_STEPS + [0]
     engine.submit(job("three", [[5], [6], [7]]))
     engine.step(0.0)
@@ -336,14 +388,18 @@ def test_what_the_rows_of_a_job_share_is_computed_once(
     assert shapes == [(1, 7), *((texts_after(written, tokens), 1) for tokens in (1, 2, 3))]
     assert 1 < texts_after(written, 1) < 6, "some of them have the same first token"
     shapes.clear()
-    branching = job("branching", [[*question, 20 + each // 2] for each in range(6)], settings(0.0, 3))
+    branching = job(
+        "branching", [[*question, 20 + each // 2] for each in range(6)], settings(0.0, 3)
+    )
     assert_rows_follow(model, branching, finish(engine, branching)["branching"])
     assert shapes == [(1, 7), (3, 1), (3, 1), (3, 1)], "equal texts go on alike at temperature 0"
     shapes.clear()
     apart = job("apart", [[20 + each, *question] for each in range(3)], settings(0.8, 1))
     assert_rows_follow(model, apart, finish(engine, apart)["apart"])
     assert shapes == [(3, 8)]
-    several = [job(f"{number}", [[*question, 30 + number, 40]], settings(0.0, 1)) for number in range(3)]
+    several = [
+        job(f"{number}", [[*question, 30 + number, 40]], settings(0.0, 1)) for number in range(3)
+    ]
     for each, result in finish(engine, *several).items():
         assert_rows_follow(model, several[int(each)], result)
     assert shapes[1:] == [(1, 7), (3, 2)], "jobs with equal beginnings, as worked examples are"
@@ -354,11 +410,16 @@ def texts_after(written: JobResult, tokens: int) -> int:
     return len({tuple(row.tokens[:tokens].tolist()) for row in written.rows})
 
 
-def test_rows_go_on_with_weights_installed_in_between_and_newcomers_have_only_those(folder: Path) -> None:
+def test_rows_go_on_with_weights_installed_in_between_and_newcomers_have_only_those(
+    folder: Path,
+) -> None:
     engine = engine_of(folder)
     old = {name: tensor.clone() for name, tensor in engine.weights().items()}
     generator = torch.Generator().manual_seed(1)
-    new = {name: tensor + 0.1 * torch.randn(tensor.shape, generator=generator) for name, tensor in old.items()}
+    new = {
+        name: tensor + 0.1 * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in old.items()
+    }
     early = job("early", [[5, 9, 2], [7]], settings(0.7, 9))
     engine.submit(early)
     for _ in range(4):
@@ -384,11 +445,15 @@ def test_rows_go_on_with_weights_installed_in_between_and_newcomers_have_only_th
         (MambaConfig(num_hidden_layers=1), "mamba: it keeps more of a text than keys and values"),
         (
             LlamaConfig(
-                num_hidden_layers=1, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+                num_hidden_layers=1,
+                rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
             ),
             "llama: with dynamic positions a row would depend on the longest one beside it",
         ),
-        (Llama4TextConfig(num_hidden_layers=1), "llama4_text: its layers have chunks or keys in common"),
+        (
+            Llama4TextConfig(num_hidden_layers=1),
+            "llama4_text: its layers have chunks or keys in common",
+        ),
     ],
 )
 def test_a_model_whose_rows_cannot_join_is_named_with_the_reason(

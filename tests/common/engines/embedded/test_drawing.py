@@ -29,10 +29,13 @@ def inverse_cumulative(logits: list[float], temperature: float, uniform: float) 
     st.floats(0.25, 3.0),
     st.floats(0.0, 1.0, exclude_max=True),
 )
-def test_a_draw_inverts_the_cumulative_distribution(logits: list[float], temperature: float, uniform: float) -> None:
+def test_a_draw_inverts_the_cumulative_distribution(
+    logits: list[float], temperature: float, uniform: float
+) -> None:
     tokens, logprobs = draw(torch.tensor([logits]), temperature, np.array([uniform]))
     slow = {
-        inverse_cumulative(logits, temperature, min(max(uniform + nudge, 0.0), 1.0)) for nudge in (-1e-6, 0.0, 1e-6)
+        inverse_cumulative(logits, temperature, min(max(uniform + nudge, 0.0), 1.0))
+        for nudge in (-1e-6, 0.0, 1e-6)
     }
     assert int(tokens[0]) in slow
     table = torch.log_softmax(torch.tensor(logits, dtype=torch.float64) / temperature, dim=0)
@@ -81,7 +84,9 @@ def test_truncation_leaves_out_what_its_definitions_say(
     quarters: list[int], temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
     logits = [each / 4 for each in quarters]
-    sampling = Sampling(temperature=temperature, max_new_tokens=8, top_k=top_k, top_p=top_p, min_p=min_p)
+    sampling = Sampling(
+        temperature=temperature, max_new_tokens=8, top_k=top_k, top_p=top_p, min_p=min_p
+    )
     kept = truncated(torch.tensor([logits]), sampling)[0]
     weights = [math.exp(each / temperature) for each in logits]
     left = [place for place in range(len(logits)) if weights[place] >= min_p * max(weights)]

@@ -20,7 +20,9 @@ def engine(folder: Path) -> FixedRowsEngine:
     return FixedRowsEngine(str(folder), "cpu", "float32", 1)
 
 
-def test_a_text_does_not_depend_on_other_jobs_nor_on_their_order(engine: FixedRowsEngine, folder: Path) -> None:
+def test_a_text_does_not_depend_on_other_jobs_nor_on_their_order(
+    engine: FixedRowsEngine, folder: Path
+) -> None:
     alone = finish(engine, job("a"))["a"]
     other = job("b", ([1, 2], [30, 31, 32]), settings(1.3))
     assert same(alone, finish(engine, other, job("a"))["a"])
@@ -43,7 +45,9 @@ def test_only_a_job_that_has_not_started_can_be_cancelled(engine: FixedRowsEngin
 
 def test_a_stop_changes_nothing_of_what_stands_before_it(engine: FixedRowsEngine) -> None:
     free = finish(engine, job("a"))["a"].rows
-    stopped = finish(engine, job("a", stops={int(free[0].tokens[4]), int(free[2].tokens[1])}))["a"].rows
+    stopped = finish(engine, job("a", stops={int(free[0].tokens[4]), int(free[2].tokens[1])}))[
+        "a"
+    ].rows
     for before, after in zip(free, stopped, strict=True):
         assert np.array_equal(after.tokens, before.tokens[: after.tokens.size])
         assert np.array_equal(after.logprobs, before.logprobs[: after.tokens.size])

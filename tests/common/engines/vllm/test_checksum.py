@@ -49,5 +49,8 @@ def test_a_parameter_of_another_layout_is_compared_by_nobody() -> None:
     known = known_layout(sums, TENSORS, torch.float32)
     assert known == sums.keys() - {QKV}
     assert compared(sums, TENSORS, known, torch.float32).follows == "unknown"
-    assert compared(sums | {"tp0:model.norm.weight": "old"}, TENSORS, known, torch.float32).follows == "other"
+    assert (
+        compared(sums | {"tp0:model.norm.weight": "old"}, TENSORS, known, torch.float32).follows
+        == "other"
+    )
     assert not following("tp0:model.layers.0.mlp.experts.w13_weight", TENSORS, torch.float32)

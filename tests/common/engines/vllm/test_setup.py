@@ -35,7 +35,9 @@ def test_a_folder_that_is_called_vllm_is_no_vllm(monkeypatch: pytest.MonkeyPatch
     assert not is_vllm_installed()
 
 
-def test_auto_is_the_embedded_engine_where_there_is_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_the_embedded_engine_where_there_is_no_cuda(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert make_engine("auto", ADAPTER, "rollout", settings()).name == "transformers"
 
@@ -55,17 +57,29 @@ def test_a_cpu_is_not_filled_with_cache_and_a_gpu_is_left_to_vllm() -> None:
     assert not cpu_only & engine_arguments(setup, "cuda").keys()
     chosen = resolve(ADAPTER, "rollout", settings("rollout.vllm.kv_cache_memory_bytes=1000000"))
     assert engine_arguments(chosen, "cpu")["kv_cache_memory_bytes"] == 1000000
-    assert engine_arguments(chosen, "cuda")["gpu_memory_utilization"] < 0.1, "vLLM asks for so much free memory"
+    assert engine_arguments(chosen, "cuda")["gpu_memory_utilization"] < 0.1, (
+        "vLLM asks for so much free memory"
+    )
 
 
 def test_a_bfloat16_rollout_makes_float32_logits_unless_told_otherwise() -> None:
     bf16 = "learner.dtype=bfloat16"
-    overrides = engine_arguments(resolve(ADAPTER, "rollout", settings(bf16)), "cuda")["hf_overrides"]
+    overrides = engine_arguments(resolve(ADAPTER, "rollout", settings(bf16)), "cuda")[
+        "hf_overrides"
+    ]
     assert overrides == {"head_dtype": "float32"}
     for changes in (["learner.dtype=float32"], [bf16, "learner.head_dtype=model"]):
-        assert engine_arguments(resolve(ADAPTER, "rollout", settings(*changes)), "cuda")["hf_overrides"] == {}
+        assert (
+            engine_arguments(resolve(ADAPTER, "rollout", settings(*changes)), "cuda")[
+                "hf_overrides"
+            ]
+            == {}
+        )
     own = settings(bf16, 'rollout.vllm.options={ hf_overrides = { head_dtype = "model", a = 1 } }')
-    assert engine_arguments(resolve(ADAPTER, "rollout", own), "cuda")["hf_overrides"] == {"head_dtype": "model", "a": 1}
+    assert engine_arguments(resolve(ADAPTER, "rollout", own), "cuda")["hf_overrides"] == {
+        "head_dtype": "model",
+        "a": 1,
+    }
 
 
 def test_options_are_passed_through() -> None:
@@ -82,9 +96,12 @@ def test_options_are_passed_through() -> None:
     )
     given = engine_arguments(setup, "cuda")
     expected = {
-        "tensor_parallel_size": 4, "quantization": "fp8", "gpu_memory_utilization": 0.8,
-        "attention_backend": "FLASH_ATTN", "max_num_batched_tokens": 8192,
-    }  # fmt: skip
+        "tensor_parallel_size": 4,
+        "quantization": "fp8",
+        "gpu_memory_utilization": 0.8,
+        "attention_backend": "FLASH_ATTN",
+        "max_num_batched_tokens": 8192,
+    }
     assert expected.items() <= given.items()
 
 
@@ -97,7 +114,10 @@ def test_options_that_would_change_what_is_sampled_are_refused(change: str, mess
 def test_only_rollouts_can_be_given_new_weights() -> None:
     rollout = engine_arguments(resolve(ADAPTER, "rollout", settings()), "cuda")
     scorer = engine_arguments(resolve(TARGET, "scorer", settings()), "cuda")
-    assert rollout["weight_transfer_config"] == {"backend": "prefixrl"} and scorer["weight_transfer_config"] is None
+    assert (
+        rollout["weight_transfer_config"] == {"backend": "prefixrl"}
+        and scorer["weight_transfer_config"] is None
+    )
 
 
 def test_the_batch_is_vllms_own_choice_unless_declared() -> None:
@@ -123,7 +143,12 @@ def test_unseeded_scorers_do_not_all_draw_from_one_stream() -> None:
 def test_insecure_serialisation_is_never_on(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("VLLM_WORKER_MULTIPROC_METHOD", "PREFIXRL_VLLM_CHILD", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, "1")
-    for name in ("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "VLLM_LOGGING_LEVEL", "VLLM_ENABLE_V1_MULTIPROCESSING"):
+    for name in (
+        "VLLM_NO_USAGE_STATS",
+        "DO_NOT_TRACK",
+        "VLLM_LOGGING_LEVEL",
+        "VLLM_ENABLE_V1_MULTIPROCESSING",
+    ):
         monkeypatch.setenv(name, "0")
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
@@ -141,11 +166,15 @@ def test_rows_have_seeds_of_their_own() -> None:
 
     each = world.job("a")
     assert len({row_seed(draws) for draws in each.uniforms}) == 64
-    assert [row_seed(draws) for draws in each.uniforms] == [row_seed(draws) for draws in world.job("b").uniforms]
+    assert [row_seed(draws) for draws in each.uniforms] == [
+        row_seed(draws) for draws in world.job("b").uniforms
+    ]
 
 
 def test_the_plugin_is_announced_to_vllm(tmp_path: Path) -> None:
     from importlib.metadata import entry_points
 
-    (found,) = [each for each in entry_points(group="vllm.general_plugins") if each.name == "prefixrl"]
+    (found,) = [
+        each for each in entry_points(group="vllm.general_plugins") if each.name == "prefixrl"
+    ]
     assert found.value == "prefixrl.common.engines.vllm.plugin:register"

@@ -29,11 +29,15 @@ B, S = 32, 4
 BATCH_IN_TRAINING = {"batched": B}
 
 
-def admission(rule: AdmissionRule = "just_in_time", over_sampling: Fraction = Fraction(1), item: int = 8) -> Admission:
+def admission(
+    rule: AdmissionRule = "just_in_time", over_sampling: Fraction = Fraction(1), item: int = 8
+) -> Admission:
     return Admission(Window(B, S, over_sampling), rule, 0.8, item)
 
 
-def begun(rule: Admission, states: Mapping[str, int], version: int = 5, completed: int = 5, item: int = 8) -> int:
+def begun(
+    rule: Admission, states: Mapping[str, int], version: int = 5, completed: int = 5, item: int = 8
+) -> int:
     """Groups that may be begun one item after the other while nothing comes in."""
     counts = {"sampling": 0, **states}
     started = 0
@@ -97,7 +101,9 @@ def test_groups_under_way_count_as_what_they_are_worth(
     assert (rule.lead, rule.waited_s) == (lead, waited_s)
 
 
-def test_the_lead_shrinks_where_the_learner_does_not_wait_and_a_wait_gives_it_back_by_its_length() -> None:
+def test_the_lead_shrinks_where_the_learner_does_not_wait_and_a_wait_gives_it_back_by_its_length() -> (
+    None
+):
     rule, most = Admission(Window(B, 50), "just_in_time"), 0.0
     waits = (0.0, KEPT), (0.1, KEPT**2), (0.2, KEPT**2 + 0.02 * REGAINED), (2.5, 1.0), (0.0, KEPT)
     for waited_s, kept in waits:  # of iterations of 10 s, so 0.1 is still a short one
@@ -109,7 +115,10 @@ def test_the_lead_shrinks_where_the_learner_does_not_wait_and_a_wait_gives_it_ba
 def test_no_more_waits_for_scorers_than_their_slots_need() -> None:
     rule = admission()
     rule.lead = float(B * (S + 1))
-    rule.supply, rule.times = Supply(rollouts=1, scoring_slots=4), ItemTimes(sampling_s=1.0, scoring_s=2.0)
+    rule.supply, rule.times = (
+        Supply(rollouts=1, scoring_slots=4),
+        ItemTimes(sampling_s=1.0, scoring_s=2.0),
+    )
     # 4 slots, each with half an item ahead and half of one in sampling, and one rollout: five items of 8.
     assert begun(rule, BATCH_IN_TRAINING) == 5 * 8
     assert begun(rule, BATCH_IN_TRAINING | {"scoring": 32}) == 5 * 8
@@ -118,7 +127,10 @@ def test_no_more_waits_for_scorers_than_their_slots_need() -> None:
 
 def test_what_the_next_iteration_lacks_is_begun_however_long_the_queue_before_the_scorers() -> None:
     rule = admission()
-    rule.supply, rule.times = Supply(rollouts=1, scoring_slots=1), ItemTimes(sampling_s=0.1, scoring_s=2.0)
+    rule.supply, rule.times = (
+        Supply(rollouts=1, scoring_slots=1),
+        ItemTimes(sampling_s=0.1, scoring_s=2.0),
+    )
     assert begun(rule, {}) == B
 
 
@@ -141,9 +153,12 @@ def test_the_cap_shrinks_while_old_samples_are_worth_too_little_and_recovers() -
 
 
 @pytest.mark.parametrize(
-    ("old_ess", "factor"), [(0.0, MOST_SHRINKAGE), (0.8**1.25, 0.8), (0.799, LEAST_SHRINKAGE), (1e-300, MOST_SHRINKAGE)]
+    ("old_ess", "factor"),
+    [(0.0, MOST_SHRINKAGE), (0.8**1.25, 0.8), (0.799, LEAST_SHRINKAGE), (1e-300, MOST_SHRINKAGE)],
 )
-def test_the_cap_shrinks_to_the_age_at_which_old_samples_are_worth_enough(old_ess: float, factor: float) -> None:
+def test_the_cap_shrinks_to_the_age_at_which_old_samples_are_worth_enough(
+    old_ess: float, factor: float
+) -> None:
     rule = admission()
     rule.finish_iteration(1.0, 0.0, {}, old_ess)
     assert rule.cap == pytest.approx(factor * B)
@@ -155,7 +170,9 @@ def test_the_cap_ends_at_nothing_and_probes_again() -> None:
     while rule.cap:
         rule.finish_iteration(1.0, 0.5, {}, 0.1)
         seen.append(rule.cap)
-    assert seen == sorted(seen, reverse=True) and min(each for each in seen if each) >= LEAST_CAP * B
+    assert (
+        seen == sorted(seen, reverse=True) and min(each for each in seen if each) >= LEAST_CAP * B
+    )
     assert rule.lead == B
     for _ in range(10):
         rule.finish_iteration(1.0, 0.0, {}, None)
@@ -163,9 +180,12 @@ def test_the_cap_ends_at_nothing_and_probes_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("min_ess", "old_ess"), [(0.8, None), (0.8, float("nan")), (0.8, 0.8), (0.8, 1.0), (0.8, 3.0), (0.0, 0.0)]
+    ("min_ess", "old_ess"),
+    [(0.8, None), (0.8, float("nan")), (0.8, 0.8), (0.8, 1.0), (0.8, 3.0), (0.0, 0.0)],
 )
-def test_a_cap_that_nothing_speaks_against_stays_wide(min_ess: float, old_ess: float | None) -> None:
+def test_a_cap_that_nothing_speaks_against_stays_wide(
+    min_ess: float, old_ess: float | None
+) -> None:
     rule = Admission(Window(B, S), "just_in_time", min_ess, 8)
     assert rule.finish_iteration(1.0, 0.0, {}, old_ess) is None
     assert rule.cap == B * S
@@ -177,7 +197,9 @@ def test_at_a_cap_of_nothing_the_run_is_synchronous() -> None:
     assert begun(rule, {}) == B
     assert begun(rule, {"scored": 5, "scoring": 10}) == B - 15
     assert begun(rule, BATCH_IN_TRAINING) == 0
-    assert begun(rule, {}, version=4) == 0 and not rule.may_resample(4, 5), "only the newest version is sampled"
+    assert begun(rule, {}, version=4) == 0 and not rule.may_resample(4, 5), (
+        "only the newest version is sampled"
+    )
     assert rule.may_resample(5, 5)
 
 
@@ -189,7 +211,13 @@ def test_a_cap_between_lets_whole_items_begin_in_training() -> None:
 
 def ledger(batch_groups: int, item: int, staleness: int = 2) -> Ledger:
     window = Window(batch_groups, staleness)
-    return Ledger(window, LedgerLimits(item, 2, 2), Places(100), None, Admission(window, "just_in_time", 0.8, item))
+    return Ledger(
+        window,
+        LedgerLimits(item, 2, 2),
+        Places(100),
+        None,
+        Admission(window, "just_in_time", 0.8, item),
+    )
 
 
 def test_trap_one_nothing_is_refused_when_nothing_is_under_way() -> None:

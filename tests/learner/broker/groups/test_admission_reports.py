@@ -24,9 +24,14 @@ class Run:
     def __init__(self, folder: Path, staleness: int = 2) -> None:
         keys = {"admission": "just_in_time", "max_staleness": staleness}
         self.desk = Desk(run_on_disk(folder, algorithm=keys))
-        self.batches = BatchAnswers(self.desk.config, self.desk.dispatcher, 40, Start(0, "tcp://127.0.0.1:9"))
+        self.batches = BatchAnswers(
+            self.desk.config, self.desk.dispatcher, 40, Start(0, "tcp://127.0.0.1:9")
+        )
         self.admission = self.desk.ledger.admission
-        self.rollout, self.scorer = self.desk.worker("rollout", slots=2), self.desk.worker("scorer", slots=2)
+        self.rollout, self.scorer = (
+            self.desk.worker("rollout", slots=2),
+            self.desk.worker("scorer", slots=2),
+        )
         self.scores: list[ScoreTask] = []
 
     def look(self, now_s: float) -> bool:

@@ -28,20 +28,34 @@ def any_report(draws: random.Random, ages: Counter[int]) -> float | None:
 def configuration(number: int) -> TimedRun:
     draws = random.Random(SEED + number)
     batch_groups, staleness = draws.choice((1, 2, 3, 8)), draws.choice((0, 1, 2, 5, 50))
-    over_sampling, passing = draws.choice(((1, None), (1, draws.randint(1, 9)), (1.5, draws.randint(1, 9)), (4, 3)))
+    over_sampling, passing = draws.choice(
+        ((1, None), (1, draws.randint(1, 9)), (1.5, draws.randint(1, 9)), (4, 3))
+    )
     iterations = draws.randint(2, 12) if draws.random() < 0.5 else None
     shape = Shape(
-        batch_groups=batch_groups, max_staleness=staleness, groups_per_item=draws.randint(1, 20), iterations=iterations,
-        places=None if iterations else draws.randint(1, 57), over_sampling=Fraction(over_sampling), passing=passing,
-        admission="just_in_time" if number % 4 else "as_early_as_allowed", min_ess=draws.choice((0.0, 0.8)),
-    )  # fmt: skip
+        batch_groups=batch_groups,
+        max_staleness=staleness,
+        groups_per_item=draws.randint(1, 20),
+        iterations=iterations,
+        places=None if iterations else draws.randint(1, 57),
+        over_sampling=Fraction(over_sampling),
+        passing=passing,
+        admission="just_in_time" if number % 4 else "as_early_as_allowed",
+        min_ess=draws.choice((0.0, 0.8)),
+    )
     timing = Timing(
-        rollouts=draws.randint(1, 5), scorers=draws.randint(1, 7), slots=draws.randint(1, 3),
-        sampling_slots=draws.randint(1, 3), sampling_s=draws.choice((0.01, 0.5, 3.0)),
-        scoring_s=draws.choice((0.05, 1.0, 10.0)), training_s=draws.choice((0.0, 0.1, 2.0, 20.0)),
-        sigma=draws.choice((0.0, 0.5, 1.5)), install_s=(0.0, draws.choice((0.0, 1.0, 30.0))),
-        dying=draws.choice((0.0, 0.1, 0.4)), old_ess=any_report,
-    )  # fmt: skip
+        rollouts=draws.randint(1, 5),
+        scorers=draws.randint(1, 7),
+        slots=draws.randint(1, 3),
+        sampling_slots=draws.randint(1, 3),
+        sampling_s=draws.choice((0.01, 0.5, 3.0)),
+        scoring_s=draws.choice((0.05, 1.0, 10.0)),
+        training_s=draws.choice((0.0, 0.1, 2.0, 20.0)),
+        sigma=draws.choice((0.0, 0.5, 1.5)),
+        install_s=(0.0, draws.choice((0.0, 1.0, 30.0))),
+        dying=draws.choice((0.0, 0.1, 0.4)),
+        old_ess=any_report,
+    )
     run = TimedRun(World(shape), timing, SEED + number)
     rule = run.world.ledger.admission
     rule.cap = draws.choice((0.0, 0.3, 1.0)) * rule.widest
@@ -67,14 +81,20 @@ def check(number: int) -> TimedRun:
 
 
 @pytest.mark.parametrize(
-    "numbers", [range(QUICK), pytest.param(range(QUICK, ALL), marks=(pytest.mark.nightly, pytest.mark.timeout(1200)))]
+    "numbers",
+    [
+        range(QUICK),
+        pytest.param(range(QUICK, ALL), marks=(pytest.mark.nightly, pytest.mark.timeout(1200))),
+    ],
 )
 def test_unkind_runs_end(numbers: range) -> None:
     for number in numbers:
         try:
             check(number)
         except AssertionError as error:
-            raise AssertionError(f"configuration {number}: {configuration(number).world.shape}") from error
+            raise AssertionError(
+                f"configuration {number}: {configuration(number).world.shape}"
+            ) from error
 
 
 class RefusesWhenIdle(Admission):

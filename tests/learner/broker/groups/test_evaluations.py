@@ -4,10 +4,23 @@ import msgspec
 import pytest
 
 from prefixrl.common.wire.messages.fields import VERSIONS_KEPT
-from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, Sampling, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.wire.messages.groups import (
+    GroupPrefixes,
+    Prompt,
+    Row,
+    Sampling,
+    ScoredGroup,
+    Verdict,
+    VersionSpan,
+)
 from prefixrl.common.wire.messages.learner import Evaluate
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens, token_ids
-from prefixrl.learner.broker.groups.evaluations import ROWS_PER_ITEM, STRANDED_S, EvaluationQueue, EvaluationRun
+from prefixrl.learner.broker.groups.evaluations import (
+    ROWS_PER_ITEM,
+    STRANDED_S,
+    EvaluationQueue,
+    EvaluationRun,
+)
 from prefixrl.learner.broker.groups.states import SampleItem, ScoreItem
 from support.messages import evaluate
 
@@ -35,7 +48,10 @@ def run_named(evaluations: EvaluationQueue, name: str) -> EvaluationRun:
 
 def sampled(evaluations: EvaluationQueue, item: SampleItem, bad: int = -1) -> list[GroupPrefixes]:
     row = Row(
-        tokens=pack_tokens([1]), logprobs=pack_logprobs([-1.0]), finish="length", spans=(VersionSpan(3, "d3", 1),)
+        tokens=pack_tokens([1]),
+        logprobs=pack_logprobs([-1.0]),
+        finish="length",
+        spans=(VersionSpan(3, "d3", 1),),
     )
     groups = []
     for seq in item.seqs:
@@ -44,17 +60,33 @@ def sampled(evaluations: EvaluationQueue, item: SampleItem, bad: int = -1) -> li
         rows = () if error else (row,)
         groups.append(
             GroupPrefixes(
-                seq=seq, prompt=task.prompt, seed=task.seed, prompt_tokens=pack_tokens([1]), rows=rows, error=error
+                seq=seq,
+                prompt=task.prompt,
+                seed=task.seed,
+                prompt_tokens=pack_tokens([1]),
+                rows=rows,
+                error=error,
             )
         )
     return groups
 
 
 def judged(item: ScoreItem, extracted: str = "1") -> list[ScoredGroup]:
-    verdict = Verdict(reward=1.0, status="ok", extracted=extracted, finish="eos", completion_tokens=1, elapsed_ms=1)
+    verdict = Verdict(
+        reward=1.0,
+        status="ok",
+        extracted=extracted,
+        finish="eos",
+        completion_tokens=1,
+        elapsed_ms=1,
+    )
     return [
         ScoredGroup(
-            prefixes=group, version=item.version, weights_digest=item.weights_digest, verdicts=(verdict,), scorer="s"
+            prefixes=group,
+            version=item.version,
+            weights_digest=item.weights_digest,
+            verdicts=(verdict,),
+            scorer="s",
         )
         for group in item.groups
     ]

@@ -2,7 +2,12 @@
 
 import pytest
 
-from prefixrl.learner.broker.groups.filtering import TRUNCATED, AccuracyFilter, FailureShare, Starved
+from prefixrl.learner.broker.groups.filtering import (
+    TRUNCATED,
+    AccuracyFilter,
+    FailureShare,
+    Starved,
+)
 from prefixrl.learner.broker.groups.journaled import FEWEST_FAILURES_SEEN
 from prefixrl.learner.broker.groups.ledger import Ledger
 from prefixrl.learner.broker.groups.states import LedgerLimits
@@ -99,7 +104,9 @@ def test_a_group_is_failed_for_its_length_only_where_every_row_was_cut() -> None
         f"failed: {TRUNCATED}": 1,
     }
     assert ledger.counts.row_errors == {"process died": 7}
-    assert [ledger.prompt_index(seq) for seq in sample(ledger)] == [0, 3], "the first is tried again"
+    assert [ledger.prompt_index(seq) for seq in sample(ledger)] == [0, 3], (
+        "the first is tried again"
+    )
 
 
 def test_rows_without_a_verdict_are_counted_by_kind_in_every_group() -> None:

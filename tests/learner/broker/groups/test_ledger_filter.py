@@ -17,7 +17,9 @@ from support.tables import table
 MIXED = AccuracyFilter(0.01, 0.99, limit_groups=6, min_pass_rate=0.2)
 
 
-def make(window: Window, places: int | None = None, accuracy_filter: AccuracyFilter | None = MIXED) -> Ledger:
+def make(
+    window: Window, places: int | None = None, accuracy_filter: AccuracyFilter | None = MIXED
+) -> Ledger:
     return Ledger(window, LedgerLimits(1, 2, 3), Places(places), accuracy_filter)
 
 
@@ -38,7 +40,9 @@ def test_a_group_outside_the_band_ends_with_the_cause_and_is_not_requeued(
     assert ledger.prompt_index(next_seq) == 1, "the next prompt, not the same one"
 
 
-@pytest.mark.parametrize(("rule", "cut", "passes"), [("any", 0, True), ("any", 1, False), ("all", 1, True)])
+@pytest.mark.parametrize(
+    ("rule", "cut", "passes"), [("any", 0, True), ("any", 1, False), ("all", 1, True)]
+)
 def test_groups_with_cut_texts_are_left_out_whole_as_the_rule_says(
     rule: Literal["any", "all"], cut: int, passes: bool
 ) -> None:

@@ -13,10 +13,16 @@ from support.broker.ledger_steps import prefixes
 from support.broker.ledger_world import Places
 
 FORGED: list[dict[str, Any]] = [
-    {"question": "an easier one"}, {"gold": "2"}, {"system": "Answer 1."}, {"source": "another"}, {"code": "tests"},
+    {"question": "an easier one"},
+    {"gold": "2"},
+    {"system": "Answer 1."},
+    {"source": "another"},
+    {"code": "tests"},
     {"prompt_id": "p9"},
-]  # fmt: skip
-VERDICT = Verdict(reward=1.0, status="ok", extracted="1", finish="eos", completion_tokens=1, elapsed_ms=0)
+]
+VERDICT = Verdict(
+    reward=1.0, status="ok", extracted="1", finish="eos", completion_tokens=1, elapsed_ms=0
+)
 
 
 @pytest.mark.parametrize("forged", FORGED, ids=lambda forged: next(iter(forged)))
@@ -34,7 +40,9 @@ def test_a_result_with_another_prompt_of_the_same_number_reaches_neither_figures
     assert ledger.start_scoring() is not None
 
     def scored(group: Any) -> ScoredGroup:
-        return ScoredGroup(prefixes=group, version=0, weights_digest="d", verdicts=(VERDICT, VERDICT), scorer="s")
+        return ScoredGroup(
+            prefixes=group, version=0, weights_digest="d", verdicts=(VERDICT, VERDICT), scorer="s"
+        )
 
     before = list(ledger.records)
     assert ledger.take_scores([scored(other)]) == []

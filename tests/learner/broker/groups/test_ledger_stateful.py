@@ -116,10 +116,14 @@ class LedgerMachine(RuleBasedStateMachine):
         else:
             self.world.deliver_prefixes(groups)
 
-    @rule(waited_s=st.sampled_from([0.0, 0.05, 1.0]), old_ess=st.sampled_from([None, 0.0, 0.5, 1.0]))
+    @rule(
+        waited_s=st.sampled_from([0.0, 0.05, 1.0]), old_ess=st.sampled_from([None, 0.0, 0.5, 1.0])
+    )
     def the_learner_trains(self, waited_s: float, old_ess: float | None) -> None:
         if self.world.train():
-            self.world.ledger.admission.finish_iteration(1.0, waited_s, self.world.ledger.states(), old_ess)
+            self.world.ledger.admission.finish_iteration(
+                1.0, waited_s, self.world.ledger.states(), old_ess
+            )
 
     @rule()
     def an_iteration_goes_well(self) -> None:
@@ -179,7 +183,9 @@ class BatchedCountedOut(Ledger):
 
     def _room(self, version: int, states: Mapping[str, int]) -> int:
         chosen, self.batches = self.batches, {}
-        room = super()._room(version, {state: count for state, count in states.items() if state != "batched"})
+        room = super()._room(
+            version, {state: count for state, count in states.items() if state != "batched"}
+        )
         self.batches = chosen
         return room
 
@@ -202,7 +208,9 @@ class LearnersVersion(Ledger):
         accuracy_filter: AccuracyFilter | None = None,
         admission: Admission | None = None,
     ) -> None:
-        faulty = NewestVersionWindow(window.batch_groups, window.max_staleness, window.over_sampling, window.iterations)
+        faulty = NewestVersionWindow(
+            window.batch_groups, window.max_staleness, window.over_sampling, window.iterations
+        )
         super().__init__(faulty, limits, prompts, accuracy_filter, admission)
 
 
@@ -215,7 +223,9 @@ class FinishedFirst(Ledger):
         size = self._batch_size()
         if size == 0:
             return None
-        done = [record.group.prefixes.seq for record in self.history if isinstance(record, GroupScored)]
+        done = [
+            record.group.prefixes.seq for record in self.history if isinstance(record, GroupScored)
+        ]
         scored = [seq for seq in done if self._state(seq) == "scored"]
         if len(scored) < size:
             return NotYetChosen(())
@@ -291,7 +301,11 @@ class FilteredUncounted(Ledger):
     """Fault: a filtered group disappears from the books."""
 
     def end(
-        self, seq: int, state: Literal["filtered", "failed"], cause: str, faults: dict[str, int] | None = None
+        self,
+        seq: int,
+        state: Literal["filtered", "failed"],
+        cause: str,
+        faults: dict[str, int] | None = None,
     ) -> None:
         super().end(seq, state, cause, faults)
         self.counts.filtered -= state == "filtered"
@@ -318,7 +332,9 @@ class BatchesOverlooked(Ledger):
     """Fault: a batch that could be formed is not looked for."""
 
     def may_form(self, iteration: int) -> bool:
-        return super().may_form(iteration) and self._due("scored").total() > self.window.batch_groups
+        return (
+            super().may_form(iteration) and self._due("scored").total() > self.window.batch_groups
+        )
 
 
 class QueuedHoldPlaces(Ledger):
@@ -336,7 +352,14 @@ class BatchedKeepTheirDeadline(Ledger):
         return self.completed
 
 
-RARE = (BatchesOverlooked, QueuedHoldPlaces, LearnersVersion, SurplusLost, BatchedKeepTheirDeadline, JoinedById)
+RARE = (
+    BatchesOverlooked,
+    QueuedHoldPlaces,
+    LearnersVersion,
+    SurplusLost,
+    BatchedKeepTheirDeadline,
+    JoinedById,
+)
 """Faults that show after many examples only."""
 
 

@@ -39,7 +39,9 @@ def test_room_is_the_number_of_groups_that_may_start_one_after_the_other(
 ) -> None:
     consumed, started = window.batch_groups * chosen, 0
     outstanding = accepted + unverified
-    while consumed + outstanding + started < window.batch_groups * (version + window.max_staleness + 1):
+    while consumed + outstanding + started < window.batch_groups * (
+        version + window.max_staleness + 1
+    ):
         started += 1
     assert window.room(version, chosen, accepted, unverified) == started
 
@@ -53,7 +55,12 @@ def test_room_is_the_number_of_groups_that_may_start_one_after_the_other(
     unverified=st.integers(0, 40),
 )
 def test_over_sampling_multiplies_what_is_still_needed_and_the_run_ends_where_it_ends(
-    shape: tuple[int, int, int], tenths: int, version: int, chosen: int, accepted: int, unverified: int
+    shape: tuple[int, int, int],
+    tenths: int,
+    version: int,
+    chosen: int,
+    accepted: int,
+    unverified: int,
 ) -> None:
     batch_groups, staleness, iterations = shape
     window = Window(batch_groups, staleness, Fraction(tenths, 10), iterations)
@@ -65,7 +72,9 @@ def test_over_sampling_multiplies_what_is_still_needed_and_the_run_ends_where_it
 
 
 @given(window=windows, iteration=st.integers(0, 5), deadlines=st.lists(st.integers(0, 8)))
-def test_one_more_group_fits_only_after_full_until(window: Window, iteration: int, deadlines: list[int]) -> None:
+def test_one_more_group_fits_only_after_full_until(
+    window: Window, iteration: int, deadlines: list[int]
+) -> None:
     if slow_overfull(window, iteration, deadlines) is not None:
         return
     full = window.full_until(iteration, deadlines)

@@ -24,7 +24,12 @@ from support.broker.ledger_world import Places
 from support.messages import verdict
 from support.tiers import mostly_nightly
 
-ROW = Row(tokens=pack_tokens([1]), logprobs=pack_logprobs([-1.0]), finish="length", spans=(VersionSpan(0, "d", 1),))
+ROW = Row(
+    tokens=pack_tokens([1]),
+    logprobs=pack_logprobs([-1.0]),
+    finish="length",
+    spans=(VersionSpan(0, "d", 1),),
+)
 SLOTS = 2
 
 
@@ -74,7 +79,13 @@ class Tiny:
         item = self.sampling.pop(place)
         places = {group.seq: group.prompt for group in self.ledger.live()}
         groups = [
-            GroupPrefixes(seq=seq, prompt=Places(None).prompt(places[seq]), seed=seq, prompt_tokens=b"", rows=(ROW,))
+            GroupPrefixes(
+                seq=seq,
+                prompt=Places(None).prompt(places[seq]),
+                seed=seq,
+                prompt_tokens=b"",
+                rows=(ROW,),
+            )
             for seq in item.seqs
             if seq in places
         ]
@@ -86,7 +97,11 @@ class Tiny:
         self.ledger.take_scores(
             [
                 ScoredGroup(
-                    prefixes=group, version=item.version, weights_digest="d", verdicts=(verdict(reward),), scorer="s"
+                    prefixes=group,
+                    version=item.version,
+                    weights_digest="d",
+                    verdicts=(verdict(reward),),
+                    scorer="s",
                 )
                 for group, reward in zip(item.groups, rewards, strict=True)
             ]
@@ -98,9 +113,13 @@ class Tiny:
         if isinstance(choice, Choice):
             self.ledger.trained(self.ledger.completed)
             # By turns nothing old may be begun, and all that the window allows.
-            self.ledger.admission.cap = (0.0, self.ledger.admission.widest)[self.ledger.completed % 2]
+            self.ledger.admission.cap = (0.0, self.ledger.admission.widest)[
+                self.ledger.completed % 2
+            ]
             self.ledger.admission.lead = self.ledger.window.batch_groups + self.ledger.admission.cap
-        self.over = choice is None or (not isinstance(choice, Choice) and not self.ledger.outstanding)
+        self.over = choice is None or (
+            not isinstance(choice, Choice) and not self.ledger.outstanding
+        )
         return isinstance(choice, Choice)
 
     def losses(self) -> "Iterator[Callable[[Tiny], None]]":
@@ -118,7 +137,10 @@ class Tiny:
         return (
             *(self.version, ledger.completed, live, ledger._next_seq, ledger._next_prompt),
             *(tuple(ledger._requeued), tuple(ledger._resample), len(self.sampling), leased),
-            *(tuple(sorted(each[:2] for each in ledger._unscored_items)), bool(ledger.counts.trained)),
+            *(
+                tuple(sorted(each[:2] for each in ledger._unscored_items)),
+                bool(ledger.counts.trained),
+            ),
         )
 
 
@@ -149,13 +171,24 @@ LARGER = ((2, 0, 1, 3), (2, 0, 2, 5), (2, 1, 2, 5))
 
 
 @pytest.mark.parametrize("admission", ["just_in_time", "as_early_as_allowed"])
-@pytest.mark.parametrize("over_sampling", mostly_nightly([Fraction(3, 2), Fraction(1), Fraction(2)], 1))
+@pytest.mark.parametrize(
+    "over_sampling", mostly_nightly([Fraction(3, 2), Fraction(1), Fraction(2)], 1)
+)
 @pytest.mark.parametrize(
     ("batch_groups", "staleness", "item", "places"),
-    [(1, 0, 1, 3), (1, 1, 1, 3), *(pytest.param(*each, marks=pytest.mark.nightly) for each in LARGER)],
+    [
+        (1, 0, 1, 3),
+        (1, 1, 1, 3),
+        *(pytest.param(*each, marks=pytest.mark.nightly) for each in LARGER),
+    ],
 )
 def test_no_order_of_events_ends_in_a_state_in_which_nothing_can_happen(
-    batch_groups: int, staleness: int, item: int, places: int, over_sampling: Fraction, admission: AdmissionRule
+    batch_groups: int,
+    staleness: int,
+    item: int,
+    places: int,
+    over_sampling: Fraction,
+    admission: AdmissionRule,
 ) -> None:
     window = Window(batch_groups, staleness, over_sampling)
     band = AccuracyFilter(1.0, 1.0, 10**6, 0.0)

@@ -17,7 +17,9 @@ REPORTS = ((0.0, None), (0.5, 0.9), (0.0, 0.1), (0.0, 0.1), (0.02, 0.1))
 SCHEDULES = ("oldest first", "newest first", "sampling first", "every third lost", "drains")
 
 
-def shapes(over_sampling: Fraction, passing: int | None, admission: AdmissionRule) -> Iterator[Shape]:
+def shapes(
+    over_sampling: Fraction, passing: int | None, admission: AdmissionRule
+) -> Iterator[Shape]:
     """Every small B, S, item size and length of run."""
     rest = over_sampling, passing, 10**6, admission
     for batch_groups, staleness, item in product((1, 2, 3), (0, 1, 2), (1, 2, 3)):
@@ -80,7 +82,9 @@ def test_every_small_run_comes_to_its_end(
     over_sampling: Fraction, passing: int | None, admission: AdmissionRule
 ) -> None:
     runs = 0
-    for shape, schedule, slots in product(shapes(over_sampling, passing, admission), SCHEDULES, (1, 2)):
+    for shape, schedule, slots in product(
+        shapes(over_sampling, passing, admission), SCHEDULES, (1, 2)
+    ):
         world = World(shape)
         drive(world, schedule, slots)
         assert world.starved is None or (world.starved.why == "data" and not world.trained)

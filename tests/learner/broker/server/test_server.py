@@ -24,14 +24,20 @@ from support import fakes
 
 def test_another_protocol_is_rejected_with_both_numbers(config: RunConfig, broker: Broker) -> None:
     with fakes.peers(fakes.endpoint_of(config), "old", "new") as (old, new):
-        old.say(worker_messages.Hello(protocol=PROTOCOL + 1, role="scorer", incarnation="i", host="node7", pid=1))
+        old.say(
+            worker_messages.Hello(
+                protocol=PROTOCOL + 1, role="scorer", incarnation="i", host="node7", pid=1
+            )
+        )
         reason = old.hear(worker_messages.Reject).reason
         assert f"protocol {PROTOCOL}" in reason
         assert f"scorer on node7 speaks {PROTOCOL + 1}" in reason
         assert new.join("scorer").worker == "scorer-0", "who was rejected is not enrolled"
 
 
-def test_the_welcome_carries_the_run_its_config_and_the_weight_server(config: RunConfig, broker: Broker) -> None:
+def test_the_welcome_carries_the_run_its_config_and_the_weight_server(
+    config: RunConfig, broker: Broker
+) -> None:
     with fakes.peers(fakes.endpoint_of(config), "one") as (one,):
         welcome = one.join("rollout")
     assert RunConfig.model_validate_json(welcome.config_json) == config
@@ -55,7 +61,9 @@ def test_a_worker_that_loaded_something_else_is_refused_by_name(
         good.ready(config, role)
         good.say(worker_messages.Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
         good.hear(worker_messages.Beat)
-        assert [worker["name"] for worker in fakes.status(fakes.learner(good))["workers"]] == [f"{role}-1"]
+        assert [worker["name"] for worker in fakes.status(fakes.learner(good))["workers"]] == [
+            f"{role}-1"
+        ]
 
 
 def test_a_scorer_with_another_reward_function_is_refused_with_the_remedy(tmp_path: Path) -> None:
@@ -65,7 +73,10 @@ def test_a_scorer_with_another_reward_function_is_refused_with_the_remedy(tmp_pa
     right = scorer_digests(config, config.model_of("scorer"))
     assert right.reward_function
     wrongs = [msgspec.structs.replace(right, reward_function=each) for each in ("another", "")]
-    with fakes.serving(config), fakes.peers(fakes.endpoint_of(config), "a", "b", "right") as (*bad, good):
+    with (
+        fakes.serving(config),
+        fakes.peers(fakes.endpoint_of(config), "a", "b", "right") as (*bad, good),
+    ):
         for peer, wrong in zip(bad, wrongs, strict=True):
             peer.join("scorer")
             peer.say(fakes.loaded("scorer", wrong))
@@ -78,12 +89,17 @@ def test_a_scorer_with_another_reward_function_is_refused_with_the_remedy(tmp_pa
         good.hear(worker_messages.Beat)
 
 
-def test_in_direct_mode_a_scorer_with_another_tokenizer_is_refused_and_its_model_does_not_count(tmp_path: Path) -> None:
+def test_in_direct_mode_a_scorer_with_another_tokenizer_is_refused_and_its_model_does_not_count(
+    tmp_path: Path,
+) -> None:
     config = fakes.run_on_disk(tmp_path, mode="direct")
     right = scorer_digests(config, config.model_of("scorer"))
     assert right.model == ""
     wrong = msgspec.structs.replace(right, tokenizer="another")
-    with fakes.serving(config), fakes.peers(fakes.endpoint_of(config), "bad", "good") as (bad, good):
+    with (
+        fakes.serving(config),
+        fakes.peers(fakes.endpoint_of(config), "bad", "good") as (bad, good),
+    ):
         bad.join("scorer")
         bad.say(fakes.loaded("scorer", wrong))
         expected = "loaded another adapter's tokenizer: digest of its tokenizer is another"
@@ -94,8 +110,14 @@ def test_in_direct_mode_a_scorer_with_another_tokenizer_is_refused_and_its_model
         good.hear(worker_messages.Beat)
 
 
-def test_the_batch_and_the_status_report_how_many_rows_a_limit_cut(config: RunConfig, broker: Broker) -> None:
-    with fakes.peers(fakes.endpoint_of(config), "rank", "rollout", "scorer") as (rank, rollout, scorer):
+def test_the_batch_and_the_status_report_how_many_rows_a_limit_cut(
+    config: RunConfig, broker: Broker
+) -> None:
+    with fakes.peers(fakes.endpoint_of(config), "rank", "rollout", "scorer") as (
+        rank,
+        rollout,
+        scorer,
+    ):
         fakes.learner(rank)
         rollout.ready(config, "rollout")
         scorer.ready(config, "scorer")
@@ -120,7 +142,10 @@ def test_weights_that_were_never_published_are_refused(config: RunConfig, broker
         fakes.learner(rank)
         rollout.join("rollout")
         rollout.say(fakes.ready(config, "rollout", version=7))
-        assert "weights d7 were never published as version 7" in rollout.hear(worker_messages.Reject).reason
+        assert (
+            "weights d7 were never published as version 7"
+            in rollout.hear(worker_messages.Reject).reason
+        )
 
 
 def test_a_rollout_with_another_initial_adapter_is_refused_when_the_learner_publishes(
@@ -130,12 +155,18 @@ def test_a_rollout_with_another_initial_adapter_is_refused_when_the_learner_publ
         rollout.ready(config, "rollout")
         rollout.hear(worker_messages.PrefixTask)
         rank.join("rank")
-        rank.say(rank_messages.Published(WeightsNote(0, "other", fakes.NOTE.probe_tokens, fakes.NOTE.probe_logprobs)))
+        rank.say(
+            rank_messages.Published(
+                WeightsNote(0, "other", fakes.NOTE.probe_tokens, fakes.NOTE.probe_logprobs)
+            )
+        )
         reason = rollout.hear(worker_messages.Reject).reason
         assert "its initial adapter has digest d0, the learner's other" in reason
 
 
-def test_malformed_messages_are_counted_and_the_broker_lives(config: RunConfig, broker: Broker) -> None:
+def test_malformed_messages_are_counted_and_the_broker_lives(
+    config: RunConfig, broker: Broker
+) -> None:
     junk = [b"", b"\xc1", b"\x91" * 5000, msgspec.msgpack.encode({"type": "Hello", "x": 1})]
     with fakes.peers(fakes.endpoint_of(config), "bad", "good") as (bad, good):
         for data in junk:
@@ -144,7 +175,9 @@ def test_malformed_messages_are_counted_and_the_broker_lives(config: RunConfig, 
         fakes.wait_until(lambda: fakes.status(good)["malformed_messages"] == len(junk), "the count")
 
 
-def test_a_worker_may_not_send_what_its_role_does_not_make(config: RunConfig, broker: Broker) -> None:
+def test_a_worker_may_not_send_what_its_role_does_not_make(
+    config: RunConfig, broker: Broker
+) -> None:
     with fakes.peers(fakes.endpoint_of(config), "rollout", "scorer") as (rollout, scorer):
         rollout.ready(config, "rollout")
         task = rollout.hear(worker_messages.PrefixTask)
@@ -153,7 +186,9 @@ def test_a_worker_may_not_send_what_its_role_does_not_make(config: RunConfig, br
         assert "a scorer may not send Prefixes" in scorer.hear(worker_messages.Reject).reason
 
 
-def test_an_unknown_peer_gets_unknown_and_no_message_of_it_counts(config: RunConfig, broker: Broker) -> None:
+def test_an_unknown_peer_gets_unknown_and_no_message_of_it_counts(
+    config: RunConfig, broker: Broker
+) -> None:
     with fakes.peers(fakes.endpoint_of(config), "stranger") as (stranger,):
         for message in (
             worker_messages.Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""),
@@ -165,7 +200,9 @@ def test_an_unknown_peer_gets_unknown_and_no_message_of_it_counts(config: RunCon
     assert broker.ledger.completed == 0
 
 
-def test_a_new_worker_takes_over_the_identity_and_gets_the_task_again(config: RunConfig, broker: Broker) -> None:
+def test_a_new_worker_takes_over_the_identity_and_gets_the_task_again(
+    config: RunConfig, broker: Broker
+) -> None:
     with fakes.peers(fakes.endpoint_of(config), "same") as (first,):
         first.ready(config, "rollout")
         task = first.hear(worker_messages.PrefixTask)
@@ -198,7 +235,10 @@ def test_scores_are_acknowledged_only_after_the_journal_holds_them(config: RunCo
         held.append(HeldJournal(path))
         broker.journal = held[0]
 
-    with fakes.serving(config, hold), fakes.peers(fakes.endpoint_of(config), "r", "s") as (rollout, scorer):
+    with (
+        fakes.serving(config, hold),
+        fakes.peers(fakes.endpoint_of(config), "r", "s") as (rollout, scorer),
+    ):
         rollout.ready(config, "rollout")
         task = rollout.hear(worker_messages.PrefixTask)
         rollout.say(fakes.sampled(task))
@@ -214,7 +254,9 @@ def test_scores_are_acknowledged_only_after_the_journal_holds_them(config: RunCo
         assert [each.group.prefixes for each in on_disk] == list(score.groups)
 
 
-def test_a_result_sent_twice_is_acknowledged_twice_and_counted_once(config: RunConfig, broker: Broker) -> None:
+def test_a_result_sent_twice_is_acknowledged_twice_and_counted_once(
+    config: RunConfig, broker: Broker
+) -> None:
     with fakes.peers(fakes.endpoint_of(config), "r", "s", "rank") as (rollout, scorer, rank):
         rollout.ready(config, "rollout")
         rollout.say(fakes.sampled(rollout.hear(worker_messages.PrefixTask)))
@@ -240,7 +282,8 @@ def test_a_rank_receives_the_missing_groups_and_their_holders(
         rank.say(rank_messages.GetBatch(0, 0, 1))
         fakes.wait_until(
             lambda: (
-                rank.say(rank_messages.GetBatch(0, 0, 1)) or rank.hear(rank_messages.NotYet).waiting_for
+                rank.say(rank_messages.GetBatch(0, 0, 1))
+                or rank.hear(rank_messages.NotYet).waiting_for
             ).startswith("groups 0 (sampling, rollout-0 on host for"),
             "the names",
         )
@@ -253,10 +296,17 @@ def test_a_rank_receives_the_missing_groups_and_their_holders(
         assert named.endswith("and 10 more")
 
 
-def test_every_rank_gets_the_same_batch_in_training_order_and_the_groups_that_it_asks_for(config: RunConfig) -> None:
+def test_every_rank_gets_the_same_batch_in_training_order_and_the_groups_that_it_asks_for(
+    config: RunConfig,
+) -> None:
     with (
         fakes.serving(config, ranks=2),
-        fakes.peers(fakes.endpoint_of(config), "rank0", "rank1", "r", "s") as (zero, one, rollout, scorer),
+        fakes.peers(fakes.endpoint_of(config), "rank0", "rank1", "r", "s") as (
+            zero,
+            one,
+            rollout,
+            scorer,
+        ),
     ):
         fakes.learner(zero)
         one.join("rank")
@@ -267,14 +317,20 @@ def test_every_rank_gets_the_same_batch_in_training_order_and_the_groups_that_it
         for _ in range(6):
             fakes.score_one_item(rollout, scorer)
         batches = [rank.hear(rank_messages.Batch) for rank in (zero, one)]
-        shards = {(0, 3): fakes.groups_of(zero, batches[0], (0, 3)), (1, 2): fakes.groups_of(one, batches[1], (1, 2))}
+        shards = {
+            (0, 3): fakes.groups_of(zero, batches[0], (0, 3)),
+            (1, 2): fakes.groups_of(one, batches[1], (1, 2)),
+        }
         assert fakes.groups_of(one, batches[1], ()) == []
     assert batches[0] == batches[1]
     assert [group.seq for group in batches[0].groups] == [0, 1, 2, 3]
     for indices, carried in shards.items():
         assert [group.prefixes.seq for group in carried] == list(indices)
         for index, group in zip(indices, carried, strict=True):
-            same = [[one.tokens == other.tokens for other in group.prefixes.rows] for one in group.prefixes.rows]
+            same = [
+                [one.tokens == other.tokens for other in group.prefixes.rows]
+                for one in group.prefixes.rows
+            ]
             hashes = batches[0].groups[index].texts
             assert [[one == other for other in hashes] for one in hashes] == same
 
@@ -285,7 +341,9 @@ def test_groups_of_no_batch_or_of_none_of_its_indices_are_refused_and_those_trai
     with fakes.peers(fakes.endpoint_of(config), "zero", "r", "s") as (rank, rollout, scorer):
         fakes.learner(rank)
         rank.say(rank_messages.GetGroups(0, (0,)))
-        assert "of iteration 0, of which there is no batch" in rank.hear(worker_messages.Reject).reason
+        assert (
+            "of iteration 0, of which there is no batch" in rank.hear(worker_messages.Reject).reason
+        )
         fakes.learner(rank)
         rollout.ready(config, "rollout")
         scorer.ready(config, "scorer")
@@ -294,7 +352,9 @@ def test_groups_of_no_batch_or_of_none_of_its_indices_are_refused_and_those_trai
         batch = fakes.train(rank, 0)
         for indices in ((0, 4), (1, 0), (0, 0)):
             rank.say(rank_messages.GetGroups(0, indices))
-            assert "other than ascending indices below 4" in rank.hear(worker_messages.Reject).reason
+            assert (
+                "other than ascending indices below 4" in rank.hear(worker_messages.Reject).reason
+            )
             fakes.learner(rank)
         assert len(fakes.groups_of(rank, batch)) == 4
         rank.say(rank_messages.IterationDone(0, 1))
@@ -307,7 +367,12 @@ def test_a_rank_that_is_ahead_of_the_report_waits_and_one_that_repeats_itself_is
     config: RunConfig, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches, "NOT_YET_EVERY_S", 0.05)
-    with fakes.peers(fakes.endpoint_of(config), "zero", "one", "r", "s") as (zero, one, rollout, scorer):
+    with fakes.peers(fakes.endpoint_of(config), "zero", "one", "r", "s") as (
+        zero,
+        one,
+        rollout,
+        scorer,
+    ):
         fakes.learner(zero)
         one.join("rank")
         rollout.ready(config, "rollout")
@@ -329,7 +394,12 @@ def test_a_rank_that_is_ahead_of_the_report_waits_and_one_that_repeats_itself_is
 def test_one_rank_that_is_stopped_halts_all_at_the_same_iteration(config: RunConfig) -> None:
     with (
         fakes.serving(config, ranks=2),
-        fakes.peers(fakes.endpoint_of(config), "zero", "one", "r", "s") as (zero, one, rollout, scorer),
+        fakes.peers(fakes.endpoint_of(config), "zero", "one", "r", "s") as (
+            zero,
+            one,
+            rollout,
+            scorer,
+        ),
     ):
         fakes.learner(zero)
         one.join("rank")
@@ -348,10 +418,17 @@ def test_one_rank_that_is_stopped_halts_all_at_the_same_iteration(config: RunCon
             assert rank.hear(rank_messages.Halt).iteration == 1
 
 
-def test_a_batch_carries_the_waiting_times_by_cause_and_the_stages_of_its_groups(config: RunConfig) -> None:
+def test_a_batch_carries_the_waiting_times_by_cause_and_the_stages_of_its_groups(
+    config: RunConfig,
+) -> None:
     with (
         fakes.serving(config, ranks=2),
-        fakes.peers(fakes.endpoint_of(config), "zero", "one", "r", "s") as (zero, one, rollout, scorer),
+        fakes.peers(fakes.endpoint_of(config), "zero", "one", "r", "s") as (
+            zero,
+            one,
+            rollout,
+            scorer,
+        ),
     ):
         fakes.learner(zero)
         one.join("rank")

@@ -38,7 +38,9 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "GOODBYE_S", 60.0)
 
 
-def test_a_stop_is_accepted_each_time_it_is_sent_also_if_its_sender_reads_late(config: RunConfig) -> None:
+def test_a_stop_is_accepted_each_time_it_is_sent_also_if_its_sender_reads_late(
+    config: RunConfig,
+) -> None:
     with serving(config), peers(endpoint_of(config), "rank") as (rank,):
         thread = broker_thread()
         rank.join("rank")
@@ -65,7 +67,9 @@ def test_a_goodbye_that_comes_together_with_the_stop_counts(config: RunConfig) -
             rank.say(Goodbye("done"))
 
 
-def test_a_rank_that_asks_for_a_batch_after_the_end_gets_run_over_and_rank_0_an_error(config: RunConfig) -> None:
+def test_a_rank_that_asks_for_a_batch_after_the_end_gets_run_over_and_rank_0_an_error(
+    config: RunConfig,
+) -> None:
     with serving(config), peers(endpoint_of(config), "rank", "worker") as (rank, worker):
         late = BrokerClient(address_of(config, "rank"))
         rank.join("rank")
@@ -110,7 +114,9 @@ def test_a_worker_that_is_gone_without_goodbye_delays_the_end_only_so_long(
         assert time.monotonic() - from_s >= 0.5
 
 
-def test_the_usage_is_saved_before_the_wait_for_goodbyes(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_usage_is_saved_before_the_wait_for_goodbyes(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A broker whose supervisor has less patience is killed in that wait."""
     monkeypatch.setattr(status, "SAVE_EVERY_S", 1e9)
     with serving(config), peers(endpoint_of(config), "rank", "worker") as (rank, worker):

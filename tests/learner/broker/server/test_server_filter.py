@@ -10,7 +10,17 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.messages.learner import Batch, CannotGoOn, GetBatch, NotYet
 from prefixrl.common.wire.messages.worker import Ack, PrefixTask, ScoreTask
 from support.broker.dispatch_desk import Desk, evaluate, held_out
-from support.fakes import Peer, endpoint_of, learner, peers, run_on_disk, sampled, scored, serving, status
+from support.fakes import (
+    Peer,
+    endpoint_of,
+    learner,
+    peers,
+    run_on_disk,
+    sampled,
+    scored,
+    serving,
+    status,
+)
 
 MIXED = [0.01, 0.99]
 
@@ -80,7 +90,9 @@ def half_right(scores: Any) -> Any:
     return msgspec.structs.replace(scores, groups=tuple(mixed(each) for each in scores.groups))
 
 
-def test_a_run_that_was_ended_ends_again_when_it_is_resumed_unless_the_limit_is_moved(tmp_path: Path) -> None:
+def test_a_run_that_was_ended_ends_again_when_it_is_resumed_unless_the_limit_is_moved(
+    tmp_path: Path,
+) -> None:
     config = filtered_run(tmp_path)
     names = ("rank", "r", "s")
     with serving(config), peers(endpoint_of(config), *names) as (rank, rollout, scorer):
@@ -90,7 +102,9 @@ def test_a_run_that_was_ended_ends_again_when_it_is_resumed_unless_the_limit_is_
         for _ in range(4):
             judge_one_item(rollout, scorer, 0.0)
     for limit_batches, answer in ((2, CannotGoOn), (3, NotYet)):
-        again = config.model_copy(update={"filter": config.filter.model_copy(update={"limit_batches": limit_batches})})
+        again = config.model_copy(
+            update={"filter": config.filter.model_copy(update={"limit_batches": limit_batches})}
+        )
         with serving(again), peers(endpoint_of(config), "rank") as (rank,):
             learner(rank)
             rank.say(GetBatch(0, 0, 1))
@@ -99,7 +113,9 @@ def test_a_run_that_was_ended_ends_again_when_it_is_resumed_unless_the_limit_is_
 
 def test_a_group_of_one_is_trained_if_the_band_holds_its_reward(tmp_path: Path) -> None:
     config = run_on_disk(
-        tmp_path, algorithm={"samples_per_prompt": 1, "groups_per_iteration": 2}, filter={"accuracy": [1.0, 1.0]}
+        tmp_path,
+        algorithm={"samples_per_prompt": 1, "groups_per_iteration": 2},
+        filter={"accuracy": [1.0, 1.0]},
     )
     with serving(config), peers(endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
         learner(rank)

@@ -15,7 +15,10 @@ from support.fakes import Peer, endpoint_of, peers, sampled, status
 TEXT = pack_tokens(np.arange(1, 66, dtype=np.int32))
 RANDOM = np.random.default_rng(6)
 LEARNER = [-RANDOM.random(64) - 0.1 * version * RANDOM.random(64) for version in range(3)]
-NOTES = [WeightsNote(version, f"d{version}", TEXT, pack_logprobs(each)) for version, each in enumerate(LEARNER)]
+NOTES = [
+    WeightsNote(version, f"d{version}", TEXT, pack_logprobs(each))
+    for version, each in enumerate(LEARNER)
+]
 BEFORE = PreviousProof(0, "d0", pack_logprobs(LEARNER[0]))
 
 
@@ -33,7 +36,9 @@ def swapping(config: RunConfig, rank: Peer, rollout: Peer, note: WeightsNote) ->
     assert rollout.hear(Swap) == Swap(1)
 
 
-def test_a_change_like_the_learners_proves_a_version_and_the_status_says_so(config: RunConfig, broker: Broker) -> None:
+def test_a_change_like_the_learners_proves_a_version_and_the_status_says_so(
+    config: RunConfig, broker: Broker
+) -> None:
     with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout, NOTES[1])
         rollout.say(Installed(1, "d1", pack_logprobs(LEARNER[1]), BEFORE))
@@ -42,7 +47,9 @@ def test_a_change_like_the_learners_proves_a_version_and_the_status_says_so(conf
         assert worker["proof"] == "change" and worker["probe_slope"] == pytest.approx(1.0, abs=1e-3)
 
 
-def test_an_engine_that_kept_the_version_before_is_refused(config: RunConfig, broker: Broker) -> None:
+def test_an_engine_that_kept_the_version_before_is_refused(
+    config: RunConfig, broker: Broker
+) -> None:
     with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout, NOTES[1])
         rollout.say(Installed(1, "d1", pack_logprobs(LEARNER[0]), BEFORE))
@@ -50,7 +57,9 @@ def test_an_engine_that_kept_the_version_before_is_refused(config: RunConfig, br
 
 
 @pytest.mark.parametrize("follows", ["snapshot", "other"])
-def test_where_nothing_can_be_seen_the_checksum_decides(follows: str, config: RunConfig, broker: Broker) -> None:
+def test_where_nothing_can_be_seen_the_checksum_decides(
+    follows: str, config: RunConfig, broker: Broker
+) -> None:
     unchanged = msgspec.structs.replace(NOTES[1], probe_logprobs=NOTES[0].probe_logprobs)
     with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout, unchanged)

@@ -36,7 +36,9 @@ def start(config: RunConfig) -> Iterator[Start]:
     def started(iteration: int, is_restart: bool = False) -> "subprocess.Popen[bytes]":
         before = endpoint.stat().st_mtime_ns if endpoint.exists() else 0
         children.append(fakes.broker_process(config, iteration, is_restart=is_restart))
-        fakes.wait_until(lambda: endpoint.exists() and endpoint.stat().st_mtime_ns > before, "a socket")
+        fakes.wait_until(
+            lambda: endpoint.exists() and endpoint.stat().st_mtime_ns > before, "a socket"
+        )
         return children[-1]
 
     yield started
@@ -50,7 +52,9 @@ def trained_on(batch: messages.Batch) -> list[object]:
     return [batch.iteration, batch.seed, groups]
 
 
-def test_the_counters_of_a_killed_broker_are_equal_after_its_restart(config: RunConfig, start: Start) -> None:
+def test_the_counters_of_a_killed_broker_are_equal_after_its_restart(
+    config: RunConfig, start: Start
+) -> None:
     child = start(0)
     endpoint = fakes.endpoint_of(config)
     with fakes.peers(endpoint, "rank", "r", "s") as (rank, rollout, scorer):
@@ -107,7 +111,9 @@ def test_a_broker_that_begins_at_a_segment_of_the_journal_knows_all_that_came_be
     assert history(journal.read(folder), config.algorithm.max_staleness).faults == []
     directory = folder.parent
     whole, later = list(trained_groups(directory)), list(trained_groups(directory, 1))
-    assert later == [each for each in whole if each.version_trained >= 1] == newest_groups(directory)
+    assert (
+        later == [each for each in whole if each.version_trained >= 1] == newest_groups(directory)
+    )
     assert 0 < len(later) < len(whole)
     for number in range(len(starts)):
         (folder / f"{number:06d}.msgpack.zst").unlink(missing_ok=True)
@@ -156,7 +162,9 @@ def test_what_was_under_way_when_the_broker_was_killed_is_delivered_or_sampled_a
     [messages.IterationDone(0, 1), evaluate("x", -1, prefix_tokens=b"abc")],
     ids=["an iteration nobody was given", "ragged token ids"],
 )
-def test_a_report_that_cannot_be_true_does_not_end_the_broker(message: Any, config: RunConfig, start: Start) -> None:
+def test_a_report_that_cannot_be_true_does_not_end_the_broker(
+    message: Any, config: RunConfig, start: Start
+) -> None:
     start(0)
     with fakes.peers(fakes.endpoint_of(config), "rank") as (rank,):
         rank.join("rank")
@@ -166,8 +174,13 @@ def test_a_report_that_cannot_be_true_does_not_end_the_broker(message: Any, conf
 
 
 def test_a_run_that_is_over_answers_run_over(tmp_path: Path) -> None:
-    config = fakes.run_on_disk(tmp_path, algorithm={"iterations": 1, "groups_per_iteration": 2, "max_staleness": 0})
-    with fakes.serving(config), fakes.peers(fakes.endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
+    config = fakes.run_on_disk(
+        tmp_path, algorithm={"iterations": 1, "groups_per_iteration": 2, "max_staleness": 0}
+    )
+    with (
+        fakes.serving(config),
+        fakes.peers(fakes.endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer),
+    ):
         fakes.learner(rank)
         rollout.ready(config, "rollout")
         scorer.ready(config, "scorer")

@@ -16,7 +16,12 @@ from prefixrl.common.journal.records import VersionPublished
 from prefixrl.common.wire.messages import worker as messages
 from prefixrl.common.wire.messages.fields import UNPROVED
 from prefixrl.common.wire.messages.groups import Sampling
-from prefixrl.common.wire.messages.learner import Accepted, EvaluationProgress, GetEvaluation, Published
+from prefixrl.common.wire.messages.learner import (
+    Accepted,
+    EvaluationProgress,
+    GetEvaluation,
+    Published,
+)
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.packing import pack_logprobs
 from prefixrl.learner.broker.server import Broker
@@ -32,7 +37,10 @@ V1 = WeightsNote(1, "d1", fakes.NOTE.probe_tokens, fakes.NOTE.probe_logprobs)
 
 def test_a_silent_worker_is_given_up_and_its_task_goes_to_another(tmp_path: Path) -> None:
     config = fakes.run_on_disk(tmp_path, broker={"heartbeat_s": 0.1, "silence_s": 0.5})
-    with fakes.serving(config), fakes.peers(fakes.endpoint_of(config), "mute", "other") as (mute, other):
+    with (
+        fakes.serving(config),
+        fakes.peers(fakes.endpoint_of(config), "mute", "other") as (mute, other),
+    ):
         mute.ready(config, "rollout")
         task = mute.hear(messages.PrefixTask)
         mute.hear(messages.Unknown)
@@ -47,7 +55,9 @@ def test_a_worker_that_beats_without_progress_is_given_up(tmp_path: Path) -> Non
         task = hung.hear(messages.PrefixTask)
 
         def given_up() -> bool:
-            hung.say(messages.Heartbeat(progress=3, busy_row_s=0.0, leases=(task.task,), state="hung"))
+            hung.say(
+                messages.Heartbeat(progress=3, busy_row_s=0.0, leases=(task.task,), state="hung")
+            )
             hung.client.receive(0.05)
             return broker.dispatcher.losses["rollout: lost"] == 1
 
@@ -57,12 +67,20 @@ def test_a_worker_that_beats_without_progress_is_given_up(tmp_path: Path) -> Non
 SUSPENDED_WORKER = program(__file__, "SUSPENDED_WORKER")
 
 
-def test_a_worker_suspended_past_the_deadline_of_its_task_is_unknown_and_not_refused(tmp_path: Path) -> None:
+def test_a_worker_suspended_past_the_deadline_of_its_task_is_unknown_and_not_refused(
+    tmp_path: Path,
+) -> None:
     # Longer than half of the learner's patience, shorter than the silence for which it is given up.
     slow = {"heartbeat_s": 0.2, "silence_s": 5.9, "stall_s": 3.0}
     config = fakes.run_on_disk(tmp_path, broker=slow, learner={"batch_timeout_s": 6.0})
     with fakes.serving(config) as broker:
-        command = [sys.executable, "-c", SUSPENDED_WORKER, f"{config.directory}/config.json", fakes.endpoint_of(config)]
+        command = [
+            sys.executable,
+            "-c",
+            SUSPENDED_WORKER,
+            f"{config.directory}/config.json",
+            fakes.endpoint_of(config),
+        ]
         paths = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
         with subprocess.Popen(command, env=paths, stdout=subprocess.PIPE, text=True) as worker:
             try:
@@ -78,7 +96,9 @@ def test_a_worker_suspended_past_the_deadline_of_its_task_is_unknown_and_not_ref
         assert broker.dispatcher.losses == {"rollout: lost": 1}
 
 
-def test_a_worker_that_leaves_gives_its_task_back_at_once(config: RunConfig, broker: Broker) -> None:
+def test_a_worker_that_leaves_gives_its_task_back_at_once(
+    config: RunConfig, broker: Broker
+) -> None:
     with fakes.peers(fakes.endpoint_of(config), "leaving", "staying") as (leaving, staying):
         leaving.ready(config, "rollout")
         task = leaving.hear(messages.PrefixTask)
@@ -89,7 +109,9 @@ def test_a_worker_that_leaves_gives_its_task_back_at_once(config: RunConfig, bro
         assert staying.hear(messages.PrefixTask).groups == task.groups
 
 
-def test_a_leaving_worker_gets_no_more_work_and_what_it_finishes_counts(config: RunConfig, broker: Broker) -> None:
+def test_a_leaving_worker_gets_no_more_work_and_what_it_finishes_counts(
+    config: RunConfig, broker: Broker
+) -> None:
     with fakes.peers(fakes.endpoint_of(config), "leaving", "staying") as (leaving, staying):
         leaving.ready(config, "rollout", slots=2)
         first, second = leaving.hear(messages.PrefixTask), leaving.hear(messages.PrefixTask)
@@ -105,7 +127,9 @@ def test_a_leaving_worker_gets_no_more_work_and_what_it_finishes_counts(config: 
         fakes.wait_until(lambda: broker.dispatcher.losses == {"rollout: left": 1}, "the leave")
 
 
-def test_a_leaving_worker_that_joins_again_gets_no_work_either(config: RunConfig, broker: Broker) -> None:
+def test_a_leaving_worker_that_joins_again_gets_no_work_either(
+    config: RunConfig, broker: Broker
+) -> None:
     with fakes.peers(fakes.endpoint_of(config), "leaving") as (leaving,):
         leaving.ready(config, "rollout")
         leaving.hear(messages.PrefixTask)
@@ -117,7 +141,9 @@ def test_a_leaving_worker_that_joins_again_gets_no_work_either(config: RunConfig
 def beats(peer: fakes.Peer, activity: messages.Activity, times: int = 5) -> None:
     """So many heartbeats, each of which is answered as one."""
     for _ in range(times):
-        peer.say(messages.Heartbeat(progress=0, busy_row_s=0.0, leases=(), state="", activity=activity))
+        peer.say(
+            messages.Heartbeat(progress=0, busy_row_s=0.0, leases=(), state="", activity=activity)
+        )
         peer.hear(messages.Beat)
     assert not any(isinstance(each, messages.Unknown) for each in peer.passed_over)
 
@@ -136,7 +162,10 @@ def test_a_worker_whose_ready_was_lost_sends_it_again_and_gets_work(
     is_known: bool, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "READY_S", 0.3)
-    with fakes.serving(config), fakes.peers(fakes.endpoint_of(config), "r", "s") as (rollout, scorer):
+    with (
+        fakes.serving(config),
+        fakes.peers(fakes.endpoint_of(config), "r", "s") as (rollout, scorer),
+    ):
         if is_known:
             scorer.ready(config, "scorer")
         scorer.join("scorer")
@@ -172,7 +201,9 @@ def swapping(config: RunConfig, rank: fakes.Peer, rollout: fakes.Peer) -> None:
     rollout.say(messages.Staged(1))
     rollout.say(messages.Heartbeat(progress=1, busy_row_s=0.0, leases=(task.task,), state=""))
     rollout.hear(messages.Beat)
-    assert not any(isinstance(each, messages.Swap) for each in rollout.passed_over), "a lease is open"
+    assert not any(isinstance(each, messages.Swap) for each in rollout.passed_over), (
+        "a lease is open"
+    )
     rollout.say(fakes.sampled(task))
     assert rollout.hear(messages.Swap) == messages.Swap(1)
 
@@ -207,7 +238,9 @@ def test_three_failed_proofs_end_the_rollout_with_a_named_reason(
             assert rollout.hear(messages.Probed).failures == failure
             rollout.say(messages.Staged(1))
             rollout.hear(messages.Swap)
-        assert rollout.hears_nothing_of(messages.PrefixTask), "no work for a rollout that proved nothing"
+        assert rollout.hears_nothing_of(messages.PrefixTask), (
+            "no work for a rollout that proved nothing"
+        )
         rollout.say(messages.Installed(1, digest, probe, checksum=fakes.HELD))
         reason = rollout.hear(messages.Reject).reason
         assert "does not hold version 1 after 3 installations" in reason
@@ -224,7 +257,9 @@ def test_a_rollout_that_rejoins_before_its_weights_are_proved_must_prove_them_fi
         rollout.join("rollout")
         unproved = msgspec.structs.replace(fakes.ready(config, "rollout"), version=UNPROVED)
         rollout.say(unproved)
-        assert rollout.hears_nothing_of(messages.PrefixTask), "no work for weights that nothing proved"
+        assert rollout.hears_nothing_of(messages.PrefixTask), (
+            "no work for weights that nothing proved"
+        )
         rollout.say(messages.Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
         assert rollout.hear(messages.PrefixTask).version == 1
 
@@ -236,18 +271,24 @@ def test_a_proof_that_is_sent_again_changes_nothing(config: RunConfig, broker: B
         for _ in range(3):
             rollout.say(proof)
         task = rollout.hear(messages.PrefixTask)
-        rank.say(Published(WeightsNote(2, "d2", fakes.NOTE.probe_tokens, fakes.NOTE.probe_logprobs)))
+        rank.say(
+            Published(WeightsNote(2, "d2", fakes.NOTE.probe_tokens, fakes.NOTE.probe_logprobs))
+        )
         rank.hear(Accepted)
         rollout.say(messages.Staged(2))
         rollout.say(fakes.sampled(task))
         assert rollout.hear(messages.Swap) == messages.Swap(2)
         rollout.say(proof)
-        assert rollout.hears_nothing_of(messages.PrefixTask), "it is about to install another version"
+        assert rollout.hears_nothing_of(messages.PrefixTask), (
+            "it is about to install another version"
+        )
         rollout.say(messages.Installed(2, "d2", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
         assert rollout.hear(messages.PrefixTask).version == 2
 
 
-def test_a_refusal_that_was_lost_is_sent_again_and_counted_once(config: RunConfig, broker: Broker) -> None:
+def test_a_refusal_that_was_lost_is_sent_again_and_counted_once(
+    config: RunConfig, broker: Broker
+) -> None:
     bad = messages.Installed(1, "d1", pack_logprobs([-1.0, -2.5]), checksum=fakes.HELD)
     with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
@@ -290,7 +331,11 @@ def test_a_version_whose_probe_is_no_number_is_refused_each_time_and_not_written
     with fakes.peers(fakes.endpoint_of(config), "rank") as (rank,):
         fakes.learner(rank)
         for _ in range(2):
-            rank.say(Published(msgspec.structs.replace(V1, probe_logprobs=pack_logprobs([-1.0, float("nan")]))))
+            rank.say(
+                Published(
+                    msgspec.structs.replace(V1, probe_logprobs=pack_logprobs([-1.0, float("nan")]))
+                )
+            )
             assert "logprobs must be finite" in rank.hear(messages.Reject).reason
             rank.join("rank")
         found = journal.read(Path(config.directory) / journal.FOLDER)
@@ -301,7 +346,9 @@ def test_a_rollout_with_older_weights_of_a_version_gets_those_an_evaluation_need
     config: RunConfig, broker: Broker
 ) -> None:
     """The learner was killed, went back and came to version 1 again, with other weights."""
-    anew, v2 = (msgspec.structs.replace(V1, version=version, digest=f"{version} anew") for version in (1, 2))
+    anew, v2 = (
+        msgspec.structs.replace(V1, version=version, digest=f"{version} anew") for version in (1, 2)
+    )
     with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
         rollout.say(messages.Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
@@ -338,7 +385,9 @@ def test_an_evaluation_holds_a_rollout_at_its_version(config: RunConfig, broker:
         rollout.say(messages.Staged(1))
         rollout.say(fakes.sampled(task))
         test = rollout.hear(messages.PrefixTask)
-        assert test.kind == "eval" and not any(isinstance(e, messages.Swap) for e in rollout.passed_over)
+        assert test.kind == "eval" and not any(
+            isinstance(e, messages.Swap) for e in rollout.passed_over
+        )
         rollout.say(fakes.sampled(test))
         rollout.hear(messages.Swap)
         scorer.ready(config, "scorer")

@@ -8,7 +8,13 @@ import pytest
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.journal.journal import Journal
-from prefixrl.common.journal.records import BatchFormed, GroupIssued, GroupScored, RunHeader, VersionPublished
+from prefixrl.common.journal.records import (
+    BatchFormed,
+    GroupIssued,
+    GroupScored,
+    RunHeader,
+    VersionPublished,
+)
 from prefixrl.common.wire.messages.fields import PROTOCOL
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
 from prefixrl.common.wire.transport import Server
@@ -34,7 +40,9 @@ def test_a_broker_that_died_alone_takes_no_other_address_than_the_ranks_know(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REBIND_S", 0.2)
-    config = config.model_copy(update={"broker": config.broker.model_copy(update={"listen": "tcp://127.0.0.1:0"})})
+    config = config.model_copy(
+        update={"broker": config.broker.model_copy(update={"listen": "tcp://127.0.0.1:0"})}
+    )
     directory = Path(config.directory)
     taken: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker, keys())
     (directory / "endpoint").write_text(taken.endpoint)
@@ -88,7 +96,9 @@ def test_a_replay_holds_what_is_live_and_never_the_journal(config: RunConfig) ->
     server.close()
 
 
-@pytest.mark.parametrize(("is_there", "state"), [(True, f"ends at iteration {ITERATIONS}"), (False, "is empty")])
+@pytest.mark.parametrize(
+    ("is_there", "state"), [(True, f"ends at iteration {ITERATIONS}"), (False, "is empty")]
+)
 def test_a_journal_that_is_gone_or_ends_before_the_checkpoint_is_a_message_with_a_remedy(
     config: RunConfig, is_there: bool, state: str
 ) -> None:
@@ -98,6 +108,11 @@ def test_a_journal_that_is_gone_or_ends_before_the_checkpoint_is_a_message_with_
     try:
         message = f"{state}.*, the learner's checkpoint is of iteration {ITERATIONS + 2}: .* remove"
         with pytest.raises(DataError, match=message):
-            build(config, Path(config.directory), Start(ITERATIONS + 2, "tcp://127.0.0.1:9"), lambda: server)
+            build(
+                config,
+                Path(config.directory),
+                Start(ITERATIONS + 2, "tcp://127.0.0.1:9"),
+                lambda: server,
+            )
     finally:
         server.close()

@@ -8,10 +8,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.wire.messages.worker import Heartbeat, PrefixTask, Refused, Revoke, RowsLeft, ScoreTask
+from prefixrl.common.wire.messages.worker import (
+    Heartbeat,
+    PrefixTask,
+    Refused,
+    Revoke,
+    RowsLeft,
+    ScoreTask,
+)
 from prefixrl.learner.broker.workers.workers import MOST_HELD, RATE_S, Worker
 from support.broker.dispatch_desk import Desk, evaluate, held_out
-from support.fakes import ROWS, endpoint_of, offer, peers, ready, run_on_disk, sampled, scored, serving, wait_until
+from support.fakes import (
+    ROWS,
+    endpoint_of,
+    offer,
+    peers,
+    ready,
+    run_on_disk,
+    sampled,
+    scored,
+    serving,
+    wait_until,
+)
 
 GROUPS = 12
 
@@ -35,7 +53,9 @@ def seated(desk: Desk, role: str, seats: int, room: int) -> Worker:
 def agrees_with_its_leases(worker: Worker) -> None:
     """Compare what is counted with what a sum over the leases says."""
     leases = list(worker.leases.values())
-    assert worker.rows == sum(each.rows for each in leases) and worker.left == sum(each.left for each in leases)
+    assert worker.rows == sum(each.rows for each in leases) and worker.left == sum(
+        each.left for each in leases
+    )
     # A task is given whole: the last one may go beyond the room, by less than its rows.
     largest = max((each.rows for each in leases), default=0)
     assert worker.rows <= MOST_HELD * worker.room + largest
@@ -47,7 +67,9 @@ def agrees_with_its_leases(worker: Worker) -> None:
     assert worker.behind() == behind
 
 
-def test_rows_are_given_until_the_room_is_full_and_again_as_soon_as_one_has_ended(config: RunConfig) -> None:
+def test_rows_are_given_until_the_room_is_full_and_again_as_soon_as_one_has_ended(
+    config: RunConfig,
+) -> None:
     desk = Desk(config)
     desk.sample_everything(desk.worker("rollout"))
     scorer = seated(desk, "scorer", 2 * ROWS, 3 * ROWS)
@@ -63,7 +85,9 @@ def test_rows_are_given_until_the_room_is_full_and_again_as_soon_as_one_has_ende
     assert scorer.free == -ROWS
 
 
-def test_the_credit_of_ended_rows_does_not_return_a_second_time_with_the_result(config: RunConfig) -> None:
+def test_the_credit_of_ended_rows_does_not_return_a_second_time_with_the_result(
+    config: RunConfig,
+) -> None:
     desk = Desk(config)
     desk.sample_everything(desk.worker("rollout"))
     scorer = seated(desk, "scorer", ROWS, ROWS)
@@ -77,7 +101,9 @@ def test_the_credit_of_ended_rows_does_not_return_a_second_time_with_the_result(
     assert scorer.free == ROWS
 
 
-def test_a_worker_that_says_that_all_rows_have_ended_gets_a_few_times_its_room_and_no_more(config: RunConfig) -> None:
+def test_a_worker_that_says_that_all_rows_have_ended_gets_a_few_times_its_room_and_no_more(
+    config: RunConfig,
+) -> None:
     desk = Desk(config)
     desk.sample_everything(desk.worker("rollout"))
     liar = seated(desk, "scorer", ROWS, ROWS)
@@ -88,7 +114,9 @@ def test_a_worker_that_says_that_all_rows_have_ended_gets_a_few_times_its_room_a
     assert len(liar.leases) == MOST_HELD
 
 
-def test_runs_of_groups_stay_whole_for_an_engine_that_needs_them_and_are_cut_for_others(config: RunConfig) -> None:
+def test_runs_of_groups_stay_whole_for_an_engine_that_needs_them_and_are_cut_for_others(
+    config: RunConfig,
+) -> None:
     desk = Desk(config)
     runs, apart = desk.worker("rollout"), seated(desk, "rollout", ROWS, ROWS)
     desk.dispatch()
@@ -102,11 +130,15 @@ def test_runs_of_groups_stay_whole_for_an_engine_that_needs_them_and_are_cut_for
     other = desk.worker("scorer")
     desk.dispatch()
     (second,) = desk.tasks(other, ScoreTask)
-    assert [each.seq for each in second.groups] == [whole.groups[1].seq], "the rest of the run, in its order"
+    assert [each.seq for each in second.groups] == [whole.groups[1].seq], (
+        "the rest of the run, in its order"
+    )
     desk.ledger.check()
 
 
-def test_an_engine_of_runs_gets_one_task_ahead_also_beside_one_whose_room_is_full(config: RunConfig) -> None:
+def test_an_engine_of_runs_gets_one_task_ahead_also_beside_one_whose_room_is_full(
+    config: RunConfig,
+) -> None:
     desk = Desk(config)
     desk.sample_everything(desk.worker("rollout"))
     apart, runs = seated(desk, "scorer", ROWS, ROWS), desk.worker("scorer")
@@ -135,7 +167,9 @@ def test_evaluations_are_scored_a_group_at_a_time_too(config: RunConfig) -> None
     assert desk.dispatcher.evaluations.counts() == {"asked": 5, "judged": 5, "failed": 0}
 
 
-def test_groups_of_a_scorer_that_is_lost_in_mid_task_are_scored_by_another_in_their_order(config: RunConfig) -> None:
+def test_groups_of_a_scorer_that_is_lost_in_mid_task_are_scored_by_another_in_their_order(
+    config: RunConfig,
+) -> None:
     desk = Desk(config)
     groups = desk.sample_everything(desk.worker("rollout"))
     dying = seated(desk, "scorer", 2 * ROWS, 3 * ROWS)
@@ -172,7 +206,9 @@ def test_an_idle_scorer_gets_what_waits_for_seats_elsewhere_but_nothing_that_it_
     assert task.groups == waiting.groups
     for _ in range(3):
         desk.dispatch()
-    assert not desk.tasks(newcomer, Revoke) and not desk.tasks(full, Revoke), "it does not go back and forth"
+    assert not desk.tasks(newcomer, Revoke) and not desk.tasks(full, Revoke), (
+        "it does not go back and forth"
+    )
 
 
 def test_a_leaving_scorer_gets_nothing_however_many_of_its_rows_end(config: RunConfig) -> None:
@@ -191,7 +227,9 @@ def test_a_leaving_scorer_gets_nothing_however_many_of_its_rows_end(config: RunC
 
 @settings(max_examples=30)
 @given(draws=st.randoms(use_true_random=False))
-def test_credit_is_never_exceeded_and_no_seat_is_free_while_work_waits(config: RunConfig, draws: random.Random) -> None:
+def test_credit_is_never_exceeded_and_no_seat_is_free_while_work_waits(
+    config: RunConfig, draws: random.Random
+) -> None:
     desk = Desk(config)
     desk.sample_everything(desk.worker("rollout"))
     scorers: list[Worker] = []
@@ -230,7 +268,9 @@ def test_credit_is_never_exceeded_and_no_seat_is_free_while_work_waits(config: R
             ), "beyond the room by less than a task"
             held |= {task.task: (worker, task) for task in given_out}
             agrees_with_its_leases(worker)
-            assert worker.free <= 0 or not desk.ledger.states().get("sampled"), "a seat is free while work waits"
+            assert worker.free <= 0 or not desk.ledger.states().get("sampled"), (
+                "a seat is free while work waits"
+            )
         desk.ledger.check()
     else:
         assert len(done) < GROUPS  # few results were drawn
@@ -244,7 +284,9 @@ def test_the_share_is_the_true_one_when_one_row_of_32_runs_on(config: RunConfig)
     desk.dispatch()
     began_s = desk.now_s
     # 31 rows end after a second, the last one after ten.
-    beat = Heartbeat(progress=1, busy_row_s=31 * 1.0 + 1 * 10.0, leases=(), state="", waiting_rows=5, tokens=410)
+    beat = Heartbeat(
+        progress=1, busy_row_s=31 * 1.0 + 1 * 10.0, leases=(), state="", waiting_rows=5, tokens=410
+    )
     scorer.heartbeat(beat, began_s + 10.0)
     assert scorer.busy_fraction == pytest.approx(41 / 320) and scorer.waiting_rows == 5
 
@@ -259,7 +301,9 @@ def test_tokens_per_second_are_those_of_the_newest_seconds(config: RunConfig) ->
         (101.0 + 2 * RATE_S, 3, 0.0),
         (101.0 + 3 * RATE_S, 13, 10 / RATE_S),
     ):
-        worker.heartbeat(Heartbeat(progress=1, busy_row_s=0.0, leases=(), state="", tokens=tokens), now_s)
+        worker.heartbeat(
+            Heartbeat(progress=1, busy_row_s=0.0, leases=(), state="", tokens=tokens), now_s
+        )
         assert worker.tokens_per_s == pytest.approx(expected)
 
 

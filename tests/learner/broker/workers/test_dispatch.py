@@ -104,7 +104,10 @@ def test_one_score_task_in_four_is_an_evaluations_while_both_wait(desk: Desk) ->
             kinds.append(task.kind)
             desk.dispatcher.take_scores(scorer, scored(task), now_s=1.0)
     assert len(kinds) >= 12
-    assert all((kind == "eval") == (number % EVALUATION_SHARE == 0) for number, kind in enumerate(kinds[:12], start=1))
+    assert all(
+        (kind == "eval") == (number % EVALUATION_SHARE == 0)
+        for number, kind in enumerate(kinds[:12], start=1)
+    )
 
 
 def test_an_evaluation_takes_every_scorer_when_there_is_nothing_else(desk: Desk) -> None:
@@ -155,7 +158,9 @@ def test_the_prefixes_of_a_lost_scorer_go_to_another(desk: Desk) -> None:
     desk.dispatcher.lose(first, "gone", died=True)
     second = desk.worker("scorer")
     desk.dispatch()
-    assert [each.groups for each in desk.tasks(second, ScoreTask)] == [each.groups for each in tasks]
+    assert [each.groups for each in desk.tasks(second, ScoreTask)] == [
+        each.groups for each in tasks
+    ]
 
 
 def test_the_late_result_of_a_lost_worker_counts_and_the_second_one_is_ignored(desk: Desk) -> None:
@@ -186,7 +191,9 @@ def test_a_task_its_worker_never_got_comes_back_after_a_while(desk: Desk) -> Non
     assert again.groups == lost.groups
 
 
-def test_a_task_that_is_finished_but_not_yet_delivered_is_not_taken_back_at_once(desk: Desk) -> None:
+def test_a_task_that_is_finished_but_not_yet_delivered_is_not_taken_back_at_once(
+    desk: Desk,
+) -> None:
     rollout = desk.worker("rollout")
     desk.dispatch()
     desk.dispatcher.reconcile(rollout, tuple(rollout.leases), 100.0)
@@ -217,12 +224,16 @@ def test_a_group_that_ends_every_worker_is_requeued_as_a_new_group(desk: Desk) -
     desk.ledger.check()
 
 
-def test_a_worker_that_keeps_a_training_task_for_ever_is_refused_however_it_reports(desk: Desk) -> None:
+def test_a_worker_that_keeps_a_training_task_for_ever_is_refused_however_it_reports(
+    desk: Desk,
+) -> None:
     rollout, patience_s = desk.worker("rollout"), desk.config.learner.batch_timeout_s / 2
     desk.dispatch()
     (task,) = desk.tasks(rollout, PrefixTask)
     desk.dispatcher.reconcile(rollout, (task.task,), patience_s)
-    with pytest.raises(ValueError, match=f"no result of the train task {task.task} within {patience_s:g} s"):
+    with pytest.raises(
+        ValueError, match=f"no result of the train task {task.task} within {patience_s:g} s"
+    ):
         desk.dispatcher.reconcile(rollout, (task.task,), patience_s + 1.0)
 
 

@@ -18,7 +18,14 @@ def test_prefixes_of_another_version_are_refused_and_the_task_comes_back(desk: D
     desk.dispatch()
     (task,) = desk.tasks(rollout, PrefixTask)
     wrong = sampled(task)
-    wrong = Prefixes(task=task.task, kind="train", version=1, weights_digest="d1", groups=wrong.groups, elapsed_s=0.0)
+    wrong = Prefixes(
+        task=task.task,
+        kind="train",
+        version=1,
+        weights_digest="d1",
+        groups=wrong.groups,
+        elapsed_s=0.0,
+    )
     with pytest.raises(ValueError, match="version 1 for a task at version 0"):
         desk.dispatcher.take_prefixes(rollout, wrong, now_s=1.0)
     other = desk.replaced(rollout)
@@ -62,7 +69,9 @@ def test_scores_without_a_version_never_count_as_training(desk: Desk) -> None:
     desk.dispatch()
     (score,) = desk.tasks(scorer, ScoreTask)
     unversioned = score_task(*score.groups, task=score.task, version=-1, weights_digest="")
-    with pytest.raises(ValueError, match=r"another prefixes, version or weights in groups \[0, 1\]"):
+    with pytest.raises(
+        ValueError, match=r"another prefixes, version or weights in groups \[0, 1\]"
+    ):
         desk.dispatcher.take_scores(scorer, scored(unversioned), now_s=1.0)
     assert "scored" not in desk.ledger.states()
 
@@ -77,11 +86,15 @@ def colliding(desk: Desk) -> tuple[Worker, Worker, PrefixTask, PrefixTask]:
     desk.dispatch()
     (test,) = desk.tasks(evaluator, PrefixTask)
     assert test.kind == "eval"
-    assert [(group.seq, group.prompt) for group in test.groups] == [(group.seq, group.prompt) for group in train.groups]
+    assert [(group.seq, group.prompt) for group in test.groups] == [
+        (group.seq, group.prompt) for group in train.groups
+    ]
     return trainer, evaluator, train, test
 
 
-def test_an_evaluations_result_never_enters_the_ledger_though_number_and_prompt_collide(desk: Desk) -> None:
+def test_an_evaluations_result_never_enters_the_ledger_though_number_and_prompt_collide(
+    desk: Desk,
+) -> None:
     _, evaluator, _, test = colliding(desk)
     before = desk.ledger.states()
     desk.dispatcher.take_prefixes(evaluator, sampled(test), now_s=1.0)
@@ -100,7 +113,12 @@ def test_an_evaluations_result_never_enters_the_ledger_though_number_and_prompt_
 def test_an_evaluations_result_that_calls_itself_training_is_refused(desk: Desk) -> None:
     _, evaluator, _, test = colliding(desk)
     rows = PrefixTask(
-        task=test.task, kind="train", version=0, groups=test.groups, rows_per_group=ROWS, sampling=SAMPLING
+        task=test.task,
+        kind="train",
+        version=0,
+        groups=test.groups,
+        rows_per_group=ROWS,
+        sampling=SAMPLING,
     )
     with pytest.raises(ValueError, match="a train result Prefixes for the eval task"):
         desk.dispatcher.take_prefixes(evaluator, sampled(rows), now_s=1.0)
@@ -109,7 +127,14 @@ def test_an_evaluations_result_that_calls_itself_training_is_refused(desk: Desk)
 
 def test_a_training_result_that_calls_itself_an_evaluation_is_refused(desk: Desk) -> None:
     trainer, _, train, _ = colliding(desk)
-    rows = PrefixTask(task=train.task, kind="eval", version=0, groups=train.groups, rows_per_group=1, sampling=SAMPLING)
+    rows = PrefixTask(
+        task=train.task,
+        kind="eval",
+        version=0,
+        groups=train.groups,
+        rows_per_group=1,
+        sampling=SAMPLING,
+    )
     with pytest.raises(ValueError, match="a eval result Prefixes for the train task"):
         desk.dispatcher.take_prefixes(trainer, sampled(rows), now_s=1.0)
 

@@ -44,7 +44,9 @@ def test_a_name_in_the_run_file_holds_from_the_first_scorer_on(tmp_path: Path) -
     check_of(config).check("scorer", served(config, "a"))
 
 
-def test_digests_of_the_newest_versions_are_known_and_the_others_are_forgotten(tmp_path: Path) -> None:
+def test_digests_of_the_newest_versions_are_known_and_the_others_are_forgotten(
+    tmp_path: Path,
+) -> None:
     check = check_of(run_on_disk(tmp_path))
     for version in range(VERSIONS_KEPT + 500):
         check.publish(version, f"d{version}")

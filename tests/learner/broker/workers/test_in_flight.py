@@ -31,7 +31,10 @@ def swapped(
 ) -> Iterator[tuple[fakes.Peer, fakes.Peer, fakes.Peer, list[messages.PrefixTask]]]:
     """Rank, scorer and a rollout that was told to install version 1 while it holds a task."""
     config = fakes.run_on_disk(folder, rollout={"groups_per_task": 4, "swap": swap})
-    with fakes.serving(config), fakes.peers(fakes.endpoint_of(config), "rank", "scorer", "rollout") as all_of_them:
+    with (
+        fakes.serving(config),
+        fakes.peers(fakes.endpoint_of(config), "rank", "scorer", "rollout") as all_of_them,
+    ):
         rank, scorer, rollout = all_of_them
         fakes.learner(rank)
         rollout.ready(config, "rollout")
@@ -52,16 +55,22 @@ def written(task: messages.PrefixTask, *spans: VersionSpan) -> messages.Prefixes
     def row(old: Row) -> Row:
         return msgspec.structs.replace(old, spans=spans)
 
-    groups = tuple(msgspec.structs.replace(group, rows=tuple(map(row, group.rows))) for group in made.groups)
+    groups = tuple(
+        msgspec.structs.replace(group, rows=tuple(map(row, group.rows))) for group in made.groups
+    )
     return msgspec.structs.replace(made, groups=groups)
 
 
-def test_a_rollout_swaps_with_a_task_open_and_its_crossed_answers_are_trained(tmp_path: Path) -> None:
+def test_a_rollout_swaps_with_a_task_open_and_its_crossed_answers_are_trained(
+    tmp_path: Path,
+) -> None:
     with swapped(tmp_path) as (rank, scorer, rollout, (task,)):
         assert rollout.hear(messages.Swap) == messages.Swap(1)
         assert rollout.hears_nothing_of(messages.PrefixTask), "no work until the weights are proved"
         rollout.say(PROOF)
-        assert rollout.hear(messages.Probed) == messages.Probed(version=1, outcome="proved", by="checksum")
+        assert rollout.hear(messages.Probed) == messages.Probed(
+            version=1, outcome="proved", by="checksum"
+        )
         assert rollout.hears_nothing_of(messages.PrefixTask), "its one slot is taken"
         rollout.say(written(task, *CROSSED))
         rollout.hear(messages.Ack)
@@ -82,7 +91,9 @@ def test_a_proof_whose_answer_was_lost_is_answered_again(tmp_path: Path) -> None
         rollout.hear(messages.Swap)
         for _ in range(3):
             rollout.say(PROOF)
-            assert rollout.hear(messages.Probed) == messages.Probed(version=1, outcome="proved", by="checksum")
+            assert rollout.hear(messages.Probed) == messages.Probed(
+                version=1, outcome="proved", by="checksum"
+            )
 
 
 def test_draining_waits_for_the_task(tmp_path: Path) -> None:
@@ -106,7 +117,10 @@ def test_crossed_answers_are_refused_where_rollouts_drain(tmp_path: Path) -> Non
 
 def test_an_evaluation_is_of_one_version_and_holds_the_swap_up(tmp_path: Path) -> None:
     config = fakes.run_on_disk(tmp_path, rollout={"groups_per_task": 4, "swap": "in_flight"})
-    with fakes.serving(config), fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
+    with (
+        fakes.serving(config),
+        fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout),
+    ):
         fakes.learner(rank)
         rank.say(evaluate("e"))
         rank.hear(Accepted)
@@ -152,7 +166,9 @@ WRONG: dict[str, tuple[tuple[VersionSpan, ...], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_spans_that_cannot_be_are_refused_by_name_and_the_groups_come_back(case: str, tmp_path: Path) -> None:
+def test_spans_that_cannot_be_are_refused_by_name_and_the_groups_come_back(
+    case: str, tmp_path: Path
+) -> None:
     spans, reason = WRONG[case]
     with swapped(tmp_path) as (_, _, rollout, (task,)):
         rollout.hear(messages.Swap)

@@ -53,7 +53,9 @@ class Sides:
     def engine(self, head: NDArray[np.float32]) -> NDArray[np.float32]:
         return self._scored(head, self.constant[1])
 
-    def _scored(self, head: NDArray[np.float32], constant: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _scored(
+        self, head: NDArray[np.float32], constant: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
         logits = self.hidden @ head
         fresh = self.random.standard_normal(logits.shape).astype(np.float32)
         logits = bfloat16(logits * (1.0 + 0.01 * (constant + fresh) / math.sqrt(2.0)))
@@ -64,7 +66,9 @@ class Sides:
 
 
 @pytest.mark.parametrize(("lr", "seen"), [(5e-7, 0), (2.5e-4, None), (2e-2, VERSIONS)])
-def test_right_versions_are_admitted_and_the_version_before_never_is(lr: float, seen: int | None) -> None:
+def test_right_versions_are_admitted_and_the_version_before_never_is(
+    lr: float, seen: int | None
+) -> None:
     """With logits of 25 in bfloat16. Where the logprobs decide nothing, the checksum does, and is never wrong."""
     sides, checksums, proved = Sides(lr), Checksums(), 0
     head, learner = sides.head, sides.learner()
@@ -77,10 +81,14 @@ def test_right_versions_are_admitted_and_the_version_before_never_is(lr: float, 
         assert right.outcome != "refused", (version, right)
         assert stale.outcome != "proved", (version, stale)
         if right.outcome == "unclear":
-            sums = EngineChecksum(f"sum {version}", "unknown", before=f"sum {version - 1}", layout="l")
+            sums = EngineChecksum(
+                f"sum {version}", "unknown", before=f"sum {version - 1}", layout="l"
+            )
             assert checksums.objection(f"d{version}", sums, f"d{version - 1}") is None
             checksums.admit(f"d{version}", sums)
-            old = EngineChecksum(f"sum {version - 1}", "unknown", before=f"sum {version - 1}", layout="l")
+            old = EngineChecksum(
+                f"sum {version - 1}", "unknown", before=f"sum {version - 1}", layout="l"
+            )
             assert checksums.objection(f"d{version}", old, f"d{version - 1}")
         proved += right.outcome == "proved"
         head, learner, engine = sides.head, now, sides.engine(sides.head)
@@ -108,7 +116,9 @@ def test_slope_and_error_are_those_of_the_slow_sums() -> None:
         engine = 0.9 * learner + noise * random.standard_normal(200)
         apart = 0.1 * random.standard_normal(200)
         found = slope(engine, learner, apart)
-        assert (found.value, found.error) == pytest.approx(slow_slope(list(engine), list(learner)), abs=1e-12)
+        assert (found.value, found.error) == pytest.approx(
+            slow_slope(list(engine), list(learner)), abs=1e-12
+        )
         squares = [sum(float(each) ** 2 for each in values) for values in (apart, learner)]
         assert found.shrinkage == pytest.approx(2 * squares[0] / squares[1])
 
@@ -117,8 +127,12 @@ def test_slope_and_error_are_those_of_the_slow_sums() -> None:
 def test_the_mismatch_is_that_of_nine_positions_in_ten(positions: int) -> None:
     random = np.random.default_rng(2)
     engine, learner = (random.standard_normal(positions).astype(np.float32) for _ in range(2))
-    differences = [abs(float(one) - float(other)) for one, other in zip(engine, learner, strict=True)]
-    assert mismatch(engine, learner) == pytest.approx(statistics.quantiles(differences, n=10, method="inclusive")[8])
+    differences = [
+        abs(float(one) - float(other)) for one, other in zip(engine, learner, strict=True)
+    ]
+    assert mismatch(engine, learner) == pytest.approx(
+        statistics.quantiles(differences, n=10, method="inclusive")[8]
+    )
 
 
 @pytest.mark.parametrize("holds", [1.0, 0.0])
@@ -128,9 +142,13 @@ def test_a_verdict_is_wrong_as_seldom_as_stated(holds: float) -> None:
     noise = proofs.LARGEST_ERROR / deviations * math.sqrt(POSITIONS)
     for _ in range(times):
         learner = random.standard_normal(POSITIONS)
-        found = slope(holds * learner + noise * random.standard_normal(POSITIONS), learner, 0.0 * learner)
+        found = slope(
+            holds * learner + noise * random.standard_normal(POSITIONS), learner, 0.0 * learner
+        )
         wrong += abs(found.value - holds) > deviations * found.error
-    assert wrong / times == pytest.approx(2 * (1 - statistics.NormalDist().cdf(deviations)), rel=0.25)
+    assert wrong / times == pytest.approx(
+        2 * (1 - statistics.NormalDist().cdf(deviations)), rel=0.25
+    )
     assert 1 - statistics.NormalDist().cdf(proofs.DEVIATIONS) < 1.1e-6
 
 
@@ -161,9 +179,19 @@ BEFORE = logprobs(-1.0, -2.0, -3.0), logprobs(-1.0, -2.0, -3.0)
         ((math.nan, -2.0, -3.0), (-1.0, -2.0, -3.0), "refused"),
         ((-math.inf, -2.0, -3.0), (-math.inf, -2.0, -3.0), "refused"),
     ],
-    ids=["right", "stale", "half", "nothing changed", "another model", "no number", "two infinities"],
+    ids=[
+        "right",
+        "stale",
+        "half",
+        "nothing changed",
+        "another model",
+        "no number",
+        "two infinities",
+    ],
 )
-def test_an_engine_is_judged_by_its_change(engine: tuple[float, ...], learner: tuple[float, ...], outcome: str) -> None:
+def test_an_engine_is_judged_by_its_change(
+    engine: tuple[float, ...], learner: tuple[float, ...], outcome: str
+) -> None:
     assert judge(logprobs(*engine), logprobs(*learner), BEFORE, 1e-3).outcome == outcome
 
 
@@ -183,7 +211,9 @@ def test_weights_that_an_installation_did_not_change_are_refused_unless_they_are
         "the checksum of the engine's weights did not change with the installation"
     )
     assert Checksums().objection("d2", same, "d2") is None
-    assert "not that of the snapshot" in str(Checksums().objection("d2", EngineChecksum("a", "other"), "d1"))
+    assert "not that of the snapshot" in str(
+        Checksums().objection("d2", EngineChecksum("a", "other"), "d1")
+    )
 
 
 def test_two_engines_of_one_layout_must_agree_and_of_two_layouts_need_not() -> None:
@@ -192,4 +222,7 @@ def test_two_engines_of_one_layout_must_agree_and_of_two_layouts_need_not() -> N
     assert "another rollout's is a" in str(
         checksums.objection("d", EngineChecksum("b", "unknown", before="0", layout="one"), "")
     )
-    assert checksums.objection("d", EngineChecksum("b", "unknown", before="0", layout="two"), "") is None
+    assert (
+        checksums.objection("d", EngineChecksum("b", "unknown", before="0", layout="two"), "")
+        is None
+    )

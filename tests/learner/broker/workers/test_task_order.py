@@ -3,7 +3,13 @@
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from prefixrl.learner.broker.groups.admission import Supply
 from prefixrl.learner.broker.groups.states import ScoreItem
@@ -33,22 +39,37 @@ def place_of(worker: Worker) -> Place:
 
 
 def slow_supply(registry: Registry) -> Supply:
-    rollouts = [each for each in registry.of("rollout") if each.phase != "loading" and not each.is_leaving]
-    scorers = [each for each in registry.of("scorer") if each.phase == "ready" and not each.is_leaving]
-    return Supply(len(rollouts), sum(each.room / (each.seats if each.takes_runs else ROWS) for each in scorers))
+    rollouts = [
+        each for each in registry.of("rollout") if each.phase != "loading" and not each.is_leaving
+    ]
+    scorers = [
+        each for each in registry.of("scorer") if each.phase == "ready" and not each.is_leaving
+    ]
+    return Supply(
+        len(rollouts),
+        sum(each.room / (each.seats if each.takes_runs else ROWS) for each in scorers),
+    )
 
 
 def slow_revocable(registry: Registry) -> set[float]:
     """Times of the newest leases that wait for a seat, of which one is to be revoked."""
     working = [
-        each for each in registry.of("scorer") if each.phase == "ready" and not each.is_leaving and each.free > 0
+        each
+        for each in registry.of("scorer")
+        if each.phase == "ready" and not each.is_leaving and each.free > 0
     ]
     empty = max((each.seated - each.taken for each in working), default=0)
     idle = registry.pick("scorer")
     if empty <= 0 or idle is None:
         return set()
-    behind = [lease for each in registry.of("scorer") if each is not idle for lease in each.behind()]
-    fitting = [each.since_s for each in behind if not each.revoking and (not idle.leases or each.left <= empty)]
+    behind = [
+        lease for each in registry.of("scorer") if each is not idle for lease in each.behind()
+    ]
+    fitting = [
+        each.since_s
+        for each in behind
+        if not each.revoking and (not idle.leases or each.left <= empty)
+    ]
     return {max(fitting)} if fitting else set()
 
 
@@ -72,11 +93,20 @@ class TakersMachine(RuleBasedStateMachine):
     def a_worker_joins(self, role: str, seats: int, behind: int, takes_runs: bool) -> None:
         self.joined += 1
         identity = str(self.joined).encode()
-        worker = self.registry.add(identity, hello("rollout" if role == "rollout" else "scorer"), self.now_s)
-        worker.seats, worker.room, worker.takes_runs = seats * ROWS, (seats + behind) * ROWS, takes_runs
+        worker = self.registry.add(
+            identity, hello("rollout" if role == "rollout" else "scorer"), self.now_s
+        )
+        worker.seats, worker.room, worker.takes_runs = (
+            seats * ROWS,
+            (seats + behind) * ROWS,
+            takes_runs,
+        )
 
     @precondition(lambda self: self.registry.by_identity)
-    @rule(data=st.data(), phase=st.sampled_from(["loading", "ready", "ready", "ready", "draining", "swapping"]))
+    @rule(
+        data=st.data(),
+        phase=st.sampled_from(["loading", "ready", "ready", "ready", "draining", "swapping"]),
+    )
     def it_enters_a_phase(self, data: st.DataObject, phase: Phase) -> None:
         worker = self.any_worker(data)
         worker.phase = phase
@@ -87,12 +117,16 @@ class TakersMachine(RuleBasedStateMachine):
     def it_gets_a_task(self, data: st.DataObject, rows: int) -> None:
         self.now_s += 1.0
         task = f"t{self.now_s}"
-        self.any_worker(data).add(Lease(task, "train", ITEM, self.now_s, self.now_s, rows=rows, left=rows), self.now_s)
+        self.any_worker(data).add(
+            Lease(task, "train", ITEM, self.now_s, self.now_s, rows=rows, left=rows), self.now_s
+        )
 
     @precondition(lambda self: any(each.leases for each in self.registry.by_identity.values()))
     @rule(data=st.data(), event=st.sampled_from(["finish", "drop", "row", "revoke"]))
     def a_task_goes_on(self, data: st.DataObject, event: str) -> None:
-        worker = data.draw(st.sampled_from([each for each in self.registry.by_identity.values() if each.leases]))
+        worker = data.draw(
+            st.sampled_from([each for each in self.registry.by_identity.values() if each.leases])
+        )
         task = data.draw(st.sampled_from(list(worker.leases)))
         if event == "finish":
             worker.finish(task)
@@ -120,7 +154,9 @@ class TakersMachine(RuleBasedStateMachine):
                 besides.add(kind_of(worker))
             assert not slow_places(self.registry, role, besides)
         found, slow = self.registry.supply(ROWS), slow_supply(self.registry)
-        assert found.rollouts == slow.rollouts and found.scoring_slots == pytest.approx(slow.scoring_slots)
+        assert found.rollouts == slow.rollouts and found.scoring_slots == pytest.approx(
+            slow.scoring_slots
+        )
         revoked = self.registry.revocable("scorer")
         assert ({revoked[1].since_s} if revoked else set()) == slow_revocable(self.registry)
 
@@ -128,5 +164,7 @@ class TakersMachine(RuleBasedStateMachine):
 def test_the_next_worker_is_the_one_that_a_look_at_all_workers_finds() -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         TakersMachine,
-        settings=settings(max_examples=100, stateful_step_count=40, deadline=None, derandomize=True, database=None),
+        settings=settings(
+            max_examples=100, stateful_step_count=40, deadline=None, derandomize=True, database=None
+        ),
     )

@@ -28,9 +28,16 @@ def registry_of(*slots: int, role: Literal["rollout", "scorer"] = "scorer") -> R
 
 
 def beat(
-    worker: Worker, progress: int, busy_row_s: float, state: str, now_s: float, activity: Activity = "working"
+    worker: Worker,
+    progress: int,
+    busy_row_s: float,
+    state: str,
+    now_s: float,
+    activity: Activity = "working",
 ) -> None:
-    sent = Heartbeat(progress=progress, busy_row_s=busy_row_s, leases=(), state=state, activity=activity)
+    sent = Heartbeat(
+        progress=progress, busy_row_s=busy_row_s, leases=(), state=state, activity=activity
+    )
     worker.heartbeat(sent, now_s)
 
 
@@ -50,9 +57,13 @@ def test_names_count_per_role_and_are_never_used_again() -> None:
 
 def test_many_workers_send_their_heartbeats_less_often_and_never_too_rarely() -> None:
     registry = Registry(silence_s=10.0, stall_s=100.0, beat_s=1.0)
-    intervals = [registry.add(str(number).encode(), hello("scorer"), 0.0).beat_s for number in range(600)]
+    intervals = [
+        registry.add(str(number).encode(), hello("scorer"), 0.0).beat_s for number in range(600)
+    ]
     assert set(intervals[:101]) == {1.0} and intervals[200] == 2.0
-    assert intervals == sorted(intervals) and intervals[-1] == 2.5, "four of them within the silence"
+    assert intervals == sorted(intervals) and intervals[-1] == 2.5, (
+        "four of them within the silence"
+    )
 
 
 def numbered(number: int, pid: int = 1, host: str = "h") -> Hello:
@@ -61,9 +72,19 @@ def numbered(number: int, pid: int = 1, host: str = "h") -> Hello:
 
 def test_a_worker_has_the_number_that_it_wants_and_nobody_else_is_given_it() -> None:
     registry = Registry(1.0, 1.0)
-    for identity, each in ((b"a", numbered(1)), (b"b", hello("scorer")), (b"c", hello("scorer")), (b"d", numbered(1))):
+    for identity, each in (
+        (b"a", numbered(1)),
+        (b"b", hello("scorer")),
+        (b"c", hello("scorer")),
+        (b"d", numbered(1)),
+    ):
         registry.add(identity, each, 0.0)
-    assert [each.name for each in workers(registry)] == ["scorer-1", "scorer-0", "scorer-2", "scorer-3"]
+    assert [each.name for each in workers(registry)] == [
+        "scorer-1",
+        "scorer-0",
+        "scorer-2",
+        "scorer-3",
+    ]
     del registry.by_identity[b"a"]
     registry.add(b"e", hello("scorer"), 0.0)
     registry.add(b"f", numbered(1), 0.0)

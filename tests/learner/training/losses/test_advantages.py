@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from prefixrl.learner.training.advantages import gae, group_advantages, moments, token_rewards, whiten
+from prefixrl.learner.training.advantages import (
+    gae,
+    group_advantages,
+    moments,
+    token_rewards,
+    whiten,
+)
 
 seeds = st.integers(0, 2**31 - 1)
 shares = st.floats(0.0, 1.0)
@@ -41,9 +47,13 @@ def test_gae_is_the_sum_of_discounted_deltas(seed: int, gamma: float, lambda_: f
 
 
 @given(seeds, shares, shares)
-def test_vtrace_is_the_sum_of_deltas_with_truncated_ratios(seed: int, gamma: float, lambda_: float) -> None:
+def test_vtrace_is_the_sum_of_deltas_with_truncated_ratios(
+    seed: int, gamma: float, lambda_: float
+) -> None:
     sizes, mask, rewards, values = ragged(seed)
-    importance = torch.from_numpy(np.random.Generator(np.random.PCG64(seed + 1)).lognormal(size=mask.shape))
+    importance = torch.from_numpy(
+        np.random.Generator(np.random.PCG64(seed + 1)).lognormal(size=mask.shape)
+    )
     advantages, targets = gae(rewards, values, mask, gamma, lambda_, importance)
     for row, size in enumerate(sizes):
         v = [*values[row, :size].tolist(), 0.0]
@@ -53,7 +63,10 @@ def test_vtrace_is_the_sum_of_deltas_with_truncated_ratios(seed: int, gamma: flo
         found = [
             v[s]
             + sum(
-                gamma ** (t - s) * math.prod(lambda_ * rho[i] for i in range(s, t)) * rho[t] * deltas[t]
+                gamma ** (t - s)
+                * math.prod(lambda_ * rho[i] for i in range(s, t))
+                * rho[t]
+                * deltas[t]
                 for t in range(s, size)
             )
             for s in range(size)
@@ -75,7 +88,11 @@ def test_vtrace_of_fresh_samples_is_gae(seed: int, gamma: float, lambda_: float)
 
 def test_gae_by_hand_with_gamma_1_and_lambda_half() -> None:
     advantages, returns = gae(
-        torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.25]]), torch.ones(1, 2, dtype=torch.bool), 1.0, 0.5
+        torch.tensor([[0.0, 1.0]]),
+        torch.tensor([[0.5, 0.25]]),
+        torch.ones(1, 2, dtype=torch.bool),
+        1.0,
+        0.5,
     )
     assert advantages.tolist() == [[-0.25 + 0.5 * 0.75, 0.75]]
     assert returns.tolist() == [[0.625, 1.0]]
@@ -89,7 +106,9 @@ def test_with_lambda_and_gamma_1_every_token_of_a_row_returns_its_verdict() -> N
 
 
 @given(seeds)
-def test_the_verdict_stands_at_the_last_sampled_token_and_the_penalty_at_every_one(seed: int) -> None:
+def test_the_verdict_stands_at_the_last_sampled_token_and_the_penalty_at_every_one(
+    seed: int,
+) -> None:
     sizes, mask, verdicts, penalty = ragged(seed)
     per_row = verdicts[:, 0]
     rewards = token_rewards(per_row, mask, penalty)
@@ -106,9 +125,13 @@ def test_a_verdict_of_0_is_a_reward_and_not_a_missing_one() -> None:
 
 
 @given(seeds, st.integers(1, 4))
-def test_whitening_with_moments_added_over_parts_is_the_textbook_formula(seed: int, parts: int) -> None:
+def test_whitening_with_moments_added_over_parts_is_the_textbook_formula(
+    seed: int, parts: int
+) -> None:
     _, mask, x, _ = ragged(seed)
-    together = torch.stack([moments(a, b) for a, b in zip(x.chunk(parts), mask.chunk(parts), strict=True)]).sum(dim=0)
+    together = torch.stack(
+        [moments(a, b) for a, b in zip(x.chunk(parts), mask.chunk(parts), strict=True)]
+    ).sum(dim=0)
     whitened, is_floored = whiten(x, mask, together, floor=1e-6)
     valid = x[mask].tolist()
     mean = sum(valid) / len(valid)
@@ -135,7 +158,9 @@ def test_with_lambda_1_every_token_of_one_action_returns_the_same() -> None:
     assert returns.tolist()[0] == pytest.approx([0.965] * 5)
 
 
-grouped = st.lists(st.tuples(st.integers(0, 4), st.sampled_from([0.0, 0.0, 1.0, 0.25, 0.7])), min_size=1)
+grouped = st.lists(
+    st.tuples(st.integers(0, 4), st.sampled_from([0.0, 0.0, 1.0, 0.25, 0.7])), min_size=1
+)
 
 
 @given(grouped)
@@ -176,7 +201,9 @@ def test_order_and_a_shift_of_all_rewards_change_no_advantage(
     random.shuffle(order)
     for baseline, floor in (("mean", None), ("mean", 1e-6), ("leave_one_out", None)):
         plain = group_advantages([r for _, r in rows], [g for g, _ in rows], baseline, floor)
-        moved = group_advantages([rows[i][1] + shift for i in order], [rows[i][0] for i in order], baseline, floor)
+        moved = group_advantages(
+            [rows[i][1] + shift for i in order], [rows[i][0] for i in order], baseline, floor
+        )
         assert moved == pytest.approx([plain[i] for i in order], abs=1e-6)
 
 

@@ -24,7 +24,11 @@ def ess(*logs: float) -> float:
 
 def test_tokens_count_at_their_own_age_and_rows_at_that_of_their_oldest_token() -> None:
     fresh, one, two = drift_by_age(sums())
-    assert [(each.age, each.tokens, each.rows) for each in (fresh, one, two)] == [(0, 2, 1), (1, 2, 0), (2, 2, 2)]
+    assert [(each.age, each.tokens, each.rows) for each in (fresh, one, two)] == [
+        (0, 2, 1),
+        (1, 2, 0),
+        (2, 2, 2),
+    ]
     assert fresh.gap == pytest.approx(0.1)
     assert fresh.ess_fraction == pytest.approx(ess(0.1, -0.1))
     assert one.gap == pytest.approx(0.25)

@@ -21,7 +21,9 @@ BETA = 0.05
 
 def padded(rows: Rows) -> tuple[Tensor, Tensor]:
     width = max(map(len, rows))
-    values = torch.tensor([[*row, *[9.0] * (width - len(row))] for row in rows], dtype=torch.float64)
+    values = torch.tensor(
+        [[*row, *[9.0] * (width - len(row))] for row in rows], dtype=torch.float64
+    )
     mask = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in rows])
     return values, mask
 
@@ -31,7 +33,9 @@ def unpadded(values: Tensor, mask: Tensor) -> Rows:
 
 
 def close(found: Rows, expected: Rows) -> bool:
-    return all(row == pytest.approx(other, abs=1e-4) for row, other in zip(found, expected, strict=True))
+    return all(
+        row == pytest.approx(other, abs=1e-4) for row, other in zip(found, expected, strict=True)
+    )
 
 
 def normalised() -> tuple[Tensor, Tensor]:
@@ -60,18 +64,25 @@ def test_rewards_are_divided_by_the_largest_return() -> None:
     assert implicit.largest_return(rewards, counted).item() == pytest.approx(0.8 * BETA)
     found, _ = normalised()
     assert close(unpadded(found, mask), [[0.5, -0.25, 0.75], [-1.25, 0.25], [0.375]])
-    assert implicit.row_means(found, mask).tolist() == pytest.approx([0.33333, -0.5, 0.375], abs=1e-4)
+    assert implicit.row_means(found, mask).tolist() == pytest.approx(
+        [0.33333, -0.5, 0.375], abs=1e-4
+    )
 
 
 @table(__file__)
-def test_process_returns_are_those_worked_out_by_hand(form: str, gamma: float, expected: Rows) -> None:
+def test_process_returns_are_those_worked_out_by_hand(
+    form: str, gamma: float, expected: Rows
+) -> None:
     assert close(returns(form, gamma), expected)
 
 
 def test_with_the_outcome_the_advantage_is_the_sum_of_both() -> None:
     outcome = group_advantages(OUTCOMES, [0, 0, 0], "leave_one_out", None)
     assert outcome == pytest.approx([0.5, -1.0, 0.5])
-    total = [[each + mine for each in row] for row, mine in zip(returns("paper", 1.0), outcome, strict=True)]
+    total = [
+        [each + mine for each in row]
+        for row, mine in zip(returns("paper", 1.0), outcome, strict=True)
+    ]
     assert close(total, [[1.6875, 1.1250, 1.3125], [-2.7083, -1.1042], [0.9583]])
 
 
@@ -84,7 +95,9 @@ def grouped(draw: st.DrawFn) -> tuple[Rows, list[int]]:
     return rows, draw(st.lists(st.integers(0, 2), min_size=len(rows), max_size=len(rows)))
 
 
-def less_baseline(reward: float, mine: list[float], others: list[float], form: str, floor: float) -> float:
+def less_baseline(
+    reward: float, mine: list[float], others: list[float], form: str, floor: float
+) -> float:
     if form == "none":
         return reward
     if not others:
@@ -100,20 +113,31 @@ def less_baseline(reward: float, mine: list[float], others: list[float], form: s
     return (reward - mean) / (deviation + floor) if deviation else 0.0
 
 
-@given(grouped(), st.sampled_from(["paper", "code", "mean", "zscore", "none"]), st.sampled_from(["token", "whole"]))
-def test_baselines_are_those_of_loops_over_rows_and_tokens(given_rows: Any, form: Any, granularity: Any) -> None:
+@given(
+    grouped(),
+    st.sampled_from(["paper", "code", "mean", "zscore", "none"]),
+    st.sampled_from(["token", "whole"]),
+)
+def test_baselines_are_those_of_loops_over_rows_and_tokens(
+    given_rows: Any, form: Any, granularity: Any
+) -> None:
     rows, groups = given_rows
     log_ratio, mask = padded(rows)
     rewards, counted = implicit.process_rewards(log_ratio, mask, BETA, granularity)
     found = implicit.row_baselines(implicit.row_means(rewards, counted).tolist(), groups, form, 0.5)
-    scored = [[BETA * sum(row)] if granularity == "whole" else [BETA * each for each in row] for row in rows]
+    scored = [
+        [BETA * sum(row)] if granularity == "whole" else [BETA * each for each in row]
+        for row in rows
+    ]
     mus = [sum(row) / len(row) for row in scored]
     for index, row in enumerate(scored):
         mine = [mu for mu, group in zip(mus, groups, strict=True) if group == groups[index]]
         others = [mu for j, mu in enumerate(mus) if groups[j] == groups[index] and j != index]
         twin = [less_baseline(each, mine, others, form, 0.5) for each in row]
         own = rewards[index][counted[index]].tolist()
-        assert [(each - found.offsets[index]) * found.scales[index] for each in own] == pytest.approx(twin, abs=1e-9)
+        assert [
+            (each - found.offsets[index]) * found.scales[index] for each in own
+        ] == pytest.approx(twin, abs=1e-9)
 
 
 @given(grouped())
@@ -127,19 +151,27 @@ def test_the_code_form_adds_a_term_that_sums_to_zero_over_each_row(given_rows: A
         if count == 1:
             continue
         for each in row:
-            extra = (each - code.offsets[index]) * code.scales[index] - (each - paper.offsets[index])
+            extra = (each - code.offsets[index]) * code.scales[index] - (
+                each - paper.offsets[index]
+            )
             assert extra == pytest.approx((each - means[index]) / (count - 1), abs=1e-9)
 
 
 @given(grouped(), st.data())
-def test_loss_and_pairwise_accuracy_are_those_of_loops(given_rows: Any, data: st.DataObject) -> None:
+def test_loss_and_pairwise_accuracy_are_those_of_loops(
+    given_rows: Any, data: st.DataObject
+) -> None:
     rows, groups = given_rows
-    outcomes = data.draw(st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=len(rows), max_size=len(rows)))
+    outcomes = data.draw(
+        st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=len(rows), max_size=len(rows))
+    )
     log_ratio, mask = padded(rows)
     loss = implicit.outcome_loss(log_ratio, mask, torch.tensor(outcomes), BETA, len(rows))
     scores = [BETA * sum(row) for row in rows]
     sigmas = [1 / (1 + math.exp(-score)) for score in scores]
-    twin = -sum(o * math.log(s) + (1 - o) * math.log(1 - s) for o, s in zip(outcomes, sigmas, strict=True)) / len(rows)
+    twin = -sum(
+        o * math.log(s) + (1 - o) * math.log(1 - s) for o, s in zip(outcomes, sigmas, strict=True)
+    ) / len(rows)
     assert loss.item() == pytest.approx(twin, abs=1e-9)
     shares = []
     for group in sorted(set(groups)):
@@ -162,13 +194,17 @@ def test_groups_that_are_all_right_or_all_wrong_do_not_count_in_the_pairwise_acc
 
 def test_a_confident_wrong_row_still_has_a_gradient() -> None:
     log_ratio = torch.tensor([[4000.0]], requires_grad=True)
-    implicit.outcome_loss(log_ratio, torch.tensor([[True]]), torch.tensor([0.0]), BETA, 1.0).backward()
+    implicit.outcome_loss(
+        log_ratio, torch.tensor([[True]]), torch.tensor([0.0]), BETA, 1.0
+    ).backward()
     assert log_ratio.grad is not None and log_ratio.grad.item() == pytest.approx(BETA)
 
 
 def test_rows_without_tokens_count_for_nothing() -> None:
     log_ratio, mask = torch.tensor([[1.0], [2.0]]), torch.tensor([[True], [False]])
     alone = implicit.outcome_loss(log_ratio[:1], mask[:1], torch.tensor([1.0]), BETA, 1.0)
-    assert torch.equal(implicit.outcome_loss(log_ratio, mask, torch.tensor([1.0, 1.0]), BETA, 1.0), alone)
+    assert torch.equal(
+        implicit.outcome_loss(log_ratio, mask, torch.tensor([1.0, 1.0]), BETA, 1.0), alone
+    )
     assert implicit.row_means(log_ratio, mask).tolist() == [1.0, 0.0]
     assert implicit.largest_return(log_ratio, mask).item() == 1.0

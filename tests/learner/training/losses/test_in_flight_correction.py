@@ -47,16 +47,34 @@ def case() -> Case:
         tokens = random.integers(0, VOCABULARY, len(writers)).astype(np.int32)
         own = [policies[v][index, t, tokens[t]] for t, v in enumerate(writers)]
         named = tuple(messages.VersionSpan(version, f"d{version}", size) for version, size in spans)
-        rows.append(messages.Row(tokens=pack_tokens(tokens), logprobs=pack_logprobs(own), finish="length", spans=named))
+        rows.append(
+            messages.Row(
+                tokens=pack_tokens(tokens),
+                logprobs=pack_logprobs(own),
+                finish="length",
+                spans=named,
+            )
+        )
     group = messages.GroupPrefixes(
-        seq=0, prompt=messages.Prompt("p", "?", "1"), seed=0, prompt_tokens=pack_tokens([1, 2]), rows=tuple(rows)
+        seq=0,
+        prompt=messages.Prompt("p", "?", "1"),
+        seed=0,
+        prompt_tokens=pack_tokens([1, 2]),
+        rows=tuple(rows),
     )
     scored = messages.ScoredGroup(
         prefixes=group,
         version=2,
         weights_digest="d2",
         verdicts=(
-            messages.Verdict(reward=1.0, status="ok", extracted="", finish="eos", completion_tokens=0, elapsed_ms=0),
+            messages.Verdict(
+                reward=1.0,
+                status="ok",
+                extracted="",
+                finish="eos",
+                completion_tokens=0,
+                elapsed_ms=0,
+            ),
         )
         * len(rows),
         scorer="s",
@@ -64,14 +82,26 @@ def case() -> Case:
     lengths = tuple((2, sum(size for _, size in spans)) for spans in SPANS)
     stages = messages.StageTimes(0.0, 0.0, 0.0, 0.0)
     announced = messages.BatchGroup(
-        seq=0, prompt_id="p", version=2, weights_digest="d2", lengths=lengths, rewards=(1.0,) * len(rows),
-        stages=stages, statuses={},
-    )  # fmt: skip
-    data = iteration_data(Batch(iteration=5, total_iterations=9, seed=0, groups=(announced,), waited_s={}), {0: scored})
+        seq=0,
+        prompt_id="p",
+        version=2,
+        weights_digest="d2",
+        lengths=lengths,
+        rewards=(1.0,) * len(rows),
+        stages=stages,
+        statuses={},
+    )
+    data = iteration_data(
+        Batch(iteration=5, total_iterations=9, seed=0, groups=(announced,), waited_s={}),
+        {0: scored},
+    )
     return Case(
-        policies, table(random), table(random), random.normal(0.0, 1.0, (len(SPANS), 5)),
+        policies,
+        table(random),
+        table(random),
+        random.normal(0.0, 1.0, (len(SPANS), 5)),
         [data.samples[row] for row in range(len(SPANS))],
-    )  # fmt: skip
+    )
 
 
 def gathered(logs: NDArray[np.float64], batch: PaddedRows) -> torch.Tensor:
@@ -104,10 +134,15 @@ def test_the_loss_is_the_slow_one_that_asks_each_tokens_own_version(correction: 
     made = case()
     batch = pad(made.samples, 0)
     terms = PolicyTerms(
-        logprobs=gathered(made.current, batch), entropy=torch.zeros_like(batch.behaviour),
-        proximal=gathered(made.proximal, batch), behaviour=batch.behaviour, reference=None,
-        advantages=torch.from_numpy(made.advantages).float(), mask=batch.mask, ages=torch.zeros_like(batch.behaviour),
-    )  # fmt: skip
+        logprobs=gathered(made.current, batch),
+        entropy=torch.zeros_like(batch.behaviour),
+        proximal=gathered(made.proximal, batch),
+        behaviour=batch.behaviour,
+        reference=None,
+        advantages=torch.from_numpy(made.advantages).float(),
+        mask=batch.mask,
+        ages=torch.zeros_like(batch.behaviour),
+    )
     settings = PolicySettings(
         correction=correction,  # type: ignore[arg-type]
         clip=CLIP,
@@ -124,5 +159,9 @@ def test_the_loss_is_the_slow_one_that_asks_each_tokens_own_version(correction: 
 
 def test_every_token_carries_its_version_and_the_oldest_is_the_samples() -> None:
     samples = case().samples
-    assert [each.versions.tolist() for each in samples] == [[2, 2, 2, 3, 3], [2] * 4, [3, 4, 5, 5, 5]]
+    assert [each.versions.tolist() for each in samples] == [
+        [2, 2, 2, 3, 3],
+        [2] * 4,
+        [3, 4, 5, 5, 5],
+    ]
     assert [each.versions.min() for each in samples] == [2, 2, 3]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from prefixrl.common.config import user_function
+from prefixrl.common.config.foreign import user_function
 from prefixrl.common.errors import ConfigError
 from prefixrl.learner.training import loss_function
 from prefixrl.learner.training.ppo import PolicySettings, PolicyTerms, policy_loss
@@ -37,13 +37,25 @@ def random_terms(seed: int) -> tuple[PolicyTerms, list[Row]]:
     """Rows of up to 7 tokens, far enough from mu for every clip, with junk under the padding; and their tokens."""
     random, sizes = torch.Generator().manual_seed(seed), torch.tensor([[7], [1], [4], [5]])
     mask = torch.arange(7) < sizes
-    theta, p, mu, entropy, advantages = (torch.randn(5, 4, 7, generator=random, dtype=torch.float64)).unbind()
+    theta, p, mu, entropy, advantages = (
+        torch.randn(5, 4, 7, generator=random, dtype=torch.float64)
+    ).unbind()
     theta, p, mu = (-1.5 + 0.7 * each for each in (theta, p, mu))
     theta = theta.masked_fill(~mask, -900.0).requires_grad_()
     terms = PolicyTerms(
-        theta, entropy, p, mu.masked_fill(~mask, math.inf), None, advantages, mask, torch.zeros(4, 7, dtype=torch.long)
+        theta,
+        entropy,
+        p,
+        mu.masked_fill(~mask, math.inf),
+        None,
+        advantages,
+        mask,
+        torch.zeros(4, 7, dtype=torch.long),
     )
-    rows = [[(theta[i, t], mu[i, t].item(), advantages[i, t].item()) for t in range(n)] for i, (n,) in enumerate(sizes)]
+    rows = [
+        [(theta[i, t], mu[i, t].item(), advantages[i, t].item()) for t in range(n)]
+        for i, (n,) in enumerate(sizes)
+    ]
     return terms, rows
 
 
@@ -104,15 +116,25 @@ def written(folder: Path, body: str) -> str:
 
 
 @table(__file__)
-def test_a_broken_loss_is_named_before_the_first_step_as_the_users_fault(tmp_path: Path, body: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=f"algorithm.loss_function = '{tmp_path}/mine.py:loss' {said}"):
+def test_a_broken_loss_is_named_before_the_first_step_as_the_users_fault(
+    tmp_path: Path, body: str, said: str
+) -> None:
+    with pytest.raises(
+        ConfigError, match=f"algorithm.loss_function = '{tmp_path}/mine.py:loss' {said}"
+    ):
         loss_function.load(written(tmp_path, body))
 
 
-def test_a_loss_that_fails_on_real_rows_alone_ends_their_first_step(tmp_path: Path, adapter: Path) -> None:
+def test_a_loss_that_fails_on_real_rows_alone_ends_their_first_step(
+    tmp_path: Path, adapter: Path
+) -> None:
     body = "x = (logprobs * mask).sum(); return x * (float('inf') if mask.sum() > 11 else 1), {}"
-    config = run_config(adapter, algorithm={"name": "grpo", "loss_function": written(tmp_path, body)})
-    with pytest.raises(ConfigError, match=r"mine.py:loss' returned a loss of -?inf, and a gradient"):
+    config = run_config(
+        adapter, algorithm={"name": "grpo", "loss_function": written(tmp_path, body)}
+    )
+    with pytest.raises(
+        ConfigError, match=r"mine.py:loss' returned a loss of -?inf, and a gradient"
+    ):
         trained(config, random_iteration(0))
 
 
@@ -121,7 +143,9 @@ def test_a_slow_loss_is_named_once_and_still_counts(
 ) -> None:
     monkeypatch.setattr(loss_function, "SLOW_S", 0.05)
     with caplog.at_level(logging.WARNING):
-        own = loss_function.load(written(tmp_path, "time.sleep(0.3); return (logprobs * mask).sum(), {}"))
+        own = loss_function.load(
+            written(tmp_path, "time.sleep(0.3); return (logprobs * mask).sum(), {}")
+        )
     assert [each.getMessage().partition(" for 0.05 s")[0] for each in caplog.records] == [
         f"algorithm.loss_function = '{tmp_path}/mine.py:loss' has worked on a micro-batch of 4 rows x 6 tokens"
     ]
@@ -129,30 +153,44 @@ def test_a_slow_loss_is_named_once_and_still_counts(
 
 
 @pytest.mark.parametrize("key", ["loss_function", "advantage_function"])
-def test_a_function_that_never_returns_is_named_and_ends_the_process(key: str, tmp_path: Path) -> None:
+def test_a_function_that_never_returns_is_named_and_ends_the_process(
+    key: str, tmp_path: Path
+) -> None:
     (tmp_path / "mine.py").write_text("def turns(*_):\n    while True: pass\n")
     function = f"{tmp_path}/mine.py:turns"
-    called = {"loss_function": f"own.load({function!r})", "advantage_function": f"_call({function!r}, [1.0], [0])"}
+    called = {
+        "loss_function": f"own.load({function!r})",
+        "advantage_function": f"_call({function!r}, [1.0], [0])",
+    }
     program = (
         "from prefixrl.learner.training import loss_function as own\n"
         "from prefixrl.learner.training.objectives import _call\n"
         f"own.SLOW_S = own.LOST_S = 0.2\n{called[key]}"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and f"error: algorithm.{key} = '{function}' has not returned" in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (
+        done.returncode == 2
+        and f"error: algorithm.{key} = '{function}' has not returned" in done.stderr
+    )
 
 
 def test_a_gradient_that_is_not_that_of_the_loss_is_found_in_float64_and_a_constant_weight_is_not(
     tmp_path: Path,
 ) -> None:
     weight = (
-        "with torch.no_grad():\n        w = (logprobs - behaviour).exp()\n    return (w * logprobs * mask).sum(), {}"
+        "with torch.no_grad():\n        w = (logprobs - behaviour).exp()\n"
+        "    return (w * logprobs * mask).sum(), {}"
     )
     assert loss_function.load(written(tmp_path, weight)).gradient_gap() < 1e-8
     hook = "y = logprobs * 1.0; y.requires_grad and y.register_hook(lambda g: 2 * g); return (y * mask).sum(), {}"
     command = [sys.executable, "-m", "prefixrl.deploy", "try-loss", written(tmp_path, hook)]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2 and "5.0e-01 of its largest value away from finite differences" in done.stderr
+    assert (
+        done.returncode == 2
+        and "5.0e-01 of its largest value away from finite differences" in done.stderr
+    )
 
 
 def test_columns_are_given_by_name_and_entropy_is_pushed_too(tmp_path: Path) -> None:

@@ -12,13 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from prefixrl.common.config import user_function
 from prefixrl.common.config.algorithm import AlgorithmConfig, Name
+from prefixrl.common.config.foreign import user_function
 from prefixrl.common.config.step_rewards import ImplicitRewardConfig, ProcessModelConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.learner.models.batch import PreparedMicroBatch, Sample, pad
 from prefixrl.learner.training.advantages import moments, whiten
-from prefixrl.learner.training.objectives import Objective, denominators, estimate, resolve, row_rewards, value_mask
+from prefixrl.learner.training.objectives import (
+    Objective,
+    denominators,
+    estimate,
+    resolve,
+    row_rewards,
+    value_mask,
+)
 from prefixrl.learner.training.ppo import PolicyTerms, policy_loss
 from support.tables import table
 
@@ -52,7 +59,10 @@ def random_rows(seed: int) -> Rows:
     sizes = random.integers(1, K, len(groups)).tolist()
     prompt = np.ones(2, dtype=np.int32)
     samples = [
-        Sample(*(prompt, np.ones(n, np.int32), np.zeros(n, np.float32)), *(reward, group, np.zeros(n, np.int32)))
+        Sample(
+            *(prompt, np.ones(n, np.int32), np.zeros(n, np.float32)),
+            *(reward, group, np.zeros(n, np.int32)),
+        )
         for n, reward, group in zip(sizes, rewards, groups, strict=True)
     ]
     batch = pad(samples, 0)
@@ -63,7 +73,15 @@ def random_rows(seed: int) -> Rows:
 
     nothing = torch.zeros_like(batch.behaviour)
     piece = PreparedMicroBatch(
-        tuple(range(len(groups))), batch, batch.mask, draw(), draw(), draw(), nothing, nothing, nothing
+        tuple(range(len(groups))),
+        batch,
+        batch.mask,
+        draw(),
+        draw(),
+        draw(),
+        nothing,
+        nothing,
+        nothing,
     )
     return Rows(piece, rewards, groups, sizes)
 
@@ -77,7 +95,10 @@ def estimated(objective: Objective, rows: Rows) -> PreparedMicroBatch:
 
 def penalties(rows: Rows, i: int) -> list[float]:
     assert rows.piece.reference is not None
-    return [BETA * (rows.piece.proximal[i, t] - rows.piece.reference[i, t]).item() for t in range(rows.sizes[i])]
+    return [
+        BETA * (rows.piece.proximal[i, t] - rows.piece.reference[i, t]).item()
+        for t in range(rows.sizes[i])
+    ]
 
 
 @given(seeds)
@@ -113,12 +134,16 @@ def test_appo_compares_the_whole_prefix_with_the_value_of_the_prompt(seed: int) 
 
 
 @given(seeds, st.sampled_from(["grpo", "dr_grpo", "rloo", "reinforce_baseline", "grpo buffer"]))
-def test_a_group_objective_adds_the_penalties_still_to_come_to_what_the_row_is_worth(seed: int, name: str) -> None:
+def test_a_group_objective_adds_the_penalties_still_to_come_to_what_the_row_is_worth(
+    seed: int, name: str
+) -> None:
     rows = random_rows(seed)
     options = {"zscore": "buffer"} if name == "grpo buffer" else {}
     found = estimated(objective_of(name.split()[0], **options), rows)
     for i, size in enumerate(rows.sizes):
-        same = [j for j, g in enumerate(rows.groups) if g == rows.groups[i] or name == "grpo buffer"]
+        same = [
+            j for j, g in enumerate(rows.groups) if g == rows.groups[i] or name == "grpo buffer"
+        ]
         members = np.array([rows.rewards[j] for j in same])
         worth = rows.rewards[i] - members.mean()
         if name.startswith("grpo"):
@@ -161,31 +186,44 @@ def test_each_source_is_discounted_and_weighed_on_its_own(seed: int, name: str) 
 
 
 @given(seeds, st.sampled_from(["gae", "tppo", "appo"]))
-def test_with_a_critic_scores_of_steps_are_rewards_of_tokens_beside_the_outcome(seed: int, name: str) -> None:
-    prm = ProcessModelConfig(model="m", format="step_tag", placement="step", coefficient=0.75, outcome_coefficient=0.25)
+def test_with_a_critic_scores_of_steps_are_rewards_of_tokens_beside_the_outcome(
+    seed: int, name: str
+) -> None:
+    prm = ProcessModelConfig(
+        model="m", format="step_tag", placement="step", coefficient=0.75, outcome_coefficient=0.25
+    )
     keys = {"kl": 0.0, "gamma": 0.9} if name == "gae" else {"kl": 0.0}
     objective = resolve(AlgorithmConfig.model_validate({"name": name} | keys), K, None, prm)
     plain = objective_of(name, **keys)
     rows = random_rows(seed)
     steps = torch.where(rows.piece.batch.mask, 0.75 * rows.piece.proximal, 0.0)
-    found = estimated(objective, replace(rows, piece=replace(rows.piece, reference=None, steps=steps)))
+    found = estimated(
+        objective, replace(rows, piece=replace(rows.piece, reference=None, steps=steps))
+    )
     without = estimated(
-        plain, replace(rows, piece=replace(rows.piece, reference=None), rewards=[0.0] * len(rows.sizes))
+        plain,
+        replace(rows, piece=replace(rows.piece, reference=None), rewards=[0.0] * len(rows.sizes)),
     )
     decay = plain.gamma * plain.lambda_
     for i, size in enumerate(rows.sizes):
         for t in range(size if name != "appo" else 1):
             twin = decay ** (size - 1 - t) * 0.25 * rows.rewards[i]
             twin += sum(decay ** (s - t) * steps[i, s].item() for s in range(t, size))
-            assert (found.advantages - without.advantages)[i, t].item() == pytest.approx(twin, abs=1e-4)
+            assert (found.advantages - without.advantages)[i, t].item() == pytest.approx(
+                twin, abs=1e-4
+            )
             assert (found.returns - without.returns)[i, t].item() == pytest.approx(twin, abs=1e-4)
 
 
 def test_only_the_names_that_say_so_whiten() -> None:
     floors = {name: objective_of(name).whiten_floor is not None for name in NAMES}
     assert [name for name, is_whitened in floors.items() if is_whitened] == [
-        "gae", "tppo", "appo", "reinforce_baseline", "prime",
-    ]  # fmt: skip
+        "gae",
+        "tppo",
+        "appo",
+        "reinforce_baseline",
+        "prime",
+    ]
     assert objective_of("rloo", whiten=True).whiten_floor == 1e-4
     assert objective_of("gae", whiten=False).whiten_floor is None
 
@@ -195,7 +233,9 @@ def test_appo_whitens_over_prefixes_and_not_over_tokens(seed: int) -> None:
     rows, objective = random_rows(seed), objective_of("appo")
     piece = estimated(objective, rows)
     mask = value_mask(objective, piece.kept)
-    whitened, is_floored = whiten(piece.advantages, piece.batch.mask, moments(piece.advantages, mask), 1e-4)
+    whitened, is_floored = whiten(
+        piece.advantages, piece.batch.mask, moments(piece.advantages, mask), 1e-4
+    )
     worth = piece.advantages[:, 0].double().numpy()
     if not is_floored:
         twin = (worth - worth.mean()) / worth.std()
@@ -224,7 +264,9 @@ def test_dr_grpo_sums_over_tokens_and_divides_by_rows_times_the_longest_possible
     rows, objective = random_rows(seed), objective_of("dr_grpo", kl=0.0, entropy=0.0)
     piece = estimated(objective, rows)
     now = piece.proximal + 0.1 * rows.piece.old_values
-    terms = PolicyTerms(now, now, piece.proximal, piece.proximal, None, piece.advantages, piece.kept, piece.ages)
+    terms = PolicyTerms(
+        now, now, piece.proximal, piece.proximal, None, piece.advantages, piece.kept, piece.ages
+    )
     loss, _ = policy_loss(terms, objective.policy, denominators(objective, piece)[0].item())
     twin = 0.0
     for i, size in enumerate(rows.sizes):
@@ -250,17 +292,22 @@ def loss_over(objective: Objective, rows: Rows, shares: list[list[int]]) -> floa
     """The policy loss of all rows, each share estimated, whitened and summed by itself with the sums of all."""
     worth = row_rewards(objective, rows.rewards, rows.groups)
     raw = [
-        estimate(objective, narrowed(rows.piece, share), torch.tensor([worth[i] for i in share])) for share in shares
+        estimate(objective, narrowed(rows.piece, share), torch.tensor([worth[i] for i in share]))
+        for share in shares
     ]
     normaliser = sum(denominators(objective, piece)[0].item() for piece in raw)
-    together = torch.stack([moments(piece.advantages, value_mask(objective, piece.kept)) for piece in raw]).sum(dim=0)
+    together = torch.stack(
+        [moments(piece.advantages, value_mask(objective, piece.kept)) for piece in raw]
+    ).sum(dim=0)
     total = 0.0
     for piece in raw:
         advantages = piece.advantages
         if objective.whiten_floor is not None:
             advantages, _ = whiten(advantages, piece.batch.mask, together, objective.whiten_floor)
         now = piece.proximal + 0.1 * piece.old_values
-        terms = PolicyTerms(now, now, piece.proximal, piece.old_values, None, advantages, piece.kept, piece.ages)
+        terms = PolicyTerms(
+            now, now, piece.proximal, piece.old_values, None, advantages, piece.kept, piece.ages
+        )
         total += policy_loss(terms, objective.policy, normaliser)[0].item()
     return total
 

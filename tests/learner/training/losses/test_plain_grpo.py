@@ -20,8 +20,18 @@ from support.models.tiny_model import DEEPSPEED_WARNINGS
 
 pytestmark = DEEPSPEED_WARNINGS
 
-SIZE = Size((1,), iterations=3, heldout=8, evaluate_every=3, changes=("algorithm.groups_per_iteration=8",))
-RECIPE = Recipe(groups=8, samples=8, prefix_tokens=6, lr=5e-4, betas=(0.9, 0.95), weight_decay=0.0, grad_clip=1.0)
+SIZE = Size(
+    (1,), iterations=3, heldout=8, evaluate_every=3, changes=("algorithm.groups_per_iteration=8",)
+)
+RECIPE = Recipe(
+    groups=8,
+    samples=8,
+    prefix_tokens=6,
+    lr=5e-4,
+    betas=(0.9, 0.95),
+    weight_decay=0.0,
+    grad_clip=1.0,
+)
 QUESTIONS = ["flip abcd", "trade efgh", "next abcd", "sort dcba"]
 
 
@@ -53,7 +63,10 @@ def padded(data: IterationData) -> Batch:
     """The product's batch as the plain loop's: prompts on the left, prefixes on the right."""
     rows = list(data.samples.values())
     most, width = max(row.prompt_tokens.size for row in rows), max(row.tokens.size for row in rows)
-    ids, seen = torch.zeros(len(rows), most + width, dtype=torch.long), torch.zeros(len(rows), most + width).long()
+    ids, seen = (
+        torch.zeros(len(rows), most + width, dtype=torch.long),
+        torch.zeros(len(rows), most + width).long(),
+    )
     logprobs = torch.zeros(len(rows), width)
     for number, row in enumerate(rows):
         begin, end = most - row.prompt_tokens.size, most + row.tokens.size
@@ -80,7 +93,10 @@ def test_steps_on_the_same_batches_give_the_products_weights(adapter: str) -> No
             # arithmetic), so is the direction of the step.
             is_told[name] &= mine[name].grad.abs() > 1e-6
             assert (mine[name] - weights).detach().abs()[is_told[name]].max() < 1e-6, name
-    told, every = sum(int(each.sum()) for each in is_told.values()), sum(each.numel() for each in is_told.values())
+    told, every = (
+        sum(int(each.sum()) for each in is_told.values()),
+        sum(each.numel() for each in is_told.values()),
+    )
     assert told > 0.9 * every
     moved = torch.cat([(mine[name] - first[name]).detach().abs().flatten() for name in mine])
     assert moved.mean() > 1e-4, "weights move by much more than they differ"
@@ -97,5 +113,9 @@ def test_a_delay_trains_what_an_older_version_wrote(adapter: str) -> None:
 def test_the_yardstick_imports_nothing_of_what_it_measures() -> None:
     tree = ast.parse(Path(plain_grpo.__file__).read_text(encoding="utf-8"))
     imported = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    imported += [each.name for node in ast.walk(tree) if isinstance(node, ast.Import) for each in node.names]
-    assert not [name for name in imported if name.startswith(("prefixrl", "benchmarks", "deepspeed"))]
+    imported += [
+        each.name for node in ast.walk(tree) if isinstance(node, ast.Import) for each in node.names
+    ]
+    assert not [
+        name for name in imported if name.startswith(("prefixrl", "benchmarks", "deepspeed"))
+    ]

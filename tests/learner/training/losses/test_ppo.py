@@ -54,11 +54,16 @@ def terms_of(seed: int) -> tuple[list[int], ppo.PolicyTerms]:
         return values.masked_fill(~mask, junk)
 
     return sizes, ppo.PolicyTerms(
-        logprobs=draw(-2.0, 0.4, -900.0).requires_grad_(True), entropy=draw(1.5, 0.3, 55.0).requires_grad_(True),
-        proximal=draw(-2.0, 0.4, 900.0), behaviour=draw(-2.0, 0.4, 0.0), reference=draw(-2.0, 0.4, math.inf),
-        advantages=draw(0.0, 1.0, math.nan), mask=mask, ages=torch.from_numpy(random.integers(0, 5, mask.shape)),
+        logprobs=draw(-2.0, 0.4, -900.0).requires_grad_(True),
+        entropy=draw(1.5, 0.3, 55.0).requires_grad_(True),
+        proximal=draw(-2.0, 0.4, 900.0),
+        behaviour=draw(-2.0, 0.4, 0.0),
+        reference=draw(-2.0, 0.4, math.inf),
+        advantages=draw(0.0, 1.0, math.nan),
+        mask=mask,
+        ages=torch.from_numpy(random.integers(0, 5, mask.shape)),
         second_moment_limit=random.choice([INF, 0.2]),
-    )  # fmt: skip
+    )
 
 
 def slow_policy_loss(
@@ -71,18 +76,24 @@ def slow_policy_loss(
     return total / normaliser
 
 
-def slow_token(terms: ppo.PolicyTerms, settings: ppo.PolicySettings, i: int, t: int, size: int) -> float:
+def slow_token(
+    terms: ppo.PolicyTerms, settings: ppo.PolicySettings, i: int, t: int, size: int
+) -> float:
     """w (entropy and KL terms less the surrogate) of one token, by multiplying probabilities."""
     theta, mu = (probabilities(tensor, i, size) for tensor in (terms.logprobs, terms.behaviour))
     p = probabilities(terms.proximal, i, size)
     if settings.is_interpolated:
         ages = terms.ages[i].tolist()
-        p = [m * (now / m) ** (age / (age + 1)) for now, m, age in zip(theta, mu, ages, strict=False)]
+        p = [
+            m * (now / m) ** (age / (age + 1)) for now, m, age in zip(theta, mu, ages, strict=False)
+        ]
     value = slow_surrogate(terms, settings, i, t, (theta, p, mu))
     w = quotient(p, mu, t, settings.importance_ratio or settings.ratio)
     if w > settings.importance_cap:
         w = settings.importance_cap if settings.above_cap == "truncate" else 0.0
-    return (slow_regularisers(terms, settings, i, t) - value) * (w if settings.correction == "decoupled" else 1.0)
+    return (slow_regularisers(terms, settings, i, t) - value) * (
+        w if settings.correction == "decoupled" else 1.0
+    )
 
 
 def probabilities(logprobs: Tensor, i: int, size: int) -> list[float]:
@@ -98,19 +109,31 @@ def quotient(above: list[float], below: list[float], t: int, ratio: ppo.Ratio) -
 
 
 def slow_surrogate(
-    terms: ppo.PolicyTerms, settings: ppo.PolicySettings, i: int, t: int, policies: tuple[list[float], ...]
+    terms: ppo.PolicyTerms,
+    settings: ppo.PolicySettings,
+    i: int,
+    t: int,
+    policies: tuple[list[float], ...],
 ) -> float:
     a, (theta, p, mu) = terms.advantages[i, t].item(), policies
     if settings.correction == "topr":
-        return (min(quotient(theta, mu, t, settings.ratio), 1.0) if a < 0 else 1.0) * a * math.log(theta[t])
+        return (
+            (min(quotient(theta, mu, t, settings.ratio), 1.0) if a < 0 else 1.0)
+            * a
+            * math.log(theta[t])
+        )
     rho = quotient(theta, mu if settings.correction == "behaviour" else p, t, settings.ratio)
     high = settings.clip if settings.clip_high is None else settings.clip_high
     value = min(rho * a, min(max(rho, 1 - settings.clip), 1 + high) * a)
     value = max(value, settings.dual_clip * a) if a < 0 else value
-    return value / len(theta) if settings.ratio == "prefix" and not settings.is_one_action else value
+    return (
+        value / len(theta) if settings.ratio == "prefix" and not settings.is_one_action else value
+    )
 
 
-def slow_regularisers(terms: ppo.PolicyTerms, settings: ppo.PolicySettings, i: int, t: int) -> float:
+def slow_regularisers(
+    terms: ppo.PolicyTerms, settings: ppo.PolicySettings, i: int, t: int
+) -> float:
     assert terms.reference is not None
     k = (terms.logprobs[i, t] - terms.reference[i, t]).item()
     k = k * k / 2 if settings.kl_estimator == "k2" else math.exp(-k) - 1 + k
@@ -118,7 +141,9 @@ def slow_regularisers(terms: ppo.PolicyTerms, settings: ppo.PolicySettings, i: i
 
 
 @given(seeds, settings_drawn)
-def test_the_policy_loss_is_the_formula_summed_token_by_token(seed: int, settings: ppo.PolicySettings) -> None:
+def test_the_policy_loss_is_the_formula_summed_token_by_token(
+    seed: int, settings: ppo.PolicySettings
+) -> None:
     sizes, terms = terms_of(seed)
     loss, sums = ppo.policy_loss(terms, settings, 13.0)
     assert math.isclose(loss.item(), slow_policy_loss(sizes, terms, settings, 13.0), abs_tol=1e-9)
@@ -137,18 +162,27 @@ def test_past_a_bound_a_token_has_no_gradient_and_before_it_the_same_as_without(
     sizes, terms = terms_of(seed)
     settings = replace(settings, entropy=0.0, kl_in_loss=0.0)
     bounded, _ = gradients(terms, settings)
-    free, _ = gradients(replace(terms, second_moment_limit=INF), replace(settings, bounds=ppo.Bounds()))
+    free, _ = gradients(
+        replace(terms, second_moment_limit=INF), replace(settings, bounds=ppo.Bounds())
+    )
     for i, size in enumerate(sizes):
         theta, mu = (probabilities(tensor, i, size) for tensor in (terms.logprobs, terms.behaviour))
         if settings.ratio != "token":
             continue  # a gradient of one token is then the sum of all surrogates of its row
         for t in range(size):
             is_past = slow_bounds(terms, settings, terms.advantages[i, t].item(), theta, mu, t)
-            assert bounded[i, t].item() == pytest.approx(0.0 if is_past else free[i, t].item(), abs=1e-12)
+            assert bounded[i, t].item() == pytest.approx(
+                0.0 if is_past else free[i, t].item(), abs=1e-12
+            )
 
 
 def slow_bounds(
-    terms: ppo.PolicyTerms, settings: ppo.PolicySettings, a: float, theta: list[float], mu: list[float], t: int
+    terms: ppo.PolicyTerms,
+    settings: ppo.PolicySettings,
+    a: float,
+    theta: list[float],
+    mu: list[float],
+    t: int,
 ) -> bool:
     """True where the token went past a bound the way that its advantage pushes it."""
     way, r, bounds = math.copysign(1, a), quotient(theta, mu, t, settings.ratio), settings.bounds
@@ -183,7 +217,9 @@ def test_ratios_beyond_any_float_leave_loss_and_gradient_finite_and_bounded(
     mu = torch.full((1, 3), -100.0)
     p = mu + torch.tensor([[0.0, behind, 0.0]])
     theta = p + torch.tensor([[0.0, moved, 0.0]])
-    terms = ppo.PolicyTerms(theta, torch.ones(1, 3), p, mu, mu, torch.full((1, 3), advantage), mask, torch.ones(1, 3))
+    terms = ppo.PolicyTerms(
+        theta, torch.ones(1, 3), p, mu, mu, torch.full((1, 3), advantage), mask, torch.ones(1, 3)
+    )
     gradient, loss = gradients(terms, replace(settings, dual_clip=min(settings.dual_clip, 3.0)))
     assert math.isfinite(loss)
     assert torch.isfinite(gradient).all()
@@ -191,7 +227,9 @@ def test_ratios_beyond_any_float_leave_loss_and_gradient_finite_and_bounded(
 
 
 @given(seeds, settings_drawn)
-def test_the_loss_does_not_depend_on_order_padding_or_micro_batches(seed: int, settings: ppo.PolicySettings) -> None:
+def test_the_loss_does_not_depend_on_order_padding_or_micro_batches(
+    seed: int, settings: ppo.PolicySettings
+) -> None:
     sizes, terms = terms_of(seed)
     whole, sums = ppo.policy_loss(terms, settings, 13.0)
     order = np.random.Generator(np.random.PCG64(seed + 1)).permutation(len(sizes)).tolist()
@@ -216,7 +254,9 @@ def narrowed(terms: ppo.PolicyTerms, rows: list[int], sizes: list[int]) -> ppo.P
 
 
 @given(seeds, settings_drawn)
-def test_no_gradient_leaks_out_of_the_padding_or_into_the_weights(seed: int, settings: ppo.PolicySettings) -> None:
+def test_no_gradient_leaks_out_of_the_padding_or_into_the_weights(
+    seed: int, settings: ppo.PolicySettings
+) -> None:
     _, terms = terms_of(seed)
     loss, _ = ppo.policy_loss(terms, settings, 13.0)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -255,11 +295,15 @@ def test_of_fresh_samples_every_granularity_and_correction_has_the_same_gradient
         torch.testing.assert_close(found, expected)
 
 
-def one_token(log_ratio: float, advantage: float, settings: ppo.PolicySettings) -> tuple[float, float, bool]:
+def one_token(
+    log_ratio: float, advantage: float, settings: ppo.PolicySettings
+) -> tuple[float, float, bool]:
     """Loss of a single token, its gradient, and whether it counts as clipped."""
     one = torch.zeros(1, 1)
     logprob = torch.full((1, 1), log_ratio, requires_grad=True)
-    terms = ppo.PolicyTerms(logprob, one, one, one, None, torch.full((1, 1), advantage), one == 0, one)
+    terms = ppo.PolicyTerms(
+        logprob, one, one, one, None, torch.full((1, 1), advantage), one == 0, one
+    )
     loss, sums = ppo.policy_loss(terms, settings, 1.0)
     loss.backward()  # type: ignore[no-untyped-call]
     assert logprob.grad is not None
@@ -283,7 +327,9 @@ def test_a_masked_token_changes_no_loss_and_a_token_that_is_no_number_is_not_mas
     kept = ppo.kept_tokens(zeros, behaviour, mask, (0.5, 2.0), None)
     assert kept.tolist() == [[True, False, True]]
     settings = ppo.PolicySettings("decoupled", 0.2, 2.0, "token", 0.1, 0.0, "k3")
-    terms = ppo.PolicyTerms(zeros, zeros, zeros, behaviour.nan_to_num(0.0), None, zeros + 1.0, kept, zeros)
+    terms = ppo.PolicyTerms(
+        zeros, zeros, zeros, behaviour.nan_to_num(0.0), None, zeros + 1.0, kept, zeros
+    )
     one, _ = ppo.policy_loss(terms, settings, 2.0)
     two, sums = ppo.policy_loss(replace(terms, behaviour=zeros, entropy=9.0 * ~kept), settings, 2.0)
     assert one.item() == two.item() == -1.0
@@ -291,11 +337,15 @@ def test_a_masked_token_changes_no_loss_and_a_token_that_is_no_number_is_not_mas
 
 
 @given(seeds, st.sampled_from(get_args(Aggregation)), st.floats(0.05, 0.5))
-def test_the_value_loss_is_the_formula_summed_token_by_token(seed: int, aggregation: Aggregation, clip: float) -> None:
+def test_the_value_loss_is_the_formula_summed_token_by_token(
+    seed: int, aggregation: Aggregation, clip: float
+) -> None:
     sizes, terms = terms_of(seed)
     value_terms = ppo.ValueTerms(terms.logprobs, terms.proximal, terms.behaviour, terms.mask)
     loss, sums = ppo.value_loss(value_terms, clip, aggregation, 7.0)
-    now, old, returns = (tensor.tolist() for tensor in (terms.logprobs, terms.proximal, terms.behaviour))
+    now, old, returns = (
+        tensor.tolist() for tensor in (terms.logprobs, terms.proximal, terms.behaviour)
+    )
     total, clipped = 0.0, 0
     for i, size in enumerate(sizes):
         row = 0.0
@@ -320,11 +370,16 @@ def test_a_value_within_the_range_is_not_clipped_by_rounding() -> None:
 
 @given(st.floats(-3.0, 0.0), st.floats(-3.0, 0.0))
 def test_the_kl_estimators_are_schulmans(logprob: float, reference: float) -> None:
-    pair = (torch.tensor(logprob, dtype=torch.float64), torch.tensor(reference, dtype=torch.float64))
+    pair = (
+        torch.tensor(logprob, dtype=torch.float64),
+        torch.tensor(reference, dtype=torch.float64),
+    )
     ratio = math.exp(reference) / math.exp(logprob)
     if ratio - 1 - math.log(ratio) > 10.0:
         assert ppo.kl_estimate(*pair, "k3").item() == 10.0
         return
     assert math.isclose(ppo.kl_estimate(*pair, "k1").item(), -math.log(ratio), abs_tol=1e-9)
     assert math.isclose(ppo.kl_estimate(*pair, "k2").item(), math.log(ratio) ** 2 / 2, abs_tol=1e-9)
-    assert math.isclose(ppo.kl_estimate(*pair, "k3").item(), ratio - 1 - math.log(ratio), abs_tol=1e-9)
+    assert math.isclose(
+        ppo.kl_estimate(*pair, "k3").item(), ratio - 1 - math.log(ratio), abs_tol=1e-9
+    )

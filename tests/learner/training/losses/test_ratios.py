@@ -17,10 +17,12 @@ def test_the_ratio_of_a_prefix_is_the_product_of_its_tokens_or_their_geometric_m
     above = torch.tensor([[0.01, 0.03, 0.02, 0.02], [0.5, 9.0, 9.0, 9.0]])
     below = torch.zeros(2, 4)
     torch.testing.assert_close(
-        ppo.log_ratios(above, below, mask, "prefix"), torch.tensor([[0.08] * 4, [0.5, 0.0, 0.0, 0.0]])
+        ppo.log_ratios(above, below, mask, "prefix"),
+        torch.tensor([[0.08] * 4, [0.5, 0.0, 0.0, 0.0]]),
     )
     torch.testing.assert_close(
-        ppo.log_ratios(above, below, mask, "prefix_mean"), torch.tensor([[0.02] * 4, [0.5, 0.0, 0.0, 0.0]])
+        ppo.log_ratios(above, below, mask, "prefix_mean"),
+        torch.tensor([[0.02] * 4, [0.5, 0.0, 0.0, 0.0]]),
     )
     assert ppo.units(mask, "prefix").tolist() == [[True, False, False, False]] * 2
     assert ppo.units(mask, "token").tolist() == mask.tolist()
@@ -35,7 +37,9 @@ def test_a_log_ratio_beyond_the_clamp_has_no_gradient() -> None:
 
 
 @given(seeds, st.floats(1.01, 3.0))
-def test_the_bound_of_a_row_grows_with_the_root_of_its_tokens_above_32(seed: int, bound: float) -> None:
+def test_the_bound_of_a_row_grows_with_the_root_of_its_tokens_above_32(
+    seed: int, bound: float
+) -> None:
     random = np.random.Generator(np.random.PCG64(seed))
     sizes = random.integers(1, 400, 6).tolist()
     mask = torch.arange(max(sizes))[None, :] < torch.tensor(sizes)[:, None]
@@ -58,10 +62,16 @@ def test_the_masks_keep_what_lies_in_both_bands(seed: int, low: float, high: flo
     for bands in ((None, None), (token, None), (None, row), (token, row)):
         kept = ppo.kept_tokens(proximal, behaviour, mask, *bands)
         for i, size in enumerate(sizes):
-            ratios = [math.exp(proximal[i, t].item()) / math.exp(behaviour[i, t].item()) for t in range(size)]
+            ratios = [
+                math.exp(proximal[i, t].item()) / math.exp(behaviour[i, t].item())
+                for t in range(size)
+            ]
             mean = math.prod(ratios) ** (1 / size)
             row_counts = bands[1] is None or bands[1][0] <= mean <= bands[1][1]
-            twin = [row_counts and (bands[0] is None or bands[0][0] <= ratio <= bands[0][1]) for ratio in ratios]
+            twin = [
+                row_counts and (bands[0] is None or bands[0][0] <= ratio <= bands[0][1])
+                for ratio in ratios
+            ]
             assert kept[i].tolist() == twin + [False] * (kept.shape[1] - size)
 
 
@@ -78,7 +88,9 @@ def test_m2po_leaves_out_the_fewest_tokens_that_bring_the_mean_below_its_bound(
         assert sum(next_) / len(next_) > bound - 1e-12
 
 
-def test_the_interpolated_proximal_is_the_behaviour_at_age_0_and_nears_the_current_policy_with_age() -> None:
+def test_the_interpolated_proximal_is_the_behaviour_at_age_0_and_nears_the_current_policy_with_age() -> (
+    None
+):
     theta, mu = torch.tensor([-1.0, -1.0, -1.0]), torch.tensor([-3.0, -3.0, -3.0])
     found = ppo.interpolated(theta, mu, torch.tensor([0, 1, 9]))
     torch.testing.assert_close(found, torch.tensor([-3.0, -2.0, -1.2]))

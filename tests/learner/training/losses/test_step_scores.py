@@ -14,8 +14,19 @@ from prefixrl.learner.models.batch import IterationData
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.training.advantages import group_advantages
 from prefixrl.learner.training.iteration import train_iteration
-from prefixrl.learner.training.step_scores import StepMoments, row_steps, step_baselines, step_moments
-from support.models.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model, with_tokenizer
+from prefixrl.learner.training.step_scores import (
+    StepMoments,
+    row_steps,
+    step_baselines,
+    step_moments,
+)
+from support.models.tiny_model import (
+    DEEPSPEED_WARNINGS,
+    random_iteration,
+    run_config,
+    save_model,
+    with_tokenizer,
+)
 from support.tables import table
 
 pytestmark = DEEPSPEED_WARNINGS
@@ -28,7 +39,10 @@ Rows = list[list[float]]
 def less_baselines(rows: Rows, groups: list[int], form: Any, floor: float = 0.0) -> Rows:
     moments = [StepMoments(*step_moments([(0, each) for each in row])) for row in rows]
     found = step_baselines(moments, groups, form, floor)
-    return [[(each - found.offsets[index]) * found.scales[index] for each in row] for index, row in enumerate(rows)]
+    return [
+        [(each - found.offsets[index]) * found.scales[index] for each in row]
+        for index, row in enumerate(rows)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +52,9 @@ def less_baselines(rows: Rows, groups: list[int], form: Any, floor: float = 0.0)
         ("code", [[1.1875, 0.5417, 1.0208], [-1.7083, 0.2708], [0.4583]]),
     ],
 )
-def test_steps_of_one_token_have_the_returns_of_token_rewards_worked_out_by_hand(form: str, expected: Rows) -> None:
+def test_steps_of_one_token_have_the_returns_of_token_rewards_worked_out_by_hand(
+    form: str, expected: Rows
+) -> None:
     rows = less_baselines([[0.5, -0.25, 0.75], [-1.25, 0.25], [0.375]], [0, 0, 0], form)
     for row, returns in zip(rows, expected, strict=True):
         assert [sum(row[t:]) for t in range(len(row))] == pytest.approx(returns, abs=1e-4)
@@ -48,26 +64,41 @@ def test_with_zscore_the_scores_of_all_steps_of_a_group_have_mean_0_and_deviatio
     rows = less_baselines([[0.9, 0.7], [0.1, 0.3, 0.5]], [0, 0], "zscore")
     assert rows[0] == pytest.approx([0.4 / math.sqrt(0.1), 0.2 / math.sqrt(0.1)])
     assert rows[1] == pytest.approx([-0.4 / math.sqrt(0.1), -0.2 / math.sqrt(0.1), 0.0], abs=1e-9)
-    assert less_baselines([[0.9, 0.7], [0.1]], [0, 1], "zscore") == [[0.0, 0.0], [0.0]]  # each alone in its group
+    assert less_baselines([[0.9, 0.7], [0.1]], [0, 1], "zscore") == [
+        [0.0, 0.0],
+        [0.0],
+    ]  # each alone in its group
 
 
 score = st.floats(0.0, 1.0).map(lambda x: round(x, 3))
 
 
 @given(
-    st.lists(st.tuples(st.lists(score, min_size=1, max_size=5), st.integers(0, 2)), min_size=1, max_size=9),
+    st.lists(
+        st.tuples(st.lists(score, min_size=1, max_size=5), st.integers(0, 2)),
+        min_size=1,
+        max_size=9,
+    ),
     st.sampled_from(["paper", "code", "mean", "zscore", "none"]),
 )
-def test_baselines_are_those_of_loops_over_rows_and_steps(grouped: list[tuple[list[float], int]], form: Any) -> None:
+def test_baselines_are_those_of_loops_over_rows_and_steps(
+    grouped: list[tuple[list[float], int]], form: Any
+) -> None:
     rows, groups = [row for row, _ in grouped], [group for _, group in grouped]
     for index, found in enumerate(less_baselines(rows, groups, form, 0.5)):
-        assert found == pytest.approx([twin(each, index, rows, groups, form, 0.5) for each in rows[index]], abs=1e-9)
+        assert found == pytest.approx(
+            [twin(each, index, rows, groups, form, 0.5) for each in rows[index]], abs=1e-9
+        )
 
 
 def twin(value: float, index: int, rows: Rows, groups: list[int], form: str, floor: float) -> float:
     """A score less its baseline, as the formulas of the page are written."""
     own = [row for row, group in zip(rows, groups, strict=True) if group == groups[index]]
-    others = [sum(row) / len(row) for j, row in enumerate(rows) if groups[j] == groups[index] and j != index]
+    others = [
+        sum(row) / len(row)
+        for j, row in enumerate(rows)
+        if groups[j] == groups[index] and j != index
+    ]
     mus = [sum(row) / len(row) for row in own]
     if form == "none":
         return value
@@ -93,14 +124,24 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config_of(adapter: Path, name: str, prm: dict[str, Any], **sections: Any) -> RunConfig:
     algorithm = {"name": name, "kl": 0.0, "minibatches": 1} | sections.pop("more", {})
     scorer = {"prm": PRM | prm}
-    return run_config(adapter, algorithm=algorithm, mode="direct", target=None, scorer=scorer, **sections)
+    return run_config(
+        adapter, algorithm=algorithm, mode="direct", target=None, scorer=scorer, **sections
+    )
 
 
 def mean_advantages(
-    data: IterationData, form: str, weights: tuple[float, float], *, is_one_group: bool = False, gamma: float = 1.0
+    data: IterationData,
+    form: str,
+    weights: tuple[float, float],
+    *,
+    is_one_group: bool = False,
+    gamma: float = 1.0,
 ) -> list[float]:
     """Mean advantage of each row's tokens, without a critic; `weights` are those of steps and verdict."""
-    steps = [data.samples[row].steps or ((data.lengths[row][1], 0.0),) for row in range(len(data.lengths))]
+    steps = [
+        data.samples[row].steps or ((data.lengths[row][1], 0.0),)
+        for row in range(len(data.lengths))
+    ]
     scores, groups = [[score for _, score in row] for row in steps], list(data.groups)
     groups = [0] * len(groups) if is_one_group else groups
     baseline = "leave_one_out" if form in ("paper", "code") else "mean"
@@ -113,13 +154,17 @@ def mean_advantages(
         rewards[-1] += weights[1] * outcome
         for end, each in of_row:
             rewards[end - 1] += weights[0] * twin(each, row, scores, groups, form, FLOOR)
-        returns = [sum(gamma ** (s - t) * rewards[s] for s in range(t, tokens)) for t in range(tokens)]
+        returns = [
+            sum(gamma ** (s - t) * rewards[s] for s in range(t, tokens)) for t in range(tokens)
+        ]
         found.append(sum(returns) / tokens)
     return found
 
 
 @table(__file__)
-def test_without_a_critic_advantages_are_those_of_plain_loops(adapter: Path, name: str, form: str, zscore: str) -> None:
+def test_without_a_critic_advantages_are_those_of_plain_loops(
+    adapter: Path, name: str, form: str, zscore: str
+) -> None:
     more = {"zscore": zscore} if name == "grpo" else {}
     config = config_of(adapter, name, {"coefficient": 0.75, "outcome_coefficient": 0.25}, more=more)
     data = random_iteration(1)
@@ -130,9 +175,13 @@ def test_without_a_critic_advantages_are_those_of_plain_loops(adapter: Path, nam
 
 
 @pytest.mark.parametrize(("form", "gamma"), [("paper", 1.0), ("code", 0.9)])
-def test_scores_of_steps_and_an_implicit_reward_model_add_up(adapter: Path, form: str, gamma: float) -> None:
+def test_scores_of_steps_and_an_implicit_reward_model_add_up(
+    adapter: Path, form: str, gamma: float
+) -> None:
     implicit = {"lr": 1e-3, "outcome_coefficient": 0.5, "baseline": form, "outcome_gamma": gamma}
-    config = config_of(adapter, "rloo", {"outcome_coefficient": 0.5, "coefficient": 0.5}, implicit_reward=implicit)
+    config = config_of(
+        adapter, "rloo", {"outcome_coefficient": 0.5, "coefficient": 0.5}, implicit_reward=implicit
+    )
     data = random_iteration(3)
     metrics = train_iteration(Models.load(config, 0, 1, str(adapter)), data, config, 20)
     # The reward model is its own reference at first, so its rewards are 0.
@@ -140,11 +189,18 @@ def test_scores_of_steps_and_an_implicit_reward_model_add_up(adapter: Path, form
     assert metrics.row_advantages == pytest.approx(expected, abs=2e-5)
 
 
-def test_the_implicit_reward_model_learns_verdicts_and_not_the_scores_in_the_rewards(adapter: Path) -> None:
+def test_the_implicit_reward_model_learns_verdicts_and_not_the_scores_in_the_rewards(
+    adapter: Path,
+) -> None:
     config = run_config(adapter, algorithm={"name": "prime"}, implicit_reward={"lr": 1e-3})
     data = random_iteration(4)
-    mixed = replace(data, rewards=tuple(0.5 * each + 0.2 for each in data.rewards), verdicts=data.rewards)
-    told = [train_iteration(Models.load(config, 0, 1, str(adapter)), each, config, 20).means for each in (data, mixed)]
+    mixed = replace(
+        data, rewards=tuple(0.5 * each + 0.2 for each in data.rewards), verdicts=data.rewards
+    )
+    told = [
+        train_iteration(Models.load(config, 0, 1, str(adapter)), each, config, 20).means
+        for each in (data, mixed)
+    ]
     assert told[0]["reward_model_loss"] == told[1]["reward_model_loss"]
 
 

@@ -84,7 +84,9 @@ def test_every_answer_of_the_corpus_is_judged_as_expected() -> None:
 def test_what_strings_and_numbers_decide_needs_no_sympy() -> None:
     exact = [case for case in CASES if case.exact]
     assert len(exact) >= 70
-    assert [case for case in exact if settle_exactly(case.gold, case.answer) is not case.right] == []
+    assert [
+        case for case in exact if settle_exactly(case.gold, case.answer) is not case.right
+    ] == []
 
 
 @pytest.mark.timeout(300)
@@ -97,9 +99,14 @@ def test_every_gold_answer_verifies_against_itself() -> None:
 @pytest.mark.timeout(300)
 def test_no_gold_answer_is_its_neighbours() -> None:
     neighbours = GOLDS[1:] + GOLDS[:1]
-    pairs = [(rf"\boxed{{{bare(neighbour)}}}", gold) for gold, neighbour in zip(GOLDS, neighbours, strict=True)]
+    pairs = [
+        (rf"\boxed{{{bare(neighbour)}}}", gold)
+        for gold, neighbour in zip(GOLDS, neighbours, strict=True)
+    ]
     found = judged(pairs)
     accepted = {
-        (gold, neighbour) for gold, neighbour, verdict in zip(GOLDS, neighbours, found, strict=True) if verdict.reward
+        (gold, neighbour)
+        for gold, neighbour, verdict in zip(GOLDS, neighbours, found, strict=True)
+        if verdict.reward
     }
     assert accepted <= SAME

@@ -18,8 +18,12 @@ TREES = st.recursive(
         st.tuples(part, st.sampled_from("+-*"), part).map(
             lambda t: (f"({t[0][0]}{t[1]}{t[2][0]})", f"({t[0][1]}{t[1]}{t[2][1]})")
         ),
-        st.tuples(part, part).map(lambda t: (rf"\frac{{{t[0][0]}}}{{{t[1][0]}}}", f"({t[0][1]}/{t[1][1]})")),
-        st.tuples(part, st.integers(0, 3)).map(lambda t: (f"({t[0][0]})^{t[1]}", f"({t[0][1]})**{t[1]}")),
+        st.tuples(part, part).map(
+            lambda t: (rf"\frac{{{t[0][0]}}}{{{t[1][0]}}}", f"({t[0][1]}/{t[1][1]})")
+        ),
+        st.tuples(part, st.integers(0, 3)).map(
+            lambda t: (f"({t[0][0]})^{t[1]}", f"({t[0][1]})**{t[1]}")
+        ),
     ),
     max_leaves=6,
 )
@@ -30,7 +34,9 @@ def number(code: str, x: float) -> float:
 
 
 @given(TREES, TREES)
-def test_two_expressions_are_equal_exactly_when_their_numbers_are(a: tuple[str, str], b: tuple[str, str]) -> None:
+def test_two_expressions_are_equal_exactly_when_their_numbers_are(
+    a: tuple[str, str], b: tuple[str, str]
+) -> None:
     found = are_equal(a[0].replace(" ", ""), b[0].replace(" ", ""))
     if found is None:
         return
@@ -55,5 +61,15 @@ def test_every_root_is_one() -> None:
 
 def test_what_may_be_a_constant_a_word_or_too_large_is_not_read() -> None:
     long = "(" * 30 + "x" + ")" * 30
-    for text in ("2i", "e^x", "even", r"\sqrt{101}", r"\sqrt{x}", "x^{999}", "x^x", r"\sqrt[3]{2}", long):
+    for text in (
+        "2i",
+        "e^x",
+        "even",
+        r"\sqrt{101}",
+        r"\sqrt{x}",
+        "x^{999}",
+        "x^x",
+        r"\sqrt[3]{2}",
+        long,
+    ):
         assert are_equal(text, f"{text}+0") is None, text

@@ -31,7 +31,9 @@ def judged(pairs: list[tuple[str, str]]) -> list[Judgement]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("answers", [224, pytest.param(1_120, marks=pytest.mark.nightly)])
-def test_every_right_answer_is_right_in_every_form_and_none_is_right_for_another_gold(answers: int) -> None:
+def test_every_right_answer_is_right_in_every_form_and_none_is_right_for_another_gold(
+    answers: int,
+) -> None:
     rng, cases = random.Random(7), asked(answers)
     assert len(USUAL) >= 25 and len({gold for _, gold, *_ in cases}) > 0.45 * answers
     right = judged([(completion(answer, rng), gold) for _, gold, answer, _ in cases])

@@ -16,7 +16,9 @@ QUESTION = (
     r"Let $f(x)=x^2-9$. Simplify $\sqrt{98}$, solve $2x-1\le7$ on $[0,50]$, and find $\frac mn$, if \(0.5\) of the 12 "
     r"red marbles weigh \[\frac{3}{\sqrt{27}}+2k.\] Evaluate (u+4)(u-1)-(u-3)(u+6) as well. Which is even?"
 )
-EXAMPLES = partial(pytest.mark.parametrize, "examples", [15, pytest.param(2_000, marks=pytest.mark.nightly)])
+EXAMPLES = partial(
+    pytest.mark.parametrize, "examples", [15, pytest.param(2_000, marks=pytest.mark.nightly)]
+)
 
 
 def is_right(answer: str, gold: str, question: str = "") -> bool:
@@ -36,26 +38,38 @@ def test_a_formula_of_the_question_is_no_answer(answer: str, gold: str) -> None:
 
 
 @table(__file__)
-def test_the_gold_answers_own_text_and_every_other_right_answer_is_right(answer: str, gold: str) -> None:
+def test_the_gold_answers_own_text_and_every_other_right_answer_is_right(
+    answer: str, gold: str
+) -> None:
     assert is_right(answer, gold, QUESTION)
 
 
-@pytest.mark.parametrize("words", ["or red", "minus one", "red or less", "halves", "blue wugs", "x", "squared"])
+@pytest.mark.parametrize(
+    "words", ["or red", "minus one", "red or less", "halves", "blue wugs", "x", "squared"]
+)
 def test_no_word_that_is_neither_unit_nor_of_the_question_nor_one_that_calculates_stands_behind_a_value(
     words: str,
 ) -> None:
-    assert not is_right(rf"12\text{{ {words}}}", "12", "How many red or other ones, squared or in halves?")
+    assert not is_right(
+        rf"12\text{{ {words}}}", "12", "How many red or other ones, squared or in halves?"
+    )
 
 
 @pytest.mark.parametrize(
-    ("answer", "is_known"), [("A) the red ball", True), ("A: not this one", False), ("A. B is right", False)]
+    ("answer", "is_known"),
+    [("A) the red ball", True), ("A: not this one", False), ("A. B is right", False)],
 )
 def test_text_behind_a_choice_must_be_the_questions(answer: str, is_known: bool) -> None:
-    assert is_right(rf"\text{{{answer}}}", "A", "Which? (A) The red ball (B) the blue ball") is is_known
+    assert (
+        is_right(rf"\text{{{answer}}}", "A", "Which? (A) The red ball (B) the blue ball")
+        is is_known
+    )
 
 
 NUMBERS = st.integers(2, 60).map(str)
-LEAVES = st.one_of(NUMBERS, st.sampled_from(["x", "k", "2x", r"\pi", r"\sqrt2", r"\sqrt{12}", r"\frac{3}{4}"]))
+LEAVES = st.one_of(
+    NUMBERS, st.sampled_from(["x", "k", "2x", r"\pi", r"\sqrt2", r"\sqrt{12}", r"\frac{3}{4}"])
+)
 FORMULAS = st.recursive(
     LEAVES,
     lambda part: st.one_of(
@@ -67,24 +81,34 @@ FORMULAS = st.recursive(
     ),
     max_leaves=4,
 )
-WORDS = st.sampled_from(["Find ", "Simplify ", " for all real numbers, where ", " and ", ". Write it as "])
+WORDS = st.sampled_from(
+    ["Find ", "Simplify ", " for all real numbers, where ", " and ", ". Write it as "]
+)
 WRAPPED = st.sampled_from(["${}$", r"\({}\)", r"\[ {} \]", "$$ {} $$"])
 
 
 def relaxed(examples: int) -> settings:
-    return settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    return settings(
+        max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
 
 
 @pytest.mark.timeout(900)
 @EXAMPLES()
-def test_boxed_formulas_of_a_question_pay_only_where_they_are_the_gold_answers_text(examples: int) -> None:
+def test_boxed_formulas_of_a_question_pay_only_where_they_are_the_gold_answers_text(
+    examples: int,
+) -> None:
     @relaxed(examples)
-    @given(st.lists(st.tuples(WORDS, WRAPPED, FORMULAS), min_size=1, max_size=3), FORMULAS, st.data())
+    @given(
+        st.lists(st.tuples(WORDS, WRAPPED, FORMULAS), min_size=1, max_size=3), FORMULAS, st.data()
+    )
     def check(parts: list[tuple[str, str, str]], other: str, data: st.DataObject) -> None:
         question = "".join(word + wrapped.format(formula) for word, wrapped, formula in parts)
         formula = data.draw(st.sampled_from([part[2] for part in parts]))
         # A gold answer that is equal to the formula, or any other one.
-        gold = data.draw(st.sampled_from([f"{formula}+0", f"0+({formula})", f"({formula})\\cdot1", other]))
+        gold = data.draw(
+            st.sampled_from([f"{formula}+0", f"0+({formula})", f"({formula})\\cdot1", other])
+        )
         if gold not in (formula, f"({formula})") and not re.fullmatch(r"\d+|[a-z]", formula):
             assert not is_right(formula, gold, question), (question, gold)
         assert is_right(formula, formula, question)
@@ -121,7 +145,19 @@ JOINTS = [
 @pytest.mark.timeout(900)
 @EXAMPLES()
 def test_no_box_of_two_values_pays_for_both(examples: int) -> None:
-    values = ["8", "9", r"\frac12", r"\sqrt3", "x+1", "(1,2)", "A", "B", "[0,1)", r"\text{odd}", "0.6"]
+    values = [
+        "8",
+        "9",
+        r"\frac12",
+        r"\sqrt3",
+        "x+1",
+        "(1,2)",
+        "A",
+        "B",
+        "[0,1)",
+        r"\text{odd}",
+        "0.6",
+    ]
 
     @relaxed(examples)
     @given(st.sampled_from(list(combinations(values, 2))), st.sampled_from(JOINTS), st.booleans())

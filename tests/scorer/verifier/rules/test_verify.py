@@ -33,14 +33,26 @@ def test_a_power_of_ten_after_a_space_is_no_second_number() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", ["3 1/2", "3~1/2", r"3\frac12", r"3 \frac{1}{2}", r"3\frac1{2}", "3 {1}/{2}", "{7}/2", r"\frac7{2}"]
+    "answer",
+    [
+        "3 1/2",
+        "3~1/2",
+        r"3\frac12",
+        r"3 \frac{1}{2}",
+        r"3\frac1{2}",
+        "3 {1}/{2}",
+        "{7}/2",
+        r"\frac7{2}",
+    ],
 )
 def test_a_mixed_number_or_a_fraction_in_braces_is_no_pair_of_numbers(answer: str) -> None:
     assert verifying.settle_exactly("3.5", answer) is not False
     assert not has_numbers_side_by_side(normalise(answer))
 
 
-@pytest.mark.parametrize("answer", ["x^2{3}", "x_1{2}", r"\log2{8}", "x^{2}{3}", r"\sqrt[3]{2}", "x_{1}{2}"])
+@pytest.mark.parametrize(
+    "answer", ["x^2{3}", "x_1{2}", r"\log2{8}", "x^{2}{3}", r"\sqrt[3]{2}", "x_{1}{2}"]
+)
 def test_a_number_that_belongs_to_what_stands_before_it_is_beside_none(answer: str) -> None:
     assert not has_numbers_side_by_side(normalise(answer))
 
@@ -57,7 +69,11 @@ def test_two_fractions_are_equal_exactly_when_python_says_so(a: Fraction, b: Fra
     assert verifying.settle_exactly(latex, f"{b.numerator * 3}/{b.denominator * 3}") is True
 
 
-@given(st.decimals(allow_nan=False, allow_infinity=False, places=6, min_value=-(10**9), max_value=10**9))
+@given(
+    st.decimals(
+        allow_nan=False, allow_infinity=False, places=6, min_value=-(10**9), max_value=10**9
+    )
+)
 def test_a_decimal_equals_itself_however_it_is_written(number: Decimal) -> None:
     plain = f"{number:f}"
     assert verifying.settle_exactly(plain, f"{number:.9f}") is True
@@ -118,10 +134,20 @@ def test_the_exact_path_ends_for_any_text(text: str) -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        "9^{9^9}", "9^9^9", "9^{9^{9}}", "(9^9)^9", "{9^{9}}^9", "9^{387420489}", "10000000!", "(9!)!", "9!!", "1" * 65,
-        "(" * 51 + "1" + ")" * 51, "1+" * 300 + "1",
+        "9^{9^9}",
+        "9^9^9",
+        "9^{9^{9}}",
+        "(9^9)^9",
+        "{9^{9}}^9",
+        "9^{387420489}",
+        "10000000!",
+        "(9!)!",
+        "9!!",
+        "1" * 65,
+        "(" * 51 + "1" + ")" * 51,
+        "1+" * 300 + "1",
     ],
-)  # fmt: skip
+)
 def test_a_bomb_is_a_parse_failure_and_reaches_no_parser(answer: str) -> None:
     assert verifying.is_refused(answer)
     verdict = verifying.judge_exactly("7", answer)
@@ -131,7 +157,17 @@ def test_a_bomb_is_a_parse_failure_and_reaches_no_parser(answer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", ["x^2+(y+1)^2", "e^{x^2}", "2^{2024}", r"(x^2+1)^2", "20!", "n!", r"\frac{x^{2}}{y^{3}}", "1" * 64]
+    "answer",
+    [
+        "x^2+(y+1)^2",
+        "e^{x^2}",
+        "2^{2024}",
+        r"(x^2+1)^2",
+        "20!",
+        "n!",
+        r"\frac{x^{2}}{y^{3}}",
+        "1" * 64,
+    ],
 )
 def test_ordinary_answers_are_not_refused(answer: str) -> None:
     assert not verifying.is_refused(answer)
@@ -168,7 +204,8 @@ def test_running_out_of_time_is_not_a_wrong_answer_in_disguise() -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    "part", ["A", "a_", "a'", "AB+", "f(", "x=", "(1,", "a,b=", r"\text{a}", r"\vec{a}", "ab ", "1="]
+    "part",
+    ["A", "a_", "a'", "AB+", "f(", "x=", "(1,", "a,b=", r"\text{a}", r"\vec{a}", "ab ", "1="],
 )
 def test_no_text_keeps_the_reader_of_equations_busy(part: str) -> None:
     for end in ("", "!", "=7", "=!", ")" * 9):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prefixrl.common.config.foreign import explained
+from prefixrl.common.config.foreign.files import explained
 from prefixrl.common.config.load import load
 from prefixrl.common.errors import PrefixRLError, UserError
 from prefixrl.common.models.config_file import document_of
@@ -20,9 +20,13 @@ from support.runs.run_helper import RUN_FILE
 
 DEEP = b"[" * 200_000
 BROKEN = {
-    "cut": b'{"data_train": ["', "a list": b"[1, 2]", "a number": b"1" * 10_000, "deep": b'{"x": ' + DEEP,
-    "UTF-16": '{"vocab_size": 3}'.encode("utf-16"), "empty": b"",
-}  # fmt: skip
+    "cut": b'{"data_train": ["',
+    "a list": b"[1, 2]",
+    "a number": b"1" * 10_000,
+    "deep": b'{"x": ' + DEEP,
+    "UTF-16": '{"vocab_size": 3}'.encode("utf-16"),
+    "empty": b"",
+}
 READERS: dict[str, Callable[[Path], object]] = {
     "config.json": lambda path: document_of(str(path.parent)),
     "inputs.json": lambda path: inputs(path.parent),
@@ -89,14 +93,19 @@ def test_a_text_that_ends_the_tokenizers_search_is_a_sentence_and_a_text_that_do
     renderer = Renderer(str(tmp_path / "m"), 1000)
     assert renderer.encode("a b").size
     for encode in (renderer.prompt, renderer.encode, renderer.encode_literal):
-        with pytest.raises(ValueError, match=r"the tokenizer of .*/m cannot encode '.*x+': .*retry-limit"):
+        with pytest.raises(
+            ValueError, match=r"the tokenizer of .*/m cannot encode '.*x+': .*retry-limit"
+        ):
             encode("x" * 60)
 
 
 @pytest.mark.parametrize("size", ["many", 0, -64, 2.5, None, [64]])
 def test_sizes_of_a_config_that_are_none_give_no_shape(size: object, tmp_path: Path) -> None:
     config = json.loads((RUN_FILE.parent / "target" / "config.json").read_text())
-    config |= {"architectures": ["LlamaForCausalLM"], "intermediate_size": config.get("intermediate_size", 64)}
+    config |= {
+        "architectures": ["LlamaForCausalLM"],
+        "intermediate_size": config.get("intermediate_size", 64),
+    }
     for changed, is_known in ((config, True), (config | {"hidden_size": size}, False)):
         (tmp_path / "config.json").write_text(json.dumps(changed))
         assert (shape_of(str(tmp_path)) is not None) == is_known

@@ -15,7 +15,12 @@ T = TypeVar("T")
 FAULTS = (OSError, ValueError, OverflowError, RecursionError, MemoryError, msgspec.MsgspecError)
 """Faults that reading, and decoders of whatever form, raise over a file."""
 REASON_CHARS = 500
-_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFDIR: "a folder"}
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
 
 
 def reason(error: BaseException) -> str:
@@ -24,12 +29,18 @@ def reason(error: BaseException) -> str:
         return "it is nested too deeply"
     if isinstance(error, MemoryError):
         return "it needs more memory than there is"
-    return ((isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__)[:REASON_CHARS]
+    return ((isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__)[
+        :REASON_CHARS
+    ]
 
 
 def kind_of(path: Path) -> str:
     """Return what a path is in place of a file, "" for a file; a pipe or device would be read for ever."""
-    return "" if stat.S_ISREG(mode := path.stat().st_mode) else _KINDS.get(stat.S_IFMT(mode), "a socket")
+    return (
+        ""
+        if stat.S_ISREG(mode := path.stat().st_mode)
+        else _KINDS.get(stat.S_IFMT(mode), "a socket")
+    )
 
 
 def read_bytes(path: Path, called: str = "", error: type[UserError] = ConfigError) -> bytes:
@@ -42,7 +53,9 @@ def read_bytes(path: Path, called: str = "", error: type[UserError] = ConfigErro
         raise error(f"cannot read {called} {path}: {reason(fault)}".replace("  ", " ")) from None
 
 
-def read_json(path: Path, kind: type[T], error: type[UserError] = ConfigError, remedy: str = "restore it") -> T:
+def read_json(
+    path: Path, kind: type[T], error: type[UserError] = ConfigError, remedy: str = "restore it"
+) -> T:
     """Return a file's document; raise the error where it is damaged, or not of this kind."""
     content = read_bytes(path, error=error)
     with explained(f"{path} is damaged", error, remedy):

@@ -36,7 +36,9 @@ def resolve(key: str, function_ref: str, base: Path) -> str:
     """Return the reference with an absolute path; execute nothing; errors name the `key`."""
     path, separator, name = function_ref.rpartition(":")
     if not separator or not path.endswith(".py") or not name.isidentifier():
-        raise ConfigError(f'{key} = {function_ref!r} is not FILE.py:NAME, for example {key} = "mine.py:score"')
+        raise ConfigError(
+            f'{key} = {function_ref!r} is not FILE.py:NAME, for example {key} = "mine.py:score"'
+        )
     absolute = (base / Path(path).expanduser()).resolve()
     if not absolute.is_file():
         raise ConfigError(f"{key} = {function_ref!r}: there is no such file (looked at {absolute})")
@@ -49,11 +51,19 @@ def _check_source(key: str, what: str, path: Path, name: str) -> None:
         source = importlib.util.decode_source(path.read_bytes())
         tree, table = ast.parse(source, str(path)), symtable.symtable(source, str(path), "exec")
     except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"{what}: {path} is not valid Python: {explain(error, path)}; mend the file") from None
-    bound = {each.get_name() for each in table.get_symbols() if each.is_assigned() or each.is_imported()}
+        raise ConfigError(
+            f"{what}: {path} is not valid Python: {explain(error, path)}; mend the file"
+        ) from None
+    bound = {
+        each.get_name() for each in table.get_symbols() if each.is_assigned() or each.is_imported()
+    }
     takes_all = any(isinstance(node, ast.alias) and node.name == "*" for node in ast.walk(tree))
     if name not in bound and not takes_all:
-        functions = [each.name for each in tree.body if isinstance(each, ast.FunctionDef) and each.name[0] != "_"]
+        functions = [
+            each.name
+            for each in tree.body
+            if isinstance(each, ast.FunctionDef) and each.name[0] != "_"
+        ]
         known = f"it defines {', '.join(functions)}" if functions else "it defines no function"
         raise ConfigError(f"{what}: {path} has no {name!r}; {known}")
     last = [each for each in tree.body if name in _bound_by(each)][-1:]
@@ -96,9 +106,15 @@ def _check_call(key: str, what: str, signature: inspect.Signature, is_async: boo
     first, by_name = CALLS[key]
     named = {name: None for name in by_name & signature.parameters.keys()}
     asked = f"it is called with {', '.join(first)}"
-    asked += f", and by name with {' and '.join(sorted(by_name))} where it has such a parameter" if by_name else ""
+    asked += (
+        f", and by name with {' and '.join(sorted(by_name))} where it has such a parameter"
+        if by_name
+        else ""
+    )
     if is_async:
-        raise ConfigError(f"{what} is async or a generator: nothing awaits or iterates it; use def and return")
+        raise ConfigError(
+            f"{what} is async or a generator: nothing awaits or iterates it; use def and return"
+        )
     try:
         signature.bind(*first, **named)
     except TypeError as error:
@@ -112,7 +128,12 @@ def check_call(key: str, function_ref: str) -> None:
         signature = inspect.signature(function)
     except (ValueError, TypeError):
         return  # one of C that Python cannot describe
-    _check_call(key, repr(function_ref.rpartition(":")[2]), signature, any(is_kind(function) for is_kind in _DEFERRED))
+    _check_call(
+        key,
+        repr(function_ref.rpartition(":")[2]),
+        signature,
+        any(is_kind(function) for is_kind in _DEFERRED),
+    )
 
 
 def takes(function: UserFunction, name: str) -> bool:
@@ -153,7 +174,9 @@ def _module(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise ConfigError(f"{path} cannot be imported: {explain(error, path)}; mend the file") from error
+        raise ConfigError(
+            f"{path} cannot be imported: {explain(error, path)}; mend the file"
+        ) from error
     return module
 
 
