@@ -8,7 +8,7 @@ from pathlib import Path
 from prefixrl.common.config.foreign.files import read_toml
 from prefixrl.common.evaluation.accuracy import CHOICES, difference, over_runs
 from prefixrl.common.evaluation.plans import ArmResult
-from prefixrl.common.host.process import printable
+from prefixrl.common.host.exit_codes import printable
 from prefixrl.deploy.runs.tables import console, table_of
 
 NOTES = read_toml(Path(__file__).parents[1] / "commands/tables/notes.toml", "the table of notes")

@@ -20,7 +20,8 @@ from prefixrl.common.evaluation.accuracy import (
     means_by_problem,
 )
 from prefixrl.common.evaluation.plans import GREEDY, SAMPLED
-from prefixrl.common.host.process import printable, write_atomically
+from prefixrl.common.host.exit_codes import printable
+from prefixrl.common.host.process import write_atomically
 from prefixrl.common.run import documents, json_lines
 from prefixrl.common.run.directory_format import STARTS_FILE, StartLine, check_format
 from prefixrl.deploy.runs.checkpoints import flat_settings

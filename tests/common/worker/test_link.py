@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from prefixrl.common.errors import PeerLost, Refusal, RunIsOver
-from prefixrl.common.host.process import exit_codes
+from prefixrl.common.host.exit_codes import exit_codes
 from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
 from prefixrl.common.wire.messages import worker as worker_messages
 from prefixrl.common.wire.messages.fields import PROTOCOL
