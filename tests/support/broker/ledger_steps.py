@@ -43,7 +43,7 @@ def score(
 ) -> bool:
     """Deliver a group's verdicts, of `errors` rows without one and `cut` ones left out.
 
-    Whether the ledger took them.
+    Return True unless the ledger ignored them as a duplicate.
     """
     place = {group.seq: group.prompt for group in ledger.live()}.get(seq, seq)
     prompt = Places(None).prompt(place)
@@ -54,16 +54,9 @@ def score(
     verdicts = [verdict(reward) for reward in rewards]
     verdicts += [verdict(0.0, status="error", extracted="why", fault=fault)] * errors
     verdicts += [verdict(0.0, status="truncated", finish="length")] * cut
-    return bool(
-        ledger.take_scores(
-            [
-                ScoredGroup(
-                    prefixes=group,
-                    version=version,
-                    weights_digest="d",
-                    verdicts=tuple(verdicts),
-                    scorer="s",
-                )
-            ]
-        )
+    result = ScoredGroup(
+        prefixes=group, version=version, weights_digest="d", verdicts=tuple(verdicts), scorer="s"
     )
+    ignored = ledger.counts.duplicates_ignored
+    ledger.take_scores([result])
+    return ledger.counts.duplicates_ignored == ignored
