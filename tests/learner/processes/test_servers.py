@@ -29,10 +29,18 @@ from prefixrl.learner.processes.servers import Servers
 from prefixrl.rollout.weights import WeightsSource
 from support import keys
 from support.fakes import NOTE, free_pair, peers, run_on_disk, wait_until
-from support.tables import program
 from support.tiers import mostly_nightly
 
-LEARNER = program(__file__, "LEARNER")
+LEARNER = """
+import sys, time
+from pathlib import Path
+from prefixrl.common.config.load import from_json
+from prefixrl.learner.processes.servers import Servers
+directory = Path(sys.argv[1])
+servers = Servers(from_json((directory / "config.json").read_text()), directory, 0)
+(directory / "started").touch()
+time.sleep(600)
+"""
 
 
 @pytest.fixture
