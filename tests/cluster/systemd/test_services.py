@@ -16,9 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cluster.systemd.accounts import account
 from prefixrl.common.config.load import load
 from prefixrl.deploy.systemd.install import Installation, Places
-from support.cluster.accounts import account
 from support.runs.run_helper import RUN_FILE, SMALL, status, trained_iterations, wait_for
 
 pytestmark = [pytest.mark.systemd, pytest.mark.timeout(900)]
