@@ -6,7 +6,6 @@ import re
 import socket
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,55 @@ from support.tiers import mostly_nightly
 
 HEAVY = {"deepspeed", "matplotlib", "numpy", "torch", "transformers", "vllm", "zmq"}
 
-HELP = tomllib.loads((Path(__file__).parents[1] / "deploy/commands/help.toml").read_text())
+HELP = {
+    "deploy": ["inspect", "launch", "report", "status"],
+    "deploy launch": ["--fresh", "--set KEY=VALUE", "Executes the Python files", "RUN_FILE"],
+    "deploy status": ["--json", "RUN_DIRECTORY"],
+    "deploy inspect": ["--json", "RUN_DIRECTORY"],
+    "deploy example": ["DIRECTORY", "NAME"],
+    "deploy headroom": ["RUN"],
+    "deploy dashboard": ["FOLDER", "--host", "--key-file", "--key-variable", "--port"],
+    "deploy report": ["RUN_DIRECTORY"],
+    "deploy config": ["--json-schema", "--markdown", "KEY"],
+    "deploy samples": ["--best", "--follow", "--json", "--worst", "RUN_DIRECTORY"],
+    "deploy export": ["--out", "RUN_DIRECTORY"],
+    "deploy track": [
+        "--follow",
+        "--mlflow EXPERIMENT",
+        "--offline",
+        "--tensorboard",
+        "--trackio PROJECT",
+        "--wandb PROJECT",
+        "RUN_DIRECTORY",
+    ],
+    "deploy list": ["--json", "FOLDER"],
+    "deploy compare": ["RUNS"],
+    "learner": ["--check", "--set KEY=VALUE", "Executes the Python files", "RUN_FILE"],
+    "deploy systemd install": [
+        "--as-user",
+        "--name",
+        "--print",
+        "--set KEY=VALUE",
+        "--user",
+        "RUN_FILE",
+    ],
+    "deploy systemd uninstall": ["--name", "--user"],
+    "deploy keygen": ["--new", "--remove", "--worker", "RUN_DIRECTORY"],
+    "deploy worker-command": ["--key", "--role", "RUN_DIRECTORY"],
+    "rollout": ["--connect", "--device", "--engine", "--grace-s", "--key", "--model", "--run"],
+    "scorer": [
+        "--allow-function",
+        "--connect",
+        "--device",
+        "--engine",
+        "--grace-s",
+        "--key",
+        "--model",
+        "--run",
+        "--secret",
+    ],
+}
+"""What --help of each command names."""
 STARTERS = ("learner", "deploy launch")
 MISTAKES = {
     "a misspelt key": (

@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 
 from prefixrl.deploy.runs.checkpoints import config_of, weights_of
 from support.runs.run_helper import ROOT, SMALL, finish, launched, wait_for
-from support.tables import table
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
@@ -237,7 +236,26 @@ def test_a_checkpoint_that_holds_other_weights_than_were_published_is_refused(ru
     assert "the checkpoint of version 6 holds weights with digest" in refused.stderr
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        pytest.param(
+            ("--checkpoint", "5"),
+            "keeps 0, 2, 4, 6, best and latest",
+            id="a checkpoint that is gone",
+        ),
+        pytest.param(
+            ("--arm", "adapter_"), "there is no such arm; known: no_prefix", id="a misspelt arm"
+        ),
+        pytest.param(("--data", "nowhere.jsonl"), "there is no such file", id="no data file"),
+        pytest.param(
+            ("--set", "scorer.max_new_token=3"),
+            "did you mean 'max_new_tokens'",
+            id="a misspelt key",
+        ),
+        pytest.param(("--ema",), "holds no averaged weights", id="no averaged weights"),
+    ],
+)
 def test_what_cannot_be_judged_is_said_at_once(
     run: Path, flags: tuple[str, ...], said: str
 ) -> None:
@@ -246,7 +264,40 @@ def test_what_cannot_be_judged_is_said_at_once(
     assert "Traceback" not in finished.stderr
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        pytest.param((), "nothing to answer with: give a RUN", id="nothing to answer with"),
+        pytest.param(("nowhere",), "nowhere holds no run", id="no run"),
+        pytest.param(
+            ("RUN", "--checkpoint", "5"),
+            "keeps 0, 2, 4, 6, best and latest",
+            id="a checkpoint that is gone",
+        ),
+        pytest.param(
+            ("RUN", "--adapter", "mine"),
+            "--adapter and --target are for models without a run",
+            id="a run and an adapter",
+        ),
+        pytest.param(
+            ("RUN", "--data", "nowhere.jsonl"), "there is no such file", id="no data file"
+        ),
+        pytest.param(
+            ("RUN", "--data", "-", "--data", "-"), "stdin can be read once only", id="stdin twice"
+        ),
+        pytest.param(
+            ("RUN", "--samples", "2", "--temperature", "0"),
+            "greedy answers are all alike",
+            id="greedy samples",
+        ),
+        pytest.param(("--adapter", "./mine"), "there is no such folder", id="no adapter folder"),
+        pytest.param(
+            ("RUN", "--out", "/nowhere/answers.jsonl"),
+            "No such file or directory",
+            id="no folder for the output",
+        ),
+    ],
+)
 def test_what_cannot_be_answered_is_said_at_once(
     run: Path, flags: tuple[str, ...], said: str
 ) -> None:

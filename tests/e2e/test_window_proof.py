@@ -11,13 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from e2e.simulated_run import Trained, config_of, run, until_full
 from prefixrl.common.wire.messages.learner import CannotGoOn, RunOver
 from prefixrl.learner.broker.groups import ledger as ledgers
 from prefixrl.learner.broker.groups.window import Choice, NotYetChosen, Window
-from support.runs.simulated_run import Trained, config_of, every_second_time, run
+from prefixrl.learner.broker.server import Broker
 
 ITERATIONS = 100
 GROUPS = 20 * ITERATIONS
+
+
+def every_second_time(broker: Broker, iteration: int) -> None:
+    """Hold every second iteration up until the window is full, whatever the machine is busy with."""
+    if iteration % 2 == 0:
+        until_full(broker, iteration)
 
 
 def by_age(trained: Trained) -> str:

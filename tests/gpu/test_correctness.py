@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.models.on_device import OWN, figure, losses, resumed_and_poisoned, write_report
+from gpu.on_device import OWN, figure, losses, resumed_and_poisoned, write_report
 from support.models.tiny_model import DEEPSPEED_WARNINGS, save_model
 from support.paths import ROOT
 
@@ -23,7 +23,7 @@ def test_cuda_takes_the_steps_of_the_cpu(tmp_path: Path) -> None:
     paths = os.pathsep.join([str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     hidden = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": paths}
     subprocess.run(
-        [sys.executable, "-m", "support.models.on_device", "cpu", str(tmp_path)],
+        [sys.executable, "-m", "gpu.on_device", "cpu", str(tmp_path)],
         env=os.environ | hidden,
         check=True,
     )

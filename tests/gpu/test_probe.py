@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from transformers import Qwen2Config
 
-from support.models.on_device import probe, probe_figures, save_random, write_report
+from gpu.on_device import probe, probe_figures, save_random, write_report
 from support.models.tiny_model import DEEPSPEED_WARNINGS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(580), *DEEPSPEED_WARNINGS]

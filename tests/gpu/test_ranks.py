@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.models.on_device import figure, of_ranks, write_report
+from gpu.on_device import figure, of_ranks, write_report
 from support.models.tiny_model import DEEPSPEED_WARNINGS, save_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(580), *DEEPSPEED_WARNINGS]

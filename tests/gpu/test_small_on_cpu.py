@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from transformers import Qwen2Config
 
-from support.models import on_device
+from gpu import on_device
+from gpu.vllm_on_device import beside_the_learner
 from support.models.tiny_model import DEEPSPEED_WARNINGS, run_config, save_model
-from support.models.vllm_on_device import beside_the_learner
 
 pytestmark = [pytest.mark.nightly, *DEEPSPEED_WARNINGS]
 

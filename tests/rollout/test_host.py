@@ -20,10 +20,26 @@ from prefixrl.rollout.host import HostShare
 from prefixrl.rollout.weights import Fetcher
 from support import keys
 from support.fakes import publish, publish_next, wait_until, weight_server
-from support.tables import program
 
 ROLLOUTS = 4
-ROLLOUT = program(__file__, "ROLLOUT")
+ROLLOUT = """
+import json, os, sys, time
+from pathlib import Path
+from prefixrl.common.wire.keys import read_client_key
+from prefixrl.rollout.host import HostShare
+from prefixrl.rollout.weights import Fetcher, WeightsSource
+fetcher = Fetcher(WeightsSource(sys.argv[1], read_client_key(Path(sys.argv[2]))), HostShare(Path(sys.argv[3])))
+for line in sys.stdin:
+    fetcher.want(int(line), "")
+    while (snapshot := fetcher.take()) is None:
+        if fetcher.counts.wire_bytes:
+            print("pulling", flush=True)
+        time.sleep(0.002)
+    counts, found = fetcher.counts, os.stat(snapshot.memory.path)
+    print(json.dumps({"full": counts.full, "delta": counts.delta, "shared": counts.shared, "inode": found.st_ino,
+                      "digest": snapshot.manifest.digest, "sum": float(snapshot.tensors["layer.weight"].sum())}),
+          flush=True)
+"""
 Started = "subprocess.Popen[str]"
 
 

@@ -21,9 +21,20 @@ from prefixrl.rollout import weights
 from prefixrl.rollout.weights import Fetcher
 from support import keys
 from support.fakes import end, publish, publish_next, wait_until, weight_server
-from support.tables import program
 
-PULLER = program(__file__, "PULLER")
+PULLER = """
+import sys, time
+from pathlib import Path
+from prefixrl.common.wire.keys import read_client_key
+from prefixrl.common.wire.messages.weights import FromWeights, GetChunk
+from prefixrl.common.wire.transport import Client
+client = Client(sys.argv[1], FromWeights, b"killed", read_client_key(Path(sys.argv[3])))
+for index in range(10_000):
+    client.send(GetChunk(int(sys.argv[2]), index % 60))
+    if index > 3:
+        client.receive(5.0)
+    print(index, flush=True)
+"""
 
 Tensors = dict[str, torch.Tensor]
 

@@ -16,10 +16,10 @@ from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
 from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.worker import Hello, Reject
 from prefixrl.common.wire.transport import Client
+from security.real_run import RealRun, real_run
 from support.fakes import peers, wait_until
 from support.keys import key
 from support.paths import ROOT
-from support.runs.real_run import RealRun, real_run
 
 HELLO = Hello(protocol=PROTOCOL, role="scorer", incarnation="incarnation", host="host", pid=1)
 LIMIT = 300

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from prefixrl.common.engines.embedded.drawing import truncated
+from prefixrl.common.engines.interface.base import Job
 from prefixrl.common.engines.vllm.engine import VllmEngine
 from prefixrl.common.errors import UserError
 from prefixrl.common.wire.messages.groups import Sampling
@@ -21,6 +22,11 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore"),  # of vLLM and what it imports
 ]
+
+
+def with_stops(each: Job, stops: frozenset[int]) -> Job:
+    """The same job, ended by these tokens."""
+    return replace(each, key=f"{each.key} {sorted(stops)}", stop_tokens=stops)
 
 
 @pytest.fixture(scope="module", params=["adapter", "target"])
@@ -111,7 +117,7 @@ def test_truncated_sampling_draws_from_what_transformers_would_and_says_so(
 def test_a_stop_token_ends_its_row_and_stands_there_with_its_logprob(engine: VllmEngine) -> None:
     free = world.finish(engine, world.job("a"))["a"].rows
     stops = frozenset({int(free[0].tokens[4]), int(free[1].tokens[2])})
-    stopped = world.finish(engine, world.with_stops(world.job("a"), stops))
+    stopped = world.finish(engine, with_stops(world.job("a"), stops))
     (result,) = stopped.values()
     for before, after in zip(free, result.rows, strict=True):
         ids = before.tokens.tolist()
@@ -127,7 +133,7 @@ def test_the_models_own_end_token_ends_nothing_unless_the_job_says_so(engine: Vl
     free = world.finish(engine, world.job("a"))["a"].rows
     assert all(row.tokens.size == 16 and row.finish == "length" for row in free)
     assert any(world.END in row.tokens[:-1] for row in free)
-    ended = world.finish(engine, world.with_stops(world.job("a"), frozenset({world.END})))
+    ended = world.finish(engine, with_stops(world.job("a"), frozenset({world.END})))
     (result,) = ended.values()
     assert all(
         row.finish == "eos" and world.END not in row.tokens[:-1] and row.tokens[-1] == world.END

@@ -25,12 +25,12 @@ from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.wire.messages.groups import Sampling
 from prefixrl.scorer.served.engine import OpenAIEngine
-from support.cluster.on_hosts import losses
 from support.models import vllm_world as world
 from support.models.process_models import SEPARATOR, loaded, marked
 from support.models.vllm_world import END, EXAMPLE
 from support.paths import EXAMPLES
 from support.runs import run_helper
+from support.runs.run_helper import losses
 
 pytestmark = [
     pytest.mark.vllm,

@@ -12,22 +12,15 @@ from typing import Any
 
 import pytest
 
-from support.cluster.network import TUNNEL_PORT, Network, network, why_it_cannot_run
-from support.cluster.on_hosts import (
-    ITERATIONS,
-    SETTINGS,
-    Run,
-    data,
-    freeze_with_a_task,
-    losses,
-    plain_text,
-)
-from support.runs.capture import Pieces, Recorder, streams, weight_pieces
+from cluster.hosts.capture import Pieces, Recorder, streams, weight_pieces
+from cluster.hosts.network import TUNNEL_PORT, Network, network, why_it_cannot_run
+from cluster.hosts.on_hosts import ITERATIONS, SETTINGS, Run, data, freeze_with_a_task, plain_text
 from support.runs.run_helper import (
     check_books,
     finish,
     inspect,
     launched,
+    losses,
     trained_iterations,
     wait_for,
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster import on_slurm
+from cluster.slurm import on_slurm
 from support.runs.run_helper import SMALL, check_books, logs, status, trained_iterations, wait_for
 
 Figure = Callable[[str, object], None]

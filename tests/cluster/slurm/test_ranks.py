@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.cluster.on_slurm import (
+from cluster.slurm.on_slurm import (
     end_of,
     run_command,
     states,

@@ -16,11 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cluster.systemd.accounts import account
 from prefixrl.common.config.load import load
 from prefixrl.deploy.systemd.install import Installation, Places
-from support.cluster.accounts import account
 from support.runs.run_helper import RUN_FILE, SMALL, status, trained_iterations, wait_for
-from support.tables import program
 
 pytestmark = [pytest.mark.systemd, pytest.mark.timeout(900)]
 
@@ -401,7 +400,22 @@ def test_settings_reach_a_process_as_they_were_given_and_its_program_may_have_an
     manager.ctl("stop", "prefixrl-odd-learner.service")
 
 
-LONG_SAVE = program(__file__, "LONG_SAVE")
+LONG_SAVE = """
+import sys, time
+from pathlib import Path
+from prefixrl.common.host.process import stop_event
+from prefixrl.common.host.service import Service
+stop = stop_event()
+service, folder = Service(stopped=stop.is_set), Path(sys.argv[1])
+service.ready("")
+with service.patience(60.0):
+    (folder / "began").touch()
+    time.sleep(8)
+for _ in range(40):
+    time.sleep(0.1)
+    service.progressed()
+(folder / "saved").touch()
+"""
 
 
 def test_a_long_save_outlasts_the_watchdog_and_the_limit_of_a_stop(manager: Manager) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cluster.systemd.accounts import account
 from prefixrl.common.config.load import load
 from prefixrl.deploy.systemd.install import Installation, Places
-from support.cluster.accounts import account
 from support.paths import EXAMPLE
 
 pytestmark = pytest.mark.systemd

@@ -15,7 +15,6 @@ from prefixrl.deploy.__main__ import main
 from prefixrl.deploy.commands import stop_and_drain as fleet
 from support.fakes import endpoint_of, learner, peers, run_on_disk, serving, wait_until
 from support.runs.runs_on_disk import write_end
-from support.runs.simulated_run import config_of
 
 
 def cli(*arguments: str | Path) -> Result:
@@ -28,7 +27,7 @@ def scorer(config: RunConfig) -> "subprocess.Popen[str]":
 
 
 def test_workers_are_listed_and_one_that_is_drained_leaves_with_exit_code_0(tmp_path: Path) -> None:
-    config = config_of(tmp_path, staleness=2, iterations=8)
+    config = run_on_disk(tmp_path, scorer={"engine": "simulated", "max_new_tokens": 8})
     directory = Path(config.directory)
     with serving(config) as broker:
         processes = [scorer(config) for _ in range(2)]

@@ -20,7 +20,6 @@ from prefixrl.deploy.examples.letters import build
 from prefixrl.deploy.examples.letters.problems import OPERATIONS, Operation, Problem
 from prefixrl.deploy.examples.letters.reward import letters_right
 from support.paths import EXAMPLES, ROOT
-from support.tables import table
 
 SHIPPED = EXAMPLES / "letters"
 MODELS = ("adapter", "target")
@@ -73,7 +72,17 @@ def test_problem_files_ask_for_all_words_equally_and_share_no_letters() -> None:
         assert row["answer"] == Problem(by_word[word], word, of_row).gold
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("answer", "reward"),
+    [
+        pytest.param("Put them in order: abcd", 1.0, id="all right"),
+        pytest.param("Put them in order: abdc", 0.5, id="two of four"),
+        pytest.param("Put them in order: abc", 0.75, id="one is missing"),
+        pytest.param("Put them in order: abcdef", 0.6666666666666666, id="two too many"),
+        pytest.param("", 0.0, id="no answer"),
+        pytest.param(": : bcda", 0.0, id="right letters behind colons"),
+    ],
+)
 def test_the_reward_is_the_share_of_right_letters(answer: str, reward: float) -> None:
     assert letters_right("sort dbca", answer, "abcd") == pytest.approx(reward)
 

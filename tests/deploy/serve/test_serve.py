@@ -23,7 +23,7 @@ from prefixrl.deploy.serve.api_request import ApiError, Limits, read
 from prefixrl.deploy.serve.listening import key_of
 from support.fakes import wait_until
 from support.paths import EXAMPLE
-from support.runs.served_run import LONG, ServedRun, run_of, serve_command, served
+from support.runs.served_run import ServedRun, run_of, serve_command, served
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -31,6 +31,8 @@ PROBLEMS = [
     json.loads(line)["question"]
     for line in (EXAMPLE / "heldout.jsonl").read_text().splitlines()[:64]
 ]
+LONG = ("rollout.own_stops=false", "rollout.stop_tokens=[0]", "rollout.answer_tokens=1500")
+"""Settings of the direct example that make every answer take seconds: its padding is never drawn."""
 MOST = 8
 KEY = "k" * 32
 MIB = 2**20

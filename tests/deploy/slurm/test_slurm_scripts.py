@@ -20,7 +20,6 @@ from prefixrl.deploy.slurm.script import (
 from prefixrl.deploy.slurm.submit import run_on_slurm
 from support.paths import EXAMPLES
 from support.runs.run_helper import RUN_FILE
-from support.tables import table
 
 ODD = 'it\'s a "run" #1; $(touch gone) 50%'
 
@@ -200,7 +199,44 @@ def test_keys_of_a_role_go_before_those_of_all(tmp_path: Path) -> None:
     assert {"--account=lab", "--qos=high", "--comment=a b"} <= set(scorer)
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("settings", "needs"),
+    [
+        pytest.param(
+            (), {"learner": [8, 34], "rollout": [4, 22], "scorer": [8, 49]}, id="the recipe"
+        ),
+        pytest.param(
+            (
+                "target.model=org/other-70B",
+                'learner.deepspeed.zero_optimization.offload_optimizer={device="cpu"}',
+            ),
+            {"learner": [8, 80], "rollout": [4, 22], "scorer": [8, 281]},
+            id="another target and an optimiser in the host's memory",
+        ),
+        pytest.param(
+            (
+                "learner.device=cpu",
+                "rollout.device=cpu",
+                "scorer.device=cpu",
+                "rollout.engine=simulated",
+                "scorer.engine=simulated",
+                "scorer.verifier_children=2",
+            ),
+            {"learner": [8, 85], "rollout": [1, 4], "scorer": [3, 6]},
+            id="on the CPU without engines",
+        ),
+        pytest.param(
+            (
+                "target.model=org/unknown",
+                "slurm.scorer.memory_gib=0",
+                "slurm.rollout.memory_gib=7",
+                "slurm.scorer.cpus=3",
+            ),
+            {"learner": [8, 34], "rollout": [4, 7], "scorer": [3, 0]},
+            id="as the run file says",
+        ),
+    ],
+)
 def test_a_process_asks_for_cores_and_memory_that_follow_from_the_run(
     tmp_path: Path, settings: tuple[str, ...], needs: dict[str, list[int]]
 ) -> None:
@@ -267,7 +303,54 @@ def test_jobs_have_names_that_can_be_read_and_that_no_other_run_has() -> None:
         assert re.fullmatch(r"scorer\.[\w.-]{1,40}-[0-9a-f]{8}", name)
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        pytest.param(
+            "slurm.partitions=lab",
+            "slurm.partitions: unknown key; did you mean 'partition'?",
+            id="a key that is close to another",
+        ),
+        pytest.param(
+            "slurm.scorer.gpu=2",
+            "slurm.scorer.gpu: unknown key; did you mean 'gpus'?",
+            id="a key of a role",
+        ),
+        pytest.param(
+            "slurm.scorer.nodes=2", "slurm.scorer.nodes: unknown key", id="nodes of workers"
+        ),
+        pytest.param(
+            "slurm.time=tomorrow",
+            'slurm.time = "tomorrow": String should match pattern',
+            id="a time",
+        ),
+        pytest.param(
+            'slurm.account="a b"',
+            'slurm.account = "a b": String should match pattern',
+            id="an account that would be two words",
+        ),
+        pytest.param(
+            'slurm.sbatch=["-q high"]',
+            'slurm.sbatch.0: not a long option of sbatch such as "--qos=high"',
+            id="a short option",
+        ),
+        pytest.param(
+            'slurm.scorer.sbatch=["--array=0-9"]',
+            "slurm.scorer.sbatch.0: prefixrl slurm sets --array itself",
+            id="an option that the product sets",
+        ),
+        pytest.param(
+            'slurm.sbatch=["--mem=4G"]',
+            "slurm.sbatch.0: prefixrl slurm sets --mem itself",
+            id="memory for every step of a job",
+        ),
+        pytest.param(
+            r'slurm.activate=["a\nb"]',
+            "slurm.activate.0: it must be one line of printable characters",
+            id="two lines in one",
+        ),
+    ],
+)
 def test_a_refusal_names_the_key_and_what_is_allowed(
     tmp_path: Path, setting: str, expected: str
 ) -> None:

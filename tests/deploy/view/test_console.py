@@ -20,7 +20,6 @@ from prefixrl.deploy.view.console import (
 )
 from support.fakes import document, worker_status
 from support.runs.metrics_lines import metrics_line
-from support.tables import table
 
 
 def shown(part: Any, width: int = 200) -> str:
@@ -102,7 +101,16 @@ def test_details_show_the_mean_age_and_what_is_begun_ahead() -> None:
     )
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("evaluations", "said"),
+    [
+        pytest.param({}, "nothing asked yet", id="nothing yet"),
+        pytest.param({"asked": 64, "judged": 12, "failed": 0}, "12 of 64 judged", id="some judged"),
+        pytest.param(
+            {"asked": 64, "judged": 12, "failed": 3}, "12 of 64 judged, 3 failed", id="some failed"
+        ),
+    ],
+)
 def test_what_trains_nothing_speaks_of_no_iteration(evaluations: dict[str, int], said: str) -> None:
     status = document(evaluations=evaluations, busy_fraction={"scorer": 0.5})
     assert line_of(status) == f"{said}; busy: scorer 50 %"

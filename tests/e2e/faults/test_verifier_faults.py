@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from support.runs import run_helper
-from support.tables import program
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
@@ -25,7 +24,21 @@ SMALL = (
     "evaluation.problems=32",
     "broker.silence_s=2",
 )
-FAILS_SOMETIMES = program(__file__, "FAILS_SOMETIMES")
+FAILS_SOMETIMES = """
+import os
+import zlib
+
+
+def score(question, answer, gold):
+    kind = zlib.crc32((question + answer).encode()) % 16
+    if kind == 0:
+        os._exit(7)
+    if kind == 1:
+        raise RuntimeError("the service is away")
+    if kind == 2:
+        return float("nan")
+    return 0.75 if f"boxed{{{gold}}}" in answer else 0.25
+"""
 FAILS_ALWAYS = """
 def score(question, answer, gold):
     raise RuntimeError("the service is away")

@@ -20,7 +20,7 @@ from prefixrl.common.wire.messages.groups import TextVerdict
 from prefixrl.learner.data.problems import Problem, read
 from prefixrl.scorer.verifier.pool import VerifierPool
 from support.models.chat_tokenizers import qwen
-from support.models.published_sets import fenced, jsonl, parquet
+from support.models.published_sets import jsonl, parquet
 
 PATIENCE_S = 240.0
 SCAFFOLD = "\nWork in the actions that you were taught.\n\n[LOOK]\n\n[DO]\n"
@@ -69,6 +69,12 @@ ROWS = [
         3,
     ),
 ]
+
+
+def fenced(program: str) -> str:
+    return f"Here it is.\n```python\n{program}\n```\n"
+
+
 SUM = fenced("def total(a, b):\n    return a + b")
 METHOD = fenced("class Solution:\n    def total(self, a, b):\n        return a + b")
 ANSWERS: list[tuple[int, str, float]] = [

@@ -12,12 +12,25 @@ from prefixrl.common.config.load import load
 from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.learner.data.problems import Loaded, read
 from prefixrl.scorer.verifier.pool import VerifierPool
-from support.models.chat_tokenizers import llama, llama_text, qwen, qwen_text
+from support.models.chat_tokenizers import llama, qwen
 from support.models.published_sets import PUBLISHED, publish
 from support.paths import ROOT
 
 PATIENCE_S = 240.0
 NAMES = sorted(PROBLEM_SETS)
+
+
+def qwen_text(question: str) -> str:
+    """Return the text of a prompt of Qwen's shape."""
+    return f"<|im_start|>system\nBe helpful.<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def llama_text(question: str) -> str:
+    """Return the text of a prompt of Llama's shape."""
+    return (
+        f"<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n{question.strip()}<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
 
 
 def loaded(name: str, folder: Path) -> Loaded:

@@ -31,7 +31,6 @@ from prefixrl.learner.training import iteration
 from prefixrl.learner.training.iteration import train_iteration
 from support.models.tiny_model import DEEPSPEED_WARNINGS, VOCABULARY, random_iteration, run_config
 from support.models.training import same, trained
-from support.tables import table
 from support.tiers import mostly_nightly
 
 pytestmark = DEEPSPEED_WARNINGS
@@ -269,7 +268,23 @@ def test_a_first_forward_that_tells_the_proximal_logprobs_changes_nothing(
     assert same(weights, expected_weights)
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("algorithm", "forwards"),
+    [
+        pytest.param(
+            {"name": "rloo", "kl_placement": "loss", "kl_estimator": "k3", "minibatches": 1},
+            1.0,
+            id="one minibatch and a KL term in the loss",
+        ),
+        pytest.param({"name": "rloo", "kl": 0.0, "minibatches": 2}, 1.5, id="two minibatches"),
+        pytest.param({"name": "rloo", "minibatches": 1}, 2.0, id="a KL term in the reward"),
+        pytest.param(
+            {"name": "rloo", "kl": 0.0, "minibatches": 1, "mask_token_band": [0.5, 2.0]},
+            2.0,
+            id="a mask by token",
+        ),
+    ],
+)
 def test_only_a_needed_proximal_forward_is_run(
     adapter: Path, algorithm: dict[str, Any], forwards: float
 ) -> None:

@@ -4,7 +4,6 @@ import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,11 +174,6 @@ def perturbed(tensors: dict[str, torch.Tensor], seed: int, scale: float) -> dict
 def probe() -> TokenIds:
     """64 tokens, as the learner's."""
     return np.random.Generator(np.random.PCG64(5)).integers(0, VOCABULARY, 64).astype(np.int32)
-
-
-def with_stops(each: Job, stops: frozenset[int]) -> Job:
-    """The same job, ended by these tokens."""
-    return replace(each, key=f"{each.key} {sorted(stops)}", stop_tokens=stops)
 
 
 def plant(folder: Path, fault: str) -> None:

@@ -24,8 +24,6 @@ from support.paths import EXAMPLES
 
 NO_KEY = "none"
 START_S = 240.0
-LONG = ("rollout.own_stops=false", "rollout.stop_tokens=[0]", "rollout.answer_tokens=1500")
-"""Settings of the direct example that make every answer take seconds: its padding is never drawn."""
 
 
 @dataclass

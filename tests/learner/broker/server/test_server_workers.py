@@ -29,7 +29,6 @@ from prefixrl.learner.broker.workers import workers
 from prefixrl.learner.broker.workers.versions import PROBE_FAILURES_ALLOWED
 from support import fakes
 from support.messages import HELD_OUT, evaluate
-from support.tables import program
 
 SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
 V1 = WeightsNote(1, "d1", fakes.NOTE.probe_tokens, fakes.NOTE.probe_logprobs)
@@ -64,7 +63,22 @@ def test_a_worker_that_beats_without_progress_is_given_up(tmp_path: Path) -> Non
         fakes.wait_until(given_up, "giving up")
 
 
-SUSPENDED_WORKER = program(__file__, "SUSPENDED_WORKER")
+SUSPENDED_WORKER = """
+import sys, time
+from support.fakes import Peer, ready
+from prefixrl.common.config.load import from_json
+from prefixrl.common.wire.messages.worker import Heartbeat, PrefixTask
+config = from_json(open(sys.argv[1]).read())
+peer = Peer(sys.argv[2], b"suspended")
+peer.ready(config, "rollout")
+task = peer.hear(PrefixTask)
+print("holds a task", flush=True)
+for progress in range(1000):
+    peer.say(Heartbeat(progress=min(20, progress), busy_row_s=0.0, leases=(task.task,), state="at work"))
+    time.sleep(0.1)
+    while (received := peer.client.receive(0.0)) is not None:
+        print(type(received[0]).__name__, flush=True)
+"""
 
 
 def test_a_worker_suspended_past_the_deadline_of_its_task_is_unknown_and_not_refused(

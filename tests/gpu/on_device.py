@@ -1,6 +1,6 @@
 """The bodies of `make gpu` as functions of a device: the quick suite runs them small on the CPU.
 
-`python -m support.models.on_device DEVICE FOLDER` writes the losses of every variant, for a comparison of two devices;
+`python -m gpu.on_device DEVICE FOLDER` writes the losses of every variant, for a comparison of two devices;
 with `RANK DEVICE FOLDER RANKS` it is one of several ranks, of which the first writes `RANKS.json`.
 """
 
@@ -380,7 +380,7 @@ def of_rank(device: str, folder: Path, rank: int, ranks: int) -> None:
 
 def of_ranks(device: str, folder: Path, ranks: int) -> dict[str, Any]:
     """Report of rank 0 of so many, by stage."""
-    run_ranks("support.models.on_device", ranks, device, folder, ranks)
+    run_ranks("gpu.on_device", ranks, device, folder, ranks)
     found: dict[str, Any] = json.loads((folder / f"{ranks}.json").read_text())
     return found
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from support.cluster.network import Namespace
+from cluster.hosts.network import Namespace
 from support.runs.run_helper import wait_for
 
 BUFFER_KIB = 65536

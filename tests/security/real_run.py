@@ -20,9 +20,17 @@ from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.weights.publish import Publisher
 from support.fakes import end, endpoint_of, wait_until
 from support.keys import give_keys
-from support.tables import program
 
-SERVERS = program(__file__, "SERVERS")
+SERVERS = """
+import sys, threading
+from pathlib import Path
+from prefixrl.common.config.load import from_json
+from prefixrl.learner.processes.servers import Servers
+directory = Path(sys.argv[1])
+servers = Servers(from_json((directory / "config.json").read_text()), directory, 0)
+(directory / "started").touch()
+threading.Event().wait()
+"""
 MIB = 2**20
 MOST_MIB = 300
 STALL_S = 4.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.cluster.network import Host, Process
+from cluster.hosts.network import Host, Process
 from support.paths import EXAMPLE
 from support.runs.run_helper import RUN_FILE, inspect, wait_for
 
@@ -53,13 +53,6 @@ def data(folder: Path) -> tuple[str, ...]:
         lines = [json.dumps(row | {"answer": GOLD.format(row["answer"])}) for row in rows]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     return (f"data.train={folder}/train.jsonl", f"data.eval={folder}/heldout.jsonl")
-
-
-def losses(directory: Path) -> list[dict[str, float]]:
-    """The losses of every iteration."""
-    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    names = ("policy_loss", "value_loss", "reference_kl", "entropy", "reward")
-    return [{name: line["figures"][name] for name in names} for line in lines]
 
 
 @dataclass

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from benchmarks.results import Figure
 from benchmarks.snapshots import snapshot_of
+from gpu.on_device import figure
 from prefixrl.common.engines.interface.base import Continuation, Job, TokenIds
 from prefixrl.common.engines.vllm.engine import VllmEngine
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.wire.messages.groups import Sampling
 from prefixrl.learner.models.model import Models
 from support.models import vllm_world as world
-from support.models.on_device import figure
 from support.models.tiny_model import run_config, whole
 
 Tensors = dict[str, torch.Tensor]

@@ -243,12 +243,6 @@ def _worker(role: str, config: RunConfig, link: Link) -> Rollout | Scorer:
     return Scorer(config, link, engine, ByteRenderer(), Comparison(), digests)  # type: ignore[arg-type]
 
 
-def every_second_time(broker: Broker, iteration: int) -> None:
-    """Hold every second iteration up until the window is full, whatever the machine is busy with."""
-    if iteration % 2 == 0:
-        until_full(broker, iteration)
-
-
 def until_full(broker: Broker, iteration: int) -> None:
     """Wait until no more groups may be issued before this iteration is trained."""
     window = broker.ledger.window
