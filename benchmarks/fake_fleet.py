@@ -25,7 +25,7 @@ import zmq
 
 from prefixrl.common.host.process import allow_many_files
 from prefixrl.common.wire.address import Address, address_in
-from prefixrl.common.wire.messages.fields import PROTOCOL, UNPROVED, Role
+from prefixrl.common.wire.messages.fields import UNPROVED, Role
 from prefixrl.common.wire.messages.groups import (
     GroupPrefixes,
     GroupTask,
@@ -35,6 +35,7 @@ from prefixrl.common.wire.messages.groups import (
     VersionSpan,
 )
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
+from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.weights import EngineChecksum
 from prefixrl.common.wire.messages.worker import (
     Ack,

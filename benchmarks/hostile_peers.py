@@ -29,8 +29,9 @@ from prefixrl.common.host.serving import command as command_of
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.address import Address, address_in
 from prefixrl.common.wire.keys import ClientKey, Pair, make_keys
-from prefixrl.common.wire.messages.fields import PROTOCOL, Role
+from prefixrl.common.wire.messages.fields import Role
 from prefixrl.common.wire.messages.learner import FromBroker, GetStatus, Status, ToBroker
+from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.worker import Beat, Heartbeat, Hello, Welcome
 from prefixrl.common.wire.transport import Client
 from prefixrl.learner.broker.workers.identity import Start

@@ -137,7 +137,7 @@ def trained(task: str, setting: str, seed: int, changes: Sequence[str], target: 
         texts = Counter(sample.tokens.tobytes() for sample in done.data.samples.values())
         top = texts.most_common(1)[0][1] / texts.total()
         lines.append(figures := done.metrics.means | {"commonest_text_fraction": top})
-        alarms.look(run.version - 1, figures)
+        alarms.new_sentences(run.version - 1, figures)
         spans.add(run.version - 1, alarms.ringing)
     after = rewards()
     found = difference(after, before)

@@ -36,7 +36,7 @@ from benchmarks.results import Figure, Report, commit, options
 from benchmarks.simulated import PATIENCE_S, PROBE, PROBE_LOGPROBS, simulated_run
 from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.host.process import exit_codes
+from prefixrl.common.host.exit_codes import exit_codes
 from prefixrl.common.journal import journal
 from prefixrl.common.journal.history import History, history
 

@@ -1,48 +1,55 @@
 """`prefixrl`: the operator's commands, loaded when they are called: --help is quick."""
 
 import importlib
-import tomllib
-from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
-from click.shell_completion import CompletionItem
 
-from prefixrl.common.host.process import exit_codes
+from prefixrl.common.config.foreign.plugins import check_names, load_plugin, plugins
+from prefixrl.common.host.exit_codes import exit_codes
+from prefixrl.deploy.commands.command_groups import COMMANDS, groups_with_plugins
 
-_TABLE = Path(__file__).parent / "commands" / "tables" / "commands.toml"
-COMMANDS: dict[str, list[str]] = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
-"""Commands with the module and name that define each, and what `prefixrl --help` says of it."""
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
 class LateCommands(click.Group):
     """A group that imports a command when it is called, and turns errors into messages."""
 
     def list_commands(self, context: click.Context) -> list[str]:
-        """Return the names of all commands."""
-        return sorted(COMMANDS)
+        """Return the names of all commands, those of installed packages included."""
+        with exit_codes():
+            check_names("commands", COMMANDS)
+            return sorted({*COMMANDS, *plugins("commands")})
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         """Return a command, imported now."""
-        if name not in COMMANDS:
-            return None
-        module, _, attribute = COMMANDS[name][0].partition(":")
-        return cast(
-            "click.Command",
-            getattr(importlib.import_module(f"prefixrl.deploy.{module}"), attribute),
-        )
+        if name in COMMANDS:
+            module, _, attribute = COMMANDS[name].target.partition(":")
+            return cast("click.Command", getattr(importlib.import_module(module), attribute))
+        with exit_codes():
+            plugin = plugins("commands").get(name)
+            return load_plugin(plugin, click.Command, "a click.Command") if plugin else None
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(context)])
+        """Write the commands, group by group."""
+        self.list_commands(context)
+        for title, group in groups_with_plugins().items():
+            with formatter.section(title):
+                formatter.write_dl([(name, entry.sentence) for name, entry in group.items()])
 
-    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+    def shell_complete(self, context: click.Context, incomplete: str) -> "list[CompletionItem]":
         """Complete the name of a command."""
+        from click.shell_completion import CompletionItem
+
         if incomplete.startswith("-"):
             return super().shell_complete(context, incomplete)
-        names = [name for name in self.list_commands(context) if name.startswith(incomplete)]
-        return [CompletionItem(name, help=COMMANDS[name][1]) for name in names]
+        return [
+            CompletionItem(name, help=entry.sentence)
+            for group in groups_with_plugins().values()
+            for name, entry in sorted(group.items())
+            if name.startswith(incomplete)
+        ]
 
     def invoke(self, context: click.Context) -> Any:
         """Run a command; a user's mistake is one message and an exit code."""

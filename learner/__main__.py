@@ -7,13 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from prefixrl.common.host.process import (
-    exit_codes,
-    no_teardown,
-    start_logging,
-    stop_event,
-    without_gc,
-)
+from prefixrl.common.host.exit_codes import exit_codes
+from prefixrl.common.host.process import no_teardown, start_logging, stop_event, without_gc
 from prefixrl.common.worker.command import set_flags, settings_option
 
 if TYPE_CHECKING:

@@ -268,7 +268,7 @@ class Learner:
             awaited, curve = zero.arms.awaited, zero.arms.curve()
         with zero.uploads.paused() as uploading:
             gone = prune(self.directory / "checkpoints", kept, curve, awaited | uploading)
-        zero.uploads.tell_removed(gone)
+        zero.uploads.warn_of_removed(gone)
 
     def patience(self) -> AbstractContextManager[None]:
         """Return the time in which rank 0 writes, and shows no sign of life."""

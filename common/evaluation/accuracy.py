@@ -21,7 +21,7 @@ import numpy as np
 from prefixrl.common.wire.verdicts import Aggregate, aggregated
 
 Z_975 = 1.959964
-RESAMPLES = 2000
+RESAMPLES, RESAMPLES_AT_ONCE = 2000, 100
 AGGREGATES: tuple[Aggregate, ...] = ("last", "min", "product")
 CHOICES = tuple(f"prm_{how}_{by}" for by in ("max", "vote") for how in AGGREGATES)
 
@@ -88,13 +88,16 @@ class Point(msgspec.Struct, frozen=True):
     ci95: tuple[float, float]
 
 
-def wilson(right: float, of: int) -> tuple[float, float]:
+def wilson(right: float, count: int) -> tuple[float, float]:
     """Return Wilson's 95% score interval for a proportion (Wilson 1927)."""
-    share, spread = right / of, Z_975 * Z_975 / of
-    centre = (share + spread / 2) / (1 + spread)
-    half = Z_975 / (1 + spread) * math.sqrt(share * (1 - share) / of + spread / (4 * of))
-    # Rounding must not put an end beyond the share itself.
-    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
+    from scipy.stats import binomtest
+
+    # The sum of equal fractions is no whole number: the interval then spans those of both neighbours.
+    low, high = (
+        binomtest(whole, count).proportion_ci(0.95, method="wilson")
+        for whole in (math.floor(right), math.ceil(right))
+    )
+    return float(low.low), float(high.high)
 
 
 def bootstrap(means: Sequence[float]) -> tuple[float, float]:
@@ -107,17 +110,23 @@ def bootstrap(means: Sequence[float]) -> tuple[float, float]:
 
 def percentile_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the 95% percentile interval of the mean, from `RESAMPLES` draws (Efron 1979)."""
-    given = np.asarray(values)
-    generator = np.random.Generator(np.random.PCG64(len(values)))
-    drawn = [given[generator.integers(0, given.size, given.size)].mean() for _ in range(RESAMPLES)]
-    low, high = np.percentile(drawn, [2.5, 97.5])
-    return float(low), float(high)
+    from scipy.stats import bootstrap as resample
+
+    drawn = resample(
+        (np.asarray(values),),
+        np.mean,
+        n_resamples=RESAMPLES,
+        batch=RESAMPLES_AT_ONCE,
+        method="percentile",
+        rng=np.random.Generator(np.random.PCG64(len(values))),
+    )
+    return float(drawn.confidence_interval.low), float(drawn.confidence_interval.high)
 
 
-def pass_at(right: int, of: int, k: int) -> float:
-    """Return the chance that k of `of` answers include a right one (Chen et al. 2021, eq. 1)."""
-    assert 1 <= k <= of and 0 <= right <= of
-    return 1.0 - math.comb(of - right, k) / math.comb(of, k)
+def pass_at(right: int, count: int, k: int) -> float:
+    """Return the chance that k of `count` answers include a right one (Chen et al. 2021, eq. 1)."""
+    assert 1 <= k <= count and 0 <= right <= count
+    return 1.0 - math.comb(count - right, k) / math.comb(count, k)
 
 
 def majority_reward(rows: Sequence[EvaluatedRow]) -> float:
@@ -133,7 +142,7 @@ def means_by_problem(rows: Sequence[EvaluatedRow]) -> dict[str, float]:
     for row in rows:
         if row.status != "error":
             rewards[row.prompt_id].append(row.reward)
-    return {name: statistics.fmean(each) for name, each in rewards.items()}
+    return {name: statistics.fmean(values) for name, values in rewards.items()}
 
 
 def accuracy(rows: Sequence[EvaluatedRow]) -> Accuracy | None:
@@ -146,8 +155,8 @@ def accuracy(rows: Sequence[EvaluatedRow]) -> Accuracy | None:
         problems[row.prompt_id].append(row)
     means = list(means_by_problem(judged).values())
     families: dict[str, list[float]] = defaultdict(list)
-    for each, mean in zip(problems.values(), means, strict=True):
-        families[each[0].family].append(mean)
+    for answers, mean in zip(problems.values(), means, strict=True):
+        families[answers[0].family].append(mean)
     samples = max(len(each) for each in problems.values())
     is_binary = all(row.reward in (0.0, 1.0) for row in judged)
     is_share = is_binary and samples == 1
@@ -169,8 +178,8 @@ def _chosen(problems: Sequence[Sequence[EvaluatedRow]]) -> dict[str, float]:
     """Return the mean reward of each choice over problems; empty where no answer was scored."""
     if all(row.scores is None for rows in problems for row in rows):
         return {}
-    found = [chosen_rewards(rows) for rows in problems]
-    return {name: statistics.fmean(each[name] for each in found) for name in CHOICES}
+    rewards = [chosen_rewards(rows) for rows in problems]
+    return {name: statistics.fmean(each[name] for each in rewards) for name in CHOICES}
 
 
 def _pass_at(problems: Sequence[Sequence[EvaluatedRow]]) -> dict[str, float]:
@@ -178,7 +187,7 @@ def _pass_at(problems: Sequence[Sequence[EvaluatedRow]]) -> dict[str, float]:
     fewest = min(len(each) for each in problems)
     counts = [(sum(row.reward == 1.0 for row in each), len(each)) for each in problems]
     return {
-        str(k): statistics.fmean(pass_at(right, of, k) for right, of in counts)
+        str(k): statistics.fmean(pass_at(right, count, k) for right, count in counts)
         for k in sorted({fewest, *(2**power for power in range(fewest.bit_length()))})
     }
 
@@ -202,14 +211,14 @@ def chosen_rewards(rows: Sequence[EvaluatedRow]) -> dict[str, float]:
     answered = [row for row in rows if row.ballot]
     if not answered:
         return dict.fromkeys(CHOICES, 0.0)
-    found: dict[str, float] = {}
+    rewards: dict[str, float] = {}
     for how in AGGREGATES:
         scores = [aggregated(row.scores or (), how) for row in answered]
         best = max(range(len(answered)), key=scores.__getitem__)
         winner = _most_voted([row.ballot for row in answered], scores)
-        found[f"prm_{how}_max"] = answered[best].reward
-        found[f"prm_{how}_vote"] = next(row.reward for row in answered if row.ballot == winner)
-    return found
+        rewards[f"prm_{how}_max"] = answered[best].reward
+        rewards[f"prm_{how}_vote"] = next(row.reward for row in answered if row.ballot == winner)
+    return rewards
 
 
 def _most_voted(ballots: Sequence[str], scores: Sequence[float]) -> str:
@@ -248,7 +257,7 @@ def difference(one: Mapping[str, float], other: Mapping[str, float]) -> Differen
         ends = agresti_min(better, worse, len(gaps))
     elif min(gaps) == max(gaps):
         # Without spread: no interval of rewards in [0, 1] needs to be wider than that of a share.
-        half = wilson(0, len(gaps))[1]
+        half = wilson(0.0, len(gaps))[1]
         ends = max(-1.0, gaps[0] - half), min(1.0, gaps[0] + half)
     else:
         ends = percentile_interval(gaps)
@@ -257,14 +266,15 @@ def difference(one: Mapping[str, float], other: Mapping[str, float]) -> Differen
     )
 
 
-def agresti_min(better: int, worse: int, of: int) -> tuple[float, float]:
+def agresti_min(better: int, worse: int, problems: int) -> tuple[float, float]:
     """Return the 95% interval: Wald's, with half a problem more in each of the four cells."""
-    gap, total = better - worse, of + 2
+    gap, total = better - worse, problems + 2
     half = Z_975 * math.sqrt(better + worse + 1 - gap * gap / total) / total
     return max(-1.0, gap / total - half), min(1.0, gap / total + half)
 
 
 def sign_test(better: int, worse: int) -> float:
     """Return the two-sided exact chance of so unequal numbers."""
-    tail = sum(math.comb(better + worse, k) for k in range(min(better, worse) + 1))
-    return min(1.0, float(2 * tail / 2 ** (better + worse)))
+    from scipy.stats import binomtest
+
+    return float(binomtest(better, better + worse).pvalue) if better + worse else 1.0

@@ -1,6 +1,7 @@
 """The machine of a process.
 
-process.py     logs, signals, exit codes, files replaced as a whole
+process.py     logs, signals, files replaced as a whole
+exit_codes.py  the last words of a process: printable texts, exit codes
 log_lines.py   the form of log lines, and a bound on those that peers cause
 cuda.py        CUDA or the CPU, and never the CPU in silence
 start_line.py  what a process computes on, in a line of its log

@@ -2,7 +2,6 @@
 
 import atexit
 import ctypes
-import errno
 import faulthandler
 import fcntl
 import gc
@@ -26,7 +25,8 @@ from typing import Any, TextIO, cast
 
 import setproctitle
 
-from prefixrl.common.errors import ConfigError, PrefixRLError, UserError, is_full, to_copy
+from prefixrl.common.errors import ConfigError, is_full, to_copy
+from prefixrl.common.host.exit_codes import exit_codes, printable
 
 _PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -42,16 +42,6 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 GLANCE_S = 0.05
 WELL_S = 3600.0
 """A process that ran this long before it ended has all its restarts again: ends in a long run do not add up."""
-
-
-_DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_HIDDEN = (*range(32), *range(127, 160), 0x2028, 0x2029, *_DIRECTIONS)
-_ESCAPES = {code: f"\\u{code:04x}" for code in _HIDDEN if chr(code) not in "\n\t"}
-
-
-def printable(text: str) -> str:
-    """Return a text of a peer or model for a terminal or log: control characters as in JSON."""
-    return text.translate(_ESCAPES)
 
 
 class _Lines(logging.Formatter):
@@ -242,26 +232,6 @@ def patient_console() -> Iterator[None]:
         redirect_stderr(cast(TextIO, _Console(sys.stderr))),
     ):
         yield
-
-
-@contextmanager
-def exit_codes() -> Iterator[None]:
-    """Turn a PrefixRLError into one message and its exit code; others keep their stack trace."""
-    try:
-        yield
-    except PrefixRLError as error:
-        sys.stderr.write(printable(f"error: {error}\n" if error.is_fault else f"{error}\n"))
-        sys.stderr.flush()
-        raise SystemExit(error.exit_code) from None
-    except OSError as error:
-        said = f"the disk is full: {error}; make room there and start again"
-        if not is_full(error):
-            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM) or not error.filename:
-                raise
-            said = f"{error.filename} may not be written or read: {error.strerror}; choose another place, or allow it"
-        sys.stderr.write(printable(f"error: {said}\n"))
-        sys.stderr.flush()
-        raise SystemExit(UserError.exit_code) from None
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from prefixrl.common.host import process
+from prefixrl.common.host.exit_codes import exit_codes
 from prefixrl.common.host.log_lines import LineBudget
 
 Options = TypeVar("Options", bound=msgspec.Struct)
@@ -34,6 +35,6 @@ def run(
     process.die_with_parent(int(parent))
     process.start_logging(name, LineBudget())
     stop = process.stop_event([process.END_SIGNAL])
-    with process.exit_codes():
+    with exit_codes():
         process.allow_many_files()
         serve(Path(directory), msgspec.json.decode(options, type=kind), stop.is_set)

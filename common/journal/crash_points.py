@@ -11,11 +11,33 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from prefixrl.common.config.foreign.files import read_toml
 from prefixrl.common.errors import ConfigError
 
 VARIABLE, FOLDER_VARIABLE, HANG = "PREFIXRL_CRASH_AT", "PREFIXRL_CRASH_FOLDER", "hang"
-POINTS = tuple(read_toml(Path(__file__).with_suffix(".toml"), "the table of crash points"))
+POINTS = {
+    "journal.begun": "before records are written",
+    "journal.written": "written, not synced",
+    "journal.synced": "synced, not acknowledged",
+    "journal.acknowledged": "",
+    "journal.segment": "the next segment stands there, the last one is not compressed",
+    "checkpoint.begun": "the folder is empty",
+    "checkpoint.written": "every file is written, nothing renamed",
+    "checkpoint.renamed": "the new one counts, the oldest is still there",
+    "checkpoint.best": "the link names the best one, nothing is removed",
+    "checkpoint.removing": "one that goes has another name, its files are there",
+    "checkpoint.pruned": "",
+    "upload.begun": "the command runs",
+    "upload.done": "the command has ended, nothing says so",
+    "version.written": "the weights are on the disk, no process knows",
+    "version.announced": "",
+    "iteration.trained": "the optimiser has stepped, the broker does not know",
+    "iteration.told": "the broker knows, metrics and checkpoint are missing",
+    "iteration.noted": "metrics are written, the version is not published",
+    "prefixes.sampled": "not sent",
+    "swap.installed": "new weights are in the engine, not proved",
+    "scores.judged": "not sent",
+}
+"""The points, and how far the work is at each; "" where the name says it."""
 
 
 def wanted() -> dict[str, tuple[int, bool]]:

@@ -12,10 +12,12 @@ import msgspec
 from prefixrl.common.config.foreign.files import read_json
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.process import write_atomically
+from prefixrl.common.journal.records import JournalRecord
 from prefixrl.common.run import json_lines
+from prefixrl.common.wire.messages.protocol import schema_digest
 
-FORMAT = 4
-"""The only format that this release reads and writes. Format 1 had no file that names it."""
+FORMAT = schema_digest(JournalRecord)
+"""Format of the journal: the only one that this release reads and writes. Format 1 had no file that names it."""
 FORMAT_FILE = "format.json"
 
 

@@ -11,8 +11,9 @@ from typing import TypeVar, cast
 
 from prefixrl.common.errors import PeerLost, PrefixRLError, Refusal
 from prefixrl.common.wire.address import Address
-from prefixrl.common.wire.messages.fields import PROTOCOL, Role, cut_text
+from prefixrl.common.wire.messages.fields import Role, cut_text
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
+from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.worker import Goodbye, Hello, Reject, Unknown, Welcome
 from prefixrl.common.wire.transport import Client, Malformed, is_tag
 

@@ -9,14 +9,9 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import click
 
 from prefixrl.common.errors import ConfigError, RunIsOver
+from prefixrl.common.host.exit_codes import exit_codes
 from prefixrl.common.host.log_lines import LineBudget
-from prefixrl.common.host.process import (
-    AskedToStop,
-    StopSignals,
-    exit_codes,
-    start_logging,
-    without_gc,
-)
+from prefixrl.common.host.process import AskedToStop, StopSignals, start_logging, without_gc
 from prefixrl.common.host.service import Service
 
 if TYPE_CHECKING:

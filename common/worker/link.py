@@ -21,8 +21,9 @@ from prefixrl.common.errors import ConfigError, PeerLost, PrefixRLError, Refusal
 from prefixrl.common.host.memory_use import memory_now
 from prefixrl.common.wire.address import Address, Find
 from prefixrl.common.wire.messages import worker as messages
-from prefixrl.common.wire.messages.fields import PROTOCOL, Role, cut_text
+from prefixrl.common.wire.messages.fields import Role, cut_text
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
+from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.requester import hello
 from prefixrl.common.wire.transport import Client, Malformed
 

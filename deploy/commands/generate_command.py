@@ -31,7 +31,8 @@ from prefixrl.common.evaluation.plans import (
     AnswerLine,
     OfflinePlan,
 )
-from prefixrl.common.host.process import printable, stop_event, write_atomically
+from prefixrl.common.host.exit_codes import printable
+from prefixrl.common.host.process import stop_event, write_atomically
 from prefixrl.common.run.json_lines import AddedLines
 from prefixrl.common.run.status import USAGE_FILE, total_usage
 from prefixrl.common.wire.messages.worker import Usage

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.host.process import printable, stop_event
+from prefixrl.common.host.exit_codes import printable
+from prefixrl.common.host.process import stop_event
 from prefixrl.common.run.json_lines import AddedLines
 from prefixrl.deploy.view.run_state import log_tail
 

@@ -8,7 +8,8 @@ import click
 import msgspec
 
 from prefixrl.common.errors import ConfigError, PeerLost
-from prefixrl.common.host.process import printable, stop_event
+from prefixrl.common.host.exit_codes import printable
+from prefixrl.common.host.process import stop_event
 from prefixrl.deploy.view.live_view import View, render
 from prefixrl.deploy.view.run_state import fetch, goes_on, is_locked, is_over, rung, state_of
 

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from prefixrl.common.errors import ConfigError, PeerLost, TrainingFault, to_copy
-from prefixrl.common.host.process import printable
+from prefixrl.common.host.exit_codes import printable
 from prefixrl.common.run.disk import held_bytes, in_mib
 from prefixrl.common.run.status import StatusDocument, WorkerStatus
 from prefixrl.common.wire.messages.learner import Accepted, DrainWorker, GetStatus, HaltRun, Status

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prefixrl.common.host.process import RestartBudget, printable
+from prefixrl.common.host.exit_codes import printable
+from prefixrl.common.host.process import RestartBudget
 from prefixrl.deploy.view.stalls import Watched
 
 WORKER_RESTARTS = 10

@@ -3,15 +3,24 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from itertools import combinations
-from pathlib import Path
 
-from prefixrl.common.config.foreign.files import read_toml
 from prefixrl.common.evaluation.accuracy import CHOICES, difference, over_runs
 from prefixrl.common.evaluation.plans import ArmResult
-from prefixrl.common.host.process import printable
+from prefixrl.common.host.exit_codes import printable
 from prefixrl.deploy.runs.tables import console, table_of
 
-NOTES = read_toml(Path(__file__).parents[1] / "commands/tables/notes.toml", "the table of notes")
+SAMPLED_NOTE = (
+    "several answers to a problem: their mean; maj: the answer given most often; pass: one of so many right; the "
+    "interval is a bootstrap over problems"
+)
+SEARCH_NOTE = (
+    "prm_..._max: the answer that the process reward model scores highest, by its last step, its lowest step or their "
+    "product; prm_..._vote: equal answers add up their scores; one answer to each problem"
+)
+PAIRS_NOTE = (
+    "differences are over the problems that both arms answered: how many it does better and worse, and how likely so "
+    "unequal numbers are by chance (exact sign test; McNemar's where each answer is right or wrong)"
+)
 COLUMNS = (
     "set",
     "run",
@@ -174,7 +183,7 @@ def _notes(results: list[ArmResult], incomplete: list[str]) -> list[str]:
     unequal = sorted(
         name for name, digests in Counter(name for name, _ in asked).items() if digests > 1
     )
-    notes = [NOTES["sampled"]] if any(each.accuracy.samples > 1 for each in results) else []
+    notes = [SAMPLED_NOTE] if any(each.accuracy.samples > 1 for each in results) else []
     if any(map(_is_of_one_kind, several)):
         notes.append("a line of several runs: their mean, with Student's interval over runs")
     notes += [
@@ -185,8 +194,8 @@ def _notes(results: list[ArmResult], incomplete: list[str]) -> list[str]:
         f"{name}: not all runs were judged on the same problems, their lines are no comparison"
         for name in unequal
     ]
-    notes += [NOTES["search"]] if _searched(results) else []
-    notes += [NOTES["pairs"]] if _pairs(results) else []
+    notes += [SEARCH_NOTE] if _searched(results) else []
+    notes += [PAIRS_NOTE] if _pairs(results) else []
     notes += [f"{run}, {arm}: {prefix!r}" for (run, arm), prefix in prefixes.items()]
     empty = {each.run for each in results if each.arm == "fixed_prefix" and not each.prefix}
     notes += [

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from prefixrl.common.errors import ConfigError, DataError
-from prefixrl.common.host.process import printable
+from prefixrl.common.host.exit_codes import printable
 from prefixrl.common.journal import journal
 from prefixrl.common.journal.history import history
 from prefixrl.common.journal.records import BatchFormed, GroupEnded, GroupScored, SegmentStart

@@ -20,12 +20,13 @@ from prefixrl.common.evaluation.accuracy import (
     means_by_problem,
 )
 from prefixrl.common.evaluation.plans import GREEDY, SAMPLED
-from prefixrl.common.host.process import printable, write_atomically
+from prefixrl.common.host.exit_codes import printable
+from prefixrl.common.host.process import write_atomically
 from prefixrl.common.run import documents, json_lines
 from prefixrl.common.run.directory_format import STARTS_FILE, StartLine, check_format
 from prefixrl.deploy.runs.checkpoints import flat_settings
 from prefixrl.deploy.runs.curves import Curves
-from prefixrl.deploy.runs.eval_table import NOTES, PAIR_COLUMNS, pair_figures
+from prefixrl.deploy.runs.eval_table import PAIR_COLUMNS, PAIRS_NOTE, pair_figures
 from prefixrl.deploy.runs.inspect import TrainedGroup, trained_groups
 from prefixrl.deploy.runs.page import page
 from prefixrl.deploy.runs.samples import SAMPLES, ShownSamples, commonest, decoder, shown_samples
@@ -245,7 +246,7 @@ def _differences(summary: documents.Summary, directory: Path) -> list[tuple[str,
                         *figures,
                     ]
                 )
-    return [("Paired differences", NOTES["pairs"], (PAIR_COLUMNS[1:], rows))] if rows else []
+    return [("Paired differences", PAIRS_NOTE, (PAIR_COLUMNS[1:], rows))] if rows else []
 
 
 def _gain(summary: documents.Summary, directory: Path) -> str:

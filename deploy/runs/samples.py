@@ -13,8 +13,9 @@ import msgspec
 
 from prefixrl.common.config.foreign.files import read_json
 from prefixrl.common.errors import ConfigError, to_copy
+from prefixrl.common.host.exit_codes import printable
 from prefixrl.common.host.hub import cached_file
-from prefixrl.common.host.process import printable, stop_event
+from prefixrl.common.host.process import stop_event
 from prefixrl.common.run.directory_format import check_holds_run
 from prefixrl.common.wire.messages.fields import shared
 from prefixrl.common.wire.messages.groups import UNJUDGED

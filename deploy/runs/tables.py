@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from prefixrl.common.host.process import printable
+from prefixrl.common.host.exit_codes import printable
 
 PIPE_CHARS = 200
 """A pipe or file has no width of its own, and nothing may be cut there."""

@@ -10,7 +10,8 @@ import click
 from prefixrl.common.config.load import CONFIG_FILE
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, Halted, PrefixRLError
-from prefixrl.common.host.process import printable, stop_event
+from prefixrl.common.host.exit_codes import printable
+from prefixrl.common.host.process import stop_event
 from prefixrl.deploy.launch.launch import STOPPED, launch
 from prefixrl.deploy.runs.checkpoints import PLACE, config_of, flat_settings
 from prefixrl.deploy.slurm import scheduler

@@ -1,5 +1,6 @@
 """The state of a run in words and in a table of its workers. Reads nothing."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -8,11 +9,12 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from prefixrl.common.host.process import printable
+from prefixrl.common.host.exit_codes import printable
 from prefixrl.common.run.documents import MetricsLine, memory_words
 from prefixrl.common.run.status import StatusDocument, WorkerStatus
 from prefixrl.common.wire.messages.worker import MemoryUse
 from prefixrl.deploy.runs.tables import cell
+from prefixrl.deploy.view.bottleneck import bottleneck_words
 from prefixrl.deploy.view.stalls import stall_of
 
 NAMED_WAIT_S = 10.0
@@ -251,6 +253,7 @@ def details(document: StatusDocument, progress: Progress) -> Iterator[tuple[str,
             if share is None
             else f"the commonest in {percent(share)} of the rows, {different} differ",
         )
+    yield "bottleneck", _bottleneck(document, newest) if newest else ""
     yield "groups", listed(document.queues)
     if document.total_iterations:
         ages = (
@@ -287,6 +290,13 @@ def details(document: StatusDocument, progress: Progress) -> Iterator[tuple[str,
     ]
     yield "states", "; ".join(f"{each.name} {each.state}" for each in told)
     yield from ((f"{each.name}, engine", each.about) for each in document.workers)
+
+
+def _bottleneck(document: StatusDocument, newest: MetricsLine) -> str:
+    """Return the part that holds the run up, of the newest iteration's learner and of the workers now."""
+    learner = {role: share for role, share in newest.busy_fraction.items() if role == "learner"}
+    counts = Counter(worker.role for worker in document.workers)
+    return bottleneck_words(learner | document.busy_fraction, counts, document.window)
 
 
 def _memory(sizes: Mapping[str, MemoryUse]) -> str:

@@ -8,7 +8,7 @@ import msgspec
 from rich.live import Live
 
 from prefixrl.common.errors import ConfigError, PeerLost, Refusal
-from prefixrl.common.host.process import printable
+from prefixrl.common.host.exit_codes import printable
 from prefixrl.common.run.documents import AlarmSpans, MetricsLine
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.address import ENDPOINT_FILE, address_in

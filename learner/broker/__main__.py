@@ -30,8 +30,8 @@ from prefixrl.common.wire.address import (
     bound_within,
 )
 from prefixrl.common.wire.keys import server_keys
-from prefixrl.common.wire.messages.fields import PROTOCOL
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
+from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.transport import Server
 from prefixrl.learner.broker.groups.admission import Admission

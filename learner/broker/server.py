@@ -23,7 +23,8 @@ from prefixrl.common.journal.records import JournalRecord, SegmentStart, Version
 from prefixrl.common.run.disk import FullDisk
 from prefixrl.common.wire.messages import learner as rank_messages
 from prefixrl.common.wire.messages import worker as worker_messages
-from prefixrl.common.wire.messages.fields import PROTOCOL, cut_text
+from prefixrl.common.wire.messages.fields import cut_text
+from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.transport import (
     Malformed,

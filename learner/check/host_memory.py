@@ -10,7 +10,7 @@ import sys
 from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.host.process import exit_codes
+from prefixrl.common.host.exit_codes import exit_codes
 from prefixrl.learner.check import budget
 from prefixrl.learner.check.footprint import GIB, EngineFootprint, learner_footprint
 from prefixrl.learner.check.model_shapes import parameters, unknown_size

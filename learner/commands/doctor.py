@@ -15,8 +15,9 @@ import click
 from prefixrl.common.config.load import from_flags, load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, UserError
+from prefixrl.common.host.exit_codes import exit_codes, printable
 from prefixrl.common.host.placement import gpus_here
-from prefixrl.common.host.process import allow_many_files, exit_codes, own, printable
+from prefixrl.common.host.process import allow_many_files, own
 from prefixrl.common.run.disk import in_mib
 from prefixrl.common.wire.address import advertised, bindable, is_on_this_host
 from prefixrl.common.worker.command import settings_option

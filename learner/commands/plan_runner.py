@@ -18,7 +18,8 @@ from prefixrl.common.config.learner import LogConfig
 from prefixrl.common.config.load import from_json, import_functions
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.evaluation.plans import ANSWERS_FILE, PLAN_FILE, RESULTS_FILE, OfflinePlan
-from prefixrl.common.host.process import exit_codes, start_logging, write_atomically
+from prefixrl.common.host.exit_codes import exit_codes
+from prefixrl.common.host.process import start_logging, write_atomically
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.commands.eval_command import CheckpointEvaluation
 from prefixrl.learner.commands.generate_command import AnswerGeneration, given_rows

@@ -3,7 +3,7 @@
 directory.py   adoption and lock of the directory; settings and inputs that must not change
 metrics.py     `metrics.jsonl` and `advantages.jsonl`
 fractions.py   the fractions of a batch, from its groups; pure
-alarms.py      alarms about a run that learns nothing any more, with the sentences of alarms.toml; pure
+alarms.py      alarms about a run that learns nothing any more; pure
 summary.py     `summary.json`
 retention.py   checkpoints that stay, and the link to the best
 uploads.py     a command for every complete checkpoint

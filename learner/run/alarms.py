@@ -6,11 +6,7 @@ Each is given once when it begins, and again only after it had ended.
 import math
 from collections import deque
 from collections.abc import Mapping
-from pathlib import Path
 
-from prefixrl.common.config.foreign.files import read_toml
-
-TEXTS: dict[str, str] = read_toml(Path(__file__).with_suffix(".toml"), "the table of alarms")
 LOW_ESS = 0.5
 """Below this, half of the old samples count for nothing."""
 LOW_ENTROPY_SHARE = 0.1
@@ -52,11 +48,10 @@ class Alarms:
         self._looks, self._first_sum, self._squares = 0, 0.0, 0.0
         self._newest: deque[float] = deque(maxlen=FLAT_SPAN)
 
-    def look(self, iteration: int, figures: Mapping[str, float]) -> list[str]:
+    def new_sentences(self, iteration: int, figures: Mapping[str, float]) -> list[str]:
         """Return the sentences of alarms that begin at this iteration."""
-        ess = figures.get("old_ess_fraction", 1.0)
-        found = {
-            "ess": TEXTS["ess"].format(ess=ess) if ess < LOW_ESS else "",
+        sentences = {
+            "ess": self._ess(figures),
             "entropy": self._entropy(figures),
             "exploration": self._exploration(figures),
             "noise": self._by_noise(figures),
@@ -64,13 +59,24 @@ class Alarms:
             "no_reward": self._no_reward(figures),
             "plateau": self._plateau(figures),
         }
-        texts = [
+        begun = [
             f"iteration {iteration}: {text}"
-            for name, text in found.items()
+            for name, text in sentences.items()
             if text and name not in self.ringing
         ]
-        self.ringing = {name: text for name, text in found.items() if text}
-        return texts
+        self.ringing = {name: text for name, text in sentences.items() if text}
+        return begun
+
+    def _ess(self, figures: Mapping[str, float]) -> str:
+        """Return the sentence for old samples that count for little, else ""."""
+        ess = figures.get("old_ess_fraction", 1.0)
+        if ess >= LOW_ESS:
+            return ""
+        return (
+            f"the policy has left its samples behind: the effective sample size of tokens of age 1 and more is "
+            f"{ess:.2f} of their number; lower the learning rate, the optimiser steps per batch or "
+            f"algorithm.max_staleness (docs/staleness.md)"
+        )
 
     def _entropy(self, figures: Mapping[str, float]) -> str:
         """Return the sentence for an entropy that fell while the reward fell too, else an empty one."""
@@ -87,8 +93,10 @@ class Alarms:
         first = sum(self._first_entropies) / len(self._first_entropies)
         if entropy >= LOW_ENTROPY_SHARE * first or self._reward > self._best_reward - LOST_REWARD:
             return ""
-        return TEXTS["entropy"].format(
-            entropy=entropy, first=first, reward=self._reward, best=self._best_reward
+        return (
+            f"the policy has collapsed: entropy {entropy:.3g} nat per token ({first:.3g} in the first iterations), "
+            f"reward {self._reward:.3f} (best {self._best_reward:.3f}); resume from an older checkpoint with a smaller "
+            f"learning rate, a smaller algorithm.max_staleness or a larger algorithm.entropy"
         )
 
     def _exploration(self, figures: Mapping[str, float]) -> str:
@@ -101,7 +109,11 @@ class Alarms:
             or max(reward, self._reward or 0.0) >= LEARNED
         ):
             return ""
-        return TEXTS["exploration"].format(reward=reward, entropy=entropy, first=first)
+        return (
+            f"the policy no longer explores at a reward of {reward:.3f}: entropy {entropy:.3g} nat per token "
+            f"({first:.3g} in the first iterations). Keep this checkpoint; what it never writes now it will not find. "
+            f"Resume from an older one with a larger algorithm.entropy or a smaller learning rate"
+        )
 
     def _by_noise(self, figures: Mapping[str, float]) -> str:
         """Return the sentence for tokens that `bound_ratio` holds though nothing was learned from them, else ""."""
@@ -111,7 +123,12 @@ class Alarms:
         self._noise += SMOOTHING * (share - self._noise)
         if self._noise < NOISE:
             return ""
-        return TEXTS["noise"].format(noise=self._noise, gap=figures.get("engine_mismatch_gap", 0.0))
+        gap = figures.get("engine_mismatch_gap", 0.0)
+        return (
+            f"algorithm.bound_ratio keeps {self._noise:.1%} of the tokens of age 0 from being learned, negative rows "
+            f"first, and the cause is not drift: engine and learner differ by {gap:.2g} nat per token before any "
+            f'step. Raise bound_ratio or set it "off", or give both the same dtype (docs/objectives.md)'
+        )
 
     def _one_text(self, figures: Mapping[str, float]) -> str:
         """Return the sentence for one text in nearly all rows, if that is new, else ""."""
@@ -121,14 +138,22 @@ class Alarms:
         self._least_share = min(self._least_share, share)
         if share < ONE_TEXT or share - self._least_share < ONE_TEXT_RISE:
             return ""
-        return TEXTS["one_text"].format(share=share, least=self._least_share)
+        return (
+            f"the adapter writes one and the same text in {share:.0%} of the rows, whatever the question (at the "
+            f"least it was {self._least_share:.0%}); `prefixrl samples` shows it. Unless you look for that text, "
+            f"resume from an older checkpoint with a smaller learning rate or a larger algorithm.entropy"
+        )
 
     def _no_reward(self, figures: Mapping[str, float]) -> str:
         """Return the sentence for iterations in which every answer had reward 0, else ""."""
         self._without_reward = self._without_reward + 1 if figures.get("reward") == 0.0 else 0
         if self._without_reward < NO_REWARD_ITERATIONS:
             return ""
-        return TEXTS["no_reward"].format(iterations=self._without_reward)
+        return (
+            f"every answer of the last {self._without_reward} iterations had reward 0, from which nothing can be "
+            f"learned; `prefixrl samples` shows questions, texts and answers: check the reward function, the form "
+            f"of the gold answers, and whether scorer.max_new_tokens cuts the answers (docs/your_own_task.md)"
+        )
 
     def _plateau(self, figures: Mapping[str, float]) -> str:
         """Return the sentence for a reward that is within its noise of where it began, else ""."""
@@ -151,6 +176,8 @@ class Alarms:
             or not is_mixed
         ):
             return ""
-        return TEXTS["plateau"].format(
-            looks=self._looks, newest=newest, first=first, error=error, span=FLAT_SPAN
+        return (
+            f"{self._looks} iterations have taught nothing that shows: reward {newest:.3f} in the newest {FLAT_SPAN}, "
+            f"{first:.3f} in the first, and chance alone moves it by {error:.3f}; try four times learner.actor_lr and "
+            f"critic_lr, then larger first weights of a tiny adapter (`prefixrl docs your_own_task`, section 9)"
         )

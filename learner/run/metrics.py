@@ -57,7 +57,7 @@ class MetricsLog:
         lines = self.lines()
         self._alarms = Alarms()
         for line in lines:
-            self._alarms.look(line.iteration, line.figures)
+            self._alarms.new_sentences(line.iteration, line.figures)
         self._before_s = self._written_s = lines[-1].since_start_s if lines else 0.0
 
     def lines(self) -> list[MetricsLine]:
@@ -83,7 +83,7 @@ class MetricsLog:
         slopes = [each.probe_slope for each in rollouts if each.probe_slope is not None]
         ages = [batch.iteration - group.version for group in batch.groups]
         figures = metrics.means | batch_fractions(batch.groups)
-        begun = self._alarms.look(batch.iteration, figures)
+        begun = self._alarms.new_sentences(batch.iteration, figures)
         line = MetricsLine(
             iteration=batch.iteration,
             version=batch.iteration + 1,

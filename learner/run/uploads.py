@@ -1,8 +1,8 @@
-"""Uploads: a command of the user's for every complete checkpoint, while training goes on.
+"""Uploads: a command of the user's, run after every complete checkpoint while training goes on.
 
-One at a time, in a thread, each with a deadline. A failure is an error on the console and a line of `uploads.jsonl`;
-that checkpoint is tried again with the next one. After a kill it may be uploaded again. The command runs in the group
-of a guard, a small process that kills the group when the learner dies.
+One command at a time runs in a thread, each with a deadline. A failure is an error on the console and a line of
+`uploads.jsonl`; that checkpoint is tried again with the next one. A learner that is killed leaves its command running,
+and the next start repeats it.
 """
 
 import contextlib
@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -33,13 +32,7 @@ log = logging.getLogger(__name__)
 LOG_FILE = "logs/upload.log"
 TICK_S = 0.1
 END_S = 5.0
-LAST_OUTPUT_S = 1.0
-LOGGED_BYTES = 1 << 20
-"""Part of an output that goes to the log; of the rest only the last line is kept."""
-MOST_LOG_BYTES = 4 << 20
-"""Size of the log from which the next upload begins a new one; one old log is kept."""
 LINE_CHARS = 1000
-_GUARD = Path(__file__).with_name("upload_guard.txt").read_text(encoding="utf-8")
 
 
 def check_command(kept: CheckpointConfig) -> None:
@@ -76,24 +69,25 @@ class Uploads:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[set[int]]:
-        """Begin no upload in the block; give the iteration of the one that goes on."""
+        """Start no upload inside the block; yield the iteration that is being uploaded, if any."""
         with self._lock:
             yield set() if self._running is None else {self._running}
 
-    def tell_removed(self, iterations: Sequence[int]) -> None:
+    def warn_of_removed(self, iterations: Sequence[int]) -> None:
         """Warn of removed checkpoints that were never uploaded."""
-        known = {iteration for iteration, _ in self._done}
-        if self._command and (lost := [each for each in iterations if each not in known]):
+        uploaded = {iteration for iteration, _ in self._done}
+        never = [str(iteration) for iteration in iterations if iteration not in uploaded]
+        if self._command and never:
             log.warning(
                 "checkpoint %s was removed before it was uploaded: uploads fail, or take longer than checkpoints come; "
                 "raise checkpoint.keep or checkpoint.every",
-                ", ".join(map(str, lost)),
+                ", ".join(never),
             )
 
     def wait(self, raise_if_hopeless: Callable[[], None]) -> None:
         """Upload all that is there, failed ones once more; the check may raise to end the wait."""
-        asked = self.upload_new()
-        while asked is not None and not asked.done():
+        uploading = self.upload_new()
+        while uploading is not None and not uploading.done():
             raise_if_hopeless()
             time.sleep(TICK_S)
 
@@ -105,14 +99,15 @@ class Uploads:
     def _upload_all(self) -> None:
         tried = set[int]()
         try:
-            while (found := self._take(tried)) is not None:
-                tried.add(found[0])
+            while (checkpoint := self._next_checkpoint(tried)) is not None:
+                iteration, folder, digest = checkpoint
+                tried.add(iteration)
                 try:
-                    self._upload(*found)
+                    self._upload(iteration, folder, digest)
                 except OSError as fault:
                     log.error(
                         "the upload of checkpoint %d failed or could not be noted: %s",
-                        found[0],
+                        iteration,
                         fault,
                     )
         except OSError as fault:
@@ -123,55 +118,26 @@ class Uploads:
         except Exception:  # the end of a run waits for this thread
             log.exception("uploads failed; they are tried again with the next checkpoint")
 
-    def _take(self, tried: set[int]) -> tuple[int, Path, str] | None:
-        """Return the oldest checkpoint to upload, from now on kept from removal."""
+    def _next_checkpoint(self, tried: set[int]) -> tuple[int, Path, str] | None:
+        """Return the oldest checkpoint to upload, which is not removed from now on."""
         with self._lock:
             self._running = None
             for iteration, folder in sorted(checkpoints(self._directory / "checkpoints").items()):
                 manifest = folder / "manifest.json"
                 if self._closing.is_set() or iteration in tried or not manifest.exists():
                     continue
-                if (iteration, digest := file_digest(manifest)) not in self._done:
+                digest = file_digest(manifest)
+                if (iteration, digest) not in self._done:
                     self._running = iteration
                     return iteration, folder, digest
         return None
 
     def _upload(self, iteration: int, folder: Path, digest: str) -> None:
+        log_path = self._directory / LOG_FILE
+        log_path.parent.mkdir(exist_ok=True)
         began_s = time.monotonic()
-        guarded = [
-            sys.executable,
-            "-P",
-            "-c",
-            _GUARD,
-            str(os.getpid()),
-            str(TICK_S),
-            *self._command,
-            str(folder),
-        ]
-        process = subprocess.Popen(
-            guarded,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            bufsize=0,
-            start_new_session=True,
-        )
-        crash_point("upload.begun")
-        log_path, end = self._directory / LOG_FILE, bytearray()
-        reader = threading.Thread(
-            target=_read, args=(process.stdout, log_path, end), name="upload log", daemon=True
-        )
-        reader.start()
-        while (
-            process.poll() is None
-            and not self._closing.is_set()
-            and time.monotonic() - began_s < self._limit_s
-        ):
-            time.sleep(TICK_S)
-        code = process.poll()
-        if code is None:
-            _end(process)
-        reader.join(LAST_OUTPUT_S)
+        with log_path.open("wb") as output:
+            code = self._exit_code([*self._command, str(folder)], output, began_s + self._limit_s)
         crash_point("upload.done")
         if code is None and self._closing.is_set():
             log.warning(
@@ -179,53 +145,53 @@ class Uploads:
                 iteration,
             )
             return
-        took_s, last_line = time.monotonic() - began_s, _last_line(bytes(end))
+        duration_s, last_line = time.monotonic() - began_s, _last_line(log_path)
         if code == 0:
             self._done.add((iteration, digest))
-            log.info("checkpoint %d is uploaded, after %.1f s", iteration, took_s)
+            log.info("checkpoint %d is uploaded, after %.1f s", iteration, duration_s)
         else:
-            how = (
-                f"failed with exit code {code}"
-                if code is not None
-                else "was ended (checkpoint.upload_s)"
-            )
             log.error(
                 "the upload of checkpoint %d %s after %.1f s: %s; it is tried again with the next checkpoint; its "
                 "output is in %s",
                 iteration,
-                how,
-                took_s,
+                "was ended (checkpoint.upload_s)"
+                if code is None
+                else f"failed with exit code {code}",
+                duration_s,
                 last_line or "it printed nothing",
                 log_path,
             )
-        line = UploadLine(time.time(), iteration, digest, code, took_s, last_line)
+        line = UploadLine(time.time(), iteration, digest, code, duration_s, last_line)
         json_lines.append(self._directory / UPLOADS_FILE, [line])
 
+    def _exit_code(self, command: Sequence[str], output: IO[bytes], end_s: float) -> int | None:
+        """Run a command; None where it was ended at its deadline, or because the learner ends."""
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        crash_point("upload.begun")
+        while process.poll() is None and not self._closing.is_set() and time.monotonic() < end_s:
+            time.sleep(TICK_S)
+        code = process.poll()
+        if code is None:
+            _end_group(process)
+        return code
 
-def _read(output: IO[bytes], log_path: Path, end: bytearray) -> None:
-    """Write the first part of an output to the log, read all of it, and keep its end."""
-    left_bytes = LOGGED_BYTES
-    # No fault of the log may end the reading.
-    with contextlib.suppress(OSError):
-        log_path.parent.mkdir(exist_ok=True)
-        if log_path.exists() and log_path.stat().st_size > MOST_LOG_BYTES:
-            log_path.replace(f"{log_path}.1")
-    with output:
-        while block := output.read(1 << 16):
-            with contextlib.suppress(OSError), log_path.open("ab", buffering=0) as log_file:
-                log_file.write(block[:left_bytes])
-            left_bytes = max(0, left_bytes - len(block))
-            end[:] = (end + block)[-4 * LINE_CHARS :]
 
-
-def _last_line(end: bytes) -> str:
+def _last_line(log_path: Path) -> str:
     """Return the end of the last line that is not empty; a bar drawn over itself is many lines."""
-    lines = end.replace(b"\r", b"\n").decode(errors="replace").split("\n")
+    with log_path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 4 * LINE_CHARS))
+        lines = file.read().replace(b"\r", b"\n").decode(errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "")[-LINE_CHARS:]
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a command with all that it started."""
+def _end_group(process: "subprocess.Popen[bytes]") -> None:
+    """End a command with all processes that it started."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)

@@ -21,7 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 from prefixrl.common.config.foreign import user_function
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.host.process import exit_codes, no_teardown
+from prefixrl.common.host.exit_codes import exit_codes
+from prefixrl.common.host.process import no_teardown
 from prefixrl.learner.training.ppo import PolicyTerms, Sums, masked
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from prefixrl.common.errors import PeerLost, Refusal
 from prefixrl.common.run.digests import model_digests, scorer_digests
 from prefixrl.common.wire import keys
 from prefixrl.common.wire.flood import MOST_SILENT
-from prefixrl.common.wire.messages.fields import PROTOCOL, Role
+from prefixrl.common.wire.messages.fields import Role
 from prefixrl.common.wire.messages.learner import (
     FromBroker,
     GetBatch,
@@ -23,6 +23,7 @@ from prefixrl.common.wire.messages.learner import (
     Stop,
     ToBroker,
 )
+from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.weights import FromWeights, GetManifest, Manifest, ToWeights
 from prefixrl.common.wire.messages.worker import Goodbye, Hello, PrefixTask, Reject, Unknown
 from prefixrl.common.wire.transport import MAX_FRAME_BYTES, Client

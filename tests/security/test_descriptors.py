@@ -12,8 +12,8 @@ import zmq
 from msgspec.structs import replace
 
 from prefixrl.common.wire.keys import add_client, read_client_key, remove_client
-from prefixrl.common.wire.messages.fields import PROTOCOL
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
+from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.worker import Hello, Reject
 from prefixrl.common.wire.transport import Client
 from support.fakes import peers, wait_until

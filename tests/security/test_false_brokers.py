@@ -21,9 +21,9 @@ import xxhash
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.wire.keys import make_keys, server_keys
 from prefixrl.common.wire.messages import worker as messages
-from prefixrl.common.wire.messages.fields import PROTOCOL
 from prefixrl.common.wire.messages.groups import GroupTask, Prompt
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
+from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.weights import (
     Chunk,
     FromWeights,

@@ -29,7 +29,7 @@ from prefixrl.common.wire.address import Address
 from prefixrl.common.wire.keys import KeyRole
 from prefixrl.common.wire.messages import learner as rank_messages
 from prefixrl.common.wire.messages import worker as worker_messages
-from prefixrl.common.wire.messages.fields import PROTOCOL, Role
+from prefixrl.common.wire.messages.fields import Role
 from prefixrl.common.wire.messages.groups import (
     GroupPrefixes,
     Row,
@@ -37,6 +37,7 @@ from prefixrl.common.wire.messages.groups import (
     Verdict,
     VersionSpan,
 )
+from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.weights import EngineChecksum, WeightsNote
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.wire.transport import Client, Server

@@ -10,13 +10,13 @@ The name on the left is the one that a run file or a command line uses; it may n
 object on the right is imported only where a run names it. What it must be, each seam says beside its own record.
 """
 
-from collections.abc import Callable, Collection, Iterable
+import sys
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
-from prefixrl.common.config.foreign.files import reason
 from prefixrl.common.errors import ConfigError
 
 Seam = Literal["objectives", "engines", "verifiers", "rewards", "trackers", "commands"]
@@ -43,15 +43,32 @@ class Plugin:
 
 
 @cache
+def _is_any_installed() -> bool:
+    """Return True if any package adds a member; `prefixrl --help` has no time for the general search, 30 ms."""
+    header = f"[{PACKAGE}.".encode()
+    return any(
+        header in file.read_bytes()
+        for folder in sys.path
+        for file in Path(folder).glob("*-info/entry_points.txt")
+    )
+
+
+@cache
 def plugins(seam: Seam) -> dict[str, Plugin]:
     """Return the members that installed packages add at a seam, by name; imports none of them.
 
     Raises:
         ConfigError: two packages add a member of the same name.
     """
+    if not _is_any_installed():
+        return {}
+    from importlib.metadata import entry_points
+
     by_name: dict[str, Plugin] = {}
     for entry_point in entry_points(group=f"{PACKAGE}.{seam}"):
-        plugin = _plugin(seam, entry_point)
+        distribution = entry_point.dist
+        package = f"{distribution.name} {distribution.version}" if distribution else "a package"
+        plugin = Plugin(seam, entry_point.name, entry_point.value, package)
         # An editable install of a package may be listed twice.
         if by_name.setdefault(plugin.name, plugin) != plugin:
             raise ConfigError(
@@ -59,14 +76,6 @@ def plugins(seam: Seam) -> dict[str, Plugin]:
                 f"{plugin.package}; uninstall one of them"
             )
     return dict(sorted(by_name.items()))
-
-
-def _plugin(seam: Seam, entry_point: EntryPoint) -> Plugin:
-    distribution = entry_point.dist
-    package = (
-        f"{distribution.name} {distribution.version}" if distribution else "an unknown package"
-    )
-    return Plugin(seam, entry_point.name, entry_point.value, package)
 
 
 def all_plugins() -> list[Plugin]:
@@ -84,28 +93,30 @@ def check_names(seam: Seam, built_in: Collection[str]) -> None:
             )
 
 
-def load_plugin(plugin: Plugin, is_valid: Callable[[object], object], expected: str) -> object:
+def load_plugin(plugin: Plugin, kind: type[Member], expected: str) -> Member:
     """Import a member and return it.
 
     Args:
-        is_valid: false for an object that cannot be a member of the seam.
+        kind: class of a member of the seam.
         expected: what a member is, in words, for the error.
 
     Raises:
         ConfigError: the import failed, or the object is no such member; the package is named.
     """
-    module, _, attribute = plugin.target.partition(":")
+    from importlib.metadata import EntryPoint
+
+    place = f"{plugin.package} adds {plugin.name!r} to {PACKAGE}.{plugin.seam}"
     try:
         member = EntryPoint(plugin.name, plugin.target, f"{PACKAGE}.{plugin.seam}").load()
     except Exception as error:
         raise ConfigError(
-            f"{plugin.package} adds {plugin.name!r} to {PACKAGE}.{plugin.seam}, but {plugin.target} cannot be "
-            f"loaded: {type(error).__name__}: {reason(error)}; update or uninstall the package"
+            f"{place}, but {plugin.target} cannot be loaded: {type(error).__name__}: {error!s:.500}; "
+            f"update or uninstall the package"
         ) from error
-    if not is_valid(member):
+    if not isinstance(member, kind):
         raise ConfigError(
-            f"{plugin.package} adds {plugin.name!r} to {PACKAGE}.{plugin.seam}, but {attribute} of {module} is "
-            f"{member!r:.100}; expected {expected}"
+            f"{place}, but {plugin.target} is {member!r:.100}; expected {expected}; "
+            f"update or uninstall the package"
         )
     return member
 

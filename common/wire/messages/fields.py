@@ -5,8 +5,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL = 17
-"""Number of the wire format, raised whenever a message changes; both sides must hold the same one."""
 VERSIONS_KEPT = 1024
 """Newest versions whose digests are known: more than any window, evaluation or sleeping worker spans."""
 UNPROVED = -1

@@ -16,7 +16,8 @@ from prefixrl.common.run.digests import (
     process_digest,
     scorer_digests,
 )
-from prefixrl.common.wire.messages.fields import PROTOCOL, VERSIONS_KEPT
+from prefixrl.common.wire.messages.fields import VERSIONS_KEPT
+from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.worker import ModelDigests, Welcome
 from prefixrl.learner.run.directory import Inputs
 

@@ -25,11 +25,11 @@ from support.paths import EXAMPLE
 OTHERS = {
     "an earlier release": (
         None,
-        r"of format 1, of release 0\.1; .*reads format 4 only; finish .* release 0\.1,",
+        rf"of format 1, of release 0\.1; .*reads format {FORMAT} only; finish .* release 0\.1,",
     ),
     "a later release": (
         b'{"format":5,"release":"0.9"}',
-        r"of format 5, of release 0\.9; .*reads format 4 only;",
+        rf"of format 5, of release 0\.9; .*reads format {FORMAT} only;",
     ),
     "nobody knows which release": (b'{"form', r"format\.json is damaged: .*restore it"),
 }

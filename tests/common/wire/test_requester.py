@@ -9,7 +9,7 @@ import pytest
 from prefixrl.common.errors import PeerLost, Refusal
 from prefixrl.common.wire import requester
 from prefixrl.common.wire.messages import learner as messages
-from prefixrl.common.wire.messages.fields import PROTOCOL
+from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.worker import Hello, Reject, Unknown, Welcome
 from prefixrl.common.wire.requester import Requester
 from prefixrl.common.wire.transport import Server

@@ -13,11 +13,11 @@ import msgspec
 import pytest
 
 from prefixrl.common.errors import PeerLost, Refusal, RunIsOver
-from prefixrl.common.host.process import exit_codes
+from prefixrl.common.host.exit_codes import exit_codes
 from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
 from prefixrl.common.wire.messages import worker as worker_messages
-from prefixrl.common.wire.messages.fields import PROTOCOL
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
+from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.transport import Malformed, Server
 from prefixrl.common.worker import link as links
 from prefixrl.common.worker.link import Link

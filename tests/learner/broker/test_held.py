@@ -12,7 +12,8 @@ import pytest
 from prefixrl.common.journal import records
 from prefixrl.common.wire.keys import KeyRole, Listed
 from prefixrl.common.wire.messages import learner, worker
-from prefixrl.common.wire.messages.fields import PROTOCOL, Role
+from prefixrl.common.wire.messages.fields import Role
+from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.wire.transport import Received

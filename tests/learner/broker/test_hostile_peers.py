@@ -15,7 +15,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.keys import Listed
 from prefixrl.common.wire.messages import worker as messages
-from prefixrl.common.wire.messages.fields import MOST_ROWS, PROTOCOL
+from prefixrl.common.wire.messages.fields import MOST_ROWS
 from prefixrl.common.wire.messages.groups import GroupPrefixes, ScoredGroup
 from prefixrl.common.wire.messages.learner import (
     FromBroker,
@@ -25,6 +25,7 @@ from prefixrl.common.wire.messages.learner import (
     Status,
     ToBroker,
 )
+from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.wire.transport import Received, Server
 from prefixrl.learner.broker.__main__ import build

@@ -18,11 +18,11 @@ def figures(entropy: float = 1.0, reward: float = 0.5, **others: float) -> dict[
 
 def test_a_policy_that_loses_entropy_and_reward_has_collapsed_once() -> None:
     alarms = Alarms()
-    assert not any(alarms.look(iteration, figures()) for iteration in range(5))
+    assert not any(alarms.new_sentences(iteration, figures()) for iteration in range(5))
     said = [
         text
         for iteration in range(5, 30)
-        for text in alarms.look(iteration, figures(entropy=0.08, reward=0.2))
+        for text in alarms.new_sentences(iteration, figures(entropy=0.08, reward=0.2))
     ]
     assert len(said) == 1
     assert said[0].startswith(
@@ -34,7 +34,7 @@ def test_a_policy_that_has_learned_its_task_is_no_alarm() -> None:
     alarms = Alarms()
     for iteration in range(40):
         share = iteration / 39
-        assert not alarms.look(
+        assert not alarms.new_sentences(
             iteration, figures(entropy=1.0 - 0.99 * share, reward=0.3 + 0.7 * share)
         )
 
@@ -44,7 +44,7 @@ def test_lost_exploration_is_named_before_the_reward_is_best() -> None:
     alarms, kinds = Alarms(), dict[str, int]()
     for i in range(41):
         reward = 0.5 + 0.2 * i / 19 if i < 20 else 0.70 - 0.25 * (i - 19) / 21
-        alarms.look(i, figures(entropy=1.2 * math.exp(-0.252 * i), reward=reward))
+        alarms.new_sentences(i, figures(entropy=1.2 * math.exp(-0.252 * i), reward=reward))
         kinds = {kind: i for kind in alarms.ringing} | kinds
     assert 10 < kinds["exploration"] < 19 < kinds["entropy"]
 
@@ -55,7 +55,7 @@ def test_no_default_of_the_second_task_rang_and_its_seeds_in_a_local_optimum_did
     for run in details:
         alarms, name = Alarms(), (run["setting"], run["seed"])
         for i, span in enumerate(run["spans"]):
-            alarms.look(i, figures(span["entropy"], span["reward"]))
+            alarms.new_sentences(i, figures(span["entropy"], span["reward"]))
             rang[name] = rang.get(name, False) or "exploration" in alarms.ringing
     defaults = [
         rung
@@ -69,23 +69,25 @@ def test_no_default_of_the_second_task_rang_and_its_seeds_in_a_local_optimum_did
 def test_tokens_that_noise_alone_keeps_from_being_learned_are_named_once() -> None:
     alarms = Alarms()
     noisy = figures(bounded_by_noise_fraction=0.034, engine_mismatch_gap=0.03)
-    said = [text for i in range(9) for text in alarms.look(i, noisy)]
+    said = [text for i in range(9) for text in alarms.new_sentences(i, noisy)]
     assert (
         len(said) == 1
         and "keeps 2.0% of the tokens of age 0" in said[0]
         and "differ by 0.03 nat" in said[0]
     )
-    assert not any(Alarms().look(i, figures(bounded_by_noise_fraction=0.006)) for i in range(9))
+    assert not any(
+        Alarms().new_sentences(i, figures(bounded_by_noise_fraction=0.006)) for i in range(9)
+    )
 
 
 def test_samples_that_the_policy_has_left_behind_are_named_again_after_they_had_recovered() -> None:
     alarms = Alarms()
     seen = [
-        len(alarms.look(i, figures(old_ess_fraction=ess)))
+        len(alarms.new_sentences(i, figures(old_ess_fraction=ess)))
         for i, ess in enumerate((0.9, 0.4, 0.3, 0.8, 0.2))
     ]
     assert seen == [0, 1, 0, 0, 1]
-    assert not alarms.look(5, figures())
+    assert not alarms.new_sentences(5, figures())
 
 
 def test_an_adapter_that_comes_to_write_one_text_is_named_once_and_one_that_always_did_is_not() -> (
@@ -94,7 +96,8 @@ def test_an_adapter_that_comes_to_write_one_text_is_named_once_and_one_that_alwa
     alarms = Alarms()
     shares = [0.1, 0.4, 0.95, 1.0, 1.0]
     said = [
-        alarms.look(i, figures(commonest_text_fraction=share)) for i, share in enumerate(shares)
+        alarms.new_sentences(i, figures(commonest_text_fraction=share))
+        for i, share in enumerate(shares)
     ]
     assert [len(each) for each in said] == [0, 0, 1, 0, 0]
     assert said[2][0].startswith(
@@ -102,18 +105,18 @@ def test_an_adapter_that_comes_to_write_one_text_is_named_once_and_one_that_alwa
     )
     mostly = Alarms()
     said = [
-        mostly.look(i, figures(commonest_text_fraction=share))
+        mostly.new_sentences(i, figures(commonest_text_fraction=share))
         for i, share in enumerate((0.7, 0.82, 0.69, 0.9))
     ]
     assert [len(each) for each in said] == [0, 0, 0, 1]
     always = Alarms()
-    assert not any(always.look(i, figures(commonest_text_fraction=1.0)) for i in range(5))
+    assert not any(always.new_sentences(i, figures(commonest_text_fraction=1.0)) for i in range(5))
 
 
 def test_three_iterations_without_any_reward_are_named_until_one_answer_earns_something() -> None:
     alarms = Alarms()
     said = [
-        alarms.look(i, figures(reward=each))
+        alarms.new_sentences(i, figures(reward=each))
         for i, each in enumerate((0.0, 0.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.1))
     ]
     assert [len(each) for each in said] == [0, 0, 0, 0, 0, 1, 0, 0]
@@ -125,7 +128,7 @@ def rung_by(rewards: list[float], uniform: float = 0.2) -> list[int]:
     """Iterations at which `plateau` begins to ring."""
     alarms = Alarms()
     said = [
-        alarms.look(i, figures(1.0, each, uniform_groups_fraction=uniform))
+        alarms.new_sentences(i, figures(1.0, each, uniform_groups_fraction=uniform))
         for i, each in enumerate(rewards)
     ]
     return [

@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.wire.messages.fields import PROTOCOL, Role
+from prefixrl.common.wire.messages.fields import Role
 from prefixrl.common.wire.messages.groups import Prompt, Sampling
 from prefixrl.common.wire.messages.learner import FromBroker
+from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.worker import Hello, PrefixTask
 from prefixrl.learner.broker.__main__ import make_ledger
 from prefixrl.learner.broker.workers.dispatch import Dispatcher

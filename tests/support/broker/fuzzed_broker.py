@@ -12,7 +12,7 @@ import msgspec
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.keys import KeyRole, Listed
-from prefixrl.common.wire.messages.fields import PROTOCOL, Role
+from prefixrl.common.wire.messages.fields import Role
 from prefixrl.common.wire.messages.learner import (
     FromBroker,
     GetBatch,
@@ -23,6 +23,7 @@ from prefixrl.common.wire.messages.learner import (
     Published,
     ToBroker,
 )
+from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.messages.worker import (
     Done,

@@ -15,7 +15,7 @@ from prefixrl.common.journal.records import GroupScored, JournalRecord
 from prefixrl.common.run.digests import model_digests, scorer_digests
 from prefixrl.common.wire.messages import learner as rank_messages
 from prefixrl.common.wire.messages import worker as worker_messages
-from prefixrl.common.wire.messages.fields import PROTOCOL
+from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.learner.broker import batches
 from prefixrl.learner.broker.server import Broker

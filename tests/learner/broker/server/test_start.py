@@ -15,8 +15,8 @@ from prefixrl.common.journal.records import (
     RunHeader,
     VersionPublished,
 )
-from prefixrl.common.wire.messages.fields import PROTOCOL
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
+from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.transport import Server
 from prefixrl.learner.broker import __main__ as module
 from prefixrl.learner.broker.__main__ import bind, build, prompt_order
