@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo
+from pydantic import Field, ValidationInfo, field_validator
 
+from prefixrl.common.config.foreign.plugins import plugins
 from prefixrl.common.config.section import (
     Fraction,
     NonNegativeFloat,
@@ -15,6 +16,7 @@ from prefixrl.common.config.section import (
 LOW_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM keeps room for."""
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
+"""Built-in trackers: keys of [log], and names of the packages that they need."""
 
 
 class LoraConfig(Section):
@@ -151,10 +153,25 @@ class LogConfig(Section):
     mlflow: str | None = None
     """Experiment of MLflow that the metrics go to, on the server that MLFLOW_TRACKING_URI names."""
 
+    trackers: dict[str, Any] = Field(default_factory=dict)
+    """Trackers that installed packages add, by name, each with the options that it takes (docs/tracking.md)."""
+
+    @field_validator("trackers")
+    @classmethod
+    def _are_installed(cls, trackers: dict[str, Any]) -> dict[str, Any]:
+        for name in trackers.keys() - plugins("trackers").keys():
+            installed = ", ".join(plugins("trackers")) or "none"
+            raise ValueError(
+                f"no installed package adds the tracker {name!r} (installed: {installed}); "
+                f"install its package, or leave it out; {', '.join(TRACKERS)} are keys of [log] itself"
+            )
+        return trackers
+
     @property
-    def trackers(self) -> dict[str, Any]:
-        """Return what is asked for by key, which is the name of the tracker's package."""
-        return {name: given for name in TRACKERS if (given := getattr(self, name))}
+    def chosen_trackers(self) -> dict[str, Any]:
+        """The options of every tracker that is asked for, by the tracker's name."""
+        built_in = {name: getattr(self, name) for name in TRACKERS}
+        return {name: options for name, options in built_in.items() if options} | self.trackers
 
 
 def missing(tracker: str) -> str:

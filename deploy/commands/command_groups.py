@@ -86,7 +86,7 @@ LOOK: Group = {
         "prefixrl.deploy.runs.export:export_command", "Write the metrics of a run as a table."
     ),
     "track": CommandEntry(
-        "prefixrl.deploy.runs.track:track_command",
+        "prefixrl.deploy.track.command:track_command",
         "Send the metrics of a run to TensorBoard, Weights & Biases or another tracker.",
     ),
 }

@@ -21,7 +21,7 @@ from prefixrl.common.run.directory_format import write_format
 from prefixrl.common.run.documents import METRICS_FILE, MetricsLine, columns
 from prefixrl.deploy.__main__ import main
 from prefixrl.deploy.runs.samples import SampleText
-from prefixrl.deploy.runs.track import MetricsFile, Trackers, track
+from prefixrl.deploy.track.command import MetricsFile, WorkingTrackers, track
 from support.runs.metrics_lines import metrics_line, write_metrics
 from support.runs.run_helper import ROOT, child, finish, launched, trained_iterations, wait_for
 
@@ -155,12 +155,12 @@ def test_a_tracker_that_fails_leaves_the_other_alone_and_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     good, bad = Place(), Place(fails_at=1)
-    trackers = Trackers(
+    trackers = WorkingTrackers(
         {"log.none": fails_to_begin, "log.bad": lambda: bad, "log.good": lambda: good}
     )
     for iteration in range(3):
-        trackers.each(methodcaller("write", [metrics_line(iteration)]))
-    trackers.each(methodcaller("close"))
+        trackers.call_all(methodcaller("write", [metrics_line(iteration)]))
+    trackers.call_all(methodcaller("close"))
     assert (good.lines, bad.lines) == ([0, 1, 2], [0]) and good.is_closed and bad.is_closed
     said = [record.getMessage() for record in caplog.records]
     assert said == [
@@ -171,10 +171,10 @@ def test_a_tracker_that_fails_leaves_the_other_alone_and_is_named(
 
 def test_the_failure_of_the_last_tracker_ends_it() -> None:
     with pytest.raises(ConfigError, match="no key"):
-        Trackers({"log.bad": fails_to_begin})
-    trackers = Trackers({"log.bad": lambda: Place(fails_at=0)})
+        WorkingTrackers({"log.bad": fails_to_begin})
+    trackers = WorkingTrackers({"log.bad": lambda: Place(fails_at=0)})
     with pytest.raises(ConfigError, match=r"log\.bad: no way there"):
-        trackers.each(methodcaller("write", [metrics_line(0)]))
+        trackers.call_all(methodcaller("write", [metrics_line(0)]))
 
 
 def test_lines_that_are_appended_are_new_and_half_a_line_is_none(run: Path) -> None:
