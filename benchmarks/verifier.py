@@ -27,7 +27,7 @@ from benchmarks.hostile_answers import TIMEOUT_S as HOSTILE_TIMEOUT_S
 from benchmarks.model_answers import completion, like_models
 from benchmarks.results import Figure, Report, commit, mean_figure, options
 from prefixrl.scorer.verifier.pool import VerifierPool
-from prefixrl.scorer.verifier.rules.looks import bare
+from prefixrl.scorer.verifier.rules.looks import without_delimiters
 from prefixrl.scorer.verifier.rules.verify import judge_exactly
 
 CORPUS = Path(__file__).parent.parent / "tests" / "scorer" / "verifier" / "rules" / "answers.jsonl"
@@ -187,7 +187,7 @@ def pairs() -> list[tuple[str, str, bool]]:
         text = row.get("text") or (rf"\boxed{{{row['answer']}}}" if row.get("answer") else "")
         found.append((row["gold"], text, bool(row["right"])))
     return found + [
-        (gold, rf"\boxed{{{bare(gold)}}}", True)
+        (gold, rf"\boxed{{{without_delimiters(gold)}}}", True)
         for gold in dict.fromkeys(each[0] for each in found)
     ]
 

@@ -29,7 +29,13 @@ class LateCommands(click.Group):
             return cast("click.Command", getattr(importlib.import_module(module), attribute))
         with exit_codes():
             plugin = plugins("commands").get(name)
-            return load_plugin(plugin, click.Command, "a click.Command") if plugin else None
+            if plugin is None:
+                return None
+            command = load_plugin(
+                plugin, lambda member: isinstance(member, click.Command), "a click.Command"
+            )
+            assert isinstance(command, click.Command)
+            return command
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands, group by group."""

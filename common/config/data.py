@@ -145,8 +145,12 @@ class Source(Section):
                 "name and path are missing; give a problem set, or a file, a folder or hf:OWNER/NAME"
             )
         _check_question(self)
-        if self.name is not None and self.name not in PROBLEM_SETS:
-            raise self.conflict("unknown_set", known=", ".join(PROBLEM_SETS))
+        self.refuse_if(
+            self.name is not None and self.name not in PROBLEM_SETS,
+            "name",
+            f"not a problem set; known ones: {', '.join(PROBLEM_SETS)}. Give a file or a folder "
+            f"as path",
+        )
 
     @property
     def problem_set(self) -> ProblemSet | None:
@@ -267,12 +271,18 @@ class DataConfig(Section):
 
 
 def _check_question(section: Source | DataConfig) -> None:
-    if (template := section.question_template) is not None:
-        without_column = not ASKED_COLUMN.search(template)
-        section.refuse_if(
-            template_without_column=without_column,
-            two_questions=section.question_column is not None,
-        )
+    if section.question_template is None:
+        return
+    section.refuse_if(
+        not ASKED_COLUMN.search(section.question_template),
+        "question_template",
+        "it names no column; put {question} or another one into it",
+    )
+    section.refuse_if(
+        section.question_column is not None,
+        "question_template",
+        "question_column names the question too; leave one out",
+    )
 
 
 def resolve(data: DataConfig, base: Path) -> DataConfig:

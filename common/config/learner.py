@@ -105,12 +105,16 @@ class LearnerConfig(Section):
 
     def _check_sharing(self, info: ValidationInfo) -> None:
         takes_no_mask = self.attn_implementation in ("varlen", "flash_attention_2")
-        if self.shared_prompts and (self.packed or takes_no_mask):
-            raise self.conflict(
-                "prompts_of_packed_rows", key="packed" if self.packed else "attn_implementation"
-            )
         self.refuse_if(
-            varlen_unpacked=self.packed is False and self.attn_implementation == "varlen"
+            self.shared_prompts and (self.packed or takes_no_mask),
+            "shared_prompts " + ("packed" if self.packed else "attn_implementation"),
+            "packed rows carry their own prompts, and varlen and flash-attn take no mask that "
+            "lets rows share one; leave one of the two out",
+        )
+        self.refuse_if(
+            self.packed is False and self.attn_implementation == "varlen",
+            "packed attn_implementation",
+            "varlen takes packed rows alone; use sdpa",
         )
 
 

@@ -51,8 +51,9 @@ class ModelConfig(Section):
                 reason = "there is no chat template that could use it"
                 raise ValueError(self.no_effect(key, "chat_template = false", reason))
         for key in ("chat_template", "prompt_template"):
-            if getattr(self, key) == "":
-                raise self.conflict("empty_template", key=key)
+            self.refuse_if(
+                getattr(self, key) == "", key, "neither a file nor a template; leave it out"
+            )
         taken = sorted(RESERVED & self.template_options.keys())
         if taken:
             raise ValueError(

@@ -34,7 +34,7 @@ class IterationMetrics:
     means: Report
     """Finite figures only, since JSON knows no others; `*_steps_dropped` says why one is missing."""
     histograms: dict[str, Histogram]
-    """`advantage` (as trained, per sampled token), `log_importance` (log p/mu, per ratio, masked ones included),
+    """`advantage` (as trained, per sampled token), `log_importance` (log p/mu, per ratio),
     `log_ratio` (log of theta/p, or theta/mu with correction = "behaviour", per ratio and optimiser step), `age`
     (versions, per row: that of its oldest token), `token_age` (versions, per sampled token)."""
     row_advantages: tuple[float, ...]
@@ -97,7 +97,7 @@ def report(
     reports = tuple(_step_report(sums, step) for sums, step in zip(scalars, steps, strict=True))
     row_advantages = _row_advantages(data, micro_batches)
     figures = means(totals, facts.whitening.moments)
-    figures |= reward_figures(data.rewards, data.groups) | mask_figures(micro_batches)
+    figures |= reward_figures(data.rewards, data.groups)
     figures |= noise_figures(micro_batches, facts.bound_ratio)
     oldest, newest = _row_ages(micro_batches)
     figures["crossed_rows_fraction"] = _crossed(oldest, newest)
@@ -171,25 +171,13 @@ def _step_figures(reports: Sequence[Report], steps: Sequence[StepSums]) -> Repor
     return figures
 
 
-def mask_figures(micro_batches: Sequence[PreparedMicroBatch]) -> Report:
-    """Return the shares of sampled tokens and of rows that the masks leave out. A collective."""
-    masks = [(each.batch.mask, each.kept) for each in micro_batches]
-    counts = [
-        torch.stack([each.sum() for mask in pair for each in (mask, mask.any(dim=1))])
-        for pair in masks
-    ]
-    tokens, rows, kept, kept_rows = sum_over_ranks(torch.stack(counts).sum(dim=0)).tolist()
-    shares = {"tokens": kept / max(tokens, 1), "rows": kept_rows / max(rows, 1)}
-    return {f"masked_{name}_fraction": 1.0 - share for name, share in shares.items()}
-
-
 def noise_figures(micro_batches: Sequence[PreparedMicroBatch], bound_ratio: float) -> Report:
     """Return the share of tokens in rows of age 0, which p wrote, that are past the bound already. A collective."""
     if math.isinf(bound_ratio):
         return {}
     counts = []
     for each in micro_batches:
-        mask = each.kept & (each.ages.amax(dim=1, keepdim=True) == 0)
+        mask = each.batch.mask & (each.ages.amax(dim=1, keepdim=True) == 0)
         past = ppo.is_past_ratio(
             each.proximal, each.batch.behaviour, mask, each.advantages, bound_ratio
         )

@@ -10,13 +10,14 @@ import builtins
 import re
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from textwrap import dedent
 
 from prefixrl.common.prompts.extract import THINK_CLOSE
 from prefixrl.common.prompts.program_tests import Test
 from prefixrl.common.wire.messages.groups import CodeMode
 from prefixrl.scorer.sandbox.comparison import is_printed, is_returned
-from prefixrl.scorer.sandbox.runner import PROGRAMS, ProgramLimits, ProgramRun, run
+from prefixrl.scorer.sandbox.runner import ProgramLimits, ProgramRun, run
 
 MAX_TESTS = 10
 MAX_PROGRAM_CHARS = 65_536
@@ -52,37 +53,56 @@ def find_program(text: str, mode: CodeMode) -> str | None:
     return tail[found.start() :].partition("\n```")[0] if found else None
 
 
-_VALUE, _CALL, _MAIN = (PROGRAMS[name] for name in ("value", "call", "main"))
-
-MODULES = str(PROGRAMS["modules"])
+MODULES = [
+    "string",
+    "re",
+    "datetime",
+    "collections",
+    "heapq",
+    "bisect",
+    "copy",
+    "math",
+    "random",
+    "statistics",
+    "itertools",
+    "functools",
+    "operator",
+    "io",
+    "sys",
+    "json",
+    "typing",
+    "time",
+    "fractions",
+]
 """Modules whose names, and which themselves, a program may use without an import, as in PRIME's and verl's judges."""
+_DRIVERS = Path(__file__).with_name("drivers.py").read_text(encoding="utf-8")
 _WORD = re.compile(r"\w+")
 
 
 @cache
-def _usual() -> dict[str, str]:
+def _imports_by_name() -> dict[str, str]:
     """Return the statement that imports each name, as if all were imported in this order."""
-    found = {"np": "import numpy as np"}
-    for module in map(import_module, MODULES.split()):
+    imports = {"np": "import numpy as np"}
+    for module in map(import_module, MODULES):
         names = getattr(module, "__all__", None) or (
             name for name in vars(module) if name[0] != "_"
         )
-        found |= {
+        imports |= {
             name: f"from {module.__name__} import {name}"
             for name in names
             if not hasattr(builtins, name)
         }
-    return found | {name: f"import {name}" for name in MODULES.split()}
+    return imports | {name: f"import {name}" for name in MODULES}
 
 
 def value_of(
     program: str, limits: ProgramLimits, packages: tuple[str, ...]
 ) -> tuple[ProgramRun, str | None]:
     """Run a program; its value is that of its last line or function, else its last printed line."""
-    finished = run(_head(program, packages) + _VALUE, b"", limits, packages)
+    finished = run(_driver("print_value", program, packages), b"", limits, packages)
     lines = [line for line in finished.stdout.decode(errors="replace").splitlines() if line.strip()]
-    is_done = finished.status == "exited" and finished.code == 0
-    return finished, lines[-1].strip() if is_done and lines else None
+    has_succeeded = finished.status == "exited" and finished.code == 0
+    return finished, lines[-1].strip() if has_succeeded and lines else None
 
 
 def share_passed(
@@ -96,9 +116,10 @@ def share_passed(
 
     The tests after that one count as failed.
     """
-    tests, passed = tests[:MAX_TESTS], 0
+    tests = tests[:MAX_TESTS]
+    passed = 0
     for test in tests:
-        finished = _ask(program, test, limits, packages)
+        finished = _run_test(program, test, limits, packages)
         if finished.status == "timeout":
             return passed / len(tests), True
         if finished.status == "exited" and finished.code == 0:
@@ -107,21 +128,27 @@ def share_passed(
     return passed / len(tests), False
 
 
-def _ask(program: str, test: Test, limits: ProgramLimits, packages: tuple[str, ...]) -> ProgramRun:
-    head, given = _head(program, packages), test.given
+def _run_test(
+    program: str, test: Test, limits: ProgramLimits, packages: tuple[str, ...]
+) -> ProgramRun:
     if test.function is None:
-        lines = "\n".join(map(str, given)) if isinstance(given, list) else str(given)
-        return run(head + _MAIN, lines.encode(), limits, packages)
-    head += f"inf, nan = float('inf'), float('nan')\nNAME, GIVEN = {test.function!r}, {given!r}\n"
-    return run(head + _CALL, b"", limits, packages)
+        lines = test.given if isinstance(test.given, list) else [test.given]
+        stdin = "\n".join(map(str, lines)).encode()
+        return run(_driver("run_script", program, packages), stdin, limits, packages)
+    source = _driver("print_result", program, packages, test.function, test.given)
+    return run(source, b"", limits, packages)
 
 
-def _head(program: str, packages: tuple[str, ...]) -> str:
-    # The import of all of them takes a quarter of the time of a short program.
-    words = {*_WORD.findall(program)} - (set() if "numpy" in packages else {"np"})
-    # A process may have given a module a name that the sandbox lacks.
+def _driver(name: str, program: str, packages: tuple[str, ...], *arguments: object) -> str:
+    """Return the source that calls one of the functions of `drivers.py` on a program."""
+    # The import of all names takes a quarter of the time of a short program.
+    words = set(_WORD.findall(program))
+    if "numpy" not in packages:
+        words.discard("np")
+    # This process may have given a module a name that the sandbox lacks.
     usual = "\n".join(
-        f"try: {_usual()[word]}\nexcept ImportError: pass"
-        for word in sorted(words & _usual().keys())
+        f"try: {_imports_by_name()[word]}\nexcept ImportError: pass"
+        for word in sorted(words & _imports_by_name().keys())
     )
-    return f"PROGRAM, USUAL = {program!r}, {usual!r}\n"
+    call = f"{name}({', '.join(map(repr, (program, usual, *arguments)))})"
+    return f"{_DRIVERS}\n\ninf, nan = float('inf'), float('nan')\n{call}\n"

@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Literal
@@ -28,6 +27,7 @@ from prefixrl.common.wire.messages.groups import Fault
 
 _CHILD = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); import child; child.main()"
 """Code that imports the child instead of running its file: the compiled code is kept, a third of the start saved."""
+_BOOT = Path(__file__).with_name("boot.py").read_text(encoding="utf-8")
 PYTHON = os.path.realpath(sys.executable)
 GRACE_S = 0.25
 """Time after the limit at which the watcher inside, which enforces the limit, is killed from here."""
@@ -124,11 +124,6 @@ def probe(packages: tuple[str, ...] = ()) -> str | None:
     except SandboxError as error:
         return str(error)
     return None
-
-
-PROGRAMS = tomllib.loads(Path(__file__).with_name("programs.toml").read_text(encoding="utf-8"))
-# The source comes first on stdin, its length before it: no file is needed, and none is left.
-_BOOT = PROGRAMS["boot"]
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ child_process.py  a child as the pool sees it, and the template from which it is
 exchange.py       the messages between pool and children
 child.py          the child itself: sympy and programs
 scoring.py        a user's function in a child, and what it is handed
+time_limit.py     a limit on the wall time of Python code that no `except` can lift
 complaints.py     failures by kind, for a log that names each once
 offline.py        a process for a learner: which answers are equal, which gold answers do not verify
 rules/            the comparison itself: texts in, a verdict out

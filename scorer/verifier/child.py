@@ -38,7 +38,7 @@ from prefixrl.scorer.verifier.complaints import Complaints
 from prefixrl.scorer.verifier.exchange import ChildAnswer, ChildQuestion, ChildReady, Outcome
 from prefixrl.scorer.verifier.rules import verify
 from prefixrl.scorer.verifier.rules.arithmetic import read_rational
-from prefixrl.scorer.verifier.rules.looks import normalise
+from prefixrl.scorer.verifier.rules.looks import normal_form
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def judge_program(question: ChildQuestion) -> ChildAnswer:
         return ChildAnswer("timeout")
     if value is None:
         return ChildAnswer("parse_fail")
-    number = read_rational(normalise(question.gold))
+    number = read_rational(normal_form(question.gold))
     if number is not None and is_rounded(value, number.value, choices.float_tolerance):
         return ChildAnswer("right", extracted=value)
     known = verify.judge_exactly(question.gold, value)

@@ -18,7 +18,8 @@ import msgspec
 
 from prefixrl.common.host.process import die_with_parent
 from prefixrl.scorer.verifier.pool import VerifierPool
-from prefixrl.scorer.verifier.rules.verify import Judgement, is_settled_without_sympy
+from prefixrl.scorer.verifier.rules.exact import is_settled_without_sympy
+from prefixrl.scorer.verifier.rules.verify import Judgement
 
 NICE = 19
 WAIT_S = 1.0

@@ -10,7 +10,7 @@ from prefixrl.scorer.sandbox.programs import MAX_PROGRAM_CHARS, find_program
 from prefixrl.scorer.verifier.child_process import FUNCTION_PIPE_BYTES
 from prefixrl.scorer.verifier.exchange import STANDARD, ChildQuestion, Choices, frame
 from prefixrl.scorer.verifier.rules.boxes import joined_answer
-from prefixrl.scorer.verifier.rules.question import beside_question
+from prefixrl.scorer.verifier.rules.question import answer_beside_question
 from prefixrl.scorer.verifier.rules.verify import Judgement, judge_exactly
 
 MAX_GOLD_CHARS = 8_192
@@ -50,7 +50,7 @@ def ask_verifier(
     if extracted is None:
         return Judgement(0.0, "no_answer", None)
     shown = extracted[:MAX_ANSWER_CHARS]
-    answer = beside_question(question, gold, extracted)
+    answer = answer_beside_question(question, gold, extracted)
     if answer is None:
         return Judgement(0.0, "ok", shown)
     if (verdict := judge_exactly(gold, answer)) is not None:

@@ -1,7 +1,11 @@
-"""A function of the user's own, named by a `function_ref`: `path/to/file.py:name`.
+"""A function of the user's own, named by a `function_ref`: `path/to/file.py:name`, or a name alone.
 
-The file is executed as a module of its own, named after its path. Its folder is not on the import path, so that it
-cannot shadow installed packages. A function that cannot be called as its key demands is refused from its source alone.
+The file is executed as a module of its own, named after its path. Its folder is not on the import
+path, so that it cannot shadow installed packages. A function that cannot be called as its key
+demands is refused from its source alone.
+
+A name alone is a function that an installed package adds at the entry point `prefixrl.rewards`. A
+reference with a colon is always a file, so that a name can only reach what pip installed.
 """
 
 import ast
@@ -18,6 +22,7 @@ from numbers import Real
 from pathlib import Path
 from types import ModuleType
 
+from prefixrl.common.config.foreign.plugins import Plugin, load_plugin, plugins
 from prefixrl.common.errors import ConfigError
 
 UserFunction = Callable[..., object]
@@ -32,12 +37,35 @@ CALLS = {
 """By key: what stands first in every call, and what is handed by name to a function with such a parameter."""
 
 
+PLUGGED_IN = "reward.function"
+"""The key that takes functions of installed packages, too."""
+
+
+def is_file(function_ref: str) -> bool:
+    """Return True for `file.py:name`, False for the name of an installed package's function."""
+    return ":" in function_ref
+
+
+def _plugin_of(name: str) -> Plugin:
+    plugin = plugins("rewards").get(name)
+    if plugin is None:
+        raise ConfigError(
+            f"{PLUGGED_IN} = {name!r}: no package that is installed on this host adds it (those "
+            f"here add {', '.join(plugins('rewards')) or 'none'}); install the package"
+        )
+    return plugin
+
+
 def resolve(key: str, function_ref: str, base: Path) -> str:
     """Return the reference with an absolute path; execute nothing; errors name the `key`."""
+    if key == PLUGGED_IN and function_ref in plugins("rewards") and not is_file(function_ref):
+        return function_ref
     path, separator, name = function_ref.rpartition(":")
     if not separator or not path.endswith(".py") or not name.isidentifier():
+        added = f"; installed packages add {', '.join(plugins('rewards')) or 'none'}"
         raise ConfigError(
             f'{key} = {function_ref!r} is not FILE.py:NAME, for example {key} = "mine.py:score"'
+            f"{added if key == PLUGGED_IN else ''}"
         )
     absolute = (base / Path(path).expanduser()).resolve()
     if not absolute.is_file():
@@ -145,13 +173,36 @@ def takes(function: UserFunction, name: str) -> bool:
 
 
 def file_of(function_ref: str) -> Path:
-    """Return the file of a reference."""
-    return Path(function_ref.rpartition(":")[0])
+    """Return the file of a reference; ConfigError where its package is not installed here."""
+    if is_file(function_ref):
+        return Path(function_ref.rpartition(":")[0])
+    plugin = _plugin_of(function_ref)
+    module = plugin.target.partition(":")[0]
+    try:
+        spec = importlib.util.find_spec(module)
+    except Exception as error:  # the package's own code runs in its parents
+        raise ConfigError(
+            f"{plugin.package} adds {function_ref!r} to prefixrl.rewards, but {module} cannot be "
+            f"found: {type(error).__name__}: {error}; update or uninstall the package"
+        ) from error
+    if spec is None or spec.origin is None:
+        raise ConfigError(
+            f"{plugin.package} adds {function_ref!r} to prefixrl.rewards, but {module} has no "
+            f"file; update or uninstall the package"
+        )
+    return Path(spec.origin)
 
 
 def load(function_ref: str) -> UserFunction:
-    """Return the function of a resolved reference, executing its file once per process; raise ConfigError."""
-    path, name = file_of(function_ref), function_ref.rpartition(":")[2]
+    """Return the function of a resolved reference; raise ConfigError.
+
+    The file is executed once per process.
+    """
+    if not is_file(function_ref):
+        expected = f"a function of {', '.join(CALLS[PLUGGED_IN][0])}"
+        return load_plugin(_plugin_of(function_ref), callable, expected)  # type: ignore[return-value]
+    path = file_of(function_ref)
+    name = function_ref.rpartition(":")[2]
     module = _module(path)
     function = getattr(module, name, None)
     if function is None:

@@ -22,7 +22,8 @@ _MAX_DEPTH = 20
 _MAX_EXPONENT = 200
 _MAX_DIGITS = 15
 _TOKEN = re.compile(
-    r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d,])|\d+\.?\d*|\.\d+|\\(?:times|cdot|div|frac|sqrt|pi)(?![a-zA-Z])|[a-zA-Z]|[-+*/^!(){}]",
+    r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d,])|\d+\.?\d*|\.\d+"
+    r"|\\(?:times|cdot|div|frac|sqrt|pi)(?![a-zA-Z])|[a-zA-Z]|[-+*/^!(){}]",
     re.ASCII,
 )
 _SCIENTIFIC = re.compile(r"[+-]?\d+(?:\.\d+)?(?:\\times|\\cdot|\*)10\^(?:\{[+-]?\d+\}|\d)")
@@ -103,66 +104,68 @@ class _Reader:
         if not text or "".join(self._tokens) != text or len(self._tokens) > _MAX_TOKENS:
             raise ValueError
         self._values = values
-        self._at = 0
+        self._position = 0
         self.operations = 0
         """Sums and products, apart from fractions of two integers."""
 
     def value(self) -> Fraction:
-        value = self._sum(0)
-        if self._at < len(self._tokens):
+        value = self._read_sum(0)
+        if self._position < len(self._tokens):
             raise ValueError
-        return self._kept(value)
+        return self._bounded(value)
 
-    def _kept(self, value: Fraction) -> Fraction:
+    def _bounded(self, value: Fraction) -> Fraction:
         if self._values is not None:
             return Fraction(value.numerator * pow(value.denominator, -1, PRIME) % PRIME)
         if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MAX_BITS:
             raise ValueError
         return value
 
-    def _sum(self, depth: int) -> Fraction:
+    def _read_sum(self, depth: int) -> Fraction:
         if depth > _MAX_DEPTH:
             raise ValueError
-        total = self._product(depth)
-        while (sign := self._next()) in ("+", "-"):
-            self._take()
+        total = self._read_product(depth)
+        while (sign := self._next_token()) in ("+", "-"):
+            self._take_token()
             self.operations += 1
-            term = self._product(depth)
-            total = self._kept(total + term if sign == "+" else total - term)
+            term = self._read_product(depth)
+            total = self._bounded(total + term if sign == "+" else total - term)
         return total
 
-    def _product(self, depth: int) -> Fraction:
+    def _read_product(self, depth: int) -> Fraction:
         before = self.operations
-        total = self._signed(depth)
-        while (token := self._next()) in _TIMES or token in _OVER or self._starts_factor(token):
+        total = self._read_signed(depth)
+        while (
+            (token := self._next_token()) in _TIMES or token in _OVER or self._starts_factor(token)
+        ):
             is_written = token in _TIMES or token in _OVER
             if is_written:
-                self._take()
-            factor = self._signed(depth) if is_written else self._power(depth)
+                self._take_token()
+            factor = self._read_signed(depth) if is_written else self._read_power(depth)
             is_fraction = token == "/" and total.denominator == factor.denominator == 1
             if not is_fraction or self.operations > before:
                 self.operations += 1
-            total = self._kept(total / factor if token in _OVER else total * factor)
+            total = self._bounded(total / factor if token in _OVER else total * factor)
         return total
 
     def _starts_factor(self, token: str) -> bool:
         if self._values is None or not _STARTS.match(token):
             return token == "("
-        if token[0] in "0123456789." and self._tokens[self._at - 1][-1] in "0123456789.":
+        if token[0] in "0123456789." and self._tokens[self._position - 1][-1] in "0123456789.":
             raise ValueError
         return True
 
-    def _signed(self, depth: int) -> Fraction:
+    def _read_signed(self, depth: int) -> Fraction:
         sign = 1
-        while self._next() in ("+", "-"):
-            sign = -sign if self._take() == "-" else sign
-        return sign * self._power(depth)
+        while self._next_token() in ("+", "-"):
+            sign = -sign if self._take_token() == "-" else sign
+        return sign * self._read_power(depth)
 
-    def _power(self, depth: int) -> Fraction:
-        base = self._atom(depth)
-        if self._next() == "^":
-            self._take()
-            exponent = self._integer()
+    def _read_power(self, depth: int) -> Fraction:
+        base = self._read_atom(depth)
+        if self._next_token() == "^":
+            self._take_token()
+            exponent = self._read_integer()
             bits = max(base.numerator.bit_length(), base.denominator.bit_length())
             if abs(exponent) > (
                 _MAX_BITS // max(bits, 1) if self._values is None else _MAX_EXPONENT
@@ -173,79 +176,85 @@ class _Reader:
                 if self._values is None
                 else Fraction(pow(int(base), exponent, PRIME))
             )
-        if self._next() == "!" and self._values is None:
-            self._take()
+        if self._next_token() == "!" and self._values is None:
+            self._take_token()
             if base.denominator != 1 or not 0 <= base <= 3000:
                 raise ValueError
             base = Fraction(factorial(int(base)))
         return base
 
-    def _integer(self) -> int:
+    def _read_integer(self) -> int:
         """Read one digit, or an integer in braces: LaTeX takes the first digit alone, while people mean the number."""
-        token = self._take()
+        token = self._take_token()
         sign = 1
         if is_braced := token == "{":
-            while (token := self._take()) in ("+", "-"):
+            while (token := self._take_token()) in ("+", "-"):
                 sign = -sign if token == "-" else sign
-            self._expect("}")
+            self._expect_token("}")
         if not token.isdigit() or (len(token) > 1 and not is_braced) or len(token) > _MAX_DIGITS:
             raise ValueError
         return sign * int(token)
 
-    def _atom(self, depth: int) -> Fraction:
-        token = self._take()
+    def _read_atom(self, depth: int) -> Fraction:
+        token = self._take_token()
         if token in ("(", "{"):
-            value = self._sum(depth + 1)
-            self._expect(")" if token == "(" else "}")
+            value = self._read_sum(depth + 1)
+            self._expect_token(")" if token == "(" else "}")
             return value
         if token == r"\frac":
-            return self._fraction(depth)
+            return self._read_fraction(depth)
         if token[0] in "0123456789.":
-            return self._number(token, depth)
+            return self._read_number(token, depth)
         if self._values is None:
             raise ValueError
         if token == r"\sqrt":
-            return self._square_root()
+            return self._read_square_root()
         if token == r"\pi" or (token.isalpha() and token not in _CONSTANTS):
             return Fraction(
                 self._values.setdefault(token, random.SystemRandom().randrange(2, PRIME))
             )
         raise ValueError
 
-    def _number(self, token: str, depth: int) -> Fraction:
-        number = self._kept(Fraction(int(token) if token.isdecimal() else token.replace(",", "")))
-        if self._next() == r"\frac" and token.isdigit() and self._values is None:  # a mixed number
-            self._take()
-            return self._kept(number + self._fraction(depth))
+    def _read_number(self, token: str, depth: int) -> Fraction:
+        number = self._bounded(
+            Fraction(int(token) if token.isdecimal() else token.replace(",", ""))
+        )
+        if (
+            self._next_token() == r"\frac" and token.isdigit() and self._values is None
+        ):  # a mixed number
+            self._take_token()
+            return self._bounded(number + self._read_fraction(depth))
         return number
 
-    def _fraction(self, depth: int) -> Fraction:
+    def _read_fraction(self, depth: int) -> Fraction:
         parts = []
         for _ in range(2):
-            self._expect("{")
-            parts.append(self._sum(depth + 1))
-            self._expect("}")
-        return self._kept(parts[0] / parts[1])
+            self._expect_token("{")
+            parts.append(self._read_sum(depth + 1))
+            self._expect_token("}")
+        return self._bounded(parts[0] / parts[1])
 
-    def _square_root(self) -> Fraction:
+    def _read_square_root(self) -> Fraction:
         """Read a positive integer whose primes are small or occur squared; return its root."""
-        left, root = self._integer(), 1
-        for q in _SMALL:
-            while left > 0 and left % q == 0:
-                left, root = left // q, root * _root(q) % PRIME
-        if left != 1:
+        rest = self._read_integer()
+        root = 1
+        for prime in _SMALL:
+            while rest > 0 and rest % prime == 0:
+                rest //= prime
+                root = root * _root(prime) % PRIME
+        if rest != 1:
             raise ValueError
         return Fraction(root)
 
-    def _next(self) -> str:
-        return self._tokens[self._at] if self._at < len(self._tokens) else ""
+    def _next_token(self) -> str:
+        return self._tokens[self._position] if self._position < len(self._tokens) else ""
 
-    def _take(self) -> str:
-        if self._at == len(self._tokens):
+    def _take_token(self) -> str:
+        if self._position == len(self._tokens):
             raise ValueError
-        self._at += 1
-        return self._tokens[self._at - 1]
+        self._position += 1
+        return self._tokens[self._position - 1]
 
-    def _expect(self, token: str) -> None:
-        if self._take() != token:
+    def _expect_token(self, token: str) -> None:
+        if self._take_token() != token:
             raise ValueError

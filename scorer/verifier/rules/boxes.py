@@ -6,10 +6,11 @@ r"""Several boxes in one sentence as one list, where the gold answer is a list.
 import re
 
 from prefixrl.common.prompts.extract import THINK_CLOSE, boxes_in, extract_answer
-from prefixrl.scorer.verifier.rules.guards import listed
+from prefixrl.scorer.verifier.rules.guards import list_values
 
 _BETWEEN = re.compile(
-    r"(?:[\s$,;]|\\[()\[\]]|\\q?quad(?![a-zA-Z])|\\?text\{|\}|(?<![a-zA-Z])(?:and|or)(?![a-zA-Z]))*"
+    r"(?:[\s$,;]|\\[()\[\]]|\\q?quad(?![a-zA-Z])|\\?text\{|\}"
+    r"|(?<![a-zA-Z])(?:and|or)(?![a-zA-Z]))*"
 )
 _JOINS = re.compile(r"[,;]|and|or")
 _GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
@@ -21,17 +22,18 @@ def joined_answer(text: str, gold: str) -> str | None:
     if last is None or not is_list(gold):
         return last
     tail = text.rpartition(THINK_CLOSE)[2]
-    found, after = list[str](), len(tail)
+    contents: list[str] = []
+    next_start = len(tail)
     for box in reversed(boxes_in(tail)):
-        between = tail[box.end : after]
-        if found and not (_BETWEEN.fullmatch(between) and _JOINS.search(between)):
+        between = tail[box.end : next_start]
+        if contents and not (_BETWEEN.fullmatch(between) and _JOINS.search(between)):
             break
-        found.insert(0, box.content)
-        after = box.start
-    return ",".join(found) if len(found) > 1 else last
+        contents.insert(0, box.content)
+        next_start = box.start
+    return ",".join(contents) if len(contents) > 1 else last
 
 
 def is_list(gold: str) -> bool:
     """Return True if commas, "and" or "or" outside of all brackets divide it."""
     plain = gold.replace("{,}", ",").replace(r",\!", ",").strip(" $")
-    return _GROUPED.fullmatch(plain) is None and len(listed(plain)) > 1
+    return _GROUPED.fullmatch(plain) is None and len(list_values(plain)) > 1

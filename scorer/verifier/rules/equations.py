@@ -11,139 +11,210 @@ from typing import NamedTuple
 
 from prefixrl.scorer.verifier.rules.arithmetic import read_rational
 from prefixrl.scorer.verifier.rules.guards import (
-    PATTERNS,
+    GREEK,
     free_letters,
-    listed,
-    split_at,
+    list_values,
+    split_outside_brackets,
     tuple_elements,
 )
+from prefixrl.scorer.verifier.rules.relations import MARKS, SYMBOL
 from prefixrl.scorer.verifier.rules.words import is_word
+
+_APPROXIMATELY = re.compile(r"\\(?:approx|approxeq|simeq|doteq)(?![a-zA-Z])|≈")
 
 
 class Claim(NamedTuple):
     """Two texts that must agree for an answer to be right."""
 
-    want: str
-    got: str
+    gold: str
+    answer: str
     is_side: bool = False
-    """True if `got` is another side, which may be a sum not carried out, and agrees to the digits of `want`."""
+    """True if `answer` is another side, which may be a sum not carried out, and agrees to the digits of `gold`."""
 
 
-def claims(want: str, got: str) -> list[Claim] | None:
+def claims(gold: str, answer: str) -> list[Claim] | None:
     """Return all that must hold if the answer is right; None if it is wrong for its form.
 
     Spaces matter as far as a parser needs them. The pair itself is returned where there is nothing to take apart.
     """
-    left, right = _tuple_of(want), _tuple_of(got)
-    if (
-        left
-        and right
-        and (left[0] or right[0])
-        and (left[0] == right[0] or not left[0] or not right[0])
-    ):
-        return [Claim(left[1], right[1])]
-    wanted, given = _sides(want), _sides(got)
-    if len(wanted) > 1:
-        return _of_equation(want, wanted, got, given)
-    if len(given) > 1:
-        return _of_chain(want, given, got)
-    if "=" not in got or tuple_elements(compact(got)):
-        return [Claim(want, got)]
-    parts = [_sides(each) for each in listed(got)]
-    is_solved = all(is_name(side, want) for sides in parts for side in sides[:-1])
-    return [Claim(want, ",".join(sides[-1] for sides in parts))] if is_solved else None
+    gold_tuple = _tuple_of(gold)
+    answer_tuple = _tuple_of(answer)
+    if gold_tuple and answer_tuple and gold_tuple.agrees_in_names(answer_tuple):
+        return [Claim(gold_tuple.text, answer_tuple.text)]
+    gold_sides = _sides(gold)
+    answer_sides = _sides(answer)
+    if len(gold_sides) > 1:
+        return _claims_of_equation(gold, gold_sides, answer, answer_sides)
+    if len(answer_sides) > 1:
+        return _claims_of_chain(gold, answer_sides, answer)
+    if "=" not in answer or tuple_elements(without_spaces(answer)):
+        return [Claim(gold, answer)]
+    # A list of equations: "x=1 or x=2".
+    equations = [_sides(part) for part in list_values(answer)]
+    is_solved = all(is_name(side, gold) for sides in equations for side in sides[:-1])
+    return [Claim(gold, ",".join(sides[-1] for sides in equations))] if is_solved else None
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+_TEXT_LABEL = re.compile(r"(?:\\(?:text|mathrm|mathit|operatorname)\{[^{}\d=]*\}~?)+[A-Za-z]*")
+_BARS = re.compile(r"\\?\|(.*[^xy|\\].*?)\\?\||\[([A-Z]{3,})\]")
+r"""The length `|AB|` and the area `[ABC]`; the absolute value of x or y is not solved."""
+_TRIGONOMETRIC = r"\\(?:sin|cos|tan|cot|sec|csc)"
+_BEGINS_TRIGONOMETRIC = re.compile(_TRIGONOMETRIC)
+_FUNCTION = (
+    rf"(?:{_TRIGONOMETRIC}|\\(?:det|dim|deg|gcd|lcm|min|max|arg|ker|Pr|Re|Im)"
+    r"|m?\\(?:angle|triangle|square|measuredangle))"
+)
+_ARGUMENTS = r"(?:\((?:[^()]|\([^()]*\))*\)|\[[^\[\]]*\]|\{[^{}]*\})"
+# A name with marks, of one thing: what a value may be the value of.
+_NAME = re.compile(
+    rf"(?P<functions>(?:{_FUNCTION}(?:{MARKS}|\^\{{?\d\}}?)~?)*)"
+    rf"(?P<head>[A-Za-z]+|{GREEK}|\d+|){MARKS}"
+    rf"(?P<power>(?:\^\{{?\d\}}?)?)"
+    rf"(?P<arguments>{_ARGUMENTS}?)"
+)
+_DENIES = re.compile(r"(?<![a-z])(?:not|wrong|false|never)(?![a-z])", re.IGNORECASE)
+_SMALL_LETTER = re.compile(r"(?<![\\a-z])[a-z]")
+_FUNCTION_LETTERS = frozenset("fgh")
 
 
 def is_name(side: str, gold: str) -> bool:
     """Return True if a side only says what the value is of: f(2) does, f(x) for a gold answer with letters alone."""
-    text = PATTERNS["bars"].sub(r"\1\2", _called(PATTERNS["label"].sub("TEXT", compact(side))))
+    text = _TEXT_LABEL.sub("TEXT", without_spaces(side))
+    text = _BARS.sub(r"\1\2", _compared_name(text))
     if elements := tuple_elements(text):
-        return all(map(PATTERNS["symbol"].fullmatch, elements))
-    found = PATTERNS["name"].fullmatch(text)
-    if found is None or PATTERNS["denies"].search(side):
+        return all(map(SYMBOL.fullmatch, elements))
+    match = _NAME.fullmatch(text)
+    if match is None or _DENIES.search(side):
         return False
-    functions, head, power, given = found.groups()
+    functions, head, power, arguments = match.groups()
     if functions:
-        is_unknown = PATTERNS["trigonometric"].match(text) and re.search(
-            r"(?<![\\a-z])[a-z]", head + given
-        )
-        return bool(head or given) and not is_unknown
-    is_one = (
-        len(head) == 1 or head[:1] == "\\" or head.isupper() or (len(head) > 2 and is_word(head))
-    )
-    if not is_one or head.isdigit() or (power and not head[1:].isupper()):
+        # The sine of an unknown letter is an equation that is not solved.
+        is_unsolved = _BEGINS_TRIGONOMETRIC.match(text) and _SMALL_LETTER.search(head + arguments)
+        return bool(head or arguments) and not is_unsolved
+    is_word_of_letters = len(head) > 2 and is_word(head)
+    is_one_thing = len(head) == 1 or head[:1] == "\\" or head.isupper() or is_word_of_letters
+    if not is_one_thing or head.isdigit() or (power and not head[1:].isupper()):
         return False
-    return {each for each in free_letters(given) if each.islower()} - set("fgh") <= free_letters(
-        gold
-    ) - {head}
+    unknowns = {letter for letter in free_letters(arguments) if letter.islower()}
+    return unknowns - _FUNCTION_LETTERS <= free_letters(gold) - {head}
 
 
-def _is_quantity(side: str, want: str) -> bool:
-    text, value = compact(side), read_rational(compact(want))
-    if text.startswith((r"\sin", r"\cos")) and value is not None and abs(value.value) > 1:
+_SUM_OF_LETTERS = re.compile(r"(?:[a-wA-W]|[A-Z]{2})(?:[-+](?:[a-wA-W]|[A-Z]{2}))+")
+
+
+def _is_quantity(side: str, gold: str) -> bool:
+    """Return True for a name, and for a sum of different letters beside a positive number: `p+q`."""
+    text = without_spaces(side)
+    number = read_rational(without_spaces(gold))
+    if text.startswith((r"\sin", r"\cos")) and number is not None and abs(number.value) > 1:
         return False
+    if is_name(side, gold):
+        return True
     terms = re.split("[-+]", text)
-    is_sum = PATTERNS["sum"].fullmatch(text) is not None and len(set(terms)) == len(terms)
-    return is_name(side, want) or (is_sum and value is not None and value.value > 0)
+    is_sum = _SUM_OF_LETTERS.fullmatch(text) is not None and len(set(terms)) == len(terms)
+    return is_sum and number is not None and number.value > 0
+
+
+_STYLE = re.compile(
+    r"\\(?:vec|mathbf|boldsymbol|bm|hat|widehat|bar|overline|overrightarrow|tilde|mathcal|mathbb"
+    r"|mathrm|mathit|d?dot)(?:\{([^{}]*)\}|(\\?[a-zA-Z]+))"
+)
+_LEIBNIZ = re.compile(r"\\frac\{d(\\?[a-zA-Z]+)\}\{d[a-zA-Z]\}")
+_PRIME_MARK = re.compile(r"\^\{?\\prime\}?")
+
+
+def _compared_name(side: str) -> str:
+    r"""Return a name as compared: `\frac{dy}{dx}` is `y'`, styles of letters do not count."""
+    name = _LEIBNIZ.sub(r"\1'", without_spaces(side))
+    return _STYLE.sub(r"\1\2", _PRIME_MARK.sub("'", name))
+
+
+# --- sides ----------------------------------------------------------------------------------------
+
+_TUPLE_OF_NAMES = re.compile(r"\([a-zA-Z\\,_\d]*\)=")
 
 
 def _sides(text: str) -> list[str]:
     """Return the sides of one equation; lists have only themselves."""
-    is_list = len(listed(text)) > 1 and not re.match(r"\([a-zA-Z\\,_\d]*\)=", compact(text))
-    return [text] if is_list else split_at(PATTERNS["approximately"].sub("=", text), "=")
+    if len(list_values(text)) > 1 and not _TUPLE_OF_NAMES.match(without_spaces(text)):
+        return [text]
+    return split_outside_brackets(_APPROXIMATELY.sub("=", text), "=")
 
 
-def _of_equation(want: str, wanted: list[str], got: str, given: list[str]) -> list[Claim] | None:
+def _claims_of_equation(
+    gold: str, gold_sides: list[str], answer: str, answer_sides: list[str]
+) -> list[Claim] | None:
     r"""Compare with the right side of a gold answer `name = value`."""
-    turned = wanted[::-1] if len(wanted) == 2 and not is_name(wanted[0], wanted[0]) else wanted
-    name, value = _called(turned[0]), turned[-1]
-    if len(wanted) != 2 or not is_name(turned[0], turned[0]):
-        return [Claim(want, got)]
-    others = [side for side in given if _called(side) != name]
-    if len(given) == 1 or len(others) < len(given):
-        return _of_chain(value, [wanted[0], *others], got) if others else None
-    return None if "'" in name + _called(given[0]) else [Claim(want, got)]
+    if len(gold_sides) != 2:
+        return [Claim(gold, answer)]
+    left, right = gold_sides
+    # "3 = x" is turned round.
+    name_side, value = (left, right) if is_name(left, left) else (right, left)
+    if not is_name(name_side, name_side):
+        return [Claim(gold, answer)]
+    name = _compared_name(name_side)
+    others = [side for side in answer_sides if _compared_name(side) != name]
+    if len(answer_sides) == 1 or len(others) < len(answer_sides):
+        return _claims_of_chain(value, [left, *others], answer) if others else None
+    # Of another name: a derivative is another thing.
+    is_derivative = "'" in name + _compared_name(answer_sides[0])
+    return None if is_derivative else [Claim(gold, answer)]
 
 
-def _of_chain(want: str, given: list[str], got: str) -> list[Claim] | None:
+def _claims_of_chain(gold: str, answer_sides: list[str], answer: str) -> list[Claim] | None:
     """Return the last side as the answer; those before are names or equal to it."""
-    *sides, last = given
-    if is_name(last, want) and not is_name(sides[0], want) and compact(last) != compact(want):
-        last, *sides = sides[-1], *sides[:-1]  # "5=y"
-    if last != want and last.casefold() == want.casefold():
+    *sides, last = answer_sides
+    is_last_name = is_name(last, gold) and not is_name(sides[0], gold)
+    if is_last_name and without_spaces(last) != without_spaces(gold):
+        last, sides = sides[-1], sides[:-1]  # "5=y": the name is left out
+    if last != gold and last.casefold() == gold.casefold():
         return None
-    others = [side for side in sides if not _is_quantity(side, want)]
-    if not free_letters(want) and any(map(free_letters, others)):
+    others = [side for side in sides if not _is_quantity(side, gold)]
+    if not free_letters(gold) and any(map(free_letters, others)):
         return None
-    if others and PATTERNS["approximately"].search(got) and "." not in want:
-        return [Claim(want, others[-1]), *(Claim(last, side, True) for side in others)]
-    return [Claim(want, last), *(Claim(last, side, True) for side in others)]
+    must_agree = [Claim(last, side, is_side=True) for side in others]
+    # "\pi\approx3.14" for an exact gold answer: the side before is the answer.
+    is_exact_before = others and _APPROXIMATELY.search(answer) and "." not in gold
+    return [Claim(gold, others[-1] if is_exact_before else last), *must_agree]
 
 
-def _called(side: str) -> str:
-    r"""Return a name as compared: `\frac{dy}{dx}` is `y'`, styles of letters do not count."""
-    name = re.sub(r"\\frac\{d(\\?[a-zA-Z]+)\}\{d[a-zA-Z]\}", r"\1'", compact(side))
-    return PATTERNS["style"].sub(r"\1\2", re.sub(r"\^\{?\\prime\}?", "'", name))
+class _Tuple(NamedTuple):
+    """A tuple of values, with their names if each was given by an equation."""
+
+    names: list[str]
+    text: str
+
+    def agrees_in_names(self, other: "_Tuple") -> bool:
+        """Return True if one at least has names, and the other the same names or none."""
+        if not self.names or not other.names:
+            return bool(self.names or other.names)
+        return self.names == other.names
 
 
-def _tuple_of(text: str) -> tuple[list[str], str] | None:
+_SPACE_BEFORE_EQUATION = re.compile(r"[,;]?\s+(?=[a-zA-Z]\s*=)")
+
+
+def _tuple_of(text: str) -> _Tuple | None:
     """Return `y=2, x=1` as names and values by the alphabet: x, y and (1,2); a tuple has no names."""
-    if tuple_elements(compact(text)):
-        return [], text
-    pairs = [split_at(part.strip(), "=") for part in listed(PATTERNS["gap"].sub(",", text))]
-    if len(pairs) < 2 or any(
-        len(pair) != 2 or not PATTERNS["symbol"].fullmatch(compact(pair[0])) for pair in pairs
-    ):
+    if tuple_elements(without_spaces(text)):
+        return _Tuple([], text)
+    equations = list_values(_SPACE_BEFORE_EQUATION.sub(",", text))
+    if len(equations) < 2:
         return None
-    values = {compact(name): value for name, value in pairs}
+    values: dict[str, str] = {}
+    for equation in equations:
+        sides = split_outside_brackets(equation.strip(), "=")
+        if len(sides) != 2 or not SYMBOL.fullmatch(without_spaces(sides[0])):
+            return None
+        values[without_spaces(sides[0])] = sides[1]
+    if len(values) != len(equations):
+        return None  # two values of one name are alternatives
     names = sorted(values)
-    return (
-        (names, "(" + ",".join(values[name] for name in names) + ")")
-        if len(values) == len(pairs)
-        else None
-    )
+    return _Tuple(names, "(" + ",".join(values[name] for name in names) + ")")
 
 
-def compact(text: str) -> str:
+def without_spaces(text: str) -> str:
     """Remove the spaces."""
     return "".join(text.split())

@@ -4,17 +4,23 @@ import functools
 import re
 
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
-from prefixrl.scorer.verifier.rules.guards import split_at
-from prefixrl.scorer.verifier.rules.looks import SPELLINGS, normalise, rewritten, tidied
+from prefixrl.scorer.verifier.rules.guards import split_outside_brackets
+from prefixrl.scorer.verifier.rules.looks import (
+    FORMULA_SPELLINGS,
+    apply_rewrites,
+    normal_form,
+    tidy_text,
+)
 from prefixrl.scorer.verifier.rules.units import without_unit
 from prefixrl.scorer.verifier.rules.words import choice_of, is_choice, words_of
 
 _FORMULA = re.compile(r"\$\$?([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _WORDS = re.compile(r"(?<![\\a-zA-Z{])[^\W\d_]{3,}(?![a-zA-Z}])|[?!:;](?=\s)")
-_LONE = re.compile(r"[-+]?[\d.,~]*|\\?[a-zA-Z]|")
+_LONE_VALUE = re.compile(r"[-+]?[\d.,~]*|\\?[a-zA-Z]|")
+"""A number or a letter alone is an answer, though the question has it."""
 
 
-def beside_question(question: str, gold: str, answer: str) -> str | None:
+def answer_beside_question(question: str, gold: str, answer: str) -> str | None:
     """Return an answer as it is judged, None if it repeats the question.
 
     Words of the question behind a value are left out, and so is the formula that is asked for: `m+n=7` is 7. A formula
@@ -24,28 +30,32 @@ def beside_question(question: str, gold: str, answer: str) -> str | None:
         return answer
     if is_choice(gold):
         return choice_of(answer, question) or answer
-    if words_of(tidied(gold)) is not None:
+    if words_of(tidy_text(gold)) is not None:
         return answer
-    first, *rest = split_at(tidied(answer), "=")
-    pieces = _pieces(question)
-    value = without_unit(
-        "=".join(rest) if rest and f"\n{_spelling(first)}\n" in pieces else tidied(answer), question
-    )
-    whole, last = _spelling(value), _spelling(split_at(value, "=")[-1])
-    if last in {_spelling(each) for each in (gold, *split_at(tidied(gold), "="))}:
+    formulas = _formulas_of(question)
+    first, *rest = split_outside_brackets(tidy_text(answer), "=")
+    names_what_is_asked = rest and f"\n{_spelling(first)}\n" in formulas
+    value = without_unit("=".join(rest) if names_what_is_asked else tidy_text(answer), question)
+    whole = _spelling(value)
+    last = _spelling(split_outside_brackets(value, "=")[-1])
+    gold_sides = (gold, *split_outside_brackets(tidy_text(gold), "="))
+    if last in {_spelling(side) for side in gold_sides}:
         return value
-    texts = [re.escape(text) for text in {whole, last} if not _LONE.fullmatch(text)]
-    is_repeated = any(re.search(rf"(?<![\w.\\^]){text}(?![\w^_!]|\.\d)", pieces) for text in texts)
+    texts = [re.escape(text) for text in {whole, last} if not _LONE_VALUE.fullmatch(text)]
+    is_repeated = any(
+        re.search(rf"(?<![\w.\\^]){text}(?![\w^_!]|\.\d)", formulas) for text in texts
+    )
     return None if is_repeated else value
 
 
 def _spelling(text: str) -> str:
-    return rewritten(normalise(text), SPELLINGS).strip(".,;")
+    return apply_rewrites(normal_form(text), FORMULA_SPELLINGS).strip(".,;")
 
 
 @functools.lru_cache(maxsize=256)
-def _pieces(question: str) -> str:
+def _formulas_of(question: str) -> str:
     """Return the formulas of a question, each on a line of its own."""
-    found = [next(filter(None, groups)) for groups in _FORMULA.findall(question)]
-    texts = found + _WORDS.sub("\n", _FORMULA.sub("\n", question)).splitlines()
-    return "\n".join(("", *(_spelling(text) for text in texts if text.strip()), ""))
+    marked = [next(filter(None, groups)) for groups in _FORMULA.findall(question)]
+    # What stands between the words of a plain text may be a formula too.
+    unmarked = _WORDS.sub("\n", _FORMULA.sub("\n", question)).splitlines()
+    return "\n".join(("", *(_spelling(text) for text in marked + unmarked if text.strip()), ""))

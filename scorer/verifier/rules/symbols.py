@@ -11,7 +11,7 @@ _RELATIVE = 1e-6
 _ZERO = 1e-100
 
 
-def read(text: str) -> tuple[object, ...]:
+def read_expression(text: str) -> tuple[object, ...]:
     """Return an expression, if the whole text is one, and the text; nothing for a blank text.
 
     math-verify's own search is not used: where a text does not parse, it takes a number or a fraction within it.
@@ -54,7 +54,7 @@ def are_equal(want: object, got: object, margin: Fraction = Fraction(0)) -> bool
         return want == got
     if isinstance(want, Symbol) and isinstance(got, Symbol):
         return str(want) == str(got)
-    want, got = _as_meant(want, got)
+    want, got = _with_same_symbols(want, got)
     try:
         is_equal = verify(want, got, timeout_seconds=None, raise_on_error=True)
         return bool(is_equal) and _is_close(want, got)
@@ -66,7 +66,7 @@ def are_equal(want: object, got: object, margin: Fraction = Fraction(0)) -> bool
         return False
 
 
-def _as_meant(want: object, got: object) -> tuple[object, object]:
+def _with_same_symbols(want: object, got: object) -> tuple[object, object]:
     """Read `i` as the imaginary unit if both hold it, and take letters below an even root as positive."""
     # math-verify does the first for some forms alone, and finds the root of x^3 unequal to x^{3/2}.
     from sympy import Expr, I, Pow, Rational, Symbol

@@ -1,68 +1,92 @@
 r"""Words behind a value that do not change it: units and counted things. Pure.
 
-`5\text{ cm}` is 5; `3\text{ or 4}`, `3\text{ halves}` and `3\text{ x}` stay what they are. A word is dropped if it is
-listed here, or stands in the question or the gold answer and does not join, deny or calculate.
+`5\text{ cm}` is 5; `3\text{ or 4}`, `3\text{ halves}` and `3\text{ x}` stay what they are. A word is dropped if
+`units.txt` lists it, or if it stands in the question or the gold answer and does not join, deny or calculate.
 """
 
 import re
 from pathlib import Path
 
-from prefixrl.scorer.verifier.rules.guards import PATTERNS
-
 _LISTED, _REFUSED = (
-    (Path(__file__).parent / "tables/units.txt").read_text(encoding="utf-8").split("\n---\n")
+    Path(__file__).with_name("units.txt").read_text(encoding="utf-8").split("\n---\n")
 )
 _UNITS = frozenset(_LISTED.split())
 _CALCULATES = frozenset(_REFUSED.split())
 """Words that join, deny or calculate: no unit in an answer, wherever else they stand."""
 _MULTIPLES = frozenset(("hundred", "thousand", "million", "billion", "trillion", "dozen"))
-_LONE = frozenset("mgshLlVJWNC")
+_ONE_LETTER_UNITS = frozenset("mgshLlVJWNC")
+_PREFIXED_UNIT = re.compile(
+    r"(?:[kKMGTcdmnpfhμµ]|da)?"
+    r"(?:m|g|s|L|l|J|W|Wh|N|Hz|Pa|V|A|C|K|F|T|eV|mol|cd|Ω|Ohm|B|Wb|Bq|Sv)"
+)
+
+_LETTER = r"[^\W\d_]"
+_TEXT_GROUP = r"\\(?:text|mathrm)~?\s*\{((?:[^{}]|\^\{[^{}]*\})*)\}"
+_EXPONENT = r"(?:\^\{?-?\d\}?)?"
+# `5\text{ cm}^2`
+_VALUE_AND_GROUP = re.compile(
+    rf"(?P<value>.*[\w)\]}}%!|'°])(?<!\\cdot)(?:\s|~|\\cdot|/)*{_TEXT_GROUP}{_EXPONENT}\s*\.?",
+    re.DOTALL,
+)
+# `5 square meters`
+_VALUE_AND_WORDS = re.compile(
+    rf"(.*[\d)}}°])\s+({_LETTER}{{2,}}(?:(?:\s+|/){_LETTER}+)*){_EXPONENT}\.?", re.DOTALL
+)
+# `5cm`, `5元`
+_NUMBER_AND_UNIT = re.compile(
+    rf"([-+]?\$?[\d.,]*\d)\s*({_LETTER}{{1,3}}|[^\x00-\x7f\s]+){_EXPONENT}\.?"
+)
+_BETWEEN_UNITS = re.compile(r"\\(?:cdot|times)(?![a-zA-Z])|\^\{?[-+]?\d\}?|[\s~./()'°²³·-]")
 
 
-def without_unit(text: str, known: str, *, is_gold: bool = False) -> str:
+def without_unit(text: str, context: str, *, is_gold: bool = False) -> str:
     """Return the value without the words behind it; a gold answer's are dropped unless they join, deny or calculate.
 
-    `known` is the question or the gold answer, whose words may stand behind a value too.
+    `context` is the question or the gold answer, whose words may stand behind a value too.
     """
-    while (found := PATTERNS["groups"].fullmatch(text)) is not None and _are_units(
-        found[2], known, is_gold
+    while (match := _VALUE_AND_GROUP.fullmatch(text)) is not None and _are_units(
+        match[2], context, is_gold
     ):
-        text = found["value"]
-    if (found := PATTERNS["bare"].fullmatch(text)) is not None and _are_units(
-        found[2], known, is_gold
-    ):
-        return found[1]
-    if (found := PATTERNS["close"].fullmatch(text)) is None:
+        text = match["value"]
+    match = _VALUE_AND_WORDS.fullmatch(text)
+    if match is not None and _are_units(match[2], context, is_gold):
+        return match[1]
+    match = _NUMBER_AND_UNIT.fullmatch(text)
+    if match is None:
         return text
-    is_unit = (
-        _is_unit(found[2], "") if len(found[2].encode()) > 1 else found[2] in _LONE and not is_gold
-    )
-    return found[1] if is_unit else text
+    number, unit = match[1], match[2]
+    if len(unit.encode()) > 1:
+        return number if _is_unit(unit, "") else text
+    # A letter alone may be a factor: in a gold answer it is one.
+    return number if unit in _ONE_LETTER_UNITS and not is_gold else text
 
 
-def _are_units(text: str, known: str, is_gold: bool) -> bool:
+def _are_units(text: str, context: str, is_gold: bool) -> bool:
     plain = text.replace(r"\Omega", "Ω").replace(r"\mu", "μ")
-    words = PATTERNS["between"].sub(" ", plain).split()
+    words = _BETWEEN_UNITS.sub(" ", plain).split()
+    if not words:
+        return False
     if is_gold:
-        return bool(words) and all(
+        return all(
             word.isalpha() and word.casefold() not in _CALCULATES - _MULTIPLES for word in words
         )
-    return bool(words) and all(_is_unit(word, known) for word in words)
+    return all(_is_unit(word, context) for word in words)
 
 
-def _is_unit(word: str, known: str) -> bool:
+def _is_unit(word: str, context: str) -> bool:
     low = word.casefold()
+    # The singular; a Chinese unit without "square" or "cubic".
     forms = (low, low.removesuffix("s"), low.removesuffix("es"), re.sub("^(?:平方|立方)", "", low))
-    if word in _UNITS or PATTERNS["prefixed"].fullmatch(word) or not _UNITS.isdisjoint(forms):
+    if word in _UNITS or _PREFIXED_UNIT.fullmatch(word) or not _UNITS.isdisjoint(forms):
         return True
     is_word = (len(word) > 2 and word.isalpha()) or not word.isascii()
-    return (
-        is_word
-        and low not in _CALCULATES
-        and any(_stands_in(each, known) for each in forms if len(each) > 2)
-    )
+    if not is_word or low in _CALCULATES:
+        return False
+    return any(_stands_in(form, context) for form in forms if len(form) > 2)
 
 
 def _stands_in(word: str, text: str) -> bool:
-    edges = (r"(?<![^\W\d_])", r"(?:e?s)?(?![^\W\d_])") if word.isascii() else ("", "")
-    return re.search(edges[0] + re.escape(word) + edges[1], text, re.IGNORECASE) is not None
+    before, after = ("", "")
+    if word.isascii():
+        before, after = (rf"(?<!{_LETTER})", rf"(?:e?s)?(?!{_LETTER})")
+    return re.search(before + re.escape(word) + after, text, re.IGNORECASE) is not None

@@ -1,6 +1,5 @@
 """Every key of the run file is explained, in the commands and on the page, and found by its names elsewhere."""
 
-import ast
 import json
 import subprocess
 import sys
@@ -110,19 +109,3 @@ def test_explaining_needs_no_torch() -> None:
         "assert not {'torch', 'transformers', 'vllm', 'deepspeed'} & set(sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
-
-
-def test_every_refusal_has_its_words_and_all_words_are_of_a_refusal() -> None:
-    folder = ROOT / "common/config"
-    calls = [
-        node
-        for path in folder.glob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-    ]
-    named = [word.arg for each in calls if each.func.attr == "refuse_if" for word in each.keywords]
-    named += [
-        getattr(each.args[0], "value", None) for each in calls if each.func.attr == "conflict"
-    ]
-    words = tomllib.loads((folder / "tables/conflicts.toml").read_text(encoding="utf-8"))
-    assert sorted(words) == sorted(filter(None, named))

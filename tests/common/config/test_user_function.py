@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 
 from prefixrl.common.config.foreign import user_function
+from prefixrl.common.config.load import from_json, import_functions, load
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.run.digests import file_digest, function_digest
+from prefixrl.common.worker.allowed import NOTHING_ALLOWED, check
+from support.packages import installed
 from support.tables import program
 
 DATACLASS = program(__file__, "DATACLASS")
@@ -76,3 +80,68 @@ def test_a_number_is_a_float_whoever_made_it(value: object, expected: float) -> 
     found = user_function.number(value)
     assert type(found) is float
     assert found == expected or (math.isnan(found) and math.isnan(expected))
+
+
+REWARDS = "[prefixrl.rewards]\nshort = stranger:score\n"
+SCORE = "def score(question, text, gold):\n    return float(len(text) < 5)\n"
+
+
+def test_a_reward_of_an_installed_package_is_found_by_its_name_alone(
+    run_file: Path, tmp_path: Path
+) -> None:
+    with installed(tmp_path, "stranger", REWARDS, SCORE):
+        config = load(run_file, ("reward.function=short",))
+        assert config.reward.function == "short" and config.reward.is_own
+        assert from_json(config.model_dump_json()) == config
+        import_functions(config)
+        assert user_function.load("short")("", "1234", "") == 1.0
+        assert user_function.file_of("short") == tmp_path / "stranger.py"
+        assert function_digest("short") == file_digest(tmp_path / "stranger.py")
+
+
+def test_a_worker_calls_an_installed_reward_without_leave_and_no_file(
+    run_file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(SCORE)
+    with installed(tmp_path, "stranger", REWARDS, SCORE):
+        check(load(run_file, ("reward.function=short",)), NOTHING_ALLOWED)
+        with pytest.raises(ConfigError, match="--allow-function"):
+            check(load(run_file, ("reward.function=mine.py:score",)), NOTHING_ALLOWED)
+
+
+def test_a_reference_with_a_colon_is_a_file_whatever_a_package_is_called(tmp_path: Path) -> None:
+    entry = REWARDS.replace("short", f"{tmp_path}/mine.py:score")
+    with installed(tmp_path, "stranger", entry, SCORE):
+        assert user_function.is_file(f"{tmp_path}/mine.py:score")
+        with pytest.raises(ConfigError, match="there is no such file"):
+            user_function.resolve("reward.function", f"{tmp_path}/mine.py:score", tmp_path)
+
+
+def test_a_reward_of_no_package_is_refused_with_those_that_there_are(
+    run_file: Path, tmp_path: Path
+) -> None:
+    with installed(tmp_path, "stranger", REWARDS, SCORE):
+        with pytest.raises(
+            ConfigError, match=r"is not FILE\.py:NAME.*; installed packages add short"
+        ):
+            load(run_file, ("reward.function=long",))
+        for function in (user_function.load, user_function.file_of):
+            with pytest.raises(ConfigError, match="no package that is installed on this host adds"):
+                function("long")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("1 / 0", "stranger 1.0 adds 'short' .* cannot be loaded: ZeroDivisionError"),
+        ("score = 3", "stranger 1.0 adds 'short' .* is 3; expected a function of question, text"),
+        ("def score(question): ...", "it is called with question, text, gold"),
+    ],
+)
+def test_a_broken_reward_of_a_package_is_named(
+    run_file: Path, tmp_path: Path, source: str, message: str
+) -> None:
+    with installed(tmp_path, "stranger", REWARDS, source):
+        config = load(run_file, ("reward.function=short",))
+        with pytest.raises(ConfigError, match=message):
+            import_functions(config)

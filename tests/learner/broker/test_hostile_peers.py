@@ -243,7 +243,7 @@ def test_a_ledger_that_a_fault_left_half_changed_ends_the_process(
         for message in (hello, fakes.ready(config, "rollout")):
             broker._handle_safely(from_worker(message))
         broker.dispatcher.dispatch(0.0)
-        ((_, task),) = broker.dispatcher.outgoing
+        ((_, task, _),) = broker.outbox.tasks
         assert isinstance(task, messages.PrefixTask)
         monkeypatch.setattr(broker.ledger, "_queue_scoring", fail)
         with pytest.raises(AssertionError):

@@ -278,11 +278,6 @@ def test_a_first_forward_that_tells_the_proximal_logprobs_changes_nothing(
         ),
         pytest.param({"name": "rloo", "kl": 0.0, "minibatches": 2}, 1.5, id="two minibatches"),
         pytest.param({"name": "rloo", "minibatches": 1}, 2.0, id="a KL term in the reward"),
-        pytest.param(
-            {"name": "rloo", "kl": 0.0, "minibatches": 1, "mask_token_band": [0.5, 2.0]},
-            2.0,
-            id="a mask by token",
-        ),
     ],
 )
 def test_only_a_needed_proximal_forward_is_run(

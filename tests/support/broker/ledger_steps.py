@@ -34,7 +34,7 @@ def score(
 ) -> bool:
     """Deliver a group's verdicts, of `errors` rows without one and `cut` ones left out.
 
-    Whether the ledger took them.
+    Return True unless the ledger ignored them as a duplicate.
     """
     place = {group.seq: group.prompt for group in ledger.live()}.get(seq, seq)
     rows = (ROW,) * (len(rewards) + errors + cut)
@@ -43,4 +43,6 @@ def score(
     verdicts += [verdict(0.0, status="error", extracted="why", fault=fault)] * errors
     verdicts += [verdict(0.0, status="truncated", finish="length")] * cut
     judged = scored_group(prefixes, *verdicts, version=version, weights_digest="d", scorer="s")
-    return bool(ledger.take_scores([judged]))
+    ignored = ledger.counts.duplicates_ignored
+    ledger.take_scores([judged])
+    return ledger.counts.duplicates_ignored == ignored

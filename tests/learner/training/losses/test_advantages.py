@@ -46,46 +46,6 @@ def test_gae_is_the_sum_of_discounted_deltas(seed: int, gamma: float, lambda_: f
         assert not advantages[row, size:].any() and not returns[row, size:].any()
 
 
-@given(seeds, shares, shares)
-def test_vtrace_is_the_sum_of_deltas_with_truncated_ratios(
-    seed: int, gamma: float, lambda_: float
-) -> None:
-    sizes, mask, rewards, values = ragged(seed)
-    importance = torch.from_numpy(
-        np.random.Generator(np.random.PCG64(seed + 1)).lognormal(size=mask.shape)
-    )
-    advantages, targets = gae(rewards, values, mask, gamma, lambda_, importance)
-    for row, size in enumerate(sizes):
-        v = [*values[row, :size].tolist(), 0.0]
-        rho = [min(1.0, each) for each in importance[row, :size].tolist()]
-        deltas = [rewards[row, t].item() + gamma * v[t + 1] - v[t] for t in range(size)]
-        # v_s = V_s + sum over t >= s of gamma^(t-s) (product of lambda c_i, s <= i < t) rho_t delta_t
-        found = [
-            v[s]
-            + sum(
-                gamma ** (t - s)
-                * math.prod(lambda_ * rho[i] for i in range(s, t))
-                * rho[t]
-                * deltas[t]
-                for t in range(s, size)
-            )
-            for s in range(size)
-        ] + [0.0]
-        for t in range(size):
-            assert math.isclose(targets[row, t].item(), found[t], abs_tol=1e-9)
-            twin = deltas[t] + gamma * lambda_ * (found[t + 1] - v[t + 1])
-            assert math.isclose(advantages[row, t].item(), twin, abs_tol=1e-9)
-        assert not advantages[row, size:].any() and not targets[row, size:].any()
-
-
-@given(seeds, shares, shares)
-def test_vtrace_of_fresh_samples_is_gae(seed: int, gamma: float, lambda_: float) -> None:
-    _, mask, rewards, values = ragged(seed)
-    fresh = gae(rewards, values, mask, gamma, lambda_, torch.ones_like(rewards))
-    for mine, theirs in zip(fresh, gae(rewards, values, mask, gamma, lambda_), strict=True):
-        torch.testing.assert_close(mine, theirs)
-
-
 def test_gae_by_hand_with_gamma_1_and_lambda_half() -> None:
     advantages, returns = gae(
         torch.tensor([[0.0, 1.0]]),

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from prefixrl.common.config.algorithm import AlgorithmConfig, Name
+from prefixrl.common.config.algorithm import AlgorithmConfig
 from prefixrl.common.config.foreign import user_function
+from prefixrl.common.config.objectives import OBJECTIVES
 from prefixrl.common.config.step_rewards import ImplicitRewardConfig, ProcessModelConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.learner.models.batch import PreparedMicroBatch, Sample, pad
@@ -30,7 +31,7 @@ from prefixrl.learner.training.ppo import PolicyTerms, policy_loss
 from support.tables import table
 
 K = 8
-NAMES = get_args(Name)
+NAMES = tuple(OBJECTIVES)
 BETA = 0.3
 
 seeds = st.integers(0, 2**31 - 1)
@@ -75,7 +76,6 @@ def random_rows(seed: int) -> Rows:
     piece = PreparedMicroBatch(
         tuple(range(len(groups))),
         batch,
-        batch.mask,
         draw(),
         draw(),
         draw(),
@@ -157,19 +157,6 @@ def test_a_group_objective_adds_the_penalties_still_to_come_to_what_the_row_is_w
         assert not found.advantages[i, size:].any()
 
 
-@given(seeds)
-def test_vtrace_of_appo_weighs_the_prefix_once(seed: int) -> None:
-    """v = V + min(1, product of p/mu) (R - V) and A = R - V, of the prompt's value."""
-    rows, objective = random_rows(seed), objective_of("appo", kl=0.0, critic_targets="vtrace")
-    piece = estimated(objective, rows)
-    for i, size in enumerate(rows.sizes):
-        value, reward = piece.old_values[i, 0].item(), rows.rewards[i]
-        gaps = piece.proximal[i, :size] - piece.batch.behaviour[i, :size]
-        rho = min(1.0, math.exp(gaps.sum().item()))
-        assert piece.advantages[i, 0].item() == pytest.approx(reward - value, abs=1e-5)
-        assert piece.returns[i, 0].item() == pytest.approx(value + rho * (reward - value), abs=1e-5)
-
-
 @given(seeds, st.sampled_from(["prime", "grpo", "dr_grpo"]))
 def test_each_source_is_discounted_and_weighed_on_its_own(seed: int, name: str) -> None:
     settings = ImplicitRewardConfig(gamma=0.9, outcome_gamma=0.8, outcome_coefficient=3.0)
@@ -232,7 +219,7 @@ def test_only_the_names_that_say_so_whiten() -> None:
 def test_appo_whitens_over_prefixes_and_not_over_tokens(seed: int) -> None:
     rows, objective = random_rows(seed), objective_of("appo")
     piece = estimated(objective, rows)
-    mask = value_mask(objective, piece.kept)
+    mask = value_mask(objective, piece.batch.mask)
     whitened, is_floored = whiten(
         piece.advantages, piece.batch.mask, moments(piece.advantages, mask), 1e-4
     )
@@ -243,20 +230,21 @@ def test_appo_whitens_over_prefixes_and_not_over_tokens(seed: int) -> None:
 
 
 @given(seeds, names, st.sampled_from(["token", "sequence"]))
-def test_denominators_count_what_no_mask_keeps_out(seed: int, name: str, aggregation: str) -> None:
+def test_denominators_count_the_sampled_tokens(seed: int, name: str, aggregation: str) -> None:
     rows = random_rows(seed)
     random = np.random.Generator(np.random.PCG64(seed + 1))
-    kept = rows.piece.batch.mask & torch.from_numpy(random.random(rows.piece.kept.shape) < 0.6)
-    piece = replace(rows.piece, kept=kept)
+    mask = rows.piece.batch.mask
+    kept = mask & torch.from_numpy(random.random(mask.shape) < 0.6)
+    piece = replace(rows.piece, batch=replace(rows.piece.batch, mask=kept))
     options = {} if name in ("appo", "dr_grpo") else {"aggregation": aggregation}
     policy, value = denominators(objective_of(name, **options), piece).tolist()
     rows_left = sum(bool(row.any()) for row in kept)
     if name == "dr_grpo":
         assert policy == rows_left * K
     elif name == "appo" or aggregation == "sequence":
-        assert (policy, value) == (rows_left, len(rows.sizes))
+        assert (policy, value) == (rows_left, rows_left)
     else:
-        assert (policy, value) == (int(kept.sum()), sum(rows.sizes))
+        assert (policy, value) == (int(kept.sum()), int(kept.sum()))
 
 
 @given(seeds)
@@ -265,7 +253,14 @@ def test_dr_grpo_sums_over_tokens_and_divides_by_rows_times_the_longest_possible
     piece = estimated(objective, rows)
     now = piece.proximal + 0.1 * rows.piece.old_values
     terms = PolicyTerms(
-        now, now, piece.proximal, piece.proximal, None, piece.advantages, piece.kept, piece.ages
+        now,
+        now,
+        piece.proximal,
+        piece.proximal,
+        None,
+        piece.advantages,
+        piece.batch.mask,
+        piece.ages,
     )
     loss, _ = policy_loss(terms, objective.policy, denominators(objective, piece)[0].item())
     twin = 0.0
@@ -297,7 +292,7 @@ def loss_over(objective: Objective, rows: Rows, shares: list[list[int]]) -> floa
     ]
     normaliser = sum(denominators(objective, piece)[0].item() for piece in raw)
     together = torch.stack(
-        [moments(piece.advantages, value_mask(objective, piece.kept)) for piece in raw]
+        [moments(piece.advantages, value_mask(objective, piece.batch.mask)) for piece in raw]
     ).sum(dim=0)
     total = 0.0
     for piece in raw:
@@ -306,7 +301,14 @@ def loss_over(objective: Objective, rows: Rows, shares: list[list[int]]) -> floa
             advantages, _ = whiten(advantages, piece.batch.mask, together, objective.whiten_floor)
         now = piece.proximal + 0.1 * piece.old_values
         terms = PolicyTerms(
-            now, now, piece.proximal, piece.old_values, None, advantages, piece.kept, piece.ages
+            now,
+            now,
+            piece.proximal,
+            piece.old_values,
+            None,
+            advantages,
+            piece.batch.mask,
+            piece.ages,
         )
         total += policy_loss(terms, objective.policy, normaliser)[0].item()
     return total

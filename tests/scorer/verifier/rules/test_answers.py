@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from prefixrl.scorer.verifier.pool import VerifierPool
-from prefixrl.scorer.verifier.rules.looks import bare
-from prefixrl.scorer.verifier.rules.verify import Judgement, settle_exactly
+from prefixrl.scorer.verifier.rules.exact import settle_exactly
+from prefixrl.scorer.verifier.rules.looks import without_delimiters
+from prefixrl.scorer.verifier.rules.verify import Judgement
 
 PATIENCE_S = 250
 TIMEOUT_S = 30
@@ -85,13 +86,13 @@ def test_what_strings_and_numbers_decide_needs_no_sympy() -> None:
     exact = [case for case in CASES if case.exact]
     assert len(exact) >= 70
     assert [
-        case for case in exact if settle_exactly(case.gold, case.answer) is not case.right
+        case for case in exact if settle_exactly(case.gold, case.answer).is_right is not case.right
     ] == []
 
 
 @pytest.mark.timeout(300)
 def test_every_gold_answer_verifies_against_itself() -> None:
-    found = judged((rf"\boxed{{{bare(gold)}}}", gold) for gold in GOLDS)
+    found = judged((rf"\boxed{{{without_delimiters(gold)}}}", gold) for gold in GOLDS)
     assert [gold for gold, verdict in zip(GOLDS, found, strict=True) if verdict.reward != 1.0] == []
 
 
@@ -100,7 +101,7 @@ def test_every_gold_answer_verifies_against_itself() -> None:
 def test_no_gold_answer_is_its_neighbours() -> None:
     neighbours = GOLDS[1:] + GOLDS[:1]
     pairs = [
-        (rf"\boxed{{{bare(neighbour)}}}", gold)
+        (rf"\boxed{{{without_delimiters(neighbour)}}}", gold)
         for gold, neighbour in zip(GOLDS, neighbours, strict=True)
     ]
     found = judged(pairs)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from prefixrl.scorer.verifier.rules.time_limit import time_limit
+from prefixrl.scorer.verifier.time_limit import time_limit
 
 
 def test_work_that_is_done_in_time_is_left_alone() -> None:

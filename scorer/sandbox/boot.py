@@ -1,0 +1,22 @@
+"""The first code of the interpreter in the sandbox: `python -c` with the text of this file; imported by nothing.
+
+The source of the program comes first on stdin, its length before it: no file is needed, and none is left. What follows
+it on stdin is the program's. The arguments are folders to import packages from.
+"""
+
+import builtins
+import os
+import sys
+
+
+def read_source() -> str:
+    """Prepare the interpreter, and return the source on stdin."""
+    builtins.exit = builtins.quit = sys.exit  # without `site` both are missing
+    sys.setrecursionlimit(600_000)
+    sys.path += sys.argv[1:]
+    del sys.argv[1:]
+    return os.read(0, int(os.read(0, 12))).decode()
+
+
+if __name__ == "__main__":
+    exec(compile(read_source(), "program.py", "exec"), {"__name__": "__main__"})
