@@ -1,6 +1,5 @@
 """Keys of `[algorithm]` that go together; every refusal names both keys and the remedy."""
 
-import json
 import math
 from fractions import Fraction
 from pathlib import Path
@@ -131,11 +130,68 @@ def test_all_useless_keys_are_told_at_once(run_file: Path) -> None:
         read(run_file, name="rloo", gamma="0.5", zscore="buffer", value_clip="0.1")
 
 
-REFUSED = json.loads(Path(__file__).with_name("refused_pairs.json").read_text(encoding="utf-8"))
-"""By name of the fault: keys of the section, and a pattern of the message."""
-
-
-@pytest.mark.parametrize(("keys", "message"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        pytest.param(
+            {"name": "rloo", "whiten_floor": "1e-3"},
+            "whiten_floor = 0.001 has no effect with name = .rloo.: advantages are not whitened",
+            id="a floor of a whitening that is off",
+        ),
+        pytest.param(
+            {"whiten": "false", "whiten_floor": "1e-3"},
+            "whiten_floor = 0.001 has no effect with name = .gae. and whiten = false",
+            id="a floor beside whiten = false",
+        ),
+        pytest.param(
+            {"min_ess": "0.8", "max_staleness": "0"},
+            (
+                r"min_ess = 0\.8 has no effect with max_staleness = 0: no sample is ever old; "
+                "leave min_ess out"
+            ),
+            id="a worth of old samples where none is old",
+        ),
+        pytest.param(
+            {"min_ess": "0.5", "admission": "as_early_as_allowed"},
+            (
+                r"min_ess = 0\.5 has no effect with admission = .as_early_as_allowed.: all that "
+                "the window allows is begun"
+            ),
+            id="a worth of old samples that changes nothing",
+        ),
+        pytest.param(
+            {"min_ess": "1.0"},
+            "min_ess = 1.0: Input should be less than 1",
+            id="a worth of old samples that none can have",
+        ),
+        pytest.param(
+            {"kl_limit": "0.1", "minibatches": "1"},
+            (
+                "kl_limit = 0.1 with minibatches = 1 with ppo_epochs = 1: .* raise minibatches "
+                "or ppo_epochs"
+            ),
+            id="a limit on one step",
+        ),
+        pytest.param(
+            {"name": "rloo", "samples_per_prompt": "1"},
+            "samples_per_prompt = 1 with name = .rloo.: .* at least 2 per prompt",
+            id="groups of one",
+        ),
+        pytest.param(
+            {"dual_clip": "0.5"},
+            "dual_clip = 0.5: Input should be greater than 1",
+            id="a dual clip that would flip the sign",
+        ),
+        pytest.param(
+            {"name": "ppo"},
+            (
+                r'algorithm.name: "ppo" is no objective; did you mean .tppo.\? The names are gae, '
+                "tppo, appo, grpo, dr_grpo, rloo, "
+            ),
+            id="an unknown name",
+        ),
+    ],
+)
 def test_pairs_that_cannot_work_are_refused(
     run_file: Path, keys: dict[str, str], message: str
 ) -> None:

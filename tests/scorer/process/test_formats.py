@@ -15,7 +15,6 @@ from support.models.process_models import (
     word_tokenizer,
 )
 from support.paths import EXAMPLE
-from support.tables import table
 
 FOLDER = EXAMPLE / "target"  # only its name is shown
 
@@ -95,7 +94,31 @@ def test_a_tag_that_is_no_token_of_its_own_is_refused_with_what_it_became(
         form_of(tokenizer, **keys)
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        pytest.param(
+            {"good_token": "good"},
+            "good_token = 'good': the tokenizer of .*target reads it as 'g', 'o', 'o', 'd'",
+            id="a word of four tokens",
+        ),
+        pytest.param(
+            {"bad_token": "Ж"},
+            "bad_token = 'Ж': .*it must be one known token",
+            id="an unknown letter",
+        ),
+        pytest.param(
+            {"bad_token": 1000000},
+            "bad_token = 1000000: .*has no such token, its ids are 0 to 259",
+            id="an id beyond the vocabulary",
+        ),
+        pytest.param(
+            {"good_token": 12, "bad_token": "-"},
+            r"good_token = 12 and bad_token = '-' are the same token of .*\(12\)",
+            id="the same token twice",
+        ),
+    ],
+)
 def test_a_candidate_that_is_missing_is_refused_with_what_it_became(
     keys: dict[str, Any], said: str
 ) -> None:

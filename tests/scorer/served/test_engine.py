@@ -35,7 +35,6 @@ from support.completions_server import (
     written,
 )
 from support.paths import EXAMPLE
-from support.tables import table
 
 TARGET = EXAMPLE / "target"
 PATIENT_S = 120.0
@@ -534,7 +533,16 @@ def test_a_wrong_key_or_none_is_a_mistake_of_the_user(monkeypatch: pytest.Monkey
         assert "Incorrect API key provided: ***" in said
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("proxy", "said"),
+    [
+        pytest.param(
+            "http://user:sec/ret@host:1", "an address is not a URL", id="a slash in the password"
+        ),
+        pytest.param("ftp://user:secret@host:1", "scheme", id="ftp"),
+        pytest.param("socks5://user:secret@host:1", "socksio", id="socks5"),
+    ],
+)
 def test_a_proxy_of_the_environment_that_cannot_be_used_is_told_without_its_password(
     proxy: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,6 @@ from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
 from prefixrl.scorer.verifier.rules.verify import Judgement
 from prefixrl.scorer.verifier.scoring import Scoring, loaded
 from support.fakes import wait_until
-from support.tables import program, table
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +29,109 @@ PATIENCE_S = 200
 BUSY_S = 10.0
 """Additional time on a machine that does other work."""
 
-SOURCE = program(__file__, "SOURCE")
-STARTS = program(__file__, "STARTS")
-OWNER = program(__file__, "OWNER")
-AS_FIRST_PROCESS = program(__file__, "AS_FIRST_PROCESS")
-FORKS = program(__file__, "FORKS")
+SOURCE = """
+import math
+import os
+import sys
+import time
+
+import numpy as np
+
+RETURNED = {"1.5": 1.5, "-0.1": -0.1, "nan": math.nan, "inf": math.inf, "None": None, "'1'": "1", "0": 0, "0.25": 0.25}
+RETURNED |= {"True": True, "1.0": 1.0, "np.True_": np.bool_(True), "np.float32": np.float32(0.25), "10**400": 10**400}
+RETURNED |= {"parts": {"reward": 0.5, "form": np.float32(0.25), "right": True}, "no reward": {"form": 1.0}}
+RETURNED |= {"text": {"reward": 0.5, "form": "good"}, "many": {"reward": 0.5} | {str(each): 1 for each in range(17)}}
+
+
+def score(question, answer, gold):
+    if answer == "hang":
+        time.sleep(600)
+    if answer == "loop":
+        while True:
+            pass
+    if answer == "die":
+        os._exit(7)
+    if answer == "raise":
+        raise ValueError("no such thing")
+    if answer == "print":
+        print("this must not reach the pipe of the verdicts", sys.stdin.read())
+    if answer.startswith("variable "):
+        return {"reward": 1.0, "found": answer.removeprefix("variable ") in os.environ}
+    if answer.startswith("return "):
+        return RETURNED[answer.removeprefix("return ")]
+    return (len(question) + len(gold)) / max(1, len(answer))
+"""
+STARTS = """
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def score(question, text, gold):
+    waiting = "import sys, time; open(sys.argv[1], 'a').write('begun'); time.sleep(600)"
+    program = subprocess.Popen([sys.executable, "-c", waiting, question])
+    while not os.path.exists(question):
+        time.sleep(0.01)
+    Path(gold).write_text(f"{os.getpid()} {program.pid}")
+    if text == "die":
+        os._exit(7)
+    if text == "terminate":
+        program.terminate()
+        return float(program.wait() == -15)
+    time.sleep(600 if text == "hang" else 0)
+    return 0.5
+"""
+OWNER = """
+import os, sys, time
+from prefixrl.common.run.digests import function_digest
+from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
+
+pool = VerifierPool(1, 600, RewardFunction(sys.argv[1], function_digest(sys.argv[1])))
+pool.submit(0, *sys.argv[2:])
+pool.wait(1.0)
+if os.fork() == 0:  # as a library may do; it holds the pipes open
+    time.sleep(60)
+    os._exit(0)
+while True:
+    pool.wait(1.0)
+    pool.poll()
+"""
+AS_FIRST_PROCESS = """
+import ctypes, sys
+import psutil
+from prefixrl.common.run.digests import function_digest
+from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
+
+PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+pool = VerifierPool(1, 1, RewardFunction(sys.argv[1], function_digest(sys.argv[1])))
+for number in range(2):
+    pool.submit(number, "hang", f"{sys.argv[2]}{number}", f"{sys.argv[3]}{number}")
+while pool.pending:
+    pool.wait(1.0)
+    pool.poll()
+pool.close()
+names = [each.name() for each in psutil.Process().children(recursive=True)]
+print([each for each in names if each.startswith("prefixrl")])
+"""
+FORKS = """
+import os
+import sys
+
+
+def score(question, text, gold):
+    if (copy := os.fork()) == 0:
+        if text == "0.25":
+            return 1.0
+        if text == "0.5":
+            raise ValueError("of a copy")
+        sys.exit(3)
+    code = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
+    assert code == {"0.25": 0, "0.5": 1}.get(text, 3), code
+    return float(text)
+"""
 RAISING_LINE = 1 + SOURCE.splitlines().index('        raise ValueError("no such thing")')
 
 
@@ -258,7 +355,27 @@ def test_it_may_ask_the_verifier_about_any_text(tmp_path: Path) -> None:
     ]
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        pytest.param(
+            "def score(question, text): ...",
+            "too many positional arguments",
+            id="too few arguments",
+        ),
+        pytest.param(
+            "def score(question, text, gold, other): ...",
+            "missing a required argument: 'other'",
+            id="too many arguments",
+        ),
+        pytest.param(
+            "def score(question, text, gold, *, temperature): ...",
+            "missing a required",
+            id="an unknown keyword",
+        ),
+        pytest.param("async def score(question, text, gold): ...", "is async", id="async"),
+    ],
+)
 def test_a_function_that_cannot_be_called_so_is_refused_where_the_run_file_is_read(
     tmp_path: Path, source: str, reason: str
 ) -> None:
@@ -274,7 +391,20 @@ def test_a_function_that_cannot_be_called_so_is_refused_where_the_run_file_is_re
         user_function.check_call("reward.function", place)
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param("def score(question, text, gold): ...", id="three arguments"),
+        pytest.param("def score(q, t, g, verdict): ...", id="a verdict"),
+        pytest.param("def score(q, t, g, /, *, verify, verdict): ...", id="keywords only"),
+        pytest.param("def score(q, t, g, scale=2.0): ...", id="a default"),
+        pytest.param("def score(*given): ...", id="a list of arguments"),
+        pytest.param("def score(*given, verdict, **rest): ...", id="any keyword"),
+        pytest.param("score = max", id="a builtin"),
+        pytest.param("class score:\n    def __init__(self, q, t, g): ...", id="a class"),
+        pytest.param("def score(): ...\ndef score(q, t, g): ...", id="the last of two"),
+    ],
+)
 def test_every_signature_that_can_be_called_is_taken(tmp_path: Path, source: str) -> None:
     (tmp_path / "mine.py").write_text(source)
     user_function.check_call(
@@ -283,11 +413,28 @@ def test_every_signature_that_can_be_called_is_taken(tmp_path: Path, source: str
 
 
 NAMED_S = 5.0
-FILLS = program(__file__, "FILLS")
+FILLS = """
+    if answer == "fill":
+        held = []
+        while True:
+            held.append(bytearray(64 * 2**20))
+    if answer == "leave":
+        sys.exit("no service")
+"""
 
 
 @pytest.mark.slow
-@table(__file__)
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        pytest.param("hang", "no answer for ", id="hangs"),
+        pytest.param("die", "its process ended with an answer unjudged", id="dies"),
+        pytest.param("leave", "function raised", id="exits"),
+        pytest.param("raise", "function raised", id="raises"),
+        pytest.param("return nan", "function returned no reward", id="returns nan"),
+        pytest.param("fill", "function raised", id="fills its memory"),
+    ],
+)
 def test_a_function_that_fails_is_named_within_seconds_and_the_other_rows_are_judged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, answer: str, named: str
 ) -> None:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from prefixrl.learner.training import implicit_reward as implicit
 from prefixrl.learner.training.advantages import gae, group_advantages
-from support.tables import table
 
 Rows = list[list[float]]
 Q: Rows = [[0.4, -0.2, 0.6], [-1.0, 0.2], [0.3]]
@@ -69,7 +68,23 @@ def test_rewards_are_divided_by_the_largest_return() -> None:
     )
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("form", "gamma", "expected"),
+    [
+        pytest.param(
+            "paper", 1.0, ([1.1875, 0.625, 0.8125], [-1.7083, -0.1042], [0.4583]), id="paper"
+        ),
+        pytest.param(
+            "code", 1.0, ([1.1875, 0.5417, 1.0208], [-1.7083, 0.2708], [0.4583]), id="code"
+        ),
+        pytest.param(
+            "paper",
+            0.9,
+            ([1.0519, 0.5437, 0.8125], [-1.6979, -0.1042], [0.4583]),
+            id="paper with a discount",
+        ),
+    ],
+)
 def test_process_returns_are_those_worked_out_by_hand(
     form: str, gamma: float, expected: Rows
 ) -> None:

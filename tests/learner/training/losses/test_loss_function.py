@@ -22,7 +22,6 @@ from prefixrl.learner.training.ppo import PolicySettings, PolicyTerms, policy_lo
 from support.models.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config
 from support.models.training import trained
 from support.paths import ROOT
-from support.tables import table
 
 pytestmark = DEEPSPEED_WARNINGS
 
@@ -233,7 +232,67 @@ def written(folder: Path, body: str) -> str:
     return f"{folder}/mine.py:loss"
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        pytest.param(
+            "return (logprobs * float('nan')).sum(), {}",
+            r"returned a loss of nan, and a gradient .* \[0, 0\]",
+            id="nan",
+        ),
+        pytest.param(
+            "return ((logprobs - logprobs.detach()).abs().sqrt() * mask).sum(), {}",
+            "returned a loss of 0, and a gradient",
+            id="a gradient that is not finite",
+        ),
+        pytest.param(
+            "return logprobs * mask, {}",
+            r"returned a loss of shape \(4, 6\); expected the sum over tokens, one number",
+            id="a tensor",
+        ),
+        pytest.param(
+            "return (logprobs.detach() * mask).sum(), {}",
+            "returned a loss without a gradient; is logprobs detached",
+            id="no gradient",
+        ),
+        pytest.param(
+            "return 1 / 0",
+            r"failed: ZeroDivisionError: division by zero \(mine.py, line 3\)",
+            id="an exception",
+        ),
+        pytest.param("import sys; sys.exit()", "failed: SystemExit", id="an exit"),
+        pytest.param(
+            "return (logprobs * mask).sum()",
+            r"returned Tensor; expected \(loss, metrics\)",
+            id="no metrics",
+        ),
+        pytest.param(
+            "return (logprobs * mask).sum(), [1]",
+            r"returned \(Tensor, list\); expected",
+            id="metrics in a list",
+        ),
+        pytest.param(
+            "return (logprobs * advantages)[mask].mean(), {}",
+            "returned a loss of .* in two micro-batches",
+            id="a mean",
+        ),
+        pytest.param(
+            "return logprobs.exp().sum(), {}",
+            "pushes logprobs outside of the mask",
+            id="outside of the mask",
+        ),
+        pytest.param(
+            "return (logprobs * mask).sum() + mask.numel(), {}",
+            "returned a loss of .* in two micro-batches",
+            id="padding counted",
+        ),
+        pytest.param(
+            "return (logprobs * mask).sum(), {str(mask.shape[0]): 1}",
+            r"returned metrics 2; at first they were \('4',\)",
+            id="metrics that change",
+        ),
+    ],
+)
 def test_a_broken_loss_is_named_before_the_first_step_as_the_users_fault(
     tmp_path: Path, body: str, said: str
 ) -> None:

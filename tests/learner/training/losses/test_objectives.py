@@ -28,7 +28,6 @@ from prefixrl.learner.training.objectives import (
     value_mask,
 )
 from prefixrl.learner.training.ppo import PolicyTerms, policy_loss
-from support.tables import table
 
 K = 8
 NAMES = tuple(OBJECTIVES)
@@ -344,14 +343,77 @@ def test_a_users_function_sees_all_rows_and_replaces_the_baseline(tmp_path: Path
         assert found.advantages[i, :size].tolist() == pytest.approx(twin, abs=1e-3)
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param("import numpy; return numpy.array([0.5, -1])", id="numpy array"),
+        pytest.param(
+            "import numpy; return (numpy.float32(0.5), numpy.int64(-1))", id="numpy scalars"
+        ),
+        pytest.param("import torch; return torch.tensor([0.5, -1.0])", id="torch tensor"),
+        pytest.param("import torch; return [torch.tensor(0.5), -1]", id="a torch scalar"),
+    ],
+)
 def test_a_users_function_may_give_arrays_and_their_scalars(tmp_path: Path, body: str) -> None:
     found = row_rewards(written(tmp_path, body), (0.5, 1.0), (3, 4))
     assert found == [0.5, -1.0]
     assert {type(value) for value in found} == {float}
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        pytest.param(
+            "return rewards[1:]",
+            "returned 1 values; expected a list of 2, one per row",
+            id="too few",
+        ),
+        pytest.param(
+            "return None", "returned NoneType; expected a list of 2, one per row", id="None"
+        ),
+        pytest.param(
+            "return [0.0, float('nan')]",
+            r"returned nan for row 1 \(reward 1.0, group 4\)",
+            id="nan",
+        ),
+        pytest.param(
+            "return ['a', 0]", r"returned 'a' for row 0 \(reward 0.5, group 3\)", id="a string"
+        ),
+        pytest.param(
+            "return [10 ** 400, 0]",
+            r"returned inf for row 0 \(reward 0.5, group 3\)",
+            id="an integer beyond floats",
+        ),
+        pytest.param(
+            "return [0, 10 ** 5000]",
+            r"returned inf for row 1 \(reward 1.0, group 4\)",
+            id="a longer integer beyond floats",
+        ),
+        pytest.param(
+            "import sys; sys.exit()", r"failed: SystemExit:  \(mine.py, line 2\)", id="an exit"
+        ),
+        pytest.param(
+            "import asyncio; raise asyncio.CancelledError",
+            r"failed: CancelledError:  \(mine.py, line 2\)",
+            id="a cancellation",
+        ),
+        pytest.param(
+            "import numpy; return numpy.zeros(3)",
+            "returned 3 values; expected a list of 2",
+            id="an array of another length",
+        ),
+        pytest.param(
+            "import numpy; return numpy.zeros((2, 2))",
+            r"returned \[0.0, 0.0\] for row 0",
+            id="an array of two dimensions",
+        ),
+        pytest.param(
+            "return [1 / 0]",
+            r"failed: ZeroDivisionError: division by zero \(mine.py, line 2\)",
+            id="an exception",
+        ),
+    ],
+)
 def test_a_users_function_that_gives_no_advantages_ends_the_run_by_its_name(
     tmp_path: Path, body: str, expected: str
 ) -> None:

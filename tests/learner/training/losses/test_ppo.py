@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from prefixrl.learner.training import ppo
-from support.tables import table
 
 Aggregation = Literal["token", "sequence"]
 INF = math.inf
@@ -273,7 +272,17 @@ def one_token(
     return loss.item(), logprob.grad.item(), bool(sums["clipped"].item())
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "objective", "is_clipped"),
+    [
+        pytest.param(1.25, 1.0, 1.25, False, id="good, inside"),
+        pytest.param(1.5, 1.0, 1.3, True, id="good, clipped above"),
+        pytest.param(0.7, -1.0, -0.8, True, id="bad, clipped below"),
+        pytest.param(2.5, -1.0, -2.5, False, id="bad, above"),
+        pytest.param(5.0, -1.0, -3.0, True, id="bad, dual clip"),
+        pytest.param(5.0, 1.0, 1.3, True, id="good, far above"),
+    ],
+)
 def test_the_clip_is_asymmetric_and_a_bad_token_costs_no_more_than_the_dual_clip(
     ratio: float, advantage: float, objective: float, is_clipped: bool
 ) -> None:

@@ -27,7 +27,6 @@ from support.models.tiny_model import (
     save_model,
     with_tokenizer,
 )
-from support.tables import table
 
 pytestmark = DEEPSPEED_WARNINGS
 
@@ -161,7 +160,15 @@ def mean_advantages(
     return found
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("name", "form", "zscore"),
+    [
+        pytest.param("rloo", "paper", "group", id="RLOO"),
+        pytest.param("grpo", "zscore", "group", id="GRPO by group"),
+        pytest.param("grpo", "zscore", "buffer", id="GRPO by buffer"),
+        pytest.param("dr_grpo", "mean", "group", id="Dr. GRPO"),
+    ],
+)
 def test_without_a_critic_advantages_are_those_of_plain_loops(
     adapter: Path, name: str, form: str, zscore: str
 ) -> None:
