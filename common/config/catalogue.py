@@ -88,10 +88,10 @@ def _walk(node: dict[str, Any], definitions: dict[str, Any], path: str) -> Itera
 
 
 def _section(field: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any] | None:
-    for each in (field, *field.get("anyOf", ())):
-        found = definitions.get(each.get("$ref", "").rsplit("/", 1)[-1], {})
-        if "properties" in found:
-            section: dict[str, Any] = found
+    for schema in (field, *field.get("anyOf", ())):
+        definition = definitions.get(schema.get("$ref", "").rsplit("/", 1)[-1], {})
+        if "properties" in definition:
+            section: dict[str, Any] = definition
             return section
     return None
 
@@ -101,8 +101,8 @@ def _values(field: dict[str, Any], definitions: dict[str, Any]) -> Iterator[str]
     if "$ref" in field:
         field = definitions[field["$ref"].rsplit("/", 1)[-1]]
     if "anyOf" in field:
-        for each in field["anyOf"]:
-            yield from _values(each, definitions)
+        for schema in field["anyOf"]:
+            yield from _values(schema, definitions)
     elif "const" in field:
         yield toml(field["const"])
     elif "enum" in field:

@@ -42,9 +42,9 @@ class LoraConfig(Section):
         ]
         if self.publish == "merged" or not (heads or self.rank > LOW_RANKS[-1]):
             return None
-        given = f"target_modules = {heads}" if heads else f"rank = {self.rank}"
+        setting = f"target_modules = {heads}" if heads else f"rank = {self.rank}"
         return (
-            f"learner.lora.{given}: vLLM takes matrices of rank {LOW_RANKS[-1]} at most, and none on the head or the "
+            f"learner.lora.{setting}: vLLM takes matrices of rank {LOW_RANKS[-1]} at most, and none on the head or the "
             f'embedding; change it, use rollout.engine = "transformers", or send whole weights with '
             f'learner.lora.publish = "merged"'
         )

@@ -151,8 +151,8 @@ def _explain(loc: tuple[int | str, ...], kind: str, message: str, value: object)
     return f"  {key} = {json.dumps(value, default=str)}: {message}"
 
 
-def _nearest(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+def _nearest(name: str, keys: list[str]) -> str:
+    near = difflib.get_close_matches(name, keys, n=1, cutoff=0.75)
     settings = catalogue.settings()
     elsewhere = [each.key for each in settings if each.key.rpartition(".")[2] == name]
     # A section that is called nearly so is meant less often than a key that is called just so.
@@ -162,8 +162,8 @@ def _nearest(name: str, known: list[str]) -> str:
         return f"; did you mean {SYNONYMS[name]!r}?"
     if not near and name in ABSENT:
         return f"; there is none, because {ABSENT[name]}"
-    near = near or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(known)}"
+    near = near or difflib.get_close_matches(name, keys, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(keys)}"
 
 
 def _known_keys(loc: tuple[int | str, ...]) -> list[str]:
@@ -263,9 +263,9 @@ def _with_upload(checkpoint: CheckpointConfig, base: Path) -> CheckpointConfig:
 
 def _with_functions(section: AnySection, name: str, functions: Mapping[str, str]) -> AnySection:
     """Return a section with its resolved functions, by keys of the run file."""
-    own = {
+    of_section = {
         key.removeprefix(f"{name}."): function_ref
         for key, function_ref in functions.items()
         if key.startswith(f"{name}.")
     }
-    return section.model_copy(update=own)
+    return section.model_copy(update=of_section)

@@ -105,11 +105,11 @@ def toml(value: object) -> str:
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json", exclude_unset=True)
     if isinstance(value, dict):
-        named = {
+        quoted = {
             name if re.fullmatch(r"[\w-]+", name) else toml(name): each
             for name, each in value.items()
         }
-        pairs = [f"{name} = {toml(each)}" for name, each in named.items()]
+        pairs = [f"{name} = {toml(each)}" for name, each in quoted.items()]
         return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml, value))}]"

@@ -76,23 +76,23 @@ class VllmConfig(Section):
 
     def changes_of_distribution(self) -> list[str]:
         """List the keys, with their values, that make it another policy than the weights."""
-        found = [f"quantization = {self.quantization!r}"] if self.quantization is not None else []
+        changes = [f"quantization = {self.quantization!r}"] if self.quantization is not None else []
         cache = self.options.get("kv_cache_dtype", "auto")
-        found += (
+        changes += (
             [f"options.kv_cache_dtype = {cache!r}"] if cache not in ("auto", "bfloat16") else []
         )
-        return found
+        return changes
 
     def _check_options(self, info: ValidationInfo) -> None:
-        named = sorted(set(self.options) & (set(type(self).model_fields) - {"options"}))
-        if named:
+        section_keys = sorted(set(self.options) & (set(type(self).model_fields) - {"options"}))
+        if section_keys:
             raise ValueError(
-                f"options sets {', '.join(named)}: these are keys of this section itself"
+                f"options sets {', '.join(section_keys)}: these are keys of this section itself"
             )
-        taken = sorted(set(self.options) & OWN_OPTIONS)
-        if taken:
+        own_options = sorted(set(self.options) & OWN_OPTIONS)
+        if own_options:
             raise ValueError(
-                f"options sets {', '.join(taken)}: this software sets them itself; leave them out"
+                f"options sets {', '.join(own_options)}: this software sets them itself; leave them out"
             )
 
 
@@ -356,20 +356,20 @@ class ScorerConfig(EngineConfig):
         )
 
     def _check_shares(self, info: ValidationInfo) -> None:
-        own, prm = self.vllm.gpu_memory_utilization, self.prm
+        target_share, prm = self.vllm.gpu_memory_utilization, self.prm
         is_one_device = prm is not None and prm.device != "cpu" and self.device != "cpu"
         if (
-            own is None
+            target_share is None
             or prm is None
             or prm.engine != "vllm"
             or not is_one_device
-            or own + prm.device_share <= 1
+            or target_share + prm.device_share <= 1
         ):
             return
         raise ValueError(
-            f"vllm.gpu_memory_utilization = {own:g} with prm.gpu_memory_utilization = "
+            f"vllm.gpu_memory_utilization = {target_share:g} with prm.gpu_memory_utilization = "
             f"{prm.device_share:g}: target and process reward model are on one GPU and would have "
-            f"{own + prm.device_share:.2f} of its memory; lower one"
+            f"{target_share + prm.device_share:.2f} of its memory; lower one"
         )
 
     def _check_texts(self, info: ValidationInfo) -> None:
@@ -422,12 +422,12 @@ class SimulatedConfig(Section):
     """Rows that an engine works on at once. Absent: those of four tasks."""
 
 
-def _one_each(given: Any) -> Any:
+def _one_each(value: Any) -> Any:
     """Read `[0, 1]` as `[[0], [1]]`: a process with one GPU."""
     return (
-        [[each] if isinstance(each, int) else each for each in given]
-        if isinstance(given, list)
-        else given
+        [[each] if isinstance(each, int) else each for each in value]
+        if isinstance(value, list)
+        else value
     )
 
 

@@ -97,8 +97,8 @@ def group_advantages(
 
 def moments(x: Tensor, mask: Tensor) -> Tensor:
     """Return sum, sum of squares and count of x in the mask: float64, shape (3,), per rank."""
-    kept = x[mask].double()
-    return torch.stack([kept.sum(), kept.square().sum(), mask.sum().double()])
+    values = x[mask].double()
+    return torch.stack([values.sum(), values.square().sum(), mask.sum().double()])
 
 
 def whiten(x: Tensor, mask: Tensor, moments: Tensor, floor: float) -> tuple[Tensor, bool]:

@@ -248,7 +248,7 @@ def _sample(data: IterationData, row: int) -> Sample:
 
 
 def _with_proximal(
-    iteration: int, own: Sequence[PreparedMicroBatch], logprobs: Sequence[Tensor]
+    iteration: int, minibatch: Sequence[PreparedMicroBatch], logprobs: Sequence[Tensor]
 ) -> list[PreparedMicroBatch]:
     """Return micro-batches with p as a step saw it. A collective.
 
@@ -256,14 +256,14 @@ def _with_proximal(
         TrainingFault: p is not finite on some rank.
     """
     bad = [
-        (~torch.isfinite(seen[each.batch.mask])).sum()
-        for seen, each in zip(logprobs, own, strict=True)
+        (~torch.isfinite(p[micro_batch.batch.mask])).sum()
+        for p, micro_batch in zip(logprobs, minibatch, strict=True)
     ]
     if sum_over_ranks(torch.stack(bad).sum()).item():
         raise TrainingFault(_fault_of_weights(iteration, "logprobs"))
     return [
-        replace(each, proximal=seen, is_proximal_late=False)
-        for each, seen in zip(own, logprobs, strict=True)
+        replace(micro_batch, proximal=p, is_proximal_late=False)
+        for micro_batch, p in zip(minibatch, logprobs, strict=True)
     ]
 
 
@@ -280,11 +280,16 @@ def _with_advantages(
     """Compute advantages per row, then whiten with the moments over all ranks."""
     rewards = row_rewards(objective, data.rewards, data.groups)
     estimates = [
-        [_estimate(micro_batch, rewards, objective) for micro_batch in own] for own in micro_batches
+        [_estimate(micro_batch, rewards, objective) for micro_batch in minibatch]
+        for minibatch in micro_batches
     ]
     reduced = sum_over_ranks(
         torch.stack(
-            [_advantage_counts(micro_batch, objective) for own in estimates for micro_batch in own]
+            [
+                _advantage_counts(micro_batch, objective)
+                for minibatch in estimates
+                for micro_batch in minibatch
+            ]
         ).sum(dim=0)
     )
     *sums, bad_logprobs = reduced.tolist()
@@ -295,24 +300,24 @@ def _with_advantages(
     if objective.whiten_floor is None:
         return Whitening(tuple(sums), False), estimates
     is_floored = False
-    done: list[list[PreparedMicroBatch]] = []
-    for own in estimates:
-        done.append([])
-        for micro_batch in own:
+    whitened: list[list[PreparedMicroBatch]] = []
+    for minibatch in estimates:
+        whitened.append([])
+        for micro_batch in minibatch:
             advantages, is_floored = whiten(
                 micro_batch.advantages, micro_batch.batch.mask, reduced[:3], objective.whiten_floor
             )
-            done[-1].append(replace(micro_batch, advantages=advantages))
-    return Whitening(tuple(sums), is_floored), done
+            whitened[-1].append(replace(micro_batch, advantages=advantages))
+    return Whitening(tuple(sums), is_floored), whitened
 
 
 def _estimate(
     micro_batch: PreparedMicroBatch, rewards: Sequence[float], objective: Objective
 ) -> PreparedMicroBatch:
-    own = torch.zeros_like(micro_batch.batch.rewards)
+    row_advantages = torch.zeros_like(micro_batch.batch.rewards)
     if micro_batch.rows:
-        own = own.new_tensor([rewards[row] for row in micro_batch.rows])
-    return estimate(objective, micro_batch, own)
+        row_advantages = row_advantages.new_tensor([rewards[row] for row in micro_batch.rows])
+    return estimate(objective, micro_batch, row_advantages)
 
 
 def _advantage_counts(micro_batch: PreparedMicroBatch, objective: Objective) -> Tensor:
@@ -337,7 +342,7 @@ def _normalisers(
 
 def _optimise(
     models: Models,
-    own: Sequence[PreparedMicroBatch],
+    minibatch: Sequence[PreparedMicroBatch],
     objective: Objective,
     normalisers: tuple[float, float],
     schedule: tuple[int, int],
@@ -353,8 +358,8 @@ def _optimise(
     is_actor_trained = models.optimizer_steps >= frozen_steps
     totals: ppo.Sums = {}
     logprobs: list[Tensor] = []
-    for index, micro_batch in enumerate(own):
-        is_last = index == len(own) - 1
+    for index, micro_batch in enumerate(minibatch):
+        is_last = index == len(minibatch) - 1
         with torch.set_grad_enabled(is_actor_trained):
             terms = _policy_terms(models, micro_batch)
             loss, sums = ppo.policy_loss(terms, objective.policy, max(policy_normaliser, 1.0))
@@ -401,9 +406,9 @@ def _backward_critic(
     values = models.forward_critic(micro_batch.batch)
     if models.critic is None or values is None:
         return {}
-    asked = value_mask(objective, micro_batch.batch.mask)
+    mask = value_mask(objective, micro_batch.batch.mask)
     loss, sums = ppo.value_loss(
-        ppo.ValueTerms(values, micro_batch.old_values, micro_batch.returns, asked),
+        ppo.ValueTerms(values, micro_batch.old_values, micro_batch.returns, mask),
         objective.value_clip,
         objective.policy.aggregation,
         normaliser,

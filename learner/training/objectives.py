@@ -64,7 +64,7 @@ class RowFunction:
     def advantages(self, rewards: Sequence[float], groups: Sequence[int]) -> list[float]:
         """Return the advantage of each row; raises ConfigError where they are not numbers."""
         try:
-            with loss_function.watched(self.label, f"{len(rewards)} rewards"):
+            with loss_function.time_watched(self.label, f"{len(rewards)} rewards"):
                 returned = self.function(list(rewards), list(groups))
         except BaseException as error:  # whatever it raises is its own: signals raise nothing here
             reason = user_function.explain(error, self.path)

@@ -146,10 +146,10 @@ def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: KlEstimator) -> 
 
 def aggregate(x: Tensor, mask: Tensor, aggregation: Aggregation, normaliser: float) -> Tensor:
     """Return sum over tokens / normaliser, or sum over rows of the row's mean / normaliser."""
-    kept = torch.where(mask, x, 0.0)
+    counted = torch.where(mask, x, 0.0)
     if aggregation == "token":
-        return kept.sum() / normaliser
-    return (kept.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum() / normaliser
+        return counted.sum() / normaliser
+    return (counted.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum() / normaliser
 
 
 def policy_loss(
@@ -358,11 +358,11 @@ def drift_sums(
 
 def drift_by_age(sums: Tensor) -> tuple[AgeDrift, ...]:
     """Return the drift of every age that was trained and is finite, youngest first."""
-    found = (_drift(age, row) for age, row in enumerate(sums.tolist()) if row[0])
+    drifts = (_drift(age, row) for age, row in enumerate(sums.tolist()) if row[0])
     return tuple(
-        each
-        for each in found
-        if math.isfinite(each.gap + each.ess_fraction + each.row_ess_fraction)
+        drift
+        for drift in drifts
+        if math.isfinite(drift.gap + drift.ess_fraction + drift.row_ess_fraction)
     )
 
 

@@ -137,7 +137,9 @@ def with_step_rewards(
         measured: [minibatch][micro-batch] of this rank.
     """
     own_rows = torch.zeros(len(data.rewards), 3, dtype=torch.float64)
-    for row in (row for minibatch in measured for each in minibatch for row in each.rows):
+    for row in (
+        row for minibatch in measured for micro_batch in minibatch for row in micro_batch.rows
+    ):
         steps = row_steps(data.samples[row])
         own_rows[row] = torch.tensor(step_moments(steps), dtype=torch.float64)
     sums = sum_over_ranks(own_rows.to(measured[0][0].batch.mask.device)).tolist()
@@ -147,7 +149,10 @@ def with_step_rewards(
         moments, groups, objective.process_baseline, objective.std_floor or 0.0
     )
     return [
-        [replace(each, steps=_step_rewards(each, data, objective, baselines)) for each in minibatch]
+        [
+            replace(micro_batch, steps=_step_rewards(micro_batch, data, objective, baselines))
+            for micro_batch in minibatch
+        ]
         for minibatch in measured
     ]
 
@@ -192,18 +197,25 @@ def _learn(
     assert models.reward is not None and models.reward.trained is not None, "a model that learns"
     trained = models.reward.trained
     counts = torch.stack(
-        [torch.stack([each.batch.mask.any(dim=1).sum() for each in own]).sum() for own in measured]
+        [
+            torch.stack(
+                [micro_batch.batch.mask.any(dim=1).sum() for micro_batch in minibatch]
+            ).sum()
+            for minibatch in measured
+        ]
     )
     losses, steps = [], []
-    for own, theirs, rows in zip(
+    for minibatch, of_minibatch, rows in zip(
         measured, references, sum_over_ranks(counts.double()).tolist(), strict=True
     ):
         total = torch.zeros((), dtype=torch.float64, device=models.device)
-        for index, (each, reference) in enumerate(zip(own, theirs, strict=True)):
-            log_ratio = models.forward_reward(each.batch) - reference
-            labels = reference.new_tensor([outcomes[row] for row in each.rows] or [0.0])
-            loss = implicit.outcome_loss(log_ratio, each.batch.mask, labels, beta, max(rows, 1.0))
-            trained.backward(loss, index == len(own) - 1)
+        for index, (micro_batch, reference) in enumerate(zip(minibatch, of_minibatch, strict=True)):
+            log_ratio = models.forward_reward(micro_batch.batch) - reference
+            labels = reference.new_tensor([outcomes[row] for row in micro_batch.rows] or [0.0])
+            loss = implicit.outcome_loss(
+                log_ratio, micro_batch.batch.mask, labels, beta, max(rows, 1.0)
+            )
+            trained.backward(loss, index == len(minibatch) - 1)
             total += loss.detach().double()
         losses.append(total)
         steps.append(trained.step(0, 1))

@@ -83,46 +83,55 @@ def _check_source(key: str, what: str, path: Path, name: str) -> None:
             f"{what}: {path} is not valid Python: {explain(error, path)}; mend the file"
         ) from None
     bound = {
-        each.get_name() for each in table.get_symbols() if each.is_assigned() or each.is_imported()
+        symbol.get_name()
+        for symbol in table.get_symbols()
+        if symbol.is_assigned() or symbol.is_imported()
     }
     takes_all = any(isinstance(node, ast.alias) and node.name == "*" for node in ast.walk(tree))
     if name not in bound and not takes_all:
         functions = [
-            each.name
-            for each in tree.body
-            if isinstance(each, ast.FunctionDef) and each.name[0] != "_"
+            statement.name
+            for statement in tree.body
+            if isinstance(statement, ast.FunctionDef) and statement.name[0] != "_"
         ]
-        known = f"it defines {', '.join(functions)}" if functions else "it defines no function"
-        raise ConfigError(f"{what}: {path} has no {name!r}; {known}")
-    last = [each for each in tree.body if name in _bound_by(each)][-1:]
-    for each in last:
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and not each.decorator_list:
-            _check_call(key, what, _signature(each.args), isinstance(each, ast.AsyncFunctionDef))
+        names_there = (
+            f"it defines {', '.join(functions)}" if functions else "it defines no function"
+        )
+        raise ConfigError(f"{what}: {path} has no {name!r}; {names_there}")
+    last = [statement for statement in tree.body if name in _bound_by(statement)][-1:]
+    for statement in last:
+        if (
+            isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
+            and not statement.decorator_list
+        ):
+            _check_call(
+                key, what, _signature(statement.args), isinstance(statement, ast.AsyncFunctionDef)
+            )
 
 
 def _bound_by(statement: ast.stmt) -> set[str]:
     """Return the names that a statement of a module may bind."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {statement.name}
-    found = set()
-    for each in ast.walk(statement):
-        match each:
+    names = set()
+    for node in ast.walk(statement):
+        match node:
             case ast.Name(id=name, ctx=ast.Store()):
-                found.add(name)
+                names.add(name)
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                found.add(each.name)
+                names.add(node.name)
             case ast.alias():
-                found.add(each.asname or each.name)
-    return found
+                names.add(node.asname or node.name)
+    return names
 
 
 def _signature(arguments: ast.arguments) -> inspect.Signature:
     """Return the signature that a definition has, without its defaults' values and annotations."""
-    for each in ast.walk(arguments):
-        if isinstance(each, ast.arg):
-            each.annotation = None
+    for node in ast.walk(arguments):
+        if isinstance(node, ast.arg):
+            node.annotation = None
     arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
-    arguments.kw_defaults = [each and ast.Constant(None) for each in arguments.kw_defaults]
+    arguments.kw_defaults = [default and ast.Constant(None) for default in arguments.kw_defaults]
     bare = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, ast.Constant(None))))
     return inspect.signature(eval(compile(bare, "<signature>", "eval")))  # noqa: S307  nothing of the user's is left in it
 
@@ -132,9 +141,9 @@ _DEFERRED = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.i
 
 def _check_call(key: str, what: str, signature: inspect.Signature, is_async: bool) -> None:
     first, by_name = CALLS[key]
-    named = {name: None for name in by_name & signature.parameters.keys()}
-    asked = f"it is called with {', '.join(first)}"
-    asked += (
+    by_keyword = {name: None for name in by_name & signature.parameters.keys()}
+    call = f"it is called with {', '.join(first)}"
+    call += (
         f", and by name with {' and '.join(sorted(by_name))} where it has such a parameter"
         if by_name
         else ""
@@ -144,9 +153,9 @@ def _check_call(key: str, what: str, signature: inspect.Signature, is_async: boo
             f"{what} is async or a generator: nothing awaits or iterates it; use def and return"
         )
     try:
-        signature.bind(*first, **named)
+        signature.bind(*first, **by_keyword)
     except TypeError as error:
-        raise ConfigError(f"{what} takes {signature}: {error}; {asked}") from None
+        raise ConfigError(f"{what} takes {signature}: {error}; {call}") from None
 
 
 def check_call(key: str, function_ref: str) -> None:

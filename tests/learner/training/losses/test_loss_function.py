@@ -43,7 +43,7 @@ Row = list[Token]
 HEAD = "import time, torch\ndef loss(logprobs, proximal, behaviour, advantages, mask):\n    "
 
 
-def settings_of(own: loss_function.OwnLoss) -> PolicySettings:
+def settings_of(own: loss_function.UserLoss) -> PolicySettings:
     return PolicySettings("none", 0.2, 2.0, "token", 0.0, 0.0, "k3", loss_function=own)
 
 
@@ -323,8 +323,8 @@ def test_a_slow_loss_is_named_once_and_still_counts(
         own = loss_function.load(
             written(tmp_path, "time.sleep(0.3); return (logprobs * mask).sum(), {}")
         )
-    assert [each.getMessage().partition(" for 0.05 s")[0] for each in caplog.records] == [
-        f"algorithm.loss_function = '{tmp_path}/mine.py:loss' has worked on a micro-batch of 4 rows x 6 tokens"
+    assert [each.getMessage().partition(" so far")[0] for each in caplog.records] == [
+        f"algorithm.loss_function = '{tmp_path}/mine.py:loss' has taken 0.05 s for a micro-batch of 4 rows x 6 tokens"
     ]
     assert own.metrics == ()
 
@@ -381,6 +381,6 @@ def test_columns_are_given_by_name_and_entropy_is_pushed_too(tmp_path: Path) -> 
     )
     terms = replace(random_terms(1)[0], ages=torch.full((4, 7), 2))
     entropy = terms.entropy.requires_grad_()
-    loss, sums = policy_loss(terms, settings_of(loss_function.OwnLoss(f"{path}:loss")), 2.0)
+    loss, sums = policy_loss(terms, settings_of(loss_function.UserLoss(f"{path}:loss")), 2.0)
     (found,) = torch.autograd.grad(loss, entropy)
     assert torch.equal(found, -0.5 * terms.mask.double()) and sums["loss/age"].item() == 34.0
