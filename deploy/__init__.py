@@ -9,7 +9,6 @@ track/       `prefixrl track`: metrics in TensorBoard, Weights & Biases and othe
 serve/       `prefixrl serve`: the adapter and its target behind OpenAI's HTTP interface
 sweep/       `prefixrl sweep`: many runs from one file
 slurm/       `prefixrl slurm`, `scale`, `kubernetes`: a run as jobs of a cluster
-systemd/     `prefixrl systemd`: a run as services
 container    images for Docker and Apptainer
 examples/    complete small runs
 python/      `import prefixrl`: installed as the module of the whole package

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from prefixrl.deploy.__main__ import main
+from prefixrl.deploy.commands.command_groups import GONE
 from support.paths import EXAMPLE
 from support.tiers import mostly_nightly
 
@@ -40,15 +42,6 @@ HELP = {
     "deploy list": ["--json", "FOLDER"],
     "deploy compare": ["RUNS"],
     "learner": ["--check", "--set KEY=VALUE", "Executes the Python files", "RUN_FILE"],
-    "deploy systemd install": [
-        "--as-user",
-        "--name",
-        "--print",
-        "--set KEY=VALUE",
-        "--user",
-        "RUN_FILE",
-    ],
-    "deploy systemd uninstall": ["--name", "--user"],
     "deploy keygen": ["--new", "--remove", "--worker", "RUN_DIRECTORY"],
     "deploy worker-command": ["--key", "--role", "RUN_DIRECTORY"],
     "rollout": ["--connect", "--device", "--engine", "--grace-s", "--key", "--model", "--run"],
@@ -215,3 +208,9 @@ def assert_one_message(done: "subprocess.CompletedProcess[str]", message: str) -
 def test_a_directory_that_may_not_be_written_is_one_message() -> None:
     done = run("deploy launch", str(EXAMPLE / "run.toml"), "--set", "directory=/sys/prefixrl")
     assert_one_message(done, "error: /sys/prefixrl may not be written or read: ")
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_a_command_of_an_earlier_release_is_refused_with_what_takes_its_place(name: str) -> None:
+    done = CliRunner().invoke(main, [name, "runs/a"])
+    assert done.exit_code == 2 and f"there is no command {name!r} any more" in done.output
