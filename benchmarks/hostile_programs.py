@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from prefixrl.scorer.verifier.child import judge_program
+from prefixrl.scorer.verifier.child import judge_any
 from prefixrl.scorer.verifier.exchange import ChildQuestion
 
 TIMEOUT_S = 1
@@ -152,7 +152,7 @@ def judged(names: list[str]) -> Iterator[dict[str, object]]:
     """Verdict and seconds of each program."""
     for name in names:
         began_s = time.perf_counter()
-        found = judge_program(ChildQuestion(GOLD, HOSTILE[name], TIMEOUT_S, code="answers"))
+        found = judge_any(ChildQuestion(GOLD, HOSTILE[name], TIMEOUT_S, code="answers"))
         yield {
             "name": name,
             "outcome": found.outcome,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from prefixrl.common.config.foreign.verifier import WITH_MATHEMATICAL_GOLD
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import DataError, Halted, PeerLost, TrainingFault
 from prefixrl.common.host.hub import model_folder
@@ -78,7 +79,7 @@ def _lead(
     )
     golds = None
     try:
-        answers = [each for each in training if each.code != "tests"]
+        answers = [each for each in training if each.code in WITH_MATHEMATICAL_GOLD]
         if not config.reward.is_own and answers:
             golds = GoldCheck(answers, directory, config.scorer.verify_timeout_s)
         service.ready(f"serving {config.directory} at iteration {completed}, loading models")

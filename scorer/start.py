@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from prefixrl.common.config.foreign import user_function
+from prefixrl.common.config.foreign.verifier import load_verifier
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.host.hub import model_folder
 from prefixrl.common.host.start_line import start_line
@@ -112,7 +113,14 @@ def _verifier(session: WorkerSession, digests: ModelDigests) -> JudgeThread:
             function_ref, digests.reward_function, names, session.config.reward.weights
         )
     data = session.config.data
-    choices = Choices(section.boxes == "sentence", data.float_tolerance, section.program_packages)
+    for name in data.added_verifiers:
+        load_verifier(name)  # a child would not say what is wrong with it
+    choices = Choices(
+        section.boxes == "sentence",
+        data.float_tolerance,
+        section.program_packages,
+        data.added_verifiers,
+    )
     if function is None and data.runs_programs and (reason := sandbox.probe(choices.packages)):
         raise ConfigError(
             f"data.code = {data.code!r}, or a problem set with coding tasks, needs isolated programs: {reason}; start "

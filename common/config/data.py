@@ -7,9 +7,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from prefixrl.common.config.foreign.files import read_toml
+from prefixrl.common.config.foreign.verifier import (
+    BUILT_IN,
+    MATHEMATICS,
+    SANDBOXED,
+    WITH_MATHEMATICAL_GOLD,
+    check_verifier,
+)
 from prefixrl.common.config.section import Positive, PositiveFloat, Section
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.wire.messages.groups import CodeMode
@@ -18,6 +25,8 @@ Reading = Literal["as_it_is", "joined", "after_hashes", "last_box", "last_number
 """Way of reading a column; `Source.answer_reading` explains the values."""
 
 Column = tuple[str, Reading]
+
+VerifierName = Annotated[CodeMode, AfterValidator(check_verifier)]
 
 BOXED = "\n\nThink step by step, and write the final answer in \\boxed{}."
 """Suffix of questions that do not state the form of the answer."""
@@ -128,7 +137,7 @@ class Source(Section):
     keep_system: bool | None = None
     """Conversations are asked with their own system turn, except of a model whose section has a `system`. Absent: true
     for plain files, false for problem sets (eurus2_rl)."""
-    code: CodeMode | None = None
+    code: VerifierName | None = None
     """Replaces `data.code` for this source."""
     id_column: str | None = None
     question_column: str | None = None
@@ -226,10 +235,11 @@ class DataConfig(Section):
     after_hashes: the text after the last `####`. last_box: the content of the last box. last_number: the last number.
     before_unit: the text before a unit in brackets. joined: a list, with commas between. Absent: guessed from the first
     rows and named by `--check`; with `reward.function` and for tests as_it_is."""
-    code: CodeMode = "none"
-    """Programs in answers that scorers run, in a sandbox. none: no program is run. answers: the answer is the value of
+    code: VerifierName = MATHEMATICS
+    """How answers are judged. none: as mathematics, and no program is run. answers: the answer is the value of
     an `<llm-code>` block, or of a function that the text defines. tests: the gold answer is JSON with inputs, outputs
-    and optionally fn_name, or asserts; the reward is the share of the first ten that the answer's program passes."""
+    and optionally fn_name, or asserts; the reward is the share of the first ten that the answer's program
+    passes. Programs run in a sandbox. Another name: the verifier of that name that an installed package adds."""
     float_tolerance: Annotated[float, Field(gt=0, le=0.01)] = 1e-9
     """Relative difference up to which a float that a program gives is right; 1e-6 as in contests is absolute too."""
     family_column: str | None = None
@@ -254,14 +264,25 @@ class DataConfig(Section):
             )
 
     @property
+    def verifiers(self) -> frozenset[str]:
+        """The names of the verifiers that judge the answers to some problems."""
+        return frozenset(source.code_of(self.code) for source in (*self.train, *self.eval))
+
+    @property
+    def added_verifiers(self) -> tuple[str, ...]:
+        """Those of them that installed packages add."""
+        return tuple(sorted(self.verifiers - set(BUILT_IN)))
+
+    @property
     def runs_programs(self) -> bool:
         """True if answers to some problems may be judged by running programs."""
-        return any(source.code_of(self.code) != "none" for source in (*self.train, *self.eval))
+        return not self.verifiers.isdisjoint(SANDBOXED)
 
     @property
     def has_fractions(self) -> bool:
-        """True if some training problems may be rewarded by the share of passed tests."""
-        return any(source.code_of(self.code) == "tests" for source in self.train)
+        """True if some training problems may have rewards between 0 and 1."""
+        verifiers = {source.code_of(self.code) for source in self.train}
+        return not verifiers <= set(WITH_MATHEMATICAL_GOLD)
 
     @property
     def weights(self) -> tuple[float, ...] | None:

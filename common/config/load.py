@@ -20,6 +20,7 @@ from prefixrl.common.config.catalogue import ABSENT, GONE_KEYS, GONE_VALUES, SYN
 from prefixrl.common.config.data import resolve
 from prefixrl.common.config.foreign import user_function
 from prefixrl.common.config.foreign.files import explained, read_bytes, read_toml
+from prefixrl.common.config.foreign.verifier import load_verifier
 from prefixrl.common.config.prompting import GGUF, AnyModel, checkpoint_of, with_texts
 from prefixrl.common.config.run import CheckpointConfig, RunConfig
 from prefixrl.common.config.section import FROM_RUN_FILE, Section
@@ -57,7 +58,12 @@ def from_flags(document: dict[str, Any], settings: tuple[str, ...]) -> RunConfig
 
 
 def import_functions(config: RunConfig) -> None:
-    """Execute the files of the user's functions; raises ConfigError naming the key of a bad one."""
+    """Execute the files of the user's functions, and import the verifiers of packages that the run names.
+
+    Raises ConfigError, which names the key of a bad function, the package of a bad verifier.
+    """
+    for name in config.data.added_verifiers:
+        load_verifier(name)
     for key in user_function.CALLS:
         function_ref = attrgetter(key)(config)
         try:

@@ -17,6 +17,7 @@ import msgspec
 
 from prefixrl.common.config.data import EVAL_FILE, TRAIN_FILE, DataConfig, Source, resolve
 from prefixrl.common.config.foreign.files import read_json
+from prefixrl.common.config.foreign.verifier import MATHEMATICS, SANDBOXED
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.evaluation import plans as planning
@@ -201,8 +202,10 @@ def _kept(path: Path, sources: tuple[Source, ...], code: CodeMode) -> tuple[Sour
     """Return the file with the problems that a run kept; the sources where it never began."""
     if not path.exists():
         return sources
-    runs_programs = any(source.code_of(code) != "none" for source in sources)
-    return (Source(path=str(path.resolve()), code="tests" if runs_programs else "none"),)
+    verifiers = {source.code_of(code) for source in sources} - {MATHEMATICS}
+    runs_programs = not verifiers.isdisjoint(SANDBOXED)
+    verifier = "tests" if runs_programs else max(verifiers, default=MATHEMATICS)
+    return (Source(path=str(path.resolve()), code=verifier),)
 
 
 def _prepare(plan: planning.OfflinePlan, config: RunConfig, fresh: bool) -> None:

@@ -50,6 +50,8 @@ class TrainedRow(msgspec.Struct, frozen=True):
     """With `scorer.prm` and one continuation the verdict, the scores of its steps, and where they end."""
     parts: dict[str, float] = {}
     """Other numbers that a reward function gave, by name."""
+    rule: str = ""
+    """What decided the verdict (`docs/verification.md`)."""
 
 
 class TrainedGroup(msgspec.Struct, frozen=True, kw_only=True):

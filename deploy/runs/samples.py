@@ -49,6 +49,8 @@ class SampleText(msgspec.Struct, frozen=True, kw_only=True):
     reward: float
     parts: str = ""
     """Other numbers that a reward function gave, as `name value`."""
+    rule: str = ""
+    """What decided the verdict (`docs/verification.md`)."""
     advantage: float | None
 
 
@@ -229,9 +231,10 @@ def lines_of(sample: SampleText) -> Iterator[str]:
     """Yield one sample for a person."""
     unknown = "left out" if sample.status in UNJUDGED else "not yet known"
     advantage = unknown if sample.advantage is None else f"{sample.advantage:+.3f}"
+    rule = f" by {sample.rule}" if sample.rule else ""
     yield (
         f"iteration {sample.iteration}, group {sample.group}, {sample.prompt_id}: reward "
-        f"{sample.reward:.3g} ({sample.parts or sample.status}), advantage {advantage}"
+        f"{sample.reward:.3g} ({sample.parts or sample.status}{rule}), advantage {advantage}"
     )
     parts = {"question": sample.question, "prefix": sample.prefix, "completion": sample.completion}
     for name, text in parts.items():

@@ -5,6 +5,7 @@ from itertools import product
 from pathlib import Path
 
 from prefixrl.common.config.foreign.files import read_json
+from prefixrl.common.config.foreign.verifier import MATHEMATICS
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.evaluation.accuracy import accuracy, means_by_problem
 from prefixrl.common.evaluation.plans import (
@@ -126,7 +127,7 @@ class CheckpointEvaluation:
             rows = self._requests.rows.get(f"{arm}.{name}.{end}", [])
             if (found := accuracy(rows)) is None:
                 continue
-            if found.samples > 1 and not self._config.data.runs_programs:
+            if found.samples > 1 and self._config.data.verifiers <= {MATHEMATICS}:
                 found = accuracy(with_votes(rows, self._config.scorer.verify_timeout_s)) or found
             first = rows[0]
             self._plan.check_weights(first.weights_digest)

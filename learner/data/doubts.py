@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 
 from prefixrl.common.config.data import Reading, Source
+from prefixrl.common.config.foreign.verifier import WITH_MATHEMATICAL_GOLD
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
 from prefixrl.learner.data.columns import shown
 from prefixrl.learner.data.rows import MARKS, Layout, Problem, text_of
@@ -38,7 +39,11 @@ def doubts(
     others = sum(
         questions.setdefault(plain(text_of(each)), each.gold) != each.gold for each in problems
     )
-    golds = [each.gold for each in problems if each.code != "tests" and shape.reading != "as_it_is"]
+    golds = [
+        each.gold
+        for each in problems
+        if each.code in WITH_MATHEMATICAL_GOLD and shape.reading != "as_it_is"
+    ]
     found = _about_golds(golds)
     if source.published not in (None, len(problems)):
         found.append(

@@ -20,6 +20,7 @@ from prefixrl.common.config.data import (
     Reading,
     Source,
 )
+from prefixrl.common.config.foreign.verifier import WITH_MATHEMATICAL_GOLD
 from prefixrl.common.prompts.program_tests import read_tests
 from prefixrl.common.wire.messages.groups import CodeMode, Prompt, Turn
 from prefixrl.learner.data.columns import (
@@ -192,7 +193,7 @@ def settled(layout: Layout, rows: Sequence[Values]) -> Layout:
         return layout
     question = layout.question if layout.template else _usual(layout.question, rows)
     answer = _usual(layout.answer, rows)
-    if layout.reading is None and layout.code != "tests":
+    if layout.reading is None and layout.code in WITH_MATHEMATICAL_GOLD:
         answer = ((answer[0][0], _guess(rows, answer)),)
     return replace(layout, question=question, answer=answer)
 

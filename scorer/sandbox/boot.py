@@ -11,7 +11,8 @@ import sys
 
 def read_source() -> str:
     """Prepare the interpreter, and return the source on stdin."""
-    builtins.exit = builtins.quit = sys.exit  # without `site` both are missing
+    # Without `site` both are missing.
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     sys.setrecursionlimit(600_000)
     sys.path += sys.argv[1:]
     del sys.argv[1:]

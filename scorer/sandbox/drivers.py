@@ -58,6 +58,9 @@ def print_result(
     if owner not in defined:
         owner = "Solution" if "Solution" in defined else ""
     function = getattr(defined[owner](), name) if owner else defined[name]  # type: ignore[operator]
-    value = function(**arguments) if isinstance(arguments, dict) else function(*arguments)
+    if isinstance(arguments, dict):
+        value = function(**arguments)  # type: ignore[operator]
+    else:
+        value = function(*arguments)  # type: ignore[operator]
     result.write(json.dumps(value, default=lambda items: sorted(items, key=repr)))
     result.close()

@@ -26,11 +26,13 @@ from prefixrl.scorer.served.endpoint import Endpoint
 from prefixrl.scorer.served.protocol import EndpointRefused, Retry, RowRefused
 from prefixrl.scorer.verifier.complaints import Complaints
 from prefixrl.scorer.verifier.pool_thread import LONGEST_WAIT_S, JudgeThread
+from prefixrl.scorer.verifier.rewards import no_reward, reward_of
 from prefixrl.scorer.verifier.rules.verify import Judgement
-from prefixrl.scorer.verifier.scoring import no_reward, reward_of
 
 log = logging.getLogger(__name__)
 
+RULE = "server"
+"""Rule of a verdict that a server gave."""
 GATHER_S = 0.01
 """Time in which answers that come together get into one batch."""
 _Row = tuple[int, str, str, str, CodeMode]
@@ -149,7 +151,8 @@ class RewardServer(JudgeThread):
             return self._without(
                 f"it gave {no_reward(given, self._section.weights)}", "function returned no reward"
             )
-        return Judgement(reward, "ok", (extract_answer(text) or "")[:MAX_ANSWER_CHARS], parts=parts)
+        extracted = (extract_answer(text) or "")[:MAX_ANSWER_CHARS]
+        return Judgement(reward, "ok", extracted, parts=parts, rule=RULE)
 
     def _without(self, reason: str, fault: Fault) -> Judgement:
         reason = f"reward.url {self._endpoint.url}: {reason}"

@@ -1,11 +1,14 @@
-"""`python -m prefixrl.scorer.verifier.child PARENT_PID [FUNCTION DIGEST LIMIT WEIGHTS]`: judge.
+"""`python -m prefixrl.scorer.verifier.child PARENT_PID template NAME... | function REF DIGEST LIMIT WEIGHTS`: judge.
 
 Started by `child_process.py`, never by hand. It is a process of its own because sympy may loop for minutes in C code
-that no alarm interrupts, or take all memory: such work can only be killed from outside. Without FUNCTION it is the
-template: it imports sympy, and for every two descriptors received through the socket on its stdin it forks a child that
-reads and writes there. With FUNCTION, a user's `file.py:name` whose file must have DIGEST, it leads a process group and
-forks once: the fork is a child that reads stdin, writes stdout, and calls that function instead of sympy. It ends with
-its input.
+that no alarm interrupts, or take all memory: such work can only be killed from outside.
+
+    template   it imports sympy and the verifiers of packages that are named, and for every two descriptors received
+               through the socket on its stdin it forks a child that reads and writes there
+    function   a user's `file.py:name` whose file must have DIGEST: it leads a process group and forks once; the fork
+               reads stdin, writes stdout, and calls that function instead of sympy
+
+Both end with their input.
 
     parent ── ChildQuestion ──▶ child ── ChildReady, then one ChildAnswer per question ──▶ parent
 """
@@ -27,20 +30,18 @@ import setproctitle
 
 from prefixrl.common.host.process import STOP_SIGNALS, die_with_parent
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
-from prefixrl.common.prompts.program_tests import read_tests
-from prefixrl.common.wire.messages.fields import encodable
-from prefixrl.common.wire.messages.groups import Fault
-from prefixrl.scorer.sandbox.comparison import is_rounded
-from prefixrl.scorer.sandbox.programs import share_passed, value_of
-from prefixrl.scorer.sandbox.runner import ProgramLimits, SandboxError
+from prefixrl.common.wire.messages.fields import MOST_NAME_CHARS, encodable
 from prefixrl.scorer.verifier import exchange, scoring
-from prefixrl.scorer.verifier.complaints import Complaints
-from prefixrl.scorer.verifier.exchange import ChildAnswer, ChildQuestion, ChildReady, Outcome
+from prefixrl.scorer.verifier.child_process import FUNCTION
+from prefixrl.scorer.verifier.exchange import ChildAnswer, ChildQuestion, ChildReady
 from prefixrl.scorer.verifier.rules import verify
-from prefixrl.scorer.verifier.rules.arithmetic import read_rational
-from prefixrl.scorer.verifier.rules.looks import normal_form
-
-log = logging.getLogger(__name__)
+from prefixrl.scorer.verifier.verifiers import (
+    deadline_s,
+    find_verifier,
+    is_mathematics,
+    judge_formula,
+    judge_with,
+)
 
 MEMORY_BYTES = 2 * 2**30
 WARMING = (
@@ -52,95 +53,44 @@ WARMING = (
 WARMING_S = 60.0
 Judge = Callable[[ChildQuestion], ChildAnswer]
 
-_complaints = Complaints(log)
-
-
-def judge(question: ChildQuestion) -> ChildAnswer:
-    """Ask sympy; every failure has an outcome of its own."""
-    try:
-        if question.is_gold:
-            is_right = verify.is_readable(question.gold, question.timeout_s)
-        else:
-            is_right = verify.verify_with_sympy(question.gold, question.answer, question.timeout_s)
-    except verify.UnparsableAnswerError:
-        return ChildAnswer("parse_fail")
-    except (TimeoutError, MemoryError):  # the answer used up its share
-        return ChildAnswer("timeout")
-    except verify.GoldError as error:
-        return ChildAnswer("error", reason=str(error), fault="gold answer unreadable")
-    except Exception as error:
-        log.exception("gold %.100r, answer %.100r", question.gold, question.answer)
-        reason = f"the verifier failed: {type(error).__name__}: {error}"
-        return ChildAnswer("error", reason=reason, fault="verifier raised")
-    return ChildAnswer("right" if is_right else "wrong")
-
-
-def judge_program(question: ChildQuestion) -> ChildAnswer:
-    """Run a program in the sandbox, whose own failure is an `error`, never a wrong answer."""
-    choices = question.choices
-    limits = ProgramLimits(wall_ms=1000 * question.timeout_s, cpu_s=question.timeout_s)
-    try:
-        if question.code == "tests":
-            tests = read_tests(question.gold)
-            share, is_late = share_passed(
-                question.answer, tests, limits, choices.packages, choices.float_tolerance
-            )
-            return ChildAnswer("timeout") if is_late and not share else ChildAnswer("scored", share)
-        finished, value = value_of(question.answer, limits, choices.packages)
-    except (SandboxError, ValueError, OSError) as error:
-        fault: Fault = (
-            "gold answer unreadable" if isinstance(error, ValueError) else "sandbox failed"
-        )
-        fault = error.fault if isinstance(error, SandboxError) else fault
-        if _complaints.is_first(("program", fault), str(error)):
-            log.warning("no verdict on a program: %s", error)
-        return ChildAnswer("error", reason=str(error), fault=fault)
-    if finished.status == "timeout":
-        return ChildAnswer("timeout")
-    if value is None:
-        return ChildAnswer("parse_fail")
-    number = read_rational(normal_form(question.gold))
-    if number is not None and is_rounded(value, number.value, choices.float_tolerance):
-        return ChildAnswer("right", extracted=value)
-    known = verify.judge_exactly(question.gold, value)
-    if known is None:
-        return msgspec.structs.replace(
-            judge(ChildQuestion(question.gold, value, question.timeout_s)), extracted=value
-        )
-    outcome: Outcome = "parse_fail" if known.status == "parse_fail" else "wrong"
-    return ChildAnswer("right" if known.reward else outcome, extracted=value)
-
 
 def main() -> None:
     """Judge, or fork children that judge, until the parent closes the pipe or dies."""
-    function = sys.argv[2:6]
-    if not function:
-        die_with_parent(int(sys.argv[1]))
+    parent, kind, *words = sys.argv[1:]
+    is_function = kind == FUNCTION
+    if not is_function:
+        die_with_parent(int(parent))
     setproctitle.setproctitle("prefixrl-verifier")
     # The parent handles Ctrl-C and signals of a batch system; it needs its children while it drains, and the programs
     # that they judge. A user's function may end what it started by SIGTERM, which a program would inherit as ignored.
     for number in STOP_SIGNALS:
-        signal.signal(number, (lambda *_: None) if function else signal.SIG_IGN)
+        signal.signal(number, (lambda *_: None) if is_function else signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Nothing that a library reads or prints may be, or fall between, frames.
-    given, answers = os.dup(0), os.dup(1)
+    questions, answers = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    logging.getLogger("math_verify").setLevel(
-        logging.ERROR
-    )  # it warns about its own time limit, which is off
-    if function:
-        function_ref, digest, timeout_s, weights = function
-        guard_group(given, int(sys.argv[1]))
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    # It warns about its own time limit, which is off.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    if is_function:
+        function_ref, digest, timeout_s, weights = words
+        guard_group(questions, int(parent))
+        _limit_memory()
         with scoring.loaded(
             function_ref, digest, int(timeout_s), msgspec.json.decode(weights)
-        ) as users:
-            serve(users.score, ChildReady(os.getpid(), users.takes_verdict), given, answers)
+        ) as function:
+            ready = ChildReady(os.getpid(), function.takes_verdict)
+            serve(function.score, ready, questions, answers)
         return
     for gold, answer in WARMING:
         verify.verify_with_sympy(gold, answer, WARMING_S)
-    fork_children(socket.socket(fileno=given))
+    for name in words:
+        find_verifier(name)
+    fork_children(socket.socket(fileno=questions))
+
+
+def _limit_memory() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
 
 
 def guard_group(questions: int, parent: int) -> None:
@@ -168,9 +118,8 @@ def guard_group(questions: int, parent: int) -> None:
 def fork_children(link: socket.socket) -> None:
     """Be the template until the parent closes the link; never returns in a child."""
     template = os.getpid()
-    signal.signal(
-        signal.SIGCHLD, signal.SIG_IGN
-    )  # no process waits for a child: the kernel reaps it
+    # No process waits for a child: the kernel reaps it.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         received, pipes, _, _ = socket.recv_fds(link, 1, 2)
         if not received:
@@ -179,35 +128,39 @@ def fork_children(link: socket.socket) -> None:
             try:
                 die_with_parent(template)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+                _limit_memory()
                 link.close()
                 serve(judge_any, ChildReady(os.getpid()), *pipes)
             finally:
                 os._exit(0)
-        for each in pipes:
-            os.close(each)
+        for descriptor in pipes:
+            os.close(descriptor)
 
 
 def serve(judge_one: Judge, ready: ChildReady, questions: int, answers: int) -> None:
     """Judge the questions of one pipe into the other, until the first is closed."""
-    with os.fdopen(questions, "rb") as asked, os.fdopen(answers, "wb", buffering=0) as answered:
-        answered.write(exchange.frame(ready))
-        while (question := _next_question(asked)) is not None:
-            _renew_cpu_limit(math.ceil(exchange.deadline_s(question.timeout_s, question.code)))
-            answer = judge_one(question)
-            # What an answer or a program wrote is cut: a long frame looks like the end of this process.
-            extracted = (
-                None if answer.extracted is None else encodable(answer.extracted[:MAX_ANSWER_CHARS])
-            )
-            reason = encodable(answer.reason[:MAX_ANSWER_CHARS])
-            answered.write(
-                exchange.frame(msgspec.structs.replace(answer, extracted=extracted, reason=reason))
-            )
+    with os.fdopen(questions, "rb") as inbox, os.fdopen(answers, "wb", buffering=0) as outbox:
+        outbox.write(exchange.frame(ready))
+        while (question := _next_question(inbox)) is not None:
+            _renew_cpu_limit(math.ceil(deadline_s(question.timeout_s, question.code)))
+            outbox.write(exchange.frame(_short_answer(judge_one(question))))
+
+
+def _short_answer(answer: ChildAnswer) -> ChildAnswer:
+    """Cut what an answer or a program wrote: a long frame looks like the end of this process."""
+    extracted = answer.extracted
+    if extracted is not None:
+        extracted = encodable(extracted[:MAX_ANSWER_CHARS])
+    reason = encodable(answer.reason[:MAX_ANSWER_CHARS])
+    rule = encodable(answer.rule[:MOST_NAME_CHARS])
+    return msgspec.structs.replace(answer, extracted=extracted, reason=reason, rule=rule)
 
 
 def judge_any(question: ChildQuestion) -> ChildAnswer:
-    """Judge a formula or a program."""
-    return judge(question) if question.code == "none" else judge_program(question)
+    """Judge a formula, or have the verifier judge that the question names."""
+    if is_mathematics(question.code):
+        return judge_formula(question)
+    return judge_with(find_verifier(question.code), question)
 
 
 def _next_question(pipe: BinaryIO) -> ChildQuestion | None:
@@ -220,11 +173,11 @@ def _next_question(pipe: BinaryIO) -> ChildQuestion | None:
 def _renew_cpu_limit(budget_s: int) -> None:
     # Strikes only where the parent cannot: it is stopped, or too busy to look at its deadlines.
     used = resource.getrusage(resource.RUSAGE_SELF)
-    limit = int(used.ru_utime + used.ru_stime) + budget_s + 1
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    if hard != resource.RLIM_INFINITY:
-        limit = min(limit, hard)
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, hard))
+    limit_s = int(used.ru_utime + used.ru_stime) + budget_s + 1
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_CPU)
+    if hard_limit != resource.RLIM_INFINITY:
+        limit_s = min(limit_s, hard_limit)
+    resource.setrlimit(resource.RLIMIT_CPU, (limit_s, hard_limit))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Verifier children as their parent sees them: start, ask, hear, kill.
+"""Verifier children as their parent sees them: start, send, read, kill.
 
     pool ── two descriptors ──▶ template ── fork ──▶ child ◀── ChildQuestion, ChildAnswer ──▶ pool
 
@@ -23,6 +23,8 @@ import msgspec
 
 from prefixrl.scorer.verifier.exchange import LENGTH_BYTES, ChildQuestion, FromChild, frame
 
+TEMPLATE, FUNCTION = "template", "function"
+"""The two kinds of a process of `child.py`, by its second argument."""
 FUNCTION_PIPE_BYTES = 2**20
 """Pipe buffer for whole texts and programs; a longer question is an error."""
 GUARD_S = 1.0
@@ -39,7 +41,8 @@ class ChildProcess:
 
     def __init__(self, inbox: int, outbox: int, process: "subprocess.Popen[bytes] | None") -> None:
         """Take over the pipes of a child; `process` if it is this process's own child."""
-        self._inbox, self.outbox = inbox, outbox
+        self._inbox = inbox
+        self.outbox = outbox
         self._process = process
         self._handle: int | None = None
         self._received = bytearray()
@@ -55,13 +58,13 @@ class ChildProcess:
             with contextlib.suppress(ProcessLookupError):
                 self._handle = os.pidfd_open(pid)
 
-    def ask(self, question: ChildQuestion) -> None:
+    def send_question(self, question: ChildQuestion) -> None:
         """Send a question to an idle child."""
-        # Broken: it died while idle; the next `hear` finds the end of its output.
+        # Broken: it died while idle; the next `read_messages` finds the end of its output.
         with contextlib.suppress(BrokenPipeError):
             os.write(self._inbox, frame(question))
 
-    def hear(self) -> tuple[list[FromChild], bool]:
+    def read_messages(self) -> tuple[list[FromChild], bool]:
         """Return its messages since the last call; False if it ended or sent an invalid message."""
         try:
             data = os.read(self.outbox, _READ_BYTES)
@@ -122,11 +125,13 @@ class ChildProcess:
 class Template:
     """The process from which children are forked; it ends with its parent, they end with it."""
 
-    def __init__(self) -> None:
-        """Start it; it handles earlier requests once it is ready."""
-        self._link, theirs = socket.socketpair()
-        with theirs:
-            self._process = _popen((), stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
+    def __init__(self, verifiers: tuple[str, ...] = ()) -> None:
+        """Start it; it handles earlier requests once it is ready, with these verifiers of packages imported."""
+        self._link, child_end = socket.socketpair()
+        with child_end:
+            self._process = _start_process(
+                (TEMPLATE, *verifiers), stdin=child_end.fileno(), stdout=subprocess.DEVNULL
+            )
 
     @property
     def is_alive(self) -> bool:
@@ -135,12 +140,12 @@ class Template:
 
     def fork(self) -> ChildProcess:
         """Fork a child, which soon is ready, or soon ends if the template has ended."""
-        theirs, ours = _pipes()
+        child_ends, own_ends = _pipes()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self._link, [b"!"], list(theirs))
-        for each in theirs:
-            os.close(each)
-        return ChildProcess(*ours, None)
+            socket.send_fds(self._link, [b"!"], list(child_ends))
+        for descriptor in child_ends:
+            os.close(descriptor)
+        return ChildProcess(*own_ends, None)
 
     def close(self) -> None:
         """Kill and reap it."""
@@ -151,30 +156,35 @@ class Template:
 
 def spawn(function: tuple[str, ...], environment: tuple[str, ...] = ()) -> ChildProcess:
     """Start a child of its own for a user's function (reference, digest, limit of a call in seconds, weights)."""
-    theirs, ours = _pipes()
-    process = _popen(function, *theirs, environment)
-    for each in theirs:
-        os.close(each)
-    return ChildProcess(*ours, process)
+    child_ends, own_ends = _pipes()
+    process = _start_process((FUNCTION, *function), *child_ends, environment)
+    for descriptor in child_ends:
+        os.close(descriptor)
+    return ChildProcess(*own_ends, process)
 
 
-def _popen(
-    function: tuple[str, ...], stdin: int, stdout: int, more: tuple[str, ...] = ()
+def _start_process(
+    words: tuple[str, ...], stdin: int, stdout: int, more_variables: tuple[str, ...] = ()
 ) -> "subprocess.Popen[bytes]":
-    """Start a child; one for a function leads a group, and gets `more` variables."""
-    environment = {name: os.environ[name] for name in (*_ENVIRONMENT, *more) if name in os.environ}
+    """Start `child.py`; a process for a function leads a group."""
+    names = (*_ENVIRONMENT, *more_variables)
+    environment = {name: os.environ[name] for name in names if name in os.environ}
     # -P: modules of the working directory must not shadow the installed ones.
     command = [sys.executable, "-P", "-m", "prefixrl.scorer.verifier.child", str(os.getpid())]
-    given = environment | _PYTHON_INTEGERS
-    words, leads = [*command, *function], bool(function)
-    return subprocess.Popen(words, stdin=stdin, stdout=stdout, env=given, start_new_session=leads)
+    return subprocess.Popen(
+        [*command, *words],
+        stdin=stdin,
+        stdout=stdout,
+        env=environment | _PYTHON_INTEGERS,
+        start_new_session=words[0] == FUNCTION,
+    )
 
 
 def _pipes() -> tuple[tuple[int, int], tuple[int, int]]:
-    """Make two pipes; return the child's ends (questions, answers) and ours."""
-    asked, inbox = os.pipe()
-    outbox, answered = os.pipe()
+    """Make two pipes; return the child's ends (questions, answers) and the pool's."""
+    questions, inbox = os.pipe()
+    outbox, answers = os.pipe()
     # Where the system grants less, a long question waits for the idle child to read it.
     with contextlib.suppress(OSError):
         fcntl.fcntl(inbox, fcntl.F_SETPIPE_SZ, FUNCTION_PIPE_BYTES)
-    return (asked, answered), (inbox, outbox)
+    return (questions, answers), (inbox, outbox)

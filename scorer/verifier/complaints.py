@@ -43,34 +43,34 @@ class Troubles:
         self._complaints = Complaints(log)
         self._counts: Counter[Fault] = Counter()
         self._newest_s = -RECENT_S
-        self._is_slow_told = False
+        self._is_slow_logged = False
 
-    def count(self, fault: Fault) -> None:
-        """Note that an attempt at a verdict failed."""
+    def count_failure(self, fault: Fault) -> None:
+        """Count an attempt at a verdict that failed."""
         self._counts[fault] += 1
         self._newest_s = time.monotonic()
 
-    def complain(self, reason: str, fault: Fault) -> None:
+    def log_failure(self, reason: str, fault: Fault) -> None:
         """Log a failure that no child can log itself, the first of its kind and the 10th, 100th."""
         if self._complaints.is_first((fault, 0), reason):
             self._log.warning("%s", reason)
 
-    def tell_slow(self, slowest_s: float) -> None:
+    def log_slow_call(self, slowest_s: float) -> None:
         """Log the first call of a function that takes long: whether it ends is not known yet."""
-        if self._ref and slowest_s >= SLOW_S and not self._is_slow_told:
-            self._is_slow_told = True
+        if self._ref and slowest_s >= SLOW_S and not self._is_slow_logged:
+            self._is_slow_logged = True
             limit = f"no answer for {slowest_s:.1f} s, the limit is {self._timeout_s} s"
             self._log.warning(
-                "reward.function %s: %s; later ones are told by `prefixrl status`", self._ref, limit
+                "reward.function %s: %s; `prefixrl status` shows later ones", self._ref, limit
             )
 
-    def told(self, slowest_s: float) -> str:
+    def in_words(self, slowest_s: float) -> str:
         """Describe a function that hangs or failed in the last minute; "" without one."""
         if not self._ref:
             return ""
         waiting = f"waiting for reward.function {self._ref}: {slowest_s:.0f} s on one answer"
-        found = [waiting] if slowest_s >= SLOW_S else []
+        troubles = [waiting] if slowest_s >= SLOW_S else []
         if time.monotonic() - self._newest_s < RECENT_S:
             counts = ", ".join(f"{fault} {count} times" for fault, count in self._counts.items())
-            found.append(f"reward.function {self._ref}: {counts}")
-        return "; ".join(found)
+            troubles.append(f"reward.function {self._ref}: {counts}")
+        return "; ".join(troubles)

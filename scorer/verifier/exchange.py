@@ -1,4 +1,4 @@
-"""The messages between a pool and its verifier children, and the limit of an answer.
+"""The messages between a pool and its verifier children.
 
 A frame is its length (4 bytes, big-endian) and a MessagePack document.
 """
@@ -8,22 +8,22 @@ from typing import Literal
 import msgspec
 
 from prefixrl.common.wire.messages.groups import CodeMode, Fault
-from prefixrl.scorer.sandbox.programs import MAX_TESTS
-from prefixrl.scorer.sandbox.runner import GRACE_S, START_S
 from prefixrl.scorer.verifier.rules.verify import Judgement
 
 LENGTH_BYTES = 4
 
-Outcome = Literal["right", "wrong", "parse_fail", "timeout", "error", "scored"]
-"""Result of a question; `scored`: a user's function or a program's tests gave a reward."""
+Outcome = Literal["right", "wrong", "no_answer", "parse_fail", "timeout", "error", "scored"]
+"""Result of a question; `scored`: a function or a program's tests gave a reward."""
 
 
 class Choices(msgspec.Struct, frozen=True):
-    """The keys `scorer.boxes`, `data.float_tolerance` and `scorer.program_packages`."""
+    """The keys `scorer.boxes`, `data.float_tolerance`, `scorer.program_packages` and `data.code`."""
 
     joins_boxes: bool = False
     float_tolerance: float = 1e-9
     packages: tuple[str, ...] = ()
+    verifiers: tuple[str, ...] = ()
+    """Verifiers of packages that the run names; children import them before they are ready."""
 
 
 STANDARD = Choices()
@@ -34,12 +34,12 @@ class ChildQuestion(msgspec.Struct, frozen=True):
 
     gold: str
     answer: str
-    """The answer for sympy; for a user's function the whole text; else a program (`code`)."""
+    """For sympy the answer; else what the verifier judges: a program, or the whole text."""
     timeout_s: int
     question: str = ""
-    """The problem's question, for a user's function."""
+    """The problem's question, for a function."""
     code: CodeMode = "none"
-    """If not `none`, `answer` is a program."""
+    """Name of the verifier that judges it; `none`: sympy."""
     choices: Choices = STANDARD
     verdict: Judgement | None = None
     """The verifier's own, for a user's function that takes it."""
@@ -69,6 +69,8 @@ class ChildAnswer(msgspec.Struct, frozen=True, tag=True):
     """Kind of an `error`."""
     parts: dict[str, float] = {}
     """Other numbers that a user's function gave, by name."""
+    rule: str = ""
+    """The rule that decided; see `Judgement.rule`."""
 
 
 FromChild = ChildReady | ChildAnswer
@@ -78,11 +80,3 @@ def frame(message: msgspec.Struct) -> bytes:
     """Encode a message for a pipe."""
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
-
-
-def deadline_s(timeout_s: int, code: CodeMode = "none") -> float:
-    """Return the seconds from a question after which a silent child is killed."""
-    if code == "none":
-        return timeout_s + GRACE_S
-    runs = MAX_TESTS if code == "tests" else 1
-    return runs * (timeout_s + START_S + GRACE_S) + timeout_s + GRACE_S

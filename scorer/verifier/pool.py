@@ -26,9 +26,8 @@ import msgspec
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
 from prefixrl.common.wire.messages.fields import encodable
-from prefixrl.common.wire.messages.groups import CodeMode, Fault
+from prefixrl.common.wire.messages.groups import CodeMode, Fault, VerdictStatus
 from prefixrl.scorer.sandbox.runner import OVERRAN
-from prefixrl.scorer.verifier import exchange
 from prefixrl.scorer.verifier.child_process import ChildProcess, Template, spawn
 from prefixrl.scorer.verifier.complaints import Troubles
 from prefixrl.scorer.verifier.exchange import (
@@ -37,10 +36,10 @@ from prefixrl.scorer.verifier.exchange import (
     ChildQuestion,
     Choices,
     FromChild,
-    Outcome,
 )
 from prefixrl.scorer.verifier.routing import ForChild, ask_function, ask_verifier
-from prefixrl.scorer.verifier.rules.verify import Judgement
+from prefixrl.scorer.verifier.rules.verify import SYMPY_RULE, Judgement
+from prefixrl.scorer.verifier.verifiers import deadline_s, find_verifier, is_mathematics
 
 log = logging.getLogger(__name__)
 
@@ -74,13 +73,11 @@ class _Job:
     """The verifier's own, for a function that takes it."""
 
     @property
-    def asked(self) -> ChildQuestion:
-        """The question for a child."""
-        return (
-            msgspec.structs.replace(self.question, verdict=self.verdict)
-            if self.verdict
-            else self.question
-        )
+    def full_question(self) -> ChildQuestion:
+        """The question for a child, with the verifier's verdict if there is one."""
+        if self.verdict is None:
+            return self.question
+        return msgspec.structs.replace(self.question, verdict=self.verdict)
 
 
 @dataclass(eq=False)
@@ -150,20 +147,23 @@ class VerifierPool:
     @property
     def next_deadline_s(self) -> float | None:
         """The seconds until `poll` has work even if no child answers; None while all are idle."""
+        waits_s: list[float] = []
         deadline = min((child.deadline for child in self._children), default=float("inf"))
-        own_s = max(0.0, deadline - time.monotonic()) if deadline < float("inf") else None
-        first_s = self._first.next_deadline_s if self._first else None
-        return min((each for each in (own_s, first_s) if each is not None), default=None)
+        if deadline < float("inf"):
+            waits_s.append(max(0.0, deadline - time.monotonic()))
+        if self._first and (first_s := self._first.next_deadline_s) is not None:
+            waits_s.append(first_s)
+        return min(waits_s, default=None)
 
     @property
     def trouble(self) -> str:
         """A function that hangs, or failed in the last minute, in words; else ""."""
-        return self._troubles.told(self._slowest_s())
+        return self._troubles.in_words(self._slowest_s())
 
     def _slowest_s(self) -> float:
         """Return the seconds since the question on which some child has worked longest."""
         now_s = time.monotonic()
-        return max((now_s - each.asked_s for each in self._children if each.job), default=0.0)
+        return max((now_s - child.asked_s for child in self._children if child.job), default=0.0)
 
     @property
     def child_pids(self) -> tuple[int, ...]:
@@ -174,28 +174,25 @@ class VerifierPool:
         self, key: int, text: str, gold: str, question: str = "", code: CodeMode = "none"
     ) -> None:
         """Take a completion; `poll` returns its verdict under `key`."""
-        found = self._route(encodable(text), gold, question, code, self._timeout_s)
-        if isinstance(found, ForChild) and (known := self._cache.get(found.question)) is not None:
-            self._cache.move_to_end(found.question)
-            found = known
-        if isinstance(found, Judgement):
-            self._settled.append((key, found))
-        else:
-            self._ask(key, found)
+        step = self._route(encodable(text), gold, question, code, self._timeout_s)
+        if isinstance(step, ForChild):
+            cached = self._cache.get(step.question)
+            if cached is None:
+                self._ask_child(key, step)
+                return
+            self._cache.move_to_end(step.question)
+            step = cached
+        self._settled.append((key, step))
 
     def check_gold(self, key: int, gold: str) -> None:
         """Ask if sympy reads a gold answer; `poll` returns the verdict under `key`."""
-        self._ask(
-            key,
-            ForChild(
-                ChildQuestion(gold, "", self._timeout_s, is_gold=True), gold[:MAX_ANSWER_CHARS]
-            ),
-        )
+        question = ChildQuestion(gold, "", self._timeout_s, is_gold=True)
+        self._ask_child(key, ForChild(question, gold[:MAX_ANSWER_CHARS]))
 
-    def _ask(self, key: int, asked: ForChild) -> None:
-        job = self._jobs.get(asked.question)
+    def _ask_child(self, key: int, step: ForChild) -> None:
+        job = self._jobs.get(step.question)
         if job is None:
-            job = self._jobs[asked.question] = _Job(asked.question, asked.extracted, [])
+            job = self._jobs[step.question] = _Job(step.question, step.extracted, [])
             self._enqueue(job)
         job.keys.append(key)
         self._is_started = True
@@ -233,9 +230,9 @@ class VerifierPool:
             job.verdict = verdict
             self._queue.append(job)
         self._read_children()
-        self._troubles.tell_slow(self._slowest_s())
+        self._troubles.log_slow_call(self._slowest_s())
         now = time.monotonic()
-        for child in [each for each in self._children if each.deadline <= now]:
+        for child in [child for child in self._children if child.deadline <= now]:
             if child not in self._children:
                 continue  # discarded with its template
             self._discard(child)
@@ -243,7 +240,7 @@ class VerifierPool:
                 self._give_up(child.job)
             else:
                 self._count_failed_start()
-        self._killed = [each for each in self._killed if not each.has_ended(0)]
+        self._killed = [process for process in self._killed if not process.has_ended(0)]
         self._keep_full()
         self._assign()
         settled, self._settled = self._settled, []
@@ -282,14 +279,14 @@ class VerifierPool:
 
     def _new_process(self) -> ChildProcess:
         if self._function:
-            given, weights = self._function, msgspec.json.encode(self._function.weights).decode()
-            return spawn(
-                (given.function_ref, given.digest, str(self._timeout_s), weights), given.environment
-            )
+            function = self._function
+            weights = msgspec.json.encode(function.weights).decode()
+            words = (function.function_ref, function.digest, str(self._timeout_s), weights)
+            return spawn(words, function.environment)
         if self._template is not None and not self._template.is_alive:
             self._count_failed_start()
         if self._template is None:
-            self._template = Template()
+            self._template = Template(self._choices.verifiers)
         return self._template.fork()
 
     def _retire_template(self) -> None:
@@ -298,7 +295,7 @@ class VerifierPool:
         retired, self._template = self._template, None
         if retired is None:
             return
-        for child in [each for each in self._children if not each.is_ready]:
+        for child in [child for child in self._children if not child.is_ready]:
             self._discard(child)
         self._close_unused(retired)
 
@@ -332,21 +329,19 @@ class VerifierPool:
                 job = child.job = self._queue.popleft()
                 job.attempts += 1
                 child.asked_s = time.monotonic()
-                child.deadline = child.asked_s + exchange.deadline_s(
-                    self._timeout_s, job.question.code
-                )
-                child.process.ask(job.asked)
+                child.deadline = child.asked_s + deadline_s(self._timeout_s, job.question.code)
+                child.process.send_question(job.full_question)
 
     def _read_children(self) -> None:
         for key, _ in self._selector.select(0):
             child: _Child | None = key.data  # None: the pool of first verdicts, which `poll` reads
             if child is None or child not in self._children:
                 continue  # discarded with its template
-            messages, is_alive = child.process.hear()
+            messages, is_alive = child.process.read_messages()
             for message in messages:
                 self._handle(child, message)
             if not is_alive:
-                self._lose(child)
+                self._replace_ended(child)
 
     def _handle(self, child: _Child, message: FromChild) -> None:
         child.deadline = float("inf")
@@ -371,9 +366,9 @@ class VerifierPool:
         else:
             if message.extracted is not None:
                 job.extracted = message.extracted
-            self._finish(job, message.outcome, message.reward, message.parts)
+            self._finish(job, message)
 
-    def _lose(self, child: _Child) -> None:
+    def _replace_ended(self, child: _Child) -> None:
         """Discard a child that ended by itself or sent an invalid message."""
         if child not in self._children:
             return
@@ -382,7 +377,7 @@ class VerifierPool:
             self._give_up(child.job)  # its CPU limit was quicker than this process
         elif child.job is not None:
             judge = self._function.function_ref if self._function else "the verifier"
-            self._troubles.complain(
+            self._troubles.log_failure(
                 f"{judge}: its process ended with an answer unjudged", "process died"
             )
             reason = f"{judge}: its process ended {MAX_ATTEMPTS} times"
@@ -391,7 +386,7 @@ class VerifierPool:
             self._count_failed_start()
 
     def _fail(self, job: _Job, reason: str, fault: Fault, may_retry: bool = False) -> None:
-        self._troubles.count(fault)
+        self._troubles.count_failure(fault)
         if may_retry and job.attempts < MAX_ATTEMPTS:
             self._queue.appendleft(job)
         else:
@@ -401,23 +396,29 @@ class VerifierPool:
         """End a job past its deadline: `timeout` for a formula, `error` for code with its own limit."""
         if self._function is not None:
             reason = f"{self._function.function_ref}: no reward within {self._timeout_s} s"
-            self._troubles.complain(
+            self._troubles.log_failure(
                 f"{reason}; its process is ended, the row left out", "function overran"
             )
             self._fail(job, reason, "function overran")
-        elif job.question.code != "none":
+        elif is_mathematics(job.question.code):
+            self._finish(job, ChildAnswer("timeout", rule=SYMPY_RULE))
+        elif find_verifier(job.question.code).sandbox_runs:
             self._fail(job, OVERRAN, "sandbox overran")
         else:
-            self._finish(job, "timeout")
+            limit = f"no verdict within {self._timeout_s} s"
+            self._fail(job, f"the verifier {job.question.code}: {limit}", "function overran")
 
-    def _finish(
-        self, job: _Job, outcome: Outcome, score: float = 0.0, parts: dict[str, float] | None = None
-    ) -> None:
-        reward = {"right": 1.0, "scored": score}.get(outcome, 0.0)
-        status = outcome if outcome in ("parse_fail", "timeout") else "ok"
-        verdict = Judgement(reward, status, job.extracted, parts=parts or {})
-        # A timeout may be the machine's fault: it holds for these answers, not for later ones.
-        if outcome != "timeout" and self._function is None and job.question.code == "none":
+    def _finish(self, job: _Job, answer: ChildAnswer) -> None:
+        outcome = answer.outcome
+        reward = {"right": 1.0, "scored": answer.reward}.get(outcome, 0.0)
+        status: VerdictStatus = "ok"
+        if outcome in ("parse_fail", "timeout", "no_answer"):
+            status = outcome
+        verdict = Judgement(reward, status, job.extracted, parts=answer.parts, rule=answer.rule)
+        # A timeout may be the machine's fault: it holds for these answers, not for later ones. Verifiers other than
+        # mathematics may give another verdict the next time.
+        is_lasting = self._function is None and is_mathematics(job.question.code)
+        if outcome != "timeout" and is_lasting:
             self._cache[job.question] = verdict
             if len(self._cache) > self._cache_entries:
                 self._cache.popitem(last=False)

@@ -12,7 +12,6 @@ call. `verify` has a pool of one child behind it, which half of the function's t
 
 import contextlib
 import logging
-import math
 import os
 import sys
 import threading
@@ -22,11 +21,10 @@ from collections.abc import Callable, Iterator, Mapping
 from prefixrl.common.config.foreign import user_function
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.digests import function_digest
-from prefixrl.common.wire.messages.fields import MOST_NAME_CHARS, encodable
-from prefixrl.common.wire.messages.groups import MOST_PARTS
 from prefixrl.scorer.verifier.complaints import Complaints
 from prefixrl.scorer.verifier.exchange import ChildAnswer, ChildQuestion
 from prefixrl.scorer.verifier.pool import VerifierPool
+from prefixrl.scorer.verifier.rewards import no_reward, reward_of
 from prefixrl.scorer.verifier.rules.verify import Judgement
 
 log = logging.getLogger(__name__)
@@ -34,8 +32,8 @@ log = logging.getLogger(__name__)
 WARMING = r"\boxed{1+\ln x}", r"\ln x+1"
 """A text and a gold answer that need sympy: `verify` is quick from its first call on."""
 WAIT_S = 1.0
-MOST_NUMBER_CHARS = 100
-REWARD = "reward"
+RULE = "function"
+"""Rule of a verdict that a user's function gave."""
 
 _complaints = Complaints(log)
 
@@ -53,9 +51,11 @@ class Verify:
         """Return the verdict on the last box of a text."""
         with self._calls:
             self._pool.submit(0, text, gold)
-            while not (found := self._pool.poll()):
+            verdicts = self._pool.poll()
+            while not verdicts:
                 self._pool.wait(WAIT_S)
-            return found[0][1]
+                verdicts = self._pool.poll()
+            return verdicts[0][1]
 
     def close(self) -> None:
         """End its child."""
@@ -63,7 +63,7 @@ class Verify:
 
 
 class Scoring:
-    """A loaded function and what it is handed."""
+    """A loaded function and its arguments."""
 
     def __init__(
         self,
@@ -71,7 +71,8 @@ class Scoring:
         verify: Callable[[str, str], Judgement] | None = None,
         weights: Mapping[str, float] | None = None,
     ) -> None:
-        self._ref, self._weights = function_ref, weights or {}
+        self._ref = function_ref
+        self._weights = weights or {}
         self._function = user_function.load(function_ref)
         self.takes_verdict = user_function.takes(self._function, "verdict")
         self._verify = verify
@@ -86,9 +87,8 @@ class Scoring:
             value, parts = reward_of(reward, self._weights)
         except (Exception, SystemExit) as error:
             reason = user_function.explain(error, path)
-            last_line = max(
-                (line for _, line in list(traceback.walk_tb(error.__traceback__))[-1:]), default=0
-            )
+            lines = [line for _, line in traceback.walk_tb(error.__traceback__)]
+            last_line = lines[-1] if lines else 0
             if _complaints.is_first((type(error).__name__, last_line), reason):
                 log.warning("%s failed", self._ref, exc_info=True)
             return ChildAnswer("error", reason=reason, fault="function raised")
@@ -97,7 +97,7 @@ class Scoring:
             if _complaints.is_first(("returned", type(reward).__name__), reason):
                 log.warning(reason)
             return ChildAnswer("error", reason=reason, fault="function returned no reward")
-        return ChildAnswer("scored", value, parts=parts)
+        return ChildAnswer("scored", value, parts=parts, rule=RULE)
 
     def _call(self, question: ChildQuestion, named: dict[str, object]) -> object:
         caller = os.getpid()
@@ -107,34 +107,6 @@ class Scoring:
             # The function forked, and this is the copy: its answer would be taken for that of the next text.
             if os.getpid() != caller:
                 _leave()
-
-
-def reward_of(given: object, weights: Mapping[str, float]) -> tuple[float, dict[str, float]]:
-    """Return the reward and the parts that a function gave; the reward is NaN where it gave something else. Pure."""
-    if not isinstance(given, Mapping):
-        return math.nan if weights else user_function.number(given), {}
-    parts = {
-        encodable(str(name))[:MOST_NAME_CHARS]: user_function.number(part)
-        for name, part in given.items()
-    }
-    if weights:
-        # Rounded: three parts of 1.0 with weights of 0.7, 0.2 and 0.1 are a reward of 1, not a little more.
-        reward = round(
-            math.fsum(weight * parts.get(name, math.nan) for name, weight in weights.items()), 12
-        )
-    else:
-        reward = parts.pop(REWARD, math.nan)
-    return reward if len(parts) <= MOST_PARTS and all(
-        map(math.isfinite, parts.values())
-    ) else math.nan, parts
-
-
-def no_reward(given: object, weights: Mapping[str, float]) -> str:
-    """Return what was given in place of a reward, and what a reward is."""
-    usual = f"a finite number from 0 to 1, or a dict with such a `{REWARD}` and"
-    summed = f"with reward.weights a dict of {', '.join(weights)}, whose weighted sum is from 0 to 1, and"
-    wanted = f"{summed if weights else usual} at most {MOST_PARTS} {'' if weights else 'other '}finite numbers by name"
-    return f"{given!r:.{MOST_NUMBER_CHARS}}; a reward is {wanted}"
 
 
 def _leave() -> None:

@@ -31,8 +31,8 @@ Fault = Literal[
 ]
 """Cause of a missing verdict, "" where there is one. A closed list, so that counts by cause stay few."""
 TaskKind = Literal["train", "eval"]
-CodeMode = Literal["none", "answers", "tests"]
-"""Programs in answers that are run; `data.code` explains the values."""
+CodeMode = Name
+"""Name of the verifier that judges a row's answers; `data.code` explains the values."""
 Turn = tuple[str, str]
 """Role and text of a turn of a conversation."""
 MOST_STEPS = 4096
@@ -61,7 +61,7 @@ class Prompt(Part, frozen=True):
     gold: str
     """Gold answer; empty only in evaluations of problems without one, whose answers get no verdict."""
     code: CodeMode = "none"
-    """Programs in its answers that are run."""
+    """The verifier of its answers."""
     system: str = ""
     """The row's own system turn; "" where it has none, or none is asked."""
     source: str = ""
@@ -149,6 +149,9 @@ class TextVerdict(Part, frozen=True, kw_only=True):
     completion_tokens: Count
     """Tokens the scorer's engine wrote: 0 in direct mode, and where the completion was in its cache."""
     elapsed_ms: Count
+    rule: Name = ""
+    """What decided, for example `number`, `math-verify`, `code` or `function` (`docs/verification.md`); "" if nothing
+    was compared."""
     completion: str = ""
     """The whole text judged, in evaluations and with `scorer.keep_completions`; else empty."""
     fault: Fault = ""

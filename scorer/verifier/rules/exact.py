@@ -411,6 +411,7 @@ def _first_decision(rules: tuple[Rule, ...], pair: Comparison) -> Decision:
     for rule in rules:
         decision = rule.decide(pair)
         if decision is not None:
-            part = f": {decision.rule}" if decision.rule else ""
-            return Decision(decision.is_right, rule.name + part)
+            # Of parts within parts the innermost is named: brackets may be nested deep.
+            part = decision.rule.rpartition(": ")[2]
+            return Decision(decision.is_right, f"{rule.name}: {part}" if part else rule.name)
     return UNDECIDED

@@ -40,6 +40,10 @@ class Judgement(msgspec.Struct, frozen=True):
     """The kind of failure where status is `error`."""
     parts: dict[str, float] = {}
     """Numbers that a user's function gave besides the reward, by name."""
+    rule: str = ""
+    """What decided: a rule of `exact.py`, `math-verify`, `question` (the answer repeats it), `code` (the sandbox),
+    `function`, `server`, or the name of another verifier; after a colon the rule for a part. "" if nothing was
+    compared: no answer, or no verdict."""
 
 
 class UnparsableAnswerError(ValueError):
@@ -57,7 +61,9 @@ def judge_exactly(gold: str, extracted: str) -> Judgement | None:
         return None
     is_unread = not decision.is_right and is_refused(extracted)
     status: VerdictStatus = "parse_fail" if is_unread else "ok"
-    return Judgement(float(decision.is_right), status, extracted[:MAX_ANSWER_CHARS])
+    return Judgement(
+        float(decision.is_right), status, extracted[:MAX_ANSWER_CHARS], rule=decision.rule
+    )
 
 
 def verify_with_sympy(gold: str, answer: str, timeout_s: float) -> bool:

@@ -23,7 +23,7 @@ OWNED = "\x1b]0;owned\x07"
 
 def test_what_peers_wrote_cannot_move_a_terminal(tmp_path: Path) -> None:
     prefixes = group(0, row([1]), prompt=Prompt(f"p{OWNED}", "?", "1"))
-    scored = scored_group(prefixes, verdict(extracted=OWNED))
+    scored = scored_group(prefixes, verdict(extracted=OWNED, rule=f"number{OWNED}"))
     write_format(tmp_path)
     journal = Journal(tmp_path / "journal")
     ended = GroupEnded(seq=1, state="failed", cause=OWNED)
@@ -36,6 +36,7 @@ def test_what_peers_wrote_cannot_move_a_terminal(tmp_path: Path) -> None:
             .output
         )
         assert "\\u001b]0;owned" in shown and not set(shown) & set(OWNED[0] + OWNED[-1])
+        assert ('"rule":"number' in shown) is bool(flags)
 
 
 def test_only_a_finished_run_must_have_trained_or_ended_all_its_groups(tmp_path: Path) -> None:

@@ -28,7 +28,10 @@ def group(seq: int, iteration: int, tokens: tuple[int, ...]) -> ScoredGroup:
     rows = [messages.row(each, version=iteration) for each in (tokens, (5, 10 + seq))]
     verdicts = (
         messages.verdict(
-            reward, extracted=f"{reward:g}", completion=f"so it is {reward:g}{HOSTILE}"
+            reward,
+            extracted=f"{reward:g}",
+            completion=f"so it is {reward:g}{HOSTILE}",
+            rule="number" if reward else "",
         )
         for reward in (1.0, 0.0)
     )
@@ -71,7 +74,8 @@ def shown(run: Path, *flags: str) -> Result:
 
 def test_the_newest_iteration_is_shown_with_question_texts_verdict_and_advantage(run: Path) -> None:
     output = shown(run).output
-    assert "iteration 15, group 15, p15: reward 1 (ok), advantage +15.500" in output
+    assert "iteration 15, group 15, p15: reward 1 (ok by number), advantage +15.500" in output
+    assert "iteration 15, group 15, p15: reward 0 (ok), advantage -0.500" in output
     for line in (
         "question: what is 15?",
         "prefix: w7 w8",
@@ -112,6 +116,7 @@ def test_best_and_worst_order_by_advantage_and_json_has_every_field(run: Path) -
         "reward": 1.0,
         "advantage": 3.5,
         "parts": "",
+        "rule": "number",
     }
 
 

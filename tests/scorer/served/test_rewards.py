@@ -56,7 +56,7 @@ def test_rows_go_in_batches_and_a_reward_may_have_weighted_parts(asked: Asked) -
             asked(server, rows=3, weights={"right": 0.9, "form": 0.1}),
             ["7", "8", "\ud800", "70", "9"],
         )
-    assert found["7"] == Judgement(0.95, "ok", "", parts={"right": 1.0, "form": 0.5})
+    assert found["7"] == Judgement(0.95, "ok", "", parts={"right": 1.0, "form": 0.5}, rule="server")
     assert [found[text].reward for text in ("8", "\ud800", "70", "9")] == [0.05, 0.05, 0.95, 0.05]
     assert len(server.asked) < 5 and all(len(each.body["rows"]) <= 3 for each in server.asked)
     assert {"question": "what?", "text": "8", "gold": "7"} in [
@@ -74,7 +74,7 @@ def test_what_is_no_reward_is_an_error_of_its_row_alone(asked: Asked) -> None:
     }
     with serving(giving(lambda rows: [gives[row["text"]] for row in rows])) as server:
         found = verdicts(asked(server), list(gives))
-    assert found.pop("fine") == Judgement(1.0, "ok", "", parts={"form": 0.25})
+    assert found.pop("fine") == Judgement(1.0, "ok", "", parts={"form": 0.25}, rule="server")
     assert {each.fault for each in found.values()} == {"function returned no reward"}
     assert f"{server.url}/rewards: it gave 1.5; a reward is a finite number" in str(
         found["much"].extracted

@@ -13,9 +13,9 @@ import pytest
 
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
-from prefixrl.scorer.verifier.exchange import deadline_s
 from prefixrl.scorer.verifier.pool import START_DEADLINE_S, VerifierPool
-from prefixrl.scorer.verifier.rules.verify import Judgement
+from prefixrl.scorer.verifier.rules.verify import SYMPY_RULE, Judgement
+from prefixrl.scorer.verifier.verifiers import deadline_s
 
 EQUAL = (r"\boxed{1+\ln x}", r"\ln x+1")
 HANGS = (r"\boxed{(x+1)^{9999}}", r"\ln y+7")
@@ -168,7 +168,9 @@ def test_many_answers_at_once_each_get_their_own_verdict() -> None:
 def test_an_unparsable_answer_is_a_parse_failure() -> None:
     with pool_of() as pool:
         pool.submit(1, r"\boxed{\garbage ### \{}", "7")
-        assert verdicts(pool) == {1: Judgement(0.0, "parse_fail", r"\garbage ### \{")}
+        assert verdicts(pool) == {
+            1: Judgement(0.0, "parse_fail", r"\garbage ### \{", rule=SYMPY_RULE)
+        }
 
 
 def test_a_cached_verdict_needs_no_child() -> None:
@@ -189,7 +191,7 @@ def test_equal_answers_under_way_are_judged_once() -> None:
         found = verdicts(pool)
         # With one job per child a second judgement would have taken a third process.
         until(lambda: pool.child_pids != pids, pool)
-    assert found == dict.fromkeys(range(20), Judgement(1.0, "ok", r"1+\ln x"))
+    assert found == dict.fromkeys(range(20), Judgement(1.0, "ok", r"1+\ln x", rule=SYMPY_RULE))
 
 
 def test_the_least_recently_used_verdict_leaves_the_cache_first() -> None:
@@ -214,7 +216,7 @@ def test_a_child_killed_during_a_job_is_replaced_and_the_answer_judged_by_anothe
         os.kill(pid, signal.SIGSTOP)  # it takes the job and does not end it
         pool.submit(2, r"\boxed{2+\ln x}", r"\ln x+2")
         os.kill(pid, signal.SIGKILL)
-        assert verdicts(pool) == {2: Judgement(1.0, "ok", r"2+\ln x")}
+        assert verdicts(pool) == {2: Judgement(1.0, "ok", r"2+\ln x", rule=SYMPY_RULE)}
         assert len(pool.child_pids) == 1
         assert pool.child_pids != (pid,)
 
@@ -236,10 +238,12 @@ def test_a_child_that_hears_no_alarm_is_killed_at_the_deadline() -> None:
         (pid,) = at_full_size(pool, 1)
         os.kill(pid, signal.SIGSTOP)
         pool.submit(2, r"\boxed{2+\ln x}", r"\ln x+2")
-        assert verdicts(pool) == {2: Judgement(0.0, "timeout", r"2+\ln x")}
+        assert verdicts(pool) == {2: Judgement(0.0, "timeout", r"2+\ln x", rule=SYMPY_RULE)}
         until(lambda: not is_alive(pid), pool)
         verdict = asked_until_in_time(pool, 3, r"\boxed{2+\ln x}", r"\ln x+2")
-        assert verdict == Judgement(1.0, "ok", r"2+\ln x"), "a timeout is not remembered"
+        assert verdict == Judgement(1.0, "ok", r"2+\ln x", rule=SYMPY_RULE), (
+            "a timeout is not remembered"
+        )
         at_full_size(pool, 1)
 
 
@@ -298,7 +302,7 @@ def test_a_template_that_dies_while_it_starts_children_is_one_failed_start() -> 
         pool.submit(1, *EQUAL)
         assert pool._template is not None
         os.kill(pool._template._process.pid, signal.SIGKILL)
-        assert verdicts(pool) == {1: Judgement(1.0, "ok", r"1+\ln x")}
+        assert verdicts(pool) == {1: Judgement(1.0, "ok", r"1+\ln x", rule=SYMPY_RULE)}
         at_full_size(pool, 4)
 
 
@@ -366,7 +370,7 @@ def test_a_long_value_of_a_program_is_cut_and_judged() -> None:
     with pool_of() as pool:
         pool.submit(0, "<llm-code>\nprint('7' * 70_000)\n</llm-code>", "8", code="answers")
         found = verdicts(pool)[0]
-    assert found == Judgement(0.0, "parse_fail", "7" * MAX_ANSWER_CHARS)
+    assert found == Judgement(0.0, "parse_fail", "7" * MAX_ANSWER_CHARS, rule="code: long text")
 
 
 def test_a_program_that_returns_brackets_without_end_is_wrong_and_its_child_lives() -> None:
