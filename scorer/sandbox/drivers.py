@@ -58,9 +58,7 @@ def print_result(
     if owner not in defined:
         owner = "Solution" if "Solution" in defined else ""
     function = getattr(defined[owner](), name) if owner else defined[name]  # type: ignore[operator]
-    if isinstance(arguments, dict):
-        value = function(**arguments)  # type: ignore[operator]
-    else:
-        value = function(*arguments)  # type: ignore[operator]
+    is_keyed = isinstance(arguments, dict)
+    value = function(**arguments) if is_keyed else function(*arguments)  # type: ignore[operator]
     result.write(json.dumps(value, default=lambda items: sorted(items, key=repr)))
     result.close()
