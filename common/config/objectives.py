@@ -199,5 +199,6 @@ def refusal_of_name(name: str) -> str:
     near = f"; did you mean {nearest[0]!r}?" if nearest else "."
     return (
         f'"{name}" is no objective{near} The names are {", ".join(OBJECTIVES)}; names that '
-        f"installed packages add: {added or 'none'}"
+        f"installed packages add: {added or 'none'}; a package that adds another one must be "
+        f"installed on this host"
     )

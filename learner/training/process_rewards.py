@@ -79,14 +79,10 @@ def with_process_rewards(
     baselines = implicit.row_baselines(
         means, groups, objective.process_baseline, objective.std_floor or 0.0
     )
+    # The baselines are means of divided rewards, so the rewards are divided first.
     rewarded = [
         [
-            replace(
-                micro_batch,
-                process=_less_baseline(
-                    micro_batch, rewards / divisor, counted, baselines, settings.coefficient
-                ),
-            )
+            _with_process(micro_batch, rewards / divisor, counted, baselines, settings.coefficient)
             for micro_batch, (rewards, counted) in zip(minibatch, of_minibatch, strict=True)
         ]
         for minibatch, of_minibatch in zip(measured, scored, strict=True)
@@ -253,18 +249,20 @@ def _per_row(
     return means, scores
 
 
-def _less_baseline(
+def _with_process(
     micro_batch: PreparedMicroBatch,
     rewards: Tensor,
     counted: Tensor,
     baselines: implicit.RowBaselines,
     coefficient: float,
-) -> Tensor:
+) -> PreparedMicroBatch:
+    """Return a micro-batch with its process rewards, less the baseline of each row."""
     if not micro_batch.rows:
-        return torch.zeros_like(rewards)
+        return replace(micro_batch, process=torch.zeros_like(rewards))
     offsets = rewards.new_tensor([baselines.offsets[row] for row in micro_batch.rows])[:, None]
     scales = rewards.new_tensor([baselines.scales[row] for row in micro_batch.rows])[:, None]
-    return torch.where(counted, coefficient * scales * (rewards - offsets), 0.0)
+    process = torch.where(counted, coefficient * scales * (rewards - offsets), 0.0)
+    return replace(micro_batch, process=process)
 
 
 def _advantage_ratio(
