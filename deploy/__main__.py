@@ -34,11 +34,7 @@ class LateCommands(click.Group):
                 raise ConfigError(f"there is no command {name!r} any more: {GONE[name]}")
             if plugin is None:
                 return None
-            command = load_plugin(
-                plugin, lambda member: isinstance(member, click.Command), "a click.Command"
-            )
-            assert isinstance(command, click.Command)
-            return command
+            return load_plugin(plugin, click.Command, "a click.Command")
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands, group by group."""

@@ -183,11 +183,7 @@ def objective_record(name: str) -> ObjectiveRecord | None:
 
 @cache
 def _plugged_in(plugin: Plugin) -> ObjectiveRecord:
-    record = load_plugin(
-        plugin, lambda member: isinstance(member, ObjectiveRecord), "an ObjectiveRecord"
-    )
-    assert isinstance(record, ObjectiveRecord)
-    return record
+    return load_plugin(plugin, ObjectiveRecord, "an ObjectiveRecord")
 
 
 def refusal_of_name(name: str) -> str:

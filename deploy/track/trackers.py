@@ -21,7 +21,4 @@ def tracker_of(name: str) -> Tracker:
     check_names("trackers", TRACKERS)
     if name in TRACKERS:
         return TRACKERS[name]
-    plugin = plugins("trackers")[name]
-    record = load_plugin(plugin, lambda member: isinstance(member, Tracker), "a Tracker")
-    assert isinstance(record, Tracker)
-    return record
+    return load_plugin(plugins("trackers")[name], Tracker, "a Tracker")

@@ -59,6 +59,6 @@ def print_result(
         owner = "Solution" if "Solution" in defined else ""
     function = getattr(defined[owner](), name) if owner else defined[name]  # type: ignore[operator]
     is_keyed = isinstance(arguments, dict)
-    value = function(**arguments) if is_keyed else function(*arguments)  # type: ignore[operator]
+    value = function(**arguments) if is_keyed else function(*arguments)  # type: ignore
     result.write(json.dumps(value, default=lambda items: sorted(items, key=repr)))
     result.close()

@@ -11,17 +11,19 @@ object on the right is imported only where a run names it. What it must be, each
 """
 
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from prefixrl.common.errors import ConfigError
 
 Seam = Literal["objectives", "engines", "verifiers", "rewards", "trackers", "commands"]
 SEAMS: tuple[Seam, ...] = get_args(Seam)
 PACKAGE = "prefixrl"
+
+Member = TypeVar("Member")
 
 
 @dataclass(frozen=True)
@@ -91,11 +93,11 @@ def check_names(seam: Seam, built_in: Collection[str]) -> None:
             )
 
 
-def load_plugin(plugin: Plugin, is_member: Callable[[object], bool], expected: str) -> object:
+def load_plugin(plugin: Plugin, kind: type[Member], expected: str) -> Member:
     """Import a member and return it.
 
     Args:
-        is_member: false for an object that cannot be a member of the seam.
+        kind: class of the members of the seam; `object` where the caller checks them.
         expected: what a member is, in words, for the error.
 
     Raises:
@@ -105,13 +107,13 @@ def load_plugin(plugin: Plugin, is_member: Callable[[object], bool], expected: s
 
     place = f"{plugin.package} adds {plugin.name!r} to {PACKAGE}.{plugin.seam}"
     try:
-        member: object = EntryPoint(plugin.name, plugin.target, f"{PACKAGE}.{plugin.seam}").load()
+        member = EntryPoint(plugin.name, plugin.target, f"{PACKAGE}.{plugin.seam}").load()
     except Exception as error:
         raise ConfigError(
             f"{place}, but {plugin.target} cannot be loaded: {type(error).__name__}: {error!s:.500}; "
             f"update or uninstall the package"
         ) from error
-    if not is_member(member):
+    if not isinstance(member, kind):
         raise ConfigError(
             f"{place}, but {plugin.target} is {member!r:.100}; expected {expected}; "
             f"update or uninstall the package"

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from numbers import Real
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 from prefixrl.common.config.foreign.plugins import Plugin, load_plugin, plugins
 from prefixrl.common.errors import ConfigError
@@ -209,7 +209,7 @@ def load(function_ref: str) -> UserFunction:
     """
     if not is_file(function_ref):
         expected = f"a function of {', '.join(CALLS[PLUGGED_IN][0])}"
-        return load_plugin(_plugin_of(function_ref), callable, expected)  # type: ignore[return-value]
+        return load_plugin(_plugin_of(function_ref), FunctionType, expected)
     path = file_of(function_ref)
     name = function_ref.rpartition(":")[2]
     module = _module(path)
