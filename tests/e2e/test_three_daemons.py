@@ -186,9 +186,9 @@ def test_a_killed_learner_resumes_and_trains_the_recorded_batches_again(tmp_path
 
 
 def figures(line: str) -> str:
-    found = re.search(r'"figures":\{[^}]*\}', line)
-    assert found
-    return found.group()
+    match = re.search(r'"figures":\{[^}]*\}', line)
+    assert match
+    return match.group()
 
 
 @pytest.mark.slow

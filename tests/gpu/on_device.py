@@ -95,11 +95,11 @@ def losses(device: str, adapter: Path) -> Losses:
 def _trained(device: str, adapter: Path, settings: dict[str, Any]) -> list[float]:
     config = run_config(adapter, learner={"device": device, **settings})
     models = Models.load(config, 0, 1, str(adapter))
-    found = []
+    results = []
     for iteration in range(3):
         steps = train_iteration(models, random_iteration(iteration), config, 20).steps
-        found += [step[name] for step in steps for name in LOSSES]
-    return found
+        results += [step[name] for step in steps for name in LOSSES]
+    return results
 
 
 def resumed_and_poisoned(device: str, adapter: Path, folder: Path) -> tuple[float, bool]:
@@ -110,8 +110,8 @@ def resumed_and_poisoned(device: str, adapter: Path, folder: Path) -> tuple[floa
     checkpoint.save(folder, models, TrainerState(1, models.optimizer_steps, 1))
     resumed = Models.load(config, 0, 1, str(adapter))
     checkpoint.load(folder, resumed)
-    for each in (models, resumed):
-        train_iteration(each, random_iteration(1), config, 20)
+    for loaded_models in (models, resumed):
+        train_iteration(loaded_models, random_iteration(1), config, 20)
     pairs = zip(models.actor.masters().values(), resumed.actor.masters().values(), strict=True)
     difference = max(float((one - other).detach().abs().max()) for one, other in pairs)
     before = {name: weights.detach().clone() for name, weights in models.actor.masters().items()}
@@ -184,8 +184,8 @@ def memory_and_speed(config: RunConfig, prompt_tokens: int, label: str) -> list[
         seconds = time.monotonic() - started_s
         peak = live.peak_bytes if live is not None else torch.cuda.max_memory_allocated()
         reserved = peak if live is not None else torch.cuda.max_memory_reserved()
-    found = learner_footprint(plan)
-    expected = (found.peak - CONTEXT_BYTES - found.states) / (1 + FRAGMENTED) + found.states
+    result = learner_footprint(plan)
+    expected = (result.peak - CONTEXT_BYTES - result.states) / (1 + FRAGMENTED) + result.states
     lines = sum(
         len(micro)
         for step in budget.planned(config, prompt_tokens)[0]
@@ -210,9 +210,9 @@ def memory_and_speed(config: RunConfig, prompt_tokens: int, label: str) -> list[
         figure(f"{label}: device syncs of an iteration", "syncs", _syncs(models, data, config)),
     ]
     owned = [weakref.ref(each) for each in models.actor.engine.module.parameters()]
-    for each in filter(None, (models.actor, models.critic)):
-        each.close()
-    del models, each
+    for part in filter(None, (models.actor, models.critic)):
+        part.close()
+    del models, part
     gc.collect()
     assert not any(each() is not None for each in owned), (
         "the next configuration would be loaded on top of this one"
@@ -236,7 +236,7 @@ def publication(device: str, size_bytes: int, folder: Path) -> list[Figure]:
     """Seconds of a publication's parts, and whether what is written is what the device holds."""
     count = size_bytes // 2 // 8
     tensors = {f"layer.{index}": torch.randn(count, device=device).bfloat16() for index in range(8)}
-    copies, found = HostCopies(), []
+    copies, result = HostCopies(), []
     for version in range(4):
         tensors["layer.0"][version] += 1.0
         wait(device)
@@ -264,16 +264,16 @@ def publication(device: str, size_bytes: int, folder: Path) -> list[Figure]:
     # What is changed right after the hand-over must not reach the copy.
     expected = {name: each.to("cpu", copy=True) for name, each in tensors.items()}
     copied, _ = copies.copy(tensors.items(), lambda: None)
-    for each in tensors.values():
-        each.zero_()
+    for tensor in tensors.values():
+        tensor.zero_()
     copied.wait()
     assert all(torch.equal(copied.tensors[name], each) for name, each in expected.items())
-    found = [
+    result = [
         ("main thread", handed_s),
         ("copy complete", whole_s),
         ("check in the thread", checked_s),
     ]
-    found += [("snapshot", written_s), ("delta", delta_s)]
+    result += [("snapshot", written_s), ("delta", delta_s)]
     return [
         figure(
             f"publication of {size_bytes / 2**30:.2g} GiB: {name}",
@@ -282,7 +282,7 @@ def publication(device: str, size_bytes: int, folder: Path) -> list[Figure]:
             pageable_s,
             "a pageable copy",
         )
-        for name, seconds in found
+        for name, seconds in result
     ]
 
 
@@ -381,8 +381,8 @@ def of_rank(device: str, folder: Path, rank: int, ranks: int) -> None:
 def of_ranks(device: str, folder: Path, ranks: int) -> dict[str, Any]:
     """Report of rank 0 of so many, by stage."""
     run_ranks("gpu.on_device", ranks, device, folder, ranks)
-    found: dict[str, Any] = json.loads((folder / f"{ranks}.json").read_text())
-    return found
+    result: dict[str, Any] = json.loads((folder / f"{ranks}.json").read_text())
+    return result
 
 
 def main(first: str, *rest: str) -> None:

@@ -24,6 +24,6 @@ def test_the_probe_tells_the_right_version_from_another_in_bfloat16(tmp_path: Pa
         num_key_value_heads=4,
     )
     adapter = save_random(tmp_path / "adapter", shape, "bfloat16")
-    found = probe("cuda", adapter, "bfloat16", 4.0, 1000)
-    write_report("probe", probe_figures(found, "bfloat16, logits of deviation 4"), started_s)
-    assert np.median(found["right version"]) < np.median(found["weights 2 % off"])
+    actual = probe("cuda", adapter, "bfloat16", 4.0, 1000)
+    write_report("probe", probe_figures(actual, "bfloat16, logits of deviation 4"), started_s)
+    assert np.median(actual["right version"]) < np.median(actual["weights 2 % off"])

@@ -65,13 +65,13 @@ def gaps(
     models: Models, prompts: Sequence[TokenIds], rows: Sequence[Continuation], version: int
 ) -> NDArray[np.float32]:
     """|learner - vLLM| of every token that this version wrote."""
-    found = []
+    results = []
     for prompt, row in zip(prompts, rows, strict=True):
         by = np.repeat([each for each, _ in row.spans], [size for _, size in row.spans])
-        found.append(
+        results.append(
             np.abs(models.probe_logprobs([(prompt, row.tokens)]) - row.logprobs)[by == version]
         )
-    return np.concatenate(found)
+    return np.concatenate(results)
 
 
 def beside_the_learner(
@@ -115,7 +115,7 @@ def beside_the_learner(
         np.abs(models.probe_logprobs(probe) - scored),
     )
     hold(models, first)
-    found = {
+    results = {
         "a probe": np.abs(models.probe_logprobs(probe) - scored),
         "a probe, weights 2 % off": off,
         "sampled": gaps(models, prompts, answers[1], 1),
@@ -125,9 +125,9 @@ def beside_the_learner(
     assert follows and all(len(row.spans) == 2 for row in answers[2])
     assert all(
         np.median(values) < 0.3 * np.median(off)
-        for name, values in found.items()
+        for name, values in results.items()
         if values is not off
-    ), found
+    ), results
     label = f"vLLM, {dtype}, {engine.about.split(',')[0]}"
     figures = [figure(f"{label}: {name}", "s", took_s) for name, took_s in times.items()]
     figures += [
@@ -140,6 +140,6 @@ def beside_the_learner(
             "nat",
             float(statistic(values)),
         )
-        for name, values in found.items()
+        for name, values in results.items()
         for statistic in (np.median, np.max)
     ]

@@ -52,9 +52,9 @@ def rollouts(count: int, endpoint: str, shared: Path) -> Iterator[list["subproce
     try:
         yield started
     finally:
-        for each in started:
-            each.kill()
-            each.communicate()
+        for process in started:
+            process.kill()
+            process.communicate()
 
 
 def ask(process: "subprocess.Popen[str]", version: int) -> None:
@@ -80,16 +80,16 @@ def test_four_rollouts_on_a_host_pull_a_version_once_and_map_the_same_memory(
         weight_server(tmp_path) as (endpoint, _),
         rollouts(ROLLOUTS, endpoint, tmp_path / "shared") as started,
     ):
-        for each in started:
-            ask(each, 1)
+        for process in started:
+            ask(process, 1)
         answers = [told(each) for each in started]
         assert sum(each["full"] for each in answers) == 1
         assert sum(each["shared"] for each in answers) == ROLLOUTS - 1
         assert len({each["inode"] for each in answers}) == 1, "there is one copy of it"
         assert {each["sum"] for each in answers} == {float(tensors["layer.weight"].sum())}
         tensors = publish_next(tmp_path, 2, tensors)
-        for each in started:
-            ask(each, 2)
+        for process in started:
+            ask(process, 2)
         answers = [told(each) for each in started]
         assert sum(each["delta"] for each in answers) == 1, "also from what another one pulled"
         assert len({each["inode"] for each in answers}) == 1
@@ -106,8 +106,8 @@ def test_another_rollout_takes_over_from_one_that_is_killed_in_mid_pull(tmp_path
         first, *others = started
         ask(first, 1)
         assert first.stdout is not None and first.stdout.readline() == "pulling\n"
-        for each in others:
-            ask(each, 1)
+        for other in others:
+            ask(other, 1)
         os.kill(first.pid, signal.SIGKILL)
         answers = [told(each) for each in others]
         assert sum(each["full"] for each in answers) == sum(each["shared"] for each in answers) == 1

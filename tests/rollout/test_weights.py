@@ -176,10 +176,10 @@ def test_only_the_newest_complete_snapshot_is_taken(
     folder: Path, endpoint: str, version: int
 ) -> None:
     with fetching(endpoint) as fetcher:
-        for each in (version, version + 1):
-            publish(folder, each)
-            fetcher.want(each, "")
-            wait_until(lambda e=each: fetcher._have[0] == e, "the pull")
+        for number in (version, version + 1):
+            publish(folder, number)
+            fetcher.want(number, "")
+            wait_until(lambda e=number: fetcher._have[0] == e, "the pull")
         assert taken(fetcher)[0].version == version + 1
         assert fetcher.take() is None
 
@@ -296,15 +296,15 @@ def test_a_worker_that_is_new_or_too_far_behind_pulls_the_snapshot(
 def test_tensors_handed_out_before_keep_their_values_while_later_versions_arrive(
     folder: Path, endpoint: str, version: int
 ) -> None:
-    wanted = [publish(folder, version)]
+    expected = [publish(folder, version)]
     got = []
     with fetching(endpoint) as fetcher:
         for newer in range(version, version + 5):
             if newer > version:
-                wanted.append(publish_next(folder, newer, wanted[-1]))
+                expected.append(publish_next(folder, newer, expected[-1]))
             fetcher.want(newer, "")
             got.append(taken(fetcher)[1])
-    assert all(equal(one, other) for one, other in zip(got, wanted, strict=True))
+    assert all(equal(one, other) for one, other in zip(got, expected, strict=True))
 
 
 @pytest.mark.parametrize("place", range(0, 1000, 83))

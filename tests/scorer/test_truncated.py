@@ -262,7 +262,7 @@ def judge(config: RunConfig, rollout: Any, scorer: Any, texts: list[str]) -> Non
     rollout.say(sampled(rollout.hear(PrefixTask)))
     rollout.hear(Ack)
     task = scorer.hear(ScoreTask)
-    found, _ = score(
+    result, _ = score(
         config,
         msgspec.structs.replace(task, sampling=Sampling(temperature=0.0, max_new_tokens=LIMIT)),
         texts,
@@ -270,9 +270,9 @@ def judge(config: RunConfig, rollout: Any, scorer: Any, texts: list[str]) -> Non
     # The very prefixes that the task named, with the verdicts of the real loop.
     groups = tuple(
         msgspec.structs.replace(group, prefixes=given)
-        for group, given in zip(found.groups, task.groups, strict=True)
+        for group, given in zip(result.groups, task.groups, strict=True)
     )
     for group in groups:
         check_scores(group, 2)
-    scorer.say(msgspec.structs.replace(found, groups=groups))
+    scorer.say(msgspec.structs.replace(result, groups=groups))
     scorer.hear(Ack)

@@ -57,8 +57,8 @@ class RealRun:
         return self.log_file.read_text()
 
     def server(self, title: str) -> psutil.Process:
-        (found,) = [each for each in self.servers.children() if title in each.cmdline()[0]]
-        return found
+        (result,) = [each for each in self.servers.children() if title in each.cmdline()[0]]
+        return result
 
     @property
     def broker_mib(self) -> float:

@@ -137,19 +137,19 @@ class Pieces:
 
     def count(self, stream: bytes) -> Counter[str]:
         """Places of a stream at which a piece stands, by kind."""
-        found: Counter[str] = Counter()
+        result: Counter[str] = Counter()
         for shift in range(HEAD_BYTES):
             whole = max(0, len(stream) - shift) // HEAD_BYTES
             words = np.frombuffer(stream[shift : shift + whole * HEAD_BYTES], dtype="<u8")
             near = np.flatnonzero(self._is_possible[_hashed(words)])
             for place in near[np.isin(words[near], self._heads)]:
                 at = int(place) * HEAD_BYTES + shift
-                found.update(
+                result.update(
                     kind
                     for piece, kind in self._kinds[stream[at : at + HEAD_BYTES]]
                     if stream[at : at + len(piece)] == piece
                 )
-        return found
+        return result
 
 
 def _hashed(words: "NDArray[np.uint64]") -> "NDArray[np.uint64]":

@@ -93,8 +93,8 @@ class Namespace:
 
     def close(self) -> None:
         """End everything here, at once."""
-        for each in (*self.processes, self._holder):
-            end(each)
+        for process in (*self.processes, self._holder):
+            end(process)
 
 
 class Host(Namespace):
@@ -211,8 +211,8 @@ class Network:
 
     def close(self) -> None:
         """End all hosts."""
-        for each in (*self.hosts, self.switch):
-            each.close()
+        for namespace in (*self.hosts, self.switch):
+            namespace.close()
 
 
 @contextmanager

@@ -67,8 +67,8 @@ class Run:
     def __post_init__(self) -> None:
         self.directory, self.scratch = self.folder / "run", self.folder / "scratch"
         self.kept = self.folder / "kept"
-        for each in (self.directory, self.scratch, self.kept):
-            each.mkdir(parents=True)
+        for folder in (self.directory, self.scratch, self.kept):
+            folder.mkdir(parents=True)
         self.hidden = [self.directory, self.scratch]
 
     def log(self, name: str) -> Path:

@@ -45,18 +45,18 @@ class Manager:
             self._inside = wait_for(self._sleeper, "the start of systemd", timeout_s=30.0)
         except BaseException:
             # Its children die with it: the first is its namespace's init.
-            for each in psutil.Process(self._process.pid).children(recursive=True):
-                each.kill()
+            for process in psutil.Process(self._process.pid).children(recursive=True):
+                process.kill()
             self._process.wait()
             self._log.close()
             raise
 
     def _sleeper(self) -> int | None:
         assert self._process.poll() is None, (self.folder / "manager.log").read_text()
-        for each in psutil.Process(self._process.pid).children(recursive=True):
+        for process in psutil.Process(self._process.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):  # the script's own short waits come and go
-                if each.cmdline() == ["sleep", "infinity"]:
-                    return each.pid
+                if process.cmdline() == ["sleep", "infinity"]:
+                    return process.pid
         return None
 
     def ctl(self, *arguments: str, check: bool = True) -> str:
@@ -87,22 +87,22 @@ class Manager:
     def pid(self, unit: str) -> psutil.Process:
         """The main process of a unit, as it is known outside the manager's namespace."""
         inner = int(self.show(unit)["MainPID"])
-        for each in psutil.process_iter():
+        for process in psutil.process_iter():
             try:
                 ids = (
-                    Path(f"/proc/{each.pid}/status")
+                    Path(f"/proc/{process.pid}/status")
                     .read_text()
                     .partition("NSpid:")[2]
                     .split("\n")[0]
                     .split()
                 )
-                inside = os.readlink(f"/proc/{each.pid}/ns/pid") == os.readlink(
+                inside = os.readlink(f"/proc/{process.pid}/ns/pid") == os.readlink(
                     f"/proc/{self._inside}/ns/pid"
                 )
             except OSError:
                 continue
             if inside and ids[-1] == str(inner):
-                return each
+                return process
         raise AssertionError(f"{unit} has no process {inner}")
 
     def journal(self, unit: str = "*") -> str:

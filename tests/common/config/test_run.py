@@ -223,8 +223,8 @@ def test_a_section_that_a_resolved_config_lacks_can_be_set_over_it(run_file: Pat
     config = load(run_file)
     assert config.scorer.prm is None
     settings = ("scorer.prm.model=org/model", "scorer.prm.format=two_class")
-    found = changed(config, settings, "--set").scorer.prm
-    assert found is not None and (found.model, found.format) == ("org/model", "two_class")
+    actual = changed(config, settings, "--set").scorer.prm
+    assert actual is not None and (actual.model, actual.format) == ("org/model", "two_class")
 
 
 def test_null_takes_a_key_out_of_the_file_and_is_refused_where_there_is_none(

@@ -263,9 +263,9 @@ def test_the_lines_warn_of_a_folder_without_a_template_unless_that_is_meant(tmp_
     folder = base_model(EXAMPLE / "adapter", tmp_path / "bare")
     (folder / "chat_template.jinja").unlink()
     models = (f"adapter.model={folder}", f"target.model={folder}")
-    found = [line for line in asked(run_of(*models)) if "warning" in line]
-    assert [line.split(":")[1].strip() for line in found] == ["adapter", "target"]
-    assert "has no chat template" in found[0] and "adapter.chat_template = false" in found[0]
+    actual = [line for line in asked(run_of(*models)) if "warning" in line]
+    assert [line.split(":")[1].strip() for line in actual] == ["adapter", "target"]
+    assert "has no chat template" in actual[0] and "adapter.chat_template = false" in actual[0]
     meant = ("adapter.chat_template=false", "target.chat_template=false")
     assert not any("warning" in line for line in asked(run_of(*models, *meant)))
 
@@ -295,11 +295,11 @@ def test_settings_over_a_resolved_config_keep_its_templates_and_read_new_ones(
     config = run_of("adapter.prompt_template=Q {problem}", "target.chat_template=false")
     assert changed(config, ("rollout.temperature=0.5",), "here").adapter == config.adapter
     (tmp_path / "other.txt").write_text("R {problem}")
-    found = changed(config, (f"target.prompt_template={tmp_path}/other.txt",), "here").target
+    actual = changed(config, (f"target.prompt_template={tmp_path}/other.txt",), "here").target
     assert (
-        found is not None
-        and found.prompt_template == "R {problem}"
-        and found.chat_template is False
+        actual is not None
+        and actual.prompt_template == "R {problem}"
+        and actual.chat_template is False
     )
 
 

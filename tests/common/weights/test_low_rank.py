@@ -59,9 +59,9 @@ def test_the_policy_of_the_matrices_is_that_of_merged_weights_and_of_the_learner
     engine = make_engine("transformers", str(ADAPTER), "rollout", run())
     before = engine.score(ROWS)
     engine.install(sent)
-    found, expected = engine.score(ROWS), whole.score(ROWS)
-    assert np.abs(found - expected).max() < 1e-5 < np.abs(found - before).max()
-    assert np.abs(found - trained.probe_logprobs(ROWS)).max() < 1e-5
+    actual, expected = engine.score(ROWS), whole.score(ROWS)
+    assert np.abs(actual - expected).max() < 1e-5 < np.abs(actual - before).max()
+    assert np.abs(actual - trained.probe_logprobs(ROWS)).max() < 1e-5
     assert engine.checksum().follows == "snapshot"
     assert sent.manifest.size_bytes < merged.manifest.size_bytes / 4
 

@@ -56,9 +56,9 @@ def test_workers_are_listed_and_one_that_is_drained_leaves_with_exit_code_0(tmp_
             assert [each.name for each in fleet.workers(directory)] == ["scorer-0"]
             assert "the last scorer" in cli("workers", directory, "drain", "scorer-0").output
         finally:
-            for each in processes:
-                each.kill()
-                each.communicate()
+            for process in processes:
+                process.kill()
+                process.communicate()
 
 
 def test_a_worker_that_does_not_leave_in_time_is_named_with_what_it_does(tmp_path: Path) -> None:

@@ -26,17 +26,17 @@ PROGRAMS: dict[str, Command] = {"learner": learner, "rollout": rollout, "scorer"
 
 
 def printed(example: str, *flags: str) -> str:
-    found = CliRunner().invoke(main, ["kubernetes", str(EXAMPLES / example / "run.toml"), *flags])
-    assert found.exit_code == 0, found.output
-    return found.output
+    result = CliRunner().invoke(main, ["kubernetes", str(EXAMPLES / example / "run.toml"), *flags])
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def pods(text: str) -> dict[str, dict[str, Any]]:
     """The specs of the Jobs by role, their fields checked."""
     documents = list(yaml.safe_load_all(text))
-    for each in documents:
-        check(each, FIELDS["Job"], "Job")
-        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{,55}[a-z0-9])?", each["metadata"]["name"])
+    for document in documents:
+        check(document, FIELDS["Job"], "Job")
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{,55}[a-z0-9])?", document["metadata"]["name"])
     return {each["metadata"]["name"].partition("-")[0]: each["spec"] for each in documents}
 
 
@@ -118,9 +118,9 @@ def test_fields_commands_and_sizes_are_right(
     example: str, settings: tuple[str, ...], expected: dict[str, Any]
 ) -> None:
     flags = ["--set=directory=/vol/it's my_Run.1", *(f"--set={each}" for each in settings)]
-    found = pods(printed(example, *IMAGE, "--mount=/vol", *flags))
-    assert found.keys() == PROGRAMS.keys()
-    for role, spec in found.items():
+    actual = pods(printed(example, *IMAGE, "--mount=/vol", *flags))
+    assert actual.keys() == PROGRAMS.keys()
+    for role, spec in actual.items():
         pod = spec["template"]["spec"]
         (container,) = pod["containers"]
         command = container.get("args", container["command"])
@@ -173,8 +173,8 @@ def test_fields_commands_and_sizes_are_right(
     ],
 )
 def test_a_mistake_is_a_sentence_and_exit_code_2(flags: tuple[str, ...], expected: str) -> None:
-    found = CliRunner().invoke(main, ["kubernetes", str(EXAMPLES / "arithmetic/run.toml"), *flags])
-    assert found.exit_code == 2 and expected in found.output
+    result = CliRunner().invoke(main, ["kubernetes", str(EXAMPLES / "arithmetic/run.toml"), *flags])
+    assert result.exit_code == 2 and expected in result.output
 
 
 @pytest.mark.parametrize("role", ["rollout", "scorer"])

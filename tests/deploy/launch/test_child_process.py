@@ -143,7 +143,7 @@ def test_servers_that_a_rank_or_a_thread_started_are_among_the_running_processes
             lambda: {each.name for each in running_processes([one])} == names, "all processes"
         )
     finally:
-        for each in psutil.Process(one.process.pid).children(recursive=True):
-            each.kill()
+        for process in psutil.Process(one.process.pid).children(recursive=True):
+            process.kill()
         one.process.kill()
         one.process.wait()

@@ -41,16 +41,16 @@ MIB = 2**20
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedRun]:
     """Adapter and target of the arithmetic example."""
-    with served(run_of("arithmetic", tmp_path_factory.mktemp("served") / "arithmetic")) as found:
-        yield found
+    with served(run_of("arithmetic", tmp_path_factory.mktemp("served") / "arithmetic")) as result:
+        yield result
 
 
 @pytest.fixture(scope="module")
 def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedRun]:
     """Direct mode, whose answers take seconds; few at once."""
     run = run_of("arithmetic_direct", tmp_path_factory.mktemp("served") / "direct")
-    with served(run, "--most-answers", str(MOST), settings=LONG) as found:
-        yield found
+    with served(run, "--most-answers", str(MOST), settings=LONG) as result:
+        yield result
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +59,8 @@ def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedR
     run = run_of("arithmetic_direct", tmp_path_factory.mktemp("served") / "direct")
     options = ("--key-variable", "SERVE_KEY", "--deadline", "3")
     settings = (*LONG, "rollout.answer_tokens=20000")
-    with served(run, *options, settings=settings, environment={"SERVE_KEY": KEY}) as found:
-        yield found
+    with served(run, *options, settings=settings, environment={"SERVE_KEY": KEY}) as result:
+        yield result
 
 
 def begun(server: ServedRun, **given: Any) -> socket.socket:
@@ -167,13 +167,13 @@ def test_an_answer_ends_before_a_stop_and_at_its_most_tokens(server: ServedRun) 
 
 
 def test_64_clients_at_once_get_what_each_gets_alone(server: ServedRun) -> None:
-    found = server.answers_at_once(PROBLEMS)
+    actual = server.answers_at_once(PROBLEMS)
     with server.client() as client:
         alone = [
             client.completions.create(model=server.name, prompt=each).choices[0].text
             for each in PROBLEMS[::8]
         ]
-    assert found[::8] == alone
+    assert actual[::8] == alone
     assert server.is_idle()
 
 

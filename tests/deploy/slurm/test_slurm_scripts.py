@@ -160,9 +160,12 @@ def test_every_role_asks_for_the_gpus_it_uses(
     run = run_of(tmp_path / "run", *settings)
     assert (run.gpus("learner"), run.gpus("rollout"), run.gpus("scorer")) == gpus
     for role, option, count in zip(arrays(run), ("node", "task", "task"), gpus, strict=True):
-        wanted = f"--gpus-per-{option}={count}"
+        expected = f"--gpus-per-{option}={count}"
         text = arrays(run)[role]
-        assert (wanted in directives(text), wanted in command(text, role)) == (count > 0, count > 0)
+        assert (expected in directives(text), expected in command(text, role)) == (
+            count > 0,
+            count > 0,
+        )
 
 
 def test_a_scorer_of_a_run_without_a_target_asks_for_no_gpu(tmp_path: Path) -> None:
@@ -244,11 +247,11 @@ def test_a_process_asks_for_cores_and_memory_that_follow_from_the_run(
     assert {role: [run.cpus(role), run.section(role).memory_gib] for role in ROLES} == needs
     for role, text in arrays(run).items():
         cpus, gib = needs[role]
-        wanted = {f"--cpus-per-task={cpus}"} | (
+        expected = {f"--cpus-per-task={cpus}"} | (
             {f"--mem-per-cpu={-(-gib * 1024 // cpus)}M"} if gib else set()
         )
         for options in (directives(text), command(text, role)):
-            assert wanted == {each for each in options if each.startswith(("--cpus", "--mem"))}
+            assert expected == {each for each in options if each.startswith(("--cpus", "--mem"))}
 
 
 def test_memory_of_a_model_of_unknown_size_is_refused_with_the_number_to_write(
@@ -287,9 +290,9 @@ def test_a_time_is_taken_in_every_format_of_slurm(tmp_path: Path, time: str) -> 
 
 def test_ranks_are_spread_evenly_over_their_nodes(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", "launch.learner_ranks=8", "slurm.learner.nodes=2")
-    wanted = {"--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4"}
-    assert wanted <= set(directives(arrays(run)["learner"]))
-    assert wanted <= set(command(arrays(run)["learner"], "learner"))
+    expected = {"--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4"}
+    assert expected <= set(directives(arrays(run)["learner"]))
+    assert expected <= set(command(arrays(run)["learner"], "learner"))
     with pytest.raises(ConfigError, match=r"launch.learner_ranks = 3 with slurm.learner.nodes = 2"):
         arrays(run_of(tmp_path / "run", "launch.learner_ranks=3", "slurm.learner.nodes=2"))
 

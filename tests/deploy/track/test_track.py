@@ -42,11 +42,11 @@ def run(tmp_path: Path) -> Path:
 
 
 def series(lines: list[MetricsLine]) -> Series:
-    found: Series = {}
+    results: Series = {}
     for line in lines:
         for name, value in columns(line).items():
-            found.setdefault(name, {})[line.iteration] = pytest.approx(value, rel=1e-6)
-    return found
+            results.setdefault(name, {})[line.iteration] = pytest.approx(value, rel=1e-6)
+    return results
 
 
 def in_tensorboard(run: Path) -> Series:
@@ -97,22 +97,22 @@ def in_wandb(run: Path) -> tuple[set[str], Series]:
                 rows[int(row["iteration"])] = {
                     name: each for name, each in row.items() if not name.startswith("_")
                 }
-    found: Series = {}
+    results: Series = {}
     for iteration, row in rows.items():
         for name, value in row.items():
-            found.setdefault(name, {})[iteration] = value
-    return ids, found
+            results.setdefault(name, {})[iteration] = value
+    return ids, results
 
 
 def in_trackio(run: Path) -> tuple[set[str], Series]:
     """The same of its file."""
-    found: Series = {}
+    results: Series = {}
     with contextlib.closing(sqlite3.connect(run / "trackio/tests.db")) as file:
         rows = file.execute("select run_name, step, metrics from metrics order by id").fetchall()
     for _, step, row in rows:
         for name, value in json.loads(row).items():
-            found.setdefault(name, {})[step] = value
-    return {name for name, _, _ in rows}, found
+            results.setdefault(name, {})[step] = value
+    return {name for name, _, _ in rows}, results
 
 
 def in_mlflow(run: Path) -> tuple[set[str], Series]:
@@ -121,11 +121,11 @@ def in_mlflow(run: Path) -> tuple[set[str], Series]:
     (place,) = {each.experiment_id for each in client.search_experiments() if each.name == "tests"}
     (only,) = client.search_runs([place])
     told = {name: client.get_metric_history(only.info.run_id, name) for name in only.data.metrics}
-    found = {
+    results = {
         name.replace(".", "/"): {each.step: each.value for each in row}
         for name, row in told.items()
     }
-    return {only.info.run_name}, found
+    return {only.info.run_name}, results
 
 
 class Place:
@@ -257,9 +257,9 @@ def test_a_tracker_holds_the_series_of_the_run_under_one_id_over_resumes(
     again = [metrics_line(0), metrics_line(1), metrics_line(2, reward=0.5), metrics_line(3)]
     write_metrics(run, again)
     subprocess.run(command, check=True)
-    ids, found = read(run)
+    ids, actual = read(run)
     assert len(ids) == 1
-    assert found == series(again)
+    assert actual == series(again)
 
 
 @pytest.mark.nightly
@@ -287,6 +287,6 @@ def test_a_run_sends_its_metrics_itself_and_goes_on_after_its_learner_was_killed
     expected = series(MetricsFile(run / METRICS_FILE).changed())
     assert len(expected["iteration"]) == 6
     assert in_tensorboard(run) == expected
-    ids, found = in_wandb(run)
-    assert len(ids) == 1 and found == expected
+    ids, actual = in_wandb(run)
+    assert len(ids) == 1 and actual == expected
     assert os.listdir(run / "tensorboard")

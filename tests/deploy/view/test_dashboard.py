@@ -37,8 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
-    with dashboard(folder) as found:
-        yield found
+    with dashboard(folder) as result:
+        yield result
 
 
 def events(address: str, *names: str) -> Iterator[dict[str, Any]]:

@@ -42,8 +42,8 @@ time.time_ns = lambda: true_ns() + ahead_s() * 10**9
 
 def process_of(launch: "subprocess.Popen[str]", name: str) -> psutil.Process:
     """A process below the launch by its title: `scorer` is the first of them."""
-    found = psutil.Process(launch.pid).children(recursive=True)
-    return next(each for each in found if (each.cmdline() or [""])[0] == f"prefixrl-{name}")
+    children = psutil.Process(launch.pid).children(recursive=True)
+    return next(each for each in children if (each.cmdline() or [""])[0] == f"prefixrl-{name}")
 
 
 def console(launch: "subprocess.Popen[str]", until: str) -> str:

@@ -51,11 +51,11 @@ def mapped_torch(process: psutil.Process) -> bool:
 
 
 def scorers(launch: int) -> list[psutil.Process]:
-    found = []
-    for each in psutil.Process(launch).children(recursive=True):
-        if "prefixrl.scorer" in each.cmdline() or each.cmdline()[:1] == ["prefixrl-scorer"]:
-            found.append(each)
-    return found
+    results = []
+    for process in psutil.Process(launch).children(recursive=True):
+        if "prefixrl.scorer" in process.cmdline() or process.cmdline()[:1] == ["prefixrl-scorer"]:
+            results.append(process)
+    return results
 
 
 @pytest.mark.parametrize(

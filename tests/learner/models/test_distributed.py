@@ -21,9 +21,9 @@ def meetings(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     for name in VARIABLES:
         monkeypatch.setenv(name, "")  # restored, whatever is set meanwhile
         del os.environ[name]
-    found: list[dict[str, Any]] = []
-    monkeypatch.setattr(dist, "init_process_group", lambda *_, **options: found.append(options))
-    return found
+    results: list[dict[str, Any]] = []
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **options: results.append(options))
+    return results
 
 
 def meet(address: str, **variables: str) -> str | None:

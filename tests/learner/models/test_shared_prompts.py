@@ -94,7 +94,7 @@ def test_losses_gradient_norms_and_a_step_are_those_of_rows_with_their_own_promp
 
 @pytest.mark.parametrize("options", ["plain", "low rank", "checkpointing"])
 def test_every_gradient_is_that_of_rows_with_their_own_prompt(adapter: Path, options: str) -> None:
-    found = []
+    actual = []
     samples = list(random_iteration(2).samples.values())
     lines = [[each for each in samples if each.group == group] for group in range(4)]
     for batch in (pad_lines(lines, 0), pad(samples, 0)):
@@ -108,8 +108,8 @@ def test_every_gradient_is_that_of_rows_with_their_own_prompt(adapter: Path, opt
             [each.grad for each in module.parameters() if each.grad is not None]
             for module in modules
         ]
-        found.append([*([each.detach()] for each in results), *of_models])
-    for mine, theirs in zip(*found, strict=True):
+        actual.append([*([each.detach()] for each in results), *of_models])
+    for mine, theirs in zip(*actual, strict=True):
         assert gap(mine, theirs) < TOLERANCE
 
 

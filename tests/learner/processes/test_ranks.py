@@ -35,14 +35,14 @@ def ranks(*scripts: str) -> "Iterator[list[subprocess.Popen[bytes]]]":
         for script in scripts
     ]
     try:
-        for each in started:
-            assert each.stdout is not None
-            assert each.stdout.readline() == b"\n"
-            each.stdout.close()
+        for process in started:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"\n"
+            process.stdout.close()
         yield started
     finally:
-        for each in started:
-            end(each)
+        for process in started:
+            end(process)
 
 
 def is_asked() -> bool:

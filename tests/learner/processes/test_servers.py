@@ -131,8 +131,8 @@ def test_a_run_on_any_interface_is_found_again_at_its_address(
         weights = beside(servers.weights_endpoint, servers.address.endpoint)
         assert not is_fixed or (told, weights) == (str(port), f"tcp://{name}:{port + 1}")
         client = BrokerClient(servers.address)
-        for each in (module.BROKER, module.WEIGHT_SERVER):
-            kill(servers, each)
+        for module_name in (module.BROKER, module.WEIGHT_SERVER):
+            kill(servers, module_name)
         assert client.status().iteration == 0, "the same connection finds the new broker"
         assert newest(weights) == -1
         client.close()

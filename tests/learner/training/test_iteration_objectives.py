@@ -255,10 +255,10 @@ def test_the_actors_learning_rate_warms_up_once_it_learns_also_after_a_resume(
     checkpoint.save(tmp_path, models, TrainerState(2, models.optimizer_steps, 1))
     resumed = Models.load(config, 0, 1, config.adapter.model)
     checkpoint.load(tmp_path, resumed)
-    for each in (models, resumed):
-        train_iteration(each, random_iteration(2), config, 20)
+    for loaded_models in (models, resumed):
+        train_iteration(loaded_models, random_iteration(2), config, 20)
         # The second of 16 steps, of which half warm up.
-        assert each.actor.adam.param_groups[0]["lr"] == pytest.approx(1e-3 * 2 / 8)
+        assert loaded_models.actor.adam.param_groups[0]["lr"] == pytest.approx(1e-3 * 2 / 8)
 
 
 def test_a_small_batch_takes_a_proportionate_number_of_steps(adapter: Path) -> None:

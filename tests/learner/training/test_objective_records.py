@@ -97,8 +97,8 @@ def test_a_package_adds_an_objective_by_a_record_and_a_formula(adapter: Path) ->
     assert from_json(config.model_dump_json()) == config
     assert not config.algorithm.has_critic and not config.algorithm.is_whitened
     objective = resolve(config.algorithm, 8)
-    found = row_rewards(objective, [1.0, 0.0, 0.5, 0.0, 0.0], [0, 0, 0, 1, 1])
-    assert found == [1.0, -1.0, 0.0, 0.0, 0.0]
+    actual = row_rewards(objective, [1.0, 0.0, 0.5, 0.0, 0.0], [0, 0, 0, 1, 1])
+    assert actual == [1.0, -1.0, 0.0, 0.0, 0.0]
     (metrics,), _ = trained(config, random_iteration(0))
     assert "value" not in metrics.means and any(metrics.row_advantages)
 

@@ -77,8 +77,8 @@ def test_a_program_is_judged_though_every_process_around_it_is_told_to_stop() ->
     )
     try:
         assert asked.stdout is not None and asked.stdout.readline() == b"running\n"
-        for each in psutil.Process(asked.pid).children(recursive=True):
-            each.terminate()
+        for process in psutil.Process(asked.pid).children(recursive=True):
+            process.terminate()
         assert asked.stdout.read() == b"exited 0 late\n\n"
     finally:
         asked.kill()
@@ -193,8 +193,8 @@ def test_an_interpreter_that_stands_under_tmp_runs_programs() -> None:
             "site-packages", "test", "tests", "__pycache__", "idlelib", "config-*"
         )
         shutil.copytree(library / version, home / "lib" / version, symlinks=True, ignore=ignored)
-        for each in library.glob("libpython*"):
-            shutil.copy2(each, home / "lib", follow_symlinks=False)
+        for path in library.glob("libpython*"):
+            shutil.copy2(path, home / "lib", follow_symlinks=False)
         code = (
             "import sys; from prefixrl.scorer.sandbox.runner import probe, run; print(probe(), "
             "run('import os, sys, tempfile; print(sys.prefix, os.listdir(\"/tmp\"), tempfile.TemporaryFile() and 1)'))"

@@ -153,13 +153,13 @@ def pool_with(
 
 def verdicts(pool: VerifierPool, count: int) -> list[Judgement]:
     """The verdicts on the first answers submitted, by key."""
-    found: dict[int, Judgement] = {}
+    results: dict[int, Judgement] = {}
     deadline_s = time.monotonic() + PATIENCE_S
     while pool.pending:
         assert time.monotonic() < deadline_s, f"{pool.pending} answers are still pending"
         pool.wait(1.0)
-        found |= dict(pool.poll())
-    return [found[key] for key in range(count)]
+        results |= dict(pool.poll())
+    return [results[key] for key in range(count)]
 
 
 def judged(pool: VerifierPool, *answers: str) -> list[Judgement]:
@@ -171,10 +171,10 @@ def judged(pool: VerifierPool, *answers: str) -> list[Judgement]:
 def test_it_gets_question_text_and_gold_and_may_give_fractions(tmp_path: Path) -> None:
     with pool_with(tmp_path) as pool:
         whole = r"so \boxed{3}" + "." * 20
-        found = judged(pool, whole, "return 0", "return True", "return 0.25", "print" + "." * 27)
-    assert [each.status for each in found] == ["ok"] * 5
-    assert [each.reward for each in found] == [8 / len(whole), 0.0, 1.0, 0.25, 0.25]
-    assert found[0].extracted == "3" and found[1].extracted == ""
+        actual = judged(pool, whole, "return 0", "return True", "return 0.25", "print" + "." * 27)
+    assert [each.status for each in actual] == ["ok"] * 5
+    assert [each.reward for each in actual] == [8 / len(whole), 0.0, 1.0, 0.25, 0.25]
+    assert actual[0].extracted == "3" and actual[1].extracted == ""
 
 
 @pytest.mark.parametrize("value", ["1.5", "-0.1", "nan", "inf", "None", "'1'"])
@@ -191,8 +191,8 @@ def test_numpys_scalars_are_rewards_and_an_integer_past_all_floats_is_an_error(
     tmp_path: Path,
 ) -> None:
     with pool_with(tmp_path) as pool:
-        *found, wrong = judged(pool, "return np.True_", "return np.float32", "return 10**400")
-    assert [(each.reward, each.status) for each in found] == [(1.0, "ok"), (0.25, "ok")]
+        *actual, wrong = judged(pool, "return np.True_", "return np.float32", "return 10**400")
+    assert [(each.reward, each.status) for each in actual] == [(1.0, "ok"), (0.25, "ok")]
     assert (wrong.status, wrong.fault) == ("error", "function returned no reward")
     assert wrong.extracted is not None and "a reward is a finite number" in wrong.extracted
 
@@ -226,8 +226,8 @@ def test_it_finds_the_variables_that_are_named_and_no_others(
     monkeypatch.setenv("JUDGE_KEY", "k")
     monkeypatch.setenv("OTHER_KEY", "k")
     with pool_with(tmp_path, environment=("JUDGE_KEY",)) as pool:
-        found = judged(pool, "variable JUDGE_KEY", "variable OTHER_KEY", "variable PATH")
-    assert [each.parts["found"] for each in found] == [1.0, 0.0, 1.0]
+        actual = judged(pool, "variable JUDGE_KEY", "variable OTHER_KEY", "variable PATH")
+    assert [each.parts["found"] for each in actual] == [1.0, 0.0, 1.0]
 
 
 def test_an_exception_is_an_error_with_file_and_line(tmp_path: Path) -> None:
@@ -332,11 +332,11 @@ def test_it_may_take_the_verifiers_verdict_whatever_that_is(tmp_path: Path) -> N
         (r"\boxed{(x+1)^{9999}}", r"\ln y+7"),
     ]
     # The limit is short for the last one, which would use up any.
-    found = judged_with(tmp_path, PAIRED, asked, timeout_s=4)
-    assert [each.status for each in found] == ["ok"] * len(asked)
-    assert [each.reward for each in found[:6]] == [1.0, 1.0, 0.0, 0.125, 0.25, 0.625]
-    assert found[6].reward == 0.375, "a formula that hangs costs the function no call"
-    assert found[1].extracted == r"1+\ln x"
+    actual = judged_with(tmp_path, PAIRED, asked, timeout_s=4)
+    assert [each.status for each in actual] == ["ok"] * len(asked)
+    assert [each.reward for each in actual[:6]] == [1.0, 1.0, 0.0, 0.125, 0.25, 0.625]
+    assert actual[6].reward == 0.375, "a formula that hangs costs the function no call"
+    assert actual[1].extracted == r"1+\ln x"
 
 
 def test_it_may_ask_the_verifier_about_any_text(tmp_path: Path) -> None:
@@ -346,8 +346,8 @@ def test_it_may_ask_the_verifier_about_any_text(tmp_path: Path) -> None:
         ("none\n1+\\ln x", r"\ln x+1"),
         ("none\n", "7"),
     ]
-    found = judged_with(tmp_path, ASKING, asked)
-    assert [(each.reward, each.status) for each in found] == [
+    actual = judged_with(tmp_path, ASKING, asked)
+    assert [(each.reward, each.status) for each in actual] == [
         (1.0, "ok"),
         (0.5, "ok"),
         (0.5, "ok"),
@@ -446,19 +446,19 @@ def test_a_function_that_fails_is_named_within_seconds_and_the_other_rows_are_ju
         others = 30
         for key in range(1, 1 + others):
             pool.submit(key, "return 0.25" if key == 1 else "x" * key, "gold", "why?")
-        found: dict[int, Judgement] = {}
+        actual: dict[int, Judgement] = {}
         while pool.pending:
             assert time.monotonic() < began_s + PATIENCE_S
             pool.wait(0.05)
-            found |= dict(pool.poll())
+            actual |= dict(pool.poll())
             told = f"{pool.trouble} {caplog.text}"
             if named_s is None and named in told:
                 named_s = time.monotonic() - began_s
                 assert "mine.py:score" in told
     assert named_s is not None and named_s <= NAMED_S + BUSY_S
-    assert found[0].status == "error"
-    assert found[1].reward == 0.25
-    assert [found[key].reward for key in range(8, 1 + others)] == [
+    assert actual[0].status == "error"
+    assert actual[1].reward == 0.25
+    assert [actual[key].reward for key in range(8, 1 + others)] == [
         8 / key for key in range(8, 1 + others)
     ]
     log.info("%s: named after %.2f s", answer, named_s)
@@ -526,5 +526,7 @@ def test_stop_signals_end_programs_that_it_started_but_not_its_child(tmp_path: P
 def test_a_copy_that_it_forks_answers_for_no_text(tmp_path: Path) -> None:
     texts = ["0.25", "0.5", "0.75", "0.125", "0.375"]
     with pool_with(tmp_path, FORKS) as pool:
-        found = judged(pool, *texts)
-    assert [(each.reward, each.status) for each in found] == [(float(text), "ok") for text in texts]
+        actual = judged(pool, *texts)
+    assert [(each.reward, each.status) for each in actual] == [
+        (float(text), "ok") for text in texts
+    ]

@@ -142,10 +142,10 @@ class FuzzedBroker:
             note = WeightsNote(
                 iteration, f"d{iteration}", pack_tokens([1, 2, 3]), pack_logprobs([-1.0, -2.0])
             )
-            wanted = tuple(range(self._draw.randrange(4)))
+            expected = tuple(range(self._draw.randrange(4)))
             requests = (
                 GetBatch(iteration, 0, 1),
-                GetGroups(iteration, wanted),
+                GetGroups(iteration, expected),
                 IterationDone(iteration, iteration),
                 Published(note),
             )

@@ -89,9 +89,9 @@ def test_a_file_that_does_not_run_leaves_no_module_behind(tmp_path: Path) -> Non
     ],
 )
 def test_a_number_is_a_float_whoever_made_it(value: object, expected: float) -> None:
-    found = user_function.number(value)
-    assert type(found) is float
-    assert found == expected or (math.isnan(found) and math.isnan(expected))
+    actual = user_function.number(value)
+    assert type(actual) is float
+    assert actual == expected or (math.isnan(actual) and math.isnan(expected))
 
 
 REWARDS = "[prefixrl.rewards]\nshort = stranger:score\n"

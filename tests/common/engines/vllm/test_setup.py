@@ -206,9 +206,9 @@ def test_insecure_serialisation_is_never_on(monkeypatch: pytest.MonkeyPatch) -> 
 def test_rows_have_seeds_of_their_own() -> None:
     from prefixrl.common.seeds import row_seed
 
-    each = world.job("a")
-    assert len({row_seed(draws) for draws in each.uniforms}) == 64
-    assert [row_seed(draws) for draws in each.uniforms] == [
+    job = world.job("a")
+    assert len({row_seed(draws) for draws in job.uniforms}) == 64
+    assert [row_seed(draws) for draws in job.uniforms] == [
         row_seed(draws) for draws in world.job("b").uniforms
     ]
 
@@ -216,7 +216,7 @@ def test_rows_have_seeds_of_their_own() -> None:
 def test_the_plugin_is_announced_to_vllm(tmp_path: Path) -> None:
     from importlib.metadata import entry_points
 
-    (found,) = [
+    (actual,) = [
         each for each in entry_points(group="vllm.general_plugins") if each.name == "prefixrl"
     ]
-    assert found.value == "prefixrl.common.engines.vllm.plugin:register"
+    assert actual.value == "prefixrl.common.engines.vllm.plugin:register"

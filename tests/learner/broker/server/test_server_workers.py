@@ -352,8 +352,8 @@ def test_a_version_whose_probe_is_no_number_is_refused_each_time_and_not_written
             )
             assert "logprobs must be finite" in rank.hear(messages.Reject).reason
             rank.join("rank")
-        found = journal.read(Path(config.directory) / journal.FOLDER)
-        assert [each.note for each in found if isinstance(each, VersionPublished)] == [fakes.NOTE]
+        content = journal.read(Path(config.directory) / journal.FOLDER)
+        assert [each.note for each in content if isinstance(each, VersionPublished)] == [fakes.NOTE]
 
 
 def test_a_rollout_with_older_weights_of_a_version_gets_those_an_evaluation_needs(

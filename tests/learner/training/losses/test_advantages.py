@@ -126,31 +126,31 @@ grouped = st.lists(
 @given(grouped)
 def test_rloo_compares_with_the_mean_of_the_others(rows: list[tuple[int, float]]) -> None:
     groups, rewards = [group for group, _ in rows], [reward for _, reward in rows]
-    found = group_advantages(rewards, groups, "leave_one_out", None)
+    actual = group_advantages(rewards, groups, "leave_one_out", None)
     for i, (group, reward) in enumerate(rows):
         others = [r for j, (g, r) in enumerate(rows) if g == group and j != i]
         twin = reward - sum(others) / len(others) if others else 0.0
-        assert found[i] == pytest.approx(twin, abs=1e-12)
+        assert actual[i] == pytest.approx(twin, abs=1e-12)
 
 
 @given(grouped)
 def test_the_mean_baseline_is_the_mean_of_the_group(rows: list[tuple[int, float]]) -> None:
     groups, rewards = [group for group, _ in rows], [reward for _, reward in rows]
-    found = group_advantages(rewards, groups, "mean", None)
+    actual = group_advantages(rewards, groups, "mean", None)
     for i, (group, reward) in enumerate(rows):
         members = [r for g, r in rows if g == group]
-        assert found[i] == pytest.approx(reward - sum(members) / len(members), abs=1e-12)
+        assert actual[i] == pytest.approx(reward - sum(members) / len(members), abs=1e-12)
 
 
 @given(grouped)
 def test_grpo_standardises_within_the_group(rows: list[tuple[int, float]]) -> None:
     groups, rewards = [group for group, _ in rows], [reward for _, reward in rows]
-    found = group_advantages(rewards, groups, "mean", 1e-6)
+    actual = group_advantages(rewards, groups, "mean", 1e-6)
     for i, (group, reward) in enumerate(rows):
         members = np.array([r for g, r in rows if g == group])
         spread = members.std(ddof=1) if len(members) > 1 else 0.0
         twin = (reward - members.mean()) / (spread + 1e-6) if spread > 1e-9 else 0.0
-        assert found[i] == pytest.approx(twin, abs=1e-9)
+        assert actual[i] == pytest.approx(twin, abs=1e-9)
 
 
 @given(grouped, st.randoms(use_true_random=False), st.floats(-3.0, 3.0))

@@ -103,15 +103,15 @@ def penalties(rows: Rows, i: int) -> list[float]:
 @given(seeds)
 def test_gae_estimates_with_a_value_per_token(seed: int) -> None:
     rows, objective = random_rows(seed), objective_of("gae", gae_lambda=0.9)
-    found = estimated(objective, rows)
+    actual = estimated(objective, rows)
     for i, size in enumerate(rows.sizes):
         v = [*rows.piece.old_values[i, :size].tolist(), 0.0]
         r = [-penalty for penalty in penalties(rows, i)]
         r[-1] += rows.rewards[i]
         for t in range(size):
             twin = sum(0.9 ** (s - t) * (r[s] + v[s + 1] - v[s]) for s in range(t, size))
-            assert found.advantages[i, t].item() == pytest.approx(twin, abs=1e-4)
-            assert found.returns[i, t].item() == pytest.approx(twin + v[t], abs=1e-4)
+            assert actual.advantages[i, t].item() == pytest.approx(twin, abs=1e-4)
+            assert actual.returns[i, t].item() == pytest.approx(twin + v[t], abs=1e-4)
     assert torch.equal(value_mask(objective, rows.piece.batch.mask), rows.piece.batch.mask)
 
 
@@ -122,12 +122,12 @@ def test_tppo_is_gae() -> None:
 @given(seeds)
 def test_appo_compares_the_whole_prefix_with_the_value_of_the_prompt(seed: int) -> None:
     rows, objective = random_rows(seed), objective_of("appo")
-    found = estimated(objective, rows)
+    actual = estimated(objective, rows)
     for i, size in enumerate(rows.sizes):
         earned = rows.rewards[i] - sum(penalties(rows, i))
         twin = earned - rows.piece.old_values[i, 0].item()
-        assert found.advantages[i, :size].tolist() == pytest.approx([twin] * size, abs=1e-4)
-        assert found.returns[i, 0].item() == pytest.approx(earned, abs=1e-4)
+        assert actual.advantages[i, :size].tolist() == pytest.approx([twin] * size, abs=1e-4)
+        assert actual.returns[i, 0].item() == pytest.approx(earned, abs=1e-4)
     first = value_mask(objective, rows.piece.batch.mask)
     assert first[:, 0].all() and not first[:, 1:].any()
 
@@ -138,7 +138,7 @@ def test_a_group_objective_adds_the_penalties_still_to_come_to_what_the_row_is_w
 ) -> None:
     rows = random_rows(seed)
     options = {"zscore": "buffer"} if name == "grpo buffer" else {}
-    found = estimated(objective_of(name.split()[0], **options), rows)
+    actual = estimated(objective_of(name.split()[0], **options), rows)
     for i, size in enumerate(rows.sizes):
         same = [
             j for j, g in enumerate(rows.groups) if g == rows.groups[i] or name == "grpo buffer"
@@ -152,8 +152,8 @@ def test_a_group_objective_adds_the_penalties_still_to_come_to_what_the_row_is_w
             worth = rows.rewards[i] - np.mean(others) if others else 0.0
         costs = penalties(rows, i)
         twin = [worth - sum(costs[t:]) for t in range(size)]
-        assert found.advantages[i, :size].tolist() == pytest.approx(twin, abs=1e-3)
-        assert not found.advantages[i, size:].any()
+        assert actual.advantages[i, :size].tolist() == pytest.approx(twin, abs=1e-3)
+        assert not actual.advantages[i, size:].any()
 
 
 @given(seeds, st.sampled_from(["prime", "grpo", "dr_grpo"]))
@@ -163,12 +163,12 @@ def test_each_source_is_discounted_and_weighed_on_its_own(seed: int, name: str) 
     rows = random_rows(seed)
     process = torch.where(rows.piece.batch.mask, rows.piece.old_values, 0.0)
     rows = replace(rows, piece=replace(rows.piece, reference=None, process=process))
-    found, outcomes = estimated(objective, rows), row_rewards(objective, rows.rewards, rows.groups)
+    actual, outcomes = estimated(objective, rows), row_rewards(objective, rows.rewards, rows.groups)
     for i, size in enumerate(rows.sizes):
         for t in range(size):
             twin = 0.8 ** (size - 1 - t) * 3.0 * outcomes[i]
             twin += sum(0.9 ** (s - t) * process[i, s].item() for s in range(t, size))
-            assert found.advantages[i, t].item() == pytest.approx(twin, abs=1e-4)
+            assert actual.advantages[i, t].item() == pytest.approx(twin, abs=1e-4)
 
 
 @given(seeds, st.sampled_from(["gae", "tppo", "appo"]))
@@ -183,7 +183,7 @@ def test_with_a_critic_scores_of_steps_are_rewards_of_tokens_beside_the_outcome(
     plain = objective_of(name, **keys)
     rows = random_rows(seed)
     steps = torch.where(rows.piece.batch.mask, 0.75 * rows.piece.proximal, 0.0)
-    found = estimated(
+    actual = estimated(
         objective, replace(rows, piece=replace(rows.piece, reference=None, steps=steps))
     )
     without = estimated(
@@ -195,10 +195,10 @@ def test_with_a_critic_scores_of_steps_are_rewards_of_tokens_beside_the_outcome(
         for t in range(size if name != "appo" else 1):
             twin = decay ** (size - 1 - t) * 0.25 * rows.rewards[i]
             twin += sum(decay ** (s - t) * steps[i, s].item() for s in range(t, size))
-            assert (found.advantages - without.advantages)[i, t].item() == pytest.approx(
+            assert (actual.advantages - without.advantages)[i, t].item() == pytest.approx(
                 twin, abs=1e-4
             )
-            assert (found.returns - without.returns)[i, t].item() == pytest.approx(twin, abs=1e-4)
+            assert (actual.returns - without.returns)[i, t].item() == pytest.approx(twin, abs=1e-4)
 
 
 def test_only_the_names_that_say_so_whiten() -> None:
@@ -335,12 +335,12 @@ def test_a_users_function_sees_all_rows_and_replaces_the_baseline(tmp_path: Path
     objective = written(tmp_path, body)
     assert row_rewards(objective, (0.5, 0.0, 1.0), (0, 0, 2)) == [5.0, 0.0, 12.0]
     rows = random_rows(3)
-    found = estimated(objective, rows)
+    actual = estimated(objective, rows)
     for i, size in enumerate(rows.sizes):
         costs = penalties(rows, i)
         worth = rows.rewards[i] * 10 + rows.groups[i]
         twin = [worth - sum(costs[t:]) for t in range(size)]
-        assert found.advantages[i, :size].tolist() == pytest.approx(twin, abs=1e-3)
+        assert actual.advantages[i, :size].tolist() == pytest.approx(twin, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -355,9 +355,9 @@ def test_a_users_function_sees_all_rows_and_replaces_the_baseline(tmp_path: Path
     ],
 )
 def test_a_users_function_may_give_arrays_and_their_scalars(tmp_path: Path, body: str) -> None:
-    found = row_rewards(written(tmp_path, body), (0.5, 1.0), (3, 4))
-    assert found == [0.5, -1.0]
-    assert {type(value) for value in found} == {float}
+    actual = row_rewards(written(tmp_path, body), (0.5, 1.0), (3, 4))
+    assert actual == [0.5, -1.0]
+    assert {type(value) for value in actual} == {float}
 
 
 @pytest.mark.parametrize(

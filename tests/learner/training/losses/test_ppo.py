@@ -253,8 +253,8 @@ def test_of_fresh_samples_every_granularity_and_correction_has_the_same_gradient
     usual = ppo.PolicySettings("none", 0.2, 2.0, aggregation, 0.0, 0.0, "k3")
     expected, _ = gradients(fresh, usual)
     for ratio in get_args(ppo.Ratio):
-        found, _ = gradients(fresh, replace(usual, correction=correction, ratio=ratio))
-        torch.testing.assert_close(found, expected)
+        actual, _ = gradients(fresh, replace(usual, correction=correction, ratio=ratio))
+        torch.testing.assert_close(actual, expected)
 
 
 def one_token(

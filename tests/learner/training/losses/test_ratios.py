@@ -45,8 +45,8 @@ def test_the_bound_of_a_row_grows_with_the_root_of_its_tokens_above_32(
     mask = torch.arange(max(sizes))[None, :] < torch.tensor(sizes)[:, None]
     moved = torch.from_numpy(random.normal(0.0, 0.1, mask.shape))
     advantages = torch.from_numpy(random.choice([-1.0, 0.0, 1.0], mask.shape))
-    found = ppo.is_past_ratio(moved, torch.zeros_like(moved), mask, advantages, bound)
+    actual = ppo.is_past_ratio(moved, torch.zeros_like(moved), mask, advantages, bound)
     for row, size in enumerate(sizes):
         limit = math.log(bound) * (1.0 if size <= 32 else math.sqrt(size / 32))
         pushed = advantages[row, :size] * sum(moved[row, :size].tolist())
-        assert found[row, :size].tolist() == (pushed > limit).tolist()
+        assert actual[row, :size].tolist() == (pushed > limit).tolist()

@@ -72,7 +72,7 @@ def test_a_scorer_reads_them_so_by_choice_alone() -> None:
 
 def test_no_hedge_over_two_boxes_pays_for_one_value() -> None:
     for text in (r"\boxed{3} or \boxed{7}", r"\boxed{7} or \boxed{3}"):
-        found = [
+        actual = [
             ask_verifier(text, gold, "", "none", 5, choices=Choices(True)) for gold in ("3", "7")
         ]
-        assert sum(isinstance(each, Judgement) and each.reward == 1.0 for each in found) == 1
+        assert sum(isinstance(each, Judgement) and each.reward == 1.0 for each in actual) == 1

@@ -22,11 +22,11 @@ EXAMPLES = partial(
 
 def is_right(answer: str, gold: str, question: str = "") -> bool:
     """The verdict on a box, with sympy where it is needed, in this process."""
-    found = ask_verifier(rf"\boxed{{{answer}}}", gold, question, "none", 5)
-    if not isinstance(found, ForChild):
-        return found.reward == 1.0
+    result = ask_verifier(rf"\boxed{{{answer}}}", gold, question, "none", 5)
+    if not isinstance(result, ForChild):
+        return result.reward == 1.0
     try:
-        return verify_with_sympy(gold, found.question.answer, 20)
+        return verify_with_sympy(gold, result.question.answer, 20)
     except UnparsableAnswerError:
         return False
 
