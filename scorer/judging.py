@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixrl.common.config.worker_sections import ScorerConfig
+from prefixrl.common.config.workers.sections import ScorerConfig
 from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.prompts.extract import extract_answer
 from prefixrl.common.wire.messages.fields import cut_text, encodable, shared

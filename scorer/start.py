@@ -77,7 +77,7 @@ def _with_target(
 
     config = session.config
     engine: Engine
-    if config.scorer.engine == "openai":
+    if config.scorer.is_served:
         from prefixrl.scorer.served.engine import OpenAIEngine
 
         vitals = session.link.vitals

@@ -25,7 +25,7 @@ from prefixrl.common.config.prompting import GGUF, AnyModel, checkpoint_of, with
 from prefixrl.common.config.run import CheckpointConfig, RunConfig
 from prefixrl.common.config.section import FROM_RUN_FILE, Section
 from prefixrl.common.config.step_rewards import ImplicitRewardConfig
-from prefixrl.common.config.worker_sections import ScorerConfig
+from prefixrl.common.config.workers.sections import ScorerConfig
 from prefixrl.common.errors import ConfigError, to_copy
 
 AnySection = TypeVar("AnySection", bound=Section)

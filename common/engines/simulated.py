@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixrl.common.config.worker_sections import SimulatedConfig
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.config.workers.simulated import SimulatedConfig
 from prefixrl.common.engines.interface import base
 from prefixrl.common.weights.snapshot import Snapshot, manifest_of
 from prefixrl.common.wire.messages.weights import EngineChecksum
@@ -164,3 +165,8 @@ class SimulatedEngine(base.AdapterEngine):
     def checksum(self) -> EngineChecksum:
         """Return the digest of the weights, which stand in memory as they are published."""
         return base.own_checksum(self.digest(), self._digest)
+
+
+def load_simulated(model: str, role: str, config: RunConfig) -> SimulatedEngine:
+    """Make the engine of a role; there is no `model` to load."""
+    return SimulatedEngine(role, config.simulated, config.rows_per_job(role))

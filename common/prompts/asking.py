@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.config.worker_sections import MOST_MASKED
 from prefixrl.common.host.hub import cached_file
 from prefixrl.common.prompts.rendering import Renderer, Role, Texts, renderer_of
 
@@ -47,9 +46,9 @@ def asking_lines(config: RunConfig, here: dict[str, Renderer], question: str) ->
 def roles(config: RunConfig) -> list[tuple[str, Role]]:
     """Return the section of each model that is asked, and the role that asks it by a tokenizer."""
     found: list[tuple[str, Role]] = (
-        [("adapter", "rollout")] if config.rollout.engine != "simulated" else []
+        [("adapter", "rollout")] if config.rollout.record.has_tokenizer else []
     )
-    has_target = config.target is not None and config.scorer.engine != "simulated"
+    has_target = config.target is not None and config.scorer.record.has_tokenizer
     return [*found, ("target", "scorer")] if has_target else found
 
 
@@ -92,11 +91,13 @@ def warnings(config: RunConfig, role: Role, renderer: Renderer) -> Iterator[str]
         )
     if lost := len(renderer.vocabulary) - len(renderer.tokens):
         yield f"{section}: {lost} tokens have no row in the embedding: a question with one is a bad row"
-    if (
-        section == "adapter"
-        and len(renderer.never_drawn(config.rollout.control_tokens)) > MOST_MASKED
-    ):
-        yield f'{section}: vLLM leaves out {MOST_MASKED:,} tokens at most: use rollout.engine = "transformers"'
+    most_masked = config.rollout.record.most_masked_tokens
+    masked = len(renderer.never_drawn(config.rollout.control_tokens))
+    if section == "adapter" and most_masked is not None and masked > most_masked:
+        yield (
+            f"{section}: {config.rollout.record.package} leaves out {most_masked:,} tokens at most, {masked:,} are "
+            f'never drawn: use rollout.engine = "transformers"'
+        )
     if not renderer.has_chat_template and asked.chat_template is None:
         yield (
             f"{section}: {asked.model} has no chat template, so that the question itself is the prompt; if that is "

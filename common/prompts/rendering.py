@@ -220,7 +220,7 @@ def _declared_stops(model: str, tokenizer_eos: int | None) -> set[int]:
 
 def masked_tokens(config: RunConfig, model: str) -> tuple[int, ...]:
     """Return the tokens that the adapter never draws; none without a tokenizer."""
-    if config.rollout.engine == "simulated" or not has_tokenizer(model):
+    if not config.rollout.record.has_tokenizer or not has_tokenizer(model):
         return ()
     return tuple(
         sorted(renderer_of(config, "rollout", model).never_drawn(config.rollout.control_tokens))
@@ -271,7 +271,7 @@ Texts = Renderer | ByteRenderer
 
 def texts_of(config: RunConfig, role: Role, model: str | None = None) -> Texts:
     """Return the renderer of a role (`model`: its folder), or its stand-in where the engine is simulated."""
-    if (config.rollout if role == "rollout" else config.scorer).engine == "simulated":
+    if not config.engine_section(role).record.has_tokenizer:
         return ByteRenderer()
     return renderer_of(
         config, role, model or model_folder(config.asked(role).model, needs_weights=False)

@@ -38,7 +38,7 @@ def tokenizer_digests(folder: str | Path) -> ModelDigests:
 
 def scorer_digests(config: RunConfig, model: str, process_model: str | None = None) -> ModelDigests:
     """Return the digests of a scorer's target, reward function and process reward model."""
-    has_weights = config.mode == "prefix" and config.scorer.engine != "openai"
+    has_weights = config.mode == "prefix" and not config.scorer.is_served
     loaded = model_digests(model) if has_weights else tokenizer_digests(model)
     return msgspec.structs.replace(
         loaded,

@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from prefixrl.common.config.worker_sections import OpenAIConfig
+from prefixrl.common.config.workers.served import OpenAIConfig
 from prefixrl.common.wire.messages.weights import Proof
 from prefixrl.common.wire.messages.worker import Activity, MemoryUse, Usage
 

@@ -36,7 +36,7 @@ def needed(config: RunConfig) -> Allowed:
 
 def _sent(config: RunConfig) -> dict[str, str | None]:
     """Return the addresses to which keys are sent, by the names of their variables."""
-    servers = [config.reward, *([config.scorer.openai] if config.scorer.engine == "openai" else [])]
+    servers = [config.reward, *([config.scorer.openai] if config.scorer.is_served else [])]
     return {server.key_variable: server.url for server in servers if server.key_variable}
 
 

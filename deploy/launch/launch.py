@@ -24,6 +24,7 @@ import msgspec
 
 from prefixrl.common.config.load import import_functions, load
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.config.workers.engines import TRANSFORMERS
 from prefixrl.common.errors import ConfigError, Halted, PeerLost, TrainingFault, UserError, to_copy
 from prefixrl.common.host.placement import (
     LEARNER,
@@ -290,9 +291,10 @@ class Launcher:
         """Prepare the workers; start those ahead that import an engine; `old`: mark of an old endpoint file."""
         # They are stopped after the learner: nothing would take what they finish then.
         arguments = ["--run", str(self._directory), "--grace-s", "0"]
-        rollouts = "rollout", self._config.rollout.engine, self._config.launch.rollouts
-        scorers = "scorer", self._config.scorer.engine, self._config.launch.scorers
-        for role, engine, count in (rollouts, scorers):
+        launch = self._config.launch
+        for role, count in (("rollout", launch.rollouts), ("scorer", launch.scorers)):
+            section = self._config.engine_section(role)
+            is_embedded = section.is_automatic or section.record is TRANSFORMERS
             allowed = allowances(self._config) if role == "scorer" else []
             has_model = role == "rollout" or self._config.mode == "prefix"
             for index in range(count):
@@ -301,7 +303,7 @@ class Launcher:
                     f"{role}-{index}", f"prefixrl.{role}", [*arguments, *number, *allowed]
                 )
                 self.workers.append(worker)
-                if has_model and engine in ("auto", "transformers"):
+                if has_model and is_embedded:
                     worker.environment[AHEAD_VARIABLE] = old
                     worker.start()
         if self._placed:

@@ -17,6 +17,7 @@ from prefixrl.common.host.exit_codes import printable
 from prefixrl.common.host.hub import cached_file
 from prefixrl.common.host.process import stop_event
 from prefixrl.common.run.directory_format import check_holds_run
+from prefixrl.common.run.tracker import SampleText
 from prefixrl.common.wire.messages.fields import shared
 from prefixrl.common.wire.messages.groups import UNJUDGED
 from prefixrl.common.wire.packing import pack_tokens, token_ids
@@ -30,28 +31,6 @@ SAMPLES = 8
 """Samples of a kind on a page."""
 LEAST_SHARE = 0.01
 """Texts that are rarer are no part of a page's commonest ones."""
-
-
-class SampleText(msgspec.Struct, frozen=True, kw_only=True):
-    """One trained row as text."""
-
-    iteration: int
-    group: int
-    prompt_id: str
-    question: str
-    gold: str
-    prefix: str
-    """The adapter's text; in direct mode the answer."""
-    completion: str
-    """The target's text; "" unless the run keeps completions (`scorer.keep_completions`)."""
-    extracted: str
-    status: str
-    reward: float
-    parts: str = ""
-    """Other numbers that a reward function gave, as `name value`."""
-    rule: str = ""
-    """What decided the verdict (`docs/verification.md`)."""
-    advantage: float | None
 
 
 class Common(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.config.worker_sections import SlurmRole
+from prefixrl.common.config.workers.launch import SlurmRole
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.placement import processes_of
 from prefixrl.common.host.template import rendered

@@ -27,9 +27,10 @@ from prefixrl.common.host.process import stop_event
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import METRICS_FILE, MetricsLine
 from prefixrl.common.run.json_lines import AddedLines
+from prefixrl.common.run.tracker import OpenTracker
 from prefixrl.deploy.runs.inspect import newest_groups
 from prefixrl.deploy.runs.samples import decoder, texts_of
-from prefixrl.deploy.track.tracker import OpenTracker, settings_of
+from prefixrl.deploy.track.identity import settings_of
 from prefixrl.deploy.track.trackers import TRACKERS, tracker_of
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from prefixrl.common.config.foreign.files import read_json
-from prefixrl.common.config.worker_sections import OpenAIConfig
+from prefixrl.common.config.workers.served import OpenAIConfig
 from prefixrl.common.errors import is_crowded, is_full
 from prefixrl.common.host.memory_use import memory_now
 from prefixrl.common.host.process import write_atomically

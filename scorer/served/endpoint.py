@@ -21,7 +21,7 @@ from typing import ClassVar, Generic, NoReturn, TypeVar
 
 import msgspec
 
-from prefixrl.common.config.worker_sections import OpenAIConfig, ServerConfig
+from prefixrl.common.config.workers.served import OpenAIConfig, ServerConfig
 from prefixrl.common.errors import PeerLost, UserError
 from prefixrl.common.wire.messages.worker import Usage
 from prefixrl.scorer.served import protocol as completions

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from prefixrl.common.config.worker_sections import ServerConfig
+from prefixrl.common.config.workers.served import ServerConfig
 from prefixrl.common.errors import UserError
 from prefixrl.common.wire.address import is_loopback
 from prefixrl.scorer.served import protocol

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from prefixrl.common.config.worker_sections import MOST_MASKED
+from prefixrl.common.config.workers.vllm import MOST_MASKED
 from prefixrl.common.engines.interface.base import (
     AdapterEngine,
     Continuation,
