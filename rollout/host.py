@@ -44,13 +44,13 @@ class HostShare:
     def _prepare(self) -> bool:
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            found = self._folder.lstat()
+            status = self._folder.lstat()
         except OSError as error:
             log.info("weights are not shared on this host: %s", error)
             return False
         is_own = (
-            found.st_uid == os.geteuid()
-            and not found.st_mode & 0o077
+            status.st_uid == os.geteuid()
+            and not status.st_mode & 0o077
             and not self._folder.is_symlink()
         )
         if not is_own:
@@ -59,9 +59,9 @@ class HostShare:
             )
         return is_own
 
-    def find(self, digest: str, size_bytes: int) -> Memory | None:
+    def find_memory(self, digest: str, size_bytes: int) -> Memory | None:
         """Return the memory that another process staged a version in; None where there is none."""
-        note = self._note(digest)
+        note = self._note_path(digest)
         try:
             path = note.read_text(encoding="utf-8")
             memory = map_shared(path, size_bytes)
@@ -103,16 +103,16 @@ class HostShare:
                 if not os.path.exists(note.read_text(encoding="utf-8")):
                     note.unlink()  # its owner is gone
         with contextlib.suppress(OSError):
-            write_atomically(self._note(digest), memory.path)
+            write_atomically(self._note_path(digest), memory.path)
             # The name alone: what holds the memory would keep it for ever.
             memory.on_release.append(partial(self._forget, digest, memory.path))
 
     def _forget(self, digest: str, path: str) -> None:
         with contextlib.suppress(OSError):
-            if self._note(digest).read_text(encoding="utf-8") == path:
-                self._note(digest).unlink()
+            if self._note_path(digest).read_text(encoding="utf-8") == path:
+                self._note_path(digest).unlink()
 
-    def _note(self, digest: str) -> Path:
+    def _note_path(self, digest: str) -> Path:
         return self._folder / f"note-{digest}"
 
 

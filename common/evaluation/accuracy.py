@@ -242,17 +242,17 @@ class Difference(msgspec.Struct, frozen=True):
     """Exact McNemar or sign test: chance of so unequal numbers if better and worse were equally likely."""
 
 
-def difference(one: Mapping[str, float], other: Mapping[str, float]) -> Difference | None:
+def difference(first: Mapping[str, float], second: Mapping[str, float]) -> Difference | None:
     """Compare mean rewards by problem, or return None without a common one.
 
     Intervals: Agresti and Min's (2005) where each reward is 0 or 1, else a percentile bootstrap over problems.
     """
-    common = sorted(one.keys() & other.keys())
+    common = sorted(first.keys() & second.keys())
     if not common:
         return None
-    gaps = [one[name] - other[name] for name in common]
+    gaps = [first[name] - second[name] for name in common]
     better, worse = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
-    is_binary = all(value in (0.0, 1.0) for name in common for value in (one[name], other[name]))
+    is_binary = all(value in (0.0, 1.0) for name in common for value in (first[name], second[name]))
     if is_binary:
         ends = agresti_min(better, worse, len(gaps))
     elif min(gaps) == max(gaps):

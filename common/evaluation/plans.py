@@ -36,11 +36,11 @@ class OfflinePlan(msgspec.Struct, frozen=True, kw_only=True):
     opening_tokens: int = 0
     """Prefix clustering: tokens of the target's own answers that are an opening."""
 
-    def check_weights(self, held: str) -> None:
+    def check_weights(self, digest: str) -> None:
         """Raise DataError where the digest of the weights that rollouts held is not a published one."""
-        if held and self.published and held not in self.published:
+        if digest and self.published and digest not in self.published:
             raise DataError(
-                f"the checkpoint of version {self.version} holds weights with digest {held}, the run published "
+                f"the checkpoint of version {self.version} holds weights with digest {digest}, the run published "
                 f"{', '.join(self.published)}: it is not the version it says; name another --checkpoint"
             )
 
@@ -60,7 +60,7 @@ class ArmResult(msgspec.Struct, frozen=True, kw_only=True):
     errors: int
     """Answers whose verifier failed, in none of the figures."""
     accuracy: Accuracy
-    asked: str = ""
+    questions_digest: str = msgspec.field(default="", name="asked")
     """Digest of the questions and gold answers: figures of other problems are no comparison."""
     kind: str = ""
     """Kind of the run, as in `OfflinePlan`."""

@@ -175,9 +175,9 @@ class StopSignals:
     def __init__(self) -> None:
         self._requests = self._interrupts = 0
         self._ends_at_once = False
-        handle_stops(self._take)
+        handle_stops(self._count_signal)
 
-    def _take(self, number: int, _frame: FrameType | None) -> None:
+    def _count_signal(self, number: int, _frame: FrameType | None) -> None:
         self._requests += 1
         self._interrupts += number == signal.SIGINT
         if self._requests > 2 or self._interrupts > 1:
@@ -212,13 +212,13 @@ class _Console:
         self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._stream, name)
-        return partial(_unless_full, found) if name in ("write", "flush") else found
+        attribute = getattr(self._stream, name)
+        return partial(_unless_full, attribute) if name in ("write", "flush") else attribute
 
 
-def _unless_full(write: Callable[..., Any], *given: str) -> Any:
+def _unless_full(write: Callable[..., Any], *arguments: str) -> Any:
     try:
-        return write(*given)
+        return write(*arguments)
     except OSError as error:
         if not is_full(error):
             raise
@@ -335,7 +335,7 @@ class RestartBudget:
     started_s: float = 0.0
     """Time of the child's last start."""
 
-    def take(self, now_s: float) -> bool:
+    def use_restart(self, now_s: float) -> bool:
         """Use one restart for a child that has ended; return False where none is left."""
         if now_s - self.started_s >= WELL_S:
             self.used = 0

@@ -252,12 +252,12 @@ def columns(line: MetricsLine) -> dict[str, float]:
 
 def _flat(value: object, name: str) -> Iterator[tuple[str, float]]:
     if isinstance(value, dict):
-        for key, each in value.items():
-            yield from _flat(each, f"{name}/{key}" if name else str(key))
+        for key, part in value.items():
+            yield from _flat(part, f"{name}/{key}" if name else str(key))
     elif isinstance(value, list | tuple):
         # Ages are named by what they are, not by where they stand.
-        for index, each in enumerate(value):
-            key = each["age"] if isinstance(each, dict) and "age" in each else index
-            yield from _flat(each, f"{name}/{key}")
+        for index, part in enumerate(value):
+            key = part["age"] if isinstance(part, dict) and "age" in part else index
+            yield from _flat(part, f"{name}/{key}")
     elif isinstance(value, bool | int | float):
         yield name, float(value)

@@ -260,18 +260,21 @@ def _checked_texts(
     texts = verdict.texts
     if len(texts) != continuations:
         raise ValueError(f"verdicts on {len(texts)} continuations, asked for were {continuations}")
-    for each in (*verdict.continuations, verdict):
-        if not 0.0 <= each.reward <= 1.0:  # NaN is neither
-            raise ValueError(f"reward {each.reward} is outside [0, 1]")
-        _check_length(each.completion, most_chars)
-        found = each.process
+    for text in (*verdict.continuations, verdict):
+        if not 0.0 <= text.reward <= 1.0:  # NaN is neither
+            raise ValueError(f"reward {text.reward} is outside [0, 1]")
+        _check_length(text.completion, most_chars)
+        process = text.process
         if (
-            found
-            and found.ends
-            and (len(found.ends) != len(found.scores) or list(found.ends) != sorted(found.ends))
+            process
+            and process.ends
+            and (
+                len(process.ends) != len(process.scores)
+                or list(process.ends) != sorted(process.ends)
+            )
         ):
             raise ValueError(
-                f"{len(found.scores)} scores of steps with ends {found.ends}, which must rise, one each"
+                f"{len(process.scores)} scores of steps with ends {process.ends}, which must rise, one each"
             )
     if verdict.continuations and verdict != row_verdict(verdict.continuations):
         raise ValueError("its verdict does not follow from those of its continuations")

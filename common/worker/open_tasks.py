@@ -65,14 +65,16 @@ class RowsLeftReport:
         """Note a task of this many rows; the broker counts all of them as not ended."""
         self._told[task] = rows
 
-    def report(self, left: Mapping[str, int], now_s: float) -> None:
+    def report(self, rows_left: Mapping[str, int], now_s: float) -> None:
         """Send what has changed where it matters; every task was begun."""
         if self._takes_runs or now_s - self._told_s < REPORT_EVERY_S:
             return
-        self._told = {task: self._told[task] for task in left}
-        known, total = sum(self._told.values()), sum(left.values())
-        if abs(known - total) < self._many and (known < self._room) == (total < self._room):
+        self._told = {task: self._told[task] for task in rows_left}
+        reported, total = sum(self._told.values()), sum(rows_left.values())
+        if abs(reported - total) < self._many and (reported < self._room) == (total < self._room):
             return
-        changed = tuple((task, rows) for task, rows in left.items() if self._told[task] != rows)
-        self._told, self._told_s = dict(left), now_s
+        changed = tuple(
+            (task, rows) for task, rows in rows_left.items() if self._told[task] != rows
+        )
+        self._told, self._told_s = dict(rows_left), now_s
         self._link.send(RowsLeft(changed))

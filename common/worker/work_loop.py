@@ -61,11 +61,11 @@ class WorkLoop(ABC, Generic[Task]):
 
     def _turn(self) -> None:
         self._step()
-        left, vitals = self._unended(), self._link.vitals
-        self._rows_left.report(left, time.monotonic())
-        vitals.leases = tuple(left)
+        rows_left, vitals = self._unended(), self._link.vitals
+        self._rows_left.report(rows_left, time.monotonic())
+        vitals.leases = tuple(rows_left)
         if self._drain.is_on:
-            vitals.state += f", leaving, {len(left)} open"
+            vitals.state += f", leaving, {len(rows_left)} open"
 
     def _handle(self, message: FromBroker) -> None:
         if isinstance(message, self._kind):

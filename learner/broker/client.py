@@ -48,7 +48,7 @@ class BrokerClient:
         self._address, self._raise_if_hopeless = address, raise_if_hopeless
         self._gives_up: Callable[[], bool] = lambda: False
         self._requester = Requester(address, "rank", ANSWER_S, self._look)
-        self._ask = self._requester.ask
+        self._ask = self._requester.ask_broker
         self.is_halting = False
         """True once the operator wants the run to stop, by an answer about an evaluation."""
 
@@ -64,7 +64,7 @@ class BrokerClient:
             try:
                 # Of several ranks another one may have the batch already.
                 self._gives_up = stopped if request.ranks == 1 else lambda: False
-                answer, _ = self._requester.ask(request, _BATCH_ANSWERS)
+                answer, _ = self._requester.ask_broker(request, _BATCH_ANSWERS)
             except _Unanswered:
                 log.warning("the broker does not answer: this rank stops without it")
                 return messages.Halt(iteration)
@@ -140,7 +140,7 @@ class BrokerClient:
             with contextlib.closing(
                 Requester(self._address, "rank", STOP_S, self._raise_if_hopeless)
             ) as stopping:
-                stopping.ask(messages.Stop(cut_text(reason)), messages.Accepted)
+                stopping.ask_broker(messages.Stop(cut_text(reason)), messages.Accepted)
                 stopping.leave(reason)
         except PeerLost as error:
             log.warning("%s; perhaps workers are not stopped", error)

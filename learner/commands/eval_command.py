@@ -141,7 +141,7 @@ class CheckpointEvaluation:
                 prefix="" if first.version >= 0 else first.prefix,
                 errors=sum(row.status == "error" for row in rows),
                 accuracy=found,
-                asked=digest([(each.question, each.gold) for each in asked]),
+                questions_digest=digest([(each.question, each.gold) for each in asked]),
                 kind=self._plan.kind,
                 means=means_by_problem(rows),
                 trained_on=self._trained_on[name],

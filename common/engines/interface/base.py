@@ -74,7 +74,7 @@ class OpenJob:
     """A job with rows that have not ended."""
 
     job: Job
-    left: int
+    rows_left: int
     """Number of rows that have not ended."""
     started_s: float | None = None
     """Time at which its first row took a seat."""
@@ -114,7 +114,7 @@ class Engine:
 
     def rows_left(self, key: str) -> int:
         """Return how many rows of a job have not ended; 0 for an unknown one."""
-        return self._open[key].left if key in self._open else 0
+        return self._open[key].rows_left if key in self._open else 0
 
     @property
     def waits_for(self) -> str:
@@ -144,8 +144,8 @@ class Engine:
     ) -> list[JobResult]:
         """Note the end of a row; return the result of its job if no other row is left."""
         entry.rows[index] = row
-        entry.left -= 1
-        if entry.left:
+        entry.rows_left -= 1
+        if entry.rows_left:
             return []
         assert entry.started_s is not None, "a row ends in a seat"
         del self._open[entry.job.key]
@@ -201,12 +201,16 @@ def ready_of(engine: Engine, digests: ModelDigests, version: int, weights_digest
     )
 
 
-def check_fit(own: "Mapping[str, torch.Tensor]", tensors: "Mapping[str, torch.Tensor]") -> None:
+def check_fit(
+    parameters: "Mapping[str, torch.Tensor]", tensors: "Mapping[str, torch.Tensor]"
+) -> None:
     """Raise ValueError unless names, shapes and dtypes of new weights are the model's `own`."""
-    if own.keys() != tensors.keys():
-        raise ValueError(f"weights differ in names: {sorted(own.keys() ^ tensors.keys())[:4]}")
+    if parameters.keys() != tensors.keys():
+        raise ValueError(
+            f"weights differ in names: {sorted(parameters.keys() ^ tensors.keys())[:4]}"
+        )
     for name, tensor in tensors.items():
-        shape, dtype = own[name].shape, own[name].dtype
+        shape, dtype = parameters[name].shape, parameters[name].dtype
         if shape != tensor.shape:
             raise ValueError(
                 f"weight {name} has shape {tuple(tensor.shape)}, the model's is {tuple(shape)}"
@@ -224,15 +228,15 @@ def score_rows(
     logprobs: Callable[[TokenIds, float], NDArray[np.float32]], rows: Sequence[ProbeRow]
 ) -> Logprobs:
     """Return the logprobs of a probe, row by row, from those of whole texts."""
-    found = [logprobs(np.concatenate(row), 1.0)[max(0, row[0].size - 1) :] for row in rows]
-    return np.concatenate(found) if found else np.zeros(0, dtype=np.float32)
+    scored = [logprobs(np.concatenate(row), 1.0)[max(0, row[0].size - 1) :] for row in rows]
+    return np.concatenate(scored) if scored else np.zeros(0, dtype=np.float32)
 
 
-def digest_of(own: "Mapping[str, torch.Tensor]") -> str:
+def digest_of(tensors: "Mapping[str, torch.Tensor]") -> str:
     """Return the digest of weights, on whatever device, as the learner would publish them."""
-    return describe(0, {name: tensor.cpu() for name, tensor in own.items()}).digest
+    return describe(0, {name: tensor.cpu() for name, tensor in tensors.items()}).digest
 
 
-def own_checksum(found: str, published: str) -> EngineChecksum:
+def own_checksum(digest: str, published: str) -> EngineChecksum:
     """Return the checksum of weights that are held as they are published, by both digests."""
-    return EngineChecksum(found, "snapshot" if found == published else "other")
+    return EngineChecksum(digest, "snapshot" if digest == published else "other")

@@ -42,7 +42,7 @@ class RowJobs(Engine):
     @property
     def open_rows(self) -> int:
         """Number of rows that have not ended."""
-        return sum(entry.left for entry in self._open.values())
+        return sum(entry.rows_left for entry in self._open.values())
 
     def submit(self, job: Job) -> None:
         """Hand on every row of a job."""
@@ -57,7 +57,7 @@ class RowJobs(Engine):
         if key not in self._open:
             return False
         before = sum(
-            entry.left
+            entry.rows_left
             for entry in takewhile(lambda each: each is not self._open[key], self._open.values())
         )
         if before < self.seats:
@@ -88,7 +88,7 @@ class RowJobs(Engine):
 
         async def row(index: int) -> Continuation:
             ended = await self._row(job, index)
-            entry.left -= 1
+            entry.rows_left -= 1
             return ended
 
         rows = await asyncio.gather(*map(row, range(len(job.rows))))

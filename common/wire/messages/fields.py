@@ -39,7 +39,7 @@ def cut_text(text: str, most: int = MOST_TEXT_CHARS) -> str:
     return encodable(text if len(text) <= most else text[: most - 4] + " ...")
 
 
-def shared(kind: type[msgspec.Struct], *sources: object) -> dict[str, Any]:
+def common_fields(kind: type[msgspec.Struct], *sources: object) -> dict[str, Any]:
     """Return the fields of a struct that sources have under the same names; where several have one, the last one's."""
     return {
         name: getattr(each, name)

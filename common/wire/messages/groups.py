@@ -220,8 +220,8 @@ class ScoredGroup(Part, frozen=True, kw_only=True):
     @property
     def faults(self) -> dict[str, int]:
         """Number of texts without a verdict, by the kind of failure."""
-        found = [each.fault for each in self.texts if each.status == "error"]
-        return dict(Counter(found)) if found else {}
+        faults = [each.fault for each in self.texts if each.status == "error"]
+        return dict(Counter(faults)) if faults else {}
 
 
 class StageTimes(Part, frozen=True):

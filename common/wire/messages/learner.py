@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from prefixrl.common.wire.messages.fields import (
     MOST_GROUPS,
@@ -154,7 +154,7 @@ class EvaluationProgress(Message, frozen=True, kw_only=True):
 
     name: str
     total: int
-    done: int
+    judged: int = field(name="done")
     failed: int
     unsampled: int = 0
     """Groups whose prefixes of a pinned version are still missing."""
