@@ -48,7 +48,7 @@ DRAIN_S = 60.0
 """Time between looks at a connection that nothing goes over."""
 DAMAGED_PULLS_ALLOWED = 3
 USELESS_ANSWERS_ALLOWED = 100
-"""In a row; more than the pieces that are under way when a pull is given up."""
+"""Useless answers in a row; more than the pieces under way when a pull is given up."""
 NOTHING = -1, ""
 """Version and digest before anything is fetched."""
 
@@ -101,7 +101,7 @@ class Fetcher:
     """Background fetcher: `want_version` names a version, `take_snapshot` returns the newest complete one."""
 
     def __init__(self, source: WeightsSource, host: HostShare | None = None) -> None:
-        """Share what is fetched with the other rollouts of `host`, by default all of this user here."""
+        """Share versions with the other rollouts of `host`, by default all of this user here."""
         self._source = source
         self._wanted = self._have = NOTHING
         self._served = NOTHING
@@ -111,7 +111,7 @@ class Fetcher:
         self._failure: BaseException | None = None
         self._damaged_in_a_row = self._useless_in_a_row = 0
         self._must_pull = False
-        """True if what others pulled is not to be trusted either."""
+        """True if versions that other rollouts pulled are not to be trusted either."""
         self._files = MemoryFiles()
         self._host = HostShare() if host is None else host
         self._held: Snapshot | None = None
@@ -140,7 +140,7 @@ class Fetcher:
         self._changed.set()
 
     def take_snapshot(self) -> Snapshot | None:
-        """Return the newest complete snapshot since the last call; raises what ended the fetching."""
+        """Return the newest complete snapshot since the last call; raises the error that ended the thread."""
         if self._failure is not None:
             raise self._failure
         newest = None

@@ -37,7 +37,7 @@ class _Row:
     index: int
     started_s: float = field(compare=False)
     versions: NDArray[np.int32] = field(compare=False)
-    """Version of each token; those not written yet are of the newest."""
+    """Version of each token; unwritten tokens have the newest version."""
 
 
 class _Waiting(NamedTuple):

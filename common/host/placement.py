@@ -1,6 +1,6 @@
 """GPUs of one machine, and which process runs on which; all but `gpus_here` is pure.
 
-Where there are not enough, rollouts of prefix mode go where the learner is, which they burden little.
+With too few GPUs, rollouts of prefix mode run on those of the learner, which they burden little.
 """
 
 import os
@@ -18,7 +18,7 @@ from prefixrl.common.errors import ConfigError
 Placement = dict[str, tuple[int, ...]]
 LEARNER = "learner"
 VARIABLE = "PREFIXRL_PLACEMENT"
-"""Environment variable by which the launcher of a run tells the learner where they are."""
+"""Environment variable in which the launcher of a run tells the learner the placement."""
 
 GPUS = Path("/proc/driver/nvidia/gpus")
 
@@ -78,7 +78,7 @@ def processes_of(config: RunConfig, with_learner: bool = True) -> list[Process]:
 
 
 def place(processes: Sequence[Process], gpu_count: int) -> Placement:
-    """Give each process its GPUs, of which there are `there`; raises ConfigError."""
+    """Give each process its GPUs, out of `gpu_count`; raises ConfigError."""
     if gpu_count == 0:
         return {}
     for process in processes:
@@ -130,7 +130,7 @@ def described(placed: Mapping[str, tuple[int, ...]]) -> str:
 def visible(
     placed: Mapping[str, tuple[int, ...]], gpus: Sequence[str], name: str
 ) -> dict[str, str]:
-    """Return a process's environment: the GPUs it sees; the learner learns the others' too."""
+    """Return the environment that shows a process its GPUs; the learner's has the placement, too."""
     if not gpus:
         return {}
     environment = {"CUDA_VISIBLE_DEVICES": ",".join(gpus[each] for each in placed.get(name, ()))}

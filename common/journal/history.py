@@ -8,7 +8,7 @@ from prefixrl.common.journal import records as journaled
 
 _STATES = {"queued": "issued", "scored": "scored", "spare": "scored", "batched": "trained"}
 MOST_FAULTS = 100
-"""Faults that are worded; a broken history breaks its rules again and again."""
+"""Largest number of faults in words; a broken history has many."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class History:
                 self._compare(ledger)
 
     def _compare(self, ledger: journaled.LedgerState) -> None:
-        """Note where the start of a segment tells another story than the records before it."""
+        """Record differences between the start of a segment and the records before it."""
         counts, totals = self.counts, ledger.totals
         stated = {name: getattr(totals, name) for name in ("filtered", "failed", "expired")}
         stated |= Counter(_STATES[group.state] for group in ledger.live)

@@ -33,13 +33,13 @@ FOLDER = "journal"
 SEGMENT_BYTES = 64 << 20
 """Length at which a segment is closed: read again within seconds."""
 START_SHARE = 4
-"""A segment is at least so many times as long as its start, or large live groups would be written again and again."""
+"""Least length of a segment, in lengths of its start: large live groups are written rarely."""
 PARTIAL = ".partial"
 MAX_RECORD_BYTES = 1 << 30
 _RECORD_START = b"\x92\xcf"
-"""An array of two whose first element is a 64-bit checksum."""
+"""First bytes of every record: an array of two, whose first element is a 64-bit checksum."""
 _BYTES_OF = struct.Struct(">BI")
-"""Head of so many bytes: the sign of a length of 32 bits, and the length."""
+"""Head of the bytes of a record: MessagePack's mark of a 32-bit length, and the length."""
 _REMEDY = "restore the file or start a new run"
 
 
@@ -87,7 +87,7 @@ class Journal:
             crash_point("journal.written")
             os.fdatasync(self._file)
         except OSError:
-            # What the next append brings would stand behind half a record, and no later record could be read.
+            # No record behind half a record could be read.
             os.ftruncate(self._file, self._offset_bytes)
             raise
         self._offset_bytes += len(whole)
@@ -109,7 +109,7 @@ class Journal:
         assert start.before_bytes == self.size_bytes
         path, whole = open_path(self._folder, self._number + 1), pack(start)
         partial = path.with_name(path.name + PARTIAL)
-        # Once it has its name nothing may fail: what stands behind it in the segment before would never be read.
+        # After the rename nothing may fail: later records of the old segment would never be read.
         begun = private(str(partial), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
         try:
             with open(begun, "wb", closefd=False) as file:
@@ -161,9 +161,9 @@ def exists(folder: Path) -> bool:
 
 
 def read(folder: Path, iteration: int | None = None) -> Iterator[JournalRecord]:
-    """Yield every record of all segments but a torn last one; raises DataError.
+    """Yield the records of all segments, without a torn last record; raises DataError.
 
-    With `iteration` only of the segments that tell of it and of later ones.
+    With `iteration`, segments that ended before it are left out.
     """
     segments = numbers(folder)
     if iteration is not None and segments:
@@ -185,7 +185,7 @@ def recover(folder: Path, iteration: int) -> Iterator[JournalRecord]:
         end = after
     path = open_path(folder, segments[-1])
     if (torn_bytes := path.stat().st_size - end) > 0:
-        # A machine that died left it, or the disk damaged it. Nothing in it is trained; its groups are asked again.
+        # The machine died, or the disk damaged it. Its groups were not trained; they are sampled again.
         log.warning("%s ends in an incomplete record: %d bytes are cut off", path, torn_bytes)
         with path.open("r+b") as file:
             file.truncate(end)
@@ -193,7 +193,7 @@ def recover(folder: Path, iteration: int) -> Iterator[JournalRecord]:
 
 
 def _since(folder: Path, segments: list[int], iteration: int) -> list[int]:
-    """Return the segments from the newest on that begins by an iteration."""
+    """Return the segments from the newest that begins at or before an iteration."""
     begin = next(
         (
             at
@@ -321,7 +321,7 @@ def scan(folder: Path, number: int, is_last: bool) -> Iterator[tuple[JournalReco
 
 
 class _WrongChecksum(ValueError):
-    """A record whose bytes are not those that were written."""
+    """The checksum of a record does not match its bytes."""
 
 
 def _unpacked(unpacker: msgpack.Unpacker) -> bytes:

@@ -1,4 +1,4 @@
-"""The one way in which every process loads a model: nothing is left to chance that a file should say.
+"""The one way in which every process loads a model: every weight comes from a file.
 
 transformers makes up what a folder lacks and only warns. Here names and shapes are compared before any weight is read,
 by transformers' own rules (ties, conversions of names), with tensors that have no data; then all must be finite.
@@ -24,10 +24,10 @@ from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.models.headers import some_names, tensor_headers
 
 Kind = Literal["causal", "backbone"]
-"""A language model, or what is below its head: a process reward model brings a head of its own."""
+"""causal: a language model. backbone: a model without its head; a process reward model has its own."""
 Dtype = Literal["float32", "bfloat16", "float16", "auto"]
 HEADS = ("score", "classifier", "lm_head")
-"""First parts of names that stand above a backbone."""
+"""First parts of the names of heads."""
 _AROUND = (
     "_orig_mod",
     "module",
@@ -36,7 +36,7 @@ _AROUND = (
     "_checkpoint_wrapped_module",
     "_forward_module",
 )
-"""Parts of names that modules around a model add."""
+"""Parts of names that wrappers of a model add."""
 _AUTO: dict[Kind, Any] = {"causal": AutoModelForCausalLM, "backbone": AutoModel}
 _TOLD: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 _BEHIND_HEAD = ("final_logit_softcapping", "logits_scaling", "logit_scale")
@@ -120,7 +120,9 @@ def load_model(
     attention: str | None = None,
     is_trained: bool = False,
 ) -> PreTrainedModel:
-    """Return a model on the CPU, ready to run; raise DataError as `check_model`, and for numbers that are none.
+    """Return a model on the CPU, ready to run.
+
+    Raises DataError like `check_model`, and for NaN or infinite weights.
 
     ConfigError: the `attention` of learner.attn_implementation is not available here.
     """

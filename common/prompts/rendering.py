@@ -186,7 +186,7 @@ class Renderer:
         return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
     def pieces(self, ids: TokenIds) -> list[str]:
-        """Return the text that each token adds to an answer; none for a tokenizer that cannot tell."""
+        """Return the text that each token adds to an answer; empty for a slow tokenizer."""
         if not self._tokenizer.is_fast:
             return []
         return pieces_of(self._tokenizer.backend_tokenizer, ids)
@@ -237,7 +237,7 @@ class ByteRenderer:
     tokens = range(2**31)
 
     def has_control(self, ids: TokenIds) -> bool:
-        """Return False: a byte is none."""
+        """Return False: no byte is a control token."""
         return False
 
     def never_drawn(self, control_tokens: Literal["mask", "allow"]) -> frozenset[int]:

@@ -1,6 +1,6 @@
-"""A full disk, told and waited for: mending it takes the user minutes.
+"""The wait for room on a full disk.
 
-Who writes what a run needs waits for room and says so, at first and every minute; after half an hour it gives up.
+A writer of a file that a run needs waits for room, logs that at once and every minute, and gives up after half an hour.
 """
 
 import contextlib

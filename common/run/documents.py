@@ -70,7 +70,7 @@ class MetricsLine(msgspec.Struct, frozen=True, kw_only=True):
     waited_s: float
     trained_s: float
     since_start_s: float
-    """Time that learners ran since the run began, without what was lost when one was killed."""
+    """Running time of all learners of the run, without time that was lost to a kill."""
     publish_s: float = 0.0
     """Time in which the learner, before this iteration, published the version that it starts from."""
     drift: tuple[AgeDrift, ...] = ()
@@ -176,7 +176,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Engines that worked for the run, by role."""
     losses: dict[str, int]
     wall_s: float
-    """Time that learners ran; of a killed one until the last iteration that it left in the run."""
+    """Running time of all learners; a killed learner counts until its last kept iteration."""
     publish_s: float = 0.0
     """Mean time in which a publication held the learner up."""
     uploads: dict[str, int] = {}

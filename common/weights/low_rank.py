@@ -93,7 +93,7 @@ class LayerProducts:
                 layer.register_forward_hook(self._adding(name, scale))
 
     def set(self, matrices: Mapping[str, tuple[Tensor, Tensor]], device: torch.device) -> None:
-        """Use copies of these from now on."""
+        """Use copies of these matrices from now on."""
         self._pairs = {
             name: (first.to(device, copy=True), second.to(device, copy=True))
             for name, (first, second) in matrices.items()
@@ -128,7 +128,7 @@ class AdapterFolders:
     """Folders in peft's format, in memory where there is room: the way matrices get into vLLM."""
 
     def __init__(self, root: Path = MEMORY) -> None:
-        """Make them below `root`; those that a killed process left there are removed."""
+        """Make the folders below `root`; remove folders that a killed process left there."""
         root = root if root.is_dir() else Path(tempfile.gettempdir())
         for folder in root.glob(f"{PREFIX}*"):
             with suppress(OSError):  # one that is in use, or another user's, stays

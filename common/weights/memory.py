@@ -60,7 +60,7 @@ class MemoryFiles:
         self._free.append(file)
 
     def _again(self, size_bytes: int) -> _File | None:
-        """Return a free file of this size; those that others map, or of other sizes, are closed."""
+        """Return a free file of this size; close files of other sizes, and files that others map."""
         reused = None
         while self._free:
             file = self._free.pop()

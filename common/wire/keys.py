@@ -97,7 +97,7 @@ class ClientList:
 
 @dataclass(frozen=True)
 class ServerKeys:
-    """The run's own pair, and who is let in."""
+    """The run's own pair, and the clients that it lets in."""
 
     pair: Pair
     clients: ClientList
@@ -145,7 +145,7 @@ def add_client(directory: Path, name: str, role: KeyRole = "worker") -> Path:
 
 
 def remove_client(directory: Path, name: str) -> None:
-    """Let a key in no longer: its peers are refused at their next message; raises ConfigError."""
+    """Remove a key: its peers are refused at their next message; raises ConfigError."""
     path = directory / KEYS_FOLDER / CLIENTS_FILE
     with _locked(path.parent):
         by_public = _read_clients(path)
@@ -158,7 +158,7 @@ def remove_client(directory: Path, name: str) -> None:
 
 
 def clients(directory: Path) -> list[Listed]:
-    """Return who is let in."""
+    """Return the clients that are let in."""
     return list(_read_clients(directory / KEYS_FOLDER / CLIENTS_FILE).values())
 
 

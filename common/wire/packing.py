@@ -118,7 +118,7 @@ def check_prefixes(
 
 
 def _fits(group: GroupPrefixes, is_by_adapter: bool, limits: GroupLimits) -> bool:
-    """Look at all numbers of a group at once; False: look at each part for the fault, if any."""
+    """Check all numbers of a group at once; return False if a part may have a fault."""
     rows, prompt_bytes = group.rows, len(group.prompt_tokens)
     sizes = [len(row.tokens) for row in rows]
     if is_by_adapter and not (prompt_bytes and all(sizes)):
@@ -138,7 +138,7 @@ def _fits(group: GroupPrefixes, is_by_adapter: bool, limits: GroupLimits) -> boo
     values = np.frombuffer(b"".join([row.logprobs for row in rows]), dtype="<f4")
     if ids.size and int(ids.max()) >= limits.vocabulary:
         return False
-    # NaN is neither; what is finite and at most 0 has bounds on both sides.
+    # NaN fails both comparisons.
     return not values.size or bool(
         -math.inf < float(values.min()) and float(values.max()) <= MOST_LOGPROB
     )

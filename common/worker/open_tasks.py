@@ -10,9 +10,9 @@ from prefixrl.common.wire.messages.worker import PrefixTask, Refused, RowsLeft, 
 from prefixrl.common.worker.link import Link
 
 REPORT_EVERY_S = 0.05
-"""Least time between two reports: rows end one by one, and a message each would cost more than it brings."""
+"""Least time between two reports: a message for every ended row would cost too much."""
 SHARE_OF_SEATS = 4
-"""A report that decides nothing waits until rows of one seat in so many have ended."""
+"""A report that makes no room waits until one in so many seats is free."""
 
 
 class Drain:

@@ -26,8 +26,8 @@ from prefixrl.common.engines.interface.base import JobResult, Logprobs, room_of
 from prefixrl.common.wire.packing import ProbeRow
 
 JOIN_SHARE, JOIN_STEPS = 1 / 4, 4
-"""Rows join when they are so many for each seated one, or have waited so many steps: each join is a forward of its own,
-and its fixed costs are as high as those of a step."""
+"""Rows join when they are at least this share of the seated rows, or after this many steps of
+waiting: a join is a forward of its own, with the fixed costs of a step."""
 PREFILL_TOKENS = 8192
 """Most tokens, padding included, of rows that join in one step: a forward's memory grows with them."""
 LENGTH_DEPENDENT = ("dynamic", "longrope")
@@ -48,7 +48,7 @@ class TransformersEngine(EmbeddedEngine):
         self._uncached: deque[OpenRow] = deque()
         """Rows in a seat whose keys and values must be computed again."""
         self._texts: list[list[OpenRow]] = []
-        """Rows in a seat by their texts, each of which is a row of the cache, in its order."""
+        """Seated rows by text. Each text is one row of the cache, in the same order."""
         self._steps_waited = 0
         """Steps for which rows have waited to join, though there were seats."""
         self._cache = RowCache(self.seats)
@@ -62,7 +62,7 @@ class TransformersEngine(EmbeddedEngine):
     def score(self, rows: Sequence[ProbeRow]) -> Logprobs:
         """Return the logprobs of the scored tokens of a probe, at temperature 1, end to end."""
         if not self._is_plain:
-            return super().score(rows)  # what stands behind a row may change it
+            return super().score(rows)  # padding behind a row may change it
         texts, scored = [np.concatenate(row).astype(np.int64) for row in rows], list[Logprobs]()
         width = max((text.size for text in texts), default=1)
         size = max(1, DRAW_CELLS // (width * self._model.config.vocab_size))
@@ -88,7 +88,7 @@ class TransformersEngine(EmbeddedEngine):
 
     @torch.inference_mode()
     def step(self, timeout_s: float) -> list[JobResult]:
-        """Give every seated row a token, and newcomers their first; nothing is waited for."""
+        """Give every seated row its next token and new rows their first; wait for nothing."""
         results = self._decode() if self._texts else []
         if joining := self._joining():
             results += self._join(joining)
@@ -147,7 +147,7 @@ class TransformersEngine(EmbeddedEngine):
         return joining
 
     def _join(self, rows: list[OpenRow]) -> list[JobResult]:
-        """Compute the texts of rows, draw their next tokens, and seat those that have not ended."""
+        """Compute the texts of rows, draw their next tokens, and seat the rows that have not ended."""
         started_s = time.monotonic()
         for row in rows:
             row.entry.started_s = row.entry.started_s or started_s
@@ -175,7 +175,7 @@ class TransformersEngine(EmbeddedEngine):
 
 
 def _parts(rows: Sequence[OpenRow]) -> list[list[OpenRow]]:
-    """Return the rows of one text that go on, by their newest tokens."""
+    """Return the open rows of one text, grouped by their newest tokens."""
     by_token: dict[int, list[OpenRow]] = {}
     for row in rows:
         if not row.has_ended:

@@ -159,7 +159,7 @@ class EmbeddedEngine(base.AdapterEngine):
             row.versions.append(self._version)
 
     def _results(self, rows: Sequence[OpenRow]) -> list[base.JobResult]:
-        """Note which of the rows have ended; return the jobs that have ended with them."""
+        """Record the rows that have ended; return the jobs that ended with them."""
         results: list[base.JobResult] = []
         for row in rows:
             if row.has_ended:

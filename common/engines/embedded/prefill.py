@@ -33,7 +33,7 @@ class Prefilled:
     logits: torch.Tensor
     """Logits of the token after each text, shape (different texts, vocabulary)."""
     source: list[int]
-    """Row of each text that was asked for."""
+    """Row of these tensors that holds each text of the call."""
 
 
 def prefill(

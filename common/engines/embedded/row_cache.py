@@ -19,7 +19,7 @@ from transformers.cache_utils import CacheLayerMixin
 from prefixrl.common.config.run import SPARE_COLUMNS
 
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]
-"""Those of one layer, shape (rows, heads, columns, size of a head) each."""
+"""Keys and values of one layer, shape (rows, heads, columns, size of a head) each."""
 LEAST_COLUMNS = 64
 
 
@@ -70,7 +70,7 @@ class RowCache(Cache):
     """The rows under way, in the order in which the next forward takes them."""
 
     def __init__(self, seats: int) -> None:
-        """Begin without rows; `seats`: as many as join, usually."""
+        """Begin without rows; `seats` is the usual number of rows."""
         self._seats = seats
         self._place = _Place()
         self._blocks: list[_Block] = []

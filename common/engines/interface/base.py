@@ -38,7 +38,7 @@ class Job:
     """Draws in [0, 1), shape (rows, max_new_tokens); unused when greedy."""
     sampling: Sampling
     stop_tokens: frozenset[int]
-    """Ids that end a row; the one that did is the row's last token."""
+    """Stop token ids. The stop token is kept as the last token of the row."""
     script: tuple[TokenIds, ...] | None = None
     """Text of each row that the `simulated` engine of a scorer returns; None for real engines."""
     masked_tokens: frozenset[int] = frozenset()
@@ -51,10 +51,10 @@ class Continuation:
 
     tokens: TokenIds
     logprobs: NDArray[np.float32]
-    """Empty where a scorer's engine leaves them out: they are not read there."""
+    """Empty for scorers, which do not read them."""
     finish: Finish
     spans: tuple[tuple[int, int], ...]
-    """Pairs (version, tokens) in order; version 0 is what the engine was started with."""
+    """Pairs (version, tokens) in order; version 0 is the weights at the start."""
     text: str | None = None
     """Text of an engine that is given text, not ids; `tokens` is then the encoding by its model's tokenizer."""
     error: str = ""
@@ -92,7 +92,7 @@ class Engine:
     takes_runs = True
     """True if a job's rows are one forward, so that its groups belong together."""
     about = ""
-    """Its own choices, in words."""
+    """Choices that the engine made itself, in words."""
 
     def __init__(self) -> None:
         self._open: dict[str, OpenJob] = {}
@@ -118,12 +118,12 @@ class Engine:
 
     @property
     def waits_for(self) -> str:
-        """Endpoint that an engine waits for, and why; "" while it waits for none."""
+        """Endpoint that the engine waits for, and why; "" while it does not wait."""
         return ""
 
     @property
     def usage(self) -> Usage | None:
-        """Usage of its endpoint so far; None where it has none."""
+        """Requests and tokens used at the endpoint. None for a local engine."""
         return None
 
     @abstractmethod
@@ -131,7 +131,7 @@ class Engine:
         """Queue the rows of a job."""
 
     def cancel(self, key: str) -> bool:
-        """Drop a job of which no row has a seat yet; False when one has, or it is unknown."""
+        """Drop a job without a seated row; return False for a job that has begun or is unknown."""
         entry = self._open.get(key)
         if entry is None or entry.started_s is not None:
             return False
@@ -183,7 +183,7 @@ class AdapterEngine(Engine):
 
 def room_of(seats: int) -> int:
     """Return the rows to submit to an engine with this many seats that queues rows itself."""
-    # Half of its seats again wait: rows end one by one, and what replaces them is a round trip away.
+    # Half as many rows as seats wait: they replace ended rows without a round trip.
     return max(seats, min(MOST_ROWS, seats + math.ceil(seats / 2)))
 
 

@@ -3,7 +3,7 @@
     worker's loop ── submit ──▶ asyncio loop in a thread ── a coroutine per row ──▶ whoever writes it, in their order
           ▲ step() ◀── queue of finished jobs ◀─────────────────────────────────────────────┘
 
-Every row is handed on at once: who writes has a queue of its own, and fills an empty seat from it without a round trip.
+Every row is handed on at once: the writer has a queue and fills an empty seat from it without a round trip.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class RowJobs(Engine):
         self._finished: queue.SimpleQueue[tuple[str, Future[JobResult]]] = queue.SimpleQueue()
 
     def offer(self, seats: int) -> None:
-        """Announce the rows that are written at once."""
+        """Set the number of rows that are written at once."""
         self.seats, self.room = seats, room_of(seats)
 
     @property
@@ -53,7 +53,7 @@ class RowJobs(Engine):
         future.add_done_callback(partial(self._hand_over, job.key))
 
     def cancel(self, key: str) -> bool:
-        """Drop a job that is too far back to have begun; False when it may have, or is unknown."""
+        """Drop a job whose rows are too far back to have begun; return False for any other job."""
         if key not in self._open:
             return False
         before = sum(

@@ -26,9 +26,9 @@ class GetBatch(Message, frozen=True):
     rank: int
     ranks: int
     is_stopping: bool = False
-    """This rank was asked to stop: all ranks halt before the first iteration of which none holds a batch."""
+    """This rank was asked to stop: all ranks halt before the first iteration whose batch no rank holds."""
     memory: MemoryUse | None = None
-    """The rank's; None where the system does not tell."""
+    """Memory of the rank; None where the system does not tell."""
 
 
 class GetGroups(Message, frozen=True):
