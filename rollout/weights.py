@@ -135,7 +135,8 @@ class Fetcher:
 
     def again(self) -> None:
         """Fetch all of the wanted version again: the one fetched last proved bad."""
-        self._held, self._must_pull = None, True
+        self._held = None
+        self._must_pull = True
         self._have = self._served = NOTHING
         self._changed.set()
 
@@ -197,12 +198,12 @@ class Fetcher:
             log.warning("weights of version %d: %s; asking again", version_digest[0], error)
             time.sleep(ASK_AGAIN_S)
             return False
-        self._staging, self._damaged_in_a_row, self._must_pull = None, 0, False
+        self._staging = None
+        self._damaged_in_a_row = 0
+        self._must_pull = False
         self.counts.pull_s += time.monotonic() - started_s
-        self._have, self._served = (
-            (snapshot.manifest.version, snapshot.manifest.digest),
-            version_digest,
-        )
+        self._have = (snapshot.manifest.version, snapshot.manifest.digest)
+        self._served = version_digest
         self._staged.put(snapshot)
         return True
 
@@ -251,7 +252,8 @@ class Fetcher:
         self, client: Client[FromWeights, ToWeights], manifest: Manifest, alive: Callable[[], None]
     ) -> Staging:
         staging = self._resumed(manifest)
-        to_ask, under_way = staging.missing(), dict[int, int]()
+        to_ask = staging.missing()
+        under_way = dict[int, int]()
         while not staging.is_complete:
             while not under_way or (
                 sum(under_way.values()) < WINDOW_BYTES and len(under_way) < WINDOW_PIECES

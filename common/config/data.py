@@ -311,7 +311,8 @@ def resolve(data: DataConfig, base: Path) -> DataConfig:
     local = {name: _local(f"data.paths.{name}", path, base) for name, path in data.paths.items()}
 
     def resolved(source: Source, key: str) -> Source:
-        problem_set, path = source.problem_set, source.path
+        problem_set = source.problem_set
+        path = source.path
         if path is not None:
             path = path if path.startswith(HUB) else _local(key, path, base)
         elif problem_set is not None:
@@ -336,7 +337,8 @@ def resolve(data: DataConfig, base: Path) -> DataConfig:
         keys = [f"{key}[{index}]" for index in range(len(sources))] if len(sources) > 1 else [key]
         return tuple(map(resolved, sources, keys))
 
-    train, held_out = all_resolved(data.train, "data.train"), all_resolved(data.eval, "data.eval")
+    train = all_resolved(data.train, "data.train")
+    held_out = all_resolved(data.eval, "data.eval")
     return data.model_copy(update={"train": train, "eval": held_out, "paths": local})
 
 

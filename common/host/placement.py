@@ -56,7 +56,8 @@ class Process:
 
 def processes_of(config: RunConfig, with_learner: bool = True) -> list[Process]:
     """Return the processes of a run on one machine, the learner's ranks as one."""
-    launch, devices = config.launch, config.launch.devices
+    launch = config.launch
+    devices = config.launch.devices
     processes = []
     if with_learner:
         processes.append(

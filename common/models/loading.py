@@ -78,7 +78,8 @@ def check_model(
 
     Only headers are read. Quantised weights have names of their own: their files are checked alone.
     """
-    headers, model = tensor_headers(folder, called), without_weights(folder, called, kind)
+    headers = tensor_headers(folder, called)
+    model = without_weights(folder, called, kind)
     if method := quantisation(model.config):
         if is_trained:
             raise DataError(
@@ -163,7 +164,8 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 
 def _refuse(info: Mapping[str, Any], called: str, kind: Kind) -> None:
     """Raise DataError for tensors that do not fit the architecture, with their names."""
-    missing, extra = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    missing = sorted(info["missing_keys"])
+    extra = sorted(info["unexpected_keys"])
     if kind == "backbone":
         extra = [name for name in extra if name.split(".")[0] not in HEADS]
     for part in _AROUND:

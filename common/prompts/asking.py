@@ -30,7 +30,8 @@ def renderers_here(config: RunConfig) -> dict[str, Renderer]:
 
 def asking_lines(config: RunConfig, here: dict[str, Renderer], question: str) -> list[str]:
     """Return lines per model, then warnings; models that are not on this host stay unread."""
-    lines, doubts = list[str](), list[str]()
+    lines = list[str]()
+    doubts = list[str]()
     for section, role in roles(config):
         if section in here:
             lines += _lines(config, section, here[section], question)

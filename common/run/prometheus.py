@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 CLIENT_S = 5.0
 POLL_S = 0.2
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-FIRST_ROLLOUT, FIRST_SCORER = 1, 101
+FIRST_ROLLOUT = 1
+FIRST_SCORER = 101
 Kind = Literal["gauge", "counter"]
 ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 

@@ -77,7 +77,8 @@ def resolve(key: str, function_ref: str, base: Path) -> str:
 def _check_source(key: str, what: str, path: Path, name: str) -> None:
     try:
         source = importlib.util.decode_source(path.read_bytes())
-        tree, table = ast.parse(source, str(path)), symtable.symtable(source, str(path), "exec")
+        tree = ast.parse(source, str(path))
+        table = symtable.symtable(source, str(path), "exec")
     except (SyntaxError, ValueError) as error:
         raise ConfigError(
             f"{what}: {path} is not valid Python: {explain(error, path)}; mend the file"
