@@ -50,7 +50,7 @@ class SampleText(msgspec.Struct, frozen=True, kw_only=True):
     parts: str = ""
     """Other numbers that a reward function gave, as `name value`."""
     rule: str = ""
-    """What decided the verdict (`docs/verification.md`)."""
+    """The rule that decided the verdict (`docs/verification.md`)."""
     advantage: float | None
 
 

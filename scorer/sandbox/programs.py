@@ -43,14 +43,15 @@ def find_program(text: str, mode: CodeMode) -> str | None:
     if blocks := _BLOCK.findall(tail):
         return str(blocks[-1])
     fences = list(_FENCE.finditer(tail)) if mode == "tests" else []
-    labelled = [each for each in fences if _PYTHON.fullmatch(each["label"])]
-    if named := labelled or [each for each in fences if not each["label"]]:
-        code = named[-1]["code"]
-        return dedent(_QUOTED.sub("", code) if ">" in (named[-1]["before"] or "") else code).rstrip(
-            " \t"
-        )
-    found = None if fences else _FUNCTION.search(tail)
-    return tail[found.start() :].partition("\n```")[0] if found else None
+    labelled = [fence for fence in fences if _PYTHON.fullmatch(fence["label"])]
+    candidates = labelled or [fence for fence in fences if not fence["label"]]
+    if candidates:
+        fence = candidates[-1]
+        is_quoted = ">" in (fence["before"] or "")
+        code = _QUOTED.sub("", fence["code"]) if is_quoted else fence["code"]
+        return dedent(code).rstrip(" \t")
+    function = None if fences else _FUNCTION.search(tail)
+    return tail[function.start() :].partition("\n```")[0] if function else None
 
 
 MODULES = [

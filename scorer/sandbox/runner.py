@@ -81,11 +81,11 @@ def run(
     """Run a Python program to its end, with the standard library and packages; blocks; raises SandboxError."""
     limits = limits or ProgramLimits()
     with contextlib.ExitStack() as open_files:
-        given = open_files.enter_context(_stdin(source, stdin))
+        input_file = open_files.enter_context(_stdin(source, stdin))
         status, child_status = os.pipe()
         open_files.callback(os.close, status)
         try:
-            process = _start(given, child_status, limits, _folders(packages))
+            process = _start(input_file, child_status, limits, _folders(packages))
         finally:
             os.close(child_status)
         open_files.callback(_end, process)
@@ -98,12 +98,12 @@ def run(
 @functools.cache
 def _folders(packages: tuple[str, ...]) -> tuple[Path, ...]:
     """Return the folders of packages, and of the libraries that their wheels brought."""
-    found = [importlib.util.find_spec(name) for name in packages]
-    places = [
-        Path(place) for spec in found if spec for place in spec.submodule_search_locations or ()
+    specs = [importlib.util.find_spec(name) for name in packages]
+    folders = [
+        Path(folder) for spec in specs if spec for folder in spec.submodule_search_locations or ()
     ]
-    libraries = [place.with_name(f"{place.name}.libs") for place in places]
-    return (*places, *(each for each in libraries if each.is_dir()))
+    libraries = [folder.with_name(f"{folder.name}.libs") for folder in folders]
+    return (*folders, *(library for library in libraries if library.is_dir()))
 
 
 def probe(packages: tuple[str, ...] = ()) -> str | None:
@@ -143,7 +143,7 @@ def _stdin(source: str, stdin: bytes) -> Iterator[int]:
 
 
 def _start(
-    given: int, status: int, limits: ProgramLimits, folders: tuple[Path, ...]
+    input_file: int, status: int, limits: ProgramLimits, folders: tuple[Path, ...]
 ) -> "subprocess.Popen[bytes]":
     libraries = [str(Path(sys.base_prefix).resolve()), *map(str, folders)]
     sites = {str(folder.parent) for folder in folders}
@@ -154,7 +154,7 @@ def _start(
     try:
         return subprocess.Popen(
             command,
-            stdin=given,
+            stdin=input_file,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={"LANG": "C.UTF-8"},
@@ -168,7 +168,7 @@ def _start(
 def _collect(process: "subprocess.Popen[bytes]", limits: ProgramLimits) -> tuple[list[bytes], bool]:
     """Return what it wrote until its end; True if that was too much, so that it must be ended."""
     pipes: list[IO[bytes]] = [pipe for pipe in (process.stdout, process.stderr) if pipe]
-    found = {pipe: bytearray() for pipe in pipes}
+    outputs = {pipe: bytearray() for pipe in pipes}
     deadline = time.monotonic() + START_S + limits.wall_ms / 1000 + GRACE_S
     with selectors.DefaultSelector() as selector:
         for pipe in pipes:
@@ -180,12 +180,12 @@ def _collect(process: "subprocess.Popen[bytes]", limits: ProgramLimits) -> tuple
             for key, _ in selector.select(left_s):
                 pipe = key.fileobj  # type: ignore[assignment]
                 data = os.read(pipe.fileno(), _READ_BYTES)
-                found[pipe] += data
+                outputs[pipe] += data
                 if not data:
                     selector.unregister(pipe)
-            if sum(map(len, found.values())) > limits.output_bytes:
-                return [bytes(found[pipe][: limits.output_bytes]) for pipe in pipes], True
-    return [bytes(found[pipe]) for pipe in pipes], False
+            if sum(map(len, outputs.values())) > limits.output_bytes:
+                return [bytes(outputs[pipe][: limits.output_bytes]) for pipe in pipes], True
+    return [bytes(outputs[pipe]) for pipe in pipes], False
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

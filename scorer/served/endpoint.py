@@ -212,25 +212,24 @@ class Endpoint(Generic[Answer]):
                 # A proxy answers so while its backend is replaced.
                 outcome = Retry(outcome.reason)
             self._has_answered |= not isinstance(outcome, Retry | RowRefused | EndpointRefused)
-            self._note(outcome)
+            self._update_health(outcome)
         finally:
             self._count_asking(-1)
         self.count(requests=not isinstance(outcome, Retry))
         self.count(
-            **{
-                name: getattr(outcome, name, None) or 0
-                for name in ("prompt_tokens", "completion_tokens")
-            }
+            prompt_tokens=getattr(outcome, "prompt_tokens", None) or 0,
+            completion_tokens=getattr(outcome, "completion_tokens", None) or 0,
         )
         return outcome
 
-    def _note(self, outcome: object) -> None:
-        """Note if the endpoint is well, and the rest that it asks for."""
+    def _update_health(self, outcome: object) -> None:
+        """Keep whether the endpoint answers, and how long a rest it asks for."""
         if not isinstance(outcome, Retry):
             self.outage = None
             return
         self.count(retries=1)
-        now_s, reason = time.monotonic(), outcome.reason
+        now_s = time.monotonic()
+        reason = outcome.reason
         if self.outage is None and now_s - self._logged_s > LOG_EVERY_S:
             self._logged_s = now_s
             log.warning("%s: %s", self.url, reason)
@@ -288,14 +287,14 @@ class Endpoint(Generic[Answer]):
         if section.key_variable is not None:
             key = f"the key is that of the environment variable {section.key_variable}"
         address = f"check {section.NAME}.url {self.HINT}"
-        what, hint = {
+        problem, hint = {
             401: ("the key is wrong or missing", key),
             402: ("there is no credit left", key),
             403: ("the key may not do this", key),
             404: ("there is no such path or model", address),
         }.get(denied.status, (f"it is not {self.KIND}", f"check {section.NAME}.url"))
         raise UserError(
-            f"the endpoint {self.url} refuses every request: {what} ({denied.reason}); {hint}"
+            f"the endpoint {self.url} refuses every request: {problem} ({denied.reason}); {hint}"
         )
 
 
@@ -310,20 +309,20 @@ class CompletionsEndpoint(Endpoint[Completed]):
 
     async def find_model(self) -> ServedModel:
         """Return the model that the config names, or the only one; raises UserError or PeerLost."""
-        wanted = self._options.model
-        found: list[ServedModel] | EndpointRefused = await self._insist(self._models)
-        if isinstance(found, EndpointRefused):
-            if found.status in (404, 405) and wanted is not None:
-                return ServedModel(wanted)  # not every endpoint has a list
-            self._refuse(found)
-        if wanted is None and len(found) == 1:
-            return found[0]
-        for model in found:
-            if model.id == wanted:
+        name = self._options.model
+        models: list[ServedModel] | EndpointRefused = await self._insist(self._models)
+        if isinstance(models, EndpointRefused):
+            if models.status in (404, 405) and name is not None:
+                return ServedModel(name)  # not every endpoint has a list
+            self._refuse(models)
+        if name is None and len(models) == 1:
+            return models[0]
+        for model in models:
+            if model.id == name:
                 return model
-        names = sorted(each.id for each in found)
+        names = sorted(model.id for model in models)
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        problem = "is missing" if wanted is None else f"= {wanted!r} is not served there"
+        problem = "is missing" if name is None else f"= {name!r} is not served there"
         raise UserError(
             f"scorer.openai.model {problem}: the endpoint {self.url} serves "
             f"{', '.join(names[:MOST_NAMES]) or 'nothing'}{more}; give one of these"
@@ -350,7 +349,7 @@ class CompletionsEndpoint(Endpoint[Completed]):
 
     async def _models(self) -> list[ServedModel] | Retry | EndpointRefused:
         outcome = await self._client.models()
-        self._note(outcome)
+        self._update_health(outcome)
         return outcome
 
     async def complete(self, row: completions.RowRequest) -> Completed | RowRefused:

@@ -101,15 +101,15 @@ class HttpClient:
 
 async def _content(answer: httpx2.Response) -> bytes:
     """Return the body of an answer, or a beginning of more than `MOST_BYTES`."""
-    found = bytearray()
+    content = bytearray()
     try:
         async for part in answer.aiter_bytes():
-            found += part
-            if len(found) > MOST_BYTES:
+            content += part
+            if len(content) > MOST_BYTES:
                 break
     finally:
         await answer.aclose()
-    return bytes(found)
+    return bytes(content)
 
 
 def _key_of(section: ServerConfig) -> str:

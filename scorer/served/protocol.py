@@ -156,7 +156,7 @@ class _Failure(msgspec.Struct, frozen=True):
 def body(row: RowRequest, dialect: Literal["vllm", "openai"]) -> bytes:
     """Encode the request for one row as JSON."""
     sampling = row.sampling
-    asked: dict[str, object] = {
+    request: dict[str, object] = {
         "model": row.model,
         "prompt": row.prompt,
         "max_tokens": sampling.max_new_tokens,
@@ -164,13 +164,13 @@ def body(row: RowRequest, dialect: Literal["vllm", "openai"]) -> bytes:
         "top_p": sampling.top_p,
     }
     if row.seed is not None:
-        asked["seed"] = row.seed
+        request["seed"] = row.seed
     if dialect == "openai":
         if row.stops:
-            asked["stop"] = list(row.stops)[:MOST_STOPS]
-        return msgspec.json.encode(asked)
+            request["stop"] = list(row.stops)[:MOST_STOPS]
+        return msgspec.json.encode(request)
     # Name every setting: the server takes defaults from the model's generation_config.
-    asked |= {
+    request |= {
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
         "repetition_penalty": 1.0,
@@ -181,7 +181,7 @@ def body(row: RowRequest, dialect: Literal["vllm", "openai"]) -> bytes:
         "add_special_tokens": False,  # the prompt holds its BOS already, if any
         "return_token_ids": True,
     }
-    return msgspec.json.encode(asked)
+    return msgspec.json.encode(request)
 
 
 def read(

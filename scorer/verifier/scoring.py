@@ -80,10 +80,13 @@ class Scoring:
     def score(self, question: ChildQuestion) -> ChildAnswer:
         """Call the function; anything but a number in [0, 1] is an error with its reason."""
         path = user_function.file_of(self._ref)
-        named: dict[str, object] = {"verdict": question.verdict} if self.takes_verdict else {}
-        named |= {"verify": self._verify} if self._verify else {}
+        keywords: dict[str, object] = {}
+        if self.takes_verdict:
+            keywords["verdict"] = question.verdict
+        if self._verify:
+            keywords["verify"] = self._verify
         try:
-            reward = self._call(question, named)
+            reward = self._call(question, keywords)
             value, parts = reward_of(reward, self._weights)
         except (Exception, SystemExit) as error:
             reason = user_function.explain(error, path)
@@ -99,10 +102,10 @@ class Scoring:
             return ChildAnswer("error", reason=reason, fault="function returned no reward")
         return ChildAnswer("scored", value, parts=parts, rule=RULE)
 
-    def _call(self, question: ChildQuestion, named: dict[str, object]) -> object:
+    def _call(self, question: ChildQuestion, keywords: dict[str, object]) -> object:
         caller = os.getpid()
         try:
-            return self._function(question.question, question.answer, question.gold, **named)
+            return self._function(question.question, question.answer, question.gold, **keywords)
         finally:
             # The function forked, and this is the copy: its answer would be taken for that of the next text.
             if os.getpid() != caller:

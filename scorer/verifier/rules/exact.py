@@ -349,7 +349,7 @@ class Rule:
     name: str
     """Name in verdicts; `docs/verification.md` lists them."""
     sentence: str
-    """What the rule decides."""
+    """The decision in words."""
     decide: Callable[[Comparison], Decision | None]
     """None if the rule does not apply: the next one is asked."""
 

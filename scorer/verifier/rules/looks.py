@@ -153,7 +153,7 @@ _LOOKS = _rewrites(
     (r"\{:\}", ":"),
     (rf"\\[lcd]dots{ENDS_WORD}|\\dots[cbm]{ENDS_WORD}", r"\\dots"),
 )
-"""What a normal form leaves out, or writes in one way, beside `_FORMS`."""
+"""Rewrites of a normal form, after `_FORMS`: looks that are left out, or written in one way."""
 
 FORMULA_SPELLINGS = _rewrites(
     (r"([\w.^]+)/([\w.^]+)", r"\\frac{\1}{\2}"),

@@ -41,9 +41,9 @@ class Judgement(msgspec.Struct, frozen=True):
     parts: dict[str, float] = {}
     """Numbers that a user's function gave besides the reward, by name."""
     rule: str = ""
-    """What decided: a rule of `exact.py`, `math-verify`, `question` (the answer repeats it), `code` (the sandbox),
-    `function`, `server`, or the name of another verifier; after a colon the rule for a part. "" if nothing was
-    compared: no answer, or no verdict."""
+    """The name of what decided: a rule of `exact.py`, `math-verify`, `question` (the answer repeats it), `code` (the
+    sandbox), `function`, `server`, or another verifier; after a colon the rule for a part. "" if nothing was compared:
+    no answer, or no verdict."""
 
 
 class UnparsableAnswerError(ValueError):

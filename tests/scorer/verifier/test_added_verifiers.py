@@ -25,7 +25,7 @@ PACKAGE = """
 import sys
 import time
 
-from prefixrl.common.config.foreign.verifier import Verifier
+from prefixrl.common.config.foreign.verifier import AnswerVerifier
 from prefixrl.scorer.verifier.rules.verify import Judgement
 
 WORDS = list(range(100_000))
@@ -55,8 +55,8 @@ def judge(question, text, gold, settings):
     return float((question, text, gold) == ("Is it odd?", "odd", "it is odd"))
 
 
-PARITY = Verifier("parity", judge)
-OTHER = Verifier("another name", judge)
+PARITY = AnswerVerifier("parity", judge)
+OTHER = AnswerVerifier("another name", judge)
 """
 ENTRY_POINTS = """[prefixrl.verifiers]
 parity = added_parity:PARITY
@@ -165,7 +165,7 @@ def test_other_rows_of_the_same_pool_are_mathematics() -> None:
 
 def test_the_sandbox_is_in_the_same_table() -> None:
     assert tuple(SANDBOX) == SANDBOXED
-    assert all(isinstance(each, records.Verifier) for each in SANDBOX.values())
+    assert all(isinstance(each, records.AnswerVerifier) for each in SANDBOX.values())
     assert (MATHEMATICS, *SANDBOX) == BUILT_IN
 
 
@@ -186,7 +186,7 @@ def test_a_run_file_names_it_by_code(run_file: Path) -> None:
     ("name", "reason"),
     [
         ("broken", "added_broken:VERIFIER cannot be loaded: ModuleNotFoundError"),
-        ("no_record", "expected a Verifier with the name 'no_record'"),
+        ("no_record", "expected a AnswerVerifier with the name 'no_record'"),
         ("renamed", "has the name 'another name'; both must be the same"),
     ],
     ids=["import fails", "no record", "other name"],
