@@ -29,7 +29,7 @@ class Completion:
     tokens: TokenIds
     finish: Finish
     was_cached: bool = False
-    """True if the engine wrote none of it for this row."""
+    """True if the engine wrote no token of it for this row."""
     text: str | None = None
     """The completion as text, from an engine that returns text instead of ids."""
     error: str = ""
@@ -103,7 +103,7 @@ class Completions:
         self._open_jobs.pop(key, None)
 
     def all_completions(self, key: str, written: Sequence[Continuation]) -> list[Completion]:
-        """Return the completions of all rows of a job; `written`: those of its missing part, by the engine."""
+        """Return the completions of all rows of a job. `written` are the engine's completions of its missing part."""
         job = self._open_jobs.pop(key, None)
         if job is None:
             return [_completion(row, row.tokens) for row in written]

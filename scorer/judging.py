@@ -81,7 +81,7 @@ class Answered:
 
 
 def up_to(answered: Answered, stop_texts: Sequence[str]) -> Answered:
-    """Return the answer up to the first stop text; one that has it is no cut answer."""
+    """Return the answer up to the first stop text; an answer with a stop text counts as ended, not as cut."""
     ends = [at for text in stop_texts if (at := answered.text.find(text)) >= 0]
     return replace(answered, text=answered.text[: min(ends)], finish="eos") if ends else answered
 
@@ -247,7 +247,8 @@ class Judging:
             self._unscored.append((task, first, after))
 
     def _deliver(self, entry: _Open) -> None:
-        task, scoring_s = entry.task, time.monotonic() - entry.received_s
+        task = entry.task
+        scoring_s = time.monotonic() - entry.received_s
         texts = [entry.verdicts[index] for index in range(len(entry.groups))]
         per_row = entry.continuations
         verdicts = (

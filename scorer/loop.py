@@ -56,7 +56,7 @@ class _Decoding:
     completed_tokens: int = 0
     """Tokens that the engine wrote for this text."""
     was_cached: bool = True
-    """True while the engine has written none."""
+    """True while the engine has written no token of it."""
 
     @property
     def tokens(self) -> TokenIds:

@@ -115,7 +115,7 @@ class RewardConfig(worker_sections.ServerConfig):
 
     function: str | None = None
     """`file.py:name` of (question, text, gold) -> reward in [0, 1], called instead of the verifier, or after it; or of
-    -> a dict with `reward` and other numbers, which are logged as parts."""
+    -> a dict with `reward` and other numbers, which are logged as parts. Or the name of a reward of a package."""
     environment: Annotated[
         tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], ...], Field(strict=False)
     ] = ()

@@ -95,8 +95,10 @@ def batches(rows: Sequence[Marked], most_tokens: int) -> Iterator[list[Marked]]:
         wider = max(width, row.tokens.size)
         if batch and wider * (len(batch) + 1) > most_tokens:
             yield batch
-            batch, wider = [], row.tokens.size
-        batch, width = [*batch, row], wider
+            batch = []
+            wider = row.tokens.size
+        batch = [*batch, row]
+        width = wider
     if batch:
         yield batch
 

@@ -124,7 +124,7 @@ def enter_root(libraries: list[str], scratch_bytes: int) -> None:
 
 
 def drop_privileges(is_root: bool) -> None:
-    """Become nobody, without capabilities, for ever."""
+    """Become the user `nobody`, without capabilities, for ever."""
     if is_root:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
@@ -179,7 +179,7 @@ def apply_filter() -> None:
 
 
 def set_limits(limits: dict[str, int]) -> None:
-    """Set resource limits; the number of processes is that of this user namespace."""
+    """Set resource limits. Processes are counted in this user namespace."""
     values = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
@@ -306,7 +306,8 @@ def refusal_line(error: OSError) -> bytes:
 
 def main() -> None:
     """Run the command and report its end."""
-    parent, status_fd = int(sys.argv[1]), int(sys.argv[2])
+    parent = int(sys.argv[1])
+    status_fd = int(sys.argv[2])
     divide = sys.argv.index("--")
     arguments = sys.argv[3:divide]
     pairs = [word.partition("=") for word in arguments if not word.startswith("/")]

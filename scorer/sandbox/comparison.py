@@ -13,9 +13,9 @@ from itertools import product
 from typing import Any
 
 RELATIVE = 1e-9
-"""Rounding of a float, as a share of the number, where a user chose none."""
+"""Default rounding of a float, as a share of the number."""
 TINY, OF_WHOLE = Fraction(1, 10**12), Fraction(1, 10**6)
-"""Rounding at least, and of a whole number at most. Fractions: a number with hundreds of digits is no float."""
+"""Least rounding, and most rounding of a whole number. Fractions: a number with hundreds of digits is not a float."""
 MOST_CHARS = 400
 """Longest text that is read as a number."""
 

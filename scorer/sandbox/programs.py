@@ -99,7 +99,7 @@ def _imports_by_name() -> dict[str, str]:
 def value_of(
     program: str, limits: ProgramLimits, packages: tuple[str, ...]
 ) -> tuple[ProgramRun, str | None]:
-    """Run a program; its value is that of its last line or function, else its last printed line."""
+    """Run a program; return the value of its last line or function, else its last printed line."""
     finished = run(_driver("print_value", program, packages), b"", limits, packages)
     lines = [line for line in finished.stdout.decode(errors="replace").splitlines() if line.strip()]
     has_succeeded = finished.status == "exited" and finished.code == 0

@@ -65,7 +65,7 @@ class ProgramRun(msgspec.Struct, frozen=True):
     """The end of a program."""
 
     status: Literal["exited", "killed", "timeout", "flood"]
-    """`killed`: by a signal, its own or that of a limit. `flood`: it wrote too much."""
+    """`killed`: by a signal that it sent itself or a limit sent. `flood`: it wrote too much."""
     code: int
     """Exit code, or number of the signal."""
     stdout: bytes

@@ -82,7 +82,8 @@ class Endpoint(Generic[Answer]):
         """Open the client; raises UserError if there is no key or a proxy cannot be used."""
         assert section.url is not None, "it is asked for where there is an address"
         self.url = section.url
-        self._path, self._read = path, read
+        self._path = path
+        self._read = read
         self.asking = 0
         """Number of requests under way."""
         self._asked_s = 0.0
@@ -120,12 +121,10 @@ class Endpoint(Generic[Answer]):
 
     async def _insist(self, ask: Callable[[], Awaitable[T | Retry]]) -> T:
         """Ask until there is an answer; raises PeerLost or, for an unknown host, UserError."""
-        tries, resolved_s, patience_s, name = (
-            0,
-            time.monotonic(),
-            self._section.patience_s,
-            self._section.NAME,
-        )
+        tries = 0
+        resolved_s = time.monotonic()
+        patience_s = self._section.patience_s
+        name = self._section.NAME
         while isinstance(outcome := await ask(), Retry):
             tries += 1
             if tries == 1:
@@ -145,7 +144,8 @@ class Endpoint(Generic[Answer]):
 
     async def answer(self, content: bytes) -> Answer | RowRefused:
         """Return the answer to a request, however often it must be sent; raises UserError or PeerLost."""
-        tries, late = 0, 0
+        tries = 0
+        late = 0
         begun: Outage | None = None
         while True:
             async with self._seats:
@@ -155,7 +155,8 @@ class Endpoint(Generic[Answer]):
                 self._refuse(outcome)
             if not isinstance(outcome, Retry):
                 return outcome
-            tries, late = tries + 1, late + outcome.is_late
+            tries += 1
+            late += outcome.is_late
             begun = begun or Outage(time.monotonic(), outcome.reason)
             is_hopeless = late >= MOST_LATE or self._is_over(begun)
             is_asked = is_hopeless or self._is_over(self.outage)
@@ -182,7 +183,7 @@ class Endpoint(Generic[Answer]):
 
     @property
     def asked_s(self) -> float:
-        """Seconds of all requests so far, those under way included."""
+        """Seconds of all requests so far, requests under way included."""
         return self._asked_s + self.asking * (time.monotonic() - self._counted_s)
 
     def _count_asking(self, more: int) -> None:
@@ -197,7 +198,8 @@ class Endpoint(Generic[Answer]):
         )
 
     def _count_limited(self, more: int) -> None:
-        self._limited_s, self._limited_since_s = self.limited_s, time.monotonic()
+        self._limited_s = self.limited_s
+        self._limited_since_s = time.monotonic()
         self._limited += more
 
     async def _ask(self, content: bytes) -> Answer | Retry | RowRefused | EndpointRefused:

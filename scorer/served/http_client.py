@@ -113,7 +113,7 @@ async def _content(answer: httpx2.Response) -> bytes:
 
 
 def _key_of(section: ServerConfig) -> str:
-    """Return the key, "" if none is to be sent; raises UserError if the key cannot be sent."""
+    """Return the key, "" if no key is to be sent; raises UserError if the key cannot be sent."""
     if section.key_variable is None:
         return ""
     key = os.environ.get(section.key_variable, "").strip()

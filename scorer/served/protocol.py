@@ -190,7 +190,8 @@ def read(
     """Read the answer to a request for a completion."""
     if status != 200:
         return failed(status, headers, content, now)
-    outcome, usage = _completion(content), _usage(content)
+    outcome = _completion(content)
+    usage = _usage(content)
     return replace(
         outcome, prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
     )

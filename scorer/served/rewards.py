@@ -99,7 +99,8 @@ class RewardServer(JudgeThread):
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
-        woken, asking = asyncio.Event(), set[asyncio.Task[None]]()
+        woken = asyncio.Event()
+        asking: set[asyncio.Task[None]] = set()
         asyncio.get_running_loop().add_reader(self._woken, woken.set)
         try:
             while not self._is_over:

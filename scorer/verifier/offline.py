@@ -94,8 +94,9 @@ def _pending_verdicts(pool: VerifierPool) -> Iterator[tuple[int, Judgement]]:
 
 def main() -> None:
     """Do the work on stdin."""
-    work, parent, timeout_s = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    die_with_parent(parent)
+    work = sys.argv[1]
+    die_with_parent(int(sys.argv[2]))
+    timeout_s = int(sys.argv[3])
     content = sys.stdin.buffer.read()
     if work == "equalities":
         problems = msgspec.json.decode(content, type=list[list[str]])

@@ -167,7 +167,7 @@ class VerifierPool:
 
     @property
     def child_pids(self) -> tuple[int, ...]:
-        """The process ids of the children, without those that have not reported theirs yet."""
+        """The process ids of the children that have reported their id."""
         return tuple(child.process.pid for child in self._children if child.process.pid)
 
     def submit(

@@ -18,11 +18,13 @@ from numbers import Real
 from pathlib import Path
 from types import ModuleType
 
+from prefixrl.common.config.foreign.plugins import Plugin, plugins
 from prefixrl.common.errors import ConfigError
 
 UserFunction = Callable[..., object]
+REWARD_KEY = "reward.function"
 CALLS = {
-    "reward.function": (("question", "text", "gold"), frozenset({"verdict", "verify"})),
+    REWARD_KEY: (("question", "text", "gold"), frozenset({"verdict", "verify"})),
     "algorithm.advantage_function": (("rewards", "groups"), frozenset[str]()),
     "algorithm.loss_function": (
         ("logprobs", "proximal", "behaviour", "advantages", "mask"),
@@ -33,17 +35,40 @@ CALLS = {
 
 
 def resolve(key: str, function_ref: str, base: Path) -> str:
-    """Return the reference with an absolute path; execute nothing; errors name the `key`."""
+    """Return the reference with an absolute path, without executing the file; errors name the `key`.
+
+    `reward.function` may also be the name of a reward that an installed package adds: it becomes a reference to the
+    file in that package.
+    """
+    if key == REWARD_KEY and (plugin := plugins("rewards").get(function_ref)):
+        function_ref = _reference_of(plugin)
     path, separator, name = function_ref.rpartition(":")
     if not separator or not path.endswith(".py") or not name.isidentifier():
+        added = ", ".join(map(repr, plugins("rewards"))) if key == REWARD_KEY else ""
         raise ConfigError(
             f'{key} = {function_ref!r} is not FILE.py:NAME, for example {key} = "mine.py:score"'
+            + (f", and none of the rewards that installed packages add ({added})" if added else "")
         )
     absolute = (base / Path(path).expanduser()).resolve()
     if not absolute.is_file():
         raise ConfigError(f"{key} = {function_ref!r}: there is no such file (looked at {absolute})")
     _check_source(key, f"{key} = {function_ref!r}", absolute, name)
     return f"{absolute}:{name}"
+
+
+def _reference_of(plugin: Plugin) -> str:
+    """Return `FILE.py:NAME` for a reward of a package; it imports the folders around its module."""
+    module, _, name = plugin.target.partition(":")
+    place = f"{plugin.package} adds {plugin.name!r} to prefixrl.rewards, but its module {module}"
+    try:
+        spec = importlib.util.find_spec(module)
+    except Exception as error:
+        raise ConfigError(
+            f"{place} cannot be found: {type(error).__name__}: {error!s:.500}; update or uninstall the package"
+        ) from error
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        raise ConfigError(f"{place} is not a Python file; update or uninstall the package")
+    return f"{spec.origin}:{name}"
 
 
 def _check_source(key: str, what: str, path: Path, name: str) -> None:

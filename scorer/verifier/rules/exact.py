@@ -108,12 +108,12 @@ class Comparison:
 
     @_made_once
     def gold_number(self) -> Rational | None:
-        """The gold answer as a number; None if it is none."""
+        """The gold answer as a number; None if it is not a number."""
         return read_rational(self.gold_value_form)
 
     @_made_once
     def answer_number(self) -> Rational | None:
-        """The answer as a number; None if it is none."""
+        """The answer as a number; None if it is not a number."""
         return read_rational(self.answer_value_form)
 
     @property

@@ -86,7 +86,7 @@ def _is_unit(word: str, context: str) -> bool:
 
 
 def _stands_in(word: str, text: str) -> bool:
-    before, after = ("", "")
-    if word.isascii():
-        before, after = (rf"(?<!{_LETTER})", rf"(?:e?s)?(?!{_LETTER})")
-    return re.search(before + re.escape(word) + after, text, re.IGNORECASE) is not None
+    pattern = re.escape(word)
+    if word.isascii():  # as a whole word, or its plural
+        pattern = rf"(?<!{_LETTER}){pattern}(?:e?s)?(?!{_LETTER})"
+    return re.search(pattern, text, re.IGNORECASE) is not None

@@ -35,7 +35,7 @@ class Judgement(msgspec.Struct, frozen=True):
     """`ok`: judged. `no_answer`, `parse_fail`, `timeout`: wrong answers, by kind. `error`: nothing is known, since the
     verifier failed twice: a reader excludes the row from its group; it must never count as reward 0."""
     extracted: str | None
-    """The answer judged, cut to MAX_ANSWER_CHARS; None if there was none; the reason where the status is `error`."""
+    """The answer judged, cut to MAX_ANSWER_CHARS; None without an answer; the reason where the status is `error`."""
     fault: Fault = ""
     """The kind of failure where status is `error`."""
     parts: dict[str, float] = {}

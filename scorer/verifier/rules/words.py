@@ -58,7 +58,7 @@ _REPLIES = frozenset(("yes", "no", "true", "false"))
 
 
 def choice_of(text: str, context: str = "") -> str | None:
-    """Return the letter of a choice, None if the text is none; "" if a second choice is named, or more is said.
+    """Return the letter of a choice; None for any other text; "" if a second choice is named, or more is said.
 
     Behind the letter may stand a formula, a unit or a phrase of `context`: the question or the gold answer.
     """
