@@ -2,8 +2,9 @@
 
     job ── ask ──▶ rows not in the cache, once each ──▶ engine ── its result ── answer ──▶ completions of the job
 
-A greedy completion follows from the row's tokens, the decoding settings and the model, which a scorer never changes.
-Sampled rows have draws of their own: their jobs pass unchanged, and so does every job without `scorer.cache_bytes`.
+A greedy completion follows from the row's tokens, the decoding settings and the model, which a
+scorer never changes. Sampled rows have draws of their own: their jobs pass unchanged, and so does
+every job without `scorer.cache_bytes`.
 """
 
 from collections import OrderedDict

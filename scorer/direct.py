@@ -2,8 +2,8 @@
 
     broker ── ScoreTask ──▶ decode ──▶ verifier children ──▶ Scores ──▶ broker
 
-An answer that the length limit cut is not verified unless `scorer.truncated` asks for it: its reward is 0, its finish
-`length`, and nothing is extracted from it.
+An answer that the length limit cut is not verified unless `scorer.truncated` asks for it: its
+reward is 0, its finish `length`, and nothing is extracted from it.
 """
 
 import os

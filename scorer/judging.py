@@ -1,10 +1,11 @@
 """Open tasks, their verdicts and Scores, and the loop around them, for both kinds of scorer.
 
-Every text of a task gets one verdict, from the verifier (`take_text`) or without it (`settle`). With several
-continuations per prefix, the row's verdict follows from theirs. The last verdict of a task sends its Scores. A text
-whose verdict is `error` keeps that status: it never counts as a wrong answer. With a process reward model the texts of
-a training task are scored, group by group, after their verdicts; in an evaluation those of problems with several
-answers, which keep the verdict as their reward: the scores are for choosing among them.
+Every text of a task gets one verdict, from the verifier (`take_text`) or without it (`settle`).
+With several continuations per prefix, the row's verdict follows from theirs. The last verdict of a
+task sends its Scores. A text whose verdict is `error` keeps that status: it never counts as a wrong
+answer. With a process reward model the texts of a training task are scored, group by group, after
+their verdicts; in an evaluation those of problems with several answers, which keep the verdict as
+their reward: the scores are for choosing among them.
 """
 
 import itertools

@@ -3,8 +3,8 @@
     broker ── ScoreTask ──▶ render + prefix ──▶ engine ──▶ verifier children ──▶ Scores ──▶ broker
                                      └─ cached ────────▶ ┘
 
-It waits only for the next message, decoding step or verdict: verification of one task overlaps decoding of the next. A
-row may be completed several times (`scorer.continuations`).
+It waits only for the next message, decoding step or verdict: verification of one task overlaps
+decoding of the next. A row may be completed several times (`scorer.continuations`).
 """
 
 import logging
@@ -102,8 +102,8 @@ class Scorer(ScorerLoop):
         self._is_warned = False
         self._completions = Completions(config.scorer.cache_bytes)
         self._decoding: dict[str, list[_Decoding]] = {}
-        """Texts of each job at the engine, in the order of its rows. Other texts of its task have a verdict already, or
-        belong to the task's other job."""
+        """Texts of each job at the engine, in the order of its rows. Other texts of its task have a
+        verdict already, or belong to the task's other job."""
 
     def _patience_s(self) -> float:
         return 0.0 if self._decoding and self._judging.open else super()._patience_s()

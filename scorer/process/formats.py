@@ -3,7 +3,8 @@
     step_tag    question, a space, then every step with its tag        score: softmax of two tokens' logits at the tag
     two_class   a conversation whose last turn is every step with tag  score: softmax of the head's classes at the tag
 
-A tag is found by its place in the whole text, so that nothing an adapter writes can be taken for one.
+A tag is found by its place in the whole text, so that nothing an adapter writes can be taken for
+one.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,7 @@
 """A process reward model in transformers: the probability of each step, in batches padded on the right.
 
-The output layer computes at the tags alone. Heads that a folder's own code would make are read from the weights.
+The output layer computes at the tags alone. Heads that a folder's own code would make are read from
+the weights.
 """
 
 from collections.abc import Iterator, Sequence

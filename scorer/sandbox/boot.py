@@ -1,7 +1,7 @@
 """The first code of the interpreter in the sandbox: `python -c` with the text of this file; nothing imports it.
 
-The source of the program comes first on stdin, after its length, so that no file is needed. The rest of stdin is the
-program's input. The arguments are folders to import packages from.
+The source of the program comes first on stdin, after its length, so that no file is needed. The
+rest of stdin is the program's input. The arguments are folders to import packages from.
 """
 
 import builtins

@@ -1,13 +1,14 @@
 """The sandbox inside: `main PARENT_PID STATUS_FD NAME=LIMIT... LIBRARY... -- COMMAND...`.
 
-Started by `runner.py` with `python -I -S`, once per program, so it imports only fast parts of the standard library.
+Started by `runner.py` with `python -I -S`, once per program, so it imports only fast parts of the
+standard library.
 
     watcher (this process: a user namespace, keeps the time)
       └── init (its own pid, mount, network, ipc, uts and cgroup namespace; nobody, no capabilities)
             └── the command (resource limits, seccomp filter)
 
-Whatever the command starts dies with init, and init with the watcher. One line is written to STATUS_FD: `exit 0`,
-`signal 9`, `timeout` or `refused REASON`.
+Whatever the command starts dies with init, and init with the watcher. One line is written to
+STATUS_FD: `exit 0`, `signal 9`, `timeout` or `refused REASON`.
 """
 
 import ctypes
@@ -136,8 +137,9 @@ def drop_privileges(is_root: bool) -> None:
 def seccomp_filter() -> bytes:
     """Build the filter: calls that are not allowed fail, another architecture ends the process.
 
-    They fail with an error that Python names, and that a program may handle, instead of a silent end. To a C library
-    that knows newer calls than this file the kernel seems older, so that it falls back.
+    They fail with an error that Python names, and that a program may handle, instead of a silent
+    end. To a C library that knows newer calls than this file the kernel seems older, so that it
+    falls back.
     """
     column, audit = ARCHITECTURES[os.uname().machine]
     refuse, unknown, allow, kill = 0x50000 | REFUSED, 0x50000 | UNKNOWN, 0x7FFF0000, 0x80000000

@@ -1,6 +1,7 @@
 """Comparison of what a program printed or returned with what is expected. Pure.
 
-Whole numbers and strings of digits are met exactly, so that no almost right program is right; floats up to rounding.
+Whole numbers and strings of digits are met exactly, so that no almost right program is right;
+floats up to rounding.
 """
 
 import json

@@ -3,7 +3,8 @@
     answers   the answer is the value of the last `<llm-code>` block, or of the function a text defines (TinyGSM)
     tests     the gold answer holds inputs and outputs (PRIME's coding tasks); the reward is the share of tests passed
 
-Expected outputs never enter the sandbox. A fault of the program is a wrong answer; a `SandboxError` is no verdict.
+Expected outputs never enter the sandbox. A fault of the program is a wrong answer; a `SandboxError`
+is no verdict.
 """
 
 import builtins

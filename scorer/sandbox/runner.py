@@ -3,8 +3,9 @@
     source, stdin ──▶ run ──▶ ProgramRun: exited | killed | timeout | flood, stdout, stderr
                            └─▶ SandboxError: the result is unknown
 
-Linux namespaces, a seccomp filter and resource limits, without the help of another program (`child.py`). If the host
-cannot isolate, `SandboxError` names the reason and nothing is run: a fault of the sandbox is never one of the program.
+Linux namespaces, a seccomp filter and resource limits, without the help of another program
+(`child.py`). If the host cannot isolate, `SandboxError` names the reason and nothing is run: a
+fault of the sandbox is never one of the program.
 """
 
 import contextlib

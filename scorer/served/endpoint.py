@@ -1,8 +1,8 @@
 """An endpoint, asked until it answers: retries, rate limits, patience, counts.
 
-Everything asynchronous here runs on one asyncio loop; other threads only read public attributes. After a `Retry` the
-same request is made again, later and later; a Retry-After holds all requests back, for `patience_s` at most. The wait
-ends when
+Everything asynchronous here runs on one asyncio loop; other threads only read public attributes.
+After a `Retry` the same request is made again, later and later; a Retry-After holds all requests
+back, for `patience_s` at most. The wait ends when
 
     - something is answered: `outage` is None again;
     - one row has failed for `patience_s`, or twice had no answer within `request_s`, while a trial is answered: that
@@ -253,7 +253,8 @@ class Endpoint(Generic[Answer]):
     async def _let_rest(self) -> None:
         """Hold a request until Retry-After has passed, then release it with jitter.
 
-        A rest that outlasts the patience ends with a trial; raises PeerLost if that is not answered.
+        A rest that outlasts the patience ends with a trial; raises PeerLost if that is not
+        answered.
         """
         while left_s := self._rest_left_s:
             begun = min(filter(None, (self._rest, self.outage)), key=lambda each: each.since_s)

@@ -1,7 +1,7 @@
 """Requests to an OpenAI-compatible completions endpoint, and its answers. Pure.
 
-A prompt with its prefix goes to `/completions`, which continues the text itself; `/chat/completions` would close the
-turn and answer again. An answer is one of these:
+A prompt with its prefix goes to `/completions`, which continues the text itself;
+`/chat/completions` would close the turn and answer again. An answer is one of these:
 
     Completed         a continuation
     Retry             the same request may succeed later: 408, 409, 425, 429, 5xx, an answer cut short or garbled

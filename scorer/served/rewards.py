@@ -3,8 +3,9 @@
     POST URL    {"rows": [{"question": "…", "text": "…", "gold": "…"}, …]}
     200         {"rewards": [0.5, {"reward": 1, "form": 0.2}, …]}       one per row, in their order
 
-Anything else in the place of a reward is an `error` of its row. A batch that is refused (400, 413, 422, or no answer
-though others have one) is sent row by row, so that one row costs no other its reward.
+Anything else in the place of a reward is an `error` of its row. A batch that is refused (400, 413,
+422, or no answer though others have one) is sent row by row, so that one row costs no other its
+reward.
 """
 
 import asyncio

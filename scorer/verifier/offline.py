@@ -3,8 +3,9 @@
 golds        [[id, gold], ...]     ──▶ the gold answers that do not verify against themselves, a JSON line each
 equalities   [[answer, ...], ...]  ──▶ [[index of the first answer of its problem that is equal, ...], ...]
 
-JSON from stdin to stdout. The first runs beside a training, at the lowest priority: an answer to such a row is right
-when it is literally the gold answer, any other may end as `error` and be excluded. The second counts votes.
+JSON from stdin to stdout. The first runs beside a training, at the lowest priority: an answer to
+such a row is right when it is literally the gold answer, any other may end as `error` and be
+excluded. The second counts votes.
 """
 
 import logging

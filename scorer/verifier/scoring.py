@@ -4,10 +4,12 @@
     score(question, text, gold, verdict)           is handed the verifier's own verdict on the text
     score(question, text, gold, verify)            may ask it: verify(text, gold) gives the verdict on any text
 
-It returns a reward, or a dict with `reward` and parts of it, which are logged; with `reward.weights` a dict of parts.
+It returns a reward, or a dict with `reward` and parts of it, which are logged; with
+`reward.weights` a dict of parts.
 
-The verifier's verdict comes from children of its own (`pool.py`): a formula that hangs never costs the function a
-call. `verify` has a pool of one child behind it, which half of the function's time may pass in.
+The verifier's verdict comes from children of its own (`pool.py`): a formula that hangs never costs
+the function a call. `verify` has a pool of one child behind it, which half of the function's time
+may pass in.
 """
 
 import contextlib

@@ -1,7 +1,8 @@
 """The judges that a verifier child has: sympy, and the table of verifiers that rows name by `code`.
 
-Each may use up its time or memory, so a child runs it, which can be killed from outside. The code sandbox is an entry
-of the table, as the verifiers of installed packages are (`common/config/foreign/verifier.py`).
+Each may use up its time or memory, so a child runs it, which can be killed from outside. The code
+sandbox is an entry of the table, as the verifiers of installed packages are
+(`common/config/foreign/verifier.py`).
 """
 
 import logging

@@ -35,7 +35,8 @@ class Claim(NamedTuple):
 def claims(gold: str, answer: str) -> list[Claim] | None:
     """Return all that must hold if the answer is right; None if it is wrong for its form.
 
-    Spaces matter as far as a parser needs them. The pair itself is returned where there is nothing to take apart.
+    Spaces matter as far as a parser needs them. The pair itself is returned where there is nothing
+    to take apart.
     """
     gold_tuple = _tuple_of(gold)
     answer_tuple = _tuple_of(answer)

@@ -1,8 +1,9 @@
 """The rules that decide without sympy whether an answer is the gold answer: one ordered list. Pure.
 
-A comparison goes through `RULES` from the first to the last. The first rule that applies ends it: with a verdict, or
-by leaving it to math-verify (`verify.py`). A new rule is a function here and an entry of `RULES` at its place; the rows
-of `tests/scorer/verifier/rules/answers.jsonl` show what it decides.
+A comparison goes through `RULES` from the first to the last. The first rule that applies ends it:
+with a verdict, or by leaving it to math-verify (`verify.py`). A new rule is a function here and an
+entry of `RULES` at its place; the rows of `tests/scorer/verifier/rules/answers.jsonl` show what it
+decides.
 """
 
 import re

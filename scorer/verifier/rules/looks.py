@@ -1,6 +1,7 @@
 r"""Removal of all that only changes the looks of an answer. Pure.
 
-A *rewrite* is a pattern and what takes its place; the rewrites of a table are applied in their order.
+A *rewrite* is a pattern and what takes its place; the rewrites of a table are applied in their
+order.
 
     tidy_text     what a parser reads: no delimiters, boxes or sizes of brackets, one spelling for each thing
     normal_form   what is compared as text: no spaces, currency or degree signs either

@@ -14,7 +14,8 @@ _ZERO = 1e-100
 def read_expression(text: str) -> tuple[object, ...]:
     """Return an expression, if the whole text is one, and the text; nothing for a blank text.
 
-    math-verify's own search is not used: where a text does not parse, it takes a number or a fraction within it.
+    math-verify's own search is not used: where a text does not parse, it takes a number or a
+    fraction within it.
     """
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
     from latex2sympy2_extended.math_normalization import NormalizationConfig, normalize_latex

@@ -1,7 +1,8 @@
 r"""Words behind a value that do not change it: units and counted things. Pure.
 
-`5\text{ cm}` is 5; `3\text{ or 4}`, `3\text{ halves}` and `3\text{ x}` stay what they are. A word is dropped if
-`units.txt` lists it, or if it stands in the question or the gold answer and does not join, deny or calculate.
+`5\text{ cm}` is 5; `3\text{ or 4}`, `3\text{ halves}` and `3\text{ x}` stay what they are. A word
+is dropped if `units.txt` lists it, or if it stands in the question or the gold answer and does not
+join, deny or calculate.
 """
 
 import re
