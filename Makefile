@@ -113,12 +113,13 @@ wheel: pyproject.toml  ## build the wheel, install it in an empty environment, a
 docs: .venv/.installed-docs  ## the site in build/docs, from docs/ and the code; a link that leads nowhere is an error
 	$(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml
 
-check: .venv/.installed-dev  ## lint, format, types, import contracts, spelling
+check: .venv/.installed-dev  ## lint, format, types, import contracts, spelling; sizes as information
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHONPATH=.types $(BIN)/lint-imports --no-cache
 	$(BIN)/codespell
+	$(BIN)/python tests/house/sizes.py
 
 clean:  ## remove everything that make made
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis runs

@@ -49,10 +49,8 @@ SETTINGS = {
             "none",
             "behaviour",
             "decoupled",
-            "topr",
             "none, bounded",
             "decoupled, bounded",
-            "topr, bounded",
         )
         for age in (2, 8)
     },

@@ -61,8 +61,6 @@ FORMS = {
         "dual_clip=3.0",
         "bound_ratio=off",
     ),
-    "topr": ("correction=topr", "ratio=prefix", "bound_ratio=off"),
-    "topr, bounded": ("correction=topr", "ratio=prefix", "bound_ratio=1.6"),
     "none, bounded": (
         "correction=none",
         "ratio=token",

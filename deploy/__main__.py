@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from prefixrl.common.config.foreign.plugins import check_names, load_plugin, plugins
+from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.exit_codes import exit_codes
-from prefixrl.deploy.commands.command_groups import COMMANDS, groups_with_plugins
+from prefixrl.deploy.commands.command_groups import COMMANDS, GONE, groups_with_plugins
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -29,7 +30,11 @@ class LateCommands(click.Group):
             return cast("click.Command", getattr(importlib.import_module(module), attribute))
         with exit_codes():
             plugin = plugins("commands").get(name)
-            return load_plugin(plugin, click.Command, "a click.Command") if plugin else None
+            if plugin is None and name in GONE:
+                raise ConfigError(f"there is no command {name!r} any more: {GONE[name]}")
+            if plugin is None:
+                return None
+            return load_plugin(plugin, click.Command, "a click.Command")
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands, group by group."""

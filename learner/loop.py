@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from torch import Tensor
@@ -43,7 +44,7 @@ from prefixrl.learner.run.uploads import Uploads, counts
 from prefixrl.learner.training import checkpoint
 from prefixrl.learner.training.checkpoint import TrainerState
 from prefixrl.learner.training.iteration import plan_for, train_iteration
-from prefixrl.learner.training.plan import groups_of_rank
+from prefixrl.learner.training.plan import Plan, groups_of_rank
 from prefixrl.learner.training.speed import rank_figures
 from prefixrl.learner.weights.publish import Publisher
 
@@ -64,6 +65,16 @@ class RankZeroParts:
     service: Service
     uploads: Uploads
     tracking: Tracking | None = None
+
+
+class PlannedBatch(NamedTuple):
+    """One iteration's work of this rank."""
+
+    batch: Batch
+    plan: Plan
+    """Made once, before the rows come: it says which of them this rank fetches and trains."""
+    shard: dict[int, ScoredGroup]
+    """The groups of which this rank has rows, by index in the batch."""
 
 
 @dataclass
@@ -106,8 +117,8 @@ class Learner:
         """
         self.publish()
         try:
-            while (batch := self.next_batch()) is not None:
-                self.train(*batch)
+            while (work := self.next_batch()) is not None:
+                self.train(work)
                 self.publish()
                 self.save_if_due()
                 self.check_background()
@@ -119,7 +130,7 @@ class Learner:
             raise self.halted()
         self.finish()
 
-    def next_batch(self) -> tuple[Batch, dict[int, ScoredGroup]] | None:
+    def next_batch(self) -> PlannedBatch | None:
         """Wait for a batch and fetch this rank's shard; None when there is nothing more to train."""
         if self.rank_zero:
             # Later it would wait for the disk inside a collective, whose limit is shorter.
@@ -145,19 +156,16 @@ class Learner:
             every = range(len(batch.groups))
             whole = shard if len(shard) == len(every) else self.client.groups(0, every)
             self.rank_zero.arms.ask_candidates([whole[index] for index in every])
-        return batch, shard
+        return PlannedBatch(batch, plan, shard)
 
-    def train(self, batch: Batch, shard: dict[int, ScoredGroup]) -> None:
+    def train(self, work: PlannedBatch) -> None:
         """Take the optimiser steps of one iteration; the version is one higher afterwards."""
         started_s = time.monotonic()
-        data = iteration_data(batch, shard)
-        metrics = train_iteration(
-            self.models, data, self.config, self.config.steps_in_all(self.problems)
-        )
+        data = iteration_data(work.batch, work.shard)
+        total_steps = self.config.steps_in_all(self.problems)
+        metrics = train_iteration(self.models, data, self.config, total_steps, work.plan)
         trained_s = self.fetched_s + time.monotonic() - started_s
-        ranks = rank_figures(
-            self.models, plan_for(self.models, data, self.config), data.lengths, trained_s
-        )
+        ranks = rank_figures(self.models, work.plan, data.lengths, trained_s)
         self.busy_s += trained_s
         self.iteration += 1
         if self.rank_zero:
@@ -178,7 +186,7 @@ class Learner:
             )
             self.rank_zero.service.status(f"iteration {self.iteration}")
             self.rank_zero.metrics.write(
-                batch, metrics, self.models.optimizer_steps, times, self.client.status()
+                work.batch, metrics, self.models.optimizer_steps, times, self.client.status()
             )
             crash_point("iteration.noted")
 

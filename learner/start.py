@@ -177,7 +177,7 @@ def _run(
         forecast = forecast_gib(config, training) if models.device.type == "cuda" else {}
         metrics = MetricsLog(directory, iteration, partial(_raise_if, stopped), forecast)
         uploads = Uploads(directory, config.checkpoint)
-        tracking = Tracking(directory) if config.log.trackers else None
+        tracking = Tracking(directory) if config.log.chosen_trackers else None
         rank_zero = RankZeroParts(servers, weights, arms, metrics, service, uploads, tracking)
         models.on_forward = service.progressed
     learner = Learner(

@@ -56,8 +56,8 @@ Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 def sources() -> list[Path]:
     """Every source file of the product, examples apart."""
-    found = [path for root in ROOTS for path in sorted((ROOT / root).rglob("*.py"))]
-    return [path for path in found if not path.is_relative_to(ROOT / "deploy" / "examples")]
+    results = [path for root in ROOTS for path in sorted((ROOT / root).rglob("*.py"))]
+    return [path for path in results if not path.is_relative_to(ROOT / "deploy" / "examples")]
 
 
 def name_of(path: Path) -> str:
@@ -72,14 +72,14 @@ MODULES = {name_of(path) for path in TREES}
 
 def imports(tree: ast.AST) -> set[str]:
     """Modules of the product that a file imports, for type checkers only or late too."""
-    found = set()
+    result = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module in MODULES:
             names = {f"{node.module}.{each.name}" for each in node.names}
-            found |= names & MODULES or {node.module}
+            result |= names & MODULES or {node.module}
         elif isinstance(node, ast.Import):
-            found |= {each.name for each in node.names} & MODULES
-    return found
+            result |= {each.name for each in node.names} & MODULES
+    return result
 
 
 GRAPH = {name_of(path): imports(tree) - {name_of(path)} for path, tree in TREES.items()}
@@ -100,7 +100,7 @@ def test_a_planted_circle_is_found() -> None:
 
 def between_siblings(depth: int) -> dict[str, set[str]]:
     """Imports between the parts of one folder, files and whole folders alike, at a depth below `prefixrl`."""
-    found: dict[str, set[str]] = defaultdict(set)
+    result: dict[str, set[str]] = defaultdict(set)
     for module, imported in GRAPH.items():
         for other in imported:
             both = [name.split(".") for name in (module, other)]
@@ -109,8 +109,8 @@ def between_siblings(depth: int) -> dict[str, set[str]]:
                 and both[0][:depth] == both[1][:depth]
                 and both[0][depth] != both[1][depth]
             ):
-                found[".".join(both[0][: depth + 1])].add(".".join(both[1][: depth + 1]))
-    return found
+                result[".".join(both[0][: depth + 1])].add(".".join(both[1][: depth + 1]))
+    return result
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
@@ -145,46 +145,46 @@ def test_no_docstring_is_a_riddle() -> None:
         for root in ("tests", "benchmarks")
         for path in (ROOT / root).rglob("*.py")
     }
-    found = [
+    actual = [
         f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
         for path, tree in (TREES | others).items()
         for line, text in docstrings(tree)
         if text.strip().partition(" ")[0].rstrip(",:;") in RIDDLES
     ]
-    assert found == []
+    assert actual == []
 
 
 def test_docstrings_of_functions_and_classes_begin_with_one_short_line() -> None:
-    found = []
+    actual = []
     for path, tree in TREES.items():
         for node in ast.walk(tree):
             text = ast.get_docstring(node) if isinstance(node, Documented) else None
             if text and len(text.splitlines()[0]) > FIRST_LINE_CHARS:
-                found.append(f"{path.relative_to(ROOT)}: {text.splitlines()[0]}")
-    assert found == []
+                actual.append(f"{path.relative_to(ROOT)}: {text.splitlines()[0]}")
+    assert actual == []
 
 
 def test_files_and_functions_are_short() -> None:
-    found = []
+    actual = []
     for path, tree in TREES.items():
         name, lines = (
             str(path.relative_to(ROOT)),
             len(path.read_text(encoding="utf-8").splitlines()),
         )
         if lines > LINES:
-            found.append(f"{name}: {lines} lines")
+            actual.append(f"{name}: {lines} lines")
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno is not None
                 if (lines := node.end_lineno - node.lineno + 1) > FUNCTION_LINES:
-                    found.append(f"{name}: {node.name} has {lines} lines")
-    assert found == []
+                    actual.append(f"{name}: {node.name} has {lines} lines")
+    assert actual == []
 
 
 def folders() -> list[Path]:
     """Every folder of product and tests."""
-    found = {path.parent for root in (*ROOTS, "tests") for path in (ROOT / root).rglob("*.py")}
-    return sorted(path for path in found if not path.is_relative_to(ROOT / "deploy" / "examples"))
+    results = {path.parent for root in (*ROOTS, "tests") for path in (ROOT / root).rglob("*.py")}
+    return sorted(path for path in results if not path.is_relative_to(ROOT / "deploy" / "examples"))
 
 
 @pytest.mark.parametrize("folder", folders(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -219,12 +219,12 @@ def imported_names(tree: ast.AST) -> Iterator[str]:
 
 def test_a_command_that_is_printed_to_be_copied_quotes_its_paths() -> None:
     raw = re.compile(r"""(?:`|\()prefixrl [^`")]*(?:\{(?!to_copy|size)|%s)|chmod \d+ \{(?!shlex)""")
-    found = [
+    actual = [
         f"{path.relative_to(ROOT)}: {line}"
         for path in TREES
         for line in raw.findall(path.read_text())
     ]
-    assert found == []
+    assert actual == []
 
 
 def test_no_wait_goes_by_a_clock_that_jumps() -> None:
@@ -236,12 +236,12 @@ def test_no_wait_goes_by_a_clock_that_jumps() -> None:
         "app.py",
         "openai_format.py",
     }
-    found = {
+    actual = {
         path.name
         for path in TREES
         if re.search(r"\btime\.time\(|datetime\.now\(", path.read_text())
     }
-    assert found == stamps, (
+    assert actual == stamps, (
         "these write the time of day down, or read it from an endpoint; all else is time.monotonic"
     )
 
@@ -375,13 +375,13 @@ def test_the_top_module_of_a_wheel_is_light_and_names_the_version(
 
 
 def test_nothing_imports_a_module_that_unpickles() -> None:
-    found = [
+    actual = [
         f"{path.relative_to(ROOT)}: {name}"
         for path in source_files(*ROOTS, "tests", "benchmarks")
         for name in imported_names(ast.parse(path.read_text(encoding="utf-8")))
         if name.partition(".")[0] in PICKLING or name in ("torch.load", "torch.save")
     ]
-    assert found == []
+    assert actual == []
 
 
 @pytest.mark.parametrize("name", PURE)

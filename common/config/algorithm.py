@@ -1,38 +1,65 @@
 """The `[algorithm]` section: objective, options and their conflicts (docs/objectives.md)."""
 
-import math
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, WithJsonSchema, model_validator
 
 from prefixrl.common.config import section as bounds
+from prefixrl.common.config.objectives import (
+    KEY_RULES,
+    OBJECTIVES,
+    ObjectiveRecord,
+    names_with,
+    objective_record,
+    refusal_of_name,
+)
+from prefixrl.common.errors import ConfigError
 
-Name = Literal["gae", "tppo", "appo", "grpo", "dr_grpo", "rloo", "reinforce_baseline", "prime"]
-Correction = Literal["decoupled", "behaviour", "none", "topr"]
+Correction = Literal["decoupled", "behaviour", "none"]
 Ratio = Literal["token", "prefix", "prefix_mean"]
 AdmissionRule = Literal["just_in_time", "as_early_as_allowed"]
-Band = Annotated[tuple[bounds.NonNegativeFloat, bounds.PositiveFloat], Field(strict=False)]
-
-WITH_CRITIC: tuple[Name, ...] = ("gae", "tppo", "appo")
 
 OF_THE_SURROGATE = (
-    "correction", "ratio", "clip", "clip_high", "dual_clip", "importance_cap", "importance_above_cap",
-    "importance_ratio", "bound_ratio", "bound_probability", "bound_negatives", "bound_second_moment",
-)  # fmt: skip
+    "correction",
+    "ratio",
+    "clip",
+    "clip_high",
+    "dual_clip",
+    "importance_cap",
+    "importance_above_cap",
+    "importance_ratio",
+    "bound_ratio",
+)
 """Keys that have no effect with a loss function of the user's own."""
 
-BOUND_TOKENS = 32
-"""Longest row on which `bound_ratio` is the bound itself; every row that it was measured on is shorter."""
+WITH_CORRECTION: bounds.OnlyWith = dict.fromkeys(
+    ("importance_cap", "importance_above_cap", "importance_ratio"),
+    (("decoupled",), "the others have no weight p/mu"),
+)
 
-PRIME: dict[str, object] = {"kl": 0.0, "entropy": 0.0}
-"""Defaults of "prime" that differ from those of the others."""
+BOUND_TOKENS = 32
+"""Longest row on which `bound_ratio` is the bound itself; all rows that it was measured on are
+shorter."""
+
+
+def _known_name(name: str) -> str:
+    if objective_record(name) is None:
+        raise ValueError(refusal_of_name(name))
+    return name
+
+
+Name = Annotated[
+    str,
+    AfterValidator(_known_name),
+    WithJsonSchema({"anyOf": [{"enum": list(OBJECTIVES)}, {"type": "string"}]}),
+]
 
 
 class AlgorithmConfig(bounds.Section):
     """The objective, the window of versions, and the steps of an iteration."""
 
     name: Name = "gae"
-    """The objective; docs/objectives.md explains each name."""
+    """The objective: a built-in one (docs/objectives.md), or that of an installed package."""
     groups_per_iteration: bounds.Positive = 512
     """Problems of an iteration; each has a group of samples."""
     samples_per_prompt: bounds.Positive = 8
@@ -51,8 +78,6 @@ class AlgorithmConfig(bounds.Section):
     """The form of the policy loss where the behaviour policy is not the current one; see docs/objectives.md."""
     ratio: Ratio | None = None
     """One ratio per token, one per prefix (the product), or its geometric mean; absent: token, with appo prefix."""
-    proximal: Literal["measured", "interpolated"] = "measured"
-    """interpolated: no forward is spent on the proximal policy, it is taken between behaviour and current (A-3PO)."""
     importance_cap: bounds.PositiveFloat = 2.0
     """Largest weight p/mu of a token (docs/objectives.md)."""
     importance_above_cap: Literal["truncate", "mask"] = "truncate"
@@ -62,19 +87,6 @@ class AlgorithmConfig(bounds.Section):
     bound_ratio: Annotated[bounds.AboveOne | None, bounds.OrOff] = 1.6
     """"off", or a bound: a row whose theta/mu is past it, or past 1 over it, is pushed no further that way. It
     is that of rows of up to 32 tokens; of n tokens it is bound_ratio to the power of the root of n / 32."""
-    bound_probability: bounds.Share | None = None
-    """A token whose probability went further than this from mu's is pushed no further that way (DPPO)."""
-    bound_negatives: bounds.PositiveFloat | None = None
-    """A prefix of negative advantage with a larger mean log(mu/theta) is pushed no further (OPSM)."""
-    bound_second_moment: bounds.PositiveFloat | None = None
-    """The largest (log theta/mu)^2 are pushed no further, so that the mean of the others is below (M2PO). The limit is
-    taken from p/mu, for each minibatch once per iteration."""
-    mask_token_band: Band | None = None
-    """[low, high] on p/mu of a token: tokens outside are left out of the policy loss."""
-    mask_sequence_band: Band | None = None
-    """[low, high] on the geometric mean of p/mu over a prefix: prefixes outside are left out of the policy loss."""
-    count_masked: bool = False
-    """true: N counts what a mask leaves out, too, as in verl and AReaL: a mask then shortens the step."""
     minibatches: bounds.Positive = 8
     """Optimiser steps per PPO epoch."""
     ppo_epochs: bounds.Positive = 1
@@ -93,8 +105,6 @@ class AlgorithmConfig(bounds.Section):
     """"off", or a bound on the loss of a token of negative advantage, as a multiple of that advantage."""
     value_clip: bounds.PositiveFloat = 0.2
     """Farthest that a value may move from the one measured before the iteration."""
-    critic_targets: Literal["gae", "vtrace"] = "gae"
-    """vtrace: the critic learns the value of the proximal policy, not of the one that sampled."""
     critic_warmup_steps: bounds.NonNegative = 0
     """Optimiser steps at the start of the run in which only the critic learns."""
     zscore: Literal["group", "buffer"] = "group"
@@ -120,80 +130,110 @@ class AlgorithmConfig(bounds.Section):
     of a micro-batch, in place of the surrogate with its ratio, weights, clips and bounds (docs/objectives.md)."""
 
     @property
+    def record(self) -> ObjectiveRecord:
+        """The facts of the objective."""
+        record = objective_record(self.name)
+        assert record is not None, "a name without a record is refused"
+        return record
+
+    @property
     def ratio_used(self) -> Ratio:
-        """Return the granularity of the ratio, by the key or else by the name."""
-        return self.ratio or ("prefix" if self.name == "appo" else "token")
+        """Return the granularity of the ratio, by the key or else by the objective."""
+        return self.ratio or ("prefix" if self.record.is_one_action else "token")
 
     @property
     def has_critic(self) -> bool:
         """True if the objective learns values; the others load no critic."""
-        return self.name in WITH_CRITIC
+        return self.record.has_critic
 
     @property
     def is_whitened(self) -> bool:
-        """True if advantages are whitened, by the key or else by the name."""
-        by_name = self.has_critic or self.name in ("reinforce_baseline", "prime")
-        return by_name if self.whiten is None else self.whiten
+        """True if advantages are whitened, by the key or else by the objective."""
+        return self.record.is_whitened if self.whiten is None else self.whiten
+
+    @property
+    def has_function(self) -> bool:
+        """True if a function gives the advantages: the user's own, or the objective's."""
+        return self.advantage_function is not None or self.record.function is not None
 
     @model_validator(mode="before")
     @classmethod
-    def _choices_of_prime(cls, given: Any) -> Any:
-        return PRIME | given if isinstance(given, dict) and given.get("name") == "prime" else given
+    def _defaults_of_objective(cls, document: Any) -> Any:
+        """Add the objective's own defaults below the keys that are there."""
+        name = document.get("name") if isinstance(document, dict) else None
+        record = objective_record(name) if isinstance(name, str) else None
+        if record is None:
+            return document
+        unknown = sorted(record.defaults.keys() - cls.model_fields.keys())
+        if unknown:
+            raise ConfigError(
+                f"the record of the objective {name!r} has defaults of keys that [algorithm] does "
+                f"not have: {', '.join(unknown)}; update or uninstall the package that adds it"
+            )
+        return {**record.defaults, **document}
 
     def _check_keys(self, info: ValidationInfo) -> None:
         allowed = {"reward": ("k1",), "loss": ("k2", "k3")}[self.kl_placement]
-        if self.kl_estimator not in allowed:
-            raise self.conflict("biased_kl", allowed=" or ".join(allowed))
-        self.refuse_without_effect("algorithm.name", "algorithm.correction", info=info)
-        if self.loss_function is not None and (
-            found := [key for key in OF_THE_SURROGATE if self.is_given(key, info)]
-        ):
-            condition = bounds.assigned("loss_function", self.loss_function)
-            reason = "the function is the whole surrogate"
-            raise ValueError("\n    ".join(self.no_effect(key, condition, reason) for key in found))
+        self.refuse_if(
+            self.kl_estimator not in allowed,
+            "kl_estimator kl_placement",
+            "k1 in a loss has no expected gradient, k2 and k3 in a reward are biased; use "
+            + " or ".join(allowed),
+        )
+        by_name: bounds.OnlyWith = {
+            key: (names_with(key), rule.reason)
+            for key, rule in KEY_RULES.items()
+            if not rule.has_effect(self.record)
+        }
+        self.refuse_without_effect({"name": by_name, "correction": WITH_CORRECTION}, info)
+
+    def _check_loss_function(self, info: ValidationInfo) -> None:
+        if self.loss_function is None:
+            return
+        condition = bounds.assigned("loss_function", self.loss_function)
+        sentences = [
+            self.no_effect(key, condition, "the function is the whole surrogate")
+            for key in OF_THE_SURROGATE
+            if self.is_given(key, info)
+        ]
+        if sentences:
+            raise ValueError("\n    ".join(sentences))
+
+    def _check_conditions(self, info: ValidationInfo) -> None:
         if not self.is_whitened and self.is_given("whiten_floor", info):
-            condition = f"{bounds.assigned('name', self.name)}{' and whiten = false' if self.whiten is False else ''}"
+            condition = bounds.assigned("name", self.name)
+            condition += " and whiten = false" if self.whiten is False else ""
             raise ValueError(
                 self.no_effect("whiten_floor", condition, "advantages are not whitened")
             )
-        if self.count_masked and self.mask_token_band is None and self.mask_sequence_band is None:
-            raise ValueError(
-                self.no_effect(
-                    "count_masked", "no mask_token_band or mask_sequence_band", "nothing is masked"
-                )
-            )
-        if self.is_given("min_ess", info) and self.max_staleness == 0:
-            raise ValueError(
-                self.no_effect("min_ess", "max_staleness = 0", "no sample is ever old")
-            )
-        if self.is_given("min_ess", info) and self.admission != "just_in_time":
+        if not self.is_given("min_ess", info):
+            return
+        if self.max_staleness == 0:
+            reason = "no sample is ever old"
+            raise ValueError(self.no_effect("min_ess", "max_staleness = 0", reason))
+        if self.admission != "just_in_time":
             reason = "all that the window allows is begun anyway"
-            raise ValueError(
-                self.no_effect("min_ess", bounds.assigned("admission", self.admission), reason)
-            )
+            condition = bounds.assigned("admission", self.admission)
+            raise ValueError(self.no_effect("min_ess", condition, reason))
 
     def _check_pairs(self, info: ValidationInfo) -> None:
-        for key in ("mask_token_band", "mask_sequence_band"):
-            low, high = getattr(self, key) or (0.0, math.inf)
-            if not low < 1.0 < high:
-                raise self.conflict("band_without_fresh_samples", key=key)
-        if self.proximal == "interpolated":
-            needing = ("mask_token_band", "mask_sequence_band", "bound_second_moment", "kl_limit")
-            found = [key for key in needing if getattr(self, key) is not None]
-            found += ["kl_placement"] if self.kl > 0 and self.kl_placement == "reward" else []
-            found += ["critic_targets"] if self.critic_targets == "vtrace" else []
-            if found:
-                raise self.conflict("needs_proximal", keys=" ".join(found))
-        if self.bound_probability is not None and self.ratio_used != "token":
-            ratio = bounds.assigned("ratio", self.ratio_used)
-            raise self.conflict("one_ratio_for_all", bound=self.bound_probability, ratio=ratio)
-        is_compared = not self.has_critic and self.advantage_function is None
         self.refuse_if(
-            no_later_step=self.kl_limit is not None and self.minibatches * self.ppo_epochs == 1,
-            two_baselines=self.advantage_function is not None and self.zscore == "buffer",
-            alone_in_its_group=self.samples_per_prompt == 1
-            and is_compared
-            and self.zscore == "group",
+            self.kl_limit is not None and self.minibatches * self.ppo_epochs == 1,
+            "kl_limit minibatches ppo_epochs",
+            "an iteration has no later step to leave out; raise minibatches or ppo_epochs, or "
+            "leave kl_limit out",
+        )
+        self.refuse_if(
+            self.advantage_function is not None and self.zscore == "buffer",
+            "zscore advantage_function",
+            "leave out one of them",
+        )
+        is_compared = not self.has_critic and not self.has_function and self.zscore == "group"
+        self.refuse_if(
+            self.samples_per_prompt == 1 and is_compared,
+            "samples_per_prompt name",
+            "the baseline is the group's other rewards, so every advantage would be 0; sample at "
+            "least 2 per prompt, or use a name with a critic",
         )
 
     def minibatches_of(self, rows: int) -> int:
@@ -210,6 +250,16 @@ ROUNDING = 1e-9
 def is_within(mean: float, low: float, high: float) -> bool:
     """Return True if a group's mean reward lies in the band, ends included up to rounding."""
     return low - ROUNDING <= mean <= high + ROUNDING
+
+
+_WITH_ACCURACY: bounds.OnlyWith = dict.fromkeys(
+    ("over_sampling", "fill", "limit_batches", "min_pass_rate"),
+    (([0.01, 0.99],), "without a filter every group is trained and none has to be replaced"),
+)
+_WITH_FILL: bounds.OnlyWith = dict.fromkeys(
+    ("limit_batches", "min_pass_rate"),
+    (("resample",), "groups that fail fill an iteration, so that none waits for ever"),
+)
 
 
 class FilterConfig(bounds.Section):
@@ -239,26 +289,38 @@ class FilterConfig(bounds.Section):
 
     def _check_band(self, info: ValidationInfo) -> None:
         if not self.is_on:
-            self.refuse_without_effect("filter.accuracy", info=info)
-        self.refuse_if(filled_at_once=self.fill == "prioritise" and self.over_sampling == 1)
-        self.refuse_without_effect("filter.fill", info=info)
+            self.refuse_without_effect({"accuracy": _WITH_ACCURACY}, info)
+        self.refuse_if(
+            self.fill == "prioritise" and self.over_sampling == 1,
+            "fill over_sampling",
+            "groups that fail would be trained as without a filter; raise over_sampling, or use "
+            'fill = "resample"',
+        )
+        self.refuse_without_effect({"fill": _WITH_FILL}, info)
         low, high = self.accuracy or (0.0, 0.5)
-        self.refuse_if(band_upside_down=low > high, band_of_all=(low, high) == (0.0, 1.0))
+        self.refuse_if(low > high, "accuracy", "the low end is above the high end")
+        self.refuse_if(
+            (low, high) == (0.0, 1.0),
+            "accuracy",
+            "every group passes; leave it out, or narrow it: [0.01, 0.99] keeps groups that are "
+            "neither all right nor all wrong",
+        )
 
     def check_reachable(self, samples_per_prompt: int, continuations: int = 1) -> None:
         """Raise ValueError if no group of this size, each text right or wrong, can be in the band."""
         if self.accuracy is None:
             return
-        (low, high), texts = self.accuracy, samples_per_prompt * continuations
+        low, high = self.accuracy
+        texts = samples_per_prompt * continuations
         means = [right / texts for right in range(texts + 1)]
-        if not any(is_within(mean, low, high) for mean in means):
-            nearest = sorted(sorted(means, key=lambda mean: max(low - mean, mean - high))[:2])
-            times = f" and scorer.continuations = {continuations}" if continuations > 1 else ""
-            raise self.conflict(
-                "band_of_none",
-                band=bounds.assigned("filter.accuracy", self.accuracy),
-                samples=samples_per_prompt,
-                times=times,
-                texts=texts,
-                nearest=" and ".join(f"{mean:.3g}" for mean in nearest),
-            )
+        if any(is_within(mean, low, high) for mean in means):
+            return
+        nearest = sorted(sorted(means, key=lambda mean: max(low - mean, mean - high))[:2])
+        times = f" and scorer.continuations = {continuations}" if continuations > 1 else ""
+        raise ValueError(
+            f"{bounds.assigned('filter.accuracy', self.accuracy)} with algorithm.samples_per_prompt"
+            f" = {samples_per_prompt}{times}: no group can pass, its mean reward is one of "
+            f"0/{texts} ... {texts}/{texts}; the nearest are "
+            f"{' and '.join(f'{mean:.3g}' for mean in nearest)}; widen the band or sample more "
+            f"per prompt"
+        )

@@ -18,6 +18,31 @@ SYNONYMS, ABSENT = (
 there: the key here; or, where there is none, the reason."""
 
 
+def _example(file: str) -> str:
+    return (
+        f"this loss is an example now: `prefixrl example losses` copies {file}, and "
+        f'algorithm.loss_function = "{file}:loss" uses it'
+    )
+
+
+GONE_KEYS = {
+    "algorithm.bound_probability": _example("dppo.py"),
+    "algorithm.bound_negatives": _example("opsm.py"),
+    "algorithm.bound_second_moment": "no loss function sees the minibatch from which M2PO takes its "
+    "limit; use algorithm.bound_ratio, which is on by default, or the example loss dppo.py",
+    "algorithm.proximal": _example("a3po.py"),
+    "algorithm.mask_token_band": _example("bands.py"),
+    "algorithm.mask_sequence_band": _example("bands.py"),
+    "algorithm.count_masked": "N always counts every token, so that a loss function which leaves "
+    "tokens out (the example bands.py) shortens the step, as true did",
+    "algorithm.critic_targets": "the critic always learns GAE's returns; to trust old values less, "
+    "lower algorithm.max_staleness, or use an objective without a critic",
+}
+"""Keys of earlier releases: what to use in their place."""
+GONE_VALUES = {("algorithm.correction", "topr"): _example("topr.py")}
+"""By key, values of earlier releases."""
+
+
 class Setting(NamedTuple):
     """One key, or a section."""
 
@@ -63,10 +88,10 @@ def _walk(node: dict[str, Any], definitions: dict[str, Any], path: str) -> Itera
 
 
 def _section(field: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any] | None:
-    for each in (field, *field.get("anyOf", ())):
-        found = definitions.get(each.get("$ref", "").rsplit("/", 1)[-1], {})
-        if "properties" in found:
-            section: dict[str, Any] = found
+    for schema in (field, *field.get("anyOf", ())):
+        definition = definitions.get(schema.get("$ref", "").rsplit("/", 1)[-1], {})
+        if "properties" in definition:
+            section: dict[str, Any] = definition
             return section
     return None
 
@@ -76,8 +101,8 @@ def _values(field: dict[str, Any], definitions: dict[str, Any]) -> Iterator[str]
     if "$ref" in field:
         field = definitions[field["$ref"].rsplit("/", 1)[-1]]
     if "anyOf" in field:
-        for each in field["anyOf"]:
-            yield from _values(each, definitions)
+        for schema in field["anyOf"]:
+            yield from _values(schema, definitions)
     elif "const" in field:
         yield toml(field["const"])
     elif "enum" in field:

@@ -98,14 +98,14 @@ TRAIN_FILE, EVAL_FILE = "data/train.jsonl", "data/eval.jsonl"
 """Files of a run directory with the problems as they are asked."""
 
 
-def _as_table(given: Any) -> Any:
-    if not isinstance(given, str):
-        return given
-    return {"name": given} if given in PROBLEM_SETS else {"path": given}
+def _as_table(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return {"name": value} if value in PROBLEM_SETS else {"path": value}
 
 
-def _as_tables(given: Any) -> Any:
-    tables = given if isinstance(given, (list, tuple)) else [given]
+def _as_tables(value: Any) -> Any:
+    tables = value if isinstance(value, (list, tuple)) else [value]
     return tuple(_as_table(each) for each in tables)
 
 
@@ -154,8 +154,12 @@ class Source(Section):
                 "name and path are missing; give a problem set, or a file, a folder or hf:OWNER/NAME"
             )
         _check_question(self)
-        if self.name is not None and self.name not in PROBLEM_SETS:
-            raise self.conflict("unknown_set", known=", ".join(PROBLEM_SETS))
+        self.refuse_if(
+            self.name is not None and self.name not in PROBLEM_SETS,
+            "name",
+            f"not a problem set; known ones: {', '.join(PROBLEM_SETS)}. Give a file or a folder "
+            f"as path",
+        )
 
     @property
     def problem_set(self) -> ProblemSet | None:
@@ -165,18 +169,18 @@ class Source(Section):
     @property
     def published(self) -> int | None:
         """The published number of its problems; None where the user chooses others, or none is known."""
-        known = self.problem_set
+        problem_set = self.problem_set
         if (
-            known is None
+            problem_set is None
             or self.where
             or self.subset
-            or tuple(each.name for each in self.without) != known.without
+            or tuple(each.name for each in self.without) != problem_set.without
         ):
             return None
         counts = {
-            None: known.problems,
-            known.split: known.problems,
-            known.eval_split: known.eval_problems,
+            None: problem_set.problems,
+            problem_set.split: problem_set.problems,
+            problem_set.eval_split: problem_set.eval_problems,
         }
         return counts.get(self.split) or None
 
@@ -253,10 +257,10 @@ class DataConfig(Section):
 
     def _check_weights(self, info: ValidationInfo) -> None:
         _check_question(self)
-        given = [source.weight for source in self.train]
-        if None in given and any(given):
+        weights = [source.weight for source in self.train]
+        if None in weights and any(weights):
             raise ValueError(
-                f"train has weights {given}: give a weight to every source, or to none"
+                f"train has weights {weights}: give a weight to every source, or to none"
             )
 
     @property
@@ -283,17 +287,23 @@ class DataConfig(Section):
     @property
     def weights(self) -> tuple[float, ...] | None:
         """Weights of the training sources in order; None if all problems are equally frequent."""
-        given = tuple(source.weight for source in self.train if source.weight is not None)
-        return given or None
+        weights = tuple(source.weight for source in self.train if source.weight is not None)
+        return weights or None
 
 
 def _check_question(section: Source | DataConfig) -> None:
-    if (template := section.question_template) is not None:
-        without_column = not ASKED_COLUMN.search(template)
-        section.refuse_if(
-            template_without_column=without_column,
-            two_questions=section.question_column is not None,
-        )
+    if section.question_template is None:
+        return
+    section.refuse_if(
+        not ASKED_COLUMN.search(section.question_template),
+        "question_template",
+        "it names no column; put {question} or another one into it",
+    )
+    section.refuse_if(
+        section.question_column is not None,
+        "question_template",
+        "question_column names the question too; leave one out",
+    )
 
 
 def resolve(data: DataConfig, base: Path) -> DataConfig:
@@ -301,23 +311,25 @@ def resolve(data: DataConfig, base: Path) -> DataConfig:
     local = {name: _local(f"data.paths.{name}", path, base) for name, path in data.paths.items()}
 
     def resolved(source: Source, key: str) -> Source:
-        known, path = source.problem_set, source.path
+        problem_set, path = source.problem_set, source.path
         if path is not None:
             path = path if path.startswith(HUB) else _local(key, path, base)
-        elif known is not None:
-            path = local.get(source.name or "") or local.get(known.same_files_as)
-            path = path or (HUB + known.hub if known.hub else None)
+        elif problem_set is not None:
+            path = local.get(source.name or "") or local.get(problem_set.same_files_as)
+            path = path or (HUB + problem_set.hub if problem_set.hub else None)
         if path is None:
             name = source.name
             raise ConfigError(
                 f'{key} = {name!r}: no copy is known on the hub; give its path ([data.paths] {name} = "…")'
             )
         without = source.without or (
-            tuple(Source(name=name) for name in known.without) if known else ()
+            tuple(Source(name=name) for name in problem_set.without) if problem_set else ()
         )
         left_out = tuple(resolved(each, f"{key}.without") for each in without)
         is_held_out = key.startswith("data.eval") and ".without" not in key
-        split = source.split or (known.eval_split if known and is_held_out else "") or None
+        split = (
+            source.split or (problem_set.eval_split if problem_set and is_held_out else "") or None
+        )
         return source.model_copy(update={"path": path, "without": left_out, "split": split})
 
     def all_resolved(sources: tuple[Source, ...], key: str) -> tuple[Source, ...]:

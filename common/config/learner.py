@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo
+from pydantic import Field, ValidationInfo, field_validator
 
+from prefixrl.common.config.foreign.plugins import plugins
 from prefixrl.common.config.section import (
     Fraction,
     NonNegativeFloat,
@@ -15,6 +16,7 @@ from prefixrl.common.config.section import (
 LOW_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM keeps room for."""
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
+"""Built-in trackers: keys of [log], and names of the packages that they need."""
 
 
 class LoraConfig(Section):
@@ -40,9 +42,9 @@ class LoraConfig(Section):
         ]
         if self.publish == "merged" or not (heads or self.rank > LOW_RANKS[-1]):
             return None
-        given = f"target_modules = {heads}" if heads else f"rank = {self.rank}"
+        setting = f"target_modules = {heads}" if heads else f"rank = {self.rank}"
         return (
-            f"learner.lora.{given}: vLLM takes matrices of rank {LOW_RANKS[-1]} at most, and none on the head or the "
+            f"learner.lora.{setting}: vLLM takes matrices of rank {LOW_RANKS[-1]} at most, and none on the head or the "
             f'embedding; change it, use rollout.engine = "transformers", or send whole weights with '
             f'learner.lora.publish = "merged"'
         )
@@ -105,12 +107,16 @@ class LearnerConfig(Section):
 
     def _check_sharing(self, info: ValidationInfo) -> None:
         takes_no_mask = self.attn_implementation in ("varlen", "flash_attention_2")
-        if self.shared_prompts and (self.packed or takes_no_mask):
-            raise self.conflict(
-                "prompts_of_packed_rows", key="packed" if self.packed else "attn_implementation"
-            )
         self.refuse_if(
-            varlen_unpacked=self.packed is False and self.attn_implementation == "varlen"
+            self.shared_prompts and (self.packed or takes_no_mask),
+            "shared_prompts " + ("packed" if self.packed else "attn_implementation"),
+            "packed rows carry their own prompts, and varlen and flash-attn take no mask that "
+            "lets rows share one; leave one of the two out",
+        )
+        self.refuse_if(
+            self.packed is False and self.attn_implementation == "varlen",
+            "packed attn_implementation",
+            "varlen takes packed rows alone; use sdpa",
         )
 
 
@@ -147,10 +153,25 @@ class LogConfig(Section):
     mlflow: str | None = None
     """Experiment of MLflow that the metrics go to, on the server that MLFLOW_TRACKING_URI names."""
 
+    trackers: dict[str, Any] = Field(default_factory=dict)
+    """Trackers that installed packages add, by name, each with the options that it takes (docs/tracking.md)."""
+
+    @field_validator("trackers")
+    @classmethod
+    def _are_installed(cls, trackers: dict[str, Any]) -> dict[str, Any]:
+        for name in trackers.keys() - plugins("trackers").keys():
+            installed = ", ".join(plugins("trackers")) or "none"
+            raise ValueError(
+                f"no installed package adds the tracker {name!r} (installed: {installed}); "
+                f"install its package, or leave it out; {', '.join(TRACKERS)} are keys of [log] itself"
+            )
+        return trackers
+
     @property
-    def trackers(self) -> dict[str, Any]:
-        """Return what is asked for by key, which is the name of the tracker's package."""
-        return {name: given for name in TRACKERS if (given := getattr(self, name))}
+    def chosen_trackers(self) -> dict[str, Any]:
+        """The options of every tracker that is asked for, by the tracker's name."""
+        built_in = {name: getattr(self, name) for name in TRACKERS}
+        return {name: options for name, options in built_in.items() if options} | self.trackers
 
 
 def missing(tracker: str) -> str:

@@ -8,22 +8,27 @@ import difflib
 import json
 import os
 import tomllib
+from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from prefixrl.common.config import catalogue
-from prefixrl.common.config.catalogue import ABSENT, SYNONYMS
+from prefixrl.common.config.catalogue import ABSENT, GONE_KEYS, GONE_VALUES, SYNONYMS
 from prefixrl.common.config.data import resolve
 from prefixrl.common.config.foreign import user_function
 from prefixrl.common.config.foreign.files import explained, read_bytes, read_toml
 from prefixrl.common.config.foreign.verifier import load_verifier
 from prefixrl.common.config.prompting import GGUF, AnyModel, checkpoint_of, with_texts
-from prefixrl.common.config.run import RunConfig
-from prefixrl.common.config.section import FROM_RUN_FILE
+from prefixrl.common.config.run import CheckpointConfig, RunConfig
+from prefixrl.common.config.section import FROM_RUN_FILE, Section
+from prefixrl.common.config.step_rewards import ImplicitRewardConfig
+from prefixrl.common.config.worker_sections import ScorerConfig
 from prefixrl.common.errors import ConfigError, to_copy
+
+AnySection = TypeVar("AnySection", bound=Section)
 
 CONFIG_FILE = "config.json"
 """File of a run directory with the resolved config of its run."""
@@ -41,10 +46,8 @@ def load(path: str | Path, settings: tuple[str, ...] = ()) -> RunConfig:
         )
     if path.name == CONFIG_FILE:
         return changed(from_json(read_bytes(path, "the run file"), str(path)), settings, "--set")
-    document, where = (
-        read_toml(path, "the run file"),
-        f"{path} with --set" if settings else str(path),
-    )
+    document = read_toml(path, "the run file")
+    where = f"{path} with --set" if settings else str(path)
     with explained(f"{where}: a path in it cannot be used"):
         return _resolve_paths(_validate(document, settings, where), path.resolve().parent)
 
@@ -76,13 +79,13 @@ def changed(config: RunConfig, settings: tuple[str, ...], where: str) -> RunConf
     for setting in settings:
         _apply(document, setting)
     try:
-        found = RunConfig.model_validate_json(json.dumps(document))
+        config = RunConfig.model_validate_json(json.dumps(document))
     except ValidationError as error:
         raise ConfigError(f"{where}: {_explained(error)}") from None
     # Templates that were read before stay as they are; a file in a setting is read now.
-    adapter = with_texts(found.adapter, "adapter", Path.cwd())
-    target = found.target and with_texts(found.target, "target", Path.cwd())
-    return found.model_copy(update={"adapter": adapter, "target": target})
+    adapter = with_texts(config.adapter, "adapter", Path.cwd())
+    target = config.target and with_texts(config.target, "target", Path.cwd())
+    return config.model_copy(update={"adapter": adapter, "target": target})
 
 
 def from_json(text: str | bytes, where: str = "the broker's config") -> RunConfig:
@@ -130,14 +133,21 @@ def _validate(document: dict[str, Any], settings: tuple[str, ...], where: str) -
 
 def _explained(error: ValidationError) -> str:
     lines = [
-        _explain(each["loc"], each["type"], each["msg"], each.get("input"))
-        for each in error.errors()
+        _explain(fault["loc"], fault["type"], fault["msg"], fault.get("input"))
+        for fault in error.errors()
     ]
     return f"{len(lines)} problem{'s' if len(lines) > 1 else ''}\n" + "\n".join(lines)
 
 
 def _explain(loc: tuple[int | str, ...], kind: str, message: str, value: object) -> str:
     key = ".".join(str(part) for part in loc)
+    if kind == "extra_forbidden" and key in GONE_KEYS:
+        return f"  {key}: there is no such key any more; {GONE_KEYS[key]}"
+    if isinstance(value, str) and (key, value) in GONE_VALUES:
+        return (
+            f"  {key} = {json.dumps(value)}: there is no such value any more; "
+            + (GONE_VALUES[key, value])
+        )
     if kind == "extra_forbidden":
         return f"  {key}: unknown key{_nearest(str(loc[-1]), _known_keys(loc[:-1]))}"
     if kind == "missing":
@@ -147,8 +157,8 @@ def _explain(loc: tuple[int | str, ...], kind: str, message: str, value: object)
     return f"  {key} = {json.dumps(value, default=str)}: {message}"
 
 
-def _nearest(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+def _nearest(name: str, keys: list[str]) -> str:
+    near = difflib.get_close_matches(name, keys, n=1, cutoff=0.75)
     settings = catalogue.settings()
     elsewhere = [each.key for each in settings if each.key.rpartition(".")[2] == name]
     # A section that is called nearly so is meant less often than a key that is called just so.
@@ -158,8 +168,8 @@ def _nearest(name: str, known: list[str]) -> str:
         return f"; did you mean {SYNONYMS[name]!r}?"
     if not near and name in ABSENT:
         return f"; there is none, because {ABSENT[name]}"
-    near = near or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(known)}"
+    near = near or difflib.get_close_matches(name, keys, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(keys)}"
 
 
 def _known_keys(loc: tuple[int | str, ...]) -> list[str]:
@@ -177,72 +187,91 @@ def _known_keys(loc: tuple[int | str, ...]) -> list[str]:
 
 
 def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
-
-    def model(section: str, asked: AnyModel) -> AnyModel:
-        return with_texts(
-            asked.model_copy(update={"model": folder(f"{section}.model", asked.model)}),
-            section,
-            base,
-        )
-
-    def folder(key: str, name: str) -> str:
-        local = base / os.path.expanduser(name)
-        if local.exists():
-            if local.is_file():
-                raise ConfigError(
-                    f"{key} = {name!r}: {local} is a file; give a Hugging Face folder{GGUF}"
-                )
-            return str(local.resolve())
-        if name.startswith((".", "/", "~")) or name.count("/") != 1:
-            raise ConfigError(
-                f"{key} = {name!r}: there is no such folder (looked at {local}) and it is not a hub name (org/name)"
-            )
-        return name
-
-    def function(key: str) -> str | None:
-        ref = attrgetter(key)(config)
-        return None if ref is None else user_function.resolve(key, ref, base)
-
-    own = {name: function(f"algorithm.{name}") for name in ("advantage_function", "loss_function")}
-    upload = config.checkpoint.upload
-    if upload and "/" in upload[0]:
-        upload = (str((base / os.path.expanduser(upload[0])).resolve()), *upload[1:])
-    scorer, prm = config.scorer, config.scorer.prm
-    if prm is not None:
-        prm = prm.model_copy(update={"model": folder("scorer.prm.model", prm.model)})
-        scorer = scorer.model_copy(update={"prm": prm})
-    reward = config.implicit_reward
-    if reward is not None:
-        named = {"model": reward.model, "reference_model": reward.reference_model}
-        found = {
-            key: folder(f"implicit_reward.{key}", name)
-            for key, name in named.items()
-            if name is not None
-        }
-        reward = reward.model_copy(update=found)
+    """Return the config with absolute paths, relative ones from `base`; raises ConfigError."""
+    directory = Path(os.path.expanduser(config.directory)).resolve()
+    directory.exists()  # raises where no file system takes such a path
+    adapter = _with_folder(config.adapter, "adapter", base)
+    if adapter.init_from is not None:
+        start = checkpoint_of(adapter.init_from, base, directory)
+        adapter = adapter.model_copy(update={"init_from": start})
     data = config.data
     if config.reward.is_own and data.answer_reading is None:
-        data = data.model_copy(
-            update={"answer_reading": "as_it_is"}
-        )  # the function reads golds in its own way
-    directory, adapter = (
-        Path(os.path.expanduser(config.directory)).resolve(),
-        model("adapter", config.adapter),
-    )
-    directory.exists()  # raises where no file system takes such a path
-    if adapter.init_from is not None:
-        adapter = adapter.model_copy(
-            update={"init_from": checkpoint_of(adapter.init_from, base, directory)}
-        )
+        # The function reads gold answers in its own way.
+        data = data.model_copy(update={"answer_reading": "as_it_is"})
+    functions = {
+        key: user_function.resolve(key, function_ref, base)
+        for key in user_function.CALLS
+        if (function_ref := attrgetter(key)(config)) is not None
+    }
     resolved = {
         "directory": str(directory),
         "adapter": adapter,
-        "target": config.target and model("target", config.target),
+        "target": config.target and _with_folder(config.target, "target", base),
         "data": resolve(data, base),
-        "scorer": scorer,
-        "implicit_reward": reward,
-        "checkpoint": config.checkpoint.model_copy(update={"upload": upload}),
-        "reward": config.reward.model_copy(update={"function": function("reward.function")}),
-        "algorithm": config.algorithm.model_copy(update=own),
+        "scorer": _with_process_model(config.scorer, base),
+        "implicit_reward": _with_reward_models(config.implicit_reward, base),
+        "checkpoint": _with_upload(config.checkpoint, base),
+        "reward": _with_functions(config.reward, "reward", functions),
+        "algorithm": _with_functions(config.algorithm, "algorithm", functions),
     }
     return config.model_copy(update=resolved)
+
+
+def _model_folder(key: str, name: str, base: Path) -> str:
+    """Return a local model folder's absolute path, or a hub name as it is."""
+    local = base / os.path.expanduser(name)
+    if local.is_file():
+        raise ConfigError(f"{key} = {name!r}: {local} is a file; give a Hugging Face folder{GGUF}")
+    if local.exists():
+        return str(local.resolve())
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise ConfigError(
+            f"{key} = {name!r}: there is no such folder (looked at {local}) and it is not a hub "
+            f"name (org/name)"
+        )
+    return name
+
+
+def _with_folder(model: AnyModel, section: str, base: Path) -> AnyModel:
+    folder = _model_folder(f"{section}.model", model.model, base)
+    return with_texts(model.model_copy(update={"model": folder}), section, base)
+
+
+def _with_process_model(scorer: ScorerConfig, base: Path) -> ScorerConfig:
+    if scorer.prm is None:
+        return scorer
+    folder = _model_folder("scorer.prm.model", scorer.prm.model, base)
+    prm = scorer.prm.model_copy(update={"model": folder})
+    return scorer.model_copy(update={"prm": prm})
+
+
+def _with_reward_models(
+    reward: ImplicitRewardConfig | None, base: Path
+) -> ImplicitRewardConfig | None:
+    if reward is None:
+        return None
+    folders = {
+        key: _model_folder(f"implicit_reward.{key}", name, base)
+        for key in ("model", "reference_model")
+        if (name := getattr(reward, key)) is not None
+    }
+    return reward.model_copy(update=folders)
+
+
+def _with_upload(checkpoint: CheckpointConfig, base: Path) -> CheckpointConfig:
+    """Return the section with the absolute path of an upload's program, unless PATH finds it."""
+    upload = checkpoint.upload
+    if upload and "/" in upload[0]:
+        program = str((base / os.path.expanduser(upload[0])).resolve())
+        upload = (program, *upload[1:])
+    return checkpoint.model_copy(update={"upload": upload})
+
+
+def _with_functions(section: AnySection, name: str, functions: Mapping[str, str]) -> AnySection:
+    """Return a section with its resolved functions, by keys of the run file."""
+    of_section = {
+        key.removeprefix(f"{name}."): function_ref
+        for key, function_ref in functions.items()
+        if key.startswith(f"{name}.")
+    }
+    return section.model_copy(update=of_section)

@@ -51,12 +51,13 @@ class ModelConfig(Section):
                 reason = "there is no chat template that could use it"
                 raise ValueError(self.no_effect(key, "chat_template = false", reason))
         for key in ("chat_template", "prompt_template"):
-            if getattr(self, key) == "":
-                raise self.conflict("empty_template", key=key)
-        taken = sorted(RESERVED & self.template_options.keys())
-        if taken:
+            self.refuse_if(
+                getattr(self, key) == "", key, "neither a file nor a template; leave it out"
+            )
+        reserved = sorted(RESERVED & self.template_options.keys())
+        if reserved:
             raise ValueError(
-                f"template_options sets {', '.join(taken)}: this software sets them itself; leave it out"
+                f"template_options sets {', '.join(reserved)}: this software sets them itself; leave it out"
             )
 
 
@@ -76,47 +77,47 @@ class AdapterConfig(ModelConfig):
         return self.model if self.init_from is None else f"{self.init_from}/hf"
 
 
-def checkpoint_of(given: str, base: Path, directory: Path) -> str:
+def checkpoint_of(name: str, base: Path, directory: Path) -> str:
     """Return the checkpoint folder that `adapter.init_from` names; ConfigError if it is none."""
-    path = (base / os.path.expanduser(given)).resolve()
-    found = max((path / "checkpoints").glob("step_????????"), default=path)
-    if not (found / "hf").is_dir():
+    path = (base / os.path.expanduser(name)).resolve()
+    checkpoint = max((path / "checkpoints").glob("step_????????"), default=path)
+    if not (checkpoint / "hf").is_dir():
         raise ConfigError(
-            f"adapter.init_from = {given!r}: {path} is neither a run with a checkpoint nor a checkpoint (a folder with "
+            f"adapter.init_from = {name!r}: {path} is neither a run with a checkpoint nor a checkpoint (a folder with "
             f"hf in it); for weights without one give adapter.model"
         )
-    if found.is_relative_to(directory.resolve()):
+    if checkpoint.is_relative_to(directory.resolve()):
         raise ConfigError(
-            f"adapter.init_from = {given!r} lies in the run's own directory {directory}: to begin with it is to begin "
+            f"adapter.init_from = {name!r} lies in the run's own directory {directory}: to begin with it is to begin "
             f"anew; choose another directory, or go on with {to_copy('prefixrl resume', directory)}"
         )
-    return str(found)
+    return str(checkpoint)
 
 
-def with_texts(asked: AnyModel, section: str, base: Path) -> AnyModel:
+def with_texts(model: AnyModel, section: str, base: Path) -> AnyModel:
     """Return the section with its template files read; raises ConfigError."""
-    chat, prompt = asked.chat_template, asked.prompt_template
-    found = {
+    chat, prompt = model.chat_template, model.prompt_template
+    texts = {
         "chat_template": _text(f"{section}.chat_template", chat, base) if chat else chat,
         "prompt_template": prompt
         and _text(f"{section}.prompt_template", prompt, base).replace("{question}", PROBLEM),
     }
-    if found["prompt_template"] and PROBLEM not in found["prompt_template"]:
+    if texts["prompt_template"] and PROBLEM not in texts["prompt_template"]:
         raise ConfigError(
             f"{section}.prompt_template = {prompt!r}: its text has no {PROBLEM}, the place of the question; put it in"
         )
-    return asked.model_copy(update=found)
+    return model.model_copy(update=texts)
 
 
-def _text(key: str, given: str, base: Path) -> str:
-    if _BRACE in given:
-        return given
-    path = base / os.path.expanduser(given)
+def _text(key: str, text: str, base: Path) -> str:
+    if _BRACE in text:
+        return text
+    path = base / os.path.expanduser(text)
     try:
         return path.read_text(encoding="utf-8").removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"{key} = {given!r}: the file {path} cannot be read ({reason}), and a template itself would have a brace "
+            f"{key} = {text!r}: the file {path} cannot be read ({reason}), and a template itself would have a brace "
             f"({_BRACE!r}); give one of them"
         ) from None

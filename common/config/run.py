@@ -10,6 +10,7 @@ from prefixrl.common.config import worker_sections
 from prefixrl.common.config.algorithm import AlgorithmConfig, FilterConfig
 from prefixrl.common.config.data import DataConfig
 from prefixrl.common.config.learner import LearnerConfig, LogConfig
+from prefixrl.common.config.objectives import objective_record
 from prefixrl.common.config.prompting import AdapterConfig, ModelConfig
 from prefixrl.common.config.section import (
     Fraction,
@@ -59,7 +60,12 @@ class BrokerConfig(Section):
     """Size in MiB at which a file of the journal is closed and compressed. A restart reads the newest one or two."""
 
     def _check_beats(self, info: ValidationInfo) -> None:
-        self.refuse_if(late_heartbeats=self.silence_s < 3 * self.heartbeat_s)
+        self.refuse_if(
+            self.silence_s < 3 * self.heartbeat_s,
+            "silence_s heartbeat_s",
+            "one late heartbeat would end a healthy worker; silence_s must be at least three "
+            "times as long",
+        )
 
 
 class CheckpointConfig(Section):
@@ -90,7 +96,16 @@ class CheckpointConfig(Section):
 class EvaluationConfig(Section):
     """Evaluation on held-out problems."""
 
-    ONLY_IN_MODE: ClassVar[bounds.OnlyWith] = bounds.only_with("evaluation.mode")
+    ONLY_IN_MODE: ClassVar[bounds.OnlyWith] = {
+        "max_new_tokens": (
+            ("prefix",),
+            "rollout.answer_tokens limits answers in evaluations too",
+        ),
+        **dict.fromkeys(
+            ("fixed_prefixes", "selection_problems", "sampled_candidates"),
+            (("prefix",), "there is no target that could continue a fixed prefix"),
+        ),
+    }
 
     every: NonNegative = 0
     """Versions between greedy evaluations of the adapter on held-out problems; 0: only before and after training."""
@@ -115,7 +130,8 @@ class RewardConfig(worker_sections.ServerConfig):
 
     function: str | None = None
     """`file.py:name` of (question, text, gold) -> reward in [0, 1], called instead of the verifier, or after it; or of
-    -> a dict with `reward` and other numbers, which are logged as parts. Or the name of a reward of a package."""
+    -> a dict with `reward` and other numbers, which are logged as parts. A name alone: the function of an installed
+    package."""
     environment: Annotated[
         tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], ...], Field(strict=False)
     ] = ()
@@ -142,8 +158,14 @@ class RewardConfig(worker_sections.ServerConfig):
 
     def _check_keys(self, info: ValidationInfo) -> None:
         self.refuse_if(
-            two_rewards=self.function and self.url,
-            weights_of_nothing=self.weights and not self.is_own,
+            self.function and self.url,
+            "function url",
+            "each rewards every answer; leave one of them out",
+        )
+        self.refuse_if(
+            self.weights and not self.is_own,
+            "weights",
+            "there are no parts of a reward without function or url",
         )
         for key in ("rows", "requests", "request_s", "patience_s", "key_variable"):
             if self.url is None and self.is_given(key, info):
@@ -185,10 +207,25 @@ class RunConfig(Section):
 
     def _check_mode(self, info: ValidationInfo) -> None:
         self.refuse_if(
-            length_of_the_run=(self.algorithm.iterations is None) == (self.data.epochs is None),
-            no_target=self.mode == "prefix" and self.target is None,
-            useless_target=self.mode == "direct" and self.target is not None,
-            nothing_extends=self.mode == "direct" and self.scorer.truncated == "extend",
+            (self.algorithm.iterations is None) == (self.data.epochs is None),
+            "algorithm.iterations data.epochs",
+            "give exactly one of them, it ends the run",
+        )
+        self.refuse_if(
+            self.mode == "prefix" and self.target is None,
+            "mode target",
+            'give [target] model, which completes the answers, or use mode = "direct"',
+        )
+        self.refuse_if(
+            self.mode == "direct" and self.target is not None,
+            "target.model mode",
+            'the adapter writes the whole answer; leave [target] out, or use mode = "prefix"',
+        )
+        self.refuse_if(
+            self.mode == "direct" and self.scorer.truncated == "extend",
+            "scorer.truncated mode",
+            "scorers run no engine that could extend it; raise rollout.answer_tokens, or use "
+            "judge, zero or mask",
         )
         useless = [
             f"{name}.{sentence}"
@@ -200,22 +237,45 @@ class RunConfig(Section):
             raise ValueError("\n  ".join(useless))
 
     def _check_bitwise(self, info: ValidationInfo) -> None:
+        if not self.bitwise:
+            return
+        batched = "its texts depend on what else is in the batch; leave one of them out"
+        self.refuse_if(self.rollout.engine == "vllm", "bitwise rollout.engine", batched)
+        self.refuse_if(self.scorer.engine in ("vllm", "openai"), "bitwise scorer.engine", batched)
         self.refuse_if(
-            batched_prefixes=self.bitwise and self.rollout.engine == "vllm",
-            batched_answers=self.bitwise and self.scorer.engine in ("vllm", "openai"),
-            swaps_in_flight=self.bitwise and self.rollout.swap == "in_flight",
-            cached_texts=self.bitwise and self.scorer.cache_bytes > 0,
+            self.rollout.swap == "in_flight",
+            "bitwise rollout.swap",
+            "texts depend on when weights come; leave one of them out",
+        )
+        self.refuse_if(
+            self.scorer.cache_bytes > 0,
+            "bitwise scorer.cache_bytes",
+            "cached texts were computed beside other rows; leave one of them out",
         )
 
     def _check_rewards(self, info: ValidationInfo) -> None:
         self.refuse_if(
-            nothing_is_judged=self.checkpoint.keep_best and not self.evaluation.every,
-            two_judges=self.reward.function is not None and self.data.code != "none",
-            two_servers_judge=self.reward.url is not None and self.data.code != "none",
+            self.checkpoint.keep_best and not self.evaluation.every,
+            "checkpoint.keep_best evaluation.every",
+            "no version is judged in training, so none is known to be the best; give "
+            "evaluation.every, or leave keep_best out",
+        )
+        self.refuse_if(
+            self.reward.function is not None and self.data.code != "none",
+            "reward.function data.code",
+            "the function judges every answer, so no program would be run; leave one of them out",
+        )
+        self.refuse_if(
+            self.reward.url is not None and self.data.code != "none",
+            "reward.url data.code",
+            "the server judges every answer, so no program would be run; leave one of them out",
         )
         rows = self.algorithm.groups_per_iteration * self.algorithm.samples_per_prompt
-        if self.algorithm.minibatches > rows:
-            raise self.conflict("more_minibatches_than_rows", rows=rows)
+        self.refuse_if(
+            self.algorithm.minibatches > rows,
+            "algorithm.minibatches algorithm.groups_per_iteration algorithm.samples_per_prompt",
+            f"an iteration has only {rows} rows; lower minibatches",
+        )
         if not self.reward.is_own and not self.data.has_fractions:
             self.filter.check_reachable(
                 self.algorithm.samples_per_prompt, self.scorer.continuations
@@ -223,61 +283,111 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _prime(cls, given: Any) -> Any:
-        algorithm = given.get("algorithm") if isinstance(given, dict) else None
-        is_prime = isinstance(algorithm, dict) and algorithm.get("name") == "prime"
-        return (
-            {**given, "implicit_reward": given.get("implicit_reward") or {}} if is_prime else given
-        )
+    def _with_implicit_reward(cls, document: Any) -> Any:
+        """Add [implicit_reward] where the objective always has it."""
+        algorithm = document.get("algorithm") if isinstance(document, dict) else None
+        name = algorithm.get("name") if isinstance(algorithm, dict) else None
+        record = objective_record(name) if isinstance(name, str) else None
+        if record is None or not record.has_implicit_reward:
+            return document
+        return {**document, "implicit_reward": document.get("implicit_reward") or {}}
 
     def _check_process_rewards(self, info: ValidationInfo) -> None:
-        settings, algorithm, prm = self.implicit_reward, self.algorithm, self.scorer.prm
+        settings = self.implicit_reward
+        algorithm = self.algorithm
+        prm = self.scorer.prm
         has_steps = prm is not None and prm.placement == "step"
-        self.refuse_if(steps_of_the_target=has_steps and self.mode == "prefix")
-        if (settings or has_steps) and algorithm.advantage_function is not None:
+        self.refuse_if(
+            has_steps and self.mode == "prefix",
+            "scorer.prm.placement mode",
+            'most steps are the target\'s, whose tokens are not trained; use placement = "row", '
+            'or mode = "direct"',
+        )
+        if (settings or has_steps) and algorithm.has_function:
             source = "implicit_reward" if settings else 'scorer.prm.placement = "step"'
-            raise self.conflict(
-                "no_baseline_of_tokens", source=source, function=algorithm.advantage_function
+            function = f"algorithm.name = {algorithm.name!r}"
+            if algorithm.advantage_function is not None:
+                function = f"algorithm.advantage_function = {algorithm.advantage_function!r}"
+            raise ValueError(
+                f"{source} with {function}: the function has no baseline for rewards of tokens; "
+                f"leave one of the two out"
             )
         if settings is None:
             return
-        self.refuse_if(scores_without_weight=prm is not None and settings.outcome_coefficient == 0)
-        name, useless = f'algorithm.name = "{algorithm.name}"', []
-        for key in ("gamma", "outcome_gamma"):
-            if algorithm.has_critic and settings.is_given(key, info):
-                useless.append(
-                    settings.no_effect(
-                        key, name, "the critic's returns are discounted by algorithm.gamma"
-                    )
-                )
-        if algorithm.name not in ("rloo", "prime") and settings.is_given("baseline", info):
-            useless.append(
-                settings.no_effect("baseline", name, "it leaves nothing out of its baseline")
-            )
-        if useless:
-            raise ValueError("\n  ".join(f"implicit_reward.{each}" for each in useless))
+        self.refuse_if(
+            prm is not None and settings.outcome_coefficient == 0,
+            "implicit_reward.outcome_coefficient scorer.prm.model",
+            "its scores would have no weight; leave [scorer.prm] out, or raise "
+            "outcome_coefficient above 0",
+        )
+        self._refuse_useless_discounts(settings, info)
+
+    def _refuse_useless_discounts(
+        self, settings: ImplicitRewardConfig, info: ValidationInfo
+    ) -> None:
+        """Refuse keys of [implicit_reward] that the objective has no use for."""
+        name = f'algorithm.name = "{self.algorithm.name}"'
+        reasons: dict[str, str] = {}
+        if self.algorithm.has_critic:
+            reason = "the critic's returns are discounted by algorithm.gamma"
+            reasons |= {"gamma": reason, "outcome_gamma": reason}
+        if not self.algorithm.record.leaves_one_out:
+            reasons["baseline"] = "it leaves nothing out of its baseline"
+        sentences = [
+            f"implicit_reward.{settings.no_effect(key, name, reason)}"
+            for key, reason in reasons.items()
+            if settings.is_given(key, info)
+        ]
+        if sentences:
+            raise ValueError("\n  ".join(sentences))
 
     def _check_waits(self, info: ValidationInfo) -> None:
-        batch_s, broker, endpoint = self.learner.batch_timeout_s, self.broker, self.scorer.openai
-        is_served = self.scorer.engine == "openai"
+        batch_timeout_s = self.learner.batch_timeout_s
+        stall_s = self.broker.stall_s
         self.refuse_if(
-            learner_before_workers=batch_s <= max(broker.stall_s, broker.silence_s),
-            scorer_before_its_request=is_served and endpoint.request_s >= broker.stall_s,
-            learner_before_scorers=is_served and endpoint.patience_s >= batch_s,
-            scorer_before_its_reward=self.reward.url and self.reward.request_s >= broker.stall_s,
-            learner_before_rewards=self.reward.url and self.reward.patience_s >= batch_s,
+            batch_timeout_s <= max(stall_s, self.broker.silence_s),
+            "learner.batch_timeout_s broker.stall_s broker.silence_s",
+            "the learner would end before a stuck worker's groups are given to another; "
+            "batch_timeout_s must exceed both",
         )
+        dead_scorer = (
+            "a scorer would count as dead before its request times out; request_s must be shorter"
+        )
+        if self.scorer.engine == "openai":
+            self.refuse_if(
+                self.scorer.openai.request_s >= stall_s,
+                "scorer.openai.request_s broker.stall_s",
+                dead_scorer,
+            )
+            self.refuse_if(
+                self.scorer.openai.patience_s >= batch_timeout_s,
+                "scorer.openai.patience_s learner.batch_timeout_s",
+                "the learner would end before scorers that wait for the endpoint; "
+                "batch_timeout_s must exceed it",
+            )
+        if self.reward.url:
+            self.refuse_if(
+                self.reward.request_s >= stall_s, "reward.request_s broker.stall_s", dead_scorer
+            )
+            self.refuse_if(
+                self.reward.patience_s >= batch_timeout_s,
+                "reward.patience_s learner.batch_timeout_s",
+                "the learner would end before scorers that wait for the server of rewards; "
+                "batch_timeout_s must exceed it",
+            )
 
     def _check_matrices(self, info: ValidationInfo) -> None:
-        lora, rollout = self.learner.lora, self.rollout
+        lora = self.learner.lora
+        if lora is None:
+            return
         self.refuse_if(
-            matrices_in_flight=lora and lora.publish == "matrices" and rollout.swap == "in_flight"
+            lora.publish == "matrices" and self.rollout.swap == "in_flight",
+            "rollout.swap learner.lora.publish",
+            'an answer of vLLM ends with the adapter it began with; use rollout.swap = "drain", '
+            'or send whole weights with publish = "merged"',
         )
-        if (
-            lora is not None
-            and rollout.engine == "vllm"
-            and (objection := lora.objection_of_vllm())
-        ):
+        objection = lora.objection_of_vllm() if self.rollout.engine == "vllm" else None
+        if objection:
             raise ValueError(objection)
 
     def _check_task_size(self, info: ValidationInfo) -> None:
@@ -291,22 +401,32 @@ class RunConfig(Section):
             verdict_bytes += continuations * self.scorer.prm.most_steps * STEP_BYTES
         row_bytes = self.max_sampled_tokens * SAMPLED_TOKEN_BYTES + verdict_bytes
         size_bytes = rollout.groups_per_task * samples * row_bytes
-        if size_bytes > MOST_TASK_BYTES:
-            length = "prefix_tokens" if self.mode == "prefix" else "answer_tokens"
-            sizes = {"size": size_bytes / 2**20, "most": MOST_TASK_BYTES / 2**20}
-            raise self.conflict("task_too_large", length=length, **sizes)
+        length = "prefix_tokens" if self.mode == "prefix" else "answer_tokens"
+        self.refuse_if(
+            size_bytes > MOST_TASK_BYTES,
+            "rollout.groups_per_task algorithm.samples_per_prompt scorer.continuations "
+            f"rollout.{length}",
+            f"one task's result may have {size_bytes / 2**20:.0f} MiB, allowed are "
+            f"{MOST_TASK_BYTES / 2**20:.0f}; lower groups_per_task",
+        )
 
     def _check_devices(self, info: ValidationInfo) -> None:
-        launch, devices = self.launch, self.launch.devices
-        for role, given, count in (
+        launch = self.launch
+        devices = launch.devices
+        for role, gpus_of_processes, count in (
             ("learner", [devices.learner] if devices.learner else [], 1),
             ("rollout", devices.rollout, launch.rollouts),
             ("scorer", devices.scorer, launch.scorers),
         ):
             needed = self.gpus_of(role) * (launch.learner_ranks if role == "learner" else 1)
-            wrong = [each for each in given if len(each) != needed or len(set(each)) != needed]
-            if given and (wrong or len(given) != count):
-                raise self.conflict("wrong_gpus", role=role, needed=needed, count=count)
+            is_wrong = len(gpus_of_processes) != count or any(
+                len(gpus) != needed or len(set(gpus)) != needed for gpus in gpus_of_processes
+            )
+            self.refuse_if(
+                gpus_of_processes and is_wrong,
+                f"launch.devices.{role}",
+                f"name {needed} different GPUs for each of {count} processes, or leave the key out",
+            )
 
     @property
     def probe_tolerance(self) -> float:

@@ -4,12 +4,9 @@ import json
 import re
 from collections.abc import Mapping
 from functools import reduce
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
-
-from prefixrl.common.config.foreign.files import read_toml
 
 Mode = Literal["prefix", "direct"]
 
@@ -28,17 +25,9 @@ FROM_RUN_FILE = {"is_run_file": True}
 """Validation context of a user's run file: keys without effect are refused there even at their default values. A
 resolved config, which names every key, is validated without it."""
 
-_TABLES = Path(__file__).parent / "tables"
-_CONFLICTS = read_toml(_TABLES / "conflicts.toml", "the table of conflicts")
-_CONDITIONS = read_toml(_TABLES / "only_with.toml", "the table of keys with conditions")
 OnlyWith = Mapping[str, tuple[tuple[object, ...], str]]
-"""Keys that have an effect only with some values of a controlling key: those values, and the reason."""
-
-
-def only_with(controlling: str) -> OnlyWith:
-    """Return the keys beside a controlling key, `algorithm.name` for example, in `tables/only_with.toml`."""
-    found = _CONDITIONS[controlling].items()
-    return {key: (tuple(values), why) for keys, (values, why) in found for key in keys.split()}
+"""Keys that have an effect only with some values of a controlling key: those values, and why the
+key has none with the others."""
 
 
 class Section(BaseModel):
@@ -65,12 +54,15 @@ class Section(BaseModel):
             return key in self.model_fields_set
         return bool(getattr(self, key) != type(self).model_fields[key].get_default())
 
-    def refuse_without_effect(self, *controlling: str, info: ValidationInfo) -> None:
-        """Raise ValueError naming each key without effect beside these controlling keys."""
-        keys = {each: each.rpartition(".")[2] for each in controlling}
-        tables = ((only_with(each), key, getattr(self, key)) for each, key in keys.items())
-        if found := [each for table in tables for each in self.without_effect(*table, info)]:
-            raise ValueError("\n    ".join(found))
+    def refuse_without_effect(self, tables: Mapping[str, OnlyWith], info: ValidationInfo) -> None:
+        """Raise ValueError naming each key without effect, by tables of controlling keys."""
+        sentences = [
+            sentence
+            for control, table in tables.items()
+            for sentence in self.without_effect(table, control, getattr(self, control), info)
+        ]
+        if sentences:
+            raise ValueError("\n    ".join(sentences))
 
     def without_effect(
         self, table: OnlyWith, control: str, value: object, info: ValidationInfo
@@ -87,16 +79,20 @@ class Section(BaseModel):
         """Return the sentence that refuses one key."""
         return f"{assigned(key, getattr(self, key))} has no effect with {condition}: {reason}; leave {key} out"
 
-    def conflict(self, name: str, **facts: object) -> ValueError:
-        """Return the refusal of that name in `tables/conflicts.toml`, with these facts in its gaps."""
-        keys, reason = (each.format(**facts) for each in _CONFLICTS[name])
-        given = [assigned(key, reduce(getattr, key.split("."), self)) for key in keys.split()]
-        return ValueError(": ".join(filter(None, [" with ".join(given), reason])))
+    def conflict(self, keys: str, reason: str) -> ValueError:
+        """Return the refusal of keys that do not go together, or of a key at its value.
 
-    def refuse_if(self, **conflicts: object) -> None:
-        """Raise the first of these conflicts that is there."""
-        for name in (name for name, is_there in conflicts.items() if is_there):
-            raise self.conflict(name)
+        Args:
+            keys: their names from this section on, with a space between two.
+            reason: why they are refused, and the remedy.
+        """
+        values = [assigned(key, reduce(getattr, key.split("."), self)) for key in keys.split()]
+        return ValueError(f"{' with '.join(values)}: {reason}")
+
+    def refuse_if(self, is_refused: object, keys: str, reason: str) -> None:
+        """Raise the conflict of these keys if the condition holds."""
+        if is_refused:
+            raise self.conflict(keys, reason)
 
 
 def assigned(key: str, value: object) -> str:
@@ -109,11 +105,11 @@ def toml(value: object) -> str:
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json", exclude_unset=True)
     if isinstance(value, dict):
-        named = {
+        quoted = {
             name if re.fullmatch(r"[\w-]+", name) else toml(name): each
             for name, each in value.items()
         }
-        pairs = [f"{name} = {toml(each)}" for name, each in named.items()]
+        pairs = [f"{name} = {toml(each)}" for name, each in quoted.items()]
         return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml, value))}]"

@@ -8,6 +8,7 @@ from pydantic import Field, ValidationInfo
 from prefixrl.common.config.section import (
     Fraction,
     NonNegativeFloat,
+    OnlyWith,
     Positive,
     PositiveFloat,
     Section,
@@ -26,6 +27,20 @@ USUAL_SHARE = 0.3
 """vLLM's share of the device: the target has most of it."""
 
 NotEmpty = Annotated[str, Field(min_length=1)]
+
+_WITH_FORMAT: OnlyWith = {
+    "good_token": (("step_tag",), "the head has classes, not tokens"),
+    "bad_token": (("step_tag",), "the head has classes, not tokens"),
+    "good_class": (("two_class",), "the score is that of good_token"),
+    "system": (("two_class",), "the prompt is no conversation"),
+}
+_WITH_PLACEMENT: OnlyWith = {"aggregate": (("row",), "every score is a reward of its own")}
+_WITH_ENGINE: OnlyWith = {
+    "gpu_memory_utilization": (
+        ("vllm",),
+        "only vLLM takes a share of the device at its start",
+    ),
+}
 
 
 class ProcessModelConfig(Section):
@@ -96,21 +111,30 @@ class ProcessModelConfig(Section):
         return self.separator or _SEPARATORS[self.format]
 
     def _check_scores(self, info: ValidationInfo) -> None:
-        self.refuse_without_effect("scorer.prm.format", "scorer.prm.placement", info=info)
+        self.refuse_without_effect({"format": _WITH_FORMAT, "placement": _WITH_PLACEMENT}, info)
         if self.gpu_memory_utilization is not None:
-            self.refuse_without_effect("scorer.prm.engine", info=info)
+            self.refuse_without_effect({"engine": _WITH_ENGINE}, info)
         self.refuse_if(
-            without_effect=self.coefficient == 0,
-            more_than_one=self.coefficient + self.outcome_coefficient > 1 + _SUM_ROUNDING,
+            self.coefficient == 0,
+            "coefficient",
+            "the process reward model would be without effect; leave [scorer.prm] out",
         )
-        if (
-            self.form.count(TAG) != 1
-            or self.form.count(STEP) != 1
-            or self.form.index(STEP) > self.form.index(TAG)
-        ):
-            raise self.conflict("form_of_a_step", example=json.dumps(_FORMS[self.format]))
         self.refuse_if(
-            one_token_for_all=self.format == "step_tag" and self.good_token == self.bad_token
+            self.coefficient + self.outcome_coefficient > 1 + _SUM_ROUNDING,
+            "coefficient outcome_coefficient",
+            "together they exceed 1, the largest reward; divide both by their sum",
+        )
+        has_both_once = self.form.count(TAG) == 1 and self.form.count(STEP) == 1
+        self.refuse_if(
+            not has_both_once or self.form.index(STEP) > self.form.index(TAG),
+            "step_form",
+            f"it needs {STEP} once and {TAG} once behind it, for example "
+            f"{json.dumps(_FORMS[self.format])}",
+        )
+        self.refuse_if(
+            self.format == "step_tag" and self.good_token == self.bad_token,
+            "good_token bad_token",
+            "every step would have the same score; name both tokens",
         )
 
 
@@ -147,9 +171,21 @@ class ImplicitRewardConfig(Section):
     """Largest gradient norm of a step."""
 
     def _check_effect(self, info: ValidationInfo) -> None:
-        is_own = self.reference == "freeze" and self.model == self.reference_model
         self.refuse_if(
-            no_advantage=self.coefficient == 0 and self.outcome_coefficient == 0,
-            two_references=self.reference == "policy" and self.reference_model is not None,
-            its_own_reference=self.update == "none" and is_own,
+            self.coefficient == 0 and self.outcome_coefficient == 0,
+            "coefficient outcome_coefficient",
+            "no row would have an advantage",
+        )
+        self.refuse_if(
+            self.reference == "policy" and self.reference_model is not None,
+            "reference_model reference",
+            "the adapter itself is the reference; leave reference_model out, or use "
+            'reference = "freeze"',
+        )
+        is_own_reference = self.reference == "freeze" and self.model == self.reference_model
+        self.refuse_if(
+            self.update == "none" and is_own_reference,
+            "update model reference_model",
+            "every reward would be 0; name a trained reward model in `model` and its own "
+            'beginning in `reference_model`, or use update = "after"',
         )

@@ -76,23 +76,23 @@ class VllmConfig(Section):
 
     def changes_of_distribution(self) -> list[str]:
         """List the keys, with their values, that make it another policy than the weights."""
-        found = [f"quantization = {self.quantization!r}"] if self.quantization is not None else []
+        changes = [f"quantization = {self.quantization!r}"] if self.quantization is not None else []
         cache = self.options.get("kv_cache_dtype", "auto")
-        found += (
+        changes += (
             [f"options.kv_cache_dtype = {cache!r}"] if cache not in ("auto", "bfloat16") else []
         )
-        return found
+        return changes
 
     def _check_options(self, info: ValidationInfo) -> None:
-        named = sorted(set(self.options) & (set(type(self).model_fields) - {"options"}))
-        if named:
+        section_keys = sorted(set(self.options) & (set(type(self).model_fields) - {"options"}))
+        if section_keys:
             raise ValueError(
-                f"options sets {', '.join(named)}: these are keys of this section itself"
+                f"options sets {', '.join(section_keys)}: these are keys of this section itself"
             )
-        taken = sorted(set(self.options) & OWN_OPTIONS)
-        if taken:
+        own_options = sorted(set(self.options) & OWN_OPTIONS)
+        if own_options:
             raise ValueError(
-                f"options sets {', '.join(taken)}: this software sets them itself; leave them out"
+                f"options sets {', '.join(own_options)}: this software sets them itself; leave them out"
             )
 
 
@@ -206,7 +206,11 @@ class EngineConfig(Section):
     """Draw only from tokens at least this many times as likely as the most likely one."""
 
     def _check_stops(self, info: ValidationInfo) -> None:
-        self.refuse_if(endless_texts=not self.own_stops and not self.stop_tokens)
+        if not self.own_stops and not self.stop_tokens:
+            raise ValueError(
+                "own_stops = false without stop_tokens: no text would ever end; name tokens that "
+                "end it"
+            )
 
     def truncations(self) -> list[str]:
         """List the keys that leave tokens out of the draw, with their values."""
@@ -226,7 +230,10 @@ class EngineConfig(Section):
 class RolloutConfig(EngineConfig):
     """The adapter's engine, and how it samples."""
 
-    ONLY_IN_MODE: ClassVar[bounds.OnlyWith] = bounds.only_with("rollout.mode")
+    ONLY_IN_MODE: ClassVar[bounds.OnlyWith] = {
+        "prefix_tokens": (("prefix",), "the length of an answer is rollout.answer_tokens"),
+        "answer_tokens": (("direct",), "the length of a prefix is rollout.prefix_tokens"),
+    }
 
     engine: Literal["auto", "vllm", "transformers", "simulated"] = "auto"
     """auto: vLLM where it is installed and there is a CUDA device, else transformers."""
@@ -253,18 +260,38 @@ class RolloutConfig(EngineConfig):
     answers pause and continue with the new weights, and the version of every token is recorded; for long answers."""
 
     def _check_draws(self, info: ValidationInfo) -> None:
-        given = self.truncations()
-        if given and not self.allow_biased_ratios:
-            raise self.conflict("biased_draws", keys=", ".join(given))
-        self.refuse_if(unseeded_rollout=not self.vllm.seeded)
-        if changes := self.vllm.changes_of_distribution():
-            raise self.conflict(
-                "another_policy", keys=", ".join(f"vllm.{each}" for each in changes)
+        truncations = self.truncations()
+        if truncations and not self.allow_biased_ratios:
+            raise ValueError(
+                f"{', '.join(truncations)}: tokens would be drawn from another distribution than "
+                f"the learner's, which biases p/mu of every token; leave it out, or accept that "
+                f"with allow_biased_ratios = true"
             )
-        self.refuse_if(drafts_stay_behind="speculative_config" in self.vllm.options)
+        self.refuse_if(
+            not self.vllm.seeded,
+            "vllm.seeded",
+            "for scorers alone: a rollout's text follows from seed, group and row; leave it out",
+        )
+        changes = self.vllm.changes_of_distribution()
+        if changes:
+            raise ValueError(
+                f"{', '.join(f'vllm.{key}' for key in changes)}: a rollout would sample from "
+                f"another policy than the published weights are, and could not be given new ones; "
+                f"leave it out (scorers may have it)"
+            )
+        if "speculative_config" in self.vllm.options:
+            raise ValueError(
+                "vllm.options.speculative_config is for scorers: a draft model would stay behind "
+                "while a rollout's weights change, and accepted drafts have other logprobs; leave "
+                "it out"
+            )
         transfer = self.vllm.options.get("kv_transfer_config")
         if self.swap == "in_flight" and transfer is not None:
-            raise self.conflict("transfer_in_flight", transfer=transfer)
+            raise ValueError(
+                f'swap = "in_flight" with vllm.options.kv_transfer_config = {transfer!r}: vLLM '
+                f"cannot drop keys and values that are being transferred; leave the transfer out, "
+                f'or use swap = "drain"'
+            )
 
 
 class ScorerConfig(EngineConfig):
@@ -315,33 +342,53 @@ class ScorerConfig(EngineConfig):
     def _check_endpoint(self, info: ValidationInfo) -> None:
         if self.engine != "openai":
             return
-        self.refuse_if(no_address=self.openai.url is None)
+        self.refuse_if(
+            self.openai.url is None,
+            "engine openai.url",
+            'give the address, for example "http://node7:8000/v1"',
+        )
         extensions = [key for key in ("top_k", "min_p") if getattr(self, key)]
-        if extensions and self.openai.dialect == "openai":
-            raise self.conflict("no_such_extension", keys=" ".join(extensions))
+        self.refuse_if(
+            extensions and self.openai.dialect == "openai",
+            f"{' '.join(extensions)} openai.dialect",
+            'OpenAI\'s API has no such key; leave it out, or use openai.dialect = "vllm" if vLLM '
+            "serves it",
+        )
 
     def _check_shares(self, info: ValidationInfo) -> None:
-        own, prm = self.vllm.gpu_memory_utilization, self.prm
+        target_share, prm = self.vllm.gpu_memory_utilization, self.prm
         is_one_device = prm is not None and prm.device != "cpu" and self.device != "cpu"
         if (
-            own is None
+            target_share is None
             or prm is None
             or prm.engine != "vllm"
             or not is_one_device
-            or own + prm.device_share <= 1
+            or target_share + prm.device_share <= 1
         ):
             return
-        raise self.conflict(
-            "shares_above_one", own=own, share=prm.device_share, both=own + prm.device_share
+        raise ValueError(
+            f"vllm.gpu_memory_utilization = {target_share:g} with prm.gpu_memory_utilization = "
+            f"{prm.device_share:g}: target and process reward model are on one GPU and would have "
+            f"{target_share + prm.device_share:.2f} of its memory; lower one"
         )
 
     def _check_texts(self, info: ValidationInfo) -> None:
         self.refuse_if(
-            useless_extension=self.extension_tokens is not None and self.truncated != "extend",
-            equal_continuations=self.continuations > 1 and self.temperature == 0,
+            self.extension_tokens is not None and self.truncated != "extend",
+            "extension_tokens truncated",
+            'only truncated = "extend" has an extension; leave it out, or use that',
         )
-        if 0 < self.cache_bytes < LEAST_CACHE_BYTES:
-            raise self.conflict("small_cache", least=LEAST_CACHE_BYTES)
+        self.refuse_if(
+            self.continuations > 1 and self.temperature == 0,
+            "continuations temperature",
+            "a greedy target writes the same text every time; raise temperature, or leave "
+            "continuations out",
+        )
+        self.refuse_if(
+            0 < self.cache_bytes < LEAST_CACHE_BYTES,
+            "cache_bytes",
+            f"the least useful size is {LEAST_CACHE_BYTES} (1 MiB); 0 is no cache",
+        )
 
     def texts_per_row(self, kind: TaskKind) -> int:
         """Return the number of texts judged per row of a task."""
@@ -356,7 +403,10 @@ class ScorerConfig(EngineConfig):
 class SimulatedConfig(Section):
     """Declared latencies of the `simulated` engine, for load tests and sizing only."""
 
-    ONLY_IN_MODE: ClassVar[bounds.OnlyWith] = bounds.only_with("simulated.mode")
+    ONLY_IN_MODE: ClassVar[bounds.OnlyWith] = dict.fromkeys(
+        ("completion_s", "completion_sigma", "completion_limit_s", "accuracy"),
+        (("prefix",), "its scorers run no engine"),
+    )
 
     prefix_s: NonNegativeFloat = 0.05
     """Time of a job of prefixes."""
@@ -372,12 +422,12 @@ class SimulatedConfig(Section):
     """Rows that an engine works on at once. Absent: those of four tasks."""
 
 
-def _one_each(given: Any) -> Any:
+def _one_each(value: Any) -> Any:
     """Read `[0, 1]` as `[[0], [1]]`: a process with one GPU."""
     return (
-        [[each] if isinstance(each, int) else each for each in given]
-        if isinstance(given, list)
-        else given
+        [[each] if isinstance(each, int) else each for each in value]
+        if isinstance(value, list)
+        else value
     )
 
 

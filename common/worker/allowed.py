@@ -6,6 +6,7 @@ sent somewhere, because it says so.
 
 from dataclasses import dataclass
 
+from prefixrl.common.config.foreign.user_function import is_file
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 
@@ -28,7 +29,9 @@ NOTHING_ALLOWED = Allowed()
 def needed(config: RunConfig) -> Allowed:
     """Return the permissions that the scorers of a run need."""
     function = config.reward.function
-    return Allowed((function,) if function else (), (*_sent(config), *config.reward.environment))
+    # A package's function was installed here by the host's owner: a config cannot bring it.
+    functions = (function,) if function and is_file(function) else ()
+    return Allowed(functions, (*_sent(config), *config.reward.environment))
 
 
 def _sent(config: RunConfig) -> dict[str, str | None]:

@@ -86,7 +86,7 @@ LOOK: Group = {
         "prefixrl.deploy.runs.export:export_command", "Write the metrics of a run as a table."
     ),
     "track": CommandEntry(
-        "prefixrl.deploy.runs.track:track_command",
+        "prefixrl.deploy.track.command:track_command",
         "Send the metrics of a run to TensorBoard, Weights & Biases or another tracker.",
     ),
 }
@@ -115,10 +115,6 @@ CLUSTERS: Group = {
     "kubernetes": CommandEntry(
         "prefixrl.deploy.slurm.kubernetes:kubernetes_command",
         "Print a run as Jobs of Kubernetes, or a task of SkyPilot.",
-    ),
-    "systemd": CommandEntry(
-        "prefixrl.deploy.systemd.install:systemd",
-        "Run a run's daemons as services of systemd on this machine.",
     ),
     "worker-command": CommandEntry(
         "prefixrl.deploy.commands.keygen:worker_command",
@@ -162,6 +158,12 @@ GROUPS: Mapping[str, Group] = {
     "Clusters and other hosts": CLUSTERS,
     "Settings and your own code": OWN_CODE,
 }
+
+GONE: Mapping[str, str] = {
+    "advise": "`prefixrl status RUN` has a line that names the bottleneck of a run",
+    "systemd": "`prefixrl example systemd` copies unit files, and `prefixrl docs systemd` says how to use them",
+}
+"""Commands of earlier releases, and what takes their place."""
 
 COMMANDS: Group = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 

@@ -5,7 +5,6 @@ show.py         `prefixrl show`: the text and tokens that the models see of a qu
 inspect.py      `prefixrl inspect`: a line per trained group, and the checked history
 samples.py      `prefixrl samples`: what the adapter writes
 export.py       `prefixrl export`: metrics as a table
-track.py        `prefixrl track`: metrics in TensorBoard, Weights & Biases, trackio and MLflow
 report.py       `prefixrl report`: the table of a run, and what its page shows
 page.py         `report.html`: the page in `page/` with the data inside
 curves.py       the numbers of metrics.jsonl as columns, thinned for drawing

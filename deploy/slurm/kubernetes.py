@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from prefixrl.common.config.foreign.user_function import is_file
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.template import rendered
 from prefixrl.common.worker.allowed import needed
@@ -30,9 +31,9 @@ def in_pods(run: RunOnSlurm, mount: Path) -> RunOnSlurm:
             )
         return text if path.is_relative_to(mount) else str(mount / path.relative_to(folder))
 
-    reward = run.config.reward.model_copy(
-        update={"function": function and moved("reward.function", function)}
-    )
+    if function and is_file(function):
+        function = moved("reward.function", function)
+    reward = run.config.reward.model_copy(update={"function": function})
     config = run.config.model_copy(
         update={"directory": moved("directory", run.config.directory), "reward": reward}
     )

@@ -9,6 +9,7 @@ Every rank makes the plan, and all the same one: it takes a core for up to a sec
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +18,6 @@ import xxhash
 
 from prefixrl.common.config.algorithm import FilterConfig
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.journal.records import GroupScored
 from prefixrl.common.run.status import LearnerPhase
 from prefixrl.common.seeds import derive
 from prefixrl.common.wire.messages import learner as messages
@@ -28,6 +28,7 @@ from prefixrl.common.wire.transport import Payload
 from prefixrl.learner.broker.groups.filtering import PassRate, Starved
 from prefixrl.learner.broker.groups.ledger import Ledger
 from prefixrl.learner.broker.groups.window import Choice, NotYetChosen
+from prefixrl.learner.broker.outbox import Answer
 from prefixrl.learner.broker.workers.dispatch import Dispatcher
 from prefixrl.learner.broker.workers.identity import Start
 from prefixrl.learner.run.fractions import batch_fractions
@@ -119,8 +120,6 @@ log = logging.getLogger(__name__)
 
 NOT_YET_EVERY_S = 1.0
 
-Answer = tuple[messages.FromBroker, list[Payload]]
-
 
 class BatchAnswers:
     """The ranks that wait for a batch, and their answers: one each `NOT_YET_EVERY_S` at least, as a sign of life."""
@@ -186,10 +185,6 @@ class BatchAnswers:
         """Return the answers that are due. Write the ledger's new records before you send them."""
         answers: dict[bytes, Answer] = {}
         self._is_new = False
-        # Groups are described as they are scored: doing all of a batch at once would delay every answer.
-        for record in self._dispatcher.ledger.records:
-            if isinstance(record, GroupScored):
-                self._facts[record.group.prefixes.seq] = _batch_group(record.group)
         passed_s, self._looked_s = now_s - self._looked_s, now_s
         self._short_s += passed_s * self._is_short
         self._is_short = False
@@ -234,8 +229,13 @@ class BatchAnswers:
             del self._waiting[peer]
         return answers
 
-    def withhold(self) -> None:
-        """Forget the newest answers, which were not sent: no rank holds the batch in them."""
+    def describe(self, accepted: Sequence[ScoredGroup]) -> None:
+        """Describe groups as they are scored: doing all of a batch at once would delay every answer."""
+        for group in accepted:
+            self._facts[group.prefixes.seq] = _batch_group(group)
+
+    def withdraw_newest(self) -> None:
+        """Take back the newest answers, which were not sent: no rank holds the batch in them."""
         if self._is_new:
             self._newest = None
 

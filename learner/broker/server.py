@@ -93,7 +93,7 @@ class Broker:
         server: Server[rank_messages.ToBroker, rank_messages.FromBroker],
     ) -> None:
         self.config, self.run, self.journal = config, run, journal
-        self.dispatcher, self.ledger = dispatcher, dispatcher.ledger
+        self.dispatcher, self.ledger, self.outbox = dispatcher, dispatcher.ledger, dispatcher.outbox
         self.versions = Versions(config, run.identity, dispatcher.evaluations)
         self.batches = BatchAnswers(config, dispatcher, run.problems, run.start)
         self.usage_file = UsageFile(Path(config.directory), config.scorer.openai)
@@ -111,7 +111,6 @@ class Broker:
         self._malformed = 0
         """Messages that were not accepted: no message at all, or refused."""
         self._peers = Peers()
-        self._acks: list[tuple[bytes, rank_messages.FromBroker]] = []
         self._counted_s = 0.0
         """Time of the last search for silent workers."""
         self._stopping: str | None = None
@@ -124,20 +123,19 @@ class Broker:
             now_s = time.monotonic()
             self._give_up_lost(now_s)
             if obstacle := self._disk.why:
-                answers = self.batches.put_off(obstacle, now_s)
+                for peer, (message, payload) in self.batches.put_off(obstacle, now_s).items():
+                    self._send(peer, message, payload)
             else:
                 # Before work is given: a batch that goes to the learner makes room for groups.
-                answers = self.batches.answers(now_s)
+                self.outbox.add_batches(self.batches.answers(now_s))
                 self.dispatcher.dispatch(now_s)
-            if self._write_down(now_s):
-                self._send_all(self.dispatcher.outgoing)
+            if self._write_records(now_s):
+                self._send_after_sync()
                 if self.journal.is_long:
                     self._begin_segment(now_s)
-            elif not obstacle:
-                self.batches.withhold()
-                answers = {}  # the ranks ask again
-            for peer, (message, payload) in answers.items():
-                self._send(peer, message, payload)
+            elif self.outbox.batches:
+                self.outbox.batches = []
+                self.batches.withdraw_newest()  # the ranks ask again
             self.usage_file.save(now_s)
         # Before the wait for Goodbyes: it outlasts the patience of some supervisors.
         self.usage_file.save(time.monotonic(), at_once=True)
@@ -201,15 +199,20 @@ class Broker:
         self._send(peer, worker_messages.Reject(reason))
         self._peers.drop(peer)
 
-    def _write_down(self, now_s: float, *more: JournalRecord) -> bool:
-        """Write the ledger's records and `more`, then acknowledge results; False while the disk is full."""
+    def _write_records(self, now_s: float, *more: JournalRecord) -> bool:
+        """Write the ledger's records and `more` to the journal, synced; False while the disk is full."""
         if not self._takes(lambda: self.journal.append([*self.ledger.records, *more]), now_s):
             return False
         self.ledger.records = []
-        if self._acks:
-            self._send_all(self._acks)
-            crash_point("journal.acknowledged")
         return True
+
+    def _send_after_sync(self) -> None:
+        """Send what waited for the journal."""
+        has_acks = bool(self.outbox.acks)
+        for peer, message, payload in self.outbox.after_sync():
+            self._send(peer, message, payload)
+        if has_acks:
+            crash_point("journal.acknowledged")
 
     def _begin_segment(self, now_s: float) -> None:
         """Close a long segment of the journal; the next one begins with the state so far."""
@@ -228,11 +231,6 @@ class Broker:
             raise DiskFault(
                 f"the journal of {self.config.directory} cannot be written: {error}"
             ) from error
-
-    def _send_all(self, outgoing: list[tuple[bytes, rank_messages.FromBroker]]) -> None:
-        for peer, message in outgoing:
-            self._send(peer, message)
-        outgoing.clear()
 
     def _send(
         self, peer: bytes, message: rank_messages.FromBroker | None, payload: Sequence[Payload] = ()
@@ -373,10 +371,10 @@ class Broker:
             case worker_messages.Prefixes() if worker.role == "rollout":
                 self.versions.check_prefixes(worker, message)
                 self.dispatcher.take_prefixes(worker, message, now_s)
-                self._acks.append((worker.identity, worker_messages.Ack(message.task)))
+                self.outbox.add_ack(worker.identity, message.task)
             case worker_messages.Scores() if worker.role == "scorer":
-                self.dispatcher.take_scores(worker, message, now_s)
-                self._acks.append((worker.identity, worker_messages.Ack(message.task)))
+                self.batches.describe(self.dispatcher.take_scores(worker, message, now_s))
+                self.outbox.add_ack(worker.identity, message.task)
             case worker_messages.Refused():
                 self.dispatcher.take_refusal(worker, message)
             case worker_messages.Staged(version) if worker.role == "rollout":
@@ -463,7 +461,7 @@ class Broker:
         if self.versions.latest == note:
             return True
         probe_of(note)  # what is malformed is refused before anything is written
-        if not self._write_down(now_s, VersionPublished(note)):
+        if not self._write_records(now_s, VersionPublished(note)):
             return False
         self.versions.publish(note)
         self.dispatcher.note(f"version {note.version} was published", now_s)

@@ -1,6 +1,5 @@
 """From batches to samples, and from samples to padded tensors. Pure."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -103,7 +102,6 @@ class PreparedMicroBatch:
 
     rows: tuple[int, ...]
     batch: PaddedRows
-    kept: Tensor
     proximal: Tensor
     reference: Tensor | None
     old_values: Tensor
@@ -117,8 +115,6 @@ class PreparedMicroBatch:
     """Scores of steps at the tokens that end them, likewise; None where no score is a reward of its own."""
     is_proximal_late: bool = False
     """True before the first optimiser step if its forward is to tell `proximal`; 0 until then."""
-    second_moment_limit: float = math.inf
-    """Limit of M2PO on (log theta/mu)^2; see `ppo.second_moment_limit`."""
 
 
 def pad(samples: Sequence[Sample], pad_id: int) -> PaddedRows:

@@ -17,7 +17,7 @@ FLUSH_S = 60.0
 
 def check_packages(wanted: LogConfig) -> None:
     """Raise ConfigError if a tracker is asked for whose package is not installed."""
-    for tracker in wanted.trackers:
+    for tracker in wanted.chosen_trackers.keys() - wanted.trackers.keys():
         if importlib.util.find_spec(tracker) is None:
             raise ConfigError(missing(tracker))
 

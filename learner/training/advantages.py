@@ -31,47 +31,34 @@ def last_tokens(mask: Tensor) -> Tensor:
 
 
 def gae(
-    rewards: Tensor,
-    values: Tensor,
-    mask: Tensor,
-    gamma: float,
-    lambda_: float,
-    importance: Tensor | None = None,
+    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lambda_: float
 ) -> tuple[Tensor, Tensor]:
-    """Return GAE advantages and returns (Schulman et al. 2016, eq. 16), with `importance` V-trace's.
+    """Return GAE advantages and returns (Schulman et al. 2016, eq. 16).
 
-    delta_t = r_t + gamma V_{t+1} - V_t,  A_t = delta_t + gamma lambda A_{t+1},  R_t = A_t + V_t. The last token has no
-    bootstrap, whether it is an EOS or the length cap: the episode is the prefix.
-
-    V-trace (Espeholt et al. 2018, eq. 1 and remark 2): D_t = v_t - V_t = rho_t delta_t + gamma lambda c_t D_{t+1},
-    A_t = delta_t + gamma lambda D_{t+1}, R_t = v_t, with rho_t = c_t = min(1, p/mu). A_t leaves its own rho_t out: the
-    policy loss has its own weight. With p = mu both are equal.
+    delta_t = r_t + gamma V_{t+1} - V_t,  A_t = delta_t + gamma lambda A_{t+1},  R_t = A_t + V_t.
+    The last token has no bootstrap, whether it is an EOS or the length cap: the episode is the
+    prefix.
 
     Args:
         rewards: (rows, tokens).
-        values: (rows, tokens); V_t is read where token t is predicted, the first at the last prompt token.
+        values: (rows, tokens); V_t is read where token t is predicted, the first at the last
+            prompt token.
         mask: (rows, tokens).
-        importance: (rows, tokens), p/mu.
 
     Returns:
         advantages and returns on the rewards' own scale, both (rows, tokens), 0 outside the mask.
     """
-    values, rewards = torch.where(mask, values, 0.0), torch.where(mask, rewards, 0.0)
-    trace = None if importance is None else importance.clamp(max=1.0)
-    advantages, corrections = torch.zeros_like(values), torch.zeros_like(values)
-    following = torch.zeros_like(values[:, 0])
-    next_value = torch.zeros_like(following)
+    values = torch.where(mask, values, 0.0)
+    rewards = torch.where(mask, rewards, 0.0)
+    advantages = torch.zeros_like(values)
+    next_advantage = torch.zeros_like(values[:, 0])
+    next_value = torch.zeros_like(next_advantage)
     for t in reversed(range(values.shape[1])):
         delta = rewards[:, t] + gamma * next_value - values[:, t]
-        advantages[:, t] = torch.where(mask[:, t], delta + gamma * lambda_ * following, 0.0)
-        following = (
-            advantages[:, t]
-            if trace is None
-            else torch.where(mask[:, t], trace[:, t] * advantages[:, t], 0.0)
-        )
+        advantages[:, t] = torch.where(mask[:, t], delta + gamma * lambda_ * next_advantage, 0.0)
+        next_advantage = advantages[:, t]
         next_value = values[:, t]
-        corrections[:, t] = following
-    return advantages, corrections + values
+    return advantages, advantages + values
 
 
 def group_advantages(
@@ -110,8 +97,8 @@ def group_advantages(
 
 def moments(x: Tensor, mask: Tensor) -> Tensor:
     """Return sum, sum of squares and count of x in the mask: float64, shape (3,), per rank."""
-    kept = x[mask].double()
-    return torch.stack([kept.sum(), kept.square().sum(), mask.sum().double()])
+    values = x[mask].double()
+    return torch.stack([values.sum(), values.square().sum(), mask.sum().double()])
 
 
 def whiten(x: Tensor, mask: Tensor, moments: Tensor, floor: float) -> tuple[Tensor, bool]:

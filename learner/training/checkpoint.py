@@ -267,8 +267,10 @@ def load(directory: Path, models: Models) -> TrainerState | None:
         DataError: it was written by another number of ranks, ZeRO stage or precision.
     """
     newest = latest(directory) if models.rank == 0 else None
-    found = torch.tensor([-1 if newest is None else int(newest.name[5:])], device=models.device)
-    iteration = int(distributed.from_rank_0(found).item())
+    newest_iteration = torch.tensor(
+        [-1 if newest is None else int(newest.name[5:])], device=models.device
+    )
+    iteration = int(distributed.from_rank_0(newest_iteration).item())
     if iteration < 0:
         return None
     folder = directory / f"step_{iteration:08d}"
@@ -340,15 +342,16 @@ def latest(directory: Path) -> Path | None:
     Raises:
         DataError: every checkpoint is damaged.
     """
-    for folder in (found := [*reversed(checkpoints(directory).values())]):
+    folders = [*reversed(checkpoints(directory).values())]
+    for folder in folders:
         problem = damage(folder)
         if not problem:
             return folder
         log.warning("skipping the checkpoint %s: %s", folder, problem)
-    if found:
+    if folders:
         raise DataError(
-            f"every checkpoint in {directory} is damaged; the newest: {damage(found[0])}; restore one, or remove them "
-            "to begin again at iteration 0"
+            f"every checkpoint in {directory} is damaged; the newest: {damage(folders[0])}; restore "
+            f"one, or remove them to begin again at iteration 0"
         )
     return None
 

@@ -34,7 +34,7 @@ class IterationMetrics:
     means: Report
     """Finite figures only, since JSON knows no others; `*_steps_dropped` says why one is missing."""
     histograms: dict[str, Histogram]
-    """`advantage` (as trained, per sampled token), `log_importance` (log p/mu, per ratio, masked ones included),
+    """`advantage` (as trained, per sampled token), `log_importance` (log p/mu, per ratio),
     `log_ratio` (log of theta/p, or theta/mu with correction = "behaviour", per ratio and optimiser step), `age`
     (versions, per row: that of its oldest token), `token_age` (versions, per sampled token)."""
     row_advantages: tuple[float, ...]
@@ -97,7 +97,7 @@ def report(
     reports = tuple(_step_report(sums, step) for sums, step in zip(scalars, steps, strict=True))
     row_advantages = _row_advantages(data, micro_batches)
     figures = means(totals, facts.whitening.moments)
-    figures |= reward_figures(data.rewards, data.groups) | mask_figures(micro_batches)
+    figures |= reward_figures(data.rewards, data.groups)
     figures |= noise_figures(micro_batches, facts.bound_ratio)
     oldest, newest = _row_ages(micro_batches)
     figures["crossed_rows_fraction"] = _crossed(oldest, newest)
@@ -122,13 +122,13 @@ def report(
 
 def _drift(micro_batches: Sequence[PreparedMicroBatch], max_staleness: int) -> Tensor:
     """Return the sums of `drift_sums` over all rows. A collective."""
-    found = [
+    sums = [
         ppo.drift_sums(
             each.proximal, each.batch.behaviour, each.batch.mask, each.ages, max_staleness
         )
         for each in micro_batches
     ]
-    return sum_over_ranks(torch.stack(found).sum(dim=0))
+    return sum_over_ranks(torch.stack(sums).sum(dim=0))
 
 
 def _over_ranks(steps: Sequence[StepSums]) -> tuple[list[Report], Tensor]:
@@ -160,27 +160,15 @@ def _step_figures(reports: Sequence[Report], steps: Sequence[StepSums]) -> Repor
     """Return means over the applied steps of each model, and the number of dropped steps."""
     figures: Report = {"actor_steps_frozen": float(sum(step.actor is None for step in steps))}
     for model, loss in (("actor", "policy_loss"), ("critic", "value_loss")):
-        taken = [each for each in reports if f"{model}_applied" in each]
-        applied = [each for each in taken if each[f"{model}_applied"]]
-        if taken:
-            figures[f"{model}_steps_dropped"] = float(len(taken) - len(applied))
-            figures[f"{model}_lr"] = taken[-1][f"{model}_lr"]
+        steps_of_model = [each for each in reports if f"{model}_applied" in each]
+        applied = [each for each in steps_of_model if each[f"{model}_applied"]]
+        if steps_of_model:
+            figures[f"{model}_steps_dropped"] = float(len(steps_of_model) - len(applied))
+            figures[f"{model}_lr"] = steps_of_model[-1][f"{model}_lr"]
         for name in (loss, f"{model}_grad_norm"):
             if applied:
                 figures[name] = sum(each[name] for each in applied) / len(applied)
     return figures
-
-
-def mask_figures(micro_batches: Sequence[PreparedMicroBatch]) -> Report:
-    """Return the shares of sampled tokens and of rows that the masks leave out. A collective."""
-    masks = [(each.batch.mask, each.kept) for each in micro_batches]
-    counts = [
-        torch.stack([each.sum() for mask in pair for each in (mask, mask.any(dim=1))])
-        for pair in masks
-    ]
-    tokens, rows, kept, kept_rows = sum_over_ranks(torch.stack(counts).sum(dim=0)).tolist()
-    shares = {"tokens": kept / max(tokens, 1), "rows": kept_rows / max(rows, 1)}
-    return {f"masked_{name}_fraction": 1.0 - share for name, share in shares.items()}
 
 
 def noise_figures(micro_batches: Sequence[PreparedMicroBatch], bound_ratio: float) -> Report:
@@ -188,10 +176,14 @@ def noise_figures(micro_batches: Sequence[PreparedMicroBatch], bound_ratio: floa
     if math.isinf(bound_ratio):
         return {}
     counts = []
-    for each in micro_batches:
-        mask = each.kept & (each.ages.amax(dim=1, keepdim=True) == 0)
+    for micro_batch in micro_batches:
+        mask = micro_batch.batch.mask & (micro_batch.ages.amax(dim=1, keepdim=True) == 0)
         past = ppo.is_past_ratio(
-            each.proximal, each.batch.behaviour, mask, each.advantages, bound_ratio
+            micro_batch.proximal,
+            micro_batch.batch.behaviour,
+            mask,
+            micro_batch.advantages,
+            bound_ratio,
         )
         counts.append(torch.stack([(past & mask).sum(), mask.sum()]))
     past_tokens, tokens = sum_over_ranks(torch.stack(counts).sum(dim=0)).tolist()
@@ -208,12 +200,12 @@ def _crossed(oldest: Tensor, newest: Tensor) -> float:
 def _row_ages(micro_batches: Sequence[PreparedMicroBatch]) -> tuple[Tensor, Tensor]:
     """Return the ages of the oldest and of the newest token of each row: int64, (rows,)."""
     oldest, newest = [], []
-    for each in micro_batches:
-        mask = each.batch.mask
+    for micro_batch in micro_batches:
+        mask = micro_batch.batch.mask
         is_row = mask.any(dim=1)  # a filler has no token
-        oldest.append(each.ages.masked_fill(~mask, -1).amax(dim=1)[is_row])
+        oldest.append(micro_batch.ages.masked_fill(~mask, -1).amax(dim=1)[is_row])
         newest.append(
-            each.ages.masked_fill(~mask, torch.iinfo(torch.int64).max).amin(dim=1)[is_row]
+            micro_batch.ages.masked_fill(~mask, torch.iinfo(torch.int64).max).amin(dim=1)[is_row]
         )
     return torch.cat(oldest), torch.cat(newest)
 

@@ -96,8 +96,8 @@ def row_baselines(
         members.setdefault(group, []).append(mean)
     offsets, scales = [], []
     for mean, group in zip(means, groups, strict=True):
-        found = members[group]
-        count, total = len(found), sum(found)
+        group_means = members[group]
+        count, total = len(group_means), sum(group_means)
         offset, scale = total / count, 1.0
         if form == "none":
             offset = 0.0
@@ -108,7 +108,7 @@ def row_baselines(
         elif form == "code":
             scale = count / (count - 1)
         elif form == "zscore":
-            deviation = (sum((each - offset) ** 2 for each in found) / (count - 1)) ** 0.5
+            deviation = (sum((each - offset) ** 2 for each in group_means) / (count - 1)) ** 0.5
             scale = 1.0 / (deviation + floor) if deviation > 0.0 else 0.0
         offsets.append(offset)
         scales.append(scale)
@@ -127,10 +127,10 @@ def pairwise_accuracy(
     for score, outcome, group in zip(scores, outcomes, groups, strict=True):
         members.setdefault(group, []).append((outcome, score))
     shares = []
-    for found in members.values():
+    for rows in members.values():
         right = weight = 0.0
-        for better, high in found:
-            for worse, low in found:
+        for better, high in rows:
+            for worse, low in rows:
                 if better > worse:
                     weight += better - worse
                     right += (better - worse) * (float(high > low) + 0.5 * float(high == low))

@@ -1,12 +1,12 @@
 """One iteration of PPO on every rank: B scored groups in, a few steps, figures out.
 
     rewards ──baseline of the group (or none)──┐
-    rows ──plan──▶ micro-batches ──measure──▶ p, reference, V, masks ──▶ GAE ──whiten over all ranks──▶ A, R
+    rows ──plan──▶ micro-batches ──measure──▶ p, reference, V ──▶ GAE ──whiten over all ranks──▶ A, R
       └── reward model, where there is one ──▶ process rewards ───────────┘                                 │
                                                                                                         │
                               for each epoch, for each minibatch: backward per micro-batch, one step ◀──┘
 
-Proximal logprobs, values, masks and advantages are computed once and stay fixed for the iteration. Proximal logprobs of
+Proximal logprobs, values and advantages are computed once and stay fixed for the iteration. Proximal logprobs of
 the first minibatch that nothing needs before its loss are those of its first forward in training. The ranks
 communicate only in the moments of the whitening, in the denominators, inside DeepSpeed and in the sums of the
 figures. Every decision to drop a step or to leave steps out is taken from reduced values, so all ranks decide alike.
@@ -15,7 +15,6 @@ figures. Every decision to drop a step or to leave steps out is taken from reduc
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -31,7 +30,7 @@ from prefixrl.learner.models.batch import (
     filler_row,
     pad_lines,
 )
-from prefixrl.learner.models.distributed import gather_over_ranks, sum_over_ranks
+from prefixrl.learner.models.distributed import sum_over_ranks
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.training import ppo
 from prefixrl.learner.training.advantages import moments, whiten
@@ -52,14 +51,22 @@ from prefixrl.learner.training.objectives import (
     value_mask,
 )
 from prefixrl.learner.training.plan import MicroBatch, Plan, forward_tokens, plan_iteration
-from prefixrl.learner.training.process_rewards import with_process_rewards, with_step_rewards
+from prefixrl.learner.training.process_rewards import (
+    MicroBatches,
+    with_process_rewards,
+    with_step_rewards,
+)
 
 PAD_ID = 0
 """Any id will do: padded positions are outside every mask, and no position after them counts."""
 
 
 def train_iteration(
-    models: Models, data: IterationData, config: RunConfig, total_steps: int
+    models: Models,
+    data: IterationData,
+    config: RunConfig,
+    total_steps: int,
+    plan: Plan | None = None,
 ) -> IterationMetrics:
     """Train the actor, and the critic where there is one, on one iteration's rows.
 
@@ -69,10 +76,11 @@ def train_iteration(
         models: changed in place.
         data: the same on every rank but for `samples`.
         total_steps: optimiser steps of the whole run, for the learning rate.
+        plan: the plan by which this rank fetched its rows; None to make it here.
 
     Raises:
-        TrainingFault: a token is older than `max_staleness` allows, or of a later version; or a reward or a measured
-            figure is not finite.
+        TrainingFault: a token is older than `max_staleness` allows, or of a later version; or a
+            reward or a measured figure is not finite.
         ValueError: a row of this rank is missing or has other lengths than announced.
     """
     algorithm = config.algorithm
@@ -80,73 +88,93 @@ def train_iteration(
         algorithm, config.max_sampled_tokens, config.implicit_reward, config.scorer.prm
     )
     _check_rows(data, algorithm.max_staleness)
-    plan = plan_for(models, data, config)
-    is_late = is_measured_late(algorithm, objective)
+    plan = plan or plan_for(models, data, config)
+    is_late = is_measured_late(objective)
+    # Everything that stays fixed in the iteration is computed before its first step.
     measured = [
-        [
-            _measure(models, data, lines, algorithm, is_late and step == 0)
-            for lines in minibatch[models.rank]
-        ]
+        [_measure(models, data, lines, is_late and step == 0) for lines in minibatch[models.rank]]
         for step, minibatch in enumerate(plan)
     ]
-    if objective.step_coefficient:
-        measured = with_step_rewards(measured, data, objective)
-    figures: Report = {}
-    if config.implicit_reward is not None:
-        measured, figures = with_process_rewards(
-            models, config.implicit_reward, measured, data, objective
-        )
+    measured, figures = _with_other_rewards(models, measured, data, config, objective)
     whitening, micro_batches = _with_advantages(measured, data, objective)
-    micro_batches = _with_limits(micro_batches, objective)
-    normalisers = _normalisers(micro_batches, objective)
-    planned = list(range(len(micro_batches))) * algorithm.ppo_epochs
-    steps: list[StepSums] = []
-    for index in planned:
-        own, frozen_steps = micro_batches[index], algorithm.critic_warmup_steps
-        steps.append(
-            _optimise(models, own, objective, normalisers[index], frozen_steps, total_steps)
-        )
-        if is_late and len(steps) == 1:
-            micro_batches[0] = _with_proximal(data.iteration, micro_batches[0], steps[0].logprobs)
-        if algorithm.kl_limit is not None and _kl(steps[-1]) > algorithm.kl_limit:
-            break
-    left_out = len(planned) - len(steps)
-    models.optimizer_steps += left_out
-    if objective.policy.is_interpolated:
-        micro_batches = [
-            _with_proximal(data.iteration, own, step.logprobs)
-            for own, step in zip(micro_batches, steps, strict=False)
-        ]
+    steps, left_out = _take_steps(
+        models, micro_batches, data.iteration, algorithm, objective, total_steps
+    )
     tokens = forward_tokens(plan, data.lengths)
     if models.is_packed:
         tokens = (tokens[0], tokens[0])
-    policy = objective.policy
     facts = IterationFacts(
         whitening,
-        policy.ratio,
-        policy.bounds.ratio,
+        objective.policy.ratio,
+        objective.policy.bound_ratio,
         left_out,
         algorithm.max_staleness,
         *tokens,
         figures,
     )
-    return report(data, [micro_batch for own in micro_batches for micro_batch in own], steps, facts)
+    trained = [micro_batch for minibatch in micro_batches for micro_batch in minibatch]
+    return report(data, trained, steps, facts)
+
+
+def _with_other_rewards(
+    models: Models,
+    measured: MicroBatches,
+    data: IterationData,
+    config: RunConfig,
+    objective: Objective,
+) -> tuple[MicroBatches, Report]:
+    """Add scores of steps and process rewards, where the run has any. A collective."""
+    figures: Report = {}
+    if objective.step_coefficient:
+        measured = with_step_rewards(measured, data, objective)
+    if config.implicit_reward is not None:
+        measured, figures = with_process_rewards(
+            models, config.implicit_reward, measured, data, objective
+        )
+    return measured, figures
+
+
+def _take_steps(
+    models: Models,
+    micro_batches: MicroBatches,
+    iteration: int,
+    algorithm: AlgorithmConfig,
+    objective: Objective,
+    total_steps: int,
+) -> tuple[list[StepSums], int]:
+    """Take the optimiser steps of all epochs; return their sums, and how many were left out.
+
+    The first minibatch gets its proximal logprobs in place where no forward measured them before.
+    """
+    planned = list(range(len(micro_batches))) * algorithm.ppo_epochs
+    schedule = (algorithm.critic_warmup_steps, total_steps)
+    normalisers = _normalisers(micro_batches, objective)
+    steps: list[StepSums] = []
+    for index in planned:
+        minibatch = micro_batches[index]
+        step = _optimise(models, minibatch, objective, normalisers[index], schedule)
+        steps.append(step)
+        if any(micro_batch.is_proximal_late for micro_batch in minibatch):
+            micro_batches[index] = _with_proximal(iteration, minibatch, step.logprobs)
+        # Every rank leaves the same steps out: the KL is that of all ranks.
+        if algorithm.kl_limit is not None and _kl(step) > algorithm.kl_limit:
+            break
+    left_out = len(planned) - len(steps)
+    models.optimizer_steps += left_out
+    return steps, left_out
 
 
 def plan_for(models: Models, data: IterationData, config: RunConfig) -> Plan:
     """Return the plan of an iteration, the same on every rank; `samples` may be missing."""
-    minibatches, tokens = (
+    return plan_iteration(
+        data.lengths,
+        data.groups,
+        data.seed,
+        models.world_size,
         config.algorithm.minibatches_of(len(data.lengths)),
         config.learner.micro_batch_tokens,
+        models.is_shared,
     )
-    lengths, groups = tuple(data.lengths), tuple(data.groups)
-    return _newest_plan(
-        lengths, groups, data.seed, models.world_size, minibatches, tokens, models.is_shared
-    )
-
-
-# A rank needs it for what it fetches, and again for what it trains.
-_newest_plan = lru_cache(maxsize=1)(plan_iteration)
 
 
 def _check_rows(data: IterationData, max_staleness: int) -> None:
@@ -169,19 +197,13 @@ def _check_rows(data: IterationData, max_staleness: int) -> None:
             )
 
 
-def is_measured_late(algorithm: AlgorithmConfig, objective: Objective) -> bool:
+def is_measured_late(objective: Objective) -> bool:
     """Return True if nothing before the first loss needs p.
 
-    The first forward in training then tells it: the weights are still those of p. The masks by p/mu, M2PO's limit,
-    V-trace and a KL in the reward need it before.
+    The first forward in training then tells it: the weights are still those of p. A KL in the
+    reward needs p before.
     """
-    bands = (algorithm.mask_token_band, algorithm.mask_sequence_band, objective.second_moment)
-    is_needed = (
-        objective.has_vtrace
-        or objective.kl_in_reward != 0.0
-        or any(each is not None for each in bands)
-    )
-    return not is_needed and not objective.policy.is_interpolated
+    return objective.kl_in_reward == 0.0
 
 
 @torch.no_grad()
@@ -189,32 +211,21 @@ def _measure(
     models: Models,
     data: IterationData,
     lines: MicroBatch,
-    algorithm: AlgorithmConfig,
     is_late: bool,
 ) -> PreparedMicroBatch:
-    """Measure proximal and reference logprobs, values and masks by the forward that is trained.
+    """Measure proximal and reference logprobs and values by the forward that is trained.
 
     With `is_late` the first optimiser step finds the proximal logprobs; until then they are 0.
     """
     samples = [[_sample(data, row) for row in line] for line in lines]
     batch = (pad_lines(samples, PAD_ID) if lines else filler_row(PAD_ID)).to(models.device)
-    proximal = nothing = torch.zeros_like(batch.behaviour)
-    if algorithm.proximal == "interpolated":
-        proximal = batch.behaviour
-    elif not is_late:
-        proximal = models.forward_actor(batch)[0]
+    nothing = torch.zeros_like(batch.behaviour)
+    proximal = nothing if is_late else models.forward_actor(batch)[0]
     values = models.forward_critic(batch)
     return PreparedMicroBatch(
         rows=tuple(row for line in lines for row in line),
         is_proximal_late=is_late,
         batch=batch,
-        kept=ppo.kept_tokens(
-            proximal,
-            batch.behaviour,
-            batch.mask,
-            algorithm.mask_token_band,
-            algorithm.mask_sequence_band,
-        ),
         proximal=proximal,
         reference=models.forward_reference(batch),
         old_values=nothing if values is None else values,
@@ -237,7 +248,7 @@ def _sample(data: IterationData, row: int) -> Sample:
 
 
 def _with_proximal(
-    iteration: int, own: Sequence[PreparedMicroBatch], logprobs: Sequence[Tensor]
+    iteration: int, minibatch: Sequence[PreparedMicroBatch], logprobs: Sequence[Tensor]
 ) -> list[PreparedMicroBatch]:
     """Return micro-batches with p as a step saw it. A collective.
 
@@ -245,18 +256,18 @@ def _with_proximal(
         TrainingFault: p is not finite on some rank.
     """
     bad = [
-        (~torch.isfinite(seen[each.batch.mask])).sum()
-        for seen, each in zip(logprobs, own, strict=True)
+        (~torch.isfinite(p[micro_batch.batch.mask])).sum()
+        for p, micro_batch in zip(logprobs, minibatch, strict=True)
     ]
     if sum_over_ranks(torch.stack(bad).sum()).item():
-        raise TrainingFault(_spoilt(iteration, "logprobs"))
+        raise TrainingFault(_fault_of_weights(iteration, "logprobs"))
     return [
-        replace(each, proximal=seen, is_proximal_late=False)
-        for each, seen in zip(own, logprobs, strict=True)
+        replace(micro_batch, proximal=p, is_proximal_late=False)
+        for micro_batch, p in zip(minibatch, logprobs, strict=True)
     ]
 
 
-def _spoilt(iteration: int, what: str) -> str:
+def _fault_of_weights(iteration: int, what: str) -> str:
     return (
         f"iteration {iteration}: {what} are not finite, so the weights of the policy, critic or reference are not "
         f"either; resume from an older checkpoint with a smaller learning rate"
@@ -269,67 +280,50 @@ def _with_advantages(
     """Compute advantages per row, then whiten with the moments over all ranks."""
     rewards = row_rewards(objective, data.rewards, data.groups)
     estimates = [
-        [_estimate(micro_batch, rewards, objective) for micro_batch in own] for own in micro_batches
+        [_estimate(micro_batch, rewards, objective) for micro_batch in minibatch]
+        for minibatch in micro_batches
     ]
     reduced = sum_over_ranks(
         torch.stack(
-            [_advantage_counts(micro_batch, objective) for own in estimates for micro_batch in own]
+            [
+                _advantage_counts(micro_batch, objective)
+                for minibatch in estimates
+                for micro_batch in minibatch
+            ]
         ).sum(dim=0)
     )
     *sums, bad_logprobs = reduced.tolist()
     if bad_logprobs or not torch.isfinite(reduced).all():
-        raise TrainingFault(_spoilt(data.iteration, "logprobs" if bad_logprobs else "advantages"))
+        raise TrainingFault(
+            _fault_of_weights(data.iteration, "logprobs" if bad_logprobs else "advantages")
+        )
     if objective.whiten_floor is None:
         return Whitening(tuple(sums), False), estimates
     is_floored = False
-    done: list[list[PreparedMicroBatch]] = []
-    for own in estimates:
-        done.append([])
-        for micro_batch in own:
+    whitened: list[list[PreparedMicroBatch]] = []
+    for minibatch in estimates:
+        whitened.append([])
+        for micro_batch in minibatch:
             advantages, is_floored = whiten(
                 micro_batch.advantages, micro_batch.batch.mask, reduced[:3], objective.whiten_floor
             )
-            done[-1].append(replace(micro_batch, advantages=advantages))
-    return Whitening(tuple(sums), is_floored), done
-
-
-def _with_limits(
-    micro_batches: list[list[PreparedMicroBatch]], objective: Objective
-) -> list[list[PreparedMicroBatch]]:
-    """Set M2PO's limit for each minibatch, from p/mu of all ranks. A collective where on."""
-    if objective.second_moment is None:
-        return micro_batches
-    done = []
-    for own in micro_batches:
-        found = []
-        for each in own:
-            drift = ppo.log_ratios(
-                each.proximal, each.batch.behaviour, each.kept, objective.policy.ratio
-            )
-            moments, may_clip = ppo.second_moments(
-                drift, torch.where(each.kept, each.advantages, 0.0)
-            )
-            found.append(moments[may_clip])
-        limit = ppo.second_moment_limit(
-            gather_over_ranks(torch.cat(found)), objective.second_moment
-        )
-        done.append([replace(each, second_moment_limit=limit) for each in own])
-    return done
+            whitened[-1].append(replace(micro_batch, advantages=advantages))
+    return Whitening(tuple(sums), is_floored), whitened
 
 
 def _estimate(
     micro_batch: PreparedMicroBatch, rewards: Sequence[float], objective: Objective
 ) -> PreparedMicroBatch:
-    own = torch.zeros_like(micro_batch.batch.rewards)
+    row_advantages = torch.zeros_like(micro_batch.batch.rewards)
     if micro_batch.rows:
-        own = own.new_tensor([rewards[row] for row in micro_batch.rows])
-    return estimate(objective, micro_batch, own)
+        row_advantages = row_advantages.new_tensor([rewards[row] for row in micro_batch.rows])
+    return estimate(objective, micro_batch, row_advantages)
 
 
 def _advantage_counts(micro_batch: PreparedMicroBatch, objective: Objective) -> Tensor:
     """Return moments of the counted advantages and the number of bad logprobs: shape (4,)."""
     bad = (~torch.isfinite(micro_batch.proximal[micro_batch.batch.mask])).sum()
-    counted = value_mask(objective, micro_batch.kept)
+    counted = value_mask(objective, micro_batch.batch.mask)
     return torch.cat([moments(micro_batch.advantages, counted), bad[None].double()])
 
 
@@ -348,22 +342,24 @@ def _normalisers(
 
 def _optimise(
     models: Models,
-    own: Sequence[PreparedMicroBatch],
+    minibatch: Sequence[PreparedMicroBatch],
     objective: Objective,
     normalisers: tuple[float, float],
-    frozen_steps: int,
-    total_steps: int,
+    schedule: tuple[int, int],
 ) -> StepSums:
-    """Run one minibatch and step each model; the actor only if it may learn from some token.
+    """Run one minibatch and step each model.
 
-    The actor's learning rate counts its steps from the end of the `frozen_steps` in which only the critic learns.
+    Args:
+        schedule: optimiser steps at the start of the run in which only the critic learns, and
+            those of the whole run. The actor's learning rate counts from the end of the first.
     """
     policy_normaliser, value_normaliser = normalisers
-    is_actor_trained = policy_normaliser > 0.0 and models.optimizer_steps >= frozen_steps
+    frozen_steps, total_steps = schedule
+    is_actor_trained = models.optimizer_steps >= frozen_steps
     totals: ppo.Sums = {}
     logprobs: list[Tensor] = []
-    for index, micro_batch in enumerate(own):
-        is_last = index == len(own) - 1
+    for index, micro_batch in enumerate(minibatch):
+        is_last = index == len(minibatch) - 1
         with torch.set_grad_enabled(is_actor_trained):
             terms = _policy_terms(models, micro_batch)
             loss, sums = ppo.policy_loss(terms, objective.policy, max(policy_normaliser, 1.0))
@@ -395,9 +391,8 @@ def _policy_terms(models: Models, micro_batch: PreparedMicroBatch) -> ppo.Policy
         behaviour=micro_batch.batch.behaviour,
         reference=micro_batch.reference,
         advantages=micro_batch.advantages,
-        mask=micro_batch.kept,
+        mask=micro_batch.batch.mask,
         ages=micro_batch.ages,
-        second_moment_limit=micro_batch.second_moment_limit,
     )
 
 
@@ -411,9 +406,9 @@ def _backward_critic(
     values = models.forward_critic(micro_batch.batch)
     if models.critic is None or values is None:
         return {}
-    asked = value_mask(objective, micro_batch.batch.mask)
+    mask = value_mask(objective, micro_batch.batch.mask)
     loss, sums = ppo.value_loss(
-        ppo.ValueTerms(values, micro_batch.old_values, micro_batch.returns, asked),
+        ppo.ValueTerms(values, micro_batch.old_values, micro_batch.returns, mask),
         objective.value_clip,
         objective.policy.aggregation,
         normaliser,

@@ -1,8 +1,9 @@
-"""`algorithm.loss_function`, a policy loss of the user's own: called, checked at every call, tried beforehand.
+"""`algorithm.loss_function`, a policy loss of the user's own: called, and checked at every call.
 
-The function gets tensors (rows, tokens), 0 outside `mask`, and returns the sum of its loss over what the mask keeps,
-with sums to report. It is called on copies: its gradient by logprobs and entropies is all that the model learns from,
-so whatever is wrong with it is seen there, before a weight moves. Whoever calls divides by the global N.
+The function gets tensors (rows, tokens), 0 outside `mask`, and returns the sum of its loss over the
+tokens in the mask, with sums to report. It is called on copies: the model learns only from its
+gradient by logprobs and entropies, so a fault is found there, before a weight moves. The caller
+divides by the global N.
 """
 
 import logging
@@ -31,29 +32,38 @@ KEY = "algorithm.loss_function"
 FIRST, BY_NAME = user_function.CALLS[KEY]
 SLOW_S = 2.0
 LOST_S = 600.0
-"""Time in one call after which the log names a function, once; and then until the process ends: it never returns."""
+"""Time in one call until the log names the function, once; time from then until the process ends,
+because the function never returns."""
 _TOLD = set[str]()
 STEP, TOLERANCE = 1e-6, 1e-5
-"""Step of the finite differences, and how far a gradient may be from them, as a share of the largest (at least 1)."""
+"""Step of the finite differences, and largest distance of a gradient from them, as a share of the
+largest gradient (at least 1)."""
 
 
 @contextmanager
-def watched(what: str, size: str) -> Iterator[None]:
-    """Name a function of the user's, once, where a call of so much is slow; end the process where it never returns."""
+def time_watched(what: str, size: str) -> Iterator[None]:
+    """Watch the time of one call of a user's function.
+
+    The log names a slow function once; the process ends if the call never returns.
+
+    Args:
+        what: the key and the function, for messages.
+        size: amount of work of this call, for messages.
+    """
     has_ended = threading.Event()
 
     def watch() -> None:
         if what not in _TOLD:
             log.warning(
-                "%s has worked on %s for %g s; a step waits for it each time: is there a loop over tokens, or "
-                "rows?",
+                "%s has taken %g s for %s so far, and every step calls it; does it loop over tokens or "
+                "rows in Python?",
                 what,
-                size,
                 SLOW_S,
+                size,
             )
         _TOLD.add(what)
         if not has_ended.wait(LOST_S):
-            with no_teardown():  # nothing else ends a thread that is inside of a function
+            with no_teardown():  # nothing else ends a thread that is inside a function
                 raise ConfigError(
                     f"{what} has not returned {LOST_S:g} s later; does a loop of it never end?"
                 )
@@ -67,8 +77,8 @@ def watched(what: str, size: str) -> Iterator[None]:
         timer.cancel()
 
 
-class OwnLoss:
-    """A function of the user's as `PolicySettings.own`."""
+class UserLoss:
+    """A function of the user's as `PolicySettings.loss_function`."""
 
     def __init__(self, function_ref: str) -> None:
         self._ref = function_ref
@@ -94,8 +104,8 @@ class OwnLoss:
         copies = {name: each.detach().requires_grad_() for name, each in live.items()}
         reference = None if terms.reference is None else masked(mask, terms.reference)[0]
         rest = dict(zip(("proximal", "behaviour", "advantages"), inside[2:], strict=True))
-        given = copies | rest | {"mask": mask, "reference": reference, "ages": terms.ages}
-        loss, sums = self.value(given)
+        columns = copies | rest | {"mask": mask, "reference": reference, "ages": terms.ages}
+        loss, sums = self.value(columns)
         gradients = self._gradients(loss, copies, mask)
         total = loss.detach()
         for name, gradient in gradients.items():
@@ -106,13 +116,13 @@ class OwnLoss:
             for name, each in sums.items()
         }
 
-    def value(self, given: Mapping[str, Tensor | None]) -> tuple[Tensor, dict[str, float]]:
+    def value(self, columns: Mapping[str, Tensor | None]) -> tuple[Tensor, dict[str, float]]:
         """Call the function; return its loss and its sums by name, in order; raises ConfigError."""
         try:
-            size = "a micro-batch of {} rows x {} tokens".format(*given["mask"].shape)  # type: ignore[union-attr]
-            with torch.enable_grad(), watched(f"{KEY} = {self._ref!r}", size):
+            size = "a micro-batch of {} rows x {} tokens".format(*columns["mask"].shape)  # type: ignore[union-attr]
+            with torch.enable_grad(), time_watched(f"{KEY} = {self._ref!r}", size):
                 returned = self._function(
-                    *(given[name] for name in FIRST), **{n: given[n] for n in self._by_name}
+                    *(columns[name] for name in FIRST), **{n: columns[n] for n in self._by_name}
                 )
         except BaseException as error:  # whatever it raises is its own: signals raise nothing here
             raise self._fault(
@@ -123,7 +133,7 @@ class OwnLoss:
                 pass
             case _:
                 raise self._fault(
-                    f"returned {_kind(returned)}; expected (loss, metrics): a tensor, and sums by name"
+                    f"returned {_kind_of(returned)}; expected (loss, metrics): a tensor, and sums by name"
                 )
         if loss.shape != ():
             raise self._fault(
@@ -140,11 +150,11 @@ class OwnLoss:
         self, loss: Tensor, copies: Mapping[str, Tensor], mask: Tensor
     ) -> dict[str, Tensor]:
         """Return the gradients by name where the loss has any; raises ConfigError."""
-        found: tuple[Tensor | None, ...] = ()
+        of_copies: tuple[Tensor | None, ...] = ()
         if loss.requires_grad:
-            found = torch.autograd.grad(loss, list(copies.values()), allow_unused=True)
+            of_copies = torch.autograd.grad(loss, list(copies.values()), allow_unused=True)
         gradients = {
-            name: each for name, each in zip(copies, found, strict=False) if each is not None
+            name: each for name, each in zip(copies, of_copies, strict=False) if each is not None
         }
         if not gradients:
             raise self._fault(
@@ -167,12 +177,12 @@ class OwnLoss:
     def _fault(self, said: str) -> ConfigError:
         return ConfigError(f"{KEY} = {self._ref!r} {said}")
 
-    def try_it(self) -> None:
+    def try_on_rows(self) -> None:
         """Call it on made-up rows, whole and in two micro-batches; raises ConfigError where it is no sum over rows."""
-        terms = made_up(torch.float32)
+        terms = random_terms(torch.float32)
         whole, _ = self(terms)
         parts = sum(
-            self(_cut(terms, rows, tokens))[0]
+            self(_part_of_terms(terms, rows, tokens))[0]
             for rows, tokens in ((slice(0, 2), 6), (slice(2, 4), 2))
         )
         if not torch.isclose(whole, torch.as_tensor(parts), rtol=1e-3, atol=1e-4):
@@ -184,35 +194,33 @@ class OwnLoss:
     def report(self) -> str:
         """Return what trying it found; raises ConfigError where its gradient is not that of its loss."""
         gap = self.gradient_gap()
-        told = f"the gradient is {gap:.1e} of its largest value away from finite differences in float64"
+        comparison = f"the gradient is {gap:.1e} of its largest value away from finite differences in float64"
         if gap > TOLERANCE:
             raise self._fault(
-                f"is wrong: {told}; does a backward of its own differ, or does it leave float64?"
+                f"is wrong: {comparison}; does a backward of its own differ, or does it leave float64?"
             )
         metrics = ", ".join(f"loss/{name}" for name in self.metrics or ()) or "none"
-        return (
-            f"{self._ref}: a sum over rows, in one micro-batch or two; {told}\nmetrics: {metrics}"
-        )
+        return f"{self._ref}: a sum over rows, in one micro-batch or two; {comparison}\nmetrics: {metrics}"
 
     def gradient_gap(self) -> float:
         """Return how far the gradient is from finite differences in float64, as a share of the largest (at least 1).
 
         What the function detaches, or computes under no_grad, counts as constant.
         """
-        terms, held = made_up(torch.float64), _Constants()
-        given = {name: getattr(terms, name) for name in (*FIRST, *BY_NAME)}
-        copies = {name: given[name].clone().requires_grad_() for name in ("logprobs", "entropy")}
-        with held:
-            gradients = self._gradients(self.value(given | copies)[0], copies, terms.mask)
+        terms, constants = random_terms(torch.float64), _Constants()
+        columns = {name: getattr(terms, name) for name in (*FIRST, *BY_NAME)}
+        copies = {name: columns[name].clone().requires_grad_() for name in ("logprobs", "entropy")}
+        with constants:
+            gradients = self._gradients(self.value(columns | copies)[0], copies, terms.mask)
         largest, gap = 1.0, 0.0
         for name, gradient in gradients.items():
             for place in terms.mask.nonzero().tolist():
                 ends = []
                 for step in (STEP, -STEP):
-                    moved = given[name].clone()
+                    moved = columns[name].clone()
                     moved[tuple(place)] += step
-                    with held.again():
-                        ends.append(self.value(given | {name: moved})[0].item())
+                    with constants.again():
+                        ends.append(self.value(columns | {name: moved})[0].item())
                 slope = gradient[tuple(place)].item()
                 largest = max(largest, abs(slope))
                 gap = max(gap, abs((ends[0] - ends[1]) / (2 * STEP) - slope))
@@ -234,25 +242,25 @@ class _Constants(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute, or give again, the result of one operation."""
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if torch.is_grad_enabled() and func not in (Tensor.detach, Tensor.data.__get__):  # type: ignore[attr-defined]
-            return found
+            return result
         if self._place is None:
-            self._kept.append(found)
-            return found
+            self._kept.append(result)
+            return result
         self._place += 1
         return self._kept[self._place - 1]
 
 
 @lru_cache(maxsize=1)
-def load(function_ref: str) -> OwnLoss:
+def load(function_ref: str) -> UserLoss:
     """Return the function of a resolved reference, tried once per process; raises ConfigError."""
-    own = OwnLoss(function_ref)
-    own.try_it()
-    return own
+    loss = UserLoss(function_ref)
+    loss.try_on_rows()
+    return loss
 
 
-def made_up(dtype: torch.dtype) -> PolicyTerms:
+def random_terms(dtype: torch.dtype) -> PolicyTerms:
     """Return 4 rows of up to 6 tokens, one of them without any, as a run might have them."""
     random, shape = torch.Generator().manual_seed(7), (4, 6)
     mask = torch.arange(6) < torch.tensor([[6], [3], [2], [0]])
@@ -266,15 +274,17 @@ def made_up(dtype: torch.dtype) -> PolicyTerms:
     return PolicyTerms(**columns, mask=mask, ages=torch.ones(shape, dtype=torch.int64))
 
 
-def _cut(terms: PolicyTerms, rows: slice, tokens: int) -> PolicyTerms:
+def _part_of_terms(terms: PolicyTerms, rows: slice, tokens: int) -> PolicyTerms:
     columns: Any = {
         name: each[rows, :tokens] for name, each in vars(terms).items() if isinstance(each, Tensor)
     }
     return replace(terms, **columns)
 
 
-def _kind(value: object) -> str:
-    return f"({', '.join(map(_kind, value))})" if isinstance(value, tuple) else type(value).__name__
+def _kind_of(value: object) -> str:
+    return (
+        f"({', '.join(map(_kind_of, value))})" if isinstance(value, tuple) else type(value).__name__
+    )
 
 
 if __name__ == "__main__":

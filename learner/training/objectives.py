@@ -1,30 +1,37 @@
-"""The objectives: each `algorithm.name` as arguments of the pure functions.
+"""The objectives: the record of each `algorithm.name` as arguments of the pure functions.
 
-There is one policy loss, one estimator of advantages and one baseline of groups. A name is a choice of their arguments
-(`docs/objectives.md` has the formulas):
+There is one policy loss, one estimator of advantages and one baseline of groups. A record
+(`common/config/objectives.py`) is a choice of their arguments; docs/objectives.md has the formulas:
 
-    name                advantage of token t                     ratio          divided by
-    gae, tppo           GAE(gamma, lambda) with a critic         per token      tokens (or rows)
-    appo                R - V(prompt)                            per prefix     rows
-    grpo                (r - mean) / std                         per token      tokens (or rows)
-    dr_grpo             r - mean                                 per token      rows x most tokens of a prefix
-    rloo                r - mean of the others                   per token      tokens (or rows)
-    reinforce_baseline  r - mean, whitened over the iteration    per token      tokens (or rows)
+    name                whitened   ratio        divided by                             critic
+    gae                 yes        per token    tokens                                 yes
+    tppo                yes        per token    tokens                                 yes
+    appo                yes        per prefix   prefixes                               yes, one value
+    grpo                no         per token    tokens                                 no
+    dr_grpo             no         per token    prefixes × most tokens of a prefix     no
+    rloo                no         per token    tokens                                 no
+    reinforce_baseline  yes        per token    tokens                                 no
+    prime               yes        per token    tokens                                 no
 
-`prime` is rloo with process rewards and whitening. `algorithm.advantage_function`, a user's own, takes the place of the
-baseline in the last four, `algorithm.loss_function` that of the surrogate under every name (`loss_function.py`).
+A function may give the advantages in place of the baseline: that of a record which a package adds,
+or `algorithm.advantage_function`, a user's own. `algorithm.loss_function` takes the place of the
+surrogate under every name (`loss_function.py`).
 
-Process rewards of an implicit reward model (`[implicit_reward]`) are a second source under every name. With a critic
-they are rewards of tokens beside the outcome; without one each source has a baseline and a discount of its own, and the
-advantage is the sum of their returns. Scores of steps (`scorer.prm.placement = "step"`) are rewards of tokens
-under every name, without a critic less a baseline of their own.
+Process rewards of an implicit reward model (`[implicit_reward]`) are a second source under every
+name. With a critic they are rewards of tokens beside the outcome; without one each source has a
+baseline and a discount of its own, and the advantage is the sum of their returns. Scores of steps
+(`scorer.prm.placement = "step"`) are rewards of tokens under every name, without a critic less a
+baseline of their own.
 
-Without a critic, values are 0 and gamma = lambda = 1: GAE is then the sum of the token rewards still to come.
+Without a critic, values are 0 and gamma = lambda = 1: GAE is then the sum of the token rewards
+still to come.
 """
 
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -38,22 +45,51 @@ from prefixrl.learner.models.batch import PreparedMicroBatch
 from prefixrl.learner.training import loss_function
 from prefixrl.learner.training.advantages import gae, group_advantages, token_rewards
 from prefixrl.learner.training.implicit_reward import BaselineForm
-from prefixrl.learner.training.ppo import (
-    Bounds,
-    PolicySettings,
-    Ratio,
-    kl_estimate,
-    log_ratios,
-    units,
-)
+from prefixrl.learner.training.ppo import Aggregation, PolicySettings, kl_estimate, units
 
 STD_FLOOR = 1e-6
 """Added to the deviation of a group's rewards."""
 
 
 @dataclass(frozen=True)
+class RowFunction:
+    """A function (rewards, groups) -> advantages that is not of this software."""
+
+    label: str
+    """Its name in errors."""
+    function: Callable[[list[float], list[int]], object]
+    path: Path
+    """Its file, for the line of an error."""
+
+    def advantages(self, rewards: Sequence[float], groups: Sequence[int]) -> list[float]:
+        """Return the advantage of each row; raises ConfigError where they are not numbers."""
+        try:
+            with loss_function.time_watched(self.label, f"{len(rewards)} rewards"):
+                returned = self.function(list(rewards), list(groups))
+        except BaseException as error:  # whatever it raises is its own: signals raise nothing here
+            reason = user_function.explain(error, self.path)
+            raise ConfigError(f"{self.label} failed: {reason}") from error
+        values = returned.tolist() if hasattr(returned, "tolist") else returned
+        if not isinstance(values, Sequence) or len(values) != len(rewards):
+            kind = type(returned).__name__
+            size = f"{len(values)} values" if isinstance(values, Sequence) else kind
+            raise ConfigError(
+                f"{self.label} returned {size}; expected a list of {len(rewards)}, one per row"
+            )
+        advantages = [user_function.number(value) for value in values]
+        for row, advantage in enumerate(advantages):
+            if not math.isfinite(advantage):
+                value = advantage if math.isinf(advantage) else values[row]
+                raise ConfigError(
+                    f"{self.label} returned {value!r:.100} for row {row} (reward {rewards[row]}, "
+                    f"group {groups[row]}); advantages are finite numbers"
+                )
+        return advantages
+
+
+@dataclass(frozen=True)
 class Objective:
-    """An objective's name resolved into the arguments of the pure functions."""
+    """An objective resolved into the arguments of the pure functions."""
 
     baseline: Literal["critic", "mean", "leave_one_out", "function"]
     std_floor: float | None
@@ -69,14 +105,8 @@ class Objective:
     """A row's weight in the denominator, whatever its length; None: tokens (or rows) are counted."""
     value_clip: float
     policy: PolicySettings
-    counts_masked: bool = False
-    """True if N counts what a mask leaves out."""
-    has_vtrace: bool = False
-    """True if the critic's targets are V-trace's."""
-    second_moment: float | None = None
-    """Bound of M2PO, for `ppo.second_moment_limit`; None: off."""
-    advantage_function: str | None = None
-    """`file.py:name` of the user's function; only with the baseline "function"."""
+    function: RowFunction | None = None
+    """The function of the user or of a package; only with the baseline "function"."""
     outcome_coefficient: float = 1.0
     step_coefficient: float = 0.0
     """Weight of scores of steps that are rewards of their own; 0: there are none."""
@@ -91,12 +121,30 @@ def resolve(
     prm: ProcessModelConfig | None = None,
 ) -> Objective:
     """Resolve the objective of a run; `sampled_tokens` is the most tokens a row may have."""
-    name = algorithm.name
+    record = algorithm.record
+    objective = Objective(
+        baseline="function" if algorithm.has_function else record.baseline,
+        std_floor=STD_FLOOR if record.divides_by_deviation else None,
+        is_one_group=algorithm.zscore == "buffer",
+        gamma=algorithm.gamma,
+        lambda_=algorithm.gae_lambda if record.has_lambda else 1.0,
+        whiten_floor=algorithm.whiten_floor if algorithm.is_whitened else None,
+        kl_in_reward=algorithm.kl if algorithm.kl_placement == "reward" else 0.0,
+        row_tokens=float(sampled_tokens) if record.divisor == "longest_row" else None,
+        value_clip=algorithm.value_clip,
+        policy=_policy_settings(algorithm),
+        function=_row_function(algorithm),
+    )
+    return _with_process_rewards(objective, algorithm, implicit_reward, prm)
+
+
+def _policy_settings(algorithm: AlgorithmConfig) -> PolicySettings:
+    record = algorithm.record
     policy = PolicySettings(
         correction=algorithm.correction,
         clip=algorithm.clip,
         importance_cap=algorithm.importance_cap,
-        aggregation="sequence" if name == "appo" else algorithm.aggregation,
+        aggregation="sequence" if record.divisor == "rows" else algorithm.aggregation,
         entropy=algorithm.entropy,
         kl_in_loss=algorithm.kl if algorithm.kl_placement == "loss" else 0.0,
         kl_estimator=algorithm.kl_estimator,
@@ -104,41 +152,26 @@ def resolve(
         dual_clip=_limit(algorithm.dual_clip),
         ratio=algorithm.ratio_used,
         importance_ratio=algorithm.importance_ratio,
-        is_one_action=name == "appo",
+        is_one_action=record.is_one_action,
         above_cap=algorithm.importance_above_cap,
-        is_interpolated=algorithm.proximal == "interpolated",
-        bounds=Bounds(
-            *map(
-                _limit,
-                (algorithm.bound_ratio, algorithm.bound_probability, algorithm.bound_negatives),
-            )
-        ),
+        bound_ratio=_limit(algorithm.bound_ratio),
     )
-    if algorithm.loss_function is not None:
-        own = loss_function.load(algorithm.loss_function)
-        policy = replace(policy, correction="none", bounds=Bounds(), own=own)
-    baseline: Literal["critic", "mean", "leave_one_out", "function"] = "critic"
+    if algorithm.loss_function is None:
+        return policy
+    function = loss_function.load(algorithm.loss_function)
+    return replace(policy, correction="none", bound_ratio=math.inf, loss_function=function)
+
+
+def _row_function(algorithm: AlgorithmConfig) -> RowFunction | None:
     if algorithm.advantage_function is not None:
-        baseline = "function"
-    elif not algorithm.has_critic:
-        baseline = "leave_one_out" if name in ("rloo", "prime") else "mean"
-    objective = Objective(
-        baseline=baseline,
-        std_floor=STD_FLOOR if name == "grpo" else None,
-        is_one_group=algorithm.zscore == "buffer",
-        gamma=algorithm.gamma,
-        lambda_=algorithm.gae_lambda if name in ("gae", "tppo") else 1.0,
-        whiten_floor=algorithm.whiten_floor if algorithm.is_whitened else None,
-        kl_in_reward=algorithm.kl if algorithm.kl_placement == "reward" else 0.0,
-        row_tokens=float(sampled_tokens) if name == "dr_grpo" else None,
-        value_clip=algorithm.value_clip,
-        policy=policy,
-        counts_masked=algorithm.count_masked,
-        has_vtrace=algorithm.critic_targets == "vtrace",
-        second_moment=algorithm.bound_second_moment,
-        advantage_function=algorithm.advantage_function,
-    )
-    return _with_process_rewards(objective, algorithm, implicit_reward, prm)
+        ref = algorithm.advantage_function
+        path = user_function.file_of(ref)
+        return RowFunction(f"algorithm.advantage_function = {ref!r}", user_function.load(ref), path)
+    function = algorithm.record.function
+    if function is None:
+        return None
+    path = Path(getattr(inspect.getmodule(function), "__file__", None) or "")
+    return RowFunction(f"the objective algorithm.name = {algorithm.name!r}", function, path)
 
 
 def _with_process_rewards(
@@ -187,39 +220,15 @@ def row_rewards(
     """Return each row's reward: its verdict with a critic, else its verdict less its baseline.
 
     Raises:
-        ConfigError: the user's function failed, or did not return a finite number per row.
+        ConfigError: a function failed, or did not return a finite number per row.
     """
     if objective.baseline == "critic":
         return list(rewards)
     if objective.baseline == "function":
-        assert objective.advantage_function is not None, "resolve sets both"
-        return _call(objective.advantage_function, rewards, groups)
-    whose = [0] * len(groups) if objective.is_one_group else groups
-    return group_advantages(rewards, whose, objective.baseline, objective.std_floor)
-
-
-def _call(function_ref: str, rewards: Sequence[float], groups: Sequence[int]) -> list[float]:
-    """Return the advantages of the user's function."""
-    what = f"algorithm.advantage_function = {function_ref!r}"
-    try:
-        with loss_function.watched(what, f"{len(rewards)} rewards"):
-            given = user_function.load(function_ref)(list(rewards), list(groups))
-    except BaseException as error:  # whatever it raises is its own: signals raise nothing here
-        reason = user_function.explain(error, user_function.file_of(function_ref))
-        raise ConfigError(f"{what} failed: {reason}") from error
-    values = given.tolist() if hasattr(given, "tolist") else given
-    if not isinstance(values, Sequence) or len(values) != len(rewards):
-        size = f"{len(values)} values" if isinstance(values, Sequence) else type(given).__name__
-        raise ConfigError(f"{what} returned {size}; expected a list of {len(rewards)}, one per row")
-    advantages = [user_function.number(value) for value in values]
-    for row, advantage in enumerate(advantages):
-        if not math.isfinite(advantage):
-            shown = advantage if math.isinf(advantage) else values[row]
-            raise ConfigError(
-                f"{what} returned {shown!r:.100} for row {row} (reward {rewards[row]}, group {groups[row]}); "
-                f"advantages are finite numbers"
-            )
-    return advantages
+        assert objective.function is not None, "resolve sets both"
+        return objective.function.advantages(rewards, groups)
+    row_groups = [0] * len(groups) if objective.is_one_group else groups
+    return group_advantages(rewards, row_groups, objective.baseline, objective.std_floor)
 
 
 def estimate(
@@ -230,35 +239,27 @@ def estimate(
     Args:
         rewards: (rows,), of `row_rewards`.
     """
-    mask, penalty = micro_batch.batch.mask, None
+    mask = micro_batch.batch.mask
+    penalty = None
     if micro_batch.reference is not None and objective.kl_in_reward != 0.0:
         penalty = objective.kl_in_reward * kl_estimate(
             micro_batch.proximal, micro_batch.reference, "k1"
         )
     values = torch.where(value_mask(objective, mask), micro_batch.old_values, 0.0)
-    found = token_rewards(objective.outcome_coefficient * rewards, mask, penalty)
-    has_own_return = micro_batch.process is not None and objective.baseline != "critic"
+    per_token = token_rewards(objective.outcome_coefficient * rewards, mask, penalty)
     if micro_batch.steps is not None:
-        found = found + micro_batch.steps
-    if micro_batch.process is not None and not has_own_return:
-        found = found + micro_batch.process
-    importance = _importance(objective, micro_batch) if objective.has_vtrace else None
-    advantages, returns = gae(found, values, mask, objective.gamma, objective.lambda_, importance)
-    if micro_batch.process is not None and has_own_return:
-        advantages = (
-            advantages + gae(micro_batch.process, values, mask, objective.process_gamma, 1.0)[0]
-        )
+        per_token = per_token + micro_batch.steps
+    has_critic = objective.baseline == "critic"
+    if micro_batch.process is not None and has_critic:
+        per_token = per_token + micro_batch.process
+    advantages, returns = gae(per_token, values, mask, objective.gamma, objective.lambda_)
+    if micro_batch.process is not None and not has_critic:
+        # Without a critic each source is discounted by itself.
+        process, _ = gae(micro_batch.process, values, mask, objective.process_gamma, 1.0)
+        advantages = advantages + process
     if objective.policy.is_one_action:
         advantages = torch.where(mask, advantages[:, :1], 0.0)
     return replace(micro_batch, advantages=advantages, returns=returns)
-
-
-def _importance(objective: Objective, micro_batch: PreparedMicroBatch) -> Tensor:
-    """Return p/mu of each action: at every token, or once at the first; 1 elsewhere."""
-    mask = micro_batch.batch.mask
-    ratio: Ratio = "prefix" if objective.policy.is_one_action else "token"
-    importance = log_ratios(micro_batch.proximal, micro_batch.batch.behaviour, mask, ratio).exp()
-    return torch.where(value_mask(objective, mask), importance, 1.0)
 
 
 def value_mask(objective: Objective, mask: Tensor) -> Tensor:
@@ -268,14 +269,15 @@ def value_mask(objective: Objective, mask: Tensor) -> Tensor:
 
 def denominators(objective: Objective, micro_batch: PreparedMicroBatch) -> Tensor:
     """Return a micro-batch's share of policy and value denominator: float64, shape (2,)."""
-    kept = micro_batch.batch.mask if objective.counts_masked else micro_batch.kept
-    asked = value_mask(objective, micro_batch.batch.mask)
+    mask = micro_batch.batch.mask
+    aggregation = objective.policy.aggregation
     if objective.row_tokens is not None:
-        policy = kept.any(dim=1).sum() * objective.row_tokens
+        policy = mask.any(dim=1).sum() * objective.row_tokens
     else:
-        policy = _count(kept, objective.policy.aggregation)
-    return torch.stack([policy.double(), _count(asked, objective.policy.aggregation).double()])
+        policy = _count(mask, aggregation)
+    value = _count(value_mask(objective, mask), aggregation)
+    return torch.stack([policy.double(), value.double()])
 
 
-def _count(mask: Tensor, aggregation: Literal["token", "sequence"]) -> Tensor:
+def _count(mask: Tensor, aggregation: Aggregation) -> Tensor:
     return mask.sum() if aggregation == "token" else mask.any(dim=1).sum()

@@ -188,10 +188,10 @@ def _deal(
             shares = deal(loads, ranks)
             if most > 1 and max(sum(loads[place] for place in share) for share in shares) > fair:
                 continue
-            own = [[lines[place] for place in share] for share in shares]
+            of_ranks = [[lines[place] for place in share] for share in shares]
             if not is_shared:
-                own = [[(row,) for line in share for row in line] for share in own]
-            packed = [_pack(share, lengths, micro_batch_tokens) for share in own]
+                of_ranks = [[(row,) for line in share for row in line] for share in of_ranks]
+            packed = [_pack(share, lengths, micro_batch_tokens) for share in of_ranks]
             busiest = max(
                 sum(line_tokens(each[0], lengths) * len(each) + FORWARD_TOKENS for each in micros)
                 for micros in packed
@@ -229,11 +229,11 @@ def _deal_evenly(loads: Sequence[int], ranks: int) -> list[list[int]]:
     The loads of ranks differ by one of `loads` at most.
     """
     shares: list[list[int]] = [[] for _ in range(ranks)]
-    given = [0] * ranks
+    totals = [0] * ranks
     for place, load in enumerate(loads):
-        rank = given.index(min(given))
+        rank = totals.index(min(totals))
         shares[rank].append(place)
-        given[rank] += load
+        totals[rank] += load
     return shares
 
 
@@ -247,14 +247,14 @@ def _deal_neighbours(loads: Sequence[int], ranks: int) -> list[list[int]]:
     for place, load in enumerate(loads):
         shares[(2 * dealt + load) * ranks // (2 * total)].append(place)
         dealt += load
-    given = [sum(loads[place] for place in share) for share in shares]
-    while max(given) - min(given) > loads[0]:
-        full, free = given.index(max(given)), given.index(min(given))
+    totals = [sum(loads[place] for place in share) for share in shares]
+    while max(totals) - min(totals) > loads[0]:
+        full, free = totals.index(max(totals)), totals.index(min(totals))
         # The place that is nearest to those of the other rank.
         place = shares[full].pop(-1 if full < free else 0)
         shares[free].insert(0 if full < free else len(shares[free]), place)
-        given[full] -= loads[place]
-        given[free] += loads[place]
+        totals[full] -= loads[place]
+        totals[free] += loads[place]
     return shares
 
 
@@ -266,10 +266,10 @@ def _pack(lines: Sequence[Line], lengths: Lengths, micro_batch_tokens: int) -> l
     costs, ends, numbers = np.zeros(count + 1, dtype=np.int64), [0] * count, np.arange(1, count + 1)
     for first in reversed(range(count)):
         most = max(1, micro_batch_tokens // sizes[first])
-        found = sizes[first] * numbers[: min(count - first, most)]
-        found += costs[first + 1 : first + most + 1]
-        least = int(found.argmin())
-        costs[first], ends[first] = found[least] + FORWARD_TOKENS, first + least + 1
+        candidates = sizes[first] * numbers[: min(count - first, most)]
+        candidates += costs[first + 1 : first + most + 1]
+        least = int(candidates.argmin())
+        costs[first], ends[first] = candidates[least] + FORWARD_TOKENS, first + least + 1
     micros, first = [], 0
     while first < count:
         micros.append(tuple(ordered[first : ends[first]]))

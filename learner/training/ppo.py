@@ -18,7 +18,8 @@ from prefixrl.common.config.algorithm import BOUND_TOKENS
 from prefixrl.common.run.documents import AgeDrift
 
 Ratio = Literal["token", "prefix", "prefix_mean"]
-Band = tuple[float, float]
+Aggregation = Literal["token", "sequence"]
+KlEstimator = Literal["k1", "k2", "k3"]
 
 LOG_RATIO_LIMIT = 20.0
 """Log ratios are clamped to +- this, in nats, before any exp: e^89 is infinite in float32."""
@@ -49,39 +50,6 @@ def log_ratios(above: Tensor, below: Tensor, mask: Tensor, ratio: Ratio) -> Tens
     return logs.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
-def interpolated(logprobs: Tensor, behaviour: Tensor, ages: Tensor) -> Tensor:
-    """Approximate the proximal logprobs without a forward.
-
-    A-3PO (Li et al. 2025, arXiv 2512.06547): log p = log mu + (log theta - log mu) a / (a + 1) at age a, since p is one
-    version behind theta, and mu is a + 1 behind.
-
-    Args:
-        ages: versions between p and mu, per token.
-    """
-    share = ages.to(behaviour.dtype) / (ages + 1)
-    return behaviour + share * (logprobs.detach() - behaviour)
-
-
-def kept_tokens(
-    proximal: Tensor,
-    behaviour: Tensor,
-    mask: Tensor,
-    token_band: Band | None,
-    sequence_band: Band | None,
-) -> Tensor:
-    """Drop tokens whose p/mu, or rows whose geometric mean of p/mu, is out of band.
-
-    A value that is not a number stays in: it must not count as staleness.
-    """
-    kept = mask
-    per_token = log_ratios(proximal, behaviour, mask, "token")
-    per_row = log_ratios(proximal, behaviour, mask, "prefix_mean")
-    for logs, band in ((per_token, token_band), (per_row, sequence_band)):
-        if band is not None:
-            kept = kept & ~((logs.exp() < band[0]) | (logs.exp() > band[1]))
-    return kept
-
-
 def is_past_ratio(
     logprobs: Tensor, behaviour: Tensor, mask: Tensor, advantages: Tensor, bound: float
 ) -> Tensor:
@@ -95,48 +63,8 @@ def is_past_ratio(
     return ((advantages > 0) & (moved > limit)) | ((advantages < 0) & (moved < -limit))
 
 
-def is_past_probability(
-    logprobs: Tensor, behaviour: Tensor, advantages: Tensor, bound: float
-) -> Tensor:
-    """Return True where a probability moved more than `bound`, the way it is pushed.
-
-    DPPO's mask with binary total variation (Qi et al. 2026, arXiv 2602.04879).
-    """
-    moved = logprobs.exp() - behaviour.exp()
-    return ((advantages > 0) & (moved > bound)) | ((advantages < 0) & (moved < -bound))
-
-
-def is_stale_negative(
-    logprobs: Tensor, behaviour: Tensor, mask: Tensor, advantages: Tensor, bound: float
-) -> Tensor:
-    """Return True where A < 0 and the row's mean log(mu/theta) is above `bound` nat.
-
-    Off-policy sequence masking (DeepSeek-AI 2025, DeepSeek-V3.2).
-    """
-    return (advantages < 0) & (-log_ratios(logprobs, behaviour, mask, "prefix_mean") > bound)
-
-
-def second_moments(log_ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (log theta/mu)^2 and where a clip could act on it: moved the way that it is pushed."""
-    return log_ratio.square(), (advantages * log_ratio) > 0
-
-
-def second_moment_limit(moments: Tensor, bound: float) -> float:
-    """Return the limit below which the largest set of values lies whose mean is at most `bound`.
-
-    M2PO (Zheng et al. 2025, arXiv 2510.01161). Infinite where nothing need be left out.
-
-    Args:
-        moments: 1-d, of all ranks, of the tokens on which a clip could act.
-    """
-    ordered = moments.sort().values
-    means = ordered.cumsum(dim=0) / torch.arange(1, len(ordered) + 1, device=moments.device)
-    inside = int((means <= bound).sum())
-    return float("inf") if inside == len(ordered) else float(ordered[inside])
-
-
 Sums = dict[str, Tensor]
-Correction = Literal["decoupled", "behaviour", "none", "topr"]
+Correction = Literal["decoupled", "behaviour", "none"]
 
 K3_LIMIT = 10.0
 """The most that k3 of one token counts, in nats."""
@@ -158,8 +86,6 @@ class PolicyTerms:
     mask: Tensor
     ages: Tensor
     """Versions between mu and p."""
-    second_moment_limit: float = math.inf
-    """Tokens with a (log theta/mu)^2 at or above it are pushed no further (`second_moment_limit`)."""
 
 
 @dataclass(frozen=True)
@@ -175,30 +101,18 @@ class ValueTerms:
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """Bounds on the distance of theta from mu; past them a token is pushed no further. inf: off."""
-
-    ratio: float = math.inf
-    """On theta/mu and mu/theta of a whole row of up to `BOUND_TOKENS`, at any granularity of the loss."""
-    probability: float = math.inf
-    """On the difference of the token's probabilities."""
-    negatives: float = math.inf
-    """On the mean log(mu/theta) of a row of negative advantage, in nats."""
-
-
-@dataclass(frozen=True)
 class PolicySettings:
     """The choices of the policy loss."""
 
     correction: Correction
     clip: float
     importance_cap: float
-    aggregation: Literal["token", "sequence"]
+    aggregation: Aggregation
     entropy: float
     """Coefficient of the entropy bonus: positive keeps the policy random."""
     kl_in_loss: float
     """Coefficient of the KL term in the loss; 0 when the KL is in the reward or off."""
-    kl_estimator: Literal["k1", "k2", "k3"]
+    kl_estimator: KlEstimator
     clip_high: float | None = None
     """The ratio is clipped to [1 - clip, 1 + clip_high]; None for `clip`."""
     dual_clip: float = math.inf
@@ -210,16 +124,13 @@ class PolicySettings:
     """True if a prefix is one action: the surrogate of its ratio counts whole, not divided by its tokens."""
     above_cap: Literal["truncate", "mask"] = "truncate"
     """A weight above `importance_cap` counts as the cap, or as 0; the token stays in the denominator."""
-    is_interpolated: bool = False
-    """True if p is interpolated between mu and theta and not measured."""
-    bounds: Bounds = Bounds()
-    own: "Callable[[PolicyTerms], tuple[Tensor, Sums]] | None" = None
-    """Gives the sum of a loss in place of the surrogate, and its own sums."""
+    bound_ratio: float = math.inf
+    """Bound on theta/mu and mu/theta of a whole row of up to `BOUND_TOKENS`; inf: off."""
+    loss_function: "Callable[[PolicyTerms], tuple[Tensor, Sums]] | None" = None
+    """Returns the sum of a loss that replaces the surrogate, and sums to report."""
 
 
-def kl_estimate(
-    logprobs: Tensor, reference: Tensor, estimator: Literal["k1", "k2", "k3"]
-) -> Tensor:
+def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: KlEstimator) -> Tensor:
     """Estimate KL(policy || reference) per token from the policy's samples (Schulman 2020).
 
     k3 is clamped: an unlikely token of a reference far away would otherwise outweigh all others.
@@ -233,14 +144,12 @@ def kl_estimate(
     return (torch.exp(-near) - 1.0 + near).clamp(max=K3_LIMIT)
 
 
-def aggregate(
-    x: Tensor, mask: Tensor, aggregation: Literal["token", "sequence"], normaliser: float
-) -> Tensor:
+def aggregate(x: Tensor, mask: Tensor, aggregation: Aggregation, normaliser: float) -> Tensor:
     """Return sum over tokens / normaliser, or sum over rows of the row's mean / normaliser."""
-    kept = torch.where(mask, x, 0.0)
+    counted = torch.where(mask, x, 0.0)
     if aggregation == "token":
-        return kept.sum() / normaliser
-    return (kept.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum() / normaliser
+        return counted.sum() / normaliser
+    return (counted.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum() / normaliser
 
 
 def policy_loss(
@@ -251,61 +160,75 @@ def policy_loss(
     `correction`, with surrogate min(rho A, clip(rho) A):
         "decoupled": rho = theta/p, w = p/mu up to the cap (Hilton et al. 2022).
         "behaviour": rho = theta/mu, w = 1.
-        "none": rho = theta/p, w = 1, that is, samples count as if the proximal policy had written them.
-        "topr": the surrogate is A log theta where A >= 0, and sg(min(theta/mu, 1)) A log theta where A < 0, w = 1
-            (Le Roux et al. 2025, arXiv 2503.14286).
-    Where A < 0, `dual_clip` = c bounds the clipped surrogate from below by c A (Ye et al. 2020, eq. 5). Past one of the
-    bounds on theta/mu the surrogate has no gradient. A loss of the user's own (`settings.own`) stands in its place.
+        "none": rho = theta/p, w = 1: samples count as if the proximal policy had written them.
+    Where A < 0, `dual_clip` = c bounds the clipped surrogate from below by c A (Ye et al. 2020,
+    eq. 5). Past `bound_ratio` the surrogate has no gradient. `settings.loss_function`, a loss of
+    the user's own, replaces the surrogate.
 
     Args:
-        normaliser: unmasked tokens (or rows, with aggregation by sequence) of the whole optimiser step, all ranks.
+        normaliser: tokens (or rows, with aggregation by sequence) of the whole optimiser step, of
+            all ranks.
 
     Returns:
-        the loss, and sums over the unmasked tokens (`tokens` counts them) or ratios (`units` counts them) of this call.
+        the loss, and sums over the tokens (`tokens` counts them) or ratios (`units` counts them)
+        of this call.
     """
-    mask, advantages = terms.mask, torch.where(terms.mask, terms.advantages, 0.0)
+    mask = terms.mask
     logprobs, proximal, behaviour = masked(mask, terms.logprobs, terms.proximal, terms.behaviour)
-    if settings.is_interpolated:
-        proximal = interpolated(logprobs, behaviour, terms.ages)
-    drift = log_ratio = log_ratios(logprobs, behaviour, mask, settings.ratio)
-    if settings.correction in ("decoupled", "none"):
-        log_ratio = log_ratios(logprobs, proximal, mask, settings.ratio)
-    of_weights = settings.importance_ratio or settings.ratio
-    importance = log_ratios(proximal, behaviour, mask, of_weights).exp().detach()
-    if settings.own is not None:
-        surrogate, is_clipped = torch.zeros_like(logprobs), torch.zeros_like(mask)
-    elif settings.correction == "topr":
-        surrogate, is_clipped = _tapered(logprobs, log_ratio, advantages)
-    else:
-        surrogate, is_clipped = _clipped(log_ratio.exp(), advantages, settings)
-        if settings.ratio == "prefix" and not settings.is_one_action:
-            # At ratio 1 the gradient is then that of the tokens' ratios, as is its share beside entropy and KL.
-            surrogate = surrogate / mask.sum(dim=1, keepdim=True).clamp(min=1)
-    is_bounded = _is_bounded(terms, logprobs.detach(), behaviour, drift.detach(), settings)
-    per_token = -torch.where(is_bounded, surrogate.detach(), surrogate)
-    if settings.entropy != 0.0:
-        per_token = per_token - settings.entropy * terms.entropy
-    if settings.kl_in_loss != 0.0 and terms.reference is not None:
-        (reference,) = masked(mask, terms.reference)
-        per_token = per_token + settings.kl_in_loss * kl_estimate(
-            logprobs, reference, settings.kl_estimator
-        )
+    denominator = behaviour if settings.correction == "behaviour" else proximal
+    log_ratio = log_ratios(logprobs, denominator, mask, settings.ratio)
+    weight_ratio = settings.importance_ratio or settings.ratio
+    importance = log_ratios(proximal, behaviour, mask, weight_ratio).exp().detach()
+    is_clipped = is_bounded = torch.zeros_like(mask)
+    per_token = torch.zeros_like(logprobs)
+    if settings.loss_function is None:
+        surrogate, is_clipped = _surrogate(terms, log_ratio, settings)
+        is_bounded = _is_bounded(terms, logprobs.detach(), behaviour, settings)
+        # A bounded token still counts in N: it is only not pushed any further.
+        per_token = -torch.where(is_bounded, surrogate.detach(), surrogate)
+    per_token = per_token + _regularisers(terms, logprobs, settings)
     if settings.correction == "decoupled":
         per_token = per_token * _weights(importance, settings)
-    loss, own_sums = aggregate(per_token, mask, settings.aggregation, normaliser), Sums()
-    if settings.own is not None:
-        own, own_sums = settings.own(replace(terms, proximal=proximal))
-        loss = loss + own / normaliser
+    loss = aggregate(per_token, mask, settings.aggregation, normaliser)
+    reported = Sums()
+    if settings.loss_function is not None:
+        total, reported = settings.loss_function(replace(terms, proximal=proximal))
+        loss = loss + total / normaliser
     unit = units(mask, settings.ratio)
     with torch.no_grad():
-        return loss, _token_sums(terms, logprobs, proximal, behaviour) | own_sums | {
+        return loss, _token_sums(terms, logprobs, proximal, behaviour) | reported | {
             "units": unit.sum().double(),
             "clipped": _total(is_clipped, unit),
             "bounded": _total(is_bounded, mask),
             "ratio": _total(log_ratio.exp(), unit),
             "log_ratio_bins": bin_counts(log_ratio[unit], LOG_RATIO_EDGES),
-            **_weight_sums(importance, units(mask, of_weights), settings.importance_cap),
+            **_weight_sums(importance, units(mask, weight_ratio), settings.importance_cap),
         }
+
+
+def _surrogate(
+    terms: PolicyTerms, log_ratio: Tensor, settings: PolicySettings
+) -> tuple[Tensor, Tensor]:
+    """Return each token's clipped surrogate, and the positions of active clips."""
+    advantages = torch.where(terms.mask, terms.advantages, 0.0)
+    surrogate, is_clipped = _clipped(log_ratio.exp(), advantages, settings)
+    if settings.ratio == "prefix" and not settings.is_one_action:
+        # At ratio 1 the gradient is then that of the ratios of tokens, and so is its share beside
+        # entropy and KL.
+        surrogate = surrogate / terms.mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return surrogate, is_clipped
+
+
+def _regularisers(terms: PolicyTerms, logprobs: Tensor, settings: PolicySettings) -> Tensor:
+    """Return the KL term less the entropy bonus of each token."""
+    per_token = torch.zeros_like(logprobs)
+    if settings.entropy != 0.0:
+        per_token = per_token - settings.entropy * terms.entropy
+    if settings.kl_in_loss != 0.0 and terms.reference is not None:
+        (reference,) = masked(terms.mask, terms.reference)
+        kl = kl_estimate(logprobs, reference, settings.kl_estimator)
+        per_token = per_token + settings.kl_in_loss * kl
+    return per_token
 
 
 def _weights(importance: Tensor, settings: PolicySettings) -> Tensor:
@@ -325,34 +248,18 @@ def _clipped(ratio: Tensor, advantages: Tensor, settings: PolicySettings) -> tup
     return surrogate, surrogate != free
 
 
-def _tapered(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
-    """Return TOPR's surrogate, and where theta/mu below 1 tapers a negative advantage."""
-    is_tapered = (advantages < 0) & (log_ratio < 0)
-    taper = torch.where(is_tapered, log_ratio.detach().exp(), 1.0)
-    return taper * advantages * logprobs, is_tapered
-
-
 def _is_bounded(
-    terms: PolicyTerms, logprobs: Tensor, behaviour: Tensor, drift: Tensor, settings: PolicySettings
+    terms: PolicyTerms, logprobs: Tensor, behaviour: Tensor, settings: PolicySettings
 ) -> Tensor:
-    """Return True where a bound on the distance from mu takes the gradient away."""
-    bounds, found, advantages = settings.bounds, torch.zeros_like(terms.mask), terms.advantages
-    if math.isfinite(bounds.ratio):
-        found = found | is_past_ratio(logprobs, behaviour, terms.mask, advantages, bounds.ratio)
-    if math.isfinite(bounds.probability):
-        found = found | is_past_probability(logprobs, behaviour, advantages, bounds.probability)
-    if math.isfinite(bounds.negatives):
-        found = found | is_stale_negative(
-            logprobs, behaviour, terms.mask, advantages, bounds.negatives
-        )
-    if math.isfinite(terms.second_moment_limit):
-        moments, may_clip = second_moments(drift, advantages)
-        found = found | (may_clip & (moments >= terms.second_moment_limit))
-    return found & terms.mask
+    """Return True where the bound on the distance from mu takes the gradient away."""
+    if not math.isfinite(settings.bound_ratio):
+        return torch.zeros_like(terms.mask)
+    is_past = is_past_ratio(logprobs, behaviour, terms.mask, terms.advantages, settings.bound_ratio)
+    return is_past & terms.mask
 
 
 def value_loss(
-    terms: ValueTerms, clip: float, aggregation: Literal["token", "sequence"], normaliser: float
+    terms: ValueTerms, clip: float, aggregation: Aggregation, normaliser: float
 ) -> tuple[Tensor, Sums]:
     """Return 0.5 max((V - R)^2, (clip(V) - R)^2), V clipped to within `clip` of the old value.
 
@@ -360,7 +267,7 @@ def value_loss(
         normaliser: as for `policy_loss`.
 
     Returns:
-        the loss, and sums over the unmasked tokens of this call.
+        the loss, and sums over the tokens of this call.
     """
     values, old_values, returns = masked(terms.mask, terms.values, terms.old_values, terms.returns)
     near = old_values + (values - old_values).clamp(-clip, clip)
@@ -451,11 +358,11 @@ def drift_sums(
 
 def drift_by_age(sums: Tensor) -> tuple[AgeDrift, ...]:
     """Return the drift of every age that was trained and is finite, youngest first."""
-    found = (_drift(age, row) for age, row in enumerate(sums.tolist()) if row[0])
+    drifts = (_drift(age, row) for age, row in enumerate(sums.tolist()) if row[0])
     return tuple(
-        each
-        for each in found
-        if math.isfinite(each.gap + each.ess_fraction + each.row_ess_fraction)
+        drift
+        for drift in drifts
+        if math.isfinite(drift.gap + drift.ess_fraction + drift.row_ess_fraction)
     )
 
 

@@ -51,61 +51,75 @@ def with_process_rewards(
     Raises:
         TrainingFault: an outcome is outside [0, 1], or a score is not finite.
     """
-    for row, outcome in enumerate(data.outcomes):
-        if not 0.0 <= outcome <= 1.0:
-            raise TrainingFault(
-                f"iteration {data.iteration}: row {row} has reward {outcome}; the implicit reward model learns "
-                f"outcomes in [0, 1]: let reward.function return such, or leave [implicit_reward] out"
-            )
-    references = [[models.forward_reward_reference(each.batch) for each in own] for own in measured]
+    _check_outcomes(data)
+    references = [
+        [models.forward_reward_reference(micro_batch.batch) for micro_batch in minibatch]
+        for minibatch in measured
+    ]
     figures: Report = {}
     if settings.update == "before":
         figures |= _learn(models, settings.beta, measured, references, data.outcomes)
     scored = [
         [
-            _score(models, settings, each, reference)
-            for each, reference in zip(own, theirs, strict=True)
+            _score(models, settings, micro_batch, reference)
+            for micro_batch, reference in zip(minibatch, of_minibatch, strict=True)
         ]
-        for own, theirs in zip(measured, references, strict=True)
+        for minibatch, of_minibatch in zip(measured, references, strict=True)
     ]
     if settings.update == "after":
         figures |= _learn(models, settings.beta, measured, references, data.outcomes)
-    own = torch.stack(
-        [
-            implicit.largest_return(rewards, counted)
-            for found in scored
-            for rewards, counted in found
-        ]
-    )
-    # NaN and infinity stay.
-    if not math.isfinite(largest := float(gather_over_ranks(own.amax()[None]).amax())):
-        raise TrainingFault(
-            f"iteration {data.iteration}: scores of the implicit reward model are not finite, so its weights are not "
-            f"either; resume from an older checkpoint with a smaller implicit_reward.lr"
-        )
+    largest = _largest_return(scored, data.iteration)
     divisor = largest + implicit.NORM_FLOOR if settings.norm == "batch_norm" else 1.0
     means, scores = _per_row(scored, measured, len(data.rewards), divisor)
+    accuracy = implicit.pairwise_accuracy(scores, data.outcomes, data.groups)
+    if accuracy is not None:
+        figures["reward_model_accuracy"] = accuracy
+    figures["process_largest_return"] = largest
     groups = [0] * len(data.groups) if objective.is_one_group else data.groups
     baselines = implicit.row_baselines(
         means, groups, objective.process_baseline, objective.std_floor or 0.0
     )
-    if (ranked := implicit.pairwise_accuracy(scores, data.outcomes, data.groups)) is not None:
-        figures["reward_model_accuracy"] = ranked
-    figures["process_largest_return"] = largest
-    done = [
+    # The baselines are means of divided rewards, so the rewards are divided first.
+    rewarded = [
         [
-            replace(
-                each,
-                process=_less_baseline(
-                    each, rewards / divisor, counted, baselines, settings.coefficient
-                ),
-            )
-            for each, (rewards, counted) in zip(own, found, strict=True)
+            _with_process(micro_batch, rewards / divisor, counted, baselines, settings.coefficient)
+            for micro_batch, (rewards, counted) in zip(minibatch, of_minibatch, strict=True)
         ]
-        for own, found in zip(measured, scored, strict=True)
+        for minibatch, of_minibatch in zip(measured, scored, strict=True)
     ]
-    figures["process_advantage_ratio"] = _advantage_ratio(done, data, objective)
-    return done, figures
+    figures["process_advantage_ratio"] = _advantage_ratio(rewarded, data, objective)
+    return rewarded, figures
+
+
+def _check_outcomes(data: IterationData) -> None:
+    for row, outcome in enumerate(data.outcomes):
+        if not 0.0 <= outcome <= 1.0:
+            raise TrainingFault(
+                f"iteration {data.iteration}: row {row} has reward {outcome}; the implicit reward "
+                f"model learns outcomes in [0, 1]: let reward.function return such, or leave "
+                f"[implicit_reward] out"
+            )
+
+
+def _largest_return(scored: Sequence[Sequence[tuple[Tensor, Tensor]]], iteration: int) -> float:
+    """Return the largest return of all ranks. A collective.
+
+    Raises:
+        TrainingFault: it is not finite; NaN and infinity are larger than any number here.
+    """
+    returns = [
+        implicit.largest_return(rewards, counted)
+        for minibatch in scored
+        for rewards, counted in minibatch
+    ]
+    largest = float(gather_over_ranks(torch.stack(returns).amax()[None]).amax())
+    if not math.isfinite(largest):
+        raise TrainingFault(
+            f"iteration {iteration}: scores of the implicit reward model are not finite, so its "
+            f"weights are not either; resume from an older checkpoint with a smaller "
+            f"implicit_reward.lr"
+        )
+    return largest
 
 
 def with_step_rewards(
@@ -118,22 +132,28 @@ def with_step_rewards(
     Args:
         measured: [minibatch][micro-batch] of this rank.
     """
-    found = torch.zeros(len(data.rewards), 3, dtype=torch.float64)
-    for row in (row for minibatch in measured for each in minibatch for row in each.rows):
-        found[row] = torch.tensor(step_moments(row_steps(data.samples[row])), dtype=torch.float64)
-    sums = sum_over_ranks(found.to(measured[0][0].batch.mask.device)).tolist()
+    own_rows = torch.zeros(len(data.rewards), 3, dtype=torch.float64)
+    for row in (
+        row for minibatch in measured for micro_batch in minibatch for row in micro_batch.rows
+    ):
+        steps = row_steps(data.samples[row])
+        own_rows[row] = torch.tensor(step_moments(steps), dtype=torch.float64)
+    sums = sum_over_ranks(own_rows.to(measured[0][0].batch.mask.device)).tolist()
     moments = [StepMoments(int(count), *rest) for count, *rest in sums]
     groups = [0] * len(data.groups) if objective.is_one_group else data.groups
     baselines = step_baselines(
         moments, groups, objective.process_baseline, objective.std_floor or 0.0
     )
     return [
-        [replace(each, steps=_placed(each, data, objective, baselines)) for each in minibatch]
+        [
+            replace(micro_batch, steps=_step_rewards(micro_batch, data, objective, baselines))
+            for micro_batch in minibatch
+        ]
         for minibatch in measured
     ]
 
 
-def _placed(
+def _step_rewards(
     micro_batch: PreparedMicroBatch,
     data: IterationData,
     objective: Objective,
@@ -173,18 +193,25 @@ def _learn(
     assert models.reward is not None and models.reward.trained is not None, "a model that learns"
     trained = models.reward.trained
     counts = torch.stack(
-        [torch.stack([each.batch.mask.any(dim=1).sum() for each in own]).sum() for own in measured]
+        [
+            torch.stack(
+                [micro_batch.batch.mask.any(dim=1).sum() for micro_batch in minibatch]
+            ).sum()
+            for minibatch in measured
+        ]
     )
     losses, steps = [], []
-    for own, theirs, rows in zip(
+    for minibatch, of_minibatch, rows in zip(
         measured, references, sum_over_ranks(counts.double()).tolist(), strict=True
     ):
         total = torch.zeros((), dtype=torch.float64, device=models.device)
-        for index, (each, reference) in enumerate(zip(own, theirs, strict=True)):
-            log_ratio = models.forward_reward(each.batch) - reference
-            labels = reference.new_tensor([outcomes[row] for row in each.rows] or [0.0])
-            loss = implicit.outcome_loss(log_ratio, each.batch.mask, labels, beta, max(rows, 1.0))
-            trained.backward(loss, index == len(own) - 1)
+        for index, (micro_batch, reference) in enumerate(zip(minibatch, of_minibatch, strict=True)):
+            log_ratio = models.forward_reward(micro_batch.batch) - reference
+            labels = reference.new_tensor([outcomes[row] for row in micro_batch.rows] or [0.0])
+            loss = implicit.outcome_loss(
+                log_ratio, micro_batch.batch.mask, labels, beta, max(rows, 1.0)
+            )
+            trained.backward(loss, index == len(minibatch) - 1)
             total += loss.detach().double()
         losses.append(total)
         steps.append(trained.step(0, 1))
@@ -210,28 +237,32 @@ def _per_row(
     divisor: float,
 ) -> tuple[list[float], list[float]]:
     """Return mean reward and score of every row of the iteration. A collective."""
-    found = torch.zeros(2, rows, dtype=torch.float64, device=measured[0][0].batch.mask.device)
-    for own, theirs in zip(measured, scored, strict=True):
-        for each, (rewards, counted) in zip(own, theirs, strict=True):
-            if each.rows:
-                found[0, list(each.rows)] = implicit.row_means(rewards / divisor, counted).double()
-                found[1, list(each.rows)] = rewards.sum(dim=1).double()
-    means, scores = sum_over_ranks(found).tolist()
+    device = measured[0][0].batch.mask.device
+    sums = torch.zeros(2, rows, dtype=torch.float64, device=device)
+    for minibatch, of_minibatch in zip(measured, scored, strict=True):
+        for micro_batch, (rewards, counted) in zip(minibatch, of_minibatch, strict=True):
+            if micro_batch.rows:
+                index = list(micro_batch.rows)
+                sums[0, index] = implicit.row_means(rewards / divisor, counted).double()
+                sums[1, index] = rewards.sum(dim=1).double()
+    means, scores = sum_over_ranks(sums).tolist()
     return means, scores
 
 
-def _less_baseline(
+def _with_process(
     micro_batch: PreparedMicroBatch,
     rewards: Tensor,
     counted: Tensor,
     baselines: implicit.RowBaselines,
     coefficient: float,
-) -> Tensor:
+) -> PreparedMicroBatch:
+    """Return a micro-batch with its process rewards, less the baseline of each row."""
     if not micro_batch.rows:
-        return torch.zeros_like(rewards)
+        return replace(micro_batch, process=torch.zeros_like(rewards))
     offsets = rewards.new_tensor([baselines.offsets[row] for row in micro_batch.rows])[:, None]
     scales = rewards.new_tensor([baselines.scales[row] for row in micro_batch.rows])[:, None]
-    return torch.where(counted, coefficient * scales * (rewards - offsets), 0.0)
+    process = torch.where(counted, coefficient * scales * (rewards - offsets), 0.0)
+    return replace(micro_batch, process=process)
 
 
 def _advantage_ratio(
@@ -240,15 +271,17 @@ def _advantage_ratio(
     """Return mean |return| of the process rewards over that of the outcomes. A collective."""
     outcomes = row_rewards(objective, data.rewards, data.groups)
     sums = torch.zeros(2, dtype=torch.float64, device=micro_batches[0][0].batch.mask.device)
-    for each in (each for own in micro_batches for each in own):
-        assert each.process is not None, "scored"
-        mask, zeros = each.batch.mask, torch.zeros_like(each.process)
-        own = token_rewards(zeros.new_tensor([outcomes[row] for row in each.rows] or [0.0]), mask)
-        own = objective.outcome_coefficient * own
-        own = own if each.steps is None else own + each.steps
-        for index, (rewards, gamma) in enumerate(
-            ((each.process, objective.process_gamma), (own, objective.gamma))
-        ):
+    for micro_batch in (micro_batch for minibatch in micro_batches for micro_batch in minibatch):
+        process = micro_batch.process
+        assert process is not None, "scored"
+        mask = micro_batch.batch.mask
+        zeros = torch.zeros_like(process)
+        verdicts = zeros.new_tensor([outcomes[row] for row in micro_batch.rows] or [0.0])
+        outcome = objective.outcome_coefficient * token_rewards(verdicts, mask)
+        if micro_batch.steps is not None:
+            outcome = outcome + micro_batch.steps
+        sources = ((process, objective.process_gamma), (outcome, objective.gamma))
+        for index, (rewards, gamma) in enumerate(sources):
             sums[index] += gae(rewards, zeros, mask, gamma, 1.0)[0].abs().sum().double()
     of_process, of_outcome = sum_over_ranks(sums).tolist()
     return float(of_process / of_outcome) if of_outcome else math.nan

@@ -9,14 +9,14 @@ from prefixrl.learner.training.plan import Lengths, Plan, line_tokens
 
 def rank_figures(models: Models, plan: Plan, lengths: Lengths, took_s: float) -> dict[str, float]:
     """Return the figures of `own_figures` by name and rank, as `tokens_per_s/0`. A collective."""
-    own = own_figures(models, plan, lengths, took_s)
-    found = {
+    of_rank = own_figures(models, plan, lengths, took_s)
+    of_ranks = {
         name: gather_over_ranks(torch.tensor([each], device=models.device))
-        for name, each in own.items()
+        for name, each in of_rank.items()
     }
     return {
         f"{name}/{rank}": each
-        for name, row in found.items()
+        for name, row in of_ranks.items()
         for rank, each in enumerate(row.tolist())
     }
 
@@ -29,11 +29,11 @@ def own_figures(models: Models, plan: Plan, lengths: Lengths, took_s: float) -> 
     """
     lines = [line for minibatch in plan for micro in minibatch[models.rank] for line in micro]
     speed = sum(line_tokens(line, lengths, models.is_shared) for line in lines) / max(took_s, 1e-9)
-    own = {"tokens_per_s": speed}
+    figures = {"tokens_per_s": speed}
     if models.device.type == "cuda":
-        own["tflop_per_s"] = (
+        figures["tflop_per_s"] = (
             6 * sum(each.weights for each in (models.actor, models.critic) if each) * speed / 1e12
         )
-        own["peak_allocated_gib"] = torch.cuda.max_memory_allocated(models.device) / 2**30
-        own["peak_reserved_gib"] = torch.cuda.max_memory_reserved(models.device) / 2**30
-    return own
+        figures["peak_allocated_gib"] = torch.cuda.max_memory_allocated(models.device) / 2**30
+        figures["peak_reserved_gib"] = torch.cuda.max_memory_reserved(models.device) / 2**30
+    return figures

@@ -59,13 +59,13 @@ def step_baselines(
         floor: added to the deviation.
     """
     if form != "zscore":
-        return row_baselines([each.mean for each in moments], groups, form)
+        return row_baselines([row.mean for row in moments], groups, form)
     members: dict[int, list[StepMoments]] = {}
-    for each, group in zip(moments, groups, strict=True):
-        members.setdefault(group, []).append(each)
-    found = {group: _zscore(own, floor) for group, own in members.items()}
+    for row, group in zip(moments, groups, strict=True):
+        members.setdefault(group, []).append(row)
+    of_groups = {group: _zscore(own, floor) for group, own in members.items()}
     return RowBaselines(
-        [found[group][0] for group in groups], [found[group][1] for group in groups]
+        [of_groups[group][0] for group in groups], [of_groups[group][1] for group in groups]
     )
 
 

@@ -51,12 +51,12 @@ def run(given_system: System, iterations: int = 60, seed: int = 0) -> Foreseen:
 def test_a_synchronous_run_takes_the_sum_of_its_parts() -> None:
     one = system(1, 1, 0, workers(1, 1, 1.0), workers(1, 1, 2.0), learner_s=3.0)
     # A turn for the end of an iteration, the offer of weights, their installation, the prefix, the verdict.
-    found = run(one)
-    assert found.iteration_s == pytest.approx(1.0 + 2.0 + 3.0 + 5 * GATHER_S)
-    assert found.mean_age == 0.0 and found.max_age == 0
-    assert found.busy["scorer"] == pytest.approx(2.0 / found.iteration_s)
-    assert found.busy["learner"] == pytest.approx(3.0 / found.iteration_s)
-    assert found.waited == pytest.approx(1 - (3.0 + GATHER_S) / found.iteration_s, abs=1e-3)
+    result = run(one)
+    assert result.iteration_s == pytest.approx(1.0 + 2.0 + 3.0 + 5 * GATHER_S)
+    assert result.mean_age == 0.0 and result.max_age == 0
+    assert result.busy["scorer"] == pytest.approx(2.0 / result.iteration_s)
+    assert result.busy["learner"] == pytest.approx(3.0 / result.iteration_s)
+    assert result.waited == pytest.approx(1 - (3.0 + GATHER_S) / result.iteration_s, abs=1e-3)
 
 
 def test_a_publication_and_its_way_are_parts_of_a_synchronous_iteration() -> None:
@@ -64,9 +64,9 @@ def test_a_publication_and_its_way_are_parts_of_a_synchronous_iteration() -> Non
     way = WeightsPath(
         pulled_bytes=8.0, hosts=2, server_bytes_per_s=4.0, writing_s=0.5, install_s=0.25
     )
-    found = run(replace(one, publish_s=0.125, weights=way))
+    result = run(replace(one, publish_s=0.125, weights=way))
     # 2 hosts x 8 bytes at 4 bytes/s; what is announced comes in a turn of its own.
-    assert found.iteration_s == pytest.approx(6.0 + 0.125 + 0.5 + 4.0 + 0.25 + 5 * GATHER_S)
+    assert result.iteration_s == pytest.approx(6.0 + 0.125 + 0.5 + 4.0 + 0.25 + 5 * GATHER_S)
 
 
 PACES: dict[str, tuple[System, Callable[[Foreseen], float], float]] = {
@@ -96,17 +96,17 @@ PACES: dict[str, tuple[System, Callable[[Foreseen], float], float]] = {
 @pytest.mark.parametrize("part", PACES)
 def test_the_part_that_is_always_busy_sets_the_pace(part: str) -> None:
     slow, rate, expected = PACES[part]
-    found = run(slow)
-    assert rate(found) == pytest.approx(expected, rel=0.02)
-    assert found.busy[part] == pytest.approx(1.0, abs=0.02)
+    result = run(slow)
+    assert rate(result) == pytest.approx(expected, rel=0.02)
+    assert result.busy[part] == pytest.approx(1.0, abs=0.02)
     assert limit_of(slow) == part
 
 
 def test_busy_rollouts_set_the_pace() -> None:
     slow = system(64, 2, rollouts=workers(2, 4, 1.0), scorers=workers(4, 8, 0.1))
-    found = run(slow)
+    result = run(slow)
     # They also finish what they have before each installation.
-    assert 0.85 * 4.0 < found.groups_per_s <= 4.0
+    assert 0.85 * 4.0 < result.groups_per_s <= 4.0
     assert limit_of(slow) == "rollout"
 
 
@@ -162,12 +162,12 @@ def test_no_age_passes_the_window_and_no_group_is_lost(
     any_system: System, link: WeightsPath, drains: bool, is_just_in_time: bool
 ) -> None:
     given_system = replace(any_system, weights=link, drains=drains, is_just_in_time=is_just_in_time)
-    found = run(given_system, 12)
-    assert found.max_age <= given_system.max_staleness
-    assert found.begun == found.trained + found.live
-    assert found.live <= given_system.batch_groups * (given_system.max_staleness + 1)
-    assert all(0.0 <= share <= 1.0 for share in found.busy.values())
-    assert found == run(given_system, 12)
+    result = run(given_system, 12)
+    assert result.max_age <= given_system.max_staleness
+    assert result.begun == result.trained + result.live
+    assert result.live <= given_system.batch_groups * (given_system.max_staleness + 1)
+    assert all(0.0 <= share <= 1.0 for share in result.busy.values())
+    assert result == run(given_system, 12)
 
 
 @pytest.mark.nightly

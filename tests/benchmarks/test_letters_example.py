@@ -38,8 +38,8 @@ def told(setting: str, seed: int, *rewards: float) -> Outcome:
 
 def test_the_best_opening_of_each_question_is_always_right_and_no_single_one_is() -> None:
     config = load(letters_example.RUN_FILE)
-    found = untrained(config, heldout_of(config)[:16])
-    alone, single, best = found.values()
+    actual = untrained(config, heldout_of(config)[:16])
+    alone, single, best = actual.values()
     assert sum(best) == len(best) == 16 > sum(single) and sum(alone) < 12
     assert all(one <= most for one, most in zip(single, best, strict=True))
 

@@ -62,9 +62,9 @@ def test_a_run_tells_what_became_of_it(setting: Setting) -> None:
 
 def told(*spans: tuple[float, float], top_share: float = 0.3) -> Outcome:
     """A run with these rewards and entropies."""
-    found = [Iteration(reward, entropy, 1.0, 0.3) for reward, entropy in spans]
-    last = msgspec.structs.replace(found[-1], top_share=top_share)
-    return Outcome("", 1, [(0, 0.3), (30, 0.5)], found, 0, last, 1.0)
+    results = [Iteration(reward, entropy, 1.0, 0.3) for reward, entropy in spans]
+    last = msgspec.structs.replace(results[-1], top_share=top_share)
+    return Outcome("", 1, [(0, 0.3), (30, 0.5)], results, 0, last, 1.0)
 
 
 def test_collapsed_is_little_entropy_and_a_lost_reward_or_one_prefix_for_all() -> None:

@@ -17,11 +17,11 @@ def test_the_bar_is_reached_by_the_mean_of_five_iterations_and_not_by_a_single_o
 
     assert outcome(0, 1, 0, 0, 0, 0).steps_to_bar is None
     assert outcome(0.5, 0.8, 0.8, 0.8, 0.8, 0.8).steps_to_bar == 6
-    found = {
+    actual = {
         each.name: each.value
         for each in figures_of([outcome(1, 1, 1, 1, 1), outcome(0, 0, 0, 0, 0)], 5)
     }
-    assert found == {"iterations to a reward of 0.8, outcome": 5.0, "final accuracy, outcome": 0.5}
+    assert actual == {"iterations to a reward of 0.8, outcome": 5.0, "final accuracy, outcome": 0.5}
 
 
 def test_the_best_ranking_is_of_five_iterations_and_of_the_seeds_that_have_one() -> None:
@@ -29,10 +29,10 @@ def test_the_best_ranking_is_of_five_iterations_and_of_the_seeds_that_have_one()
         "prime", 1, [0.0] * 7, [0.5, 0.9, 0.9, 0.9, 0.9, 0.9, 0.4], 0.5, 1.0, [0.5] * 7
     )
     unranked = Outcome("prime", 2, [0.0] * 7, [], 0.5, 1.0)
-    found = {each.name: each.value for each in figures_of([ranked, unranked], 7)}
-    assert found["best pairwise accuracy, prime"] == pytest.approx(0.9)
+    actual = {each.name: each.value for each in figures_of([ranked, unranked], 7)}
+    assert actual["best pairwise accuracy, prime"] == pytest.approx(0.9)
     assert (
-        found["iterations to a pairwise accuracy of 0.8, prime"] == 5
+        actual["iterations to a pairwise accuracy of 0.8, prime"] == 5
     )  # the mean of the first five is 0.82
 
 

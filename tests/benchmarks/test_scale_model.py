@@ -24,6 +24,6 @@ SMALLEST = Case(
 def test_a_small_run_is_measured_and_predicted() -> None:
     iterations = 16
     run = measured(SMALLEST, iterations, 0)
-    found = figures_of(SMALLEST, [run], foresee(system_of(SMALLEST, run), 1, iterations))
+    actual = figures_of(SMALLEST, [run], foresee(system_of(SMALLEST, run), 1, iterations))
     assert run.groups_per_s > 0 and run.mean_age == 0.0
-    assert len(found) == 6 and all(each.value >= 0 for each in found)
+    assert len(actual) == 6 and all(each.value >= 0 for each in actual)

@@ -168,15 +168,15 @@ def test_a_run_of_another_size_or_learning_rate_is_made_again(
     made: list[tuple[Arm, Size]], tmp_path: Path
 ) -> None:
     changed = replace(SIZE, changes=("algorithm.clip=0.1",))
-    wanted = [
+    expected = [
         ([arm()], SIZE),
         ([arm()], replace(SIZE, groups=3)),
         ([arm()], changed),
         ([msgspec.structs.replace(arm(), actor_lr=1.0)], SIZE),
     ]
-    for arms, size in wanted:
+    for arms, size in expected:
         run_all(arms, size, runs_in(tmp_path))
-    assert made == [(arms[0], size) for arms, size in wanted]
+    assert made == [(arms[0], size) for arms, size in expected]
 
 
 def test_a_run_of_another_program_is_made_again_but_not_of_another_comment(

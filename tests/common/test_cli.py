@@ -6,18 +6,58 @@ import re
 import socket
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from prefixrl.deploy.__main__ import main
+from prefixrl.deploy.commands.command_groups import GONE
 from support.paths import EXAMPLE
 from support.tiers import mostly_nightly
 
 HEAVY = {"deepspeed", "matplotlib", "numpy", "torch", "transformers", "vllm", "zmq"}
 
-HELP = tomllib.loads((Path(__file__).parents[1] / "deploy/commands/help.toml").read_text())
+HELP = {
+    "deploy": ["inspect", "launch", "report", "status"],
+    "deploy launch": ["--fresh", "--set KEY=VALUE", "Executes the Python files", "RUN_FILE"],
+    "deploy status": ["--json", "RUN_DIRECTORY"],
+    "deploy inspect": ["--json", "RUN_DIRECTORY"],
+    "deploy example": ["DIRECTORY", "NAME"],
+    "deploy headroom": ["RUN"],
+    "deploy dashboard": ["FOLDER", "--host", "--key-file", "--key-variable", "--port"],
+    "deploy report": ["RUN_DIRECTORY"],
+    "deploy config": ["--json-schema", "--markdown", "KEY"],
+    "deploy samples": ["--best", "--follow", "--json", "--worst", "RUN_DIRECTORY"],
+    "deploy export": ["--out", "RUN_DIRECTORY"],
+    "deploy track": [
+        "--follow",
+        "--mlflow EXPERIMENT",
+        "--offline",
+        "--tensorboard",
+        "--trackio PROJECT",
+        "--wandb PROJECT",
+        "RUN_DIRECTORY",
+    ],
+    "deploy list": ["--json", "FOLDER"],
+    "deploy compare": ["RUNS"],
+    "learner": ["--check", "--set KEY=VALUE", "Executes the Python files", "RUN_FILE"],
+    "deploy keygen": ["--new", "--remove", "--worker", "RUN_DIRECTORY"],
+    "deploy worker-command": ["--key", "--role", "RUN_DIRECTORY"],
+    "rollout": ["--connect", "--device", "--engine", "--grace-s", "--key", "--model", "--run"],
+    "scorer": [
+        "--allow-function",
+        "--connect",
+        "--device",
+        "--engine",
+        "--grace-s",
+        "--key",
+        "--model",
+        "--run",
+        "--secret",
+    ],
+}
+"""What --help of each command names."""
 STARTERS = ("learner", "deploy launch")
 MISTAKES = {
     "a misspelt key": (
@@ -168,3 +208,9 @@ def assert_one_message(done: "subprocess.CompletedProcess[str]", message: str) -
 def test_a_directory_that_may_not_be_written_is_one_message() -> None:
     done = run("deploy launch", str(EXAMPLE / "run.toml"), "--set", "directory=/sys/prefixrl")
     assert_one_message(done, "error: /sys/prefixrl may not be written or read: ")
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_a_command_of_an_earlier_release_is_refused_with_what_takes_its_place(name: str) -> None:
+    done = CliRunner().invoke(main, [name, "runs/a"])
+    assert done.exit_code == 2 and f"there is no command {name!r} any more" in done.output

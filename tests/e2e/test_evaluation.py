@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 
 from prefixrl.deploy.runs.checkpoints import config_of, weights_of
 from support.runs.run_helper import ROOT, SMALL, finish, launched, wait_for
-from support.tables import table
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
@@ -65,16 +64,16 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def summary(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
-    return found
+    result: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return result
 
 
 def test_every_second_version_was_judged_in_training_and_each_is_of_one_digest(run: Path) -> None:
     assert [point["version"] for point in summary(run)["accuracy_by_version"]] == [0, 2, 4, 6]
     for version in (2, 4, 6):
-        found = rows(run / f"evaluations/adapter@{version}.greedy.jsonl")
-        assert {row["version"] for row in found} == {version} and len(found) == 64
-        assert len({row["weights_digest"] for row in found}) == 1
+        actual = rows(run / f"evaluations/adapter@{version}.greedy.jsonl")
+        assert {row["version"] for row in actual} == {version} and len(actual) == 64
+        assert len({row["weights_digest"] for row in actual}) == 1
 
 
 def test_the_best_checkpoint_is_the_one_with_the_highest_greedy_accuracy(run: Path) -> None:
@@ -157,13 +156,13 @@ def test_generated_answers_are_those_of_an_evaluation_row_by_row(run: Path) -> N
     finished = prefixrl("generate", run, "--checkpoint", "4", stdin="\n".join(given))
     assert finished.returncode == 6, finished.stderr
     assert "stdin.jsonl row 11: bad row: JSON is malformed" in finished.stderr
-    found = lines_of(finished.stdout)
-    assert [line["row"] for line in found] == list(range(1, 66))
-    bad = found.pop(10)
+    lines = lines_of(finished.stdout)
+    assert [line["row"] for line in lines] == list(range(1, 66))
+    bad = lines.pop(10)
     assert (bad["status"], bad["completion"], bad["version"]) == ("bad_row", "", -1)
     judged = rows(run / "evaluations/adapter@4.greedy.jsonl")
     same = ("prefix", "completion", "extracted", "finish", "version", "weights_digest")
-    for line, row, problem in zip(found, judged, problems, strict=True):
+    for line, row, problem in zip(lines, judged, problems, strict=True):
         assert [line[name] or "" for name in same] == [row[name] for name in same]
         assert (line["id"], line["question"]) == (problem["id"], problem["question"])
         if line["row"] == 22:
@@ -189,13 +188,13 @@ def test_a_policy_alone_answers_in_direct_mode_several_times_where_asked(tmp_pat
         "launch.scorers=1",
     )
     assert finished.returncode == 0 and finished.stdout == "", finished.stderr
-    found = rows(out)
-    assert len(found) == 2 * len(rows(EXAMPLE / "heldout.jsonl"))
-    assert [line["sample"] for line in found[:4]] == [0, 1, 0, 1]
-    assert {(line["prefix"], line["prefix_tokens"]) for line in found} == {("", 0)}
-    assert min(line["completion_tokens"] for line in found) > 0
-    assert {line["status"] for line in found} <= {"ok", "no_answer", "parse_fail"}
-    pairs = zip(found[::2], found[1::2], strict=True)
+    actual = rows(out)
+    assert len(actual) == 2 * len(rows(EXAMPLE / "heldout.jsonl"))
+    assert [line["sample"] for line in actual[:4]] == [0, 1, 0, 1]
+    assert {(line["prefix"], line["prefix_tokens"]) for line in actual} == {("", 0)}
+    assert min(line["completion_tokens"] for line in actual) > 0
+    assert {line["status"] for line in actual} <= {"ok", "no_answer", "parse_fail"}
+    pairs = zip(actual[::2], actual[1::2], strict=True)
     assert any(one["completion"] != other["completion"] for one, other in pairs), "drawn anew"
 
 
@@ -237,7 +236,26 @@ def test_a_checkpoint_that_holds_other_weights_than_were_published_is_refused(ru
     assert "the checkpoint of version 6 holds weights with digest" in refused.stderr
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        pytest.param(
+            ("--checkpoint", "5"),
+            "keeps 0, 2, 4, 6, best and latest",
+            id="a checkpoint that is gone",
+        ),
+        pytest.param(
+            ("--arm", "adapter_"), "there is no such arm; known: no_prefix", id="a misspelt arm"
+        ),
+        pytest.param(("--data", "nowhere.jsonl"), "there is no such file", id="no data file"),
+        pytest.param(
+            ("--set", "scorer.max_new_token=3"),
+            "did you mean 'max_new_tokens'",
+            id="a misspelt key",
+        ),
+        pytest.param(("--ema",), "holds no averaged weights", id="no averaged weights"),
+    ],
+)
 def test_what_cannot_be_judged_is_said_at_once(
     run: Path, flags: tuple[str, ...], said: str
 ) -> None:
@@ -246,7 +264,40 @@ def test_what_cannot_be_judged_is_said_at_once(
     assert "Traceback" not in finished.stderr
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        pytest.param((), "nothing to answer with: give a RUN", id="nothing to answer with"),
+        pytest.param(("nowhere",), "nowhere holds no run", id="no run"),
+        pytest.param(
+            ("RUN", "--checkpoint", "5"),
+            "keeps 0, 2, 4, 6, best and latest",
+            id="a checkpoint that is gone",
+        ),
+        pytest.param(
+            ("RUN", "--adapter", "mine"),
+            "--adapter and --target are for models without a run",
+            id="a run and an adapter",
+        ),
+        pytest.param(
+            ("RUN", "--data", "nowhere.jsonl"), "there is no such file", id="no data file"
+        ),
+        pytest.param(
+            ("RUN", "--data", "-", "--data", "-"), "stdin can be read once only", id="stdin twice"
+        ),
+        pytest.param(
+            ("RUN", "--samples", "2", "--temperature", "0"),
+            "greedy answers are all alike",
+            id="greedy samples",
+        ),
+        pytest.param(("--adapter", "./mine"), "there is no such folder", id="no adapter folder"),
+        pytest.param(
+            ("RUN", "--out", "/nowhere/answers.jsonl"),
+            "No such file or directory",
+            id="no folder for the output",
+        ),
+    ],
+)
 def test_what_cannot_be_answered_is_said_at_once(
     run: Path, flags: tuple[str, ...], said: str
 ) -> None:

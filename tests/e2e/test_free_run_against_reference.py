@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from e2e.free_run_reference import FreeRun, ReferenceIteration, ReferenceRun
 from support.paths import EXAMPLE
-from support.reference.free_run import FreeRun, ReferenceIteration, ReferenceRun
 from support.reference.ppo_loop import Recipe
 
 pytestmark = pytest.mark.slow

@@ -98,9 +98,9 @@ def test_a_killed_learner_that_is_not_started_again_is_named_as_killed(tmp_path:
         ]:
             each.kill()
         process.wait(30)
-    found = prefixrl("status", directory)
-    assert found.returncode == 0, found.stderr
+    actual = prefixrl("status", directory)
+    assert actual.returncode == 0, actual.stderr
     assert (
-        found.stdout.startswith("killed at iteration ")
-        and "from its newest checkpoint (" in found.stdout
+        actual.stdout.startswith("killed at iteration ")
+        and "from its newest checkpoint (" in actual.stdout
     )

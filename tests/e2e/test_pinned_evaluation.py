@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from e2e.simulated_run import next_batch, note, until_full, weights, workers
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.messages.groups import Prompt, ScoredGroup
 from prefixrl.common.wire.messages.learner import (
@@ -28,7 +29,6 @@ from prefixrl.common.wire.messages.learner import (
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.learner.broker.server import Broker
 from support.fakes import Peer, end, endpoint_of, peers, run_on_disk, serving, wait_until
-from support.runs.simulated_run import next_batch, note, until_full, weights, workers
 
 ITERATIONS, EVERY, PROBLEMS = 12, 3, 40
 PROMPTS = tuple(Prompt(f"held-out-{i}", f"{i} + 1 =", str(i + 1)) for i in range(PROBLEMS))

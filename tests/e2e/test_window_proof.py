@@ -11,13 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from e2e.simulated_run import Trained, config_of, run, until_full
 from prefixrl.common.wire.messages.learner import CannotGoOn, RunOver
 from prefixrl.learner.broker.groups import ledger as ledgers
 from prefixrl.learner.broker.groups.window import Choice, NotYetChosen, Window
-from support.runs.simulated_run import Trained, config_of, every_second_time, run
+from prefixrl.learner.broker.server import Broker
 
 ITERATIONS = 100
 GROUPS = 20 * ITERATIONS
+
+
+def every_second_time(broker: Broker, iteration: int) -> None:
+    """Hold every second iteration up until the window is full, whatever the machine is busy with."""
+    if iteration % 2 == 0:
+        until_full(broker, iteration)
 
 
 def by_age(trained: Trained) -> str:
@@ -89,13 +96,13 @@ def test_a_run_whose_old_samples_are_worth_nothing_becomes_synchronous(tmp_path:
 def test_without_a_window_both_rules_train_the_same_groups_on_the_same_versions(
     tmp_path: Path,
 ) -> None:
-    found = []
+    actual = []
     for admission in ("just_in_time", "as_early_as_allowed"):
         folder = tmp_path / admission
         folder.mkdir()
-        found.append(run(config_of(folder, 0, 20, algorithm={"admission": admission})))
-    assert found[0].groups == found[1].groups and found[0].rewards == found[1].rewards
-    assert found[0].versions == found[1].versions == [{iteration} for iteration in range(20)]
+        actual.append(run(config_of(folder, 0, 20, algorithm={"admission": admission})))
+    assert actual[0].groups == actual[1].groups and actual[0].rewards == actual[1].rewards
+    assert actual[0].versions == actual[1].versions == [{iteration} for iteration in range(20)]
 
 
 @pytest.mark.parametrize("staleness", [1, 4, pytest.param(0, marks=pytest.mark.nightly)])

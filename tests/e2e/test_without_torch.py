@@ -33,9 +33,9 @@ def test_a_rollout_and_a_scorer_with_simulated_engines_need_no_torch(tmp_path: P
             maps = [Path(f"/proc/{each.pid}/maps").read_text() for each in workers]
         assert [each.wait(60) for each in workers] == [0, 0]
     finally:
-        for each in workers:
-            each.kill()
-            each.wait()
+        for worker in workers:
+            worker.kill()
+            worker.wait()
         servers.close()
     assert all("numpy" in each for each in maps), "the files that a process has loaded stand there"
     assert not any("libtorch" in each for each in maps)

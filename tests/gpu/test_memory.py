@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
+from gpu.on_device import memory_and_speed, save_random, with_settings, write_report
 from prefixrl.learner.check.footprint import GIB
-from support.models.on_device import memory_and_speed, save_random, with_settings, write_report
 from support.models.tiny_model import DEEPSPEED_WARNINGS, run_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(580), *DEEPSPEED_WARNINGS]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from transformers import Qwen2Config
 
-from support.models.on_device import probe, probe_figures, save_random, write_report
+from gpu.on_device import probe, probe_figures, save_random, write_report
 from support.models.tiny_model import DEEPSPEED_WARNINGS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(580), *DEEPSPEED_WARNINGS]
@@ -24,6 +24,6 @@ def test_the_probe_tells_the_right_version_from_another_in_bfloat16(tmp_path: Pa
         num_key_value_heads=4,
     )
     adapter = save_random(tmp_path / "adapter", shape, "bfloat16")
-    found = probe("cuda", adapter, "bfloat16", 4.0, 1000)
-    write_report("probe", probe_figures(found, "bfloat16, logits of deviation 4"), started_s)
-    assert np.median(found["right version"]) < np.median(found["weights 2 % off"])
+    actual = probe("cuda", adapter, "bfloat16", 4.0, 1000)
+    write_report("probe", probe_figures(actual, "bfloat16, logits of deviation 4"), started_s)
+    assert np.median(actual["right version"]) < np.median(actual["weights 2 % off"])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.models.on_device import publication, write_report
+from gpu.on_device import publication, write_report
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(580)]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.models.on_device import figure, of_ranks, write_report
+from gpu.on_device import figure, of_ranks, write_report
 from support.models.tiny_model import DEEPSPEED_WARNINGS, save_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(580), *DEEPSPEED_WARNINGS]
@@ -20,11 +20,11 @@ def test_ranks_train_what_one_rank_trains_at_every_stage(tmp_path: Path) -> None
     save_model(tmp_path / "adapter")
     alone, figures = of_ranks("cuda", tmp_path, 1), []
     for ranks in (each for each in (2, 8) if each <= devices):
-        for stage, found in of_ranks("cuda", tmp_path, ranks).items():
-            assert found["digest"] == alone[stage]["digest"]
+        for stage, actual in of_ranks("cuda", tmp_path, ranks).items():
+            assert actual["digest"] == alone[stage]["digest"]
             worst = max(
                 abs(one - other)
-                for one, other in zip(found["losses"], alone[stage]["losses"], strict=True)
+                for one, other in zip(actual["losses"], alone[stage]["losses"], strict=True)
             )
             figures.append(
                 figure(

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from transformers import Qwen2Config
 
-from support.models import on_device
+from gpu import on_device
+from gpu.vllm_on_device import beside_the_learner
 from support.models.tiny_model import DEEPSPEED_WARNINGS, run_config, save_model
-from support.models.vllm_on_device import beside_the_learner
 
 pytestmark = [pytest.mark.nightly, *DEEPSPEED_WARNINGS]
 
@@ -19,10 +19,10 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_variant_takes_the_steps_of_the_plain_one(adapter: Path) -> None:
-    found = on_device.losses("cpu", adapter)
-    for name, values in found.items():
+    actual = on_device.losses("cpu", adapter)
+    for name, values in actual.items():
         assert np.isfinite(values).all() and (
-            name in on_device.OWN or values == pytest.approx(found["stage 0"], abs=1e-4)
+            name in on_device.OWN or values == pytest.approx(actual["stage 0"], abs=1e-4)
         ), name
 
 
@@ -56,8 +56,8 @@ def test_a_whole_iteration_takes_the_memory_that_the_forecast_says(
             "deepspeed": {"zero_optimization": {"stage": 2}},
         },
     )
-    for each in (config, on_device.with_settings(config, gradient_checkpointing=True)):
-        peak = on_device.memory_and_speed(each, 48, "small")[0]
+    for settings in (config, on_device.with_settings(config, gradient_checkpointing=True)):
+        peak = on_device.memory_and_speed(settings, 48, "small")[0]
         assert peak.ratio is not None and 0.85 < peak.ratio < 1.02
 
 
@@ -66,9 +66,9 @@ def test_a_copy_from_the_device_is_whole(tmp_path: Path) -> None:
 
 
 def test_the_probe_is_exact_in_float32_and_sees_another_version(adapter: Path) -> None:
-    found = on_device.probe("cpu", adapter, "float32", 4.0, 64)
-    assert found["right version"].max() < 1e-4 < np.median(found["weights 2 % off"])
-    assert len(on_device.probe_figures(found, "float32")) == 6
+    actual = on_device.probe("cpu", adapter, "float32", 4.0, 64)
+    assert actual["right version"].max() < 1e-4 < np.median(actual["weights 2 % off"])
+    assert len(on_device.probe_figures(actual, "float32")) == 6
 
 
 @pytest.mark.timeout(400)
@@ -79,9 +79,9 @@ def test_a_run_with_a_killed_rollout_ends_well(tmp_path: Path) -> None:
 def test_two_ranks_train_what_one_trains_and_publish_the_same_weights(tmp_path: Path) -> None:
     save_model(tmp_path / "adapter")
     alone, both = (on_device.of_ranks("cpu", tmp_path, ranks) for ranks in (1, 2))
-    for stage, found in both.items():
-        assert found["digest"] == alone[stage]["digest"] != ""
-        assert found["losses"] == pytest.approx(alone[stage]["losses"], abs=1e-4)
+    for stage, actual in both.items():
+        assert actual["digest"] == alone[stage]["digest"] != ""
+        assert actual["losses"] == pytest.approx(alone[stage]["losses"], abs=1e-4)
 
 
 @pytest.mark.vllm

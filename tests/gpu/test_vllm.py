@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from transformers import Qwen2Config
 
-from support.models.on_device import save_random, whole_run, write_report
+from gpu.on_device import save_random, whole_run, write_report
+from gpu.vllm_on_device import beside_the_learner
 from support.models.tiny_model import DEEPSPEED_WARNINGS
-from support.models.vllm_on_device import beside_the_learner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(580), *DEEPSPEED_WARNINGS]
 

@@ -55,12 +55,12 @@ def test_a_run_falls_back_by_name_from_a_checkpoint_with_any_bit_flipped(
         path = random_.choice(files)
         whole = flip(path, random_)
         caplog.clear()
-        found = checkpoint.latest(folder)
-        if found == newest:
+        actual = checkpoint.latest(folder)
+        if actual == newest:
             assert path.name == "manifest.json" and read_manifest(newest) == manifest, path
             seen["a space of the manifest"] += 1
         else:
-            assert found is not None and found.name == "step_00000001"
+            assert actual is not None and actual.name == "step_00000001"
             assert f"skipping the checkpoint {newest}" in caplog.text
             seen["the older checkpoint"] += 1
         path.write_bytes(whole)
@@ -81,17 +81,17 @@ def test_no_flipped_bit_of_a_journal_is_read_as_something_else(
         whole = flip(path, random_)
         caplog.clear()
         try:
-            found = list(journal.recover(folder, 0))
+            actual = list(journal.recover(folder, 0))
         except DataError as error:
             assert str(folder) in str(error)
             seen["refused by name"] += 1
         else:
-            if found == written:
+            if actual == written:
                 assert path.suffix == ".zst", "only the frame of zstd has bits that say nothing"
                 seen["a bit without a meaning"] += 1
             else:
                 assert (
-                    found == written[:-1] and f"{path} ends in an incomplete record" in caplog.text
+                    actual == written[:-1] and f"{path} ends in an incomplete record" in caplog.text
                 )
                 seen["the last record, taken as torn"] += 1
         path.write_bytes(whole)

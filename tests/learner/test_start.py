@@ -25,16 +25,16 @@ from support.paths import EXAMPLE
 
 def joining(directory: Path) -> "queue.SimpleQueue[BrokerClient | PrefixRLError]":
     """Joins in a thread; what comes of it."""
-    found: queue.SimpleQueue[BrokerClient | PrefixRLError] = queue.SimpleQueue()
+    result: queue.SimpleQueue[BrokerClient | PrefixRLError] = queue.SimpleQueue()
 
     def run() -> None:
         try:
-            found.put(join(directory))
+            result.put(join(directory))
         except PrefixRLError as error:
-            found.put(error)
+            result.put(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return found
+    return result
 
 
 @pytest.mark.parametrize("left_behind", [None, "tcp://127.0.0.1:1"])
@@ -45,11 +45,11 @@ def test_a_rank_waits_for_the_broker_of_this_start(
     config = run_on_disk(tmp_path)
     if left_behind:
         (Path(config.directory) / "endpoint").write_text(left_behind)
-    found = joining(Path(config.directory))
+    actual = joining(Path(config.directory))
     with pytest.raises(queue.Empty):
-        found.get(timeout=1.0)
+        actual.get(timeout=1.0)
     with serving(config):
-        client = found.get(timeout=60.0)
+        client = actual.get(timeout=60.0)
         assert isinstance(client, BrokerClient), client
         assert endpoint_of(config) != left_behind
         assert client.status().iteration == 0
@@ -73,12 +73,12 @@ def test_a_rank_whose_endpoint_file_goes_bad_ends_with_a_users_error(
     config = run_on_disk(tmp_path)
     endpoint = Path(config.directory) / "endpoint"
     endpoint.write_text("tcp://127.0.0.1:1")
-    found = joining(Path(config.directory))
+    actual = joining(Path(config.directory))
     with pytest.raises(queue.Empty):
-        found.get(timeout=1.0)
+        actual.get(timeout=1.0)
     endpoint.unlink()
     endpoint.mkdir()  # reading it fails
-    failure = found.get(timeout=20.0)
+    failure = actual.get(timeout=20.0)
     assert isinstance(failure, ConfigError)
     assert str(failure).startswith(f"{endpoint} cannot be read ([Errno 21] Is a directory")
 

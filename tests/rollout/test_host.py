@@ -20,10 +20,26 @@ from prefixrl.rollout.host import HostShare
 from prefixrl.rollout.weights import Fetcher
 from support import keys
 from support.fakes import publish, publish_next, wait_until, weight_server
-from support.tables import program
 
 ROLLOUTS = 4
-ROLLOUT = program(__file__, "ROLLOUT")
+ROLLOUT = """
+import json, os, sys, time
+from pathlib import Path
+from prefixrl.common.wire.keys import read_client_key
+from prefixrl.rollout.host import HostShare
+from prefixrl.rollout.weights import Fetcher, WeightsSource
+fetcher = Fetcher(WeightsSource(sys.argv[1], read_client_key(Path(sys.argv[2]))), HostShare(Path(sys.argv[3])))
+for line in sys.stdin:
+    fetcher.want(int(line), "")
+    while (snapshot := fetcher.take()) is None:
+        if fetcher.counts.wire_bytes:
+            print("pulling", flush=True)
+        time.sleep(0.002)
+    counts, found = fetcher.counts, os.stat(snapshot.memory.path)
+    print(json.dumps({"full": counts.full, "delta": counts.delta, "shared": counts.shared, "inode": found.st_ino,
+                      "digest": snapshot.manifest.digest, "sum": float(snapshot.tensors["layer.weight"].sum())}),
+          flush=True)
+"""
 Started = "subprocess.Popen[str]"
 
 
@@ -36,9 +52,9 @@ def rollouts(count: int, endpoint: str, shared: Path) -> Iterator[list["subproce
     try:
         yield started
     finally:
-        for each in started:
-            each.kill()
-            each.communicate()
+        for process in started:
+            process.kill()
+            process.communicate()
 
 
 def ask(process: "subprocess.Popen[str]", version: int) -> None:
@@ -64,16 +80,16 @@ def test_four_rollouts_on_a_host_pull_a_version_once_and_map_the_same_memory(
         weight_server(tmp_path) as (endpoint, _),
         rollouts(ROLLOUTS, endpoint, tmp_path / "shared") as started,
     ):
-        for each in started:
-            ask(each, 1)
+        for process in started:
+            ask(process, 1)
         answers = [told(each) for each in started]
         assert sum(each["full"] for each in answers) == 1
         assert sum(each["shared"] for each in answers) == ROLLOUTS - 1
         assert len({each["inode"] for each in answers}) == 1, "there is one copy of it"
         assert {each["sum"] for each in answers} == {float(tensors["layer.weight"].sum())}
         tensors = publish_next(tmp_path, 2, tensors)
-        for each in started:
-            ask(each, 2)
+        for process in started:
+            ask(process, 2)
         answers = [told(each) for each in started]
         assert sum(each["delta"] for each in answers) == 1, "also from what another one pulled"
         assert len({each["inode"] for each in answers}) == 1
@@ -90,8 +106,8 @@ def test_another_rollout_takes_over_from_one_that_is_killed_in_mid_pull(tmp_path
         first, *others = started
         ask(first, 1)
         assert first.stdout is not None and first.stdout.readline() == "pulling\n"
-        for each in others:
-            ask(each, 1)
+        for other in others:
+            ask(other, 1)
         os.kill(first.pid, signal.SIGKILL)
         answers = [told(each) for each in others]
         assert sum(each["full"] for each in answers) == sum(each["shared"] for each in answers) == 1

@@ -45,10 +45,10 @@ class Fetched:
         self.asked_again += 1
 
     def take(self) -> Any:
-        wanted, self._next = self._next, None
-        if wanted is None:
+        expected, self._next = self._next, None
+        if expected is None:
             return None
-        version, digest = wanted
+        version, digest = expected
         return snapshot_of(version, {"weight": torch.full((4,), version + 0.5 * (digest == ANEW))})
 
 

@@ -21,9 +21,20 @@ from prefixrl.rollout import weights
 from prefixrl.rollout.weights import Fetcher
 from support import keys
 from support.fakes import end, publish, publish_next, wait_until, weight_server
-from support.tables import program
 
-PULLER = program(__file__, "PULLER")
+PULLER = """
+import sys, time
+from pathlib import Path
+from prefixrl.common.wire.keys import read_client_key
+from prefixrl.common.wire.messages.weights import FromWeights, GetChunk
+from prefixrl.common.wire.transport import Client
+client = Client(sys.argv[1], FromWeights, b"killed", read_client_key(Path(sys.argv[3])))
+for index in range(10_000):
+    client.send(GetChunk(int(sys.argv[2]), index % 60))
+    if index > 3:
+        client.receive(5.0)
+    print(index, flush=True)
+"""
 
 Tensors = dict[str, torch.Tensor]
 
@@ -165,10 +176,10 @@ def test_only_the_newest_complete_snapshot_is_taken(
     folder: Path, endpoint: str, version: int
 ) -> None:
     with fetching(endpoint) as fetcher:
-        for each in (version, version + 1):
-            publish(folder, each)
-            fetcher.want(each, "")
-            wait_until(lambda e=each: fetcher._have[0] == e, "the pull")
+        for number in (version, version + 1):
+            publish(folder, number)
+            fetcher.want(number, "")
+            wait_until(lambda e=number: fetcher._have[0] == e, "the pull")
         assert taken(fetcher)[0].version == version + 1
         assert fetcher.take() is None
 
@@ -285,15 +296,15 @@ def test_a_worker_that_is_new_or_too_far_behind_pulls_the_snapshot(
 def test_tensors_handed_out_before_keep_their_values_while_later_versions_arrive(
     folder: Path, endpoint: str, version: int
 ) -> None:
-    wanted = [publish(folder, version)]
+    expected = [publish(folder, version)]
     got = []
     with fetching(endpoint) as fetcher:
         for newer in range(version, version + 5):
             if newer > version:
-                wanted.append(publish_next(folder, newer, wanted[-1]))
+                expected.append(publish_next(folder, newer, expected[-1]))
             fetcher.want(newer, "")
             got.append(taken(fetcher)[1])
-    assert all(equal(one, other) for one, other in zip(got, wanted, strict=True))
+    assert all(equal(one, other) for one, other in zip(got, expected, strict=True))
 
 
 @pytest.mark.parametrize("place", range(0, 1000, 83))

@@ -53,23 +53,23 @@ def test_a_worker_killed_at_any_piece_delays_nobody_and_its_successor_gets_exact
 def killed_at(folder: Path, endpoint: str, place: int, is_delta: bool) -> None:
     version = fresh(folder)
     published = publish(folder, version)
-    wanted = [version]
+    expected = [version]
     if is_delta:
         published = publish_next(folder, version + 1, published)
-        wanted, place = [version, version + 1], CHUNKS + place % 2  # of a delta of two or three
-    with pulling(endpoint, wanted, killed_after=place) as killed:
-        with pulling(endpoint, wanted) as other:
-            *_, (got, announced, found, retries) = [other.hears() for _ in wanted]
-        assert (got, announced, found, retries) == (
-            wanted[-1],
+        expected, place = [version, version + 1], CHUNKS + place % 2  # of a delta of two or three
+    with pulling(endpoint, expected, killed_after=place) as killed:
+        with pulling(endpoint, expected) as other:
+            *_, (got, announced, result, retries) = [other.hears() for _ in expected]
+        assert (got, announced, result, retries) == (
+            expected[-1],
             digest(published),
             digest(published),
             0,
         )
         killed.process.join(60.0)
         assert killed.process.exitcode == -signal.SIGKILL
-    with pulling(endpoint, wanted[-1:]) as successor:
-        assert successor.hears() == (wanted[-1], digest(published), digest(published), 0)
+    with pulling(endpoint, expected[-1:]) as successor:
+        assert successor.hears() == (expected[-1], digest(published), digest(published), 0)
 
 
 def stopped_for(folder: Path, endpoint: str, stopped_s: float) -> int:
@@ -86,8 +86,8 @@ def stopped_for(folder: Path, endpoint: str, stopped_s: float) -> int:
             assert other.hears() == (version + 1, digest(second), digest(second), 0)
         time.sleep(max(0.0, stopped_s - (time.monotonic() - stopped_at_s)))
         os.kill(stopped.process.pid or 0, signal.SIGCONT)
-        got, announced, found, retries = stopped.hears()
-        assert (got, announced, found) == (version, digest(first), digest(first))
+        got, announced, result, retries = stopped.hears()
+        assert (got, announced, result) == (version, digest(first), digest(first))
         return int(retries)
 
 
@@ -163,16 +163,16 @@ def test_a_worker_without_room_for_a_version_asks_again_until_there_is(
     version = fresh(folder)
     published = publish(folder, version)
     with pulling(endpoint, [version], file_bytes=10_000) as puller:
-        got, announced, found, retries = puller.hears()
-    assert (got, announced, found) == (version, digest(published), digest(published))
+        got, announced, actual, retries = puller.hears()
+    assert (got, announced, actual) == (version, digest(published), digest(published))
     assert retries >= 2
 
 
 def anonymous_bytes(pid: int) -> int:
     """Memory that is the process's own, not that of files."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    (found,) = [line for line in lines if line.startswith("RssAnon")]
-    return int(found.split()[1]) * 1024
+    (result,) = [line for line in lines if line.startswith("RssAnon")]
+    return int(result.split()[1]) * 1024
 
 
 @pytest.mark.slow
@@ -191,12 +191,12 @@ def test_the_server_holds_one_encrypted_chunk_for_a_worker_that_does_not_read(
         before = anonymous_bytes(child.pid)
         pullers = [pulling(address, [1], pause_s=30.0) for _ in range(3)]
         opened = [each.__enter__() for each in pullers]
-        for each in opened:
-            assert each.hears() == "begun"
-            os.kill(each.process.pid or 0, signal.SIGSTOP)
+        for process in opened:
+            assert process.hears() == "begun"
+            os.kill(process.process.pid or 0, signal.SIGSTOP)
         with pulling(address, [2]) as other:
             assert other.hears()[0] == 2
         grown = anonymous_bytes(child.pid) - before
-        for each in pullers:
-            each.__exit__(None, None, None)
+        for process in pullers:
+            process.__exit__(None, None, None)
     assert grown < len(opened) * 2**22 + 2**23, f"{grown / 2**20:.1f} MiB more"

@@ -88,9 +88,9 @@ def test_every_job_is_answered_as_the_engine_would_have_and_no_row_is_asked_for_
 
 
 def check(whole: Job, part: Job | None, found: list[Completion]) -> None:
-    wanted = completed(whole)
-    assert [each.tokens.tolist() for each in found] == [each.tokens.tolist() for each in wanted]
-    assert [each.finish for each in found] == [each.finish for each in wanted]
+    expected = completed(whole)
+    assert [each.tokens.tolist() for each in found] == [each.tokens.tolist() for each in expected]
+    assert [each.finish for each in found] == [each.finish for each in expected]
     asked = () if part is None else part.rows
     assert len(asked) == sum(not each.was_cached for each in found)
     if part is not None and part is not whole:
@@ -115,8 +115,8 @@ def test_a_row_that_was_completed_is_not_completed_again_and_equal_rows_are_comp
     first = job("a", [[1], [2], [1]], GREEDY)
     part = completions.missing_part(first)
     assert part is not None and [row.tolist() for row in part.rows] == [[1], [2]]
-    found = completions.all_completions("a", completed(part))
-    assert [each.was_cached for each in found] == [False, False, True]
+    actual = completions.all_completions("a", completed(part))
+    assert [each.was_cached for each in actual] == [False, False, True]
     assert completions.missing_part(job("b", [[2], [1]], GREEDY)) is None
     assert all(each.was_cached for each in completions.all_completions("b", ()))
 

@@ -159,8 +159,8 @@ def test_extensions_have_draws_by_row_and_continuation(tmp_path: Path) -> None:
     _, (cut, extension) = score(
         config, task_of(2, seeds=(7,)), [RIGHT, LONG, LONG, LONG, LONG, RIGHT]
     )
-    wanted = [("extension 1", 0), ("extension 2", 0), ("extension", 1), ("extension 1", 1)]
-    drawn = [row_uniforms(7, purpose, row + 1, 5)[row] for purpose, row in wanted]
+    expected = [("extension 1", 0), ("extension 2", 0), ("extension", 1), ("extension 1", 1)]
+    drawn = [row_uniforms(7, purpose, row + 1, 5)[row] for purpose, row in expected]
     assert (extension.uniforms == np.stack(drawn)).all()
     assert not np.isin(extension.uniforms, cut.uniforms).any()
 
@@ -217,9 +217,9 @@ def really_score(config: RunConfig, renderer: Renderer, *tasks: ScoreTask) -> li
     engine = make_engine("transformers", config.target.model, "scorer", config)
     link, pool = Tasks(*tasks, one_by_one=True), VerifierPool(1, 5)
     run(Scorer(config, link, engine, renderer, pool, ModelDigests("", "", "")), pool)  # type: ignore[arg-type]
-    found = [each for each in link.sent if isinstance(each, Scores)]
-    assert [each.task for each in found] == [each.task for each in tasks]
-    return [[row for group in each.groups for row in group.verdicts] for each in found]
+    results = [each for each in link.sent if isinstance(each, Scores)]
+    assert [each.task for each in results] == [each.task for each in tasks]
+    return [[row for group in each.groups for row in group.verdicts] for each in results]
 
 
 def told(verdict: TextVerdict) -> tuple[Any, ...]:
@@ -256,15 +256,15 @@ def test_a_sampled_target_is_asked_for_every_row_whatever_its_cache(
     """A scorer that gets a task after another one died gives the same verdicts, continuation by continuation."""
     config = example(tmp_path, CACHE, "scorer.continuations=3")
     task = real_task(config, renderer, "a", range(3))
-    ((*found,), (*repeated,)) = really_score(config, renderer, task, task)
+    ((*actual,), (*repeated,)) = really_score(config, renderer, task, task)
     (elsewhere,) = really_score(config, renderer, task)
-    assert list(map(drawn, found)) == list(map(drawn, repeated)) == list(map(drawn, elsewhere))
-    assert not any(verdict.was_cached for verdict in found)
-    assert any(len(set(drawn(verdict))) > 1 for verdict in found), "draws of their own"
-    assert {round(3 * verdict.reward, 9) for verdict in found} <= {0, 1, 2, 3}
+    assert list(map(drawn, actual)) == list(map(drawn, repeated)) == list(map(drawn, elsewhere))
+    assert not any(verdict.was_cached for verdict in actual)
+    assert any(len(set(drawn(verdict))) > 1 for verdict in actual), "draws of their own"
+    assert {round(3 * verdict.reward, 9) for verdict in actual} <= {0, 1, 2, 3}
     single = example(tmp_path)
     (once,) = really_score(single, renderer, real_task(single, renderer, "a", range(3)))
-    assert [drawn(verdict)[0] for verdict in found] == [told(verdict) for verdict in once]
+    assert [drawn(verdict)[0] for verdict in actual] == [told(verdict) for verdict in once]
 
 
 class Revocable(WritingEngine):

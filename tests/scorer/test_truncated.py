@@ -20,7 +20,6 @@ from prefixrl.scorer.verifier.pool import VerifierPool
 from support.broker.dispatch_desk import Desk
 from support.broker.scoring_world import Tasks, WritingEngine, check_scores
 from support.fakes import endpoint_of, learner, peers, ready, run_on_disk, sampled, serving, status
-from support.tables import table
 
 EARLY = r"It is \boxed{1}, let me check that once more."
 LATE = r"Long thoughts, then it is \boxed{1}"
@@ -103,7 +102,34 @@ def test_a_training_row_without_a_gold_answer_is_a_failure_with_its_kind(tmp_pat
         assert {each.extracted for each in group.verdicts} == {"the problem has no gold answer"}
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("truncated", "kind", "rewards", "statuses"),
+    [
+        pytest.param("", "train", (1, 0, 1, 0), ("ok", "no_answer", "ok", "ok"), id="default"),
+        pytest.param("judge", "train", (1, 0, 1, 0), ("ok", "no_answer", "ok", "ok"), id="judge"),
+        pytest.param(
+            "zero", "train", (0, 0, 1, 0), ("no_answer", "no_answer", "ok", "ok"), id="zero"
+        ),
+        pytest.param(
+            "zero",
+            "eval",
+            (0, 0, 1, 0),
+            ("no_answer", "no_answer", "ok", "ok"),
+            id="zero in an evaluation",
+        ),
+        pytest.param(
+            "mask", "train", (0, 0, 1, 0), ("truncated", "truncated", "ok", "ok"), id="mask"
+        ),
+        pytest.param(
+            "mask",
+            "eval",
+            (1, 0, 1, 0),
+            ("ok", "no_answer", "ok", "ok"),
+            id="mask in an evaluation",
+        ),
+        pytest.param("extend", "train", (1, 1, 1, 0), ("ok", "ok", "ok", "ok"), id="extend"),
+    ],
+)
 def test_a_cut_completion_is_worth_what_the_setting_says(
     truncated: str,
     kind: TaskKind,
@@ -165,7 +191,20 @@ def test_an_extension_goes_on_where_the_row_was_cut_and_once_only(tmp_path: Path
     assert not np.isin(extension.uniforms, cut.uniforms).any()
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        pytest.param(
+            {"extension_tokens": 7},
+            "extension_tokens = 7 with truncated absent",
+            id="without truncated",
+        ),
+        pytest.param(
+            {"extension_tokens": 7, "truncated": "zero"}, 'with truncated = "zero"', id="with zero"
+        ),
+        pytest.param({"truncated": "drop"}, "judge", id="an unknown setting"),
+    ],
+)
 def test_settings_that_say_nothing_are_refused(
     keys: dict[str, Any], complaint: str, tmp_path: Path
 ) -> None:
@@ -223,7 +262,7 @@ def judge(config: RunConfig, rollout: Any, scorer: Any, texts: list[str]) -> Non
     rollout.say(sampled(rollout.hear(PrefixTask)))
     rollout.hear(Ack)
     task = scorer.hear(ScoreTask)
-    found, _ = score(
+    result, _ = score(
         config,
         msgspec.structs.replace(task, sampling=Sampling(temperature=0.0, max_new_tokens=LIMIT)),
         texts,
@@ -231,9 +270,9 @@ def judge(config: RunConfig, rollout: Any, scorer: Any, texts: list[str]) -> Non
     # The very prefixes that the task named, with the verdicts of the real loop.
     groups = tuple(
         msgspec.structs.replace(group, prefixes=given)
-        for group, given in zip(found.groups, task.groups, strict=True)
+        for group, given in zip(result.groups, task.groups, strict=True)
     )
     for group in groups:
         check_scores(group, 2)
-    scorer.say(msgspec.structs.replace(found, groups=groups))
+    scorer.say(msgspec.structs.replace(result, groups=groups))
     scorer.hear(Ack)

@@ -27,9 +27,9 @@ from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.weights import FromWeights, GetManifest, Manifest, ToWeights
 from prefixrl.common.wire.messages.worker import Goodbye, Hello, PrefixTask, Reject, Unknown
 from prefixrl.common.wire.transport import MAX_FRAME_BYTES, Client
+from security.real_run import MIB, RealRun, real_run
 from support.fakes import NOTE, Peer, offer, peers, wait_until
 from support.keys import key
-from support.runs.real_run import MIB, RealRun, real_run
 
 replace = msgspec.structs.replace
 STOP = Stop("a stranger says so")

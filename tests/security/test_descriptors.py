@@ -16,10 +16,10 @@ from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
 from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.worker import Hello, Reject
 from prefixrl.common.wire.transport import Client
+from security.real_run import RealRun, real_run
 from support.fakes import peers, wait_until
 from support.keys import key
 from support.paths import ROOT
-from support.runs.real_run import RealRun, real_run
 
 HELLO = Hello(protocol=PROTOCOL, role="scorer", incarnation="incarnation", host="host", pid=1)
 LIMIT = 300
@@ -90,18 +90,18 @@ def test_one_key_that_connects_again_and_again_leaves_room_for_others(run: RealR
     owned = key("worker")
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     evil = [context.socket(zmq.DEALER) for _ in range(LIMIT)]
-    for each in evil:
-        each.curve_serverkey, each.curve_publickey = (
+    for attacker in evil:
+        attacker.curve_serverkey, attacker.curve_publickey = (
             owned.server.encode(),
             owned.pair.public.encode(),
         )
-        each.curve_secretkey, each.linger = owned.pair.secret.encode(), 0
-        each.connect(run.endpoint)
-        each.send(b"it speaks, and is no stranger")
+        attacker.curve_secretkey, attacker.linger = owned.pair.secret.encode(), 0
+        attacker.connect(run.endpoint)
+        attacker.send(b"it speaks, and is no stranger")
     run.logs("in all 225 are allowed")
     with peers(run.endpoint, "operator") as (operator,):
         operator.join("operator")
         run.goes_on()
-    for each in evil:
-        each.close()
+    for attacker in evil:
+        attacker.close()
     context.term()

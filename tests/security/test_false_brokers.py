@@ -103,12 +103,12 @@ def false_broker(
                 if not says or isinstance(received.message, messages.Hello):
                     server.send(received.peer, welcome)
                 if isinstance(received.message, messages.Ready):
-                    for each in says:
+                    for say in says:
                         with suppress(Undeliverable):  # its queue is full
-                            if isinstance(each, bytes):
-                                server._socket.send_multipart([received.peer, each])
+                            if isinstance(say, bytes):
+                                server._socket.send_multipart([received.peer, say])
                             else:
-                                server.send(received.peer, each)
+                                server.send(received.peer, say)
 
     thread = threading.Thread(target=answer)
     thread.start()

@@ -32,8 +32,8 @@ def test_handshakes_of_a_byte_at_a_time_are_ended_and_an_honest_worker_is_answer
         every = [
             socket.create_connection((host, int(port)), timeout=10.0) for _ in range(CONNECTIONS)
         ]
-        for each in every:
-            each.setblocking(False)
+        for connection in every:
+            connection.setblocking(False)
         honest, began_s, sent, slow = HonestPeer(address), time.monotonic(), 0, every
         while slow:
             assert time.monotonic() - began_s < DEADLINE_S, (
@@ -45,5 +45,5 @@ def test_handshakes_of_a_byte_at_a_time_are_ended_and_an_honest_worker_is_answer
         honest.close()
         assert child.poll() is None
         assert sent > len(GREETING), "they were cut for what they had sent, not for their time"
-        for each in every:
-            each.close()
+        for connection in every:
+            connection.close()

@@ -22,7 +22,7 @@ from prefixrl.common.host.process import write_atomically
 from prefixrl.common.host.serving import command
 from prefixrl.common.run.digests import model_digests, scorer_digests
 from prefixrl.common.run.directory_format import write_format
-from prefixrl.common.run.status import AdmissionStatus, GroupCounts, StatusDocument, WorkerStatus
+from prefixrl.common.run.status import AdmissionStatus, StatusDocument, WorkerStatus
 from prefixrl.common.weights.delta import write_delta
 from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.common.wire.address import Address
@@ -30,13 +30,7 @@ from prefixrl.common.wire.keys import KeyRole
 from prefixrl.common.wire.messages import learner as rank_messages
 from prefixrl.common.wire.messages import worker as worker_messages
 from prefixrl.common.wire.messages.fields import Role
-from prefixrl.common.wire.messages.groups import (
-    GroupPrefixes,
-    Row,
-    ScoredGroup,
-    Verdict,
-    VersionSpan,
-)
+from prefixrl.common.wire.messages.groups import GroupPrefixes, ScoredGroup, VersionSpan
 from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.weights import EngineChecksum, WeightsNote
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
@@ -48,6 +42,7 @@ from prefixrl.learner.broker.server import Broker
 from prefixrl.learner.broker.workers.identity import Start
 from prefixrl.learner.weights.server import WeightServerStart
 from support.keys import address, folder, give_keys, key, keys
+from support.messages import empty, group, row, scored_group, verdict
 
 Wanted = TypeVar("Wanted")
 
@@ -227,22 +222,10 @@ def sampled(
 ) -> worker_messages.Prefixes:
     """Return a rollout's result of a task."""
     digest = f"d{task.version}" if digest is None else digest
-    spans = (VersionSpan(task.version, digest, 2),)
-    row = Row(
-        tokens=pack_tokens([task.version, 7]),
-        logprobs=pack_logprobs([-1.0, -1.0]),
-        finish="length",
-        spans=spans,
-    )
+    written = row([task.version, 7], spans=(VersionSpan(task.version, digest, 2),))
     groups = tuple(
-        GroupPrefixes(
-            seq=group.seq,
-            prompt=group.prompt,
-            seed=group.seed,
-            prompt_tokens=pack_tokens([1]),
-            rows=(row,) * task.rows_per_group,
-        )
-        for group in task.groups
+        group(asked.seq, *(written,) * task.rows_per_group, prompt=asked.prompt, seed=asked.seed)
+        for asked in task.groups
     )
     return worker_messages.Prefixes(
         task=task.task,
@@ -256,23 +239,20 @@ def sampled(
 
 def scored(task: worker_messages.ScoreTask, reward: float = 1.0) -> worker_messages.Scores:
     """Return a scorer's result of a task."""
-    groups = tuple(judged(group, task, reward) for group in task.groups)
+    groups = tuple(judged(prefixes, task, reward) for prefixes in task.groups)
     return worker_messages.Scores(task.task, task.kind, groups)
 
 
 def judged(
-    group: GroupPrefixes, task: worker_messages.ScoreTask, reward: float = 1.0
+    prefixes: GroupPrefixes, task: worker_messages.ScoreTask, reward: float = 1.0
 ) -> ScoredGroup:
     """A group with one verdict per row."""
-    verdict = Verdict(
-        reward=reward, status="ok", extracted="1", finish="eos", completion_tokens=3, elapsed_ms=5
-    )
-    return ScoredGroup(
-        prefixes=group,
+    right = verdict(reward, extracted="1", completion_tokens=3, elapsed_ms=5)
+    return scored_group(
+        prefixes,
+        *(right,) * len(prefixes.rows),
         version=task.version,
         weights_digest=task.weights_digest,
-        verdicts=(verdict,) * len(group.rows),
-        scorer="scorer-0",
     )
 
 
@@ -405,43 +385,8 @@ def end(child: "subprocess.Popen[bytes]") -> None:
 
 def document(*workers: WorkerStatus, **fields: Any) -> StatusDocument:
     """Return a broker's status; fields that are not given are empty."""
-    empty: dict[str, Any] = {
-        "run_id": "r",
-        "directory": "",
-        "broker_pid": 0,
-        "iteration": 0,
-        "total_iterations": 0,
-        "groups": GroupCounts(
-            issued=0,
-            trained=0,
-            filtered=0,
-            failed=0,
-            expired=0,
-            outstanding=0,
-            duplicates_ignored=0,
-        ),
-        "causes": {},
-        "row_errors": {},
-        "filter": None,
-        "queues": {},
-        "window": 2,
-        "mean_age": 0.0,
-        "admission": AdmissionStatus(
-            rule="just_in_time", lead_groups=0.0, cap_groups=0.0, waited_s=0.0
-        ),
-        "age_histogram": {},
-        "token_age_histogram": {},
-        "crossed_fraction": 0.0,
-        "busy_fraction": {},
-        "waiting_rows": {},
-        "losses": {},
-        "truncated_fraction": 0.0,
-        "waiting_for": "",
-        "malformed_messages": 0,
-        "journal_bytes": 0,
-        "up_s": 0.0,
-    }
-    return StatusDocument(workers=list(workers), **empty | fields)
+    usual = {"run_id": "r", "window": 2, "admission": empty(AdmissionStatus, rule="just_in_time")}
+    return empty(StatusDocument, workers=list(workers), **usual | fields)
 
 
 def worker_status(
@@ -453,29 +398,18 @@ def worker_status(
     activity: worker_messages.Activity = "working",
 ) -> WorkerStatus:
     """One worker in a broker's status."""
-    return WorkerStatus(
+    return empty(
+        WorkerStatus,
         name=f"{role}-0",
         role=role,
         host="host",
         pid=1,
         phase=phase,
         engine=engine,
-        version=0,
-        about="",
         seats=seats,
-        rows=0,
-        waiting_rows=0,
-        tokens_per_s=0.0,
-        leases=0,
         busy_fraction=0.5,
-        busy_row_s=0.0,
-        since_first_lease_s=0.0,
         tasks_done=1,
-        silent_s=0.0,
-        engine_mismatch=0.0,
         proof="digest",
-        probe_slope=None,
-        first_lease_after_ready_s=None,
         activity=activity,
         state=state,
     )
@@ -532,6 +466,12 @@ def publish(directory: Path, version: int, chunk_bytes: int = 256) -> dict[str, 
         "layer.bias": torch.randn(2000, generator=generator).to(torch.bfloat16),
         "scalar": torch.tensor(float(version)),
     }
+    return _write(directory, version, tensors, chunk_bytes)
+
+
+def _write(
+    directory: Path, version: int, tensors: dict[str, torch.Tensor], chunk_bytes: int
+) -> dict[str, torch.Tensor]:
     manifest = msgspec.structs.replace(describe(version, tensors), chunk_bytes=chunk_bytes)
     write_snapshot(directory, manifest, tensors)
     return tensors
@@ -544,8 +484,7 @@ def publish_next(
     tensors = {name: tensor.clone() for name, tensor in before.items()}
     for tensor in tensors.values():
         tensor.reshape(-1)[version % tensor.numel()] += 1.0
-    manifest = msgspec.structs.replace(describe(version, tensors), chunk_bytes=chunk_bytes)
-    write_snapshot(directory, manifest, tensors)
+    _write(directory, version, tensors, chunk_bytes)
     assert write_delta(directory, version - 1, version)
     return tensors
 

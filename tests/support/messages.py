@@ -1,7 +1,9 @@
 """Messages and records with usual fields; a test names those that matter to it."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+from msgspec import Struct, inspect
 
 from prefixrl.common.evaluation.accuracy import EvaluatedRow
 from prefixrl.common.wire.messages.groups import (
@@ -24,6 +26,40 @@ USAGE = Usage(requests=3, prompt_tokens=30, completion_tokens=8)
 HEARTBEAT_WITH_USAGE = Heartbeat(
     progress=1, busy_row_s=0.0, leases=(), state="scoring", usage=USAGE
 )
+
+
+Record = TypeVar("Record", bound=Struct)
+
+
+def empty(kind: type[Record], **fields: Any) -> Record:
+    """A record of a type; a field that needs a value and is not given is zero, or empty."""
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    needed = [field for field in info.fields if field.required and field.name not in fields]
+    return kind(**{field.name: _zero(field.type) for field in needed}, **fields)
+
+
+def _zero(info: inspect.Type) -> Any:
+    match info:
+        case inspect.Metadata(type=inner):
+            return _zero(inner)
+        case inspect.StructType(cls=cls):
+            return empty(cls)
+        case inspect.LiteralType(values=values):
+            return values[0]
+        case inspect.UnionType():  # what may be absent
+            return None
+        case inspect.VarTupleType():
+            return ()
+    zeros = {
+        inspect.IntType: 0,
+        inspect.FloatType: 0.0,
+        inspect.StrType: "",
+        inspect.BoolType: False,
+        inspect.DictType: {},
+        inspect.ListType: [],
+    }
+    return zeros[type(info)]
 
 
 def evaluate(

@@ -56,15 +56,15 @@ def test_sampled_logprobs_are_the_learners_at_the_same_version(
     move(models)
     with world.started(folder, run=run) as engine:
         engine.install(snapshot_of(1, models.state_dict_for_publication()))
-        each = world.job("a", temperature=TEMPERATURE)
-        each = replace(each, masked_tokens=frozenset(MASKED))
-        rows = world.finish(engine, each)["a"].rows
+        job = world.job("a", temperature=TEMPERATURE)
+        job = replace(job, masked_tokens=frozenset(MASKED))
+        rows = world.finish(engine, job)["a"].rows
     drawn = np.concatenate([row.tokens for row in rows])
     assert not np.isin(drawn, MASKED).any()
     batch = pad(
         [
             Sample(prompt, row.tokens, row.logprobs, 0.0, 0, np.ones(row.tokens.size, np.int32))
-            for prompt, row in zip(each.rows, rows, strict=True)
+            for prompt, row in zip(job.rows, rows, strict=True)
         ],
         0,
     )
@@ -72,13 +72,14 @@ def test_sampled_logprobs_are_the_learners_at_the_same_version(
         theirs = models.forward_actor(batch)[0]
         models.masked = None
         whole = models.forward_actor(batch)[0]
-    found = (theirs - batch.behaviour).abs()[batch.mask]
+    actual = (theirs - batch.behaviour).abs()[batch.mask]
     mean, largest = MOST[dtype]
     assert batch.behaviour[batch.mask].mean() < -0.3, "there is something to compare"
     report(
-        f"{dtype}: |learner - vLLM| of {found.numel()} sampled logprobs mean {found.mean():.2g}, max {found.max():.2g}"
+        f"{dtype}: |learner - vLLM| of {actual.numel()} sampled logprobs "
+        f"mean {actual.mean():.2g}, max {actual.max():.2g}"
     )
-    assert found.mean() < mean and found.max() < largest
+    assert actual.mean() < mean and actual.max() < largest
     without = (whole - batch.behaviour).abs()[batch.mask]
     report(f"{dtype}: without the mask of {len(MASKED)} control tokens mean {without.mean():.2g}")
     assert dtype == "bfloat16" or without.mean() > 100 * mean, (

@@ -26,12 +26,12 @@ ADAPTER = EXAMPLE / "adapter"
 @pytest.mark.chaos
 def test_a_cache_too_small_for_all_rows_changes_nothing() -> None:
     """Rows are put back and begun again in the middle of their text."""
-    each = world.job("a", rows=256, tokens=40, new=80)
+    job = world.job("a", rows=256, tokens=40, new=80)
     with world.started(ADAPTER, kv_cache_memory_bytes=8 * 2**20) as cramped:
-        rows = world.finish(cramped, each)["a"].rows
-    found = world.differences(world.fresh_model(ADAPTER), each.rows, rows, 0.7)
-    assert found.size == 256 * 80
-    assert found.max() < 1e-3
+        rows = world.finish(cramped, job)["a"].rows
+    actual = world.differences(world.fresh_model(ADAPTER), job.rows, rows, 0.7)
+    assert actual.size == 256 * 80
+    assert actual.max() < 1e-3
 
 
 @pytest.mark.chaos  # test_against_learner.py has such a config too
@@ -109,10 +109,10 @@ def test_float32_logits_bring_a_bfloat16_engine_nearer_to_the_learner(
         run = world.config(dtype="bfloat16")
         section = run.learner.model_copy(update={"dtype": "bfloat16", "head_dtype": head})
         with world.started(tmp_path, run=run.model_copy(update={"learner": section})) as engine:
-            each = world.job("a", rows=32, new=24)
-            rows = world.finish(engine, each)["a"].rows
+            job = world.job("a", rows=32, new=24)
+            rows = world.finish(engine, job)["a"].rows
         gaps = []
-        for prompt, row in zip(each.rows, rows, strict=True):
+        for prompt, row in zip(job.rows, rows, strict=True):
             ids = torch.tensor([*prompt, *row.tokens])[None]
             with torch.no_grad():
                 logits = learner.model(ids).last_hidden_state[0].float() @ weight.T

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from prefixrl.common.engines.embedded.drawing import truncated
+from prefixrl.common.engines.interface.base import Job
 from prefixrl.common.engines.vllm.engine import VllmEngine
 from prefixrl.common.errors import UserError
 from prefixrl.common.wire.messages.groups import Sampling
@@ -21,6 +22,11 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore"),  # of vLLM and what it imports
 ]
+
+
+def with_stops(each: Job, stops: frozenset[int]) -> Job:
+    """The same job, ended by these tokens."""
+    return replace(each, key=f"{each.key} {sorted(stops)}", stop_tokens=stops)
 
 
 @pytest.fixture(scope="module", params=["adapter", "target"])
@@ -39,15 +45,15 @@ def engine(vllm_is_there: None, folder: Path) -> Iterator[VllmEngine]:
 def test_logprobs_of_sampled_tokens_are_those_of_a_fresh_forward_at_the_same_temperature(
     engine: VllmEngine, folder: Path, temperature: float, report: Callable[[str], None]
 ) -> None:
-    each = world.job("a", temperature=temperature)
-    rows = world.finish(engine, each)["a"].rows
-    found = world.differences(world.fresh_model(folder), each.rows, rows, temperature)
-    assert found.size == 64 * 16
+    job = world.job("a", temperature=temperature)
+    rows = world.finish(engine, job)["a"].rows
+    actual = world.differences(world.fresh_model(folder), job.rows, rows, temperature)
+    assert actual.size == 64 * 16
     report(
-        f"{folder.name}, temperature {temperature}: |difference| of {found.size} sampled logprobs "
-        f"mean {found.mean():.2g}, max {found.max():.2g}"
+        f"{folder.name}, temperature {temperature}: |difference| of {actual.size} sampled logprobs "
+        f"mean {actual.mean():.2g}, max {actual.max():.2g}"
     )
-    assert found.max() < 1e-3
+    assert actual.max() < 1e-3
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
@@ -57,12 +63,12 @@ def test_scored_logprobs_are_those_of_a_fresh_forward_at_that_temperature(
     scored = world.logprobs(engine, world.probe(), temperature)
     expected = world.forward(world.fresh_model(folder), world.probe(), temperature)
     assert scored.shape == (63,) and scored.dtype == np.float32
-    found = np.abs(scored - expected)
+    actual = np.abs(scored - expected)
     report(
-        f"{folder.name}, temperature {temperature}: |difference| of the probe mean {found.mean():.2g}, max "
-        f"{found.max():.2g}"
+        f"{folder.name}, temperature {temperature}: |difference| of the probe mean {actual.mean():.2g}, max "
+        f"{actual.max():.2g}"
     )
-    assert found.max() < 1e-3
+    assert actual.max() < 1e-3
 
 
 def test_the_same_seeds_give_the_same_text(engine: VllmEngine) -> None:
@@ -72,20 +78,20 @@ def test_the_same_seeds_give_the_same_text(engine: VllmEngine) -> None:
 
 
 def test_rows_with_one_prompt_and_other_draws_differ(engine: VllmEngine) -> None:
-    each = world.job("a", temperature=1.6)
-    each = replace(each, rows=(each.rows[0],) * 64)
-    drawn = world.texts(world.finish(engine, each)["a"])
+    job = world.job("a", temperature=1.6)
+    job = replace(job, rows=(job.rows[0],) * 64)
+    drawn = world.texts(world.finish(engine, job)["a"])
     assert len({tuple(text) for text in drawn}) > 8
 
 
 def test_greedy_is_the_argmax(engine: VllmEngine, folder: Path) -> None:
-    each = world.job("a", rows=8, temperature=0.0)
+    job = world.job("a", rows=8, temperature=0.0)
     embedded = world.reference(folder)
-    embedded.submit(each)
+    embedded.submit(job)
     expected = []
     while not expected:
         expected = embedded.step(0.0)
-    rows = world.finish(engine, each)["a"].rows
+    rows = world.finish(engine, job)["a"].rows
     for ours, theirs in zip(rows, expected[0].rows, strict=True):
         assert ours.tokens.tolist() == theirs.tokens.tolist()
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
@@ -95,11 +101,11 @@ def test_greedy_is_the_argmax(engine: VllmEngine, folder: Path) -> None:
 def test_truncated_sampling_draws_from_what_transformers_would_and_says_so(
     engine: VllmEngine, folder: Path, cut: dict[str, float]
 ) -> None:
-    each = world.job("a", temperature=2.0)
+    job = world.job("a", temperature=2.0)
     sampling = Sampling(temperature=2.0, max_new_tokens=16, **cut)  # type: ignore[arg-type]
-    rows = world.finish(engine, replace(each, sampling=sampling))["a"].rows
+    rows = world.finish(engine, replace(job, sampling=sampling))["a"].rows
     model = world.fresh_model(folder)
-    for start, row in zip(each.rows[:16], rows[:16], strict=True):
+    for start, row in zip(job.rows[:16], rows[:16], strict=True):
         whole = np.concatenate([start, row.tokens])
         with torch.no_grad():
             logits = model(torch.from_numpy(whole.astype(np.int64))[None]).logits[0]
@@ -111,7 +117,7 @@ def test_truncated_sampling_draws_from_what_transformers_would_and_says_so(
 def test_a_stop_token_ends_its_row_and_stands_there_with_its_logprob(engine: VllmEngine) -> None:
     free = world.finish(engine, world.job("a"))["a"].rows
     stops = frozenset({int(free[0].tokens[4]), int(free[1].tokens[2])})
-    stopped = world.finish(engine, world.with_stops(world.job("a"), stops))
+    stopped = world.finish(engine, with_stops(world.job("a"), stops))
     (result,) = stopped.values()
     for before, after in zip(free, result.rows, strict=True):
         ids = before.tokens.tolist()
@@ -127,7 +133,7 @@ def test_the_models_own_end_token_ends_nothing_unless_the_job_says_so(engine: Vl
     free = world.finish(engine, world.job("a"))["a"].rows
     assert all(row.tokens.size == 16 and row.finish == "length" for row in free)
     assert any(world.END in row.tokens[:-1] for row in free)
-    ended = world.finish(engine, world.with_stops(world.job("a"), frozenset({world.END})))
+    ended = world.finish(engine, with_stops(world.job("a"), frozenset({world.END})))
     (result,) = ended.values()
     assert all(
         row.finish == "eos" and world.END not in row.tokens[:-1] and row.tokens[-1] == world.END
@@ -153,10 +159,10 @@ def test_only_a_job_that_waits_for_seats_can_be_cancelled(engine: VllmEngine) ->
 def test_more_prompt_tokens_than_one_step_takes_change_nothing(
     engine: VllmEngine, folder: Path
 ) -> None:
-    each = world.job("a", rows=256, tokens=100)
-    rows = world.finish(engine, each)["a"].rows
-    found = world.differences(world.fresh_model(folder), each.rows[:32], rows[:32], 0.7)
-    assert found.max() < 1e-3
+    job = world.job("a", rows=256, tokens=100)
+    rows = world.finish(engine, job)["a"].rows
+    actual = world.differences(world.fresh_model(folder), job.rows[:32], rows[:32], 0.7)
+    assert actual.max() < 1e-3
 
 
 def test_progress_and_busy_time_grow_with_the_work(engine: VllmEngine) -> None:

@@ -61,16 +61,16 @@ def test_every_one_of_twenty_updates_is_proved_by_the_probe(
 ) -> None:
     initial = world.reference(ADAPTER).weights()
     before = world.logprobs(engine, world.probe(), TEMPERATURE)
-    found = []
+    actual = []
     for update in range(UPDATES):
         tensors = world.perturbed(initial, update, 0.1)
         engine.install(snapshot_of(1, tensors))
-        found.append(probe_difference(engine, tensors))
+        actual.append(probe_difference(engine, tensors))
         now = world.logprobs(engine, world.probe(), TEMPERATURE)
         assert np.abs(now - before).max() > 0.1, "the probe must tell versions apart"
         before = now
-    report(f"{UPDATES} updates: largest probe difference {max(found):.2g}")
-    assert max(found) < world.config().probe_tolerance
+    report(f"{UPDATES} updates: largest probe difference {max(actual):.2g}")
+    assert max(actual) < world.config().probe_tolerance
 
 
 @pytest.mark.proof
@@ -78,14 +78,16 @@ def test_what_is_sampled_after_an_update_is_of_the_new_weights(
     engine: VllmEngine, report: Callable[[str], None]
 ) -> None:
     initial = world.reference(ADAPTER).weights()
-    each = world.job("a", tokens=80)  # several blocks long: the cache has them after the first time
-    world.finish(engine, each)
+    job = world.job("a", tokens=80)  # several blocks long: the cache has them after the first time
+    world.finish(engine, job)
     tensors = world.perturbed(initial, 77, 0.1)
     engine.install(snapshot_of(1, tensors))
-    rows = world.finish(engine, each)["a"].rows
-    found = world.differences(world.fresh_model(ADAPTER, tensors), each.rows, rows, 0.7)
-    report(f"sampled after an update: |difference| mean {found.mean():.2g}, max {found.max():.2g}")
-    assert found.max() < 1e-3
+    rows = world.finish(engine, job)["a"].rows
+    actual = world.differences(world.fresh_model(ADAPTER, tensors), job.rows, rows, 0.7)
+    report(
+        f"sampled after an update: |difference| mean {actual.mean():.2g}, max {actual.max():.2g}"
+    )
+    assert actual.max() < 1e-3
 
 
 def test_installed_weights_are_read_back_and_are_copies(engine: VllmEngine) -> None:
@@ -125,7 +127,7 @@ def test_after_fifty_updates_by_delta_the_engine_holds_the_published_bits(
 ) -> None:
     """vLLM's own parameters are fused and packed: the digest is of what they were loaded from, the probe is theirs."""
     published = world.reference(ADAPTER).weights()
-    found = []
+    actual = []
     with weight_server(tmp_path) as (endpoint, _):
         fetcher = Fetcher(source(endpoint))
         for version in range(1, 52):
@@ -140,10 +142,10 @@ def test_after_fifty_updates_by_delta_the_engine_holds_the_published_bits(
             engine.install(staged)
             assert describe(0, engine.weights()).digest == manifest.digest == staged.manifest.digest
             if version % 10 == 1:
-                found.append(probe_difference(engine, published))
+                actual.append(probe_difference(engine, published))
     assert (fetcher.counts.full, fetcher.counts.delta) == (1, 50)
-    report(f"50 updates by delta: probe difference at most {max(found):.2g}")
-    assert max(found) < 1e-3
+    report(f"50 updates by delta: probe difference at most {max(actual):.2g}")
+    assert max(actual) < 1e-3
 
 
 FAULTS = {

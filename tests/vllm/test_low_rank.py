@@ -53,18 +53,18 @@ def test_every_version_is_that_of_merged_weights_and_has_a_checksum_of_its_own(
     rows = [(text[:4], text[4:])] * 16
     initial = world.forward(world.fresh_model(ADAPTER), text, 1.0)[3:]
     assert np.abs(engine.score(rows) - np.tile(initial, 16)).max() < 1e-5, "before there are any"
-    found, sums = [], [engine.checksum()]
+    actual, sums = [], [engine.checksum()]
     for number in range(1, VERSIONS + 1):
         sent, merged = version(number)
         engine.install(snapshot_of(number, sent))
         expected = world.forward(world.fresh_model(ADAPTER, merged), text, 1.0)[3:]
-        found.append(np.abs(engine.score(rows) - np.tile(expected, 16)).max())
+        actual.append(np.abs(engine.score(rows) - np.tile(expected, 16)).max())
         sums.append(engine.checksum())
         assert engine.weights().keys() == sent.keys()
     report(
-        f"matrices against merged weights: at most {max(found):.2g}; checksums follow: {sums[-1].follows}"
+        f"matrices against merged weights: at most {max(actual):.2g}; checksums follow: {sums[-1].follows}"
     )
-    assert max(found) < 1e-5
+    assert max(actual) < 1e-5
     assert (
         len({each.value for each in sums}) == VERSIONS + 1
         and len({each.layout for each in sums}) == 1
@@ -75,7 +75,7 @@ def test_what_is_sampled_is_of_the_newest_matrices(engine: VllmEngine) -> None:
     sent, merged = version(77)
     world.finish(engine, world.job("a", tokens=80))  # the cache has its blocks under the old ones
     engine.install(snapshot_of(9, sent))
-    each = world.job("b", tokens=80)
-    rows = world.finish(engine, each)["b"].rows
-    assert world.differences(world.fresh_model(ADAPTER, merged), each.rows, rows, 0.7).max() < 1e-3
+    job = world.job("b", tokens=80)
+    rows = world.finish(engine, job)["b"].rows
+    assert world.differences(world.fresh_model(ADAPTER, merged), job.rows, rows, 0.7).max() < 1e-3
     assert {span[0] for row in rows for span in row.spans} == {9}

@@ -70,9 +70,9 @@ def test_fifty_versions_in_bfloat16_are_proved_and_three_stale_ones_are_caught(
             learner.install(snapshot_of(version, published))
             for attempt in range(2):
                 engine.install(snapshot_of(version, published))
-                scored, found = engine.score(text), engine.checksum()
+                scored, actual = engine.score(text), engine.checksum()
                 judged = judge(scored, learner.score(text), before, TOLERANCE)
-                shown = EngineChecksum(found.value, found.follows, sums, found.layout)
+                shown = EngineChecksum(actual.value, actual.follows, sums, actual.layout)
                 objection = checksums.objection(f"d{version}", shown, f"d{version - 1}")
                 is_proved = judged.outcome == "proved" or (
                     judged.outcome == "unclear" and objection is None
@@ -82,9 +82,11 @@ def test_fifty_versions_in_bfloat16_are_proved_and_three_stale_ones_are_caught(
                 assert attempt == 0, (version, judged, objection)
                 caught.append(version)
             by["change" if judged.outcome == "proved" else "checksum"] += 1
-            checksums.admit(f"d{version}", found)
-            before, sums = (scored, learner.score(text)), found.value
-    report(f"lr {lr:g}: proved {by}, refused {caught}, compared with the snapshot: {found.follows}")
+            checksums.admit(f"d{version}", actual)
+            before, sums = (scored, learner.score(text)), actual.value
+    report(
+        f"lr {lr:g}: proved {by}, refused {caught}, compared with the snapshot: {actual.follows}"
+    )
     installs = iter(range(1, UPDATES + len(STALE) + 1))
     expected = []
     for version in range(1, UPDATES + 1):

@@ -19,10 +19,10 @@ ENGINES = ("rollout.engine=vllm", "scorer.engine=vllm")
 
 def test_64_clients_at_once_are_answered_by_one_vllm_per_model(tmp_path: Path) -> None:
     with served(run_of("arithmetic", tmp_path / "arithmetic"), settings=ENGINES) as server:
-        found = server.answers_at_once(PROBLEMS)
+        actual = server.answers_at_once(PROBLEMS)
         with server.client() as client:
             alone = client.completions.create(model=server.name, prompt=PROBLEMS[::8])
-        assert found[::8] == [each.text for each in alone.choices]
-        assert all("\\boxed{" in each for each in found)
+        assert actual[::8] == [each.text for each in alone.choices]
+        assert all("\\boxed{" in each for each in actual)
         server.wait_until_idle()
         assert server.ended() == 0, server.log.read_text()

@@ -25,12 +25,12 @@ from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.wire.messages.groups import Sampling
 from prefixrl.scorer.served.engine import OpenAIEngine
-from support.cluster.on_hosts import losses
 from support.models import vllm_world as world
 from support.models.process_models import SEPARATOR, loaded, marked
 from support.models.vllm_world import END, EXAMPLE
 from support.paths import EXAMPLES
 from support.runs import run_helper
+from support.runs.run_helper import losses
 
 pytestmark = [
     pytest.mark.vllm,
@@ -168,7 +168,7 @@ def test_greedy_completions_go_on_with_the_prefix_and_are_those_of_the_target_in
 ) -> None:
     renderer = Renderer(str(TARGET), 64)
     each = openings(renderer, 0.0)
-    wanted = continued(world.reference(TARGET), each).rows
+    expected = continued(world.reference(TARGET), each).rows
     settings = config(served, f"scorer.openai.prompt={prompt}")
     engine = OpenAIEngine(str(TARGET), settings, lambda: None)
     try:
@@ -176,8 +176,8 @@ def test_greedy_completions_go_on_with_the_prefix_and_are_those_of_the_target_in
         usage = engine.usage
     finally:
         engine.close()
-    assert [row.tokens.tolist() for row in given] == [row.tokens.tolist() for row in wanted]
-    assert [row.finish for row in given] == [row.finish for row in wanted]
+    assert [row.tokens.tolist() for row in given] == [row.tokens.tolist() for row in expected]
+    assert [row.finish for row in given] == [row.finish for row in expected]
     assert {row.finish for row in given} >= {"eos"}
     assert any(row.tokens[-1] == END for row in given)
     trial = 1
@@ -287,12 +287,12 @@ def test_a_run_whose_server_is_killed_ends_as_one_with_the_target_in_process(
 
 def judged(directory: Path) -> dict[str, list[tuple[str, str, float]]]:
     """Every evaluated text with its reward, by evaluation."""
-    found = {}
+    results = {}
     for path in sorted((directory / "evaluations").glob("*.jsonl")):
         rows = sorted(map(json.loads, path.read_text().splitlines()), key=lambda r: r["prompt_id"])
-        found[path.name] = [(row["prefix"], row["completion"], row["reward"]) for row in rows]
-    assert len(found) > 8 and all(found.values())
-    return found
+        results[path.name] = [(row["prefix"], row["completion"], row["reward"]) for row in rows]
+    assert len(results) > 8 and all(results.values())
+    return results
 
 
 def trained(directory: Path) -> list[tuple[int, str, list[list[int]], list[float]]]:

@@ -97,7 +97,7 @@ def load_plugin(plugin: Plugin, kind: type[Member], expected: str) -> Member:
     """Import a member and return it.
 
     Args:
-        kind: class of a member of the seam.
+        kind: class of the members of the seam; `object` where the caller checks them.
         expected: what a member is, in words, for the error.
 
     Raises:

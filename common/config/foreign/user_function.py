@@ -1,7 +1,11 @@
-"""A function of the user's own, named by a `function_ref`: `path/to/file.py:name`.
+"""A function of the user's own, named by a `function_ref`: `path/to/file.py:name`, or a name alone.
 
-The file is executed as a module of its own, named after its path. Its folder is not on the import path, so that it
-cannot shadow installed packages. A function that cannot be called as its key demands is refused from its source alone.
+The file is executed as a module of its own, named after its path. Its folder is not on the import
+path, so that it cannot shadow installed packages. A function that cannot be called as its key
+demands is refused from its source alone.
+
+A name alone is a function that an installed package adds at the entry point `prefixrl.rewards`. A
+reference with a colon is always a file, so that a name can only reach what pip installed.
 """
 
 import ast
@@ -16,15 +20,14 @@ import traceback
 from collections.abc import Callable
 from numbers import Real
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 
-from prefixrl.common.config.foreign.plugins import Plugin, plugins
+from prefixrl.common.config.foreign.plugins import Plugin, load_plugin, plugins
 from prefixrl.common.errors import ConfigError
 
 UserFunction = Callable[..., object]
-REWARD_KEY = "reward.function"
 CALLS = {
-    REWARD_KEY: (("question", "text", "gold"), frozenset({"verdict", "verify"})),
+    "reward.function": (("question", "text", "gold"), frozenset({"verdict", "verify"})),
     "algorithm.advantage_function": (("rewards", "groups"), frozenset[str]()),
     "algorithm.loss_function": (
         ("logprobs", "proximal", "behaviour", "advantages", "mask"),
@@ -34,41 +37,41 @@ CALLS = {
 """By key: what stands first in every call, and what is handed by name to a function with such a parameter."""
 
 
-def resolve(key: str, function_ref: str, base: Path) -> str:
-    """Return the reference with an absolute path, without executing the file; errors name the `key`.
+PLUGGED_IN = "reward.function"
+"""The key that takes functions of installed packages, too."""
 
-    `reward.function` may also be the name of a reward that an installed package adds: it becomes a reference to the
-    file in that package.
-    """
-    if key == REWARD_KEY and (plugin := plugins("rewards").get(function_ref)):
-        function_ref = _reference_of(plugin)
+
+def is_file(function_ref: str) -> bool:
+    """Return True for `file.py:name`, False for the name of an installed package's function."""
+    return ":" in function_ref
+
+
+def _plugin_of(name: str) -> Plugin:
+    plugin = plugins("rewards").get(name)
+    if plugin is None:
+        raise ConfigError(
+            f"{PLUGGED_IN} = {name!r}: no package that is installed on this host adds it (those "
+            f"here add {', '.join(plugins('rewards')) or 'none'}); install the package"
+        )
+    return plugin
+
+
+def resolve(key: str, function_ref: str, base: Path) -> str:
+    """Return the reference with an absolute path; execute nothing; errors name the `key`."""
+    if key == PLUGGED_IN and function_ref in plugins("rewards") and not is_file(function_ref):
+        return function_ref
     path, separator, name = function_ref.rpartition(":")
     if not separator or not path.endswith(".py") or not name.isidentifier():
-        added = ", ".join(map(repr, plugins("rewards"))) if key == REWARD_KEY else ""
+        added = f"; installed packages add {', '.join(plugins('rewards')) or 'none'}"
         raise ConfigError(
             f'{key} = {function_ref!r} is not FILE.py:NAME, for example {key} = "mine.py:score"'
-            + (f", and none of the rewards that installed packages add ({added})" if added else "")
+            f"{added if key == PLUGGED_IN else ''}"
         )
     absolute = (base / Path(path).expanduser()).resolve()
     if not absolute.is_file():
         raise ConfigError(f"{key} = {function_ref!r}: there is no such file (looked at {absolute})")
     _check_source(key, f"{key} = {function_ref!r}", absolute, name)
     return f"{absolute}:{name}"
-
-
-def _reference_of(plugin: Plugin) -> str:
-    """Return `FILE.py:NAME` for a reward of a package; it imports the folders around its module."""
-    module, _, name = plugin.target.partition(":")
-    place = f"{plugin.package} adds {plugin.name!r} to prefixrl.rewards, but its module {module}"
-    try:
-        spec = importlib.util.find_spec(module)
-    except Exception as error:
-        raise ConfigError(
-            f"{place} cannot be found: {type(error).__name__}: {error!s:.500}; update or uninstall the package"
-        ) from error
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        raise ConfigError(f"{place} is not a Python file; update or uninstall the package")
-    return f"{spec.origin}:{name}"
 
 
 def _check_source(key: str, what: str, path: Path, name: str) -> None:
@@ -80,46 +83,55 @@ def _check_source(key: str, what: str, path: Path, name: str) -> None:
             f"{what}: {path} is not valid Python: {explain(error, path)}; mend the file"
         ) from None
     bound = {
-        each.get_name() for each in table.get_symbols() if each.is_assigned() or each.is_imported()
+        symbol.get_name()
+        for symbol in table.get_symbols()
+        if symbol.is_assigned() or symbol.is_imported()
     }
     takes_all = any(isinstance(node, ast.alias) and node.name == "*" for node in ast.walk(tree))
     if name not in bound and not takes_all:
         functions = [
-            each.name
-            for each in tree.body
-            if isinstance(each, ast.FunctionDef) and each.name[0] != "_"
+            statement.name
+            for statement in tree.body
+            if isinstance(statement, ast.FunctionDef) and statement.name[0] != "_"
         ]
-        known = f"it defines {', '.join(functions)}" if functions else "it defines no function"
-        raise ConfigError(f"{what}: {path} has no {name!r}; {known}")
-    last = [each for each in tree.body if name in _bound_by(each)][-1:]
-    for each in last:
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and not each.decorator_list:
-            _check_call(key, what, _signature(each.args), isinstance(each, ast.AsyncFunctionDef))
+        names_there = (
+            f"it defines {', '.join(functions)}" if functions else "it defines no function"
+        )
+        raise ConfigError(f"{what}: {path} has no {name!r}; {names_there}")
+    last = [statement for statement in tree.body if name in _bound_by(statement)][-1:]
+    for statement in last:
+        if (
+            isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
+            and not statement.decorator_list
+        ):
+            _check_call(
+                key, what, _signature(statement.args), isinstance(statement, ast.AsyncFunctionDef)
+            )
 
 
 def _bound_by(statement: ast.stmt) -> set[str]:
     """Return the names that a statement of a module may bind."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {statement.name}
-    found = set()
-    for each in ast.walk(statement):
-        match each:
+    names = set()
+    for node in ast.walk(statement):
+        match node:
             case ast.Name(id=name, ctx=ast.Store()):
-                found.add(name)
+                names.add(name)
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                found.add(each.name)
+                names.add(node.name)
             case ast.alias():
-                found.add(each.asname or each.name)
-    return found
+                names.add(node.asname or node.name)
+    return names
 
 
 def _signature(arguments: ast.arguments) -> inspect.Signature:
     """Return the signature that a definition has, without its defaults' values and annotations."""
-    for each in ast.walk(arguments):
-        if isinstance(each, ast.arg):
-            each.annotation = None
+    for node in ast.walk(arguments):
+        if isinstance(node, ast.arg):
+            node.annotation = None
     arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
-    arguments.kw_defaults = [each and ast.Constant(None) for each in arguments.kw_defaults]
+    arguments.kw_defaults = [default and ast.Constant(None) for default in arguments.kw_defaults]
     bare = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, ast.Constant(None))))
     return inspect.signature(eval(compile(bare, "<signature>", "eval")))  # noqa: S307  nothing of the user's is left in it
 
@@ -129,9 +141,9 @@ _DEFERRED = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.i
 
 def _check_call(key: str, what: str, signature: inspect.Signature, is_async: bool) -> None:
     first, by_name = CALLS[key]
-    named = {name: None for name in by_name & signature.parameters.keys()}
-    asked = f"it is called with {', '.join(first)}"
-    asked += (
+    by_keyword = {name: None for name in by_name & signature.parameters.keys()}
+    call = f"it is called with {', '.join(first)}"
+    call += (
         f", and by name with {' and '.join(sorted(by_name))} where it has such a parameter"
         if by_name
         else ""
@@ -141,9 +153,9 @@ def _check_call(key: str, what: str, signature: inspect.Signature, is_async: boo
             f"{what} is async or a generator: nothing awaits or iterates it; use def and return"
         )
     try:
-        signature.bind(*first, **named)
+        signature.bind(*first, **by_keyword)
     except TypeError as error:
-        raise ConfigError(f"{what} takes {signature}: {error}; {asked}") from None
+        raise ConfigError(f"{what} takes {signature}: {error}; {call}") from None
 
 
 def check_call(key: str, function_ref: str) -> None:
@@ -170,13 +182,36 @@ def takes(function: UserFunction, name: str) -> bool:
 
 
 def file_of(function_ref: str) -> Path:
-    """Return the file of a reference."""
-    return Path(function_ref.rpartition(":")[0])
+    """Return the file of a reference; ConfigError where its package is not installed here."""
+    if is_file(function_ref):
+        return Path(function_ref.rpartition(":")[0])
+    plugin = _plugin_of(function_ref)
+    module = plugin.target.partition(":")[0]
+    try:
+        spec = importlib.util.find_spec(module)
+    except Exception as error:  # the package's own code runs in its parents
+        raise ConfigError(
+            f"{plugin.package} adds {function_ref!r} to prefixrl.rewards, but {module} cannot be "
+            f"found: {type(error).__name__}: {error}; update or uninstall the package"
+        ) from error
+    if spec is None or spec.origin is None:
+        raise ConfigError(
+            f"{plugin.package} adds {function_ref!r} to prefixrl.rewards, but {module} has no "
+            f"file; update or uninstall the package"
+        )
+    return Path(spec.origin)
 
 
 def load(function_ref: str) -> UserFunction:
-    """Return the function of a resolved reference, executing its file once per process; raise ConfigError."""
-    path, name = file_of(function_ref), function_ref.rpartition(":")[2]
+    """Return the function of a resolved reference; raise ConfigError.
+
+    The file is executed once per process.
+    """
+    if not is_file(function_ref):
+        expected = f"a function of {', '.join(CALLS[PLUGGED_IN][0])}"
+        return load_plugin(_plugin_of(function_ref), FunctionType, expected)
+    path = file_of(function_ref)
+    name = function_ref.rpartition(":")[2]
     module = _module(path)
     function = getattr(module, name, None)
     if function is None:

@@ -64,7 +64,7 @@ def load_verifier(name: str) -> AnswerVerifier:
     plugin = plugins("verifiers").get(name)
     if plugin is None:
         raise ConfigError(f"no installed package adds a verifier {name!r}; install it on this host")
-    member = load_plugin(plugin, AnswerVerifier, f"a AnswerVerifier with the name {name!r}")
+    member = load_plugin(plugin, AnswerVerifier, f"an AnswerVerifier with the name {name!r}")
     if member.name != name:
         raise ConfigError(_renamed(plugin, member))
     return member

@@ -163,19 +163,19 @@ class Ledger(JournaledState):
                 return item.only(seqs)
         return None
 
-    def take_scores(self, groups: Sequence[ScoredGroup]) -> list[int]:
-        """Accept scored groups; return the accepted sequence numbers. The others are duplicates."""
-        taken = []
+    def take_scores(self, groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
+        """Accept scored groups, count duplicates, and return the groups that wait for a batch now."""
+        first_results = []
         for group in groups:
             if self._may_take(
                 group.prefixes, group.version, ("queued", "sampling", "sampled", "scoring")
             ):
-                taken.append(group.prefixes.seq)
+                first_results.append(group)
                 self._judge(group)
-        if taken:
+        if first_results:
             self.admission.times.note("scoring_s", groups[0].scoring_s)
-        self.counts.duplicates_ignored += len(groups) - len(taken)
-        return taken
+        self.counts.duplicates_ignored += len(groups) - len(first_results)
+        return [group for group in first_results if self._live.get(group.prefixes.seq)]
 
     def _judge(self, group: ScoredGroup) -> None:
         seq, faults = group.prefixes.seq, group.faults

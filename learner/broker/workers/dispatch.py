@@ -1,6 +1,6 @@
 """Tasks for workers, and the effect of results and losses on ledger and evaluations.
 
-Pure: time is passed in, messages to send are collected in `outgoing`, records in the ledger.
+Pure: time is passed in, messages to send are collected in the outbox, records in the ledger.
 """
 
 import math
@@ -13,8 +13,13 @@ import msgspec
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.models.config_file import embedding_rows
 from prefixrl.common.seeds import derive
-from prefixrl.common.wire.messages.groups import GroupPrefixes, GroupTask, Sampling, TaskKind
-from prefixrl.common.wire.messages.learner import FromBroker
+from prefixrl.common.wire.messages.groups import (
+    GroupPrefixes,
+    GroupTask,
+    Sampling,
+    ScoredGroup,
+    TaskKind,
+)
 from prefixrl.common.wire.messages.worker import (
     Prefixes,
     PrefixTask,
@@ -33,6 +38,7 @@ from prefixrl.common.wire.packing import (
 from prefixrl.learner.broker.groups.evaluations import EvaluationQueue
 from prefixrl.learner.broker.groups.ledger import Ledger
 from prefixrl.learner.broker.groups.states import SampleItem, ScoreItem
+from prefixrl.learner.broker.outbox import Outbox
 from prefixrl.learner.broker.workers.registry import Registry
 from prefixrl.learner.broker.workers.task_names import TaskNames, content, version_of
 from prefixrl.learner.broker.workers.task_order import Kind, kind_of
@@ -80,7 +86,7 @@ class Dispatcher:
             "rollout": rows * self._sampling[0].max_new_tokens,
             "scorer": self._scoring_work(rows, "train", self._sampling[1]),
         }
-        self.outgoing: list[tuple[bytes, FromBroker]] = []
+        self.outbox = Outbox()
         self.losses: Counter[str] = Counter()
         self.completions: Counter[str] = Counter(judged=0, cached=0)
         self.last_event, self.event_s = "", -math.inf
@@ -103,7 +109,7 @@ class Dispatcher:
                 if (youngest := self.registry.revocable("scorer")) is not None:
                     holder, lease = youngest
                     lease.revoking = True
-                    self.outgoing.append((holder.identity, Revoke(lease.task)))
+                    self.outbox.add_task(holder.identity, Revoke(lease.task))
                 break
 
     def _give_sampling(self, worker: Worker, now_s: float) -> bool:
@@ -208,7 +214,7 @@ class Dispatcher:
         worker.add(
             Lease(name, task.kind, item, now_s, now_s, asked, rows, rows, most_s=most_s), now_s
         )
-        self.outgoing.append((worker.identity, msgspec.structs.replace(task, task=name)))
+        self.outbox.add_task(worker.identity, msgspec.structs.replace(task, task=name))
 
     def take_prefixes(self, worker: Worker, result: Prefixes, now_s: float) -> None:
         """Accept a rollout's result; ValueError, changing nothing, when it may not send this one."""
@@ -228,23 +234,29 @@ class Dispatcher:
         worker.finish(result.task)
         self.note(f"{worker.name} sampled {len(result.groups)} groups", now_s)
 
-    def take_scores(self, worker: Worker, result: Scores, now_s: float) -> None:
-        """Accept a scorer's result; ValueError, changing nothing, when it may not send this one."""
+    def take_scores(self, worker: Worker, result: Scores, now_s: float) -> list[ScoredGroup]:
+        """Accept a scorer's result and return its groups that wait for a batch now.
+
+        ValueError, changing nothing, when the worker may not send this result.
+        """
         lease = self._lease_of(worker, result)
         if lease is None and result.kind == "eval":
-            return
+            return []
         self._check_scores(lease, result)
         if lease:
             for group in result.groups:
                 texts = group.texts
                 self.completions["judged"] += len(texts)
                 self.completions["cached"] += [text.was_cached for text in texts].count(True)
+        accepted: list[ScoredGroup] = []
         if result.kind == "train":
-            self.stages.came_in(self.ledger.take_scores(result.groups), now_s)
+            accepted = self.ledger.take_scores(result.groups)
+            self.stages.came_in((group.prefixes.seq for group in accepted), now_s)
         else:
             self.evaluations.take_scores(result.groups)
         worker.finish(result.task)
         self.note(f"{worker.name} judged {len(result.groups)} groups", now_s)
+        return accepted
 
     def note(self, event: str, now_s: float) -> None:
         """Record progress for the stall report."""

@@ -61,7 +61,7 @@ class IdentityCheck:
             raise ValueError(
                 f"this scorer has another reward.function: digest of its file is "
                 f"{digests.reward_function or 'missing'}, the run's is {self._function_digest or 'missing'}; copy the "
-                f"learner's {self._function} to its host"
+                f"learner's {self._function} to its host, or install the same version of its package there"
             )
         if role == "scorer" and self._process_model is not None:
             self._process_digest = self._process_digest or digests.process_model

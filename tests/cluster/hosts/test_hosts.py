@@ -12,22 +12,15 @@ from typing import Any
 
 import pytest
 
-from support.cluster.network import TUNNEL_PORT, Network, network, why_it_cannot_run
-from support.cluster.on_hosts import (
-    ITERATIONS,
-    SETTINGS,
-    Run,
-    data,
-    freeze_with_a_task,
-    losses,
-    plain_text,
-)
-from support.runs.capture import Pieces, Recorder, streams, weight_pieces
+from cluster.hosts.capture import Pieces, Recorder, streams, weight_pieces
+from cluster.hosts.network import TUNNEL_PORT, Network, network, why_it_cannot_run
+from cluster.hosts.on_hosts import ITERATIONS, SETTINGS, Run, data, freeze_with_a_task, plain_text
 from support.runs.run_helper import (
     check_books,
     finish,
     inspect,
     launched,
+    losses,
     trained_iterations,
     wait_for,
 )
@@ -215,25 +208,25 @@ def pieces(outcome: Outcome) -> Pieces:
     weights = sorted(outcome.run.kept.glob("*.bin"))
     versions = {int(each.name[1:9]) for each in weights if each.name.startswith("v")}
     assert versions == set(range(ITERATIONS + 1)), versions
-    found = {"weights": {piece for path in weights for piece in weight_pieces(path)}}
-    return Pieces({**plain_text(outcome.run), **found})
+    results = {"weights": {piece for path in weights for piece in weight_pieces(path)}}
+    return Pieces({**plain_text(outcome.run), **results})
 
 
 def search(path: Path, looked_for: Pieces) -> tuple[Counter[str], Counter[str]]:
     """Places with plain text by kind, and bytes by sender and receiver."""
-    found: Counter[str] = Counter()
+    result: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for (sender, at, receiver, to), content in streams(path).items():
         is_tunnel = TUNNEL_PORT in (at, to)
         sizes[f"{sender} -> {receiver}{' in the tunnel' if is_tunnel else ''}"] += len(content)
-        found += looked_for.count(content)
-    return found, sizes
+        result += looked_for.count(content)
+    return result, sizes
 
 
 def test_nothing_can_be_read_on_the_way(outcome: Outcome, record_property: Note) -> None:
-    found, sizes = search(outcome.recording, pieces(outcome))
+    actual, sizes = search(outcome.recording, pieces(outcome))
     record_property("recorded_bytes", dict(sizes))
-    assert not found
+    assert not actual
     snapshot = (outcome.run.kept / "v00000001-weights.bin").stat().st_size
     assert sizes["10.99.0.1 -> 10.99.0.3"] > snapshot, "the weights went another way"
     assert sizes["10.99.0.1 -> 10.99.0.2 in the tunnel"] > snapshot, "the ranks met another way"
@@ -263,7 +256,7 @@ def test_the_same_search_finds_what_is_sent_without_encryption(
     )
     second.run(sys.executable, "-c", TAKE_PLAIN, first.address, str(len(sent)))
     assert sender.wait(30.0) == 0
-    found, _ = search(recorder.stop(), looked_for)
-    record_property("found_without_encryption", dict(found))
-    assert set(found) == {"question", "gold answer", "tokens", "config", "weights"}
-    assert found["weights"] > 1000
+    actual, _ = search(recorder.stop(), looked_for)
+    record_property("found_without_encryption", dict(actual))
+    assert set(actual) == {"question", "gold answer", "tokens", "config", "weights"}
+    assert actual["weights"] > 1000

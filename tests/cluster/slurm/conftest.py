@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster.on_slurm import Install, cancel_all, four_nodes, nodes_are_free
+from cluster.slurm.on_slurm import Install, cancel_all, four_nodes, nodes_are_free
 from support.runs.run_helper import wait_for
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster import on_slurm
+from cluster.slurm import on_slurm
 from support.runs.run_helper import SMALL, check_books, logs, status, trained_iterations, wait_for
 
 Figure = Callable[[str, object], None]
@@ -85,9 +85,9 @@ def test_a_learner_that_is_queued_again_resumes_and_its_workers_stay(
     assert re.search(r"stopped as asked after \d+ iterations, not finished", said)
     assert re.search(r"models are loaded at iteration [1-9]", said)
     books(directory, 40)
-    for each in workers:
-        assert on_slurm.end_of(each) == "COMPLETED 0:0", logs(directory)
-        assert "Restarts=0" in on_slurm.run_command("scontrol", "show", "job", each).stdout
+    for worker in workers:
+        assert on_slurm.end_of(worker) == "COMPLETED 0:0", logs(directory)
+        assert "Restarts=0" in on_slurm.run_command("scontrol", "show", "job", worker).stdout
 
 
 def test_a_learner_near_its_time_limit_saves_and_queues_itself_again(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster import on_slurm
+from cluster.slurm import on_slurm
 from support.runs.run_helper import SMALL, check_books, logs, trained_iterations, wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from cluster.slurm.on_slurm import ON_A_CPU, prefixrl, run_command, states
 from prefixrl.deploy.slurm.jobs import script_path, write_scripts
 from prefixrl.deploy.slurm.submit import Layout, run_on_slurm, scripts_of
-from support.cluster.on_slurm import ON_A_CPU, prefixrl, run_command, states
 from support.runs.run_helper import RUN_FILE
 
 pytestmark = pytest.mark.slurm

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.cluster.on_slurm import (
+from cluster.slurm.on_slurm import (
     end_of,
     run_command,
     states,
@@ -24,14 +24,14 @@ TWO_NODES = (*SMALL, "launch.learner_ranks=2", "slurm.learner.nodes=2", "algorit
 
 def processes(job: str, title: str) -> list[psutil.Process]:
     """Processes of a job by their title; other runs of this machine have the same titles."""
-    found = [
+    results = [
         each
         for each in psutil.process_iter(["cmdline"])
         if (each.info["cmdline"] or [])[:1] == [title]
     ]
     return [
         each
-        for each in found
+        for each in results
         if any(f"slurmstepd: [{job}." in " ".join(up.cmdline()) for up in each.parents())
     ]
 

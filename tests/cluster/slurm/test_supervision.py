@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster.on_slurm import Install, end_of, prefixrl, run_command, states, submit
+from cluster.slurm.on_slurm import Install, end_of, prefixrl, run_command, states, submit
 from support.runs.run_helper import RUN_FILE, logs, wait_for
 
 pytestmark = pytest.mark.slurm

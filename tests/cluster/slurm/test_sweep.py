@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster.on_slurm import ON_A_CPU, prefixrl, states
+from cluster.slurm.on_slurm import ON_A_CPU, prefixrl, states
 from support.runs.run_helper import RUN_FILE, logs, wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]

@@ -14,7 +14,7 @@ mkdir -p /run/systemd/system /run/systemd/journald.conf.d # /run/systemd/system 
 printf '[Journal]\nStorage=volatile\nReadKMsg=no\nAudit=no\n' >/run/systemd/journald.conf.d/t.conf
 /lib/systemd/systemd-journald 2>$D/journald.err & J=\$!
 for i in \$(seq 100); do [ -S /run/systemd/journal/stdout ] && break; sleep 0.05; done
-export HOME=$D XDG_RUNTIME_DIR=/run XDG_CONFIG_HOME=/run/cfg XDG_STATE_HOME=/run/cfg SYSTEMD_COLORS=0 SYSTEMD_PAGER=cat
+export HOME=$D XDG_RUNTIME_DIR=/run XDG_CONFIG_HOME=$D/.config XDG_STATE_HOME=/run/cfg SYSTEMD_COLORS=0 SYSTEMD_PAGER=cat
 export SYSTEMD_UNIT_PATH=/run/systemd/transient:/run/dropin:$U:/usr/lib/systemd/user
 unset NOTIFY_SOCKET DBUS_SESSION_BUS_ADDRESS
 /lib/systemd/systemd --user --unit=basic.target --log-target=journal >$D/manager.err 2>&1 & M=\$!

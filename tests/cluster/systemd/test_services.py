@@ -16,11 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from prefixrl.common.config.load import load
-from prefixrl.deploy.systemd.install import Installation, Places
-from support.cluster.accounts import account
+from cluster.systemd.accounts import account
+from cluster.systemd.units import copied_units, harden_units
 from support.runs.run_helper import RUN_FILE, SMALL, status, trained_iterations, wait_for
-from support.tables import program
 
 pytestmark = [pytest.mark.systemd, pytest.mark.timeout(900)]
 
@@ -32,7 +30,8 @@ class Manager:
     """A private user manager; it sees the units of one folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.config = folder, folder / "config"
+        # systemd looks for environment files below the home that manager.sh gives it.
+        self.folder, self.config = folder, folder / ".config"
         self.units = self.config / "systemd" / "user"
         self.units.mkdir(parents=True)
         script = Path(__file__).with_name("manager.sh")
@@ -46,18 +45,18 @@ class Manager:
             self._inside = wait_for(self._sleeper, "the start of systemd", timeout_s=30.0)
         except BaseException:
             # Its children die with it: the first is its namespace's init.
-            for each in psutil.Process(self._process.pid).children(recursive=True):
-                each.kill()
+            for process in psutil.Process(self._process.pid).children(recursive=True):
+                process.kill()
             self._process.wait()
             self._log.close()
             raise
 
     def _sleeper(self) -> int | None:
         assert self._process.poll() is None, (self.folder / "manager.log").read_text()
-        for each in psutil.Process(self._process.pid).children(recursive=True):
+        for process in psutil.Process(self._process.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):  # the script's own short waits come and go
-                if each.cmdline() == ["sleep", "infinity"]:
-                    return each.pid
+                if process.cmdline() == ["sleep", "infinity"]:
+                    return process.pid
         return None
 
     def ctl(self, *arguments: str, check: bool = True) -> str:
@@ -88,22 +87,22 @@ class Manager:
     def pid(self, unit: str) -> psutil.Process:
         """The main process of a unit, as it is known outside the manager's namespace."""
         inner = int(self.show(unit)["MainPID"])
-        for each in psutil.process_iter():
+        for process in psutil.process_iter():
             try:
                 ids = (
-                    Path(f"/proc/{each.pid}/status")
+                    Path(f"/proc/{process.pid}/status")
                     .read_text()
                     .partition("NSpid:")[2]
                     .split("\n")[0]
                     .split()
                 )
-                inside = os.readlink(f"/proc/{each.pid}/ns/pid") == os.readlink(
+                inside = os.readlink(f"/proc/{process.pid}/ns/pid") == os.readlink(
                     f"/proc/{self._inside}/ns/pid"
                 )
             except OSError:
                 continue
             if inside and ids[-1] == str(inner):
-                return each
+                return process
         raise AssertionError(f"{unit} has no process {inner}")
 
     def journal(self, unit: str = "*") -> str:
@@ -120,23 +119,19 @@ class Manager:
             "journalctl", "--no-pager", "-D", "/run/log/journal", "--since", f"-{ago_s}s"
         ).stdout
 
-    def install(self, *arguments: str, run_file: Path = RUN_FILE) -> str:
-        """`prefixrl systemd install --user`."""
-        command = [
-            sys.executable,
-            "-m",
-            "prefixrl.deploy",
-            "systemd",
-            "install",
-            "--user",
-            str(run_file),
-            *arguments,
-        ]
-        environment = {**os.environ, "XDG_CONFIG_HOME": str(self.config)}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+    def install(
+        self, name: str, directory: Path, *settings: str, run_file: Path = RUN_FILE
+    ) -> None:
+        """Copy the units of a run, and enable a learner, a rollout and two scorers."""
+        values = {
+            "PREFIXRL_RUN_FILE": str(run_file),
+            "PREFIXRL_RUN": str(directory),
+            "PREFIXRL_LEARNER_FLAGS": " ".join(f"--set {setting}" for setting in settings),
+        }
+        copied_units(self.folder, name, values)
         self.ctl("daemon-reload")
-        return done.stdout
+        workers = [f"prefixrl-{worker}" for worker in (f"rollout-{name}@1", f"scorer-{name}@1")]
+        self.ctl("enable", f"prefixrl-learner-{name}", *workers, f"prefixrl-scorer-{name}@2")
 
     def drop_in(self, unit: str, text: str) -> None:
         folder = self.units / f"{unit}.d"
@@ -176,25 +171,18 @@ def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
         started.close()
 
 
-def flags(*settings: str) -> list[str]:
-    return [flag for setting in settings for flag in ("--set", setting)]
-
-
 @pytest.fixture(scope="module")
 def run(manager: Manager) -> Path:
     """The directory of a run that was started as a target, and trains."""
     directory = manager.folder / "run"
     settings = (
         *SMALL,
-        f"directory={directory}",
         "algorithm.iterations=5000",
-        "launch.scorers=2",
         "broker.silence_s=30",
     )
-    output = manager.install(*flags(*settings))
-    assert "systemctl --user start --no-block prefixrl.target" in output
-    manager.drop_in("prefixrl-scorer@.service", f"[Service]\nWatchdogSec={WATCHDOG_S}\n")
-    manager.ctl("start", "--no-block", "prefixrl.target")
+    manager.install("demo", directory, *settings)
+    manager.drop_in("prefixrl-scorer-demo@.service", f"[Service]\nWatchdogSec={WATCHDOG_S}\n")
+    manager.ctl("start", "--no-block", "prefixrl-demo.target")
     try:
         wait_for(
             lambda: trained_iterations(directory) >= 2, "the second iteration", timeout_s=START_S
@@ -204,8 +192,8 @@ def run(manager: Manager) -> Path:
     return directory
 
 
-SCORERS = ("prefixrl-scorer@1.service", "prefixrl-scorer@2.service")
-ALL = ("prefixrl-learner.service", "prefixrl-rollout@1.service", *SCORERS)
+SCORERS = ("prefixrl-scorer-demo@1.service", "prefixrl-scorer-demo@2.service")
+ALL = ("prefixrl-learner-demo.service", "prefixrl-rollout-demo@1.service", *SCORERS)
 
 
 def is_active(manager: Manager, unit: str, restarts: int) -> bool:
@@ -255,7 +243,7 @@ def test_a_stop_drains_and_ends_cleanly(manager: Manager, run: Path) -> None:
     wait_for(lambda: len(ready(run)) == 3, "all workers at work", timeout_s=START_S)
     losses = status(run)["losses"]
     began_s = time.monotonic()
-    manager.ctl("stop", "prefixrl.target", "prefixrl-*")
+    manager.ctl("stop", "prefixrl-demo.target", "prefixrl-*-demo*")
     took_s = time.monotonic() - began_s
     assert [manager.show(unit)["ActiveState"] for unit in ALL] == ["inactive"] * len(ALL), (
         manager.journal()
@@ -282,19 +270,19 @@ def ready(directory: Path) -> list[str]:
 def test_a_mistake_in_the_run_file_keeps_the_learner_down(manager: Manager, tmp_path: Path) -> None:
     run_file = tmp_path / "run.toml"
     shutil.copytree(RUN_FILE.parent, tmp_path, dirs_exist_ok=True)
-    manager.install("--name", "wrong", *flags(f"directory={tmp_path / 'run'}"), run_file=run_file)
+    manager.install("wrong", tmp_path / "run", run_file=run_file)
     run_file.write_text(
         run_file.read_text().replace("groups_per_iteration", "groups_per_iterations")
     )
-    manager.ctl("start", "prefixrl-wrong-learner.service", check=False)
+    manager.ctl("start", "prefixrl-learner-wrong.service", check=False)
 
     def is_down() -> bool:
-        return manager.show("prefixrl-wrong-learner.service")["ActiveState"] == "failed"
+        return manager.show("prefixrl-learner-wrong.service")["ActiveState"] == "failed"
 
     wait_for(is_down, "the end of the learner", timeout_s=120.0)
     time.sleep(5.0)
     assert is_down()
-    now = manager.show("prefixrl-wrong-learner.service")
+    now = manager.show("prefixrl-learner-wrong.service")
     assert (now["NRestarts"], now["ExecMainStatus"]) == ("0", "2")
     assert "did you mean" in manager.journal()
 
@@ -304,22 +292,24 @@ def hardened(manager: Manager) -> Iterator[Path]:
     """The directory of a short run whose units are those of the machine's manager, with all their limits."""
     # Nothing below /tmp, which these units do not share, and below no folder that only root may pass.
     directory = Path(tempfile.mkdtemp(prefix="prefixrl-", dir="/srv")) / "run"
-    settings = (*SMALL, f"directory={directory}", "algorithm.iterations=3")
-    config = load(RUN_FILE, settings)
-    where = Places(manager.units, directory.parent / "settings", "systemctl", "multi-user.target")
-    kept = tuple(each for each in settings if not each.startswith("directory="))
-    Installation("prefixrl-hard", where, config, RUN_FILE, kept, "root").install()
+    directory.mkdir(mode=0o700)
+    manager.install("hard", directory, *SMALL, "algorithm.iterations=3")
+    harden_units(manager.units, "hard", "root", directory)
     manager.ctl("daemon-reload")
     yield directory
-    manager.ctl("stop", "prefixrl-hard-*", check=False)
+    manager.ctl("stop", "prefixrl-*-hard*", check=False)
     shutil.rmtree(directory.parent)
 
 
 def test_a_run_trains_to_its_end_under_the_limits_of_the_hardened_units(
     manager: Manager, hardened: Path
 ) -> None:
+    manager.ctl("disable", "prefixrl-scorer-hard@2")
     manager.ctl("start", "--no-block", "prefixrl-hard.target")
-    units = [f"prefixrl-hard-{each}.service" for each in ("learner", "rollout@1", "scorer@1")]
+    units = [
+        f"prefixrl-{process}.service"
+        for process in ("learner-hard", "rollout-hard@1", "scorer-hard@1")
+    ]
 
     def have_ended() -> bool:
         ended = [manager.show(unit) for unit in units]
@@ -353,7 +343,7 @@ print('probed:', probe() or 'programs can be isolated')
 def test_programs_of_models_can_be_isolated_under_the_limits_of_the_scorer(
     manager: Manager, hardened: Path
 ) -> None:
-    unit = "prefixrl-hard-scorer@9.service"
+    unit = "prefixrl-scorer-hard@9.service"
     script = hardened.parent / "probe.py"
     script.write_text(PROBE.format(packages=sysconfig.get_path("purelib")))
     for path in (hardened.parent, script):
@@ -366,42 +356,22 @@ def test_programs_of_models_can_be_isolated_under_the_limits_of_the_scorer(
     assert "probed: programs can be isolated" in manager.since(began_s), manager.since(began_s)
 
 
-ODD_SETTINGS = (
-    r'scorer.stop_texts=["\n\nProblem:"]',
-    r"""adapter.system="It's \\boxed{} $HOME 100% ${HOME}" """,
-)
-
-
-def test_settings_reach_a_process_as_they_were_given_and_its_program_may_have_any_name(
-    manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program, seen = tmp_path / "my $x 50%" / "python", tmp_path / "seen"
-    program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\nprintf '%s\\0' \"$@\" > {seen}.part && mv {seen}.part {seen}\n")
-    program.chmod(0o755)
-    config = load(RUN_FILE, (f"directory={tmp_path / 'run'}", *ODD_SETTINGS))
-    where = Places(manager.units, manager.config / "prefixrl", "systemctl --user", "default.target")
-    monkeypatch.setattr(sys, "executable", str(program))
-    Installation("prefixrl-odd", where, config, RUN_FILE, ODD_SETTINGS, "root").install()
-    manager.ctl("daemon-reload")
-    manager.ctl("start", "--no-block", "prefixrl-odd-learner.service")
-    try:
-        wait_for(seen.exists, "the learner's start", timeout_s=30.0)
-    except AssertionError as error:
-        raise AssertionError(
-            f"{error}\n{manager.journal('prefixrl-odd-learner.service')}"
-        ) from None
-    assert seen.read_text().split("\0")[-5:] == [
-        "--set",
-        ODD_SETTINGS[0],
-        "--set",
-        ODD_SETTINGS[1],
-        "",
-    ]
-    manager.ctl("stop", "prefixrl-odd-learner.service")
-
-
-LONG_SAVE = program(__file__, "LONG_SAVE")
+LONG_SAVE = """
+import sys, time
+from pathlib import Path
+from prefixrl.common.host.process import stop_event
+from prefixrl.common.host.service import Service
+stop = stop_event()
+service, folder = Service(stopped=stop.is_set), Path(sys.argv[1])
+service.ready("")
+with service.patience(60.0):
+    (folder / "began").touch()
+    time.sleep(8)
+for _ in range(40):
+    time.sleep(0.1)
+    service.progressed()
+(folder / "saved").touch()
+"""
 
 
 def test_a_long_save_outlasts_the_watchdog_and_the_limit_of_a_stop(manager: Manager) -> None:

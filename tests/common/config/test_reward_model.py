@@ -7,7 +7,6 @@ import pytest
 from prefixrl.common.config.load import from_json, load
 from prefixrl.common.config.step_rewards import ImplicitRewardConfig
 from prefixrl.common.errors import ConfigError
-from support.tables import table
 
 
 def test_prime_has_a_reward_model_and_neither_kl_nor_entropy(run_file: Path) -> None:
@@ -26,7 +25,53 @@ def test_prime_has_a_reward_model_and_neither_kl_nor_entropy(run_file: Path) -> 
     assert load(run_file, ("algorithm.name=rloo",)).implicit_reward is None
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        pytest.param(
+            ("algorithm.name=gae", "implicit_reward.gamma=0.9"),
+            "implicit_reward.gamma = 0.9 has no effect with algorithm",
+            id="with a critic",
+        ),
+        pytest.param(
+            ("algorithm.name=grpo", "implicit_reward.baseline=code"),
+            'implicit_reward.baseline = "code" has no effect',
+            id="with another objective",
+        ),
+        pytest.param(
+            ("algorithm.name=rloo", "implicit_reward.update=none"),
+            "every reward would be 0",
+            id="nothing to reward",
+        ),
+        pytest.param(
+            (
+                "algorithm.name=rloo",
+                "implicit_reward.reference=policy",
+                "implicit_reward.reference_model=x/y",
+            ),
+            'reference_model = "x/y" with reference = "policy"',
+            id="two references",
+        ),
+        pytest.param(
+            (
+                "algorithm.name=rloo",
+                "implicit_reward.coefficient=0",
+                "implicit_reward.outcome_coefficient=0",
+            ),
+            "no row would have an advantage",
+            id="no coefficient",
+        ),
+        pytest.param(
+            (
+                "algorithm.name=rloo",
+                "algorithm.advantage_function=mine.py:advantages",
+                "implicit_reward.beta=0.1",
+            ),
+            "the function has no baseline for rewards of tokens",
+            id="with a user's function",
+        ),
+    ],
+)
 def test_a_setting_without_effect_is_refused_with_the_remedy(
     run_file: Path, settings: tuple[str, ...], message: str
 ) -> None:

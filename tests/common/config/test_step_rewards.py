@@ -10,7 +10,6 @@ from prefixrl.common.config.section import FROM_RUN_FILE
 from prefixrl.common.config.step_rewards import ProcessModelConfig
 from prefixrl.common.errors import ConfigError
 from support.paths import EXAMPLES
-from support.tables import table
 
 
 def section(**keys: Any) -> ProcessModelConfig:
@@ -26,7 +25,45 @@ def test_tag_form_and_separator_are_those_of_the_format() -> None:
     assert section(step_tag="T", step_form="{step}{tag}", separator=";").between == ";"
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        pytest.param(
+            {"coefficient": 0.8, "outcome_coefficient": 0.5},
+            "together they exceed 1, the largest reward",
+            id="weights above 1",
+        ),
+        pytest.param({"coefficient": 0.0}, "would be without effect", id="no weight"),
+        pytest.param(
+            {"good_token": "-"}, "every step would have the same score", id="the same token twice"
+        ),
+        pytest.param(
+            {"step_form": "{tag}{step}"},
+            "needs {step} once and {tag} once behind it",
+            id="a form with its tag first",
+        ),
+        pytest.param(
+            {"format": "two_class", "good_token": "+"},
+            r"good_token = .\+. has no effect with format = .two_class.",
+            id="a token of another format",
+        ),
+        pytest.param(
+            {"good_class": 0},
+            "good_class = 0 has no effect with format = .step_tag.",
+            id="a class of another format",
+        ),
+        pytest.param(
+            {"placement": "step", "aggregate": "min"},
+            "aggregate = .min. has no effect with placement = .step.",
+            id="an aggregate without effect",
+        ),
+        pytest.param(
+            {"gpu_memory_utilization": 0.5},
+            "no effect with engine = .transformers.",
+            id="memory of another engine",
+        ),
+    ],
+)
 def test_settings_without_sense_are_refused_with_the_reason(
     keys: dict[str, Any], said: str
 ) -> None:
@@ -37,7 +74,32 @@ def test_settings_without_sense_are_refused_with_the_reason(
 STEPS = ("scorer.prm.model=x/y", "scorer.prm.format=step_tag", "scorer.prm.placement=step")
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("run_file", "more", "said"),
+    [
+        pytest.param(
+            "arithmetic/run.toml",
+            (),
+            'scorer.prm.placement = "step" with mode = "prefix"',
+            id="in prefix mode",
+        ),
+        pytest.param(
+            "arithmetic_direct/run.toml",
+            ("algorithm.name=rloo", "algorithm.advantage_function=mine.py:advantages"),
+            "the function has no baseline for rewards of tokens",
+            id="with a user's function",
+        ),
+        pytest.param(
+            "arithmetic_direct/run.toml",
+            ("algorithm.name=prime", "implicit_reward.outcome_coefficient=0"),
+            (
+                'implicit_reward.outcome_coefficient = 0 with scorer.prm.model = "x/y": its '
+                "scores would have no weight"
+            ),
+            id="with no weight",
+        ),
+    ],
+)
 def test_rewards_of_steps_that_nothing_could_train_are_refused(
     run_file: str, more: tuple[str, ...], said: str
 ) -> None:

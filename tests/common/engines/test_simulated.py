@@ -45,10 +45,10 @@ def draw_of(lasts_s: float) -> float:
 
 def finished(engine: SimulatedEngine, most: int = 1000) -> list[str]:
     """Names of the jobs in the order in which they end."""
-    found: list[str] = []
+    results: list[str] = []
     for _ in range(most):
-        found += [each.key for each in engine.step(1.0)]
-    return found
+        results += [each.key for each in engine.step(1.0)]
+    return results
 
 
 def test_a_seat_is_taken_again_the_moment_its_row_ends(clock: SteppedClock) -> None:

@@ -27,10 +27,10 @@ def answers(problem: str, *given: tuple[str, float]) -> list[figures.EvaluatedRo
 
 @given(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=40))
 def test_where_every_reward_is_0_or_1_the_interval_is_wilsons(rewards: list[float]) -> None:
-    found = figures.accuracy(rows(rewards))
-    assert found is not None and found.interval == "wilson"
+    actual = figures.accuracy(rows(rewards))
+    assert actual is not None and actual.interval == "wilson"
     n, p = len(rewards), sum(rewards) / len(rewards)
-    for end in found.ci95:
+    for end in actual.ci95:
         # The ends are where the score test just rejects: |p - end| = z sqrt(end (1 - end) / n).
         assert abs(p - end) == pytest.approx(1.959964 * math.sqrt(end * (1 - end) / n), abs=1e-6)
 
@@ -79,8 +79,8 @@ def test_pass_at_k_is_the_share_of_draws_of_k_answers_that_hold_a_right_one(
     rewards = data.draw(st.lists(st.booleans(), min_size=1, max_size=8))
     k = data.draw(st.integers(1, len(rewards)))
     draws = [any(draw) for draw in itertools.combinations(rewards, k)]
-    found = figures.pass_at(sum(rewards), len(rewards), k)
-    assert found == pytest.approx(sum(draws) / len(draws), abs=1e-12)
+    actual = figures.pass_at(sum(rewards), len(rewards), k)
+    assert actual == pytest.approx(sum(draws) / len(draws), abs=1e-12)
 
 
 def test_pass_at_k_is_unbiased() -> None:
@@ -106,17 +106,17 @@ def test_the_majority_is_the_answer_that_stands_most_often() -> None:
 
 
 def test_several_answers_to_a_problem_count_as_one_problem() -> None:
-    found = figures.accuracy(
+    actual = figures.accuracy(
         [
             *answers("p", ("1", 1.0), ("1", 1.0), ("2", 0.0), ("2", 0.0)),
             *answers("q", ("1", 1.0), ("1", 1.0), ("1", 1.0), ("3", 0.0)),
         ]
     )
-    assert found is not None
-    assert (found.problems, found.samples, found.interval) == (2, 4, "bootstrap")
-    assert found.accuracy == pytest.approx((0.5 + 0.75) / 2)
-    assert found.majority == 1.0
-    assert found.pass_at == {
+    assert actual is not None
+    assert (actual.problems, actual.samples, actual.interval) == (2, 4, "bootstrap")
+    assert actual.accuracy == pytest.approx((0.5 + 0.75) / 2)
+    assert actual.majority == 1.0
+    assert actual.pass_at == {
         "1": pytest.approx(0.625),
         "2": pytest.approx((5 / 6 + 1) / 2),
         "4": 1.0,
@@ -125,10 +125,10 @@ def test_several_answers_to_a_problem_count_as_one_problem() -> None:
 
 def test_pass_at_k_is_told_only_for_k_answers_that_every_problem_has() -> None:
     failed = evaluated("p", 0.0, status="error", sample=3)
-    found = figures.accuracy(
+    actual = figures.accuracy(
         [*answers("p", *[("1", 1.0)] * 3), failed, *answers("q", *[("1", 0.0)] * 4)]
     )
-    assert found is not None and found.pass_at == {"1": 0.5, "2": 0.5, "3": 0.5}
+    assert actual is not None and actual.pass_at == {"1": 0.5, "2": 0.5, "3": 0.5}
 
 
 def test_over_runs_the_interval_is_students() -> None:

@@ -34,8 +34,8 @@ def slow_score(scores: tuple[float, ...] | None, how: str) -> float:
     if not scores:
         return 0.0
     product = 1.0
-    for each in scores:
-        product *= each
+    for score in scores:
+        product *= score
     return {"last": scores[-1], "min": sorted(scores)[0], "product": product}[how]
 
 
@@ -95,13 +95,13 @@ def test_the_ways_to_choose_differ_where_the_steps_say_different_things() -> Non
         row("3", 0.75, (0.5, 0.8)),
         row("3.0", 0.75, (0.5, 0.7), vote="3"),  # the same answer
     ]
-    found = chosen_rewards(given_rows)
-    assert (found["prm_last_max"], found["prm_min_max"], found["prm_product_max"]) == (
+    actual = chosen_rewards(given_rows)
+    assert (actual["prm_last_max"], actual["prm_min_max"], actual["prm_product_max"]) == (
         0.25,
         0.5,
         0.75,
     )
-    assert {found[name] for name in CHOICES if name.endswith("vote")} == {0.75}
+    assert {actual[name] for name in CHOICES if name.endswith("vote")} == {0.75}
 
 
 def test_a_text_without_an_answer_is_not_chosen_however_good_its_steps_are() -> None:
@@ -113,9 +113,9 @@ def test_a_text_without_an_answer_is_not_chosen_however_good_its_steps_are() -> 
 def test_the_figures_of_an_arm_are_means_over_problems_and_absent_without_scores() -> None:
     p = [row("1", 1.0, (0.9,)), row("2", 0.0, (0.5,)), row("2", 0.0, (0.6,))]
     q = [row("1", 0.0, (0.9,), "q"), row("2", 1.0, (0.2,), "q"), row("2", 1.0, (0.1,), "q")]
-    found = accuracy([*p, *q])
-    assert found is not None and found.majority == 0.5
-    assert found.chosen == {name: 0.5 if name.endswith("max") else 0.0 for name in CHOICES}
+    actual = accuracy([*p, *q])
+    assert actual is not None and actual.majority == 0.5
+    assert actual.chosen == {name: 0.5 if name.endswith("max") else 0.0 for name in CHOICES}
     without = accuracy([msgspec.structs.replace(each, scores=None) for each in (*p, *q)])
     assert without is not None and without.chosen == {}
     alone = accuracy([p[0], q[0]])
@@ -135,7 +135,7 @@ def test_a_model_that_knows_right_from_wrong_does_better_than_a_majority(how: st
                 min(1.0, max(0.0, rng.gauss(0.7 if is_right else 0.4, 0.15))) for _ in range(3)
             )
             rows.append(row(answer, float(is_right), good, str(problem)))
-    found = accuracy(rows)
-    assert found is not None and found.majority is not None
-    assert math.isfinite(found.chosen[f"prm_{how}_{by}"])
-    assert found.chosen[f"prm_{how}_{by}"] > found.majority + 0.15 > found.accuracy
+    actual = accuracy(rows)
+    assert actual is not None and actual.majority is not None
+    assert math.isfinite(actual.chosen[f"prm_{how}_{by}"])
+    assert actual.chosen[f"prm_{how}_{by}"] > actual.majority + 0.15 > actual.accuracy

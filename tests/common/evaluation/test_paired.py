@@ -34,17 +34,19 @@ def test_a_difference_is_counted_problem_by_problem(
     rewards: dict[str, tuple[float, float]],
 ) -> None:
     one, other = ({name: pair[at] for name, pair in rewards.items()} for at in (0, 1))
-    found = difference(one | {"only one": 1.0}, other | {"only other": 0.0})
-    assert found is not None and found.problems == len(rewards)
-    assert found.mean == pytest.approx(sum(a - b for a, b in rewards.values()) / len(rewards))
-    assert (found.better, found.worse) == tuple(
+    actual = difference(one | {"only one": 1.0}, other | {"only other": 0.0})
+    assert actual is not None and actual.problems == len(rewards)
+    assert actual.mean == pytest.approx(sum(a - b for a, b in rewards.values()) / len(rewards))
+    assert (actual.better, actual.worse) == tuple(
         sum(sign * (a - b) > 0 for a, b in rewards.values()) for sign in (1, -1)
     )
     back = difference(other, one)
     assert (
-        back is not None and back.mean == pytest.approx(-found.mean) and back.chance == found.chance
+        back is not None
+        and back.mean == pytest.approx(-actual.mean)
+        and back.chance == actual.chance
     )
-    assert found.ci95[0] < found.ci95[1] and found.ci95[0] >= -1 and found.ci95[1] <= 1
+    assert actual.ci95[0] < actual.ci95[1] and actual.ci95[0] >= -1 and actual.ci95[1] <= 1
 
 
 def test_arms_without_a_common_problem_have_no_difference() -> None:
@@ -73,10 +75,10 @@ def test_the_paired_bootstrap_holds_the_truth_19_times_in_20_and_pairing_narrows
     for _ in range(200):
         hard = generator.beta(0.4, 0.6, 120)
         one, other = (generator.binomial(4, np.clip(hard + gain, 0, 1)) / 4 for gain in (0.0, 0.0))
-        found = difference(dict(enumerate_names(one)), dict(enumerate_names(other)))
-        assert found is not None
-        covered += found.ci95[0] <= 0.0 <= found.ci95[1]
-        widths.append(found.ci95[1] - found.ci95[0])
+        actual = difference(dict(enumerate_names(one)), dict(enumerate_names(other)))
+        assert actual is not None
+        covered += actual.ci95[0] <= 0.0 <= actual.ci95[1]
+        widths.append(actual.ci95[1] - actual.ci95[0])
     assert 0.9 <= covered / 200 <= 0.99
     # Two means of 120 problems with this spread, taken for independent: 3.92 sqrt(2 var / 120).
     apart = 3.92 * math.sqrt(

@@ -11,10 +11,33 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.common.host import cuda
 from prefixrl.common.host.cuda import has_cuda
 from prefixrl.common.host.start_line import start_line
-from support.tables import table
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("device", "build", "shown", "said"),
+    [
+        pytest.param(
+            "auto",
+            "13.0",
+            "0,1",
+            (
+                r'rollout.device = "auto".*\(CUDA 13.0\) opens no .* '
+                "shows: 0, 1; driver: none is loaded"
+            ),
+            id="two GPUs and no driver",
+        ),
+        pytest.param(
+            "auto", "12.9", "GPU-5f0d,MIG-1", "shows: GPU-5f0d, MIG-1; driver", id="names of GPUs"
+        ),
+        pytest.param("cuda", "13.0", "", "shows: none; driver", id="hidden by an empty list"),
+        pytest.param(
+            "cuda", "", "-1", "a build for the CPU.* shows: none", id="a build for the CPU"
+        ),
+        pytest.param("auto", "13.0", "NoDevFiles", "", id="hidden by a word"),
+        pytest.param("auto", "", "0,1", "", id="auto with a build for the CPU"),
+        pytest.param("cpu", "13.0", "0,1", "", id="asked for the CPU"),
+    ],
+)
 def test_gpus_that_torch_cannot_open_are_a_refusal_that_names_them(
     device: Literal["auto", "cpu", "cuda"],
     build: str,

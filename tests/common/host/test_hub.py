@@ -15,9 +15,19 @@ from prefixrl.common.prompts.rendering import Renderer, texts_of
 from prefixrl.common.run.digests import tokenizer_digests
 from prefixrl.deploy.runs.show import show
 from support.models.vllm_world import EXAMPLE
-from support.tables import program
 
-ASK = program(__file__, "ASK")
+ASK = """
+import sys
+from prefixrl.common.run.digests import model_digests
+from prefixrl.common.errors import DataError
+from prefixrl.common.host.hub import model_folder
+from prefixrl.common.prompts.rendering import Renderer
+try:
+    folder = model_folder(sys.argv[1])
+    print(model_digests(folder) == model_digests(sys.argv[2]), sorted(Renderer(folder, 100).stop_tokens))
+except DataError as error:
+    print("error:", error)
+"""
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 
 

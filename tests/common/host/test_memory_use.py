@@ -27,10 +27,10 @@ def test_a_process_without_descriptors_left_goes_on_without_its_memory() -> None
     assert memory_now() is not None
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
-        found = memory_now()
+        actual = memory_now()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert found is None
+    assert actual is None
 
 
 MIB = 2**20

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host import placement
-from support.tables import table
 
 BASE: dict[str, Any] = {
     "directory": "run",
@@ -31,7 +30,110 @@ def config_of(
     )
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("there", "launch", "scorer", "expected"),
+    [
+        pytest.param(1, {}, {}, "GPU 0: learner, rollout-0, scorer-0", id="one GPU"),
+        pytest.param(2, {}, {}, "GPU 0: learner, rollout-0; GPU 1: scorer-0", id="two GPUs"),
+        pytest.param(
+            2,
+            {"scorers": 2},
+            {},
+            "GPU 0: learner, rollout-0; GPU 1: scorer-0, scorer-1",
+            id="two scorers on two GPUs",
+        ),
+        pytest.param(
+            2,
+            {"learner_ranks": 2, "rollouts": 2},
+            {},
+            "GPU 0: learner, rollout-0, scorer-0; GPU 1: learner, rollout-1",
+            id="two ranks and two rollouts",
+        ),
+        pytest.param(
+            8,
+            {"scorers": 6},
+            {},
+            (
+                "GPU 0: learner; GPU 1: rollout-0; GPU 2: scorer-0; GPU 3: scorer-1; "
+                "GPU 4: scorer-2; GPU 5: scorer-3; GPU 6: scorer-4; GPU 7: scorer-5"
+            ),
+            id="a GPU for each of eight processes",
+        ),
+        pytest.param(
+            8,
+            {"scorers": 7},
+            {},
+            (
+                "GPU 0: learner, rollout-0; GPU 1: scorer-0; GPU 2: scorer-1; GPU 3: scorer-2; "
+                "GPU 4: scorer-3; GPU 5: scorer-4; GPU 6: scorer-5; GPU 7: scorer-6"
+            ),
+            id="a rollout beside the learner",
+        ),
+        pytest.param(
+            8,
+            {"scorers": 3},
+            {"tensor_parallel_size": 2},
+            (
+                "GPU 0: learner; GPU 1: rollout-0; GPU 2: scorer-0; GPU 3: scorer-0; "
+                "GPU 4: scorer-1; GPU 5: scorer-1; GPU 6: scorer-2; GPU 7: scorer-2"
+            ),
+            id="engines of two GPUs",
+        ),
+        pytest.param(
+            8,
+            {"learner_ranks": 4},
+            {"tensor_parallel_size": 4},
+            (
+                "GPU 0: learner, rollout-0; GPU 1: learner; GPU 2: learner; GPU 3: learner; "
+                "GPU 4: scorer-0; GPU 5: scorer-0; GPU 6: scorer-0; GPU 7: scorer-0"
+            ),
+            id="four ranks and an engine of four GPUs",
+        ),
+        pytest.param(
+            4,
+            {},
+            {"options": {"pipeline_parallel_size": 2}},
+            "GPU 0: learner; GPU 1: rollout-0; GPU 2: scorer-0; GPU 3: scorer-0",
+            id="pipeline parallel",
+        ),
+        pytest.param(
+            4,
+            {},
+            {"options": {"data_parallel_size": 2}},
+            "GPU 0: learner; GPU 1: rollout-0; GPU 2: scorer-0; GPU 3: scorer-0",
+            id="data parallel",
+        ),
+        pytest.param(
+            8,
+            {},
+            {
+                "tensor_parallel_size": 2,
+                "options": {"pipeline_parallel_size": 2, "data_parallel_size": 2},
+            },
+            (
+                "GPU 0: learner, rollout-0, scorer-0; GPU 1: scorer-0; GPU 2: scorer-0; "
+                "GPU 3: scorer-0; GPU 4: scorer-0; GPU 5: scorer-0; GPU 6: scorer-0; "
+                "GPU 7: scorer-0"
+            ),
+            id="three kinds of parallel at once",
+        ),
+        pytest.param(
+            4,
+            {"scorers": 2, "devices": {"learner": [3], "rollout": [3], "scorer": [[0], [1]]}},
+            {},
+            "GPU 0: scorer-0; GPU 1: scorer-1; GPU 3: learner, rollout-0",
+            id="all devices given",
+        ),
+        pytest.param(
+            4,
+            {"scorers": 2, "devices": {"scorer": [0, 1]}},
+            {},
+            "GPU 0: scorer-0; GPU 1: scorer-1; GPU 2: learner; GPU 3: rollout-0",
+            id="devices of scorers given",
+        ),
+        pytest.param(0, {}, {}, "", id="no GPU"),
+    ],
+)
 def test_processes_are_placed_as_a_person_would(
     there: int, launch: dict[str, Any], scorer: dict[str, Any], expected: str
 ) -> None:
@@ -74,7 +176,15 @@ def test_what_does_not_exist_is_refused(
         placement.place(placement.processes_of(config_of(launch, scorer)), there)
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    "launch",
+    [
+        pytest.param({"devices": {"learner": [0, 1]}}, id="two GPUs for one rank"),
+        pytest.param({"scorers": 2, "devices": {"scorer": [0]}}, id="one GPU for two scorers"),
+        pytest.param({"devices": {"scorer": [[0, 1]]}}, id="two GPUs for an engine of one"),
+        pytest.param({"learner_ranks": 2, "devices": {"learner": [1, 1]}}, id="the same GPU twice"),
+    ],
+)
 def test_devices_of_another_number_than_processes_need_are_refused(launch: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"launch.devices.\w+ = .* different GPUs for each of"):
         config_of(launch)
@@ -133,7 +243,26 @@ def test_a_process_sees_its_own_gpus_and_the_learner_knows_where_all_are(
         placement.read("x")
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("tool", "folders", "found"),
+    [
+        pytest.param(
+            "echo 'GPU 0: H100 (UUID: GPU-a)'; echo '  MIG 1g.10gb Device 0:'; echo 'GPU 1: H100'",
+            8,
+            ("0", "1"),
+            id="two GPUs and a slice",
+        ),
+        pytest.param(
+            "echo 'NVIDIA-SMI has failed, no GPU 0: driver'; exit 9",
+            1,
+            ("0",),
+            id="nvidia-smi fails and torch's refusal names it",
+        ),
+        pytest.param("echo 'No devices found'", 0, (), id="nvidia-smi finds none"),
+        pytest.param("", 2, ("0", "1"), id="folders of the driver alone"),
+        pytest.param("", 0, (), id="nothing"),
+    ],
+)
 def test_gpus_are_those_that_the_driver_lists_or_else_shows(
     tool: str, folders: int, found: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from prefixrl.common.host.process import end_children, write_atomically
 from support.fakes import wait_until
-from support.tables import program
 
 
 def test_a_file_is_on_disk_before_its_name_is(
@@ -78,7 +77,20 @@ def test_a_peers_text_reaches_neither_terminal_nor_log_raw() -> None:
     assert error.startswith("node7\\u001b")
 
 
-WITHOUT_REAL_TIME_SIGNALS = program(__file__, "WITHOUT_REAL_TIME_SIGNALS")
+WITHOUT_REAL_TIME_SIGNALS = """
+import signal, subprocess, sys, time
+del signal.SIGRTMIN, signal.SIGRTMAX
+from prefixrl.common.host.process import END_SIGNAL, end_children, stop_event
+if len(sys.argv) > 1:
+    stop = stop_event([END_SIGNAL])
+    print("ready", flush=True)
+    stop.wait()
+    sys.exit(7)
+child = subprocess.Popen([sys.executable, __file__, "child"], stdout=subprocess.PIPE)
+child.stdout.readline()
+end_children([child], 20.0, number=END_SIGNAL)
+print(child.returncode)
+"""
 
 
 def test_children_are_ended_where_there_are_no_real_time_signals(tmp_path: Path) -> None:
@@ -153,7 +165,16 @@ def test_a_fault_of_a_process_that_is_not_taken_apart_keeps_its_stack_trace() ->
     assert done.returncode == 1 and done.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
-HANGS_UP = program(__file__, "HANGS_UP")
+HANGS_UP = """
+import sys, time
+from prefixrl.common.host.process import stop_event
+stop = stop_event()
+open(sys.argv[2], "w").close()
+stop.wait(float(sys.argv[3]))
+print("a last word to the terminal", flush=True)
+with open(sys.argv[1], "w") as file:
+    file.write("saved" if stop.is_set() else "went on")
+"""
 
 
 @pytest.mark.parametrize("ignored", [False, True])

@@ -45,10 +45,10 @@ def test_a_process_hangs_where_it_is_to_hang(tmp_path: Path) -> None:
 
 
 def test_a_point_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
-    found = run("journal.lost", tmp_path)
+    result = run("journal.lost", tmp_path)
     assert (
-        found.returncode != 0
-        and "names 'journal.lost'; the points are journal.begun," in found.stderr
+        result.returncode != 0
+        and "names 'journal.lost'; the points are journal.begun," in result.stderr
     )
 
 

@@ -43,12 +43,12 @@ def faults(records: Records, staleness: int = 1) -> list[str]:
 
 
 def test_a_history_that_is_right_has_no_fault_and_is_counted() -> None:
-    found = history(right(), 1)
-    assert found.finished_faults() == []
-    assert found.counts == {"trained": 4, "expired": 1}
-    assert found.batches == [(0, 1), (3, 4)]
-    assert found.rows == 4
-    assert found.ages == {0: 4}
+    actual = history(right(), 1)
+    assert actual.finished_faults() == []
+    assert actual.counts == {"trained": 4, "expired": 1}
+    assert actual.batches == [(0, 1), (3, 4)]
+    assert actual.rows == 4
+    assert actual.ages == {0: 4}
 
 
 def without(records: Records, kind: type, seq: int) -> Records:
@@ -115,7 +115,7 @@ def test_a_sample_of_a_version_that_comes_later_is_a_fault() -> None:
 
 
 def test_a_broken_history_does_not_word_faults_without_end() -> None:
-    found = History(1)
+    actual = History(1)
     for seq in range(1000):
-        found.take(scored(seq))
-    assert len(found.faults) == 100
+        actual.take(scored(seq))
+    assert len(actual.faults) == 100

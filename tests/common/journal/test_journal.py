@@ -346,11 +346,11 @@ def test_damage_to_any_byte_of_a_closed_segment_is_an_error_that_names_it(tmp_pa
         damaged[place] ^= 0x10
         closed.write_bytes(damaged)
         try:
-            found = list(read(folder))
+            actual = list(read(folder))
         except DataError as error:
             assert "000000" in str(error) or "segments before" in str(error)
         else:
-            assert found == written, "a bit that the decoder does not read"
+            assert actual == written, "a bit that the decoder does not read"
 
 
 def test_a_writer_killed_between_closing_and_compressing_leaves_a_journal_that_is_read(

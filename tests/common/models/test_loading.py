@@ -207,12 +207,12 @@ def test_whole_folders_are_loaded_with_every_value(
             folder,
             lambda tensors: {name.removeprefix("model."): each for name, each in tensors.items()},
         )
-    found = load_model(str(folder), "mine", "float32").state_dict()
-    assert found.keys() == expected.keys()
+    actual = load_model(str(folder), "mine", "float32").state_dict()
+    assert actual.keys() == expected.keys()
     is_head_new = form == "both heads" and not is_tied
     assert all(
-        torch.equal(found[name], expected[name])
-        for name in found
+        torch.equal(actual[name], expected[name])
+        for name in actual
         if not (is_head_new and name == "lm_head.weight")
     )
 

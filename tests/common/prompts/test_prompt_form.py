@@ -16,7 +16,6 @@ from prefixrl.learner.data.rows import Problem
 from support.models.base_models import CLOSER, EOS, base_model
 from support.models.chat_tokenizers import llama, qwen
 from support.paths import EXAMPLE
-from support.tables import table
 
 QUESTION = "sum 3 1 4"
 
@@ -48,7 +47,50 @@ def test_where_the_closer_is_the_eos_nothing_is_added(tmp_path: Path) -> None:
         assert renderer.stop_tokens == renderer.eos_tokens == {renderer.closer}
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("template", "closer"),
+    [
+        pytest.param(
+            "{% for m in messages %}[{{ m.role }}] {{ m.content }} <|im_end|>\n{% endfor %}",
+            "<|im_end|>",
+            id="behind the text",
+        ),
+        pytest.param(
+            (
+                "{% for m in messages %}[{{ m.role }}] {{ m.content|trim }}"
+                "\n\n<|im_end|><|endoftext|>{% endfor %}"
+            ),
+            "<|im_end|>",
+            id="behind white space",
+        ),
+        pytest.param(
+            (
+                "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}"
+                "{{ eos_token }}{% endif %}{% endfor %}"
+            ),
+            "<|im_end|>",
+            id="the end-of-sequence token",
+        ),
+        pytest.param(
+            "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}",
+            "<|im_start|>",
+            id="the beginning of the next message",
+        ),
+        pytest.param(
+            "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}",
+            "",
+            id="no token",
+        ),
+        pytest.param(
+            (
+                "{% for m in messages %}{% if m.role != 'user' %}{{ raise_exception('') }}"
+                "{% endif %}{{ m.content }}{% endfor %}"
+            ),
+            "",
+            id="an answer that cannot be rendered",
+        ),
+    ],
+)
 def test_the_closer_is_the_first_added_token_behind_an_answer(
     template: str, closer: str, tmp_path: Path
 ) -> None:
@@ -75,7 +117,30 @@ def test_stops_are_added_as_text_or_id_and_can_replace_the_models_own(base: Path
     assert renderer_of(config, "rollout").stop_tokens == {5}
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        pytest.param(
+            "so so",
+            (
+                "scorer.stop_tokens: 'so so' is 2 tokens of .*its added tokens are "
+                r"'<\|endoftext\|>', .*stop_texts"
+            ),
+            id="two tokens",
+        ),
+        pytest.param(
+            "elephant",
+            "scorer.stop_tokens: 'elephant' is 1 tokens of .* a stop must be one that it knows",
+            id="an unknown word",
+        ),
+        pytest.param(
+            40,
+            "scorer.stop_tokens: 40 is no token of .*0 to 39",
+            id="a number beyond the vocabulary",
+        ),
+        pytest.param(-1, "scorer.stop_tokens: -1 is no token", id="a negative number"),
+    ],
+)
 def test_a_stop_that_is_no_token_is_refused_with_those_there_are(
     given: str | int, complaint: str, base: Path
 ) -> None:
@@ -129,7 +194,26 @@ def test_a_prompt_template_a_system_turn_and_options_go_through_the_chat_templat
     )
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("asked", "complaint"),
+    [
+        pytest.param(
+            {"template_options": {"enable_thinking": False}},
+            "adapter.template_options.enable_thinking: .*no such variable",
+            id="an option that the template has not",
+        ),
+        pytest.param(
+            {"chat_template": "{{ raise_exception('never') }}"},
+            "adapter.chat_template: .* cannot render user: never",
+            id="a template that raises",
+        ),
+        pytest.param(
+            {"chat_template": "{% if %}"},
+            "adapter.chat_template: .* cannot render",
+            id="a template that does not parse",
+        ),
+    ],
+)
 def test_a_template_that_cannot_be_used_as_asked_is_refused(
     asked: dict[str, object], complaint: str
 ) -> None:
@@ -179,9 +263,9 @@ def test_the_lines_warn_of_a_folder_without_a_template_unless_that_is_meant(tmp_
     folder = base_model(EXAMPLE / "adapter", tmp_path / "bare")
     (folder / "chat_template.jinja").unlink()
     models = (f"adapter.model={folder}", f"target.model={folder}")
-    found = [line for line in asked(run_of(*models)) if "warning" in line]
-    assert [line.split(":")[1].strip() for line in found] == ["adapter", "target"]
-    assert "has no chat template" in found[0] and "adapter.chat_template = false" in found[0]
+    actual = [line for line in asked(run_of(*models)) if "warning" in line]
+    assert [line.split(":")[1].strip() for line in actual] == ["adapter", "target"]
+    assert "has no chat template" in actual[0] and "adapter.chat_template = false" in actual[0]
     meant = ("adapter.chat_template=false", "target.chat_template=false")
     assert not any("warning" in line for line in asked(run_of(*models, *meant)))
 
@@ -211,11 +295,11 @@ def test_settings_over_a_resolved_config_keep_its_templates_and_read_new_ones(
     config = run_of("adapter.prompt_template=Q {problem}", "target.chat_template=false")
     assert changed(config, ("rollout.temperature=0.5",), "here").adapter == config.adapter
     (tmp_path / "other.txt").write_text("R {problem}")
-    found = changed(config, (f"target.prompt_template={tmp_path}/other.txt",), "here").target
+    actual = changed(config, (f"target.prompt_template={tmp_path}/other.txt",), "here").target
     assert (
-        found is not None
-        and found.prompt_template == "R {problem}"
-        and found.chat_template is False
+        actual is not None
+        and actual.prompt_template == "R {problem}"
+        and actual.chat_template is False
     )
 
 
@@ -227,7 +311,42 @@ def test_a_short_question_behind_long_worked_examples_is_found_to_be_too_long() 
     assert unaskable([Problem("p", "sum 1", "1")], run_of("rollout.max_prompt_tokens=400")) == {}
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        pytest.param(
+            ("adapter.chat_template=false", "adapter.system=hi"),
+            "system = .hi. has no effect with chat_template = false",
+            id="a system text without a template",
+        ),
+        pytest.param(
+            ("target.template_options={tools=1}",),
+            "template_options sets tools",
+            id="an option that the chat sets",
+        ),
+        pytest.param(
+            ("adapter.prompt_template=none.txt",),
+            "adapter.prompt_template = 'none.txt': the file .* cannot be read",
+            id="no such prompt template",
+        ),
+        pytest.param(
+            ("adapter.prompt_template=run.toml",),
+            "its text has no {problem}",
+            id="a prompt template without the problem",
+        ),
+        pytest.param(
+            ('adapter.chat_template=""',),
+            "neither a file nor a template",
+            id="an empty chat template",
+        ),
+        pytest.param(
+            ("scorer.own_stops=false",),
+            "own_stops = false without stop_tokens",
+            id="no own stops and no others",
+        ),
+        pytest.param(('scorer.stop_texts=[""]',), "stop_texts", id="an empty stop"),
+    ],
+)
 def test_keys_that_cannot_be_meant_are_refused(settings: tuple[str, ...], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         run_of(*settings)

@@ -34,8 +34,8 @@ def test_a_folder_is_measured_while_another_process_renames_and_removes_its_file
     other = threading.Thread(target=come_and_go)
     other.start()
     try:
-        found = [held_bytes(tmp_path) for _ in range(300)]
+        actual = [held_bytes(tmp_path) for _ in range(300)]
     finally:
         done.set()
         other.join()
-    assert all(300 <= each <= 900 for each in found)
+    assert all(300 <= each <= 900 for each in actual)

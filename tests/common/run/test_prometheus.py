@@ -32,13 +32,13 @@ def read(port: int, path: str = "/metrics") -> dict[tuple[str, str], float]:
 
 
 def parsed(text: str) -> dict[tuple[str, str], float]:
-    found = {}
+    results = {}
     for line in text.splitlines():
         if not line.startswith("#"):
             match = LINE.fullmatch(line)
             assert match, line
-            found[match.group(1), match.group(2) or ""] = float(match.group(3))
-    return found
+            results[match.group(1), match.group(2) or ""] = float(match.group(3))
+    return results
 
 
 def wanted() -> LogConfig:
@@ -56,13 +56,13 @@ def test_the_learner_serves_the_columns_of_the_newest_iteration(tmp_path: Path) 
         write_metrics(tmp_path, [metrics_line(0), ringing])
         with (tmp_path / "metrics.jsonl").open("ab") as file:
             file.write(b'{"iteration": 2, "fig')  # being written
-        found = read(port)
+        content = read(port)
     for name, value in columns(ringing).items():
         head, _, rest = name.partition("/")
-        assert found[f"prefixrl_{head}", f'of="{rest}"' if rest else ""] == value
-    assert len(found) == len(columns(ringing)) + len(of_process) + 2
+        assert content[f"prefixrl_{head}", f'of="{rest}"' if rest else ""] == value
+    assert len(content) == len(columns(ringing)) + len(of_process) + 2
     alarm = ("prefixrl_alarm", 'of="one_text"')
-    assert found[alarm] == 1.0 and alarm not in first and first["prefixrl_iteration", ""] == 0.0
+    assert content[alarm] == 1.0 and alarm not in first and first["prefixrl_iteration", ""] == 0.0
 
 
 def test_a_worker_serves_its_vitals(tmp_path: Path) -> None:
@@ -78,17 +78,17 @@ def test_a_worker_serves_its_vitals(tmp_path: Path) -> None:
         with exposed(
             wanted(), "scorer-0", lambda: numbers_of_worker(link, "scorer", directory)
         ) as port:
-            found = read(port, "/")
+            content = read(port, "/")
         link.close("done")
-    assert found["prefixrl_info", 'role="scorer",run="run"'] == 1.0
+    assert content["prefixrl_info", 'role="scorer",run="run"'] == 1.0
     assert (
         0
-        < found["prefixrl_memory_bytes", 'of="own"']
-        <= found["prefixrl_memory_bytes", 'of="resident"']
+        < content["prefixrl_memory_bytes", 'of="own"']
+        <= content["prefixrl_memory_bytes", 'of="resident"']
     )
-    assert found["prefixrl_worker_tokens", ""] == 12345.0
-    assert found["prefixrl_worker_busy_row_seconds", ""] == 6.5
-    assert found["prefixrl_worker_loading", ""] == 0.0
+    assert content["prefixrl_worker_tokens", ""] == 12345.0
+    assert content["prefixrl_worker_busy_row_seconds", ""] == 6.5
+    assert content["prefixrl_worker_loading", ""] == 0.0
 
 
 def test_odd_labels_and_values_are_written_as_the_text_format_has_them() -> None:

@@ -50,17 +50,17 @@ def test_a_block_is_equal_to_that_of_the_slow_twin(
 
     after = data.draw(st.binary(min_size=len(before), max_size=len(before)))
     (piece,) = encode(bytearray(before), bytearray(after), 1000, planes)
-    wanted = twin(before, after, planes)
-    assert (zstandard.decompress(piece) if piece else bytes(len(before))) == wanted
+    expected = twin(before, after, planes)
+    assert (zstandard.decompress(piece) if piece else bytes(len(before))) == expected
 
 
 @given(st.binary(max_size=100), st.integers(1, 100))
 def test_bytes_that_are_no_block_of_the_size_are_refused(junk: bytes, size: int) -> None:
     try:
-        found = decode(junk, size, 2)
+        actual = decode(junk, size, 2)
     except BadSnapshot:
         return
-    assert found.size == size
+    assert actual.size == size
 
 
 def test_a_block_that_claims_to_be_larger_is_refused_before_it_is_unpacked() -> None:

@@ -20,7 +20,6 @@ from prefixrl.learner.models import lora
 from prefixrl.learner.models.model import Models
 from support.models.tiny_model import DEEPSPEED_WARNINGS
 from support.paths import EXAMPLE
-from support.tables import program, table
 
 pytestmark = DEEPSPEED_WARNINGS
 ADAPTER = EXAMPLE / "adapter"
@@ -60,9 +59,9 @@ def test_the_policy_of_the_matrices_is_that_of_merged_weights_and_of_the_learner
     engine = make_engine("transformers", str(ADAPTER), "rollout", run())
     before = engine.score(ROWS)
     engine.install(sent)
-    found, expected = engine.score(ROWS), whole.score(ROWS)
-    assert np.abs(found - expected).max() < 1e-5 < np.abs(found - before).max()
-    assert np.abs(found - trained.probe_logprobs(ROWS)).max() < 1e-5
+    actual, expected = engine.score(ROWS), whole.score(ROWS)
+    assert np.abs(actual - expected).max() < 1e-5 < np.abs(actual - before).max()
+    assert np.abs(actual - trained.probe_logprobs(ROWS)).max() < 1e-5
     assert engine.checksum().follows == "snapshot"
     assert sent.manifest.size_bytes < merged.manifest.size_bytes / 4
 
@@ -98,7 +97,21 @@ def test_a_version_tells_by_its_names_what_it_holds(trained: Models) -> None:
     assert published_name("model.layers.0.mlp.up_proj.base_layer.weight") is None
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        pytest.param(
+            "learner.lora={target_modules=['lm_head']}",
+            r"target_modules = \['lm_head'\].*publish = .merged.",
+            id="matrices of the output layer",
+        ),
+        pytest.param(
+            "learner.lora={rank=600}",
+            "rank = 600: vLLM takes matrices of rank 512",
+            id="a rank that is too high",
+        ),
+    ],
+)
 def test_what_vllm_cannot_take_is_refused_at_start_and_goes_merged_by_choice(
     setting: str, message: str
 ) -> None:
@@ -129,7 +142,15 @@ def test_merged_weights_are_the_slow_sum(trained: Models, tmp_path: Path) -> Non
     assert lora.FROZEN
 
 
-LEFT = program(__file__, "LEFT")
+LEFT = """
+import sys, torch
+from pathlib import Path
+from prefixrl.common.weights.low_rank import AdapterFolders, LowRank
+folders = AdapterFolders(Path(sys.argv[1]))
+folders.write({"layer": (torch.zeros(2, 2), torch.zeros(2, 2))}, LowRank(2, 1.0, ("layer",)))
+print("written", flush=True)
+sys.stdin.read()
+"""
 
 
 def test_matrices_that_a_killed_process_left_in_memory_are_removed_by_the_next_and_others_stay(

@@ -14,10 +14,19 @@ from prefixrl.common.wire.address import (
     is_on_this_host,
     weights_listen,
 )
-from support.tables import table
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("listen", "bound"),
+    [
+        pytest.param("tcp://127.0.0.1:0", "tcp://127.0.0.1:0", id="loopback"),
+        pytest.param("tcp://10.0.0.7:5555", "tcp://10.0.0.7:5555", id="an address"),
+        pytest.param("tcp://*:5555", "tcp://0.0.0.0:5555", id="every interface"),
+        pytest.param("tcp://lo:5555", "tcp://127.0.0.1:5555", id="an interface"),
+        pytest.param("tcp://localhost:0", "tcp://127.0.0.1:0", id="a name"),
+        pytest.param("ipc:///tmp/x", "ipc:///tmp/x", id="a file"),
+    ],
+)
 def test_an_interface_or_a_name_stands_for_its_address(listen: str, bound: str) -> None:
     assert bindable(listen) == bound
 
@@ -32,7 +41,14 @@ def test_what_is_neither_address_nor_interface_nor_name_is_refused_with_the_inte
         bindable("tcp://eth99.invalid:0")
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("listen", "weights"),
+    [
+        pytest.param("tcp://0.0.0.0:0", "tcp://0.0.0.0:0", id="a free port"),
+        pytest.param("tcp://10.0.0.7:5555", "tcp://10.0.0.7:5556", id="a fixed port"),
+        pytest.param("ipc:///tmp/x", "ipc:///tmp/x.weights", id="a file"),
+    ],
+)
 def test_weights_have_a_free_port_or_the_one_after_a_fixed_one(listen: str, weights: str) -> None:
     assert weights_listen(listen) == weights
 

@@ -65,19 +65,19 @@ def slowly(each: Sequence[TextVerdict]) -> Verdict:
 
 @given(st.lists(VERDICTS, min_size=2, max_size=8))
 def test_a_row_is_worth_the_mean_of_what_was_judged(each: list[TextVerdict]) -> None:
-    found = row_verdict(each)
-    wanted = slowly(each)
-    assert found.reward == pytest.approx(wanted.reward, abs=1e-15)
-    assert found == msgspec.structs.replace(wanted, reward=found.reward)
-    assert 0.0 <= found.reward <= 1.0
-    assert found.is_judged == any(one.is_judged for one in each)
+    actual = row_verdict(each)
+    expected = slowly(each)
+    assert actual.reward == pytest.approx(expected.reward, abs=1e-15)
+    assert actual == msgspec.structs.replace(expected, reward=actual.reward)
+    assert 0.0 <= actual.reward <= 1.0
+    assert actual.is_judged == any(one.is_judged for one in each)
 
 
 @given(VERDICTS)
 def test_one_continuation_stands_for_itself(one: TextVerdict) -> None:
-    found = row_verdict([one])
-    assert msgspec.structs.asdict(found) == msgspec.structs.asdict(one) | {"continuations": ()}
-    assert found.texts == (found,)
+    actual = row_verdict([one])
+    assert msgspec.structs.asdict(actual) == msgspec.structs.asdict(one) | {"continuations": ()}
+    assert actual.texts == (actual,)
 
 
 RIGHT, WRONG = verdict("ok", 1.0), verdict("ok")
@@ -98,8 +98,8 @@ BROKEN, CUT = verdict("error"), verdict("truncated", finish="length")
 def test_what_was_not_judged_is_neither_right_nor_wrong(
     each: list[TextVerdict], reward: float, status: str
 ) -> None:
-    found = row_verdict(each)
-    assert (found.reward, found.status) == (reward, status)
+    actual = row_verdict(each)
+    assert (actual.reward, actual.status) == (reward, status)
 
 
 @pytest.fixture

@@ -171,8 +171,8 @@ def test_the_connection_that_holds_most_is_cut_and_the_others_stay(
         send_endlessly(endless)
         wait_for_cut(server, caplog, "cut the connection of 127.0.0.1", nobody)
         honest.send(Stop("still here"))
-        found = wait_until(lambda: server.receive(1.0), "the honest peer's message")
-        assert found.peer == b"honest"
+        actual = wait_until(lambda: server.receive(1.0), "the honest peer's message")
+        assert actual.peer == b"honest"
 
 
 DESCRIPTOR = 900

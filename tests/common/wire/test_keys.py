@@ -180,9 +180,9 @@ def test_a_slip_in_the_list_locks_nobody_out(run: Path, caplog: pytest.LogCaptur
     listed = keys.ClientList(run)
     role: keys.KeyRole = "rank"
     public = keys.read_client_key(keys.client_key_file(run, role)).pair.public
-    found = listed.find(public)
+    actual = listed.find(public)
     (run / keys.KEYS_FOLDER / "clients").write_text("oops\n")
-    assert found is not None and listed.find(public) == found
+    assert actual is not None and listed.find(public) == actual
     assert "line 1: 'oops' is not NAME ROLE PUBLIC_KEY" in caplog.text
 
 
@@ -194,8 +194,8 @@ def test_a_list_that_could_not_be_read_for_a_moment_is_read_again(
     public = keys.read_client_key(keys.add_client(run, "late")).pair.public
     with no_descriptor():
         assert [listed.find(public) for _ in range(3)] == [None] * 3
-    found = listed.find(public)
-    assert found is not None and found.name == "late"
+    actual = listed.find(public)
+    assert actual is not None and actual.name == "late"
     assert "the list of keys cannot be read and stays as it was: [Errno 24]" in caplog.text
 
 

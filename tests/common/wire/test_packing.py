@@ -322,5 +322,5 @@ def test_what_no_adapter_wrote_has_no_version() -> None:
 
 
 def test_the_digests_of_a_result_are_those_of_all_its_spans() -> None:
-    found = packing.digests([spanned((0, 1), (4, 2)), spanned((7, 3))])
-    assert found == {(0, "d"), (0, "d0"), (4, "d4"), (7, "d7")}
+    actual = packing.digests([spanned((0, 1), (4, 2)), spanned((7, 3))])
+    assert actual == {(0, "d"), (0, "d0"), (4, "d4"), (7, "d7")}

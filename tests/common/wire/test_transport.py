@@ -30,7 +30,6 @@ from prefixrl.common.wire.messages.worker import Reject
 from prefixrl.common.wire.transport import Client, Malformed, Server, Undeliverable, check_endpoint
 from support.fakes import wait_until
 from support.keys import key, keys
-from support.tables import program, table
 
 Work = Server[ToBroker, FromBroker]
 Worker = Client[FromBroker, ToBroker]
@@ -50,7 +49,17 @@ def receive(server: Work) -> tuple[bytes, ToBroker]:
     return received[0], received[1]
 
 
-FAULT = program(__file__, "FAULT")
+FAULT = """
+import sys
+from pathlib import Path
+from prefixrl.common.wire.keys import make_keys, server_keys
+from prefixrl.common.wire.messages.learner import ToBroker
+from prefixrl.common.wire.transport import Server
+make_keys(Path(sys.argv[1]))
+server = Server("tcp://127.0.0.1:0", ToBroker, server_keys(Path(sys.argv[1])))
+server.receive(0.1)
+raise AssertionError("a fault")
+"""
 
 
 def test_a_process_with_a_server_ends_by_an_exception(tmp_path: Path) -> None:
@@ -234,7 +243,18 @@ def test_a_taken_port_is_a_config_error_that_names_it() -> None:
     server.close()
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("endpoint", "complaint"),
+    [
+        pytest.param("udp://127.0.0.1:1", "neither tcp", id="udp"),
+        pytest.param("127.0.0.1:5555", "neither tcp", id="no scheme"),
+        pytest.param("tcp://127.0.0.1", "needs a port", id="no port"),
+        pytest.param("tcp://127.0.0.1:http", "needs a port", id="a port by name"),
+        pytest.param("tcp://127.0.0.1:65536", "needs a port", id="a port out of range"),
+        pytest.param("tcp://[::1]:5555", "only IPv4 is supported", id="IPv6 in brackets"),
+        pytest.param("tcp://fe80::1:5555", "only IPv4 is supported", id="IPv6"),
+    ],
+)
 def test_an_endpoint_that_may_not_be_used_is_refused(endpoint: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         check_endpoint(endpoint)

@@ -136,11 +136,11 @@ def test_nothing_but_hello_is_said_before_the_welcome(broker: FakeBroker, link: 
 def test_heartbeats_carry_what_the_work_loop_left(broker: FakeBroker, link: Link) -> None:
     acquainted(broker, link)
     link.vitals.progress, link.vitals.leases, link.vitals.state = 41, ("e-1",), "version 3"
-    wanted = worker_messages.Heartbeat(
+    expected = worker_messages.Heartbeat(
         progress=41, busy_row_s=0.0, leases=("e-1",), state="version 3", activity="loading"
     )
     wait_until(
-        lambda: msgspec.structs.replace(broker.hear_beat(), memory=None) == wanted,
+        lambda: msgspec.structs.replace(broker.hear_beat(), memory=None) == expected,
         "a heartbeat with the figures",
     )
 

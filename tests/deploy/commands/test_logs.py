@@ -20,9 +20,9 @@ def run(tmp_path: Path) -> Path:
 
 
 def printed(*arguments: str | Path) -> list[str]:
-    found = CliRunner().invoke(main, ["logs", *map(str, arguments)], catch_exceptions=False)
-    assert found.exit_code == 0, found.output
-    return found.output.splitlines()
+    result = CliRunner().invoke(main, ["logs", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output.splitlines()
 
 
 def test_a_process_has_one_log_and_a_role_those_of_all_its_processes(run: Path) -> None:

@@ -52,8 +52,8 @@ def test_a_run_is_read_in_every_state_and_nothing_is_written(tmp_path: Path, ada
             run.samples() == [] and run.live() is None and run.config()["algorithm"]["clip"] == 0.2
         )
         assert contents(directory) == before
-    found = prefixrl.Run(finished).summary()
-    assert found and found["accuracy"] == {"trained_adapter": 0.75}
+    actual = prefixrl.Run(finished).summary()
+    assert actual and actual["accuracy"] == {"trained_adapter": 0.75}
     assert prefixrl.Run(killed).summary() is None
 
 

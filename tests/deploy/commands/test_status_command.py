@@ -28,9 +28,9 @@ def status(run: Path, *flags: str) -> Result:
 
 
 def said(run: Path) -> str:
-    found = status(run)
-    assert found.exit_code == 0, found.output
-    return found.output
+    result = status(run)
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def log(run: Path, text: str) -> None:
@@ -75,8 +75,8 @@ def test_an_extended_run_is_not_finished_by_the_summary_of_its_first_end(
     config = json.loads((run / "config.json").read_text())
     config["algorithm"]["iterations"] = 20
     (run / "config.json").write_text(json.dumps(config))
-    found = state_of(run)
-    assert (found.state, found.total_iterations, found.accuracy) == (
+    actual = state_of(run)
+    assert (actual.state, actual.total_iterations, actual.accuracy) == (
         "killed",
         20,
         {},
@@ -116,8 +116,13 @@ def test_a_killed_run_says_so_with_the_newest_line_of_its_log(
 def test_programs_get_the_state_as_a_document(tmp_path: Path, adapter: Path) -> None:
     run = made(tmp_path / "run", adapter, 4)
     write_end(run, 143, "stopped as asked")
-    found = json.loads(status(run, "--json").output)
-    assert (found["state"], found["iterations"], found["total_iterations"], found["exit_code"]) == (
+    actual = json.loads(status(run, "--json").output)
+    assert (
+        actual["state"],
+        actual["iterations"],
+        actual["total_iterations"],
+        actual["exit_code"],
+    ) == (
         "stopped",
         4,
         10,
@@ -128,8 +133,8 @@ def test_programs_get_the_state_as_a_document(tmp_path: Path, adapter: Path) -> 
 def test_a_run_that_has_ended_is_watched_to_its_end_at_once(tmp_path: Path, adapter: Path) -> None:
     run = made(tmp_path / "run", adapter, 4)
     write_end(run, 143, "stopped as asked")
-    found = status(run, "--watch")
-    assert found.exit_code == 0 and found.output.startswith("stopped at iteration 4 of 10")
+    actual = status(run, "--watch")
+    assert actual.exit_code == 0 and actual.output.startswith("stopped at iteration 4 of 10")
 
 
 def test_an_old_end_says_nothing_of_a_learner_that_works_again(

@@ -15,7 +15,6 @@ from prefixrl.deploy.__main__ import main
 from prefixrl.deploy.commands import stop_and_drain as fleet
 from support.fakes import endpoint_of, learner, peers, run_on_disk, serving, wait_until
 from support.runs.runs_on_disk import write_end
-from support.runs.simulated_run import config_of
 
 
 def cli(*arguments: str | Path) -> Result:
@@ -28,7 +27,7 @@ def scorer(config: RunConfig) -> "subprocess.Popen[str]":
 
 
 def test_workers_are_listed_and_one_that_is_drained_leaves_with_exit_code_0(tmp_path: Path) -> None:
-    config = config_of(tmp_path, staleness=2, iterations=8)
+    config = run_on_disk(tmp_path, scorer={"engine": "simulated", "max_new_tokens": 8})
     directory = Path(config.directory)
     with serving(config) as broker:
         processes = [scorer(config) for _ in range(2)]
@@ -57,9 +56,9 @@ def test_workers_are_listed_and_one_that_is_drained_leaves_with_exit_code_0(tmp_
             assert [each.name for each in fleet.workers(directory)] == ["scorer-0"]
             assert "the last scorer" in cli("workers", directory, "drain", "scorer-0").output
         finally:
-            for each in processes:
-                each.kill()
-                each.communicate()
+            for process in processes:
+                process.kill()
+                process.communicate()
 
 
 def test_a_worker_that_does_not_leave_in_time_is_named_with_what_it_does(tmp_path: Path) -> None:

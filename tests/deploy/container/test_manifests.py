@@ -18,7 +18,6 @@ from prefixrl.rollout.__main__ import main as rollout
 from prefixrl.scorer.__main__ import main as scorer
 from support.fakes import wait_until
 from support.paths import EXAMPLES, ROOT
-from support.tables import table
 
 JOBS, TASK = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/kubernetes.md").read_text(), re.DOTALL)
 IMAGE = ("--image", "registry.example/prefixrl:0.2.0")
@@ -27,17 +26,17 @@ PROGRAMS: dict[str, Command] = {"learner": learner, "rollout": rollout, "scorer"
 
 
 def printed(example: str, *flags: str) -> str:
-    found = CliRunner().invoke(main, ["kubernetes", str(EXAMPLES / example / "run.toml"), *flags])
-    assert found.exit_code == 0, found.output
-    return found.output
+    result = CliRunner().invoke(main, ["kubernetes", str(EXAMPLES / example / "run.toml"), *flags])
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def pods(text: str) -> dict[str, dict[str, Any]]:
     """The specs of the Jobs by role, their fields checked."""
     documents = list(yaml.safe_load_all(text))
-    for each in documents:
-        check(each, FIELDS["Job"], "Job")
-        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{,55}[a-z0-9])?", each["metadata"]["name"])
+    for document in documents:
+        check(document, FIELDS["Job"], "Job")
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{,55}[a-z0-9])?", document["metadata"]["name"])
     return {each["metadata"]["name"].partition("-")[0]: each["spec"] for each in documents}
 
 
@@ -62,14 +61,66 @@ def test_the_page_shows_what_the_command_prints(monkeypatch: pytest.MonkeyPatch)
     assert printed("math_qwen2.5", "--sky", "H100") == TASK
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("example", "settings", "expected"),
+    [
+        pytest.param(
+            "math_qwen2.5",
+            (),
+            {
+                "learner": ["8", "1"],
+                "rollout": [1, "4", "1"],
+                "scorer": [7, "8", "1"],
+                "sky": "H100:8",
+                "secrets": [],
+            },
+            id="as in the example",
+        ),
+        pytest.param(
+            "math_qwen2.5",
+            ("launch.learner_ranks=2", "scorer.vllm.tensor_parallel_size=2", "launch.scorers=3"),
+            {
+                "learner_flags": ["--nproc-per-node=2"],
+                "learner": ["16", "2"],
+                "rollout": [1, "4", "1"],
+                "scorer": [3, "8", "2"],
+                "sky": "H100:8",
+                "secrets": [],
+            },
+            id="two ranks and larger engines",
+        ),
+        pytest.param(
+            "letters",
+            (
+                "learner.device=cpu",
+                "rollout.device=cpu",
+                "scorer.device=cpu",
+                "slurm.scorer.memory_gib=0",
+                'reward.environment=["JUDGE_KEY"]',
+            ),
+            {
+                "learner": ["8"],
+                "rollout": [1, "4"],
+                "scorer": [2, "6"],
+                "secrets": ["JUDGE_KEY"],
+                "scorer_flags": [
+                    "--allow-function",
+                    "/vol/reward.py:letters_right",
+                    "--secret",
+                    "JUDGE_KEY",
+                ],
+            },
+            id="CPU, no memory limit, a secret",
+        ),
+    ],
+)
 def test_fields_commands_and_sizes_are_right(
     example: str, settings: tuple[str, ...], expected: dict[str, Any]
 ) -> None:
     flags = ["--set=directory=/vol/it's my_Run.1", *(f"--set={each}" for each in settings)]
-    found = pods(printed(example, *IMAGE, "--mount=/vol", *flags))
-    assert found.keys() == PROGRAMS.keys()
-    for role, spec in found.items():
+    actual = pods(printed(example, *IMAGE, "--mount=/vol", *flags))
+    assert actual.keys() == PROGRAMS.keys()
+    for role, spec in actual.items():
         pod = spec["template"]["spec"]
         (container,) = pod["containers"]
         command = container.get("args", container["command"])
@@ -100,10 +151,30 @@ def test_fields_commands_and_sizes_are_right(
     launch_command.make_context("launch", words)
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        pytest.param((), "give --image IMAGE", id="no image"),
+        pytest.param(("--image=a", "--sky=H100"), "give --image IMAGE", id="no image for SkyPilot"),
+        pytest.param(("--image=a", "--mount=shared"), "an absolute --mount", id="a relative mount"),
+        pytest.param(
+            ("--image=a", "--set=directory=/elsewhere/run"),
+            "directory = '/elsewhere/run': pods have ",
+            id="a directory outside the mount",
+        ),
+        pytest.param(
+            ("--image=a", "--set=broker.listen=tcp://127.0.0.1:5555"),
+            "workers in other pods cannot join",
+            id="a broker on loopback",
+        ),
+        pytest.param(
+            ("--image=a", "--set=launch.scorer=2"), "did you mean 'scorers'?", id="a misspelt key"
+        ),
+    ],
+)
 def test_a_mistake_is_a_sentence_and_exit_code_2(flags: tuple[str, ...], expected: str) -> None:
-    found = CliRunner().invoke(main, ["kubernetes", str(EXAMPLES / "arithmetic/run.toml"), *flags])
-    assert found.exit_code == 2 and expected in found.output
+    result = CliRunner().invoke(main, ["kubernetes", str(EXAMPLES / "arithmetic/run.toml"), *flags])
+    assert result.exit_code == 2 and expected in result.output
 
 
 @pytest.mark.parametrize("role", ["rollout", "scorer"])

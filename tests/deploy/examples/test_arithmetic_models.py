@@ -91,8 +91,8 @@ def continuations(
 
 
 def boxed(text: str) -> str | None:
-    found = re.findall(r"\\boxed\{(\d)\}", text)
-    return found[-1] if found else None
+    matches = re.findall(r"\\boxed\{(\d)\}", text)
+    return matches[-1] if matches else None
 
 
 def worked_by_hand(question: str) -> str:

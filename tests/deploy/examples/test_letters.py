@@ -20,7 +20,6 @@ from prefixrl.deploy.examples.letters import build
 from prefixrl.deploy.examples.letters.problems import OPERATIONS, Operation, Problem
 from prefixrl.deploy.examples.letters.reward import letters_right
 from support.paths import EXAMPLES, ROOT
-from support.tables import table
 
 SHIPPED = EXAMPLES / "letters"
 MODELS = ("adapter", "target")
@@ -59,21 +58,31 @@ def test_each_operation_does_what_its_words_say() -> None:
 
 
 def test_problem_files_ask_for_all_words_equally_and_share_no_letters() -> None:
-    found = {name: rows(name) for name in ("train", "heldout")}
+    actual = {name: rows(name) for name in ("train", "heldout")}
     words = [word for each in OPERATIONS for word in each.words]
-    for name, of_file in found.items():
+    for name, of_file in actual.items():
         assert [sum(row["family"] == word for row in of_file) for word in words] == [
             len(of_file) // 8
         ] * 8, name
-    letters = [row["question"].split()[1] for of_file in found.values() for row in of_file]
+    letters = [row["question"].split()[1] for of_file in actual.values() for row in of_file]
     assert len(set(letters)) == len(letters)
     by_word = {word: each for each in OPERATIONS for word in each.words}
-    for row in found["train"]:
+    for row in actual["train"]:
         word, of_row = row["question"].split()
         assert row["answer"] == Problem(by_word[word], word, of_row).gold
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("answer", "reward"),
+    [
+        pytest.param("Put them in order: abcd", 1.0, id="all right"),
+        pytest.param("Put them in order: abdc", 0.5, id="two of four"),
+        pytest.param("Put them in order: abc", 0.75, id="one is missing"),
+        pytest.param("Put them in order: abcdef", 0.6666666666666666, id="two too many"),
+        pytest.param("", 0.0, id="no answer"),
+        pytest.param(": : bcda", 0.0, id="right letters behind colons"),
+    ],
+)
 def test_the_reward_is_the_share_of_right_letters(answer: str, reward: float) -> None:
     assert letters_right("sort dbca", answer, "abcd") == pytest.approx(reward)
 
@@ -95,9 +104,10 @@ def test_the_lengths_of_the_run_file_are_those_of_the_longest_opening_and_the_lo
 
 def test_no_tokenizer_reads_the_others_ids_and_families_differ() -> None:
     pieces, characters = tokenizers()
-    for each in OPERATIONS:
+    for operation in OPERATIONS:
         assert (
-            characters.decode(pieces.encode(each.opening, add_special_tokens=False)) != each.opening
+            characters.decode(pieces.encode(operation.opening, add_special_tokens=False))
+            != operation.opening
         )
     kinds = [
         json.loads((SHIPPED / name / "config.json").read_text())["model_type"] for name in MODELS
@@ -153,9 +163,9 @@ def written(model: Any, tokenizer: Any, question: str, opening: str, max_new_tok
 
 def samples() -> Iterator[tuple[Operation, dict[str, str]]]:
     """Four held-out rows of each operation."""
-    for each in OPERATIONS:
-        own = [row for row in rows("heldout") if row["family"] in each.words]
-        yield from ((each, row) for row in random.Random(0).sample(own, 4))
+    for operation in OPERATIONS:
+        own = [row for row in rows("heldout") if row["family"] in operation.words]
+        yield from ((operation, row) for row in random.Random(0).sample(own, 4))
 
 
 def test_the_target_does_what_an_opening_says_and_the_right_one_gives_the_answer() -> None:
@@ -165,9 +175,9 @@ def test_the_target_does_what_an_opening_says_and_the_right_one_gives_the_answer
     )
     for _, row in samples():
         letters = row["question"].split()[1]
-        for each in OPERATIONS:
-            said = written(target, tokenizer, row["question"], each.opening, 8)
-            assert said == f"{each.opening} {each.result(letters)}"
+        for operation in OPERATIONS:
+            said = written(target, tokenizer, row["question"], operation.opening, 8)
+            assert said == f"{operation.opening} {operation.result(letters)}"
 
 
 def test_the_untrained_adapter_writes_the_four_openings_whatever_the_question() -> None:
@@ -180,8 +190,8 @@ def test_the_untrained_adapter_writes_the_four_openings_whatever_the_question() 
         turns = [{"role": "user", "content": row["question"]}]
         prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
         begun = tokenizer.encode(prompt, add_special_tokens=False)
-        for each in OPERATIONS:
-            opening = [*tokenizer.encode(each.opening, add_special_tokens=False), ends]
+        for operation in OPERATIONS:
+            opening = [*tokenizer.encode(operation.opening, add_special_tokens=False), ends]
             with torch.inference_mode():
                 logits = adapter(input_ids=torch.tensor([begun + opening])).logits[
                     0, len(begun) - 1 : -1
@@ -189,7 +199,7 @@ def test_the_untrained_adapter_writes_the_four_openings_whatever_the_question() 
             chance = (
                 torch.log_softmax(logits.double(), -1)[range(len(opening)), opening].sum().exp()
             )
-            assert 0.1 < chance < 0.5, (row["question"], each.opening)
+            assert 0.1 < chance < 0.5, (row["question"], operation.opening)
 
 
 @pytest.mark.nightly

@@ -10,9 +10,16 @@ import psutil
 from prefixrl.deploy.launch.child_process import KEPT_BYTES, Child, running_processes
 from support.fakes import wait_until
 from support.runs.small_disk import small_disk
-from support.tables import program
 
-LOGS = program(__file__, "LOGS")
+LOGS = """
+import logging, sys
+from prefixrl.common.host.process import start_logging
+start_logging("prefixrl-learner")
+logging.getLogger("a").info("all is well")
+logging.getLogger("a").error("the disk is full")
+print("error: it could not go on")
+sys.exit(2)
+"""
 
 
 def child(folder: Path, code: str) -> Child:
@@ -45,7 +52,17 @@ def test_a_console_on_a_full_disk_ends_no_run(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-c",
-        program(__file__, "ON_A_FULL_DISK"),
+        """import click, sys
+from pathlib import Path
+from prefixrl.common.host.process import patient_console
+from prefixrl.deploy.view.live_view import View
+with patient_console():
+    with View(Path(sys.argv[1])) as view:
+        view.announce("all is well")
+    click.echo("told")
+    click.echo("told", err=True)
+Path(sys.argv[1]).touch()
+""",
         str(tmp_path / "it came through"),
     ]
     with open("/dev/full", "wb") as full:
@@ -95,7 +112,23 @@ def test_a_flood_of_errors_holds_nobody_up(tmp_path: Path) -> None:
     assert len(one.log_path.read_text().splitlines()) == 1000
 
 
-RANKS = program(__file__, "RANKS")
+RANKS = """
+import subprocess, sys, threading, time
+
+def start(title, code):
+    subprocess.Popen([title, "-c", code, sys.executable], executable=sys.executable)
+
+idle = "import time; time.sleep(600)"
+rank = f"import subprocess, sys; subprocess.Popen(['prefixrl-broker', '-c', {idle!r}], executable=sys.argv[1]); {idle}"
+
+def threaded():
+    start("prefixrl-learner-0", rank)
+    time.sleep(600)
+
+threading.Thread(target=threaded, daemon=True).start()
+start("prefixrl-weights", idle)
+time.sleep(600)
+"""
 
 
 def test_servers_that_a_rank_or_a_thread_started_are_among_the_running_processes(
@@ -110,7 +143,7 @@ def test_servers_that_a_rank_or_a_thread_started_are_among_the_running_processes
             lambda: {each.name for each in running_processes([one])} == names, "all processes"
         )
     finally:
-        for each in psutil.Process(one.process.pid).children(recursive=True):
-            each.kill()
+        for process in psutil.Process(one.process.pid).children(recursive=True):
+            process.kill()
         one.process.kill()
         one.process.wait()

@@ -16,7 +16,6 @@ from prefixrl.deploy.launch.child_process import Child
 from prefixrl.deploy.launch.launch import Launcher, _throw_away
 from support.fakes import run_on_disk
 from support.runs.run_helper import RUN_FILE
-from support.tables import program
 
 
 def test_fresh_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
@@ -43,7 +42,19 @@ with Path("starts").open("a") as starts:
     starts.write(Path("run/endpoint").read_text() + "\\n")
 """
 """Goes at once, as one that is sent home or told to go, and notes where the broker is."""
-LEARNER = program(__file__, "LEARNER")
+LEARNER = """
+import os, signal, sys, time
+from pathlib import Path
+starts, incarnation = Path("starts"), Path("incarnation")
+mine = int(incarnation.read_text()) if incarnation.exists() else 0
+incarnation.write_text(str(mine + 1))
+def open_at(endpoint):
+    Path("new").write_text(endpoint)
+    Path("new").rename("run/endpoint")
+def started():
+    return starts.read_text().split() if starts.exists() else []
+open_at(f"first-{mine}")
+"""
 """A learner's beginning: its broker opens; `started` are the workers' endpoints so far."""
 
 

@@ -31,20 +31,20 @@ def test_a_bucket_keeps_mean_and_extremes_and_is_not_changed_by_later_values(
     values: list[float], power: int, later: list[float]
 ) -> None:
     step = 1 << power
-    found, longer = thinned(values, step), thinned(values + later, step)
-    for place in range(len(found.mean)):
+    actual, longer = thinned(values, step), thinned(values + later, step)
+    for place in range(len(actual.mean)):
         known = [each for each in values[place * step : (place + 1) * step] if not math.isnan(each)]
-        got = [float(part[place]) for part in found]
-        wanted = (
+        got = [float(part[place]) for part in actual]
+        expected = (
             [math.fsum(known) / len(known), min(known), max(known)] if known else [math.nan] * 3
         )
-        assert got == pytest.approx(wanted, abs=1e-6, nan_ok=True) and got[1:] == pytest.approx(
-            wanted[1:], nan_ok=True
+        assert got == pytest.approx(expected, abs=1e-6, nan_ok=True) and got[1:] == pytest.approx(
+            expected[1:], nan_ok=True
         )
     full = len(values) // step
     assert all(
         np.array_equal(a[:full], b[:full], equal_nan=True)
-        for a, b in zip(found, longer, strict=True)
+        for a, b in zip(actual, longer, strict=True)
     )
 
 
@@ -62,7 +62,7 @@ def test_a_short_run_has_every_number_of_its_lines_and_a_viewer_goes_on_where_he
     curves = Curves(tmp_path)
     assert curves.read() and not curves.read()
     rows = [columns(line) for line in lines]
-    wanted = {
+    expected = {
         name for row in rows for name in row if name in SINGLE or name.partition("/")[0] in GROUPS
     }
     json_lines.append(tmp_path / METRICS_FILE, lines[6:])
@@ -71,9 +71,11 @@ def test_a_short_run_has_every_number_of_its_lines_and_a_viewer_goes_on_where_he
         msgspec.json.decode(msgspec.json.encode(curves.document(since))) for since in (0, 6)
     )
     assert (
-        whole["mean"].keys() == wanted | {LARGEST_AGE} and whole["step"] == 1 and "low" not in whole
+        whole["mean"].keys() == expected | {LARGEST_AGE}
+        and whole["step"] == 1
+        and "low" not in whole
     )
-    for name in wanted:
+    for name in expected:
         assert whole["mean"][name] == [row.get(name) for row in rows]
         assert end["mean"][name] == whole["mean"][name][6:]
     assert (end["from"], end["iteration"]) == (6, [6, 7, 8])
@@ -110,9 +112,12 @@ def test_many_iterations_become_few_points_whose_lowest_and_highest_are_theirs(
     write_metrics(tmp_path, [metrics_line(n, reward=n % 7) for n in range(1200)])
     curves = Curves(tmp_path)
     curves.read()
-    found = curves.document()
-    assert found["step"] == 4 and found["iteration"] == list(range(0, 1200, 4))
-    assert found["high"]["figures/reward"][0] == 3.03 and found["low"]["figures/reward"][0] == 0.0
+    document = curves.document()
+    assert document["step"] == 4 and document["iteration"] == list(range(0, 1200, 4))
+    assert (
+        document["high"]["figures/reward"][0] == 3.03
+        and document["low"]["figures/reward"][0] == 0.0
+    )
     assert curves.document(1199)["from"] == 299 and curves.document(900)["from"] == 0, (
         "the step was another"
     )

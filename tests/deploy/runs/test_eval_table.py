@@ -15,7 +15,7 @@ MEAN_NOTE = "a line of several runs: their mean"
 
 
 def result(run: str, kind: str, value: float, arm: str = "adapter") -> ArmResult:
-    found = Accuracy(
+    outcome = Accuracy(
         accuracy=value,
         ci95=(0.0, 1.0),
         interval="wilson",
@@ -32,7 +32,7 @@ def result(run: str, kind: str, value: float, arm: str = "adapter") -> ArmResult
         weights_digest="digest",
         prefix="",
         errors=0,
-        accuracy=found,
+        accuracy=outcome,
         kind=kind,
     )
 
@@ -44,15 +44,15 @@ def test_runs_of_one_kind_have_a_mean() -> None:
 
 
 def test_runs_of_several_kinds_have_none_and_it_is_said_of_which_arm() -> None:
-    found = [result(run, kind, 0.2) for run, kind in (("a", "p"), ("b", "p"), ("c", "direct"))]
-    said = markdown(found, [])
+    actual = [result(run, kind, 0.2) for run, kind in (("a", "p"), ("b", "p"), ("c", "direct"))]
+    said = markdown(actual, [])
     assert " runs |" not in said and MEAN_NOTE not in said
     assert (
         "adapter: runs of different kinds (mode, low-rank or whole weights, models) have no mean"
         in said
     )
     alone = [result(run, "p", 0.5, arm="no_prefix") for run in ("a", "b")]
-    said = markdown([*found, *alone], [])
+    said = markdown([*actual, *alone], [])
     assert "| 2 runs | no_prefix | greedy | 0.500 |" in said and MEAN_NOTE in said
     assert "no_prefix: runs" not in said
 
@@ -60,11 +60,11 @@ def test_runs_of_several_kinds_have_none_and_it_is_said_of_which_arm() -> None:
 def test_brackets_and_bars_of_names_are_shown_as_they_are(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = [result("lr[a=1]", "p", 0.2), result("x[/b]", "q", 0.4), result("a|b", "r", 0.4)]
-    print_results(found, [])
+    actual = [result("lr[a=1]", "p", 0.2), result("x[/b]", "q", 0.4), result("a|b", "r", 0.4)]
+    print_results(actual, [])
     said = capsys.readouterr().out
     assert "lr[a=1]" in said and "x[/b]" in said and "a|b" in said
-    lines = markdown(found, []).splitlines()
+    lines = markdown(actual, []).splitlines()
     table = [line for line in lines if line.startswith("|")]
     assert len({line.count("|") for line in table[:5]}) == 1
 
@@ -90,9 +90,9 @@ def test_mode_low_rank_and_models_make_a_kind_and_nothing_else_does() -> None:
 def test_choices_by_a_process_reward_model_have_a_table_of_their_own() -> None:
     plain = result("a", "p", 0.4)
     chosen = {name: 0.5 + index / 100 for index, name in enumerate(CHOICES)}
-    found = msgspec.structs.replace(plain.accuracy, majority=0.45, samples=4, chosen=chosen)
+    actual = msgspec.structs.replace(plain.accuracy, majority=0.45, samples=4, chosen=chosen)
     said = markdown(
-        [plain, msgspec.structs.replace(plain, decoding="sampled4", accuracy=found)], []
+        [plain, msgspec.structs.replace(plain, decoding="sampled4", accuracy=actual)], []
     )
     names = "prm_last_max | prm_min_max | prm_product_max | prm_last_vote | prm_min_vote | prm_product_vote"
     assert f"| arm | decoding | accuracy | maj | {names} |" in said
@@ -125,8 +125,8 @@ def test_arms_are_compared_problem_by_problem() -> None:
 
 
 def test_a_fixed_prefix_that_is_none_and_questions_that_were_trained_are_told() -> None:
-    found = with_means("fixed_prefix", {"a": 1.0})
-    said = markdown([msgspec.structs.replace(found, trained_on=3)], [])
+    actual = with_means("fixed_prefix", {"a": 1.0})
+    said = markdown([msgspec.structs.replace(actual, trained_on=3)], [])
     assert "a, fixed_prefix: no prefix did better than none on training problems" in said
     assert "a, held: 3 of its questions are in the training data" in said
     assert "did better" not in markdown([with_means("fixed_prefix", {"a": 1.0}, prefix="So ")], [])

@@ -44,12 +44,12 @@ def test_every_number_of_a_line_has_a_column_of_its_own() -> None:
     line = metrics_line(2)
     document = msgspec.json.decode(msgspec.json.encode(line))
     kept = {name: each for name, each in document.items() if name not in ("histograms", "engines")}
-    found = columns(line)
-    assert sorted(found.values()) == sorted(numbers(kept))
-    assert found["figures/reward"] == line.figures["reward"]
-    assert found["busy_fraction/scorer"] == 0.9
-    assert found["drift/1/rows"] == 8
-    assert "probe_slope" not in found
+    actual = columns(line)
+    assert sorted(actual.values()) == sorted(numbers(kept))
+    assert actual["figures/reward"] == line.figures["reward"]
+    assert actual["busy_fraction/scorer"] == 0.9
+    assert actual["drift/1/rows"] == 8
+    assert "probe_slope" not in actual
 
 
 def test_a_csv_and_a_parquet_file_hold_the_lines_of_the_run(run: Path, tmp_path: Path) -> None:
@@ -60,11 +60,11 @@ def test_a_csv_and_a_parquet_file_hold_the_lines_of_the_run(run: Path, tmp_path:
         == f"wrote 3 iterations to {tmp_path / 'table.csv'}\n"
     )
     with (tmp_path / "table.csv").open() as file:
-        found = [
+        actual = [
             {name: float(text) for name, text in row.items() if text}
             for row in csv.DictReader(file)
         ]
-    assert found == expected
+    assert actual == expected
     exported(run, tmp_path / "table.parquet")
     rows = parquet.read_table(tmp_path / "table.parquet").to_pylist()
     assert [

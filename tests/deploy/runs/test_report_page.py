@@ -64,10 +64,10 @@ class Tags(HTMLParser):
 
 def held(text: str) -> dict[str, Any]:
     """The message in a page."""
-    found: dict[str, Any] = json.loads(
+    result: dict[str, Any] = json.loads(
         next(each for each in Tags(text).texts["script"] if each.startswith("{"))
     )
-    return found
+    return result
 
 
 def report(directory: Path) -> dict[str, Any]:
@@ -84,14 +84,14 @@ def test_the_numbers_of_the_page_are_those_of_the_metrics(tmp_path: Path) -> Non
     curves = report(tmp_path)["curves"]
     written = [json.loads(each) for each in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert curves["iteration"] == [each["iteration"] for each in written]
-    found = curves["mean"]
+    actual = curves["mean"]
     for name in ("reward", "entropy", "actor_grad_norm", "reference_kl", "old_ess_fraction"):
-        assert found[f"figures/{name}"] == [each["figures"].get(name) for each in written]
-    assert found["mean_age"] == [each["mean_age"] for each in written]
-    assert found["largest age"] == [max(map(float, each["ages"])) for each in written]
+        assert actual[f"figures/{name}"] == [each["figures"].get(name) for each in written]
+    assert actual["mean_age"] == [each["mean_age"] for each in written]
+    assert actual["largest age"] == [max(map(float, each["ages"])) for each in written]
     for name in ("busy_fraction", "tokens_per_s"):
         for role in written[0][name]:
-            assert found[f"{name}/{role}"] == [each[name][role] for each in written]
+            assert actual[f"{name}/{role}"] == [each[name][role] for each in written]
 
 
 def test_a_report_that_finds_no_room_leaves_the_one_before_whole(tmp_path: Path) -> None:
@@ -171,17 +171,17 @@ def test_page_and_table_name_the_alarms_that_rang(
 def test_a_start_of_the_learner_is_noted_with_its_software(tmp_path: Path) -> None:
     for iteration in (0, 20):
         note_start(tmp_path, iteration)
-    found = [
+    actual = [
         msgspec.json.decode(each, type=StartLine)
         for each in (tmp_path / STARTS_FILE).read_bytes().splitlines()
     ]
-    assert [each.iteration for each in found] == [0, 20]
+    assert [each.iteration for each in actual] == [0, 20]
     assert (
-        found[0].packages["prefixrl"]
-        and found[0].packages["torch"]
-        and found[0].time.endswith("+00:00")
+        actual[0].packages["prefixrl"]
+        and actual[0].packages["torch"]
+        and actual[0].time.endswith("+00:00")
     )
-    assert re.fullmatch(r"([0-9a-f]{40}\+?)?", found[0].commit)
+    assert re.fullmatch(r"([0-9a-f]{40}\+?)?", actual[0].commit)
 
 
 def test_the_page_compares_the_arms_of_the_run_problem_by_problem_under_the_names_of_eval(
@@ -197,9 +197,9 @@ def test_the_page_compares_the_arms_of_the_run_problem_by_problem_under_the_name
             msgspec.structs.replace(each, version=20 * arm.startswith("trained")) for each in rows
         ]
         json_lines.write(tmp_path / f"evaluations/{arm}.greedy.jsonl", rows)
-        found = accuracy(rows)
-        assert found
-        arms[arm] = {"greedy": found}
+        actual = accuracy(rows)
+        assert actual
+        arms[arm] = {"greedy": actual}
     over = document(iteration=20, total_iterations=20)
     summary.write(summary.summarise(over, EvaluationOutcome(arms), LINES, 20, 9.0), tmp_path)
     shown = report(tmp_path)["page"]
@@ -223,10 +223,10 @@ def test_a_gain_is_claimed_only_where_neither_interval_nor_sign_test_admits_chan
     pairs: list[tuple[bool, bool]],
 ) -> None:
     after, before = ({str(n): float(pair[side]) for n, pair in enumerate(pairs)} for side in (0, 1))
-    found, back = difference(after, before), difference(before, after)
-    assert found and back
-    said, turned = gain_in_words(found, 9), gain_in_words(back, 9)
-    is_shown = found.chance <= 0.05 and not found.ci95[0] <= 0.0 <= found.ci95[1]
+    actual, back = difference(after, before), difference(before, after)
+    assert actual and back
+    said, turned = gain_in_words(actual, 9), gain_in_words(back, 9)
+    is_shown = actual.chance <= 0.05 and not actual.ci95[0] <= 0.0 <= actual.ci95[1]
     assert said.startswith(("a gain: ", "a loss: ") if is_shown else "no gain shown: ")
     assert is_shown == ("prefixrl docs your_own_task" not in said)
     assert (said[:6], turned[:6]) in (("a gain", "a loss"), ("a loss", "a gain")) or not is_shown

@@ -23,7 +23,7 @@ from prefixrl.deploy.serve.api_request import ApiError, Limits, read
 from prefixrl.deploy.serve.listening import key_of
 from support.fakes import wait_until
 from support.paths import EXAMPLE
-from support.runs.served_run import LONG, ServedRun, run_of, serve_command, served
+from support.runs.served_run import ServedRun, run_of, serve_command, served
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -31,6 +31,8 @@ PROBLEMS = [
     json.loads(line)["question"]
     for line in (EXAMPLE / "heldout.jsonl").read_text().splitlines()[:64]
 ]
+LONG = ("rollout.own_stops=false", "rollout.stop_tokens=[0]", "rollout.answer_tokens=1500")
+"""Settings of the direct example that make every answer take seconds: its padding is never drawn."""
 MOST = 8
 KEY = "k" * 32
 MIB = 2**20
@@ -39,16 +41,16 @@ MIB = 2**20
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedRun]:
     """Adapter and target of the arithmetic example."""
-    with served(run_of("arithmetic", tmp_path_factory.mktemp("served") / "arithmetic")) as found:
-        yield found
+    with served(run_of("arithmetic", tmp_path_factory.mktemp("served") / "arithmetic")) as result:
+        yield result
 
 
 @pytest.fixture(scope="module")
 def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedRun]:
     """Direct mode, whose answers take seconds; few at once."""
     run = run_of("arithmetic_direct", tmp_path_factory.mktemp("served") / "direct")
-    with served(run, "--most-answers", str(MOST), settings=LONG) as found:
-        yield found
+    with served(run, "--most-answers", str(MOST), settings=LONG) as result:
+        yield result
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +59,8 @@ def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedR
     run = run_of("arithmetic_direct", tmp_path_factory.mktemp("served") / "direct")
     options = ("--key-variable", "SERVE_KEY", "--deadline", "3")
     settings = (*LONG, "rollout.answer_tokens=20000")
-    with served(run, *options, settings=settings, environment={"SERVE_KEY": KEY}) as found:
-        yield found
+    with served(run, *options, settings=settings, environment={"SERVE_KEY": KEY}) as result:
+        yield result
 
 
 def begun(server: ServedRun, **given: Any) -> socket.socket:
@@ -165,13 +167,13 @@ def test_an_answer_ends_before_a_stop_and_at_its_most_tokens(server: ServedRun) 
 
 
 def test_64_clients_at_once_get_what_each_gets_alone(server: ServedRun) -> None:
-    found = server.answers_at_once(PROBLEMS)
+    actual = server.answers_at_once(PROBLEMS)
     with server.client() as client:
         alone = [
             client.completions.create(model=server.name, prompt=each).choices[0].text
             for each in PROBLEMS[::8]
         ]
-    assert found[::8] == alone
+    assert actual[::8] == alone
     assert server.is_idle()
 
 

@@ -20,7 +20,6 @@ from prefixrl.deploy.slurm.script import (
 from prefixrl.deploy.slurm.submit import run_on_slurm
 from support.paths import EXAMPLES
 from support.runs.run_helper import RUN_FILE
-from support.tables import table
 
 ODD = 'it\'s a "run" #1; $(touch gone) 50%'
 
@@ -161,9 +160,12 @@ def test_every_role_asks_for_the_gpus_it_uses(
     run = run_of(tmp_path / "run", *settings)
     assert (run.gpus("learner"), run.gpus("rollout"), run.gpus("scorer")) == gpus
     for role, option, count in zip(arrays(run), ("node", "task", "task"), gpus, strict=True):
-        wanted = f"--gpus-per-{option}={count}"
+        expected = f"--gpus-per-{option}={count}"
         text = arrays(run)[role]
-        assert (wanted in directives(text), wanted in command(text, role)) == (count > 0, count > 0)
+        assert (expected in directives(text), expected in command(text, role)) == (
+            count > 0,
+            count > 0,
+        )
 
 
 def test_a_scorer_of_a_run_without_a_target_asks_for_no_gpu(tmp_path: Path) -> None:
@@ -200,7 +202,44 @@ def test_keys_of_a_role_go_before_those_of_all(tmp_path: Path) -> None:
     assert {"--account=lab", "--qos=high", "--comment=a b"} <= set(scorer)
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("settings", "needs"),
+    [
+        pytest.param(
+            (), {"learner": [8, 34], "rollout": [4, 22], "scorer": [8, 49]}, id="the recipe"
+        ),
+        pytest.param(
+            (
+                "target.model=org/other-70B",
+                'learner.deepspeed.zero_optimization.offload_optimizer={device="cpu"}',
+            ),
+            {"learner": [8, 80], "rollout": [4, 22], "scorer": [8, 281]},
+            id="another target and an optimiser in the host's memory",
+        ),
+        pytest.param(
+            (
+                "learner.device=cpu",
+                "rollout.device=cpu",
+                "scorer.device=cpu",
+                "rollout.engine=simulated",
+                "scorer.engine=simulated",
+                "scorer.verifier_children=2",
+            ),
+            {"learner": [8, 85], "rollout": [1, 4], "scorer": [3, 6]},
+            id="on the CPU without engines",
+        ),
+        pytest.param(
+            (
+                "target.model=org/unknown",
+                "slurm.scorer.memory_gib=0",
+                "slurm.rollout.memory_gib=7",
+                "slurm.scorer.cpus=3",
+            ),
+            {"learner": [8, 34], "rollout": [4, 7], "scorer": [3, 0]},
+            id="as the run file says",
+        ),
+    ],
+)
 def test_a_process_asks_for_cores_and_memory_that_follow_from_the_run(
     tmp_path: Path, settings: tuple[str, ...], needs: dict[str, list[int]]
 ) -> None:
@@ -208,11 +247,11 @@ def test_a_process_asks_for_cores_and_memory_that_follow_from_the_run(
     assert {role: [run.cpus(role), run.section(role).memory_gib] for role in ROLES} == needs
     for role, text in arrays(run).items():
         cpus, gib = needs[role]
-        wanted = {f"--cpus-per-task={cpus}"} | (
+        expected = {f"--cpus-per-task={cpus}"} | (
             {f"--mem-per-cpu={-(-gib * 1024 // cpus)}M"} if gib else set()
         )
         for options in (directives(text), command(text, role)):
-            assert wanted == {each for each in options if each.startswith(("--cpus", "--mem"))}
+            assert expected == {each for each in options if each.startswith(("--cpus", "--mem"))}
 
 
 def test_memory_of_a_model_of_unknown_size_is_refused_with_the_number_to_write(
@@ -251,9 +290,9 @@ def test_a_time_is_taken_in_every_format_of_slurm(tmp_path: Path, time: str) -> 
 
 def test_ranks_are_spread_evenly_over_their_nodes(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", "launch.learner_ranks=8", "slurm.learner.nodes=2")
-    wanted = {"--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4"}
-    assert wanted <= set(directives(arrays(run)["learner"]))
-    assert wanted <= set(command(arrays(run)["learner"], "learner"))
+    expected = {"--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4"}
+    assert expected <= set(directives(arrays(run)["learner"]))
+    assert expected <= set(command(arrays(run)["learner"], "learner"))
     with pytest.raises(ConfigError, match=r"launch.learner_ranks = 3 with slurm.learner.nodes = 2"):
         arrays(run_of(tmp_path / "run", "launch.learner_ranks=3", "slurm.learner.nodes=2"))
 
@@ -267,7 +306,54 @@ def test_jobs_have_names_that_can_be_read_and_that_no_other_run_has() -> None:
         assert re.fullmatch(r"scorer\.[\w.-]{1,40}-[0-9a-f]{8}", name)
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        pytest.param(
+            "slurm.partitions=lab",
+            "slurm.partitions: unknown key; did you mean 'partition'?",
+            id="a key that is close to another",
+        ),
+        pytest.param(
+            "slurm.scorer.gpu=2",
+            "slurm.scorer.gpu: unknown key; did you mean 'gpus'?",
+            id="a key of a role",
+        ),
+        pytest.param(
+            "slurm.scorer.nodes=2", "slurm.scorer.nodes: unknown key", id="nodes of workers"
+        ),
+        pytest.param(
+            "slurm.time=tomorrow",
+            'slurm.time = "tomorrow": String should match pattern',
+            id="a time",
+        ),
+        pytest.param(
+            'slurm.account="a b"',
+            'slurm.account = "a b": String should match pattern',
+            id="an account that would be two words",
+        ),
+        pytest.param(
+            'slurm.sbatch=["-q high"]',
+            'slurm.sbatch.0: not a long option of sbatch such as "--qos=high"',
+            id="a short option",
+        ),
+        pytest.param(
+            'slurm.scorer.sbatch=["--array=0-9"]',
+            "slurm.scorer.sbatch.0: prefixrl slurm sets --array itself",
+            id="an option that the product sets",
+        ),
+        pytest.param(
+            'slurm.sbatch=["--mem=4G"]',
+            "slurm.sbatch.0: prefixrl slurm sets --mem itself",
+            id="memory for every step of a job",
+        ),
+        pytest.param(
+            r'slurm.activate=["a\nb"]',
+            "slurm.activate.0: it must be one line of printable characters",
+            id="two lines in one",
+        ),
+    ],
+)
 def test_a_refusal_names_the_key_and_what_is_allowed(
     tmp_path: Path, setting: str, expected: str
 ) -> None:

@@ -19,10 +19,34 @@ from prefixrl.deploy.sweep import conduct, grid, outcome
 from support.models.tiny_model import run_config
 from support.runs import runs_on_disk
 from support.runs.run_helper import RUN_FILE
-from support.tables import program, table
 
 HEAD = f"run = {json.dumps(str(RUN_FILE))}\ndirectory = 'runs'\n"
-TWO_BLOCKS, TINY = (program(__file__, name) for name in ("TWO_BLOCKS", "TINY"))
+TWO_BLOCKS = """
+[set]
+algorithm.iterations = 2
+learner.adam_betas = [0.9, 0.99]
+
+[[block]]
+learner = { actor_lr = [1e-4, 1e-3], adam_betas = [[0.9, 0.95]] }
+seed = [1, 2]
+
+[[block]]
+algorithm.name = "rloo"
+"""
+TINY = """
+[set]
+algorithm.iterations = 2
+algorithm.groups_per_iteration = 8
+scorer.engine = "simulated"
+evaluation.problems = 16
+evaluation.selection_problems = 8
+evaluation.sampled_candidates = 0
+launch.scorers = 1
+
+[[block]]
+learner.actor_lr = [1e-4, 1e-3]
+seed = [1, 2]
+"""
 
 
 def sweep_file(folder: Path, text: str, head: str = HEAD) -> Path:
@@ -70,7 +94,33 @@ def test_an_index_beyond_the_grid_is_refused(tmp_path: Path, index: int) -> None
     assert "has 5 runs, 0 to 4" in done.stderr and not (tmp_path / "runs").exists()
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        pytest.param(
+            "blocks = 1\n",
+            "blocks: Extra inputs are not permitted; known are the paths run and directory",
+            id="an unknown section",
+        ),
+        pytest.param(
+            "[block]\nseed = 1\n", "each block as [[block]]", id="one table instead of a list"
+        ),
+        pytest.param("[[block]]\nseed = []\n", "seed = []: no value to try", id="no value"),
+        pytest.param(
+            "[[block]]\nseed = [1, 2, 1]\n",
+            "the runs 0 and 2 are the same, seed = 1",
+            id="the same run twice",
+        ),
+        pytest.param(
+            "[set]\ndirectory = 'elsewhere'\n", "each run has a folder of its own", id="a directory"
+        ),
+        pytest.param(
+            "[[block]]\nalgorithm.kl = [0.1, -1]\n", "run 1 of", id="a value out of range"
+        ),
+        pytest.param("[[block]]\nlearner.lr = [1e-4]\n", "did you mean", id="a misspelt key"),
+        pytest.param("[[block\n", "is not valid TOML", id="no TOML"),
+    ],
+)
 def test_a_file_that_is_no_sweep_is_refused_before_anything_begins(
     tmp_path: Path, text: str, said: str
 ) -> None:

@@ -20,7 +20,6 @@ from prefixrl.deploy.view.console import (
 )
 from support.fakes import document, worker_status
 from support.runs.metrics_lines import metrics_line
-from support.tables import table
 
 
 def shown(part: Any, width: int = 200) -> str:
@@ -60,8 +59,8 @@ TRAINING = document(
 
 def test_a_line_has_all_that_tells_how_training_goes() -> None:
     said = status_line(TRAINING, Progress(trained_line(), 0.4))
-    wanted = "it 120/400 30 % reward 0.84 KL 0.012 entropy 0.13 age 1.9 1.4k tok/s 0.4 s/it training left 2 min"
-    assert said == wanted
+    expected = "it 120/400 30 % reward 0.84 KL 0.012 entropy 0.13 age 1.9 1.4k tok/s 0.4 s/it training left 2 min"
+    assert said == expected
 
 
 def test_a_short_wait_is_not_named_and_a_long_one_is() -> None:
@@ -71,8 +70,8 @@ def test_a_short_wait_is_not_named_and_a_long_one_is() -> None:
         "total_iterations": 8,
     }
     assert line_of(document(learner_waits_s=9.0, **waits)) == "it 0/8 0 %"
-    wanted = "it 0/8 0 %; waiting 12 s for groups 8 (scoring, scorer-0)"
-    assert line_of(document(learner_waits_s=12.3, **waits)) == wanted
+    expected = "it 0/8 0 %; waiting 12 s for groups 8 (scoring, scorer-0)"
+    assert line_of(document(learner_waits_s=12.3, **waits)) == expected
 
 
 def test_after_training_a_line_tells_how_much_is_judged() -> None:
@@ -102,7 +101,16 @@ def test_details_show_the_mean_age_and_what_is_begun_ahead() -> None:
     )
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("evaluations", "said"),
+    [
+        pytest.param({}, "nothing asked yet", id="nothing yet"),
+        pytest.param({"asked": 64, "judged": 12, "failed": 0}, "12 of 64 judged", id="some judged"),
+        pytest.param(
+            {"asked": 64, "judged": 12, "failed": 3}, "12 of 64 judged, 3 failed", id="some failed"
+        ),
+    ],
+)
 def test_what_trains_nothing_speaks_of_no_iteration(evaluations: dict[str, int], said: str) -> None:
     status = document(evaluations=evaluations, busy_fraction={"scorer": 0.5})
     assert line_of(status) == f"{said}; busy: scorer 50 %"
@@ -219,8 +227,8 @@ def test_details_show_the_memory_of_processes_and_of_the_workers_of_a_role_toget
         name: MemoryUse(resident_bytes=2**30, own_bytes=0, share_bytes=size * 2**20)
         for name, size in sizes.items()
     }
-    wanted = "memory, shared pages divided: broker 42 MiB, rank-0 1,429 MiB, rollout-0 122 MiB, 2 scorers 295 MiB"
-    assert wanted in pictured(document(memory=memory))
+    expected = "memory, shared pages divided: broker 42 MiB, rank-0 1,429 MiB, rollout-0 122 MiB, 2 scorers 295 MiB"
+    assert expected in pictured(document(memory=memory))
     assert "memory" not in pictured(document())
 
 

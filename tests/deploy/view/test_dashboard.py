@@ -17,7 +17,6 @@ from support.models.tiny_model import save_model
 from support.runs.metrics_lines import metrics_line
 from support.runs.runs_on_disk import finish, held, made
 from support.runs.served_run import dashboard
-from support.tables import table
 
 KEY = "k" * 32
 HOSTILE = "<script>alert(1)</script>"
@@ -38,8 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
-    with dashboard(folder) as found:
-        yield found
+    with dashboard(folder) as result:
+        yield result
 
 
 def events(address: str, *names: str) -> Iterator[dict[str, Any]]:
@@ -98,7 +97,23 @@ def test_a_viewer_is_told_what_changes_a_resume_and_a_line_that_was_trained_agai
     ]
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        pytest.param("/", {}, 200, id="the page"),
+        pytest.param("/page.js", {}, 200, id="its script"),
+        pytest.param("/", {"host": "localhost:1"}, 200, id="localhost by name"),
+        pytest.param("/", {"host": "evil.org"}, 403, id="another host's name"),
+        pytest.param("/api/runs", {"host": "evil.org"}, 403, id="data under another host's name"),
+        pytest.param("/../page.py", {}, 404, id="a path outside"),
+        pytest.param("/%2e%2e/page.py", {}, 404, id="an encoded path outside"),
+        pytest.param("/api/logs?run=../..", {}, 404, id="logs outside"),
+        pytest.param("/api/logs?run=done/../done", {}, 404, id="logs of a folder by detour"),
+        pytest.param("/api/follow?run=/etc", {}, 404, id="an absolute folder"),
+        pytest.param("/api/follow", {}, 404, id="no folder"),
+        pytest.param("/api/logs?run=", {}, 404, id="an empty folder"),
+    ],
+)
 def test_other_hosts_names_and_paths_outside_are_refused(
     address: str, path: str, headers: dict[str, str], status: int
 ) -> None:

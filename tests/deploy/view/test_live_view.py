@@ -62,14 +62,14 @@ def test_a_resumed_run_says_again_only_what_still_rings(
     config: RunConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = Path(config.directory)
-    for before, wanted in (
+    for before, expected in (
         ([rung(0), metrics_line(1)], 0),
         ([metrics_line(0), rung(1), rung(2)], 1),
     ):
         write_metrics(directory, before)
         with serving(config), View(directory) as view:
             view.refresh()
-        assert capsys.readouterr().out.count("ALARM") == wanted
+        assert capsys.readouterr().out.count("ALARM") == expected
 
 
 def training(iteration: int, **fields: object) -> StatusDocument:

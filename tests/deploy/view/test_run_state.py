@@ -74,8 +74,8 @@ def test_a_damaged_file_of_one_run_hides_no_other(tmp_path: Path, adapter: Path,
 def test_a_list_for_programs_has_an_object_per_run(tmp_path: Path, adapter: Path) -> None:
     made(tmp_path / "one", adapter, 1)
     (line,) = cli("list", tmp_path, "--json").output.splitlines()
-    found = json.loads(line)
-    assert (found["state"], found["iterations"], found["accuracy"]) == ("killed", 1, {})
+    actual = json.loads(line)
+    assert (actual["state"], actual["iterations"], actual["accuracy"]) == ("killed", 1, {})
 
 
 def test_a_comparison_shows_the_settings_that_differ_and_no_others(
@@ -95,10 +95,12 @@ def test_names_of_families_are_no_markup_in_a_runs_table(
 ) -> None:
     run = made(tmp_path / "run", adapter, 2)
     finish(run, 0.5)
-    found = json.loads((run / SUMMARY_FILE).read_text())
-    found["accuracy_ci95"] = {"trained_adapter": [0.4, 0.6]}
-    found["accuracy_by_family"] = {"trained_adapter": {"sets [finite]": 0.25, "[/INST] chat": 0.75}}
-    (run / SUMMARY_FILE).write_text(json.dumps(found))
+    actual = json.loads((run / SUMMARY_FILE).read_text())
+    actual["accuracy_ci95"] = {"trained_adapter": [0.4, 0.6]}
+    actual["accuracy_by_family"] = {
+        "trained_adapter": {"sets [finite]": 0.25, "[/INST] chat": 0.75}
+    }
+    (run / SUMMARY_FILE).write_text(json.dumps(actual))
     print_table(run)
     said = capsys.readouterr().out
     rows = [line.split() for line in said.splitlines()]

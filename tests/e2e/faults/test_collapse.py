@@ -40,8 +40,8 @@ def status(directory: Path) -> str:
 def scraped(port: int) -> str:
     """The numbers that a process serves to Prometheus."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        found: str = answer.read().decode()
-        return found
+        result: str = answer.read().decode()
+        return result
 
 
 def test_a_collapse_is_named_on_the_console_in_status_and_in_the_report_within_ten_iterations(
@@ -90,5 +90,5 @@ def finish_with_output(process: "subprocess.Popen[str]", directory: Path) -> dic
     output, _ = process.communicate(timeout=240)
     (directory.parent / "console.txt").write_text(output)
     assert process.returncode == 0, output
-    found: dict[str, Any] = json.loads((directory / "summary.json").read_text())
-    return found
+    result: dict[str, Any] = json.loads((directory / "summary.json").read_text())
+    return result

@@ -12,12 +12,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from e2e.simulated_run import config_of, next_batch, note, workers
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.messages.learner import Accepted, Batch, IterationDone, Published, Stop
 from prefixrl.common.wire.messages.worker import Goodbye, ScoreTask, Welcome
 from prefixrl.learner.broker.server import Broker
 from support.fakes import Peer, beside, endpoint_of, groups_of, peers, ready, serving, wait_until
-from support.runs.simulated_run import config_of, next_batch, note, workers
 
 GRACE_S = 120.0
 ENDS_S = 60.0

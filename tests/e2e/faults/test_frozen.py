@@ -20,7 +20,6 @@ from support.runs.run_helper import (
     trained_iterations,
     wait_for,
 )
-from support.tables import program
 
 pytestmark = pytest.mark.timeout(900)
 ENDLESS = (
@@ -30,13 +29,21 @@ ENDLESS = (
     "checkpoint.every=0",
     "broker.silence_s=4",
 )
-JUMPING = program(__file__, "JUMPING")
+JUMPING = """
+import os, time
+from pathlib import Path
+folder, true_s, true_ns = Path(__file__).parent, time.time, time.time_ns
+(folder / str(os.getpid())).touch()
+ahead_s = lambda: int((folder / "ahead_s").read_text())
+time.time = lambda: true_s() + ahead_s()
+time.time_ns = lambda: true_ns() + ahead_s() * 10**9
+"""
 
 
 def process_of(launch: "subprocess.Popen[str]", name: str) -> psutil.Process:
     """A process below the launch by its title: `scorer` is the first of them."""
-    found = psutil.Process(launch.pid).children(recursive=True)
-    return next(each for each in found if (each.cmdline() or [""])[0] == f"prefixrl-{name}")
+    children = psutil.Process(launch.pid).children(recursive=True)
+    return next(each for each in children if (each.cmdline() or [""])[0] == f"prefixrl-{name}")
 
 
 def console(launch: "subprocess.Popen[str]", until: str) -> str:

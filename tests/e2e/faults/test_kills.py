@@ -32,13 +32,13 @@ def test_parameters_after_crashes_are_those_of_the_run_that_was_left_alone(tmp_p
     small = [sys.executable, "-m", "benchmarks.kills", "--quick", "--json", str(figures)]
     done = subprocess.run(small, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    found = {each["name"]: each["value"] for each in json.loads(figures.read_text())["figures"]}
+    actual = {each["name"]: each["value"] for each in json.loads(figures.read_text())["figures"]}
     assert (
-        found["disturbed runs at S = 0"]
-        == found["of them bitwise equal to the one left alone"]
+        actual["disturbed runs at S = 0"]
+        == actual["of them bitwise equal to the one left alone"]
         >= 2
     )
-    assert found["crash points reached"] == 4 and found["SIGKILLs at random times"] >= 1
+    assert actual["crash points reached"] == 4 and actual["SIGKILLs at random times"] >= 1
 
 
 @pytest.mark.nightly
@@ -53,12 +53,12 @@ def test_a_killed_run_goes_on_under_another_host_name_and_leaves_no_temporary_fi
         pytest.skip("needs the right to rename a host")
     with launched(directory, *SMALL) as launch:
         wait_for(lambda: trained_iterations(directory) >= 3, "three iterations")
-        for each in (
+        for process in (
             psutil.Process(launch.pid),
             *psutil.Process(launch.pid).children(recursive=True),
         ):
             with contextlib.suppress(psutil.NoSuchProcess):  # it died with its parent
-                each.kill()
+                process.kill()
     assert list(temporary.glob("prefixrl*")) != [], "what a killed run leaves"
     done = subprocess.run(
         [*renamed, *command(directory, *SMALL)], capture_output=True, text=True, timeout=240

@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from support.runs import run_helper
-from support.tables import program
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
@@ -25,7 +24,21 @@ SMALL = (
     "evaluation.problems=32",
     "broker.silence_s=2",
 )
-FAILS_SOMETIMES = program(__file__, "FAILS_SOMETIMES")
+FAILS_SOMETIMES = """
+import os
+import zlib
+
+
+def score(question, answer, gold):
+    kind = zlib.crc32((question + answer).encode()) % 16
+    if kind == 0:
+        os._exit(7)
+    if kind == 1:
+        raise RuntimeError("the service is away")
+    if kind == 2:
+        return float("nan")
+    return 0.75 if f"boxed{{{gold}}}" in answer else 0.25
+"""
 FAILS_ALWAYS = """
 def score(question, answer, gold):
     raise RuntimeError("the service is away")
@@ -56,23 +69,23 @@ def policy_that_writes_programs(folder: Path) -> Path:
 
 def verifiers(launch: "subprocess.Popen[str]") -> list[psutil.Process]:
     """Template and children of the run's verifiers."""
-    found = []
-    for each in psutil.Process(launch.pid).children(recursive=True):
+    results = []
+    for process in psutil.Process(launch.pid).children(recursive=True):
         try:
-            found += [each] if each.cmdline()[:1] == ["prefixrl-verifier"] else []
+            results += [process] if process.cmdline()[:1] == ["prefixrl-verifier"] else []
         except psutil.Error:
             continue
-    return found
+    return results
 
 
 def allow_files(launch: "subprocess.Popen[str]", spare: int | None) -> None:
     """Let verifiers open so many files more than their template has, or as many as they could before."""
-    for each in verifiers(launch):
+    for verifier in verifiers(launch):
         with suppress(psutil.Error, OSError):  # it has ended
-            hard = each.rlimit(psutil.RLIMIT_NOFILE)[1]
-            highest = max(map(int, os.listdir(f"/proc/{each.pid}/fd")), default=0)
+            hard = verifier.rlimit(psutil.RLIMIT_NOFILE)[1]
+            highest = max(map(int, os.listdir(f"/proc/{verifier.pid}/fd")), default=0)
             soft = hard if spare is None else highest + 1 + spare
-            each.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
+            verifier.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.nightly

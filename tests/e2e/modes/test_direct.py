@@ -19,7 +19,6 @@ from support.runs.run_helper import (
     trained_iterations,
     wait_for,
 )
-from support.tables import program
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
@@ -30,7 +29,21 @@ SMALL = (
     "evaluation.problems=64",
     "broker.silence_s=2",
 )
-MINE = program(__file__, "MINE")
+MINE = """
+import os
+
+
+def score(question, answer, gold):
+    if "biggest" in answer:
+        raise ValueError("not of interest")
+    reward = 0.25 if f"boxed{{{gold}}}" in answer else 0.125
+    return {"reward": reward, "twice": 2 * reward, "key": len(os.environ["JUDGE_KEY"])}
+
+
+def advantages(rewards, groups):
+    best = {group: max(r for r, g in zip(rewards, groups) if g == group) for group in groups}
+    return [reward - best[group] for reward, group in zip(rewards, groups)]
+"""
 
 
 def mapped_torch(process: psutil.Process) -> bool:
@@ -38,11 +51,11 @@ def mapped_torch(process: psutil.Process) -> bool:
 
 
 def scorers(launch: int) -> list[psutil.Process]:
-    found = []
-    for each in psutil.Process(launch).children(recursive=True):
-        if "prefixrl.scorer" in each.cmdline() or each.cmdline()[:1] == ["prefixrl-scorer"]:
-            found.append(each)
-    return found
+    results = []
+    for process in psutil.Process(launch).children(recursive=True):
+        if "prefixrl.scorer" in process.cmdline() or process.cmdline()[:1] == ["prefixrl-scorer"]:
+            results.append(process)
+    return results
 
 
 @pytest.mark.parametrize(

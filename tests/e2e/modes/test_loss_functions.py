@@ -16,6 +16,11 @@ METRICS = {
     "sapo": {"gate"},
     "squared_log_ratio": {"outside", "square"},
     "vespo": {"phi"},
+    "dppo": {"past_bound"},
+    "opsm": {"stale"},
+    "a3po": {"weight"},
+    "topr": {"tapered"},
+    "bands": {"masked"},
 }
 
 

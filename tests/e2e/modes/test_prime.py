@@ -60,9 +60,9 @@ def test_a_run_whose_learner_was_killed_ends_with_the_same_adapter_and_reward_mo
         check_books(finish(process, tmp_path / "killed"), tmp_path / "killed")
     for folder in ("hf", "hf_reward"):
         assert weights(tmp_path / "whole", folder) == weights(tmp_path / "killed", folder), folder
-    found = figures(tmp_path / "whole")
-    assert found == figures(tmp_path / "killed")
-    assert found[0]["process_largest_return"] == 0.0 < found[-1]["process_largest_return"]
-    ranked = [each["reward_model_accuracy"] for each in found if "reward_model_accuracy" in each]
+    actual = figures(tmp_path / "whole")
+    assert actual == figures(tmp_path / "killed")
+    assert actual[0]["process_largest_return"] == 0.0 < actual[-1]["process_largest_return"]
+    ranked = [each["reward_model_accuracy"] for each in actual if "reward_model_accuracy" in each]
     assert ranked and all(0.0 <= each <= 1.0 for each in ranked)
-    assert all(0.1 < each["reward_model_loss"] < 0.8 for each in found[1:])
+    assert all(0.1 < each["reward_model_loss"] < 0.8 for each in actual[1:])

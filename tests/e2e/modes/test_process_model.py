@@ -67,8 +67,8 @@ def test_training_moves_by_the_scores_of_steps_alone(tmp_path: Path, model: Path
     rows = [row for line in inspect(directory) for row in line["rows"]]
     # The verdict is not in the reward: right answers do not have 1, wrong ones not 0.
     assert all(0.0 < row["reward"] < 1.0 for row in rows if row["finish"] == "eos")
-    found = figures(directory)
-    early, late = found[:2], found[-4:]
+    actual = figures(directory)
+    early, late = actual[:2], actual[-4:]
 
     def mean(of: list[dict[str, Any]], name: str) -> float:
         return float(sum(each[name] for each in of) / len(of))

@@ -68,19 +68,19 @@ def test_every_continuation_has_the_scores_of_its_prefix_and_completion_together
         for row in group["rows"]:
             texts = row["continuations"]
             assert row["reward"] == pytest.approx(sum(each["reward"] for each in texts) / 2)
-            for each in texts:
-                found, answer = each["process"], each["completion"]
+            for text in texts:
+                actual, answer = text["process"], text["completion"]
                 scores = loaded_model.scores([marked(form, group["question"], answer)])[0]
-                assert found["scores"] == pytest.approx(scores, abs=1e-5)
-                assert each["reward"] == pytest.approx(min(scores, default=0.0), abs=1e-5)
-                assert len(found["ends"]) == len(split(answer, SEPARATOR, 256))
+                assert actual["scores"] == pytest.approx(scores, abs=1e-5)
+                assert text["reward"] == pytest.approx(min(scores, default=0.0), abs=1e-5)
+                assert len(actual["ends"]) == len(split(answer, SEPARATOR, 256))
                 seen += 1
     assert seen == 4 * 8 * 2
 
 
 def test_training_moves_by_the_scores_of_steps_alone(run: Path) -> None:
-    found = [line["figures"] for line in lines_of(run / "metrics.jsonl")]
-    early, late = found[:2], found[-4:]
+    actual = [line["figures"] for line in lines_of(run / "metrics.jsonl")]
+    early, late = actual[:2], actual[-4:]
 
     def mean(of: list[dict[str, float]], name: str) -> float:
         return sum(each[name] for each in of) / len(of)

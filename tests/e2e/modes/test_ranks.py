@@ -29,10 +29,10 @@ TWO_RANKS = (*SMALL, "launch.learner_ranks=2", "launch.scorers=1")
 
 def rank_process(launch_pid: int, rank: int) -> psutil.Process | None:
     """The process of a learner rank below a launch."""
-    for each in psutil.Process(launch_pid).children(recursive=True):
+    for process in psutil.Process(launch_pid).children(recursive=True):
         try:
-            if each.cmdline()[:1] == [f"prefixrl-learner-{rank}"]:
-                return each
+            if process.cmdline()[:1] == [f"prefixrl-learner-{rank}"]:
+                return process
         except psutil.Error:
             continue
     return None
@@ -94,12 +94,12 @@ def test_a_straggling_scorer_makes_no_rank_wait_inside_a_collective(tmp_path: Pa
             for each in psutil.Process(process.pid).children(recursive=True)
             if each.cmdline()[:1] == ["prefixrl-scorer"]
         ]
-        for each in scorers:
-            os.kill(each.pid, signal.SIGSTOP)
+        for scorer in scorers:
+            os.kill(scorer.pid, signal.SIGSTOP)
         time.sleep(60)  # three times as long as a collective may take
         stopped_at = trained_iterations(directory)
-        for each in scorers:
-            os.kill(each.pid, signal.SIGCONT)
+        for scorer in scorers:
+            os.kill(scorer.pid, signal.SIGCONT)
         summary = finish(process, directory)
     assert stopped_at < 8, logs(directory)
     check_books(summary, directory)

@@ -110,11 +110,11 @@ def test_figures_and_strings_out_of_range_are_not_even_read(
         bad.hear(messages.PrefixTask)
         bad.say(message)
         fakes.learner(rank)
-        found = fakes.wait_until(
-            lambda: (found := fakes.status(rank))["malformed_messages"] and found, "the count"
+        actual = fakes.wait_until(
+            lambda: (actual := fakes.status(rank))["malformed_messages"] and actual, "the count"
         )
-        msgspec.json.decode(msgspec.json.encode(found), type=StatusDocument)
-        assert found["workers"][0]["state"] == "starting"
+        msgspec.json.decode(msgspec.json.encode(actual), type=StatusDocument)
+        assert actual["workers"][0]["state"] == "starting"
         works_on(config, broker)
 
 
@@ -243,7 +243,7 @@ def test_a_ledger_that_a_fault_left_half_changed_ends_the_process(
         for message in (hello, fakes.ready(config, "rollout")):
             broker._handle_safely(from_worker(message))
         broker.dispatcher.dispatch(0.0)
-        ((_, task),) = broker.dispatcher.outgoing
+        ((_, task, _),) = broker.outbox.tasks
         assert isinstance(task, messages.PrefixTask)
         monkeypatch.setattr(broker.ledger, "_queue_scoring", fail)
         with pytest.raises(AssertionError):
@@ -408,8 +408,8 @@ def test_an_absurd_room_for_rows_is_refused_with_the_allowed_ones(
     with fakes.serving(config), fakes.peers(fakes.endpoint_of(config), "greedy") as (greedy,):
         greedy.join("rollout")
         greedy.say(fakes.ready(config, "rollout", slots=slots))
-        wanted = f"a worker with 1 seats and room for {slots} rows cannot work here; its engine must offer from 1 to"
-        refused(greedy, f"{wanted} {MOST_ROWS} seats")
+        expected = f"a worker with 1 seats and room for {slots} rows cannot work here; its engine must offer from 1 to"
+        refused(greedy, f"{expected} {MOST_ROWS} seats")
 
 
 def test_a_worker_that_only_counts_up_is_given_up_and_its_tasks_go_to_another(
@@ -442,8 +442,8 @@ def test_a_worker_that_only_counts_up_is_given_up_and_its_tasks_go_to_another(
                 received[0].reason if received and isinstance(received[0], messages.Reject) else ""
             )
 
-        found = fakes.wait_until(reason, "the end of patience")
-        assert f"no result of the train task {task.task} within 3 s, whatever it reports" in found
+        actual = fakes.wait_until(reason, "the end of patience")
+        assert f"no result of the train task {task.task} within 3 s, whatever it reports" in actual
         works_on(config, broker)
 
 

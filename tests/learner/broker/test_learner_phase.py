@@ -29,8 +29,8 @@ def test_a_status_tells_whether_the_learner_loads_waits_trains_or_publishes(
         operator.join("operator")
 
         def phase() -> tuple[str, bool]:
-            found = status(operator)
-            return found["learner_phase"], found["learner_waits_s"] > 0.0
+            result = status(operator)
+            return result["learner_phase"], result["learner_waits_s"] > 0.0
 
         learner(rank)
         assert phase() == ("loading", False)

@@ -33,8 +33,8 @@ def test_a_status_has_the_memory_of_the_broker_and_of_every_rank_and_worker_that
             peer.say(GetBatch(0, rank, 2, memory=replace(MEMORY, resident_bytes=400 + rank)))
         rollout.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state="", memory=MEMORY))
         wait_until(lambda: len(status(operator)["memory"]) == 4, "all reports")
-        found = status(operator)["memory"]
-    assert {name: each["resident_bytes"] for name, each in found.items() if name != "broker"} == {
+        actual = status(operator)["memory"]
+    assert {name: each["resident_bytes"] for name, each in actual.items() if name != "broker"} == {
         "rank-0": 400,
         "rank-1": 401,
         "rollout-0": 300,
@@ -47,6 +47,6 @@ def test_a_rank_tells_its_memory_with_its_wish_for_a_batch(config: RunConfig) ->
         operator.join("operator")
         rank = BrokerClient(address_of(config, "rank"))
         rank.next_batch(GetBatch(0, 0, 1), 60.0, lambda: True)  # Halt
-        found = status(operator)["memory"]["rank-0"]["resident_bytes"]
+        actual = status(operator)["memory"]["rank-0"]["resident_bytes"]
         rank.close()
-    assert now is not None and now.resident_bytes / 2 < found < now.resident_bytes * 2
+    assert now is not None and now.resident_bytes / 2 < actual < now.resident_bytes * 2

@@ -69,12 +69,12 @@ def saved_bytes(model: nn.Module) -> int:
     weights = {
         each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())
     }
-    found: dict[int, int] = {}
+    results: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            found[storage.data_ptr()] = storage.nbytes()
+            results[storage.data_ptr()] = storage.nbytes()
         return tensor.detach()  # a node that keeps its own output is never freed
 
     ids = torch.zeros(ROWS, ROW_TOKENS, dtype=torch.long)
@@ -84,8 +84,8 @@ def saved_bytes(model: nn.Module) -> int:
         out = model(
             input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
         ).last_hidden_state
-    found[out.untyped_storage().data_ptr()] = out.untyped_storage().nbytes()
-    return sum(found.values())
+    results[out.untyped_storage().data_ptr()] = out.untyped_storage().nbytes()
+    return sum(results.values())
 
 
 def with_layers(shape: footprint.ModelShape, layers: int) -> footprint.ModelShape:
@@ -179,12 +179,12 @@ def test_states_and_buckets_are_what_deepspeed_holds(
         dtype, {"stage": stage, "reduce_bucket_size": min(bucket, SMALL.parameters)}
     )
     plan = plan_of(SMALL, dtype_bytes=4 if dtype == "float32" else 2, stage=stage, bucket=bucket)
-    found: footprint.Footprint = footprint.learner_footprint(plan)
+    actual: footprint.Footprint = footprint.learner_footprint(plan)
     # At stage 3 DeepSpeed copies a bucket inside its collectives, where this count does not see it.
     most = 1.2 if stage == 3 else 1.1
-    assert 0.9 < (found.states + found.buckets) / peak < most
+    assert 0.9 < (actual.states + actual.buckets) / peak < most
     if bucket < SMALL.parameters:
-        assert found.states == pytest.approx(held, rel=0.1)
+        assert actual.states == pytest.approx(held, rel=0.1)
 
 
 def test_a_head_in_blocks_takes_no_more_than_its_block_however_many_positions_there_are() -> None:
@@ -279,11 +279,11 @@ def test_the_most_at_once_is_what_a_walk_through_the_backward_pass_finds(
                 + buckets.growing * share
             ),
         )
-    found = footprint._most_at_once(activations, last, logits, tied, buckets)
+    actual = footprint._most_at_once(activations, last, logits, tied, buckets)
     # The walk may step over the moment at which the first bucket is full.
     assert (
         walked - 4
-        <= found
+        <= actual
         <= walked
         + (activations + buckets.bucket + buckets.growing) / 100
         + 4
@@ -321,13 +321,13 @@ def test_every_remedy_fits_and_none_is_named_twice() -> None:
     )
     limit = 79 * footprint.GIB
     assert footprint.learner_footprint(plan).peak > limit
-    found = footprint.remedies(plan, limit)
-    assert [text.partition(" =")[0] for text, _ in found] == [
+    actual = footprint.remedies(plan, limit)
+    assert [text.partition(" =")[0] for text, _ in actual] == [
         "learner.gradient_checkpointing",
         "learner.micro_batch_tokens",
         "learner.deepspeed.zero_optimization.stage",
     ]
-    assert all(size <= limit for _, size in found)
+    assert all(size <= limit for _, size in actual)
 
 
 def test_where_no_setting_alone_is_enough_two_are_named_together() -> None:
@@ -338,9 +338,9 @@ def test_where_no_setting_alone_is_enough_two_are_named_together() -> None:
         micro_batch_tokens=16_384,
         row_tokens=232,
     )
-    found = footprint.remedies(plan, 60 * footprint.GIB)
-    assert found
-    assert all(" with " in text and size <= 60 * footprint.GIB for text, size in found)
+    actual = footprint.remedies(plan, 60 * footprint.GIB)
+    assert actual
+    assert all(" with " in text and size <= 60 * footprint.GIB for text, size in actual)
 
 
 def test_an_engine_spread_over_devices_holds_its_share_of_weights_and_cache() -> None:

@@ -236,8 +236,8 @@ def states(*settings: str) -> int:
     """The forecast's states of one rank."""
     plan = budget.rank_plan(load(ARITHMETIC, ("learner.dtype=bfloat16", STAGE_2, *settings)), 10)
     assert plan is not None
-    found: Footprint = learner_footprint(plan)
-    return found.states
+    result: Footprint = learner_footprint(plan)
+    return result.states
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_weights_and_the_cache_of_a_text_are_those_of_a_real_model(
     tmp_path: Path, engine: str
 ) -> None:
     model = tiny(tmp_path / "prm")
-    found = process_footprint(
+    actual = process_footprint(
         planned(
             tmp_path,
             model=tmp_path / "prm",
@@ -68,17 +68,17 @@ def test_weights_and_the_cache_of_a_text_are_those_of_a_real_model(
             batch_tokens=48,
         )
     )
-    assert found is not None
+    assert actual is not None
     held = sum(each.numel() * each.element_size() for each in model.parameters())
-    assert held <= found.weights <= held + 10_000  # the header of the file
+    assert held <= actual.weights <= held + 10_000  # the header of the file
     with torch.no_grad():
         cache = model(
             input_ids=torch.zeros((1, 24), dtype=torch.int64), use_cache=True
         ).past_key_values
     counted = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    assert found.text_cache == (pytest.approx(counted, rel=0.05) if engine == "vllm" else 0)
-    assert found.forward == pytest.approx(48 * 32 * 4 * HIDDEN_COPIES, rel=0.05)
-    assert found.needed == found.weights + found.forward + found.text_cache + CONTEXT_BYTES
+    assert actual.text_cache == (pytest.approx(counted, rel=0.05) if engine == "vllm" else 0)
+    assert actual.forward == pytest.approx(48 * 32 * 4 * HIDDEN_COPIES, rel=0.05)
+    assert actual.needed == actual.weights + actual.forward + actual.text_cache + CONTEXT_BYTES
 
 
 def test_in_vllm_it_takes_its_share_and_in_transformers_what_it_needs(tmp_path: Path) -> None:
@@ -105,8 +105,8 @@ def test_a_target_in_vllm_gets_what_the_process_reward_model_leaves(
     needed = demands(config, LIMIT, 110)["scorer"]
     assert needed.beside == 0.3 and needed.share is None
     placed = {"learner": (0,), "rollout-0": (0,), "scorer-0": (1,)}
-    found, lines = with_shares(config, placed, 110)
-    assert found.scorer.vllm.gpu_memory_utilization == 0.68
+    actual, lines = with_shares(config, placed, 110)
+    assert actual.scorer.vllm.gpu_memory_utilization == 0.68
     assert lines[1] == "GPU 1: scorer-0 0.68, process reward model 0.30"
     # Where nobody says who is where, too; on the CPU there is nothing to leave.
     monkeypatch.delenv(VARIABLE, raising=False)
@@ -117,9 +117,9 @@ def test_a_target_in_vllm_gets_what_the_process_reward_model_leaves(
 
 def test_only_the_first_gpu_of_a_scorer_has_the_process_reward_model() -> None:
     demanded = {"scorer": Demand(0.2, None, beside=0.25), "learner": Demand(0.5, 0.5)}
-    found = divide({"scorer-0": (0, 1), "learner": (2,)}, demanded)
-    assert found.chosen == {"scorer": 0.73}
-    assert found.lines == [
+    actual = divide({"scorer-0": (0, 1), "learner": (2,)}, demanded)
+    assert actual.chosen == {"scorer": 0.73}
+    assert actual.lines == [
         "GPU 0: scorer-0 0.73, process reward model 0.25",
         "GPU 1: scorer-0 0.73",
         "GPU 2: learner 0.50",
@@ -179,10 +179,10 @@ def test_beside_a_target_served_elsewhere_the_model_has_the_scorers_gpu_to_itsel
         config.gpus_of("scorer") == 1
         and planned(tmp_path, *served, device="cpu").gpus_of("scorer") == 0
     )
-    found = process_footprint(config)
-    assert found is not None and found.context == CONTEXT_BYTES
+    actual = process_footprint(config)
+    assert actual is not None and actual.context == CONTEXT_BYTES
     assert placed_lines(config, 4)[2:] == [
-        f"GPU {2 + n}: scorer-{n}, process reward model {found.needed / LIMIT:.2f}" for n in (0, 1)
+        f"GPU {2 + n}: scorer-{n}, process reward model {actual.needed / LIMIT:.2f}" for n in (0, 1)
     ]
     (line,) = process_lines(config, LIMIT)
     assert line.startswith("a scorer's process reward model: 14.19 GiB of weights")

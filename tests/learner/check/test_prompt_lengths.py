@@ -87,13 +87,13 @@ def test_of_many_questions_a_few_are_tried_and_their_mean_is_that_of_all_in_any_
     # As lengths of questions are: most are short, a few are many times as long, sorted by nothing.
     lengths = [max(1, int(drawn.lognormvariate(5, 0.8))) for _ in range(9000)]
     asked = [problem("x" * length) for length in lengths]
-    found, origin = prompt_length(config, asked, None)
+    actual, origin = prompt_length(config, asked, None)
     assert origin == f"the mean of {RENDERED} questions of data.train"
-    assert found == pytest.approx(sum(lengths) / len(lengths), rel=0.02)
+    assert actual == pytest.approx(sum(lengths) / len(lengths), rel=0.02)
     assert (
         measured(config, asked[::-1])
         == measured(config, sorted(asked, key=lambda each: each.question))
-        == found
+        == actual
     )
 
 

@@ -20,14 +20,14 @@ OPEN = {"learner": Demand(0.5, 0.5), "rollout": Demand(0.101, None), "scorer": D
 
 
 def test_alone_on_its_gpu_an_engine_keeps_vllms_own_share() -> None:
-    found = divide({"learner": (0,), "rollout-0": (1,), "scorer-0": (2,)}, OPEN)
-    assert found.chosen == {}
-    assert found.lines == ["GPU 0: learner 0.50", "GPU 1: rollout-0 0.92", "GPU 2: scorer-0 0.92"]
+    actual = divide({"learner": (0,), "rollout-0": (1,), "scorer-0": (2,)}, OPEN)
+    assert actual.chosen == {}
+    assert actual.lines == ["GPU 0: learner 0.50", "GPU 1: rollout-0 0.92", "GPU 2: scorer-0 0.92"]
 
 
 def test_beside_the_learner_a_rollout_gets_what_it_needs_and_scorers_divide_the_rest() -> None:
-    found = divide({"learner": (0,), "rollout-0": (0,), "scorer-0": (1,)}, OPEN)
-    assert found.chosen == {"rollout": 0.11}
+    actual = divide({"learner": (0,), "rollout-0": (0,), "scorer-0": (1,)}, OPEN)
+    assert actual.chosen == {"rollout": 0.11}
     crowded = divide({"learner": (0,), "rollout-0": (0,), "scorer-0": (0,)}, OPEN)
     assert crowded.chosen == {"rollout": 0.11, "scorer": pytest.approx(1 - 0.02 - 0.5 - 0.11)}
     two = divide({"learner": (0,), "scorer-0": (1,), "scorer-1": (1,), "scorer-2": (0,)}, OPEN)
@@ -108,10 +108,10 @@ def test_no_gpu_is_ever_asked_for_more_than_it_has(
 
 def test_the_recipe_on_eight_gpus_has_its_rollout_beside_the_learner(tmp_path: Path) -> None:
     config = recipe("math_qwen2.5", tmp_path)
-    found, lines = with_shares(config, place(processes_of(config), 8), 110)
+    actual, lines = with_shares(config, place(processes_of(config), 8), 110)
     assert lines[0].startswith("GPU 0: learner 0.8"), lines
-    share = found.rollout.vllm.gpu_memory_utilization
-    assert share is not None and found.rollout.vllm.kv_cache_memory_bytes == 4 * GIB
+    share = actual.rollout.vllm.gpu_memory_utilization
+    assert share is not None and actual.rollout.vllm.kv_cache_memory_bytes == 4 * GIB
     assert with_shares(config, place(processes_of(config), 9), 110)[0] == config
     given = recipe("math_qwen2.5", tmp_path, "rollout.vllm.kv_cache_memory_bytes=1073741824")
     smaller = with_shares(given, place(processes_of(given), 8), 110)[0].rollout.vllm
@@ -121,7 +121,7 @@ def test_the_recipe_on_eight_gpus_has_its_rollout_beside_the_learner(tmp_path: P
         with_shares(large, place(processes_of(large), 8), 110)
     needed = demands(config, 79 * GIB, 110)["rollout"].least
     assert needed <= share < needed + 0.01
-    assert found.scorer.vllm.gpu_memory_utilization is None
+    assert actual.scorer.vllm.gpu_memory_utilization is None
     assert len(lines) == 8 and lines[1] == "GPU 1: scorer-0 0.92"
 
 

@@ -40,11 +40,11 @@ def test_every_bad_row_is_named_with_its_reason(
     with caplog.at_level(logging.WARNING):
         check = GoldCheck(problems, tmp_path, 30)
         try:
-            found = until_written(tmp_path / FILE)
+            actual = until_written(tmp_path / FILE)
             check._thread.join(PATIENCE_S)
         finally:
             check.close()
-    rows = [msgspec.json.decode(line) for line in found.splitlines()]
+    rows = [msgspec.json.decode(line) for line in actual.splitlines()]
     assert [row["id"] for row in rows] == ["c", "e"]
     assert {row["reason"] for row in rows} == {"not equal to itself (parse_fail)"}
     assert "2 gold answers do not verify against themselves" in caplog.text

@@ -30,8 +30,8 @@ def test_a_prompt_index_holds_the_same_problem_in_whatever_order_it_is_asked_for
     count: int, seed: int, places: list[int]
 ) -> None:
     first, second = (PromptOrder(problems(count), seed, None) for _ in range(2))
-    found = {place: first.prompt(place) for place in places}
-    assert all(second.prompt(place) == found[place] for place in reversed(places))
+    actual = {place: first.prompt(place) for place in places}
+    assert all(second.prompt(place) == actual[place] for place in reversed(places))
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:

@@ -20,7 +20,7 @@ from prefixrl.common.wire.messages.groups import TextVerdict
 from prefixrl.learner.data.problems import Problem, read
 from prefixrl.scorer.verifier.pool import VerifierPool
 from support.models.chat_tokenizers import qwen
-from support.models.published_sets import fenced, jsonl, parquet
+from support.models.published_sets import jsonl, parquet
 
 PATIENCE_S = 240.0
 SCAFFOLD = "\nWork in the actions that you were taught.\n\n[LOOK]\n\n[DO]\n"
@@ -69,6 +69,12 @@ ROWS = [
         3,
     ),
 ]
+
+
+def fenced(program: str) -> str:
+    return f"Here it is.\n```python\n{program}\n```\n"
+
+
 SUM = fenced("def total(a, b):\n    return a + b")
 METHOD = fenced("class Solution:\n    def total(self, a, b):\n        return a + b")
 ANSWERS: list[tuple[int, str, float]] = [
@@ -91,21 +97,21 @@ def problems(folder: Path, **keys: Any) -> list[Problem]:
     parquet("data/train-00000-of-00001.parquet")(folder / "eurus", ROWS)
     source = {"name": "eurus2_rl", "path": str(folder / "eurus"), **keys}
     data = resolve(DataConfig.model_validate({"train": source}), folder)
-    found = read(data.train, data)
-    assert not found.bad
-    return found.problems
+    content = read(data.train, data)
+    assert not content.bad
+    return content.problems
 
 
 def verdicts(pool: VerifierPool, asked: list[Problem]) -> list[TextVerdict]:
     for key, (number, text, _) in enumerate(ANSWERS):
         each = asked[number]
         pool.submit(key, text, each.gold, each.question, each.code)
-    found, deadline_s = {}, time.monotonic() + PATIENCE_S
+    result, deadline_s = {}, time.monotonic() + PATIENCE_S
     while pool.pending:
         assert time.monotonic() < deadline_s, f"{pool.pending} answers are still pending"
         pool.wait(1.0)
-        found |= dict(pool.poll())
-    return [found[key] for key in range(len(ANSWERS))]
+        result |= dict(pool.poll())
+    return [result[key] for key in range(len(ANSWERS))]
 
 
 @pytest.fixture
@@ -118,18 +124,18 @@ def pool() -> Iterator[VerifierPool]:
 def test_the_reward_of_a_program_is_the_share_of_the_first_ten_tests_that_it_passes(
     pool: VerifierPool, tmp_path: Path
 ) -> None:
-    for (number, text, reward), found in zip(
+    for (number, text, reward), actual in zip(
         ANSWERS, verdicts(pool, problems(tmp_path)), strict=True
     ):
-        assert found.status in ("ok", "no_answer"), (number, text, found)
-        assert found.reward == pytest.approx(reward), (number, text, found)
+        assert actual.status in ("ok", "no_answer"), (number, text, actual)
+        assert actual.reward == pytest.approx(reward), (number, text, actual)
 
 
 def test_questions_kinds_and_sources_are_those_of_the_rows(tmp_path: Path) -> None:
-    found = problems(tmp_path)
-    assert [each.question for each in found] == [each["prompt"][1]["content"] for each in ROWS]
-    assert [each.code for each in found] == ["none", "tests", "tests", "tests"]
-    assert [each.family for each in found] == [each["data_source"] for each in ROWS]
+    actual = problems(tmp_path)
+    assert [each.question for each in actual] == [each["prompt"][1]["content"] for each in ROWS]
+    assert [each.code for each in actual] == ["none", "tests", "tests", "tests"]
+    assert [each.family for each in actual] == [each["data_source"] for each in ROWS]
     only = problems(tmp_path, where={"ability": ["math"]})
     assert [each.gold for each in only] == ["\\frac{7}{2}"]
 

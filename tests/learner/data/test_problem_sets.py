@@ -12,12 +12,25 @@ from prefixrl.common.config.load import load
 from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.learner.data.problems import Loaded, read
 from prefixrl.scorer.verifier.pool import VerifierPool
-from support.models.chat_tokenizers import llama, llama_text, qwen, qwen_text
+from support.models.chat_tokenizers import llama, qwen
 from support.models.published_sets import PUBLISHED, publish
 from support.paths import ROOT
 
 PATIENCE_S = 240.0
 NAMES = sorted(PROBLEM_SETS)
+
+
+def qwen_text(question: str) -> str:
+    """Return the text of a prompt of Qwen's shape."""
+    return f"<|im_start|>system\nBe helpful.<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def llama_text(question: str) -> str:
+    """Return the text of a prompt of Llama's shape."""
+    return (
+        f"<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n{question.strip()}<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
 
 
 def loaded(name: str, folder: Path) -> Loaded:
@@ -50,12 +63,12 @@ def test_every_problem_set_has_files_of_ours() -> None:
 def test_good_rows_are_problems_and_bad_ones_are_named_with_number_and_reason(
     name: str, tmp_path: Path
 ) -> None:
-    found = loaded(name, tmp_path)
+    actual = loaded(name, tmp_path)
     good, bad = PUBLISHED[name].good, PUBLISHED[name].bad
-    assert len(found.problems) == len(good)
-    assert len({each.prompt_id for each in found.problems}) == len(good)
-    own = [row for row in found.bad if "without" not in row.source]
-    assert len(own) == len(bad), found.bad
+    assert len(actual.problems) == len(good)
+    assert len({each.prompt_id for each in actual.problems}) == len(good)
+    own = [row for row in actual.bad if "without" not in row.source]
+    assert len(own) == len(bad), actual.bad
     for row, (_, reason) in zip(own, bad, strict=True):
         assert reason in row.reason, row
         assert row.row > 0 and row.file
@@ -81,13 +94,13 @@ def test_the_gold_answer_scores_1_and_a_wrong_one_0(
     for key, (problem, row) in enumerate(zip(problems, good, strict=True)):
         pool.submit(2 * key, row.right, problem.gold, problem.question, problem.code)
         pool.submit(2 * key + 1, row.wrong, problem.gold, problem.question, problem.code)
-    found, deadline_s = {}, time.monotonic() + PATIENCE_S
+    actual, deadline_s = {}, time.monotonic() + PATIENCE_S
     while pool.pending:
         assert time.monotonic() < deadline_s, f"{pool.pending} answers are still pending"
         pool.wait(1.0)
-        found |= dict(pool.poll())
+        actual |= dict(pool.poll())
     for key, problem in enumerate(problems):
-        right, wrong = found[2 * key], found[2 * key + 1]
+        right, wrong = actual[2 * key], actual[2 * key + 1]
         assert (right.reward, right.status) == (1.0, "ok"), (problem, right)
         assert wrong.reward == 0.0 and wrong.status != "error", (problem, wrong)
 

@@ -14,7 +14,6 @@ from prefixrl.common.config.data import DataConfig, Source
 from prefixrl.common.errors import DataError
 from prefixrl.learner.data.problems import SHOWN_BAD_ROWS, Loaded, Problem, load, shared
 from prefixrl.learner.data.problems import read as read_sources
-from support.tables import table
 
 STOP: dict[str, Any] = {"train": "unused", "on_bad_row": "stop"}
 COLUMNS = DataConfig(**STOP)
@@ -138,7 +137,21 @@ def test_rows_of_a_csv_file_that_are_not_utf_8_are_bad_and_no_others(tmp_path: P
         read_file(path)
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        pytest.param(
+            '"2 + 2 =,4\n3 + 3 =,6\n4 + 4 =,8\n',
+            "a quote that opens in this row is never closed",
+            id="never closed",
+        ),
+        pytest.param(
+            '"2 + 2 =,4\n3 + 3 =,6\n"4 + 4 =",8\n5 + 5 =,10\n',
+            "',' expected after '\"'",
+            id="closed by a later row",
+        ),
+    ],
+)
 def test_a_quote_of_a_csv_file_that_swallows_rows_ends_the_start(
     broken: str, reason: str, tmp_path: Path
 ) -> None:

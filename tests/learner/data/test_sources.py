@@ -20,7 +20,6 @@ from prefixrl.learner.run.directory import RunDirectory, inputs
 from support.fakes import run_on_disk
 from support.models.chat_tokenizers import llama, qwen
 from support.models.published_sets import jsonl, publish
-from support.tables import table
 
 REMEDY = "; question_column and answer_column name others"
 ROWS = [{"id": f"r{i}", "question": f"{i} + 1 =", "answer": str(i + 1)} for i in range(4)]
@@ -375,7 +374,45 @@ def test_a_run_that_goes_on_keeps_the_training_problems_it_began_with(tmp_path: 
     assert problems.keep(run, *problems.read_all(config)) == first
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        pytest.param(
+            'train = "ocwcourses"',
+            "data.train = 'ocwcourses': no copy is known on the hub; give its path",
+            id="a set without a public copy",
+        ),
+        pytest.param(
+            "train = {weight = 1.0}", "name and path are missing", id="neither name nor path"
+        ),
+        pytest.param(
+            'train = {name = "mathh"}',
+            'name = "mathh": not a problem set; known ones: gsm8k, math,',
+            id="a misspelt name",
+        ),
+        pytest.param(
+            'train = [{path = "t.jsonl", weight = 1.0}, "t.jsonl"]',
+            "train has weights [1.0, None]",
+            id="one weight of two",
+        ),
+        pytest.param(
+            'train = "t.jsonl"\npaths = {mathh = "t.jsonl"}',
+            "mathh: not a problem set",
+            id="a path of an unknown set",
+        ),
+        pytest.param(
+            'train = [{path = "t.jsonl", wait = 1.0}]',
+            "data.train.0.wait: unknown key; did you mean 'weight'?",
+            id="a misspelt key",
+        ),
+        pytest.param("train = []", "data.train", id="no set"),
+        pytest.param(
+            'train = "math500"\npaths = {math500 = "gone"}',
+            "data.paths.math500 = 'gone': there is no such file",
+            id="a path that is gone",
+        ),
+    ],
+)
 def test_a_data_section_that_cannot_be_is_refused_with_what_may(
     data: str, complaint: str, tmp_path: Path
 ) -> None:

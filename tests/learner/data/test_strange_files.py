@@ -55,9 +55,9 @@ def told(found: Loaded) -> str:
 def test_the_gold_within_an_answer_is_guessed_and_the_guess_is_told(
     columns: dict[str, Any], gold: str, read_as: str, tmp_path: Path
 ) -> None:
-    found = loaded(tmp_path, [columns | {"question_id": number} for number in range(20)])
-    assert {each.gold for each in found.problems} == {gold}
-    assert f"20 rows, read as {read_as}" in told(found)
+    actual = loaded(tmp_path, [columns | {"question_id": number} for number in range(20)])
+    assert {each.gold for each in actual.problems} == {gold}
+    assert f"20 rows, read as {read_as}" in told(actual)
     whole = loaded(tmp_path, [columns], answer_reading="as_it_is")
     assert (
         whole.problems[0].gold == str(list(columns.values())[1]) and not whole.sources[0].warnings
@@ -72,13 +72,13 @@ def test_golds_that_no_answer_meets_are_counted_over_all_rows_with_the_key_that_
         {"question": f"{number}?", "answer": gold}
         for number, gold in enumerate(["6"] * 40 + others)
     ]
-    found = loaded(tmp_path, rows)
+    actual = loaded(tmp_path, rows)
     for reading in ("after_hashes", "last_box", "before_unit", "last_number"):
         (line,) = (
-            each for each in found.sources[0].warnings if f'answer_reading = "{reading}"' in each
+            each for each in actual.sources[0].warnings if f'answer_reading = "{reading}"' in each
         )
         assert line.startswith("1 of 44 gold answers ")
-    keep(tmp_path, found, found)
+    keep(tmp_path, actual, actual)
     assert (
         "rows: 1 of 44 gold answers end with a unit in brackets, for example '15 (balls)'"
         in caplog.text
@@ -88,8 +88,8 @@ def test_golds_that_no_answer_meets_are_counted_over_all_rows_with_the_key_that_
 
 def test_a_gold_that_only_looks_like_one_with_a_unit_is_left_alone(tmp_path: Path) -> None:
     golds = ["2 (x+1)", "(1, 2)", "f(x)", "3(a)", "5:6"]
-    found = loaded(tmp_path, [{"question": f"{gold}?", "answer": gold} for gold in golds])
-    assert [each.gold for each in found.problems] == golds and not found.sources[0].warnings
+    actual = loaded(tmp_path, [{"question": f"{gold}?", "answer": gold} for gold in golds])
+    assert [each.gold for each in actual.problems] == golds and not actual.sources[0].warnings
 
 
 def test_a_reward_function_gets_golds_as_they_are(tmp_path: Path) -> None:
@@ -239,9 +239,9 @@ def test_a_checkout_of_gsm8k_is_read_once_and_its_count_compared(tmp_path: Path)
     paths = {"paths": {"gsm8k": "./gsm8k"}}
     data = resolve(DataConfig.model_validate({"train": "gsm8k", "eval": "gsm8k"} | paths), tmp_path)
     for sources, published in ((data.train, 7473), (data.eval, 1319)):
-        found = read(sources, data)
-        assert len(found.problems) == 1
-        assert found.sources[0].warnings == [
+        content = read(sources, data)
+        assert len(content.problems) == 1
+        assert content.sources[0].warnings == [
             f"1 problems, {published} are published: other files, or bad rows?"
         ]
     chosen = resolve(
@@ -327,11 +327,11 @@ def test_values_of_every_kind_are_read_or_named(tmp_path: Path) -> None:
 
 def test_a_row_without_an_id_has_its_number_and_a_missing_word_is_no_gold(tmp_path: Path) -> None:
     rows = [{"id": None}, {"id": ""}, {"id": "x"}]
-    found = loaded(tmp_path, [row | {"question": "?", "answer": "4"} for row in rows])
-    assert [each.prompt_id for each in found.problems] == ["1", "2", "x"]
+    actual = loaded(tmp_path, [row | {"question": "?", "answer": "4"} for row in rows])
+    assert [each.prompt_id for each in actual.problems] == ["1", "2", "x"]
     words = ["None", "nan", "NULL", "N/A", "Na", "none of these", "6"]
-    found = loaded(tmp_path, [{"question": "?", "answer": word} for word in words])
-    assert [each.gold for each in found.problems] == words[4:]
+    actual = loaded(tmp_path, [{"question": "?", "answer": word} for word in words])
+    assert [each.gold for each in actual.problems] == words[4:]
     assert (
         len(
             loaded(

@@ -66,9 +66,9 @@ def evaluated(folder: Path, judge: "Judge | JudgingClient", **changes: object) -
 
 def summarised(arms: Arms, directory: Path) -> Summary:
     (directory / "metrics.jsonl").touch()
-    found = summary.summarise(document(), arms.outcome(), [], 0, 1.0)
-    summary.write(found, directory)
-    return found
+    result = summary.summarise(document(), arms.outcome(), [], 0, 1.0)
+    summary.write(result, directory)
+    return result
 
 
 def test_an_arm_of_which_nothing_could_be_judged_has_no_accuracy_and_is_named(
@@ -78,13 +78,13 @@ def test_an_arm_of_which_nothing_could_be_judged_has_no_accuracy_and_is_named(
         return None if name.startswith("no_prefix") or problem == 3 else float(problem == 0)
 
     arms = evaluated(tmp_path, judge)
-    found = summarised(arms, tmp_path / "run")
-    assert "no_prefix" not in found.accuracy | found.accuracy_sampled | found.accuracy_truncated
-    assert found.evaluations_incomplete == ["no_prefix.greedy", "no_prefix.sampled"]
-    assert found.accuracy["trained_adapter"] == pytest.approx(1 / 3)
-    assert found.accuracy_interval["trained_adapter"] == "wilson"
+    actual = summarised(arms, tmp_path / "run")
+    assert "no_prefix" not in actual.accuracy | actual.accuracy_sampled | actual.accuracy_truncated
+    assert actual.evaluations_incomplete == ["no_prefix.greedy", "no_prefix.sampled"]
+    assert actual.accuracy["trained_adapter"] == pytest.approx(1 / 3)
+    assert actual.accuracy_interval["trained_adapter"] == "wilson"
     # Four rows of each decoding of an arm without a verdict, one of the three others.
-    assert found.verifier_errors == 2 * 4 + 3 * 2 * 1
+    assert actual.verifier_errors == 2 * 4 + 3 * 2 * 1
     print_table(tmp_path / "run")
     table = capsys.readouterr().out
     assert "no_prefix.greedy, no_prefix.sampled" in table
@@ -95,15 +95,17 @@ def test_a_run_of_which_nothing_could_be_judged_has_a_summary_without_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arms = evaluated(tmp_path, lambda name, problem: None)
-    found = summarised(arms, tmp_path / "run")
-    assert found.accuracy == found.accuracy_ci95 == {}
-    assert "candidate-0" in found.evaluations_incomplete
+    actual = summarised(arms, tmp_path / "run")
+    assert actual.accuracy == actual.accuracy_ci95 == {}
+    assert "candidate-0" in actual.evaluations_incomplete
     assert not (tmp_path / "run/evaluations/fixed_prefix.greedy.jsonl").exists(), "none was best"
-    assert found.eval_problems == 0
+    assert actual.eval_problems == 0
     print_table(tmp_path / "run")
     assert "candidate-0" in capsys.readouterr().out
     summary.write(
-        msgspec.structs.replace(found, evaluations_incomplete=type(found.evaluations_incomplete)()),
+        msgspec.structs.replace(
+            actual, evaluations_incomplete=type(actual.evaluations_incomplete)()
+        ),
         tmp_path / "run",
     )
     print_table(tmp_path / "run")
@@ -157,8 +159,8 @@ def test_the_last_version_is_not_judged_again_where_it_was_due_in_training(tmp_p
 def test_fractional_rewards_are_reported_as_a_mean_reward(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = summarised(evaluated(tmp_path, lambda name, problem: 0.25 * problem), tmp_path / "run")
-    assert set(found.accuracy_interval.values()) == {"bootstrap"}
+    actual = summarised(evaluated(tmp_path, lambda name, problem: 0.25 * problem), tmp_path / "run")
+    assert set(actual.accuracy_interval.values()) == {"bootstrap"}
     print_table(tmp_path / "run")
     assert "means of rewards, with bootstrap intervals: no_prefix, fixed" in capsys.readouterr().out
 
@@ -166,9 +168,9 @@ def test_fractional_rewards_are_reported_as_a_mean_reward(
 def test_a_family_of_which_an_arm_has_no_verdict_leaves_its_cell_empty(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = summarised(evaluated(tmp_path, lambda name, problem: 1.0), tmp_path / "run")
+    actual = summarised(evaluated(tmp_path, lambda name, problem: 1.0), tmp_path / "run")
     by_family = {"no_prefix": {"b": 0.25}, "trained_adapter": {"a": 0.5, "b": 0.75}}
-    changed = msgspec.structs.replace(found, accuracy_by_family=by_family)
+    changed = msgspec.structs.replace(actual, accuracy_by_family=by_family)
     summary.write(changed, tmp_path / "run")
     print_table(tmp_path / "run")
     _, _, a, b, *_ = capsys.readouterr().out.partition("  family, greedy")[2].splitlines()
@@ -214,6 +216,6 @@ def test_what_takes_unaskable_loses_itself_alone_and_what_is_asked_last_has_all_
     monkeypatch.setattr(evaluations, "time", clock)
     arms = evaluated(tmp_path, SlowClient(clock, due_s), fixed_prefixes=["so ", "hm "])
     assert arms.requests.incomplete == lost
-    found = arms.results()
-    assert set(found["trained_adapter"]) == {"greedy", "sampled"}
-    assert ("fixed_prefix" in found) is ("candidate-2" not in lost)
+    actual = arms.results()
+    assert set(actual["trained_adapter"]) == {"greedy", "sampled"}
+    assert ("fixed_prefix" in actual) is ("candidate-2" not in lost)

@@ -23,9 +23,9 @@ def planted(seed: int) -> tuple[list[list[int]], list[int]]:
 @pytest.mark.parametrize("seed", range(5))
 def test_planted_kinds_are_found_one_opening_each_the_most_frequent_first(seed: int) -> None:
     openings, kinds = planted(seed)
-    found = [kinds[index] for index in representatives(openings, seed)]
-    assert sorted(found) == sorted(set(kinds))
-    assert kinds.count(found[0]) == max(kinds.count(kind) for kind in set(kinds))
+    actual = [kinds[index] for index in representatives(openings, seed)]
+    assert sorted(actual) == sorted(set(kinds))
+    assert kinds.count(actual[0]) == max(kinds.count(kind) for kind in set(kinds))
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,9 @@ def test_planted_kinds_are_found_one_opening_each_the_most_frequent_first(seed: 
     [([[1]], 1), ([[1, 2]] * 9, 1), ([[], []], 1), ([[1, 2], [3, 4], [1, 2]], 2)],
 )
 def test_few_distinct_openings_are_all_there_is(openings: list[list[int]], kinds: int) -> None:
-    found = representatives(openings, 0)
-    assert len(found) == kinds
-    assert {tuple(openings[index]) for index in found} == set(map(tuple, openings))
+    actual = representatives(openings, 0)
+    assert len(actual) == kinds
+    assert {tuple(openings[index]) for index in actual} == set(map(tuple, openings))
 
 
 @given(st.lists(st.lists(st.integers(0, 5), max_size=6), min_size=1, max_size=8))

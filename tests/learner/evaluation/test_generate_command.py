@@ -119,10 +119,10 @@ def test_lines_are_in_the_order_of_the_rows_although_later_ones_are_answered_fir
 ) -> None:
     rows = [{"question": f"q{index}", "answer": index} for index in range(1000)]
     client = AnsweringClient()
-    found = answered(config_of(tmp_path, rows), client)
-    assert [line.question for line in found] == [row["question"] for row in rows]
-    assert [line.row for line in found] == list(range(1, 1001))
-    assert {(line.version, line.weights_digest, line.reward) for line in found} == {
+    actual = answered(config_of(tmp_path, rows), client)
+    assert [line.question for line in actual] == [row["question"] for row in rows]
+    assert [line.row for line in actual] == list(range(1, 1001))
+    assert {(line.version, line.weights_digest, line.reward) for line in actual} == {
         (7, "digest", 1.0)
     }
     assert not client.asked, "all were forgotten"
@@ -156,8 +156,8 @@ def test_bad_rows_failed_ones_and_rows_without_gold_have_lines_of_their_own(tmp_
 def test_all_that_a_row_needs_is_a_question(tmp_path: Path) -> None:
     data = {"eval": str(tmp_path / "given.jsonl"), "family_column": "kind", "id_column": "name"}
     rows = [{"question": "a"}, {"question": "b", "kind": "k", "name": "n"}]
-    found = answered(config_of(tmp_path, rows, data=data), AnsweringClient())
-    assert [(line.status, line.id, line.family) for line in found] == [
+    actual = answered(config_of(tmp_path, rows, data=data), AnsweringClient())
+    assert [(line.status, line.id, line.family) for line in actual] == [
         ("no_gold", "1", ""),
         ("no_gold", "n", "k"),
     ]
@@ -165,8 +165,8 @@ def test_all_that_a_row_needs_is_a_question(tmp_path: Path) -> None:
 
 def test_several_answers_to_a_problem_are_numbered(tmp_path: Path) -> None:
     config = config_of(tmp_path, [{"question": each} for each in ("a", "b")])
-    found = answered(config, AnsweringClient(samples=2), SAMPLED, samples=2)
-    assert [(line.question, line.sample) for line in found] == [
+    actual = answered(config, AnsweringClient(samples=2), SAMPLED, samples=2)
+    assert [(line.question, line.sample) for line in actual] == [
         ("a", 0),
         ("a", 1),
         ("b", 0),

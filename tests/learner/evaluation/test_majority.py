@@ -26,9 +26,9 @@ GIVEN = [
 
 
 def test_equal_answers_vote_together_however_they_are_written() -> None:
-    found = with_votes(GIVEN, 30)
+    actual = with_votes(GIVEN, 30)
     votes = {
-        name: [row.vote for row in found if row.prompt_id == name]
+        name: [row.vote for row in actual if row.prompt_id == name]
         for name in ("half", "sum", "words", "one")
     }
     assert votes == {
@@ -37,7 +37,7 @@ def test_equal_answers_vote_together_however_they_are_written() -> None:
         "words": ["east", "east", "west", "west", ""],
         "one": ["3", "3"],
     }
-    as_text, as_meant = accuracy(GIVEN), accuracy(found)
+    as_text, as_meant = accuracy(GIVEN), accuracy(actual)
     assert as_text is not None and as_meant is not None
     assert (as_text.majority, as_meant.majority) == (0.25, 1.0)
 
@@ -46,6 +46,6 @@ def test_where_the_verifier_cannot_be_started_answers_are_compared_as_text(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(majority.sys, "executable", "/bin/false")
-    found = with_votes(GIVEN, 30)
-    assert [row.vote for row in found] == [row.extracted for row in GIVEN]
+    actual = with_votes(GIVEN, 30)
+    assert [row.vote for row in actual] == [row.extracted for row in GIVEN]
     assert "compared as text" in caplog.text

@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from prefixrl.common.errors import ConfigError
 from prefixrl.learner.models import distributed
-from support.tables import program
 
 VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME")
 
@@ -22,9 +21,9 @@ def meetings(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     for name in VARIABLES:
         monkeypatch.setenv(name, "")  # restored, whatever is set meanwhile
         del os.environ[name]
-    found: list[dict[str, Any]] = []
-    monkeypatch.setattr(dist, "init_process_group", lambda *_, **options: found.append(options))
-    return found
+    results: list[dict[str, Any]] = []
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **options: results.append(options))
+    return results
 
 
 def meet(address: str, **variables: str) -> str | None:
@@ -77,7 +76,30 @@ def test_more_ranks_than_devices_are_refused_with_both_numbers() -> None:
         distributed.device_index(4, 4)
 
 
-WITH_A_COLLECTIVE_UNDER_WAY = program(__file__, "WITH_A_COLLECTIVE_UNDER_WAY")
+WITH_A_COLLECTIVE_UNDER_WAY = """
+import os
+import torch
+import torch.distributed as dist
+from prefixrl.common.errors import Halted
+from prefixrl.common.host.process import no_teardown
+from prefixrl.learner.models import distributed
+
+def rank(groups=[]):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    groups.append(dist.group.WORLD)  # as DeepSpeed does: gloo's threads live as long as it
+    dist.all_reduce(torch.ones(30_000_000), async_op=True)
+    distributed.stop()
+    raise Halted("asked to stop")
+
+torch.set_num_threads(1)
+codes = []
+for _ in range(8):
+    if not (child := os.fork()):
+        with no_teardown():
+            rank()
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(codes == 8 * [Halted.exit_code], codes)
+"""
 
 
 @pytest.mark.slow

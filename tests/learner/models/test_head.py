@@ -58,8 +58,8 @@ def gradients(
     if entropy:
         loss = loss + entropy * (factors.flip(0) * entropies).sum()
     loss.backward()
-    found = [logprobs.detach(), *(each.grad for each in leaves if each.grad is not None)]
-    return [*found, *([] if own_bias is None or own_bias.grad is None else [own_bias.grad])]
+    results = [logprobs.detach(), *(each.grad for each in leaves if each.grad is not None)]
+    return [*results, *([] if own_bias is None or own_bias.grad is None else [own_bias.grad])]
 
 
 def assert_close(mine: Tensor, theirs: Tensor, tolerance: float = 1e-6) -> None:

@@ -20,7 +20,6 @@ from support.models.tiny_model import (
     save_model,
     whole,
 )
-from support.tables import table
 
 pytestmark = DEEPSPEED_WARNINGS
 
@@ -103,7 +102,35 @@ def test_published_weights_are_a_copy_that_later_steps_do_not_change(adapter: Pa
     assert all(torch.equal(tensor, frozen[name]) for name, tensor in weights.items())
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("deepspeed", "named"),
+    [
+        pytest.param(
+            {"gradient_clipping": 3.0}, "gradient_clipping.*learner.grad_clip", id="clipping"
+        ),
+        pytest.param({"bf16": {"enabled": True}}, "bf16.*learner.dtype", id="bf16"),
+        pytest.param(
+            {"torch_autocast": {"enabled": True, "dtype": "float16"}},
+            "'float16'.*scale.*allowed are .bfloat16.",
+            id="autocast to float16",
+        ),
+        pytest.param(
+            {"torch_autocast": {"enabled": True}},
+            "torch_autocast.dtype = None.*allowed are .bfloat16.",
+            id="autocast without a type",
+        ),
+        pytest.param(
+            {"zero_optimization": {"stage": 4}},
+            "stage = 4; allowed are 0, 1, 2 and 3",
+            id="stage 4",
+        ),
+        pytest.param(
+            {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
+            "nvme.*allowed",
+            id="parameters on NVMe",
+        ),
+    ],
+)
 def test_deepspeed_settings_that_the_learner_decides_are_refused(
     adapter: Path, deepspeed: dict[str, Any], named: str
 ) -> None:

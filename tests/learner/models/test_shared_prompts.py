@@ -31,7 +31,6 @@ from prefixrl.learner.training import iteration
 from prefixrl.learner.training.iteration import train_iteration
 from support.models.tiny_model import DEEPSPEED_WARNINGS, VOCABULARY, random_iteration, run_config
 from support.models.training import same, trained
-from support.tables import table
 from support.tiers import mostly_nightly
 
 pytestmark = DEEPSPEED_WARNINGS
@@ -95,7 +94,7 @@ def test_losses_gradient_norms_and_a_step_are_those_of_rows_with_their_own_promp
 
 @pytest.mark.parametrize("options", ["plain", "low rank", "checkpointing"])
 def test_every_gradient_is_that_of_rows_with_their_own_prompt(adapter: Path, options: str) -> None:
-    found = []
+    actual = []
     samples = list(random_iteration(2).samples.values())
     lines = [[each for each in samples if each.group == group] for group in range(4)]
     for batch in (pad_lines(lines, 0), pad(samples, 0)):
@@ -109,8 +108,8 @@ def test_every_gradient_is_that_of_rows_with_their_own_prompt(adapter: Path, opt
             [each.grad for each in module.parameters() if each.grad is not None]
             for module in modules
         ]
-        found.append([*([each.detach()] for each in results), *of_models])
-    for mine, theirs in zip(*found, strict=True):
+        actual.append([*([each.detach()] for each in results), *of_models])
+    for mine, theirs in zip(*actual, strict=True):
         assert gap(mine, theirs) < TOLERANCE
 
 
@@ -269,7 +268,18 @@ def test_a_first_forward_that_tells_the_proximal_logprobs_changes_nothing(
     assert same(weights, expected_weights)
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("algorithm", "forwards"),
+    [
+        pytest.param(
+            {"name": "rloo", "kl_placement": "loss", "kl_estimator": "k3", "minibatches": 1},
+            1.0,
+            id="one minibatch and a KL term in the loss",
+        ),
+        pytest.param({"name": "rloo", "kl": 0.0, "minibatches": 2}, 1.5, id="two minibatches"),
+        pytest.param({"name": "rloo", "minibatches": 1}, 2.0, id="a KL term in the reward"),
+    ],
+)
 def test_only_a_needed_proximal_forward_is_run(
     adapter: Path, algorithm: dict[str, Any], forwards: float
 ) -> None:

@@ -200,12 +200,12 @@ def test_the_reference_of_low_rank_training_is_the_initial_model(adapter: Path) 
     plain, config = loaded(adapter)
     models, _ = loaded(adapter, lora=LORA)
     seen: list[torch.Tensor] = []
-    for each in (plain, models):
-        forward = each.forward_reference
-        each.forward_reference = lambda batch, forward=forward: (
+    for loaded_models in (plain, models):
+        forward = loaded_models.forward_reference
+        loaded_models.forward_reference = lambda batch, forward=forward: (
             seen.append(out := forward(batch)) or out
         )  # type: ignore[method-assign]
-        steps(each, config)
+        steps(loaded_models, config)
     half = len(seen) // 2
     assert half > 2
     for mine, theirs in zip(seen[half:], seen[:half], strict=True):

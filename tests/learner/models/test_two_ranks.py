@@ -33,11 +33,9 @@ Told = Callable[[int], list[dict[str, Any]]]
 GROUPED = {
     "name": "rloo",
     "ppo_epochs": 2,
-    "mask_token_band": [0.6, 1.7],
     "kl_limit": 1e-7,
-    "bound_second_moment": 0.02,
 }
-"""An objective without a critic: the ranks must agree on denominators, on a limit over all tokens, on when to stop."""
+"""An objective without a critic: the ranks must agree on denominators and on when to stop."""
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +93,6 @@ def test_two_ranks_train_what_one_trains_without_a_critic_with_masks_and_a_kl_li
     for iteration in range(2):
         alone = train_iteration(models, random_iteration(iteration), config, 20)
         assert alone.means["steps_left_out"] == 2.0
-        assert 0.1 < alone.means["masked_tokens_fraction"] < 0.9
         for mine, theirs in zip(alone.steps, told(stage)[0][options][iteration], strict=True):
             assert theirs == pytest.approx(mine, abs=1e-5)
 

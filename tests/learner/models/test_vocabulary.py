@@ -190,8 +190,8 @@ def test_a_target_gets_no_id_that_is_no_token_of_its_own(tmp_path: Path) -> None
     )
     ids = np.asarray([5, 30, 31], np.int32)  # the last two decode to nothing in every tokenizer
     for target in (short, long):
-        found, was_text = continued_prefix(target, ids, adapter.decode_with_special(ids))
-        assert was_text and found.tolist() == [5]
+        actual, was_text = continued_prefix(target, ids, adapter.decode_with_special(ids))
+        assert was_text and actual.tolist() == [5]
         with pytest.raises(ValueError, match="has a token without a row in the target's embedding"):
             continued_prefix(target, ids, None)
     with pytest.raises(ValueError, match="has a token without a row in the target's embedding"):
@@ -221,9 +221,9 @@ def test_a_question_that_a_model_cannot_be_asked_is_named_before_the_run(
 ) -> None:
     folder = model(tmp_path / "m", 20, 20, ("zzz",), max_position_embeddings=32)
     config = run_config(folder, rollout={"prefix_tokens": 4})
-    found = unaskable([Problem("p", question, "1"), Problem("q", "w2", "1")], config)
-    assert set(found) == ({"p"} if reason else set())
-    assert re.match(reason, found.get("p", ""))
+    actual = unaskable([Problem("p", question, "1"), Problem("q", "w2", "1")], config)
+    assert set(actual) == ({"p"} if reason else set())
+    assert re.match(reason, actual.get("p", ""))
     said = asking_lines(config, renderers_here(config), "w2")
     assert (
         "warning: adapter: 1 tokens have no row in the embedding: a question with one is a bad row"
@@ -239,6 +239,6 @@ def test_positions_are_counted_with_their_scaling() -> None:
         {"type": "longrope"},
         {"full_attention": {"rope_type": "linear"}},
     ]
-    found = [positions_of({"max_position_embeddings": 32, "rope_scaling": each}) for each in kinds]
-    assert found == [32, 64, 96, 128, 32, 32, 32]
+    actual = [positions_of({"max_position_embeddings": 32, "rope_scaling": each}) for each in kinds]
+    assert actual == [32, 64, 96, 128, 32, 32, 32]
     assert positions_of({"n_positions": 64}) == 64 and positions_of({}) is None

@@ -12,7 +12,6 @@ import pytest
 from prefixrl.common.errors import ConfigError, Halted, PeerLost
 from prefixrl.learner.processes.ranks import RankInfo, _for_rank, _watch, first_node, rank_info
 from support.fakes import end
-from support.tables import table
 
 HALTS = """
 import signal, sys, time
@@ -36,14 +35,14 @@ def ranks(*scripts: str) -> "Iterator[list[subprocess.Popen[bytes]]]":
         for script in scripts
     ]
     try:
-        for each in started:
-            assert each.stdout is not None
-            assert each.stdout.readline() == b"\n"
-            each.stdout.close()
+        for process in started:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"\n"
+            process.stdout.close()
         yield started
     finally:
-        for each in started:
-            end(each)
+        for process in started:
+            end(process)
 
 
 def is_asked() -> bool:
@@ -152,7 +151,17 @@ def test_a_process_outside_a_step_and_a_step_of_one_task_are_one_rank(
     )
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        pytest.param("n1", "n1", id="one node"),
+        pytest.param("n1,n2", "n1", id="two nodes"),
+        pytest.param("node[03-05,9],other", "node03", id="numbers with zeros"),
+        pytest.param("a-b.site.org,c", "a-b.site.org", id="a name with dots"),
+        pytest.param("n[7,1-3]-ib0,n4", "n7-ib0", id="text behind the numbers"),
+        pytest.param("rack[1-2]node[08,11]", "rack1node08", id="two brackets"),
+    ],
+)
 def test_the_first_node_is_read_from_a_list_in_brackets(nodes: str, first: str) -> None:
     assert first_node(nodes) == first
 

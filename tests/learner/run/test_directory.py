@@ -22,9 +22,16 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.deploy.view.run_state import is_locked
 from prefixrl.learner.run.directory import RunDirectory, check_ports_are_free
 from support.fakes import end, free_pair, run_on_disk, wait_until
-from support.tables import program, table
 
-HOLDER = program(__file__, "HOLDER")
+HOLDER = """
+import sys, time
+from prefixrl.common.config.load import from_json
+from prefixrl.common.config.step_rewards import ImplicitRewardConfig
+from prefixrl.learner.run.directory import RunDirectory
+held = RunDirectory(from_json(open(sys.argv[1]).read()))
+open(sys.argv[2], "w").close()
+time.sleep(600)
+"""
 
 
 @contextmanager
@@ -82,7 +89,19 @@ def test_a_killed_learner_does_not_keep_its_directory(config: RunConfig, tmp_pat
         pass
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("section", "values", "named"),
+    [
+        pytest.param("algorithm", {"clip": 0.3}, "algorithm.clip: 0.2 -> 0.3", id="clip"),
+        pytest.param(
+            "rollout", {"prefix_tokens": 9}, "rollout.prefix_tokens: 32 -> 9", id="prefix_tokens"
+        ),
+        pytest.param("target", {"model": "org/other"}, "target.model: ", id="target.model"),
+        pytest.param(
+            "learner", {"dtype": "float32"}, "learner.dtype: 'bfloat16' -> 'float32'", id="dtype"
+        ),
+    ],
+)
 def test_what_changes_the_training_may_not_change_when_a_run_goes_on(
     section: str, values: dict[str, Any], named: str, config: RunConfig
 ) -> None:
@@ -228,7 +247,17 @@ def test_a_port_that_becomes_free_is_waited_for() -> None:
         going.join()
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        pytest.param("tcp://127.0.0.1", id="no port"),
+        pytest.param("tcp://127.0.0.1:http", id="a port by name"),
+        pytest.param("tcp://127.0.0.1:99999", id="a port out of range"),
+        pytest.param("5555", id="a port alone"),
+        pytest.param("tcp://127.0.0.1:65535", id="no port for weights"),
+        pytest.param("tcp://no.such.invalid:1", id="an unknown host"),
+    ],
+)
 def test_what_is_no_endpoint_is_refused_by_name(endpoint: str) -> None:
     with pytest.raises(ConfigError, match=endpoint):
         check_ports_are_free(endpoint)

@@ -42,7 +42,7 @@ def one_by_one(
     groups: list[tuple[str, list[float]]], passed: dict[str, int], filtered: dict[str, int]
 ) -> dict[str, Fraction]:
     """The figures as the page words them."""
-    found: dict[str, Fraction] = {}
+    results: dict[str, Fraction] = {}
     for name in SOURCES:
         own = [
             reward
@@ -51,41 +51,41 @@ def one_by_one(
             if source == name or source.startswith(f"{name}/")
         ]
         if own:
-            found[f"reward/{name}"] = sum(map(Fraction, own), Fraction()) / len(own)
-            found[f"accuracy/{name}"] = Fraction(own.count(1.0), len(own))
+            results[f"reward/{name}"] = sum(map(Fraction, own), Fraction()) / len(own)
+            results[f"accuracy/{name}"] = Fraction(own.count(1.0), len(own))
         left_out, in_all = 0, 0
         for source in SOURCES:
             if source == name or source.startswith(f"{name}/"):
                 left_out += filtered.get(source, 0)
                 in_all += filtered.get(source, 0) + passed.get(source, 0)
         if in_all:
-            found[f"filtered_fraction/{name}"] = Fraction(left_out, in_all)
-    return found
+            results[f"filtered_fraction/{name}"] = Fraction(left_out, in_all)
+    return results
 
 
 @given(st.lists(st.tuples(st.sampled_from(SOURCES), rewards), max_size=8), counts, counts)
 def test_figures_are_those_counted_one_by_one(
     groups: list[tuple[str, list[float]]], passed: dict[str, int], filtered: dict[str, int]
 ) -> None:
-    found = by_source([group(source, *each) for source, each in groups], passed, filtered)
+    actual = by_source([group(source, *each) for source, each in groups], passed, filtered)
     expected = one_by_one(groups, passed, filtered)
-    assert found.keys() == expected.keys()
-    assert all(math.isclose(found[name], expected[name], abs_tol=1e-12) for name in found)
+    assert actual.keys() == expected.keys()
+    assert all(math.isclose(actual[name], expected[name], abs_tol=1e-12) for name in actual)
 
 
 def test_a_program_that_passes_some_tests_is_rewarded_and_not_right() -> None:
-    found = by_source([group("eurus2_rl/taco", 0.4, 1.0), group("eurus2_rl/olympiads", 0.0, 1.0)])
-    assert found["reward/eurus2_rl/taco"] == pytest.approx(0.7)
-    assert found["accuracy/eurus2_rl/taco"] == 0.5
-    assert found["reward/eurus2_rl"] == pytest.approx(0.6)
+    actual = by_source([group("eurus2_rl/taco", 0.4, 1.0), group("eurus2_rl/olympiads", 0.0, 1.0)])
+    assert actual["reward/eurus2_rl/taco"] == pytest.approx(0.7)
+    assert actual["accuracy/eurus2_rl/taco"] == 0.5
+    assert actual["reward/eurus2_rl"] == pytest.approx(0.6)
 
 
 def test_beside_step_rewards_accuracy_is_that_of_the_verdicts() -> None:
     mixed = msgspec.structs.replace(
         group("math500", 0.9, 0.85, 0.2, 0.8), outcomes=(1.0, 1.0, 0.0, 1.0)
     )
-    found = by_source([mixed])
-    assert found["accuracy/math500"] == 0.75 and found["reward/math500"] == pytest.approx(0.6875)
+    actual = by_source([mixed])
+    assert actual["accuracy/math500"] == 0.75 and actual["reward/math500"] == pytest.approx(0.6875)
 
 
 def test_the_ledger_counts_what_a_filter_does_by_the_source_of_the_prompt_and_so_does_its_successor() -> (
@@ -109,9 +109,9 @@ def test_the_ledger_counts_what_a_filter_does_by_the_source_of_the_prompt_and_so
         ledger.records.clear()
     successor = make()
     successor.replay(records, 0)
-    for each in (ledger, successor):
-        assert each.counts.passed_by_source == {"even": 2}
-        assert each.counts.filtered_by_source == {"odd": 2, "even": 1}
+    for some_ledger in (ledger, successor):
+        assert some_ledger.counts.passed_by_source == {"even": 2}
+        assert some_ledger.counts.filtered_by_source == {"odd": 2, "even": 1}
 
 
 def test_families_have_figures_of_their_own_where_they_are_few() -> None:
@@ -126,5 +126,5 @@ def test_families_have_figures_of_their_own_where_they_are_few() -> None:
         named(MOST_FAMILIES + 1, "many"),
         [Problem("x", "?", "1", source="none")],
     )
-    found = [each.source for each in prompts([*few, *many, *none])]
-    assert found == ["few/f0", "few/f1", *["many"] * (MOST_FAMILIES + 1), "none"]
+    actual = [each.source for each in prompts([*few, *many, *none])]
+    assert actual == ["few/f0", "few/f1", *["many"] * (MOST_FAMILIES + 1), "none"]

@@ -180,8 +180,8 @@ def test_losses_that_a_restarted_broker_forgot_are_still_told(tmp_path: Path) ->
     log = MetricsLog(tmp_path, 0)
     train(log, 0, 1.0, document(losses={"scorer: lost": 3, "rollout: lost": 1}))
     train(log, 1, 2.0, document(losses={"rollout: lost": 2}))
-    found = summarised(log, document(losses={"scorer: lost": 1, "scorer: left": 1}), 3.0)
-    assert found.losses == {"scorer: lost": 3, "rollout: lost": 2, "scorer: left": 1}
+    actual = summarised(log, document(losses={"scorer: lost": 1, "scorer: left": 1}), 3.0)
+    assert actual.losses == {"scorer: lost": 3, "rollout: lost": 2, "scorer: left": 1}
 
 
 def test_alarms_stand_in_the_lines_while_they_ring_and_in_the_summary_as_spans(

@@ -13,7 +13,6 @@ from prefixrl.common.config.run import CheckpointConfig
 from prefixrl.common.evaluation.accuracy import Point
 from prefixrl.common.journal.crash_points import FOLDER_VARIABLE, VARIABLE
 from prefixrl.learner.run.retention import is_milestone, milestones, prune, ranked, removable
-from support.tables import program
 
 GROWTH = st.none() | st.floats(1.001, 10)
 
@@ -84,7 +83,15 @@ def test_the_best_and_the_awaited_stay_and_a_link_names_the_best(tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000005"]
 
 
-PROGRAM = program(__file__, "PROGRAM")
+PROGRAM = """
+import sys
+from pathlib import Path
+from prefixrl.common.config.run import CheckpointConfig
+from prefixrl.common.evaluation.accuracy import Point
+from prefixrl.learner.run.retention import prune
+judged = [Point(3, 0.1, (0, 1)), Point(5, 0.2, (0, 1))]
+prune(Path(sys.argv[1]), CheckpointConfig(keep=1, keep_best=1, growth=2), judged)
+"""
 
 
 @pytest.mark.parametrize(

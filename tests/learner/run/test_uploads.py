@@ -104,8 +104,8 @@ def test_a_failure_is_told_counted_and_tried_again(
     (tmp_path / "there/allowed").touch()
     wait(uploads)
     assert lines(tmp_path)[-1] == (1, 0)
-    found = counts(tmp_path)
-    assert found["done"] == 1 and found["failed"] == len(lines(tmp_path)) - 1
+    actual = counts(tmp_path)
+    assert actual["done"] == 1 and actual["failed"] == len(lines(tmp_path)) - 1
 
 
 def test_an_upload_that_hangs_is_ended_with_all_that_it_started(

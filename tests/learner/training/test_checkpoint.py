@@ -238,8 +238,8 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
         (newest / "manifest.json").unlink()
     assert checkpoint.latest(tmp_path) == tmp_path / "step_00000001"
     assert "skipping the checkpoint" in caplog.text and str(newest) in caplog.text
-    found = checkpoint.load(tmp_path, models)
-    assert found is not None and found.iteration == 1
+    actual = checkpoint.load(tmp_path, models)
+    assert actual is not None and actual.iteration == 1
 
 
 def test_another_zero_stage_is_refused_with_the_way_out(

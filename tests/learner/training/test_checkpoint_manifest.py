@@ -44,11 +44,11 @@ def test_no_changed_bit_of_a_manifest_goes_unnoticed(tmp_path: Path) -> None:
             changed = bytearray(whole)
             changed[place] ^= 1 << bit
             path.write_bytes(changed)
-            found = checkpoint.latest(tmp_path)
-            assert found is not None
-            if found.name == "step_00000002":
+            actual = checkpoint.latest(tmp_path)
+            assert actual is not None
+            if actual.name == "step_00000002":
                 # Only what stands between the values of JSON may differ.
-                assert read_manifest(found) == manifest
+                assert read_manifest(actual) == manifest
                 seen["a space"] += 1
             else:
                 seen["older"] += 1

@@ -101,7 +101,7 @@ def test_groups_that_all_passed_or_all_failed_are_uniform() -> None:
 def prepared(batch: PaddedRows, iteration: int) -> PreparedMicroBatch:
     nothing = torch.zeros_like(batch.behaviour)
     ages = torch.where(batch.mask, iteration - batch.versions, 0)
-    return PreparedMicroBatch((), batch, batch.mask, nothing, None, nothing, nothing, nothing, ages)
+    return PreparedMicroBatch((), batch, nothing, None, nothing, nothing, nothing, ages)
 
 
 def test_a_row_is_as_old_as_its_oldest_token_and_a_filler_is_no_row() -> None:

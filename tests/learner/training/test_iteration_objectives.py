@@ -24,6 +24,7 @@ from support.tiers import mostly_nightly
 pytestmark = DEEPSPEED_WARNINGS
 
 GROUPED = ["grpo", "dr_grpo", "rloo", "reinforce_baseline"]
+LOSSES = ROOT / "deploy/examples/losses"
 STILL = {"kl": 0.0, "entropy": 0.0}
 """Nothing but the advantages moves the policy."""
 
@@ -39,21 +40,16 @@ def with_rewards(data: IterationData, rewards: list[float]) -> IterationData:
         [
             {"name": "appo", "ratio": "prefix_mean", "correction": "behaviour"},
             {"name": "grpo", "kl_placement": "loss", "kl_estimator": "k3", "clip_high": 0.3},
-            {"name": "rloo", "mask_token_band": [0.5, 2.0], "mask_sequence_band": [0.7, 1.6]},
-            {
-                "name": "gae",
-                "critic_targets": "vtrace",
-                "bound_probability": 0.1,
-                "bound_second_moment": 0.02,
-            },
-            {"name": "rloo", "loss_function": f"{ROOT}/deploy/examples/losses/vespo.py:loss"},
+            {"name": "rloo", "loss_function": f"{LOSSES}/bands.py:loss"},
+            {"name": "gae", "loss_function": f"{LOSSES}/dppo.py:loss"},
+            {"name": "rloo", "loss_function": f"{LOSSES}/vespo.py:loss"},
             {"name": "tppo"},
             {"name": "appo", "clip": 0.5},
             {"name": "grpo", "zscore": "buffer", "aggregation": "sequence"},
             {"name": "dr_grpo", "dual_clip": 3.0},
-            {"name": "grpo", "correction": "topr", "ratio": "prefix", "bound_negatives": 0.05},
-            {"name": "grpo", "proximal": "interpolated", "kl": 0.0, "ratio": "prefix_mean"},
-            {"name": "reinforce_baseline", "mask_sequence_band": [0.8, 1.3], "ppo_epochs": 2},
+            {"name": "grpo", "loss_function": f"{LOSSES}/topr.py:loss"},
+            {"name": "grpo", "loss_function": f"{LOSSES}/a3po.py:loss", "kl": 0.0},
+            {"name": "reinforce_baseline", "ratio": "prefix_mean", "ppo_epochs": 2},
         ],
         2,
     ),
@@ -209,42 +205,26 @@ def shifted(data: IterationData, row: int, by: float) -> IterationData:
     return replace(data, samples={**data.samples, row: changed})
 
 
-@pytest.mark.parametrize("correction", ["decoupled", "behaviour", "none"])
-@pytest.mark.parametrize("mask", ["mask_token_band", "mask_sequence_band"])
-def test_what_is_masked_is_counted_and_has_no_say(
-    adapter: Path, mask: str, correction: str
-) -> None:
-    algorithm = {"name": "rloo", "minibatches": 1, mask: [0.9, 1.1], "correction": correction}
-    config = run_config(adapter, algorithm=algorithm)
-    data = on_policy(Models.load(config, 0, 1, config.adapter.model), random_iteration(0))
+def test_what_a_loss_function_leaves_out_is_counted_and_has_no_say(adapter: Path) -> None:
+    config = run_config(
+        adapter,
+        algorithm={"name": "rloo", "minibatches": 1, "loss_function": f"{LOSSES}/bands.py:loss"}
+        | {"kl_placement": "loss", "kl_estimator": "k3"},
+    )
+    data = with_rewards(random_iteration(0), [1.0, 0.0, 0.0] * 4)
+    data = on_policy(Models.load(config, 0, 1, config.adapter.model), data)
     (untouched,), unmasked_weights = trained(config, data)
     (metrics,), weights = trained(config, shifted(data, 4, 2.0))
+    (nearby,), same_weights = trained(config, shifted(data, 4, 2.2))
     (again,), other_weights = trained(config, shifted(data, 4, 7.0))
-    lost = 1 if mask == "mask_token_band" else data.lengths[4][1]
     tokens = metrics.means["tokens"]
-    assert untouched.means["masked_tokens_fraction"] == 0.0
-    assert metrics.means["masked_tokens_fraction"] == pytest.approx(lost / tokens)
-    assert sum(metrics.histograms["log_ratio"].counts) == tokens - lost
+    assert untouched.means["loss/masked"] == 0.0
+    assert metrics.means["loss/masked"] == pytest.approx(1 / tokens)
     assert sum(metrics.histograms["log_importance"].counts) == tokens
-    assert again.means["policy_loss"] == metrics.means["policy_loss"]
-    assert same(weights, other_weights) and not same(weights, unmasked_weights)
-
-
-@pytest.mark.parametrize("name", ["rloo", "gae"])
-def test_a_batch_of_which_everything_is_masked_leaves_the_actor_alone(
-    adapter: Path, name: str
-) -> None:
-    config = run_config(adapter, algorithm={"name": name, "mask_sequence_band": [0.999, 1.001]})
-    data = random_iteration(0)
-    far = {row: replace(each, logprobs=each.logprobs - 5) for row, each in data.samples.items()}
-    models = Models.load(config, 0, 1, config.adapter.model)
-    before = models.state_dict_for_publication()
-    metrics = train_iteration(models, replace(data, samples=far), config, 20)
-    assert metrics.means["masked_rows_fraction"] == metrics.means["masked_tokens_fraction"] == 1.0
-    assert metrics.means["actor_steps_frozen"] == 2.0
-    assert same(before, models.state_dict_for_publication())
-    if name == "gae":
-        assert [step["critic_applied"] for step in metrics.steps] == [1.0, 1.0]
+    assert again.means["loss/masked"] == pytest.approx(data.lengths[4][1] / tokens)
+    assert nearby.means["policy_loss"] == metrics.means["policy_loss"]
+    assert same(weights, same_weights)
+    assert not same(weights, unmasked_weights) and not same(weights, other_weights)
 
 
 def test_the_critic_warms_up_while_the_actor_stands_still(adapter: Path) -> None:
@@ -275,10 +255,10 @@ def test_the_actors_learning_rate_warms_up_once_it_learns_also_after_a_resume(
     checkpoint.save(tmp_path, models, TrainerState(2, models.optimizer_steps, 1))
     resumed = Models.load(config, 0, 1, config.adapter.model)
     checkpoint.load(tmp_path, resumed)
-    for each in (models, resumed):
-        train_iteration(each, random_iteration(2), config, 20)
+    for loaded_models in (models, resumed):
+        train_iteration(loaded_models, random_iteration(2), config, 20)
         # The second of 16 steps, of which half warm up.
-        assert each.actor.adam.param_groups[0]["lr"] == pytest.approx(1e-3 * 2 / 8)
+        assert loaded_models.actor.adam.param_groups[0]["lr"] == pytest.approx(1e-3 * 2 / 8)
 
 
 def test_a_small_batch_takes_a_proportionate_number_of_steps(adapter: Path) -> None:
@@ -319,32 +299,6 @@ def test_a_checkpoint_of_an_objective_without_a_critic_resumes_bitwise(
     assert train_iteration(resumed, random_iteration(1), config, 20) == expected
     with pytest.raises(DataError, match="written with critic = none, this run has one"):
         checkpoint.load(tmp_path, Models.load(run_config(adapter), 0, 1, config.adapter.model))
-
-
-@pytest.mark.parametrize("aggregation", ["token", "sequence"])
-def test_n_may_count_what_the_masks_leave_out(adapter: Path, aggregation: str) -> None:
-    algorithm = {
-        "name": "grpo",
-        "minibatches": 1,
-        "mask_token_band": [0.2, 5.0],
-        "aggregation": aggregation,
-    } | STILL
-    losses, shares = [], set()
-    for counts in (False, True):
-        config = run_config(
-            adapter,
-            algorithm=algorithm | {"count_masked": counts, "mask_sequence_band": [0.4, 2.5]},
-        )
-        (metrics,), _ = trained(config, random_iteration(0))
-        losses.append(metrics.means["policy_loss"])
-        shares.add(
-            1
-            - metrics.means[
-                "masked_tokens_fraction" if aggregation == "token" else "masked_rows_fraction"
-            ]
-        )
-    (share,) = shares
-    assert 0 < share < 1 and losses[1] == pytest.approx(share * losses[0], rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -174,10 +174,10 @@ def test_the_cheapest_number_of_rows_is_the_one_that_a_search_finds(
         tokens = prompt + count * sampled
         return (tokens + tokens**2 / planning.SQUARE_TOKENS) / count
 
-    found = min(planning.cheapest_rows(prompt, sampled * rows, rows), rows)
+    actual = min(planning.cheapest_rows(prompt, sampled * rows, rows), rows)
     best = min(range(1, rows + 1), key=cost)
     # The formula is that of the continuous minimum, rounded down.
-    assert abs(found - best) <= 1
+    assert abs(actual - best) <= 1
 
 
 @given(grouped_rows(), st.integers(1, 2000))

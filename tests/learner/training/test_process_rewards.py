@@ -36,8 +36,8 @@ def scorer(adapter: Path) -> Path:
     """A model that differs from the adapter, so that scores are not 0 at the beginning."""
     model = plain(adapter)
     torch.manual_seed(11)
-    for each in model.parameters():
-        each.data.add_(0.05 * torch.randn_like(each))
+    for parameter in model.parameters():
+        parameter.data.add_(0.05 * torch.randn_like(parameter))
     folder = adapter.parent / "scorer"
     model.save_pretrained(folder)
     return tiny_model.with_tokenizer(folder)
@@ -58,15 +58,15 @@ def config_of(adapter: Path, implicit: dict[str, Any], **algorithm: Any) -> RunC
 
 def logprobs(model: PreTrainedModel, data: IterationData) -> list[Tensor]:
     """One forward per row, at temperature 1."""
-    found = []
+    results = []
     for row in range(len(data.lengths)):
         sample = data.samples[row]
         ids = torch.tensor([[*sample.prompt_tokens.tolist(), *sample.tokens.tolist()]])
         logits = model(input_ids=ids).logits[0, len(sample.prompt_tokens) - 1 : -1]
-        found.append(
+        results.append(
             logits.log_softmax(-1).gather(1, ids[0, len(sample.prompt_tokens) :, None])[:, 0]
         )
-    return found
+    return results
 
 
 def scores(model: PreTrainedModel, reference: PreTrainedModel, data: IterationData) -> list[Tensor]:
@@ -134,9 +134,9 @@ def test_advantages_and_the_reward_models_step_are_those_of_plain_loops(
         return
     assert metrics.means["reward_model_loss"] == pytest.approx(loss, abs=1e-6)
     assert models.reward is not None and models.reward.trained is not None
-    found = models.state_dict_for_publication(models.reward.trained)
+    actual = models.state_dict_for_publication(models.reward.trained)
     for name, weights in model.state_dict().items():
-        assert torch.allclose(found[name], weights, atol=2e-6), name
+        assert torch.allclose(actual[name], weights, atol=2e-6), name
 
 
 def test_with_the_policy_as_reference_its_logprobs_are_those_at_temperature_1(
@@ -147,8 +147,8 @@ def test_with_the_policy_as_reference_its_logprobs_are_those_at_temperature_1(
     data = tiny_model.random_iteration(2)
     metrics = train_iteration(Models.load(config, 0, 1, str(adapter)), data, config, 20)
     with torch.no_grad():
-        found = as_rows(scores(plain(scorer), plain(adapter), data))
-    assert metrics.row_advantages == pytest.approx(advantages(found, data), abs=2e-5)
+        actual = as_rows(scores(plain(scorer), plain(adapter), data))
+    assert metrics.row_advantages == pytest.approx(advantages(actual, data), abs=2e-5)
 
 
 def test_the_sum_at_the_last_token_and_no_normalisation(adapter: Path, scorer: Path) -> None:
@@ -229,9 +229,9 @@ def test_a_resumed_run_goes_on_bitwise_and_the_model_is_exported(
     ]
     resumed = Models.load(config, 0, 1, str(adapter))
     checkpoint.load(tmp_path, resumed)
-    for each in (models, resumed):
+    for loaded_models in (models, resumed):
         assert (
-            train_iteration(each, tiny_model.random_iteration(1), config, 20).means[
+            train_iteration(loaded_models, tiny_model.random_iteration(1), config, 20).means[
                 "process_largest_return"
             ]
             > 0

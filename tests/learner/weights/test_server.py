@@ -141,9 +141,9 @@ def test_a_peer_whose_key_was_removed_gets_nothing_more_and_ends_no_server(tmp_p
     with weight_server(tmp_path) as (endpoint, child):
         leaving: Client[FromWeights, ToWeights] = Client(endpoint, FromWeights, b"leaving", removed)
         staying: Client[FromWeights, ToWeights] = Client(endpoint, FromWeights, b"staying", key())
-        for each in (leaving, staying):
-            each.send(GetManifest(3))
-            assert each.receive(20.0) is not None
+        for process in (leaving, staying):
+            process.send(GetManifest(3))
+            assert process.receive(20.0) is not None
         remove_client(keys.folder(), "leaving")
         leaving.send(GetManifest(3))
         staying.send(GetManifest(3))

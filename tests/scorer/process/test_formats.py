@@ -15,7 +15,6 @@ from support.models.process_models import (
     word_tokenizer,
 )
 from support.paths import EXAMPLE
-from support.tables import table
 
 FOLDER = EXAMPLE / "target"  # only its name is shown
 
@@ -26,31 +25,31 @@ def form_of(tokenizer: PreTrainedTokenizerFast, **keys: Any) -> StepForm:
 
 def test_math_shepherd_reads_question_and_steps_each_with_its_tag() -> None:
     tokenizer = byte_tokenizer(["ки"])
-    found = form_of(tokenizer, **STEP_TAG).marked_text("Q?", ["Step 1: a", "Step 2: b"])
+    actual = form_of(tokenizer, **STEP_TAG).marked_text("Q?", ["Step 1: a", "Step 2: b"])
     text = "Q? Step 1: a ки\nStep 2: b ки\n"
-    assert found.tokens.tolist() == tokenizer.encode(text)
+    assert actual.tokens.tolist() == tokenizer.encode(text)
     tag = tokenizer.convert_tokens_to_ids("ки")
-    assert [int(token) for token in found.tokens].count(tag) == 2
-    assert [int(found.tokens[at]) for at in found.tag_positions] == [tag, tag]
+    assert [int(token) for token in actual.tokens].count(tag) == 2
+    assert [int(actual.tokens[at]) for at in actual.tag_positions] == [tag, tag]
 
 
 def test_openr_on_qwen_has_a_tag_of_five_line_breaks() -> None:
     tokenizer = byte_tokenizer(["\n" * 5])
     keys = {"step_tag": "\n" * 5, "step_form": "{step} {tag}", "good_token": 11, "bad_token": 13}
-    found = form_of(tokenizer, **STEP_TAG | keys).marked_text("Q?", ["a", "b"])
-    assert found.tokens.tolist() == tokenizer.encode(f"Q? a {chr(10) * 5}b {chr(10) * 5}")
-    assert found.tag_positions == (5, 8)
+    actual = form_of(tokenizer, **STEP_TAG | keys).marked_text("Q?", ["a", "b"])
+    assert actual.tokens.tolist() == tokenizer.encode(f"Q? a {chr(10) * 5}b {chr(10) * 5}")
+    assert actual.tag_positions == (5, 8)
 
 
 def test_qwen_prm_reads_a_conversation_with_a_tag_after_every_step() -> None:
     tokenizer = byte_tokenizer()
-    found = form_of(tokenizer, **TWO_CLASS, system="Reason.").marked_text("Q?", ["a", "b"])
+    actual = form_of(tokenizer, **TWO_CLASS, system="Reason.").marked_text("Q?", ["a", "b"])
     turns = [("system", "Reason."), ("user", "Q?"), ("assistant", "a<extra_0>b<extra_0>")]
     text = "".join(f"<|im_start|>{role}\n{said}<|im_end|>\n" for role, said in turns)
-    assert found.tokens.tolist() == tokenizer.encode(text, add_special_tokens=False)
+    assert actual.tokens.tolist() == tokenizer.encode(text, add_special_tokens=False)
     tag = tokenizer.convert_tokens_to_ids("<extra_0>")
-    assert [at for at, token in enumerate(found.tokens) if token == tag] == list(
-        found.tag_positions
+    assert [at for at, token in enumerate(actual.tokens) if token == tag] == list(
+        actual.tag_positions
     )
 
 
@@ -97,7 +96,31 @@ def test_a_tag_that_is_no_token_of_its_own_is_refused_with_what_it_became(
         form_of(tokenizer, **keys)
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        pytest.param(
+            {"good_token": "good"},
+            "good_token = 'good': the tokenizer of .*target reads it as 'g', 'o', 'o', 'd'",
+            id="a word of four tokens",
+        ),
+        pytest.param(
+            {"bad_token": "Ж"},
+            "bad_token = 'Ж': .*it must be one known token",
+            id="an unknown letter",
+        ),
+        pytest.param(
+            {"bad_token": 1000000},
+            "bad_token = 1000000: .*has no such token, its ids are 0 to 259",
+            id="an id beyond the vocabulary",
+        ),
+        pytest.param(
+            {"good_token": 12, "bad_token": "-"},
+            r"good_token = 12 and bad_token = '-' are the same token of .*\(12\)",
+            id="the same token twice",
+        ),
+    ],
+)
 def test_a_candidate_that_is_missing_is_refused_with_what_it_became(
     keys: dict[str, Any], said: str
 ) -> None:

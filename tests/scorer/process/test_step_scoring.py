@@ -137,14 +137,14 @@ def test_a_score_without_a_place_is_refused_only_where_it_needs_one(
     verdict = TextVerdict(
         reward=1.0, status="ok", extracted="4", finish="eos", completion_tokens=0, elapsed_ms=0
     )
-    (found,) = scoring.rewarded_verdicts(
+    (actual,) = scoring.rewarded_verdicts(
         [JudgedText(QUESTION, RIGHT, lambda: ["another text"], verdict)]
     )
     if placement == "row":
-        assert found.status == "ok" and found.process is not None and found.process.ends == ()
+        assert actual.status == "ok" and actual.process is not None and actual.process.ends == ()
     else:
-        assert (found.status, found.fault) == ("error", "steps without a score")
-        assert found.extracted == "the tokens of the answer do not tell where its steps end"
+        assert (actual.status, actual.fault) == ("error", "steps without a score")
+        assert actual.extracted == "the tokens of the answer do not tell where its steps end"
 
 
 def test_in_an_evaluation_several_answers_have_scores_and_the_verdict_alone_as_reward(
@@ -217,8 +217,8 @@ def test_filter_and_figures_are_about_answers_and_not_about_scores(step_tag_mode
     all_right = scored(step_tag_model, row(RIGHT), row(RIGHT))
     mixed = scored(step_tag_model, row(RIGHT), row(OTHER))
     band = AccuracyFilter(0.01, 0.99, 10, 0.0)
-    found = objection(all_right, band)
-    assert found is not None and found.cause == "accuracy 1"
+    actual = objection(all_right, band)
+    assert actual is not None and actual.cause == "accuracy 1"
     assert objection(mixed, band) is None
     groups = [_batch_group(each) for each in (all_right, mixed)]
     figures = batch_fractions(groups)

@@ -81,8 +81,8 @@ def test_scores_are_those_of_a_plain_forward(model: tuple[StepForm, TorchStepMod
 
 def test_a_batch_has_no_more_padded_tokens_than_allowed_and_rows_keep_their_order() -> None:
     rows = [Marked(torch.zeros(size).int().numpy(), ()) for size in (3, 9, 2, 20, 1, 1)]
-    found = list(batches(rows, 18))
-    assert [[row.tokens.size for row in batch] for batch in found] == [[3, 9], [2], [20], [1, 1]]
+    actual = list(batches(rows, 18))
+    assert [[row.tokens.size for row in batch] for batch in actual] == [[3, 9], [2], [20], [1, 1]]
     assert list(batches([], 18)) == []
 
 

@@ -25,8 +25,8 @@ def as_this_user(code: str) -> str:
 
 @pytest.fixture(params=["this user", "an ordinary user"])
 def run_code(request: pytest.FixtureRequest) -> Callable[[str], str]:
-    found: Callable[[str], str] = as_this_user
-    return found if request.param == "this user" else request.getfixturevalue("as_ordinary_user")
+    result: Callable[[str], str] = as_this_user
+    return result if request.param == "this user" else request.getfixturevalue("as_ordinary_user")
 
 
 @pytest.mark.nightly
@@ -36,8 +36,8 @@ def test_every_program_has_a_verdict_in_time_none_escapes_and_nothing_is_left(
 ) -> None:
     assert len(HOSTILE) >= 60
     *judged, left = map(json.loads, run_code(WATCHED).splitlines())
-    found: dict[str, dict[str, Any]] = {each["name"]: each for each in judged}
-    assert found.keys() == HOSTILE.keys()
+    actual: dict[str, dict[str, Any]] = {each["name"]: each for each in judged}
+    assert actual.keys() == HOSTILE.keys()
     assert [
         each for each in judged if each["outcome"] not in ("wrong", "parse_fail", "timeout")
     ] == []
@@ -49,5 +49,5 @@ def test_every_program_has_a_verdict_in_time_none_escapes_and_nothing_is_left(
 
 def test_a_program_that_does_escape_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(HOSTILE, "no attack", "print('ESCAPED')")
-    (found,) = hostile_programs.judged(["no attack"])
-    assert found["outcome"] == "right"
+    (actual,) = hostile_programs.judged(["no attack"])
+    assert actual["outcome"] == "right"

@@ -51,13 +51,13 @@ def judged(
     POOLS[key] = pool
     for number, (text, gold) in enumerate(asked):
         pool.submit(number, text, gold, code=code)
-    found: dict[int, Judgement] = {}
+    results: dict[int, Judgement] = {}
     deadline = time.monotonic() + PATIENCE_S
     while pool.pending:
         assert time.monotonic() < deadline, f"{pool.pending} answers are still pending"
         pool.wait(1.0)
-        found |= dict(pool.poll())
-    return [found[number] for number in range(len(asked))]
+        results |= dict(pool.poll())
+    return [results[number] for number in range(len(asked))]
 
 
 def test_answers_are_found_in_tagged_blocks_alone_where_their_value_counts() -> None:
@@ -77,26 +77,26 @@ ROWS = [
 
 def test_every_text_of_the_corpus_holds_the_program_that_it_should() -> None:
     texts = [row for row in ROWS if "program" in row]
-    found = [(row["text"], find_program(row["text"], "tests")) for row in texts]
-    assert len(ROWS) >= 80 and found == [(row["text"], row["program"]) for row in texts]
+    actual = [(row["text"], find_program(row["text"], "tests")) for row in texts]
+    assert len(ROWS) >= 80 and actual == [(row["text"], row["program"]) for row in texts]
 
 
 def test_every_shape_of_tests_is_run_or_told_and_never_a_silent_zero() -> None:
     rows = [row for row in ROWS if "reward" in row]
-    found = judged("tests", *((row["text"], row["gold"]) for row in rows))
+    verdicts = judged("tests", *((row["text"], row["gold"]) for row in rows))
     wrong = [
         (row, each)
-        for row, each in zip(rows, found, strict=True)
+        for row, each in zip(rows, verdicts, strict=True)
         if (each.reward, each.status) != (row["reward"], row["status"])
     ]
     assert wrong == []
     assert all(
-        "holds no tests" in (each.extracted or "") for each in found if each.status == "error"
+        "holds no tests" in (each.extracted or "") for each in verdicts if each.status == "error"
     )
 
 
 def test_the_value_of_a_program_is_the_answer() -> None:
-    found = judged(
+    verdicts = judged(
         "answers",
         (block("x = 3\nx * 6"), "18"),
         (block("x = 3\nprint(x * 6)"), "18"),
@@ -111,7 +111,7 @@ def test_the_value_of_a_program_is_the_answer() -> None:
         (block("1000000000500"), "1000000000000"),
         (block("12"), "1,2"),
     )
-    assert [(each.reward, each.status) for each in found] == [
+    assert [(each.reward, each.status) for each in verdicts] == [
         (1.0, "ok"),
         (1.0, "ok"),
         (0.0, "ok"),
@@ -125,11 +125,11 @@ def test_the_value_of_a_program_is_the_answer() -> None:
         (0.0, "ok"),
         (0.0, "ok"),
     ]
-    assert [each.extracted for each in found[:4]] == ["18", "18", "21", "0.30000000000000004"]
+    assert [each.extracted for each in verdicts[:4]] == ["18", "18", "21", "0.30000000000000004"]
 
 
 def test_a_program_without_a_value_is_no_answer_of_any_kind() -> None:
-    found = judged(
+    verdicts = judged(
         "answers",
         (block("1 / 0"), "0"),
         (block("import os; os._exit(0)"), "0"),
@@ -137,7 +137,7 @@ def test_a_program_without_a_value_is_no_answer_of_any_kind() -> None:
         (block("x" * 70_000), "0"),
         timeout_s=30,
     )
-    assert [(each.reward, each.status) for each in found] == [(0.0, "parse_fail")] * 4
+    assert [(each.reward, each.status) for each in verdicts] == [(0.0, "parse_fail")] * 4
     for code, text, gold in (
         ("answers", block("while True: pass"), "0"),
         ("tests", fenced("while True: pass"), ADD),
@@ -150,8 +150,8 @@ def test_a_user_may_allow_packages_and_other_digits() -> None:
     third = fenced("import numpy as np\nprint(np.array([1 / 3]).sum().round(7))")
     gold = json.dumps({"inputs": [""], "outputs": ["0.33333333333"]})
     choices = [Choices(False, digits, ("numpy",)) for digits in (1e-9, 1e-6)]
-    found = [judged("tests", (third, gold), timeout_s=20, choices=each)[0] for each in choices]
-    assert [(each.reward, each.status) for each in found] == [(0.0, "ok"), (1.0, "ok")]
+    actual = [judged("tests", (third, gold), timeout_s=20, choices=each)[0] for each in choices]
+    assert [(each.reward, each.status) for each in actual] == [(0.0, "ok"), (1.0, "ok")]
     (value,) = judged(
         "answers", (block("0.3333333"), r"\frac{1}{3}"), timeout_s=20, choices=choices[1]
     )
@@ -160,8 +160,8 @@ def test_a_user_may_allow_packages_and_other_digits() -> None:
 
 
 def test_nothing_is_run_where_the_data_does_not_ask_for_it() -> None:
-    found = judged("none", (block("18"), "18"), (r"\boxed{18} " + block("1/0"), "18"))
-    assert [each.status for each in found] == ["no_answer", "ok"]
+    verdicts = judged("none", (block("18"), "18"), (r"\boxed{18} " + block("1/0"), "18"))
+    assert [each.status for each in verdicts] == ["no_answer", "ok"]
 
 
 REFUSED = f"""

@@ -1,59 +1,23 @@
-"""Programs written to do harm: each fails, each has its status, and nothing is left of it.
-
-Every program is bounded even where the sandbox fails: at most 200 processes, 2 GiB, loopback addresses, its own files.
-An attack that must fail prints ESCAPED if it succeeds.
-"""
+"""The sandbox itself: its filter, its input and output, what it leaves behind, and hosts that cannot isolate."""
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
-import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from prefixrl.scorer.sandbox import child, runner
-from prefixrl.scorer.sandbox.runner import (
-    GRACE_S,
-    PYTHON,
-    START_S,
-    ProgramLimits,
-    SandboxError,
-    probe,
-    run,
-)
+from prefixrl.scorer.sandbox.runner import PYTHON, START_S, ProgramLimits, SandboxError, probe, run
 from support.paths import ROOT
 
-LIMITS = ProgramLimits(wall_ms=1_500, cpu_s=1, memory_bytes=128 * 2**20)
 PATIENT = ProgramLimits(wall_ms=30_000, cpu_s=30, memory_bytes=128 * 2**20)
 """For programs that end by themselves, on a busy machine too."""
-BUSY_S = 10.0
-MARK = Path("/tmp/prefixrl-escaped")
-
-
-def tried(attack: str) -> str:
-    """Return a program that prints ESCAPED unless the attack raises."""
-    body = "".join(f"    {line}\n" for line in attack.splitlines())
-    return (
-        f"try:\n{body}except BaseException as error:\n    print('held', repr(error)[:200])\n"
-        "else:\n    print('ESCAPED')\n"
-    )
-
-
-PROGRAMS = tomllib.loads(Path(__file__).with_name("programs.toml").read_text(encoding="utf-8"))
-NOT_ALLOWED = {
-    name: text.replace("MARK", MARK.name) for name, text in PROGRAMS["not_allowed"].items()
-}
-ENDED = {name: (each["program"], set(each["statuses"])) for name, each in PROGRAMS["ended"].items()}
-HONEST = {name: (each["program"], each["prints"]) for name, each in PROGRAMS["honest"].items()}
-"""Programs of the standard library that must not notice the filter of system calls."""
 SLOW = """
 import signal, sys, threading
 from prefixrl.scorer.sandbox.runner import ProgramLimits, run
@@ -76,13 +40,6 @@ for number in range({CALLS}):
         os._exit(0)
     os.wait()
 """
-
-
-@pytest.mark.parametrize("name", HONEST)
-def test_an_honest_program_does_not_notice_the_sandbox(name: str) -> None:
-    source, expected = HONEST[name]
-    finished = run(source, b"given", PATIENT)
-    assert (finished.stdout.decode().strip(), finished.stderr) == (expected, b"")
 
 
 def test_no_call_reaches_the_kernel_but_those_on_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,22 +77,12 @@ def test_a_program_is_judged_though_every_process_around_it_is_told_to_stop() ->
     )
     try:
         assert asked.stdout is not None and asked.stdout.readline() == b"running\n"
-        for each in psutil.Process(asked.pid).children(recursive=True):
-            each.terminate()
+        for process in psutil.Process(asked.pid).children(recursive=True):
+            process.terminate()
         assert asked.stdout.read() == b"exited 0 late\n\n"
     finally:
         asked.kill()
         asked.communicate()
-
-
-@pytest.fixture
-def loopback() -> Iterator[int]:
-    """A service that must see nobody."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.setblocking(False)
-        yield server.getsockname()[1]
-        with pytest.raises(BlockingIOError):
-            server.accept()
 
 
 def sandboxes() -> set[int]:
@@ -152,36 +99,6 @@ def test_this_host_can_isolate() -> None:
     assert probe() is None
 
 
-def test_there_are_forty_hostile_programs() -> None:
-    assert len(NOT_ALLOWED) + len(ENDED) >= 40
-
-
-@pytest.mark.parametrize("name", NOT_ALLOWED)
-def test_what_is_not_allowed_does_not_succeed(name: str, loopback: int) -> None:
-    MARK.unlink(missing_ok=True)
-    attack = NOT_ALLOWED[name].replace("PORT", str(loopback))
-    finished = run(tried(attack), limits=LIMITS)
-    assert b"ESCAPED" not in finished.stdout
-    held = b"held" in finished.stdout or finished.status in ("killed", "timeout")
-    assert held, (finished, "the attack itself did not run")
-    assert not MARK.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ENDED)
-def test_what_does_not_end_is_ended_and_has_its_status(name: str) -> None:
-    before = sandboxes()
-    source, statuses = ENDED[name]
-    began_s = time.monotonic()
-    limits = PATIENT if statuses == {"exited"} else LIMITS
-    finished = run(source, limits=limits)
-    elapsed_s = time.monotonic() - began_s
-    assert finished.status in statuses
-    assert b"ESCAPED" not in finished.stdout
-    assert elapsed_s <= limits.wall_ms / 1000 + GRACE_S + BUSY_S
-    assert sandboxes() == before
-
-
 def test_what_a_program_starts_dies_with_it() -> None:
     source = (
         "import os, time\nif os.fork() == 0:\n    os.setsid()\n    os.execv('/usr/bin/sleep', ['prefixrl-orphan', "
@@ -191,10 +108,6 @@ def test_what_a_program_starts_dies_with_it() -> None:
     assert finished.stdout == b"left it\n", finished
     running = [each.info["cmdline"] for each in psutil.process_iter(["cmdline"])]
     assert not [line for line in running if line and line[0] == "prefixrl-orphan"]
-
-
-def test_a_program_cannot_say_for_the_sandbox_how_it_ended() -> None:
-    assert run(ENDED["says what the sandbox would say"][0], limits=PATIENT).code == 3
 
 
 def test_many_programs_leave_no_process_and_no_descriptor() -> None:
@@ -280,8 +193,8 @@ def test_an_interpreter_that_stands_under_tmp_runs_programs() -> None:
             "site-packages", "test", "tests", "__pycache__", "idlelib", "config-*"
         )
         shutil.copytree(library / version, home / "lib" / version, symlinks=True, ignore=ignored)
-        for each in library.glob("libpython*"):
-            shutil.copy2(each, home / "lib", follow_symlinks=False)
+        for path in library.glob("libpython*"):
+            shutil.copy2(path, home / "lib", follow_symlinks=False)
         code = (
             "import sys; from prefixrl.scorer.sandbox.runner import probe, run; print(probe(), "
             "run('import os, sys, tempfile; print(sys.prefix, os.listdir(\"/tmp\"), tempfile.TemporaryFile() and 1)'))"

@@ -35,7 +35,6 @@ from support.completions_server import (
     written,
 )
 from support.paths import EXAMPLE
-from support.tables import table
 
 TARGET = EXAMPLE / "target"
 PATIENT_S = 120.0
@@ -129,13 +128,13 @@ def once(reply: Reply, times: int = 1) -> Any:
 
 def test_a_row_is_continued_as_it_stands_with_its_own_seed_and_nothing_left_to_defaults() -> None:
     with serving() as server, engine_of(server) as engine:
-        each = job(top_k=5, top_p=0.9, min_p=0.1)
-        rows = run(engine, each)["a"]
-        assert texts(rows) == expected(each)
+        submitted_job = job(top_k=5, top_p=0.9, min_p=0.1)
+        rows = run(engine, submitted_job)["a"]
+        assert texts(rows) == expected(submitted_job)
         assert all(row.finish == "length" and row.logprobs.size == 0 for row in rows)
         assert {request.path for request in server.rows} == {"/v1/completions"}
         by_prompt = {len(request.body["prompt"]): request.body for request in server.rows}
-        for row, draws in zip(each.rows, each.uniforms, strict=True):
+        for row, draws in zip(submitted_job.rows, submitted_job.uniforms, strict=True):
             assert by_prompt[row.size] == {
                 "model": MODEL,
                 "prompt": row.tolist(),
@@ -162,8 +161,8 @@ def test_strict_servers_get_only_what_openais_api_has_and_their_text_is_kept() -
 
     strict = {"dialect": "openai", "prompt": "text"}
     with serving(script) as server, engine_of(server, **strict) as engine:
-        each = job(rows=2)
-        rows = run(engine, each)["a"]
+        submitted_job = job(rows=2)
+        rows = run(engine, submitted_job)["a"]
         renderer = Renderer(str(TARGET), 64)
         assert [
             request.body for request in sorted(server.rows, key=lambda r: r.body["prompt"])
@@ -178,14 +177,14 @@ def test_strict_servers_get_only_what_openais_api_has_and_their_text_is_kept() -
                 "stop": ["<|end|>"],
             }
             for row, draws in sorted(
-                zip(each.rows, each.uniforms, strict=True),
+                zip(submitted_job.rows, submitted_job.uniforms, strict=True),
                 key=lambda pair: renderer.decode_with_special(pair[0]),
             )
         ]
         assert [(row.text, row.finish) for row in rows] == [("\\boxed{7}", "eos")] * 2
         assert renderer.text(rows[0].tokens) == "\\boxed{7}"
         # Nothing was counted there, so it is counted here.
-        assert engine.usage.prompt_tokens == sum(row.size for row in each.rows)
+        assert engine.usage.prompt_tokens == sum(row.size for row in submitted_job.rows)
 
 
 def test_an_empty_completion_and_one_that_stopped_are_answers() -> None:
@@ -225,15 +224,15 @@ def test_the_time_of_a_request_begins_when_it_is_its_turn() -> None:
         return None
 
     with serving(script) as server, engine_of(server, requests=4) as engine:
-        each = job(rows=8)
-        engine.submit(each)
+        submitted_job = job(rows=8)
+        engine.submit(submitted_job)
         deadline_s = time.monotonic() + PATIENT_S
         while server.most_at_once < 4 and time.monotonic() < deadline_s:
             engine.step(0.01)
         assert engine._endpoint.asking == 4
         holds.set()
         (result,) = finish(engine, 1)
-        assert texts(result.rows) == expected(each)
+        assert texts(result.rows) == expected(submitted_job)
 
 
 def test_only_a_job_of_which_nothing_was_asked_can_be_cancelled() -> None:
@@ -251,14 +250,14 @@ def test_a_context_is_filled_up_and_a_row_without_room_in_it_is_a_row_with_an_er
     with serving() as server, engine_of(server) as engine:
         server_context = 128
         long = [np.full(size, 3, dtype=np.int32) for size in (server_context - 2, server_context)]
-        each = Job(
+        submitted_job = Job(
             "a",
             tuple(long),
             row_uniforms(1, "c", 2, NEW),
             Sampling(temperature=0.0, max_new_tokens=NEW),
             frozenset(),
         )
-        fitting, full = run(engine, each)["a"]
+        fitting, full = run(engine, submitted_job)["a"]
         assert fitting.tokens.size == 2 and fitting.finish == "length"
         assert full.finish == "error" and "128 tokens leave no room" in full.error
 
@@ -299,9 +298,9 @@ def test_an_answer_to_another_prompt_ends_the_worker() -> None:
 )
 def test_what_fails_is_asked_again_with_the_same_seed_and_counted(reply: Reply) -> None:
     with serving(once(reply, times=2)) as server, engine_of(server) as engine:
-        each = job(rows=3)
-        assert texts(run(engine, each)["a"]) == expected(each)
-        for row in each.rows:
+        submitted_job = job(rows=3)
+        assert texts(run(engine, submitted_job)["a"]) == expected(submitted_job)
+        for row in submitted_job.rows:
             bodies = [r.raw for r in server.rows if r.body["prompt"] == row.tolist()]
             assert len(bodies) == 3 and len(set(bodies)) == 1
         assert (engine.usage.requests, engine.usage.retries) == (1 + 3, 2 * 3)
@@ -318,8 +317,8 @@ def test_a_huge_answer_is_not_read_to_its_end_and_asked_for_again(
         serving(once(Reply(content=b'{"choices": "' + b"x" * 10_000_000))) as server,
         engine_of(server) as engine,
     ):
-        each = job(rows=2)
-        assert texts(run(engine, each)["a"]) == expected(each)
+        submitted_job = job(rows=2)
+        assert texts(run(engine, submitted_job)["a"]) == expected(submitted_job)
         assert engine.usage.retries == 2
 
 
@@ -333,8 +332,8 @@ def test_nothing_is_asked_before_the_time_that_a_rate_limit_names() -> None:
         return None
 
     with serving(script) as server, engine_of(server, requests=1) as engine:
-        each = job(rows=4)
-        assert texts(run(engine, each)["a"]) == expected(each)
+        submitted_job = job(rows=4)
+        assert texts(run(engine, submitted_job)["a"]) == expected(submitted_job)
         _first, *later = [request.at_s for request in server.rows]
         assert len(later) == 4
         assert min(later) - limited_at_s[0] >= 2.0 - 0.01
@@ -371,11 +370,11 @@ def test_a_row_that_is_refused_is_a_row_with_an_error_and_the_others_go_on(statu
         return Reply(status, failure("maximum context length is 3")) if is_bad else None
 
     with serving(script) as server, engine_of(server) as engine:
-        each = job(rows=3)
-        first, bad, last = run(engine, each)["a"]
+        submitted_job = job(rows=3)
+        first, bad, last = run(engine, submitted_job)["a"]
         assert [first.tokens.tolist(), last.tokens.tolist()] == [
-            expected(each)[0],
-            expected(each)[2],
+            expected(submitted_job)[0],
+            expected(submitted_job)[2],
         ]
         assert bad.finish == "error" and not bad.tokens.size
         assert f"{status} maximum context length is 3" in bad.error
@@ -418,8 +417,8 @@ def test_a_rest_that_outlasts_the_patience_is_told_and_ends_where_a_trial_is_ans
         return None
 
     with serving(script) as server, engine_of(server, patience_s=2.0) as engine:
-        each = job(rows=3)
-        engine.submit(each)
+        submitted_job = job(rows=3)
+        engine.submit(submitted_job)
         done: list[JobResult] = []
         said, deadline_s = set(), time.monotonic() + PATIENT_S
         while not done and time.monotonic() < deadline_s:
@@ -428,7 +427,7 @@ def test_a_rest_that_outlasts_the_patience_is_told_and_ends_where_a_trial_is_ans
             if engine._endpoint.outage is None and engine.waits_for:
                 said.add(engine.waits_for)
                 assert done or engine.progress > before
-        assert [texts(result.rows) for result in done] == [expected(each)]
+        assert [texts(result.rows) for result in done] == [expected(submitted_job)]
     assert any("429 later (Retry-After: 3600 s)" in each for each in said)
 
 
@@ -534,7 +533,16 @@ def test_a_wrong_key_or_none_is_a_mistake_of_the_user(monkeypatch: pytest.Monkey
         assert "Incorrect API key provided: ***" in said
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("proxy", "said"),
+    [
+        pytest.param(
+            "http://user:sec/ret@host:1", "an address is not a URL", id="a slash in the password"
+        ),
+        pytest.param("ftp://user:secret@host:1", "scheme", id="ftp"),
+        pytest.param("socks5://user:secret@host:1", "socksio", id="socks5"),
+    ],
+)
 def test_a_proxy_of_the_environment_that_cannot_be_used_is_told_without_its_password(
     proxy: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

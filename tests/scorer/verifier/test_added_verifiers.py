@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 
 from prefixrl.common.config.foreign import verifier as records
-from prefixrl.common.config.foreign.plugins import plugins
 from prefixrl.common.config.foreign.verifier import BUILT_IN, MATHEMATICS, SANDBOXED
 from prefixrl.common.config.load import from_json, import_functions, load
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.run.digests import function_digest
 from prefixrl.scorer.verifier.exchange import Choices
-from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
+from prefixrl.scorer.verifier.pool import VerifierPool
 from prefixrl.scorer.verifier.rules.verify import Judgement
 from prefixrl.scorer.verifier.verifiers import SANDBOX
+from support.packages import installed
 
 PATIENCE_S = 60
 TIMEOUT_S = 2
@@ -59,20 +58,11 @@ def judge(question, text, gold, settings):
 PARITY = AnswerVerifier("parity", judge)
 OTHER = AnswerVerifier("another name", judge)
 """
-REWARD = """
-from added_rewards import __name__ as package
-
-def score(question, text, gold):
-    return {"reward": 1 / (1 + len(text)), "letters": len(text)}
-"""
 ENTRY_POINTS = """[prefixrl.verifiers]
 parity = added_parity:PARITY
 renamed = added_parity:OTHER
 broken = added_broken:VERIFIER
 no_record = added_parity:WORDS
-[prefixrl.rewards]
-shortness = added_rewards.short:score
-lost = added_rewards.lost:score
 """
 RUN_FILE = """
 directory = "run"
@@ -87,32 +77,15 @@ iterations = 1
 """
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as pip leaves one: modules, and the metadata of their package."""
-    folder = tmp_path_factory.mktemp("installed")
-    (folder / "added_parity.py").write_text(PACKAGE)
-    (folder / "added_broken.py").write_text("import a_module_that_is_not_there\n")
-    (folder / "added_rewards").mkdir()
-    (folder / "added_rewards" / "__init__.py").touch()
-    (folder / "added_rewards" / "short.py").write_text(REWARD)
-    metadata = folder / "parity_prover-1.2.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: parity-prover\nVersion: 1.2\n")
-    (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
-    return folder
-
-
 @pytest.fixture(autouse=True)
-def on_the_path(installed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Children of a pool find packages by PYTHONPATH, as they would in site-packages."""
-    monkeypatch.syspath_prepend(installed)
-    monkeypatch.setenv("PYTHONPATH", str(installed))
-    plugins.cache_clear()
-    records.load_verifier.cache_clear()
-    yield
-    plugins.cache_clear()
-    records.load_verifier.cache_clear()
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with an installed package; children of a pool find it by PYTHONPATH."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "added_broken.py").write_text("import a_module_that_is_not_there\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    with installed(folder, "added_parity", ENTRY_POINTS, PACKAGE):
+        yield folder
 
 
 @pytest.fixture
@@ -199,7 +172,7 @@ def test_a_run_file_names_it_by_code(run_file: Path) -> None:
     ("name", "reason"),
     [
         ("broken", "added_broken:VERIFIER cannot be loaded: ModuleNotFoundError"),
-        ("no_record", "expected a AnswerVerifier with the name 'no_record'"),
+        ("no_record", "expected an AnswerVerifier with the name 'no_record'"),
         ("renamed", "has the name 'another name'; both must be the same"),
     ],
     ids=["import fails", "no record", "other name"],
@@ -207,52 +180,18 @@ def test_a_run_file_names_it_by_code(run_file: Path) -> None:
 def test_a_broken_one_is_named_with_its_package(run_file: Path, name: str, reason: str) -> None:
     with pytest.raises(ConfigError) as caught:
         import_functions(load(run_file, (f"data.code={name}",)))
-    words = f"parity-prover 1.2 adds '{name}' to prefixrl.verifiers, but "
+    words = f"added_parity 1.0 adds '{name}' to prefixrl.verifiers, but "
     assert words in str(caught.value) and reason in str(caught.value)
 
 
-def test_a_broken_one_ends_the_learner_with_exit_code_2(run_file: Path, installed: Path) -> None:
+def test_a_broken_one_ends_the_learner_with_exit_code_2(run_file: Path, site: Path) -> None:
     command = [sys.executable, "-m", "prefixrl.learner", str(run_file), "--set", "data.code=broken"]
-    environment = os.environ | {"PYTHONPATH": str(installed)}
+    environment = os.environ | {"PYTHONPATH": str(site)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2, ended.stderr
-    assert "parity-prover 1.2 adds 'broken' to prefixrl.verifiers" in ended.stderr
+    assert "added_parity 1.0 adds 'broken' to prefixrl.verifiers" in ended.stderr
 
 
-def test_one_that_is_not_installed_here_is_named(installed: Path) -> None:
+def test_one_that_is_not_installed_here_is_named() -> None:
     with pytest.raises(ConfigError, match="no installed package adds a verifier 'lean'"):
         records.load_verifier("lean")
-
-
-def test_reward_function_may_be_the_name_of_a_reward_of_a_package(
-    run_file: Path, installed: Path
-) -> None:
-    config = load(run_file, ('reward.function="shortness"',))
-    path = installed / "added_rewards" / "short.py"
-    assert config.reward.function == f"{path}:score"
-    import_functions(config)
-    function = RewardFunction(config.reward.function, function_digest(config.reward.function))
-    pool = VerifierPool(1, TIMEOUT_S, function, cache_entries=0)
-    try:
-        pool.submit(0, "abc", "it is odd")
-        while pool.pending:
-            pool.wait(1.0)
-            verdicts = pool.poll()
-    finally:
-        pool.close()
-    expected = Judgement(0.25, "ok", "", parts={"letters": 3.0}, rule="function")
-    assert verdicts == [(0, expected)]
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("lost", "parity-prover 1.2 adds 'lost' to prefixrl.rewards, but its module added_rewards"),
-        ("length", "none of the rewards that installed packages add ('lost', 'shortness')"),
-    ],
-    ids=["no module", "no such name"],
-)
-def test_a_reward_that_is_not_there_is_named(run_file: Path, name: str, reason: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load(run_file, (f'reward.function="{name}"',))
-    assert reason in str(caught.value)

@@ -29,15 +29,15 @@ def judged_in_time(
     pool: VerifierPool, asked: dict[int, tuple[str, str]]
 ) -> dict[int, tuple[Judgement, float]]:
     """Verdicts and seconds of ordinary answers, asked again where the time was up."""
-    found: dict[int, tuple[Judgement, float]] = {}
+    results: dict[int, tuple[Judgement, float]] = {}
     for _ in range(TRIES):
-        found |= judged(pool, {key: each for key, each in asked.items() if key not in found})
-        late = {key for key in asked if found[key][0].status == "timeout"}
+        results |= judged(pool, {key: each for key, each in asked.items() if key not in results})
+        late = {key for key in asked if results[key][0].status == "timeout"}
         if not late:
             break
-        found = {key: each for key, each in found.items() if key not in late}
-    assert not asked.keys() - found.keys(), f"late {TRIES} times: {asked.keys() - found.keys()}"
-    return found
+        results = {key: each for key, each in results.items() if key not in late}
+    assert not asked.keys() - results.keys(), f"late {TRIES} times: {asked.keys() - results.keys()}"
+    return results
 
 
 def peak_bytes(pid: int) -> int:
@@ -60,13 +60,13 @@ def test_every_hostile_answer_ends_and_so_does_the_one_beside_it() -> None:
         for number, (name, answer) in enumerate(HOSTILE.items(), start=1):
             hostile, plain = 2 * number, 2 * number + 1
             asked = {hostile: (answer, r"\ln y+7"), plain: (rf"{number}+\ln y", rf"\ln y+{number}")}
-            found = judged(pool, asked)
-            verdict, elapsed_s = found[hostile]
+            verdicts = judged(pool, asked)
+            verdict, elapsed_s = verdicts[hostile]
             statuses[name] = verdict.status
             assert verdict.reward == 0.0, name
             assert verdict.status in ("ok", "parse_fail", "timeout"), (name, verdict)
             assert elapsed_s <= TIMEOUT_S + ALLOWED_S + BUSY_S, name
-            right, waited_s = found[plain]
+            right, waited_s = verdicts[plain]
             if right.status == "timeout":
                 late += 1
                 ((right, _),) = judged_in_time(pool, {plain: asked[plain]}).values()

@@ -45,22 +45,22 @@ def of_the_docs() -> str:
     blocks = re.findall(
         r"```python\n(.*?)```", (ROOT / "docs/objectives.md").read_text(encoding="utf-8"), re.DOTALL
     )
-    (found,) = (each for each in blocks if "JUDGE_URL" in each)
-    return found
+    (result,) = (each for each in blocks if "JUDGE_URL" in each)
+    return result
 
 
 def judged(place: str, golds: dict[str, str]) -> list[Judgement]:
     pool = VerifierPool(1, 60, RewardFunction(place, function_digest(place)))
-    found: dict[int, Judgement] = {}
+    results: dict[int, Judgement] = {}
     try:
         for key, (text, gold) in enumerate(golds.items()):
             pool.submit(key, text, gold, "Where is it?")
         while pool.pending:
             pool.wait(1.0)
-            found |= dict(pool.poll())
+            results |= dict(pool.poll())
     finally:
         pool.close()
-    return [found[key] for key in range(len(golds))]
+    return [results[key] for key in range(len(golds))]
 
 
 def test_the_judge_of_the_docs_is_asked_only_where_the_verifier_says_wrong(tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_the_judge_of_the_docs_is_asked_only_where_the_verifier_says_wrong(tmp_p
             r"\boxed{west}": "east",
             "none": "east",
         }
-        found = judged(place, golds)
-    assert [(each.reward, each.status) for each in found] == [
+        verdicts = judged(place, golds)
+    assert [(each.reward, each.status) for each in verdicts] == [
         (1.0, "ok"),
         (1.0, "ok"),
         (0.0, "ok"),

@@ -16,7 +16,6 @@ from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
 from prefixrl.scorer.verifier.pool import START_DEADLINE_S, VerifierPool
 from prefixrl.scorer.verifier.rules.verify import SYMPY_RULE, Judgement
 from prefixrl.scorer.verifier.verifiers import deadline_s
-from support.tables import program
 
 EQUAL = (r"\boxed{1+\ln x}", r"\ln x+1")
 HANGS = (r"\boxed{(x+1)^{9999}}", r"\ln y+7")
@@ -341,7 +340,17 @@ def test_children_that_cannot_start_end_the_scorer_by_name(monkeypatch: pytest.M
             verdicts(pool)
 
 
-OWNER = program(__file__, "OWNER")
+OWNER = r"""
+import time
+from prefixrl.scorer.verifier.pool import VerifierPool
+
+pool = VerifierPool(2, 20)
+pool.submit(1, r"\boxed{1+\ln x}", r"\ln x+1")
+while not pool.poll():
+    pool.wait(1.0)
+print(*pool.child_pids, flush=True)
+time.sleep(600)
+"""
 
 
 def test_children_die_with_their_parent(tmp_path: Path) -> None:

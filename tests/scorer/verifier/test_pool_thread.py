@@ -57,14 +57,14 @@ def thread(tmp_path: Path) -> Iterator[PoolThread]:
 
 
 def verdicts(thread: PoolThread, count: int) -> dict[int, Judgement]:
-    found: dict[int, Judgement] = {}
+    results: dict[int, Judgement] = {}
 
     def are_all_there() -> bool:
-        found.update(thread.poll())
-        return len(found) == count
+        results.update(thread.poll())
+        return len(results) == count
 
     wait_until(are_all_there, 60.0)
-    return found
+    return results
 
 
 def test_all_answers_are_judged_within_one_step_of_an_engine(thread: PoolThread) -> None:
@@ -72,8 +72,8 @@ def test_all_answers_are_judged_within_one_step_of_an_engine(thread: PoolThread)
         thread.submit(row, str(row), "7", "0.001")
     # The step of an engine, in which nothing of the pool is called.
     time.sleep(5.0)
-    found = dict(thread.poll())
-    assert {row: judged.reward for row, judged in found.items()} == {
+    actual = dict(thread.poll())
+    assert {row: judged.reward for row, judged in actual.items()} == {
         row: float(row == 7) for row in range(ROWS)
     }
 

@@ -22,7 +22,6 @@ from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
 from prefixrl.scorer.verifier.rules.verify import Judgement
 from prefixrl.scorer.verifier.scoring import Scoring, loaded
 from support.fakes import wait_until
-from support.tables import program, table
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +29,109 @@ PATIENCE_S = 200
 BUSY_S = 10.0
 """Additional time on a machine that does other work."""
 
-SOURCE = program(__file__, "SOURCE")
-STARTS = program(__file__, "STARTS")
-OWNER = program(__file__, "OWNER")
-AS_FIRST_PROCESS = program(__file__, "AS_FIRST_PROCESS")
-FORKS = program(__file__, "FORKS")
+SOURCE = """
+import math
+import os
+import sys
+import time
+
+import numpy as np
+
+RETURNED = {"1.5": 1.5, "-0.1": -0.1, "nan": math.nan, "inf": math.inf, "None": None, "'1'": "1", "0": 0, "0.25": 0.25}
+RETURNED |= {"True": True, "1.0": 1.0, "np.True_": np.bool_(True), "np.float32": np.float32(0.25), "10**400": 10**400}
+RETURNED |= {"parts": {"reward": 0.5, "form": np.float32(0.25), "right": True}, "no reward": {"form": 1.0}}
+RETURNED |= {"text": {"reward": 0.5, "form": "good"}, "many": {"reward": 0.5} | {str(each): 1 for each in range(17)}}
+
+
+def score(question, answer, gold):
+    if answer == "hang":
+        time.sleep(600)
+    if answer == "loop":
+        while True:
+            pass
+    if answer == "die":
+        os._exit(7)
+    if answer == "raise":
+        raise ValueError("no such thing")
+    if answer == "print":
+        print("this must not reach the pipe of the verdicts", sys.stdin.read())
+    if answer.startswith("variable "):
+        return {"reward": 1.0, "found": answer.removeprefix("variable ") in os.environ}
+    if answer.startswith("return "):
+        return RETURNED[answer.removeprefix("return ")]
+    return (len(question) + len(gold)) / max(1, len(answer))
+"""
+STARTS = """
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def score(question, text, gold):
+    waiting = "import sys, time; open(sys.argv[1], 'a').write('begun'); time.sleep(600)"
+    program = subprocess.Popen([sys.executable, "-c", waiting, question])
+    while not os.path.exists(question):
+        time.sleep(0.01)
+    Path(gold).write_text(f"{os.getpid()} {program.pid}")
+    if text == "die":
+        os._exit(7)
+    if text == "terminate":
+        program.terminate()
+        return float(program.wait() == -15)
+    time.sleep(600 if text == "hang" else 0)
+    return 0.5
+"""
+OWNER = """
+import os, sys, time
+from prefixrl.common.run.digests import function_digest
+from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
+
+pool = VerifierPool(1, 600, RewardFunction(sys.argv[1], function_digest(sys.argv[1])))
+pool.submit(0, *sys.argv[2:])
+pool.wait(1.0)
+if os.fork() == 0:  # as a library may do; it holds the pipes open
+    time.sleep(60)
+    os._exit(0)
+while True:
+    pool.wait(1.0)
+    pool.poll()
+"""
+AS_FIRST_PROCESS = """
+import ctypes, sys
+import psutil
+from prefixrl.common.run.digests import function_digest
+from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
+
+PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+pool = VerifierPool(1, 1, RewardFunction(sys.argv[1], function_digest(sys.argv[1])))
+for number in range(2):
+    pool.submit(number, "hang", f"{sys.argv[2]}{number}", f"{sys.argv[3]}{number}")
+while pool.pending:
+    pool.wait(1.0)
+    pool.poll()
+pool.close()
+names = [each.name() for each in psutil.Process().children(recursive=True)]
+print([each for each in names if each.startswith("prefixrl")])
+"""
+FORKS = """
+import os
+import sys
+
+
+def score(question, text, gold):
+    if (copy := os.fork()) == 0:
+        if text == "0.25":
+            return 1.0
+        if text == "0.5":
+            raise ValueError("of a copy")
+        sys.exit(3)
+    code = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
+    assert code == {"0.25": 0, "0.5": 1}.get(text, 3), code
+    return float(text)
+"""
 RAISING_LINE = 1 + SOURCE.splitlines().index('        raise ValueError("no such thing")')
 
 
@@ -56,13 +153,13 @@ def pool_with(
 
 def verdicts(pool: VerifierPool, count: int) -> list[Judgement]:
     """The verdicts on the first answers submitted, by key."""
-    found: dict[int, Judgement] = {}
+    results: dict[int, Judgement] = {}
     deadline_s = time.monotonic() + PATIENCE_S
     while pool.pending:
         assert time.monotonic() < deadline_s, f"{pool.pending} answers are still pending"
         pool.wait(1.0)
-        found |= dict(pool.poll())
-    return [found[key] for key in range(count)]
+        results |= dict(pool.poll())
+    return [results[key] for key in range(count)]
 
 
 def judged(pool: VerifierPool, *answers: str) -> list[Judgement]:
@@ -74,10 +171,10 @@ def judged(pool: VerifierPool, *answers: str) -> list[Judgement]:
 def test_it_gets_question_text_and_gold_and_may_give_fractions(tmp_path: Path) -> None:
     with pool_with(tmp_path) as pool:
         whole = r"so \boxed{3}" + "." * 20
-        found = judged(pool, whole, "return 0", "return True", "return 0.25", "print" + "." * 27)
-    assert [each.status for each in found] == ["ok"] * 5
-    assert [each.reward for each in found] == [8 / len(whole), 0.0, 1.0, 0.25, 0.25]
-    assert found[0].extracted == "3" and found[1].extracted == ""
+        actual = judged(pool, whole, "return 0", "return True", "return 0.25", "print" + "." * 27)
+    assert [each.status for each in actual] == ["ok"] * 5
+    assert [each.reward for each in actual] == [8 / len(whole), 0.0, 1.0, 0.25, 0.25]
+    assert actual[0].extracted == "3" and actual[1].extracted == ""
 
 
 @pytest.mark.parametrize("value", ["1.5", "-0.1", "nan", "inf", "None", "'1'"])
@@ -94,8 +191,8 @@ def test_numpys_scalars_are_rewards_and_an_integer_past_all_floats_is_an_error(
     tmp_path: Path,
 ) -> None:
     with pool_with(tmp_path) as pool:
-        *found, wrong = judged(pool, "return np.True_", "return np.float32", "return 10**400")
-    assert [(each.reward, each.status) for each in found] == [(1.0, "ok"), (0.25, "ok")]
+        *actual, wrong = judged(pool, "return np.True_", "return np.float32", "return 10**400")
+    assert [(each.reward, each.status) for each in actual] == [(1.0, "ok"), (0.25, "ok")]
     assert (wrong.status, wrong.fault) == ("error", "function returned no reward")
     assert wrong.extracted is not None and "a reward is a finite number" in wrong.extracted
 
@@ -129,8 +226,8 @@ def test_it_finds_the_variables_that_are_named_and_no_others(
     monkeypatch.setenv("JUDGE_KEY", "k")
     monkeypatch.setenv("OTHER_KEY", "k")
     with pool_with(tmp_path, environment=("JUDGE_KEY",)) as pool:
-        found = judged(pool, "variable JUDGE_KEY", "variable OTHER_KEY", "variable PATH")
-    assert [each.parts["found"] for each in found] == [1.0, 0.0, 1.0]
+        actual = judged(pool, "variable JUDGE_KEY", "variable OTHER_KEY", "variable PATH")
+    assert [each.parts["found"] for each in actual] == [1.0, 0.0, 1.0]
 
 
 def test_an_exception_is_an_error_with_file_and_line(tmp_path: Path) -> None:
@@ -235,11 +332,11 @@ def test_it_may_take_the_verifiers_verdict_whatever_that_is(tmp_path: Path) -> N
         (r"\boxed{(x+1)^{9999}}", r"\ln y+7"),
     ]
     # The limit is short for the last one, which would use up any.
-    found = judged_with(tmp_path, PAIRED, asked, timeout_s=4)
-    assert [each.status for each in found] == ["ok"] * len(asked)
-    assert [each.reward for each in found[:6]] == [1.0, 1.0, 0.0, 0.125, 0.25, 0.625]
-    assert found[6].reward == 0.375, "a formula that hangs costs the function no call"
-    assert found[1].extracted == r"1+\ln x"
+    actual = judged_with(tmp_path, PAIRED, asked, timeout_s=4)
+    assert [each.status for each in actual] == ["ok"] * len(asked)
+    assert [each.reward for each in actual[:6]] == [1.0, 1.0, 0.0, 0.125, 0.25, 0.625]
+    assert actual[6].reward == 0.375, "a formula that hangs costs the function no call"
+    assert actual[1].extracted == r"1+\ln x"
 
 
 def test_it_may_ask_the_verifier_about_any_text(tmp_path: Path) -> None:
@@ -249,8 +346,8 @@ def test_it_may_ask_the_verifier_about_any_text(tmp_path: Path) -> None:
         ("none\n1+\\ln x", r"\ln x+1"),
         ("none\n", "7"),
     ]
-    found = judged_with(tmp_path, ASKING, asked)
-    assert [(each.reward, each.status) for each in found] == [
+    actual = judged_with(tmp_path, ASKING, asked)
+    assert [(each.reward, each.status) for each in actual] == [
         (1.0, "ok"),
         (0.5, "ok"),
         (0.5, "ok"),
@@ -258,7 +355,27 @@ def test_it_may_ask_the_verifier_about_any_text(tmp_path: Path) -> None:
     ]
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        pytest.param(
+            "def score(question, text): ...",
+            "too many positional arguments",
+            id="too few arguments",
+        ),
+        pytest.param(
+            "def score(question, text, gold, other): ...",
+            "missing a required argument: 'other'",
+            id="too many arguments",
+        ),
+        pytest.param(
+            "def score(question, text, gold, *, temperature): ...",
+            "missing a required",
+            id="an unknown keyword",
+        ),
+        pytest.param("async def score(question, text, gold): ...", "is async", id="async"),
+    ],
+)
 def test_a_function_that_cannot_be_called_so_is_refused_where_the_run_file_is_read(
     tmp_path: Path, source: str, reason: str
 ) -> None:
@@ -274,7 +391,20 @@ def test_a_function_that_cannot_be_called_so_is_refused_where_the_run_file_is_re
         user_function.check_call("reward.function", place)
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param("def score(question, text, gold): ...", id="three arguments"),
+        pytest.param("def score(q, t, g, verdict): ...", id="a verdict"),
+        pytest.param("def score(q, t, g, /, *, verify, verdict): ...", id="keywords only"),
+        pytest.param("def score(q, t, g, scale=2.0): ...", id="a default"),
+        pytest.param("def score(*given): ...", id="a list of arguments"),
+        pytest.param("def score(*given, verdict, **rest): ...", id="any keyword"),
+        pytest.param("score = max", id="a builtin"),
+        pytest.param("class score:\n    def __init__(self, q, t, g): ...", id="a class"),
+        pytest.param("def score(): ...\ndef score(q, t, g): ...", id="the last of two"),
+    ],
+)
 def test_every_signature_that_can_be_called_is_taken(tmp_path: Path, source: str) -> None:
     (tmp_path / "mine.py").write_text(source)
     user_function.check_call(
@@ -283,11 +413,28 @@ def test_every_signature_that_can_be_called_is_taken(tmp_path: Path, source: str
 
 
 NAMED_S = 5.0
-FILLS = program(__file__, "FILLS")
+FILLS = """
+    if answer == "fill":
+        held = []
+        while True:
+            held.append(bytearray(64 * 2**20))
+    if answer == "leave":
+        sys.exit("no service")
+"""
 
 
 @pytest.mark.slow
-@table(__file__)
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        pytest.param("hang", "no answer for ", id="hangs"),
+        pytest.param("die", "its process ended with an answer unjudged", id="dies"),
+        pytest.param("leave", "function raised", id="exits"),
+        pytest.param("raise", "function raised", id="raises"),
+        pytest.param("return nan", "function returned no reward", id="returns nan"),
+        pytest.param("fill", "function raised", id="fills its memory"),
+    ],
+)
 def test_a_function_that_fails_is_named_within_seconds_and_the_other_rows_are_judged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, answer: str, named: str
 ) -> None:
@@ -299,19 +446,19 @@ def test_a_function_that_fails_is_named_within_seconds_and_the_other_rows_are_ju
         others = 30
         for key in range(1, 1 + others):
             pool.submit(key, "return 0.25" if key == 1 else "x" * key, "gold", "why?")
-        found: dict[int, Judgement] = {}
+        actual: dict[int, Judgement] = {}
         while pool.pending:
             assert time.monotonic() < began_s + PATIENCE_S
             pool.wait(0.05)
-            found |= dict(pool.poll())
+            actual |= dict(pool.poll())
             told = f"{pool.trouble} {caplog.text}"
             if named_s is None and named in told:
                 named_s = time.monotonic() - began_s
                 assert "mine.py:score" in told
     assert named_s is not None and named_s <= NAMED_S + BUSY_S
-    assert found[0].status == "error"
-    assert found[1].reward == 0.25
-    assert [found[key].reward for key in range(8, 1 + others)] == [
+    assert actual[0].status == "error"
+    assert actual[1].reward == 0.25
+    assert [actual[key].reward for key in range(8, 1 + others)] == [
         8 / key for key in range(8, 1 + others)
     ]
     log.info("%s: named after %.2f s", answer, named_s)
@@ -379,5 +526,7 @@ def test_stop_signals_end_programs_that_it_started_but_not_its_child(tmp_path: P
 def test_a_copy_that_it_forks_answers_for_no_text(tmp_path: Path) -> None:
     texts = ["0.25", "0.5", "0.75", "0.125", "0.375"]
     with pool_with(tmp_path, FORKS) as pool:
-        found = judged(pool, *texts)
-    assert [(each.reward, each.status) for each in found] == [(float(text), "ok") for text in texts]
+        actual = judged(pool, *texts)
+    assert [(each.reward, each.status) for each in actual] == [
+        (float(text), "ok") for text in texts
+    ]

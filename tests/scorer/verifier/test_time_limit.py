@@ -11,8 +11,8 @@ from prefixrl.scorer.verifier.time_limit import time_limit
 def test_work_that_is_done_in_time_is_left_alone() -> None:
     before = signal.getsignal(signal.SIGALRM)
     with time_limit(60):
-        found = sum(range(1000))
-    assert found == 499500
+        actual = sum(range(1000))
+    assert actual == 499500
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 

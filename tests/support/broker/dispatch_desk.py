@@ -61,9 +61,8 @@ class Desk:
         self.now_s += 0.1
         self.dispatcher.dispatch(self.now_s)
         names = {each.identity: each.name for each in self.dispatcher.registry.by_identity.values()}
-        for identity, message in self.dispatcher.outgoing:
+        for identity, message, _ in self.dispatcher.outbox.after_sync():
             self.inboxes[names[identity]].append(message)
-        self.dispatcher.outgoing.clear()
 
     def tasks(self, worker: Worker, kind: type[Any]) -> list[Any]:
         """Return the messages of a type that a worker received since the last call."""

@@ -142,10 +142,10 @@ class FuzzedBroker:
             note = WeightsNote(
                 iteration, f"d{iteration}", pack_tokens([1, 2, 3]), pack_logprobs([-1.0, -2.0])
             )
-            wanted = tuple(range(self._draw.randrange(4)))
+            expected = tuple(range(self._draw.randrange(4)))
             requests = (
                 GetBatch(iteration, 0, 1),
-                GetGroups(iteration, wanted),
+                GetGroups(iteration, expected),
                 IterationDone(iteration, iteration),
                 Published(note),
             )
@@ -171,9 +171,9 @@ class FuzzedBroker:
         broker, now_s = self.broker, time.monotonic()
         broker._give_up_lost(now_s)
         answers = broker.batches.answers(now_s)
+        broker.outbox.add_batches(answers)
         broker.dispatcher.dispatch(now_s)
-        broker._write_down(now_s)
-        for peer, (message, payload) in answers.items():
+        broker._write_records(now_s)
+        for message, _ in answers.values():
             self.counts[f"answered {type(message).__name__}"] += 1
-            broker._send(peer, message, payload)
-        broker._send_all(broker.dispatcher.outgoing)
+        broker._send_after_sync()

@@ -1,17 +1,11 @@
 """Moves a ledger by hand: sample what the window allows, deliver verdicts for a group."""
 
-from prefixrl.common.wire.messages.groups import Fault, GroupPrefixes, Row, ScoredGroup, VersionSpan
-from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
+from prefixrl.common.wire.messages.groups import Fault, GroupPrefixes, VersionSpan
 from prefixrl.learner.broker.groups.ledger import Ledger
 from support.broker.ledger_world import Places
-from support.messages import verdict
+from support.messages import group, row, scored_group, verdict
 
-ROW = Row(
-    tokens=pack_tokens([1]),
-    logprobs=pack_logprobs([-1.0]),
-    finish="length",
-    spans=(VersionSpan(0, "d", 1),),
-)
+ROW = row([1], spans=(VersionSpan(0, "d", 1),))
 
 
 def sample(ledger: Ledger, version: int = 0) -> list[int]:
@@ -26,10 +20,7 @@ def sample(ledger: Ledger, version: int = 0) -> list[int]:
 
 
 def prefixes(ledger: Ledger, seq: int) -> GroupPrefixes:
-    prompt = Places(None).prompt(ledger.prompt_index(seq))
-    return GroupPrefixes(
-        seq=seq, prompt=prompt, seed=seq, prompt_tokens=pack_tokens([1]), rows=(ROW, ROW)
-    )
+    return group(seq, ROW, ROW, prompt=Places(None).prompt(ledger.prompt_index(seq)), seed=seq)
 
 
 def score(
@@ -43,27 +34,15 @@ def score(
 ) -> bool:
     """Deliver a group's verdicts, of `errors` rows without one and `cut` ones left out.
 
-    Whether the ledger took them.
+    Return True unless the ledger ignored them as a duplicate.
     """
     place = {group.seq: group.prompt for group in ledger.live()}.get(seq, seq)
-    prompt = Places(None).prompt(place)
-    rows = len(rewards) + errors + cut
-    group = GroupPrefixes(
-        seq=seq, prompt=prompt, seed=seq, prompt_tokens=pack_tokens([1]), rows=(ROW,) * rows
-    )
+    rows = (ROW,) * (len(rewards) + errors + cut)
+    prefixes = group(seq, *rows, prompt=Places(None).prompt(place), seed=seq)
     verdicts = [verdict(reward) for reward in rewards]
     verdicts += [verdict(0.0, status="error", extracted="why", fault=fault)] * errors
     verdicts += [verdict(0.0, status="truncated", finish="length")] * cut
-    return bool(
-        ledger.take_scores(
-            [
-                ScoredGroup(
-                    prefixes=group,
-                    version=version,
-                    weights_digest="d",
-                    verdicts=tuple(verdicts),
-                    scorer="s",
-                )
-            ]
-        )
-    )
+    judged = scored_group(prefixes, *verdicts, version=version, weights_digest="d", scorer="s")
+    ignored = ledger.counts.duplicates_ignored
+    ledger.take_scores([judged])
+    return ledger.counts.duplicates_ignored == ignored

@@ -13,20 +13,14 @@ import msgspec
 
 from prefixrl.common.config.algorithm import AdmissionRule
 from prefixrl.common.journal.records import LedgerState, Record
-from prefixrl.common.wire.messages.groups import (
-    GroupPrefixes,
-    Prompt,
-    Row,
-    ScoredGroup,
-    VersionSpan,
-)
-from prefixrl.common.wire.packing import pack_logprobs, pack_tokens, token_ids
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, ScoredGroup
+from prefixrl.common.wire.packing import token_ids
 from prefixrl.learner.broker.groups.admission import Admission
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter, Starved
 from prefixrl.learner.broker.groups.ledger import Ledger
 from prefixrl.learner.broker.groups.states import LedgerLimits, SampleItem, ScoreItem
 from prefixrl.learner.broker.groups.window import Choice, NotYetChosen, Window
-from support.messages import verdict
+from support import messages
 
 
 class Places:
@@ -119,17 +113,8 @@ class World:
 
     def _draw(self, seq: int, place: int, version: int) -> GroupPrefixes:
         self.draws += 1
-        spans = (VersionSpan(version, f"d{version}", 2),)
-        row = Row(
-            tokens=pack_tokens([version, self.draws]),
-            logprobs=pack_logprobs([-1.0, -1.0]),
-            finish="length",
-            spans=spans,
-        )
-        prompt = Places(None).prompt(place)
-        return GroupPrefixes(
-            seq=seq, prompt=prompt, seed=seq, prompt_tokens=pack_tokens([1]), rows=(row,)
-        )
+        drawn = messages.row([version, self.draws], version=version)
+        return messages.group(seq, drawn, prompt=Places(None).prompt(place), seed=seq)
 
     def deliver_prefixes(self, groups: tuple[GroupPrefixes, ...], sampled_s: float = 0.0) -> None:
         for version in {version_of(group) for group in groups}:
@@ -370,19 +355,18 @@ def draw_of(group: GroupPrefixes) -> int:
 
 
 def judged(
-    group: GroupPrefixes, error: bool = False, is_right: bool = True, scoring_s: float = 0.0
+    prefixes: GroupPrefixes, error: bool = False, is_right: bool = True, scoring_s: float = 0.0
 ) -> ScoredGroup:
     """A verdict per row that names the draw it judged."""
     status = "error" if error else "ok"
-    verdicts = tuple(
-        verdict(float(is_right), status=status, extracted=str(token_ids(row.tokens)[1]))
-        for row in group.rows
-    )
-    return ScoredGroup(
-        prefixes=group,
-        version=version_of(group),
+    verdicts = [
+        messages.verdict(float(is_right), status=status, extracted=str(token_ids(prefix.tokens)[1]))
+        for prefix in prefixes.rows
+    ]
+    return messages.scored_group(
+        prefixes,
+        *verdicts,
+        version=version_of(prefixes),
         weights_digest="d",
-        verdicts=verdicts,
-        scorer="scorer-0",
         scoring_s=scoring_s,
     )

@@ -56,14 +56,14 @@ class Mutator:
 
     def changed(self, valid: bytes) -> bytes:
         """Change a message once or a few times."""
-        found = valid
+        result = valid
         for _ in range(self._draw.choice((1, 1, 1, 2, 4))):
-            found = (
-                self._bytes_changed(found)
+            result = (
+                self._bytes_changed(result)
                 if self._draw.random() < 0.4
-                else self._structure_changed(found)
+                else self._structure_changed(result)
             )
-        return found
+        return result
 
     def _bytes_changed(self, valid: bytes) -> bytes:
         draw, at = self._draw, self._draw.randrange(len(valid) + 1)

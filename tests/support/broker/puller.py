@@ -63,8 +63,8 @@ def pull(
             time.sleep(0.001)
             if fetcher.counts.retries >= 2 and file_bytes is not None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-        found = describe(staged.version, staged.tensors).digest
-        pipe.send((staged.version, staged.manifest.digest, found, fetcher.counts.retries))
+        result = describe(staged.version, staged.tensors).digest
+        pipe.send((staged.version, staged.manifest.digest, result, fetcher.counts.retries))
 
 
 class Puller:

@@ -5,19 +5,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.interface.base import Engine
 from prefixrl.common.prompts.rendering import Renderer, renderer_of
-from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict
+from prefixrl.common.wire.messages.groups import Prompt, ScoredGroup, Verdict
 from prefixrl.common.wire.messages.worker import ModelDigests, Scores, ScoreTask
-from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool
 from support.broker.scoring_world import Tasks
-from support.messages import score_task
+from support.messages import group, row, score_task
 from support.paths import EXAMPLE
 
 CLOSER, EOS = 1, 0
@@ -60,22 +57,10 @@ def task(config: RunConfig, renderer: Renderer, opening: str, problems: int = 6)
     lines = (EXAMPLE / "train.jsonl").read_text(encoding="utf-8").splitlines()[:problems]
     groups = []
     for seq, line in enumerate(lines):
-        row = json.loads(line)
-        ids = renderer.encode(opening)
-        rows = (
-            Row(
-                tokens=pack_tokens(ids),
-                logprobs=pack_logprobs(np.zeros(ids.size)),
-                finish="length",
-                spans=(),
-            ),
-        )
-        prompt = Prompt(str(seq), row["question"], str(row["answer"]))
-        groups.append(
-            GroupPrefixes(
-                seq=seq, prompt=prompt, seed=seq, prompt_tokens=pack_tokens([1]), rows=rows
-            )
-        )
+        problem = json.loads(line)
+        prompt = Prompt(str(seq), problem["question"], str(problem["answer"]))
+        prefix = row(renderer.encode(opening), version=None)
+        groups.append(group(seq, prefix, prompt=prompt, seed=seq))
     return score_task(*groups, sampling=config.scorer_sampling())
 
 

@@ -35,19 +35,6 @@ def llama(folder: Path, lines: Iterable[str] = LINES[:1]) -> Path:
     return _save(folder, LLAMA_TEMPLATE, special, "<|eot_id|>", lines)
 
 
-def qwen_text(question: str) -> str:
-    """Return the text of a prompt in this shape."""
-    return f"<|im_start|>system\nBe helpful.<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-
-
-def llama_text(question: str) -> str:
-    """Return the text of a prompt in this shape."""
-    return (
-        f"<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n{question.strip()}<|eot_id|>"
-        "<|start_header_id|>assistant<|end_header_id|>\n\n"
-    )
-
-
 def _save(folder: Path, template: str, special: list[str], eos: str, lines: Iterable[str]) -> Path:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -74,10 +74,6 @@ def csv_file(name: str) -> Callable[[Path, list[Values]], None]:
     return write
 
 
-def fenced(program: str) -> str:
-    return f"Here it is.\n```python\n{program}\n```\n"
-
-
 def publish(name: str, folder: Path) -> Path:
     """Write a set, good rows first, into a folder of its own; for `math_filtered` also what it leaves out."""
     published = PUBLISHED[name]

@@ -4,7 +4,6 @@ import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +76,9 @@ async def _logprobs(
         outputs.append(await engine._ask(prompt, asked))
     if engine._is_paused:
         await engine._resume()
-    found = [(await output.get()).outputs[0].logprobs[0] for output in outputs]
+    results = [(await output.get()).outputs[0].logprobs[0] for output in outputs]
     return np.asarray(
-        [entry[int(token)].logprob for entry, token in zip(found, tokens[1:], strict=True)],
+        [entry[int(token)].logprob for entry, token in zip(results, tokens[1:], strict=True)],
         np.float32,
     )
 
@@ -155,11 +154,11 @@ def differences(
     model: Any, starts: tuple[TokenIds, ...], rows: tuple[Continuation, ...], temperature: float
 ) -> NDArray[np.float64]:
     """|engine - forward| of every sampled token."""
-    found = []
+    results = []
     for start, row in zip(starts, rows, strict=True):
         whole = np.concatenate([start, row.tokens])
-        found.append(np.abs(row.logprobs - forward(model, whole, temperature)[len(start) - 1 :]))
-    return np.concatenate(found)
+        results.append(np.abs(row.logprobs - forward(model, whole, temperature)[len(start) - 1 :]))
+    return np.concatenate(results)
 
 
 def perturbed(tensors: dict[str, torch.Tensor], seed: int, scale: float) -> dict[str, torch.Tensor]:
@@ -175,11 +174,6 @@ def perturbed(tensors: dict[str, torch.Tensor], seed: int, scale: float) -> dict
 def probe() -> TokenIds:
     """64 tokens, as the learner's."""
     return np.random.Generator(np.random.PCG64(5)).integers(0, VOCABULARY, 64).astype(np.int32)
-
-
-def with_stops(each: Job, stops: frozenset[int]) -> Job:
-    """The same job, ended by these tokens."""
-    return replace(each, key=f"{each.key} {sorted(stops)}", stop_tokens=stops)
 
 
 def plant(folder: Path, fault: str) -> None:

@@ -136,3 +136,10 @@ def check_books(summary: dict[str, Any], directory: Path) -> None:
     ages = [line["version_trained"] - line["version_sampled"] for line in lines]
     assert min(ages) >= 0
     assert max(ages) <= summary["staleness"]["window"]
+
+
+def losses(directory: Path) -> list[dict[str, float]]:
+    """The losses of every iteration."""
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    names = ("policy_loss", "value_loss", "reference_kl", "entropy", "reward")
+    return [{name: line["figures"][name] for name in names} for line in lines]

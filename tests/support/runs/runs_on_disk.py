@@ -40,8 +40,8 @@ def made(directory: Path, adapter: Path, iterations: int, clip: float = 0.2) -> 
 
 def finish(run: Path, accuracy: float) -> None:
     """Write a summary and the end of a finished run."""
-    found = summary.summarise(document(), EvaluationOutcome(), [], 1, 1.0)
-    content = json.loads(msgspec.json.encode(found))
+    result = summary.summarise(document(), EvaluationOutcome(), [], 1, 1.0)
+    content = json.loads(msgspec.json.encode(result))
     content |= {
         "accuracy": {"trained_adapter": accuracy},
         "accuracy_ci95": {"trained_adapter": [0.0, 1.0]},

@@ -24,8 +24,6 @@ from support.paths import EXAMPLES
 
 NO_KEY = "none"
 START_S = 240.0
-LONG = ("rollout.own_stops=false", "rollout.stop_tokens=[0]", "rollout.answer_tokens=1500")
-"""Settings of the direct example that make every answer take seconds: its padding is never drawn."""
 
 
 @dataclass
@@ -72,8 +70,8 @@ class ServedRun:
 
     @property
     def health(self) -> dict[str, Any]:
-        found: dict[str, Any] = httpx2.get(self.url.replace("/v1", "/health")).json()
-        return found
+        result: dict[str, Any] = httpx2.get(self.url.replace("/v1", "/health")).json()
+        return result
 
     def is_idle(self) -> bool:
         health = self.health
@@ -141,8 +139,8 @@ def served(
 
         def url() -> str | None:
             assert process.poll() is None, log.read_text()
-            found = re.search(r"http://\S+/v1", log.read_text())
-            return found and found.group()
+            match = re.search(r"http://\S+/v1", log.read_text())
+            return match and match.group()
 
         wait_until(lambda: url() is not None, "a server that listens", START_S)
         yield ServedRun(process, log, url() or "", run.name)

@@ -27,7 +27,7 @@ SIZE, SCALING = 4, 0.3
 def by_the_formula(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
     """Return softmax(q K^T * scaling) V over the columns that a row sees."""
     rows, heads, _, size = query.shape
-    found = torch.zeros(rows, 1, heads, size)
+    result = torch.zeros(rows, 1, heads, size)
     for row in range(rows):
         for head in range(heads):
             shared = head // (heads // key.shape[1])
@@ -35,10 +35,10 @@ def by_the_formula(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> T
             weights = (
                 SCALING * key[row, shared, own].double() @ query[row, head, 0].double()
             ).softmax(dim=0)
-            found[row, 0, head] = (
+            result[row, 0, head] = (
                 (weights[:, None] * value[row, shared, own].double()).sum(dim=0).float()
             )
-    return found
+    return result
 
 
 @hypothesis.settings(deadline=None)

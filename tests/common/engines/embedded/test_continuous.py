@@ -46,8 +46,8 @@ def model(folder: Path) -> PreTrainedModel:
 
 
 def loaded(folder: Path) -> PreTrainedModel:
-    found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return found.eval()
+    result: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return result.eval()
 
 
 def engine_of(folder: Path, seats: int = 64) -> TransformersEngine:
@@ -108,7 +108,7 @@ TOKENS = st.integers(2, VOCABULARY - 1)
 
 @st.composite
 def arrivals(draw: st.DrawFn) -> list[Arrival]:
-    found = []
+    results = []
     examples = draw(st.lists(TOKENS, max_size=8))
     for number in range(draw(st.integers(1, 6))):
         head = examples + draw(st.lists(TOKENS, min_size=1, max_size=14))
@@ -122,8 +122,8 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
             masks=draw(st.sampled_from([frozenset[int](), frozenset({7, 8, 9})])),
             seed=draw(st.integers(0, 3)),
         )
-        found.append(Arrival(draw(st.integers(0, 12)), asked))
-    return sorted(found, key=lambda each: each.step)
+        results.append(Arrival(draw(st.integers(0, 12)), asked))
+    return sorted(results, key=lambda each: each.step)
 
 
 @pytest.mark.parametrize("examples", [8, pytest.param(200, marks=pytest.mark.nightly)])

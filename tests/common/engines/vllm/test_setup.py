@@ -14,7 +14,6 @@ from prefixrl.common.engines.vllm.setup import engine_arguments, is_vllm_install
 from prefixrl.common.errors import ConfigError, UserError
 from support.models import vllm_world as world
 from support.models.vllm_world import EXAMPLE
-from support.tables import table
 
 ADAPTER = str(EXAMPLE / "adapter")
 TARGET = str(EXAMPLE / "target")
@@ -105,7 +104,50 @@ def test_options_are_passed_through() -> None:
     assert expected.items() <= given.items()
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param(
+            "scorer.vllm.options={ logprobs_mode = 'raw_logprobs' }",
+            "options sets logprobs_mode",
+            id="raw logprobs",
+        ),
+        pytest.param(
+            "rollout.vllm.options={ generation_config = 'auto' }",
+            "options sets generation_config",
+            id="a generation config of the model",
+        ),
+        pytest.param(
+            "scorer.vllm.options={ quantization = 'fp8' }",
+            "keys of this section",
+            id="quantization as an option",
+        ),
+        pytest.param(
+            "rollout.vllm.seeded=false", "seeded = false: for scorers alone", id="unseeded rollout"
+        ),
+        pytest.param(
+            "rollout.vllm.quantization=fp8",
+            "vllm.quantization = 'fp8': .* another policy .*scorers may have it",
+            id="a quantised rollout",
+        ),
+        pytest.param(
+            "rollout.vllm.options={ kv_cache_dtype = 'fp8' }",
+            "vllm.options.kv_cache_dtype = 'fp8': .* another policy",
+            id="a smaller KV cache of the rollout",
+        ),
+        pytest.param(
+            (
+                "rollout.vllm.options={ speculative_config = { method = 'ngram', "
+                "num_speculative_tokens = 3, prompt_lookup_max = 4 } }"
+            ),
+            "speculative_config is for scorers: a draft model",
+            id="speculation in the rollout",
+        ),
+        pytest.param(
+            "rollout.vllm.max_model_length=5", "did you mean 'max_model_len'", id="a misspelt key"
+        ),
+    ],
+)
 def test_options_that_would_change_what_is_sampled_are_refused(change: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         settings(change)
@@ -164,9 +206,9 @@ def test_insecure_serialisation_is_never_on(monkeypatch: pytest.MonkeyPatch) -> 
 def test_rows_have_seeds_of_their_own() -> None:
     from prefixrl.common.seeds import row_seed
 
-    each = world.job("a")
-    assert len({row_seed(draws) for draws in each.uniforms}) == 64
-    assert [row_seed(draws) for draws in each.uniforms] == [
+    job = world.job("a")
+    assert len({row_seed(draws) for draws in job.uniforms}) == 64
+    assert [row_seed(draws) for draws in job.uniforms] == [
         row_seed(draws) for draws in world.job("b").uniforms
     ]
 
@@ -174,7 +216,7 @@ def test_rows_have_seeds_of_their_own() -> None:
 def test_the_plugin_is_announced_to_vllm(tmp_path: Path) -> None:
     from importlib.metadata import entry_points
 
-    (found,) = [
+    (actual,) = [
         each for each in entry_points(group="vllm.general_plugins") if each.name == "prefixrl"
     ]
-    assert found.value == "prefixrl.common.engines.vllm.plugin:register"
+    assert actual.value == "prefixrl.common.engines.vllm.plugin:register"

@@ -68,9 +68,9 @@ def test_the_limit_is_on_the_share_of_rows(most: float, ends: bool) -> None:
 
 def test_only_the_newest_groups_count_however_many_went_before() -> None:
     share, noted = FailureShare(6, 0.4), list[float]()
-    for each in (*[0.0] * 6, *[1.0] * 6, *[0.5] * 6, *[0.0] * 6, 1.0, 0.0):
-        share.note(each)
-        noted.append(each)
+    for reward in (*[0.0] * 6, *[1.0] * 6, *[0.5] * 6, *[0.0] * 6, 1.0, 0.0):
+        share.note(reward)
+        noted.append(reward)
         newest = noted[-6:]
         assert share.is_too_high == (len(newest) == 6 and sum(newest) / 6 > 0.4), noted
 

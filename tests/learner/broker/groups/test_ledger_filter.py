@@ -12,7 +12,6 @@ from prefixrl.learner.broker.groups.states import LedgerLimits
 from prefixrl.learner.broker.groups.window import Choice, NotYetChosen, Window
 from support.broker.ledger_steps import prefixes, sample, score
 from support.broker.ledger_world import Places
-from support.tables import table
 
 MIXED = AccuracyFilter(0.01, 0.99, limit_groups=6, min_pass_rate=0.2)
 
@@ -23,7 +22,19 @@ def make(
     return Ledger(window, LedgerLimits(1, 2, 3), Places(places), accuracy_filter)
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("rewards", "cause"),
+    [
+        pytest.param((0.0, 0.0), "accuracy 0", id="all wrong"),
+        pytest.param((1.0, 1.0), "accuracy 1", id="all right"),
+        pytest.param((1.0, 0.0), "", id="half right"),
+        pytest.param((1.0,), "accuracy 1", id="one right row"),
+        pytest.param((0.0,), "accuracy 0", id="one wrong row"),
+        pytest.param((0.004, 0.0), "accuracy outside band", id="below the band"),
+        pytest.param((0.02, 0.0), "", id="inside, low"),
+        pytest.param((0.3, 0.2), "", id="inside"),
+    ],
+)
 def test_a_group_outside_the_band_ends_with_the_cause_and_is_not_requeued(
     rewards: tuple[float, ...], cause: str
 ) -> None:

@@ -47,4 +47,4 @@ def test_a_result_with_another_prompt_of_the_same_number_reaches_neither_figures
     before = list(ledger.records)
     assert ledger.take_scores([scored(other)]) == []
     assert ledger.records == before and ledger.counts.duplicates_ignored == 2
-    assert ledger.take_scores([scored(given)]) == [seq]
+    assert [group.prefixes.seq for group in ledger.take_scores([scored(given)])] == [seq]

@@ -254,7 +254,7 @@ class JoinedById(Ledger):
         known.update({group.seq: (group, version) for group in groups if group.seq in taken})
         return taken
 
-    def take_scores(self, groups: "list[ScoredGroup]") -> list[int]:  # type: ignore[override]
+    def take_scores(self, groups: "list[ScoredGroup]") -> "list[ScoredGroup]":  # type: ignore[override]
         known = self.__dict__.setdefault("known", {})
         joined = []
         for group in groups:

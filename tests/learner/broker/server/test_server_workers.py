@@ -29,7 +29,6 @@ from prefixrl.learner.broker.workers import workers
 from prefixrl.learner.broker.workers.versions import PROBE_FAILURES_ALLOWED
 from support import fakes
 from support.messages import HELD_OUT, evaluate
-from support.tables import program
 
 SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
 V1 = WeightsNote(1, "d1", fakes.NOTE.probe_tokens, fakes.NOTE.probe_logprobs)
@@ -64,7 +63,22 @@ def test_a_worker_that_beats_without_progress_is_given_up(tmp_path: Path) -> Non
         fakes.wait_until(given_up, "giving up")
 
 
-SUSPENDED_WORKER = program(__file__, "SUSPENDED_WORKER")
+SUSPENDED_WORKER = """
+import sys, time
+from support.fakes import Peer, ready
+from prefixrl.common.config.load import from_json
+from prefixrl.common.wire.messages.worker import Heartbeat, PrefixTask
+config = from_json(open(sys.argv[1]).read())
+peer = Peer(sys.argv[2], b"suspended")
+peer.ready(config, "rollout")
+task = peer.hear(PrefixTask)
+print("holds a task", flush=True)
+for progress in range(1000):
+    peer.say(Heartbeat(progress=min(20, progress), busy_row_s=0.0, leases=(task.task,), state="at work"))
+    time.sleep(0.1)
+    while (received := peer.client.receive(0.0)) is not None:
+        print(type(received[0]).__name__, flush=True)
+"""
 
 
 def test_a_worker_suspended_past_the_deadline_of_its_task_is_unknown_and_not_refused(
@@ -338,8 +352,8 @@ def test_a_version_whose_probe_is_no_number_is_refused_each_time_and_not_written
             )
             assert "logprobs must be finite" in rank.hear(messages.Reject).reason
             rank.join("rank")
-        found = journal.read(Path(config.directory) / journal.FOLDER)
-        assert [each.note for each in found if isinstance(each, VersionPublished)] == [fakes.NOTE]
+        content = journal.read(Path(config.directory) / journal.FOLDER)
+        assert [each.note for each in content if isinstance(each, VersionPublished)] == [fakes.NOTE]
 
 
 def test_a_rollout_with_older_weights_of_a_version_gets_those_an_evaluation_needs(

@@ -60,10 +60,10 @@ def agrees_with_its_leases(worker: Worker) -> None:
     largest = max((each.rows for each in leases), default=0)
     assert worker.rows <= MOST_HELD * worker.room + largest
     ahead, behind = 0, []
-    for each in leases:
-        if ahead >= worker.seats and each.left:
-            behind.append(each)
-        ahead += each.left
+    for lease in leases:
+        if ahead >= worker.seats and lease.left:
+            behind.append(lease)
+        ahead += lease.left
     assert worker.behind() == behind
 
 

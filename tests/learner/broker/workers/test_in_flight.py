@@ -79,11 +79,11 @@ def test_a_rollout_swaps_with_a_task_open_and_its_crossed_answers_are_trained(
         assert {group.version for group in batch.groups} == {0}
         rank.say(IterationDone(0, 1))
         rank.hear(Accepted)
-        found = fakes.status(rank)
-        assert found["age_histogram"] == {"0": 4}
+        actual = fakes.status(rank)
+        assert actual["age_histogram"] == {"0": 4}
         # Version 1 is younger than the iteration only here, where nothing was trained before it was published.
-        assert found["token_age_histogram"] == {"-1": 8, "0": 8}
-        assert found["crossed_fraction"] == 1.0
+        assert actual["token_age_histogram"] == {"-1": 8, "0": 8}
+        assert actual["crossed_fraction"] == 1.0
 
 
 def test_a_proof_whose_answer_was_lost_is_answered_again(tmp_path: Path) -> None:

@@ -115,12 +115,12 @@ def test_slope_and_error_are_those_of_the_slow_sums() -> None:
     for noise in (0.0, 0.3, np.abs(learner)):
         engine = 0.9 * learner + noise * random.standard_normal(200)
         apart = 0.1 * random.standard_normal(200)
-        found = slope(engine, learner, apart)
-        assert (found.value, found.error) == pytest.approx(
+        actual = slope(engine, learner, apart)
+        assert (actual.value, actual.error) == pytest.approx(
             slow_slope(list(engine), list(learner)), abs=1e-12
         )
         squares = [sum(float(each) ** 2 for each in values) for values in (apart, learner)]
-        assert found.shrinkage == pytest.approx(2 * squares[0] / squares[1])
+        assert actual.shrinkage == pytest.approx(2 * squares[0] / squares[1])
 
 
 @pytest.mark.parametrize("positions", [2, 1000, 1001])
@@ -142,10 +142,10 @@ def test_a_verdict_is_wrong_as_seldom_as_stated(holds: float) -> None:
     noise = proofs.LARGEST_ERROR / deviations * math.sqrt(POSITIONS)
     for _ in range(times):
         learner = random.standard_normal(POSITIONS)
-        found = slope(
+        actual = slope(
             holds * learner + noise * random.standard_normal(POSITIONS), learner, 0.0 * learner
         )
-        wrong += abs(found.value - holds) > deviations * found.error
+        wrong += abs(actual.value - holds) > deviations * actual.error
     assert wrong / times == pytest.approx(
         2 * (1 - statistics.NormalDist().cdf(deviations)), rel=0.25
     )

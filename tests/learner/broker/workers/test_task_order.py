@@ -153,8 +153,8 @@ class TakersMachine(RuleBasedStateMachine):
                 assert place_of(worker) == max(slow_places(self.registry, role, besides))
                 besides.add(kind_of(worker))
             assert not slow_places(self.registry, role, besides)
-        found, slow = self.registry.supply(ROWS), slow_supply(self.registry)
-        assert found.rollouts == slow.rollouts and found.scoring_slots == pytest.approx(
+        result, slow = self.registry.supply(ROWS), slow_supply(self.registry)
+        assert result.rollouts == slow.rollouts and result.scoring_slots == pytest.approx(
             slow.scoring_slots
         )
         revoked = self.registry.revocable("scorer")

@@ -143,12 +143,12 @@ def test_the_youngest_prefetched_lease_is_named_once() -> None:
         worker.add(lease(f"ahead-{number}", 6.0 + number), 6.0)
     idle = registry.add(b"idle", hello("scorer"), 0.0)
     idle.phase, idle.seats, idle.room = "ready", 1, 1
-    _, found = registry.revocable("scorer") or pytest.fail("there is one")
-    assert found.task == "ahead-1"
-    found.revoking = True
-    _, found = registry.revocable("scorer") or pytest.fail("there is one")
-    assert found.task == "ahead-0"
-    found.revoking = True
+    _, actual = registry.revocable("scorer") or pytest.fail("there is one")
+    assert actual.task == "ahead-1"
+    actual.revoking = True
+    _, actual = registry.revocable("scorer") or pytest.fail("there is one")
+    assert actual.task == "ahead-0"
+    actual.revoking = True
     assert registry.revocable("scorer") is None
 
 
@@ -156,8 +156,8 @@ def test_a_silent_worker_is_lost_with_the_reason() -> None:
     registry = registry_of(1)
     (worker,) = workers(registry)
     assert registry.lost(10.0) == []
-    ((found, reason),) = registry.lost(10.1)
-    assert found is worker and reason == "silent for 10.1 s"
+    ((actual, reason),) = registry.lost(10.1)
+    assert actual is worker and reason == "silent for 10.1 s"
 
 
 def test_a_worker_that_talks_but_makes_no_progress_on_a_lease_is_lost() -> None:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from prefixrl.learner.training import implicit_reward as implicit
 from prefixrl.learner.training.advantages import gae, group_advantages
-from support.tables import table
 
 Rows = list[list[float]]
 Q: Rows = [[0.4, -0.2, 0.6], [-1.0, 0.2], [0.3]]
@@ -46,8 +45,8 @@ def normalised() -> tuple[Tensor, Tensor]:
 
 def returns(form: Any, gamma: float) -> Rows:
     rewards, mask = normalised()
-    found = implicit.row_baselines(implicit.row_means(rewards, mask).tolist(), [0, 0, 0], form)
-    offsets, scales = (torch.tensor(each)[:, None] for each in (found.offsets, found.scales))
+    result = implicit.row_baselines(implicit.row_means(rewards, mask).tolist(), [0, 0, 0], form)
+    offsets, scales = (torch.tensor(each)[:, None] for each in (result.offsets, result.scales))
     less = torch.where(mask, (rewards - offsets) * scales, 0.0)
     return unpadded(gae(less, torch.zeros_like(less), mask, gamma, 1.0)[0], mask)
 
@@ -62,14 +61,30 @@ def test_rewards_are_divided_by_the_largest_return() -> None:
     values, mask = padded(Q)
     rewards, counted = implicit.process_rewards(values, mask, BETA, "token")
     assert implicit.largest_return(rewards, counted).item() == pytest.approx(0.8 * BETA)
-    found, _ = normalised()
-    assert close(unpadded(found, mask), [[0.5, -0.25, 0.75], [-1.25, 0.25], [0.375]])
-    assert implicit.row_means(found, mask).tolist() == pytest.approx(
+    actual, _ = normalised()
+    assert close(unpadded(actual, mask), [[0.5, -0.25, 0.75], [-1.25, 0.25], [0.375]])
+    assert implicit.row_means(actual, mask).tolist() == pytest.approx(
         [0.33333, -0.5, 0.375], abs=1e-4
     )
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("form", "gamma", "expected"),
+    [
+        pytest.param(
+            "paper", 1.0, ([1.1875, 0.625, 0.8125], [-1.7083, -0.1042], [0.4583]), id="paper"
+        ),
+        pytest.param(
+            "code", 1.0, ([1.1875, 0.5417, 1.0208], [-1.7083, 0.2708], [0.4583]), id="code"
+        ),
+        pytest.param(
+            "paper",
+            0.9,
+            ([1.0519, 0.5437, 0.8125], [-1.6979, -0.1042], [0.4583]),
+            id="paper with a discount",
+        ),
+    ],
+)
 def test_process_returns_are_those_worked_out_by_hand(
     form: str, gamma: float, expected: Rows
 ) -> None:
@@ -124,7 +139,9 @@ def test_baselines_are_those_of_loops_over_rows_and_tokens(
     rows, groups = given_rows
     log_ratio, mask = padded(rows)
     rewards, counted = implicit.process_rewards(log_ratio, mask, BETA, granularity)
-    found = implicit.row_baselines(implicit.row_means(rewards, counted).tolist(), groups, form, 0.5)
+    actual = implicit.row_baselines(
+        implicit.row_means(rewards, counted).tolist(), groups, form, 0.5
+    )
     scored = [
         [BETA * sum(row)] if granularity == "whole" else [BETA * each for each in row]
         for row in rows
@@ -136,7 +153,7 @@ def test_baselines_are_those_of_loops_over_rows_and_tokens(
         twin = [less_baseline(each, mine, others, form, 0.5) for each in row]
         own = rewards[index][counted[index]].tolist()
         assert [
-            (each - found.offsets[index]) * found.scales[index] for each in own
+            (each - actual.offsets[index]) * actual.scales[index] for each in own
         ] == pytest.approx(twin, abs=1e-9)
 
 
@@ -181,8 +198,8 @@ def test_loss_and_pairwise_accuracy_are_those_of_loops(
         right = [0.5 if a[1] == b[1] else float((a[0] > b[0]) == (a[1] > b[1])) for a, b in pairs]
         if pairs:
             shares.append(sum(w * r for w, r in zip(weights, right, strict=True)) / sum(weights))
-    found = implicit.pairwise_accuracy(scores, outcomes, groups)
-    assert found == (pytest.approx(sum(shares) / len(shares)) if shares else None)
+    actual = implicit.pairwise_accuracy(scores, outcomes, groups)
+    assert actual == (pytest.approx(sum(shares) / len(shares)) if shares else None)
 
 
 def test_groups_that_are_all_right_or_all_wrong_do_not_count_in_the_pairwise_accuracy() -> None:

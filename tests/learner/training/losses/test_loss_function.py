@@ -4,12 +4,15 @@ import logging
 import math
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from prefixrl.common.config.foreign import user_function
@@ -19,18 +22,29 @@ from prefixrl.learner.training.ppo import PolicySettings, PolicyTerms, policy_lo
 from support.models.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config
 from support.models.training import trained
 from support.paths import ROOT
-from support.tables import table
 
 pytestmark = DEEPSPEED_WARNINGS
 
 SHIPPED = ROOT / "deploy/examples/losses"
-Row = list[tuple[Tensor, float, float]]
-"""log theta, log mu and A of each token of a row."""
+
+
+class Token(NamedTuple):
+    """One token of a row."""
+
+    theta: Tensor
+    """Its logprob under the current policy, with a gradient."""
+    p: float
+    mu: float
+    advantage: float
+    age: int
+
+
+Row = list[Token]
 HEAD = "import time, torch\ndef loss(logprobs, proximal, behaviour, advantages, mask):\n    "
 
 
-def settings_of(own: loss_function.OwnLoss) -> PolicySettings:
-    return PolicySettings("none", 0.2, 2.0, "token", 0.0, 0.0, "k3", own=own)
+def settings_of(own: loss_function.UserLoss) -> PolicySettings:
+    return PolicySettings("none", 0.2, 2.0, "token", 0.0, 0.0, "k3", loss_function=own)
 
 
 def random_terms(seed: int) -> tuple[PolicyTerms, list[Row]]:
@@ -42,59 +56,162 @@ def random_terms(seed: int) -> tuple[PolicyTerms, list[Row]]:
     ).unbind()
     theta, p, mu = (-1.5 + 0.7 * each for each in (theta, p, mu))
     theta = theta.masked_fill(~mask, -900.0).requires_grad_()
+    ages = torch.randint(0, 5, (4, 7), generator=random)
     terms = PolicyTerms(
-        theta,
-        entropy,
-        p,
-        mu.masked_fill(~mask, math.inf),
-        None,
-        advantages,
-        mask,
-        torch.zeros(4, 7, dtype=torch.long),
+        theta, entropy, p, mu.masked_fill(~mask, math.inf), None, advantages, mask, ages
     )
+    fixed = [column.tolist() for column in (p, mu, advantages, ages)]
     rows = [
-        [(theta[i, t], mu[i, t].item(), advantages[i, t].item()) for t in range(n)]
-        for i, (n,) in enumerate(sizes)
+        [Token(theta[i, t], *(column[i][t] for column in fixed)) for t in range(size)]
+        for i, (size,) in enumerate(sizes.tolist())
     ]
     return terms, rows
 
 
+def summed(values: Iterable[Tensor]) -> Tensor:
+    return sum(values, start=torch.zeros((), dtype=torch.float64))
+
+
+def ratio_of(token: Token) -> float:
+    return math.exp(token.theta.item() - token.mu)
+
+
 def cispo(row: Row) -> Tensor:
     """Equation 4, with the weight's upper bound alone."""
-    return sum(-min(math.exp(now.item() - mu), 5.0) * a * now for now, mu, a in row)  # type: ignore[return-value]
+    return summed(-min(ratio_of(token), 5.0) * token.advantage * token.theta for token in row)
 
 
 def sapo(row: Row) -> Tensor:
     """Equation 6: 4/t sigmoid(t (r - 1)) A."""
     total = torch.zeros((), dtype=torch.float64)
-    for now, mu, a in row:
-        t = 1.0 if a > 0 else 1.05
-        total = total - 4 / t / (1 + torch.exp(-t * (torch.exp(now) / math.exp(mu) - 1))) * a
+    for token in row:
+        t = 1.0 if token.advantage > 0 else 1.05
+        gate = 1 + torch.exp(-t * (torch.exp(token.theta) / math.exp(token.mu) - 1))
+        total = total - 4 / t / gate * token.advantage
     return total
+
+
+def is_past_probability(token: Token) -> bool:
+    moved = math.exp(token.theta.item()) - math.exp(token.mu)
+    return moved > 0.2 if token.advantage > 0 else moved < -0.2
 
 
 def squared_log_ratio(row: Row) -> Tensor:
     """`default_loss_fn` of prime-rl, token by token."""
-    total = torch.zeros((), dtype=torch.float64)
-    for now, mu, a in row:
-        moved = math.exp(now.item()) - math.exp(mu)
-        is_masked = moved > 0.2 if a > 0 else moved < -0.2
-        total = total + 1e-3 * (now - mu) ** 2 - (0.0 if is_masked else a) * torch.exp(now - mu)
-    return total
+    return summed(1e-3 * (token.theta - token.mu) ** 2 for token in row) + dppo(row)
+
+
+def dppo(row: Row) -> Tensor:
+    """theta/mu A where binary total variation is within its bound."""
+    return summed(
+        -token.advantage * torch.exp(token.theta - token.mu)
+        for token in row
+        if not is_past_probability(token)
+    )
 
 
 def vespo(row: Row) -> Tensor:
     """The gamma weight of the row's whole ratio, times A log theta."""
-    w = math.prod(math.exp(now.item()) / math.exp(mu) for now, mu, _ in row)
+    w = math.prod(map(ratio_of, row))
     total = torch.zeros((), dtype=torch.float64)
-    for now, _, a in row:
-        k, fall = (2.0, 3.0) if a >= 0 else (3.0, 2.0)
-        total = total - math.exp(fall) * w**k * math.exp(-fall * w) * a * now
+    for token in row:
+        k, fall = (2.0, 3.0) if token.advantage >= 0 else (3.0, 2.0)
+        weight = math.exp(fall) * w**k * math.exp(-fall * w)
+        total = total - weight * token.advantage * token.theta
     return total
 
 
+def clipped(theta: Tensor, below: float, advantage: float) -> Tensor:
+    """PPO's surrogate with a clip of 0.2."""
+    ratio = torch.exp(theta - below)
+    return torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+
+
+def opsm(row: Row) -> Tensor:
+    """PPO's clip on theta/mu without rows of A < 0 whose mean log(mu/theta) is above 0.1."""
+    drift = -math.log(math.prod(map(ratio_of, row)) ** (1 / len(row)))
+    return summed(
+        -clipped(token.theta, token.mu, token.advantage)
+        for token in row
+        if token.advantage >= 0 or drift <= 0.1
+    )
+
+
+def a3po(row: Row) -> Tensor:
+    """The decoupled loss, p being mu times (theta/mu) to the power of a / (a + 1)."""
+    total = torch.zeros((), dtype=torch.float64)
+    for token in row:
+        p = math.log(math.exp(token.mu) * ratio_of(token) ** (token.age / (token.age + 1)))
+        weight = min(math.exp(p) / math.exp(token.mu), 2.0)
+        total = total - weight * clipped(token.theta, p, token.advantage)
+    return total
+
+
+def topr(row: Row) -> Tensor:
+    """A log theta, tapered by the row's ratio where A < 0."""
+    taper = min(math.prod(map(ratio_of, row)), 1.0)
+    return summed(
+        -(taper if token.advantage < 0 else 1.0) * token.advantage * token.theta for token in row
+    )
+
+
+def bands(row: Row) -> Tensor:
+    """The decoupled loss of tokens whose p/mu, and row whose geometric mean, is in [0.5, 2]."""
+    weights = [math.exp(token.p) / math.exp(token.mu) for token in row]
+    row_mean = math.prod(weights) ** (1 / len(row))
+    return summed(
+        -min(weight, 2.0) * clipped(token.theta, token.p, token.advantage)
+        for token, weight in zip(row, weights, strict=True)
+        if 0.5 <= row_mean <= 2.0 and 0.5 <= weight <= 2.0
+    )
+
+
+TWINS = [cispo, sapo, squared_log_ratio, vespo, dppo, opsm, a3po, topr, bands]
+
+
+def test_every_shipped_loss_has_a_slow_twin() -> None:
+    assert {path.stem for path in SHIPPED.glob("*.py")} == {twin.__name__ for twin in TWINS}
+
+
+@given(seed=st.integers(0, 2**31 - 1), low=st.floats(0.01, 0.99), high=st.floats(1.01, 3.0))
+def test_the_bands_keep_what_lies_in_both(seed: int, low: float, high: float) -> None:
+    module = user_function._module(SHIPPED / "bands.py")
+    terms, rows = random_terms(seed)
+    token_band, row_band = (low, high), (low / 2 + 0.5, high / 2 + 0.5)
+    for bands_on in ((None, None), (token_band, None), (None, row_band), (token_band, row_band)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "TOKEN_BAND", bands_on[0])
+            patch.setattr(module, "ROW_BAND", bands_on[1])
+            kept = module.kept_tokens(terms.proximal, terms.behaviour, terms.mask)
+        for i, row in enumerate(rows):
+            weights = [math.exp(token.p) / math.exp(token.mu) for token in row]
+            mean = math.prod(weights) ** (1 / len(row))
+            is_row_in = bands_on[1] is None or bands_on[1][0] <= mean <= bands_on[1][1]
+            twin = [
+                is_row_in and (bands_on[0] is None or bands_on[0][0] <= weight <= bands_on[0][1])
+                for weight in weights
+            ]
+            assert kept[i].tolist() == twin + [False] * (kept.shape[1] - len(row))
+
+
+def test_a_ratio_that_is_no_number_is_within_a_band() -> None:
+    behaviour = torch.tensor([[0.0, -3.0, math.nan]])
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    kept = user_function._module(SHIPPED / "bands.py").kept_tokens
+    assert kept(torch.zeros(1, 3), behaviour, mask).tolist() == [[True, False, True]]
+
+
+def test_an_interpolated_proximal_is_mu_at_age_0_and_nears_theta_with_age() -> None:
+    theta, mu = torch.full((1, 3), -1.0), torch.full((1, 3), -3.0)
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    loss = user_function.load(f"{SHIPPED}/a3po.py:loss")
+    sums = loss(theta, mu, mu, torch.ones(1, 3), mask, torch.tensor([[0, 1, 9]]))[1]  # type: ignore[index]
+    weights = [min(math.exp(p + 3.0), 2.0) for p in (-3.0, -2.0, -1.2)]
+    assert sums["weight"].item() == pytest.approx(sum(weights))
+
+
 @pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("twin", [cispo, sapo, squared_log_ratio, vespo])
+@pytest.mark.parametrize("twin", TWINS)
 def test_a_shipped_loss_is_that_of_its_paper(twin: Callable[[Row], Tensor], seed: int) -> None:
     terms, rows = random_terms(seed)
     own = loss_function.load(f"{SHIPPED}/{twin.__name__}.py:loss")
@@ -115,7 +232,67 @@ def written(folder: Path, body: str) -> str:
     return f"{folder}/mine.py:loss"
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        pytest.param(
+            "return (logprobs * float('nan')).sum(), {}",
+            r"returned a loss of nan, and a gradient .* \[0, 0\]",
+            id="nan",
+        ),
+        pytest.param(
+            "return ((logprobs - logprobs.detach()).abs().sqrt() * mask).sum(), {}",
+            "returned a loss of 0, and a gradient",
+            id="a gradient that is not finite",
+        ),
+        pytest.param(
+            "return logprobs * mask, {}",
+            r"returned a loss of shape \(4, 6\); expected the sum over tokens, one number",
+            id="a tensor",
+        ),
+        pytest.param(
+            "return (logprobs.detach() * mask).sum(), {}",
+            "returned a loss without a gradient; is logprobs detached",
+            id="no gradient",
+        ),
+        pytest.param(
+            "return 1 / 0",
+            r"failed: ZeroDivisionError: division by zero \(mine.py, line 3\)",
+            id="an exception",
+        ),
+        pytest.param("import sys; sys.exit()", "failed: SystemExit", id="an exit"),
+        pytest.param(
+            "return (logprobs * mask).sum()",
+            r"returned Tensor; expected \(loss, metrics\)",
+            id="no metrics",
+        ),
+        pytest.param(
+            "return (logprobs * mask).sum(), [1]",
+            r"returned \(Tensor, list\); expected",
+            id="metrics in a list",
+        ),
+        pytest.param(
+            "return (logprobs * advantages)[mask].mean(), {}",
+            "returned a loss of .* in two micro-batches",
+            id="a mean",
+        ),
+        pytest.param(
+            "return logprobs.exp().sum(), {}",
+            "pushes logprobs outside of the mask",
+            id="outside of the mask",
+        ),
+        pytest.param(
+            "return (logprobs * mask).sum() + mask.numel(), {}",
+            "returned a loss of .* in two micro-batches",
+            id="padding counted",
+        ),
+        pytest.param(
+            "return (logprobs * mask).sum(), {str(mask.shape[0]): 1}",
+            r"returned metrics 2; at first they were \('4',\)",
+            id="metrics that change",
+        ),
+    ],
+)
 def test_a_broken_loss_is_named_before_the_first_step_as_the_users_fault(
     tmp_path: Path, body: str, said: str
 ) -> None:
@@ -146,8 +323,8 @@ def test_a_slow_loss_is_named_once_and_still_counts(
         own = loss_function.load(
             written(tmp_path, "time.sleep(0.3); return (logprobs * mask).sum(), {}")
         )
-    assert [each.getMessage().partition(" for 0.05 s")[0] for each in caplog.records] == [
-        f"algorithm.loss_function = '{tmp_path}/mine.py:loss' has worked on a micro-batch of 4 rows x 6 tokens"
+    assert [each.getMessage().partition(" so far")[0] for each in caplog.records] == [
+        f"algorithm.loss_function = '{tmp_path}/mine.py:loss' has taken 0.05 s for a micro-batch of 4 rows x 6 tokens"
     ]
     assert own.metrics == ()
 
@@ -160,11 +337,13 @@ def test_a_function_that_never_returns_is_named_and_ends_the_process(
     function = f"{tmp_path}/mine.py:turns"
     called = {
         "loss_function": f"own.load({function!r})",
-        "advantage_function": f"_call({function!r}, [1.0], [0])",
+        "advantage_function": "row_rewards(resolve(config, 8), [1.0], [0])",
     }
     program = (
         "from prefixrl.learner.training import loss_function as own\n"
-        "from prefixrl.learner.training.objectives import _call\n"
+        "from prefixrl.common.config.algorithm import AlgorithmConfig\n"
+        "from prefixrl.learner.training.objectives import resolve, row_rewards\n"
+        f"config = AlgorithmConfig(name='grpo', advantage_function={function!r})\n"
         f"own.SLOW_S = own.LOST_S = 0.2\n{called[key]}"
     )
     done = subprocess.run(
@@ -202,6 +381,6 @@ def test_columns_are_given_by_name_and_entropy_is_pushed_too(tmp_path: Path) -> 
     )
     terms = replace(random_terms(1)[0], ages=torch.full((4, 7), 2))
     entropy = terms.entropy.requires_grad_()
-    loss, sums = policy_loss(terms, settings_of(loss_function.OwnLoss(f"{path}:loss")), 2.0)
+    loss, sums = policy_loss(terms, settings_of(loss_function.UserLoss(f"{path}:loss")), 2.0)
     (found,) = torch.autograd.grad(loss, entropy)
     assert torch.equal(found, -0.5 * terms.mask.double()) and sums["loss/age"].item() == 34.0

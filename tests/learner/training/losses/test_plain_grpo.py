@@ -86,8 +86,8 @@ def test_steps_on_the_same_batches_give_the_products_weights(adapter: str) -> No
     for _ in range(SIZE.iterations):
         run.fill()
         data = run.train().data
-        found = loop.step(padded(data), torch.tensor(data.rewards))
-        assert found["ess"] == pytest.approx(1.0, abs=1e-5)
+        actual = loop.step(padded(data), torch.tensor(data.rewards))
+        assert actual["ess"] == pytest.approx(1.0, abs=1e-5)
         for name, weights in run.models.state_dict_for_publication().items():
             # Adam makes whole steps of any gradient: where it is nothing but rounding (a key's bias has none in exact
             # arithmetic), so is the direction of the step.
@@ -103,8 +103,8 @@ def test_steps_on_the_same_batches_give_the_products_weights(adapter: str) -> No
 
 
 def test_a_delay_trains_what_an_older_version_wrote(adapter: str) -> None:
-    found = [plain(adapter, delay) for delay in (0, 2)]
-    fresh, late = ([loop.iterate(QUESTIONS * 2)["ess"] for _ in range(4)] for loop in found)
+    actual = [plain(adapter, delay) for delay in (0, 2)]
+    fresh, late = ([loop.iterate(QUESTIONS * 2)["ess"] for _ in range(4)] for loop in actual)
     assert fresh == pytest.approx([1.0] * 4, abs=1e-5)
     assert late[0] == pytest.approx(1.0, abs=1e-5)
     assert max(late[1:]) < 1.0 - 1e-4

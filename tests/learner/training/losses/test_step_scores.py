@@ -27,7 +27,6 @@ from support.models.tiny_model import (
     save_model,
     with_tokenizer,
 )
-from support.tables import table
 
 pytestmark = DEEPSPEED_WARNINGS
 
@@ -38,9 +37,9 @@ Rows = list[list[float]]
 
 def less_baselines(rows: Rows, groups: list[int], form: Any, floor: float = 0.0) -> Rows:
     moments = [StepMoments(*step_moments([(0, each) for each in row])) for row in rows]
-    found = step_baselines(moments, groups, form, floor)
+    result = step_baselines(moments, groups, form, floor)
     return [
-        [(each - found.offsets[index]) * found.scales[index] for each in row]
+        [(each - result.offsets[index]) * result.scales[index] for each in row]
         for index, row in enumerate(rows)
     ]
 
@@ -85,8 +84,8 @@ def test_baselines_are_those_of_loops_over_rows_and_steps(
     grouped: list[tuple[list[float], int]], form: Any
 ) -> None:
     rows, groups = [row for row, _ in grouped], [group for _, group in grouped]
-    for index, found in enumerate(less_baselines(rows, groups, form, 0.5)):
-        assert found == pytest.approx(
+    for index, actual in enumerate(less_baselines(rows, groups, form, 0.5)):
+        assert actual == pytest.approx(
             [twin(each, index, rows, groups, form, 0.5) for each in rows[index]], abs=1e-9
         )
 
@@ -147,7 +146,7 @@ def mean_advantages(
     baseline = "leave_one_out" if form in ("paper", "code") else "mean"
     floor = FLOOR if form == "zscore" else None
     outcomes = group_advantages(data.rewards, groups, baseline, floor)  # type: ignore[arg-type]
-    found = []
+    results = []
     for row, (of_row, outcome) in enumerate(zip(steps, outcomes, strict=True)):
         tokens = data.lengths[row][1]
         rewards = [0.0] * tokens
@@ -157,11 +156,19 @@ def mean_advantages(
         returns = [
             sum(gamma ** (s - t) * rewards[s] for s in range(t, tokens)) for t in range(tokens)
         ]
-        found.append(sum(returns) / tokens)
-    return found
+        results.append(sum(returns) / tokens)
+    return results
 
 
-@table(__file__)
+@pytest.mark.parametrize(
+    ("name", "form", "zscore"),
+    [
+        pytest.param("rloo", "paper", "group", id="RLOO"),
+        pytest.param("grpo", "zscore", "group", id="GRPO by group"),
+        pytest.param("grpo", "zscore", "buffer", id="GRPO by buffer"),
+        pytest.param("dr_grpo", "mean", "group", id="Dr. GRPO"),
+    ],
+)
 def test_without_a_critic_advantages_are_those_of_plain_loops(
     adapter: Path, name: str, form: str, zscore: str
 ) -> None:

@@ -49,7 +49,7 @@ PITFALLS = {
 
 def judged(asked: Iterable[tuple[str, str]]) -> list[Judgement]:
     """Texts and golds."""
-    pool, found = VerifierPool(2, TIMEOUT_S), dict[int, Judgement]()
+    pool, result = VerifierPool(2, TIMEOUT_S), dict[int, Judgement]()
     deadline = time.monotonic() + PATIENCE_S
     try:
         for key, (text, gold) in enumerate(asked):
@@ -57,10 +57,10 @@ def judged(asked: Iterable[tuple[str, str]]) -> list[Judgement]:
         while pool.pending:
             assert time.monotonic() < deadline, f"{pool.pending} answers are still pending"
             pool.wait(1.0)
-            found |= dict(pool.poll())
+            result |= dict(pool.poll())
     finally:
         pool.close()
-    return [found[key] for key in sorted(found)]
+    return [result[key] for key in sorted(result)]
 
 
 def test_the_corpus_covers_every_pitfall_with_right_and_wrong_answers() -> None:
@@ -73,10 +73,10 @@ def test_the_corpus_covers_every_pitfall_with_right_and_wrong_answers() -> None:
 
 @pytest.mark.timeout(300)
 def test_every_answer_of_the_corpus_is_judged_as_expected() -> None:
-    found = judged((case.written, case.gold) for case in CASES)
+    verdicts = judged((case.written, case.gold) for case in CASES)
     wrong = [
         (case, verdict)
-        for case, verdict in zip(CASES, found, strict=True)
+        for case, verdict in zip(CASES, verdicts, strict=True)
         if (verdict.reward, verdict.status in ("timeout", "error")) != (float(case.right), False)
     ]
     assert wrong == []
@@ -92,8 +92,10 @@ def test_what_strings_and_numbers_decide_needs_no_sympy() -> None:
 
 @pytest.mark.timeout(300)
 def test_every_gold_answer_verifies_against_itself() -> None:
-    found = judged((rf"\boxed{{{without_delimiters(gold)}}}", gold) for gold in GOLDS)
-    assert [gold for gold, verdict in zip(GOLDS, found, strict=True) if verdict.reward != 1.0] == []
+    verdicts = judged((rf"\boxed{{{without_delimiters(gold)}}}", gold) for gold in GOLDS)
+    assert [
+        gold for gold, verdict in zip(GOLDS, verdicts, strict=True) if verdict.reward != 1.0
+    ] == []
 
 
 @pytest.mark.nightly
@@ -104,10 +106,10 @@ def test_no_gold_answer_is_its_neighbours() -> None:
         (rf"\boxed{{{without_delimiters(neighbour)}}}", gold)
         for gold, neighbour in zip(GOLDS, neighbours, strict=True)
     ]
-    found = judged(pairs)
+    verdicts = judged(pairs)
     accepted = {
         (gold, neighbour)
-        for gold, neighbour, verdict in zip(GOLDS, neighbours, found, strict=True)
+        for gold, neighbour, verdict in zip(GOLDS, neighbours, verdicts, strict=True)
         if verdict.reward
     }
     assert accepted <= SAME

@@ -37,14 +37,14 @@ def number(code: str, x: float) -> float:
 def test_two_expressions_are_equal_exactly_when_their_numbers_are(
     a: tuple[str, str], b: tuple[str, str]
 ) -> None:
-    found = are_equal(a[0].replace(" ", ""), b[0].replace(" ", ""))
-    if found is None:
+    actual = are_equal(a[0].replace(" ", ""), b[0].replace(" ", ""))
+    if actual is None:
         return
     try:
         pairs = [(number(a[1], x), number(b[1], x)) for x in PLACES]
     except (ZeroDivisionError, OverflowError):
         return
-    assert found is all(math.isclose(*pair, rel_tol=1e-9, abs_tol=1e-9) for pair in pairs)
+    assert actual is all(math.isclose(*pair, rel_tol=1e-9, abs_tol=1e-9) for pair in pairs)
 
 
 @given(TREES)

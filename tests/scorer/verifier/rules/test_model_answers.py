@@ -15,7 +15,7 @@ PATIENCE_S = 250
 
 def judged(pairs: list[tuple[str, str]]) -> list[Judgement]:
     """Verdicts on texts by their golds."""
-    pool, found = VerifierPool(2, TIMEOUT_S), dict[int, Judgement]()
+    pool, result = VerifierPool(2, TIMEOUT_S), dict[int, Judgement]()
     deadline_s = time.monotonic() + PATIENCE_S
     try:
         for key, (text, gold) in enumerate(pairs):
@@ -23,10 +23,10 @@ def judged(pairs: list[tuple[str, str]]) -> list[Judgement]:
         while pool.pending:
             assert time.monotonic() < deadline_s, f"{pool.pending} answers are still pending"
             pool.wait(1.0)
-            found |= dict(pool.poll())
+            result |= dict(pool.poll())
     finally:
         pool.close()
-    return [found[key] for key in range(len(pairs))]
+    return [result[key] for key in range(len(pairs))]
 
 
 @pytest.mark.timeout(300)
