@@ -51,7 +51,7 @@ class TrainedRow(msgspec.Struct, frozen=True):
     parts: dict[str, float] = {}
     """Other numbers that a reward function gave, by name."""
     rule: str = ""
-    """What decided the verdict (`docs/verification.md`)."""
+    """The rule that decided the verdict (`docs/verification.md`)."""
 
 
 class TrainedGroup(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from prefixrl.common.config.foreign.verifier import Verifier
+from prefixrl.common.config.foreign.verifier import AnswerVerifier
 from prefixrl.common.config.objectives import ObjectiveRecord
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.workers.engine_record import EngineRecord
@@ -46,7 +46,7 @@ def has_same_end(question: str, text: str, gold: str) -> float:
     return float(text.rstrip().endswith(f"\\boxed{{{gold}}}"))
 
 
-SAME_END = Verifier("same_end", has_same_end)
+SAME_END = AnswerVerifier("same_end", has_same_end)
 
 
 def brevity(question: str, text: str, gold: str) -> float:
