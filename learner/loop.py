@@ -123,7 +123,7 @@ class Learner:
                 self.save_if_due()
                 self.check_background()
         except NothingToTrain as fault:
-            self.give_up(fault)
+            self.give_up_run(fault)
             raise
         self.save()
         if self.is_stopping:
@@ -196,8 +196,8 @@ class Learner:
         logprobs = self.models.probe_logprobs(
             self.probe, most_tokens=self.config.learner.micro_batch_tokens
         )
-        named = self.models.actor.full_tensors(self.sends)
-        weights = ((name.removeprefix("model."), tensor) for name, tensor in named)
+        parameters = self.models.actor.full_tensors(self.sends)
+        weights = ((name.removeprefix("model."), tensor) for name, tensor in parameters)
         if not self.rank_zero:
             for _ in weights:  # each is gathered from all ranks
                 pass
@@ -231,11 +231,11 @@ class Learner:
 
     def save_if_due(self) -> None:
         """Checkpoint on the configured iterations; one that failed is tried after 1, 2, 4, ... more."""
-        kept, every = self.config.checkpoint, self.config.checkpoint.every
+        section, every = self.config.checkpoint, self.config.checkpoint.every
         is_regular = every and self.iteration % every == 0
-        is_judged = kept.keep_best and self.iteration % self.config.evaluation.every == 0
+        is_judged = section.keep_best and self.iteration % self.config.evaluation.every == 0
         is_due = (
-            is_regular or is_judged or self.unsaved or is_milestone(self.iteration, kept.growth)
+            is_regular or is_judged or self.unsaved or is_milestone(self.iteration, section.growth)
         )
         if not is_due or self.iteration < self.save_next:
             return
@@ -271,12 +271,12 @@ class Learner:
 
     def remove_old(self, zero: RankZeroParts) -> None:
         """Remove the checkpoints that nothing keeps."""
-        kept, awaited, curve = self.config.checkpoint, frozenset[int](), list[Point]()
-        if kept.keep_best:
+        section, awaited, curve = self.config.checkpoint, frozenset[int](), list[Point]()
+        if section.keep_best:
             awaited, curve = zero.arms.awaited, zero.arms.curve()
         with zero.uploads.paused() as uploading:
-            gone = prune(self.directory / "checkpoints", kept, curve, awaited | uploading)
-        zero.uploads.warn_of_removed(gone)
+            removed = prune(self.directory / "checkpoints", section, curve, awaited | uploading)
+        zero.uploads.warn_of_removed(removed)
 
     def patience(self) -> AbstractContextManager[None]:
         """Return the time in which rank 0 writes, and shows no sign of life."""
@@ -294,7 +294,7 @@ class Learner:
             if self.rank_zero.tracking:
                 self.rank_zero.tracking.check()
 
-    def give_up(self, fault: NothingToTrain) -> None:
+    def give_up_run(self, fault: NothingToTrain) -> None:
         """Save, then stop broker and workers: a restart would fail as well. Every rank calls it."""
         self.save()
         if self.rank_zero:

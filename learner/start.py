@@ -216,9 +216,9 @@ def _memory_told(config: RunConfig) -> Iterator[None]:
             budget.device_bytes(config) or 0,
             report.forecast(config).prompt_tokens,
         )
-        told = budget.out_of_memory(config, prompt_tokens, limit, peak)
+        advice = budget.out_of_memory(config, prompt_tokens, limit, peak)
         raise TrainingFault(
-            f"the learner's device has no room left: {told} ({str(error).partition('. ')[0]})"
+            f"the learner's device has no room left: {advice} ({str(error).partition('. ')[0]})"
         ) from error
 
 

@@ -93,8 +93,8 @@ def why_no_batch(ledger: Ledger, limits: FilterConfig, iteration: int, starved: 
     if starved.why == "failures":
         return (
             f"iteration {iteration} gets no batch: {failures.failed_fraction:.0%} of the rows of the last "
-            f"{len(failures.newest)} groups could not be sampled or judged, more than broker.max_failure_share = {failures.most:g} {ended}; "
-            f"mend what fails, or raise the limit"
+            f"{len(failures.newest)} groups could not be sampled or judged, more than broker.max_failure_share = "
+            f"{failures.most:g} {ended}; mend what fails, or raise the limit"
         )
     return f"iteration {iteration} gets no batch: {_nothing_passed(limits, ledger.pass_rate, starved)} {ended}"
 

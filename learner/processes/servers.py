@@ -199,11 +199,11 @@ def _private_folder(directory: Path) -> Path | None:
         folder = Path(place or tempfile.gettempdir()) / f"prefixrl-{os.geteuid()}-{digest}"
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-        found = folder.lstat()
+        status = folder.lstat()
         if (
-            stat.S_ISDIR(found.st_mode)
-            and found.st_uid == os.geteuid()
-            and not found.st_mode & 0o077
+            stat.S_ISDIR(status.st_mode)
+            and status.st_uid == os.geteuid()
+            and not status.st_mode & 0o077
         ):
             return folder
         return Path(tempfile.mkdtemp(prefix="prefixrl-"))  # another user made a folder of that name

@@ -146,7 +146,7 @@ def test_a_broker_that_dies_before_it_answers_the_stop_makes_a_finished_run_no_e
         learner.finish()
         assert (learner.directory / "summary.json").exists()
         assert "did not answer" in caplog.text
-        learner.give_up(NothingToTrain("too little passes"))
+        learner.give_up_run(NothingToTrain("too little passes"))
 
 
 def test_a_broker_that_is_told_to_stop_goes(config: RunConfig, servers: Servers) -> None:
