@@ -10,7 +10,7 @@ one answer away. No rank trains before every one is given the batch: each asks t
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,7 @@ import msgspec
 from torch import Tensor
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import Halted, NothingToTrain, NotSaved
+from prefixrl.common.errors import NothingToTrain, NotSaved
 from prefixrl.common.evaluation.accuracy import Point
 from prefixrl.common.host.service import Service
 from prefixrl.common.journal.crash_points import crash_point
@@ -39,6 +39,7 @@ from prefixrl.learner.processes.servers import Servers
 from prefixrl.learner.run import summary
 from prefixrl.learner.run.metrics import MetricsLog, Times
 from prefixrl.learner.run.retention import is_milestone, prune
+from prefixrl.learner.run.stop import Stop, halted
 from prefixrl.learner.run.tracking import Tracking
 from prefixrl.learner.run.uploads import Uploads, counts
 from prefixrl.learner.training import checkpoint
@@ -87,7 +88,7 @@ class Learner:
     models: Models
     rank_zero: RankZeroParts | None
     problems: int
-    stopped: Callable[[], bool]
+    stop: Stop
     probe: Sequence[ProbeRow]
     iteration: int = 0
     started_s: float = field(default_factory=time.monotonic)
@@ -127,7 +128,7 @@ class Learner:
             raise
         self.save()
         if self.is_stopping:
-            raise self.halted()
+            raise halted(self.iteration)
         self.finish()
 
     def next_batch(self) -> PlannedBatch | None:
@@ -139,7 +140,7 @@ class Learner:
         waited_from_s = time.monotonic()
         rank, ranks = self.models.rank, self.models.world_size
         batch = self.client.next_batch(
-            GetBatch(self.iteration, rank, ranks), self.config.learner.batch_timeout_s, self.stopped
+            GetBatch(self.iteration, rank, ranks), self.config.learner.batch_timeout_s
         )
         self.first_batch_s = self.first_batch_s or time.monotonic()
         self.is_stopping = isinstance(batch, Halt)
@@ -301,13 +302,6 @@ class Learner:
             self.rank_zero.servers.expect_end()
             self.client.stop(str(fault))
 
-    def halted(self) -> Halted:
-        """Make the error that ends a stopped rank; the newest checkpoint is of this iteration."""
-        return Halted(
-            f"stopped as asked after {self.iteration} iterations, not finished; everything is saved, start it "
-            f"again to resume"
-        )
-
     def finish(self) -> None:
         """Evaluate the last version, write the summary, end the run.
 
@@ -319,9 +313,9 @@ class Learner:
             return
         with self.patience():
             self.rank_zero.publisher.flush(self.iteration)
-        self.rank_zero.arms.finish(self.raise_if_hopeless)
+        self.rank_zero.arms.finish()
         self.remove_old(self.rank_zero)
-        self.rank_zero.uploads.wait(self.raise_if_hopeless)
+        self.rank_zero.uploads.wait(self.stop, self.iteration)
         metrics, up_s = self.rank_zero.metrics, time.monotonic() - self.started_s
         result = summary.summarise(
             self.client.status(),
@@ -334,14 +328,8 @@ class Learner:
             msgspec.structs.replace(result, uploads=counts(self.directory)), self.directory
         )
         write = partial(summary.write, merged, self.directory)
-        when_there_is_room(write, self.directory, "the summary", self.raise_if_hopeless)
+        end_judging = partial(self.stop.end_judging, self.iteration)
+        when_there_is_room(write, self.directory, "the summary", end_judging)
         log.info("finished after %d iterations", self.iteration)
         self.rank_zero.servers.expect_end()
         self.client.stop("the run is finished")
-
-    def raise_if_hopeless(self) -> None:
-        """Raise if waiting for the last evaluation is useless: a stop, or a lost server."""
-        if self.stopped() or self.client.is_halting:
-            raise self.halted()
-        assert self.rank_zero, "only rank 0 judges"
-        self.rank_zero.servers.check()

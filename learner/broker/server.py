@@ -159,7 +159,7 @@ class Broker:
                         peer,
                         rank_messages.Accepted()
                         if isinstance(message, rank_messages.Stop)
-                        else message,
+                        else done_message,
                     )
 
     def _receive_some(self) -> None:

@@ -1,6 +1,6 @@
 """The arms of `prefixrl eval`: judges adapters and fixed prefixes on held-out problems."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from prefixrl.learner.evaluation.requests import (
     EvaluationRequests,
     digest,
 )
+from prefixrl.learner.run.stop import Stop
 
 
 class CheckpointEvaluation:
@@ -38,14 +39,13 @@ class CheckpointEvaluation:
         plan: OfflinePlan,
         config: RunConfig,
         client: BrokerClient,
-        raise_if_hopeless: Callable[[], None],
+        stop: Stop,
     ) -> None:
         self._plan = plan
         self._config = config
-        self._raise_if_hopeless = raise_if_hopeless
         folder = Path(config.directory) / "evaluations"
         folder.mkdir(exist_ok=True)
-        self._requests = EvaluationRequests(config, client, folder, 0, plan.version)
+        self._requests = EvaluationRequests(config, client, folder, 0, plan.version, stop)
         self._sets: dict[str, list[Problem]] = {}
         for problem in problems.held_out(config):
             self._sets.setdefault(problem.source, []).append(problem)
@@ -90,7 +90,7 @@ class CheckpointEvaluation:
 
     def _wait(self, beginning: str) -> None:
         """Wait for the evaluations whose name begins so."""
-        self._requests.wait(lambda name: name.startswith(beginning), self._raise_if_hopeless)
+        self._requests.wait(lambda name: name.startswith(beginning))
 
     def _best_of(self, arm: str, texts: list[str]) -> bytes | None:
         candidates = {text: pack_tokens(self._requests.texts.encode(text)) for text in texts}

@@ -7,7 +7,7 @@ holds as many problems as an evaluation samples together, so that with `bitwise`
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -31,6 +31,7 @@ from prefixrl.learner.evaluation.requests import (
     OpenRequests,
     judged,
 )
+from prefixrl.learner.run.stop import Stop
 
 log = logging.getLogger(__name__)
 
@@ -141,13 +142,13 @@ class AnswerGeneration:
                 )
                 block_rows, block_problems = [], []
 
-    def run(self, client: BrokerClient, raise_if_hopeless: Callable[[], None]) -> None:
+    def run(self, client: BrokerClient, stop: Stop) -> None:
         """Answer everything; raise PeerLost if nothing is answered for `evaluation.timeout_s`."""
         requests = OpenRequests(client, 0)
         workers = self._config.launch.rollouts + self._config.launch.scorers
         progressed_s = time.monotonic()
         while self._fill(requests, BLOCKS_PER_WORKER * workers):
-            raise_if_hopeless()
+            stop.check_servers()
             try:
                 for answers in requests.gather():
                     self._take_answers(answers)

@@ -6,7 +6,7 @@ that the untrained adapter writes most often.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from prefixrl.common.wire.packing import pack_tokens, token_ids
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.data import problems
 from prefixrl.learner.evaluation.requests import NO_ADAPTER, EvaluationRequest, EvaluationRequests
+from prefixrl.learner.run.stop import Stop
 from prefixrl.learner.run.summary import EvaluationOutcome
 
 AT = "adapter@"
@@ -40,9 +41,9 @@ class Arms:
         client: BrokerClient,
         directory: Path,
         iteration: int,
-        raise_if_hopeless: Callable[[], None] = lambda: None,
+        stop: Stop | None = None,
     ) -> None:
-        """Call `raise_if_hopeless` while a disk is full; it may raise to end the wait."""
+        """`stop` may end a wait for room on the disk, and the wait for the last results."""
         self._config = config
         self._is_direct = config.mode == "direct"
         folder = directory / "evaluations"
@@ -52,9 +53,7 @@ class Arms:
         self._selection = problems.training(config)[: config.evaluation.selection_problems]
         self._candidates: dict[str, bytes] = {}
         self._first = iteration
-        self.requests = EvaluationRequests(
-            config, client, folder, iteration, raise_if_hopeless=raise_if_hopeless
-        )
+        self.requests = EvaluationRequests(config, client, folder, iteration, stop=stop)
 
     @property
     def pinned(self) -> frozenset[int]:
@@ -134,19 +133,19 @@ class Arms:
                     name, "the resumed run trained this version anew, with other weights"
                 )
 
-    def finish(self, raise_if_hopeless: Callable[[], None] = lambda: None) -> None:
-        """Judge the best fixed prefix and the trained adapter; wait for all; the check may raise."""
+    def finish(self) -> None:
+        """Judge the best fixed prefix and the trained adapter; wait for all, unless a stop comes."""
         version = self.requests.open.iteration
         self._ask_arm("trained_adapter", version, decodings=(SAMPLED,))
         # The last version may have been due in training: then it is not judged again.
-        self.requests.wait(lambda name: name == _name_at(version), raise_if_hopeless)
+        self.requests.wait(lambda name: name == _name_at(version))
         last = EvaluationRequest(f"trained_adapter.{GREEDY}", version, self._held_out)
         if not self.requests.adopt(last, _name_at(version)):
             self.requests.ask_problems(last)
-        self.requests.wait(lambda name: name.startswith(CANDIDATE), raise_if_hopeless)
+        self.requests.wait(lambda name: name.startswith(CANDIDATE))
         if (best := self.requests.best(CANDIDATE, self._candidates)) is not None:
             self._ask_arm("fixed_prefix", NO_ADAPTER, best)
-        self.requests.wait(lambda name: True, raise_if_hopeless)
+        self.requests.wait(lambda name: True)
 
     def results(self) -> dict[str, dict[str, Accuracy]]:
         """Return the accuracy by arm and decoding, of the arms of which something could be judged."""

@@ -31,6 +31,7 @@ from prefixrl.common.wire.messages.learner import Evaluate
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.data.problems import Problem
+from prefixrl.learner.run.stop import Stop
 
 log = logging.getLogger(__name__)
 
@@ -154,10 +155,10 @@ class EvaluationRequests:
         directory: Path,
         iteration: int,
         trained: int = 0,
-        raise_if_hopeless: Callable[[], None] = lambda: None,
+        stop: Stop | None = None,
     ) -> None:
-        """`trained`: iterations of the adapter that the broker calls version 0."""
-        self._raise_if_hopeless = raise_if_hopeless
+        """`trained`: iterations of the adapter that the broker calls version 0; `stop` may end a wait."""
+        self._stop = stop or Stop()
         self._config = config
         self._directory = directory
         self._trained = trained
@@ -250,7 +251,7 @@ class EvaluationRequests:
 
     def keep(self, write: Callable[[], None], what: str) -> None:
         """Write a file of the evaluations once the disk has room."""
-        when_there_is_room(write, self._directory, what, self._raise_if_hopeless)
+        when_there_is_room(write, self._directory, what, self._stop.end_disk_wait)
 
     def _take_rows(self, request: Evaluate, rows: list[EvaluatedRow]) -> None:
         name, expected = request.name, len(request.prompts) * request.samples
@@ -273,12 +274,12 @@ class EvaluationRequests:
         self.incomplete.append(name)
         self.open.close(name)
 
-    def wait(self, concerns: Callable[[str], bool], raise_if_hopeless: Callable[[], None]) -> None:
+    def wait(self, concerns: Callable[[str], bool]) -> None:
         """Wait for evaluations whose name `concerns`; after `evaluation.timeout_s` give them up."""
         patience_s = self._config.evaluation.timeout_s
         deadline_s = time.monotonic() + patience_s
         while any(map(concerns, self.open.names)):
-            raise_if_hopeless()
+            self._stop.end_judging(self.open.iteration)
             try:
                 self.gather()
             except PeerLost as error:

@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
@@ -26,6 +26,7 @@ from prefixrl.common.run import json_lines
 from prefixrl.common.run.digests import file_digest
 from prefixrl.common.run.directory_format import checkpoints
 from prefixrl.common.run.documents import UPLOADS_FILE, UploadLine
+from prefixrl.learner.run.stop import Stop
 
 log = logging.getLogger(__name__)
 
@@ -84,11 +85,11 @@ class Uploads:
                 ", ".join(never),
             )
 
-    def wait(self, raise_if_hopeless: Callable[[], None]) -> None:
-        """Upload all that is there, failed ones once more; the check may raise to end the wait."""
+    def wait(self, stop: Stop, iteration: int) -> None:
+        """Upload every checkpoint of a run that ends at `iteration`, failed ones once more, unless a stop comes."""
         uploading = self.upload_new()
         while uploading is not None and not uploading.done():
-            raise_if_hopeless()
+            stop.end_judging(iteration)
             time.sleep(TICK_S)
 
     def close(self) -> None:

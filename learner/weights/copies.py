@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from prefixrl.learner.run.stop import Watched
+
 SETS = 2
 """Versions in the host's memory: one on its way to the disk, one being copied."""
 LOOK_EVERY_S = 0.5
@@ -30,18 +32,18 @@ class HostCopy:
 class HostCopies:
     """Makes one copy after the other, in buffers that take turns."""
 
-    def __init__(self) -> None:
+    def __init__(self, reader: Watched) -> None:
+        """`reader`: gives buffers back; its check may raise to end a wait for them."""
+        self._reader = reader
         self._free: queue.Queue[dict[str, Tensor]] = queue.Queue()
         for _ in range(SETS):
             self._free.put({})
         self._stream: torch.cuda.Stream | None = None
 
     @torch.no_grad()
-    def copy(
-        self, weights: Iterable[tuple[str, Tensor]], on_wait: Callable[[], None]
-    ) -> tuple[HostCopy, list[str]]:
-        """Copy weights; return the copy, and the names of weights that are not finite. `on_wait` may raise."""
-        buffers = self._take_buffers(on_wait)
+    def copy(self, weights: Iterable[tuple[str, Tensor]]) -> tuple[HostCopy, list[str]]:
+        """Copy weights; return the copy, and the names of weights that are not finite."""
+        buffers = self._take_buffers()
         sums: dict[str, Tensor] = {}
         for name, tensor in weights:
             sums[name] = tensor.sum()
@@ -63,16 +65,16 @@ class HostCopies:
             copied.wait()
         return copied, not_finite({name: buffers[name] for name in suspects})
 
-    def wait_for_room(self, on_wait: Callable[[], None]) -> None:
-        """Return when a copy would find free buffers; `on_wait` as for `copy`."""
-        self._free.put(self._take_buffers(on_wait))
+    def wait_for_room(self) -> None:
+        """Return when a copy would find free buffers."""
+        self._free.put(self._take_buffers())
 
-    def _take_buffers(self, on_wait: Callable[[], None]) -> dict[str, Tensor]:
+    def _take_buffers(self) -> dict[str, Tensor]:
         while True:
             try:
                 return self._free.get(timeout=LOOK_EVERY_S)
             except queue.Empty:
-                on_wait()
+                self._reader.check()
 
     def _copy(self, buffer: Tensor, tensor: Tensor) -> None:
         if not tensor.is_cuda:
