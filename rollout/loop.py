@@ -240,13 +240,16 @@ class Rollout(WorkLoop[PrefixTask]):
     def _swap_weights(self) -> None:
         now_s = time.monotonic()
         self.swap.stage(self._fetcher.take_snapshot())
-        if not self._drain.is_on and (offer := self.swap.offer(now_s)) is not None:
+        offer = None if self._drain.is_on else self.swap.offer(now_s)
+        if offer is not None:
             self._link.send(offer)
             self._hand_back_waiting()
-        if (snapshot := self.swap.due(self._tasks())) is not None:
+        snapshot = self.swap.due(self._tasks())
+        if snapshot is not None:
             self._install(snapshot)
             crash_point("swap.installed")
-        if (proof := self.swap.proof(time.monotonic())) is not None:
+        proof = self.swap.proof(time.monotonic())
+        if proof is not None:
             self._link.send(proof)
 
     def _hand_back_waiting(self) -> None:

@@ -157,6 +157,7 @@ class Fetcher:
                     if client is not None:
                         client.drain()
                 self._changed.clear()
+                # After a restart the weight server may be at another endpoint.
                 if client is None or client.endpoint != self._source.endpoint:
                     if client is not None:
                         client.close()
@@ -258,7 +259,8 @@ class Fetcher:
             while not under_way or (
                 sum(under_way.values()) < WINDOW_BYTES and len(under_way) < WINDOW_PIECES
             ):
-                if (number := next(to_ask, None)) is None:
+                number = next(to_ask, None)
+                if number is None:
                     break
                 client.send(staging.request(number), timeout_s=ANSWER_S)
                 under_way[number] = staging.size_of(number)
@@ -307,7 +309,8 @@ class Fetcher:
         self, client: Client[FromWeights, ToWeights], what: str
     ) -> tuple[FromWeights, list[memoryview]]:
         """Return the next answer; PeerLost where none comes, BadSnapshot where too many led to nothing."""
-        if (answer := client.receive_views(ANSWER_S)) is None:
+        answer = client.receive_views(ANSWER_S)
+        if answer is None:
             raise PeerLost(f"no {what} from {self._source.endpoint} for {ANSWER_S:g} s")
         self._useless_in_a_row += 1
         if self._useless_in_a_row > USELESS_ANSWERS_ALLOWED:

@@ -236,7 +236,7 @@ class DataConfig(Section):
     before_unit: the text before a unit in brackets. joined: a list, with commas between. Absent: guessed from the first
     rows and named by `--check`; with `reward.function` and for tests as_it_is."""
     code: VerifierName = MATHEMATICS
-    """How answers are judged. none: as mathematics, and no program is run. answers: the answer is the value of
+    """The verifier of answers. none: as mathematics, and no program is run. answers: the answer is the value of
     an `<llm-code>` block, or of a function that the text defines. tests: the gold answer is JSON with inputs, outputs
     and optionally fn_name, or asserts; the reward is the share of the first ten that the answer's program
     passes. Programs run in a sandbox. Another name: the verifier of that name that an installed package adds."""
@@ -327,6 +327,7 @@ def resolve(data: DataConfig, base: Path) -> DataConfig:
             tuple(Source(name=name) for name in problem_set.without) if problem_set else ()
         )
         left_out = tuple(resolved(each, f"{key}.without") for each in without)
+        # What is left out of a source is its default split, also for held-out sources.
         is_held_out = key.startswith("data.eval") and ".without" not in key
         split = (
             source.split or (problem_set.eval_split if problem_set and is_held_out else "") or None

@@ -355,6 +355,7 @@ class RunConfig(Section):
             "the learner would end before a stuck worker's groups are given to another; "
             "batch_timeout_s must exceed both",
         )
+        # A wait inside a scorer must end before the broker or the learner gives up.
         dead_scorer = (
             "a scorer would count as dead before its request times out; request_s must be shorter"
         )
@@ -485,7 +486,9 @@ class RunConfig(Section):
 
     def own_cores(self, role: str) -> int:
         """Return the cores of a process of a role, a verifier's children apart; a learner serves workers too."""
-        return 8 if role == "learner" else 4 if self.loads_model(role) else 1
+        if role == "learner":
+            return 8
+        return 4 if self.loads_model(role) else 1
 
     def verifier_children(self, cores: int = 1024) -> int:
         """Return the children of a scorer's verifier on so many cores; the default is a host with enough."""

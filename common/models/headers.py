@@ -47,7 +47,8 @@ def tensor_headers(folder: str, called: str) -> dict[str, TensorHeader]:
             f"{some_names(missing)}; copy them too"
         )
     for name in shards:
-        headers |= (shard := _of_file(root / name, called))
+        shard = _of_file(root / name, called)
+        headers |= shard
         if lost := sorted(
             tensor for tensor, place in places.items() if place == name and tensor not in shard
         ):

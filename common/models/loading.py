@@ -93,6 +93,7 @@ def check_model(
                 f"{called} does more to its logits than one linear layer ({key} = {value:g} in its config.json): only "
                 f"a frozen target may"
             )
+    # transformers itself compares names and shapes, with tensors that hold no data.
     architecture: Any = type(model)
     tensors = {name: torch.empty(each.shape, device="meta") for name, each in headers.items()}
     with _quiet():
@@ -100,6 +101,7 @@ def check_model(
             None, config=model.config, state_dict=tensors, device_map="meta", **_TOLD
         )
     _refuse(info, called, kind)
+    # Integers without a quantization_config have no meaning that a file states.
     narrow = sorted(
         name
         for name, each in headers.items()
@@ -136,6 +138,7 @@ def load_model(
                 folder, dtype=chosen, use_safetensors=True, **_TOLD, **options
             )
     except ImportError as error:
+        # The package of an attention kernel, or a package of the model?
         raisers = " ".join(frame.name for frame in traceback.extract_tb(error.__traceback__))
         if attention and ("attn" in raisers or "attention" in raisers):
             raise ConfigError(
@@ -145,6 +148,7 @@ def load_model(
     except (OSError, ValueError, RuntimeError) as error:
         raise DataError(f"{called} is no model folder transformers can load: {error}") from error
     assert isinstance(model, PreTrainedModel)
+    # Again: the data of a file may not be what its header says.
     _refuse(info, called, kind)
     if wrong := [name for name, each in model.named_parameters() if not _is_finite(each.data)]:
         raise DataError(

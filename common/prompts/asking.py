@@ -104,6 +104,7 @@ def warnings(config: RunConfig, role: Role, renderer: Renderer) -> Iterator[str]
             f"{section}: {model.model} has no chat template, so that the question itself is the prompt; if that is "
             f"meant, say {section}.chat_template = false, else give a Jinja file"
         )
+    # The other warnings are about the end of a turn.
     if not renderer.has_chat_template:
         return
     if renderer.closer is None:

@@ -76,14 +76,11 @@ class Renderer:
         """End-of-sequence ids that tokenizer, config and generation config declare."""
         self.closer = self._form.closer()
         """Token that closes an assistant's turn in the chat template; None without one."""
-        own_ends = (
-            self.eos_tokens | ({self.closer} if self.closer is not None else set())
-            if own_stops
-            else frozenset()
-        )
-        self.stop_tokens = own_ends | {
-            self._one_token(each, model, f"{role}.stop_tokens") for each in stop_tokens
-        }
+        stops = {self._one_token(stop, model, f"{role}.stop_tokens") for stop in stop_tokens}
+        if own_stops:
+            stops |= self.eos_tokens
+            stops |= set() if self.closer is None else {self.closer}
+        self.stop_tokens = frozenset(stops)
         if self.stop_tokens.isdisjoint(self.tokens):
             raise DataError(
                 f"{model} declares no end-of-sequence token among the {self.rows} of its embedding; set eos_token in "

@@ -86,10 +86,13 @@ class AddedLines:
                 self._begin_anew()
             self._number = status.st_ino
             file.seek(self.offset)
-            while whole := (block := file.read(BLOCK_BYTES) + file.readline())[
-                : block.rfind(b"\n") + 1
-            ]:
+            while True:
+                block = file.read(BLOCK_BYTES) + file.readline()
+                whole = block[: block.rfind(b"\n") + 1]
+                if not whole:
+                    break
                 yield whole
+                # Only now: a caller that fails gets these lines again.
                 self.offset += len(whole)
                 file.seek(self.offset)
 

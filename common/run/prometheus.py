@@ -55,7 +55,9 @@ def text_of(numbers: Iterable[Number]) -> str:
 def _value(value: float) -> str:
     if math.isfinite(value):
         return repr(float(value))
-    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+    if math.isnan(value):
+        return "NaN"
+    return "+Inf" if value > 0 else "-Inf"
 
 
 def numbers_of(line: MetricsLine) -> Iterator[Number]:

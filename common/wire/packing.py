@@ -238,9 +238,8 @@ def check_verdicts(
             if has_step_rewards and kind == "train" and verdict.process is not None:
                 tokens = token_ids(group.prefixes.rows[index].tokens).size
                 ends = verdict.process.ends
-                if (count := len(verdict.process.scores)) != len(ends) or any(
-                    not 0 < end <= tokens for end in ends
-                ):
+                count = len(verdict.process.scores)
+                if count != len(ends) or any(not 0 < end <= tokens for end in ends):
                     raise ValueError(
                         f"{count} scores of steps with ends {ends} in a row of {tokens} tokens"
                     )

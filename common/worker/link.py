@@ -101,6 +101,7 @@ class Link:
         self._failure: BaseException | None = None
         self._why_silent = ""
         """Cause of the broker's silence that was logged last."""
+        # Last: the thread uses all of the above.
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._thread.start()
 
@@ -218,8 +219,9 @@ class Link:
         self._reconnect(now_s)
         vitals = replace(self.vitals)
         self._handed_over.difference_update(vitals.leases)
-        # A task that waits for the end of a long engine step is held, too: given away, it would be done twice.
-        vitals.leases, vitals.state = (*vitals.leases, *self._handed_over), cut_text(vitals.state)
+        # A task that waits for the end of a long engine step is listed, too, or another worker would get it.
+        vitals.leases = (*vitals.leases, *self._handed_over)
+        vitals.state = cut_text(vitals.state)
         if now_s - self._measured_s >= MEMORY_EVERY_S:
             self._memory = memory_now()
             self._measured_s = now_s
@@ -274,9 +276,8 @@ class Link:
         try:
             self._client.send(message, timeout_s=0.2)
         except PeerLost as error:
-            if time.monotonic() - self._heard_s > LOOK_S and self._why_silent != (
-                why := str(error)
-            ):
+            why = str(error)
+            if time.monotonic() - self._heard_s > LOOK_S and self._why_silent != why:
                 self._why_silent = why
                 log.warning("%s", why)
             return False

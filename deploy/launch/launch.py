@@ -195,9 +195,9 @@ class Launcher:
                     err=True,
                 )
             self._stop([self.learner], patience_s)
-            others = [*self.workers, *self._others]
-            self._stop(others, STOP_WORKER_S)
-            for child in (self.learner, *others):
+            workers = [*self.workers, *self._others]
+            self._stop(workers, STOP_WORKER_S)
+            for child in (self.learner, *workers):
                 child.close()
 
     def dashboard(self) -> str:
@@ -205,16 +205,16 @@ class Launcher:
         if not self._config.log.dashboard:
             return to_copy("prefixrl dashboard", self._directory)
         try:
-            held = socket.create_server(DASHBOARD)
+            reserved = socket.create_server(DASHBOARD)
         except OSError:  # another run's
-            held = socket.create_server((DASHBOARD[0], 0))
-        with held:
-            port = str(held.getsockname()[1])
-        shown = self._child(
+            reserved = socket.create_server((DASHBOARD[0], 0))
+        with reserved:
+            port = str(reserved.getsockname()[1])
+        child = self._child(
             "dashboard", "prefixrl.deploy", ["dashboard", str(self._directory), "--port", port]
         )
-        self._others.append(shown)
-        shown.start()
+        self._others.append(child)
+        child.start()
         return f"http://{DASHBOARD[0]}:{port}/"
 
     def _stop(self, children: list[Child], patience_s: float) -> None:
@@ -247,11 +247,11 @@ class Launcher:
 
     def _run(self, stopped: Callable[[], bool]) -> int:
         """Watch until the learner ends for good or a stop is asked for."""
-        known = mark_of(self._endpoint_file)
+        mark = mark_of(self._endpoint_file)
         self.learner.start()
         with self._view:
             if not self.workers:
-                self._add_workers(known)
+                self._add_workers(mark)
             while not stopped():
                 if (code := self.learner.code) is not None:
                     # Restart only after a kill or a lost peer: another error would repeat.
@@ -259,8 +259,8 @@ class Launcher:
                     if not is_worth_it or not self.learner.budget.use_restart(time.monotonic()):
                         return code
                     self._restart(self.learner, code)
-                if (written := mark_of(self._endpoint_file)) != known:
-                    known = written
+                if (written := mark_of(self._endpoint_file)) != mark:
+                    mark = written
                     for worker in self.workers:  # a broker has opened its socket
                         if not worker.is_drained and (
                             worker.process is None or worker.code is not None

@@ -22,16 +22,16 @@ from prefixrl.common.worker.command import settings_option
 @settings_option
 def show_command(run_file: Path, question: str, prefix: str, settings: tuple[str, ...]) -> None:
     """Show the exact text and tokens that adapter and target of RUN_FILE see of QUESTION."""
-    for line in show(load(run_file, settings), question, prefix):
+    for line in prompt_lines(load(run_file, settings), question, prefix):
         click.echo(line)
 
 
-def show(config: RunConfig, question: str, prefix: str) -> Iterator[str]:
+def prompt_lines(config: RunConfig, question: str, prefix: str) -> Iterator[str]:
     """Yield prompt and prefix per model, as text and ids; raise ConfigError for a long question."""
-    found: dict[str, Renderer] = {}
+    renderers: dict[str, Renderer] = {}
     for section, role in roles(config):
         model = config.model_section(role).model
-        renderer = found[section] = renderer_of(
+        renderer = renderers[section] = renderer_of(
             config, role, model_folder(model, needs_weights=False)
         )
         try:
@@ -45,7 +45,7 @@ def show(config: RunConfig, question: str, prefix: str) -> Iterator[str]:
             yield from _tokens(renderer, "prefix", renderer.encode(prefix).tolist())
         yield from (f"  {WARNING}{each}" for each in warnings(config, role, renderer))
         yield ""
-    yield from (WARNING + each for each in differing(found))
+    yield from (WARNING + each for each in differing(renderers))
 
 
 def _tokens(renderer: Renderer, what: str, ids: list[int]) -> Iterator[str]:

@@ -202,9 +202,8 @@ def objection(model: str) -> str:
     }:
         return f"{config.model_type}: it keeps more of a text than keys and values"
     # Of a model with several kinds the parameters are by kind of layer.
-    if (
-        kind := (getattr(text, "rope_parameters", None) or {}).get("rope_type")
-    ) in LENGTH_DEPENDENT:
+    kind = (getattr(text, "rope_parameters", None) or {}).get("rope_type")
+    if kind in LENGTH_DEPENDENT:
         return f"{config.model_type}: with {kind} positions a row would depend on the longest one beside it"
     if getattr(text, "attention_chunk_size", None) or getattr(text, "num_kv_shared_layers", None):
         return f"{config.model_type}: its layers have chunks or keys in common"

@@ -150,8 +150,8 @@ class TextVerdict(Part, frozen=True, kw_only=True):
     """Tokens the scorer's engine wrote: 0 in direct mode, and where the completion was in its cache."""
     elapsed_ms: Count
     rule: Name = ""
-    """What decided, for example `number`, `math-verify`, `code` or `function` (`docs/verification.md`); "" if nothing
-    was compared."""
+    """The rule that decided, for example `number`, `math-verify`, `code` or `function` (`docs/verification.md`); "" if
+    nothing was compared."""
     completion: str = ""
     """The whole text judged, in evaluations and with `scorer.keep_completions`; else empty."""
     fault: Fault = ""
