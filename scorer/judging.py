@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from prefixrl.common.config.workers.sections import ScorerConfig
 from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.prompts.extract import extract_answer
-from prefixrl.common.wire.messages.fields import cut_text, encodable, shared
+from prefixrl.common.wire.messages.fields import common_fields, cut_text, encodable
 from prefixrl.common.wire.messages.groups import (
     UNJUDGED,
     Fault,
@@ -230,7 +230,7 @@ class Judging:
             "elapsed_ms": elapsed_ms,
             "completion": encodable(answered.text) if keeps_text else "",
         }
-        verdict = TextVerdict(**shared(TextVerdict, answered, judged) | fields)
+        verdict = TextVerdict(**common_fields(TextVerdict, answered, judged) | fields)
         self.settle(answered.task, answered.text_index, verdict)
 
     def settle(self, task: str, text_index: int, verdict: TextVerdict) -> None:

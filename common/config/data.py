@@ -270,7 +270,7 @@ class DataConfig(Section):
 
     @property
     def added_verifiers(self) -> tuple[str, ...]:
-        """Those of them that installed packages add."""
+        """The verifiers that installed packages add."""
         return tuple(sorted(self.verifiers - set(BUILT_IN)))
 
     @property

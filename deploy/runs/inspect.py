@@ -22,7 +22,7 @@ from prefixrl.common.run.documents import (
     MetricsLine,
     RunEnd,
 )
-from prefixrl.common.wire.messages.fields import shared
+from prefixrl.common.wire.messages.fields import common_fields
 from prefixrl.common.wire.messages.groups import ScoredGroup, StepScores, TextVerdict, VersionSpan
 from prefixrl.common.wire.packing import logprobs, token_ids
 from prefixrl.deploy.runs.checkpoints import config_of
@@ -106,8 +106,8 @@ def checked(directory: Path) -> str:
     result = history(journal.read(path), config.algorithm.max_staleness)
     counts = ", ".join(f"{count} {state}" for state, count in sorted(result.counts.items()))
     summary = (
-        f"{len(result.state)} groups: {counts}; {len(result.batches)} iterations, {result.rows} rows trained, the oldest "
-        f"sample {max(result.ages, default=0)} versions old (window {result.most_staleness})"
+        f"{len(result.state)} groups: {counts}; {len(result.batches)} iterations, {result.rows} rows trained, "
+        f"the oldest sample {max(result.ages, default=0)} versions old (window {result.most_staleness})"
     )
     end = json_lines.document(directory / END_FILE, RunEnd)
     # Only a run that is finished has nothing under way.
@@ -192,7 +192,7 @@ def _trained(group: ScoredGroup, iteration: int, advantages: list[float]) -> Tra
             "advantage": next(worth, None) if verdict.is_judged else None,
             "continuations": list(verdict.continuations),
         }
-        rows.append(TrainedRow(**shared(TrainedRow, verdict, row) | values))
-    fields = shared(TrainedGroup, group, group.prefixes, group.prefixes.prompt)
+        rows.append(TrainedRow(**common_fields(TrainedRow, verdict, row) | values))
+    fields = common_fields(TrainedGroup, group, group.prefixes, group.prefixes.prompt)
     values = {"version_sampled": group.version, "version_trained": iteration, "rows": rows}
     return TrainedGroup(**fields | values)

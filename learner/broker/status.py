@@ -14,7 +14,7 @@ from prefixrl.common.host.memory_use import memory_now
 from prefixrl.common.host.process import write_atomically
 from prefixrl.common.journal.journal import Journal
 from prefixrl.common.run import status
-from prefixrl.common.wire.messages.fields import shared
+from prefixrl.common.wire.messages.fields import common_fields
 from prefixrl.common.wire.messages.worker import MemoryUse, Usage
 from prefixrl.learner.broker.batches import BatchAnswers
 from prefixrl.learner.broker.workers.dispatch import Dispatcher
@@ -183,7 +183,7 @@ def _worker(worker: Worker, now_s: float) -> status.WorkerStatus:
         "rows": worker.open_rows,
         "silent_s": now_s - worker.heard_s,
     }
-    return status.WorkerStatus(**shared(status.WorkerStatus, worker) | figures)
+    return status.WorkerStatus(**common_fields(status.WorkerStatus, worker) | figures)
 
 
 def _busy_fractions(workers: Sequence[status.WorkerStatus]) -> dict[str, float]:

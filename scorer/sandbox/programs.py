@@ -134,10 +134,10 @@ def _run_test(
     program: str, test: Test, limits: ProgramLimits, packages: tuple[str, ...]
 ) -> ProgramRun:
     if test.function is None:
-        lines = test.given if isinstance(test.given, list) else [test.given]
+        lines = test.inputs if isinstance(test.inputs, list) else [test.inputs]
         stdin = "\n".join(map(str, lines)).encode()
         return run(_driver("run_script", program, packages), stdin, limits, packages)
-    source = _driver("print_result", program, packages, test.function, test.given)
+    source = _driver("print_result", program, packages, test.function, test.inputs)
     return run(source, b"", limits, packages)
 
 
