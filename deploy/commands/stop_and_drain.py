@@ -135,7 +135,8 @@ def _present_work(directory: Path) -> str:
         return "the learner is loading its models"
     lately = f" (the newest one took {newest[0].trained_s:.0f} s)" if newest else ""
     if connected.iteration < connected.total_iterations:
-        return f"the learner trains iteration {connected.iteration + 1} of {connected.total_iterations}{lately}, or saves"
+        place = f"iteration {connected.iteration + 1} of {connected.total_iterations}"
+        return f"the learner trains {place}{lately}, or saves"
     return "the learner ends the last evaluation, or saves"
 
 

@@ -106,8 +106,8 @@ def checked(directory: Path) -> str:
     result = history(journal.read(path), config.algorithm.max_staleness)
     counts = ", ".join(f"{count} {state}" for state, count in sorted(result.counts.items()))
     summary = (
-        f"{len(result.state)} groups: {counts}; {len(result.batches)} iterations, {result.rows} rows trained, the oldest "
-        f"sample {max(result.ages, default=0)} versions old (window {result.most_staleness})"
+        f"{len(result.state)} groups: {counts}; {len(result.batches)} iterations, {result.rows} rows trained, "
+        f"the oldest sample {max(result.ages, default=0)} versions old (window {result.most_staleness})"
     )
     end = json_lines.document(directory / END_FILE, RunEnd)
     # Only a run that is finished has nothing under way.

@@ -65,8 +65,8 @@ def submit(run: RunOnSlurm, layout: Layout) -> None:
     if jobs := scheduler.queued(*(run.job_name(role) for role in _NAMES)):
         named_jobs = ", ".join(f"{each.job_id} ({each.name}, {each.state})" for each in jobs)
         raise ConfigError(
-            f"the run in {directory} has jobs in the queue: {named_jobs}; change their number with `prefixrl scale`, or "
-            "cancel them first (scancel)"
+            f"the run in {directory} has jobs in the queue: {named_jobs}; change their number with `prefixrl scale`, "
+            "or cancel them first (scancel)"
         )
     if not os.access(run.run_file, os.R_OK):
         raise ConfigError(f"cannot read the run file {run.run_file}")
