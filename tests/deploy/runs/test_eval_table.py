@@ -105,7 +105,7 @@ def test_choices_by_a_process_reward_model_have_a_table_of_their_own() -> None:
 
 def with_means(arm: str, means: dict[str, float], version: int = -1, prefix: str = "") -> ArmResult:
     value = sum(means.values()) / len(means)
-    changed = {"version": version, "means": means, "asked": "the same", "prefix": prefix}
+    changed = {"version": version, "means": means, "questions_digest": "the same", "prefix": prefix}
     return msgspec.structs.replace(result("a", "p", value, arm), **changed)
 
 
