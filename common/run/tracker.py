@@ -1,4 +1,4 @@
-"""What a tracker is: a record that opens one run of a program that shows metrics.
+"""The record of a tracker, which opens one run of a program that shows metrics.
 
 A package adds a tracker by an entry point (`common/config/foreign/plugins.py`), and a run file names it with options of
 its own:
@@ -42,7 +42,7 @@ class SampleText(msgspec.Struct, frozen=True, kw_only=True):
     parts: str = ""
     """Other numbers that a reward function gave, as `name value`."""
     rule: str = ""
-    """What decided the verdict (`docs/verification.md`)."""
+    """Rule that decided the verdict (`docs/verification.md`)."""
     advantage: float | None
 
 

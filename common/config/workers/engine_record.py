@@ -1,4 +1,4 @@
-"""What an engine is to config, `--check`, broker and workers: one record of facts and functions.
+"""The record of an engine: its facts and functions for config, `--check`, broker and workers.
 
 A package adds an engine by an entry point (`foreign/plugins.py`):
 
@@ -42,9 +42,9 @@ class EngineMemory:
     seats: Callable[[EngineSection, int | None], int]
     """Rows decoded at once on a device of so many bytes, None where they are not known."""
     batch_words: Callable[[EngineSection, int], str]
-    """How so many rows share its forwards, for `--check`."""
+    """Words for `--check` about the way in which so many rows share forwards."""
     remedy: Callable[[EngineSection, str], str]
-    """What to do, in a role, where the weights leave no room for one row."""
+    """Remedy, in a role, where the weights leave no room for one row."""
 
 
 @dataclass(frozen=True)

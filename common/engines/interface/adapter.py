@@ -1,4 +1,4 @@
-"""What every engine of a rollout must hold: the probe, and the matrices of a LoRA run."""
+"""The least that every engine of a rollout must hold: the probe, and the matrices of a LoRA run."""
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.weights.low_rank import LowRank
