@@ -74,7 +74,8 @@ def _lead(
         raise DataError(
             f"adapter.init_from = {init_from!r} is a damaged checkpoint: {fault}; choose another one"
         )
-    completed, service = _completed(directory), Service(stopped=stopped)
+    completed = _completed(directory)
+    service = Service(stopped=stopped)
     servers = Servers(config, directory, completed, ranks=ranks, stop=Stop(stopped))
     golds = None
     try:
@@ -114,7 +115,8 @@ def _run(
     stop: Stop,
     service: Service | None,
 ) -> None:
-    directory, serving = Path(config.directory), contextlib.ExitStack()
+    directory = Path(config.directory)
+    serving = contextlib.ExitStack()
     if servers:
         serving.enter_context(exposed(config.log, "learner", partial(numbers_of_run, directory)))
     client = BrokerClient(servers.address, stop) if servers else join(directory, stop)
@@ -195,10 +197,8 @@ def _memory_fault_explained(config: RunConfig) -> Iterator[None]:
         if not isinstance(error, torch.OutOfMemoryError):
             raise
         peak = torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0
-        limit, prompt_tokens = (
-            budget.device_bytes(config) or 0,
-            report.forecast(config).prompt_tokens,
-        )
+        limit = budget.device_bytes(config) or 0
+        prompt_tokens = report.forecast(config).prompt_tokens
         advice = budget.out_of_memory(config, prompt_tokens, limit, peak)
         raise TrainingFault(
             f"the learner's device has no room left: {advice} ({str(error).partition('. ')[0]})"

@@ -51,7 +51,7 @@ class GivenRow:
 
 @dataclass
 class Block:
-    """Rows that are asked together, and the bad ones among them."""
+    """Rows that are asked together, and the bad rows among them."""
 
     rows: Sequence[GivenRow]
     request: Evaluate | None
@@ -65,7 +65,7 @@ class Block:
 
 
 def given_rows(config: RunConfig) -> list[GivenRow]:
-    """Return every row of the held-out sources in order; bad ones with their reason."""
+    """Return every row of the held-out sources in order; bad rows with their reason."""
     rows: list[GivenRow] = []
     sources = config.data.eval
     for source, label in zip(sources, problems.labels(sources), strict=True):

@@ -89,11 +89,11 @@ class Answers:
 
 
 class OpenRequests:
-    """Requests that the broker works on; those that a restarted broker forgot are sent again."""
+    """Requests that the broker works on; a request that a restarted broker forgot is sent again."""
 
     def __init__(self, client: BrokerClient, iteration: int) -> None:
         self.iteration = iteration
-        """Current version of the learner: the only one of which new prefixes can be asked for."""
+        """Current version of the learner: new prefixes can be asked for of this version only."""
         self._client = client
         self._requests: dict[str, Evaluate] = {}
         self._unsampled: dict[str, int] = {}
@@ -200,7 +200,7 @@ class EvaluationRequests:
             )
 
     def best(self, beginning: str, candidates: Mapping[str, bytes]) -> bytes | None:
-        """Return the candidate with the most right answers; None where none could be judged."""
+        """Return the candidate with the most right answers; None if no candidate could be judged."""
         judged = (
             (accuracy(self.rows.get(f"{beginning}{index}", [])), index)
             for index in range(len(candidates))

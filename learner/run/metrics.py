@@ -63,7 +63,7 @@ class MetricsLog:
         self._before_s = self._written_s = lines[-1].since_start_s if lines else 0.0
 
     def lines(self) -> list[MetricsLine]:
-        """Return the lines of all iterations so far, by this learner process or earlier ones."""
+        """Return the lines of all iterations so far, by this learner process or an earlier process."""
         return json_lines.read(self._metrics, MetricsLine)
 
     def since_run_began_s(self, since_start_s: float) -> float:

@@ -120,7 +120,7 @@ class Uploads:
             log.exception("uploads failed; they are tried again with the next checkpoint")
 
     def _next_checkpoint(self, attempted: set[int]) -> tuple[int, Path, str] | None:
-        """Return the oldest checkpoint to upload, which is not removed from now on."""
+        """Return the oldest checkpoint to upload; from now on it is not removed."""
         with self._lock:
             self._running = None
             for iteration, folder in sorted(checkpoints(self._directory / "checkpoints").items()):

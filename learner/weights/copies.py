@@ -90,7 +90,7 @@ class HostCopies:
 
 
 def _buffer(buffers: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
-    """Return a buffer for a weight; make one if none fits."""
+    """Return a buffer for a weight; make it if no buffer fits."""
     buffer = buffers.get(name)
     if buffer is None or (buffer.shape, buffer.dtype) != (like.shape, like.dtype):
         buffer = buffers[name] = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)

@@ -67,7 +67,7 @@ class _RunEnd:
 
 
 class Publisher:
-    """Rank 0's publisher; it keeps the newest two versions and those pinned by an evaluation."""
+    """Rank 0's publisher; it keeps the newest two versions, and versions pinned by an evaluation."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Publisher:
         self._failure: BaseException | None = None
         self.newest = -1
         self.digests: dict[int, str] = {}
-        """Digests of the newest published versions and the pinned ones."""
+        """Digests of the newest published versions and of pinned versions."""
         self.pinned: frozenset[int] = frozenset()
         """Versions that must stay, besides the newest."""
         self._thread = threading.Thread(target=self._run, name="publish", daemon=True)
