@@ -41,7 +41,8 @@ from prefixrl.learner.processes.servers import Servers
 from prefixrl.learner.run import summary
 from prefixrl.learner.run.metrics import MetricsLog, Times
 from prefixrl.learner.run.retention import is_milestone, prune
-from prefixrl.learner.run.stop import Stop, halted
+from prefixrl.learner.run.stop import StopSignal, halted
+from prefixrl.learner.run.tracking import FLUSH_S as TRACKING_FLUSH_S
 from prefixrl.learner.run.tracking import Tracking
 from prefixrl.learner.run.uploads import Uploads, counts
 from prefixrl.learner.training import checkpoint
@@ -50,7 +51,7 @@ from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import plan_for, train_iteration
 from prefixrl.learner.training.plan import Plan, groups_of_rank
 from prefixrl.learner.training.speed import rank_figures
-from prefixrl.learner.weights.publish import Publisher
+from prefixrl.learner.weights.publish import FLUSH_S, Publisher
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ class WorkTimes:
 
 
 class TrainedIteration(NamedTuple):
-    """What an iteration led to."""
+    """The outcome of a trained iteration."""
 
     batch: Batch
     metrics: IterationMetrics
@@ -159,6 +160,14 @@ class RankZeroParts:
         with self.service.patience(WRITE_S):
             self.publisher.publish(version, weights, logprobs, finish)
 
+    def close(self) -> None:
+        """End the parts that write in the background."""
+        with self.service.patience(FLUSH_S + TRACKING_FLUSH_S):
+            self.uploads.close()
+            self.publisher.close()
+            if self.tracking:
+                self.tracking.close()
+
 
 class PlannedBatch(NamedTuple):
     """One iteration's work of this rank."""
@@ -180,7 +189,7 @@ class Learner:
     models: Models
     rank_zero: RankZeroParts | None
     problems: int
-    stop: Stop
+    stop: StopSignal
     probe: Sequence[ProbeRow]
     iteration: int = 0
     times: WorkTimes = field(default_factory=WorkTimes)

@@ -28,7 +28,7 @@ from prefixrl.learner.evaluation.requests import (
     EvaluationRequests,
     digest,
 )
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 
 
 class CheckpointEvaluation:
@@ -39,7 +39,7 @@ class CheckpointEvaluation:
         plan: OfflinePlan,
         config: RunConfig,
         client: BrokerClient,
-        stop: Stop,
+        stop: StopSignal,
     ) -> None:
         self._plan = plan
         self._config = config

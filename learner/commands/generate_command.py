@@ -31,7 +31,7 @@ from prefixrl.learner.evaluation.requests import (
     OpenRequests,
     judged,
 )
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class AnswerGeneration:
                 )
                 block_rows, block_problems = [], []
 
-    def run(self, client: BrokerClient, stop: Stop) -> None:
+    def run(self, client: BrokerClient, stop: StopSignal) -> None:
         """Answer everything; raise PeerLost if nothing is answered for `evaluation.timeout_s`."""
         requests = OpenRequests(client, 0)
         workers = self._config.launch.rollouts + self._config.launch.scorers

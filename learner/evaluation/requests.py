@@ -31,7 +31,7 @@ from prefixrl.common.wire.messages.learner import Evaluate
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.data.problems import Problem
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 
 log = logging.getLogger(__name__)
 
@@ -155,10 +155,10 @@ class EvaluationRequests:
         directory: Path,
         iteration: int,
         trained: int = 0,
-        stop: Stop | None = None,
+        stop: StopSignal | None = None,
     ) -> None:
         """`trained`: iterations of the adapter that the broker calls version 0; `stop` may end a wait."""
-        self._stop = stop or Stop()
+        self._stop = stop or StopSignal()
         self._config = config
         self._directory = directory
         self._trained = trained

@@ -33,7 +33,7 @@ from prefixrl.common.wire.keys import make_keys
 from prefixrl.common.wire.requester import WaitLog
 from prefixrl.learner.broker.client import REPLAY_S
 from prefixrl.learner.broker.workers.identity import Start
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 from prefixrl.learner.weights.server import WeightServerStart
 
 log = logging.getLogger(__name__)
@@ -57,9 +57,9 @@ class Servers:
         completed: int,
         trains: bool = True,
         ranks: int = 1,
-        stop: Stop | None = None,
+        stop: StopSignal | None = None,
     ) -> None:
-        self._stop = stop or Stop()
+        self._stop = stop or StopSignal()
         self._trains, self._ranks = trains, ranks
         self._directory = directory
         self.completed = completed

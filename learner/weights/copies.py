@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from prefixrl.learner.run.stop import Watched
+from prefixrl.learner.run.stop import ServerCheck
 
 SETS = 2
 """Versions in the host's memory: one on its way to the disk, one being copied."""
@@ -32,7 +32,7 @@ class HostCopy:
 class HostCopies:
     """Makes one copy after the other, in buffers that take turns."""
 
-    def __init__(self, reader: Watched) -> None:
+    def __init__(self, reader: ServerCheck) -> None:
         """`reader`: gives buffers back; its check may raise to end a wait for them."""
         self._reader = reader
         self._free: queue.Queue[dict[str, Tensor]] = queue.Queue()
