@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 
 from benchmarks.results import ROOT
-from prefixrl.common.config.worker_sections import VllmConfig
+from prefixrl.common.config.workers.vllm import VllmConfig
 from prefixrl.common.engines.vllm.setup import VllmSetup, engine_arguments
 from prefixrl.common.weights.low_rank import LowRank
 

@@ -44,6 +44,7 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
             from prefixrl.common.host.placement import gpus_here, place, processes_of
             from prefixrl.learner.check.budget import check_fit
             from prefixrl.learner.check.loadable import check_weights
+            from prefixrl.learner.check.plugged_in import loaded_plugins
             from prefixrl.learner.check.report import forecast
             from prefixrl.learner.check.shares import with_shares
             from prefixrl.learner.run.tracking import check_packages
@@ -59,6 +60,8 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
                 )  # before the weights: it plans the memory of models whose config alone is here
                 check_weights(config)
             check_fit(config, said.prompt_tokens)
+            for line in loaded_plugins():
+                click.echo(f"plug-in, {line}")
             check_packages(config.log)
             placed = place(processes_of(config), len(gpus_here()))
             click.echo(

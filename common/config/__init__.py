@@ -7,7 +7,7 @@ data.py             `[data]`: the problems of a run, and the published problem s
 objectives.py       one record for each objective, built-in or of a package: its facts and the keys that act on it
 algorithm.py        `[algorithm]` and `[filter]`: the objective, and which groups are trained
 step_rewards.py     `[scorer.prm]` and `[implicit_reward]`: process reward models, fixed and trained
-worker_sections.py  `[rollout]`, `[scorer]`, `[launch]`, `[simulated]` and `[slurm]`: engines, sampling, GPUs, jobs
+workers/            `[rollout]`, `[scorer]`, `[launch]`, `[simulated]` and `[slurm]`: engines, sampling, GPUs, jobs
 learner.py          `[learner]` and `[log]`: optimisers, precision, memory, deadlines; trackers
 catalogue.py        all keys with their values, defaults and sentences; names of the same settings elsewhere
 load.py             reading a run file, settings over it, explained errors, absolute paths

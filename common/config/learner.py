@@ -13,8 +13,6 @@ from prefixrl.common.config.section import (
     Section,
 )
 
-LOW_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM keeps room for."""
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
 """Built-in trackers: keys of [log], and names of the packages that they need."""
 
@@ -32,22 +30,6 @@ class LoraConfig(Section):
     """matrices: rollouts get the matrices of a version and apply them as the learner does. merged: they get whole
     models, which are larger, and rounded once more in bfloat16. vLLM's CPU build copies the matrices for every token,
     nine tenths of its time: take merged there."""
-
-    def objection_of_vllm(self) -> str | None:
-        """Return why vLLM cannot take the matrices, and the remedy; None if it can."""
-        heads = [
-            name
-            for name in self.target_modules
-            if name.rpartition(".")[2] in ("lm_head", "embed_tokens")
-        ]
-        if self.publish == "merged" or not (heads or self.rank > LOW_RANKS[-1]):
-            return None
-        setting = f"target_modules = {heads}" if heads else f"rank = {self.rank}"
-        return (
-            f"learner.lora.{setting}: vLLM takes matrices of rank {LOW_RANKS[-1]} at most, and none on the head or the "
-            f'embedding; change it, use rollout.engine = "transformers", or send whole weights with '
-            f'learner.lora.publish = "merged"'
-        )
 
 
 class LearnerConfig(Section):

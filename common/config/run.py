@@ -6,7 +6,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationInfo, model_validator
 
 from prefixrl.common.config import section as bounds
-from prefixrl.common.config import worker_sections
 from prefixrl.common.config.algorithm import AlgorithmConfig, FilterConfig
 from prefixrl.common.config.data import DataConfig
 from prefixrl.common.config.learner import LearnerConfig, LogConfig
@@ -21,6 +20,10 @@ from prefixrl.common.config.section import (
     Section,
 )
 from prefixrl.common.config.step_rewards import ImplicitRewardConfig
+from prefixrl.common.config.workers import launch as launch_sections
+from prefixrl.common.config.workers.sections import RolloutConfig, ScorerConfig
+from prefixrl.common.config.workers.served import ServerConfig
+from prefixrl.common.config.workers.simulated import SimulatedConfig
 from prefixrl.common.wire.messages.groups import Sampling
 
 SAMPLED_TOKEN_BYTES = 8
@@ -123,7 +126,7 @@ class EvaluationConfig(Section):
     """Longest wait after training for the candidates, then for the arms; only what is late is left out, by name."""
 
 
-class RewardConfig(worker_sections.ServerConfig):
+class RewardConfig(ServerConfig):
     """The reward, where it is not the verifier's verdict."""
 
     NAME = "reward"
@@ -189,9 +192,9 @@ class RunConfig(Section):
     target: ModelConfig | None = None
     """The frozen model; required in prefix mode, refused in direct mode."""
     data: DataConfig
-    rollout: worker_sections.RolloutConfig = worker_sections.RolloutConfig()
-    scorer: worker_sections.ScorerConfig = worker_sections.ScorerConfig()
-    simulated: worker_sections.SimulatedConfig = worker_sections.SimulatedConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    scorer: ScorerConfig = ScorerConfig()
+    simulated: SimulatedConfig = SimulatedConfig()
     reward: RewardConfig = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     implicit_reward: ImplicitRewardConfig | None = None
@@ -202,8 +205,8 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     log: LogConfig = LogConfig()
-    launch: worker_sections.LaunchConfig = worker_sections.LaunchConfig()
-    slurm: worker_sections.SlurmConfig = worker_sections.SlurmConfig()
+    launch: launch_sections.LaunchConfig = launch_sections.LaunchConfig()
+    slurm: launch_sections.SlurmConfig = launch_sections.SlurmConfig()
 
     def _check_mode(self, info: ValidationInfo) -> None:
         self.refuse_if(
@@ -240,8 +243,10 @@ class RunConfig(Section):
         if not self.bitwise:
             return
         batched = "its texts depend on what else is in the batch; leave one of them out"
-        self.refuse_if(self.rollout.engine == "vllm", "bitwise rollout.engine", batched)
-        self.refuse_if(self.scorer.engine in ("vllm", "openai"), "bitwise scorer.engine", batched)
+        for role in ("rollout", "scorer"):
+            section = self.engine_section(role)
+            is_batched = not section.is_automatic and not section.record.is_bitwise
+            self.refuse_if(is_batched, f"bitwise {role}.engine", batched)
         self.refuse_if(
             self.rollout.swap == "in_flight",
             "bitwise rollout.swap",
@@ -353,7 +358,7 @@ class RunConfig(Section):
         dead_scorer = (
             "a scorer would count as dead before its request times out; request_s must be shorter"
         )
-        if self.scorer.engine == "openai":
+        if self.scorer.is_served:
             self.refuse_if(
                 self.scorer.openai.request_s >= stall_s,
                 "scorer.openai.request_s broker.stall_s",
@@ -386,8 +391,8 @@ class RunConfig(Section):
             'an answer of vLLM ends with the adapter it began with; use rollout.swap = "drain", '
             'or send whole weights with publish = "merged"',
         )
-        objection = lora.objection_of_vllm() if self.rollout.engine == "vllm" else None
-        if objection:
+        objection = self.rollout.record.lora_objection(lora)
+        if objection and not self.rollout.is_automatic:
             raise ValueError(objection)
 
     def _check_task_size(self, info: ValidationInfo) -> None:
@@ -450,6 +455,10 @@ class RunConfig(Section):
             temperature_scale * self.scorer.temperature, self.scorer.max_new_tokens
         )
 
+    def engine_section(self, role: str) -> RolloutConfig | ScorerConfig:
+        """Return `[rollout]` or `[scorer]`."""
+        return self.rollout if role == "rollout" else self.scorer
+
     def rows_per_job(self, role: str) -> int:
         """Return the number of rows that an engine of this role receives at once."""
         rows = self.rollout.groups_per_task * self.algorithm.samples_per_prompt
@@ -459,21 +468,22 @@ class RunConfig(Section):
         """Return the number of rows that a transformers engine of this role decodes at once."""
         return self.rows_per_job(role) * (1 if self.bitwise else SEATED_TASKS)
 
-    def asked(self, role: Literal["rollout", "scorer"]) -> ModelConfig:
+    def model_section(self, role: Literal["rollout", "scorer"]) -> ModelConfig:
         """Return the model of a role and how it is asked; in direct mode both have the adapter."""
         return self.target if self.target and role == "scorer" else self.adapter
 
     def model_of(self, role: Literal["rollout", "scorer"]) -> str:
         """Return the model a worker loads; in direct mode a scorer reads only its tokenizer."""
-        return self.adapter.start if self.asked(role) is self.adapter else self.asked(role).model
+        return (
+            self.adapter.start
+            if self.model_section(role) is self.adapter
+            else self.model_section(role).model
+        )
 
     def loads_model(self, role: str) -> bool:
         """Return True if a worker has an engine with weights, a process reward model apart."""
-        engine = self.rollout.engine if role == "rollout" else self.scorer.engine
-        return (role == "rollout" or self.mode == "prefix") and engine not in (
-            "openai",
-            "simulated",
-        )
+        has_engine = role == "rollout" or self.mode == "prefix"
+        return has_engine and self.engine_section(role).record.holds_weights
 
     def own_cores(self, role: str) -> int:
         """Return the cores of a process of a role, a verifier's children apart; a learner serves workers too."""
@@ -495,12 +505,12 @@ class RunConfig(Section):
         """Return the GPUs of each process of a role, or of a learner rank; 0 where it needs none."""
         if role == "learner":
             return 0 if self.learner.device == "cpu" else 1
-        engine = self.rollout if role == "rollout" else self.scorer
+        section = self.engine_section(role)
         prm = self.scorer.prm if role == "scorer" else None
         beside = 1 if prm is not None and prm.device != "cpu" else 0
-        if engine.device == "cpu" or not self.loads_model(role):
+        if section.device == "cpu" or not self.loads_model(role):
             return beside
-        return 1 if engine.engine == "transformers" else engine.vllm.gpus
+        return section.record.gpus(section)
 
     def groups_in_all(self, problems: int) -> int:
         """Return the groups trained with this many problems, if none fails or is filtered."""

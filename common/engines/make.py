@@ -1,52 +1,50 @@
-"""Choose and load the engine of a worker."""
+"""Choose and load the engine of a worker, by its record in `common/config/workers/`."""
 
+import importlib
+from importlib.util import find_spec
+
+from prefixrl.common.config.foreign.plugins import PACKAGE
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.config.workers.engine_record import AUTO, EngineRecord
+from prefixrl.common.config.workers.engines import ENGINES, engine_record
 from prefixrl.common.engines.interface.base import AdapterEngine
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.host.cuda import has_cuda
 from prefixrl.common.host.process import without_gc
 
 
-def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterEngine:
+def make_engine(name: str, model: str, role: str, config: RunConfig) -> AdapterEngine:
     """Load `model` for a worker of `role`; raises UserError, DataError."""
-    if kind == "simulated":
-        from prefixrl.common.engines.simulated import SimulatedEngine
-
-        return SimulatedEngine(role, config.simulated, config.rows_per_job(role))
-    # Late: a simulated engine needs none of it.
-    with without_gc():
-        from prefixrl.common.engines.vllm.setup import is_vllm_installed, low_rank_of
-        from prefixrl.common.host.cuda import has_cuda
-
-    section = config.rollout if role == "rollout" else config.scorer
-    device = section.device
-    is_cuda = has_cuda(device, role)
-    if kind == "vllm" or (
-        kind == "auto" and is_cuda and not config.bitwise and is_vllm_installed()
-    ):
-        from prefixrl.common.engines.vllm.engine import VllmEngine
-        from prefixrl.common.engines.vllm.setup import resolve
-
-        return VllmEngine(resolve(model, role, config))
-    with without_gc():
-        from prefixrl.common.engines.embedded.continuous import TransformersEngine, objection
-        from prefixrl.common.engines.embedded.fixed_rows import FIXED, FixedRowsEngine
-        from prefixrl.common.models.loading import Dtype
-
-    if device == "auto":
-        device = "cuda" if is_cuda else "cpu"
-    dtype: Dtype = "auto"
-    head_dtype, low_rank = "model", None
-    if role == "rollout":
-        dtype, head_dtype, low_rank = (
-            config.learner.dtype,
-            config.learner.head_dtype,
-            low_rank_of(config),
-        )
-    if reason := "bitwise" if config.bitwise else objection(model):
-        rows, threads = config.rows_per_job(role), section.threads
-        held = FixedRowsEngine(model, device, dtype, threads, head_dtype, low_rank, rows)
-        held.about = f"{FIXED.format(reason)}; {held.attention} attention"
-        return held
-    seats = config.embedded_seats(role)
-    engine = TransformersEngine(model, device, dtype, section.threads, head_dtype, low_rank, seats)
-    engine.about += f"; {engine.attention} attention"
+    record = _automatic_record(role, config) if name == AUTO else engine_record(name)
+    module, _, function = record.make.partition(":")
+    if module.partition(".")[0] == PACKAGE:
+        with without_gc():  # engines stand on large packages
+            load = getattr(importlib.import_module(module), function)
+        engine: AdapterEngine = load(model, role, config)
+        return engine
+    try:
+        engine = getattr(importlib.import_module(module), function)(model, role, config)
+    except ImportError as error:
+        raise ConfigError(
+            f'{role}.engine = "{name}": {record.make} cannot be loaded: {error}'
+        ) from error
     return engine
+
+
+def _automatic_record(role: str, config: RunConfig) -> EngineRecord:
+    """Return the record of the first automatic engine that fits this host and the config."""
+    is_cuda = has_cuda(config.engine_section(role).device, role)
+    return next(
+        record
+        for record in ENGINES.values()
+        if record.is_automatic
+        and (is_cuda or not record.needs_cuda)
+        and (record.is_bitwise or not config.bitwise)
+        and is_installed(record)
+    )
+
+
+def is_installed(record: EngineRecord) -> bool:
+    """Return True if the package of an engine can be imported; a mere folder of that name cannot."""
+    spec = find_spec(record.package) if record.package else None
+    return not record.package or (spec is not None and spec.origin is not None)

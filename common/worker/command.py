@@ -63,8 +63,7 @@ def worker_command(role: Literal["rollout", "scorer"], text: str) -> click.Comma
     @click.option("--model", help="The model's folder on this host, if it differs from the run's.")
     @click.option(
         "--engine",
-        type=click.Choice(["auto", "vllm", "transformers", "simulated"]),
-        help="Engine on this host.",
+        help="Engine on this host: auto, vllm, transformers, simulated, or one of a package.",
     )
     @click.option(
         "--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Device on this host."

@@ -12,12 +12,13 @@ from typing import Literal
 
 from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.config.workers.engines import checked_engine, engine_record
 from prefixrl.common.errors import ConfigError, DataError, PeerLost, RunIsOver
 from prefixrl.common.host.hub import model_folder
 from prefixrl.common.host.process import AskedToStop
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import END_FILE
-from prefixrl.common.wire.address import ENDPOINT_FILE, Find, address_in, given, mark_of
+from prefixrl.common.wire.address import ENDPOINT_FILE, Find, address_in, fixed_address, mark_of
 from prefixrl.common.wire.messages.worker import Done, Welcome
 from prefixrl.common.wire.requester import WaitLog
 from prefixrl.common.worker.allowed import NOTHING_ALLOWED, Allowed, check
@@ -76,7 +77,7 @@ def find_broker(
     `old`: the mark of an earlier broker's endpoint file, from a launch that watches the learner itself.
     """
     if directory is None:
-        return given(endpoint or "", key_file or Path())
+        return fixed_address(endpoint or "", key_file or Path())
     _wait_for_endpoint(directory, stopping, old)
     if (directory / END_FILE).exists():
         log.warning(
@@ -122,7 +123,12 @@ def join(
     if role == "scorer":
         check(config, overrides.allowed)
     link.heartbeat_s = config.broker.heartbeat_s
-    section = config.rollout if role == "rollout" else config.scorer
+    if overrides.engine:
+        try:
+            checked_engine(overrides.engine, role)
+        except ValueError as error:
+            raise ConfigError(f"--engine: {error}") from None
+    section = config.engine_section(role)
     changed = {
         key: value
         for key, value in (("engine", overrides.engine), ("device", overrides.device))
@@ -139,9 +145,9 @@ def join(
             f"{welcome.worker}: no model folder {model} on this host; give its folder here with --model"
         )
     log.info("joined run %s as %s; loading %s", welcome.run_id, welcome.worker, model)
-    engine = changed.get("engine", section.engine)
-    if engine != "simulated":
-        model = model_folder(model, needs_weights=engine != "openai")
+    record = engine_record(changed.get("engine", section.engine))
+    if record.has_tokenizer:
+        model = model_folder(model, needs_weights=record.holds_weights)
     return WorkerSession(link, welcome, config, model, stopping)
 
 

@@ -56,36 +56,36 @@ def try_loss(function: str) -> None:
 
 def explained(key: str | None) -> Iterator[str]:
     """Yield the lines for one key, a section, or all sections; raises ConfigError."""
-    known = settings()
+    entries = settings()
     if key is None:
         yield "prefixrl config KEY explains a key or a section; --markdown and --json-schema print all.\n"
-        sections = [each for each in known if "." not in each.key]
+        sections = [each for each in entries if "." not in each.key]
         width = max(len(each.key) for each in sections)
         yield from (f"{each.key:{width}}  {each.sentence}" for each in sections)
         return
-    found = [each for each in known if each.key == key or each.key.startswith(f"{key}.")]
-    if not found:
+    matches = [each for each in entries if each.key == key or each.key.startswith(f"{key}.")]
+    if not matches:
         parts = key.replace("-", "_").split(".")  # other trainers have it in other sections
         places = [".".join(parts[-2:]), parts[-1]]
-        there = next((place for place in places if place in SYNONYMS or place in ABSENT), "")
-        last = "" if "." in there else parts[-1]
-        found = [
+        foreign_key = next((place for place in places if place in SYNONYMS or place in ABSENT), "")
+        last = "" if "." in foreign_key else parts[-1]
+        matches = [
             each
-            for each in known
-            if each.key.rsplit(".", 1)[-1] == last or each.key == SYNONYMS.get(there)
+            for each in entries
+            if each.key.rsplit(".", 1)[-1] == last or each.key == SYNONYMS.get(foreign_key)
         ]
-        if not found and there:
-            yield from textwrap.wrap(f"{key}: there is none, because {ABSENT[there]}", WIDTH)
+        if not matches and foreign_key:
+            yield from textwrap.wrap(f"{key}: there is none, because {ABSENT[foreign_key]}", WIDTH)
             return
-    if not found:
-        near = difflib.get_close_matches(key, [each.key for each in known], n=3, cutoff=0.75)
+    if not matches:
+        near = difflib.get_close_matches(key, [each.key for each in entries], n=3, cutoff=0.75)
         hint = (
             f"; did you mean {', '.join(near)}?"
             if near
             else "; `prefixrl config` lists the sections"
         )
         raise ConfigError(f"{key}: there is no such key or section{hint}")
-    for setting in found:
+    for setting in matches:
         yield from _long(setting)
 
 
@@ -109,27 +109,31 @@ def _long(setting: Setting) -> Iterator[str]:
 
 def page() -> str:
     """Return `docs/configuration.md`."""
-    known = settings()
-    lines = [PAGE, *_table(known, "")]
-    for section in (each for each in known if each.is_section):
+    entries = settings()
+    lines = [PAGE, *_table(entries, "")]
+    for section in (each for each in entries if each.is_section):
         lines += [
             "",
             f"## `[{section.key}]`",
             "",
             section.sentence,
             "",
-            *_table(known, f"{section.key}."),
+            *_table(entries, f"{section.key}."),
         ]
     return "\n".join(lines) + "\n"
 
 
-def _table(known: tuple[Setting, ...], prefix: str) -> Iterator[str]:
+def _table(entries: tuple[Setting, ...], prefix: str) -> Iterator[str]:
     """Yield a table of the keys directly below a section."""
     yield "| key | values | default | what it does |"
     yield "|---|---|---|---|"
-    for each in known:
-        name = each.key.removeprefix(prefix)
-        if each.key.startswith(prefix) and "." not in name and not each.is_section:
-            default = f"`{each.default}`" if each.default not in ("", "required") else each.default
-            cells = (f"`{name}`", each.values, default, each.sentence)
+    for setting in entries:
+        name = setting.key.removeprefix(prefix)
+        if setting.key.startswith(prefix) and "." not in name and not setting.is_section:
+            default = (
+                f"`{setting.default}`"
+                if setting.default not in ("", "required")
+                else setting.default
+            )
+            cells = (f"`{name}`", setting.values, default, setting.sentence)
             yield f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |"

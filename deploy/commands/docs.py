@@ -33,15 +33,15 @@ def docs(topic: str | None) -> None:
 @click.argument("directory", required=False, type=click.Path(path_type=Path))
 def example(name: str | None, directory: Path | None) -> None:
     """Copy the example NAME to a new folder DIRECTORY (default: NAME); without them, list the examples."""
-    known = sorted(path.name for path in EXAMPLES.glob("[a-z]*") if path.is_dir())
+    examples = sorted(path.name for path in EXAMPLES.glob("[a-z]*") if path.is_dir())
     if name is None:
         click.echo("`prefixrl example NAME [DIRECTORY]` copies one:\n")
         for file in sorted(EXAMPLES.glob("*/run.toml")):
             click.echo(f"{file.parent.name:18} {file.read_text().splitlines()[0].lstrip('# ')}")
         return
     folder = directory or Path(name)
-    if name not in known:
-        raise ConfigError(f"there is no example {name!r}; there are: {', '.join(known)}")
+    if name not in examples:
+        raise ConfigError(f"there is no example {name!r}; there are: {', '.join(examples)}")
     if folder.exists():
         raise ConfigError(
             f"{folder} is there already; give a new folder: prefixrl example {name} DIRECTORY"
@@ -83,10 +83,10 @@ def topics() -> Iterator[str]:
 
 def page_of(topic: str) -> str:
     """Return a page as Markdown; raises ConfigError."""
-    known = sorted(path.stem for path in FOLDER.glob("*.md"))
+    pages = sorted(path.stem for path in FOLDER.glob("*.md"))
     name = topic.removesuffix(".md").replace("-", "_")
-    if name not in known:
-        raise ConfigError(f"there is no page {topic!r}; there are: {', '.join(known)}")
+    if name not in pages:
+        raise ConfigError(f"there is no page {topic!r}; there are: {', '.join(pages)}")
     return _text(name)
 
 

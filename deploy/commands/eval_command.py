@@ -136,10 +136,10 @@ def _plan(
     arms = [arm for arm in _possible_arms(config) if arm in (options.arms or USUAL_ARMS)]
     name = f"step_{weights.version:08d}" + ("_ema" if options.is_averaged else "")
     directory = (run / "eval" / name).resolve()
-    held = str(directory / WEIGHTS) if weights.version else weights.model
+    adapter_model = str(directory / WEIGHTS) if weights.version else weights.model
     changes = {
         "directory": str(directory),
-        "adapter": config.adapter.model_copy(update={"model": held, "init_from": None}),
+        "adapter": config.adapter.model_copy(update={"model": adapter_model, "init_from": None}),
         "data": _data(run, config.data, options.sets),
     }
     config = config.model_copy(update=changes)
@@ -163,14 +163,14 @@ def kind_of(config: RunConfig) -> str:
     return f"{config.mode} mode, {learned} of {config.adapter.model}{target}"
 
 
-def _check_arms(runs: list[Path], asked: tuple[str, ...]) -> None:
+def _check_arms(runs: list[Path], arms: tuple[str, ...]) -> None:
     """Raise ConfigError for unknown arms, and for arms that none of the runs can have."""
-    if strange := [arm for arm in asked if arm not in planning.PREFIX_ARMS]:
+    if strange := [arm for arm in arms if arm not in planning.PREFIX_ARMS]:
         raise ConfigError(
             f"--arm {strange[0]}: there is no such arm; known: {', '.join(planning.PREFIX_ARMS)}"
         )
     possible = {arm for run in runs for arm in _possible_arms(checkpoints.config_of(run, ()))}
-    if impossible := [arm for arm in asked if arm not in possible]:
+    if impossible := [arm for arm in arms if arm not in possible]:
         raise ConfigError(
             f"--arm {impossible[0]}: a run in direct mode has no target; its arm is adapter"
         )
@@ -180,22 +180,22 @@ def _possible_arms(config: RunConfig) -> tuple[str, ...]:
     return planning.PREFIX_ARMS if config.mode == "prefix" else ("adapter",)
 
 
-def _data(run: Path, data: DataConfig, given: tuple[str, ...]) -> DataConfig:
+def _data(run: Path, data: DataConfig, sets: tuple[str, ...]) -> DataConfig:
     """Return the run's `[data]`, with the problems to judge as its held-out ones."""
-    if not given and not data.eval:
+    if not sets and not data.eval:
         raise ConfigError("--data: the run has no held-out problems (data.eval); name some")
-    train, held = (
+    train, held_out = (
         _kept(run / TRAIN_FILE, data.train, data.code),
         _kept(run / EVAL_FILE, data.eval, data.code),
     )
-    if given:
-        sources = DataConfig.model_validate({"train": list(given)}).train
+    if sets:
+        sources = DataConfig.model_validate({"train": list(sets)}).train
         try:
             data = resolve(data.model_copy(update={"train": sources, "eval": sources}), Path.cwd())
         except ConfigError as error:  # which names the key that the flag stands in for
             raise ConfigError(re.sub(r"^data\.train(\[\d+\])? =", "--data", str(error))) from None
-        held = data.eval
-    return data.model_copy(update={"train": train, "eval": held})
+        held_out = data.eval
+    return data.model_copy(update={"train": train, "eval": held_out})
 
 
 def _kept(path: Path, sources: tuple[Source, ...], code: CodeMode) -> tuple[Source, ...]:
@@ -217,19 +217,19 @@ def _prepare(plan: planning.OfflinePlan, config: RunConfig, fresh: bool) -> None
             shutil.rmtree(directory)
             (directory / "logs").mkdir(parents=True)
         run = directory.parent.parent
-        _hold(run / "checkpoints" / f"step_{plan.version:08d}", directory, plan.version)
-        if (tried := run / "evaluations" / "candidates.json").exists():
-            shutil.copyfile(tried, directory / tried.name)
+        _link_weights(run / "checkpoints" / f"step_{plan.version:08d}", directory, plan.version)
+        if (candidates := run / "evaluations" / "candidates.json").exists():
+            shutil.copyfile(candidates, directory / candidates.name)
         (directory / TRAIN_FILE).parent.mkdir(exist_ok=True)
         for name, sources in ((TRAIN_FILE, config.data.train), (EVAL_FILE, config.data.eval)):
             (directory / name).unlink(missing_ok=True)
-            kept = (run / name).resolve()
-            if [source.path for source in sources] == [str(kept)]:
-                shutil.copyfile(kept, directory / name)
+            run_copy = (run / name).resolve()
+            if [source.path for source in sources] == [str(run_copy)]:
+                shutil.copyfile(run_copy, directory / name)
         write_atomically(directory / planning.PLAN_FILE, msgspec.json.encode(plan).decode())
 
 
-def _hold(checkpoint: Path, directory: Path, version: int) -> None:
+def _link_weights(checkpoint: Path, directory: Path, version: int) -> None:
     """Put a checkpoint's weights in an evaluation's directory, where the run removes none."""
     if version == 0:
         return

@@ -150,9 +150,9 @@ def generate(options: GenerateOptions, out: Path | None) -> int:
     keeps_logs = False
     try:
         if out is not None and out.is_file() and out.stat().st_size and not options.overwrites:
-            held = f"{out.stat().st_size:,} bytes"
+            size = f"{out.stat().st_size:,} bytes"
             raise ConfigError(
-                f"--out {out}: holds {held} already; name a new or empty file, or give --overwrite"
+                f"--out {out}: holds {size} already; name a new or empty file, or give --overwrite"
             )
         try:
             plan, config = _plan(options, directory)
@@ -247,7 +247,7 @@ def _plan(options: GenerateOptions, directory: Path) -> tuple[OfflinePlan, RunCo
         raise ConfigError(
             f"--samples {samples}: greedy answers are all alike; give a --temperature above 0"
         )
-    weights, config, given = (_of_models if options.run is None else _of_run)(options, directory)
+    weights, config, problems = (_of_models if options.run is None else _of_run)(options, directory)
     if temperature:
         # That of everything that writes.
         roles = ("rollout", "scorer") if config.mode == "prefix" else ("rollout",)
@@ -255,7 +255,7 @@ def _plan(options: GenerateOptions, directory: Path) -> tuple[OfflinePlan, RunCo
             config, tuple(f"{role}.temperature={temperature}" for role in roles), "--temperature"
         )
     changes = {} if options.suffix is None else {"suffix": options.suffix}
-    sources = tuple(source.model_copy(update=changes) for source in given.train)
+    sources = tuple(source.model_copy(update=changes) for source in problems.train)
     data = resolve(config.data.model_copy(update={"train": sources, "eval": sources}), Path.cwd())
     adapter = config.adapter.model_copy(update={"model": weights.model, "init_from": None})
     broker = config.broker.model_copy(update={"listen": checkpoints.FREE_PORT})
@@ -323,10 +323,10 @@ def _paths(options: GenerateOptions, directory: Path) -> list[str]:
     sets = options.sets or (STDIN,)
     if sets.count(STDIN) > 1:
         raise ConfigError("--data -: stdin can be read once only")
-    kept = directory / "stdin.jsonl"
+    stdin_copy = directory / "stdin.jsonl"
     if STDIN in sets:
         if sys.stdin.isatty():
             click.echo("reading problems from the terminal, a JSON object per line", err=True)
-        with kept.open("wb") as file:
+        with stdin_copy.open("wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
-    return [str(kept) if each == STDIN else each for each in sets]
+    return [str(stdin_copy) if each == STDIN else each for each in sets]

@@ -76,10 +76,10 @@ def _data(option: str, data: str) -> str:
         return data
     path = Path(os.path.expanduser(data))
     if not path.exists():
-        known = ", ".join(PROBLEM_SETS)
+        names = ", ".join(PROBLEM_SETS)
         raise DataError(
             f"{option} {data}: there is no such file or folder (looked at {path.resolve()}), no problem set of that "
-            f"name ({known}), and no dataset of the hub (hf:OWNER/NAME)"
+            f"name ({names}), and no dataset of the hub (hf:OWNER/NAME)"
         )
     return str(path.resolve())
 

@@ -58,9 +58,9 @@ def change(directory: Path, added: str | None, removed: str | None, is_new: bool
     if not is_new and not any(
         (directory / name).exists() for name in ("config.json", keys.KEYS_FOLDER)
     ):
-        known = "holds no run" if directory.is_dir() else "does not exist"
+        state = "holds no run" if directory.is_dir() else "does not exist"
         raise ConfigError(
-            f"{directory} {known}; give the directory of a run, or --new to make the keys of one that is still to begin"
+            f"{directory} {state}; give the directory of a run, or --new to make the keys of one that is still to begin"
         )
     keys.make_keys(directory)
     if removed:
@@ -71,10 +71,10 @@ def change(directory: Path, added: str | None, removed: str | None, is_new: bool
 
 def listing(directory: Path) -> str:
     """Return a line per key that is let in: its name, its role and its file."""
-    shown = keys.clients(directory)
+    clients = keys.clients(directory)
     lines = [
         f"{each.name:<20} {each.role:<10} {keys.client_key_file(directory, each.name)}"
-        for each in shown
+        for each in clients
     ]
     return "\n".join(lines)
 
@@ -84,8 +84,8 @@ def command_for(directory: Path, role: str, name: str) -> str:
     check_format(directory)
     key_file = keys.client_key_file(directory, name)
     if keys.read_client_key(key_file).role != "worker":
-        made = to_copy("prefixrl keygen", directory, "--worker", "NAME")
-        raise ConfigError(f"{key_file} is no worker's key; make one with {made}")
+        remedy = to_copy("prefixrl keygen", directory, "--worker", "NAME")
+        raise ConfigError(f"{key_file} is no worker's key; make one with {remedy}")
     endpoint_file = directory / ENDPOINT_FILE
     if not endpoint_file.exists():
         raise ConfigError(f"{directory} names no endpoint yet: start the learner first")

@@ -53,9 +53,9 @@ def listing(folder: Path) -> Table:
             table.add_row(name, cell(f"unreadable: {fault}"))
             continue
         total = f"/{state.total_iterations}" if state.total_iterations else ""
-        accuracy = _shown(state.accuracy.get("trained_adapter"))
+        accuracy = _figure(state.accuracy.get("trained_adapter"))
         table.add_row(
-            name, state.state, f"{state.iterations}{total}", _shown(state.reward), accuracy
+            name, state.state, f"{state.iterations}{total}", _figure(state.reward), accuracy
         )
     return table
 
@@ -69,17 +69,17 @@ def comparison(runs: list[Path]) -> Table:
     table = Table("", *(Column(cell(state.directory)) for state in states), box=box.SIMPLE_HEAD)
     table.add_row("state", *(state.state for state in states))
     table.add_row("iterations", *(str(state.iterations) for state in states))
-    table.add_row("reward of the newest iteration", *(_shown(state.reward) for state in states))
+    table.add_row("reward of the newest iteration", *(_figure(state.reward) for state in states))
     for arm in dict.fromkeys(arm for state in states for arm in state.accuracy):
         name = {"untrained_adapter": "adapter@0", "trained_adapter": "adapter, trained"}.get(
             arm, arm
         )
-        table.add_row(f"accuracy, {name}", *(_shown(state.accuracy.get(arm)) for state in states))
+        table.add_row(f"accuracy, {name}", *(_figure(state.accuracy.get(arm)) for state in states))
     for key in dict.fromkeys(key for each in settings for key in each):
         if key.split(".")[0] not in PLACE and len({each.get(key) for each in settings}) > 1:
             table.add_row(cell(key), *(cell(each.get(key, "")) for each in settings))
     return table
 
 
-def _shown(value: float | None) -> str:
+def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"

@@ -45,21 +45,21 @@ def logs(run_directory: Path, name: str | None, count: int, follows: bool) -> No
 
 def logs_of(directory: Path, name: str | None) -> list[Path]:
     """Return the logs of a process or role, all without a name; raises ConfigError."""
-    there = sorted((directory / "logs").glob("*.log"))
-    if not there:
+    paths = sorted((directory / "logs").glob("*.log"))
+    if not paths:
         raise ConfigError(
             f"{directory} holds no log: only `prefixrl launch` and `prefixrl slurm` write them there. systemd keeps "
             "those of services (journalctl); a process started by hand logs to its terminal"
         )
     if name is None:
-        return there
+        return paths
     role = name.removesuffix("s")
-    found = [path for path in there if path.stem == name or path.stem.partition("-")[0] == role]
-    if not found:
+    chosen = [path for path in paths if path.stem == name or path.stem.partition("-")[0] == role]
+    if not chosen:
         raise ConfigError(
-            f"{directory} has no log of {name!r}; it has {', '.join(path.stem for path in there)}"
+            f"{directory} has no log of {name!r}; it has {', '.join(path.stem for path in paths)}"
         )
-    return found
+    return chosen
 
 
 def newest_lines(paths: list[Path], count: int) -> Iterator[str]:

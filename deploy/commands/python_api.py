@@ -25,7 +25,7 @@ from prefixrl.deploy.commands.stop_and_drain import stop
 from prefixrl.deploy.runs.checkpoints import flat
 from prefixrl.deploy.runs.inspect import trained_groups
 from prefixrl.deploy.runs.samples import decoder, texts_of
-from prefixrl.deploy.view.run_state import fetch, goes_on, is_locked, state_of
+from prefixrl.deploy.view.run_state import fetch, is_going_on, is_locked, state_of
 
 STOPPED = 130
 TICK_S = 0.1
@@ -50,7 +50,7 @@ class Run:
         """Return it once it has ended; raise as `launch` where that has begun it."""
         if self._launched:
             self._launched.end()
-        while goes_on(self.directory):
+        while is_going_on(self.directory):
             time.sleep(TICK_S)
         return self
 
@@ -67,13 +67,13 @@ class Run:
 
     def config(self) -> dict[str, Any]:
         """Return the resolved config, as a tree of dicts."""
-        found: dict[str, Any] = msgspec.json.decode((self.directory / CONFIG_FILE).read_bytes())
-        return found
+        document: dict[str, Any] = msgspec.json.decode((self.directory / CONFIG_FILE).read_bytes())
+        return document
 
     def status(self) -> dict[str, Any]:
         """Return state, iterations, newest reward, exit code and last words."""
-        found: dict[str, Any] = msgspec.to_builtins(state_of(self.directory))
-        return found
+        document: dict[str, Any] = msgspec.to_builtins(state_of(self.directory))
+        return document
 
     def live(self) -> dict[str, Any] | None:
         """Return the broker's document of a run that goes on; None of one that does not."""
@@ -81,8 +81,8 @@ class Run:
             document = fetch(self.directory)
         except (ConfigError, PeerLost):
             return None
-        found: dict[str, Any] = msgspec.json.decode(document)
-        return found
+        status: dict[str, Any] = msgspec.json.decode(document)
+        return status
 
     def metrics(self) -> list[dict[str, float]]:
         """Return a flat dict per iteration, with the names of the columns of `prefixrl export`."""
@@ -95,16 +95,16 @@ class Run:
         if not journal.exists(self.directory / journal.FOLDER):
             return []  # it ended before its broker opened one
         groups = trained_groups(self.directory, iteration)
-        found = [each for each in groups if iteration in (None, each.version_trained)]
-        if not found:
+        chosen = [each for each in groups if iteration in (None, each.version_trained)]
+        if not chosen:
             return []
         decode = decoder(self.directory)
-        return [msgspec.to_builtins(row) for group in found for row in texts_of(group, decode)]
+        return [msgspec.to_builtins(row) for group in chosen for row in texts_of(group, decode)]
 
     def summary(self) -> dict[str, Any] | None:
         """Return the results of a run that reached its end; None before."""
-        found = json_lines.document(self.directory / SUMMARY_FILE, Summary)
-        return None if found is None else dict(msgspec.to_builtins(found))
+        summary = json_lines.document(self.directory / SUMMARY_FILE, Summary)
+        return None if summary is None else dict(msgspec.to_builtins(summary))
 
 
 class _Launched(threading.Thread):
@@ -182,11 +182,11 @@ def launch(
     words. KeyboardInterrupt: it was interrupted, and saved.
     """
     path, tree = (os.devnull, config) if isinstance(config, dict) else (os.fspath(config), {})
-    given = {key: value for key, value in flat(tree) if value is not None} | dict(
+    values = {key: value for key, value in flat(tree) if value is not None} | dict(
         flat(settings or {})
     )
-    given |= {"reward.function": reference(reward)} if reward else {}
-    words = tuple(f"{key}={toml(value)}" for key, value in given.items())
+    values |= {"reward.function": reference(reward)} if reward else {}
+    words = tuple(f"{key}={toml(value)}" for key, value in values.items())
     directory = Path(load(path, words).directory)
     flags = [part for each in words for part in ("--set", each)] + (["--fresh"] if fresh else [])
     launched = _Launched([sys.executable, "-m", "prefixrl.deploy", "launch", path, *flags], quiet)

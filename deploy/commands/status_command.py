@@ -11,7 +11,14 @@ from prefixrl.common.errors import ConfigError, PeerLost
 from prefixrl.common.host.exit_codes import printable
 from prefixrl.common.host.process import stop_event
 from prefixrl.deploy.view.live_view import View, render
-from prefixrl.deploy.view.run_state import fetch, goes_on, is_locked, is_over, rung, state_of
+from prefixrl.deploy.view.run_state import (
+    fetch,
+    is_going_on,
+    is_locked,
+    is_over,
+    rung_alarms,
+    state_of,
+)
 
 TICK_S = 0.2
 RESTART_S = 6.0
@@ -26,13 +33,13 @@ def status(run_directory: Path, as_json: bool, watches: bool) -> None:
     """Show the state of the run in RUN_DIRECTORY: how it goes on, or how it ended."""
     if watches and as_json:
         raise ConfigError("give --watch or --json, not both")
-    if watches and goes_on(run_directory):
+    if watches and is_going_on(run_directory):
         watch(run_directory, stop_event().is_set)
     else:
-        show(run_directory, as_json)
+        show_state(run_directory, as_json)
 
 
-def show(directory: Path, as_json: bool) -> None:
+def show_state(directory: Path, as_json: bool) -> None:
     """Print the state of a run: the broker's document, or what its files say of its end."""
     document = b""
     if not is_over(directory):
@@ -55,7 +62,7 @@ def watch(directory: Path, stopped: Callable[[], bool]) -> None:
     with View(directory) as view:
         while not stopped() and not is_over(directory):
             view.refresh()
-            silent_from_s = None if goes_on(directory) else silent_from_s or time.monotonic()
+            silent_from_s = None if is_going_on(directory) else silent_from_s or time.monotonic()
             # A killed learner may be started again.
             if silent_from_s and time.monotonic() - silent_from_s > RESTART_S:
                 break
@@ -65,5 +72,5 @@ def watch(directory: Path, stopped: Callable[[], bool]) -> None:
 
 
 def _tell_end(directory: Path) -> None:
-    for text in (str(state_of(directory)), *rung(directory)):
+    for text in (str(state_of(directory)), *rung_alarms(directory)):
         click.echo(printable(text))

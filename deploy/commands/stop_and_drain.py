@@ -16,7 +16,7 @@ from prefixrl.common.wire.messages.learner import Accepted, DrainWorker, GetStat
 from prefixrl.common.wire.requester import Requester
 from prefixrl.deploy.runs.tables import console
 from prefixrl.deploy.view.console import in_order, workers_table
-from prefixrl.deploy.view.run_state import goes_on, newest_lines, operator, state_of
+from prefixrl.deploy.view.run_state import is_going_on, newest_lines, operator, state_of
 
 ANSWER_S = 5.0
 TICK_S = 0.2
@@ -71,15 +71,17 @@ def workers_command(
     if name:
         drain(run_directory, name, timeout_s)
     elif as_json:
-        for each in workers(run_directory):
-            click.echo(printable(msgspec.json.encode(each).decode()))
+        for worker in workers(run_directory):
+            click.echo(printable(msgspec.json.encode(worker).decode()))
     else:
         console().print(workers_table(workers(run_directory), is_wide=True))
 
 
 def document_of(asking: Requester) -> StatusDocument:
     """Return the state of the run now."""
-    return msgspec.json.decode(asking.ask(GetStatus(), Status)[0].document, type=StatusDocument)
+    return msgspec.json.decode(
+        asking.ask_broker(GetStatus(), Status)[0].document, type=StatusDocument
+    )
 
 
 def workers(directory: Path) -> list[WorkerStatus]:
@@ -92,10 +94,10 @@ def stop(directory: Path, timeout_s: float, tell: Callable[[str], None] = click.
     """Have the learner save and end, and return then; ConfigError, PeerLost after `timeout_s`, TrainingFault."""
     began_s = told_s = time.monotonic()
     with operator(directory, ANSWER_S) as asking:
-        asking.ask(HaltRun("`prefixrl stop`"), Accepted)
+        asking.ask_broker(HaltRun("`prefixrl stop`"), Accepted)
     tell("asked the learner to save and stop")
     asked_s = time.monotonic()
-    while goes_on(directory):
+    while is_going_on(directory):
         now_s = time.monotonic()
         if now_s - began_s > timeout_s:
             raise PeerLost(
@@ -109,12 +111,12 @@ def stop(directory: Path, timeout_s: float, tell: Callable[[str], None] = click.
             asked_s = now_s
             # A broker that was started again has forgotten it.
             with suppress(PeerLost, ConfigError), operator(directory, ANSWER_S) as asking:
-                asking.ask(HaltRun("`prefixrl stop`"), Accepted)
+                asking.ask_broker(HaltRun("`prefixrl stop`"), Accepted)
         time.sleep(TICK_S)
-    found = state_of(directory)
-    if found.state in ("failed", "killed"):
-        raise TrainingFault(f"the run did not stop in order: {found}")
-    tell(printable(str(found)))
+    end = state_of(directory)
+    if end.state in ("failed", "killed"):
+        raise TrainingFault(f"the run did not stop in order: {end}")
+    tell(printable(str(end)))
 
 
 def _present_work(directory: Path) -> str:
@@ -125,15 +127,16 @@ def _present_work(directory: Path) -> str:
         )
     try:
         with operator(directory, ANSWER_S) as asking:
-            found = document_of(asking)
+            connected = document_of(asking)
     except (PeerLost, ConfigError):
         return "its broker does not answer, and its learner has not ended"
     newest = newest_lines(directory)
-    if not found.workers and not newest:
+    if not connected.workers and not newest:
         return "the learner is loading its models"
     lately = f" (the newest one took {newest[0].trained_s:.0f} s)" if newest else ""
-    if found.iteration < found.total_iterations:
-        return f"the learner trains iteration {found.iteration + 1} of {found.total_iterations}{lately}, or saves"
+    if connected.iteration < connected.total_iterations:
+        place = f"iteration {connected.iteration + 1} of {connected.total_iterations}"
+        return f"the learner trains {place}{lately}, or saves"
     return "the learner ends the last evaluation, or saves"
 
 
@@ -142,27 +145,27 @@ def drain(
 ) -> None:
     """Have a worker hand back what it holds and leave, and return then; ConfigError, PeerLost after `timeout_s`."""
     with operator(directory, ANSWER_S) as asking:
-        found = document_of(asking).workers
-        if name not in (known := [each.name for each in found]):
+        document = document_of(asking).workers
+        if name not in (names := [each.name for each in document]):
             raise ConfigError(
-                f"the run has no worker {name!r}; it has {', '.join(known) or 'none'}"
+                f"the run has no worker {name!r}; it has {', '.join(names) or 'none'}"
             )
-        role = next(each.role for each in found if each.name == name)
-        others = [
+        role = next(each.role for each in document if each.name == name)
+        peers = [
             each.name
-            for each in found
+            for each in document
             if each.role == role and each.name != name and each.phase != "leaving"
         ]
-        asking.ask(DrainWorker(name), Accepted)
+        asking.ask_broker(DrainWorker(name), Accepted)
         tell(f"asked {name} to leave: it takes no new task, and ends or hands back those it has")
-        if not others:
+        if not peers:
             tell(f"it was the last {role}: the run waits until another one joins")
         deadline_s = time.monotonic() + timeout_s
-        while there := [each for each in document_of(asking).workers if each.name == name]:
+        while remaining := [each for each in document_of(asking).workers if each.name == name]:
             if time.monotonic() > deadline_s:
                 raise PeerLost(
-                    f"{name} ({there[0].host} pid {there[0].pid}) has not left within {timeout_s:g} s; it is "
-                    f"{there[0].phase}: {there[0].state}, with {there[0].leases} tasks. It gets no new ones"
+                    f"{name} ({remaining[0].host} pid {remaining[0].pid}) has not left within {timeout_s:g} s; it is "
+                    f"{remaining[0].phase}: {remaining[0].state}, with {remaining[0].leases} tasks. It gets no new ones"
                 )
             time.sleep(TICK_S)
     tell(f"{name} has left")

@@ -57,13 +57,13 @@ class Child:
         self.close()
         self.budget.started_s, self.ended_s = time.monotonic(), None
         self._recent = b""
-        output, theirs = os.pipe()
+        output, write_end = os.pipe()
         try:
             # A session of its own: Ctrl-C reaches the launch alone, which stops its children in order.
             self.process = subprocess.Popen(
                 self.command,
-                stdout=theirs,
-                stderr=theirs,
+                stdout=write_end,
+                stderr=write_end,
                 env=self.environment,
                 start_new_session=True,
             )
@@ -71,7 +71,7 @@ class Child:
             os.close(output)
             raise
         finally:
-            os.close(theirs)
+            os.close(write_end)
         self._reader = threading.Thread(
             target=self._read, args=(output,), name=f"{self.name} log", daemon=True
         )
@@ -88,10 +88,10 @@ class Child:
 
     def error(self) -> str:
         """Return the message of the error it ended with, behind that of a server it lost; "" where it left none."""
-        before, found, message = f"\n{self._output()}".rpartition("\nerror: ")
+        before, separator, message = f"\n{self._output()}".rpartition("\nerror: ")
         line = before.rpartition("\n")[2]
         cause = line.removeprefix("error: ") + "\n" if line.startswith("error: ") else ""
-        return printable(cause + message.strip()) if found else ""
+        return printable(cause + message.strip()) if separator else ""
 
     def news(self) -> list[str]:
         """Return its errors since the last call, for the console."""
@@ -126,38 +126,44 @@ class Child:
                 self._recent = (self._recent + block)[-KEPT_BYTES:]
                 *lines, line = (line + block).split(b"\n")
                 line = line[-KEPT_BYTES:]
-                for each in lines:
-                    if (found := _ERROR.match(each)) and not self._news.full():
-                        self._news.put(printable(found[1].decode(errors="replace")))
+                for whole_line in lines:
+                    if (match := _ERROR.match(whole_line)) and not self._news.full():
+                        self._news.put(printable(match[1].decode(errors="replace")))
 
 
 def running_processes(children: Sequence[Child]) -> list[Watched]:
     """Return the running children and the servers that they started."""
-    found = []
+    processes = []
     for child in children:
         if child.process is None or child.code is not None:
             continue
         pid = child.process.pid
-        found.append(Watched(child.name, pid, _is_stopped(pid)))
-        found += _servers_of(pid)
-    return found
+        processes.append(Watched(child.name, pid, _is_stopped(pid)))
+        processes += _servers_of(pid)
+    return processes
 
 
 def _servers_of(pid: int) -> list[Watched]:
     """Return the servers that any thread of a process started; of ranks, those of each."""
-    found: list[Watched] = []
+    servers: list[Watched] = []
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
-        return found  # it has ended
+        return servers  # it has ended
     children = b" ".join(_content(Path(f"/proc/{pid}/task/{each}/children")) for each in threads)
-    for each in map(int, children.split()):
-        title = _content(Path(f"/proc/{each}/cmdline")).partition(b"\0")[0].decode(errors="replace")
+    for child_pid in map(int, children.split()):
+        title = (
+            _content(Path(f"/proc/{child_pid}/cmdline"))
+            .partition(b"\0")[0]
+            .decode(errors="replace")
+        )
         if title.startswith("prefixrl-"):
-            found.append(Watched(title.removeprefix("prefixrl-"), each, _is_stopped(each)))
+            servers.append(
+                Watched(title.removeprefix("prefixrl-"), child_pid, _is_stopped(child_pid))
+            )
         if title.startswith("prefixrl-learner-"):
-            found += _servers_of(each)
-    return found
+            servers += _servers_of(child_pid)
+    return servers
 
 
 def _content(path: Path) -> bytes:

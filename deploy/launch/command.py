@@ -42,7 +42,7 @@ def launch_command(run_file: Path, settings: tuple[str, ...], fresh: bool, check
 @settings_option
 def doctor_command(run_file: Path | None, settings: tuple[str, ...]) -> None:
     """Tell what this host has and lacks for the run of RUN_FILE, or for any; exit code 2 if it would fail."""
-    given = [str(run_file)] * bool(run_file) + set_flags(settings)
+    arguments = [str(run_file)] * bool(run_file) + set_flags(settings)
     raise SystemExit(
-        subprocess.call([sys.executable, "-m", "prefixrl.learner.commands.doctor", *given])
+        subprocess.call([sys.executable, "-m", "prefixrl.learner.commands.doctor", *arguments])
     )

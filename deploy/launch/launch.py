@@ -24,6 +24,7 @@ import msgspec
 
 from prefixrl.common.config.load import import_functions, load
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.config.workers.engines import TRANSFORMERS
 from prefixrl.common.errors import ConfigError, Halted, PeerLost, TrainingFault, UserError, to_copy
 from prefixrl.common.host.placement import (
     LEARNER,
@@ -194,9 +195,9 @@ class Launcher:
                     err=True,
                 )
             self._stop([self.learner], patience_s)
-            others = [*self.workers, *self._others]
-            self._stop(others, STOP_WORKER_S)
-            for child in (self.learner, *others):
+            workers = [*self.workers, *self._others]
+            self._stop(workers, STOP_WORKER_S)
+            for child in (self.learner, *workers):
                 child.close()
 
     def dashboard(self) -> str:
@@ -204,16 +205,16 @@ class Launcher:
         if not self._config.log.dashboard:
             return to_copy("prefixrl dashboard", self._directory)
         try:
-            held = socket.create_server(DASHBOARD)
+            reserved = socket.create_server(DASHBOARD)
         except OSError:  # another run's
-            held = socket.create_server((DASHBOARD[0], 0))
-        with held:
-            port = str(held.getsockname()[1])
-        shown = self._child(
+            reserved = socket.create_server((DASHBOARD[0], 0))
+        with reserved:
+            port = str(reserved.getsockname()[1])
+        child = self._child(
             "dashboard", "prefixrl.deploy", ["dashboard", str(self._directory), "--port", port]
         )
-        self._others.append(shown)
-        shown.start()
+        self._others.append(child)
+        child.start()
         return f"http://{DASHBOARD[0]}:{port}/"
 
     def _stop(self, children: list[Child], patience_s: float) -> None:
@@ -246,20 +247,20 @@ class Launcher:
 
     def _run(self, stopped: Callable[[], bool]) -> int:
         """Watch until the learner ends for good or a stop is asked for."""
-        known = mark_of(self._endpoint_file)
+        mark = mark_of(self._endpoint_file)
         self.learner.start()
         with self._view:
             if not self.workers:
-                self._add_workers(known)
+                self._add_workers(mark)
             while not stopped():
                 if (code := self.learner.code) is not None:
                     # Restart only after a kill or a lost peer: another error would repeat.
                     is_worth_it = code < 0 or code == PeerLost.exit_code
-                    if not is_worth_it or not self.learner.budget.take(time.monotonic()):
+                    if not is_worth_it or not self.learner.budget.use_restart(time.monotonic()):
                         return code
                     self._restart(self.learner, code)
-                if (written := mark_of(self._endpoint_file)) != known:
-                    known = written
+                if (written := mark_of(self._endpoint_file)) != mark:
+                    mark = written
                     for worker in self.workers:  # a broker has opened its socket
                         if not worker.is_drained and (
                             worker.process is None or worker.code is not None
@@ -290,9 +291,10 @@ class Launcher:
         """Prepare the workers; start those ahead that import an engine; `old`: mark of an old endpoint file."""
         # They are stopped after the learner: nothing would take what they finish then.
         arguments = ["--run", str(self._directory), "--grace-s", "0"]
-        rollouts = "rollout", self._config.rollout.engine, self._config.launch.rollouts
-        scorers = "scorer", self._config.scorer.engine, self._config.launch.scorers
-        for role, engine, count in (rollouts, scorers):
+        launch = self._config.launch
+        for role, count in (("rollout", launch.rollouts), ("scorer", launch.scorers)):
+            section = self._config.engine_section(role)
+            is_embedded = section.is_automatic or section.record is TRANSFORMERS
             allowed = allowances(self._config) if role == "scorer" else []
             has_model = role == "rollout" or self._config.mode == "prefix"
             for index in range(count):
@@ -301,7 +303,7 @@ class Launcher:
                     f"{role}-{index}", f"prefixrl.{role}", [*arguments, *number, *allowed]
                 )
                 self.workers.append(worker)
-                if has_model and engine in ("auto", "transformers"):
+                if has_model and is_embedded:
                     worker.environment[AHEAD_VARIABLE] = old
                     worker.start()
         if self._placed:
@@ -321,7 +323,7 @@ class Launcher:
         )
         if not is_hopeless and now_s - worker.ended_s < pause_s:
             return
-        if is_hopeless or not worker.budget.take(now_s):
+        if is_hopeless or not worker.budget.use_restart(now_s):
             raise ConfigError(
                 f"{worker.name} ended with exit code {code}; a restart would fail in the same way:\n{worker.tail()}"
             )

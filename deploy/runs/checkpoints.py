@@ -68,8 +68,8 @@ def newest_checkpoint(run: Path) -> int:
 def config_of(run: Path, settings: tuple[str, ...]) -> RunConfig:
     """Return the config of a run with settings over it; raise ConfigError."""
     check_holds_run(run)
-    known = run / "config.json"
-    return changed(from_json(known.read_bytes(), str(known)), settings, "--set")
+    path = run / "config.json"
+    return changed(from_json(path.read_bytes(), str(path)), settings, "--set")
 
 
 def weights_of(run: Path, config: RunConfig, checkpoint: str, is_averaged: bool) -> Weights:
@@ -77,24 +77,26 @@ def weights_of(run: Path, config: RunConfig, checkpoint: str, is_averaged: bool)
     if checkpoint == "0":
         version, model = 0, config.adapter.start
     else:
-        there = checkpoints(run / "checkpoints")
-        if not there:
+        folders = checkpoints(run / "checkpoints")
+        if not folders:
             raise ConfigError(
                 f"{run} has no checkpoint yet; --checkpoint 0 is the adapter it began with"
             )
-        named = {LATEST: max(there)} | {str(version): version for version in there}
+        versions = {LATEST: max(folders)} | {str(version): version for version in folders}
         if (best := run / "checkpoints" / BEST).is_dir():
-            named[BEST] = int(best.resolve().name[5:])
-        if checkpoint not in named:
-            kept = ", ".join(["0", *map(str, sorted(there)), *([BEST] if BEST in named else [])])
-            raise ConfigError(
-                f"--checkpoint {checkpoint}: {run} keeps {kept} and {LATEST} (checkpoint.keep)"
+            versions[BEST] = int(best.resolve().name[5:])
+        if checkpoint not in versions:
+            choices = ", ".join(
+                ["0", *map(str, sorted(folders)), *([BEST] if BEST in versions else [])]
             )
-        version = named[checkpoint]
-        folder = there[version] / ("hf_ema" if is_averaged else "hf")
+            raise ConfigError(
+                f"--checkpoint {checkpoint}: {run} keeps {choices} and {LATEST} (checkpoint.keep)"
+            )
+        version = versions[checkpoint]
+        folder = folders[version] / ("hf_ema" if is_averaged else "hf")
         if not folder.is_dir():
             raise ConfigError(
-                f"--ema: {there[version]} holds no averaged weights (learner.ema_decay)"
+                f"--ema: {folders[version]} holds no averaged weights (learner.ema_decay)"
             )
         model = str(folder.resolve())
     lora = config.learner.lora
@@ -108,18 +110,21 @@ def weights_of(run: Path, config: RunConfig, checkpoint: str, is_averaged: bool)
 @functools.cache
 def _published(run: Path) -> dict[int, tuple[str, ...]]:
     """Return the digests of each version; a long journal is read once for all checkpoints."""
-    found: dict[int, tuple[str, ...]] = {}
-    for each in journal.read(run / journal.FOLDER):
-        if isinstance(each, VersionPublished):
-            found[each.note.version] = (*found.get(each.note.version, ()), each.note.digest)
-    return found
+    digests: dict[int, tuple[str, ...]] = {}
+    for record in journal.read(run / journal.FOLDER):
+        if isinstance(record, VersionPublished):
+            digests[record.note.version] = (
+                *digests.get(record.note.version, ()),
+                record.note.digest,
+            )
+    return digests
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the keys of a tree of settings, with dots, and their values."""
     if isinstance(value, dict) and (value or not name):
-        for key, each in value.items():
-            yield from flat(each, f"{name}.{key}" if name else key)
+        for key, part in value.items():
+            yield from flat(part, f"{name}.{key}" if name else key)
     else:
         yield name, value
 

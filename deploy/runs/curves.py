@@ -34,16 +34,16 @@ class Thinned(NamedTuple):
 
 
 def thinned(values: Sequence[float] | np.ndarray, step: int) -> Thinned:
-    """Return mean, lowest and highest value of every `step` successive ones, the last bucket maybe of fewer. Pure."""
-    given = np.asarray(values, np.float64)
-    if not given.size:
-        return Thinned(given, given, given)
-    begins = np.arange(0, given.size, step)
-    is_there = ~np.isnan(given)
+    """Return mean, lowest and highest of every `step` successive values; the last bucket may have fewer. Pure."""
+    column = np.asarray(values, np.float64)
+    if not column.size:
+        return Thinned(column, column, column)
+    begins = np.arange(0, column.size, step)
+    is_there = ~np.isnan(column)
     counts = np.add.reduceat(is_there, begins, dtype=np.int64)
-    sums = np.add.reduceat(np.where(is_there, given, 0.0), begins)
+    sums = np.add.reduceat(np.where(is_there, column, 0.0), begins)
     means = np.divide(sums, counts, out=np.full(begins.size, nan), where=counts > 0)
-    return Thinned(means, np.fmin.reduceat(given, begins), np.fmax.reduceat(given, begins))
+    return Thinned(means, np.fmin.reduceat(column, begins), np.fmax.reduceat(column, begins))
 
 
 def step_for(rows: int, most: int = MOST_POINTS) -> int:
@@ -57,7 +57,7 @@ class Curves:
     def __init__(self, directory: Path) -> None:
         self._added = AddedLines(directory / METRICS_FILE, begin_anew=self._begin_anew)
         self.generation = 0
-        """Times that the file was another."""
+        """Number of times that the file was replaced."""
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -93,25 +93,31 @@ class Curves:
             self.alarms.add(line.iteration, line.alarms)
 
     def document(self, since: int = 0) -> dict[str, object]:
-        """Return the points from the bucket on that holds row `since`, all of them where buckets were widened."""
+        """Return the points starting at the bucket that contains row `since`.
+
+        Return all points if the bucket size has changed.
+        """
         rows = len(self.iterations)
         step = step_for(rows)
         first = 0 if since and step_for(since) != step else since // step
-        whole = {
-            name: np.pad(each, (0, rows - len(each)), constant_values=nan)
-            for name, each in self._columns.items()
-        }
-        found = {name: thinned(each[first * step :], step) for name, each in whole.items()}
-        ends = (("mean",) if step == 1 else Thinned._fields) if rows else ()
-        values = {
-            end: {name: getattr(each, end).tolist() for name, each in found.items()} for end in ends
-        }
-        return {
+        begin = first * step
+        document: dict[str, object] = {
             "step": step,
             "from": first,
-            "iteration": self.iterations[first * step :: step].tolist(),
-            **values,
+            "iteration": self.iterations[begin::step].tolist(),
         }
+        if not rows:
+            return document
+        points = {}
+        for name, column in self._columns.items():
+            whole = np.pad(column, (0, rows - len(column)), constant_values=nan)
+            points[name] = thinned(whole[begin:], step)
+        # A bucket of one row has no range.
+        for field in ("mean",) if step == 1 else Thinned._fields:
+            document[field] = {
+                name: getattr(point, field).tolist() for name, point in points.items()
+            }
+        return document
 
 
 _DRAWN = ("iteration", "ages", "alarms", *GROUPS, *SINGLE)

@@ -88,32 +88,32 @@ def _pairs(results: list[ArmResult]) -> list[tuple[str, ...]]:
     """Return a line for every two arms that answered the same problems in the same way."""
     together: dict[tuple[str, str, str], list[ArmResult]] = defaultdict(list)
     for result in results:
-        together[result.set, result.decoding, result.asked].append(result)
+        together[result.set, result.decoding, result.questions_digest].append(result)
     lines = []
-    for (name, decoding, _), each in together.items():
-        has_runs = len({result.run for result in each}) > 1
-        for one, other in combinations(each, 2):
-            if figures := pair_figures(other.means, one.means):
+    for (name, decoding, _), group in together.items():
+        has_runs = len({result.run for result in group}) > 1
+        for baseline, other in combinations(group, 2):
+            if figures := pair_figures(other.means, baseline.means):
                 arms = (
                     f"{result.run}: {_arm(result)}" if has_runs else _arm(result)
-                    for result in (other, one)
+                    for result in (other, baseline)
                 )
                 lines.append((name, decoding, *arms, *figures))
     return lines
 
 
-def pair_figures(one: Mapping[str, float], less: Mapping[str, float]) -> tuple[str, ...]:
+def pair_figures(means: Mapping[str, float], baseline: Mapping[str, float]) -> tuple[str, ...]:
     """Return the cells of two arms from `difference` on, () where they share no problem."""
-    if (found := difference(one, less)) is None:
+    if (gain := difference(means, baseline)) is None:
         return ()
-    low, high = found.ci95
+    low, high = gain.ci95
     figures = (
-        f"{found.mean:+.3f}",
+        f"{gain.mean:+.3f}",
         f"{low:+.3f} to {high:+.3f}",
-        str(found.better),
-        str(found.worse),
+        str(gain.better),
+        str(gain.worse),
     )
-    return (*figures, str(found.problems), f"{found.chance:.3g}")
+    return (*figures, str(gain.problems), f"{gain.chance:.3g}")
 
 
 def _arm(result: ArmResult) -> str:
@@ -129,24 +129,26 @@ def _tables(results: list[ArmResult]) -> list[_Lines]:
 
 def _trimmed(columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> _Lines:
     """Return columns and lines; leave out empty columns, and `set` and `run` if all are alike."""
-    kept = []
+    indices = []
     for index, name in enumerate(columns):
         cells = {line[index] for line in lines}
         if len(cells) > 1 if name in ("set", "run") else cells != {""}:
-            kept.append(index)
-    return [columns[index] for index in kept], [[line[index] for index in kept] for line in lines]
+            indices.append(index)
+    return [columns[index] for index in indices], [
+        [line[index] for index in indices] for line in lines
+    ]
 
 
 def _lines(results: list[ArmResult]) -> list[tuple[str, ...]]:
     lines = [_line(result) for result in results]
-    for each in _over_runs(results):
-        if _is_of_one_kind(each):
-            mean, (low, high) = over_runs([result.accuracy.accuracy for result in each])
-            rest = ("", "", str(min(result.accuracy.problems for result in each)), "")
-            runs, interval = f"{len(each)} runs", f"{low:.3f} to {high:.3f}"
-            first = each[0]
+    for group in _over_runs(results):
+        if _is_of_one_kind(group):
+            mean, (low, high) = over_runs([result.accuracy.accuracy for result in group])
+            counts = ("", "", str(min(result.accuracy.problems for result in group)), "")
+            runs, interval = f"{len(group)} runs", f"{low:.3f} to {high:.3f}"
+            first = group[0]
             lines.append(
-                (first.set, runs, first.arm, first.decoding, f"{mean:.3f}", interval, *rest)
+                (first.set, runs, first.arm, first.decoding, f"{mean:.3f}", interval, *counts)
             )
     return sorted(lines, key=lambda line: line[0])
 
@@ -164,14 +166,14 @@ def _is_of_one_kind(results: list[ArmResult]) -> bool:
 
 
 def _line(result: ArmResult) -> tuple[str, ...]:
-    found = result.accuracy
-    low, high = found.ci95
-    majority = "" if found.majority is None else f"{found.majority:.3f}"
-    most = max(found.pass_at, key=int, default="")
-    pass_at = f"{found.pass_at[most]:.3f} of {most}" if len(found.pass_at) > 1 else ""
-    figures = f"{found.accuracy:.3f}", f"{low:.3f} to {high:.3f}", majority, pass_at
+    judged = result.accuracy
+    low, high = judged.ci95
+    majority = "" if judged.majority is None else f"{judged.majority:.3f}"
+    most = max(judged.pass_at, key=int, default="")
+    pass_at = f"{judged.pass_at[most]:.3f} of {most}" if len(judged.pass_at) > 1 else ""
+    figures = f"{judged.accuracy:.3f}", f"{low:.3f} to {high:.3f}", majority, pass_at
     names = result.set, result.run, _arm(result), result.decoding
-    return (*names, *figures, str(found.problems), f"{found.truncated_fraction:.1%}")
+    return (*names, *figures, str(judged.problems), f"{judged.truncated_fraction:.1%}")
 
 
 def _notes(results: list[ArmResult], incomplete: list[str]) -> list[str]:
@@ -179,9 +181,9 @@ def _notes(results: list[ArmResult], incomplete: list[str]) -> list[str]:
     errors = sum(each.errors for each in results)
     several = _over_runs(results)
     mixed = sorted({each[0].arm for each in several if not _is_of_one_kind(each)})
-    asked = {(each.set, each.asked) for each in results}
+    problem_sets = {(each.set, each.questions_digest) for each in results}
     unequal = sorted(
-        name for name, digests in Counter(name for name, _ in asked).items() if digests > 1
+        name for name, digests in Counter(name for name, _ in problem_sets).items() if digests > 1
     )
     notes = [SAMPLED_NOTE] if any(each.accuracy.samples > 1 for each in results) else []
     if any(map(_is_of_one_kind, several)):

@@ -58,5 +58,5 @@ def _write(out: Path, names: list[str], rows: list[dict[str, float]]) -> None:
         raise ConfigError(
             "Parquet needs pyarrow: pip install 'prefixrl[parquet]', or write .csv"
         ) from None
-    found = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
-    parquet.write_table(found, str(out))
+    arrow_table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+    parquet.write_table(arrow_table, str(out))

@@ -22,7 +22,7 @@ from prefixrl.common.run.documents import (
     MetricsLine,
     RunEnd,
 )
-from prefixrl.common.wire.messages.fields import shared
+from prefixrl.common.wire.messages.fields import common_fields
 from prefixrl.common.wire.messages.groups import ScoredGroup, StepScores, TextVerdict, VersionSpan
 from prefixrl.common.wire.packing import logprobs, token_ids
 from prefixrl.deploy.runs.checkpoints import config_of
@@ -51,7 +51,7 @@ class TrainedRow(msgspec.Struct, frozen=True):
     parts: dict[str, float] = {}
     """Other numbers that a reward function gave, by name."""
     rule: str = ""
-    """What decided the verdict (`docs/verification.md`)."""
+    """The rule that decided the verdict (`docs/verification.md`)."""
 
 
 class TrainedGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,18 +103,18 @@ def checked(directory: Path) -> str:
     """Return the counts of all groups; raise DataError for faults, else as `inspect`."""
     check_format(directory)
     config, path = config_of(directory, ()), _journal_of(directory)
-    found = history(journal.read(path), config.algorithm.max_staleness)
-    counts = ", ".join(f"{count} {state}" for state, count in sorted(found.counts.items()))
-    told = (
-        f"{len(found.state)} groups: {counts}; {len(found.batches)} iterations, {found.rows} rows trained, the oldest "
-        f"sample {max(found.ages, default=0)} versions old (window {found.most_staleness})"
+    result = history(journal.read(path), config.algorithm.max_staleness)
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(result.counts.items()))
+    summary = (
+        f"{len(result.state)} groups: {counts}; {len(result.batches)} iterations, {result.rows} rows trained, "
+        f"the oldest sample {max(result.ages, default=0)} versions old (window {result.most_staleness})"
     )
     end = json_lines.document(directory / END_FILE, RunEnd)
     # Only a run that is finished has nothing under way.
-    faults = found.finished_faults() if end and end.exit_code == 0 else found.faults
+    faults = result.finished_faults() if end and end.exit_code == 0 else result.faults
     if faults:
-        raise DataError("\n".join([f"the history in {path} has faults; {told}", *faults]))
-    return f"{told}; no fault"
+        raise DataError("\n".join([f"the history in {path} has faults; {summary}", *faults]))
+    return f"{summary}; no fault"
 
 
 def _journal_of(directory: Path) -> Path:
@@ -172,27 +172,27 @@ def trained_groups(directory: Path, since: int | None = None) -> Iterator[Traine
 
 def newest_groups(directory: Path) -> list[TrainedGroup]:
     """Return the groups of the newest iteration from the end of the journal, if any."""
-    known = json_lines.newest(directory / METRICS_FILE, MetricsLine)
-    found: list[TrainedGroup] = []
-    for group in trained_groups(directory, known[0].iteration if known else 0):
-        if found and group.version_trained != found[-1].version_trained:
-            found.clear()
-        found.append(group)
-    return found
+    newest_line = json_lines.newest(directory / METRICS_FILE, MetricsLine)
+    groups: list[TrainedGroup] = []
+    for group in trained_groups(directory, newest_line[0].iteration if newest_line else 0):
+        if groups and group.version_trained != groups[-1].version_trained:
+            groups.clear()
+        groups.append(group)
+    return groups
 
 
 def _trained(group: ScoredGroup, iteration: int, advantages: list[float]) -> TrainedGroup:
     worth, rows = iter(advantages), []
     for row, verdict in zip(group.prefixes.rows, group.verdicts, strict=True):
         tokens = token_ids(row.tokens)
-        own = {
+        values = {
             "prefix_ids": tokens.tolist(),
             "behaviour_logprobs": logprobs(row.logprobs, tokens.size).tolist(),
             "spans": list(row.spans),
             "advantage": next(worth, None) if verdict.is_judged else None,
             "continuations": list(verdict.continuations),
         }
-        rows.append(TrainedRow(**shared(TrainedRow, verdict, row) | own))
-    named = shared(TrainedGroup, group, group.prefixes, group.prefixes.prompt)
-    own = {"version_sampled": group.version, "version_trained": iteration, "rows": rows}
-    return TrainedGroup(**named | own)
+        rows.append(TrainedRow(**common_fields(TrainedRow, verdict, row) | values))
+    fields = common_fields(TrainedGroup, group, group.prefixes, group.prefixes.prompt)
+    values = {"version_sampled": group.version, "version_trained": iteration, "rows": rows}
+    return TrainedGroup(**fields | values)

@@ -28,7 +28,7 @@ from prefixrl.deploy.runs.checkpoints import flat_settings
 from prefixrl.deploy.runs.curves import Curves
 from prefixrl.deploy.runs.eval_table import PAIR_COLUMNS, PAIRS_NOTE, pair_figures
 from prefixrl.deploy.runs.inspect import TrainedGroup, trained_groups
-from prefixrl.deploy.runs.page import page
+from prefixrl.deploy.runs.report_page import page
 from prefixrl.deploy.runs.samples import SAMPLES, ShownSamples, commonest, decoder, shown_samples
 from prefixrl.deploy.runs.tables import table_of
 
@@ -99,9 +99,9 @@ def print_table(directory: Path) -> None:
         console.print(printable(gain), highlight=False, markup=False, soft_wrap=True)
     for name, value in _facts(summary):
         console.print(printable(f"{name}: {value}"), highlight=False, markup=False)
-    shown = to_copy("prefixrl samples", directory)
-    told = f"everything is in {directory}, report.html is its page; {shown} shows what the adapter wrote"
-    console.print(told, highlight=False, markup=False, soft_wrap=True)
+    command = to_copy("prefixrl samples", directory)
+    hint = f"everything is in {directory}, report.html is its page; {command} shows what the adapter wrote"
+    console.print(hint, highlight=False, markup=False, soft_wrap=True)
 
 
 def _tables(summary: documents.Summary) -> list[Cells]:
@@ -112,7 +112,7 @@ def _tables(summary: documents.Summary) -> list[Cells]:
         sampled = f"{summary.accuracy_sampled[arm]:.3f}" if arm in summary.accuracy_sampled else ""
         accuracy, interval = f"{summary.accuracy[arm]:.3f}", f"{low:.3f} to {high:.3f}"
         arms.append([arm_name(arm, summary.versions), accuracy, interval, sampled])
-    found: list[Cells] = [(("arm", "greedy", "95% interval", "sampled"), arms)]
+    tables: list[Cells] = [(("arm", "greedy", "95% interval", "sampled"), arms)]
     shares = summary.accuracy_by_family
     if families := sorted({family for each in shares.values() for family in each}):
         judged = [arm for arm in documents.ARMS if arm in shares]
@@ -120,10 +120,10 @@ def _tables(summary: documents.Summary) -> list[Cells]:
             [name, *(f"{shares[arm][name]:.2f}" if name in shares[arm] else "" for arm in judged)]
             for name in families
         ]
-        found.append(
+        tables.append(
             (("family, greedy", *(arm_name(arm, summary.versions) for arm in judged)), rows)
         )
-    return found
+    return tables
 
 
 def arm_name(arm: str, versions: int) -> str:
@@ -204,10 +204,10 @@ def judged_points(directory: Path) -> list[Point]:
         for name in names
         for path in (directory / "evaluations").glob(f"{name}.{GREEDY}.jsonl")
     ]
-    found = {
+    points = {
         point.version: point for path in paths if (point := _point(path, path.stat().st_mtime_ns))
     }
-    return [found[version] for version in sorted(found)]
+    return [points[version] for version in sorted(points)]
 
 
 @lru_cache(maxsize=1024)
@@ -236,13 +236,13 @@ def _differences(summary: documents.Summary, directory: Path) -> list[tuple[str,
     rows = []
     for decoding in (GREEDY, SAMPLED):
         means = _means(summary, directory, decoding)
-        for one, other in combinations(means, 2):
-            if figures := pair_figures(means[other], means[one]):
+        for baseline, other in combinations(means, 2):
+            if figures := pair_figures(means[other], means[baseline]):
                 rows.append(
                     [
                         decoding,
                         arm_name(other, summary.versions),
-                        arm_name(one, summary.versions),
+                        arm_name(baseline, summary.versions),
                         *figures,
                     ]
                 )
@@ -252,22 +252,22 @@ def _differences(summary: documents.Summary, directory: Path) -> list[tuple[str,
 def _gain(summary: documents.Summary, directory: Path) -> str:
     """Return what the training brought over the untrained adapter, in words; "" where both were not judged."""
     means = _means(summary, directory, GREEDY)
-    found = difference(means.get("trained_adapter", {}), means.get("untrained_adapter", {}))
-    return gain_in_words(found, summary.versions) if found else ""
+    gain = difference(means.get("trained_adapter", {}), means.get("untrained_adapter", {}))
+    return gain_in_words(gain, summary.versions) if gain else ""
 
 
-def gain_in_words(found: Difference, versions: int) -> str:
+def gain_in_words(gain: Difference, versions: int) -> str:
     """Return in a sentence whether training has changed the accuracy on held-out problems. Pure."""
-    low, high = found.ci95
+    low, high = gain.ci95
     figures = (
-        f"adapter@{versions} less adapter@0 is {found.mean:+.3f} (95% interval {low:+.3f} to {high:+.3f}; "
-        f"by chance {found.chance:.2g}; {found.problems} problems, greedy)"
+        f"adapter@{versions} less adapter@0 is {gain.mean:+.3f} (95% interval {low:+.3f} to {high:+.3f}; "
+        f"by chance {gain.chance:.2g}; {gain.problems} problems, greedy)"
     )
-    if found.chance > CHANCE or low <= 0.0 <= high:
+    if gain.chance > CHANCE or low <= 0.0 <= high:
         return (
             f"no gain shown: {figures}. `prefixrl docs your_own_task`, section 9, says what to try"
         )
-    return f"{'a gain' if found.mean > 0 else 'a loss'}: {figures}"
+    return f"{'a gain' if gain.mean > 0 else 'a loss'}: {figures}"
 
 
 def _samples(directory: Path, last: int) -> ShownSamples:

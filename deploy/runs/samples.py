@@ -17,7 +17,8 @@ from prefixrl.common.host.exit_codes import printable
 from prefixrl.common.host.hub import cached_file
 from prefixrl.common.host.process import stop_event
 from prefixrl.common.run.directory_format import check_holds_run
-from prefixrl.common.wire.messages.fields import shared
+from prefixrl.common.run.tracker import SampleText
+from prefixrl.common.wire.messages.fields import common_fields
 from prefixrl.common.wire.messages.groups import UNJUDGED
 from prefixrl.common.wire.packing import pack_tokens, token_ids
 from prefixrl.deploy.runs.inspect import TrainedGroup, newest_groups, trained_groups
@@ -30,28 +31,6 @@ SAMPLES = 8
 """Samples of a kind on a page."""
 LEAST_SHARE = 0.01
 """Texts that are rarer are no part of a page's commonest ones."""
-
-
-class SampleText(msgspec.Struct, frozen=True, kw_only=True):
-    """One trained row as text."""
-
-    iteration: int
-    group: int
-    prompt_id: str
-    question: str
-    gold: str
-    prefix: str
-    """The adapter's text; in direct mode the answer."""
-    completion: str
-    """The target's text; "" unless the run keeps completions (`scorer.keep_completions`)."""
-    extracted: str
-    status: str
-    reward: float
-    parts: str = ""
-    """Other numbers that a reward function gave, as `name value`."""
-    rule: str = ""
-    """What decided the verdict (`docs/verification.md`)."""
-    advantage: float | None
 
 
 class Common(msgspec.Struct, frozen=True):
@@ -118,24 +97,24 @@ def samples(
     decode = decoder(directory)
     newest = newest_groups(directory)
     if not newest:
-        shown = to_copy("prefixrl status", directory)
-        raise ConfigError(f"{directory}: nothing is trained yet; {shown} tells what it waits for")
+        command = to_copy("prefixrl status", directory)
+        raise ConfigError(f"{directory}: nothing is trained yet; {command} tells what it waits for")
     last = newest[0].version_trained
-    wanted = last if iteration is None else iteration
-    if not 0 <= wanted <= last:
-        raise ConfigError(f"--iteration {wanted}: trained are 0 to {last}")
-    asked = newest if wanted == last else trained_groups(directory, wanted)
-    of_it = takewhile(lambda group: group.version_trained == wanted, asked)
-    found = [each for group in of_it for each in texts_of(group, decode)]
+    number = last if iteration is None else iteration
+    if not 0 <= number <= last:
+        raise ConfigError(f"--iteration {number}: trained are 0 to {last}")
+    groups = newest if number == last else trained_groups(directory, number)
+    of_it = takewhile(lambda group: group.version_trained == number, groups)
+    texts = [each for group in of_it for each in texts_of(group, decode)]
     if order:
-        found.sort(key=lambda each: each.advantage or 0.0, reverse=order == "best")
+        texts.sort(key=lambda each: each.advantage or 0.0, reverse=order == "best")
     if as_json:
-        yield from (msgspec.json.encode(each).decode() for each in found[:count])
+        yield from (msgspec.json.encode(each).decode() for each in texts[:count])
         return
     yield from _trend(commonest(trained_groups(directory), last, decode))
     yield ""
     for sample in list(
-        {(each.group, each.prefix, each.completion): each for each in found}.values()
+        {(each.group, each.prefix, each.completion): each for each in texts}.values()
     )[:count]:
         yield from lines_of(sample)
 
@@ -143,30 +122,30 @@ def samples(
 def follow(directory: Path, as_json: bool, stopped: Callable[[], bool]) -> Iterator[str]:
     """Yield the samples of each iteration as it is trained, until stopped."""
     check_holds_run(directory)
-    decode, shown = decoder(directory), -1
+    decode, last = decoder(directory), -1
     while not stopped():
-        newest = shown
-        for group in trained_groups(directory, shown + 1):
+        newest = last
+        for group in trained_groups(directory, last + 1):
             newest = max(newest, group.version_trained)
             for sample in texts_of(group, decode)[:1]:
                 yield from [msgspec.json.encode(sample).decode()] if as_json else lines_of(sample)
-        shown = newest
+        last = newest
         time.sleep(FOLLOW_S)
 
 
 def texts_of(group: TrainedGroup, decode: Callable[[list[int]], str]) -> list[SampleText]:
     """Return the rows of a group as text."""
-    found = []
+    texts = []
     for row in group.rows:
         parts = ", ".join(f"{name} {value:.3g}" for name, value in row.parts.items())
-        own = {
+        fields = {
             "iteration": group.version_trained,
             "group": group.seq,
             "prefix": decode(row.prefix_ids),
             "parts": parts,
         }
-        found.append(SampleText(**shared(SampleText, group, row) | own))
-    return found
+        texts.append(SampleText(**common_fields(SampleText, group, row) | fields))
+    return texts
 
 
 def shown_samples(
@@ -201,30 +180,32 @@ def commonest(
 ) -> list[Common]:
     """Return the commonest texts of each of a few spans of iterations, the newest span last."""
     width = -(-(last + 1) // TRENDS)
-    found: list[Common] = []
-    for span, each in groupby(groups, key=lambda group: min(group.version_trained, last) // width):
+    commonest_texts: list[Common] = []
+    for span, span_groups in groupby(
+        groups, key=lambda group: min(group.version_trained, last) // width
+    ):
         rewards: dict[bytes, list[float]] = defaultdict(lambda: [0, 0.0])
-        for row in (row for group in each for row in group.rows):
-            own = rewards[pack_tokens(row.prefix_ids)]
-            own[0] += 1
-            own[1] += row.reward
+        for row in (row for group in span_groups for row in group.rows):
+            totals = rewards[pack_tokens(row.prefix_ids)]
+            totals[0] += 1
+            totals[1] += row.reward
         rows = sum(count for count, _ in rewards.values())
         top = sorted(rewards.items(), key=lambda item: (-item[1][0], item[0]))[:COMMONEST]
         ends = span * width, min(last, (span + 1) * width - 1)
-        found += [
+        commonest_texts += [
             Common(*ends, decode(token_ids(tokens).tolist()), count / rows, total / count)
             for tokens, (count, total) in top
         ]
-    return found
+    return commonest_texts
 
 
-def _trend(found: list[Common]) -> Iterator[str]:
+def _trend(texts: list[Common]) -> Iterator[str]:
     yield "commonest texts of the adapter (share of rows, their mean reward)"
-    for index, each in enumerate(found):
-        is_new = index == 0 or found[index - 1].first != each.first
-        span = f"{each.first}-{each.last}" if each.last > each.first else str(each.first)
+    for index, common in enumerate(texts):
+        is_new = index == 0 or texts[index - 1].first != common.first
+        span = f"{common.first}-{common.last}" if common.last > common.first else str(common.first)
         head = f"iteration {span}" if is_new else ""
-        yield f"  {head:>20}  {each.share:6.1%}  {each.reward:5.3f}  {each.text!r:.100}"
+        yield f"  {head:>20}  {common.share:6.1%}  {common.reward:5.3f}  {common.text!r:.100}"
 
 
 def lines_of(sample: SampleText) -> Iterator[str]:
@@ -240,10 +221,10 @@ def lines_of(sample: SampleText) -> Iterator[str]:
     for name, text in parts.items():
         if text:
             yield f"  {name:>{TEXT_COLUMN - 4}}: {_indented(text)}"
-    found = f"   found: {_indented(sample.extracted or 'nothing')}"
+    answer = f"   found: {_indented(sample.extracted or 'nothing')}"
     # A reward function of the user's own extracts no answer.
     is_looked_for = sample.extracted or sample.status == "no_answer"
-    yield f"  {'gold':>{TEXT_COLUMN - 4}}: {_indented(sample.gold)}{found if is_looked_for else ''}"
+    yield f"  {'gold':>{TEXT_COLUMN - 4}}: {_indented(sample.gold)}{answer if is_looked_for else ''}"
     yield ""
 
 
@@ -275,10 +256,10 @@ def _shows_every_id(
     tokenizer: Any, decode: Callable[[list[int]], str]
 ) -> Callable[[list[int]], str]:
     """Return a way from tokens to text that gives ids without a token, which decode to nothing, as `<id 64>`."""
-    known = frozenset(tokenizer.get_vocab().values())
+    vocabulary = frozenset(tokenizer.get_vocab().values())
 
     def text(ids: list[int]) -> str:
-        runs = groupby(ids, key=known.__contains__)
+        runs = groupby(ids, key=vocabulary.__contains__)
         return "".join(
             decode([*run]) if is_known else "".join(f"<id {each}>" for each in run)
             for is_known, run in runs

@@ -10,7 +10,7 @@ from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.hub import model_folder
-from prefixrl.common.prompts.asking import WARNING, differing, roles, shown, warnings
+from prefixrl.common.prompts.asking import WARNING, differing, roles, token_words, warnings
 from prefixrl.common.prompts.rendering import Renderer, renderer_of
 from prefixrl.common.worker.command import settings_option
 
@@ -22,16 +22,16 @@ from prefixrl.common.worker.command import settings_option
 @settings_option
 def show_command(run_file: Path, question: str, prefix: str, settings: tuple[str, ...]) -> None:
     """Show the exact text and tokens that adapter and target of RUN_FILE see of QUESTION."""
-    for line in show(load(run_file, settings), question, prefix):
+    for line in prompt_lines(load(run_file, settings), question, prefix):
         click.echo(line)
 
 
-def show(config: RunConfig, question: str, prefix: str) -> Iterator[str]:
+def prompt_lines(config: RunConfig, question: str, prefix: str) -> Iterator[str]:
     """Yield prompt and prefix per model, as text and ids; raise ConfigError for a long question."""
-    found: dict[str, Renderer] = {}
+    renderers: dict[str, Renderer] = {}
     for section, role in roles(config):
-        model = config.asked(role).model
-        renderer = found[section] = renderer_of(
+        model = config.model_section(role).model
+        renderer = renderers[section] = renderer_of(
             config, role, model_folder(model, needs_weights=False)
         )
         try:
@@ -40,12 +40,12 @@ def show(config: RunConfig, question: str, prefix: str) -> Iterator[str]:
             raise ConfigError(f"{section}: {error}") from None
         yield f"{section}: {model}"
         yield from _tokens(renderer, "prompt", ids.tolist())
-        yield f"  ends with: {shown(renderer, renderer.stop_tokens)}"
+        yield f"  ends with: {token_words(renderer, renderer.stop_tokens)}"
         if prefix:
             yield from _tokens(renderer, "prefix", renderer.encode(prefix).tolist())
         yield from (f"  {WARNING}{each}" for each in warnings(config, role, renderer))
         yield ""
-    yield from (WARNING + each for each in differing(found))
+    yield from (WARNING + each for each in differing(renderers))
 
 
 def _tokens(renderer: Renderer, what: str, ids: list[int]) -> Iterator[str]:

@@ -79,48 +79,51 @@ class Answering:
         """The loaded models."""
         return [self._adapter] if self._target is None else [self._adapter, self._target]
 
-    async def prompts(self, asked: ApiRequest) -> list[Prompted]:
+    async def prompts(self, request: ApiRequest) -> list[Prompted]:
         """Render every problem; raises ApiError for one that is too long."""
         return await asyncio.get_running_loop().run_in_executor(
-            self._tokenizing, self._prompts, asked
+            self._tokenizing, self._prompts, request
         )
 
-    def _prompts(self, asked: ApiRequest) -> list[Prompted]:
-        found = []
-        for problem in asked.problems:
+    def _prompts(self, request: ApiRequest) -> list[Prompted]:
+        prompts = []
+        for problem in request.problems:
             try:
                 rendered = [
-                    model.renderer.prompt(problem + self._suffix, asked.system)
+                    model.renderer.prompt(problem + self._suffix, request.system)
                     for model in self.models
                 ]
             except ValueError as error:
                 remedy = "the limits are rollout.max_prompt_tokens and scorer.max_prompt_tokens"
-                name = "messages" if asked.is_chat else "prompt"
+                name = "messages" if request.is_chat else "prompt"
                 raise ApiError(
                     400, f"{name}: {error}; {remedy}", name, "context_length_exceeded"
                 ) from None
-            found.append(Prompted(rendered[0], None if self._target is None else rendered[1]))
-        return found
+            prompts.append(Prompted(rendered[0], None if self._target is None else rendered[1]))
+        return prompts
 
-    async def answer(self, asked: ApiRequest, prompts: list[Prompted], emit: Emit) -> None:
+    async def answer(self, request: ApiRequest, prompts: list[Prompted], emit: Emit) -> None:
         """Write all answers, side by side; `emit` gets their parts."""
-        seed = secrets.randbits(63) if asked.seed is None else asked.seed
+        seed = secrets.randbits(63) if request.seed is None else request.seed
         try:
             async with asyncio.TaskGroup() as group:
                 for number, prompt in enumerate(prompts):
-                    own = derive(seed, "problem", number)
-                    for sample in range(asked.n):
+                    problem_seed = derive(seed, "problem", number)
+                    for sample in range(request.n):
                         answer = _Answer(
-                            asked, prompt, derive(own, sample), number * asked.n + sample
+                            request,
+                            prompt,
+                            derive(problem_seed, sample),
+                            number * request.n + sample,
                         )
                         group.create_task(self._answer(answer, emit))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
     async def _answer(self, answer: "_Answer", emit: Emit) -> None:
-        config, asked, room = self._config, answer.asked, self._adapter.engine.most_positions
+        config, request, room = self._config, answer.request, self._adapter.engine.most_positions
         most = min(config.max_sampled_tokens, room - answer.prompt.adapter.size)
-        limit = most if asked.max_tokens is None else min(most, asked.max_tokens)
+        limit = most if request.max_tokens is None else min(most, request.max_tokens)
         row = SharedRow(
             answer.prompt.adapter,
             answer.draws("prefix", limit),
@@ -136,13 +139,13 @@ class Answering:
         text = reader.decode_with_special(reader.without_stop(written))
         prefix = continued_prefix(self._target.renderer, written, text)[0]
         limit = self._completion_tokens
-        if asked.max_tokens is not None:
-            limit = min(limit, asked.max_tokens - prefix.size)
+        if request.max_tokens is not None:
+            limit = min(limit, request.max_tokens - prefix.size)
         assert answer.prompt.target is not None
-        given = np.concatenate([answer.prompt.target, prefix])
-        limit = min(limit, self._target.engine.most_positions - given.size)
+        tokens = np.concatenate([answer.prompt.target, prefix])
+        limit = min(limit, self._target.engine.most_positions - tokens.size)
         row = SharedRow(
-            given,
+            tokens,
             answer.draws("completion", max(0, limit)),
             answer.sampling(config.scorer_sampling(0.0), limit),
             self._target.renderer.stop_tokens,
@@ -154,7 +157,7 @@ class Answering:
     ) -> None:
         """Write the rest of an answer that is `begun`; row None: nothing is left to write."""
         text = StreamedText(
-            model.renderer.text, (*answer.asked.stop, *self._config.scorer.stop_texts)
+            model.renderer.text, (*answer.request.stop, *self._config.scorer.stop_texts)
         )
         tokens, index = begun, answer.index
         first = text.add(tokens, is_last=row is None) if begun.size else ""
@@ -165,16 +168,16 @@ class Answering:
             return
         if begun.size:
             await emit(AnswerPart(index, first, begun.size))
-        left = row.sampling.max_new_tokens
+        left_tokens = row.sampling.max_new_tokens
         async with aclosing(model.engine.pieces(row)) as pieces:
             async for piece in pieces:
-                left -= piece.tokens.size
+                left_tokens -= piece.tokens.size
                 tokens = np.concatenate([tokens, piece.tokens])
                 is_ended = piece.finish == "eos"
-                shown = model.renderer.without_stop(tokens) if is_ended else tokens
-                new = text.add(shown, is_last=is_ended or not left)
+                whole = model.renderer.without_stop(tokens) if is_ended else tokens
+                new = text.add(whole, is_last=is_ended or not left_tokens)
                 is_stop = is_ended or text.is_stopped
-                finish: Finish | None = "stop" if is_stop else "length" if not left else None
+                finish: Finish | None = "stop" if is_stop else "length" if not left_tokens else None
                 await emit(AnswerPart(index, new, piece.tokens.size, finish))
                 if is_stop:
                     return
@@ -184,7 +187,7 @@ class Answering:
 class _Answer:
     """One answer that is asked for."""
 
-    asked: ApiRequest
+    request: ApiRequest
     prompt: Prompted
     seed: int
     index: int
@@ -192,16 +195,19 @@ class _Answer:
 
     def draws(self, purpose: str, tokens: int) -> NDArray[np.float64]:
         """Return its draws; greedy answers need none."""
-        if self.asked.temperature == 0.0:
+        if self.request.temperature == 0.0:
             return np.zeros(tokens)
         draws: NDArray[np.float64] = row_uniforms(self.seed, purpose, 1, tokens)[0]
         return draws
 
-    def sampling(self, own: Sampling, tokens: int) -> Sampling:
+    def sampling(self, run_sampling: Sampling, tokens: int) -> Sampling:
         """Return the run's sampling with what the request changes."""
-        top_p = own.top_p if self.asked.top_p is None else self.asked.top_p
+        top_p = run_sampling.top_p if self.request.top_p is None else self.request.top_p
         return msgspec.structs.replace(
-            own, temperature=self.asked.temperature, top_p=top_p, max_new_tokens=max(1, tokens)
+            run_sampling,
+            temperature=self.request.temperature,
+            top_p=top_p,
+            max_new_tokens=max(1, tokens),
         )
 
 

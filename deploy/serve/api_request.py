@@ -96,7 +96,7 @@ Problems = Annotated[list[NotBlank], Field(min_length=1, max_length=MOST_PROBLEM
 Stop = Annotated[str, Field(min_length=1)]
 
 
-def _listed(value: object) -> object:
+def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
@@ -137,7 +137,7 @@ class ApiRequest(_Fields):
     """None: that of the run."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     """None: as long as the run allows."""
-    stop: Annotated[list[Stop], Field(max_length=MOST_STOPS), BeforeValidator(_listed)] = []
+    stop: Annotated[list[Stop], Field(max_length=MOST_STOPS), BeforeValidator(_as_list)] = []
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
@@ -156,10 +156,10 @@ class ApiRequest(_Fields):
         """Raise ApiError for what this server cannot honour."""
         if self.model != limits.model:
             remedy = (
-                f"this server has {_shown(limits.model)} only; give that, as /v1/models lists it"
+                f"this server has {_as_json(limits.model)} only; give that, as /v1/models lists it"
             )
             raise ApiError(
-                404, f"model = {_shown(self.model)}: {remedy}", "model", "model_not_found"
+                404, f"model = {_as_json(self.model)}: {remedy}", "model", "model_not_found"
             )
         if self.n > 1 and self.temperature == 0.0:
             _refuse(
@@ -172,8 +172,8 @@ class ApiRequest(_Fields):
             remedy = "the most is the run's own limit, which `prefixrl serve --set` can raise"
             _refuse("max_tokens", self.max_tokens, f"1 to {limits.most_tokens}", remedy)
         options = self.stream_options.model_extra or {}
-        others = {f"stream_options.{name}": value for name, value in options.items()}
-        for name, value in ((self.model_extra or {}) | others).items():
+        stream_options = {f"stream_options.{name}": value for name, value in options.items()}
+        for name, value in ((self.model_extra or {}) | stream_options).items():
             neutral = NEUTRAL.get(name, ())
             # In Python 0 equals false.
             is_neutral = any(
@@ -181,14 +181,14 @@ class ApiRequest(_Fields):
                 for each in neutral
             )
             if name not in IGNORED and not is_neutral:
-                allowed = " or ".join(("null", *map(_shown, neutral)))
+                allowed = " or ".join(("null", *map(_as_json, neutral)))
                 _refuse(name, value, allowed, "this server does not offer it; leave it out")
 
 
 class CompletionRequest(ApiRequest):
     """The body of /v1/completions."""
 
-    prompt: Annotated[Problems, BeforeValidator(_listed)]
+    prompt: Annotated[Problems, BeforeValidator(_as_list)]
 
     @property
     def problems(self) -> list[str]:
@@ -224,9 +224,12 @@ class ChatRequest(ApiRequest):
             _refuse("messages.0", self.messages[0].content, "no system message", remedy)
         if self.max_completion_tokens is not None:
             if self.max_tokens not in (None, self.max_completion_tokens):
-                given = [self.max_tokens, self.max_completion_tokens]
+                limits_given = [self.max_tokens, self.max_completion_tokens]
                 _refuse(
-                    "max_tokens", given, "one limit", "give max_tokens or max_completion_tokens"
+                    "max_tokens",
+                    limits_given,
+                    "one limit",
+                    "give max_tokens or max_completion_tokens",
                 )
             self.max_tokens = self.max_completion_tokens
         super().check(limits)
@@ -235,7 +238,7 @@ class ChatRequest(ApiRequest):
 def read(body: bytes, limits: Limits, is_chat: bool) -> ApiRequest:
     """Return the request of a body; raises ApiError."""
     try:
-        found = (ChatRequest if is_chat else CompletionRequest).model_validate_json(body)
+        request = (ChatRequest if is_chat else CompletionRequest).model_validate_json(body)
     except ValidationError as errors:
         error = errors.errors(include_url=False, include_context=False)[0]
         if error["type"] == "json_invalid":
@@ -246,17 +249,17 @@ def read(body: bytes, limits: Limits, is_chat: bool) -> ApiRequest:
         param = str(error["loc"][0]) if error["loc"] else ""
         remedy = REMEDIES.get(param, "give such a value, or leave it out")
         raise _refusal(".".join(map(str, error["loc"])), value, error["msg"], remedy) from None
-    found.check(limits)
-    return found
+    request.check(limits)
+    return request
 
 
-def _shown(value: object) -> str:
+def _as_json(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 
 def _refusal(name: str, value: object, rule: str, remedy: str) -> ApiError:
-    message = f"{name or 'the body'} = {_shown(value)}: {rule}; {remedy}"
+    message = f"{name or 'the body'} = {_as_json(value)}: {rule}; {remedy}"
     return ApiError(400, message, name.partition(".")[0] or None, "invalid_value")
 
 

@@ -92,16 +92,16 @@ class CompletionService:
         await _send(request, send, {"object": "list", "data": [model]} if name is None else model)
 
     async def _answered(self, request: Request, send: Send) -> None:
-        asked = read(
+        api_request = read(
             await _body(request),
             self._limits,
             is_chat=request.url.path.endswith("/chat/completions"),
         )
         deadline_s = self._policy.deadline_s
-        with self._admitted(len(asked.problems) * asked.n):
+        with self._admitted(len(api_request.problems) * api_request.n):
             try:
                 async with asyncio.timeout(deadline_s):
-                    await _unless_gone(request.receive, self._answer(asked, request, send))
+                    await _unless_gone(request.receive, self._answer(api_request, request, send))
             except TimeoutError:
                 remedy = "(prefixrl serve --deadline); ask for fewer tokens or answers"
                 raise ApiError(
@@ -124,24 +124,26 @@ class CompletionService:
         finally:
             self.open_rows -= rows
 
-    async def _answer(self, asked: ApiRequest, request: Request, send: Send) -> None:
+    async def _answer(self, api_request: ApiRequest, request: Request, send: Send) -> None:
         """Send the answer to one request, as a whole or as a stream."""
-        form = Format(self._limits.model, asked.is_chat, asked.stream_options.include_usage)
-        prompts = await self._answering.prompts(asked)
+        form = Format(
+            self._limits.model, api_request.is_chat, api_request.stream_options.include_usage
+        )
+        prompts = await self._answering.prompts(api_request)
         usage, parts = TokenCounts(sum(each.tokens for each in prompts)), list[AnswerPart]()
-        choices = len(prompts) * asked.n
+        choices = len(prompts) * api_request.n
 
         async def stream(body: bytes, is_last: bool = False) -> None:
             await send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
         async def emit(part: AnswerPart) -> None:
             usage.completion_tokens += part.tokens
-            if not asked.stream:
+            if not api_request.stream:
                 parts.append(part)
             elif event := form.event(part):
                 await stream(event)
 
-        if asked.stream:
+        if api_request.stream:
             headers = [
                 (b"content-type", b"text/event-stream; charset=utf-8"),
                 (b"cache-control", b"no-cache"),
@@ -149,7 +151,7 @@ class CompletionService:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await stream(form.opening(choices))
         try:
-            await self._answering.answer(asked, prompts, emit)
+            await self._answering.answer(api_request, prompts, emit)
         except ApiError:
             raise
         except Exception as error:
@@ -157,7 +159,7 @@ class CompletionService:
             raise ApiError(
                 500, f"the engine failed ({type(error).__name__}); see the server's log"
             ) from error
-        if asked.stream:
+        if api_request.stream:
             await stream(form.ending(usage), is_last=True)
         else:
             await _send(request, send, form.whole(parts, choices, usage))
@@ -191,8 +193,8 @@ class _Endpoint:
                 await _send(request, send, error.document, error.status, error.headers)
 
     def _check(self, request: Request) -> None:
-        host, given = request.url.hostname or "", request.headers.get("authorization")
-        if refused := refusal(host, given, self._key, self._needs_key):
+        host, authorization = request.url.hostname or "", request.headers.get("authorization")
+        if refused := refusal(host, authorization, self._key, self._needs_key):
             raise ApiError(*refused, code="invalid_api_key" if refused[0] == 401 else None)
 
 
@@ -217,12 +219,12 @@ async def _unless_gone(receive: Receive, work: Awaitable[None]) -> None:
 
     tasks = [asyncio.ensure_future(work), asyncio.ensure_future(watch())]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finished, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    if tasks[0] not in done:
+    if tasks[0] not in finished:
         raise ClientGone
     tasks[0].result()
 
@@ -233,12 +235,12 @@ async def _body(request: Request) -> bytes:
     if kind != JSON:
         # A web page can send other types to loopback without asking its browser's leave.
         raise ApiError(415, f"content-type = {kind!r}: allowed is {JSON!r}; send JSON")
-    found = bytearray()
+    body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
             async for part in request.stream():
-                found += part
-                if len(found) > MOST_BODY_BYTES:
+                body += part
+                if len(body) > MOST_BODY_BYTES:
                     raise ApiError(
                         413,
                         f"the body is larger than {MOST_BODY_BYTES} bytes; send fewer problems at once",
@@ -247,10 +249,10 @@ async def _body(request: Request) -> bytes:
         raise ApiError(
             408, f"the body did not arrive within {BODY_S:g} s; send it at once"
         ) from None
-    return bytes(found)
+    return bytes(body)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
-    found = ApiError(status, f"{request.method} {request.url.path}: this server has {ROUTES}")
-    return Response(msgspec.json.encode(found.document), status, media_type=JSON)
+    refused = ApiError(status, f"{request.method} {request.url.path}: this server has {ROUTES}")
+    return Response(msgspec.json.encode(refused.document), status, media_type=JSON)

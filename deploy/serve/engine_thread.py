@@ -93,19 +93,22 @@ class EngineThread:
 
     async def pieces(self, row: SharedRow) -> AsyncGenerator[Continuation, None]:
         """Yield the continuation of a row piece by piece, up to a stop or its limit."""
-        done, limit = 0, row.sampling.max_new_tokens
+        decoded, limit = 0, row.sampling.max_new_tokens
         tokens = row.tokens
-        while done < limit:
-            size = min(PIECE_TOKENS, limit - done)
+        while decoded < limit:
+            size = min(PIECE_TOKENS, limit - decoded)
             sampling = msgspec.structs.replace(row.sampling, max_new_tokens=size)
             piece = replace(
-                row, tokens=tokens, uniforms=row.uniforms[done : done + size], sampling=sampling
+                row,
+                tokens=tokens,
+                uniforms=row.uniforms[decoded : decoded + size],
+                sampling=sampling,
             )
             written = await self._decoded(piece)
             yield written
             if written.finish == "eos":
                 return
-            done += size
+            decoded += size
             tokens = np.concatenate([tokens, written.tokens])
 
     async def _decoded(self, row: SharedRow) -> Continuation:
@@ -167,14 +170,14 @@ class EngineThread:
         while self._waiting and self._has_room():
             oldest = self._waiting[0]
             most = self._engine.seats if self._engine.takes_runs else 1
-            taken, left = list[_Piece](), deque[_Piece]()
+            alike, later = list[_Piece](), deque[_Piece]()
             for piece in self._waiting:
                 if piece.future.cancelled():
                     continue
-                (taken if len(taken) < most and piece.kind == oldest.kind else left).append(piece)
-            self._waiting = left
-            if taken:
-                self._begin(taken)
+                (alike if len(alike) < most and piece.kind == oldest.kind else later).append(piece)
+            self._waiting = later
+            if alike:
+                self._begin(alike)
 
     def _has_room(self) -> bool:
         if self._engine.takes_runs:

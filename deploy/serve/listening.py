@@ -96,12 +96,12 @@ def refusal(
         return 403, said
     if key is None or not needs_key:
         return None
-    scheme, _, given = (authorization or "").partition(" ")
-    given = given.strip()
+    scheme, _, password = (authorization or "").partition(" ")
+    password = password.strip()
     if scheme.lower() == "basic":  # a browser asks for it, under any user's name
         with contextlib.suppress(ValueError):
-            given = base64.b64decode(given).decode(errors="replace").partition(":")[2]
-    if scheme.lower() in ("bearer", "basic") and compare_digest(given.encode(), key.encode()):
+            password = base64.b64decode(password).decode(errors="replace").partition(":")[2]
+    if scheme.lower() in ("bearer", "basic") and compare_digest(password.encode(), key.encode()):
         return None
     return 401, "the API key is missing or wrong; send it as `Authorization: Bearer KEY`"
 

@@ -57,18 +57,18 @@ class Format:
     ) -> dict[str, Any]:
         """Return a whole answer."""
         texts, ends = [""] * choices, [""] * choices
-        for each in parts:
-            texts[each.index] += each.text
-            ends[each.index] = each.finish or ends[each.index]
-        found = []
+        for part in parts:
+            texts[part.index] += part.text
+            ends[part.index] = part.finish or ends[part.index]
+        documents = []
         for index, text in enumerate(texts):
             message = {"role": "assistant", "content": text, "refusal": None}
-            found.append(
+            documents.append(
                 _choice(
                     index, ends[index], **({"message": message} if self.is_chat else {"text": text})
                 )
             )
-        return self._document(found, "chat.completion") | {"usage": usage.document}
+        return self._document(documents, "chat.completion") | {"usage": usage.document}
 
     def opening(self, choices: int) -> bytes:
         """Return the events before the text: in a chat, the role of every answer."""

@@ -10,6 +10,8 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.config.workers.engine_record import AUTO
+from prefixrl.common.config.workers.engines import ENGINES
 from prefixrl.common.engines.make import make_engine
 from prefixrl.common.errors import ConfigError, PrefixRLError
 from prefixrl.common.host.hub import model_folder
@@ -103,18 +105,25 @@ def _servable(config: RunConfig) -> RunConfig:
     roles = ("rollout", "scorer") if config.mode == "prefix" else ("rollout",)
     sections = {role: getattr(config, role) for role in roles}
     for role, section in sections.items():
-        if section.engine in ("openai", "simulated"):
+        if not section.record.holds_weights:
+            loadable = [name for name, record in ENGINES.items() if record.holds_weights]
             raise ConfigError(
-                f'{role}.engine = "{section.engine}": `prefixrl serve` loads the models itself; allowed are auto, vllm '
-                f"and transformers; give --set {role}.engine=transformers"
+                f'{role}.engine = "{section.engine}": `prefixrl serve` loads the models itself; allowed are '
+                f"{AUTO}, {', '.join(loadable)}; give --set {role}.engine=transformers"
             )
-    has_share = any(each.vllm.gpu_memory_utilization is not None for each in sections.values())
+    sizes = {role: section.record.memory for role, section in sections.items()}
+    has_share = any(
+        memory is not None and memory.share(sections[role]) is not None
+        for role, memory in sizes.items()
+    )
     if config.mode == "direct" or has_share or not torch.cuda.is_available():
         return config
-    changed = {}
-    for (role, section), share in zip(sections.items(), (ADAPTER_SHARE, TARGET_SHARE), strict=True):
-        vllm = section.vllm.model_copy(update={"gpu_memory_utilization": share})
-        changed[role] = section.model_copy(update={"vllm": vllm})
+    shares = {"rollout": ADAPTER_SHARE, "scorer": TARGET_SHARE}
+    changed = {
+        role: memory.with_share(sections[role], shares[role], None)
+        for role, memory in sizes.items()
+        if memory is not None
+    }
     return config.model_copy(update=changed)
 
 

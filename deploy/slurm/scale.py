@@ -21,20 +21,20 @@ def leaving(workers: list[QueuedJob], count: int) -> list[QueuedJob]:
     return in_order[::-1][:count]
 
 
-def scale(directory: Path, roles: Literal["rollouts", "scorers"], wanted: int) -> None:
+def scale(directory: Path, roles: Literal["rollouts", "scorers"], count: int) -> None:
     """Bring the number of a run's rollouts or scorers to `wanted`; say what was done."""
     directory = directory.resolve()
     check_format(directory)
     role: Worker = "rollout" if roles == "rollouts" else "scorer"
     submission = read_submission(directory)
     fixed = submission.fixed.get(role, 0)
-    if wanted < fixed:
+    if count < fixed:
         raise ConfigError(
-            f"{wanted} {roles} are wanted, but {fixed} belong to the heterogeneous job {submission.learner_job} and "
+            f"{count} {roles} are wanted, but {fixed} belong to the heterogeneous job {submission.learner_job} and "
             f"end with it only; give {fixed} or more"
         )
-    there = _workers(directory, role, submission)
-    missing = wanted - fixed - len(there)
+    workers = _workers(directory, role, submission)
+    missing = count - fixed - len(workers)
     if missing > 0:
         if not scheduler.queued(*(job_name(directory, each) for each in ("learner", "run"))):
             raise ConfigError(
@@ -45,9 +45,9 @@ def scale(directory: Path, roles: Literal["rollouts", "scorers"], wanted: int) -
         job = scheduler.submit(
             script_path(directory, role), array, f"--dependency=after:{submission.learner_job}"
         )
-        click.echo(f"job {job}: {missing} more {roles}, {wanted} in all")
+        click.echo(f"job {job}: {missing} more {roles}, {count} in all")
         return
-    ended = leaving(there, -missing)
+    ended = leaving(workers, -missing)
     names = [each.job_id for each in ended]
     # Remembered first: a worker takes its time to leave, and must not be counted meanwhile.
     submission.leaving += names
@@ -55,21 +55,21 @@ def scale(directory: Path, roles: Literal["rollouts", "scorers"], wanted: int) -
     scheduler.cancel([each.job_id for each in ended if each.is_waiting])
     scheduler.stop([each.job_id for each in ended if not each.is_waiting])
     said = (
-        f"{len(ended)} {roles} end ({', '.join(names)}), {wanted} stay"
+        f"{len(ended)} {roles} end ({', '.join(names)}), {count} stay"
         if ended
-        else f"{wanted} {roles}, as before"
+        else f"{count} {roles}, as before"
     )
     click.echo(said)
 
 
 def _workers(directory: Path, role: Worker, submission: Submission) -> list[QueuedJob]:
     """List a role's workers that stay; forget those asked to end that are gone."""
-    there = scheduler.queued(*(job_name(directory, each) for each in WORKERS))
+    jobs = scheduler.queued(*(job_name(directory, each) for each in WORKERS))
     submission.leaving = [
-        each for each in submission.leaving if each in {job.job_id for job in there}
+        each for each in submission.leaving if each in {job.job_id for job in jobs}
     ]
     name = job_name(directory, role)
-    return [job for job in there if job.name == name and job.job_id not in submission.leaving]
+    return [job for job in jobs if job.name == name and job.job_id not in submission.leaving]
 
 
 @click.command("scale")

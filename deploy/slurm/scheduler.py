@@ -36,13 +36,13 @@ def check(script: Path) -> None:
     try:
         _call("sbatch", NOT_SUBMITTED, str(script))
     except ConfigError as error:
-        asked = re.findall(
+        requests = re.findall(
             r"^#SBATCH (--(?:[cg]pus-per|mem|nodes|ntasks=)\S*)",
             script.read_text("utf-8"),
             re.MULTILINE,
         )
         raise ConfigError(
-            f"{error}; {script} asks for {' '.join(asked)}: lower [launch] or [slurm]"
+            f"{error}; {script} asks for {' '.join(requests)}: lower [launch] or [slurm]"
         ) from None
 
 
@@ -79,7 +79,7 @@ def cancel(job_ids: list[str]) -> None:
 
 def _call(command: str, *arguments: str) -> str:
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [command, *arguments], capture_output=True, text=True, timeout=ANSWER_S
         )
     except FileNotFoundError:
@@ -91,7 +91,7 @@ def _call(command: str, *arguments: str) -> str:
         raise ConfigError(
             f"{command} gave no answer in {ANSWER_S:g} s; is SLURM's controller up (sinfo)?"
         ) from None
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip() or "it gave no reason"
-        raise ConfigError(f"{command} failed with exit code {done.returncode}: {said}")
-    return done.stdout
+    if result.returncode:
+        said = (result.stderr or result.stdout).strip() or "it gave no reason"
+        raise ConfigError(f"{command} failed with exit code {result.returncode}: {said}")
+    return result.stdout

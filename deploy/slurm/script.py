@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.config.worker_sections import SlurmRole
+from prefixrl.common.config.workers.launch import SlurmRole
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.placement import processes_of
 from prefixrl.common.host.template import rendered
@@ -76,13 +76,13 @@ class RunOnSlurm:
 
     def gpus(self, role: Role) -> int:
         """Return the GPUs of each process of a role."""
-        given = self.section(role).gpus
-        return self.config.gpus_of(role) if given is None else given
+        gpus = self.section(role).gpus
+        return self.config.gpus_of(role) if gpus is None else gpus
 
     def cpus(self, role: Role) -> int:
         """Return the cores of each process of a role."""
-        if (given := self.section(role).cpus) is not None:
-            return given
+        if (cpus := self.section(role).cpus) is not None:
+            return cpus
         return self.config.own_cores(role) + (
             self.config.verifier_children() if role == "scorer" else 0
         )
@@ -92,24 +92,26 @@ class RunOnSlurm:
         """Return the fewest GPUs for the whole run: `prefixrl launch` puts rollouts beside the learner."""
         processes = processes_of(self.config)
         guests = (
-            sum(each.is_guest and each.given is None for each in processes)
+            sum(each.is_guest and each.chosen_gpus is None for each in processes)
             if self.gpus("learner")
             else 0
         )
-        given = [gpu + 1 for each in processes for gpu in each.given or ()]
-        return max([sum(self.processes(role) * self.gpus(role) for role in ROLES) - guests, *given])
+        gpu_counts = [gpu + 1 for each in processes for gpu in each.chosen_gpus or ()]
+        return max(
+            [sum(self.processes(role) * self.gpus(role) for role in ROLES) - guests, *gpu_counts]
+        )
 
     def command(self, role: Role) -> list[str]:
         """Return the command of one process."""
         if role != "learner":
             allowed = allowances(self.config) if role == "scorer" else []
             return [f"prefixrl-{role}", "--run", str(self.directory), *allowed]
-        own = (
+        listen = (
             ()
             if "listen" in self.config.broker.model_fields_set
             else (f"broker.listen={self.listen}",)
         )
-        settings = (*self.settings, *own, f"directory={self.directory}")
+        settings = (*self.settings, *listen, f"directory={self.directory}")
         return [
             "prefixrl-learner",
             str(self.run_file),
@@ -139,15 +141,15 @@ def job_name(directory: Path, role: Script) -> str:
 
 def arrays(run: RunOnSlurm) -> dict[Role, str]:
     """Return one script per role: a job of the learner, an array of each kind of worker."""
-    found: dict[Role, str] = {}
+    scripts: dict[Role, str] = {}
     for role in ROLES:
         is_learner, count = role == "learner", run.processes(role)
         tasks, log = (count, f"{role}.log") if is_learner else (1, f"{role}-%A_%a.log")
         resources = _resources(run, role, tasks)
         array = [] if is_learner else [f"--array=0-{count - 1}"]
         options = [*_options_of_job(run, role, run.log(log)), *_site(run, role), *resources, *array]
-        found[role] = _script(run, [options], {role: _step(role, resources, run.command(role))})
-    return found
+        scripts[role] = _script(run, [options], {role: _step(role, resources, run.command(role))})
+    return scripts
 
 
 def heterogeneous(run: RunOnSlurm) -> str:
@@ -209,9 +211,9 @@ def _options_of_job(run: RunOnSlurm, role: Script, log: str) -> list[str]:
 def _site(run: RunOnSlurm, role: Role) -> list[str]:
     slurm, section = run.config.slurm, run.section(role)
     partition, time = section.partition or slurm.partition, section.time or slurm.time
-    given = {"account": slurm.account, "partition": partition, "time": time}
+    options = {"account": slurm.account, "partition": partition, "time": time}
     return [
-        *(f"--{key}={value}" for key, value in given.items() if value),
+        *(f"--{key}={value}" for key, value in options.items() if value),
         *slurm.sbatch,
         *section.sbatch,
     ]

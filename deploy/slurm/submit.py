@@ -36,18 +36,18 @@ def with_memory(configs: Sequence[RunConfig]) -> list[RunConfig]:
         return list(configs)
     command = [sys.executable, "-m", "prefixrl.learner.check.host_memory"]
     lines = "".join(f"{each.model_dump_json()}\n" for each in configs)
-    done = subprocess.run(command, input=lines, capture_output=True, text=True)
-    if done.returncode:
-        raise ConfigError(done.stderr.removeprefix("error: ").strip())
-    found = []
-    for config, needed in zip(configs, json.loads(done.stdout), strict=True):
+    forecast = subprocess.run(command, input=lines, capture_output=True, text=True)
+    if forecast.returncode:
+        raise ConfigError(forecast.stderr.removeprefix("error: ").strip())
+    completed = []
+    for config, needed in zip(configs, json.loads(forecast.stdout), strict=True):
         slurm = config.slurm
         for role, gib in needed.items():
             slurm = slurm.model_copy(
                 update={role: getattr(slurm, role).model_copy(update={"memory_gib": gib})}
             )
-        found.append(config.model_copy(update={"slurm": slurm}))
-    return found
+        completed.append(config.model_copy(update={"slurm": slurm}))
+    return completed
 
 
 def scripts_of(run: RunOnSlurm, layout: Layout) -> dict[Script, str]:
@@ -62,11 +62,11 @@ def scripts_of(run: RunOnSlurm, layout: Layout) -> dict[Script, str]:
 def submit(run: RunOnSlurm, layout: Layout) -> None:
     """Submit the jobs of a run and remember them; none if one of them could never run."""
     directory = run.directory
-    if there := scheduler.queued(*(run.job_name(role) for role in _NAMES)):
-        shown = ", ".join(f"{each.job_id} ({each.name}, {each.state})" for each in there)
+    if jobs := scheduler.queued(*(run.job_name(role) for role in _NAMES)):
+        named_jobs = ", ".join(f"{each.job_id} ({each.name}, {each.state})" for each in jobs)
         raise ConfigError(
-            f"the run in {directory} has jobs in the queue: {shown}; change their number with `prefixrl scale`, or "
-            "cancel them first (scancel)"
+            f"the run in {directory} has jobs in the queue: {named_jobs}; change their number with `prefixrl scale`, "
+            "or cancel them first (scancel)"
         )
     if not os.access(run.run_file, os.R_OK):
         raise ConfigError(f"cannot read the run file {run.run_file}")
@@ -83,8 +83,8 @@ def submit(run: RunOnSlurm, layout: Layout) -> None:
     for role in WORKERS if layout == "arrays" else ():
         job = scheduler.submit(script_path(directory, role), f"--dependency=after:{learner}")
         click.echo(f"job {job}: {run.job_name(role)}, {run.processes(role)} of them")
-    shown = to_copy("prefixrl status", directory)
-    click.echo(f"logs are in {directory / 'logs'}; {shown} shows the run once it has started")
+    status_call = to_copy("prefixrl status", directory)
+    click.echo(f"logs are in {directory / 'logs'}; {status_call} shows the run once it has started")
     if run.is_alone:
         click.echo(
             f"broker.listen = {run.listen}: only workers on the learner's own machine can join",

@@ -39,7 +39,7 @@ def conduct(sweep: Sweep) -> int:
     for run in sweep.runs:
         try:
             # A stop between two runs is heard, too.
-            code = Halted.exit_code if stop.is_set() else one(sweep, run, stop)
+            code = Halted.exit_code if stop.is_set() else run_one(sweep, run, stop)
         except (PrefixRLError, OSError) as error:
             click.echo(f"run {run.index}: {error}", err=True)
             code = getattr(error, "exit_code", 1)
@@ -55,7 +55,7 @@ def conduct(sweep: Sweep) -> int:
     return SOME_FAILED if failed else 0
 
 
-def one(sweep: Sweep, run: SweptRun, stop: threading.Event | None = None) -> int:
+def run_one(sweep: Sweep, run: SweptRun, stop: threading.Event | None = None) -> int:
     """Launch or resume a run unless it is finished; return its exit code, 143 for a stop.
 
     `stop`: as for `launch`.
@@ -81,11 +81,11 @@ def _is_finished(run: SweptRun) -> bool:
 
 def _check_same(before: RunConfig, now: RunConfig) -> None:
     """Raise ConfigError if a run finished with other settings than the sweep has for it now."""
-    was, wanted = (flat_settings(each.model_dump(mode="json")) for each in (before, now))
+    old, new = (flat_settings(each.model_dump(mode="json")) for each in (before, now))
     differing = [
-        f"{key}: {was.get(key)} -> {wanted.get(key)}"
-        for key in sorted(was.keys() | wanted.keys())
-        if was.get(key) != wanted.get(key) and key.split(".")[0] not in FREE
+        f"{key}: {old.get(key)} -> {new.get(key)}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and key.split(".")[0] not in FREE
     ]
     if differing:
         raise ConfigError(
@@ -114,20 +114,20 @@ def job_script(sweep: Sweep) -> str:
 def submit(sweep: Sweep) -> None:
     """Submit the runs that are not finished; ConfigError if some are queued, or none is left."""
     run = _on_slurm(sweep)
-    if there := scheduler.queued(run.job_name("sweep")):
-        shown = ", ".join(f"{each.job_id} ({each.state})" for each in there)
+    if jobs := scheduler.queued(run.job_name("sweep")):
+        names = ", ".join(f"{each.job_id} ({each.state})" for each in jobs)
         raise ConfigError(
-            f"the sweep in {sweep.directory} is in the queue: {shown}; cancel it first (scancel)"
+            f"the sweep in {sweep.directory} is in the queue: {names}; cancel it first (scancel)"
         )
-    left = [each.index for each in sweep.runs if not _is_finished(each)]
-    if not left:
+    unfinished = [each.index for each in sweep.runs if not _is_finished(each)]
+    if not unfinished:
         raise ConfigError(f"every run of {sweep.file} is finished; --table shows them")
     write_scripts(sweep.directory, {"sweep": job_script(sweep)})
     path = script_path(sweep.directory, "sweep")
     scheduler.check(path)
-    job = scheduler.submit(path, f"--array={_ranges(left)}")
+    job = scheduler.submit(path, f"--array={_ranges(unfinished)}")
     click.echo(
-        f"job {job}: runs {_ranges(left)} of {sweep.file}; logs of the jobs are in {path.parent}"
+        f"job {job}: runs {_ranges(unfinished)} of {sweep.file}; logs of the jobs are in {path.parent}"
     )
 
 
@@ -139,11 +139,11 @@ def _on_slurm(sweep: Sweep) -> RunOnSlurm:
 def _ranges(indices: list[int]) -> str:
     """Return numbers as sbatch takes them: 0-3,7."""
     spans: list[list[int]] = []
-    for each in indices:
-        if spans and each == spans[-1][-1] + 1:
-            spans[-1].append(each)
+    for index in indices:
+        if spans and index == spans[-1][-1] + 1:
+            spans[-1].append(index)
         else:
-            spans.append([each])
+            spans.append([index])
     return ",".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans)
 
 
@@ -173,19 +173,19 @@ def sweep_command(sweep_file: Path, index: int | None, action: str | None) -> No
 
     The same command goes on with a sweep that was stopped: what is finished is not run again.
     """
-    found = read(sweep_file)
+    sweep = read(sweep_file)
     if index is not None and action:
         raise ConfigError(f"--index {index} with --{action}: give one of them")
     if index is not None:
-        raise SystemExit(one(found, found.at(index)))
+        raise SystemExit(run_one(sweep, sweep.at(index)))
     if action == "list":
-        for line in listing(found):
+        for line in listing(sweep):
             click.echo(printable(line))
     elif action == "print":
-        click.echo(job_script(found))
+        click.echo(job_script(sweep))
     elif action == "submit":
-        submit(found)
+        submit(sweep)
     else:
-        code = 0 if action == "table" else conduct(found)
-        print_tables(found)
+        code = 0 if action == "table" else conduct(sweep)
+        print_tables(sweep)
         raise SystemExit(code)

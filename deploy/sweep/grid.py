@@ -74,40 +74,43 @@ class Sweep:
             return load(self.run_file, run.settings)
         except ConfigError as error:
             raise ConfigError(
-                f"run {run.index} of {self.file}, {_shown(run.values)}: {error}"
+                f"run {run.index} of {self.file}, {_in_words(run.values)}: {error}"
             ) from None
 
 
 def read(file: Path) -> Sweep:
     """Read a sweep file; raise ConfigError for a malformed one, or two runs that are the same."""
     try:
-        given = _SweepFile.model_validate(read_toml(file, "the sweep file"))
+        content = _SweepFile.model_validate(read_toml(file, "the sweep file"))
     except ValidationError as errors:
         first = errors.errors(include_url=False)[0]
         raise ConfigError(
             f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}; {FORM}"
         ) from None
-    if any("directory" in each for each in (given.set, *given.block)):
+    if any("directory" in each for each in (content.set, *content.block)):
         raise ConfigError(
             f"{file}: directory in [set] or a block; each run has a folder of its own in {file.name}'s"
         )
     base = file.resolve().parent
-    run_file, directory = base / given.run, (base / Path(given.directory).expanduser()).resolve()
-    shared = dict(flat(given.set))
-    blocks = (dict(flat(block)) for block in given.block)
-    found: list[Values] = []
+    run_file, directory = (
+        base / content.run,
+        (base / Path(content.directory).expanduser()).resolve(),
+    )
+    common = dict(flat(content.set))
+    blocks = (dict(flat(block)) for block in content.block)
+    combined: list[Values] = []
     for values in itertools.chain.from_iterable(map(combinations, blocks)):
-        if values in found:
+        if values in combined:
             raise ConfigError(
-                f"{file}: the runs {found.index(values)} and {len(found)} are the same, {_shown(values)}"
+                f"{file}: the runs {combined.index(values)} and {len(combined)} are the same, {_in_words(values)}"
             )
-        if len(found) == MOST_RUNS:
+        if len(combined) == MOST_RUNS:
             raise ConfigError(f"{file}: more than {MOST_RUNS} runs; give fewer values")
-        found.append(values)
+        combined.append(values)
     runs = []
-    for index, values in enumerate(found):
+    for index, values in enumerate(combined):
         place = directory / f"{index:03d}"
-        settings = {**shared, **values, "directory": str(place)}
+        settings = {**common, **values, "directory": str(place)}
         runs.append(
             SweptRun(
                 index, place, values, tuple(f"{key}={toml(each)}" for key, each in settings.items())
@@ -128,7 +131,7 @@ def combinations(block: Values) -> Iterator[Values]:
         yield dict(zip(block, values, strict=True))
 
 
-def _shown(values: Values) -> str:
+def _in_words(values: Values) -> str:
     return (
         ", ".join(f"{key} = {toml(value)}" for key, value in values.items())
         or "without settings of its own"

@@ -24,7 +24,7 @@ TRAINED, SEED = "trained_adapter", "seed"
 
 
 @dataclass(frozen=True)
-class Found:
+class RunResult:
     """State and accuracy of a run, as far as they are known."""
 
     run: SweptRun
@@ -36,18 +36,18 @@ class Found:
     """Accuracy of a finished run's last version."""
 
 
-def found(run: SweptRun) -> Found:
+def run_result(run: SweptRun) -> RunResult:
     """Read a run; one that cannot be read has its fault as state."""
     if not (run.directory / CONFIG_FILE).exists():
-        return Found(run)
+        return RunResult(run)
     try:
         state = state_of(run.directory)
         judged = _judged(run.directory)
     except UserError as fault:
-        return Found(run, f"unreadable: {fault}")
+        return RunResult(run, f"unreadable: {fault}")
     total = f"/{state.total_iterations}" if state.total_iterations else ""
     best = max(((each, -version) for version, each in judged.items()), default=None)
-    return Found(
+    return RunResult(
         run,
         state.state,
         f"{state.iterations}{total}",
@@ -60,8 +60,8 @@ def _judged(directory: Path) -> dict[int, float]:
     """Return the accuracy by version of the trained adapter, as far as it is judged."""
     judged: dict[int, float] = {}
     for path in (directory / "evaluations").glob("adapter@*.greedy.jsonl"):
-        if each := accuracy(json_lines.read(path, EvaluatedRow)):
-            judged[int(path.name.removeprefix("adapter@").partition(".")[0])] = each.accuracy
+        if score := accuracy(json_lines.read(path, EvaluatedRow)):
+            judged[int(path.name.removeprefix("adapter@").partition(".")[0])] = score.accuracy
     if summary := json_lines.document(directory / SUMMARY_FILE, Summary):
         judged |= {
             point.version: point.accuracy for point in summary.accuracy_by_version if point.version
@@ -71,32 +71,32 @@ def _judged(directory: Path) -> dict[int, float]:
 
 def tables(sweep: Sweep) -> list[Table]:
     """Return the table of the runs by the keys in which they differ, and where seeds do that of the means over them."""
-    all_found = [found(run) for run in sweep.runs]
+    results = [run_result(run) for run in sweep.runs]
     keys = dict.fromkeys(key for run in sweep.runs for key in run.values)
     axes = [key for key in keys if len({toml(run.values.get(key)) for run in sweep.runs}) > 1]
     rows = []
     winner = max(
-        (each.best for each in all_found if each.best), key=lambda best: best[0], default=None
+        (each.best for each in results if each.best), key=lambda best: best[0], default=None
     )
-    for each in all_found:
+    for result in results:
         best = (
-            f"{each.best[0]:.3f} ({each.best[1]}){' *' if each.best == winner else ''}"
-            if each.best
+            f"{result.best[0]:.3f} ({result.best[1]}){' *' if result.best == winner else ''}"
+            if result.best
             else ""
         )
-        last = "" if each.last is None else f"{each.last:.3f}"
+        last = "" if result.last is None else f"{result.last:.3f}"
         rows.append(
             [
-                str(each.run.index),
-                *_cells(each.run.values, axes),
-                each.state,
-                each.iterations,
+                str(result.run.index),
+                *_cells(result.run.values, axes),
+                result.state,
+                result.iterations,
                 best,
                 last,
             ]
         )
     runs = table_of(["run", *axes, "state", "iterations", "best (version)", "last"], rows)
-    seeds = _over_seeds(all_found, [axis for axis in axes if axis != SEED])
+    seeds = _over_seeds(results, [axis for axis in axes if axis != SEED])
     return [runs, *([seeds] if seeds.row_count else [])]
 
 
@@ -106,15 +106,15 @@ def print_tables(sweep: Sweep) -> None:
         console().print(table)
 
 
-def _over_seeds(all_found: list[Found], axes: list[str]) -> Table:
+def _over_seeds(results: list[RunResult], axes: list[str]) -> Table:
     """Return a line per setting that several finished runs share, the best mean first."""
-    groups: dict[tuple[str, ...], list[Found]] = defaultdict(list)
-    for each in all_found:
-        others = sorted(
-            f"{key}={toml(value)}" for key, value in each.run.values.items() if key != SEED
+    groups: dict[tuple[str, ...], list[RunResult]] = defaultdict(list)
+    for result in results:
+        settings = sorted(
+            f"{key}={toml(value)}" for key, value in result.run.values.items() if key != SEED
         )
-        if each.last is not None:
-            groups[tuple(others)].append(each)
+        if result.last is not None:
+            groups[tuple(settings)].append(result)
     rows = []
     several = [
         (over_runs([each.last or 0.0 for each in group]), group)

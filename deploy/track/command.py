@@ -27,9 +27,10 @@ from prefixrl.common.host.process import stop_event
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import METRICS_FILE, MetricsLine
 from prefixrl.common.run.json_lines import AddedLines
+from prefixrl.common.run.tracker import OpenTracker
 from prefixrl.deploy.runs.inspect import newest_groups
 from prefixrl.deploy.runs.samples import decoder, texts_of
-from prefixrl.deploy.track.tracker import OpenTracker, settings_of
+from prefixrl.deploy.track.identity import settings_of
 from prefixrl.deploy.track.trackers import TRACKERS, tracker_of
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ def track_command(
     offline: bool,
     follows: bool,
     is_child: bool,
-    **others: Any,
+    **options: Any,
 ) -> None:
     """Send metrics and samples of a run to TensorBoard, Weights & Biases, trackio or MLflow.
 
@@ -79,7 +80,7 @@ def track_command(
     )
     track(
         run_directory,
-        LogConfig(wandb=wandb, **others),
+        LogConfig(wandb=wandb, **options),
         stop_event().is_set if follows else lambda: True,
     )
 
@@ -89,17 +90,17 @@ def stdin_ended() -> bool:
     return bool(select.select([0], [], [], 0.0)[0]) and os.read(0, 4096) == b""
 
 
-def track(directory: Path, wanted: LogConfig, ended: Callable[[], bool]) -> None:
+def track(directory: Path, config: LogConfig, ended: Callable[[], bool]) -> None:
     """Send all metrics until `ended`; raises UserError for what cannot work."""
     check_format(directory)
-    if not wanted.chosen_trackers:
+    if not config.chosen_trackers:
         raise ConfigError(
             f"nothing to send to: give one of --{', --'.join(TRACKERS)}, or [log] in the run file"
         )
     trackers = WorkingTrackers(
         {
             f"log.{name}": partial(tracker_of(name).open, directory, options)
-            for name, options in wanted.chosen_trackers.items()
+            for name, options in config.chosen_trackers.items()
         }
     )
     metrics, sampled_s = MetricsFile(directory / METRICS_FILE), 0.0

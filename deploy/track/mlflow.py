@@ -8,8 +8,8 @@ import msgspec
 
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.documents import MetricsLine, columns
-from prefixrl.deploy.runs.samples import SampleText
-from prefixrl.deploy.track.tracker import Tracker, identity_at, imported_package, settings_of
+from prefixrl.common.run.tracker import SampleText, Tracker
+from prefixrl.deploy.track.identity import identity_at, imported_package, settings_of
 
 
 class ExperimentRun:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from prefixrl.common.run.documents import MetricsLine, columns
-from prefixrl.deploy.runs.samples import SampleText
-from prefixrl.deploy.track.tracker import Tracker, imported_package
+from prefixrl.common.run.tracker import SampleText, Tracker
+from prefixrl.deploy.track.identity import imported_package
 
 
 class EventFiles:

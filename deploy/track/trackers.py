@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from prefixrl.common.config.foreign.plugins import check_names, load_plugin, plugins
+from prefixrl.common.run.tracker import Tracker
 from prefixrl.deploy.track.mlflow import MLFLOW
 from prefixrl.deploy.track.tensorboard import TENSORBOARD
-from prefixrl.deploy.track.tracker import Tracker
 from prefixrl.deploy.track.wandb import TRACKIO, WANDB
 
 TRACKERS: Mapping[str, Tracker] = {

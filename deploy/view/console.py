@@ -77,7 +77,7 @@ def compact(number: float) -> str:
     return f"{number:.0f}"
 
 
-def listed(counts: Mapping[str, int]) -> str:
+def counts_in_words(counts: Mapping[str, int]) -> str:
     """Return counts in words, as `3 failed, 2 overran`."""
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
 
@@ -114,11 +114,11 @@ def is_held_up(worker: WorkerStatus) -> bool:
 def held_up(document: StatusDocument) -> list[str]:
     """Return what workers wait for, and the functions of the user's that fail."""
     stuck = [each for each in document.workers if is_held_up(each)]
-    named = [f"{worker.name}: {worker.state}" for worker in stuck[:NAMED_WORKERS]]
+    names = [f"{worker.name}: {worker.state}" for worker in stuck[:NAMED_WORKERS]]
     if document.idle_s >= STANDS_STILL_S and document.total_iterations:
-        named.insert(0, stall_of(document))
+        names.insert(0, stall_of(document))
     more = len(stuck) - NAMED_WORKERS
-    return [*named, *([f"and {more} more workers that wait or fail"] if more > 0 else [])]
+    return [*names, *([f"and {more} more workers that wait or fail"] if more > 0 else [])]
 
 
 # --- the status line -------------------------------------------------------------------------------------------------
@@ -133,8 +133,8 @@ def status_line(document: StatusDocument, progress: Progress) -> str:
         return "; ".join(
             [judged(document), *([f"busy: {busy}"] if busy else []), *_remarks(document)]
         )
-    done = percent(min(1.0, document.iteration / document.total_iterations))
-    parts = [f"it {document.iteration}/{document.total_iterations} {done}"]
+    trained = percent(min(1.0, document.iteration / document.total_iterations))
+    parts = [f"it {document.iteration}/{document.total_iterations} {trained}"]
     if newest := progress.newest:
         tokens_per_s = sum(newest.tokens_per_s.get(role, 0.0) for role in ("rollout", "scorer"))
         parts += [*_figures(newest), f"{compact(tokens_per_s)} tok/s"]
@@ -144,8 +144,8 @@ def status_line(document: StatusDocument, progress: Progress) -> str:
         left_s = progress.iteration_s * (document.total_iterations - document.iteration)
         parts.append(f"{progress.iteration_s:.2g} s/it training left {duration(left_s)}")
     phase = learner_phase(document, progress)
-    told = [phase] if phase.startswith(("loading", "waiting ", "judging")) else []
-    return "; ".join([" ".join(parts), *told, *_remarks(document)])
+    phases = [phase] if phase.startswith(("loading", "waiting ", "judging")) else []
+    return "; ".join([" ".join(parts), *phases, *_remarks(document)])
 
 
 def _figures(line: MetricsLine) -> Iterator[str]:
@@ -164,7 +164,7 @@ def _remarks(document: StatusDocument) -> list[str]:
         *([f"loading: {loading}"] if loading else []),
         *([f"cut by the length limit {percent(cut)}"] if cut else []),
         *(
-            [f"texts without a verdict: {listed(document.row_errors)}"]
+            [f"texts without a verdict: {counts_in_words(document.row_errors)}"]
             if document.row_errors
             else []
         ),
@@ -213,18 +213,18 @@ def workers_table(
     table = Table(
         *columns, *(["state"] if is_wide else []), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
-    for each in workers[:most]:
-        where = [each.host, str(each.pid), each.engine] if is_wide else []
+    for worker in workers[:most]:
+        where = [worker.host, str(worker.pid), worker.engine] if is_wide else []
         figures = [
-            str(each.version) if each.role == "rollout" and each.version >= 0 else "",
-            f"{each.rows}/{each.seats}",
-            compact(each.waiting_rows),
-            "" if each.busy_fraction is None else percent(each.busy_fraction),
-            compact(each.tokens_per_s),
-            compact(each.tasks_done),
+            str(worker.version) if worker.role == "rollout" and worker.version >= 0 else "",
+            f"{worker.rows}/{worker.seats}",
+            compact(worker.waiting_rows),
+            "" if worker.busy_fraction is None else percent(worker.busy_fraction),
+            compact(worker.tokens_per_s),
+            compact(worker.tasks_done),
         ]
-        state = [each.state] if is_wide else []
-        table.add_row(*map(cell, [each.name, each.phase, *where, *figures, *state]))
+        state = [worker.state] if is_wide else []
+        table.add_row(*map(cell, [worker.name, worker.phase, *where, *figures, *state]))
     if most is not None and len(workers) > most:
         table.add_row(f"and {len(workers) - most} more")
     return table
@@ -254,7 +254,7 @@ def details(document: StatusDocument, progress: Progress) -> Iterator[tuple[str,
             else f"the commonest in {percent(share)} of the rows, {different} differ",
         )
     yield "bottleneck", _bottleneck(document, newest) if newest else ""
-    yield "groups", listed(document.queues)
+    yield "groups", counts_in_words(document.queues)
     if document.total_iterations:
         ages = (
             ", ".join(f"{age}: {count}" for age, count in document.age_histogram.items()) or "none"
@@ -277,18 +277,18 @@ def details(document: StatusDocument, progress: Progress) -> Iterator[tuple[str,
             "trained tokens by age",
             f"{tokens}; {document.crossed_fraction:.1%} of the rows crossed an update",
         )
-    yield "ended untrained", listed(document.causes)
+    yield "ended untrained", counts_in_words(document.causes)
     if document.filter:
         yield "the filter let pass", f"{document.filter.passed} of {document.filter.judged}"
     if cached := document.completions.get("cached"):
         yield "completions from the cache", f"{cached} of {document.completions['judged']}"
     yield "memory, shared pages divided", _memory(document.memory)
-    told = [
+    workers = [
         each
         for each in document.workers
         if each.state not in ("", "idle", each.phase) and not is_held_up(each)
     ]
-    yield "states", "; ".join(f"{each.name} {each.state}" for each in told)
+    yield "states", "; ".join(f"{each.name} {each.state}" for each in workers)
     yield from ((f"{each.name}, engine", each.about) for each in document.workers)
 
 
@@ -304,13 +304,13 @@ def _memory(sizes: Mapping[str, MemoryUse]) -> str:
     kinds: dict[str, list[str]] = {}
     for name in sizes:
         kinds.setdefault(name.partition("-")[0], []).append(name)
-    found = []
+    sizes_in_words = []
     for kind, names in kinds.items():
         size_mib = sum(sizes[name].share_bytes for name in names) / 2**20
-        found.append(
+        sizes_in_words.append(
             f"{names[0] if len(names) == 1 else f'{len(names)} {kind}s'} {size_mib:,.0f} MiB"
         )
-    return ", ".join(found)
+    return ", ".join(sizes_in_words)
 
 
 def _ahead(document: StatusDocument) -> str:

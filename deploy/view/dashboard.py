@@ -22,9 +22,9 @@ from starlette.staticfiles import StaticFiles
 from prefixrl.common.errors import ConfigError, UserError
 from prefixrl.common.host.process import allow_many_files
 from prefixrl.common.run.directory_format import FORMAT_FILE
-from prefixrl.deploy.runs.page import FOLDER
+from prefixrl.deploy.runs.report_page import FOLDER
 from prefixrl.deploy.serve.listening import address_of, key_of, listening, refusal, server_of
-from prefixrl.deploy.view.feed import TICK_S, Feed, Seen, state_now
+from prefixrl.deploy.view.feed import TICK_S, Feed, SentParts, state_now
 from prefixrl.deploy.view.run_state import log_tail, runs_below
 
 LOG_LINES, MOST_RUNS = 40, 16
@@ -63,9 +63,9 @@ def dashboard_command(
     allow_many_files()
     with listening(host, port) as listener:
         click.echo(f"dashboard of {folder}: {address_of(listener)}/ (Ctrl-C ends it)", err=True)
-        shown = Dashboard(folder, key)
-        server = server_of(shown.app(), 2 * TICK_S)
-        shown.is_over = lambda: server.should_exit
+        dashboard = Dashboard(folder, key)
+        server = server_of(dashboard.app(), 2 * TICK_S)
+        dashboard.is_over = lambda: server.should_exit
         server.run(sockets=[listener])
 
 
@@ -117,15 +117,15 @@ class Dashboard:
         )
 
     def _states(self) -> list[object]:
-        found: list[object] = []
+        states: list[object] = []
         for name, run in self._runs().items():
             try:
-                found.append({**msgspec.to_builtins(state_now(run)), "name": name})
+                states.append({**msgspec.to_builtins(state_now(run)), "name": name})
             except (UserError, OSError) as error:
-                found.append(
+                states.append(
                     {"name": name, "state": "unreadable", "reason": str(error), "accuracy": {}}
                 )
-        return found
+        return states
 
     async def _follow(self, request: Request) -> Response:
         names, runs = request.query_params.getlist("run"), self._runs()
@@ -147,14 +147,14 @@ class Dashboard:
 
 async def _events(feeds: dict[str, Feed], is_over: Callable[[], bool]) -> AsyncIterator[bytes]:
     """Yield what the feeds tell one viewer, until he leaves or the server ends."""
-    seen = dict.fromkeys(feeds, Seen())
+    sent = dict.fromkeys(feeds, SentParts())
     for feed in feeds.values():
         feed.viewers += 1
     try:
         while not is_over():
             message: dict[str, object] = {}
             for name, feed in feeds.items():
-                parts, seen[name] = await feed.since(seen[name])
+                parts, sent[name] = await feed.since(sent[name])
                 message |= {name: parts} if parts else {}
             if message:
                 yield b"data: %b\n\n" % msgspec.json.encode(message)

@@ -41,7 +41,7 @@ ASK_AGAIN_S = 10.0
 """Time until a broker that was silent is asked again, where no learner of this host works for the run."""
 
 
-class Seen(NamedTuple):
+class SentParts(NamedTuple):
     """The parts that a viewer has: those up to a version, and rows of a generation of the curves."""
 
     version: int = 0
@@ -61,8 +61,8 @@ def _state(run: Path, _marks: tuple[object, ...]) -> RunStatus:
 
 
 def _mark(path: Path) -> tuple[int, int]:
-    found = path.stat() if path.exists() else None
-    return (found.st_mtime_ns, found.st_size) if found else (0, 0)
+    status = path.stat() if path.exists() else None
+    return (status.st_mtime_ns, status.st_size) if status else (0, 0)
 
 
 class Feed:
@@ -76,14 +76,14 @@ class Feed:
         self._common: list[Common] = []
         self._page_marks: tuple[object, ...] = ()
         self._sampled = -1
-        self._look_after_s = self._sample_after_s = self._ask_after_s = 0.0
+        self._read_after_s = self._sample_after_s = self._ask_after_s = 0.0
         self._thread = ThreadPoolExecutor(1)
         self.viewers = 0
 
-    async def since(self, seen: Seen) -> tuple[dict[str, msgspec.Raw], Seen]:
+    async def since(self, sent: SentParts) -> tuple[dict[str, msgspec.Raw], SentParts]:
         """Return the parts that changed since a viewer was told, and what he has then; read anew where that is due."""
         # One thread does everything, also what is left of a viewer who has gone meanwhile.
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._since, seen)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._since, sent)
 
     def leave(self) -> None:
         """Take a viewer's leave; the last one's ends the connection to the broker."""
@@ -91,33 +91,33 @@ class Feed:
         if not self.viewers:
             self._thread.submit(self._broker.close)
 
-    def _since(self, seen: Seen) -> tuple[dict[str, msgspec.Raw], Seen]:
-        if time.monotonic() >= self._look_after_s:
-            self._look()
-        found = {
-            name: part for name, (version, part) in self._parts.items() if version > seen.version
+    def _since(self, sent: SentParts) -> tuple[dict[str, msgspec.Raw], SentParts]:
+        if time.monotonic() >= self._read_after_s:
+            self._read_due_parts()
+        changed = {
+            name: part for name, (version, part) in self._parts.items() if version > sent.version
         }
-        now = Seen(self._version, self._curves.generation, len(self._curves.iterations))
-        if now[1:] != seen[1:]:
-            known = seen.rows if now.generation == seen.generation else 0
-            found["curves"] = msgspec.json.encode(self._curves.document(known))
-        return {name: msgspec.Raw(part) for name, part in found.items()}, now
+        now = SentParts(self._version, self._curves.generation, len(self._curves.iterations))
+        if now[1:] != sent[1:]:
+            first_row = sent.rows if now.generation == sent.generation else 0
+            changed["curves"] = msgspec.json.encode(self._curves.document(first_row))
+        return {name: msgspec.Raw(part) for name, part in changed.items()}, now
 
-    def _look(self) -> None:
+    def _read_due_parts(self) -> None:
         """Read what is due."""
         is_first, begun_s = not self._parts, time.thread_time()
         for name, part in self._read():
-            self._take(name, msgspec.json.encode(part))
+            self._keep_part(name, msgspec.json.encode(part))
         used_s = (
             0.0 if is_first else time.thread_time() - begun_s
         )  # it reads all of metrics.jsonl, once
-        self._look_after_s = time.monotonic() + min(
+        self._read_after_s = time.monotonic() + min(
             MOST_PAUSE_S, max(LEAST_PAUSE_S, used_s / SHARE)
         )
         if samples := self._samples():
-            self._take("samples", samples)
+            self._keep_part("samples", samples)
 
-    def _take(self, name: str, part: bytes) -> None:
+    def _keep_part(self, name: str, part: bytes) -> None:
         if self._parts.get(name, (0, b""))[1] != part:
             self._version += 1
             self._parts[name] = self._version, part
@@ -146,7 +146,7 @@ class Feed:
             (self._run / END_FILE).exists() or now_s < self._ask_after_s
         ):
             return None
-        if (status := self._broker.ask()) is None:
+        if (status := self._broker.newest_document()) is None:
             self._ask_after_s = now_s + ASK_AGAIN_S
             return None
         progress = progress_in(self._run, newest_lines(self._run, RECENT))
@@ -173,7 +173,7 @@ class Feed:
                 time.monotonic() + TICK_S + (time.thread_time() - begun_s) / SHARE
             )
         self._sampled = newest
-        found = commonest(groups, 0, decode)
-        self._common += [msgspec.structs.replace(each, first=newest, last=newest) for each in found]
+        texts = commonest(groups, 0, decode)
+        self._common += [msgspec.structs.replace(each, first=newest, last=newest) for each in texts]
         del self._common[: -TRENDS * COMMONEST]
         return msgspec.json.encode(shown_samples(groups, decode, self._common))

@@ -48,7 +48,7 @@ class BrokerView:
         self._directory = directory
         self._requester: Requester | None = None
 
-    def ask(self) -> StatusDocument | None:
+    def newest_document(self) -> StatusDocument | None:
         """Return the document of a broker; None where it is silent, or there is none."""
         if self._requester is None and not (self._directory / ENDPOINT_FILE).exists():
             return None
@@ -58,7 +58,7 @@ class BrokerView:
                     address_in(self._directory, "operator"), "operator", answer_s=1.0
                 )
             return msgspec.json.decode(
-                self._requester.ask(GetStatus(), Status)[0].document, type=StatusDocument
+                self._requester.ask_broker(GetStatus(), Status)[0].document, type=StatusDocument
             )
         except (PeerLost, Refusal, ConfigError):
             return None
@@ -112,7 +112,7 @@ class View:
         if time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + REFRESH_S
-        document = self.document = self._broker.ask()
+        document = self.document = self._broker.newest_document()
         if document is None:
             return
         recent = newest_lines(self._directory, RECENT)
@@ -145,7 +145,7 @@ class View:
 
     def _alarms_begun(self, lines: Sequence[MetricsLine]) -> list[str]:
         """Return the alarms that began since the last call; at first, those that ring still."""
-        known = len(self._alarms.found)
+        earlier = len(self._alarms.found)
         for line in (
             lines[-1:]
             if self._seen is None
@@ -153,4 +153,4 @@ class View:
         ):
             self._alarms.add(line.iteration, line.alarms)
             self._seen = line.iteration
-        return [f"iteration {each.first}: {each.text}" for each in self._alarms.found[known:]]
+        return [f"iteration {each.first}: {each.text}" for each in self._alarms.found[earlier:]]

@@ -75,7 +75,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
                     log_tail(log, 1) if log.exists() else [],
                     newest_checkpoint(directory),
                 )
-                found = (
+                newest_words = (
                     f" ({newest} iterations)"
                     if newest
                     else ", of which there is none: from the beginning"
@@ -83,7 +83,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
                 return (
                     f"killed at iteration {at}: the learner left no word of its end{see}"
                     f"{f'; the newest line there: {words[0].strip()[:MOST_WORDS]}' if words else ''}\n"
-                    f"{again} resumes it from its newest checkpoint{found}"
+                    f"{again} resumes it from its newest checkpoint{newest_words}"
                 )
         return f"running: iteration {at}"
 
@@ -130,14 +130,14 @@ def nothing_left(run: Path) -> str:
     """Return what a launch can still do for a run that is finished; "" for any other."""
     if not (run / documents.SUMMARY_FILE).exists():
         return ""
-    found, wanted = state_of(run), config_of(run, ()).algorithm.iterations
+    state, iterations = state_of(run), config_of(run, ()).algorithm.iterations
     # A run that was extended is finished until it goes on; of epochs a filter leaves fewer iterations than are counted.
-    if found.state != "finished" or found.iterations < (wanted or 0):
+    if state.state != "finished" or state.iterations < (iterations or 0):
         return ""
-    key = "algorithm.iterations" if wanted else "data.epochs"
+    key = "algorithm.iterations" if iterations else "data.epochs"
     more = to_copy("prefixrl resume", run, "--change", f"{key}=N")
     return (
-        f"the run in {run} is finished after {found.iterations} iterations: nothing more is trained; {more} "
+        f"the run in {run} is finished after {state.iterations} iterations: nothing more is trained; {more} "
         f"prolongs it, --fresh starts it anew"
     )
 
@@ -169,7 +169,7 @@ def is_over(run: Path) -> bool:
     )
 
 
-def goes_on(run: Path) -> bool:
+def is_going_on(run: Path) -> bool:
     """Return True while a learner works for the run; one of another host is known by its broker."""
     if is_over(run):
         return False
@@ -195,13 +195,13 @@ def operator(run: Path, answer_s: float = 3.0) -> Iterator[Requester]:
         raise ConfigError(f"{run} holds no run that was ever started ({why})")
     if is_over(run):
         raise ConfigError(
-            "\n".join([f"the run in {run} does not run: {state_of(run)}", *rung(run)])
+            "\n".join([f"the run in {run} does not run: {state_of(run)}", *rung_alarms(run)])
         )
     try:
         requester = Requester(address_in(run, "operator"), "operator", answer_s)
     except PeerLost as error:
         remedy = f"is the learner running? ({to_copy('prefixrl resume', run)} goes on with the run)"
-        raise PeerLost("\n".join([f"{error}; {remedy}", *rung(run)])) from None
+        raise PeerLost("\n".join([f"{error}; {remedy}", *rung_alarms(run)])) from None
     try:
         yield requester
     finally:
@@ -211,13 +211,13 @@ def operator(run: Path, answer_s: float = 3.0) -> Iterator[Requester]:
 def fetch(run: Path, answer_s: float = 3.0) -> bytes:
     """Return a run's status document as JSON; raises ConfigError and PeerLost."""
     with operator(run, answer_s) as asking:
-        return asking.ask(GetStatus(), Status)[0].document
+        return asking.ask_broker(GetStatus(), Status)[0].document
 
 
 # --- the metrics -----------------------------------------------------------------------------------------------------
 
 
-def rung(run: Path) -> list[str]:
+def rung_alarms(run: Path) -> list[str]:
     """Return the alarms that rang in a run, a line each, from its files."""
     try:
         lines = json_lines.read(run / documents.METRICS_FILE, documents.MetricsLine)
@@ -236,11 +236,11 @@ def log_tail(path: Path, count: int) -> list[str]:
     if not count:
         return []
     with path.open("rb") as file:
-        left, content = file.seek(0, os.SEEK_END), b""
-        while left and content.count(b"\n") <= count:
-            size = min(BLOCK_BYTES, left)
-            left -= size
-            file.seek(left)
+        left_bytes, content = file.seek(0, os.SEEK_END), b""
+        while left_bytes and content.count(b"\n") <= count:
+            size = min(BLOCK_BYTES, left_bytes)
+            left_bytes -= size
+            file.seek(left_bytes)
             content = file.read(size) + content
     return content.decode(errors="replace").splitlines()[-count:]
 
@@ -249,11 +249,11 @@ def runs_below(folder: Path) -> list[Path]:
     """Return the run directories in a folder, at any depth; raises ConfigError if there is none."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder")
-    found = []
+    runs = []
     for path, folders, files in os.walk(folder):
         if FORMAT_FILE in files:
-            found.append(Path(path))
+            runs.append(Path(path))
             folders.clear()  # a run directory holds no other run
-    if not found:
+    if not runs:
         raise ConfigError(f"{folder} holds no run at any depth (no file {FORMAT_FILE})")
-    return sorted(found)
+    return sorted(runs)

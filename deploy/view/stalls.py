@@ -61,19 +61,19 @@ class Watchdog:
         self, now_s: float, document: StatusDocument | None, processes: Sequence[Watched]
     ) -> list[str]:
         """Return what is to be told by a steady clock, the broker's document (None: no answer) and processes here."""
-        found = {
+        faults = {
             each.label: f"was stopped by a signal; `kill -CONT {each.pid}` lets it go on, {{}} so far"
             for each in processes
             if each.is_stopped
         }
-        since_s = dict.fromkeys(found, now_s)
+        since_s = dict.fromkeys(faults, now_s)
         broker = next((each for each in processes if each.name == BROKER), None)
         if (
             broker
             and self._is_silent(now_s, document is not None, broker)
             and self._answered_s is not None
         ):
-            found.setdefault(broker.label, "has not answered for {}; without it nothing goes on")
+            faults.setdefault(broker.label, "has not answered for {}; without it nothing goes on")
             since_s.setdefault(broker.label, self._answered_s)
         if now_s - self._checked_s > AWAY_S:
             self._back_s = now_s
@@ -85,15 +85,15 @@ class Watchdog:
         )
         self.stall = stall_of(document) if document is not None and idle_s >= self.stall_s else ""
         if self.stall:
-            found[RUN], since_s[RUN] = f"makes {self.stall}", now_s - idle_s
-        elif broker and broker.label in found and self._answered_s is not None:
+            faults[RUN], since_s[RUN] = f"makes {self.stall}", now_s - idle_s
+        elif broker and broker.label in faults and self._answered_s is not None:
             silent_s = now_s - max(self._answered_s, self._back_s)
             self.stall = (
                 f"the {broker.label} has not answered for {silent_s:.0f} s"
                 if silent_s >= self.stall_s
                 else ""
             )
-        return [*self._over(found, now_s), *self._lasting(found, since_s, now_s)]
+        return [*self._over(faults, now_s), *self._lasting(faults, since_s, now_s)]
 
     def _is_silent(self, now_s: float, answers: bool, broker: Watched) -> bool:
         """Return True if this broker has answered before, and does not now."""
@@ -101,8 +101,8 @@ class Watchdog:
             self._broker_pid, self._answered_s = broker.pid, now_s if answers else None
         return not answers and self._answered_s is not None
 
-    def _over(self, found: Mapping[str, str], now_s: float) -> list[str]:
-        over = {name: each for name, each in self._findings.items() if name not in found}
+    def _over(self, faults: Mapping[str, str], now_s: float) -> list[str]:
+        over = {name: each for name, each in self._findings.items() if name not in faults}
         for name in over:
             del self._findings[name]
         return [
@@ -112,16 +112,16 @@ class Watchdog:
         ]
 
     def _lasting(
-        self, found: Mapping[str, str], since_s: Mapping[str, float], now_s: float
+        self, faults: Mapping[str, str], since_s: Mapping[str, float], now_s: float
     ) -> list[str]:
-        told = []
-        for name, sentence in found.items():
+        sentences = []
+        for name, sentence in faults.items():
             finding = self._findings.setdefault(name, _Finding(since_s[name]))
             age_s = now_s - finding.since_s
             if age_s >= max(NOTICED_S, 2 * finding.told_s):
                 finding.told_s = age_s
-                told.append(f"STALL {name} {sentence.replace('{}', f'{age_s:.0f} s')}")
-        return told
+                sentences.append(f"STALL {name} {sentence.replace('{}', f'{age_s:.0f} s')}")
+        return sentences
 
 
 def _works(document: StatusDocument) -> bool:

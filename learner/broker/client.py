@@ -49,7 +49,7 @@ class BrokerClient:
         self._may_give_up = False
         """True while a stop ends the wait for an answer."""
         self._requester = Requester(address, "rank", ANSWER_S, self._check_wait)
-        self._ask = self._requester.ask
+        self._ask = self._requester.ask_broker
 
     def next_batch(
         self, request: messages.GetBatch, timeout_s: float
@@ -63,7 +63,7 @@ class BrokerClient:
             try:
                 # Of several ranks another one may have the batch already.
                 self._may_give_up = request.ranks == 1
-                answer, _ = self._requester.ask(request, _BATCH_ANSWERS)
+                answer, _ = self._requester.ask_broker(request, _BATCH_ANSWERS)
             except _Unanswered:
                 log.warning("the broker does not answer: this rank stops without it")
                 return messages.Halt(iteration)
@@ -139,7 +139,7 @@ class BrokerClient:
             with contextlib.closing(
                 Requester(self._address, "rank", STOP_S, self._stop.check_servers)
             ) as stopping:
-                stopping.ask(messages.Stop(cut_text(reason)), messages.Accepted)
+                stopping.ask_broker(messages.Stop(cut_text(reason)), messages.Accepted)
                 stopping.leave(reason)
         except PeerLost as error:
             log.warning("%s; perhaps workers are not stopped", error)

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.config.workers.engines import may_share_run
 from prefixrl.common.errors import ConfigError, DiskFault, TrainingFault
 from prefixrl.common.host.log_lines import CAUSE
 from prefixrl.common.host.process import is_gone
@@ -77,8 +78,6 @@ GOODBYE_S = 6.0
 """Longest wait for the Goodbyes. More than `requester.ASK_AGAIN_S`: a Stop whose answer was lost is sent again. Less
 than `servers.CLOSE_S`, by more than `LINGER_S`."""
 LINGER_S = 2.0
-APART = {"simulated", "openai"}
-"""Engines that never share a run with another engine: their targets are not loaded from the same files."""
 
 
 class Broker:
@@ -411,7 +410,9 @@ class Broker:
     def _ready(self, worker: Worker, ready: worker_messages.Ready, now_s: float) -> None:
         check_offer(ready)
         section = self.config.rollout if worker.role == "rollout" else self.config.scorer
-        if ready.engine != section.engine and {ready.engine, section.engine} & APART:
+        if ready.engine != section.engine and not (
+            may_share_run(ready.engine) and may_share_run(section.engine)
+        ):
             raise ValueError(
                 f"its engine is {ready.engine}, the run's {worker.role}.engine is {section.engine}"
             )

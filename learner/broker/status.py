@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 
 from prefixrl.common.config.foreign.files import read_json
-from prefixrl.common.config.worker_sections import OpenAIConfig
+from prefixrl.common.config.workers.served import OpenAIConfig
 from prefixrl.common.errors import is_crowded, is_full
 from prefixrl.common.host.memory_use import memory_now
 from prefixrl.common.host.process import write_atomically
 from prefixrl.common.journal.journal import Journal
 from prefixrl.common.run import status
-from prefixrl.common.wire.messages.fields import shared
+from prefixrl.common.wire.messages.fields import common_fields
 from prefixrl.common.wire.messages.worker import MemoryUse, Usage
 from prefixrl.learner.broker.batches import BatchAnswers
 from prefixrl.learner.broker.workers.dispatch import Dispatcher
@@ -183,7 +183,7 @@ def _worker(worker: Worker, now_s: float) -> status.WorkerStatus:
         "rows": worker.open_rows,
         "silent_s": now_s - worker.heard_s,
     }
-    return status.WorkerStatus(**shared(status.WorkerStatus, worker) | figures)
+    return status.WorkerStatus(**common_fields(status.WorkerStatus, worker) | figures)
 
 
 def _busy_fractions(workers: Sequence[status.WorkerStatus]) -> dict[str, float]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from prefixrl.common.config.learner import LoraConfig
 from prefixrl.common.config.run import SPARE_COLUMNS, RunConfig
-from prefixrl.common.config.worker_sections import RolloutConfig, ScorerConfig
+from prefixrl.common.config.workers.engines import ENGINES, TRANSFORMERS
+from prefixrl.common.config.workers.sections import RolloutConfig, ScorerConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.hub import cached_file
 from prefixrl.learner.check.footprint import (
@@ -29,14 +30,10 @@ from prefixrl.learner.training.plan import Lengths, Plan, line_tokens, plan_iter
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 SETS = 2
 """Versions in the host's memory (`learner/weights/copies.py`)."""
-VLLM_SHARE = 0.92
-"""vLLM's own default of `gpu_memory_utilization`."""
+WHOLE = 0.92
+"""Share of a GPU that an engine counts on which takes what it needs."""
 FREE = 0.02
 """Share of a GPU that is left free where several models are on it."""
-VLLM_ROWS, VLLM_ROWS_LARGE = 256, 1024
-"""vLLM's own defaults of `max_num_seqs`; the second on large devices (not on an A100, whose name is not known here)."""
-VLLM_LARGE_BYTES = 70 * GIB
-"""Memory from which vLLM takes a device for a large one."""
 HIDDEN_COPIES = 12
 """Hidden states that a layer holds at once without gradients: residual, norms, attention and the wide inner layer."""
 
@@ -244,11 +241,6 @@ def _low_rank_parameters(config: RunConfig, settings: LoraConfig) -> tuple[int, 
     return actor, actor + int(model.config.get_text_config().hidden_size)
 
 
-def section_of(config: RunConfig, role: str) -> RolloutConfig | ScorerConfig:
-    """Return a role's section."""
-    return config.scorer if role == "scorer" else config.rollout
-
-
 def engine(
     config: RunConfig, role: str, prompt_tokens: int, limit: int | None
 ) -> EngineFootprint | str:
@@ -256,11 +248,14 @@ def engine(
     own = "" if config.scorer.prm else " and needs no device"
     if role == "scorer" and config.target is None:
         return f"no target: a scorer loads the adapter's tokenizer{own}"
-    if role == "scorer" and config.scorer.engine == "openai":
+    if role == "scorer" and config.scorer.is_served:
         return f"target: served at {config.scorer.openai.url}; a scorer loads its tokenizer{own}"
-    section = section_of(config, role)
-    if section.engine == "simulated":
-        return f"a {role}: simulated, it loads no model"
+    section = config.engine_section(role)
+    record = section.record
+    if not record.holds_weights:
+        return f"a {role}: {section.engine}, it loads no model"
+    if record.memory is None and section.engine not in ENGINES:
+        return f"a {role}: {section.engine}, whose package forecasts no memory"
     model = config.model_of("scorer" if role == "scorer" else "rollout")
     known = parameters(model)
     if known is None:
@@ -270,11 +265,11 @@ def engine(
         row_tokens += config.scorer.max_new_tokens
     else:
         width, weights = _DTYPE_BYTES[config.learner.dtype], 0
-    if config.bitwise or section.engine == "transformers":
+    if config.bitwise or record.memory is None:
         row_tokens += 0 if config.bitwise else int(SPARE_COLUMNS * row_tokens)
         rows = config.embedded_seats(role)
     else:
-        rows = section.vllm.max_num_seqs or vllm_rows(limit)
+        rows = record.memory.seats(section, limit)
     shape = shape_of(model)
     token_cache = shape.cache_bytes(width) if shape else 0
     room = (
@@ -283,7 +278,7 @@ def engine(
         else int(limit * _share(config, role, limit))
     )
     return engine_footprint(
-        weights or width * known[0], token_cache, row_tokens, rows, section.vllm.gpus, room
+        weights or width * known[0], token_cache, row_tokens, rows, record.gpus(section), room
     )
 
 
@@ -291,15 +286,13 @@ def _on_disk(model: str) -> int:
     return sum(path.stat().st_size for path in Path(model).glob("*.safetensors"))
 
 
-def vllm_rows(limit: int | None) -> int:
-    """Return vLLM's own number of rows at once for a device of this memory."""
-    return VLLM_ROWS_LARGE if limit is not None and limit >= VLLM_LARGE_BYTES else VLLM_ROWS
-
-
 def _share(config: RunConfig, role: str, limit: int) -> float:
-    given = section_of(config, role).vllm.gpu_memory_utilization
+    section = config.engine_section(role)
+    memory = section.record.memory
     beside = process_share(config, limit) if role == "scorer" else 0.0
-    return given or (max(0.0, 1.0 - FREE - beside) if beside else VLLM_SHARE)
+    default_share = memory.default_share if memory else WHOLE
+    free = max(0.0, 1.0 - FREE - beside) if beside else default_share
+    return (memory.share(section) if memory else None) or free
 
 
 def engine_lines(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) -> list[str]:
@@ -317,24 +310,20 @@ def engine_lines(config: RunConfig, role: str, prompt_tokens: int, limit: int | 
         cache += f", room for {found.rows_in_room} of the {found.rows} rows at once"
     return [
         f"a {role}: {found.weights / GIB:.2f} GiB of weights{of_device}; {cache}",
-        f"a {role}'s batch: {_batch(config, section_of(config, role), role, found.rows)}",
+        f"a {role}'s batch: {_batch(config, config.engine_section(role), role, found.rows)}",
     ]
 
 
 def _batch(config: RunConfig, section: RolloutConfig | ScorerConfig, role: str, rows: int) -> str:
     """Return how the rows of an engine share its forwards, as far as it is known before it runs."""
-    if section.engine == "vllm":
-        whose = "as declared" if section.vllm.max_num_seqs else "vLLM's own choice"
-        tokens = section.vllm.options.get("max_num_batched_tokens", "vLLM's own number of")
-        return (
-            f"{rows} rows at once ({whose}), {tokens} tokens per step; model runner, attention backend and "
-            f"room for keys and values are logged at its start and shown by `prefixrl status`"
-        )
+    memory = section.record.memory
+    if memory is not None and not section.is_automatic:
+        return memory.batch_words(section, rows)
     if config.bitwise:
-        whose = "by transformers, " if section.engine == "auto" else ""
+        whose = "by transformers, " if section.is_automatic else ""
         return f"{whose}the {rows} rows of a task are one forward, for texts that are the same bit by bit (bitwise)"
     either = f"by vLLM, where that is installed and a GPU is there, {rows} rows at once; else by transformers, "
-    whose, rows = either if section.engine == "auto" else "", config.embedded_seats(role)
+    whose, rows = either if section.is_automatic else "", config.embedded_seats(role)
     return f"{whose}{rows} rows at once, which join and leave between tokens; bitwise = true would hold tasks together"
 
 
@@ -343,11 +332,12 @@ def engine_fault(config: RunConfig, role: str, prompt_tokens: int, limit: int) -
     found = engine(config, role, prompt_tokens, limit)
     if isinstance(found, str) or found.rows_in_room != 0:
         return ""
-    devices = section_of(config, role).vllm.tensor_parallel_size
+    section = config.engine_section(role)
+    memory = section.record.memory
+    remedy = memory.remedy(section, role) if memory else "give it a smaller model"
     return (
         f"a {role}'s weights ({found.weights / GIB:.1f} GiB) leave no room for keys and values of one row in "
-        f"{_share(config, role, limit):.2f} of {limit / GIB:.1f} GiB; raise {role}.vllm.gpu_memory_utilization, or "
-        f"spread it with {role}.vllm.tensor_parallel_size = {2 * devices}"
+        f"{_share(config, role, limit):.2f} of {limit / GIB:.1f} GiB; {remedy}"
     )
 
 
@@ -385,7 +375,7 @@ def process_footprint(config: RunConfig) -> ProcessFootprint | None:
     shape, is_vllm = shape_of(prm.model), prm.engine == "vllm"
     has_context = (
         config.target is not None
-        and config.scorer.engine == "transformers"
+        and config.scorer.record is TRANSFORMERS
         and config.scorer.device != "cpu"
     )
     return ProcessFootprint(
@@ -425,9 +415,7 @@ def process_lines(config: RunConfig, limit: int | None) -> list[str]:
     if found.text_cache:
         text += f", {found.text_cache / 2**20:.1f} MiB of keys and values per text of full length"
     beside = (
-        ", beside its target"
-        if config.target is not None and config.scorer.engine != "openai"
-        else ""
+        ", beside its target" if config.target is not None and not config.scorer.is_served else ""
     )
     of = "" if limit is None else f"; {found.share(limit):.2f} of a GPU of {limit / GIB:.1f} GiB"
     return [f"a scorer's process reward model{beside}: {text}{of}"]

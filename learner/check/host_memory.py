@@ -28,7 +28,7 @@ def host_gib(config: RunConfig, role: str) -> int:
         config.model_of("scorer" if role == "scorer" else "rollout"),
         config.rollout.max_prompt_tokens,
     )
-    prm, section = config.scorer.prm if role == "scorer" else None, budget.section_of(config, role)
+    prm, section = config.scorer.prm if role == "scorer" else None, config.engine_section(role)
     for each in [model] * (role == "learner" or config.loads_model(role)) + (
         [prm.model] if prm else []
     ):
@@ -52,7 +52,7 @@ def host_gib(config: RunConfig, role: str) -> int:
         )
         size += rank.peak if config.learner.device == "cpu" else 0
     elif isinstance(engine := budget.engine(config, role, tokens, None), EngineFootprint):
-        size += 2 * engine.weights * section.vllm.gpus
+        size += 2 * engine.weights * section.record.gpus(section)
         size += engine.weights + engine.rows * engine.row_cache if section.device == "cpu" else 0
     if prm and (found := budget.process_footprint(config)):
         size += 2 * found.weights + (found.needed if prm.device == "cpu" else 0)

@@ -24,7 +24,7 @@ def check_weights(config: RunConfig) -> None:
 def _loaded(config: RunConfig) -> Iterator[tuple[str, str, Literal["causal", "backbone"], bool]]:
     """Yield model, key, what is loaded of it, and True if its weights are trained or compared with trained ones."""
     yield config.adapter.start, "adapter.model", "causal", True
-    if config.target is not None and config.scorer.engine not in ("openai", "simulated"):
+    if config.target is not None and config.scorer.record.holds_weights:
         yield config.target.model, "target.model", "causal", False
     if (prm := config.scorer.prm) is not None:
         yield (

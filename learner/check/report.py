@@ -125,7 +125,7 @@ def prompt_length(
     count = min(len(texts), RENDERED)
     # From the middle of each of `count` equal parts, so that no end counts twice.
     spread = [texts[(2 * part + 1) * len(texts) // (2 * count)] for part in range(count)]
-    if config.rollout.engine == "simulated":
+    if not config.rollout.record.has_tokenizer:
         # Its tokens are the bytes of a question (`ByteRenderer`).
         sizes: list[int] = [len(each.question.encode()) for each in spread]
     elif renderer is not None:
@@ -216,7 +216,7 @@ def _reach(config: RunConfig, count: int) -> list[str]:
 def _memory(config: RunConfig, prompt_tokens: int) -> list[str]:
     limit, plan = budget.device_bytes(config), budget.rank_plan(config, prompt_tokens)
     models = {"adapter": config.adapter.model}
-    if config.target is not None and config.scorer.engine != "openai":
+    if config.target is not None and not config.scorer.is_served:
         models["target"] = config.target.model
     learner = [*budget.learner_lines(plan, limit), *room_lines(config, plan)] if plan else []
     rollout, scorer = (

@@ -57,14 +57,15 @@ def demands(config: RunConfig, limit_bytes: int, prompt_tokens: int) -> dict[str
         if not isinstance(engine, EngineFootprint):
             found[role] = Demand(0.0, 0.0, beside)
             continue
-        section = budget.section_of(config, role)
-        cache, own = engine.row_cache, section.vllm.kv_cache_memory_bytes
+        section = config.engine_section(role)
+        memory = section.record.memory
+        cache, own = engine.row_cache, memory.cache_bytes(section) if memory else None
         if role == "rollout":
             cache = own or min(
                 max(engine.rows * cache, GIB // 4) if cache else MOST_CACHE_BYTES, MOST_CACHE_BYTES
             )
         least = (engine.weights + cache + CONTEXT_BYTES + WORK_BYTES) / limit_bytes
-        given = least if section.engine == "transformers" else section.vllm.gpu_memory_utilization
+        given = memory.share(section) if memory else least
         found[role] = Demand(least, given, beside, cache if role == "rollout" and not own else None)
     return found
 
@@ -82,8 +83,7 @@ def divide(placed: Placement, demanded: dict[str, Demand]) -> Shares:
     }
     crowded = [gpu for gpu in here if len(here[gpu]) > 1 or beside[gpu]]
     taken = {
-        role: budget.VLLM_SHARE if each.share is None else each.share
-        for role, each in demanded.items()
+        role: budget.WHOLE if each.share is None else each.share for role, each in demanded.items()
     }
     chosen = {}
     if rollout.share is None and any("rollout" in roles[gpu] for gpu in crowded):
@@ -123,12 +123,11 @@ def with_shares(
     demanded = demands(config, limit, prompt_tokens)
     shares = divide(placed or alone, demanded)
     for role, share in shares.chosen.items():
-        section, cache = budget.section_of(config, role), demanded[role].cache_bytes
-        given = {"gpu_memory_utilization": share} | (
-            {"kv_cache_memory_bytes": cache} if cache else {}
-        )
-        vllm = section.vllm.model_copy(update=given)
-        config = config.model_copy(update={role: section.model_copy(update={"vllm": vllm})})
+        section = config.engine_section(role)
+        memory = section.record.memory
+        assert memory is not None, "only such an engine has a share that is not known"
+        changed = memory.with_share(section, share, demanded[role].cache_bytes)
+        config = config.model_copy(update={role: changed})
     return config, shares.lines if placed else []
 
 

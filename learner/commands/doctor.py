@@ -3,6 +3,7 @@
 A check returns what it found, or raises an error that names the remedy.
 """
 
+import importlib
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import click
 
 from prefixrl.common.config.load import from_flags, load
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.config.workers.engines import ENGINES
+from prefixrl.common.engines.make import is_installed
 from prefixrl.common.errors import ConfigError, UserError
 from prefixrl.common.host.exit_codes import exit_codes, printable
 from prefixrl.common.host.placement import gpus_here
@@ -22,6 +25,7 @@ from prefixrl.common.run.disk import in_mib
 from prefixrl.common.wire.address import advertised, bindable, is_on_this_host
 from prefixrl.common.worker.command import settings_option
 from prefixrl.learner.check.disk_room import check_room
+from prefixrl.learner.check.plugged_in import loaded_plugins
 from prefixrl.learner.run.directory import check_ports_are_free
 
 SHARED, SHARED_BYTES, SHARED_BYTES_OF_GPUS = Path("/dev/shm"), 2**25, 2**30
@@ -48,14 +52,20 @@ def _cuda(config: RunConfig) -> str:
     return f"torch {torch.__version__}, CUDA {torch.version.cuda}, {count} x {name}; driver: {driver()}"
 
 
-def _vllm(config: RunConfig) -> str:
-    is_asked = "vllm" in (config.rollout.engine, config.scorer.engine)
-    if is_asked or gpus_here():
-        from prefixrl.common.engines.vllm.setup import is_vllm_installed, platform_of
+def _engines(config: RunConfig) -> str:
+    """Say what works of the packages of engines that the run names, or that `auto` may take here."""
+    words = []
+    for name, record in ENGINES.items():
+        is_asked = name in (config.rollout.engine, config.scorer.engine)
+        is_possible = record.is_automatic and bool(gpus_here()) and is_installed(record)
+        if record.check and (is_asked or is_possible):
+            module, _, function = record.check.partition(":")
+            words.append(f"{name} {getattr(importlib.import_module(module), function)()}")
+    return "; ".join(words) or "no package is needed"
 
-        if is_asked or is_vllm_installed():
-            return f"imports, for {platform_of('auto')}"
-    return "not used"
+
+def _plugins(_config: RunConfig) -> str:
+    return "; ".join(loaded_plugins()) or "none is installed"
 
 
 def _sandbox(config: RunConfig) -> str:
@@ -98,7 +108,8 @@ def _broker(config: RunConfig) -> str:
 
 CHECKS: dict[str, Callable[[RunConfig], str | None]] = {
     "CUDA": _cuda,
-    "vLLM": _vllm,
+    "engines": _engines,
+    "plug-ins": _plugins,
     "sandbox": _sandbox,
     "file locks": _locks,
     "/dev/shm": _shared_memory,

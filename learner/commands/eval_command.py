@@ -143,7 +143,7 @@ class CheckpointEvaluation:
                 prefix="" if first.version >= 0 else first.prefix,
                 errors=sum(row.status == "error" for row in rows),
                 accuracy=result,
-                asked=digest([(each.question, each.gold) for each in members]),
+                questions_digest=digest([(each.question, each.gold) for each in members]),
                 kind=self._plan.kind,
                 means=means_by_problem(rows),
                 trained_on=self._trained_on[name],

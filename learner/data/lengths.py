@@ -51,11 +51,11 @@ def _renderings(
     config: RunConfig,
 ) -> Iterator[tuple[Literal["rollout", "scorer"], int, ModelConfig]]:
     """Yield role, limit and model of everything that renders prompts with a tokenizer."""
-    if config.rollout.engine != "simulated":
+    if config.rollout.record.has_tokenizer:
         yield "rollout", most_prompt_tokens(config, "rollout"), config.adapter
     if (
         config.target is not None
         and Path(config.target.model).is_dir()
-        and config.scorer.engine != "simulated"
+        and config.scorer.record.has_tokenizer
     ):
         yield "scorer", most_prompt_tokens(config, "scorer"), config.target

@@ -25,7 +25,7 @@ from prefixrl.common.host.process import write_atomically
 from prefixrl.common.prompts.rendering import Texts, texts_of
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.disk import when_there_is_room
-from prefixrl.common.wire.messages.fields import shared
+from prefixrl.common.wire.messages.fields import common_fields
 from prefixrl.common.wire.messages.groups import ScoredGroup
 from prefixrl.common.wire.messages.learner import Evaluate
 from prefixrl.common.wire.packing import token_ids
@@ -131,7 +131,7 @@ class OpenRequests:
                         request,
                         loss=f"version {request.version} is gone since the broker restarted",
                     )
-            elif progress.done + progress.failed >= progress.total:
+            elif progress.judged + progress.failed >= progress.total:
                 self.close(name)
                 causes = {
                     request.prompts[index].prompt_id: cause for index, cause in progress.causes
@@ -306,7 +306,7 @@ def judged(
             "prefix": "" if is_direct else texts.text(token_ids(row.tokens)),
         }
         figures["scores"] = verdict.process.scores if verdict.process else None
-        rows.append(EvaluatedRow(**shared(EvaluatedRow, group, verdict) | figures))
+        rows.append(EvaluatedRow(**common_fields(EvaluatedRow, group, verdict) | figures))
     return rows
 
 

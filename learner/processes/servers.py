@@ -143,7 +143,7 @@ class Servers:
                 if code == UserError.exit_code:  # a restart would end in the same way
                     self._is_users_fault, self.failure = True, f"{died}: {self._why_hopeless()}"
                     continue
-                if not budget.take(time.monotonic()):
+                if not budget.use_restart(time.monotonic()):
                     self.failure = f"{died}, after {budget.most} restarts"
                     continue
                 log.warning("%s: starting it again", died)

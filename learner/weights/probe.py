@@ -12,8 +12,8 @@ import torch
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
+from prefixrl.common.engines.interface.adapter import PROBE_ROOM_TOKENS
 from prefixrl.common.engines.interface.base import Job, TokenIds
-from prefixrl.common.engines.vllm.setup import PROBE_ROOM_TOKENS
 from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.common.seeds import derive
 from prefixrl.common.wire.messages.groups import Sampling
@@ -31,7 +31,8 @@ def room_tokens(config: RunConfig, most_positions: int | None) -> int:
     """Return the tokens of a row that every engine of a run has context for, and one to come."""
     rollout = config.rollout
     room = max(rollout.max_prompt_tokens + config.max_sampled_tokens, PROBE_ROOM_TOKENS)
-    return min(room, *(each for each in (most_positions, rollout.vllm.max_model_len) if each)) - 1
+    limits = (most_positions, rollout.record.context_tokens(rollout))
+    return min(room, *(limit for limit in limits if limit)) - 1
 
 
 def prompts(config: RunConfig, questions: Sequence[str], folder: str, rows: int) -> list[TokenIds]:

@@ -57,7 +57,7 @@ HELP = {
         "--secret",
     ],
 }
-"""What --help of each command names."""
+"""Names in --help of each command."""
 STARTERS = ("learner", "deploy launch")
 MISTAKES = {
     "a misspelt key": (

@@ -15,7 +15,17 @@ from prefixrl.learner.commands import doctor
 from support.paths import EXAMPLE
 from support.runs.small_disk import small_disk
 
-LINES = ["CUDA", "vLLM", "sandbox", "file locks", "/dev/shm", "broker", "disk", "open files"]
+LINES = [
+    "CUDA",
+    "engines",
+    "plug-ins",
+    "sandbox",
+    "file locks",
+    "/dev/shm",
+    "broker",
+    "disk",
+    "open files",
+]
 
 
 def said(*flags: str) -> tuple[int, dict[str, str]]:

@@ -64,7 +64,7 @@ def test_a_rank_that_finds_no_broker_names_rank_0(
     with pytest.raises(
         PeerLost, match=f"rank 0 wrote no broker endpoint to {tmp_path} within 0.2 s"
     ):
-        join(tmp_path)
+        join(tmp_path, StopSignal())
 
 
 def test_a_rank_whose_endpoint_file_goes_bad_ends_with_a_users_error(

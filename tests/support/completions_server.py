@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from prefixrl.common.config.load import load
+from prefixrl.common.config.run import RunConfig
+from prefixrl.scorer.served.engine import OpenAIEngine
+from support.paths import EXAMPLE
+
 MODEL = "served-target"
+TARGET = EXAMPLE / "target"
 END = 1
 """The arithmetic target's own end-of-turn token."""
 
@@ -178,3 +184,27 @@ def serving(script: Script | None = None, port: int = 0) -> Iterator[Completions
         yield server
     finally:
         server.close()
+
+
+def config(url: str, *settings: str, **openai: Any) -> RunConfig:
+    """The example's run with its target at an address."""
+    given = [f"scorer.openai.{key}={value}" for key, value in openai.items()]
+    return load(
+        EXAMPLE / "run.toml",
+        ("scorer.engine=openai", f"scorer.openai.url={url}", *given, *settings),
+    )
+
+
+def openai_engine(
+    run: RunConfig, raise_if_hopeless: Callable[[], None] = lambda: None
+) -> OpenAIEngine:
+    return OpenAIEngine(str(TARGET), run, raise_if_hopeless)
+
+
+@contextmanager
+def engine_of(server: CompletionsServer, *settings: str, **openai: Any) -> Iterator[OpenAIEngine]:
+    engine = openai_engine(config(server.url, *settings, **openai))
+    try:
+        yield engine
+    finally:
+        engine.close()

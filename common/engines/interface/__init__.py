@@ -2,4 +2,5 @@
 
 base.py      jobs, continuations, `Engine`, `AdapterEngine`
 row_jobs.py  jobs whose rows are written one by one elsewhere: by vLLM, or by an endpoint
+adapter.py   the least that an engine of a rollout must hold
 """

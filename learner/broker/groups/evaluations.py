@@ -114,7 +114,7 @@ class EvaluationQueue:
         """Return the progress of an evaluation and, once finished, its encoded results."""
         run = self.runs.get(name)
         if run is None:
-            return EvaluationProgress(name=name, total=-1, done=0, failed=0), []
+            return EvaluationProgress(name=name, total=-1, judged=0, failed=0), []
         payload = (
             [msgspec.msgpack.encode(run.results[seq]) for seq in sorted(run.results)]
             if run.finished
@@ -125,7 +125,7 @@ class EvaluationQueue:
         progress = EvaluationProgress(
             name=name,
             total=run.total,
-            done=judged,
+            judged=judged,
             failed=failed,
             unsampled=run.unsampled,
             causes=causes,

@@ -75,7 +75,7 @@ class Dispatcher:
         self.ledger = ledger
         self.evaluations = EvaluationQueue(config.seed, config.broker.attempts)
         self._result_s = max(config.broker.stall_s, RESULT_SHARE * config.learner.batch_timeout_s)
-        if config.scorer.engine == "openai":
+        if config.scorer.is_served:
             # A scorer may wait so long for its endpoint.
             self._result_s = max(self._result_s, config.scorer.openai.patience_s)
         self.registry = Registry(
@@ -372,7 +372,7 @@ class Dispatcher:
 
 def limits_of(config: RunConfig) -> GroupLimits:
     """Return the most that a group of training may hold, by the config and the adapter's model."""
-    if config.rollout.engine == "simulated":
+    if not config.rollout.record.has_tokenizer:
         # Its tokens are bytes and versions, its prompts have no limit, and no model reads them.
         return GroupLimits(row_tokens=config.max_sampled_tokens)
     vocabulary = embedding_rows(config.adapter.model) or UNKNOWN_VOCABULARY

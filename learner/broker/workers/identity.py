@@ -36,7 +36,7 @@ class IdentityCheck:
             self._expected["rollout"] = inputs.adapter_model if inputs else model_digests(adapter)
         if Path(target).is_dir():
             self._expected["scorer"] = scorer_digests(config, target)
-        self._served = directory / SERVED_FILE if config.scorer.engine == "openai" else None
+        self._served = directory / SERVED_FILE if config.scorer.is_served else None
         self._served_name = config.scorer.openai.model
         self._function = config.reward.function
         # The file is on this host even where the models are not.

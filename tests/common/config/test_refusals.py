@@ -1,4 +1,4 @@
-"""What a run file may not say: every refusal names file, key, value and remedy."""
+"""Refusals of the run file: each names file, key, value and remedy."""
 
 from pathlib import Path
 

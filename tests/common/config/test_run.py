@@ -381,6 +381,7 @@ MEANINGLESS_IN_DIRECT = {
     "scorer.own_stops": "true",
     "rollout.prefix_tokens": "32",
     "scorer.engine": "auto",
+    "scorer.engine_options": "{}",
     "scorer.max_new_tokens": "7",
     "scorer.temperature": "0.0",
     "scorer.top_k": "5",
@@ -509,7 +510,7 @@ def test_a_served_target_has_an_address_and_survives_the_wire(run_file: Path) ->
             (*SERVED, "scorer.openai.patience_s=3600"),
             "scorer.openai.patience_s = 3600 with learner.batch_timeout_s",
         ),
-        (("rollout.engine=openai",), 'rollout.engine = "openai": '),
+        (("rollout.engine=openai",), "rollout.engine: 'openai' is no engine of a rollout; allowed"),
     ],
 )
 def test_an_endpoint_that_cannot_be_asked_is_refused(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.snapshots import snapshot_of
-from prefixrl.common.config.worker_sections import SimulatedConfig
+from prefixrl.common.config.workers.simulated import SimulatedConfig
 from prefixrl.common.engines import simulated as engine_simulated
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.embedded.fixed_rows import FixedRowsEngine

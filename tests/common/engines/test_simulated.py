@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.snapshots import snapshot_of
-from prefixrl.common.config.worker_sections import SimulatedConfig
+from prefixrl.common.config.workers.simulated import SimulatedConfig
 from prefixrl.common.engines import simulated
 from prefixrl.common.engines.interface.base import Job, digest_of, room_of
 from prefixrl.common.engines.simulated import SimulatedEngine

@@ -13,7 +13,7 @@ from prefixrl.common.config.prompting import ModelConfig
 from prefixrl.common.host.hub import TOKENIZER_FILES, cached_file, model_folder
 from prefixrl.common.prompts.rendering import Renderer, texts_of
 from prefixrl.common.run.digests import tokenizer_digests
-from prefixrl.deploy.runs.show import show
+from prefixrl.deploy.runs.show import prompt_lines
 from support.models.vllm_world import EXAMPLE
 
 ASK = """
@@ -99,7 +99,7 @@ def test_what_shows_prompts_or_cuts_openings_fetches_no_weights(
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     models = {"adapter": ModelConfig(model="a/adapter"), "target": ModelConfig(model="a/target")}
     config = load(EXAMPLE / "run.toml").model_copy(update=models)
-    assert list(show(config, "sum 3 1 4", ""))
+    assert list(prompt_lines(config, "sum 3 1 4", ""))
     assert texts_of(config, "scorer").stop_tokens
     assert asked == [(f"a/{name}", TOKENIZER_FILES) for name in ("adapter", "target", "target")]
 

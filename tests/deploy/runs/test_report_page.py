@@ -17,8 +17,8 @@ from prefixrl.common.evaluation.accuracy import accuracy, difference
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import STARTS_FILE, StartLine, note_start, write_format
 from prefixrl.common.run.documents import MetricsLine
-from prefixrl.deploy.runs.page import FOLDER, page
 from prefixrl.deploy.runs.report import gain_in_words, print_table, write_report
+from prefixrl.deploy.runs.report_page import FOLDER, page
 from prefixrl.learner.run import summary
 from prefixrl.learner.run.summary import EvaluationOutcome
 from support.fakes import document

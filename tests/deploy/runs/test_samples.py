@@ -13,9 +13,10 @@ from prefixrl.common.journal.records import BatchFormed, GroupScored, JournalRec
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import write_format
 from prefixrl.common.run.documents import ADVANTAGES_FILE, AdvantageLine
+from prefixrl.common.run.tracker import SampleText
 from prefixrl.common.wire.messages.groups import Prompt, ScoredGroup
 from prefixrl.deploy.__main__ import main
-from prefixrl.deploy.runs.samples import SampleText, decoder, lines_of
+from prefixrl.deploy.runs.samples import decoder, lines_of
 from support import messages
 from support.models.tiny_model import with_tokenizer
 

@@ -5,7 +5,7 @@ import pytest
 from prefixrl.common.config.load import load
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.prompts.rendering import Renderer
-from prefixrl.deploy.runs.show import show
+from prefixrl.deploy.runs.show import prompt_lines
 from support.paths import ROOT
 
 RUN_FILE = ROOT / "deploy/examples/arithmetic/run.toml"
@@ -14,7 +14,7 @@ QUESTION = "sum 3 1 4"
 
 def test_the_prompt_is_shown_as_both_models_see_it_with_special_tokens_and_ids() -> None:
     config = load(RUN_FILE)
-    lines = list(show(config, QUESTION, "Let us"))
+    lines = list(prompt_lines(config, QUESTION, "Let us"))
     assert config.target is not None
     for role, model in (("adapter", config.adapter.model), ("target", config.target.model)):
         renderer = Renderer(model, 64)
@@ -41,9 +41,11 @@ def test_the_prompt_is_shown_as_both_models_see_it_with_special_tokens_and_ids()
 def test_a_question_without_room_is_refused_with_both_numbers() -> None:
     config = load(RUN_FILE, ("scorer.max_prompt_tokens=3",))
     with pytest.raises(ConfigError, match=r"target: prompt has .* tokens, allowed are 1 to 3"):
-        list(show(config, QUESTION, ""))
+        list(prompt_lines(config, QUESTION, ""))
 
 
 def test_in_direct_mode_there_is_no_target_to_show() -> None:
-    lines = list(show(load(ROOT / "deploy/examples/arithmetic_direct/run.toml"), QUESTION, ""))
+    lines = list(
+        prompt_lines(load(ROOT / "deploy/examples/arithmetic_direct/run.toml"), QUESTION, "")
+    )
     assert not any(line.startswith("target") for line in lines)

@@ -162,9 +162,9 @@ def test_a_run_that_finished_with_other_settings_is_not_taken_for_that_of_the_sw
     with pytest.raises(
         ConfigError, match=r"finished run with other settings: algorithm\.kl: 0\.25 ->"
     ):
-        conduct.one(sweep, sweep.runs[0])
+        conduct.run_one(sweep, sweep.runs[0])
     write_atomically(run / "config.json", config.model_dump_json())
-    assert conduct.one(sweep, sweep.runs[0]) == 0
+    assert conduct.run_one(sweep, sweep.runs[0]) == 0
     assert run_config(tmp_path / "adapter") != config
 
 
@@ -202,14 +202,14 @@ def test_a_member_that_cannot_begin_leaves_the_others_alone(
 ) -> None:
     begun: list[int] = []
 
-    def one(_sweep: grid.Sweep, run: grid.SweptRun, _stop: threading.Event) -> int:
+    def run_one(_sweep: grid.Sweep, run: grid.SweptRun, _stop: threading.Event) -> int:
         begun.append(run.index)
         (run.directory / "logs").mkdir(parents=True)
         return 0
 
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/000").write_text("a file")
-    monkeypatch.setattr(conduct, "one", one)
+    monkeypatch.setattr(conduct, "run_one", run_one)
     assert conducted(sweep_file(tmp_path, TINY)) == conduct.SOME_FAILED
     assert begun == [0, 1, 2, 3] and "runs that did not end well: 0;" in capsys.readouterr().out
 

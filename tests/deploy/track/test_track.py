@@ -19,8 +19,8 @@ from prefixrl.common.config.learner import LogConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.directory_format import write_format
 from prefixrl.common.run.documents import METRICS_FILE, MetricsLine, columns
+from prefixrl.common.run.tracker import SampleText
 from prefixrl.deploy.__main__ import main
-from prefixrl.deploy.runs.samples import SampleText
 from prefixrl.deploy.track.command import MetricsFile, WorkingTrackers, track
 from support.runs.metrics_lines import metrics_line, write_metrics
 from support.runs.run_helper import ROOT, child, finish, launched, trained_iterations, wait_for

@@ -105,8 +105,8 @@ def test_a_viewer_is_told_what_changes_a_resume_and_a_line_that_was_trained_agai
         pytest.param("/", {"host": "localhost:1"}, 200, id="localhost by name"),
         pytest.param("/", {"host": "evil.org"}, 403, id="another host's name"),
         pytest.param("/api/runs", {"host": "evil.org"}, 403, id="data under another host's name"),
-        pytest.param("/../page.py", {}, 404, id="a path outside"),
-        pytest.param("/%2e%2e/page.py", {}, 404, id="an encoded path outside"),
+        pytest.param("/../report_page.py", {}, 404, id="a path outside"),
+        pytest.param("/%2e%2e/report_page.py", {}, 404, id="an encoded path outside"),
         pytest.param("/api/logs?run=../..", {}, 404, id="logs outside"),
         pytest.param("/api/logs?run=done/../done", {}, 404, id="logs of a folder by detour"),
         pytest.param("/api/follow?run=/etc", {}, 404, id="an absolute folder"),
@@ -146,12 +146,14 @@ def test_one_reader_serves_all_viewers(folder: Path, monkeypatch: pytest.MonkeyP
 
     async def view() -> None:
         shared = feed.Feed(folder / "done")
-        first, seen = await shared.since(feed.Seen())
+        first, seen = await shared.since(feed.SentParts())
         json_lines.append(folder / "done" / METRICS_FILE, [metrics_line(10)])
-        assert await shared.since(feed.Seen()) == (first, seen) and await shared.since(seen) == (
+        assert await shared.since(feed.SentParts()) == (first, seen) and await shared.since(
+            seen
+        ) == (
             {},
             seen,
         )
-        assert (await feed.Feed(folder / "done").since(feed.Seen()))[1].rows == seen.rows + 1
+        assert (await feed.Feed(folder / "done").since(feed.SentParts()))[1].rows == seen.rows + 1
 
     asyncio.run(view())

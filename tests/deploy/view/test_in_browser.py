@@ -10,7 +10,7 @@ import pytest
 
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.documents import METRICS_FILE
-from prefixrl.deploy.runs.page import page
+from prefixrl.deploy.runs.report_page import page
 from support.fakes import wait_until
 from support.models.tiny_model import save_model
 from support.runs.metrics_lines import metrics_line

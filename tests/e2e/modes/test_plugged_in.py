@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster.packages import write_package
+from support.packages import write_package
 from support.runs.run_helper import SMALL, check_books, finish, inspect, launched
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

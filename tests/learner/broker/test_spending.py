@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from prefixrl.common.config.worker_sections import OpenAIConfig
+from prefixrl.common.config.workers.served import OpenAIConfig
 from prefixrl.common.run.status import USAGE_FILE, UsageTotal
 from prefixrl.common.wire.messages.worker import Beat, Usage
 from prefixrl.learner.broker.status import GONE_S, MOST_SCORERS, UsageFile

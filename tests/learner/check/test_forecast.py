@@ -10,6 +10,7 @@ from prefixrl.common.config.algorithm import AlgorithmConfig
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.step_rewards import ImplicitRewardConfig
+from prefixrl.common.config.workers.vllm import default_rows
 from prefixrl.common.errors import ConfigError
 from prefixrl.learner.__main__ import main
 from prefixrl.learner.check import budget
@@ -76,10 +77,8 @@ def test_what_is_known_of_vllms_batch_is_told_before_it_runs(tmp_path: Path) -> 
     )
     said = forecast(load(path, own + declared)).text
     assert "a scorer's batch: 300 rows at once (as declared), 4096 tokens per step" in said
-    assert (
-        budget.vllm_rows(None) == budget.vllm_rows(24 * GIB) == 256
-        and budget.vllm_rows(79 * GIB) == 1024
-    )
+    assert default_rows(None) == default_rows(24 * GIB) == 256
+    assert default_rows(79 * GIB) == 1024
 
 
 def test_the_llama_recipe_loads(tmp_path: Path) -> None:

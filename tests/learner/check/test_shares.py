@@ -94,7 +94,7 @@ def test_no_gpu_is_ever_asked_for_more_than_it_has(
         return
     for gpu in range(gpus):
         roles = [name.split("-")[0] for name, own in placed.items() if gpu in own]
-        taken = [chosen.get(role, demanded[role].share or budget.VLLM_SHARE) for role in roles]
+        taken = [chosen.get(role, demanded[role].share or budget.WHOLE) for role in roles]
         taken += [
             beside
             for name, own in placed.items()

@@ -44,13 +44,13 @@ class AnsweringClient:
     def evaluation(self, name: str) -> tuple[EvaluationProgress, list[ScoredGroup]]:
         prompts = self.asked[name].prompts
         if self._is_broken or name != list(self.asked)[-1]:
-            return EvaluationProgress(name=name, total=len(prompts), done=0, failed=0), []
+            return EvaluationProgress(name=name, total=len(prompts), judged=0, failed=0), []
         groups = [self._scored(each) for each in prompts if "fail" not in each.question]
         causes = tuple((at, LOST) for at, each in enumerate(prompts) if "fail" in each.question)
         return EvaluationProgress(
             name=name,
             total=len(prompts),
-            done=len(groups),
+            judged=len(groups),
             failed=len(causes),
             unsampled=0,
             causes=causes,

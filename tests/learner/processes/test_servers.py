@@ -391,7 +391,7 @@ def test_without_a_local_endpoint_weights_come_over_tcp(
         assert newest(servers.weights_endpoint) == -1
         with peers(servers.endpoint, "worker") as (worker,):
             welcome = worker.join("rollout")
-        source = WeightsSource.of(welcome, servers.address)
+        source = WeightsSource.from_welcome(welcome, servers.address)
         assert source.endpoint == servers.weights_endpoint and source.key
     finally:
         servers.close()

@@ -6,37 +6,32 @@ What is asked, and all that may go wrong.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
-from prefixrl.common.config.load import load
-from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.interface.base import Continuation, Job, JobResult
 from prefixrl.common.errors import PeerLost, UserError
 from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.common.seeds import row_seed, row_uniforms
 from prefixrl.common.wire.messages.groups import Sampling
-from prefixrl.common.worker.join import EndedEarly
 from prefixrl.scorer.served import endpoint, http_client
 from prefixrl.scorer.served.engine import OpenAIEngine
 from support.completions_server import (
     END,
     MODEL,
-    CompletionsServer,
+    TARGET,
     Reply,
     Request,
+    config,
+    engine_of,
     failure,
     serving,
     tokens_for,
     written,
 )
-from support.paths import EXAMPLE
 
-TARGET = EXAMPLE / "target"
 PATIENT_S = 120.0
 NEW = 6
 
@@ -46,30 +41,6 @@ def _quick_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "FIRST_BACKOFF_S", 0.01)
     monkeypatch.setattr(endpoint, "MOST_BACKOFF_S", 0.1)
     monkeypatch.setattr(endpoint, "MOST_UNCONNECTED_S", 0.1)
-
-
-def config(url: str, *settings: str, **openai: Any) -> RunConfig:
-    """The example's run with its target at an address."""
-    given = [f"scorer.openai.{key}={value}" for key, value in openai.items()]
-    return load(
-        EXAMPLE / "run.toml",
-        ("scorer.engine=openai", f"scorer.openai.url={url}", *given, *settings),
-    )
-
-
-def openai_engine(
-    run: RunConfig, raise_if_hopeless: Callable[[], None] = lambda: None
-) -> OpenAIEngine:
-    return OpenAIEngine(str(TARGET), run, raise_if_hopeless)
-
-
-@contextmanager
-def engine_of(server: CompletionsServer, *settings: str, **openai: Any) -> Iterator[OpenAIEngine]:
-    engine = openai_engine(config(server.url, *settings, **openai))
-    try:
-        yield engine
-    finally:
-        engine.close()
 
 
 def job(key: str = "a", *, rows: int = 8, temperature: float = 0.7, **cut: Any) -> Job:
@@ -512,127 +483,3 @@ def test_a_variable_without_a_key_is_told_before_anything_is_asked(
         ):
             pass
         assert server.asked == []
-
-
-def refused(server: CompletionsServer, **openai: Any) -> str:
-    """Return the message of a scorer that cannot start."""
-    with pytest.raises(UserError) as told, engine_of(server, **openai):
-        pass
-    assert told.value.exit_code == 2
-    return str(told.value)
-
-
-def test_a_wrong_key_or_none_is_a_mistake_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TARGET_KEY", "sk-secret")
-    with serving() as server:
-        server.models = Reply(401, failure("Incorrect API key provided: sk-secret"))
-        said = refused(server)
-        assert "no key was sent" in said and "scorer.openai.key_variable" in said
-        said = refused(server, key_variable="TARGET_KEY")
-        assert "the key is that of the environment variable TARGET_KEY" in said
-        assert "Incorrect API key provided: ***" in said
-
-
-@pytest.mark.parametrize(
-    ("proxy", "said"),
-    [
-        pytest.param(
-            "http://user:sec/ret@host:1", "an address is not a URL", id="a slash in the password"
-        ),
-        pytest.param("ftp://user:secret@host:1", "scheme", id="ftp"),
-        pytest.param("socks5://user:secret@host:1", "socksio", id="socks5"),
-    ],
-)
-def test_a_proxy_of_the_environment_that_cannot_be_used_is_told_without_its_password(
-    proxy: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HTTP_PROXY", proxy)
-    with pytest.raises(UserError, match="HTTP_PROXY") as told:
-        openai_engine(config("http://served.example/v1"))
-    assert said in str(told.value)
-    assert "sec" not in str(told.value).replace("[secure]", "")
-
-
-def test_an_unknown_model_is_told_with_those_that_are_served() -> None:
-    with serving() as server:
-        server.models = Reply(content={"data": [{"id": "b"}, {"id": "a"}]})
-        assert "'c' is not served there" in refused(server, model="c")
-        assert refused(server, model="c").endswith("serves a, b; give one of these")
-        assert "scorer.openai.model is missing" in refused(server)
-        with engine_of(server, model="b"):
-            assert server.asked[-1].body["model"] == "b"
-        server.models = Reply(content={"data": []})
-        assert "serves nothing" in refused(server)
-
-
-def test_an_endpoint_without_a_list_of_models_takes_the_named_one() -> None:
-    with serving() as server:
-        server.models = Reply(404, failure("no such path"))
-        assert "does it end in /v1?" in refused(server)
-        with engine_of(server, model="mine"):
-            assert server.asked[-1].body["model"] == "mine"
-
-
-@pytest.mark.parametrize(
-    "reply", [Reply(content=b"<html>hello</html>"), Reply(301, b"", {"Location": "https://x/"})]
-)
-def test_an_address_that_is_no_endpoint_is_a_mistake_of_the_user(reply: Reply) -> None:
-    with serving() as server:
-        server.models = reply
-        assert "it is not a completions endpoint" in refused(server)
-
-
-def test_a_setting_that_the_endpoint_refuses_is_told_with_what_was_asked() -> None:
-    def script(request: Request) -> Reply | None:
-        if "top_k" in request.body:
-            return Reply(400, failure("Unrecognized request argument supplied: top_k"))
-        return Reply(content={"choices": [{"text": "1", "finish_reason": "length"}]})
-
-    with serving(script) as server:
-        said = refused(server)
-        assert "Unrecognized request argument supplied: top_k" in said
-        assert '"top_k":0' in said and "scorer.openai.dialect" in said
-        with engine_of(server, dialect="openai"):
-            pass
-
-
-def test_a_server_that_leaves_vllms_extensions_out_in_silence_is_refused() -> None:
-    script = lambda request: Reply(content=written(request.body, token_ids=None))  # noqa: E731
-    with serving(script) as server:
-        assert "does not know vLLM's extensions" in refused(server)
-
-
-def test_an_endpoint_that_is_still_starting_is_waited_for() -> None:
-    replies = [Reply(drops=True), Reply(503, b"loading")]
-    script = lambda request: replies.pop() if replies else None  # noqa: E731
-    with serving(script) as server, engine_of(server) as engine:
-        assert engine.usage.retries == 2 and not replies
-
-
-def test_a_host_that_is_not_known_is_a_mistake_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "UNRESOLVED_S", 0.2)
-    with pytest.raises(UserError, match="this host is not known here"):
-        openai_engine(config("http://a..b/v1", patience_s=20.0))
-
-
-def test_the_wait_for_an_endpoint_at_the_start_is_logged_and_can_be_ended(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name in ("FIRST_BACKOFF_S", "MOST_BACKOFF_S", "MOST_UNCONNECTED_S"):
-        monkeypatch.setattr(endpoint, name, 30.0)
-    with serving() as server:
-        pass
-
-    def raise_if_hopeless() -> None:
-        if "waiting for http" in caplog.text:
-            raise EndedEarly("asked to stop")
-
-    with pytest.raises(EndedEarly):
-        openai_engine(config(server.url, patience_s=60.0), raise_if_hopeless)
-
-
-def test_an_address_where_nobody_listens_is_given_up_after_the_patience() -> None:
-    with serving() as server:
-        pass
-    with pytest.raises(PeerLost, match=r"has answered nothing .* ConnectError"):
-        openai_engine(config(server.url, patience_s=0.3, request_s=1.0))

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from prefixrl.common.config.load import load
-from prefixrl.common.engines.make import make_engine
+from prefixrl.common.config.workers.vllm import VLLM
+from prefixrl.common.engines.make import is_installed, make_engine
 from prefixrl.common.engines.vllm import setup as vllm_setup
-from prefixrl.common.engines.vllm.setup import engine_arguments, is_vllm_installed, resolve
+from prefixrl.common.engines.vllm.setup import engine_arguments, resolve
 from prefixrl.common.errors import ConfigError, UserError
 from support.models import vllm_world as world
 from support.models.vllm_world import EXAMPLE
@@ -31,7 +32,7 @@ def test_a_missing_vllm_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_folder_that_is_called_vllm_is_no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(origin=None))
-    assert not is_vllm_installed()
+    assert not is_installed(VLLM)
 
 
 def test_auto_is_the_embedded_engine_where_there_is_no_cuda(

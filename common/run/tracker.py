@@ -14,7 +14,6 @@ its own:
     TRACKER = Tracker(open=lambda directory, options: Board(options["url"]))
 """
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +21,29 @@ from typing import Any, Protocol
 
 import msgspec
 
-from prefixrl.common.config.foreign.files import read_json
-from prefixrl.common.config.learner import missing
-from prefixrl.common.errors import ConfigError
-from prefixrl.common.host.process import write_atomically
 from prefixrl.common.run.documents import MetricsLine
-from prefixrl.deploy.runs.samples import SampleText
+
+
+class SampleText(msgspec.Struct, frozen=True, kw_only=True):
+    """One trained row as text."""
+
+    iteration: int
+    group: int
+    prompt_id: str
+    question: str
+    gold: str
+    prefix: str
+    """The adapter's text; in direct mode the answer."""
+    completion: str
+    """The target's text; "" unless the run keeps completions (`scorer.keep_completions`)."""
+    extracted: str
+    status: str
+    reward: float
+    parts: str = ""
+    """Other numbers that a reward function gave, as `name value`."""
+    rule: str = ""
+    """What decided the verdict (`docs/verification.md`)."""
+    advantage: float | None
 
 
 class OpenTracker(Protocol):
@@ -50,24 +66,3 @@ class Tracker:
     open: Callable[[Path, Any], OpenTracker]
     """Begins a run, or goes on with it after a resume, from the run directory and the options of the run file. Raises
     ConfigError without the package or an account."""
-
-
-def identity_at(directory: Path, tracker: str, make: Callable[[], str]) -> str:
-    """Return the id that the run has at a tracker, made at the first time: later trackers go on under it."""
-    path = directory / f"{tracker}.json"
-    if not path.exists():
-        write_atomically(path, msgspec.json.encode({"id": make()}).decode())
-    return read_json(path, dict[str, str])["id"]
-
-
-def imported_package(name: str) -> Any:
-    """Import a tracker's package; raise ConfigError without it."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as fault:
-        raise ConfigError(f"{missing(name)}: {fault}") from None
-
-
-def settings_of(directory: Path) -> dict[str, Any]:
-    """Return the config of a run."""
-    return read_json(directory / "config.json", dict[str, Any])

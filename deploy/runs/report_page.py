@@ -22,8 +22,8 @@ def page(message: object) -> str:
     """
     digests: dict[str, list[str]] = {"script": [], "style": []}
 
-    def held(kind: str, found: re.Match[str]) -> str:
-        text = (FOLDER / found[1]).read_text(encoding="utf-8")
+    def inlined(kind: str, match: re.Match[str]) -> str:
+        text = (FOLDER / match[1]).read_text(encoding="utf-8")
         digests[kind].append(
             f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
         )
@@ -31,7 +31,8 @@ def page(message: object) -> str:
 
     html = (FOLDER / "index.html").read_text(encoding="utf-8")
     html = STYLE.sub(
-        lambda found: held("style", found), SCRIPT.sub(lambda found: held("script", found), html)
+        lambda match: inlined("style", match),
+        SCRIPT.sub(lambda match: inlined("script", match), html),
     )
     rules = [f"{kind}-src {' '.join(each)}" for kind, each in digests.items()]
     policy = "; ".join(

@@ -1,0 +1,97 @@
+"""Servers that scorers ask over HTTP: rewards, and a target that is served elsewhere."""
+
+import re
+from typing import ClassVar, Literal
+from urllib.parse import urlsplit
+
+from pydantic import field_validator
+
+from prefixrl.common.config.section import NonNegativeFloat, Positive, PositiveFloat, Section
+from prefixrl.common.config.workers.engine_record import EngineRecord
+
+OPENAI = EngineRecord(
+    make="",
+    roles=("scorer",),
+    holds_weights=False,
+    shares_runs=False,
+)
+"""A target behind an OpenAI-compatible endpoint."""
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
+
+
+def _problem(url: str) -> str:
+    """Return the fault of an endpoint address as the end of a sentence, "" if it has none."""
+    from httpx2 import URL, InvalidURL  # seldom needed, slow to import
+
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+        URL(url)
+    except (ValueError, InvalidURL) as error:
+        return f": {error}"
+    return "" if parts.scheme in ("http", "https") and host else "; scheme or host is missing"
+
+
+class ServerConfig(Section):
+    """A server that scorers ask over HTTP."""
+
+    NAME: ClassVar[str]
+    """The section's own name in the run file."""
+
+    url: str | None = None
+    key_variable: str | None = None
+    """Name of the environment variable, on the scorers' hosts, that holds the key. Absent: no key is sent."""
+    requests: Positive = 64
+    request_s: PositiveFloat = 300.0
+    patience_s: PositiveFloat = 600.0
+
+    @field_validator("url")
+    @classmethod
+    def _is_an_address(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        problem = _problem(url)
+        if set(url) & set("?#") or "@" in (url if problem else urlsplit(url).netloc):
+            raise ValueError(
+                "the address (not shown: addresses are logged) has a user, a password or a query; put the key into an "
+                "environment variable and name that in key_variable"
+            )
+        if problem:
+            raise ValueError(f"{url!r} is not an address like http://HOST:PORT/v1{problem}")
+        return url.rstrip("/")
+
+    @field_validator("key_variable")
+    @classmethod
+    def _is_a_name(cls, name: str | None) -> str | None:
+        if name is not None and not _VARIABLE.fullmatch(name):
+            raise ValueError(
+                "this (not shown: it may be the key itself) is not an environment variable's name like OPENAI_API_KEY"
+            )
+        return name
+
+
+class OpenAIConfig(ServerConfig):
+    """The options of `scorer.engine = "openai"`."""
+
+    NAME = "scorer.openai"
+
+    url: str | None = None
+    """Address above `/completions`, for example "http://node7:8000/v1"."""
+    model: str | None = None
+    """Name of the target at the endpoint. Absent: the only model that the endpoint lists."""
+    dialect: Literal["vllm", "openai"] = "vllm"
+    """vllm: vLLM's extensions: token ids come back, stop tokens end a row, top_k, min_p. openai: OpenAI's keys only."""
+    prompt: Literal["tokens", "text"] = "tokens"
+    """tokens: the prompt is sent as ids. text: for endpoints without ids, which may read other tokens at the prefix."""
+    requests: Positive = 64
+    """Rows requested at once, per scorer."""
+    request_s: PositiveFloat = 300.0
+    """Limit of one request, then repeated. A row that misses it twice while others are answered gets no verdict."""
+    patience_s: PositiveFloat = 600.0
+    """Longest time without any answer; then the scorer ends. A row alone that fails for so long gets no verdict."""
+    seeded: bool = True
+    """Send each row's own seed, so that a repeated request gets the same text if the endpoint honours seeds."""
+    prompt_price: NonNegativeFloat = 0.0
+    """Price of a million prompt tokens, in any currency. No cost is reported while both prices are 0."""
+    completion_price: NonNegativeFloat = 0.0
+    """Price of a million completion tokens."""

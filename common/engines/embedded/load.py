@@ -1,0 +1,32 @@
+"""Loading an embedded engine: rows of a task in one forward with `bitwise`, else batched continuously."""
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.engines.embedded.continuous import TransformersEngine, objection
+from prefixrl.common.engines.embedded.fixed_rows import FIXED, FixedRowsEngine
+from prefixrl.common.engines.interface.adapter import low_rank_of
+from prefixrl.common.engines.interface.base import AdapterEngine
+from prefixrl.common.host.cuda import has_cuda
+from prefixrl.common.models.loading import Dtype
+
+
+def load_embedded(model: str, role: str, config: RunConfig) -> AdapterEngine:
+    """Load `model` for a worker of `role`; raises UserError, DataError."""
+    section = config.engine_section(role)
+    device = section.device
+    if device == "auto":
+        device = "cuda" if has_cuda(device, role) else "cpu"
+    dtype: Dtype = "auto"
+    head_dtype, low_rank = "model", None
+    if role == "rollout":
+        dtype, head_dtype = config.learner.dtype, config.learner.head_dtype
+        low_rank = low_rank_of(config)
+    reason = "bitwise" if config.bitwise else objection(model)
+    if reason:
+        rows = config.rows_per_job(role)
+        fixed = FixedRowsEngine(model, device, dtype, section.threads, head_dtype, low_rank, rows)
+        fixed.about = f"{FIXED.format(reason)}; {fixed.attention} attention"
+        return fixed
+    seats = config.embedded_seats(role)
+    engine = TransformersEngine(model, device, dtype, section.threads, head_dtype, low_rank, seats)
+    engine.about += f"; {engine.attention} attention"
+    return engine

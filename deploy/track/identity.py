@@ -1,0 +1,34 @@
+"""What built-in trackers share: the id of a run at a tracker, its config, and imports of packages."""
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from prefixrl.common.config.foreign.files import read_json
+from prefixrl.common.config.learner import missing
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.host.process import write_atomically
+
+
+def identity_at(directory: Path, tracker: str, make: Callable[[], str]) -> str:
+    """Return the id that the run has at a tracker, made at the first time: later trackers go on under it."""
+    path = directory / f"{tracker}.json"
+    if not path.exists():
+        write_atomically(path, msgspec.json.encode({"id": make()}).decode())
+    return read_json(path, dict[str, str])["id"]
+
+
+def imported_package(name: str) -> Any:
+    """Import a tracker's package; raise ConfigError without it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as fault:
+        raise ConfigError(f"{missing(name)}: {fault}") from None
+
+
+def settings_of(directory: Path) -> dict[str, Any]:
+    """Return the config of a run."""
+    return read_json(directory / "config.json", dict[str, Any])
