@@ -125,15 +125,15 @@ def _present_work(directory: Path) -> str:
         )
     try:
         with operator(directory, ANSWER_S) as asking:
-            connected = document_of(asking)
+            document = document_of(asking)
     except (PeerLost, ConfigError):
         return "its broker does not answer, and its learner has not ended"
     newest = newest_lines(directory)
-    if not connected.workers and not newest:
+    if not document.workers and not newest:
         return "the learner is loading its models"
     lately = f" (the newest one took {newest[0].trained_s:.0f} s)" if newest else ""
-    if connected.iteration < connected.total_iterations:
-        return f"the learner trains iteration {connected.iteration + 1} of {connected.total_iterations}{lately}, or saves"
+    if document.iteration < document.total_iterations:
+        return f"the learner trains iteration {document.iteration + 1} of {document.total_iterations}{lately}, or saves"
     return "the learner ends the last evaluation, or saves"
 
 
@@ -142,15 +142,15 @@ def drain(
 ) -> None:
     """Have a worker hand back what it holds and leave, and return then; ConfigError, PeerLost after `timeout_s`."""
     with operator(directory, ANSWER_S) as asking:
-        document = document_of(asking).workers
-        if name not in (names := [each.name for each in document]):
+        connected = document_of(asking).workers
+        if name not in (names := [each.name for each in connected]):
             raise ConfigError(
                 f"the run has no worker {name!r}; it has {', '.join(names) or 'none'}"
             )
-        role = next(each.role for each in document if each.name == name)
+        role = next(each.role for each in connected if each.name == name)
         peers = [
             each.name
-            for each in document
+            for each in connected
             if each.role == role and each.name != name and each.phase != "leaving"
         ]
         asking.ask(DrainWorker(name), Accepted)

@@ -1,10 +1,10 @@
 """Runs and their checkpoints as commands name them: config, weights, published digests."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import msgspec
@@ -20,33 +20,9 @@ PLACE = ("directory", "launch", "slurm", "broker", "log")
 """Sections that say where a run is, not what it does."""
 LATEST, BEST = "latest", "best"
 CHECKPOINT = "Iterations trained, 0 for none, best, or latest (default)."
-Command = TypeVar("Command", bound=Callable[..., object])
 ema_option = click.option(
     "--ema", "is_averaged", is_flag=True, help="Take the moving average of the weights."
 )
-FREE_PORT = "tcp://127.0.0.1:0"
-"""Never the configured port: the run may still be training, here or on a host whose address this one does not have."""
-PLAN_RUNNER = "prefixrl.learner.commands.plan_runner"
-INCOMPLETE = 6
-"""Exit code of a command that ended well, but some of whose answers or verdicts are missing."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointOptions:
-    """Options of every command that answers with checkpoints."""
-
-    sets: tuple[str, ...]
-    """Problems as `data.eval` names them."""
-    samples: int
-    is_averaged: bool
-    """Take the moving average of the weights (learner.ema_decay)."""
-    settings: tuple[str, ...]
-
-
-def data_option(default: str) -> Callable[[Command], Command]:
-    """Return the option that names problems; `default`: what is taken without it."""
-    text = f"A problem set, file, folder or hf:OWNER/NAME{default}"
-    return click.option("--data", "sets", multiple=True, metavar="SET", help=text)
 
 
 @dataclass(frozen=True)

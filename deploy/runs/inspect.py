@@ -103,15 +103,15 @@ def checked(directory: Path) -> str:
     """Return the counts of all groups; raise DataError for faults, else as `inspect`."""
     check_format(directory)
     config, path = config_of(directory, ()), _journal_of(directory)
-    result = history(journal.read(path), config.algorithm.max_staleness)
-    counts = ", ".join(f"{count} {state}" for state, count in sorted(result.counts.items()))
+    past = history(journal.read(path), config.algorithm.max_staleness)
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(past.counts.items()))
     summary = (
-        f"{len(result.state)} groups: {counts}; {len(result.batches)} iterations, {result.rows} rows trained, the oldest "
-        f"sample {max(result.ages, default=0)} versions old (window {result.most_staleness})"
+        f"{len(past.state)} groups: {counts}; {len(past.batches)} iterations, {past.rows} rows trained, the oldest "
+        f"sample {max(past.ages, default=0)} versions old (window {past.most_staleness})"
     )
     end = json_lines.document(directory / END_FILE, RunEnd)
     # Only a run that is finished has nothing under way.
-    faults = result.finished_faults() if end and end.exit_code == 0 else result.faults
+    faults = past.finished_faults() if end and end.exit_code == 0 else past.faults
     if faults:
         raise DataError("\n".join([f"the history in {path} has faults; {summary}", *faults]))
     return f"{summary}; no fault"

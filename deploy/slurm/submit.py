@@ -63,9 +63,9 @@ def submit(run: RunOnSlurm, layout: Layout) -> None:
     """Submit the jobs of a run and remember them; none if one of them could never run."""
     directory = run.directory
     if jobs := scheduler.queued(*(run.job_name(role) for role in _NAMES)):
-        named_jobs = ", ".join(f"{each.job_id} ({each.name}, {each.state})" for each in jobs)
+        in_queue = ", ".join(f"{each.job_id} ({each.name}, {each.state})" for each in jobs)
         raise ConfigError(
-            f"the run in {directory} has jobs in the queue: {named_jobs}; change their number with `prefixrl scale`, or "
+            f"the run in {directory} has jobs in the queue: {in_queue}; change their number with `prefixrl scale`, or "
             "cancel them first (scancel)"
         )
     if not os.access(run.run_file, os.R_OK):
