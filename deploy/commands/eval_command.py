@@ -21,7 +21,7 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.common.evaluation import plans as planning
 from prefixrl.common.host.process import own, stop_event
 from prefixrl.common.wire.messages.groups import CodeMode
-from prefixrl.common.worker.command import settings_option
+from prefixrl.common.worker.command import PATH, settings_option
 from prefixrl.deploy.launch.launch import STOPPED
 from prefixrl.deploy.launch.offline_plan import (
     INCOMPLETE,
@@ -51,7 +51,7 @@ class EvaluateOptions(PlanOptions):
 
 
 @click.command("eval")
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("runs", nargs=-1, required=True, type=PATH)
 @click.option(
     "--checkpoint", "checkpoints", multiple=True, metavar="N", help=checkpoints.CHECKPOINT
 )
@@ -76,9 +76,7 @@ class EvaluateOptions(PlanOptions):
 )
 @checkpoints.ema_option
 @settings_option
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Where to write the table in Markdown."
-)
+@click.option("--out", type=PATH, help="Where to write the table in Markdown.")
 @click.option("--fresh", is_flag=True, help="Throw away what was judged before.")
 def eval_command(runs: tuple[Path, ...], out: Path | None, **options: Any) -> None:
     """Judge the adapters of RUNS (run directories) and arms to compare them with; print a table.

@@ -29,7 +29,7 @@ from prefixrl.common.host.process import stop_event
 from prefixrl.common.run.json_lines import AddedLines
 from prefixrl.common.run.status import USAGE_FILE, total_usage
 from prefixrl.common.wire.messages.worker import Usage
-from prefixrl.common.worker.command import settings_option
+from prefixrl.common.worker.command import PATH, settings_option
 from prefixrl.deploy.launch.launch import STOPPED, Launcher
 from prefixrl.deploy.launch.offline_plan import (
     INCOMPLETE,
@@ -68,7 +68,7 @@ OUT = "Where the lines go; a new or empty file.  [default: stdout]"
 
 
 @click.command("generate")
-@click.argument("run", required=False, type=click.Path(path_type=Path))
+@click.argument("run", required=False, type=PATH)
 @click.option("--checkpoint", metavar="N", help=f"Of RUN: {checkpoints.CHECKPOINT}")
 @checkpoints.ema_option
 @click.option("--adapter", metavar="MODEL", help="Without RUN: a folder or hub name.")
@@ -80,7 +80,7 @@ OUT = "Where the lines go; a new or empty file.  [default: stdout]"
 @click.option("--samples", type=click.IntRange(0), default=0, help=SAMPLES)
 @click.option("--temperature", type=click.FloatRange(0), help=TEMPERATURE)
 @settings_option
-@click.option("--out", type=click.Path(path_type=Path), help=OUT)
+@click.option("--out", type=PATH, help=OUT)
 @click.option(
     "--overwrite", "overwrites", is_flag=True, help="Replace the content of the file of --out."
 )

@@ -10,13 +10,14 @@ from rich.table import Column, Table
 
 from prefixrl.common.errors import UserError
 from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.worker.command import PATH
 from prefixrl.deploy.runs.checkpoints import PLACE, config_of, flat_settings
 from prefixrl.deploy.runs.tables import cell
 from prefixrl.deploy.view.run_state import runs_below, state_of
 
 
 @click.command("list")
-@click.argument("folder", default="runs", type=click.Path(path_type=Path))
+@click.argument("folder", default="runs", type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per run.")
 def list_runs(folder: Path, as_json: bool) -> None:
     """List the runs in FOLDER (default: runs) with state, reward and accuracy."""
@@ -28,7 +29,7 @@ def list_runs(folder: Path, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("runs", nargs=-1, required=True, type=PATH)
 def compare(runs: tuple[Path, ...]) -> None:
     """Show RUNS side by side: their figures, and the settings in which they differ."""
     Console().print(comparison(list(runs)))

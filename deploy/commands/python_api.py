@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from prefixrl.common.config.foreign.files import read_json
 from prefixrl.common.config.foreign.user_function import UserFunction
 from prefixrl.common.config.load import CONFIG_FILE, load
 from prefixrl.common.config.section import toml
@@ -67,8 +68,7 @@ class Run:
 
     def config(self) -> dict[str, Any]:
         """Return the resolved config, as a tree of dicts."""
-        document: dict[str, Any] = msgspec.json.decode((self.directory / CONFIG_FILE).read_bytes())
-        return document
+        return read_json(self.directory / CONFIG_FILE, dict[str, Any])
 
     def status(self) -> dict[str, Any]:
         """Return state, iterations, newest reward, exit code and last words."""

@@ -10,6 +10,7 @@ import msgspec
 from prefixrl.common.errors import ConfigError, PeerLost
 from prefixrl.common.host.exit_codes import printable
 from prefixrl.common.host.process import stop_event
+from prefixrl.deploy.runs.checkpoints import run_directory_argument
 from prefixrl.deploy.view.live_view import View, render
 from prefixrl.deploy.view.run_state import (
     fetch,
@@ -26,7 +27,7 @@ RESTART_S = 6.0
 
 
 @click.command()
-@click.argument("run_directory", type=click.Path(path_type=Path))
+@run_directory_argument
 @click.option("--json", "as_json", is_flag=True, help="The whole document, for programs.")
 @click.option("--watch", "watches", is_flag=True, help="Go on until the run ends.")
 def status(run_directory: Path, as_json: bool, watches: bool) -> None:

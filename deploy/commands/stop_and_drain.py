@@ -14,6 +14,7 @@ from prefixrl.common.run.disk import held_bytes, in_mib
 from prefixrl.common.run.status import StatusDocument, WorkerStatus
 from prefixrl.common.wire.messages.learner import Accepted, DrainWorker, GetStatus, HaltRun, Status
 from prefixrl.common.wire.requester import Requester
+from prefixrl.deploy.runs.checkpoints import run_directory_argument
 from prefixrl.deploy.runs.tables import console
 from prefixrl.deploy.view.console import in_order, workers_table
 from prefixrl.deploy.view.run_state import is_going_on, newest_lines, operator, state_of
@@ -27,7 +28,7 @@ DRAIN_S = "Longest wait in seconds for a worker that leaves."
 
 
 @click.command("stop")
-@click.argument("run_directory", type=click.Path(path_type=Path))
+@run_directory_argument
 @click.option(
     "--timeout",
     "timeout_s",
@@ -45,7 +46,7 @@ def stop_command(run_directory: Path, timeout_s: float) -> None:
 
 
 @click.command("workers")
-@click.argument("run_directory", type=click.Path(path_type=Path))
+@run_directory_argument
 @click.argument("action", required=False, type=click.Choice(["drain"]))
 @click.argument("name", required=False, metavar="[ID]")
 @click.option(

@@ -14,7 +14,7 @@ from prefixrl.common.host.process import own, write_atomically
 from prefixrl.common.run import json_lines
 from prefixrl.common.worker.command import settings_option
 from prefixrl.deploy.launch.launch import launch
-from prefixrl.deploy.runs.checkpoints import config_of, newest_checkpoint
+from prefixrl.deploy.runs.checkpoints import config_of, newest_checkpoint, run_directory_argument
 
 CHANGES_FILE = "changes.jsonl"
 CHANGEABLE = (
@@ -40,7 +40,7 @@ class ChangeLine(msgspec.Struct, frozen=True):
 
 
 @click.command()
-@click.argument("run_directory", type=click.Path(path_type=Path))
+@run_directory_argument
 @click.option(
     "--change",
     "changes",

@@ -15,11 +15,13 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.common.journal import journal
 from prefixrl.common.journal.records import VersionPublished
 from prefixrl.common.run.directory_format import check_holds_run, checkpoints
+from prefixrl.common.worker.command import PATH
 
 PLACE = ("directory", "launch", "slurm", "broker", "log")
 """Sections that say where a run is, not what it does."""
 LATEST, BEST = "latest", "best"
 CHECKPOINT = "Iterations trained, 0 for none, best, or latest (default)."
+run_directory_argument = click.argument("run_directory", type=PATH)
 ema_option = click.option(
     "--ema", "is_averaged", is_flag=True, help="Take the moving average of the weights."
 )

@@ -25,7 +25,7 @@ from prefixrl.common.run.documents import (
 from prefixrl.common.wire.messages.fields import shared
 from prefixrl.common.wire.messages.groups import ScoredGroup, StepScores, TextVerdict, VersionSpan
 from prefixrl.common.wire.packing import logprobs, token_ids
-from prefixrl.deploy.runs.checkpoints import config_of
+from prefixrl.deploy.runs.checkpoints import config_of, run_directory_argument
 
 
 class TrainedRow(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ class TrainedGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command("inspect")
-@click.argument("run_directory", type=click.Path(path_type=Path))
+@run_directory_argument
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per trained group.")
 @click.option(
     "--check", is_flag=True, help="Check instead that no group was lost, trained twice or too old."

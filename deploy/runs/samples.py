@@ -21,6 +21,7 @@ from prefixrl.common.run.tracker import SampleText
 from prefixrl.common.wire.messages.fields import shared
 from prefixrl.common.wire.messages.groups import UNJUDGED
 from prefixrl.common.wire.packing import pack_tokens, token_ids
+from prefixrl.deploy.runs.checkpoints import run_directory_argument
 from prefixrl.deploy.runs.inspect import TrainedGroup, newest_groups, trained_groups
 
 COMMONEST = 5
@@ -56,7 +57,7 @@ class ShownSamples(msgspec.Struct, frozen=True):
 
 
 @click.command("samples")
-@click.argument("run_directory", type=click.Path(path_type=Path))
+@run_directory_argument
 @click.option(
     "--iteration", type=click.IntRange(0), help="Of which iteration.  [default: the newest]"
 )

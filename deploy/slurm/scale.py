@@ -7,6 +7,7 @@ import click
 
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.directory_format import check_format
+from prefixrl.deploy.runs.checkpoints import run_directory_argument
 from prefixrl.deploy.slurm import scheduler
 from prefixrl.deploy.slurm.jobs import Submission, read_submission, script_path, write_submission
 from prefixrl.deploy.slurm.scheduler import QueuedJob
@@ -73,7 +74,7 @@ def _workers(directory: Path, role: Worker, submission: Submission) -> list[Queu
 
 
 @click.command("scale")
-@click.argument("run_directory", type=click.Path(path_type=Path))
+@run_directory_argument
 @click.argument("role", type=click.Choice(["rollouts", "scorers"]))
 @click.argument("count", type=click.IntRange(0))
 def scale_command(run_directory: Path, role: Literal["rollouts", "scorers"], count: int) -> None:

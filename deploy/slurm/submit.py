@@ -14,7 +14,7 @@ from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, to_copy
 from prefixrl.common.run.directory_format import check_format
-from prefixrl.common.worker.command import settings_option
+from prefixrl.common.worker.command import PATH, settings_option
 from prefixrl.deploy.slurm import scheduler
 from prefixrl.deploy.slurm.jobs import Submission, script_path, write_scripts, write_submission
 from prefixrl.deploy.slurm.script import ROLES, WORKERS, RunOnSlurm, Script, arrays, heterogeneous
@@ -100,7 +100,7 @@ LAYOUT = "A job of the learner and arrays of workers, or one heterogeneous job o
 
 
 @click.command("slurm")
-@click.argument("run_file", type=click.Path(path_type=Path))
+@click.argument("run_file", type=PATH)
 @click.option("--print", "action", flag_value="print", help="Print the job scripts.")
 @click.option(
     "--submit", "action", flag_value="submit", help="Submit them; the same command resumes a run."
