@@ -101,7 +101,7 @@ def markdown(table: dict[str, list[ArmResult]], report: Report) -> str:
         spread = f" ({max(0.0, low):.3f} to {min(1.0, high):.3f})" if low < high else ""
         mean = f"{figure.value:.3f}{spread}"
         lines.append([name, *cells, mean])
-    digests = {each.asked for found in table.values() for each in found}
+    digests = {each.questions_digest for found in table.values() for each in found}
     problems = next(iter(table.values()))[0].accuracy.problems
     same = (
         f"All rows are of the same {problems} held-out problems."

@@ -43,6 +43,7 @@ from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.broker.workers.identity import Start
+from prefixrl.learner.run.stop import Stop
 
 ROWS, TOKENS = 8, 64
 BATCH_GROUPS, STALENESS, RANKS = 512, 6, 2
@@ -136,11 +137,9 @@ class Ranks:
         self._publisher.published(note)
 
     def _train(self, rank: int) -> None:
-        client = BrokerClient(self._address)
+        client = BrokerClient(self._address, Stop(self._ending.is_set))
         for iteration in count():
-            found = client.next_batch(
-                GetBatch(iteration, rank, RANKS), READY_S, self._ending.is_set
-            )
+            found = client.next_batch(GetBatch(iteration, rank, RANKS), READY_S)
             if not isinstance(found, Batch):
                 return
             client.groups(iteration, range(rank, len(found.groups), RANKS))

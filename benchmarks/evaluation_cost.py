@@ -123,7 +123,7 @@ def versions_of(client: BrokerClient, version: int) -> list[int]:
     deadline_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline_s:
         progress, groups = client.evaluation(f"adapter@{version}")
-        if progress.done == progress.total:
+        if progress.judged == progress.total:
             return [group.version for group in groups]
         time.sleep(POLL_S)
     raise SystemExit(f"the evaluation of version {version} stands at {progress}")

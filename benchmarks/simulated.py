@@ -16,6 +16,7 @@ from prefixrl.common.wire.messages.groups import ScoredGroup
 from prefixrl.common.wire.messages.learner import Batch, GetBatch
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.processes.servers import Servers
+from prefixrl.learner.run.stop import Stop
 from prefixrl.learner.weights.publish import Publisher
 
 GROUPS = 16
@@ -74,9 +75,10 @@ def simulated_run(
 @contextmanager
 def learner(servers: Servers, config: RunConfig) -> Iterator[tuple[BrokerClient, Publisher]]:
     """A learner that trains nothing and has published version 0; it ends the run."""
-    client = BrokerClient(servers.address, servers.check)
+    stop = Stop(servers=servers)
+    client = BrokerClient(servers.address, stop)
     weights = Path(config.directory) / "weights"
-    publisher = Publisher(servers.address, weights, PROBE, False, servers.check)
+    publisher = Publisher(servers.address, weights, PROBE, False, stop)
     publisher.publish(0, {"weight": torch.zeros(4)}.items(), PROBE_LOGPROBS)
     yield client, publisher
     servers.expect_end()
@@ -87,7 +89,7 @@ def learner(servers: Servers, config: RunConfig) -> Iterator[tuple[BrokerClient,
 
 def take_batch(client: BrokerClient, iteration: int) -> tuple[Batch, list[ScoredGroup]]:
     """Return the whole batch of an iteration, once there is one, and its groups."""
-    answer = client.next_batch(GetBatch(iteration, 0, 1), PATIENCE_S, lambda: False)
+    answer = client.next_batch(GetBatch(iteration, 0, 1), PATIENCE_S)
     assert isinstance(answer, Batch), answer
     return answer, list(client.groups(iteration, range(len(answer.groups))).values())
 

@@ -13,7 +13,7 @@ _FILES = MemoryFiles()
 def snapshot_of(version: int, tensors: Mapping[str, torch.Tensor]) -> Snapshot:
     """A snapshot of tensors of this process, copied."""
     manifest = describe(version, tensors)
-    memory = _FILES.take(manifest.size_bytes)
+    memory = _FILES.take_memory(manifest.size_bytes)
     for entry in manifest.tensors:
         memory.view[entry.offset_bytes : entry.offset_bytes + entry.size_bytes] = as_bytes(
             tensors[entry.name]

@@ -39,6 +39,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.host.exit_codes import exit_codes
 from prefixrl.common.journal import journal
 from prefixrl.common.journal.history import History, history
+from prefixrl.learner.run.stop import Stop
 
 STALENESS, GROUPS, ROWS, SCORERS = 2, 32, 16, 3
 TRAINS_S = 0.3
@@ -122,11 +123,12 @@ def _learn(folder: Path) -> None:
     config = from_json((folder / "config.json").read_text(encoding="utf-8"))
     completed = int((folder / COUNTER).read_text()) if (folder / COUNTER).exists() else 0
     servers = Servers(config, folder, completed)
-    client = BrokerClient(servers.address, servers.check)
-    publisher = Publisher(servers.address, folder / "weights", PROBE, False, servers.check)
+    stop = Stop(servers=servers)
+    client = BrokerClient(servers.address, stop)
+    publisher = Publisher(servers.address, folder / "weights", PROBE, False, stop)
     while True:
         publisher.publish(completed, {"weight": torch.zeros(4)}.items(), PROBE_LOGPROBS)
-        answer = client.next_batch(GetBatch(completed, 0, 1), PATIENCE_S, lambda: False)
+        answer = client.next_batch(GetBatch(completed, 0, 1), PATIENCE_S)
         if not isinstance(answer, Batch):
             break
         groups = client.groups(completed, range(len(answer.groups)))

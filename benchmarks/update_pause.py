@@ -92,7 +92,7 @@ def run_rollout(config: RunConfig, updates: "SimpleQueue[Update]") -> None:
     link = Link(partial(address_in, Path(config.directory), "worker"), "rollout")
     welcome = link.welcome()
     link.name = welcome.worker
-    fetcher = Fetcher(WeightsSource.of(welcome, link.address))
+    fetcher = Fetcher(WeightsSource.from_welcome(welcome, link.address))
     engine = SimulatedEngine("rollout", config.simulated, config.rows_per_job("rollout"))
     rollout = TimedRollout(config, link, engine, ByteRenderer(), fetcher, config.adapter.model)
     rollout.updates = updates

@@ -97,8 +97,8 @@ def fetch(source: WeightsSource, pipe: "Connection[Any, Any]") -> None:
     pipe.send(READY)
     while (version := pipe.recv()) is not None:
         pulled_s, deltas = fetcher.counts.pull_s, fetcher.counts.delta
-        fetcher.want(version, "")
-        while (staged := fetcher.take()) is None:
+        fetcher.want_version(version, "")
+        while (staged := fetcher.take_snapshot()) is None:
             time.sleep(0.0005)
         assert staged.version == version
         pipe.send((fetcher.counts.pull_s - pulled_s, fetcher.counts.delta > deltas))

@@ -10,7 +10,7 @@ one answer away. No rank trains before every one is given the batch: each asks t
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,7 @@ import msgspec
 from torch import Tensor
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import Halted, NothingToTrain, NotSaved
+from prefixrl.common.errors import NothingToTrain, NotSaved
 from prefixrl.common.evaluation.accuracy import Point
 from prefixrl.common.host.service import Service
 from prefixrl.common.journal.crash_points import crash_point
@@ -39,6 +39,7 @@ from prefixrl.learner.processes.servers import Servers
 from prefixrl.learner.run import summary
 from prefixrl.learner.run.metrics import MetricsLog, Times
 from prefixrl.learner.run.retention import is_milestone, prune
+from prefixrl.learner.run.stop import Stop, halted
 from prefixrl.learner.run.tracking import Tracking
 from prefixrl.learner.run.uploads import Uploads, counts
 from prefixrl.learner.training import checkpoint
@@ -87,7 +88,7 @@ class Learner:
     models: Models
     rank_zero: RankZeroParts | None
     problems: int
-    stopped: Callable[[], bool]
+    stop: Stop
     probe: Sequence[ProbeRow]
     iteration: int = 0
     started_s: float = field(default_factory=time.monotonic)
@@ -123,11 +124,11 @@ class Learner:
                 self.save_if_due()
                 self.check_background()
         except NothingToTrain as fault:
-            self.give_up(fault)
+            self.give_up_run(fault)
             raise
         self.save()
         if self.is_stopping:
-            raise self.halted()
+            raise halted(self.iteration)
         self.finish()
 
     def next_batch(self) -> PlannedBatch | None:
@@ -139,7 +140,7 @@ class Learner:
         waited_from_s = time.monotonic()
         rank, ranks = self.models.rank, self.models.world_size
         batch = self.client.next_batch(
-            GetBatch(self.iteration, rank, ranks), self.config.learner.batch_timeout_s, self.stopped
+            GetBatch(self.iteration, rank, ranks), self.config.learner.batch_timeout_s
         )
         self.first_batch_s = self.first_batch_s or time.monotonic()
         self.is_stopping = isinstance(batch, Halt)
@@ -196,8 +197,8 @@ class Learner:
         logprobs = self.models.probe_logprobs(
             self.probe, most_tokens=self.config.learner.micro_batch_tokens
         )
-        named = self.models.actor.full_tensors(self.sends)
-        weights = ((name.removeprefix("model."), tensor) for name, tensor in named)
+        parameters = self.models.actor.full_tensors(self.sends)
+        weights = ((name.removeprefix("model."), tensor) for name, tensor in parameters)
         if not self.rank_zero:
             for _ in weights:  # each is gathered from all ranks
                 pass
@@ -231,11 +232,11 @@ class Learner:
 
     def save_if_due(self) -> None:
         """Checkpoint on the configured iterations; one that failed is tried after 1, 2, 4, ... more."""
-        kept, every = self.config.checkpoint, self.config.checkpoint.every
+        section, every = self.config.checkpoint, self.config.checkpoint.every
         is_regular = every and self.iteration % every == 0
-        is_judged = kept.keep_best and self.iteration % self.config.evaluation.every == 0
+        is_judged = section.keep_best and self.iteration % self.config.evaluation.every == 0
         is_due = (
-            is_regular or is_judged or self.unsaved or is_milestone(self.iteration, kept.growth)
+            is_regular or is_judged or self.unsaved or is_milestone(self.iteration, section.growth)
         )
         if not is_due or self.iteration < self.save_next:
             return
@@ -271,12 +272,12 @@ class Learner:
 
     def remove_old(self, zero: RankZeroParts) -> None:
         """Remove the checkpoints that nothing keeps."""
-        kept, awaited, curve = self.config.checkpoint, frozenset[int](), list[Point]()
-        if kept.keep_best:
+        section, awaited, curve = self.config.checkpoint, frozenset[int](), list[Point]()
+        if section.keep_best:
             awaited, curve = zero.arms.awaited, zero.arms.curve()
         with zero.uploads.paused() as uploading:
-            gone = prune(self.directory / "checkpoints", kept, curve, awaited | uploading)
-        zero.uploads.warn_of_removed(gone)
+            removed = prune(self.directory / "checkpoints", section, curve, awaited | uploading)
+        zero.uploads.warn_of_removed(removed)
 
     def patience(self) -> AbstractContextManager[None]:
         """Return the time in which rank 0 writes, and shows no sign of life."""
@@ -294,19 +295,12 @@ class Learner:
             if self.rank_zero.tracking:
                 self.rank_zero.tracking.check()
 
-    def give_up(self, fault: NothingToTrain) -> None:
+    def give_up_run(self, fault: NothingToTrain) -> None:
         """Save, then stop broker and workers: a restart would fail as well. Every rank calls it."""
         self.save()
         if self.rank_zero:
             self.rank_zero.servers.expect_end()
             self.client.stop(str(fault))
-
-    def halted(self) -> Halted:
-        """Make the error that ends a stopped rank; the newest checkpoint is of this iteration."""
-        return Halted(
-            f"stopped as asked after {self.iteration} iterations, not finished; everything is saved, start it "
-            f"again to resume"
-        )
 
     def finish(self) -> None:
         """Evaluate the last version, write the summary, end the run.
@@ -319,9 +313,9 @@ class Learner:
             return
         with self.patience():
             self.rank_zero.publisher.flush(self.iteration)
-        self.rank_zero.arms.finish(self.raise_if_hopeless)
+        self.rank_zero.arms.finish()
         self.remove_old(self.rank_zero)
-        self.rank_zero.uploads.wait(self.raise_if_hopeless)
+        self.rank_zero.uploads.wait(self.stop, self.iteration)
         metrics, up_s = self.rank_zero.metrics, time.monotonic() - self.started_s
         result = summary.summarise(
             self.client.status(),
@@ -334,14 +328,8 @@ class Learner:
             msgspec.structs.replace(result, uploads=counts(self.directory)), self.directory
         )
         write = partial(summary.write, merged, self.directory)
-        when_there_is_room(write, self.directory, "the summary", self.raise_if_hopeless)
+        end_judging = partial(self.stop.end_judging, self.iteration)
+        when_there_is_room(write, self.directory, "the summary", end_judging)
         log.info("finished after %d iterations", self.iteration)
         self.rank_zero.servers.expect_end()
         self.client.stop("the run is finished")
-
-    def raise_if_hopeless(self) -> None:
-        """Raise if waiting for the last evaluation is useless: a stop, or a lost server."""
-        if self.stopped() or self.client.is_halting:
-            raise self.halted()
-        assert self.rank_zero, "only rank 0 judges"
-        self.rank_zero.servers.check()

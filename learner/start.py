@@ -9,7 +9,7 @@ from pathlib import Path
 
 from prefixrl.common.config.foreign.verifier import WITH_MATHEMATICAL_GOLD
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import DataError, Halted, PeerLost, TrainingFault
+from prefixrl.common.errors import DataError, PeerLost, TrainingFault
 from prefixrl.common.host.hub import model_folder
 from prefixrl.common.host.process import without_gc
 from prefixrl.common.host.service import Service
@@ -24,6 +24,7 @@ from prefixrl.learner.data import problems
 from prefixrl.learner.data.gold_check import GoldCheck
 from prefixrl.learner.processes.servers import CLOSE_S, Servers
 from prefixrl.learner.run.directory import RunDirectory, check_ports_are_free
+from prefixrl.learner.run.stop import Stop
 from prefixrl.learner.run.tracking import FLUSH_S as TRACKING_FLUSH_S
 from prefixrl.learner.run.tracking import Tracking, check_packages
 from prefixrl.learner.run.uploads import Uploads, check_command
@@ -53,8 +54,8 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
         with run_directory.end_noted():
             _lead(config, run_directory.path, read, ranks, stopped)
     else:
-        with _memory_told(config):
-            _run(config, (rank, ranks), None, stopped, None)
+        with _memory_fault_explained(config):
+            _run(config, (rank, ranks), None, Stop(stopped), None)
 
 
 def _lead(
@@ -74,9 +75,7 @@ def _lead(
             f"adapter.init_from = {init_from!r} is a damaged checkpoint: {fault}; choose another one"
         )
     completed, service = _completed(directory), Service(stopped=stopped)
-    servers = Servers(
-        config, directory, completed, ranks=ranks, raise_if_stopped=partial(_halt_if, stopped)
-    )
+    servers = Servers(config, directory, completed, ranks=ranks, stop=Stop(stopped))
     golds = None
     try:
         answers = [each for each in training if each.code in WITH_MATHEMATICAL_GOLD]
@@ -84,26 +83,14 @@ def _lead(
             golds = GoldCheck(answers, directory, config.scorer.verify_timeout_s)
         service.ready(f"serving {config.directory} at iteration {completed}, loading models")
         service.be_patient(LOAD_S)
-        with _memory_told(config):
-            _run(config, (0, ranks), servers, _watched(stopped, service), service)
+        with _memory_fault_explained(config):
+            _run(config, (0, ranks), servers, Stop(stopped, service, servers), service)
     finally:
         service.stopping()
         with service.patience(CLOSE_S):
             if golds:
                 golds.close()
             servers.close()
-
-
-def _watched(stopped: Callable[[], bool], service: Service) -> Callable[[], bool]:
-    """Return `stopped` as a sign of life, too: every wait of the learner asks it, turn by turn."""
-
-    def asked() -> bool:
-        service.alive(None)
-        if is_stopped := stopped():
-            service.stopping()
-        return is_stopped
-
-    return asked
 
 
 def _completed(directory: Path) -> int:
@@ -124,13 +111,13 @@ def _run(
     config: RunConfig,
     rank_and_count: tuple[int, int],
     servers: Servers | None,
-    stopped: Callable[[], bool],
+    stop: Stop,
     service: Service | None,
 ) -> None:
     directory, serving = Path(config.directory), contextlib.ExitStack()
     if servers:
         serving.enter_context(exposed(config.log, "learner", partial(numbers_of_run, directory)))
-    client = BrokerClient(servers.address, servers.check) if servers else join(directory, stopped)
+    client = BrokerClient(servers.address, stop) if servers else join(directory, stop)
     # Rank 0 has written them down before its broker was there.
     training = problems.training(config)
     # Heavy imports from here on; the workers are loading their models at the same time.
@@ -145,11 +132,7 @@ def _run(
         from prefixrl.learner.weights.probe import make_probe
         from prefixrl.learner.weights.publish import FLUSH_S, Publisher
 
-    arms = (
-        Arms(config, client, directory, servers.completed, partial(_raise_if, stopped))
-        if servers
-        else None
-    )
+    arms = Arms(config, client, directory, servers.completed, stop) if servers else None
     if servers and arms:
         arms.ask_before_training()
     models = Models.load(config, *rank_and_count, model_folder(config.adapter.start))
@@ -171,17 +154,17 @@ def _run(
             directory / "weights",
             probe,
             config.learner.weight_deltas,
-            servers.check,
+            stop,
         )
         assert service, "rank 0 speaks for the learner"
         forecast = forecast_gib(config, training) if models.device.type == "cuda" else {}
-        metrics = MetricsLog(directory, iteration, partial(_raise_if, stopped), forecast)
+        metrics = MetricsLog(directory, iteration, stop, forecast)
         uploads = Uploads(directory, config.checkpoint)
         tracking = Tracking(directory) if config.log.chosen_trackers else None
         rank_zero = RankZeroParts(servers, weights, arms, metrics, service, uploads, tracking)
         models.on_forward = service.progressed
     learner = Learner(
-        config, directory, client, models, rank_zero, len(training), stopped, probe, iteration
+        config, directory, client, models, rank_zero, len(training), stop, probe, iteration
     )
     learner.saved = iteration if state else -1
     try:
@@ -199,7 +182,7 @@ def _run(
 
 
 @contextlib.contextmanager
-def _memory_told(config: RunConfig) -> Iterator[None]:
+def _memory_fault_explained(config: RunConfig) -> Iterator[None]:
     """Turn a device without room into a TrainingFault that names what would help."""
     try:
         yield
@@ -216,51 +199,46 @@ def _memory_told(config: RunConfig) -> Iterator[None]:
             budget.device_bytes(config) or 0,
             report.forecast(config).prompt_tokens,
         )
-        told = budget.out_of_memory(config, prompt_tokens, limit, peak)
+        advice = budget.out_of_memory(config, prompt_tokens, limit, peak)
         raise TrainingFault(
-            f"the learner's device has no room left: {told} ({str(error).partition('. ')[0]})"
+            f"the learner's device has no room left: {advice} ({str(error).partition('. ')[0]})"
         ) from error
-
-
-def _raise_if(stopped: Callable[[], bool]) -> None:
-    if stopped():
-        raise TrainingFault(
-            "asked to stop while the disk is full: neither this nor a checkpoint can be written; iterations after the "
-            "newest checkpoint are trained again"
-        )
-
-
-def _halt_if(stopped: Callable[[], bool]) -> None:
-    if stopped():
-        raise Halted(
-            "stopped as asked while the servers of the run began; everything is as it was, start it again"
-        )
 
 
 class _Moved(PeerLost):
     """The broker listens at another address now."""
 
 
-def join(directory: Path, stopped: Callable[[], bool] = lambda: False) -> BrokerClient:
+class _BrokerAddress:
+    """The address of rank 0's broker, as a rank above 0 found it in the run directory."""
+
+    def __init__(self, directory: Path, stop: Stop) -> None:
+        """Wait for the file that names it."""
+        self._directory = directory
+        self._stop = stop
+        self.address = _address(directory, stop)
+
+    def check(self) -> None:
+        """Raise `_Moved` if the broker listens at another address now."""
+        now = _address(self._directory, self._stop)
+        if now != self.address:
+            raise _Moved(f"the broker has moved from {self.address.endpoint} to {now.endpoint}")
+
+
+def join(directory: Path, stop: Stop) -> BrokerClient:
     """Connect a rank above 0 to rank 0's broker; a file in the run directory names its endpoint.
 
     A file of an earlier start may stand there while rank 0 reads its data and the broker its journal.
     """
     while True:
-        address = _address(directory, stopped)
+        broker = _BrokerAddress(directory, stop)
         try:
-            return BrokerClient(address, partial(_check_stays, directory, address, stopped))
+            return BrokerClient(broker.address, stop.beside(broker))
         except _Moved as moved:
             log.info("%s", moved)
 
 
-def _check_stays(directory: Path, address: Address, stopped: Callable[[], bool]) -> None:
-    now = _address(directory, stopped)
-    if now != address:
-        raise _Moved(f"the broker has moved from {address.endpoint} to {now.endpoint}")
-
-
-def _address(directory: Path, stopped: Callable[[], bool]) -> Address:
+def _address(directory: Path, stop: Stop) -> Address:
     """Wait for the file with the endpoint of rank 0's broker, and return its address."""
     from_s, wait = time.monotonic(), WaitLog(f"rank 0 to start its broker in {directory}")
     while True:
@@ -270,6 +248,6 @@ def _address(directory: Path, stopped: Callable[[], bool]) -> Address:
         waited_s = time.monotonic() - from_s
         if waited_s > ANSWER_S:
             raise PeerLost(f"rank 0 wrote no broker endpoint to {directory} within {ANSWER_S:g} s")
-        _halt_if(stopped)
+        stop.end_start()
         wait.log_progress(waited_s)
         time.sleep(0.1)

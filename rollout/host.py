@@ -28,7 +28,7 @@ LOOK_EVERY_S = 0.02
 STILL_S = 5.0
 """Time without a sign of the puller after which another one pulls for itself."""
 LOCKS = 64
-"""Lock files; versions share them, and none is ever removed."""
+"""Number of lock files. Versions share them; they are never removed."""
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -44,13 +44,13 @@ class HostShare:
     def _prepare(self) -> bool:
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            found = self._folder.lstat()
+            status = self._folder.lstat()
         except OSError as error:
             log.info("weights are not shared on this host: %s", error)
             return False
         is_own = (
-            found.st_uid == os.geteuid()
-            and not found.st_mode & 0o077
+            status.st_uid == os.geteuid()
+            and not status.st_mode & 0o077
             and not self._folder.is_symlink()
         )
         if not is_own:
@@ -59,9 +59,9 @@ class HostShare:
             )
         return is_own
 
-    def find(self, digest: str, size_bytes: int) -> Memory | None:
-        """Return the memory that another process staged a version in; None where there is none."""
-        note = self._note(digest)
+    def find_memory(self, digest: str, size_bytes: int) -> Memory | None:
+        """Return the memory in which another process staged a version, or None."""
+        note = self._note_path(digest)
         try:
             path = note.read_text(encoding="utf-8")
             memory = map_shared(path, size_bytes)
@@ -74,7 +74,7 @@ class HostShare:
 
     @contextlib.contextmanager
     def turn(self, digest: str, is_there: Callable[[], bool]) -> Iterator[Callable[[], None]]:
-        """Wait until this process may pull a version, or `is_there`; yield a call that is a sign of life meanwhile."""
+        """Wait for the turn to pull a version, or until `is_there`; yield a call that gives a sign of life."""
         try:
             lock = self._folder / f"lock-{crc32(digest.encode()) % LOCKS}"
             descriptor = (
@@ -103,21 +103,21 @@ class HostShare:
                 if not os.path.exists(note.read_text(encoding="utf-8")):
                     note.unlink()  # its owner is gone
         with contextlib.suppress(OSError):
-            write_atomically(self._note(digest), memory.path)
-            # The name alone: what holds the memory would keep it for ever.
+            write_atomically(self._note_path(digest), memory.path)
+            # Only the path: a reference to the memory would keep it for ever.
             memory.on_release.append(partial(self._forget, digest, memory.path))
 
     def _forget(self, digest: str, path: str) -> None:
         with contextlib.suppress(OSError):
-            if self._note(digest).read_text(encoding="utf-8") == path:
-                self._note(digest).unlink()
+            if self._note_path(digest).read_text(encoding="utf-8") == path:
+                self._note_path(digest).unlink()
 
-    def _note(self, digest: str) -> Path:
+    def _note_path(self, digest: str) -> Path:
         return self._folder / f"note-{digest}"
 
 
 def _wait_for(descriptor: int, is_there: Callable[[], bool]) -> bool:
-    """Wait for a lock; True with it, False when the version came or the holder stands still."""
+    """Wait for the lock. Returns False if the version arrives first or the holder makes no progress."""
     seen_ns, since_s = -1, time.monotonic()
     while True:
         with contextlib.suppress(BlockingIOError):

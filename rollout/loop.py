@@ -96,7 +96,7 @@ class Rollout(WorkLoop[PrefixTask]):
 
     def _step(self) -> None:
         for result in self._engine.step(IDLE_S):
-            self._take(result)
+            self._take_result(result)
         self._swap_weights()
         vitals = self._link.vitals
         vitals.progress, vitals.tokens = self._engine.progress, self._engine.tokens
@@ -109,11 +109,11 @@ class Rollout(WorkLoop[PrefixTask]):
     def _handle(self, message: FromBroker) -> None:
         match message:
             case Beat(latest) if latest is not None and self.swap.news(latest):
-                self._fetcher.want(latest.version, latest.digest)
+                self._fetcher.want_version(latest.version, latest.digest)
             case Swap():
                 self.swap.granted()
             case Welcome():
-                self._fetcher.use(WeightsSource.of(message, self._link.address))
+                self._fetcher.use(WeightsSource.from_welcome(message, self._link.address))
                 super()._handle(message)
             case Probed(version=version, outcome="refused"):
                 log.warning(
@@ -137,8 +137,8 @@ class Rollout(WorkLoop[PrefixTask]):
     def _deliver_held(self) -> None:
         """Deliver the results that were kept back: the installed weights are proved."""
         self.swap.proved()
-        held, self._held = self._held, []
-        for result in held:
+        results, self._held = self._held, []
+        for result in results:
             self._deliver(result)
 
     def _start(self, task: PrefixTask) -> None:
@@ -164,7 +164,7 @@ class Rollout(WorkLoop[PrefixTask]):
         except ValueError as error:
             return cut_text(str(error))
 
-    def _take(self, result: JobResult) -> None:
+    def _take_result(self, result: JobResult) -> None:
         """Deliver a finished job, keep it until its weights are proved, or hand it back."""
         if result.key in self._unusable:
             self._hand_back(result.key)
@@ -215,13 +215,13 @@ class Rollout(WorkLoop[PrefixTask]):
             )
         name, kind, took_s = task.task, task.kind, result.elapsed_s
         oldest = min(_versions(result), default=task.version)
-        digest, done = self.swap.digest_of[oldest], tuple(groups)
+        digest, sampled = self.swap.digest_of[oldest], tuple(groups)
         message = Prefixes(
             task=name,
             kind=kind,
             version=oldest,
             weights_digest=digest,
-            groups=done,
+            groups=sampled,
             elapsed_s=took_s,
         )
         crash_point("prefixes.sampled")
@@ -235,7 +235,7 @@ class Rollout(WorkLoop[PrefixTask]):
 
     def _swap_weights(self) -> None:
         now_s = time.monotonic()
-        self.swap.stage(self._fetcher.take())
+        self.swap.stage(self._fetcher.take_snapshot())
         if not self._drain.is_on and (offer := self.swap.offer(now_s)) is not None:
             self._link.send(offer)
             self._hand_back_waiting()

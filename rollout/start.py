@@ -19,7 +19,7 @@ def load(session: WorkerSession) -> Rollout:
     engine = make_engine(config.rollout.engine, session.model, "rollout", config)
     renderer = texts_of(config, "rollout", session.model)
     log_warnings(config, "rollout", renderer)
-    fetcher = Fetcher(WeightsSource.of(session.welcome, session.link.address))
+    fetcher = Fetcher(WeightsSource.from_welcome(session.welcome, session.link.address))
     rollout = Rollout(config, session.link, engine, renderer, fetcher, session.model)
     log.info("loaded: %s", start_line(config.rollout.device, f"{engine.name} engine", engine.about))
     rollout.say_ready()

@@ -123,8 +123,8 @@ class WeightSwap:
         self._refusals = 0
         self.version, self.digest = snapshot.version, snapshot.manifest.digest
         oldest = min((task.version for task in open_tasks), default=self.version)
-        known = {each: digest for each, digest in self.digest_of.items() if each >= oldest}
-        self.digest_of = known | {self.version: self.digest}
+        known_digests = {each: digest for each, digest in self.digest_of.items() if each >= oldest}
+        self.digest_of = known_digests | {self.version: self.digest}
         self.is_proved = False
         self._proof = Installed(
             self.version, self.digest, pack_logprobs(engine.score(rows)), self._before
@@ -137,8 +137,11 @@ class WeightSwap:
     def unclear(self, checksum: Callable[[], EngineChecksum]) -> None:
         """Add the checksum of the installed weights to the proof, if it has none, and have it sent again."""
         if not self.is_proved and self._proof is not None and self._proof.checksum is None:
-            named = msgspec.structs.replace(checksum(), before=self._checksum)
-            self._proof, self._proof_s = msgspec.structs.replace(self._proof, checksum=named), 0.0
+            checksummed = msgspec.structs.replace(checksum(), before=self._checksum)
+            self._proof, self._proof_s = (
+                msgspec.structs.replace(self._proof, checksum=checksummed),
+                0.0,
+            )
 
     def proof(self, now_s: float) -> Installed | None:
         """Return the probe when it is time to send it."""

@@ -1,7 +1,7 @@
 """The fetching of published weights while the engine works: piece by piece, all or nothing.
 
     manifest ─▶ pieces of the snapshot, or of the deltas from the one held ─▶ staged in memory, checked as they come ─▶
-    take()
+    take_snapshot()
 
 A version is handed out with every checksum proved, or asked for again and counted: damaged bytes are thrown away and
 all of them pulled again, pieces that arrived before a connection was lost are kept.
@@ -48,7 +48,7 @@ DRAIN_S = 60.0
 """Time between looks at a connection that nothing goes over."""
 DAMAGED_PULLS_ALLOWED = 3
 USELESS_ANSWERS_ALLOWED = 100
-"""In a row; more than the pieces that are under way when a pull is given up."""
+"""Useless answers in a row; more than the pieces under way when a pull is given up."""
 NOTHING = -1, ""
 """Version and digest before anything is fetched."""
 
@@ -59,7 +59,7 @@ class PullCounts:
 
     full: int = 0
     delta: int = 0
-    shared: int = 0
+    from_host: int = 0
     """Versions that another rollout of this host had pulled."""
     wire_bytes: int = 0
     """Bytes of pieces, those of given-up pulls included."""
@@ -80,7 +80,7 @@ class WeightsSource:
     """None at the local endpoint, which needs none."""
 
     @classmethod
-    def of(cls, welcome: Welcome, broker: Address) -> "WeightsSource":
+    def from_welcome(cls, welcome: Welcome, broker: Address) -> "WeightsSource":
         """Choose the local endpoint where it is this user's, on this host; else the encrypted way."""
         # Without encryption the bytes come nearly three times as fast (benchmarks/weight_transfer.py).
         local = Path(welcome.local_weights_endpoint.removeprefix("ipc://"))
@@ -98,10 +98,10 @@ class WeightsSource:
 
 
 class Fetcher:
-    """Background fetcher: `want` names a version, `take` returns the newest complete one."""
+    """Background fetcher: `want_version` names a version, `take_snapshot` returns the newest complete one."""
 
     def __init__(self, source: WeightsSource, host: HostShare | None = None) -> None:
-        """Share what is fetched with the other rollouts of `host`, by default all of this user here."""
+        """Share versions with the other rollouts of `host`, by default all of this user here."""
         self._source = source
         self._wanted = self._have = NOTHING
         self._served = NOTHING
@@ -111,7 +111,7 @@ class Fetcher:
         self._failure: BaseException | None = None
         self._damaged_in_a_row = self._useless_in_a_row = 0
         self._must_pull = False
-        """True if what others pulled is not to be trusted either."""
+        """True if versions that other rollouts pulled are not to be trusted either."""
         self._files = MemoryFiles()
         self._host = HostShare() if host is None else host
         self._held: Snapshot | None = None
@@ -121,7 +121,7 @@ class Fetcher:
         keep_receive_buffers()
         threading.Thread(target=self._run, name="weights", daemon=True).start()
 
-    def want(self, version: int, digest: str) -> None:
+    def want_version(self, version: int, digest: str) -> None:
         """Fetch these weights unless they are fetched; a resumed learner publishes a version again."""
         is_another = version == self._wanted[0] and digest != self._wanted[1]
         if version > self._wanted[0] or is_another:
@@ -139,8 +139,8 @@ class Fetcher:
         self._have = self._served = NOTHING
         self._changed.set()
 
-    def take(self) -> Snapshot | None:
-        """Return the newest complete snapshot since the last call; raises what ended the fetching."""
+    def take_snapshot(self) -> Snapshot | None:
+        """Return the newest complete snapshot since the last call; raises the error that ended the thread."""
         if self._failure is not None:
             raise self._failure
         newest = None
@@ -165,12 +165,15 @@ class Fetcher:
                         secrets.token_hex(8).encode(),
                         self._source.key,
                     )
-                wanted = self._wanted
-                is_missing = wanted not in (self._have, self._served) and wanted[0] >= self._have[0]
-                if is_missing and not self._fetch(client, wanted):
+                version_digest = self._wanted
+                is_missing = (
+                    version_digest not in (self._have, self._served)
+                    and version_digest[0] >= self._have[0]
+                )
+                if is_missing and not self._fetch(client, version_digest):
                     self._changed.set()  # try again: the version or the server may be another one by then
         except BaseException as error:
-            # Raised in `take`: a rollout that never saw it would stay at its version for ever.
+            # Raised in `take_snapshot`: a rollout that never saw it would stay at its version for ever.
             if not isinstance(error, PrefixRLError):
                 log.exception("fetching weights from %s failed", self._source.endpoint)
             self._failure = error
@@ -179,22 +182,27 @@ class Fetcher:
                 client.close()
             self._files.close()
 
-    def _fetch(self, client: Client[FromWeights, ToWeights], wanted: tuple[int, str]) -> bool:
+    def _fetch(
+        self, client: Client[FromWeights, ToWeights], version_digest: tuple[int, str]
+    ) -> bool:
         """Try once; raises PeerLost when a version arrived damaged too often."""
         started_s = time.monotonic()
         try:
-            snapshot = self._held = self._shared_pull(client, wanted[0])
+            snapshot = self._held = self._shared_pull(client, version_digest[0])
         except (BadSnapshot, Malformed) as error:
-            self._give_up_damaged(wanted[0], error)
+            self._give_up_damaged(version_digest[0], error)
             return False
         except (PeerLost, OSError) as error:
             self.counts.retries += 1
-            log.warning("weights of version %d: %s; asking again", wanted[0], error)
+            log.warning("weights of version %d: %s; asking again", version_digest[0], error)
             time.sleep(ASK_AGAIN_S)
             return False
         self._staging, self._damaged_in_a_row, self._must_pull = None, 0, False
         self.counts.pull_s += time.monotonic() - started_s
-        self._have, self._served = (snapshot.manifest.version, snapshot.manifest.digest), wanted
+        self._have, self._served = (
+            (snapshot.manifest.version, snapshot.manifest.digest),
+            version_digest,
+        )
         self._staged.put(snapshot)
         return True
 
@@ -216,20 +224,22 @@ class Fetcher:
         """Return `version`, or the newest one where that is gone, pulled here or by another rollout."""
         manifest = self._manifest(client, version)
         check_manifest(manifest)
-        found: list[Memory] = []
+        memories: list[Memory] = []
 
         def is_there() -> bool:
             memory = (
-                None if self._must_pull else self._host.find(manifest.digest, manifest.size_bytes)
+                None
+                if self._must_pull
+                else self._host.find_memory(manifest.digest, manifest.size_bytes)
             )
-            found.extend([memory] if memory is not None else [])
-            return bool(found)
+            memories.extend([memory] if memory is not None else [])
+            return bool(memories)
 
         with self._host.turn(manifest.digest, is_there) as alive:
-            if found or is_there():
+            if memories or is_there():
                 self._staging = None
-                self.counts.shared += 1
-                return Snapshot(manifest, found[0])
+                self.counts.from_host += 1
+                return Snapshot(manifest, memories[0])
             staging = self._pull(client, manifest, alive)
             snapshot = staging.finish()
             self._host.announce(manifest.digest, snapshot.memory)
@@ -258,7 +268,9 @@ class Fetcher:
         """Return the interrupted pull of the same bytes, else a fresh start."""
         if self._staging is None or self._staging.manifest != manifest:
             self._staging = None  # frees its memory for the next one
-            self._staging = Staging(manifest, self._files.take(manifest.size_bytes), self._held)
+            self._staging = Staging(
+                manifest, self._files.take_memory(manifest.size_bytes), self._held
+            )
         return self._staging
 
     def _receive(

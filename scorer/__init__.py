@@ -1,8 +1,9 @@
 """The scorer worker: the frozen target continues prefixes, and the answers are judged.
 
-Started as `prefixrl-scorer --connect tcp://host:port`, anywhere, any number of times; it may be killed at any time. It
-never receives weights. Answers are verified in child processes while the engine goes on decoding. In direct mode there
-is no target: a scorer decodes the adapter's answers and verifies them.
+Started as `prefixrl-scorer --connect tcp://host:port`, anywhere, any number of times; it may be
+killed at any time. It never receives weights. Answers are verified in child processes while the
+engine goes on decoding. In direct mode there is no target: a scorer decodes the adapter's answers
+and verifies them.
 
 __main__.py  the command
 start.py     loading what a scorer needs, after the broker's Welcome

@@ -2,8 +2,9 @@
 
     job ── ask ──▶ rows not in the cache, once each ──▶ engine ── its result ── answer ──▶ completions of the job
 
-A greedy completion follows from the row's tokens, the decoding settings and the model, which a scorer never changes.
-Sampled rows have draws of their own: their jobs pass unchanged, and so does every job without `scorer.cache_bytes`.
+A greedy completion follows from the row's tokens, the decoding settings and the model, which a
+scorer never changes. Sampled rows have draws of their own: their jobs pass unchanged, and so does
+every job without `scorer.cache_bytes`.
 """
 
 from collections import OrderedDict
@@ -29,7 +30,7 @@ class Completion:
     tokens: TokenIds
     finish: Finish
     was_cached: bool = False
-    """True if the engine wrote none of it for this row."""
+    """True if the engine wrote no token of it for this row."""
     text: str | None = None
     """The completion as text, from an engine that returns text instead of ids."""
     error: str = ""
@@ -46,10 +47,10 @@ class GreedyCache:
 
     def get(self, key: Key) -> Completion | None:
         """Return the completion of a key, if it is cached."""
-        found = self._entries.get(key)
-        if found is not None:
+        completion = self._entries.get(key)
+        if completion is not None:
             self._entries.move_to_end(key)
-        return found
+        return completion
 
     def put(self, key: Key, completion: Completion) -> None:
         """Keep a completion, unless its key has one or it is larger than the whole cache."""
@@ -68,13 +69,13 @@ def _entry_bytes(key: Key, completion: Completion) -> int:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _OpenJob:
     """A job under way."""
 
     keys: tuple[Key, ...]
     """One per row."""
-    known: dict[Key, Completion]
-    """Cached completions, held here because the cache may drop them before the job is done."""
+    cached: dict[Key, Completion]
+    """Cached completions, kept here because the cache may drop them before the job is done."""
 
 
 class Completions:
@@ -82,53 +83,59 @@ class Completions:
 
     def __init__(self, limit_bytes: int) -> None:
         self._cache = GreedyCache(limit_bytes)
-        self._asked: dict[str, _Asked] = {}
+        self._open_jobs: dict[str, _OpenJob] = {}
 
-    def ask(self, job: Job) -> Job | None:
-        """Return the engine's part of a job, None if all is cached; then call `answer` or `forget`."""
+    def missing_part(self, job: Job) -> Job | None:
+        """Return the engine's part of a job, None if all is cached; then call `all_completions` or `forget_job`."""
         if job.sampling.temperature > 0 or not self._cache.limit_bytes:
             return job
         keys = tuple((row.tobytes(), job.sampling, job.stop_tokens) for row in job.rows)
-        known = {key: found for key in keys if (found := self._cache.get(key)) is not None}
-        self._asked[job.key] = _Asked(keys, known)
-        rows = _first_of_each(keys, known)
+        cached: dict[Key, Completion] = {}
+        for key in keys:
+            completion = self._cache.get(key)
+            if completion is not None:
+                cached[key] = completion
+        self._open_jobs[job.key] = _OpenJob(keys, cached)
+        rows = _first_rows(keys, cached)
         return _part(job, rows) if rows else None
 
-    def forget(self, key: str) -> None:
+    def forget_job(self, key: str) -> None:
         """Drop the job of this key, which will not be done."""
-        self._asked.pop(key, None)
+        self._open_jobs.pop(key, None)
 
-    def answer(self, key: str, done: Sequence[Continuation]) -> list[Completion]:
-        """Return the completions of all rows of a job; `done`: the completions by the engine."""
-        asked = self._asked.pop(key, None)
-        if asked is None:
-            return [_completion(each, each.tokens) for each in done]
-        written: dict[Key, Completion] = {}
-        missing = _first_of_each(asked.keys, asked.known)
-        for row, each in zip(missing, done, strict=True):
+    def all_completions(self, key: str, written: Sequence[Continuation]) -> list[Completion]:
+        """Return the completions of all rows of a job. `written` are the engine's completions of its missing part."""
+        job = self._open_jobs.pop(key, None)
+        if job is None:
+            return [_completion(row, row.tokens) for row in written]
+        fresh: dict[Key, Completion] = {}
+        missing = _first_rows(job.keys, job.cached)
+        for row, continuation in zip(missing, written, strict=True):
             # A copy: a row of a job's matrix would keep the matrix.
-            written[asked.keys[row]] = _completion(each, each.tokens.copy())
-        for found, completion in written.items():
+            fresh[job.keys[row]] = _completion(continuation, continuation.tokens.copy())
+        for row_key, completion in fresh.items():
             if completion.finish != "error":
-                self._cache.put(found, completion)
-        first = set(missing)
-        return [
-            written[found]
-            if row in first
-            else replace(asked.known.get(found) or written[found], was_cached=True)
-            for row, found in enumerate(asked.keys)
-        ]
+                self._cache.put(row_key, completion)
+        first_rows = set(missing)
+        completions = []
+        for row, row_key in enumerate(job.keys):
+            if row in first_rows:
+                completions.append(fresh[row_key])
+            else:
+                earlier = job.cached.get(row_key) or fresh[row_key]
+                completions.append(replace(earlier, was_cached=True))
+        return completions
 
 
-def _completion(done: Continuation, tokens: TokenIds) -> Completion:
-    return Completion(tokens, done.finish, text=done.text, error=done.error)
+def _completion(written: Continuation, tokens: TokenIds) -> Completion:
+    return Completion(tokens, written.finish, text=written.text, error=written.error)
 
 
-def _first_of_each(keys: Sequence[Key], known: dict[Key, Completion]) -> list[int]:
+def _first_rows(keys: Sequence[Key], cached: dict[Key, Completion]) -> list[int]:
     """Return the rows that the engine must complete: of equal rows the first, without cached ones."""
     first: dict[Key, int] = {}
     for row, key in enumerate(keys):
-        if key not in known:
+        if key not in cached:
             first.setdefault(key, row)
     return list(first.values())
 

@@ -2,8 +2,8 @@
 
     broker ── ScoreTask ──▶ decode ──▶ verifier children ──▶ Scores ──▶ broker
 
-An answer that the length limit cut is not verified unless `scorer.truncated` asks for it: its reward is 0, its finish
-`length`, and nothing is extracted from it.
+An answer that the length limit cut is not verified unless `scorer.truncated` asks for it: its
+reward is 0, its finish `length`, and nothing is extracted from it.
 """
 
 import os
@@ -58,16 +58,17 @@ class BusySeats:
     """Row-seconds at work; a text that waits for a child of the verifier has no seat."""
 
     seats: int
-    noted_s: float
-    """Monotonic time of the last note."""
+    counted_s: float
+    """Monotonic time of the last count."""
     at_work: int = 0
     """Seats at work since then."""
     total_s: float = 0.0
 
-    def note(self, unjudged: int, now_s: float) -> None:
-        """Note that from now on this many texts have no verdict."""
-        self.total_s += self.at_work * (now_s - self.noted_s)
-        self.noted_s, self.at_work = now_s, min(unjudged, self.seats)
+    def count_busy(self, unjudged: int, now_s: float) -> None:
+        """Add the time since the last count; from now on `unjudged` texts have no verdict."""
+        self.total_s += self.at_work * (now_s - self.counted_s)
+        self.counted_s = now_s
+        self.at_work = min(unjudged, self.seats)
 
 
 class DirectScorer(ScorerLoop):
@@ -111,7 +112,7 @@ class DirectScorer(ScorerLoop):
         for index, row in enumerate(row for group in task.groups for row in group.rows):
             ids = token_ids(row.tokens)
             ids = ids[:-1] if row.finish == "eos" else ids
-            self._judging.take(
+            self._judging.take_text(
                 Answered(task.task, index, self._decoder.text(ids), row.finish, 0, tokens=ids)
             )
 
@@ -122,13 +123,13 @@ class DirectScorer(ScorerLoop):
         return False  # too late: a task starts when it arrives
 
     def _step(self) -> None:
-        judging, vitals = self._judging, self._link.vitals
+        judging = self._judging
+        vitals = self._link.vitals
         judging.collect()
         vitals.progress = judging.verified
         unjudged = sum(judging.unjudged.values())
-        self._busy.note(unjudged, time.monotonic())
-        vitals.busy_row_s, vitals.waiting_rows = (
-            self._busy.total_s,
-            max(0, unjudged - self._busy.seats),
-        )
-        vitals.activity, vitals.state = judging.activity, judging.state or "waiting"
+        self._busy.count_busy(unjudged, time.monotonic())
+        vitals.busy_row_s = self._busy.total_s
+        vitals.waiting_rows = max(0, unjudged - self._busy.seats)
+        vitals.activity = judging.activity
+        vitals.state = judging.state or "waiting"

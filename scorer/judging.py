@@ -1,10 +1,11 @@
 """Open tasks, their verdicts and Scores, and the loop around them, for both kinds of scorer.
 
-Every text of a task gets one verdict, from the verifier (`take`) or without it (`settle`). With several continuations
-per prefix, the row's verdict follows from theirs. The last verdict of a task sends its Scores. A text whose verdict is
-`error` keeps that status: it never counts as a wrong answer. With a process reward model the texts of a training task
-are scored, group by group, after their verdicts; in an evaluation those of problems with several answers, which keep
-the verdict as their reward: the scores are for choosing among them.
+Every text of a task gets one verdict, from the verifier (`take_text`) or without it (`settle`).
+With several continuations per prefix, the row's verdict follows from theirs. The last verdict of a
+task sends its Scores. A text whose verdict is `error` keeps that status: it never counts as a wrong
+answer. With a process reward model the texts of a training task are scored, group by group, after
+their verdicts; in an evaluation those of problems with several answers, which keep the verdict as
+their reward: the scores are for choosing among them.
 """
 
 import itertools
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from prefixrl.common.config.workers.sections import ScorerConfig
 from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.prompts.extract import extract_answer
-from prefixrl.common.wire.messages.fields import cut_text, encodable, shared
+from prefixrl.common.wire.messages.fields import common_fields, cut_text, encodable
 from prefixrl.common.wire.messages.groups import (
     UNJUDGED,
     Fault,
@@ -52,11 +53,11 @@ class _Open:
     continuations: int
     """Texts per row."""
     groups: list[GroupPrefixes]
-    """That of each text of the task."""
+    """The group of each text, by text index."""
     verdicts: dict[int, TextVerdict] = field(default_factory=dict)
     """Verdicts so far by `text_index`."""
     answers: dict[int, "Answered"] = field(default_factory=dict)
-    """With a process reward model the judged texts that it has still to score."""
+    """With a process reward model: the judged texts that have no scores yet."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Answered:
 
 
 def up_to(answered: Answered, stop_texts: Sequence[str]) -> Answered:
-    """Return the answer up to the first stop text; one that has it is no cut answer."""
+    """Return the answer up to the first stop text; an answer with a stop text counts as ended, not as cut."""
     ends = [at for text in stop_texts if (at := answered.text.find(text)) >= 0]
     return replace(answered, text=answered.text[: min(ends)], finish="eos") if ends else answered
 
@@ -126,7 +127,8 @@ class Judging:
         self._process = process
         self._unscored: deque[tuple[str, int, int]] = deque()
         self._verifier = verifier
-        self._keeps_text, self._stop_texts = section.keep_completions, section.stop_texts
+        self._keeps_text = section.keep_completions
+        self._stop_texts = section.stop_texts
         self._verifying: dict[int, tuple[Answered, float]] = {}
         self._keys = itertools.count()
         self.open: dict[str, _Open] = {}
@@ -162,10 +164,12 @@ class Judging:
         """Forget a task of which no text was taken."""
         del self.open[task]
 
-    def take(self, answered: Answered) -> None:
+    def take_text(self, answered: Answered) -> None:
         """Have a text verified, unless it is cut (and masked or worth 0) or has no gold answer."""
-        entry, answered = self.open[answered.task], up_to(answered, self._stop_texts)
-        prompt, is_training = entry.groups[answered.text_index].prompt, entry.task.kind == "train"
+        entry = self.open[answered.task]
+        answered = up_to(answered, self._stop_texts)
+        prompt = entry.groups[answered.text_index].prompt
+        is_training = entry.task.kind == "train"
         is_masked = self._cut == "mask" and is_training
         if not prompt.gold and is_training:
             reason = "the problem has no gold answer"
@@ -191,12 +195,15 @@ class Judging:
 
     def _score_steps(self, task: str, first: int, after: int) -> None:
         """Add scores to a group's verdicts; the last group sends the Scores."""
-        entry, process = self.open[task], self._process
+        entry = self.open[task]
+        process = self._process
         assert process is not None
         answers = [entry.answers[index] for index in range(first, after) if index in entry.answers]
-        texts = [self._judged_text(process, entry, each) for each in answers]
-        scored = process.scoring.judged if entry.task.kind == "train" else process.scoring.beside
-        for answer, verdict in zip(answers, scored(texts), strict=True):
+        texts = [self._judged_text(process, entry, answer) for answer in answers]
+        is_training = entry.task.kind == "train"
+        scoring = process.scoring
+        score = scoring.rewarded_verdicts if is_training else scoring.scored_verdicts
+        for answer, verdict in zip(answers, score(texts), strict=True):
             entry.verdicts[answer.text_index] = verdict
         self.verified += len(texts)  # progress
         if after == len(entry.groups):
@@ -204,8 +211,8 @@ class Judging:
 
     @staticmethod
     def _judged_text(process: ProcessReward, entry: _Open, answer: Answered) -> JudgedText:
-        ids, question = answer.tokens, entry.groups[answer.text_index].prompt.question
-        pieces = None if ids is None else partial(process.pieces, ids)
+        question = entry.groups[answer.text_index].prompt.question
+        pieces = None if answer.tokens is None else partial(process.pieces, answer.tokens)
         return JudgedText(question, answer.text, pieces, entry.verdicts[answer.text_index])
 
     def _settle(
@@ -218,16 +225,16 @@ class Judging:
         )
         if self._process and is_scored and judged.status not in UNJUDGED and is_chosen_from:
             entry.answers[answered.text_index] = answered
-        own = {
+        fields = {
             "extracted": cut_text(judged.extracted or ""),
             "elapsed_ms": elapsed_ms,
             "completion": encodable(answered.text) if keeps_text else "",
         }
-        verdict = TextVerdict(**shared(TextVerdict, answered, judged) | own)
+        verdict = TextVerdict(**common_fields(TextVerdict, answered, judged) | fields)
         self.settle(answered.task, answered.text_index, verdict)
 
     def settle(self, task: str, text_index: int, verdict: TextVerdict) -> None:
-        """Note the verdict on a text; the last one of a task sends its Scores."""
+        """Set the verdict on a text; the last one of a task sends its Scores."""
         entry = self.open[task]
         entry.verdicts[text_index] = verdict
         if len(entry.verdicts) < len(entry.groups):
@@ -241,11 +248,12 @@ class Judging:
             self._unscored.append((task, first, after))
 
     def _deliver(self, entry: _Open) -> None:
-        task, scoring_s = entry.task, time.monotonic() - entry.received_s
-        of_texts = [entry.verdicts[index] for index in range(len(entry.groups))]
-        each = entry.continuations
+        task = entry.task
+        scoring_s = time.monotonic() - entry.received_s
+        texts = [entry.verdicts[index] for index in range(len(entry.groups))]
+        per_row = entry.continuations
         verdicts = (
-            row_verdict(of_texts[first : first + each]) for first in range(0, len(of_texts), each)
+            row_verdict(texts[first : first + per_row]) for first in range(0, len(texts), per_row)
         )
         groups = tuple(
             ScoredGroup(

@@ -3,8 +3,8 @@
     broker ── ScoreTask ──▶ render + prefix ──▶ engine ──▶ verifier children ──▶ Scores ──▶ broker
                                      └─ cached ────────▶ ┘
 
-It waits only for the next message, decoding step or verdict: verification of one task overlaps decoding of the next. A
-row may be completed several times (`scorer.continuations`).
+It waits only for the next message, decoding step or verdict: verification of one task overlaps
+decoding of the next. A row may be completed several times (`scorer.continuations`).
 """
 
 import logging
@@ -56,21 +56,21 @@ class _Decoding:
     completed_tokens: int = 0
     """Tokens that the engine wrote for this text."""
     was_cached: bool = True
-    """True while the engine has written none."""
+    """True while the engine has written no token of it."""
 
     @property
     def tokens(self) -> TokenIds:
         """The row that the engine continues."""
         return np.concatenate([self.prompt, self.answer])
 
-    def with_more(self, done: Completion) -> "_Decoding":
+    def with_piece(self, piece: Completion) -> "_Decoding":
         """Append another piece of the answer."""
-        written = 0 if done.was_cached else int(done.tokens.size)
+        written = 0 if piece.was_cached else int(piece.tokens.size)
         return replace(
             self,
-            answer=np.concatenate([self.answer, done.tokens]),
+            answer=np.concatenate([self.answer, piece.tokens]),
             completed_tokens=self.completed_tokens + written,
-            was_cached=self.was_cached and done.was_cached,
+            was_cached=self.was_cached and piece.was_cached,
         )
 
 
@@ -102,8 +102,8 @@ class Scorer(ScorerLoop):
         self._is_warned = False
         self._completions = Completions(config.scorer.cache_bytes)
         self._decoding: dict[str, list[_Decoding]] = {}
-        """Texts of each job at the engine, in the order of its rows. Other texts of its task have a verdict already, or
-        belong to the task's other job."""
+        """Texts of each job at the engine, in the order of its rows. Other texts of its task have a
+        verdict already, or belong to the task's other job."""
 
     def _patience_s(self) -> float:
         return 0.0 if self._decoding and self._judging.open else super()._patience_s()
@@ -112,18 +112,18 @@ class Scorer(ScorerLoop):
         results = self._engine.step(IDLE_S)
         self._report()  # before the results are sent: their cost must be known when they arrive
         for result in results:
-            self._judge(result.key, self._completions.answer(result.key, result.rows))
+            self._judge(result.key, self._completions.all_completions(result.key, result.rows))
         self._judging.collect()
 
     def _unended(self) -> dict[str, int]:
-        left = self._engine.rows_left
-        return {task: left(task) + left(task + EXTENSION) for task in self._judging.open}
+        rows_left = self._engine.rows_left
+        return {task: rows_left(task) + rows_left(task + EXTENSION) for task in self._judging.open}
 
     def _take_back(self, task: str) -> bool:
         if task not in self._decoding or not self._engine.cancel(task):
             return False
         del self._decoding[task]
-        self._completions.forget(task)
+        self._completions.forget_job(task)
         self._judging.drop(task)
         return True
 
@@ -132,13 +132,15 @@ class Scorer(ScorerLoop):
         times = self._config.scorer.texts_per_row(task.kind)
         self._judging.begin(task, times)
         self._rows_left.begin(task.task, len(self._judging.open[task.task].groups))
-        begun: list[_Decoding] = []
-        uniforms, scripts, first = [], [], 0
+        texts: list[_Decoding] = []
+        uniforms: list[Draws] = []
+        scripts: list[TokenIds] = []
         refused: dict[int, TextVerdict] = {}
+        first = 0
         for group in task.groups:
             after = first + len(group.rows) * times
             try:
-                begun += self._begun(group, first, times)
+                texts += self._texts_of(group, first, times)
             except ValueError as error:
                 refused |= dict.fromkeys(
                     range(first, after), failure(str(error), "question not rendered")
@@ -146,30 +148,35 @@ class Scorer(ScorerLoop):
             else:
                 draws = _draws(group, times, task.sampling.max_new_tokens)
                 uniforms.append(draws)
-                scripts += [self._script(group, float(each[-1])) for each in draws]
+                scripts += [self._script(group, float(row[-1])) for row in draws]
             first = after
-        if begun:
-            self._submit(task.task, begun, np.concatenate(uniforms), task.sampling, scripts)
+        if texts:
+            self._submit(task.task, texts, np.concatenate(uniforms), task.sampling, scripts)
         for index, verdict in refused.items():
             self._judging.settle(task.task, index, verdict)
 
-    def _begun(self, group: GroupPrefixes, first: int, times: int) -> list[_Decoding]:
+    def _texts_of(self, group: GroupPrefixes, first: int, times: int) -> list[_Decoding]:
         """Return a group's texts, from index `first` on; raises ValueError if it cannot be rendered."""
         prompt = self._renderer.prompt(
             group.prompt.question, group.prompt.system, group.prompt.earlier
         )
-        begun: list[_Decoding] = []
-        for number, row in enumerate(group.rows):
+        texts: list[_Decoding] = []
+        for row_index, row in enumerate(group.rows):
             prefix, was_text = self._prefix(row)
             is_answered = extract_answer(self._renderer.text(prefix)) is not None
-            for each in range(times):
-                index = first + len(begun)
-                begun.append(
-                    _Decoding(
-                        index, group.seed, number, each, prompt, prefix, was_text, is_answered
-                    )
+            for continuation in range(times):
+                text = _Decoding(
+                    text_index=first + len(texts),
+                    seed=group.seed,
+                    row=row_index,
+                    continuation=continuation,
+                    prompt=prompt,
+                    answer=prefix,
+                    was_text=was_text,
+                    is_answered=is_answered,
                 )
-        return begun
+                texts.append(text)
+        return texts
 
     def _submit(
         self,
@@ -181,12 +188,14 @@ class Scorer(ScorerLoop):
     ) -> None:
         """Have texts completed; if all completions are cached, judge them at once."""
         self._decoding[key] = texts
-        rows, stops = tuple(each.tokens for each in texts), self._renderer.stop_tokens
-        left = self._completions.ask(Job(key, rows, uniforms, sampling, stops, tuple(scripts)))
-        if left is None:
-            self._judge(key, self._completions.answer(key, ()))
+        rows = tuple(text.tokens for text in texts)
+        stop_tokens = self._renderer.stop_tokens
+        job = Job(key, rows, uniforms, sampling, stop_tokens, tuple(scripts))
+        missing = self._completions.missing_part(job)
+        if missing is None:
+            self._judge(key, self._completions.all_completions(key, ()))
         else:
-            self._engine.submit(left)
+            self._engine.submit(missing)
 
     def _prefix(self, row: Row) -> tuple[TokenIds, bool]:
         """Return a prefix as the target continues it, and True if it was encoded from its text."""
@@ -210,58 +219,56 @@ class Scorer(ScorerLoop):
         task = key.removesuffix(EXTENSION)
         may_extend = self._config.scorer.truncated == "extend" and task == key
         cut: list[_Decoding] = []
-        for begun, done in zip(self._decoding.pop(key), completions, strict=True):
-            whole = begun.with_more(done)
-            if done.finish == "error" and task != key:
-                self._judge_text(task, begun, begun.answer, "length")
-            elif done.finish == "error":
-                self._judging.settle(task, begun.text_index, failure(done.error, "no completion"))
-            elif done.finish == "length" and may_extend:
+        for text, completion in zip(self._decoding.pop(key), completions, strict=True):
+            whole = text.with_piece(completion)
+            finish = completion.finish
+            if finish == "error" and task != key:
+                # The extension failed: the text is judged as it was cut.
+                self._judge_text(task, text, text.answer, "length")
+            elif finish == "error":
+                verdict = failure(completion.error, "no completion")
+                self._judging.settle(task, text.text_index, verdict)
+            elif finish == "length" and may_extend:
                 cut.append(whole)
-            elif done.text is None:
-                # A stop may be no special token.
-                answer = (
-                    self._renderer.without_stop(whole.answer)
-                    if done.finish == "eos"
-                    else whole.answer
-                )
-                self._judge_text(task, whole, answer, done.finish)
+            elif completion.text is not None:
+                # An endpoint may return a text whose tokens are not known.
+                answer = self._renderer.text(text.answer) + completion.text
+                self._judge_text(task, whole, answer, finish)
+            elif finish == "eos":
+                # A stop may be no special token, so that decoding would not leave it out.
+                self._judge_text(task, whole, self._renderer.without_stop(whole.answer), finish)
             else:
-                self._judge_text(
-                    task, whole, self._renderer.text(begun.answer) + done.text, done.finish
-                )
+                self._judge_text(task, whole, whole.answer, finish)
         if cut:
             self._extend(task, cut)
 
     def _judge_text(
-        self, task: str, done: _Decoding, answer: TokenIds | str, finish: Finish
+        self, task: str, decoding: _Decoding, answer: TokenIds | str, finish: Finish
     ) -> None:
         """Have an answer judged; it is a text where its tokens are not known."""
         ids = None if isinstance(answer, str) else answer
         text = answer if isinstance(answer, str) else self._renderer.text(answer)
-        written, was_text, was_cached = done.completed_tokens, done.was_text, done.was_cached
-        self._judging.take(
+        self._judging.take_text(
             Answered(
-                task,
-                done.text_index,
-                text,
-                finish,
-                written,
-                was_text,
-                was_cached,
-                done.is_answered,
-                ids,
+                task=task,
+                text_index=decoding.text_index,
+                text=text,
+                finish=finish,
+                completion_tokens=decoding.completed_tokens,
+                was_text=decoding.was_text,
+                was_cached=decoding.was_cached,
+                is_answered=decoding.is_answered,
+                tokens=ids,
             )
         )
 
     def _extend(self, task: str, cut: list[_Decoding]) -> None:
         """Continue texts that the limit cut, once, with draws of their own."""
         limit = self._config.scorer.most_extension_tokens
-        names = [_purpose("extension", each.continuation) for each in cut]
-        draws = [
-            row_uniforms(each.seed, name, each.row + 1, limit)[-1]
-            for each, name in zip(cut, names, strict=True)
-        ]
+        draws = []
+        for text in cut:
+            purpose = _purpose("extension", text.continuation)
+            draws.append(row_uniforms(text.seed, purpose, text.row + 1, limit)[-1])
         sampling = msgspec.structs.replace(
             self._judging.open[task].task.sampling, max_new_tokens=limit
         )
@@ -271,7 +278,8 @@ class Scorer(ScorerLoop):
     def _report(self) -> None:
         vitals = self._link.vitals
         vitals.progress = self._engine.progress + self._judging.verified
-        vitals.busy_row_s, vitals.waiting_rows = self._engine.busy_row_s, self._engine.waiting_rows
+        vitals.busy_row_s = self._engine.busy_row_s
+        vitals.waiting_rows = self._engine.waiting_rows
         vitals.tokens = self._engine.tokens
         vitals.usage = self._engine.usage
         waits_for = self._engine.waits_for
@@ -282,8 +290,10 @@ class Scorer(ScorerLoop):
 def _draws(group: GroupPrefixes, times: int, tokens: int) -> Draws:
     """Return a group's draws, shape (rows x times, tokens); continuations of a row are adjacent."""
     purposes = [_purpose("completion", continuation) for continuation in range(times)]
-    each = [row_uniforms(group.seed, purpose, len(group.rows), tokens) for purpose in purposes]
-    return np.stack(each, axis=1).reshape(-1, tokens)
+    by_purpose = [
+        row_uniforms(group.seed, purpose, len(group.rows), tokens) for purpose in purposes
+    ]
+    return np.stack(by_purpose, axis=1).reshape(-1, tokens)
 
 
 def _purpose(name: str, continuation: int) -> str:

@@ -41,7 +41,8 @@ def load(session: WorkerSession) -> "Scorer | DirectScorer":
     scoring = None if prm is None or folder is None else load_scoring(prm, folder)
     make = _direct if session.config.mode == "direct" else _with_target
     scorer = make(session, verifier, digests, scoring)
-    ready, devices = scorer.ready, {session.config.scorer.device, prm.device if prm else "cpu"}
+    ready = scorer.ready
+    devices = {session.config.scorer.device, prm.device if prm else "cpu"}
     log.info(
         "loaded: %s",
         start_line("cpu" if devices == {"cpu"} else "cuda", f"{ready.engine} engine", ready.about),
@@ -81,7 +82,8 @@ def _with_target(
         from prefixrl.scorer.served.engine import OpenAIEngine
 
         vitals = session.link.vitals
-        vitals.activity, vitals.state = "waiting", f"waiting for {config.scorer.openai.url}"
+        vitals.activity = "waiting"
+        vitals.state = f"waiting for {config.scorer.openai.url}"
         engine = OpenAIEngine(session.model, config, session.raise_if_hopeless)
         digests = msgspec.structs.replace(digests, model=name_digest(engine.served_model))
     else:
@@ -96,7 +98,8 @@ def _verifier(session: WorkerSession, digests: ModelDigests) -> JudgeThread:
         from prefixrl.scorer.served.rewards import RewardServer
 
         return RewardServer(session.config.reward)
-    section, function_ref = session.config.scorer, session.config.reward.function
+    section = session.config.scorer
+    function_ref = session.config.reward.function
     function = None
     if function_ref is not None:
         path = user_function.file_of(function_ref)

@@ -241,11 +241,11 @@ class Simulation:
         worker.tasks -= 1
         worker.done += 1
         if worker.is_rollout:
-            self._rules.admission.times.note("sampling_s", took_s)
+            self._rules.admission.times.note_item("sampling_s", took_s)
             heapq.heappush(self._sampled, (version, next(self._numbers)))
             self._grant(worker)
         else:
-            self._rules.admission.times.note("scoring_s", took_s)
+            self._rules.admission.times.note_item("scoring_s", took_s)
             self._counts.scoring[version] -= 1
             self._counts.scored[version] += 1
         self._places[worker.is_rollout].put(worker)

@@ -11,11 +11,11 @@ from prefixrl.common.config.section import toml
 
 _NAMES = read_toml(Path(__file__).parent / "tables" / "names.toml", "the table of names")
 SYNONYMS, ABSENT = (
-    {name: told for told, names in _NAMES[table].items() for name in names.split()}
+    {name: meaning for meaning, names in _NAMES[table].items() for name in names.split()}
     for table in ("keys", "absent")
 )
-"""By the name of a setting elsewhere (OpenRLHF 0.6.1, verl, TRL, prime-rl, PRIME, OpenR), with or without its section
-there: the key here; or, where there is none, the reason."""
+"""Settings of OpenRLHF 0.6.1, verl, TRL, prime-rl, PRIME and OpenR, with or without their section:
+the key here, or the reason why there is no key."""
 
 
 def _example(file: str) -> str:

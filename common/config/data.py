@@ -236,7 +236,7 @@ class DataConfig(Section):
     before_unit: the text before a unit in brackets. joined: a list, with commas between. Absent: guessed from the first
     rows and named by `--check`; with `reward.function` and for tests as_it_is."""
     code: VerifierName = MATHEMATICS
-    """How answers are judged. none: as mathematics, and no program is run. answers: the answer is the value of
+    """The verifier of answers. none: as mathematics, and no program is run. answers: the answer is the value of
     an `<llm-code>` block, or of a function that the text defines. tests: the gold answer is JSON with inputs, outputs
     and optionally fn_name, or asserts; the reward is the share of the first ten that the answer's program
     passes. Programs run in a sandbox. Another name: the verifier of that name that an installed package adds."""
@@ -270,7 +270,7 @@ class DataConfig(Section):
 
     @property
     def added_verifiers(self) -> tuple[str, ...]:
-        """Those of them that installed packages add."""
+        """The verifiers that installed packages add."""
         return tuple(sorted(self.verifiers - set(BUILT_IN)))
 
     @property

@@ -35,7 +35,10 @@ CONFIG_FILE = "config.json"
 
 
 def load(path: str | Path, settings: tuple[str, ...] = ()) -> RunConfig:
-    """Read and resolve a run file, or a run's `config.json`, with `KEY=VALUE` settings over it, of /dev/null alone."""
+    """Read and resolve a run file or a run's `config.json`, with `KEY=VALUE` settings over it.
+
+    /dev/null stands for an empty run file.
+    """
     path = Path(path)
     if str(path) == os.devnull:
         return from_flags({}, settings)
@@ -161,7 +164,7 @@ def _nearest(name: str, keys: list[str]) -> str:
     near = difflib.get_close_matches(name, keys, n=1, cutoff=0.75)
     settings = catalogue.settings()
     elsewhere = [each.key for each in settings if each.key.rpartition(".")[2] == name]
-    # A section that is called nearly so is meant less often than a key that is called just so.
+    # A key of exactly this name is more likely meant than a section of a similar name.
     if elsewhere and (not near or near[0] in [each.key for each in settings if each.is_section]):
         return f"; did you mean {' or '.join(map(repr, elsewhere))}?"
     if not near and name in SYNONYMS:

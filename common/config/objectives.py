@@ -38,7 +38,8 @@ class ObjectiveRecord:
     advantage: str
     """The advantage of token t before whitening, as docs/objectives.md writes it."""
     baseline: Literal["critic", "mean", "leave_one_out"] = "mean"
-    """A reward is compared with the critic's value, the mean of its group, or that of the others."""
+    """A reward is compared with the critic's value, the mean of its group, or the mean of the other
+    rows of its group."""
     function: AdvantageFunction | None = None
     """Formula in place of the baseline; a pure function, since every learner rank calls it."""
     divides_by_deviation: bool = False

@@ -468,13 +468,17 @@ class RunConfig(Section):
         """Return the number of rows that a transformers engine of this role decodes at once."""
         return self.rows_per_job(role) * (1 if self.bitwise else SEATED_TASKS)
 
-    def asked(self, role: Literal["rollout", "scorer"]) -> ModelConfig:
+    def model_section(self, role: Literal["rollout", "scorer"]) -> ModelConfig:
         """Return the model of a role and how it is asked; in direct mode both have the adapter."""
         return self.target if self.target and role == "scorer" else self.adapter
 
     def model_of(self, role: Literal["rollout", "scorer"]) -> str:
         """Return the model a worker loads; in direct mode a scorer reads only its tokenizer."""
-        return self.adapter.start if self.asked(role) is self.adapter else self.asked(role).model
+        return (
+            self.adapter.start
+            if self.model_section(role) is self.adapter
+            else self.model_section(role).model
+        )
 
     def loads_model(self, role: str) -> bool:
         """Return True if a worker has an engine with weights, a process reward model apart."""

@@ -26,8 +26,8 @@ FROM_RUN_FILE = {"is_run_file": True}
 resolved config, which names every key, is validated without it."""
 
 OnlyWith = Mapping[str, tuple[tuple[object, ...], str]]
-"""Keys that have an effect only with some values of a controlling key: those values, and why the
-key has none with the others."""
+"""Keys that act only with some values of a controlling key: the values that they need, and why they
+do nothing with other values."""
 
 
 class Section(BaseModel):

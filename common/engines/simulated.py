@@ -37,7 +37,7 @@ class _Row:
     index: int
     started_s: float = field(compare=False)
     versions: NDArray[np.int32] = field(compare=False)
-    """Version of each token; those not written yet are of the newest."""
+    """Version of each token; unwritten tokens have the newest version."""
 
 
 class _Waiting(NamedTuple):
@@ -108,12 +108,14 @@ class SimulatedEngine(base.AdapterEngine):
         self.progress += 1
         results, now_s = list[base.JobResult](), time.monotonic()
         while self._seated and self._seated[0].ends_s <= now_s:
-            done = heapq.heappop(self._seated)
-            self._ended_row_s += done.ends_s - done.started_s
+            ended = heapq.heappop(self._seated)
+            self._ended_row_s += ended.ends_s - ended.started_s
             if self._queue:
-                self._seat(done.ends_s)  # as an engine does by itself, whenever its worker looks
-            entry = self._open[done.job]
-            results += self._end_row(entry, done.index, self._written(entry.job, done), done.ends_s)
+                self._seat(ended.ends_s)  # as an engine does by itself, whenever its worker looks
+            entry = self._open[ended.job]
+            results += self._end_row(
+                entry, ended.index, self._written(entry.job, ended), ended.ends_s
+            )
         return results
 
     def _written(self, job: base.Job, row: _Row) -> base.Continuation:
@@ -133,9 +135,9 @@ class SimulatedEngine(base.AdapterEngine):
         )
         now_s = time.monotonic()
         for row in self._seated:
-            left = max(0.0, row.ends_s - now_s) / max(row.ends_s - row.started_s, 1e-9)
+            unwritten = max(0.0, row.ends_s - now_s) / max(row.ends_s - row.started_s, 1e-9)
             total = row.versions.size
-            row.versions[total - round(left * total) :] = self._version
+            row.versions[total - round(unwritten * total) :] = self._version
 
     def weights(self) -> "dict[str, torch.Tensor]":
         """Return the tensors installed last."""

@@ -5,8 +5,8 @@ Test-time search takes one of several answers by scores of their steps; the name
     prm_last_max    the answer whose last step has the highest score
     prm_last_vote   the answer with the highest sum of such scores over all answers equal to it
 
-`min` and `product` in place of `last` take the lowest score of the steps, and their product. Which answers are equal
-says the vote that each row has.
+`min` and `product` in place of `last` take the lowest score of the steps, and their product. Answers are equal if their
+rows have the same vote.
 """
 
 import math
@@ -92,7 +92,7 @@ def wilson(right: float, count: int) -> tuple[float, float]:
     """Return Wilson's 95% score interval for a proportion (Wilson 1927)."""
     from scipy.stats import binomtest
 
-    # The sum of equal fractions is no whole number: the interval then spans those of both neighbours.
+    # A sum of fractions may be no whole number: the interval then spans those of both neighbours.
     low, high = (
         binomtest(whole, count).proportion_ci(0.95, method="wilson")
         for whole in (math.floor(right), math.ceil(right))
@@ -204,7 +204,7 @@ def over_runs(accuracies: Sequence[float]) -> tuple[float, tuple[float, float]]:
 
 
 def chosen_rewards(rows: Sequence[EvaluatedRow]) -> dict[str, float]:
-    """Return the reward of the chosen answer to one problem, by each of CHOICES; of one score the earliest.
+    """Return the reward of the chosen answer to one problem, by each of CHOICES; the earliest of equals.
 
     Texts without an answer are not chosen; without any answer the reward is 0. A text that was not scored has score 0.
     """
@@ -242,17 +242,17 @@ class Difference(msgspec.Struct, frozen=True):
     """Exact McNemar or sign test: chance of so unequal numbers if better and worse were equally likely."""
 
 
-def difference(one: Mapping[str, float], other: Mapping[str, float]) -> Difference | None:
+def difference(first: Mapping[str, float], second: Mapping[str, float]) -> Difference | None:
     """Compare mean rewards by problem, or return None without a common one.
 
     Intervals: Agresti and Min's (2005) where each reward is 0 or 1, else a percentile bootstrap over problems.
     """
-    common = sorted(one.keys() & other.keys())
+    common = sorted(first.keys() & second.keys())
     if not common:
         return None
-    gaps = [one[name] - other[name] for name in common]
+    gaps = [first[name] - second[name] for name in common]
     better, worse = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
-    is_binary = all(value in (0.0, 1.0) for name in common for value in (one[name], other[name]))
+    is_binary = all(value in (0.0, 1.0) for name in common for value in (first[name], second[name]))
     if is_binary:
         ends = agresti_min(better, worse, len(gaps))
     elif min(gaps) == max(gaps):

@@ -24,7 +24,7 @@ class OfflinePlan(msgspec.Struct, frozen=True, kw_only=True):
     published: tuple[str, ...]
     """Digests under which that version was published; empty where the run's journal names none."""
     samples: int
-    """Sampled answers to each problem. An evaluation asks for a greedy one besides; 0: for that one alone."""
+    """Sampled answers to each problem. An evaluation always asks for a greedy answer, too."""
     arms: tuple[str, ...] = ()
     """The arms to judge; without any the rows are answered, with or without gold answers."""
     decoding: str = GREEDY
@@ -36,11 +36,11 @@ class OfflinePlan(msgspec.Struct, frozen=True, kw_only=True):
     opening_tokens: int = 0
     """Prefix clustering: tokens of the target's own answers that are an opening."""
 
-    def check_weights(self, held: str) -> None:
+    def check_weights(self, digest: str) -> None:
         """Raise DataError where the digest of the weights that rollouts held is not a published one."""
-        if held and self.published and held not in self.published:
+        if digest and self.published and digest not in self.published:
             raise DataError(
-                f"the checkpoint of version {self.version} holds weights with digest {held}, the run published "
+                f"the checkpoint of version {self.version} holds weights with digest {digest}, the run published "
                 f"{', '.join(self.published)}: it is not the version it says; name another --checkpoint"
             )
 
@@ -58,9 +58,9 @@ class ArmResult(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str
     """The fixed prefix, "" where there is none."""
     errors: int
-    """Answers whose verifier failed, in none of the figures."""
+    """Answers whose verifier failed. No figure counts them."""
     accuracy: Accuracy
-    asked: str = ""
+    questions_digest: str = msgspec.field(default="", name="asked")
     """Digest of the questions and gold answers: figures of other problems are no comparison."""
     kind: str = ""
     """Kind of the run, as in `OfflinePlan`."""
@@ -71,7 +71,7 @@ class ArmResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvaluationResults(msgspec.Struct, frozen=True):
-    """Everything that was judged, and the names of what was not."""
+    """Results of the judged arms, and the names of the incomplete arms."""
 
     results: list[ArmResult]
     incomplete: list[str]
@@ -85,7 +85,7 @@ class AnswerLine(msgspec.Struct, frozen=True, kw_only=True):
     row: int
     """Number of the row in the file, from 1."""
     id: str = ""
-    """Id of the problem; empty, as all its fields, where the row could not be read."""
+    """Id of the problem; empty, like its other fields, where the row could not be read."""
     question: str = ""
     """The text that was asked, a problem set's suffix included."""
     gold: str | None = None

@@ -21,18 +21,18 @@ def has_cuda(device: Literal["auto", "cpu", "cuda"], section: str) -> bool:
     """
     if device == "cpu" or torch.cuda.is_available():
         return device != "cpu"
-    shown = ", ".join(gpus_here())
+    gpus = ", ".join(gpus_here())
     build = torch.version.cuda and f"CUDA {torch.version.cuda}"
-    if device == "cuda" or (shown and build):
+    if device == "cuda" or (gpus and build):
         raise ConfigError(
             f'{section}.device = "{device}", but torch {torch.__version__} ({build or "a build for the CPU"}) opens no '
-            f"CUDA device. GPUs that this host shows: {shown or 'none'}; driver: {driver()}. CUDA 13 needs driver 580 "
+            f"CUDA device. GPUs that this host shows: {gpus or 'none'}; driver: {driver()}. CUDA 13 needs driver 580 "
             f'or newer. Update the driver, install torch for its CUDA, or set {section}.device = "cpu"'
         )
-    if shown:
+    if gpus:
         log.warning(
             "this host shows the GPUs %s, but torch is a build for the CPU: %s.device is cpu",
-            shown,
+            gpus,
             section,
         )
     return False

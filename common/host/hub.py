@@ -34,10 +34,10 @@ def cached_file(model: str, name: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(model, name)
+        cached = try_to_load_from_cache(model, name)
     except HFValidationError:  # a folder of another host
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(cached) if isinstance(cached, str) else None
 
 
 def dataset_folder(dataset: str) -> str:

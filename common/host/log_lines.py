@@ -32,8 +32,8 @@ class LineBudget(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True for a line that is written."""
         now_s, kind, peer = self._clock(), str(record.msg)[:LINE_CHARS], CAUSE.get()
-        has_room = not peer or self._take(peer, PER_PEER, PER_PEER_S, now_s)
-        if not has_room or not self._take(kind, PER_KIND, PER_KIND_S, now_s):
+        has_room = not peer or self._spend_line(peer, PER_PEER, PER_PEER_S, now_s)
+        if not has_room or not self._spend_line(kind, PER_KIND, PER_KIND_S, now_s):
             self._left_out[kind] = self._left_out.get(kind, 0) + 1
             return False
         text = record.getMessage()
@@ -42,10 +42,10 @@ class LineBudget(logging.Filter):
         record.msg, record.args = text[: LINE_CHARS + 100], ()
         return True
 
-    def _take(self, key: object, most: float, per_s: float, now_s: float) -> bool:
-        left, then_s = self._left.pop(key, (most, now_s))
-        left = min(most, left + per_s * (now_s - then_s))
+    def _spend_line(self, key: object, most: float, per_s: float, now_s: float) -> bool:
+        lines, then_s = self._left.pop(key, (most, now_s))
+        lines = min(most, lines + per_s * (now_s - then_s))
         if len(self._left) >= MOST_PEERS:
             self._left.pop(next(iter(self._left)))  # the one that was asked for longest ago
-        self._left[key] = left - (left >= 1), now_s
-        return left >= 1
+        self._left[key] = lines - (lines >= 1), now_s
+        return lines >= 1

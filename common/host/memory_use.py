@@ -33,18 +33,18 @@ def free_memory_bytes(root: Path = Path("/")) -> int:
 
     Pages of files count as free: the kernel drops them first. `root` holds proc and sys.
     """
-    found = [_numbers(root / "proc/meminfo")["MemAvailable:"] * 1024]
+    free_bytes = [_numbers(root / "proc/meminfo")["MemAvailable:"] * 1024]
     with suppress(OSError):  # no such file: a system without control groups
         for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             controllers, path = line.split(":", 2)[1:]
             if not controllers:
-                found += _free_in_groups(
+                free_bytes += _free_in_groups(
                     root / "sys/fs/cgroup", path, "memory.max", "memory.current", ""
                 )
             elif "memory" in controllers.split(","):
                 names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
-                found += _free_in_groups(root / "sys/fs/cgroup/memory", path, *names)
-    return max(0, min(found))
+                free_bytes += _free_in_groups(root / "sys/fs/cgroup/memory", path, *names)
+    return max(0, min(free_bytes))
 
 
 def _free_in_groups(top: Path, path: str, limit: str, usage: str, prefix: str) -> Iterator[int]:

@@ -1,6 +1,6 @@
 """GPUs of one machine, and which process runs on which; all but `gpus_here` is pure.
 
-Where there are not enough, rollouts of prefix mode go where the learner is, which they burden little.
+With too few GPUs, rollouts of prefix mode run on those of the learner, which they burden little.
 """
 
 import os
@@ -18,27 +18,27 @@ from prefixrl.common.errors import ConfigError
 Placement = dict[str, tuple[int, ...]]
 LEARNER = "learner"
 VARIABLE = "PREFIXRL_PLACEMENT"
-"""Environment variable by which the launcher of a run tells the learner where they are."""
+"""Environment variable in which the launcher of a run tells the learner the placement."""
 
 GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 def gpus_here() -> tuple[str, ...]:
     """Return this machine's GPUs as CUDA names them, as far as this process may see them."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:  # -1, and SLURM's NoDevFiles, are no GPU
+    visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible_devices is not None:  # -1, and SLURM's NoDevFiles, are no GPU
         return tuple(
             each.strip()
-            for each in given.split(",")
+            for each in visible_devices.split(",")
             if each.strip() not in ("", "-1", "NoDevFiles")
         )
-    listed = ""
+    listing = ""
     with suppress(OSError, subprocess.TimeoutExpired):
-        listed = subprocess.run(
+        listing = subprocess.run(
             ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=30
         ).stdout
     # The folder is absent in WSL, and in some containers it has GPUs that they may not open.
-    count = len(re.findall(r"^GPU \d+:", listed, re.MULTILINE)) or len(list(GPUS.glob("*")))
+    count = len(re.findall(r"^GPU \d+:", listing, re.MULTILINE)) or len(list(GPUS.glob("*")))
     return tuple(map(str, range(count)))
 
 
@@ -48,7 +48,7 @@ class Process:
 
     name: str
     gpus: int
-    given: tuple[int, ...] | None = None
+    chosen_gpus: tuple[int, ...] | None = None
     """Its GPUs by `launch.devices`."""
     is_guest: bool = False
     """True for a rollout that may run beside the learner."""
@@ -57,69 +57,69 @@ class Process:
 def processes_of(config: RunConfig, with_learner: bool = True) -> list[Process]:
     """Return the processes of a run on one machine, the learner's ranks as one."""
     launch, devices = config.launch, config.launch.devices
-    found = []
+    processes = []
     if with_learner:
-        found.append(
+        processes.append(
             Process(
                 LEARNER, launch.learner_ranks * config.gpus_of("learner"), devices.learner or None
             )
         )
-    for role, count, given in (
+    for role, count, chosen in (
         ("rollout", launch.rollouts, devices.rollout),
         ("scorer", launch.scorers, devices.scorer),
     ):
         gpus = config.gpus_of(role)
         is_guest = with_learner and role == "rollout" and config.mode == "prefix" and gpus == 1
-        found += [
-            Process(f"{role}-{index}", gpus, given[index] if given else None, is_guest)
+        processes += [
+            Process(f"{role}-{index}", gpus, chosen[index] if chosen else None, is_guest)
             for index in range(count)
         ]
-    return found
+    return processes
 
 
-def place(processes: Sequence[Process], there: int) -> Placement:
-    """Give each process its GPUs, of which there are `there`; raises ConfigError."""
-    if there == 0:
+def place(processes: Sequence[Process], gpu_count: int) -> Placement:
+    """Give each process its GPUs, out of `gpu_count`; raises ConfigError."""
+    if gpu_count == 0:
         return {}
     for process in processes:
-        if process.gpus > there:
+        if process.gpus > gpu_count:
             raise ConfigError(
-                f"{process.name} needs {process.gpus} GPUs and {there} are there (CUDA_VISIBLE_DEVICES); lower "
+                f"{process.name} needs {process.gpus} GPUs and {gpu_count} are there (CUDA_VISIBLE_DEVICES); lower "
                 f"launch.learner_ranks or the engine's tensor, pipeline or data parallel size"
             )
-        if missing := [gpu for gpu in process.given or () if gpu >= there]:
+        if missing := [gpu for gpu in process.chosen_gpus or () if gpu >= gpu_count]:
             raise ConfigError(
-                f"launch.devices gives {process.name} GPU {missing[0]}; there are {there}, counted from 0 "
+                f"launch.devices gives {process.name} GPU {missing[0]}; there are {gpu_count}, counted from 0 "
                 f"(CUDA_VISIBLE_DEVICES)"
             )
-    is_enough = sum(each.gpus for each in processes) <= there
-    used: Counter[int] = Counter(dict.fromkeys(range(there), 0))
+    is_enough = sum(each.gpus for each in processes) <= gpu_count
+    used: Counter[int] = Counter(dict.fromkeys(range(gpu_count), 0))
     for process in processes:
-        used.update(process.given or ())
+        used.update(process.chosen_gpus or ())
     placed: Placement = {}
     guests = 0
     for process in processes:
         host = placed.get(LEARNER, ())
-        if process.given is not None:
-            placed[process.name] = process.given
+        if process.chosen_gpus is not None:
+            placed[process.name] = process.chosen_gpus
             continue
         if process.is_guest and host and not is_enough:
-            found: tuple[int, ...] = (host[guests % len(host)],)
+            chosen: tuple[int, ...] = (host[guests % len(host)],)
             guests += 1
         else:
-            found = tuple(sorted(sorted(used, key=lambda gpu: (used[gpu], gpu))[: process.gpus]))
-        used.update(found)
-        placed[process.name] = found
+            chosen = tuple(sorted(sorted(used, key=lambda gpu: (used[gpu], gpu))[: process.gpus]))
+        used.update(chosen)
+        placed[process.name] = chosen
     return placed
 
 
 def neighbours(placed: Mapping[str, tuple[int, ...]]) -> dict[int, list[str]]:
     """Return the processes of each GPU that has any."""
-    found: dict[int, list[str]] = {}
+    by_gpu: dict[int, list[str]] = {}
     for name, gpus in placed.items():
         for gpu in gpus:
-            found.setdefault(gpu, []).append(name)
-    return dict(sorted(found.items()))
+            by_gpu.setdefault(gpu, []).append(name)
+    return dict(sorted(by_gpu.items()))
 
 
 def described(placed: Mapping[str, tuple[int, ...]]) -> str:
@@ -130,11 +130,11 @@ def described(placed: Mapping[str, tuple[int, ...]]) -> str:
 def visible(
     placed: Mapping[str, tuple[int, ...]], gpus: Sequence[str], name: str
 ) -> dict[str, str]:
-    """Return a process's environment: the GPUs it sees; the learner learns the others' too."""
+    """Return the environment that shows a process its GPUs; the learner's has the placement, too."""
     if not gpus:
         return {}
-    own = {"CUDA_VISIBLE_DEVICES": ",".join(gpus[each] for each in placed.get(name, ()))}
-    return own | ({VARIABLE: written(placed)} if name == LEARNER else {})
+    environment = {"CUDA_VISIBLE_DEVICES": ",".join(gpus[each] for each in placed.get(name, ()))}
+    return environment | ({VARIABLE: written(placed)} if name == LEARNER else {})
 
 
 def written(placed: Mapping[str, tuple[int, ...]]) -> str:

@@ -30,7 +30,7 @@ from prefixrl.common.host.exit_codes import exit_codes, printable
 
 _PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-"""Signals that ask for an orderly end; batch systems send any of them, a terminal that is closed the last one."""
+"""Signals that ask for an orderly end. Batch systems send any of them, a closed terminal SIGHUP."""
 END_SIGNAL: signal.Signals = getattr(
     signal, "SIGRTMIN", signal.SIGVTALRM
 )  # macOS has no real-time signals
@@ -41,7 +41,7 @@ LEAST_FILES, MOST_FILES = 96, 2**16
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 GLANCE_S = 0.05
 WELL_S = 3600.0
-"""A process that ran this long before it ended has all its restarts again: ends in a long run do not add up."""
+"""Running time after which a process has all its restarts again: rare crashes do not add up."""
 
 
 class _Lines(logging.Formatter):
@@ -109,7 +109,7 @@ def return_large_blocks() -> None:
 
 
 def allow_many_files() -> None:
-    """Raise the limit of open files: each connection is one, strangers' too; ConfigError for too low a hard one."""
+    """Raise the limit of open files, since each connection is one; ConfigError if it is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < LEAST_FILES:
         raise ConfigError(
@@ -122,7 +122,7 @@ def allow_many_files() -> None:
 
 
 def is_gone(host: str, pid: int) -> bool:
-    """Return True if a process of this host has ended; of another host nothing is known."""
+    """Return True if a process of this host has ended, False for another host."""
     return host == socket.gethostname() and not Path(f"/proc/{pid}").exists()
 
 
@@ -175,9 +175,9 @@ class StopSignals:
     def __init__(self) -> None:
         self._requests = self._interrupts = 0
         self._ends_at_once = False
-        handle_stops(self._take)
+        handle_stops(self._count_signal)
 
-    def _take(self, number: int, _frame: FrameType | None) -> None:
+    def _count_signal(self, number: int, _frame: FrameType | None) -> None:
         self._requests += 1
         self._interrupts += number == signal.SIGINT
         if self._requests > 2 or self._interrupts > 1:
@@ -206,19 +206,19 @@ class StopSignals:
 
 
 class _Console:
-    """A stream of which lines are lost while the disk of its file is full: no run may end over what it tells."""
+    """A stream whose lines are lost while its disk is full: no run ends because of its output."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._stream, name)
-        return partial(_unless_full, found) if name in ("write", "flush") else found
+        attribute = getattr(self._stream, name)
+        return partial(_unless_full, attribute) if name in ("write", "flush") else attribute
 
 
-def _unless_full(write: Callable[..., Any], *given: str) -> Any:
+def _unless_full(write: Callable[..., Any], *arguments: str) -> Any:
     try:
-        return write(*given)
+        return write(*arguments)
     except OSError as error:
         if not is_full(error):
             raise
@@ -226,7 +226,7 @@ def _unless_full(write: Callable[..., Any], *given: str) -> Any:
 
 @contextmanager
 def patient_console() -> Iterator[None]:
-    """Go on where the disk to which standard output or error goes is full; their lines are lost meanwhile."""
+    """Lose lines of standard output and error while their disk is full, and go on."""
     with (
         redirect_stdout(cast(TextIO, _Console(sys.stdout))),
         redirect_stderr(cast(TextIO, _Console(sys.stderr))),
@@ -263,7 +263,7 @@ def end_children(
     with_groups: bool = False,
     number: int = signal.SIGTERM,
 ) -> None:
-    """Signal all children; after the patience kill those left, and their groups if asked."""
+    """Signal all children; kill the remaining children, or their groups, after the patience."""
     running = [child for child in children if child.poll() is None]
     for child in running:
         child.send_signal(number)
@@ -335,7 +335,7 @@ class RestartBudget:
     started_s: float = 0.0
     """Time of the child's last start."""
 
-    def take(self, now_s: float) -> bool:
+    def use_restart(self, now_s: float) -> bool:
         """Use one restart for a child that has ended; return False where none is left."""
         if now_s - self.started_s >= WELL_S:
             self.used = 0

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 STATUS_EVERY_S = 1.0
 STOP_STEP_S = 600.0
-"""Longest step of the work from which a stop is awaited: the time until the next sign of it."""
+"""Longest step of work during a stop: the time until the next sign of life."""
 LOOK_S = 1.0
 SEND_S, READY_SEND_S = 1.0, 30.0
-"""Longest wait for a manager whose queue is full; it is, for a moment, while it reloads."""
+"""Longest wait for a manager whose queue is full, as it is for a moment while it reloads."""
 
 
 class Service:

@@ -13,15 +13,15 @@ def start_line(device: str, *facts: str) -> str:
     A process that imported no torch has loaded no model. vLLM's own processes may hold what this one does not.
     """
     torch, memory = sys.modules.get("torch"), memory_now()
-    held = (
+    resident = (
         f"{memory.resident_bytes / GIB:.2f} GiB resident" if memory else "its memory is not known"
     )
     if torch is None:
-        return "; ".join(("no device: torch is not loaded", *filter(None, facts), held))
+        return "; ".join(("no device: torch is not loaded", *filter(None, facts), resident))
     build = f"torch {torch.__version__}"
     if device == "cpu" or not torch.cuda.is_available():
         cpu = f"cpu ({torch.backends.cpu.get_cpu_capability()}), {torch.get_num_threads()} threads"
-        return "; ".join((cpu, build, *filter(None, facts), held))
+        return "; ".join((cpu, build, *filter(None, facts), resident))
     # Late: it imports torch.
     from prefixrl.common.host.cuda import driver
 
@@ -30,6 +30,8 @@ def start_line(device: str, *facts: str) -> str:
         torch.cuda.memory_allocated(index) / GIB,
         torch.cuda.memory_reserved(index) / GIB,
     )
-    own = f"{allocated:.2f} GiB allocated, {reserved:.2f} reserved on it; {held}"
+    memory_words = f"{allocated:.2f} GiB allocated, {reserved:.2f} reserved on it; {resident}"
     where = f"{index}, {torch.cuda.get_device_name(index)}", f"driver: {driver()}"
-    return "; ".join((*where, f"{build}, CUDA {torch.version.cuda}", *filter(None, facts), own))
+    return "; ".join(
+        (*where, f"{build}, CUDA {torch.version.cuda}", *filter(None, facts), memory_words)
+    )

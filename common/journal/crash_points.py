@@ -40,9 +40,9 @@ POINTS = {
 """The points, and how far the work is at each; "" where the name says it."""
 
 
-def wanted() -> dict[str, tuple[int, bool]]:
+def points_to_crash_at() -> dict[str, tuple[int, bool]]:
     """Return passage by point as the environment names them, and if the process hangs there."""
-    found = {}
+    chosen = {}
     for text in filter(None, os.environ.get(VARIABLE, "").split(",")):
         name, passage, effect = (text + "::").split(":")[:3]
         passage = passage or "1"
@@ -51,19 +51,19 @@ def wanted() -> dict[str, tuple[int, bool]]:
             raise ConfigError(
                 f"{VARIABLE} names {text!r}; the points are {points}, with :N or :N:{HANG}"
             )
-        found[name] = int(passage), effect == HANG
-    return found
+        chosen[name] = int(passage), effect == HANG
+    return chosen
 
 
-_wanted = wanted()
+_points = points_to_crash_at()
 _passages: Counter[str] = Counter()
 
 
 def crash_point(name: str) -> None:
     """Kill this process, or hang, if a test wants it here."""
-    if name not in _wanted:
+    if name not in _points:
         return
-    passage, hangs = _wanted[name]
+    passage, hangs = _points[name]
     _passages[name] += 1
     if _passages[name] < passage or not _is_first(name):
         return

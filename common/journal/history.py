@@ -8,7 +8,7 @@ from prefixrl.common.journal import records as journaled
 
 _STATES = {"queued": "issued", "scored": "scored", "spare": "scored", "batched": "trained"}
 MOST_FAULTS = 100
-"""Faults that are worded; a broken history breaks its rules again and again."""
+"""Largest number of faults in words; a broken history has many."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ class History:
     _versions: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Version and rows of groups that wait for a batch."""
 
-    def take(self, record: journaled.JournalRecord) -> None:
+    def follow_record(self, record: journaled.JournalRecord) -> None:
         """Follow one record."""
         match record:
             case journaled.GroupIssued(seq):
@@ -49,20 +49,20 @@ class History:
                 self._compare(ledger)
 
     def _compare(self, ledger: journaled.LedgerState) -> None:
-        """Note where the start of a segment tells another story than the records before it."""
+        """Record differences between the start of a segment and the records before it."""
         counts, totals = self.counts, ledger.totals
-        told = {name: getattr(totals, name) for name in ("filtered", "failed", "expired")}
-        told |= Counter(_STATES[each.state] for each in ledger.live)
-        told["trained"] = told.get("trained", 0) + totals.trained
-        for name in sorted(told.keys() | counts.keys()):
-            if (number := told.get(name, 0)) != counts[name]:
+        stated = {name: getattr(totals, name) for name in ("filtered", "failed", "expired")}
+        stated |= Counter(_STATES[group.state] for group in ledger.live)
+        stated["trained"] = stated.get("trained", 0) + totals.trained
+        for name in sorted(stated.keys() | counts.keys()):
+            if (number := stated.get(name, 0)) != counts[name]:
                 self._fault(
                     f"a segment begins with {number} groups {name}, the records before it have {counts[name]}"
                 )
-        for each in ledger.live:
-            if self.state.get(each.seq) != _STATES[each.state]:
+        for group in ledger.live:
+            if self.state.get(group.seq) != _STATES[group.state]:
                 self._fault(
-                    f"a segment begins with group {each.seq} {each.state}, but it is {self.state.get(each.seq)}"
+                    f"a segment begins with group {group.seq} {group.state}, but it is {self.state.get(group.seq)}"
                 )
 
     def _batch(self, iteration: int, seqs: tuple[int, ...]) -> None:
@@ -101,13 +101,13 @@ class History:
         )
         if not under_way:
             return self.faults
-        named = ", ".join(map(str, under_way[:5]))
-        return [*self.faults, f"{len(under_way)} groups neither trained nor ended: {named}"]
+        seqs = ", ".join(map(str, under_way[:5]))
+        return [*self.faults, f"{len(under_way)} groups neither trained nor ended: {seqs}"]
 
 
 def history(records: Iterable[journaled.JournalRecord], most_staleness: int) -> History:
     """Follow all records of a journal."""
-    found = History(most_staleness)
+    run_history = History(most_staleness)
     for record in records:
-        found.take(record)
-    return found
+        run_history.follow_record(record)
+    return run_history

@@ -33,13 +33,13 @@ FOLDER = "journal"
 SEGMENT_BYTES = 64 << 20
 """Length at which a segment is closed: read again within seconds."""
 START_SHARE = 4
-"""A segment is at least so many times as long as its start, or large live groups would be written again and again."""
+"""Least length of a segment, in lengths of its start: large live groups are written rarely."""
 PARTIAL = ".partial"
 MAX_RECORD_BYTES = 1 << 30
 _RECORD_START = b"\x92\xcf"
-"""An array of two whose first element is a 64-bit checksum."""
+"""First bytes of every record: an array of two, whose first element is a 64-bit checksum."""
 _BYTES_OF = struct.Struct(">BI")
-"""Head of so many bytes: the sign of a length of 32 bits, and the length."""
+"""Head of the bytes of a record: MessagePack's mark of a 32-bit length, and the length."""
 _REMEDY = "restore the file or start a new run"
 
 
@@ -51,8 +51,8 @@ class Journal:
         self._folder, self._segment_bytes = folder, segment_bytes
         folder.mkdir(parents=True, exist_ok=True)
         self._names = os.open(folder, os.O_RDONLY)
-        for left in folder.glob(f"*{PARTIAL}"):
-            left.unlink()
+        for partial in folder.glob(f"*{PARTIAL}"):
+            partial.unlink()
         self._number = max(numbers(folder), default=0)
         self._before_bytes = self._start_bytes = 0
         self._file = private(
@@ -79,15 +79,15 @@ class Journal:
         if not records:
             return
         whole = b"".join(map(pack, records))
-        rest = memoryview(whole)
+        remaining = memoryview(whole)
         crash_point("journal.begun")
         try:
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
+            while remaining:
+                remaining = remaining[os.write(self._file, remaining) :]
             crash_point("journal.written")
             os.fdatasync(self._file)
         except OSError:
-            # What the next append brings would stand behind half a record, and no later record could be read.
+            # No record behind half a record could be read.
             os.ftruncate(self._file, self._offset_bytes)
             raise
         self._offset_bytes += len(whole)
@@ -95,9 +95,9 @@ class Journal:
 
     def check(self) -> None:
         """Raise DataError where the open segment was removed or replaced: no later start would read what it holds."""
-        path, own = open_path(self._folder, self._number), os.fstat(self._file)
+        path, open_file = open_path(self._folder, self._number), os.fstat(self._file)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            if os.path.samestat(path.stat(), own):
+            if os.path.samestat(path.stat(), open_file):
                 return
         raise DataError(
             f"{path} was removed or replaced while the run goes on, which nothing can resume without it: the run ends; "
@@ -109,7 +109,7 @@ class Journal:
         assert start.before_bytes == self.size_bytes
         path, whole = open_path(self._folder, self._number + 1), pack(start)
         partial = path.with_name(path.name + PARTIAL)
-        # Once it has its name nothing may fail: what stands behind it in the segment before would never be read.
+        # After the rename nothing may fail: later records of the old segment would never be read.
         begun = private(str(partial), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
         try:
             with open(begun, "wb", closefd=False) as file:
@@ -161,49 +161,54 @@ def exists(folder: Path) -> bool:
 
 
 def read(folder: Path, iteration: int | None = None) -> Iterator[JournalRecord]:
-    """Yield every record of all segments but a torn last one; raises DataError.
+    """Yield the records of all segments, without a torn last record; raises DataError.
 
-    With `iteration` only of the segments that tell of it and of later ones.
+    With `iteration`, segments that ended before it are left out.
     """
-    found = numbers(folder)
-    if iteration is not None and found:
-        found = _since(folder, found, iteration)
-    elif found and found[0] != 0:
+    segments = numbers(folder)
+    if iteration is not None and segments:
+        segments = _since(folder, segments, iteration)
+    elif segments and segments[0] != 0:
         raise DataError(
             f"{closed_path(folder, 0)} is missing: restore it; the run itself goes on without it"
         )
-    for record, _ in _records(folder, found):
+    for record, _ in _records(folder, segments):
         yield record
 
 
 def recover(folder: Path, iteration: int) -> Iterator[JournalRecord]:
     """Yield what rebuilds a ledger at an iteration; then cut off a torn last record."""
-    found = _since(folder, numbers(folder), iteration)
+    segments = _since(folder, numbers(folder), iteration)
     end = 0
-    for record, after in _records(folder, found):
+    for record, after in _records(folder, segments):
         yield record
         end = after
-    path = open_path(folder, found[-1])
+    path = open_path(folder, segments[-1])
     if (torn_bytes := path.stat().st_size - end) > 0:
-        # A machine that died left it, or the disk damaged it. Nothing in it is trained; its groups are asked again.
+        # The machine died, or the disk damaged it. Its groups were not trained; they are sampled again.
         log.warning("%s ends in an incomplete record: %d bytes are cut off", path, torn_bytes)
         with path.open("r+b") as file:
             file.truncate(end)
             os.fsync(file.fileno())
 
 
-def _since(folder: Path, found: list[int], iteration: int) -> list[int]:
-    """Return the segments from the newest on that begins by an iteration."""
+def _since(folder: Path, segments: list[int], iteration: int) -> list[int]:
+    """Return the segments from the newest that begins at or before an iteration."""
     begin = next(
-        (at for at in reversed(range(len(found))) if _begins_by(folder, found[at], iteration)), None
+        (
+            at
+            for at in reversed(range(len(segments)))
+            if _begins_by(folder, segments[at], iteration)
+        ),
+        None,
     )
     if begin is None:
         raise DataError(
-            f"{closed_path(folder, found[0] - 1)} is missing: every segment that is there begins after iteration "
+            f"{closed_path(folder, segments[0] - 1)} is missing: every segment that is there begins after iteration "
             f"{iteration}, whose groups are asked for; restore it. A run with a newest checkpoint of that iteration "
             f"cannot go on without it"
         )
-    return found[begin:]
+    return segments[begin:]
 
 
 def _begins_by(folder: Path, number: int, iteration: int) -> bool:
@@ -213,12 +218,12 @@ def _begins_by(folder: Path, number: int, iteration: int) -> bool:
     return isinstance(first, SegmentStart) and first.ledger.completed <= iteration
 
 
-def _records(folder: Path, found: Sequence[int]) -> Iterator[tuple[JournalRecord, int]]:
+def _records(folder: Path, segments: Sequence[int]) -> Iterator[tuple[JournalRecord, int]]:
     """Yield the records of successive segments with the offset behind each in its segment."""
     length = None
-    for number in found:
+    for number in segments:
         before_bytes, end = 0, 0
-        for record, after in scan(folder, number, is_last=number == found[-1]):
+        for record, after in scan(folder, number, is_last=number == segments[-1]):
             if end == 0 and number > 0:
                 before_bytes = _before_bytes(folder, number, record, length)
             end = after
@@ -259,17 +264,17 @@ def numbers(folder: Path) -> list[int]:
         path.name.removesuffix(".zst").removesuffix(".msgpack")
         for path in folder.glob("*.msgpack*")
     }
-    found = sorted(int(name) for name in names if name.isdigit())
-    if found and (missing := sorted(set(range(found[0], found[-1])) - set(found))):
+    segments = sorted(int(name) for name in names if name.isdigit())
+    if segments and (missing := sorted(set(range(segments[0], segments[-1])) - set(segments))):
         raise DataError(f"{closed_path(folder, missing[0])} is missing; {_REMEDY}")
     # A closed segment is always followed by another; a reader may come while one is closed.
-    if found and not any(
-        open_path(folder, number).exists() for number in (found[-1], found[-1] + 1)
+    if segments and not any(
+        open_path(folder, number).exists() for number in (segments[-1], segments[-1] + 1)
     ):
         raise DataError(
-            f"{open_path(folder, found[-1] + 1)} is missing: the end of the journal is lost; {_REMEDY}"
+            f"{open_path(folder, segments[-1] + 1)} is missing: the end of the journal is lost; {_REMEDY}"
         )
-    return found
+    return segments
 
 
 def pack(record: JournalRecord) -> bytes:
@@ -316,7 +321,7 @@ def scan(folder: Path, number: int, is_last: bool) -> Iterator[tuple[JournalReco
 
 
 class _WrongChecksum(ValueError):
-    """A record whose bytes are not those that were written."""
+    """The checksum of a record does not match its bytes."""
 
 
 def _unpacked(unpacker: msgpack.Unpacker) -> bytes:
@@ -346,11 +351,11 @@ def _check_nothing_follows(path: Path, start: int, reason: str) -> None:
     """Raise DataError where an intact record follows an unreadable one: its length is damaged."""
     with path.open("rb") as file:
         file.seek(start)
-        rest = file.read()
+        remaining = file.read()
     at = 0
-    while (at := rest.find(_RECORD_START, at + 1)) > 0:
+    while (at := remaining.find(_RECORD_START, at + 1)) > 0:
         unpacker = msgpack.Unpacker(max_buffer_size=MAX_RECORD_BYTES, max_bin_len=MAX_RECORD_BYTES)
-        unpacker.feed(memoryview(rest)[at:])
+        unpacker.feed(memoryview(remaining)[at:])
         try:
             _unpacked(unpacker)
         except (msgpack.OutOfData, ValueError, TypeError):

@@ -10,7 +10,7 @@ from prefixrl.common.wire.messages.weights import WeightsNote
 
 Key = TypeVar("Key", str, int)
 MOST_CAUSES, OTHERS = 64, "other causes"
-"""Causes that are counted apart, the first that came: a worker words them, and may name a length or an id."""
+"""Number of causes counted one by one; later causes, which workers word, are counted together."""
 
 
 class RunHeader(msgspec.Struct, frozen=True, tag=True):
@@ -138,7 +138,7 @@ def _tally_words(counts: dict[str, int], words: str, count: int = 1) -> None:
 
 
 class LedgerState(msgspec.Struct, frozen=True):
-    """All that earlier records say: a ledger is rebuilt from it as from them."""
+    """The state that earlier records lead to; a ledger is rebuilt from it alone."""
 
     completed: int
     next_seq: int
@@ -155,10 +155,10 @@ class LedgerState(msgspec.Struct, frozen=True):
 
 
 class SegmentStart(msgspec.Struct, frozen=True, tag=True):
-    """First record of every segment but the first: who resumes here needs no earlier one."""
+    """First record of every segment but the first. A resume here needs no earlier record."""
 
     before_bytes: int
-    """Length of all earlier segments, uncompressed: where one of them is cut short, it shows."""
+    """Length of all earlier segments, uncompressed; it shows if a segment was cut short."""
     run: RunHeader
     ledger: LedgerState
     digests: dict[int, tuple[str, ...]]

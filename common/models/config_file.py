@@ -14,17 +14,17 @@ _UNSCALED = ("default", "llama3", "longrope", "su", "mrope")
 def document_of(model: str, name: str = "config.json") -> dict[str, Any]:
     """Return a JSON file of a model, of its text part; empty where it is not here; raises DataError."""
     path = cached_file(model, name)
-    found = (
+    document = (
         read_json(path, dict[str, Any], DataError, "copy the model's folder again") if path else {}
     )
-    part = found.get("text_config")
-    return found | part if isinstance(part, dict) else found
+    part = document.get("text_config")
+    return document | part if isinstance(part, dict) else document
 
 
 def embedding_rows(model: str) -> int | None:
     """Return the rows of a model's embedding; None where its config.json is not here or does not say."""
-    found = document_of(model).get("vocab_size")
-    return found if isinstance(found, int) and found > 0 else None
+    rows = document_of(model).get("vocab_size")
+    return rows if isinstance(rows, int) and rows > 0 else None
 
 
 def positions_of(config: Mapping[str, Any]) -> int | None:
@@ -34,5 +34,5 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if not isinstance(limit, int) or kind in _UNSCALED:
         return limit if isinstance(limit, int) else None
-    known = rope.get("original_max_position_embeddings") if kind == "yarn" else None
-    return max(limit, int((known or limit) * (rope.get("factor") or 1)))
+    original = rope.get("original_max_position_embeddings") if kind == "yarn" else None
+    return max(limit, int((original or limit) * (rope.get("factor") or 1)))

@@ -31,7 +31,7 @@ def has_weights(folder: str) -> bool:
 
 def tensor_headers(folder: str, called: str) -> dict[str, TensorHeader]:
     """Return every tensor of a folder, which messages call `called`; DataError names a file that cannot be read."""
-    root, found = Path(folder), dict[str, TensorHeader]()
+    root, headers = Path(folder), dict[str, TensorHeader]()
     if (root / WHOLE).is_file():
         return _of_file(root / WHOLE, called)
     if not (root / INDEX).is_file():
@@ -41,21 +41,21 @@ def tensor_headers(folder: str, called: str) -> dict[str, TensorHeader]:
     shards = sorted(set(places.values()))
     if missing := [name for name in shards if not (root / name).is_file()]:
         raise DataError(
-            f"{called}: {len(missing)} of {len(shards)} files that {INDEX} names are missing: {listed(missing)}; copy "
-            f"them too"
+            f"{called}: {len(missing)} of {len(shards)} files that {INDEX} names are missing: "
+            f"{some_names(missing)}; copy them too"
         )
     for name in shards:
-        found |= (own := _of_file(root / name, called))
+        headers |= (shard := _of_file(root / name, called))
         if lost := sorted(
-            tensor for tensor, place in places.items() if place == name and tensor not in own
+            tensor for tensor, place in places.items() if place == name and tensor not in shard
         ):
             raise DataError(
-                f"{called}: {INDEX} places tensors in {name} that it does not have: {listed(lost)}"
+                f"{called}: {INDEX} places tensors in {name} that it does not have: {some_names(lost)}"
             )
-    return found
+    return headers
 
 
-def listed(names: list[str], most: int = 4) -> str:
+def some_names(names: list[str], most: int = 4) -> str:
     """Return the first of many names."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
@@ -83,14 +83,14 @@ def _of_file(path: Path, called: str) -> dict[str, TensorHeader]:
 
 def _instead(folder: Path) -> str:
     """Return what a folder has in place of weights, and what to do about it."""
-    named = listed(sorted(path.name for path in folder.glob("*.safetensors")))
-    pickled = listed(sorted(path.name for kind in _PICKLED for path in folder.glob(kind)))
+    safetensors = some_names(sorted(path.name for path in folder.glob("*.safetensors")))
+    pickled = some_names(sorted(path.name for kind in _PICKLED for path in folder.glob(kind)))
     if (folder / "adapter_config.json").is_file():
         return "it is a low-rank adapter of another model; merge the two (peft's merge_and_unload), and save the whole"
-    if pickled and not named:
+    if pickled and not safetensors:
         return (
             f"{pickled} would have to be unpickled, which may execute code; where you trust it, load it with "
             f"transformers and save it with save_pretrained"
         )
-    has = f"has {named}, but " if named else "has "
+    has = f"has {safetensors}, but " if safetensors else "has "
     return f"it {has}neither {WHOLE} nor {INDEX}; save the model with save_pretrained"

@@ -1,4 +1,4 @@
-"""The one way in which every process loads a model: nothing is left to chance that a file should say.
+"""The one way in which every process loads a model: every weight comes from a file.
 
 transformers makes up what a folder lacks and only warns. Here names and shapes are compared before any weight is read,
 by transformers' own rules (ties, conversions of names), with tensors that have no data; then all must be finite.
@@ -21,13 +21,13 @@ from transformers import (
 from transformers.utils import logging
 
 from prefixrl.common.errors import ConfigError, DataError
-from prefixrl.common.models.headers import listed, tensor_headers
+from prefixrl.common.models.headers import some_names, tensor_headers
 
 Kind = Literal["causal", "backbone"]
-"""A language model, or what is below its head: a process reward model brings a head of its own."""
+"""causal: a language model. backbone: a model without its head; a process reward model has its own."""
 Dtype = Literal["float32", "bfloat16", "float16", "auto"]
 HEADS = ("score", "classifier", "lm_head")
-"""First parts of names that stand above a backbone."""
+"""First parts of the names of heads."""
 _AROUND = (
     "_orig_mod",
     "module",
@@ -36,7 +36,7 @@ _AROUND = (
     "_checkpoint_wrapped_module",
     "_forward_module",
 )
-"""Parts of names that modules around a model add."""
+"""Parts of names that wrappers of a model add."""
 _AUTO: dict[Kind, Any] = {"causal": AutoModelForCausalLM, "backbone": AutoModel}
 _TOLD: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 _BEHIND_HEAD = ("final_logit_softcapping", "logits_scaling", "logit_scale")
@@ -63,8 +63,12 @@ def without_weights(folder: str, called: str, kind: Kind = "causal") -> PreTrain
 
 def quantisation(config: PretrainedConfig) -> str:
     """Return the method by which a model's weights are quantised; "" where they are not."""
-    own = getattr(config, "quantization_config", None)
-    return str(own.get("quant_method", own) if isinstance(own, Mapping) else own or "")
+    quantised = getattr(config, "quantization_config", None)
+    return str(
+        quantised.get("quant_method", quantised)
+        if isinstance(quantised, Mapping)
+        else quantised or ""
+    )
 
 
 def check_model(
@@ -103,7 +107,7 @@ def check_model(
     if narrow:
         raise DataError(
             f"{called} has weights of type {headers[narrow[0]].dtype} and no quantization_config in its config.json "
-            f"that says how to read them: {listed(narrow)}; give the folder with it, or the model in bfloat16"
+            f"that says how to read them: {some_names(narrow)}; give the folder with it, or the model in bfloat16"
         )
     return model.config
 
@@ -116,7 +120,9 @@ def load_model(
     attention: str | None = None,
     is_trained: bool = False,
 ) -> PreTrainedModel:
-    """Return a model on the CPU, ready to run; raise DataError as `check_model`, and for numbers that are none.
+    """Return a model on the CPU, ready to run.
+
+    Raises DataError like `check_model`, and for NaN or infinite weights.
 
     ConfigError: the `attention` of learner.attn_implementation is not available here.
     """
@@ -141,8 +147,8 @@ def load_model(
     _refuse(info, called, kind)
     if wrong := [name for name, each in model.named_parameters() if not _is_finite(each.data)]:
         raise DataError(
-            f"{called} has weights that are no finite numbers (NaN or infinite): {listed(wrong)}; it was saved after "
-            f"training had failed, or its file is damaged: take an earlier checkpoint, or copy it again"
+            f"{called} has weights that are no finite numbers (NaN or infinite): {some_names(wrong)}; it was saved "
+            f"after training had failed, or its file is damaged: take an earlier checkpoint, or copy it again"
         )
     model.eval()
     return model
@@ -164,24 +170,24 @@ def _refuse(info: Mapping[str, Any], called: str, kind: Kind) -> None:
         renamed = [name for name in extra if part in name.split(".")]
         if missing and renamed:
             raise DataError(
-                f"{called} has names of a wrapper such as torch.compile, FSDP or PEFT ({part}): {listed(renamed)}; "
+                f"{called} has names of a wrapper such as torch.compile, FSDP or PEFT ({part}): {some_names(renamed)}; "
                 f"save the model inside it with save_pretrained"
             )
     if missing:
-        beside = f" (it has {listed(extra)}, which the architecture has not)" if extra else ""
+        beside = f" (it has {some_names(extra)}, which the architecture has not)" if extra else ""
         raise DataError(
-            f"{called} has no weights for {listed(missing)}, which would be random{beside}; save it again"
+            f"{called} has no weights for {some_names(missing)}, which would be random{beside}; save it again"
         )
     if extra:
         raise DataError(
-            f"{called} has weights that its architecture has not, and that would be left out: {listed(extra)}; is "
+            f"{called} has weights that its architecture has not, and that would be left out: {some_names(extra)}; is "
             f"config.json that of this model? If they are not needed, save the model without them"
         )
     if wrong := sorted(info["mismatched_keys"]):
-        name, found, expected = wrong[0]
+        name, shape, expected = wrong[0]
         more = f", and {len(wrong) - 1} others differ too" if len(wrong) > 1 else ""
         raise DataError(
-            f"{called}: {name} has shape {tuple(found)}, by config.json it is {tuple(expected)}{more}; is config.json "
+            f"{called}: {name} has shape {tuple(shape)}, by config.json it is {tuple(expected)}{more}; is config.json "
             f"that of this model?"
         )
 

@@ -17,15 +17,15 @@ WARNING = "warning: "
 
 def renderers_here(config: RunConfig) -> dict[str, Renderer]:
     """Return the renderer of each section whose tokenizer is on this host, and is used."""
-    found = {}
+    renderers = {}
     for section, role in roles(config):
-        model = config.asked(role).model
+        model = config.model_section(role).model
         tokenizer = cached_file(model, "tokenizer.json") or cached_file(
             model, "tokenizer_config.json"
         )
         if tokenizer is not None:
-            found[section] = renderer_of(config, role, str(tokenizer.parent))
-    return found
+            renderers[section] = renderer_of(config, role, str(tokenizer.parent))
+    return renderers
 
 
 def asking_lines(config: RunConfig, here: dict[str, Renderer], question: str) -> list[str]:
@@ -36,7 +36,7 @@ def asking_lines(config: RunConfig, here: dict[str, Renderer], question: str) ->
             lines += _lines(config, section, here[section], question)
             doubts += warnings(config, role, here[section])
         else:
-            model = config.asked(role).model
+            model = config.model_section(role).model
             lines.append(
                 f"{section}: how it is asked is not known before it is on this host ({model})"
             )
@@ -45,14 +45,14 @@ def asking_lines(config: RunConfig, here: dict[str, Renderer], question: str) ->
 
 def roles(config: RunConfig) -> list[tuple[str, Role]]:
     """Return the section of each model that is asked, and the role that asks it by a tokenizer."""
-    found: list[tuple[str, Role]] = (
+    sections: list[tuple[str, Role]] = (
         [("adapter", "rollout")] if config.rollout.record.has_tokenizer else []
     )
     has_target = config.target is not None and config.scorer.record.has_tokenizer
-    return [*found, ("target", "scorer")] if has_target else found
+    return [*sections, ("target", "scorer")] if has_target else sections
 
 
-def shown(renderer: Renderer, tokens: frozenset[int]) -> str:
+def token_words(renderer: Renderer, tokens: frozenset[int]) -> str:
     """Return tokens with their text, in order."""
     texts = (
         (token, renderer.decode_with_special(np.asarray([token], dtype=np.int32)))
@@ -70,7 +70,7 @@ def _lines(config: RunConfig, section: str, renderer: Renderer, question: str) -
     cut = "…" if len(text) > TAIL_CHARS else ""
     form = "chat template" if renderer.has_chat_template else "no chat template"
     yield f"{section}: {form}, a prompt ends with {cut}{text[-TAIL_CHARS:]!r}"
-    yield f"{section}: a text ends at {shown(renderer, renderer.stop_tokens)}"
+    yield f"{section}: a text ends at {token_words(renderer, renderer.stop_tokens)}"
     masked = renderer.never_drawn(config.rollout.control_tokens)
     control = len(masked & renderer.control_tokens)
     drawn = (
@@ -82,11 +82,11 @@ def _lines(config: RunConfig, section: str, renderer: Renderer, question: str) -
 
 def warnings(config: RunConfig, role: Role, renderer: Renderer) -> Iterator[str]:
     """Yield what looks wrong about how one model is asked."""
-    asked = config.asked(role)
-    section = "target" if asked is config.target else "adapter"
+    model = config.model_section(role)
+    section = "target" if model is config.target else "adapter"
     if (text := renderer.misread_text()) is not None:
         yield (
-            f"{section}: transformers reads {text!r} as other tokens than tokenizer.json of {asked.model}; if that "
+            f"{section}: transformers reads {text!r} as other tokens than tokenizer.json of {model.model}; if that "
             f"file is right, set tokenizer_class in its tokenizer_config.json to PreTrainedTokenizerFast"
         )
     if lost := len(renderer.vocabulary) - len(renderer.tokens):
@@ -98,9 +98,9 @@ def warnings(config: RunConfig, role: Role, renderer: Renderer) -> Iterator[str]
             f"{section}: {config.rollout.record.package} leaves out {most_masked:,} tokens at most, {masked:,} are "
             f'never drawn: use rollout.engine = "transformers"'
         )
-    if not renderer.has_chat_template and asked.chat_template is None:
+    if not renderer.has_chat_template and model.chat_template is None:
         yield (
-            f"{section}: {asked.model} has no chat template, so that the question itself is the prompt; if that is "
+            f"{section}: {model.model} has no chat template, so that the question itself is the prompt; if that is "
             f"meant, say {section}.chat_template = false, else give a Jinja file"
         )
     if not renderer.has_chat_template:
@@ -111,29 +111,29 @@ def warnings(config: RunConfig, role: Role, renderer: Renderer) -> Iterator[str]
             f"invented turn; name what ends them as {role}.stop_tokens or scorer.stop_texts"
         )
     elif renderer.closer not in renderer.eos_tokens:
-        closer = shown(renderer, frozenset({renderer.closer}))
+        closer = token_words(renderer, frozenset({renderer.closer}))
         ends = (
             "texts end there too"
             if renderer.closer in renderer.stop_tokens
             else "texts do not end there"
         )
         yield (
-            f"{section}: {closer} closes a turn of its chat template and is no eos of {asked.model} "
-            f"({shown(renderer, renderer.eos_tokens) or 'none'}), as in base models, which were not trained on this "
-            f"template; {ends}. A base model is asked as it was trained with {section}.chat_template = false and "
+            f"{section}: {closer} closes a turn of its chat template and is no eos of {model.model} "
+            f"({token_words(renderer, renderer.eos_tokens) or 'none'}), as in base models, which were not trained on "
+            f"this template; {ends}. A base model is asked as it was trained with {section}.chat_template = false and "
             f"{section}.prompt_template"
         )
 
 
 def log_warnings(config: RunConfig, role: Role, renderer: Texts) -> None:
     """Log what looks wrong about how one model is asked."""
-    for each in warnings(config, role, renderer) if isinstance(renderer, Renderer) else ():
-        log.warning("%s", each)
+    for warning in warnings(config, role, renderer) if isinstance(renderer, Renderer) else ():
+        log.warning("%s", warning)
 
 
-def differing(found: dict[str, Renderer]) -> Iterator[str]:
+def differing(renderers: dict[str, Renderer]) -> Iterator[str]:
     """Yield a warning where the models' tokenizers are of different families."""
-    if len(found) == 2 and found["adapter"].vocabulary != found["target"].vocabulary:
+    if len(renderers) == 2 and renderers["adapter"].vocabulary != renderers["target"].vocabulary:
         yield (
             "adapter and target have tokenizers of different families: prefixes reach the target as text where it "
             "reads other tokens (docs/data.md), and accuracy is known to suffer"

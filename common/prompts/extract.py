@@ -26,18 +26,18 @@ def boxes_in(text: str) -> list[Box]:
 
     One pass: a text made of nothing but `\boxed{` costs no more than any other.
     """
-    found, opened = list[Box](), list[re.Match[str]]()
+    boxes, opened = list[Box](), list[re.Match[str]]()
     for token in _TOKEN.finditer(text):
         kind = token.group()
         if token[1]:
-            found.append(Box(token[1], token.start(), token.end()))
+            boxes.append(Box(token[1], token.start(), token.end()))
         elif kind.endswith("{") and kind != r"\{":
             opened.append(token)
         elif kind == "}" and opened and (box := opened.pop()).group() != "{":
-            while found and found[-1].start > box.start():
-                found.pop()
-            found.append(Box(text[box.end() : token.start()].strip(), box.start(), token.end()))
-    return found
+            while boxes and boxes[-1].start > box.start():
+                boxes.pop()
+            boxes.append(Box(text[box.end() : token.start()].strip(), box.start(), token.end()))
+    return boxes
 
 
 def extract_answer(text: str) -> str | None:
@@ -45,5 +45,5 @@ def extract_answer(text: str) -> str | None:
 
     None where no box is closed or the last one is blank: an answer that was cut off is no answer.
     """
-    found = boxes_in(text.rpartition(THINK_CLOSE)[2])
-    return (found[-1].content if found else "") or None
+    boxes = boxes_in(text.rpartition(THINK_CLOSE)[2])
+    return (boxes[-1].content if boxes else "") or None

@@ -17,7 +17,7 @@ class SpecialTexts:
         self._begins = {each[:2] for each in self._tokens}  # hundreds of tokens have few of them
 
     def within(self, text: str) -> list[str]:
-        """Return those that stand in a text."""
+        """Return the special tokens in a text."""
         return (
             [each for each in self._tokens if each in text]
             if any(map(text.__contains__, self._begins))
@@ -30,21 +30,21 @@ def doubtful_texts(model: str) -> SpecialTexts | None:
     from tokenizers import Tokenizer
 
     try:
-        found = Tokenizer.from_file(str(cached_file(model, "tokenizer.json")))
+        tokenizer = Tokenizer.from_file(str(cached_file(model, "tokenizer.json")))
     except Exception:  # noqa: BLE001  the library's errors have no class of their own; loading it says what is wrong
         return SpecialTexts(())
-    if max(found.get_vocab().values(), default=0) >= (embedding_rows(model) or math.inf):
+    if max(tokenizer.get_vocab().values(), default=0) >= (embedding_rows(model) or math.inf):
         return None
     return SpecialTexts(
-        each.content for each in found.get_added_tokens_decoder().values() if each.special
+        each.content for each in tokenizer.get_added_tokens_decoder().values() if each.special
     )
 
 
 def most_prompt_tokens(
     config: RunConfig, role: Literal["rollout", "scorer"], model: str | None = None
 ) -> int:
-    """Return the longest prompt of a role: its key's, or what leaves positions for a prefix and a token more."""
+    """Return the longest prompt of a role: its key's, or less to leave positions for a prefix and a token."""
     most = (config.rollout if role == "rollout" else config.scorer).max_prompt_tokens
-    positions = positions_of(document_of(model or config.asked(role).model))
+    positions = positions_of(document_of(model or config.model_section(role).model))
     behind = 1 + (config.max_sampled_tokens if config.mode == "prefix" else 0)
     return most if positions is None else min(most, positions - behind)

@@ -21,7 +21,7 @@ MOST_BYTES = 900_000
 class Test(NamedTuple):
     """One run of a program."""
 
-    given: Any
+    inputs: Any
     """Text or lines for stdin; for a function its arguments: a list, or an object of named ones."""
     expected: Any
     function: str | None
@@ -35,36 +35,36 @@ def read_tests(gold: str) -> list[Test]:
             raise ValueError(
                 f"{len(gold.encode())} bytes, at most {MOST_BYTES}: leave out some tests"
             )
-        if found := _tests(gold):
-            return found
+        if tests := _tests(gold):
+            return tests
         raise ValueError("0 of them")
     except (ValueError, SyntaxError, RecursionError) as error:
         shapes = "JSON with inputs and outputs, a list of objects with input and output, or asserts such as f(1) == 2"
         raise ValueError(f"the gold answer holds no tests ({error}); expected {shapes}") from None
 
 
-def _tests(found: Any, function: str | None = None) -> list[Test]:
-    if isinstance(found, str):
-        if not re.match(r"\s*(?:assert\b|import |from )", found):
-            return _tests(json.loads(found), function)
+def _tests(document: Any, function: str | None = None) -> list[Test]:
+    if isinstance(document, str):
+        if not re.match(r"\s*(?:assert\b|import |from )", document):
+            return _tests(json.loads(document), function)
         # Each assert is read as a call and its value, so that the value stays outside of the sandbox.
-        statements = ast.parse(dedent(found).strip()).body
+        statements = ast.parse(dedent(document).strip()).body
         return [
             _of_assert(each)
             for each in statements
             if not isinstance(each, ast.Import | ast.ImportFrom)
         ]
-    if isinstance(found, list):
-        return [test for each in found for test in _tests(each, function)]
-    if not isinstance(found, dict):
-        raise ValueError(f"{found!r:.60} where there should be an object of them")
-    function = next((found[key] for key in NAMED if found.get(key)), function)
+    if isinstance(document, list):
+        return [test for each in document for test in _tests(each, function)]
+    if not isinstance(document, dict):
+        raise ValueError(f"{document!r:.60} where there should be an object of them")
+    function = next((document[key] for key in NAMED if document.get(key)), function)
     for keys in (("inputs", "outputs"), ("input", "output")):
-        if keys[0] in found and keys[1] in found:
-            return _of_table(found, found[keys[0]], found[keys[1]], function)
-    if inner := next((found[key] for key in WITHIN if found.get(key)), None):
+        if keys[0] in document and keys[1] in document:
+            return _of_table(document, document[keys[0]], document[keys[1]], function)
+    if inner := next((document[key] for key in WITHIN if document.get(key)), None):
         return _tests(inner, function)
-    raise ValueError(f"an object with the keys {', '.join(map(str, found)):.60}")
+    raise ValueError(f"an object with the keys {', '.join(map(str, document)):.60}")
 
 
 def _of_table(table: dict[str, Any], inputs: Any, outputs: Any, name: str | None) -> list[Test]:
@@ -90,21 +90,22 @@ def _of_table(table: dict[str, Any], inputs: Any, outputs: Any, name: str | None
     return [Test(*each, None) for each in zip(inputs, outputs, strict=True)]
 
 
-def _arguments(given: Any) -> list[Any] | dict[str, Any]:
+def _arguments(value: Any) -> list[Any] | dict[str, Any]:
     """Return the arguments of a call; keys that are all whole numbers are such, which JSON can only write as text."""
-    if isinstance(given, dict) and all(map(str.isidentifier, given)):
-        return given
-    if not isinstance(given, str | list):
+    if isinstance(value, dict) and all(map(str.isidentifier, value)):
+        return value
+    if not isinstance(value, str | list):
         raise ValueError(
-            f"{given!r:.40} where there should be arguments as a list, an object or lines of JSON"
+            f"{value!r:.40} where there should be arguments as a list, an object or lines of JSON"
         )
-    found = [json.loads(line) for line in given.splitlines()] if isinstance(given, str) else given
+    values = [json.loads(line) for line in value.splitlines()] if isinstance(value, str) else value
     numbered = [
-        each if isinstance(each, dict) and all(map(str.isdecimal, each)) else None for each in found
+        each if isinstance(each, dict) and all(map(str.isdecimal, each)) else None
+        for each in values
     ]
     return [
         {int(key): many[key] for key in many} if many else one
-        for one, many in zip(found, numbered, strict=True)
+        for one, many in zip(values, numbered, strict=True)
     ]
 
 
@@ -123,12 +124,12 @@ def _of_assert(statement: ast.stmt) -> Test:
     try:
         if not isinstance(call, ast.Call) or (call.args and call.keywords):
             raise ValueError("no call")
-        named = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
-        given = named or [ast.literal_eval(each) for each in call.args]
+        by_name = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
+        arguments = by_name or [ast.literal_eval(each) for each in call.args]
         written = json.dumps(
             ast.literal_eval(expected), default=lambda each: sorted(each, key=repr)
         )
-        return Test(given, json.loads(written), ast.unparse(call.func).replace("()", ""))
+        return Test(arguments, json.loads(written), ast.unparse(call.func).replace("()", ""))
     except (ValueError, TypeError):
         raise ValueError(
             f"{ast.unparse(statement)!r:.60} compares no call with a literal value"

@@ -15,16 +15,16 @@ _ANSWER, _NEXT = "prefixrlanswer", "prefixrlnext"
 class PromptForm:
     """Form in which a model is asked: `[adapter]` or `[target]`, with its tokenizer."""
 
-    def __init__(self, tokenizer: Any, asked: ModelConfig, section: str) -> None:
+    def __init__(self, tokenizer: Any, model: ModelConfig, section: str) -> None:
         """Try the chat template out; ConfigError if it fails, or nothing reads an option."""
-        self._tokenizer, self._asked, self._section = tokenizer, asked, section
-        given = asked.chat_template
+        self._tokenizer, self._asked, self._section = tokenizer, model, section
+        template = model.chat_template
         self.template: str | None = None
         """The chat template; None where the prompt is no conversation."""
-        if given is None and tokenizer.chat_template:
+        if template is None and tokenizer.chat_template:
             self.template = tokenizer.get_chat_template()
-        elif given:
-            self.template = given
+        elif template:
+            self.template = template
         self._check()
 
     def prompt(self, question: str, system: str = "", earlier: Sequence[Turn] = ()) -> str:
@@ -36,8 +36,8 @@ class PromptForm:
         content = question if template is None else template.replace(PROBLEM, question)
         if self.template is None:
             return "\n\n".join(filter(None, [system, *(said for _, said in earlier), content]))
-        own = [("system", system)] if system and self._asked.system is None else []
-        return self._rendered([*own, *earlier, ("user", content)], is_opened=True)
+        row_system = [("system", system)] if system and self._asked.system is None else []
+        return self._rendered([*row_system, *earlier, ("user", content)], is_opened=True)
 
     def closer(self) -> int | None:
         """Return the first added token behind an answer, which closes the turn, or None."""
@@ -63,19 +63,19 @@ class PromptForm:
         return None
 
     def _check(self) -> None:
-        asked, section = self._asked, self._section
+        model, section = self._asked, self._section
         if self.template is None:
-            if asked.system is not None or asked.template_options:
-                key = "system" if asked.system is not None else "template_options"
+            if model.system is not None or model.template_options:
+                key = "system" if model.system is not None else "template_options"
                 raise ConfigError(
-                    f"{section}.{key} has no effect: {asked.model} has no chat template; give one as "
+                    f"{section}.{key} has no effect: {model.model} has no chat template; give one as "
                     f"{section}.chat_template, or leave {section}.{key} out"
                 )
             return
-        for option in asked.template_options:
+        for option in model.template_options:
             if not re.search(rf"\b{re.escape(option)}\b", self.template):
                 raise ConfigError(
-                    f"{section}.template_options.{option}: the chat template of {asked.model} has no such variable; "
+                    f"{section}.template_options.{option}: the chat template of {model.model} has no such variable; "
                     f"leave it out"
                 )
         self.prompt("?")

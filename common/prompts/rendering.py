@@ -30,18 +30,21 @@ Role = Literal["rollout", "scorer"]
 
 def renderer_of(config: RunConfig, role: Role, model: str | None = None) -> "Renderer":
     """Return the renderer of a role by the run file; `model`: its folder on this host."""
-    section, asked = (config.rollout if role == "rollout" else config.scorer), config.asked(role)
-    found = Renderer(
-        model or asked.model,
+    section, model_config = (
+        (config.rollout if role == "rollout" else config.scorer),
+        config.model_section(role),
+    )
+    renderer = Renderer(
+        model or model_config.model,
         most_prompt_tokens(config, role, model),
-        asked,
-        "target" if asked is config.target else "adapter",
+        model_config,
+        "target" if model_config is config.target else "adapter",
         section.stop_tokens,
         section.own_stops,
         role,
     )
-    found.allows_special = config.data.special_tokens == "allow"
-    return found
+    renderer.allows_special = config.data.special_tokens == "allow"
+    return renderer
 
 
 class Renderer:
@@ -51,7 +54,7 @@ class Renderer:
         self,
         model: str,
         max_prompt_tokens: int,
-        asked: ModelConfig | None = None,
+        model_config: ModelConfig | None = None,
         section: str = "adapter",
         stop_tokens: Iterable[int | str] = (),
         own_stops: bool = True,
@@ -63,7 +66,7 @@ class Renderer:
         self._limit = f"the model's positions, and {role}.max_prompt_tokens"
         self.positions = positions_of(document_of(model))
         """Most tokens of a text in the model; None where it names no limit."""
-        self._form = PromptForm(self._tokenizer, asked or ModelConfig(model=model), section)
+        self._form = PromptForm(self._tokenizer, model_config or ModelConfig(model=model), section)
         ids = {
             int(token)
             for token in (
@@ -79,12 +82,12 @@ class Renderer:
         """End-of-sequence ids that tokenizer, config and generation config declare."""
         self.closer = self._form.closer()
         """Token that closes an assistant's turn in the chat template; None without one."""
-        own = (
+        own_ends = (
             self.eos_tokens | ({self.closer} if self.closer is not None else set())
             if own_stops
             else frozenset()
         )
-        self.stop_tokens = own | {
+        self.stop_tokens = own_ends | {
             self._one_token(each, model, f"{role}.stop_tokens") for each in stop_tokens
         }
         if self.stop_tokens.isdisjoint(self.tokens):
@@ -106,23 +109,23 @@ class Renderer:
         self.allows_special = False
         """True if a question may have special tokens."""
 
-    def _one_token(self, given: int | str, model: str, key: str) -> int:
-        if isinstance(given, int):
-            if given in self.tokens:
-                return given
+    def _one_token(self, token: int | str, model: str, key: str) -> int:
+        if isinstance(token, int):
+            if token in self.tokens:
+                return token
             raise ConfigError(
-                f"{key}: {given} is no token of {model}, whose ids are 0 to {max(self.tokens)}"
+                f"{key}: {token} is no token of {model}, whose ids are 0 to {max(self.tokens)}"
             )
-        ids = self._encode(given, add_special_tokens=False)
+        ids = self._encode(token, add_special_tokens=False)
         if len(ids) == 1 and (
-            ids[0] != self._tokenizer.unk_token_id or given == self._tokenizer.unk_token
+            ids[0] != self._tokenizer.unk_token_id or token == self._tokenizer.unk_token
         ):
             return int(ids[0])
-        known = [each.content for each in self._tokenizer.added_tokens_decoder.values()]
-        more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
+        added = [each.content for each in self._tokenizer.added_tokens_decoder.values()]
+        more = f" and {len(added) - _MOST_NAMED} more" if len(added) > _MOST_NAMED else ""
         raise ConfigError(
-            f"{key}: {given!r} is {len(ids)} tokens of {model} ({ids}), a stop must be one that it knows; its added "
-            f"tokens are {', '.join(map(repr, known[:_MOST_NAMED])) or 'none'}{more}. For a longer text: "
+            f"{key}: {token!r} is {len(ids)} tokens of {model} ({ids}), a stop must be one that it knows; its added "
+            f"tokens are {', '.join(map(repr, added[:_MOST_NAMED])) or 'none'}{more}. For a longer text: "
             f"scorer.stop_texts"
         )
 
@@ -143,9 +146,9 @@ class Renderer:
     def prompt(self, question: str, system: str = "", earlier: Sequence[Turn] = ()) -> TokenIds:
         """Return the ids of a rendered question; raise ValueError for one that cannot be asked."""
         said = "\n".join([system, *(said for _, said in earlier), question])
-        if not self.allows_special and (found := self._special.within(said)):
+        if not self.allows_special and (special := self._special.within(said)):
             raise ValueError(
-                f"the question has {', '.join(map(repr, found[:_MOST_NAMED]))}, special in the tokenizer of "
+                f"the question has {', '.join(map(repr, special[:_MOST_NAMED]))}, special in the tokenizer of "
                 f'{self._model}: it could close its own turn; data.special_tokens = "allow" lets it'
             )
         text = self._form.prompt(question, system, earlier)
@@ -183,7 +186,7 @@ class Renderer:
         return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
     def pieces(self, ids: TokenIds) -> list[str]:
-        """Return the text that each token adds to an answer; none for a tokenizer that cannot tell."""
+        """Return the text that each token adds to an answer; empty for a slow tokenizer."""
         if not self._tokenizer.is_fast:
             return []
         return pieces_of(self._tokenizer.backend_tokenizer, ids)
@@ -234,7 +237,7 @@ class ByteRenderer:
     tokens = range(2**31)
 
     def has_control(self, ids: TokenIds) -> bool:
-        """Return False: a byte is none."""
+        """Return False: no byte is a control token."""
         return False
 
     def never_drawn(self, control_tokens: Literal["mask", "allow"]) -> frozenset[int]:
@@ -274,7 +277,7 @@ def texts_of(config: RunConfig, role: Role, model: str | None = None) -> Texts:
     if not config.engine_section(role).record.has_tokenizer:
         return ByteRenderer()
     return renderer_of(
-        config, role, model or model_folder(config.asked(role).model, needs_weights=False)
+        config, role, model or model_folder(config.model_section(role).model, needs_weights=False)
     )
 
 
@@ -285,20 +288,20 @@ def continued_prefix(target: Texts, ids: TokenIds, text: str | None) -> tuple[To
     """
     bare = target.without_stop(ids)
     # If both tokenizers decode ids that are tokens to the same text, the ids are the same tokens to both.
-    found, was_text = bare, False
+    continued, was_text = bare, False
     if text is not None and not (
         _holds(target, bare) and text in map(target.decode_with_special, (bare, ids))
     ):
-        found = ids[:-1]  # ended by a stop of the adapter alone, else:
-        was_text = not _holds(target, found) or text != target.decode_with_special(found)
+        continued = ids[:-1]  # ended by a stop of the adapter alone, else:
+        was_text = not _holds(target, continued) or text != target.decode_with_special(continued)
     if was_text and text is not None:
         # Another tokenizer cannot encode a part of a character.
-        found = target.encode_literal(text.rstrip("\ufffd"))
-    if not _holds(target, found):
+        continued = target.encode_literal(text.rstrip("\ufffd"))
+    if not _holds(target, continued):
         raise ValueError(
-            f"prefix {text or found.tolist()!r} has a token without a row in the target's embedding"
+            f"prefix {text or continued.tolist()!r} has a token without a row in the target's embedding"
         )
-    return found, was_text
+    return continued, was_text
 
 
 def _holds(target: Texts, ids: TokenIds) -> bool:

@@ -51,11 +51,11 @@ def misread_text(tokenizer: Any, model: str) -> str | None:
         return None
     from tokenizers import Tokenizer
 
-    own = Tokenizer.from_file(str(path))
+    of_file = Tokenizer.from_file(str(path))
     for text in _PROBES:
         if (
             tokenizer.encode(text, add_special_tokens=False)
-            != own.encode(text, add_special_tokens=False).ids
+            != of_file.encode(text, add_special_tokens=False).ids
         ):
             return text
     return None

@@ -5,7 +5,7 @@ documents.py         metrics, advantages, summary, end; metrics as flat columns,
 status.py            the status document
 json_lines.py        files of JSON lines
 digests.py           digests of what a worker loaded
-disk.py              a full disk: recognised, told, waited for
+disk.py              the wait for room on a full disk
 tracker.py           what a tracker is: a record, by which packages add others; samples of a run
 prometheus.py        numbers of a process for Prometheus, and their endpoint
 """

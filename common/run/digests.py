@@ -49,8 +49,8 @@ def scorer_digests(config: RunConfig, model: str, process_model: str | None = No
 
 def process_digest(folder: str) -> str:
     """Return one digest of weights and tokenizer of a process reward model."""
-    found = model_digests(folder)
-    return _hash(f"{found.model} {found.tokenizer} {found.chat_template}".encode())
+    loaded = model_digests(folder)
+    return _hash(f"{loaded.model} {loaded.tokenizer} {loaded.chat_template}".encode())
 
 
 def function_digest(function_ref: str | None) -> str:

@@ -43,31 +43,33 @@ def checkpoints(folder: Path) -> dict[int, Path]:
 def check_holds_run(directory: Path) -> None:
     """Raise ConfigError unless a directory holds a run that this release can read."""
     check_format(directory)
-    known = directory / "config.json"
-    if not known.exists():
-        why = f"no file {known}" if directory.exists() else "there is no such folder"
+    config_file = directory / "config.json"
+    if not config_file.exists():
+        why = f"no file {config_file}" if directory.exists() else "there is no such folder"
         raise ConfigError(f"{directory} holds no run ({why})")
 
 
 def check_format(directory: Path) -> None:
     """Raise ConfigError where a directory holds a run of another release; change nothing."""
-    known = directory / FORMAT_FILE
+    format_file = directory / FORMAT_FILE
     holds_a_run = (
         directory / "config.json"
     ).exists()  # first: a learner that starts now writes the format before it
-    if known.exists():
+    if format_file.exists():
         remedy = "restore it, choose another directory, or start anew (prefixrl launch --fresh)"
-        found = read_json(
-            known, DirectoryFormat, remedy=f"expected an object with format and release; {remedy}"
+        mark = read_json(
+            format_file,
+            DirectoryFormat,
+            remedy=f"expected an object with format and release; {remedy}",
         )
     elif holds_a_run:
-        found = DirectoryFormat(1, "0.1")
+        mark = DirectoryFormat(1, "0.1")
     else:
         return
-    if found.format != FORMAT:
+    if mark.format != FORMAT:
         raise ConfigError(
-            f"{directory} holds a run of format {found.format}, of release {found.release}; this release "
-            f"({version('prefixrl')}) reads format {FORMAT} only; finish the run with release {found.release}, choose "
+            f"{directory} holds a run of format {mark.format}, of release {mark.release}; this release "
+            f"({version('prefixrl')}) reads format {FORMAT} only; finish the run with release {mark.release}, choose "
             "another directory (--set directory=...), or start anew (prefixrl launch --fresh)"
         )
 
@@ -109,7 +111,7 @@ def note_start(directory: Path, iteration: int) -> None:
         iteration=iteration,
         host=socket.gethostname(),
         python=platform.python_version(),
-        packages={name: found for name in PACKAGES if (found := _version(name))},
+        packages={name: _version(name) for name in PACKAGES if _version(name)},
         commit=_commit(),
     )
     json_lines.append(directory / STARTS_FILE, [line])
@@ -133,9 +135,9 @@ def _commit() -> str:
 
 def _git(*arguments: str) -> str:
     try:
-        found = subprocess.run(
+        output = subprocess.run(
             ["git", "-C", str(ROOT), *arguments], capture_output=True, timeout=GIT_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    return found.stdout.decode(errors="replace").strip()
+    return output.stdout.decode(errors="replace").strip()

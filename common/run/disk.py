@@ -1,6 +1,6 @@
-"""A full disk, told and waited for: mending it takes the user minutes.
+"""The wait for room on a full disk.
 
-Who writes what a run needs waits for room and says so, at first and every minute; after half an hour it gives up.
+A writer of a file that a run needs waits for room, logs that at once and every minute, and gives up after half an hour.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ class FullDisk:
         except Exception as error:
             if not (is_full(error) or is_crowded(error)):
                 raise
-            self._note(error, now_s)
+            self._note_failure(error, now_s)
             return False
         if self._since_s is not None:
             log.warning(
@@ -79,7 +79,7 @@ class FullDisk:
         self._since_s, self._told_s = None, -WAIT_S
         return True
 
-    def _note(self, error: Exception, now_s: float) -> None:
+    def _note_failure(self, error: Exception, now_s: float) -> None:
         since_s = self._since_s = now_s if self._since_s is None else self._since_s
         self._tried_s, self._is_crowded = now_s, is_crowded(error)
         if now_s - since_s > WAIT_S:

@@ -70,7 +70,7 @@ class MetricsLine(msgspec.Struct, frozen=True, kw_only=True):
     waited_s: float
     trained_s: float
     since_start_s: float
-    """Time that learners ran since the run began, without what was lost when one was killed."""
+    """Running time of all learners of the run, without time that was lost to a kill."""
     publish_s: float = 0.0
     """Time in which the learner, before this iteration, published the version that it starts from."""
     drift: tuple[AgeDrift, ...] = ()
@@ -176,7 +176,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Engines that worked for the run, by role."""
     losses: dict[str, int]
     wall_s: float
-    """Time that learners ran; of a killed one until the last iteration that it left in the run."""
+    """Running time of all learners; a killed learner counts until its last kept iteration."""
     publish_s: float = 0.0
     """Mean time in which a publication held the learner up."""
     uploads: dict[str, int] = {}
@@ -252,12 +252,12 @@ def columns(line: MetricsLine) -> dict[str, float]:
 
 def _flat(value: object, name: str) -> Iterator[tuple[str, float]]:
     if isinstance(value, dict):
-        for key, each in value.items():
-            yield from _flat(each, f"{name}/{key}" if name else str(key))
+        for key, part in value.items():
+            yield from _flat(part, f"{name}/{key}" if name else str(key))
     elif isinstance(value, list | tuple):
         # Ages are named by what they are, not by where they stand.
-        for index, each in enumerate(value):
-            key = each["age"] if isinstance(each, dict) and "age" in each else index
-            yield from _flat(each, f"{name}/{key}")
+        for index, part in enumerate(value):
+            key = part["age"] if isinstance(part, dict) and "age" in part else index
+            yield from _flat(part, f"{name}/{key}")
     elif isinstance(value, bool | int | float):
         yield name, float(value)

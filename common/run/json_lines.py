@@ -78,11 +78,11 @@ class AddedLines:
                 self._begin_anew()
             return
         with self.path.open("rb") as file:
-            found = os.fstat(file.fileno())
-            if found.st_size < self.offset or found.st_ino != (self._number or found.st_ino):
+            status = os.fstat(file.fileno())
+            if status.st_size < self.offset or status.st_ino != (self._number or status.st_ino):
                 self.offset = 0
                 self._begin_anew()
-            self._number = found.st_ino
+            self._number = status.st_ino
             file.seek(self.offset)
             while whole := (block := file.read(BLOCK_BYTES) + file.readline())[
                 : block.rfind(b"\n") + 1
@@ -110,13 +110,13 @@ def append(path: Path, rows: Iterable[msgspec.Struct]) -> None:
     """Write rows at the end of a file, less a last line that was cut: all, or none where it raises OSError."""
     with path.open("a+b", buffering=0) as file:
         _end_last_line(file)
-        before, rest = (
+        before, remaining = (
             file.seek(0, os.SEEK_END),
             memoryview(msgspec.json.Encoder().encode_lines(rows)),
         )
         try:
-            while rest:
-                rest = rest[file.write(rest) :]
+            while remaining:
+                remaining = remaining[file.write(remaining) :]
         except OSError:
             file.truncate(before)
             raise

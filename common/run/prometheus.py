@@ -41,9 +41,9 @@ def text_of(numbers: Iterable[Number]) -> str:
     for number in numbers:
         by_name.setdefault(number.name, []).append(number)
     lines = []
-    for name, each in by_name.items():
-        lines.append(f"# TYPE {name} {each[0].kind}")
-        for number in each:
+    for name, same_name in by_name.items():
+        lines.append(f"# TYPE {name} {same_name[0].kind}")
+        for number in same_name:
             labels = ",".join(
                 f'{label}="{text.translate(ESCAPES)}"' for label, text in number.labels.items()
             )
@@ -60,8 +60,8 @@ def _value(value: float) -> str:
 def numbers_of(line: MetricsLine) -> Iterator[Number]:
     """Yield the columns of a line: `figures/reward` is prefixrl_figures with the label `of`."""
     for column, value in columns(line).items():
-        name, _, rest = column.partition("/")
-        yield Number(f"prefixrl_{name}", value, {"of": rest} if rest else {})
+        name, _, label = column.partition("/")
+        yield Number(f"prefixrl_{name}", value, {"of": label} if label else {})
     for kind in line.alarms:
         yield Number("prefixrl_alarm", 1.0, {"of": kind})
 
@@ -81,12 +81,12 @@ def info(role: str, directory: Path) -> Number:
 
 def memory() -> Iterator[Number]:
     """Yield the memory of this process: resident, its own alone, and its share of it all."""
-    found = memory_now()
-    if found is not None:
+    use = memory_now()
+    if use is not None:
         sizes = (
-            ("resident", found.resident_bytes),
-            ("own", found.own_bytes),
-            ("share", found.share_bytes),
+            ("resident", use.resident_bytes),
+            ("own", use.own_bytes),
+            ("share", use.share_bytes),
         )
         for name, size_bytes in sizes:
             yield Number("prefixrl_memory_bytes", float(size_bytes), {"of": name})
@@ -100,12 +100,12 @@ def port_of(base: int, name: str) -> int:
 
 
 @contextlib.contextmanager
-def exposed(wanted: LogConfig, name: str, read: Callable[[], Iterable[Number]]) -> Iterator[int]:
+def exposed(config: LogConfig, name: str, read: Callable[[], Iterable[Number]]) -> Iterator[int]:
     """Serve the numbers of this process meanwhile, if wanted; yields the port, 0 where not; raises ConfigError."""
-    if not wanted.prometheus_port:
+    if not config.prometheus_port:
         yield 0
         return
-    server = _listening(wanted, port_of(wanted.prometheus_port, name), name, read)
+    server = _listening(config, port_of(config.prometheus_port, name), name, read)
     thread = threading.Thread(
         target=server.serve_forever, args=(POLL_S,), name="prometheus", daemon=True
     )
@@ -118,7 +118,7 @@ def exposed(wanted: LogConfig, name: str, read: Callable[[], Iterable[Number]]) 
 
 
 def _listening(
-    wanted: LogConfig, port: int, name: str, read: Callable[[], Iterable[Number]]
+    config: LogConfig, port: int, name: str, read: Callable[[], Iterable[Number]]
 ) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         timeout = CLIENT_S
@@ -138,13 +138,13 @@ def _listening(
             log.debug(format, *args)
 
     try:
-        server = ThreadingHTTPServer((wanted.prometheus_host, port), Handler)
+        server = ThreadingHTTPServer((config.prometheus_host, port), Handler)
     except (OSError, OverflowError) as error:
         reason = (
             os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         )
         raise ConfigError(
-            f"log.prometheus_port = {wanted.prometheus_port}: {name} cannot listen at {wanted.prometheus_host}:{port}: "
+            f"log.prometheus_port = {config.prometheus_port}: {name} cannot listen at {config.prometheus_host}:{port}: "
             f"{reason}; choose another port, of which the {FIRST_SCORER} and more after it are free, or 0 for none"
         ) from None
     server.daemon_threads = True

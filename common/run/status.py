@@ -34,7 +34,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     """Rows of its leases that have not ended."""
     waiting_rows: int
-    """Those that wait in the engine for a seat, as it last reported."""
+    """Rows that wait in the engine for a seat, as it last reported."""
     leases: int
     busy_fraction: float | None
     """Row-seconds in a seat over seats x time since the first lease."""
@@ -47,7 +47,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     tasks_done: int
     silent_s: float
     engine_mismatch: float
-    """Difference of its logprobs from the learner's that nine of ten positions of the probe keep below."""
+    """Difference from the learner's logprobs that nine of ten positions of the probe stay below."""
     proof: Proof
     """The proof that its present version was admitted by (docs/weights.md)."""
     probe_slope: float | None

@@ -24,14 +24,14 @@ PAYS_BELOW = 0.5
 SAMPLE_EVERY = 16
 
 
-def is_same_layout(one: Manifest, other: Manifest) -> bool:
+def is_same_layout(first: Manifest, second: Manifest) -> bool:
     """Return True if two snapshots have the same tensors at the same offsets, as a delta needs."""
     layouts = [
         (
             each.chunk_bytes,
             [(entry.name, entry.dtype, entry.shape, entry.offset_bytes) for entry in each.tensors],
         )
-        for each in (one, other)
+        for each in (first, second)
     ]
     return layouts[0] == layouts[1]
 
@@ -76,12 +76,12 @@ def write_delta(directory: Path, base: int, version: int) -> Delta | None:
 
 
 def _sampled_share(before: Buffer, after: Buffer, block_bytes: int, planes: int) -> float:
-    taken = compressed = 0
+    sampled_bytes = compressed = 0
     for start in range(0, len(after), SAMPLE_EVERY * block_bytes):
-        one, other = (memoryview(each)[start : start + block_bytes] for each in (before, after))
-        taken += len(other)
-        compressed += sum(map(len, encode(one, other, block_bytes, planes)))
-    return compressed / taken
+        old, new = (memoryview(each)[start : start + block_bytes] for each in (before, after))
+        sampled_bytes += len(new)
+        compressed += sum(map(len, encode(old, new, block_bytes, planes)))
+    return compressed / sampled_bytes
 
 
 def decode(data: memoryview | bytes, size_bytes: int, planes: int) -> Bytes:

@@ -53,10 +53,10 @@ def are_low_rank(names: Iterable[str]) -> bool:
 
 
 def pairs(
-    tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor]
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Return A and B by layer; ValueError unless they fit a model with weights `own`."""
-    found = {}
+    matrices = {}
     for name in tensors:
         layer = name.removesuffix(FIRST).removesuffix(SECOND)
         if layer == name:
@@ -64,7 +64,7 @@ def pairs(
         first, second, weight = (
             tensors.get(layer + FIRST),
             tensors.get(layer + SECOND),
-            own.get(f"{layer}.weight"),
+            weights.get(f"{layer}.weight"),
         )
         if first is None or second is None or weight is None:
             raise ValueError(
@@ -79,8 +79,8 @@ def pairs(
             raise ValueError(
                 f"matrices of layer {layer} are {first.dtype}, its weight is {weight.dtype}"
             )
-        found[layer] = first, second
-    return found
+        matrices[layer] = first, second
+    return matrices
 
 
 class LayerProducts:
@@ -93,7 +93,7 @@ class LayerProducts:
                 layer.register_forward_hook(self._adding(name, scale))
 
     def set(self, matrices: Mapping[str, tuple[Tensor, Tensor]], device: torch.device) -> None:
-        """Use copies of these from now on."""
+        """Use copies of these matrices from now on."""
         self._pairs = {
             name: (first.to(device, copy=True), second.to(device, copy=True))
             for name, (first, second) in matrices.items()
@@ -128,15 +128,15 @@ class AdapterFolders:
     """Folders in peft's format, in memory where there is room: the way matrices get into vLLM."""
 
     def __init__(self, root: Path = MEMORY) -> None:
-        """Make them below `root`; those that a killed process left there are removed."""
+        """Make the folders below `root`; remove folders that a killed process left there."""
         root = root if root.is_dir() else Path(tempfile.gettempdir())
-        for left in root.glob(f"{PREFIX}*"):
+        for folder in root.glob(f"{PREFIX}*"):
             with suppress(OSError):  # one that is in use, or another user's, stays
                 if any(
-                    left.iterdir()
+                    folder.iterdir()
                 ):  # an empty one may just be made: its maker must get the lock
-                    with _locked(left):
-                        shutil.rmtree(left)
+                    with _locked(folder):
+                        shutil.rmtree(folder)
         self._root = tempfile.TemporaryDirectory(prefix=PREFIX, dir=root)
         self._locks = ExitStack()
         self._locks.enter_context(_locked(Path(self._root.name)))

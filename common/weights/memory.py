@@ -46,7 +46,7 @@ class MemoryFiles:
     def __init__(self) -> None:
         self._free: list[_File] = []
 
-    def take(self, size_bytes: int) -> Memory:
+    def take_memory(self, size_bytes: int) -> Memory:
         """Return memory with arbitrary content; raises OSError when there is no room."""
         file = self._again(size_bytes) or _create(size_bytes)
         data = np.frombuffer(file.mapped, dtype=np.uint8, count=file.size_bytes)
@@ -60,15 +60,15 @@ class MemoryFiles:
         self._free.append(file)
 
     def _again(self, size_bytes: int) -> _File | None:
-        """Return a free file of this size; those that others map, or of other sizes, are closed."""
-        found = None
+        """Return a free file of this size; close files of other sizes, and files that others map."""
+        reused = None
         while self._free:
             file = self._free.pop()
-            if found is None and file.size_bytes == size_bytes and _is_unshared(file.descriptor):
-                found = file
+            if reused is None and file.size_bytes == size_bytes and _is_unshared(file.descriptor):
+                reused = file
             else:
                 os.close(file.descriptor)
-        return found
+        return reused
 
     def close(self) -> None:
         """Close the free files."""

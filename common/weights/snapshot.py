@@ -54,10 +54,10 @@ class Snapshot:
 
 def describe(version: int, tensors: "Mapping[str, torch.Tensor]") -> Manifest:
     """Return the manifest of tensors, ordered by name; ValueError for a dtype not fp32 or bf16."""
-    found = ((name, tensors[name]) for name in sorted(tensors))
+    ordered = ((name, tensors[name]) for name in sorted(tensors))
     return manifest_of(
         version,
-        ((name, _dtype(name, each), tuple(each.shape), as_bytes(each)) for name, each in found),
+        ((name, _dtype(name, each), tuple(each.shape), as_bytes(each)) for name, each in ordered),
     )
 
 

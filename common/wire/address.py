@@ -34,7 +34,7 @@ class Address:
 Find = Callable[[], Address]
 
 
-def given(endpoint: str, key_file: Path) -> Find:
+def fixed_address(endpoint: str, key_file: Path) -> Find:
     """Return the finder of an endpoint that stays; raises ConfigError."""
     address = Address(check_endpoint(endpoint), read_client_key(key_file))
     return lambda: address
@@ -58,8 +58,8 @@ def address_in(directory: Path, role: KeyRole) -> Address:
 def mark_of(endpoint_file: Path) -> str:
     """Return a mark that differs after each write of a file, whatever the clock says; "" without a file."""
     with suppress(FileNotFoundError):
-        found = endpoint_file.stat()
-        return f"{found.st_ino}-{found.st_mtime_ns}"
+        status = endpoint_file.stat()
+        return f"{status.st_ino}-{status.st_mtime_ns}"
     return ""
 
 

@@ -23,37 +23,35 @@ from dataclasses import dataclass
 log = logging.getLogger(__name__)
 
 MOST_UNREAD_BYTES = 96 * 2**20
-"""For all connections of strangers together; more than the largest message."""
+"""Limit for all connections of strangers together; more than the largest message."""
 MEMBER_BYTES = 96 * 2**20
 MEMBERS_BYTES = 2**30
 MOST_CONNECTIONS = 2**14
 FILES_SHARE = 3 / 4
-"""Connections as a share of the files that this process may have open, at most: the others are for what it writes."""
+"""Largest share of this process's open files that connections have: it writes to the others."""
 MOST_SILENT = 2048
-"""Connections of which no message came, and at most half of all: a handshake takes milliseconds."""
+"""Connections without any message, at most half of all: a handshake takes milliseconds."""
 SHUT_S = 0.25
-"""Time for which nobody is let in after there were too many. A client tries again for longer."""
+"""Time without new connections after there were too many. A client tries again for longer."""
 BUSY_BACKLOG = 64
-"""Connections that wait in the kernel after there were too many: all of them come in at once when it is over."""
+"""Connections that wait in the kernel after there were too many: all come in together afterwards."""
 CHECK_EVERY_S = 0.1
 GLANCE_S = 0.005
-"""Time between two looks whether there are too many connections: thousands come in a tenth of a second."""
+"""Time between two counts of connections: thousands come in a tenth of a second."""
 HURRIED_S = 0.01
 """Time between two checks while more than NEAR_BYTES are held: a fast peer sends 100 MiB in a tenth of a second."""
 NEAR_BYTES = 8 * 2**20
 CHECK_SHARE, QUIET_SHARE = 20, 50
-"""A check is followed by a pause at least so many times as long as it computed, more while little is held; a longer one
-lets much through."""
+"""Pause after a check, in multiples of the time that the check computed; the second while little
+is held. A longer pause lets much through."""
 FRAME_BYTES, PINGS_BYTES_S = 64, 64
-"""A little more than what surrounds a frame, and than the heartbeats of libzmq, on the wire."""
+"""Bytes around a frame on the wire, and of libzmq's heartbeats per second; a little too many."""
 _TCP_INFO = (socket.IPPROTO_TCP, socket.TCP_INFO) if sys.platform == "linux" else (0, 0)
 _RECEIVED = struct.Struct("128xQ")
 _IGNORE = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
 """A packet filter of one instruction: keep nothing of any packet."""
-_SHUT, _OPEN = (
-    (26, struct.pack("HP", 1, ctypes.addressof(_IGNORE))),
-    (27, bytes(4)),
-)  # SO_(AT|DE)TACH_FILTER
+_SHUT = (26, struct.pack("HP", 1, ctypes.addressof(_IGNORE)))  # SO_ATTACH_FILTER
+_OPEN = (27, bytes(4))  # SO_DETACH_FILTER
 
 
 @dataclass
@@ -62,12 +60,17 @@ class _Connection:
     """Tells a connection from an earlier one with the same descriptor."""
     number: int
     """Its place in the order in which they came."""
-    received: int = 0
-    taken: int = 0
+    received_bytes: int = 0
+    taken_bytes: int = 0
     key: str | None = None
     """The key of its newest message; None before the first."""
     is_member: bool = False
     is_cut: bool = False
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that it sent and this process has not taken."""
+        return self.received_bytes - self.taken_bytes
 
 
 class FloodGuard:
@@ -83,12 +86,8 @@ class FloodGuard:
         self._taken: dict[int, tuple[int, str, bool]] = {}
         """By inode, bytes handed over since the last check, and key and membership of the newest message."""
         self._came = 0
-        self._checked_s, self._next_s, self._glance_s, self._shut_s = (
-            time.monotonic(),
-            0.0,
-            0.0,
-            0.0,
-        )
+        self._checked_s = time.monotonic()
+        self._next_s = self._glance_s = self._shut_s = 0.0
 
     def took(
         self, descriptor: int, size_bytes: int, frames: int, key: str, is_member: bool
@@ -103,47 +102,58 @@ class FloodGuard:
             self._taken[inode] = before + size_bytes + FRAME_BYTES * frames, key, is_member
 
     def check(self) -> None:
-        """Cut what is too much, if it is time to look again."""
+        """Cut the connections that hold too much or are too many, if a check is due."""
         began_s = time.monotonic()
         if self._port is None or (began_s < self._next_s and not self._is_crowded(began_s)):
             return
         computed_before_s = time.thread_time()
-        pings, self._checked_s = int(PINGS_BYTES_S * (began_s - self._checked_s)) + 1, began_s
-        taken, self._taken = self._taken, {}
-        open_now: dict[int, _Connection] = {}
-        held_bytes = silent = alive = 0
-        for descriptor in _descriptors():
-            try:
-                known, info = self._connection(descriptor, taken), _info(descriptor)
-            except OSError:
-                continue  # closed meanwhile, or no connection
-            if len(info) < _RECEIVED.size:
-                log.warning("this kernel does not count what connections send: nothing is cut")
-                self._port = None
-                return
-            open_now[descriptor] = known
-            (known.received,) = _RECEIVED.unpack(info)
-            known.taken = min(known.taken + pings, known.received)
-            if not known.is_cut:
-                held_bytes += known.received - known.taken
-                silent, alive = silent + (known.key is None), alive + 1
-        self._known, most = open_now, _most_connections()
+        if not self._count_connections(began_s):
+            log.warning("this kernel does not count what connections send: nothing is cut")
+            self._port = None
+            return
+        alive = [connection for connection in self._known.values() if not connection.is_cut]
+        held_bytes = sum(connection.held_bytes for connection in alive)
+        silent = sum(connection.key is None for connection in alive)
+        most = _most_connections()
         is_near = held_bytes > NEAR_BYTES
         if held_bytes > min(MOST_UNREAD_BYTES, MEMBER_BYTES, MEMBERS_BYTES):
             self._cut_largest()
-        if len(open_now) >= most:
+        if len(self._known) >= most:
             self._let_in(False, BUSY_BACKLOG)
             self._shut_s = began_s
         elif self._shut_s and began_s - self._shut_s > SHUT_S:
             self._let_in(True)
             self._shut_s = 0.0
-        if silent > min(MOST_SILENT, most // 2) or alive >= most:
+        if silent > min(MOST_SILENT, most // 2) or len(alive) >= most:
             self._cut_many(most)
         # Not the time that it took: on a busy machine most of that is spent waiting for a core.
         computed_s = time.thread_time() - computed_before_s
         every_s, share = (HURRIED_S, CHECK_SHARE) if is_near else (CHECK_EVERY_S, QUIET_SHARE)
         self._next_s = began_s + max(every_s, share * computed_s)
         self._glance_s = began_s + max(GLANCE_S, CHECK_SHARE * computed_s)
+
+    def _count_connections(self, now_s: float) -> bool:
+        """Count the bytes of every open connection; return False where the kernel does not."""
+        pings_bytes = int(PINGS_BYTES_S * (now_s - self._checked_s)) + 1
+        self._checked_s = now_s
+        handed_over = self._taken
+        self._taken = {}
+        open_now: dict[int, _Connection] = {}
+        for descriptor in _descriptors():
+            try:
+                connection = self._connection(descriptor, handed_over)
+                info = _info(descriptor)
+            except OSError:
+                continue  # closed meanwhile, or no connection
+            if len(info) < _RECEIVED.size:
+                return False
+            open_now[descriptor] = connection
+            (connection.received_bytes,) = _RECEIVED.unpack(info)
+            connection.taken_bytes = min(
+                connection.taken_bytes + pings_bytes, connection.received_bytes
+            )
+        self._known = open_now
+        return True
 
     @property
     def rest_s(self) -> float:
@@ -166,9 +176,9 @@ class FloodGuard:
             return False
 
     def _is_listener(self, descriptor: int) -> bool:
-        with contextlib.suppress(OSError), _borrowed(descriptor) as found:
-            is_listener = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            return bool(is_listener) and found.getsockname()[1:2] == (self._port,)
+        with contextlib.suppress(OSError), _borrowed(descriptor) as borrowed:
+            is_listener = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            return bool(is_listener) and borrowed.getsockname()[1:2] == (self._port,)
         return False
 
     def _let_in(self, is_open: bool, backlog: int = 0) -> None:
@@ -180,39 +190,45 @@ class FloodGuard:
                 if backlog:
                     listener.listen(backlog)
 
-    def _connection(self, descriptor: int, taken: dict[int, tuple[int, str, bool]]) -> _Connection:
-        """Return a connection with what it handed over; OSError for another descriptor."""
-        inode, known = os.stat(descriptor).st_ino, self._known.get(descriptor)
-        is_reused = known is not None and known.inode != inode
-        if known is None or is_reused:
-            # One that is known by its inode is a connection; others are asked, which costs more.
-            with _borrowed(descriptor) as connection:
-                if connection.getsockname()[1:2] != (self._port,) or not connection.getpeername():
+    def _connection(
+        self, descriptor: int, handed_over: dict[int, tuple[int, str, bool]]
+    ) -> _Connection:
+        """Return a connection with the bytes it handed over; OSError for another descriptor."""
+        inode = os.stat(descriptor).st_ino
+        connection = self._known.get(descriptor)
+        is_reused = connection is not None and connection.inode != inode
+        if connection is None or is_reused:
+            # A known inode is a connection. Any other descriptor is asked, which costs more.
+            with _borrowed(descriptor) as borrowed:
+                if borrowed.getsockname()[1:2] != (self._port,) or not borrowed.getpeername():
                     raise OSError(errno.ENOTCONN, "not a connection to this server")
             self._came += 1
-            known = _Connection(inode, self._came)
-        if inode in taken:
-            taken_bytes, key, is_member = taken[inode]
-            known.taken += taken_bytes
-            if not is_reused:  # else the message may be of the connection that is gone
-                known.key, known.is_member = key, is_member
-        return known
+            connection = _Connection(inode, self._came)
+        if inode in handed_over:
+            taken_bytes, key, is_member = handed_over[inode]
+            connection.taken_bytes += taken_bytes
+            if not is_reused:  # else the message may be of the connection before
+                connection.key = key
+                connection.is_member = is_member
+        return connection
 
     def _cut_largest(self) -> None:
         for are_members, most, most_each in (
             (False, MOST_UNREAD_BYTES, MOST_UNREAD_BYTES),
             (True, MEMBERS_BYTES, MEMBER_BYTES),
         ):
-            held = {
-                each: known.received - known.taken
-                for each, known in self._known.items()
-                if known.is_member == are_members and not known.is_cut
+            held_bytes = {
+                descriptor: connection.held_bytes
+                for descriptor, connection in self._known.items()
+                if connection.is_member == are_members and not connection.is_cut
             }
-            while held:
-                largest, total = max(held, key=held.__getitem__), sum(held.values())
-                if total <= most and held[largest] <= most_each:
+            while held_bytes:
+                largest = max(held_bytes, key=held_bytes.__getitem__)
+                total = sum(held_bytes.values())
+                if total <= most and held_bytes[largest] <= most_each:
                     break
-                peer, size_bytes = self._cut(largest), held.pop(largest)
+                peer = self._cut(largest)
+                size_bytes = held_bytes.pop(largest)
                 log.warning(
                     "cut the connection of %s: %.0f MiB of it are not a whole message or not read yet, allowed are %d; "
                     "of all %s %.0f MiB, allowed are %d",
@@ -225,26 +241,34 @@ class FloodGuard:
                 )
 
     def _cut_many(self, most: int) -> None:
-        """Cut the silent that are too many; where that makes no room, the newest of the keys that have most."""
-        alive = {each: known for each, known in self._known.items() if not known.is_cut}
-        # The silent that sent most stay longest, and the newer: their handshake may be under way.
-        silent = [each for each, known in alive.items() if known.key is None]
-        silent.sort(key=lambda each: (-alive[each].received, -alive[each].number))
+        """Cut silent connections that are too many, then the newest of the keys that have most."""
+        alive = {
+            descriptor: connection
+            for descriptor, connection in self._known.items()
+            if not connection.is_cut
+        }
+        # Silent connections stay longest that sent most, and newer ones: their handshake may be under way.
+        silent = [descriptor for descriptor, connection in alive.items() if connection.key is None]
+        silent.sort(
+            key=lambda descriptor: (-alive[descriptor].received_bytes, -alive[descriptor].number)
+        )
         by_key: dict[str, list[int]] = defaultdict(list)
-        for each, known in sorted(
-            alive.items(), key=lambda each: (not each[1].is_member, each[1].number)
+        for descriptor, connection in sorted(
+            alive.items(), key=lambda item: (not item[1].is_member, item[1].number)
         ):
-            if known.key is not None:
-                by_key[known.key].append(each)
-        left, were_silent, most_silent = len(alive), len(silent), min(MOST_SILENT, most // 2)
-        room = most - most // 8 if left >= most else most
-        while left > room or len(silent) > most_silent:
+            if connection.key is not None:
+                by_key[connection.key].append(descriptor)
+        remaining = len(alive)
+        were_silent = len(silent)
+        most_silent = min(MOST_SILENT, most // 2)
+        room = most - most // 8 if remaining >= most else most
+        while remaining > room or len(silent) > most_silent:
             self._cut((silent or max(by_key.values(), key=len)).pop())
-            left -= 1
+            remaining -= 1
         log.warning(
             "cut %d of %d connections: %d sent no message, allowed are %d; in all %d are allowed, three quarters of "
             "the limit of open files",
-            len(alive) - left,
+            len(alive) - remaining,
             len(alive),
             were_silent,
             most_silent,

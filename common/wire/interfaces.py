@@ -22,10 +22,10 @@ def address_of(interface: str) -> str | None:
     """Return the first IPv4 address of an interface, None where it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:
-            found = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+            answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
         except OSError:
             return None
-    return socket.inet_ntoa(found[20:24])
+    return socket.inet_ntoa(answer[20:24])
 
 
 def address_here(host: str) -> str:
@@ -33,10 +33,10 @@ def address_here(host: str) -> str:
     if host == "*":
         return "0.0.0.0"
     if host in names():
-        found = address_of(host)
-        if found is None:
+        address = address_of(host)
+        if address is None:
             raise ConfigError(f"the interface {host} has no IPv4 address now")
-        return found
+        return address
     try:
         return socket.gethostbyname(host)
     except OSError as error:

@@ -73,7 +73,7 @@ class ClientList:
         self._clients: dict[str, Listed] = {}
         self._lock = threading.Lock()  # the authenticator asks from a thread of its own
 
-    def find(self, public: str) -> Listed | None:
+    def find_client(self, public: str) -> Listed | None:
         """Return the client with this public key, or None where it is not let in (any more)."""
         with self._lock:
             try:
@@ -97,7 +97,7 @@ class ClientList:
 
 @dataclass(frozen=True)
 class ServerKeys:
-    """The run's own pair, and who is let in."""
+    """The run's own pair, and the clients that it lets in."""
 
     pair: Pair
     clients: ClientList
@@ -113,7 +113,7 @@ def make_keys(directory: Path) -> None:
     with _locked(folder):
         if not (folder / f"{SERVER}.key").exists():
             _write_private(folder / f"{SERVER}.key", _new_pair())
-        known = _read_clients(folder / CLIENTS_FILE) if (folder / CLIENTS_FILE).exists() else {}
+        by_public = _read_clients(folder / CLIENTS_FILE) if (folder / CLIENTS_FILE).exists() else {}
         for role in ROLES:
             path = client_key_file(directory, role)
             if not path.exists():
@@ -121,8 +121,8 @@ def make_keys(directory: Path) -> None:
                     path, ClientKey(role, role, _new_pair(), _server_pair(directory).public)
                 )
             # Listed also where a crash came between its file and the list; removing a key removes its file.
-            known[read_client_key(path).pair.public] = Listed(role, role)
-        _write_clients(folder / CLIENTS_FILE, known)
+            by_public[read_client_key(path).pair.public] = Listed(role, role)
+        _write_clients(folder / CLIENTS_FILE, by_public)
 
 
 def add_client(directory: Path, name: str, role: KeyRole = "worker") -> Path:
@@ -138,27 +138,27 @@ def add_client(directory: Path, name: str, role: KeyRole = "worker") -> Path:
         )
     pair = _new_pair()
     with _locked(folder):
-        known = _read_clients(folder / CLIENTS_FILE)
+        by_public = _read_clients(folder / CLIENTS_FILE)
         _write_private(path, ClientKey(name, role, pair, _server_pair(directory).public))
-        _write_clients(folder / CLIENTS_FILE, known | {pair.public: Listed(name, role)})
+        _write_clients(folder / CLIENTS_FILE, by_public | {pair.public: Listed(name, role)})
     return path
 
 
 def remove_client(directory: Path, name: str) -> None:
-    """Let a key in no longer: its peers are refused at their next message; raises ConfigError."""
+    """Remove a key: its peers are refused at their next message; raises ConfigError."""
     path = directory / KEYS_FOLDER / CLIENTS_FILE
     with _locked(path.parent):
-        known = _read_clients(path)
-        left = {public: each for public, each in known.items() if each.name != name}
-        if left == known:
-            names = ", ".join(sorted(each.name for each in known.values()))
+        by_public = _read_clients(path)
+        remaining = {public: each for public, each in by_public.items() if each.name != name}
+        if remaining == by_public:
+            names = ", ".join(sorted(each.name for each in by_public.values()))
             raise ConfigError(f"{path} lists no key named {name!r}; it lists {names}")
         client_key_file(directory, name).unlink(missing_ok=True)
-        _write_clients(path, left)
+        _write_clients(path, remaining)
 
 
 def clients(directory: Path) -> list[Listed]:
-    """Return who is let in."""
+    """Return the clients that are let in."""
     return list(_read_clients(directory / KEYS_FOLDER / CLIENTS_FILE).values())
 
 
@@ -269,12 +269,12 @@ class Authenticator(ThreadAuthenticator):
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Return True for a key that may come in here."""
-        found = self._run_keys.clients.find(key.decode())
-        is_let_in = found is not None and found.role in self._run_keys.roles
+        client = self._run_keys.clients.find_client(key.decode())
+        is_let_in = client is not None and client.role in self._run_keys.roles
         if not is_let_in:
             self._refused += 1
-            named = (
-                f"the key {found.name!r} of the role {found.role}" if found else "an unknown key"
+            key_words = (
+                f"the key {client.name!r} of the role {client.role}" if client else "an unknown key"
             )
-            log.warning("refused a connection with %s, %d so far", named, self._refused)
+            log.warning("refused a connection with %s, %d so far", key_words, self._refused)
         return is_let_in

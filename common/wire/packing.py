@@ -118,7 +118,7 @@ def check_prefixes(
 
 
 def _fits(group: GroupPrefixes, is_by_adapter: bool, limits: GroupLimits) -> bool:
-    """Look at all numbers of a group at once; False: look at each part for the fault, if any."""
+    """Check all numbers of a group at once; return False if a part may have a fault."""
     rows, prompt_bytes = group.rows, len(group.prompt_tokens)
     sizes = [len(row.tokens) for row in rows]
     if is_by_adapter and not (prompt_bytes and all(sizes)):
@@ -138,7 +138,7 @@ def _fits(group: GroupPrefixes, is_by_adapter: bool, limits: GroupLimits) -> boo
     values = np.frombuffer(b"".join([row.logprobs for row in rows]), dtype="<f4")
     if ids.size and int(ids.max()) >= limits.vocabulary:
         return False
-    # NaN is neither; what is finite and at most 0 has bounds on both sides.
+    # NaN fails both comparisons.
     return not values.size or bool(
         -math.inf < float(values.min()) and float(values.max()) <= MOST_LOGPROB
     )
@@ -260,18 +260,21 @@ def _checked_texts(
     texts = verdict.texts
     if len(texts) != continuations:
         raise ValueError(f"verdicts on {len(texts)} continuations, asked for were {continuations}")
-    for each in (*verdict.continuations, verdict):
-        if not 0.0 <= each.reward <= 1.0:  # NaN is neither
-            raise ValueError(f"reward {each.reward} is outside [0, 1]")
-        _check_length(each.completion, most_chars)
-        found = each.process
+    for text in (*verdict.continuations, verdict):
+        if not 0.0 <= text.reward <= 1.0:  # NaN is neither
+            raise ValueError(f"reward {text.reward} is outside [0, 1]")
+        _check_length(text.completion, most_chars)
+        process = text.process
         if (
-            found
-            and found.ends
-            and (len(found.ends) != len(found.scores) or list(found.ends) != sorted(found.ends))
+            process
+            and process.ends
+            and (
+                len(process.ends) != len(process.scores)
+                or list(process.ends) != sorted(process.ends)
+            )
         ):
             raise ValueError(
-                f"{len(found.scores)} scores of steps with ends {found.ends}, which must rise, one each"
+                f"{len(process.scores)} scores of steps with ends {process.ends}, which must rise, one each"
             )
     if verdict.continuations and verdict != row_verdict(verdict.continuations):
         raise ValueError("its verdict does not follow from those of its continuations")

@@ -74,19 +74,21 @@ class Requester:
             address.endpoint, FromBroker, identity.encode(), address.key
         )
         try:
-            self.welcome = self.ask(self._hello, Welcome)[0]
+            self.welcome = self.ask_broker(self._hello, Welcome)[0]
         except PrefixRLError:
             self.close()
             raise
 
-    def ask(self, request: ToBroker, wanted: type[Answer]) -> tuple[Answer, list[bytes]]:
+    def ask_broker(
+        self, request: ToBroker, answer_type: type[Answer]
+    ) -> tuple[Answer, list[bytes]]:
         """Return the wanted answer and its payload frames; raises Refusal, or PeerLost if late."""
         name, waited_s = type(request).__name__, 0.0
         wait = WaitLog(f"the broker at {self._endpoint} to answer {name}")
         self._number += 1
         while True:
             began_s = time.monotonic()
-            answer = self._try(request, wanted)
+            answer = self._try(request, answer_type)
             if answer is not None:
                 return cast("tuple[Answer, list[bytes]]", answer)
             self._raise_if_hopeless()
@@ -102,16 +104,16 @@ class Requester:
             wait.log_progress(waited_s)
 
     def _try(
-        self, request: ToBroker, wanted: type[Answer]
+        self, request: ToBroker, answer_type: type[Answer]
     ) -> tuple[FromBroker, list[bytes]] | None:
         try:
             self._client.send(request, self._tag, timeout_s=self._try_s)
-            return self._answer(wanted)
+            return self._answer(answer_type)
         except (PeerLost, Malformed) as error:
             log.debug("%s", error)
             return None
 
-    def _answer(self, wanted: type[Answer]) -> tuple[FromBroker, list[bytes]] | None:
+    def _answer(self, answer_type: type[Answer]) -> tuple[FromBroker, list[bytes]] | None:
         """Return the wanted answer, or None when the request must be sent again."""
         deadline_s = time.monotonic() + self._try_s
         while (left_s := deadline_s - time.monotonic()) > 0:
@@ -129,7 +131,7 @@ class Requester:
                 if frames[0] != self._tag:
                     continue  # the second answer to an earlier request that was sent twice
                 frames = frames[1:]
-            if isinstance(message, wanted):
+            if isinstance(message, answer_type):
                 return message, frames
         return None
 

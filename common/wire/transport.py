@@ -209,7 +209,7 @@ class Server(Generic[In, Out]):
             raise Malformed(f"peer {peer.hex()}: an old connection whose identity was taken over")
         key = _key_of(first)
         self._flood.took(first.get(zmq.SRCFD), size_bytes, count, key, is_member)
-        client = self._keys.clients.find(key) if key else None
+        client = self._keys.clients.find_client(key) if key else None
         if key and client is None:
             raise Unlisted(peer)
         if size_bytes > most:

@@ -27,25 +27,25 @@ def aggregated(scores: Sequence[float], how: Aggregate) -> float:
             return math.prod(scores)
 
 
-def row_verdict(each: Sequence[TextVerdict]) -> Verdict:
+def row_verdict(texts: Sequence[TextVerdict]) -> Verdict:
     """Return the verdict on a row from those on its continuations (at least one, in order).
 
     Status, fault, answer and finish come from the first continuation with status `ok`; without any, from the first that
     was judged; without any, from the first with status `error`; else from the first. Tokens are summed, the time is the
     longest, texts stay with the continuations. A single continuation gives its verdict to the row.
     """
-    if len(each) == 1:
-        return Verdict(**asdict(each[0]))
-    judged = [verdict for verdict in each if verdict.is_judged]
+    if len(texts) == 1:
+        return Verdict(**asdict(texts[0]))
+    judged = [verdict for verdict in texts if verdict.is_judged]
     return replace(
-        Verdict(**asdict(min(each, key=_rank))),
+        Verdict(**asdict(min(texts, key=_rank))),
         reward=statistics.fmean(verdict.reward for verdict in judged) if judged else 0.0,
-        completion_tokens=sum(verdict.completion_tokens for verdict in each),
-        elapsed_ms=max(verdict.elapsed_ms for verdict in each),
+        completion_tokens=sum(verdict.completion_tokens for verdict in texts),
+        elapsed_ms=max(verdict.elapsed_ms for verdict in texts),
         completion="",
         process=None,
-        was_cached=all(verdict.was_cached for verdict in each),
-        continuations=tuple(each),
+        was_cached=all(verdict.was_cached for verdict in texts),
+        continuations=tuple(texts),
     )
 
 

@@ -42,21 +42,21 @@ def _sent(config: RunConfig) -> dict[str, str | None]:
 
 def flags(config: RunConfig) -> list[str]:
     """Return the flags with which a user who trusts the run file starts scorers."""
-    wanted = needed(config)
-    functions = [part for each in wanted.functions for part in (FUNCTION_FLAG, each)]
-    return functions + [part for each in wanted.secrets for part in (SECRET_FLAG, each)]
+    permissions = needed(config)
+    functions = [part for each in permissions.functions for part in (FUNCTION_FLAG, each)]
+    return functions + [part for each in permissions.secrets for part in (SECRET_FLAG, each)]
 
 
 def check(config: RunConfig, allowed: Allowed) -> None:
     """Raise ConfigError where a run needs a permission that the command line did not give."""
-    wanted = needed(config)
-    for function in wanted.functions:
+    permissions = needed(config)
+    for function in permissions.functions:
         if function not in allowed.functions:
             raise ConfigError(
                 f"this run scores with {function}, which this host would execute; if you trust that file, start the "
                 f"scorer with {FUNCTION_FLAG} {function}"
             )
-    for secret in wanted.secrets:
+    for secret in permissions.secrets:
         if secret not in allowed.secrets:
             is_for_function = secret in config.reward.environment
             where = (

@@ -18,7 +18,7 @@ from prefixrl.common.host.hub import model_folder
 from prefixrl.common.host.process import AskedToStop
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import END_FILE
-from prefixrl.common.wire.address import ENDPOINT_FILE, Find, address_in, given, mark_of
+from prefixrl.common.wire.address import ENDPOINT_FILE, Find, address_in, fixed_address, mark_of
 from prefixrl.common.wire.messages.worker import Done, Welcome
 from prefixrl.common.wire.requester import WaitLog
 from prefixrl.common.worker.allowed import NOTHING_ALLOWED, Allowed, check
@@ -77,7 +77,7 @@ def find_broker(
     `old`: the mark of an earlier broker's endpoint file, from a launch that watches the learner itself.
     """
     if directory is None:
-        return given(endpoint or "", key_file or Path())
+        return fixed_address(endpoint or "", key_file or Path())
     _wait_for_endpoint(directory, stopping, old)
     if (directory / END_FILE).exists():
         log.warning(

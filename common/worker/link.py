@@ -282,12 +282,12 @@ class Link:
         try:
             while (received := self._client.receive(timeout_s)) is not None:
                 self._heard_s, self._why_silent = time.monotonic(), ""
-                self._take(received[0])
+                self._take_message(received[0])
                 timeout_s = 0.0
         except Malformed as error:
             log.warning("ignored a malformed message: %s", error)
 
-    def _take(self, message: FromBroker) -> None:
+    def _take_message(self, message: FromBroker) -> None:
         match message:
             case messages.Welcome(run_id=run_id, worker=name):
                 if self._run_id not in ("", run_id):

@@ -10,9 +10,9 @@ from prefixrl.common.wire.messages.worker import PrefixTask, Refused, RowsLeft, 
 from prefixrl.common.worker.link import Link
 
 REPORT_EVERY_S = 0.05
-"""Least time between two reports: rows end one by one, and a message each would cost more than it brings."""
+"""Least time between two reports: a message for every ended row would cost too much."""
 SHARE_OF_SEATS = 4
-"""A report that decides nothing waits until rows of one seat in so many have ended."""
+"""A report that makes no room waits until one in so many seats is free."""
 
 
 class Drain:
@@ -65,14 +65,16 @@ class RowsLeftReport:
         """Note a task of this many rows; the broker counts all of them as not ended."""
         self._told[task] = rows
 
-    def report(self, left: Mapping[str, int], now_s: float) -> None:
+    def report(self, rows_left: Mapping[str, int], now_s: float) -> None:
         """Send what has changed where it matters; every task was begun."""
         if self._takes_runs or now_s - self._told_s < REPORT_EVERY_S:
             return
-        self._told = {task: self._told[task] for task in left}
-        known, total = sum(self._told.values()), sum(left.values())
-        if abs(known - total) < self._many and (known < self._room) == (total < self._room):
+        self._told = {task: self._told[task] for task in rows_left}
+        reported, total = sum(self._told.values()), sum(rows_left.values())
+        if abs(reported - total) < self._many and (reported < self._room) == (total < self._room):
             return
-        changed = tuple((task, rows) for task, rows in left.items() if self._told[task] != rows)
-        self._told, self._told_s = dict(left), now_s
+        changed = tuple(
+            (task, rows) for task, rows in rows_left.items() if self._told[task] != rows
+        )
+        self._told, self._told_s = dict(rows_left), now_s
         self._link.send(RowsLeft(changed))

@@ -23,10 +23,10 @@ Task = TypeVar("Task", PrefixTask, ScoreTask)
 
 
 class WorkLoop(ABC, Generic[Task]):
-    """The loop around one worker's work; of a draining one it hands back what has not begun."""
+    """The loop around a worker's work. A draining worker hands back tasks that have not begun."""
 
     def __init__(self, link: Link, kind: type[Task], rows_left: RowsLeftReport) -> None:
-        """Take tasks of one kind; `rows_left` hears of each that `_start` takes."""
+        """Take tasks of one kind; `_start` reports each of them to `rows_left`."""
         self._link, self._rows_left, self._drain = link, rows_left, Drain(lambda: 0, 0.0)
         self._kind: type[Task] = kind
 
@@ -61,11 +61,11 @@ class WorkLoop(ABC, Generic[Task]):
 
     def _turn(self) -> None:
         self._step()
-        left, vitals = self._unended(), self._link.vitals
-        self._rows_left.report(left, time.monotonic())
-        vitals.leases = tuple(left)
+        rows_left, vitals = self._unended(), self._link.vitals
+        self._rows_left.report(rows_left, time.monotonic())
+        vitals.leases = tuple(rows_left)
         if self._drain.is_on:
-            vitals.state += f", leaving, {len(left)} open"
+            vitals.state += f", leaving, {len(rows_left)} open"
 
     def _handle(self, message: FromBroker) -> None:
         if isinstance(message, self._kind):

@@ -80,7 +80,9 @@ def workers_command(
 
 def document_of(asking: Requester) -> StatusDocument:
     """Return the state of the run now."""
-    return msgspec.json.decode(asking.ask(GetStatus(), Status)[0].document, type=StatusDocument)
+    return msgspec.json.decode(
+        asking.ask_broker(GetStatus(), Status)[0].document, type=StatusDocument
+    )
 
 
 def workers(directory: Path) -> list[WorkerStatus]:
@@ -93,7 +95,7 @@ def stop(directory: Path, timeout_s: float, tell: Callable[[str], None] = click.
     """Have the learner save and end, and return then; ConfigError, PeerLost after `timeout_s`, TrainingFault."""
     began_s = told_s = time.monotonic()
     with operator(directory, ANSWER_S) as asking:
-        asking.ask(HaltRun("`prefixrl stop`"), Accepted)
+        asking.ask_broker(HaltRun("`prefixrl stop`"), Accepted)
     tell("asked the learner to save and stop")
     asked_s = time.monotonic()
     while is_going_on(directory):
@@ -110,7 +112,7 @@ def stop(directory: Path, timeout_s: float, tell: Callable[[str], None] = click.
             asked_s = now_s
             # A broker that was started again has forgotten it.
             with suppress(PeerLost, ConfigError), operator(directory, ANSWER_S) as asking:
-                asking.ask(HaltRun("`prefixrl stop`"), Accepted)
+                asking.ask_broker(HaltRun("`prefixrl stop`"), Accepted)
         time.sleep(TICK_S)
     end = state_of(directory)
     if end.state in ("failed", "killed"):
@@ -134,7 +136,8 @@ def _present_work(directory: Path) -> str:
         return "the learner is loading its models"
     lately = f" (the newest one took {newest[0].trained_s:.0f} s)" if newest else ""
     if document.iteration < document.total_iterations:
-        return f"the learner trains iteration {document.iteration + 1} of {document.total_iterations}{lately}, or saves"
+        place = f"iteration {document.iteration + 1} of {document.total_iterations}"
+        return f"the learner trains {place}{lately}, or saves"
     return "the learner ends the last evaluation, or saves"
 
 
@@ -154,7 +157,7 @@ def drain(
             for each in connected
             if each.role == role and each.name != name and each.phase != "leaving"
         ]
-        asking.ask(DrainWorker(name), Accepted)
+        asking.ask_broker(DrainWorker(name), Accepted)
         tell(f"asked {name} to leave: it takes no new task, and ends or hands back those it has")
         if not peers:
             tell(f"it was the last {role}: the run waits until another one joins")

@@ -130,7 +130,7 @@ class PrefixTrainer:
         """Copy the learner's weights into the adapter's engine."""
         tensors = self.models.state_dict_for_publication()
         manifest = describe(self.version, tensors)
-        memory = self.memory.take(manifest.size_bytes)
+        memory = self.memory.take_memory(manifest.size_bytes)
         for entry in manifest.tensors:
             end_bytes = entry.offset_bytes + entry.size_bytes
             memory.view[entry.offset_bytes : end_bytes] = as_bytes(tensors[entry.name])

@@ -256,7 +256,7 @@ class Launcher:
                 if (code := self.learner.code) is not None:
                     # Restart only after a kill or a lost peer: another error would repeat.
                     is_worth_it = code < 0 or code == PeerLost.exit_code
-                    if not is_worth_it or not self.learner.budget.take(time.monotonic()):
+                    if not is_worth_it or not self.learner.budget.use_restart(time.monotonic()):
                         return code
                     self._restart(self.learner, code)
                 if (written := mark_of(self._endpoint_file)) != mark:
@@ -323,7 +323,7 @@ class Launcher:
         )
         if not is_hopeless and now_s - worker.ended_s < pause_s:
             return
-        if is_hopeless or not worker.budget.take(now_s):
+        if is_hopeless or not worker.budget.use_restart(now_s):
             raise ConfigError(
                 f"{worker.name} ended with exit code {code}; a restart would fail in the same way:\n{worker.tail()}"
             )

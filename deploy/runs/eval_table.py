@@ -88,7 +88,7 @@ def _pairs(results: list[ArmResult]) -> list[tuple[str, ...]]:
     """Return a line for every two arms that answered the same problems in the same way."""
     together: dict[tuple[str, str, str], list[ArmResult]] = defaultdict(list)
     for result in results:
-        together[result.set, result.decoding, result.asked].append(result)
+        together[result.set, result.decoding, result.questions_digest].append(result)
     lines = []
     for (name, decoding, _), group in together.items():
         has_runs = len({result.run for result in group}) > 1
@@ -181,7 +181,7 @@ def _notes(results: list[ArmResult], incomplete: list[str]) -> list[str]:
     errors = sum(each.errors for each in results)
     several = _over_runs(results)
     mixed = sorted({each[0].arm for each in several if not _is_of_one_kind(each)})
-    problem_sets = {(each.set, each.asked) for each in results}
+    problem_sets = {(each.set, each.questions_digest) for each in results}
     unequal = sorted(
         name for name, digests in Counter(name for name, _ in problem_sets).items() if digests > 1
     )

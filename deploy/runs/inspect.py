@@ -22,7 +22,7 @@ from prefixrl.common.run.documents import (
     MetricsLine,
     RunEnd,
 )
-from prefixrl.common.wire.messages.fields import shared
+from prefixrl.common.wire.messages.fields import common_fields
 from prefixrl.common.wire.messages.groups import ScoredGroup, StepScores, TextVerdict, VersionSpan
 from prefixrl.common.wire.packing import logprobs, token_ids
 from prefixrl.deploy.runs.checkpoints import config_of, run_directory_argument
@@ -51,7 +51,7 @@ class TrainedRow(msgspec.Struct, frozen=True):
     parts: dict[str, float] = {}
     """Other numbers that a reward function gave, by name."""
     rule: str = ""
-    """What decided the verdict (`docs/verification.md`)."""
+    """The rule that decided the verdict (`docs/verification.md`)."""
 
 
 class TrainedGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,7 +192,7 @@ def _trained(group: ScoredGroup, iteration: int, advantages: list[float]) -> Tra
             "advantage": next(worth, None) if verdict.is_judged else None,
             "continuations": list(verdict.continuations),
         }
-        rows.append(TrainedRow(**shared(TrainedRow, verdict, row) | values))
-    fields = shared(TrainedGroup, group, group.prefixes, group.prefixes.prompt)
+        rows.append(TrainedRow(**common_fields(TrainedRow, verdict, row) | values))
+    fields = common_fields(TrainedGroup, group, group.prefixes, group.prefixes.prompt)
     values = {"version_sampled": group.version, "version_trained": iteration, "rows": rows}
     return TrainedGroup(**fields | values)

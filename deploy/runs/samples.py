@@ -18,7 +18,7 @@ from prefixrl.common.host.hub import cached_file
 from prefixrl.common.host.process import stop_event
 from prefixrl.common.run.directory_format import check_holds_run
 from prefixrl.common.run.tracker import SampleText
-from prefixrl.common.wire.messages.fields import shared
+from prefixrl.common.wire.messages.fields import common_fields
 from prefixrl.common.wire.messages.groups import UNJUDGED
 from prefixrl.common.wire.packing import pack_tokens, token_ids
 from prefixrl.deploy.runs.checkpoints import run_directory_argument
@@ -145,7 +145,7 @@ def texts_of(group: TrainedGroup, decode: Callable[[list[int]], str]) -> list[Sa
             "prefix": decode(row.prefix_ids),
             "parts": parts,
         }
-        texts.append(SampleText(**shared(SampleText, group, row) | fields))
+        texts.append(SampleText(**common_fields(SampleText, group, row) | fields))
     return texts
 
 

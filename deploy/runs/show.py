@@ -10,7 +10,7 @@ from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.hub import model_folder
-from prefixrl.common.prompts.asking import WARNING, differing, roles, shown, warnings
+from prefixrl.common.prompts.asking import WARNING, differing, roles, token_words, warnings
 from prefixrl.common.prompts.rendering import Renderer, renderer_of
 from prefixrl.common.worker.command import PATH, settings_option
 
@@ -30,7 +30,7 @@ def prompt_lines(config: RunConfig, question: str, prefix: str) -> Iterator[str]
     """Yield prompt and prefix per model, as text and ids; raise ConfigError for a long question."""
     renderers: dict[str, Renderer] = {}
     for section, role in roles(config):
-        model = config.asked(role).model
+        model = config.model_section(role).model
         renderer = renderers[section] = renderer_of(
             config, role, model_folder(model, needs_weights=False)
         )
@@ -40,7 +40,7 @@ def prompt_lines(config: RunConfig, question: str, prefix: str) -> Iterator[str]
             raise ConfigError(f"{section}: {error}") from None
         yield f"{section}: {model}"
         yield from _tokens(renderer, "prompt", ids.tolist())
-        yield f"  ends with: {shown(renderer, renderer.stop_tokens)}"
+        yield f"  ends with: {token_words(renderer, renderer.stop_tokens)}"
         if prefix:
             yield from _tokens(renderer, "prefix", renderer.encode(prefix).tolist())
         yield from (f"  {WARNING}{each}" for each in warnings(config, role, renderer))

@@ -92,11 +92,11 @@ class RunOnSlurm:
         """Return the fewest GPUs for the whole run: `prefixrl launch` puts rollouts beside the learner."""
         processes = processes_of(self.config)
         guests = (
-            sum(each.is_guest and each.given is None for each in processes)
+            sum(each.is_guest and each.chosen_gpus is None for each in processes)
             if self.gpus("learner")
             else 0
         )
-        gpu_counts = [gpu + 1 for each in processes for gpu in each.given or ()]
+        gpu_counts = [gpu + 1 for each in processes for gpu in each.chosen_gpus or ()]
         return max(
             [sum(self.processes(role) * self.gpus(role) for role in ROLES) - guests, *gpu_counts]
         )

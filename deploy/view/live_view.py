@@ -58,7 +58,7 @@ class BrokerView:
                     address_in(self._directory, "operator"), "operator", answer_s=1.0
                 )
             return msgspec.json.decode(
-                self._requester.ask(GetStatus(), Status)[0].document, type=StatusDocument
+                self._requester.ask_broker(GetStatus(), Status)[0].document, type=StatusDocument
             )
         except (PeerLost, Refusal, ConfigError):
             return None

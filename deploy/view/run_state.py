@@ -211,7 +211,7 @@ def operator(run: Path, answer_s: float = 3.0) -> Iterator[Requester]:
 def fetch(run: Path, answer_s: float = 3.0) -> bytes:
     """Return a run's status document as JSON; raises ConfigError and PeerLost."""
     with operator(run, answer_s) as asking:
-        return asking.ask(GetStatus(), Status)[0].document
+        return asking.ask_broker(GetStatus(), Status)[0].document
 
 
 # --- the metrics -----------------------------------------------------------------------------------------------------

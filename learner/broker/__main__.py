@@ -68,18 +68,18 @@ def main(directory: Path, start: Start, is_stopped: Callable[[], bool]) -> None:
 
 def bind(config: RunConfig, directory: Path, is_restart: bool) -> Server[ToBroker, FromBroker]:
     """Bind the endpoint, after a restart the former one; ConfigError if ranks need a taken one."""
-    listen, known = bindable(config.broker.listen), directory / ENDPOINT_FILE
+    listen, endpoint_file = bindable(config.broker.listen), directory / ENDPOINT_FILE
     endpoint = listen
     if (
         endpoint.endswith(":0")
-        and known.exists()
-        and known.read_text(encoding="utf-8").startswith("tcp://")
+        and endpoint_file.exists()
+        and endpoint_file.read_text(encoding="utf-8").startswith("tcp://")
     ):
-        endpoint = beside(known.read_text(encoding="utf-8").strip(), endpoint)
+        endpoint = beside(endpoint_file.read_text(encoding="utf-8").strip(), endpoint)
     keys = server_keys(directory)
     try:
         return bound_within(
-            REBIND_S if known.exists() else 0.0, lambda: Server(endpoint, ToBroker, keys)
+            REBIND_S if endpoint_file.exists() else 0.0, lambda: Server(endpoint, ToBroker, keys)
         )
     except ConfigError as error:
         if is_restart or endpoint == listen:

@@ -64,7 +64,8 @@ def groups_in_words(dispatcher: Dispatcher, wait: NotYetChosen, now_s: float) ->
         passed = f"; {rate.passed} of the last {rate.judged} judged groups passed the filter"
     if not wait.for_seqs:
         rollouts = [
-            f"{each.name} ({each.phase}, version {each.version})" for each in registry.of("rollout")
+            f"{each.name} ({each.phase}, version {each.version})"
+            for each in registry.workers_of("rollout")
         ]
         return f"prefixes from {', '.join(rollouts) or 'any rollout: none is connected'}{passed}"
     first, more = wait.for_seqs[:NAMED_GROUPS], len(wait.for_seqs) - NAMED_GROUPS
@@ -77,20 +78,23 @@ def groups_in_words(dispatcher: Dispatcher, wait: NotYetChosen, now_s: float) ->
         if seq in first
     }
     states = {group.seq: group.state for group in dispatcher.ledger.live() if group.seq in first}
-    named = [f"{seq} ({states.get(seq, 'ended')}, {holders.get(seq, 'queued')})" for seq in first]
-    return f"groups {', '.join(named)}{f' and {more} more' if more > 0 else ''}{passed}"
+    descriptions = [
+        f"{seq} ({states.get(seq, 'ended')}, {holders.get(seq, 'queued')})" for seq in first
+    ]
+    return f"groups {', '.join(descriptions)}{f' and {more} more' if more > 0 else ''}{passed}"
 
 
 def why_no_batch(ledger: Ledger, limits: FilterConfig, iteration: int, starved: Starved) -> str:
     """Explain why an iteration never gets its batch, and what the user can do."""
     causes = ", ".join(f"{count} {cause}" for cause, count in ledger.counts.causes.items())
     newest = f"; the newest error: {ledger.newest_error}" if ledger.newest_error else ""
-    ended, failures = f"(ended so far: {causes or 'nothing'}{newest})", ledger.failures
+    ended = f"(ended so far: {causes or 'nothing'}{newest})"
+    failures = ledger.failures
     if starved.why == "failures":
         return (
-            f"iteration {iteration} gets no batch: {failures.share:.0%} of the rows of the last {len(failures.newest)} "
-            f"groups could not be sampled or judged, more than broker.max_failure_share = {failures.most:g} {ended}; "
-            f"mend what fails, or raise the limit"
+            f"iteration {iteration} gets no batch: {failures.failed_fraction:.0%} of the rows of the last "
+            f"{len(failures.newest)} groups could not be sampled or judged, more than broker.max_failure_share = "
+            f"{failures.most:g} {ended}; mend what fails, or raise the limit"
         )
     return f"iteration {iteration} gets no batch: {_nothing_passed(limits, ledger.pass_rate, starved)} {ended}"
 
@@ -164,7 +168,7 @@ class BatchAnswers:
         self.truncated_fraction = 0.0
         """Fraction of texts of the newest batch that were cut by the length limit."""
 
-    def ask(self, peer: bytes, request: messages.GetBatch, now_s: float) -> None:
+    def take_request(self, peer: bytes, request: messages.GetBatch, now_s: float) -> None:
         """Take a rank's request in place of its earlier one; ValueError for a rank number that the run lacks."""
         if request.ranks != self._ranks or not 0 <= request.rank < self._ranks:
             raise ValueError(
@@ -255,27 +259,27 @@ class BatchAnswers:
         """Return the seconds that rank 0 has waited for its batch, 0 while it does not wait."""
         return 0.0 if self._waits_from_s is None else now_s - self._waits_from_s
 
-    def iteration_done(self, done: messages.IterationDone, now_s: float) -> None:
+    def iteration_done(self, message: messages.IterationDone, now_s: float) -> None:
         """Record that every rank finished an iteration; ValueError if it had no batch."""
         ledger = self._dispatcher.ledger
-        is_new = done.iteration == ledger.completed
-        ledger.trained(done.iteration)
+        is_new = message.iteration == ledger.completed
+        ledger.trained(message.iteration)
         if not is_new:
             return  # told twice
-        self._dispatcher.note(f"iteration {done.iteration} was trained", now_s)
+        self._dispatcher.note_event(f"iteration {message.iteration} was trained", now_s)
         self.phase = "publishing"
         # Before the first iteration workers load their models. A longer lead would not help.
         iteration_s = 0.0 if self._done_s is None else now_s - self._done_s
         admission = ledger.admission
         change = admission.finish_iteration(
-            iteration_s, self._short_s, ledger.states(), done.relative_ess
+            iteration_s, self._short_s, ledger.states(), message.relative_ess
         )
         self._done_s, self._short_s = now_s, 0.0
         if change == "tightened":
             log.warning(
                 "old samples are worth %.2f of a fresh one, less than algorithm.min_ess: the lead is held to %.0f "
                 "groups beyond a batch until they are worth more",
-                done.relative_ess,
+                message.relative_ess,
                 admission.cap,
             )
         elif change == "restored":
@@ -372,11 +376,11 @@ class BatchAnswers:
             {group.seq for group in self._dispatcher.ledger.live()},
         )
         groups = []
-        for each in results:
+        for result in results:
             # After a restart the broker has only the results of the journal.
-            facts = self._facts.pop(each.prefixes.seq, None) or _batch_group(each)
-            queued_s, waiting_s = stages.waits_s(each.prefixes.seq, now_s)
-            times = StageTimes(each.sampled_s, queued_s, each.scoring_s, waiting_s)
+            facts = self._facts.pop(result.prefixes.seq, None) or _batch_group(result)
+            queued_s, waiting_s = stages.waits_s(result.prefixes.seq, now_s)
+            times = StageTimes(result.sampled_s, queued_s, result.scoring_s, waiting_s)
             groups.append(msgspec.structs.replace(facts, stages=times))
         stages.forget_all_but(live)
         for seq in self._facts.keys() - live:
@@ -395,7 +399,7 @@ def _batch_group(result: ScoredGroup) -> BatchGroup:
     processes = [text.process for text in judged if text.process]
     scores = [score for each in processes for score in each.scores]
     statuses = [text.status for text in texts]
-    named = dict.fromkeys(name for text in judged for name in text.parts)
+    part_names = dict.fromkeys(name for text in judged for name in text.parts)
     return BatchGroup(
         seq=result.prefixes.seq,
         prompt_id=result.prefixes.prompt.prompt_id,
@@ -418,6 +422,6 @@ def _batch_group(result: ScoredGroup) -> BatchGroup:
         source=result.prefixes.prompt.source,
         parts={
             name: tuple([text.parts[name] for text in judged if name in text.parts])
-            for name in named
+            for name in part_names
         },
     )

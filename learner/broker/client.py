@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import msgspec
@@ -18,6 +18,7 @@ from prefixrl.common.wire.messages.groups import ScoredGroup
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.messages.worker import Done
 from prefixrl.common.wire.requester import Requester
+from prefixrl.learner.run.stop import Stop
 
 log = logging.getLogger(__name__)
 
@@ -41,35 +42,33 @@ class _Unanswered(Exception):
 class BrokerClient:
     """A connection for one thread. Repeating a request changes nothing at the broker."""
 
-    def __init__(
-        self, address: Address, raise_if_hopeless: Callable[[], None] = lambda: None
-    ) -> None:
-        """Call `raise_if_hopeless` while an answer is awaited; it may raise to end the wait."""
-        self._address, self._raise_if_hopeless = address, raise_if_hopeless
-        self._gives_up: Callable[[], bool] = lambda: False
-        self._requester = Requester(address, "rank", ANSWER_S, self._look)
-        self._ask = self._requester.ask
-        self.is_halting = False
-        """True once the operator wants the run to stop, by an answer about an evaluation."""
+    def __init__(self, address: Address, stop: Stop | None = None) -> None:
+        """`stop`: ends the wait for an answer if its servers ended for good; it learns of an operator's stop."""
+        self._address = address
+        self._stop = stop or Stop()
+        self._may_give_up = False
+        """True while a stop ends the wait for an answer."""
+        self._requester = Requester(address, "rank", ANSWER_S, self._check_wait)
+        self._ask = self._requester.ask_broker
 
     def next_batch(
-        self, request: messages.GetBatch, timeout_s: float, stopped: Callable[[], bool]
+        self, request: messages.GetBatch, timeout_s: float
     ) -> messages.Batch | messages.RunOver | messages.Halt:
-        """Return a batch, or what every rank gets instead; raises PeerLost, NothingToTrain. `stopped` halts all."""
+        """Return a batch, or what every rank gets instead; raises PeerLost, NothingToTrain. A stop halts all."""
         from_s, waiting_for, iteration = time.monotonic(), "", request.iteration
         log_after_s = LOG_AFTER_S
         request = msgspec.structs.replace(request, memory=memory_now())
         while True:
-            request = msgspec.structs.replace(request, is_stopping=stopped())
+            request = msgspec.structs.replace(request, is_stopping=self._stop.is_requested())
             try:
                 # Of several ranks another one may have the batch already.
-                self._gives_up = stopped if request.ranks == 1 else lambda: False
-                answer, _ = self._requester.ask(request, _BATCH_ANSWERS)
+                self._may_give_up = request.ranks == 1
+                answer, _ = self._requester.ask_broker(request, _BATCH_ANSWERS)
             except _Unanswered:
                 log.warning("the broker does not answer: this rank stops without it")
                 return messages.Halt(iteration)
             finally:
-                self._gives_up = lambda: False
+                self._may_give_up = False
             if isinstance(answer, messages.RunOver | messages.Halt):
                 return answer
             if isinstance(answer, Done):
@@ -91,9 +90,9 @@ class BrokerClient:
                     f"iteration {iteration} got no batch within {timeout_s:g} s; it waits for {waiting_for}"
                 )
 
-    def _look(self) -> None:
-        self._raise_if_hopeless()
-        if self._gives_up():
+    def _check_wait(self) -> None:
+        self._stop.check_servers()
+        if self._may_give_up and self._stop.is_requested():
             raise _Unanswered
 
     def groups(self, iteration: int, indices: Sequence[int]) -> dict[int, ScoredGroup]:
@@ -120,7 +119,7 @@ class BrokerClient:
     def evaluation(self, name: str) -> tuple[messages.EvaluationProgress, list[ScoredGroup]]:
         """Return the progress of an evaluation and, once finished, its groups; `total` -1: unknown."""
         answer, payload = self._ask(messages.GetEvaluation(name), messages.EvaluationProgress)
-        self.is_halting = answer.is_halting
+        self._stop.is_halting = answer.is_halting
         return answer, _groups(payload)
 
     def forget(self, name: str) -> None:
@@ -138,9 +137,9 @@ class BrokerClient:
         try:
             # Not by `_requester`, which waits for a broker to come back: this broker need not come back.
             with contextlib.closing(
-                Requester(self._address, "rank", STOP_S, self._raise_if_hopeless)
+                Requester(self._address, "rank", STOP_S, self._stop.check_servers)
             ) as stopping:
-                stopping.ask(messages.Stop(cut_text(reason)), messages.Accepted)
+                stopping.ask_broker(messages.Stop(cut_text(reason)), messages.Accepted)
                 stopping.leave(reason)
         except PeerLost as error:
             log.warning("%s; perhaps workers are not stopped", error)

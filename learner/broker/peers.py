@@ -54,5 +54,5 @@ def why_not(role: Role, key: Listed | None) -> str:
     needed = "worker" if role in ("rollout", "scorer") else role
     if key is not None and key.role == needed:
         return ""
-    named = f"{key.name!r} is a key for the role {key.role}" if key else "there is no key"
-    return f"{named}, a {role} needs one for the role {needed}"
+    fault = f"{key.name!r} is a key for the role {key.role}" if key else "there is no key"
+    return f"{fault}, a {role} needs one for the role {needed}"

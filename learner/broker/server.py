@@ -141,12 +141,12 @@ class Broker:
         if self._stopping is not None:
             self._dismiss(worker_messages.Done(self._stopping))
 
-    def _dismiss(self, done: worker_messages.Done) -> None:
+    def _dismiss(self, done_message: worker_messages.Done) -> None:
         """Send Done to every worker; wait for their Goodbyes, and for the Goodbye of the peer that sent Stop."""
         # A client loses unread messages with the connection. Without Done it would wait for a dead broker.
         workers = set(self.dispatcher.registry.by_identity)
         for identity in workers:
-            self._send(identity, done)
+            self._send(identity, done_message)
         leaving = workers | self._stoppers
         deadline_s = time.monotonic() + GOODBYE_S
         while leaving and time.monotonic() < deadline_s:
@@ -158,7 +158,7 @@ class Broker:
                         peer,
                         rank_messages.Accepted()
                         if isinstance(message, rank_messages.Stop)
-                        else done,
+                        else done_message,
                     )
 
     def _receive_some(self) -> None:
@@ -194,7 +194,7 @@ class Broker:
         worker = self.dispatcher.registry.by_identity.get(peer)
         if worker is not None:
             log.warning("refused %s: %s", worker.label, reason)
-            self.dispatcher.lose(worker, reason, died=True)
+            self.dispatcher.lose_worker(worker, reason, died=True)
         self._send(peer, worker_messages.Reject(reason))
         self._peers.drop(peer)
 
@@ -253,11 +253,11 @@ class Broker:
         self._counted_s = now_s
         self.journal.check()
         for worker, reason in self.dispatcher.registry.lost(now_s):
-            self._give_up(worker, reason)
+            self._give_up_worker(worker, reason)
 
-    def _give_up(self, worker: Worker, reason: str) -> None:
-        held = self.dispatcher.lose(worker, reason, died=True)
-        log.error("gave up %s: %s; it held %s", worker.label, reason, held or "nothing")
+    def _give_up_worker(self, worker: Worker, reason: str) -> None:
+        tasks = self.dispatcher.lose_worker(worker, reason, died=True)
+        log.error("gave up %s: %s; it held %s", worker.label, reason, tasks or "nothing")
         self._send(worker.identity, worker_messages.Unknown())
 
     def _handle_safely(self, received: Received[rank_messages.ToBroker]) -> None:
@@ -330,8 +330,8 @@ class Broker:
             self._send(peer, worker_messages.Reject(reason))
             return
         if hello.protocol != PROTOCOL:
-            theirs = f"{hello.role} on {hello.host} speaks {hello.protocol}"
-            reason = f"this run speaks protocol {PROTOCOL}, {theirs}; use one release"
+            peer_protocol = f"{hello.role} on {hello.host} speaks {hello.protocol}"
+            reason = f"this run speaks protocol {PROTOCOL}, {peer_protocol}; use one release"
             self._send(peer, worker_messages.Reject(reason))
             return
         if hello.role == "rank" or hello.role == "operator":
@@ -345,14 +345,14 @@ class Broker:
         self, received: Received[rank_messages.ToBroker], hello: worker_messages.Hello, now_s: float
     ) -> Worker:
         """Register a worker; one that sends Hello again keeps its name and loses its leases."""
-        known = self.dispatcher.registry.by_identity.get(received.peer)
-        if known is not None:
-            self.dispatcher.return_leases(known)
-            known.join_again()
-            return known
+        worker = self.dispatcher.registry.by_identity.get(received.peer)
+        if worker is not None:
+            self.dispatcher.return_leases(worker)
+            worker.join_again()
+            return worker
         predecessor = self.dispatcher.registry.predecessor(hello, now_s)
         if predecessor and is_gone(predecessor.host, predecessor.pid):
-            self._give_up(predecessor, "its process is gone")
+            self._give_up_worker(predecessor, "its process is gone")
         worker = self.dispatcher.registry.add(received.peer, hello, now_s)
         worker.key = received.client.name if received.client else ""
         log.info("%s joined from %s pid %d", worker.name, hello.host, hello.pid)
@@ -365,8 +365,8 @@ class Broker:
             case worker_messages.Ready():
                 self._ready(worker, message, now_s)
             case worker_messages.RowsLeft(tasks):
-                for task, left in tasks:
-                    worker.rows_left(task, left)
+                for task, rows in tasks:
+                    worker.rows_left(task, rows)
             case worker_messages.Prefixes() if worker.role == "rollout":
                 self.versions.check_prefixes(worker, message)
                 self.dispatcher.take_prefixes(worker, message, now_s)
@@ -385,13 +385,13 @@ class Broker:
                 worker.is_leaving, worker.is_drained = True, False
             case worker_messages.Goodbye(reason):
                 log.info("%s left: %s", worker.name, reason)
-                self.dispatcher.lose(worker, reason, died=False)
+                self.dispatcher.lose_worker(worker, reason, died=False)
             case _:
                 raise ValueError(f"a {worker.role} may not send {type(message).__name__}")
         self._send(worker.identity, self.versions.grant(worker, now_s))
 
     def _heartbeat(self, worker: Worker, message: worker_messages.Heartbeat, now_s: float) -> None:
-        self.usage_file.note(worker.identity.decode(errors="replace"), message.usage, now_s)
+        self.usage_file.note_usage(worker.identity.decode(errors="replace"), message.usage, now_s)
         worker.heartbeat(message, now_s)
         self.dispatcher.reconcile(worker, message.leases, now_s)
         if worker.lost_its_ready(now_s):
@@ -405,7 +405,7 @@ class Broker:
     def _reject(self, worker: Worker, reason: str) -> None:
         log.error("refused %s: %s", worker.label, reason)
         self._send(worker.identity, worker_messages.Reject(reason))
-        self.dispatcher.lose(worker, reason, died=True)
+        self.dispatcher.lose_worker(worker, reason, died=True)
 
     def _ready(self, worker: Worker, ready: worker_messages.Ready, now_s: float) -> None:
         check_offer(ready)
@@ -420,8 +420,8 @@ class Broker:
         self.versions.ready(worker, ready)
         worker.take_ready(ready, now_s)
         engine = f"{ready.engine} engine" + (f" ({ready.about})" if ready.about else "")
-        held = f", version {ready.version}" if worker.role == "rollout" else ""
-        log.info("%s is ready: %d seats, %s%s", worker.name, ready.seats, engine, held)
+        version = f", version {ready.version}" if worker.role == "rollout" else ""
+        log.info("%s is ready: %d seats, %s%s", worker.name, ready.seats, engine, version)
 
     def _answer_peer(
         self, peer: bytes, message: rank_messages.ToBroker, now_s: float
@@ -429,7 +429,7 @@ class Broker:
         """Return the answer to a rank or operator with its payload; None for one that comes later."""
         match message:
             case rank_messages.GetBatch():
-                self.batches.ask(peer, message, now_s)
+                self.batches.take_request(peer, message, now_s)
                 return None, []
             case rank_messages.GetGroups() | rank_messages.GetEvaluation():
                 return self.batches.fetched(message) or (None, [])
@@ -465,8 +465,8 @@ class Broker:
         if not self._write_records(now_s, VersionPublished(note)):
             return False
         self.versions.publish(note)
-        self.dispatcher.note(f"version {note.version} was published", now_s)
-        for worker in list(self.dispatcher.registry.of("rollout")):
+        self.dispatcher.note_event(f"version {note.version} was published", now_s)
+        for worker in list(self.dispatcher.registry.workers_of("rollout")):
             if objection := self.versions.objection(worker):
                 self._reject(worker, objection)
             else:

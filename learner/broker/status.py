@@ -14,7 +14,7 @@ from prefixrl.common.host.memory_use import memory_now
 from prefixrl.common.host.process import write_atomically
 from prefixrl.common.journal.journal import Journal
 from prefixrl.common.run import status
-from prefixrl.common.wire.messages.fields import shared
+from prefixrl.common.wire.messages.fields import common_fields
 from prefixrl.common.wire.messages.worker import MemoryUse, Usage
 from prefixrl.learner.broker.batches import BatchAnswers
 from prefixrl.learner.broker.workers.dispatch import Dispatcher
@@ -40,7 +40,7 @@ class UsageFile:
         """Time of the newest report of each scorer, the oldest first."""
         self._is_saved, self._saved_s = True, 0.0
 
-    def note(self, scorer: str, usage: Usage | None, now_s: float) -> None:
+    def note_usage(self, scorer: str, usage: Usage | None, now_s: float) -> None:
         """Store the count of a scorer; None: it uses no endpoint."""
         if usage is None:
             return
@@ -165,29 +165,31 @@ def document(sources: StatusSources, malformed: int, now_s: float) -> status.Sta
 
 def _memory(sources: StatusSources) -> dict[str, MemoryUse]:
     """Return the memory of each process that has reported it."""
-    found = {"broker": memory_now()}
-    found |= {f"rank-{rank}": memory for rank, memory in sorted(sources.batches.memory.items())}
-    found |= {
+    memory_by_process = {"broker": memory_now()}
+    memory_by_process |= {
+        f"rank-{rank}": memory for rank, memory in sorted(sources.batches.memory.items())
+    }
+    memory_by_process |= {
         worker.name: worker.memory for worker in sources.dispatcher.registry.by_identity.values()
     }
-    return {name: memory for name, memory in found.items() if memory is not None}
+    return {name: memory for name, memory in memory_by_process.items() if memory is not None}
 
 
 def _worker(worker: Worker, now_s: float) -> status.WorkerStatus:
-    phase = "leaving" if worker.is_leaving else worker.phase
-    own = {
+    phase = "leaving" if worker.is_leaving else str(worker.phase)
+    figures = {
         "phase": phase,
         "leases": len(worker.leases),
-        "rows": worker.left,
+        "rows": worker.open_rows,
         "silent_s": now_s - worker.heard_s,
     }
-    return status.WorkerStatus(**shared(status.WorkerStatus, worker) | own)
+    return status.WorkerStatus(**common_fields(status.WorkerStatus, worker) | figures)
 
 
 def _busy_fractions(workers: Sequence[status.WorkerStatus]) -> dict[str, float]:
     """Return the mean busy fraction of each role that has worked."""
     shares: dict[str, list[float]] = {"rollout": [], "scorer": []}
-    for each in workers:
-        if each.busy_fraction is not None:
-            shares[each.role].append(each.busy_fraction)
+    for worker in workers:
+        if worker.busy_fraction is not None:
+            shares[worker.role].append(worker.busy_fraction)
     return {role: sum(each) / len(each) for role, each in shares.items() if each}

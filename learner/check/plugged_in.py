@@ -5,7 +5,7 @@ from types import FunctionType
 import click
 
 from prefixrl.common.config.foreign.plugins import Seam, all_plugins, load_plugin
-from prefixrl.common.config.foreign.verifier import Verifier
+from prefixrl.common.config.foreign.verifier import AnswerVerifier
 from prefixrl.common.config.objectives import ObjectiveRecord
 from prefixrl.common.config.workers.engine_record import EngineRecord
 from prefixrl.common.run.tracker import Tracker
@@ -13,7 +13,7 @@ from prefixrl.common.run.tracker import Tracker
 CLASSES: dict[Seam, type[object]] = {
     "objectives": ObjectiveRecord,
     "engines": EngineRecord,
-    "verifiers": Verifier,
+    "verifiers": AnswerVerifier,
     "rewards": FunctionType,
     "trackers": Tracker,
     "commands": click.Command,

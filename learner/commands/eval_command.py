@@ -1,6 +1,6 @@
 """The arms of `prefixrl eval`: judges adapters and fixed prefixes on held-out problems."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from prefixrl.learner.evaluation.requests import (
     EvaluationRequests,
     digest,
 )
+from prefixrl.learner.run.stop import Stop
 
 
 class CheckpointEvaluation:
@@ -38,14 +39,13 @@ class CheckpointEvaluation:
         plan: OfflinePlan,
         config: RunConfig,
         client: BrokerClient,
-        raise_if_hopeless: Callable[[], None],
+        stop: Stop,
     ) -> None:
         self._plan = plan
         self._config = config
-        self._raise_if_hopeless = raise_if_hopeless
         folder = Path(config.directory) / "evaluations"
         folder.mkdir(exist_ok=True)
-        self._requests = EvaluationRequests(config, client, folder, 0, plan.version)
+        self._requests = EvaluationRequests(config, client, folder, 0, plan.version, stop)
         self._sets: dict[str, list[Problem]] = {}
         for problem in problems.held_out(config):
             self._sets.setdefault(problem.source, []).append(problem)
@@ -55,7 +55,7 @@ class CheckpointEvaluation:
         training = problems.training(config)
         self._selection = training[: config.evaluation.selection_problems]
         self._trained_on = {
-            name: problems.shared(training, each) for name, each in self._sets.items()
+            name: problems.count_shared(training, each) for name, each in self._sets.items()
         }
 
     def run(self) -> EvaluationResults:
@@ -63,11 +63,11 @@ class CheckpointEvaluation:
         for arm, version in (("no_prefix", NO_ADAPTER), ("adapter", 0)):
             if arm in self._plan.arms:
                 self._ask_arm(arm, version, b"")
-        found = {
+        candidates = {
             "fixed_prefix": self._fixed_prefixes,
             "prefix_clustering": self._clustered_prefixes,
         }
-        for arm, texts in found.items():
+        for arm, texts in candidates.items():
             if arm in self._plan.arms and (best := self._best_of(arm, texts())) is not None:
                 self._ask_arm(arm, NO_ADAPTER, best)
         self._wait("")
@@ -81,16 +81,16 @@ class CheckpointEvaluation:
         )
 
     def _ask_arm(self, arm: str, version: int, tokens: bytes) -> None:
-        for name, asked in self._sets.items():
+        for name, members in self._sets.items():
             for end, (decoding, samples) in self._decodings().items():
                 question = EvaluationRequest(
-                    f"{arm}.{name}.{end}", version, asked, decoding, tokens, samples
+                    f"{arm}.{name}.{end}", version, members, decoding, tokens, samples
                 )
-                self._requests.ask(question)
+                self._requests.ask_problems(question)
 
     def _wait(self, beginning: str) -> None:
         """Wait for the evaluations whose name begins so."""
-        self._requests.wait(lambda name: name.startswith(beginning), self._raise_if_hopeless)
+        self._requests.wait(lambda name: name.startswith(beginning))
 
     def _best_of(self, arm: str, texts: list[str]) -> bytes | None:
         candidates = {text: pack_tokens(self._requests.texts.encode(text)) for text in texts}
@@ -100,14 +100,16 @@ class CheckpointEvaluation:
 
     def _fixed_prefixes(self) -> list[str]:
         """Return the candidates that the run itself tried, else the configured ones."""
-        tried = Path(self._config.directory) / "candidates.json"
-        if tried.exists():
-            return list(read_json(tried, dict[str, bytes]))
+        candidates_file = Path(self._config.directory) / "candidates.json"
+        if candidates_file.exists():
+            return list(read_json(candidates_file, dict[str, bytes]))
         return ["", *self._config.evaluation.fixed_prefixes]
 
     def _clustered_prefixes(self) -> list[str]:
         """Return representatives of the target's own openings on training problems."""
-        self._requests.ask(EvaluationRequest("openings", NO_ADAPTER, self._selection, SAMPLED))
+        self._requests.ask_problems(
+            EvaluationRequest("openings", NO_ADAPTER, self._selection, SAMPLED)
+        )
         self._wait("openings")
         target = texts_of(self._config, "scorer")
         rows = self._requests.rows.get("openings", [])
@@ -121,14 +123,14 @@ class CheckpointEvaluation:
 
     def _results(self) -> Iterator[ArmResult]:
         """Yield the result of every arm on every set of which something could be judged."""
-        for (name, asked), arm, end in product(
+        for (name, members), arm, end in product(
             self._sets.items(), self._plan.arms, self._decodings()
         ):
             rows = self._requests.rows.get(f"{arm}.{name}.{end}", [])
-            if (found := accuracy(rows)) is None:
+            if (result := accuracy(rows)) is None:
                 continue
-            if found.samples > 1 and self._config.data.verifiers <= {MATHEMATICS}:
-                found = accuracy(with_votes(rows, self._config.scorer.verify_timeout_s)) or found
+            if result.samples > 1 and self._config.data.verifiers <= {MATHEMATICS}:
+                result = accuracy(with_votes(rows, self._config.scorer.verify_timeout_s)) or result
             first = rows[0]
             self._plan.check_weights(first.weights_digest)
             yield ArmResult(
@@ -140,8 +142,8 @@ class CheckpointEvaluation:
                 weights_digest=first.weights_digest,
                 prefix="" if first.version >= 0 else first.prefix,
                 errors=sum(row.status == "error" for row in rows),
-                accuracy=found,
-                asked=digest([(each.question, each.gold) for each in asked]),
+                accuracy=result,
+                questions_digest=digest([(each.question, each.gold) for each in members]),
                 kind=self._plan.kind,
                 means=means_by_problem(rows),
                 trained_on=self._trained_on[name],

@@ -7,7 +7,7 @@ holds as many problems as an evaluation samples together, so that with `bitwise`
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -31,6 +31,7 @@ from prefixrl.learner.evaluation.requests import (
     OpenRequests,
     judged,
 )
+from prefixrl.learner.run.stop import Stop
 
 log = logging.getLogger(__name__)
 
@@ -65,27 +66,29 @@ class Block:
 
 def given_rows(config: RunConfig) -> list[GivenRow]:
     """Return every row of the held-out sources in order; bad ones with their reason."""
-    found: list[GivenRow] = []
+    rows: list[GivenRow] = []
     sources = config.data.eval
     for source, label in zip(sources, problems.labels(sources), strict=True):
         report = problems.SourceReport(label, source.path or "")
         for row in problems.rows_of(source, config.data, report, needs_all=False):
-            named = report.layout.columns if report.layout else frozenset()
-            others = {name: value for name, value in row.values.items() if name not in named}
-            found.append(_given(row, others, number=len(found)))
+            problem_columns = report.layout.columns if report.layout else frozenset()
+            other_columns = {
+                name: value for name, value in row.values.items() if name not in problem_columns
+            }
+            rows.append(_given(row, other_columns, number=len(rows)))
         log.info(
             "%s: %d rows, %d left out by where and without", label, report.rows, report.left_out
         )
-    usable = [row.problem for row in found if row.problem is not None]
+    usable = [row.problem for row in rows if row.problem is not None]
     for number, reason in unaskable(usable, config).items():
-        known = found[int(number)].answer
-        found[int(number)] = GivenRow(
-            msgspec.structs.replace(known, status="bad_row", reason=reason), None
+        answer = rows[int(number)].answer
+        rows[int(number)] = GivenRow(
+            msgspec.structs.replace(answer, status="bad_row", reason=reason), None
         )
-    return found
+    return rows
 
 
-def _given(row: problems.ReadRow, others: dict[str, object], number: int) -> GivenRow:
+def _given(row: problems.ReadRow, other_columns: dict[str, object], number: int) -> GivenRow:
     at, problem = row.origin, row.problem
     bad = AnswerLine(
         source=at.source,
@@ -97,9 +100,13 @@ def _given(row: problems.ReadRow, others: dict[str, object], number: int) -> Giv
     )
     if problem is None:
         return GivenRow(bad, None)
-    asked = {"id": problem.prompt_id, "question": problem.question, "gold": problem.gold or None}
+    problem_fields = {
+        "id": problem.prompt_id,
+        "question": problem.question,
+        "gold": problem.gold or None,
+    }
     answer = msgspec.structs.replace(
-        bad, **asked, family=problem.family, status="failed", columns=others
+        bad, **problem_fields, family=problem.family, status="failed", columns=other_columns
     )
     return GivenRow(answer, msgspec.structs.replace(problem, prompt_id=str(number)))
 
@@ -119,27 +126,32 @@ class AnswerGeneration:
 
     def _blocks(self, rows: Sequence[GivenRow]) -> Iterator[Block]:
         """Yield blocks of as many problems as an evaluation samples at once, with the bad rows."""
-        taken: list[GivenRow] = []
-        asked: list[Problem] = []
+        block_rows: list[GivenRow] = []
+        block_problems: list[Problem] = []
         for number, row in enumerate(rows, start=1):
-            taken.append(row)
-            asked += [row.problem] if row.problem else []
-            if len(asked) == ROWS_PER_ITEM or number == len(rows):
+            block_rows.append(row)
+            block_problems += [row.problem] if row.problem else []
+            if len(block_problems) == ROWS_PER_ITEM or number == len(rows):
                 name, plan = f"rows-{number}", self._plan
-                question = EvaluationRequest(name, 0, asked, plan.decoding, samples=plan.samples)
-                yield Block(taken, question.message(self._config, self._texts) if asked else None)
-                taken, asked = [], []
+                question = EvaluationRequest(
+                    name, 0, block_problems, plan.decoding, samples=plan.samples
+                )
+                yield Block(
+                    block_rows,
+                    question.message(self._config, self._texts) if block_problems else None,
+                )
+                block_rows, block_problems = [], []
 
-    def run(self, client: BrokerClient, raise_if_hopeless: Callable[[], None]) -> None:
+    def run(self, client: BrokerClient, stop: Stop) -> None:
         """Answer everything; raise PeerLost if nothing is answered for `evaluation.timeout_s`."""
         requests = OpenRequests(client, 0)
         workers = self._config.launch.rollouts + self._config.launch.scorers
         progressed_s = time.monotonic()
         while self._fill(requests, BLOCKS_PER_WORKER * workers):
-            raise_if_hopeless()
+            stop.check_servers()
             try:
                 for answers in requests.gather():
-                    self._take(answers)
+                    self._take_answers(answers)
                     client.forget(answers.request.name)
                     progressed_s = time.monotonic()
             except PeerLost as error:
@@ -172,10 +184,10 @@ class AnswerGeneration:
         while len(self._open) < most and (block := next(self._waiting, None)) is not None:
             self._open.append(block)
             if block.request is not None:
-                requests.ask(block.request)
+                requests.send_request(block.request)
         return bool(self._open)
 
-    def _take(self, answers: Answers) -> None:
+    def _take_answers(self, answers: Answers) -> None:
         """Note answers; raise DataError if rollouts hold other weights than the run published."""
         for group in answers.groups.values():
             self._plan.check_weights(group.weights_digest)
@@ -194,21 +206,23 @@ class AnswerGeneration:
             yield msgspec.structs.replace(row.answer, reason=cause)
             return
         rows = judged(group, self._config, self._texts, self._plan.version, {})
-        for found, prefix, verdict in zip(rows, group.prefixes.rows, group.verdicts, strict=True):
-            is_error, tokens = found.status == "error", int(token_ids(prefix.tokens).size)
+        for judged_row, prefix, verdict in zip(
+            rows, group.prefixes.rows, group.verdicts, strict=True
+        ):
+            is_error, tokens = judged_row.status == "error", int(token_ids(prefix.tokens).size)
             yield msgspec.structs.replace(
                 row.answer,
-                sample=found.sample,
-                version=found.version,
-                weights_digest=found.weights_digest,
+                sample=judged_row.sample,
+                version=judged_row.version,
+                weights_digest=judged_row.weights_digest,
                 status=verdict.status,
-                reason=found.extracted if is_error else "",
-                prefix=found.prefix,
-                completion=found.completion,
-                extracted=None if is_error else found.extracted or None,
-                reward=found.reward if verdict.is_judged else None,
-                finish=found.finish,
-                scores=found.scores,
+                reason=judged_row.extracted if is_error else "",
+                prefix=judged_row.prefix,
+                completion=judged_row.completion,
+                extracted=None if is_error else judged_row.extracted or None,
+                reward=judged_row.reward if verdict.is_judged else None,
+                finish=judged_row.finish,
+                scores=judged_row.scores,
                 prefix_tokens=0 if is_direct else tokens,
                 completion_tokens=tokens if is_direct else verdict.completion_tokens,
             )

@@ -5,7 +5,7 @@
 Rollouts load the checkpoint as version 0; the digest of their weights must be one under which the run published it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from prefixrl.learner.commands.generate_command import AnswerGeneration, given_r
 from prefixrl.learner.data import problems
 from prefixrl.learner.processes.servers import Servers
 from prefixrl.learner.run.directory import FREE_KEYS, RunDirectory
+from prefixrl.learner.run.stop import Stop
 
 
 def read_plan(directory: Path) -> tuple[OfflinePlan, RunConfig]:
@@ -41,8 +42,8 @@ def judge(plan: OfflinePlan, config: RunConfig) -> None:
     """Judge the arms of a plan; judged rows stay in files, so an interrupted evaluation goes on."""
     owned = RunDirectory(config, FREE_KEYS | {("data", "eval")})
     problems.keep_missing(config)
-    with serving(config) as (client, raise_if_hopeless):
-        results = CheckpointEvaluation(plan, config, client, raise_if_hopeless).run()
+    with serving(config) as (client, stop):
+        results = CheckpointEvaluation(plan, config, client, stop).run()
         write_atomically(
             owned.path / RESULTS_FILE,
             msgspec.json.format(msgspec.json.encode(results), indent=2).decode(),
@@ -59,20 +60,21 @@ def answer(plan: OfflinePlan, config: RunConfig) -> None:
     with (owned.path / ANSWERS_FILE).open("xb") as out:
         generation = AnswerGeneration(plan, config, rows, out)
         if any(row.problem for row in rows):
-            with serving(config) as (client, raise_if_hopeless):
-                generation.run(client, raise_if_hopeless)
+            with serving(config) as (client, stop):
+                generation.run(client, stop)
         else:
             generation.write_unasked()
 
 
 @contextmanager
-def serving(config: RunConfig) -> Iterator[tuple[BrokerClient, Callable[[], None]]]:
-    """Run a broker that trains nothing; yield a client and a check that raises PeerLost; stop the workers after it."""
+def serving(config: RunConfig) -> Iterator[tuple[BrokerClient, Stop]]:
+    """Run a broker that trains nothing; yield a client and what ends its waits; stop the workers after it."""
     servers = Servers(config, Path(config.directory), 0, trains=False)
     try:
-        client = BrokerClient(servers.address, servers.check)
+        # An operator that halts the broker does not end the wait: its client learns of it, the caller does not.
+        client = BrokerClient(servers.address, Stop(servers=servers))
         try:
-            yield client, servers.check
+            yield client, Stop(servers=servers)
             servers.expect_end()
             client.stop("everything is judged")
         finally:

@@ -26,13 +26,13 @@ class MissingColumn(ValueError):
     """A row lacks a column. The message does not list its columns: the row holds only those that were read."""
 
 
-def found(values: Values, name: str) -> object:
+def column_value(values: Values, name: str) -> object:
     """Return the value of a column, None where it is missing; `a.b` is b within a, which may be JSON text."""
     if name in values:
         return values[name]
     outer, dot, inner = name.partition(".")
     within = _decoded(values.get(outer)) if dot else None
-    return found(within, inner) if isinstance(within, dict) else None
+    return column_value(within, inner) if isinstance(within, dict) else None
 
 
 def is_blank(value: object) -> bool:
@@ -65,7 +65,9 @@ def text(values: Values, name: str, reading: Reading) -> str:
         joined = (
             '; answer_reading = "joined" takes a list' if isinstance(value, list) and value else ""
         )
-        raise ValueError(f"column {name!r} is {shown(value)}; expected text or a number{joined}")
+        raise ValueError(
+            f"column {name!r} is {beginning_of(value)}; expected text or a number{joined}"
+        )
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"column {name!r} is {value}; expected text or a finite number")
     return read(str(value), name, reading)
@@ -74,7 +76,7 @@ def text(values: Values, name: str, reading: Reading) -> str:
 def _scalar(values: Values, name: str, is_joined: bool) -> object:
     if name not in values and name.partition(".")[0] not in values:
         raise MissingColumn(f"no column {name!r}")
-    value = found(values, name)
+    value = column_value(values, name)
     if (
         isinstance(value, list)
         and value
@@ -87,25 +89,25 @@ def _scalar(values: Values, name: str, is_joined: bool) -> object:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def read(given: str, name: str, reading: Reading) -> str:
+def read(content: str, name: str, reading: Reading) -> str:
     """Return the part of a column's text that a reading takes; raise ValueError where it has none."""
     if reading == "after_hashes":
-        _, hashes, answer = given.rpartition("####")
+        _, hashes, answer = content.rpartition("####")
         answer = answer.replace(",", "").replace("$", "").strip()
         if not hashes or not answer:
-            raise ValueError(f"column {name!r} has no answer after ####: {shown(given)}")
+            raise ValueError(f"column {name!r} has no answer after ####: {beginning_of(content)}")
         return answer
     if reading == "last_box":
-        if (box := extract_answer(given)) is None:
-            raise ValueError(f"column {name!r} has no closed \\boxed{{}}: {shown(given)}")
+        if (box := extract_answer(content)) is None:
+            raise ValueError(f"column {name!r} has no closed \\boxed{{}}: {beginning_of(content)}")
         return box
     if reading == "last_number":
-        if not (numbers := _NUMBER.findall(given)):
-            raise ValueError(f"column {name!r} has no number: {shown(given)}")
+        if not (numbers := _NUMBER.findall(content)):
+            raise ValueError(f"column {name!r} has no number: {beginning_of(content)}")
         return str(numbers[-1]).replace(",", "")
-    if reading == "before_unit" and (unit := _UNIT.fullmatch(given.strip())):
+    if reading == "before_unit" and (unit := _UNIT.fullmatch(content.strip())):
         return unit[1]
-    return given
+    return content
 
 
 def turns(value: object) -> list[Turn] | None:
@@ -131,28 +133,28 @@ def _turn(turn: Values) -> Turn:
     role = ROLES.get(str(role), str(role))
     if role not in _ASKED_ROLES or not isinstance(content, str):
         raise ValueError(
-            f"a turn is {shown(turn)}; expected a role of {', '.join(_ASKED_ROLES)}, and text as content"
+            f"a turn is {beginning_of(turn)}; expected a role of {', '.join(_ASKED_ROLES)}, and text as content"
         )
     return role, content
 
 
-def asked(values: Values, name: str) -> tuple[list[Turn], str]:
+def turns_and_question(values: Values, name: str) -> tuple[list[Turn], str]:
     """Return the turns before the last one of the user, which is the question, and it; raise ValueError."""
-    if not (conversation := turns(found(values, name))):
+    if not (conversation := turns(column_value(values, name))):
         return [], text(values, name, "as_it_is")
     last = max(
         (index for index, (role, _) in enumerate(conversation) if role == "user"), default=-1
     )
     if last < 0 or not conversation[last][1].strip():
         raise ValueError(
-            f"column {name!r} is {shown(found(values, name))}; expected turns, one of them the user's"
+            f"column {name!r} is {beginning_of(column_value(values, name))}; expected turns, one of them the user's"
         )
     return conversation[:last], conversation[last][1]
 
 
-def listed(values: Values, name: str) -> str:
+def question_part(values: Values, name: str) -> str:
     """Return a column as a part of a question: "" where it is empty, options line by line with their letters."""
-    value = _decoded(found(values, name))
+    value = _decoded(column_value(values, name))
     if (
         isinstance(value, dict)
         and isinstance(value.get("text"), list)
@@ -169,11 +171,11 @@ def listed(values: Values, name: str) -> str:
         return "\n".join(f"{letter}) {each}" for letter, each in value.items())
     if isinstance(value, list):
         return "\n".join(map(str, value))
-    there = name in values or name.partition(".")[0] in values
-    return "" if there and is_blank(value) else text(values, name, "as_it_is")
+    has_column = name in values or name.partition(".")[0] in values
+    return "" if has_column and is_blank(value) else text(values, name, "as_it_is")
 
 
-def shown(value: object) -> str:
+def beginning_of(value: object) -> str:
     """Return the begin of a value for a message."""
-    given = repr(value)
-    return given if len(given) <= SHOWN_CHARS else given[:SHOWN_CHARS] + "…"
+    written = repr(value)
+    return written if len(written) <= SHOWN_CHARS else written[:SHOWN_CHARS] + "…"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from prefixrl.common.config.data import Reading, Source
 from prefixrl.common.config.foreign.verifier import WITH_MATHEMATICAL_GOLD
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
-from prefixrl.learner.data.columns import shown
+from prefixrl.learner.data.columns import beginning_of
 from prefixrl.learner.data.rows import MARKS, Layout, Problem, text_of
 
 MOST_WORDS = 12
@@ -36,7 +36,7 @@ def doubts(
 ) -> list[str]:
     """Return a warning per doubt about the problems of one source; `columns` are those that say something."""
     questions: dict[str, str] = {}
-    others = sum(
+    contradictions = sum(
         questions.setdefault(plain(text_of(each)), each.gold) != each.gold for each in problems
     )
     golds = [
@@ -44,14 +44,14 @@ def doubts(
         for each in problems
         if each.code in WITH_MATHEMATICAL_GOLD and shape.reading != "as_it_is"
     ]
-    found = _about_golds(golds)
+    warnings = _about_golds(golds)
     if source.published not in (None, len(problems)):
-        found.append(
+        warnings.append(
             f"{len(problems)} problems, {source.published} are published: other files, or bad rows?"
         )
     if repeated := len(problems) - len(questions):
-        found.append(
-            f"{repeated} problems repeat a question, {others} of them with another gold answer"
+        warnings.append(
+            f"{repeated} problems repeat a question, {contradictions} of them with another gold answer"
         )
     unasked = [name for name in columns if name not in shape.columns]
     before, behind = (
@@ -59,11 +59,11 @@ def doubts(
     )
     if before or behind:
         places = "\\n".join(f"{{{name}}}" for name in [*before, shape.question[0][0], *behind])
-        found.append(
+        warnings.append(
             f"columns that are not asked: {', '.join(before + behind)}; where they belong to the question, set "
             f'question_template, such as "{places}"'
         )
-    return found
+    return warnings
 
 
 def _about_golds(golds: list[str]) -> list[str]:
@@ -72,8 +72,8 @@ def _about_golds(golds: list[str]) -> list[str]:
         if kind := _kind(gold):
             kinds.setdefault(kind, []).append(gold)
     return [
-        f"{len(these)} of {len(golds)} gold answers {_KINDS[kind]}, for example {shown(these[0])}: an answer hardly "
-        f'equals one; set answer_reading = "{kind}", or "as_it_is" where they are meant so'
+        f"{len(these)} of {len(golds)} gold answers {_KINDS[kind]}, for example {beginning_of(these[0])}: an answer "
+        f'hardly equals one; set answer_reading = "{kind}", or "as_it_is" where they are meant so'
         for kind, these in kinds.items()
     ]
 

@@ -67,12 +67,12 @@ def local(path: str) -> Path:
 
 
 def data_files(
-    root: Path, subset: str | None, split: str | None, others: tuple[str, ...] = ()
+    root: Path, subset: str | None, split: str | None, other_subsets: tuple[str, ...] = ()
 ) -> list[Path]:
     """Return a source's files in a fixed order; raise DataError for no file or an unclear split.
 
     A file belongs to the split that its name or a folder above it begins with; where no file names a split, all belong.
-    Files with one of `others` as a word of their path are left out where there are other files.
+    Files with one of `other_subsets` as a word of their path are left out where there are other files.
     """
     if root.is_file():
         return [root]
@@ -81,52 +81,52 @@ def data_files(
         raise DataError(
             f"cannot read {root}: {f'it is {kind}, not a file' if kind else 'No such file or directory'}"
         )
-    found = sorted(
+    paths = sorted(
         path
         for path in root.rglob("*")
         if _kind_of(path) is not None
         and path.name not in NO_DATA
         and not any(part.startswith(".") for part in path.relative_to(root).parts)
     )
-    found = _without_caches(found)
-    found = [
+    paths = _without_caches(paths)
+    paths = [
         each
-        for each in found
-        if not {*re.split(r"[-_./]", str(each.relative_to(root)))} & {*others}
-    ] or found
-    found = [
+        for each in paths
+        if not {*re.split(r"[-_./]", str(each.relative_to(root)))} & {*other_subsets}
+    ] or paths
+    paths = [
         each
-        for each in found
+        for each in paths
         if subset in (each.name.partition(".")[0], *each.relative_to(root).parts)
-    ] or found
-    splits = {_split_of(path, root) for path in found} - {""}
+    ] or paths
+    splits = {_split_of(path, root) for path in paths} - {""}
     if split is None and len(splits) > 1:
         raise DataError(
             f"{root} has the splits {', '.join(sorted(splits))}: choose, split = {min(splits)!r} or split = "
             f"{'+'.join(sorted(splits))!r}"
         )
     if split is not None and splits:
-        found = [path for path in found if _split_of(path, root) in split.split("+")]
-    if not found:
-        there = ", ".join(sorted(each.name for each in root.iterdir())[:20]) or "nothing"
-        there += "; where one of these holds the problems, give it as path" * any(
+        paths = [path for path in paths if _split_of(path, root) in split.split("+")]
+    if not paths:
+        present = ", ".join(sorted(each.name for each in root.iterdir())[:20]) or "nothing"
+        present += "; where one of these holds the problems, give it as path" * any(
             map(_kind_of, root.iterdir())
         )
         raise DataError(
             f"{root} holds no data for split {split or 'any'}, subset {subset or 'any'}; looked for "
-            f"{', '.join(SUFFIXES)} files. It has {there}"
+            f"{', '.join(SUFFIXES)} files. It has {present}"
         )
-    return found
+    return paths
 
 
-def _without_caches(found: list[Path]) -> list[Path]:
+def _without_caches(paths: list[Path]) -> list[Path]:
     """Leave out copies of rows: Arrow files that a `state.json` beside them does not name; raise DataError."""
-    for folder in {path.parent for path in found if _kind_of(path) == ".arrow"}:
+    for folder in {path.parent for path in paths if _kind_of(path) == ".arrow"}:
         state = folder / "state.json"
         if not state.exists():
             continue
         try:
-            named = {
+            data_names = {
                 each.filename
                 for each in msgspec.json.decode(state.read_bytes(), type=_Saved).data_files
             }
@@ -134,22 +134,22 @@ def _without_caches(found: list[Path]) -> list[Path]:
             raise DataError(
                 f"{state} should name the data files of its folder: {error}; write the folder again by save_to_disk"
             ) from None
-        if absent := sorted(named - {path.name for path in folder.iterdir()}):
+        if absent := sorted(data_names - {path.name for path in folder.iterdir()}):
             raise DataError(
                 f"{state} names {absent[0]!r}, which is not there: copy the whole folder"
             )
-        found = [
+        paths = [
             path
-            for path in found
-            if path.parent != folder or _kind_of(path) != ".arrow" or path.name in named
+            for path in paths
+            if path.parent != folder or _kind_of(path) != ".arrow" or path.name in data_names
         ]
-    return found
+    return paths
 
 
 def _kind_of(path: Path) -> str | None:
     """Return the suffix that names the form of a file, in small letters; None where there is none that is read."""
-    found = _FORM.search(path.name)
-    return (found[1] or found[2]).lower() if found else None
+    form = _FORM.search(path.name)
+    return (form[1] or form[2]).lower() if form else None
 
 
 @contextmanager
@@ -201,8 +201,8 @@ def rows(root: Path, files: list[Path], columns: frozenset[str]) -> Iterator[Fil
 def _lines(path: Path, name: str) -> Iterator[FileRow]:
     decoder = msgspec.json.Decoder(dict[str, object])
     with _opened(path) as file:
-        for number, given in enumerate(file, start=1):
-            line = given.removeprefix(codecs.BOM_UTF8) if number == 1 else given
+        for number, raw_line in enumerate(file, start=1):
+            line = raw_line.removeprefix(codecs.BOM_UTF8) if number == 1 else raw_line
             if line.strip():
                 try:
                     yield FileRow(name, number, decoder.decode(line))
@@ -235,9 +235,9 @@ def _json(path: Path, name: str) -> Iterator[FileRow]:
     elif not isinstance(document, list):
         yield FileRow(name, 1, None, f"expected an object or an array, got {document!r:.60}")
     else:
-        for number, each in enumerate(document, start=1):
-            reason = "" if isinstance(each, dict) else f"expected an object, got {each!r:.60}"
-            yield FileRow(name, number, None if reason else each, reason)
+        for number, item in enumerate(document, start=1):
+            reason = "" if isinstance(item, dict) else f"expected an object, got {item!r:.60}"
+            yield FileRow(name, number, None if reason else item, reason)
 
 
 def _csv(path: Path, name: str) -> Iterator[FileRow]:
@@ -307,10 +307,10 @@ def _columnar(path: Path, name: str, columns: frozenset[str]) -> Iterator[FileRo
         ) from None
     number = 0
     try:
-        for batch, there in _batches(pyarrow, path, columns):
+        for batch, columns_of_file in _batches(pyarrow, path, columns):
             for values, reason in _values(batch):
                 number += 1
-                yield FileRow(name, number, values, reason, columns=there)
+                yield FileRow(name, number, values, reason, columns=columns_of_file)
     except pyarrow.ArrowException as error:
         yield FileRow(name, number + 1, None, f"the file cannot be read from here on: {error}")
 
@@ -318,7 +318,7 @@ def _columnar(path: Path, name: str, columns: frozenset[str]) -> Iterator[FileRo
 def _values(batch: Any) -> Iterator[tuple[dict[str, object] | None, str]]:
     """Yield each row's values, or the reason why it has none: not UTF-8, a date out of range."""
     try:
-        found = batch.to_pylist()
+        rows = batch.to_pylist()
     except (ValueError, OverflowError) as error:
         if batch.num_rows == 1:
             yield None, str(error)
@@ -327,7 +327,7 @@ def _values(batch: Any) -> Iterator[tuple[dict[str, object] | None, str]]:
         for index in range(batch.num_rows):
             yield from _values(batch.slice(index, 1))
         return
-    yield from ((values, "") for values in found)
+    yield from ((values, "") for values in rows)
 
 
 def _batches(pyarrow: Any, path: Path, columns: frozenset[str]) -> Iterator[tuple[Any, list[str]]]:
@@ -337,8 +337,8 @@ def _batches(pyarrow: Any, path: Path, columns: frozenset[str]) -> Iterator[tupl
             yield from ((batch, stream.schema.names) for batch in stream)
         return
     with pyarrow.parquet.ParquetFile(path) as file:
-        there = file.schema_arrow.names
+        file_columns = file.schema_arrow.names
         batches = file.iter_batches(
-            batch_size=1024, columns=[column for column in there if column in columns]
+            batch_size=1024, columns=[column for column in file_columns if column in columns]
         )
-        yield from ((batch, there) for batch in batches)
+        yield from ((batch, file_columns) for batch in batches)

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from prefixrl.common.host.process import write_atomically
-from prefixrl.learner.data.problems import Problem, shown
+from prefixrl.learner.data.problems import Problem, first_bad_rows
 
 log = logging.getLogger(__name__)
 
@@ -34,23 +34,23 @@ class GoldCheck:
         self._thread.start()
 
     def _report(self) -> None:
-        found, _ = self._process.communicate()
+        output, _ = self._process.communicate()
         if self._process.returncode != 0:
             return  # closed before it was done, or failed with a message of its own in the log
         try:
-            write_atomically(self._path, found.decode())
+            write_atomically(self._path, output.decode())
         except OSError as fault:
             log.error(
                 "%s cannot be written: %s; the next start of the run checks the gold answers again",
                 self._path,
                 fault,
             )
-        if rows := found.decode().splitlines():
+        if rows := output.decode().splitlines():
             text = (
                 "%d gold answers do not verify against themselves (all in %s); the run goes on, and only answers that "
                 "equal them literally are judged right%s"
             )
-            log.warning(text, len(rows), self._path, shown(rows))
+            log.warning(text, len(rows), self._path, first_bad_rows(rows))
 
     def close(self) -> None:
         """End the process, done or not."""

@@ -16,14 +16,14 @@ TEMPLATE_TOKENS = 256
 
 def unaskable(problems: Sequence[Problem], config: RunConfig) -> dict[str, str]:
     """Return reasons by prompt id, for the tokenizers of the models that are on this host."""
-    found: dict[str, str] = {}
-    for role, limit, asked in _renderings(config):
+    reasons: dict[str, str] = {}
+    for role, limit, model in _renderings(config):
         # A token is at least a byte of the text around a question, too.
         around = min(TEMPLATE_TOKENS, limit // 4) + sum(
-            len((text or "").encode()) for text in (asked.system, asked.prompt_template)
+            len((text or "").encode()) for text in (model.system, model.prompt_template)
         )
         doubtful = (
-            doubtful_texts(asked.model)
+            doubtful_texts(model.model)
             if config.data.special_tokens == "refuse"
             else SpecialTexts(())
         )
@@ -38,13 +38,13 @@ def unaskable(problems: Sequence[Problem], config: RunConfig) -> dict[str, str]:
             # Late: few runs have such questions.
             from prefixrl.common.prompts.rendering import renderer_of
 
-            renderer = renderer_of(config, role, model_folder(asked.model, needs_weights=False))
+            renderer = renderer_of(config, role, model_folder(model.model, needs_weights=False))
         for problem in suspects:
             try:
                 renderer.prompt(problem.question, problem.system, problem.earlier)
             except ValueError as error:
-                found.setdefault(problem.prompt_id, str(error))
-    return found
+                reasons.setdefault(problem.prompt_id, str(error))
+    return reasons
 
 
 def _renderings(

@@ -58,9 +58,9 @@ class PromptOrder:
     def _permutation(self, of: str, turn: int, size: int) -> NDArray[np.int64]:
         key = (turn, size, of)
         if key not in self._permutations:
-            known, most = self._permutations, max(PLACES_KEPT, 4 * 2 * len(self._prompts))
-            while len(known) >= PERMUTATIONS_KEPT or sum(map(len, known.values())) + size > most:
-                del known[next(iter(known))]
+            cache, most = self._permutations, max(PLACES_KEPT, 4 * 2 * len(self._prompts))
+            while len(cache) >= PERMUTATIONS_KEPT or sum(map(len, cache.values())) + size > most:
+                del cache[next(iter(cache))]
             generator = np.random.Generator(np.random.PCG64(derive(self._seed, of, turn)))
             self._permutations[key] = generator.permutation(size)
         return self._permutations[key]

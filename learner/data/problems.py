@@ -63,7 +63,7 @@ class SourceReport:
     label: str
     path: str
     rows: int = 0
-    kept: int = 0
+    accepted: int = 0
     left_out: int = 0
     bad: list[BadRow] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -72,7 +72,7 @@ class SourceReport:
     """Names of the columns of its first row that say something."""
 
     def __str__(self) -> str:
-        parts = [f"{self.kept} problems of {self.rows} rows"]
+        parts = [f"{self.accepted} problems of {self.rows} rows"]
         parts += [f"{self.left_out} left out by where and without"] if self.left_out else []
         parts += [f"{len(self.bad)} bad rows skipped"] if self.bad else []
         read_as = str(self.layout) if self.layout and self.layout.is_plain else ""
@@ -107,38 +107,40 @@ def read(sources: Sequence[Source], data: DataConfig) -> Loaded:
         report = SourceReport(label, source.path or "")
         loaded.sources.append(report)
         is_marked = len(sources) > 1 or source.name is not None
-        for found in rows_of(source, data, report):
-            row, each = found.origin, found.problem
-            if each is None:
+        for read_row in rows_of(source, data, report):
+            row, parsed = read_row.origin, read_row.problem
+            if parsed is None:
                 report.bad.append(row)
                 continue
             if is_marked:
-                each = msgspec.structs.replace(each, prompt_id=f"{label}:{each.prompt_id}")
-            if first := loaded.origins.get(each.prompt_id):
-                reason = f"id {each.prompt_id!r} stands in {first.file} row {first.row} already"
+                parsed = msgspec.structs.replace(parsed, prompt_id=f"{label}:{parsed.prompt_id}")
+            if first := loaded.origins.get(parsed.prompt_id):
+                reason = f"id {parsed.prompt_id!r} stands in {first.file} row {first.row} already"
                 report.bad.append(msgspec.structs.replace(row, reason=reason))
                 continue
-            loaded.origins[each.prompt_id] = row
-            loaded.problems.append(each)
-            report.kept += 1
+            loaded.origins[parsed.prompt_id] = row
+            loaded.problems.append(parsed)
+            report.accepted += 1
         _check(report, data)
-        own = loaded.problems[-report.kept :]
-        if source.keep_system and not any(each.system for each in own):
+        problems = loaded.problems[-report.accepted :]
+        if source.keep_system and not any(each.system for each in problems):
             raise DataError(
                 f"keep_system has no effect: no row of {report.path} has a system turn; leave it out"
             )
         assert report.layout, "a source with a problem has been read"
-        report.warnings = doubts(own, source, report.layout, report.columns)
+        report.warnings = doubts(problems, source, report.layout, report.columns)
     return loaded
 
 
 def labels(sources: Sequence[Source]) -> list[str]:
     """Return a name per source, with a number behind a name that an earlier source has."""
-    found: list[str] = []
+    label_names: list[str] = []
     for source in sources:
         names = (f"{source.label}-{number}" for number in count(2))
-        found.append(next(name for name in chain([source.label], names) if name not in found))
-    return found
+        label_names.append(
+            next(name for name in chain([source.label], names) if name not in label_names)
+        )
+    return label_names
 
 
 def rows_of(
@@ -148,57 +150,57 @@ def rows_of(
     excluded = _questions(source.without, data, report)
     shape = layout(source, data)
     shape = shape if needs_all else replace(shape, needed=frozenset())
-    root, found = _files(source)
-    rows = files.rows(root, found, shape.columns)
+    root, paths = _files(source)
+    rows = files.rows(root, paths, shape.columns)
     first = list(islice(rows, GUESSED_ROWS))
     report.layout = shape = settled(shape, [row.values for row in first if row.values is not None])
     for row in chain(first, rows):
-        known = row.values or {}
+        values = row.values or {}
         report.columns = report.columns or [
-            name for name in row.columns or known if not is_blank(known.get(name, 0))
+            name for name in row.columns or values if not is_blank(values.get(name, 0))
         ]
         report.rows += 1
         origin = BadRow(report.label, row.file, row.number, row.error)
         if row.values is None:
             yield ReadRow(origin, None)
             continue
-        in_file = f"{row.file}-{row.number}" if len(found) > 1 else str(row.number)
+        in_file = f"{row.file}-{row.number}" if len(paths) > 1 else str(row.number)
         row_id = row.file if row.is_whole_file else in_file
         try:
-            each = (
+            parsed = (
                 problem(row.values, shape, row_id, report.label)
                 if is_wanted(row.values, shape)
                 else None
             )
         except (ValueError, RecursionError) as error:
-            there = ", ".join(sorted(row.columns or row.values))
+            columns = ", ".join(sorted(row.columns or row.values))
             keys = "; question_column and answer_column name others" if shape.is_plain else ""
             reason = (
-                f"{error}; the row has {there}{keys}"
+                f"{error}; the row has {columns}{keys}"
                 if isinstance(error, MissingColumn)
                 else str(error)
             )
             yield ReadRow(msgspec.structs.replace(origin, reason=reason), None, row.values)
             continue
-        if each is None or (
-            excluded and plain(each.question.removesuffix(shape.ending(each.code))) in excluded
+        if parsed is None or (
+            excluded and plain(parsed.question.removesuffix(shape.ending(parsed.code))) in excluded
         ):
             report.left_out += 1
         else:
-            yield ReadRow(origin, each, row.values)
+            yield ReadRow(origin, parsed, row.values)
 
 
 def _files(source: Source) -> tuple[Path, list[Path]]:
     """Return the file or folder of a source, and its data files."""
     assert source.path is not None, "a resolved source"
-    root, known = files.local(source.path), source.problem_set
-    subset = source.subset or (known.subset if known else "") or None
-    others = known.other_subsets if known and not source.subset else ()
+    root, problem_set = files.local(source.path), source.problem_set
+    subset = source.subset or (problem_set.subset if problem_set else "") or None
+    other_subsets = problem_set.other_subsets if problem_set and not source.subset else ()
     # Each split that the user names must be there: of "train+validation" train alone may be half the data.
     for split in source.split.split("+") if source.split else ():
-        files.data_files(root, subset, split, others)
+        files.data_files(root, subset, split, other_subsets)
     return root, files.data_files(
-        root, subset, source.split or (known.split if known else None), others
+        root, subset, source.split or (problem_set.split if problem_set else None), other_subsets
     )
 
 
@@ -211,7 +213,7 @@ def input_files(sources: Sequence[Source]) -> list[Path]:
 
 def _questions(sources: Sequence[Source], data: DataConfig, report: SourceReport) -> frozenset[str]:
     """Return the questions of other sources; report their bad rows with this one's."""
-    found: set[str] = set()
+    excluded: set[str] = set()
     for source in sources:
         other = replace(report, label=f"{report.label} without {source.label}", rows=0, bad=[])
         for row in rows_of(
@@ -220,20 +222,20 @@ def _questions(sources: Sequence[Source], data: DataConfig, report: SourceReport
             if row.problem is None:
                 other.bad.append(row.origin)
             else:
-                found.add(plain(row.problem.question))
+                excluded.add(plain(row.problem.question))
         report.bad += other.bad
-    return frozenset(found)
+    return frozenset(excluded)
 
 
 def _check(report: SourceReport, data: DataConfig) -> None:
     """Raise DataError where a source has no problem, or bad rows that end the start."""
-    lines = shown(report.bad)
+    lines = first_bad_rows(report.bad)
     if report.bad and data.on_bad_row == "stop":
         raise DataError(
             f"{report.path}: {len(report.bad)} bad rows; repair or remove them, or leave them out with "
             f'data.on_bad_row = "skip"{lines}'
         )
-    if not report.kept:
+    if not report.accepted:
         reasons = f"; {len(report.bad)} bad rows{lines}" if report.bad else ""
         counts = f"{report.rows} rows, {report.left_out} left out by where and without"
         raise DataError(f"{report.path} holds no problem: {counts}{reasons}")
@@ -252,18 +254,20 @@ def read_all(config: RunConfig) -> tuple[Loaded, Loaded]:
     return train, _fitting(read(config.data.eval, config.data), config)
 
 
-def shared(train: Sequence[Problem], held: Sequence[Problem]) -> int:
+def count_shared(train: Sequence[Problem], held_out: Sequence[Problem]) -> int:
     """Return how many held-out questions stand in the training data too, whatever their spacing."""
-    known = {plain(each.question) for each in train}
-    return sum(plain(each.question) in known for each in held)
+    trained = {plain(each.question) for each in train}
+    return sum(plain(each.question) in trained for each in held_out)
 
 
-def shared_lines(train: Loaded, held: Loaded) -> list[str]:
+def shared_lines(train: Loaded, held_out: Loaded) -> list[str]:
     """Return a warning where held-out questions are trained too."""
-    both = shared(train.problems, held.problems)
-    told = f"{both} of {len(held.problems)} questions of data.eval are in data.train too, so that its accuracy is"
+    both = count_shared(train.problems, held_out.problems)
+    warning = f"{both} of {len(held_out.problems)} questions of data.eval are in data.train too, so that its accuracy"
     return (
-        [f"{told} partly that of training; take another split, or leave them out with `without`"]
+        [
+            f"{warning} is partly that of training; take another split, or leave them out with `without`"
+        ]
         if both
         else []
     )
@@ -277,7 +281,7 @@ def _fitting(loaded: Loaded, config: RunConfig) -> Loaded:
     for prompt_id, reason in reasons.items():
         origin = loaded.origins[prompt_id]
         reports[origin.source].bad.append(msgspec.structs.replace(origin, reason=reason))
-        reports[origin.source].kept -= 1
+        reports[origin.source].accepted -= 1
     for report in loaded.sources:
         _check(report, config.data)
     return replace(
@@ -285,15 +289,15 @@ def _fitting(loaded: Loaded, config: RunConfig) -> Loaded:
     )
 
 
-def keep(directory: Path, train: Loaded, held: Loaded) -> list[Problem]:
+def keep(directory: Path, train: Loaded, held_out: Loaded) -> list[Problem]:
     """Write problems and bad rows to a run directory; return the run's training problems."""
     (directory / TRAIN_FILE).parent.mkdir(exist_ok=True)
     # A resumed run keeps those it began with: the journal names them by their index.
     if not (directory / TRAIN_FILE).exists():
         json_lines.write(directory / TRAIN_FILE, train.problems)
-    json_lines.write(directory / EVAL_FILE, held.problems)
-    _report(directory, train, held)
-    for warning in shared_lines(train, held):
+    json_lines.write(directory / EVAL_FILE, held_out.problems)
+    _report(directory, train, held_out)
+    for warning in shared_lines(train, held_out):
         log.warning("%s", warning)
     return _read(directory / TRAIN_FILE)
 
@@ -320,11 +324,14 @@ def _report(directory: Path, *read_now: Loaded) -> None:
             log.warning("%s: %s", report.label, warning)
     if bad:
         log.warning(
-            "%d bad rows are skipped (all in %s)%s", len(bad), directory / BAD_ROWS_FILE, shown(bad)
+            "%d bad rows are skipped (all in %s)%s",
+            len(bad),
+            directory / BAD_ROWS_FILE,
+            first_bad_rows(bad),
         )
 
 
-def shown(bad: Sequence[object]) -> str:
+def first_bad_rows(bad: Sequence[object]) -> str:
     """Return lines on the first bad rows."""
     more = [f"and {len(bad) - SHOWN_BAD_ROWS} more"] if len(bad) > SHOWN_BAD_ROWS else []
     return "".join(f"\n  {row}" for row in [*bad[:SHOWN_BAD_ROWS], *more])
@@ -357,14 +364,14 @@ def as_asked(config: RunConfig, loaded: Sequence[Problem]) -> list[Problem]:
 
 def training(config: RunConfig) -> list[Problem]:
     """Return the training problems of a run; before its start, from the sources."""
-    kept = Path(config.directory) / TRAIN_FILE
-    return _read(kept) if kept.exists() else load(config.data.train, config.data)
+    path = Path(config.directory) / TRAIN_FILE
+    return _read(path) if path.exists() else load(config.data.train, config.data)
 
 
 def held_out(config: RunConfig) -> list[Problem]:
     """Return the held-out problems of a run."""
-    kept = Path(config.directory) / EVAL_FILE
-    return _read(kept) if kept.exists() else load(config.data.eval, config.data)
+    path = Path(config.directory) / EVAL_FILE
+    return _read(path) if path.exists() else load(config.data.eval, config.data)
 
 
 def _read(path: Path) -> list[Problem]:

@@ -26,13 +26,13 @@ from prefixrl.common.wire.messages.groups import CodeMode, Prompt, Turn
 from prefixrl.learner.data.columns import (
     MissingColumn,
     Values,
-    asked,
-    found,
+    column_value,
     is_blank,
-    listed,
+    question_part,
     read,
     text,
     turns,
+    turns_and_question,
 )
 
 MOST_FAMILIES = 16
@@ -83,17 +83,17 @@ def text_of(problem: Problem) -> str:
 def prompts(problems: Sequence[Problem]) -> list[Prompt]:
     """Return what workers see, each under the name that its figures are listed under."""
     families: dict[str, set[str]] = defaultdict(set)
-    for each in problems:
-        families[each.source].add(each.family)
+    for problem in problems:
+        families[problem.source].add(problem.family)
     has_own = {source for source, names in families.items() if 1 < len(names) <= MOST_FAMILIES}
     asked_of_workers = []
-    for each in problems:
+    for problem in problems:
         name = (
-            f"{each.source}/{each.family}"
-            if each.source in has_own and each.family
-            else each.source
+            f"{problem.source}/{problem.family}"
+            if problem.source in has_own and problem.family
+            else problem.source
         )
-        asked_of_workers.append(msgspec.structs.replace(each.prompt(), source=name))
+        asked_of_workers.append(msgspec.structs.replace(problem.prompt(), source=name))
     return asked_of_workers
 
 
@@ -129,15 +129,15 @@ class Layout:
     @property
     def columns(self) -> frozenset[str]:
         """Every column that may be read; `a.b` is a column of that name, or within `a`."""
-        named = [name for name, _ in (*self.question, *self.answer)]
-        named += [
+        names = [name for name, _ in (*self.question, *self.answer)]
+        names += [
             self.context,
             self.family,
             *self.id,
             *self.where,
             self.tests_where[0] if self.tests_where else "",
         ]
-        return frozenset(each for name in named if name for each in (name, name.partition(".")[0]))
+        return frozenset(each for name in names if name for each in (name, name.partition(".")[0]))
 
     def __str__(self) -> str:
         names = " + ".join(
@@ -147,37 +147,37 @@ class Layout:
         return f"{names} = {answer!r}" + ("" if reading == "as_it_is" else f" ({reading})")
 
 
-def _columns(given: str | None, usual: str) -> tuple[Column, ...]:
-    return tuple((name, "as_it_is") for name in ([given] if given else usual.split()))
+def _columns(column: str | None, usual: str) -> tuple[Column, ...]:
+    return tuple((name, "as_it_is") for name in ([column] if column else usual.split()))
 
 
 def layout(source: Source, data: DataConfig) -> Layout:
     """Return the layout by the keys of a source, else of its problem set, else of `[data]`."""
-    known, is_plain = source.problem_set, source.problem_set is None
-    if known is None:
+    problem_set, is_plain = source.problem_set, source.problem_set is None
+    if problem_set is None:
         question, answer = (
             _columns(data.question_column, QUESTIONS),
             _columns(data.answer_column, ANSWERS),
         )
-        known = ProblemSet("", 0, question, answer, id=("id",), suffix="")
+        problem_set = ProblemSet("", 0, question, answer, id=("id",), suffix="")
     given_id = source.id_column or (data.id_column if is_plain else None)
     given_family = source.family_column or (data.family_column if is_plain else None)
     inherits = is_plain and not source.question_column
     template = source.question_template or (data.question_template if inherits else None)
     reading = source.answer_reading or (data.answer_reading if is_plain else None)
-    question = _columns(source.question_column, "") or known.question
-    answer = _columns(source.answer_column, "") or known.answer
+    question = _columns(source.question_column, "") or problem_set.question
+    answer = _columns(source.answer_column, "") or problem_set.answer
     return Layout(
         question=_columns(None, " ".join(ASKED_COLUMN.findall(template))) if template else question,
         answer=tuple((name, reading) for name, _ in answer) if reading else answer,
-        context="" if template else known.context,
-        id=(given_id,) if given_id else known.id,
-        family=given_family or known.family,
+        context="" if template else problem_set.context,
+        id=(given_id,) if given_id else problem_set.id,
+        family=given_family or problem_set.family,
         needed=frozenset(filter(None, ("answer", given_id, given_family))),
-        suffix=known.suffix if source.suffix is None else source.suffix,
-        code=source.code or ("none" if known.tests_where else data.code),
-        tests_where=None if source.code else known.tests_where,
-        where=known.where
+        suffix=problem_set.suffix if source.suffix is None else source.suffix,
+        code=source.code or ("none" if problem_set.tests_where else data.code),
+        tests_where=None if source.code else problem_set.tests_where,
+        where=problem_set.where
         | {column: tuple(map(str, values)) for column, values in source.where.items()},
         template=template,
         reading=reading,
@@ -203,7 +203,7 @@ def _usual(columns: tuple[Column, ...], rows: Sequence[Values]) -> tuple[Column,
     has = (
         column
         for column in columns
-        if 2 * sum(not is_blank(found(row, column[0])) for row in rows) > len(rows)
+        if 2 * sum(not is_blank(column_value(row, column[0])) for row in rows) > len(rows)
     )
     return (next(has, columns[0]),)
 
@@ -232,7 +232,7 @@ def is_wanted(values: Mapping[str, object], layout: Layout) -> bool:
 def _spellings(values: Mapping[str, object], name: str) -> set[str]:
     """Return the texts by which `where` may name a value."""
     # MATH writes "Level 3", MATH-500 writes 3, and a table that lacks some levels holds floats and NaN.
-    if isinstance(value := found(values, name), float) and not math.isfinite(value):
+    if isinstance(value := column_value(values, name), float) and not math.isfinite(value):
         return set()
     spelt = text(values, name, "as_it_is").removeprefix("Level ")
     return {spelt, spelt.removesuffix(".0")} if isinstance(value, float) else {spelt}
@@ -244,9 +244,11 @@ def problem(values: Values, layout: Layout, default_id: str, source: str) -> Pro
     has_system = bool(earlier) and earlier[0][0] == "system"
     code, family = _code(values, layout), layout.family
     names = [
-        name for name in layout.id if name in layout.needed or not is_blank(found(values, name))
+        name
+        for name in layout.id
+        if name in layout.needed or not is_blank(column_value(values, name))
     ]
-    has_family = family and (family in layout.needed or found(values, family) is not None)
+    has_family = family and (family in layout.needed or column_value(values, family) is not None)
     return Problem(
         prompt_id=text(values, names[0], "as_it_is") if names else default_id,
         question=question + layout.ending(code),
@@ -263,9 +265,11 @@ def problem(values: Values, layout: Layout, default_id: str, source: str) -> Pro
 def _question(values: Values, layout: Layout) -> tuple[list[Turn], str]:
     """Return the turns before the question, and the question."""
     if layout.template is not None:
-        return [], ASKED_COLUMN.sub(lambda place: listed(values, place[1]), layout.template).strip()
-    earlier, question = asked(values, _first(values, layout.question)[0])
-    if layout.context and (context := found(values, layout.context)):
+        return [], ASKED_COLUMN.sub(
+            lambda place: question_part(values, place[1]), layout.template
+        ).strip()
+    earlier, question = turns_and_question(values, _first(values, layout.question)[0])
+    if layout.context and (context := column_value(values, layout.context)):
         question = f"{context}\n\n{question}"
     return earlier, question
 
@@ -273,13 +277,13 @@ def _question(values: Values, layout: Layout) -> tuple[list[Turn], str]:
 def _gold(values: Values, layout: Layout, code: CodeMode) -> str:
     """Return the gold answer; "" where the row has none and needs none."""
     if (
-        all(is_blank(found(values, name)) for name, _ in layout.answer)
+        all(is_blank(column_value(values, name)) for name, _ in layout.answer)
         and "answer" not in layout.needed
     ):
         return ""
     if code == "tests":
         name, reading = _first(values, layout.answer)
-        value = found(values, name)
+        value = column_value(values, name)
         tests = (
             json.dumps(value, default=str)
             if isinstance(value, (list, dict))
@@ -297,7 +301,7 @@ def _gold(values: Values, layout: Layout, code: CodeMode) -> str:
 
 def _answer(values: Values, columns: tuple[Column, ...]) -> str:
     name, reading = _first(values, columns)
-    conversation = turns(found(values, name))
+    conversation = turns(column_value(values, name))
     if not conversation:
         return text(values, name, reading)
     if conversation[-1][0] != "assistant":
@@ -310,13 +314,13 @@ def _answer(values: Values, columns: tuple[Column, ...]) -> str:
 def _code(values: Values, layout: Layout) -> CodeMode:
     if layout.tests_where is None:
         return layout.code
-    column, wanted = layout.tests_where
-    return "tests" if text(values, column, "as_it_is") == wanted else layout.code
+    column, value = layout.tests_where
+    return "tests" if text(values, column, "as_it_is") == value else layout.code
 
 
 def _first(values: Values, columns: tuple[Column, ...]) -> Column:
     """Return the first of these columns that the row has; the last one where one is empty."""
-    present = [column for column in columns if found(values, column[0]) is not None]
+    present = [column for column in columns if column_value(values, column[0]) is not None]
     if not present and len(columns) > 1:
         raise MissingColumn(f"none of the columns {', '.join(repr(name) for name, _ in columns)}")
     return present[0] if present else columns[-1]

@@ -6,7 +6,7 @@ that the untrained adapter writes most often.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from prefixrl.common.wire.packing import pack_tokens, token_ids
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.data import problems
 from prefixrl.learner.evaluation.requests import NO_ADAPTER, EvaluationRequest, EvaluationRequests
+from prefixrl.learner.run.stop import Stop
 from prefixrl.learner.run.summary import EvaluationOutcome
 
 AT = "adapter@"
@@ -40,9 +41,9 @@ class Arms:
         client: BrokerClient,
         directory: Path,
         iteration: int,
-        raise_if_hopeless: Callable[[], None] = lambda: None,
+        stop: Stop | None = None,
     ) -> None:
-        """Call `raise_if_hopeless` while a disk is full; it may raise to end the wait."""
+        """`stop` may end a wait for room on the disk, and the wait for the last results."""
         self._config = config
         self._is_direct = config.mode == "direct"
         folder = directory / "evaluations"
@@ -52,9 +53,7 @@ class Arms:
         self._selection = problems.training(config)[: config.evaluation.selection_problems]
         self._candidates: dict[str, bytes] = {}
         self._first = iteration
-        self.requests = EvaluationRequests(
-            config, client, folder, iteration, raise_if_hopeless=raise_if_hopeless
-        )
+        self.requests = EvaluationRequests(config, client, folder, iteration, stop=stop)
 
     @property
     def pinned(self) -> frozenset[int]:
@@ -86,7 +85,9 @@ class Arms:
         """Have this version judged if due; call it before publishing: rollouts still hold it then."""
         every = self._config.evaluation.every
         if every and version and version % every == 0:
-            self.requests.ask(EvaluationRequest(_name_at(version), version, self._held_out))
+            self.requests.ask_problems(
+                EvaluationRequest(_name_at(version), version, self._held_out)
+            )
 
     def ask_candidates(self, first_batch: list[ScoredGroup]) -> None:
         """Have the candidates for the fixed prefix judged; `first_batch` gives some of them."""
@@ -94,15 +95,15 @@ class Arms:
             return
         tokenizer = self.requests.texts
         # The empty one first: a prefix that does no better than none is not the best.
-        given = ("", *self._config.evaluation.fixed_prefixes)
-        texts = {text: pack_tokens(tokenizer.encode(text)) if text else b"" for text in given}
+        fixed = ("", *self._config.evaluation.fixed_prefixes)
+        texts = {text: pack_tokens(tokenizer.encode(text)) if text else b"" for text in fixed}
         rows = (row for group in first_batch for row in group.prefixes.rows)
-        seen = Counter(tokenizer.without_stop(token_ids(row.tokens)).tobytes() for row in rows)
-        for tokens, _ in seen.most_common(self._config.evaluation.sampled_candidates):
+        sampled = Counter(tokenizer.without_stop(token_ids(row.tokens)).tobytes() for row in rows)
+        for tokens, _ in sampled.most_common(self._config.evaluation.sampled_candidates):
             texts.setdefault(tokenizer.text(token_ids(tokens)), tokens)
-        listed = msgspec.json.encode(texts).decode()
+        document = msgspec.json.encode(texts).decode()
         self.requests.keep(
-            lambda: write_atomically(self._candidates_file, listed), self._candidates_file.name
+            lambda: write_atomically(self._candidates_file, document), self._candidates_file.name
         )
         self._ask_for(texts)
 
@@ -118,7 +119,7 @@ class Arms:
         decodings: Sequence[str] = (GREEDY, SAMPLED),
     ) -> None:
         for decoding in decodings:
-            self.requests.ask(
+            self.requests.ask_problems(
                 EvaluationRequest(f"{arm}.{decoding}", version, self._held_out, decoding, prefix)
             )
 
@@ -132,27 +133,27 @@ class Arms:
                     name, "the resumed run trained this version anew, with other weights"
                 )
 
-    def finish(self, raise_if_hopeless: Callable[[], None] = lambda: None) -> None:
-        """Judge the best fixed prefix and the trained adapter; wait for all; the check may raise."""
+    def finish(self) -> None:
+        """Judge the best fixed prefix and the trained adapter; wait for all, unless a stop comes."""
         version = self.requests.open.iteration
         self._ask_arm("trained_adapter", version, decodings=(SAMPLED,))
         # The last version may have been due in training: then it is not judged again.
-        self.requests.wait(lambda name: name == _name_at(version), raise_if_hopeless)
+        self.requests.wait(lambda name: name == _name_at(version))
         last = EvaluationRequest(f"trained_adapter.{GREEDY}", version, self._held_out)
         if not self.requests.adopt(last, _name_at(version)):
-            self.requests.ask(last)
-        self.requests.wait(lambda name: name.startswith(CANDIDATE), raise_if_hopeless)
+            self.requests.ask_problems(last)
+        self.requests.wait(lambda name: name.startswith(CANDIDATE))
         if (best := self.requests.best(CANDIDATE, self._candidates)) is not None:
             self._ask_arm("fixed_prefix", NO_ADAPTER, best)
-        self.requests.wait(lambda name: True, raise_if_hopeless)
+        self.requests.wait(lambda name: True)
 
     def results(self) -> dict[str, dict[str, Accuracy]]:
         """Return the accuracy by arm and decoding, of the arms of which something could be judged."""
-        found: dict[str, dict[str, Accuracy]] = {}
+        results: dict[str, dict[str, Accuracy]] = {}
         for arm, decoding in product(ARMS, (GREEDY, SAMPLED)):
-            if each := accuracy(self.requests.rows.get(f"{arm}.{decoding}", [])):
-                found.setdefault(arm, {})[decoding] = each
-        return found
+            if result := accuracy(self.requests.rows.get(f"{arm}.{decoding}", [])):
+                results.setdefault(arm, {})[decoding] = result
+        return results
 
     def curve(self) -> list[Point]:
         """Return the greedy accuracy of the adapter by version, from the untrained to the newest."""
@@ -162,9 +163,9 @@ class Arms:
         }
         names |= {_version_of(name): name for name in self.requests.rows if name.startswith(AT)}
         return [
-            Point(version, found.accuracy, found.ci95)
+            Point(version, result.accuracy, result.ci95)
             for version, name in sorted(names.items())
-            if (found := accuracy(self.requests.rows.get(name, [])))
+            if (result := accuracy(self.requests.rows.get(name, [])))
         ]
 
     def outcome(self) -> EvaluationOutcome:

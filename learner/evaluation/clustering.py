@@ -41,12 +41,12 @@ def representatives(openings: Sequence[Sequence[int]], seed: int) -> list[int]:
     ]
     # With an inertia of 0 more clusters cannot fit better.
     labels, distances = fits[elbow(list(map(_inertia, fits)))] if len(fits) > 2 else fits[-1]
-    found = []
+    central = []
     sizes = np.bincount(labels)
     for cluster in np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]:
         members = np.flatnonzero(labels == cluster)
-        found.append(int(members[np.argmin(distances[members])]))
-    return found
+        central.append(int(members[np.argmin(distances[members])]))
+    return central
 
 
 def _inertia(fit: Fit) -> float:
@@ -70,8 +70,8 @@ def tf_idf(openings: Sequence[Sequence[int]]) -> Vectors:
     terms = [Counter([*opening, *pairwise(opening)]) for opening in openings]
     vocabulary = {term: index for index, term in enumerate(dict.fromkeys(chain(*terms)))}
     counts = np.zeros((len(openings), len(vocabulary)))
-    for row, found in enumerate(terms):
-        counts[row, [vocabulary[term] for term in found]] = list(found.values())
+    for row, term_counts in enumerate(terms):
+        counts[row, [vocabulary[term] for term in term_counts]] = list(term_counts.values())
     weights = np.log((1 + len(openings)) / (1 + (counts > 0).sum(0))) + 1
     vectors: Vectors = counts * weights
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-300)

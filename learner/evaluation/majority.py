@@ -39,13 +39,13 @@ def _compared(problems: list[list[str]], timeout_s: int) -> list[list[int]]:
     """Ask a process that imports the verifier; where it fails, answers are compared as text."""
     called = ["prefixrl.scorer.verifier.offline", "equalities", str(os.getpid()), str(timeout_s)]
     command = [sys.executable, "-P", "-m", *called]
-    done = subprocess.run(
+    process = subprocess.run(
         command, input=msgspec.json.encode(problems), stdout=subprocess.PIPE, check=False
     )
-    if done.returncode != 0:
+    if process.returncode != 0:
         log.warning(
             "answers are compared as text, the process that compares them ended with %d",
-            done.returncode,
+            process.returncode,
         )
         return [list(range(len(each))) for each in problems]
-    return msgspec.json.decode(done.stdout, type=list[list[int]])
+    return msgspec.json.decode(process.stdout, type=list[list[int]])

@@ -25,12 +25,13 @@ from prefixrl.common.host.process import write_atomically
 from prefixrl.common.prompts.rendering import Texts, texts_of
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.disk import when_there_is_room
-from prefixrl.common.wire.messages.fields import shared
+from prefixrl.common.wire.messages.fields import common_fields
 from prefixrl.common.wire.messages.groups import ScoredGroup
 from prefixrl.common.wire.messages.learner import Evaluate
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.data.problems import Problem
+from prefixrl.learner.run.stop import Stop
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ class OpenRequests:
             self._requests[name].version for name, count in self._unsampled.items() if count
         )
 
-    def ask(self, request: Evaluate) -> bool:
+    def send_request(self, request: Evaluate) -> bool:
         """Send a request; return False where its version is gone."""
         if request.version not in (NO_ADAPTER, self.iteration):
             return False
@@ -124,13 +125,13 @@ class OpenRequests:
             progress, groups = self._client.evaluation(name)
             self._unsampled[name] = progress.unsampled
             if progress.total < 0:
-                if not self.ask(request):
+                if not self.send_request(request):
                     self.close(name)
                     yield Answers(
                         request,
                         loss=f"version {request.version} is gone since the broker restarted",
                     )
-            elif progress.done + progress.failed >= progress.total:
+            elif progress.judged + progress.failed >= progress.total:
                 self.close(name)
                 causes = {
                     request.prompts[index].prompt_id: cause for index, cause in progress.causes
@@ -154,34 +155,36 @@ class EvaluationRequests:
         directory: Path,
         iteration: int,
         trained: int = 0,
-        raise_if_hopeless: Callable[[], None] = lambda: None,
+        stop: Stop | None = None,
     ) -> None:
-        """`trained`: iterations of the adapter that the broker calls version 0."""
-        self._raise_if_hopeless = raise_if_hopeless
+        """`trained`: iterations of the adapter that the broker calls version 0; `stop` may end a wait."""
+        self._stop = stop or Stop()
         self._config = config
         self._directory = directory
         self._trained = trained
         self._families: dict[str, str] = {}
         self.open = OpenRequests(client, iteration)
-        known = directory / ASKED_FILE
-        self._answered = read_json(known, dict[str, str], remedy=REMOVE) if known.exists() else {}
+        asked_file = directory / ASKED_FILE
+        self._answered = (
+            read_json(asked_file, dict[str, str], remedy=REMOVE) if asked_file.exists() else {}
+        )
         self.texts = texts_of(config, "rollout")
         self.rows: dict[str, list[EvaluatedRow]] = {}
         """Judged rows of the finished evaluations."""
         self.incomplete: list[str] = []
         """Names of the evaluations of which some or all rows are missing."""
 
-    def ask(self, question: EvaluationRequest) -> None:
+    def ask_problems(self, question: EvaluationRequest) -> None:
         """Have problems judged, unless a file holds the answers already."""
         name, request = question.name, question.message(self._config, self.texts)
         self._families |= {each.prompt_id: each.family for each in question.problems}
         if self.path(name).exists() and self._answered.get(name) == digest(request):
-            self._take(
+            self._take_rows(
                 request,
                 msgspec.json.Decoder(EvaluatedRow).decode_lines(self.path(name).read_bytes()),
             )
-        elif question.problems and not self.open.ask(request):
-            self._give_up(
+        elif question.problems and not self.open.send_request(request):
+            self._give_up_evaluation(
                 name,
                 f"version {request.version} is gone: the run was resumed at {self.open.iteration}",
             )
@@ -192,7 +195,9 @@ class EvaluationRequests:
         """Have prefixes for an arm judged; the evaluations are named by `beginning` and an index."""
         for index, (text, tokens) in enumerate(candidates.items()):
             log.info("candidate for %s: %r", arm, text)
-            self.ask(EvaluationRequest(f"{beginning}{index}", NO_ADAPTER, on, prefix=tokens))
+            self.ask_problems(
+                EvaluationRequest(f"{beginning}{index}", NO_ADAPTER, on, prefix=tokens)
+            )
 
     def best(self, beginning: str, candidates: Mapping[str, bytes]) -> bytes | None:
         """Return the candidate with the most right answers; None where none could be judged."""
@@ -200,10 +205,10 @@ class EvaluationRequests:
             (accuracy(self.rows.get(f"{beginning}{index}", [])), index)
             for index in range(len(candidates))
         )
-        known = {
+        accuracies = {
             tuple(candidates.values())[index]: found.accuracy for found, index in judged if found
         }
-        return max(known, key=lambda tokens: known[tokens], default=None)
+        return max(accuracies, key=lambda tokens: accuracies[tokens], default=None)
 
     def adopt(self, question: EvaluationRequest, twin: str) -> bool:
         """Take the rows of `twin`, which asked the same; return False where it is not complete."""
@@ -221,16 +226,18 @@ class EvaluationRequests:
         """Take what is finished."""
         for answers in self.open.gather():
             request, groups = answers.request, answers.groups.values()
-            seen = {(group.version, group.weights_digest) for group in groups}
+            weights = {(group.version, group.weights_digest) for group in groups}
             if answers.loss:
-                self._give_up(request.name, answers.loss)
-            elif len(seen) > 1 or any(version != request.version for version, _ in seen):
-                self._give_up(request.name, f"answers of several weights, {sorted(seen)}")
+                self._give_up_evaluation(request.name, answers.loss)
+            elif len(weights) > 1 or any(version != request.version for version, _ in weights):
+                self._give_up_evaluation(
+                    request.name, f"answers of several weights, {sorted(weights)}"
+                )
             else:
-                known = self._config, self.texts, self._trained, self._families
-                rows = [row for group in groups for row in judged(group, *known)]
+                context = self._config, self.texts, self._trained, self._families
+                rows = [row for group in groups for row in judged(group, *context)]
                 self._write(request, rows)
-                self._take(request, rows)
+                self._take_rows(request, rows)
 
     def _write(self, request: Evaluate, rows: Sequence[EvaluatedRow]) -> None:
         self._answered[request.name] = digest(request)
@@ -244,40 +251,42 @@ class EvaluationRequests:
 
     def keep(self, write: Callable[[], None], what: str) -> None:
         """Write a file of the evaluations once the disk has room."""
-        when_there_is_room(write, self._directory, what, self._raise_if_hopeless)
+        when_there_is_room(write, self._directory, what, self._stop.end_disk_wait)
 
-    def _take(self, request: Evaluate, rows: list[EvaluatedRow]) -> None:
-        name, asked = request.name, len(request.prompts) * request.samples
+    def _take_rows(self, request: Evaluate, rows: list[EvaluatedRow]) -> None:
+        name, expected = request.name, len(request.prompts) * request.samples
         self.rows[name] = rows
         if accuracy(rows) is None:
-            self._give_up(name, "no verdict on any problem, every row ended in an error")
-        elif len(rows) < asked:
-            self._give_up(name, f"{asked - len(rows)} of {asked} answers never came")
+            self._give_up_evaluation(name, "no verdict on any problem, every row ended in an error")
+        elif len(rows) < expected:
+            self._give_up_evaluation(
+                name, f"{expected - len(rows)} of {expected} answers never came"
+            )
 
     def drop(self, name: str, reason: str) -> None:
         """Remove a finished evaluation with its file; it counts as incomplete."""
         self.path(name).unlink(missing_ok=True)
         del self.rows[name]
-        self._give_up(name, reason)
+        self._give_up_evaluation(name, reason)
 
-    def _give_up(self, name: str, reason: str) -> None:
+    def _give_up_evaluation(self, name: str, reason: str) -> None:
         log.warning("evaluation %s is incomplete: %s", name, reason)
         self.incomplete.append(name)
         self.open.close(name)
 
-    def wait(self, concerns: Callable[[str], bool], raise_if_hopeless: Callable[[], None]) -> None:
+    def wait(self, concerns: Callable[[str], bool]) -> None:
         """Wait for evaluations whose name `concerns`; after `evaluation.timeout_s` give them up."""
         patience_s = self._config.evaluation.timeout_s
         deadline_s = time.monotonic() + patience_s
         while any(map(concerns, self.open.names)):
-            raise_if_hopeless()
+            self._stop.end_judging(self.open.iteration)
             try:
                 self.gather()
             except PeerLost as error:
                 log.warning("%s", error)
             if time.monotonic() > deadline_s:
                 for name in filter(concerns, self.open.names):
-                    self._give_up(name, f"not finished within {patience_s:g} s")
+                    self._give_up_evaluation(name, f"not finished within {patience_s:g} s")
                 return
             time.sleep(POLL_S)
 
@@ -292,12 +301,12 @@ def judged(
     of_all["version"] = group.version + trained if group.version >= 0 else NO_ADAPTER
     rows = []
     for sample, (row, verdict) in enumerate(zip(group.prefixes.rows, group.verdicts, strict=True)):
-        own = of_all | {
+        figures = of_all | {
             "sample": sample,
             "prefix": "" if is_direct else texts.text(token_ids(row.tokens)),
         }
-        own["scores"] = verdict.process.scores if verdict.process else None
-        rows.append(EvaluatedRow(**shared(EvaluatedRow, group, verdict) | own))
+        figures["scores"] = verdict.process.scores if verdict.process else None
+        rows.append(EvaluatedRow(**common_fields(EvaluatedRow, group, verdict) | figures))
     return rows
 
 

@@ -26,33 +26,37 @@ def hidden_at_actions(backbone: Any, batch: dict[str, Tensor], is_packed: bool) 
     places = batch["actions"]
     if is_packed:
         # Without a mask, transformers separates rows where positions begin at 0 again.
-        kept = mask.bool()
+        is_token = mask.bool()
         offsets = (
-            varlen.row_offsets(kept) if backbone.config._attn_implementation == varlen.NAME else {}
+            varlen.row_offsets(is_token)
+            if backbone.config._attn_implementation == varlen.NAME
+            else {}
         )
         out = backbone(
-            input_ids=ids[kept][None],
-            position_ids=positions[kept][None],
+            input_ids=ids[is_token][None],
+            position_ids=positions[is_token][None],
             use_cache=False,
             **offsets,
         )
-        places = (kept.flatten().cumsum(0) - 1)[places]
+        places = (is_token.flatten().cumsum(0) - 1)[places]
     else:
-        seen = attention_mask(batch["segments"], backbone) if "segments" in batch else mask
-        out = backbone(input_ids=ids, attention_mask=seen, position_ids=positions, use_cache=False)
+        visible_mask = attention_mask(batch["segments"], backbone) if "segments" in batch else mask
+        out = backbone(
+            input_ids=ids, attention_mask=visible_mask, position_ids=positions, use_cache=False
+        )
     hidden: Tensor = out.last_hidden_state.flatten(0, 1).index_select(0, places)
     return hidden
 
 
 def attention_mask(segments: Tensor, backbone: Any) -> Tensor:
     """Return (lines, 1, width, width): a position sees the prompt and its own row, up to itself."""
-    seen = visible(segments)[:, None]
+    is_visible = visible(segments)[:, None]
     if backbone.config._attn_implementation != "eager":
-        return seen
+        return is_visible
     lowest = torch.finfo(backbone.dtype).min
-    return torch.zeros(seen.shape, dtype=backbone.dtype, device=seen.device).masked_fill(
-        ~seen, lowest
-    )
+    return torch.zeros(
+        is_visible.shape, dtype=backbone.dtype, device=is_visible.device
+    ).masked_fill(~is_visible, lowest)
 
 
 def visible(segments: Tensor) -> Tensor:
@@ -88,13 +92,13 @@ def takes_shared_prompts(model: PreTrainedModel) -> bool:
     segments = torch.tensor([[0, 0, 0, 1, 1, 1, 2, 2]], device=model.device)
     positions = torch.tensor([[0, 1, 2, 3, 4, 5, 3, 4]], device=model.device)
 
-    def shared() -> Tensor:
+    def with_shared_prompt() -> Tensor:
         mask = attention_mask(segments, model.get_decoder())
         return _last(model, ids[None], {"attention_mask": mask, "position_ids": positions})[3:]
 
     return _is_equal(
         model,
-        shared,
+        with_shared_prompt,
         lambda: torch.cat(alone),
         "a mask of its rows, so that every row carries its prompt",
     )

@@ -150,18 +150,18 @@ def pad_lines(lines: Sequence[Sequence[Sample]], pad_id: int) -> PaddedRows:
             cell += len(sample.tokens)
     # All rows at once: some calls of numpy for each row would hold a small model up.
     sizes = np.array([len(sample.tokens) for sample in samples])
-    first, line_at, asked, segment_of = np.repeat(np.array(begins), sizes, axis=0).T
+    first, line_at, prompt_sizes, segment_of = np.repeat(np.array(begins), sizes, axis=0).T
     offsets = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     places, mask = first + offsets, np.arange(sizes.max())[None, :] < sizes[:, None]
     sampled = np.concatenate([sample.tokens for sample in samples])
     input_ids.reshape(-1)[places], segments.reshape(-1)[places] = sampled, segment_of
-    positions.reshape(-1)[places] = asked + offsets
+    positions.reshape(-1)[places] = prompt_sizes + offsets
     return PaddedRows(
         input_ids=torch.from_numpy(input_ids),
         attention_mask=torch.from_numpy((segments >= 0).astype(np.int64)),
         position_ids=torch.from_numpy(positions),
         segments=torch.from_numpy(segments) if len(samples) > len(lines) else None,
-        actions=torch.from_numpy(np.where(offsets == 0, line_at + asked, places) - 1),
+        actions=torch.from_numpy(np.where(offsets == 0, line_at + prompt_sizes, places) - 1),
         cells=torch.from_numpy(np.flatnonzero(mask)),
         mask=torch.from_numpy(mask),
         tokens=_in_rows(sampled.astype(np.int64), mask),
@@ -175,16 +175,16 @@ def pad_lines(lines: Sequence[Sequence[Sample]], pad_id: int) -> PaddedRows:
 
 def _in_rows(values: NDArray[Any], mask: NDArray[np.bool_]) -> Tensor:
     """Spread the values of all sampled tokens over (rows, tokens), 0 under padding."""
-    found = np.zeros(mask.shape, dtype=values.dtype)
-    found[mask] = values
-    return torch.from_numpy(found)
+    padded = np.zeros(mask.shape, dtype=values.dtype)
+    padded[mask] = values
+    return torch.from_numpy(padded)
 
 
 def filler_row(pad_id: int) -> PaddedRows:
     """Make a row with no counted token, for a rank that must run a forward without rows."""
-    one, zero = np.full(1, pad_id, dtype=np.int32), np.zeros(1, dtype=np.int32)
+    token, zero = np.full(1, pad_id, dtype=np.int32), np.zeros(1, dtype=np.int32)
     row = pad(
-        [Sample(one, one, zero.astype(np.float32), reward=0.0, group=0, versions=zero)], pad_id
+        [Sample(token, token, zero.astype(np.float32), reward=0.0, group=0, versions=zero)], pad_id
     )
     return replace(row, mask=torch.zeros_like(row.mask))
 
@@ -236,7 +236,11 @@ def _samples(scored: ScoredGroup, group: int) -> list[Sample]:
         behaviour = logprobs(row.logprobs, tokens.size)
         versions = token_versions(row)
         # Without ends no score has a token; scorers refuse such a text where one must have.
-        found = verdict.process
-        steps = tuple(zip(found.ends, found.scores, strict=True)) if found and found.ends else ()
+        process = verdict.process
+        steps = (
+            tuple(zip(process.ends, process.scores, strict=True))
+            if process and process.ends
+            else ()
+        )
         samples.append(Sample(prompt, tokens, behaviour, verdict.reward, group, versions, steps))
     return samples

@@ -90,7 +90,7 @@ def token_logprobs(
     `parts` is one, or with low-rank matrices on the head two. Without `is_float32` logits are rounded to the weight's
     type. `masked` (vocabulary,) is True for tokens of probability 0.
     """
-    found: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+    outcome: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
         tokens,
         bias,
         masked,
@@ -99,7 +99,7 @@ def token_logprobs(
         is_float32,
         *(tensor for part in parts for tensor in part),
     )
-    return found
+    return outcome
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -119,7 +119,7 @@ class _TokenLogprobs(torch.autograd.Function):
         top = torch.full(tokens.shape, -torch.inf, device=tokens.device)
         mass, weighted, picked = (torch.zeros_like(top) for _ in range(3))
         for block in logits.blocks():
-            z = logits.of(block)
+            z = logits.of_block(block)
             new_top = torch.maximum(top, z.amax(dim=1))
             place, is_here = _places(tokens, block)
             picked = torch.where(is_here, z.gather(1, place)[:, 0], picked)
@@ -156,7 +156,7 @@ class _TokenLogprobs(torch.autograd.Function):
         ]
         of_bias = torch.zeros_like(bias) if bias is not None and needs_bias else None
         for block in logits.blocks():
-            logs = logits.of(block).sub_(lse[:, None])
+            logs = logits.of_block(block).sub_(lse[:, None])
             gradient = logs.exp()
             if gradients[1] is None:
                 gradient.mul_(-of_logprob[:, None])
@@ -214,16 +214,18 @@ class _Logits:
         for start in range(0, vocabulary, size):
             yield slice(start, min(start + size, vocabulary))
 
-    def of(self, block: slice) -> Tensor:
+    def of_block(self, block: slice) -> Tensor:
         """Return (tokens, block) float32, which the caller may write to."""
-        found = self._product(self._hidden[0], self._weights[0][block].T)
+        logits = self._product(self._hidden[0], self._weights[0][block].T)
         for hidden, weight in zip(self._hidden[1:], self._weights[1:], strict=True):
-            found = found + self._product(hidden, weight[block].T)
+            logits = logits + self._product(hidden, weight[block].T)
         if self._bias is not None:
-            found = found + self._bias[block]
-        found = found.float().div_(self._temperature)
+            logits = logits + self._bias[block]
+        logits = logits.float().div_(self._temperature)
         return (
-            found if self._masked is None else found.masked_fill_(self._masked[block], MASKED_LOGIT)
+            logits
+            if self._masked is None
+            else logits.masked_fill_(self._masked[block], MASKED_LOGIT)
         )
 
     def spread(self, gradient: Tensor, block: slice, sums: Sequence[Tensor | None]) -> None:
@@ -237,12 +239,12 @@ class _Logits:
             if of_weight is not None:
                 of_weight[block] = self._product(gradient.T, hidden)
 
-    def _product(self, left: Tensor, right: Tensor) -> Tensor:
-        if not self._is_float32 or left.dtype == right.dtype == torch.float32:
-            return left @ right
-        if left.device.type == "cuda":
-            return torch.mm(left, right, out_dtype=torch.float32)
-        return left.float() @ right.float()
+    def _product(self, first: Tensor, second: Tensor) -> Tensor:
+        if not self._is_float32 or first.dtype == second.dtype == torch.float32:
+            return first @ second
+        if first.device.type == "cuda":
+            return torch.mm(first, second, out_dtype=torch.float32)
+        return first.float() @ second.float()
 
 
 def _places(tokens: Tensor, block: slice) -> tuple[Tensor, Tensor]:

@@ -49,8 +49,8 @@ class Actor(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return logprobs and entropies (else 0) at the actions, both (rows, tokens) float32."""
         hidden = parts.hidden_at_actions(self.model.get_decoder(), batch, self._is_packed)
-        asked = batch["tokens"].flatten()[batch["cells"]]
-        logprobs, entropy = self.head(hidden, asked, temperature, has_entropy, masked)
+        tokens = batch["tokens"].flatten()[batch["cells"]]
+        logprobs, entropy = self.head(hidden, tokens, temperature, has_entropy, masked)
         return parts.spread_over_rows(logprobs, batch), parts.spread_over_rows(entropy, batch)
 
 
@@ -172,12 +172,12 @@ class Models:
     def facts(self) -> tuple[str, ...]:
         """Return what decides on this rank's speed and memory, for a line of its log."""
         attention = f"{self.hf_config._attn_implementation} attention, {'packed' if self.is_packed else 'padded'} rows"
-        shared, stage = f"shared prompts: {'yes' if self.is_shared else 'no'}", self.actor.stage
+        prompts, stage = f"shared prompts: {'yes' if self.is_shared else 'no'}", self.actor.stage
         return (
             f"rank {self.rank} of {self.world_size}",
             f"DeepSpeed, ZeRO stage {stage}",
             attention,
-            shared,
+            prompts,
             self.dtype,
         )
 
@@ -240,7 +240,7 @@ class Models:
         self, rows: Sequence[ProbeRow], temperature: float = 1.0, most_tokens: int = 16384
     ) -> NDArray[np.float32]:
         """Return the logprobs of the scored tokens of all rows. A collective under ZeRO-3."""
-        width, found = (
+        width, row_logprobs = (
             max(given.size + scored.size for given, scored in rows),
             list[NDArray[np.float32]](),
         )
@@ -256,8 +256,8 @@ class Models:
             ]
             batch = pad(samples, 0).to(self.device)
             logprobs = self.actor.engine(batch.inputs(), temperature)[0]
-            found.append(logprobs[batch.mask].float().cpu().numpy())
-        return np.concatenate(found)
+            row_logprobs.append(logprobs[batch.mask].float().cpu().numpy())
+        return np.concatenate(row_logprobs)
 
 
 def _reward_model(folder: "_Folder", world_size: int) -> RewardModel:
@@ -265,13 +265,15 @@ def _reward_model(folder: "_Folder", world_size: int) -> RewardModel:
     config, device = folder.config, folder.device
     learner, settings = config.learner, config.implicit_reward
     assert settings is not None, "called for such runs only"
-    own = folder.named(settings.model, "implicit_reward.model") if settings.model else folder
-    _check_tokenizer(folder, own)
+    reward_folder = (
+        folder.named(settings.model, "implicit_reward.model") if settings.model else folder
+    )
+    _check_tokenizer(folder, reward_folder)
     trained = frozen = reference = None
     if settings.update == "none":
-        frozen = own.frozen(world_size)
+        frozen = reward_folder.frozen(world_size)
     else:
-        actor = Actor(own.trainable("reward model"), folder.is_packed, learner.head_dtype)
+        actor = Actor(reward_folder.trainable("reward model"), folder.is_packed, learner.head_dtype)
         _check_head(actor.model)
         constant = {
             "warmup_ratio": 0.0,
@@ -291,19 +293,25 @@ def _reward_model(folder: "_Folder", world_size: int) -> RewardModel:
     if settings.reference == "freeze" and (
         learner.lora is None or other or settings.update == "none"
     ):
-        theirs = folder.named(other, "implicit_reward.reference_model") if other else own
-        _check_tokenizer(folder, theirs)
-        reference = theirs.frozen(world_size)
-    return RewardModel(trained, frozen, reference, settings.reference == "policy", own.path)
+        reference_folder = (
+            folder.named(other, "implicit_reward.reference_model") if other else reward_folder
+        )
+        _check_tokenizer(folder, reference_folder)
+        reference = reference_folder.frozen(world_size)
+    return RewardModel(
+        trained, frozen, reference, settings.reference == "policy", reward_folder.path
+    )
 
 
 def _check_tokenizer(adapter: "_Folder", other: "_Folder") -> None:
     """Raise DataError unless both read the same text as the same tokens."""
     if other.path == adapter.path:
         return
-    ours, theirs = (load_tokenizer(each.path).get_vocab() for each in (adapter, other))
-    if ours != theirs:
-        differing = len(set(ours.items()) ^ set(theirs.items()))
+    vocabulary, other_vocabulary = (
+        load_tokenizer(each.path).get_vocab() for each in (adapter, other)
+    )
+    if vocabulary != other_vocabulary:
+        differing = len(set(vocabulary.items()) ^ set(other_vocabulary.items()))
         raise DataError(
             f"{other.key} = {other.path!r} has another tokenizer than the adapter {adapter.path!r} ({differing} "
             f"entries of the vocabularies differ): it would score other tokens; name a model of the same family"
@@ -361,10 +369,10 @@ class _Folder:
     def frozen(self, world_size: int) -> Actor:
         """Load a model that is never trained, spread over ranks under ZeRO-3."""
         learner = self.config.learner
-        found = Actor(self.load(), self.is_packed, learner.head_dtype).eval().requires_grad_(False)
+        actor = Actor(self.load(), self.is_packed, learner.head_dtype).eval().requires_grad_(False)
         if world_size > 1 and zero_stage(learner) == 3:
-            shard(found, self.device)
-        return found
+            shard(actor, self.device)
+        return actor
 
     def load(self) -> PreTrainedModel:
         """Load a model onto the learner's device."""
@@ -389,11 +397,11 @@ def _mask(tokens: Sequence[int], actor: Actor) -> Tensor | None:
     """Return True at the given tokens of the vocabulary, None without any."""
     if not tokens:
         return None
-    found = torch.zeros(
+    is_masked = torch.zeros(
         actor.head.weight.shape[0], dtype=torch.bool, device=actor.head.weight.device
     )
-    found[list(tokens)] = True
-    return found
+    is_masked[list(tokens)] = True
+    return is_masked
 
 
 @torch.no_grad()

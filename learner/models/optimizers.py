@@ -44,7 +44,7 @@ def make_cpu_adam(
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     try:
-        made: torch.optim.Optimizer = DeepSpeedCPUAdam(trained, **options, adamw_mode=True)
+        optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(trained, **options, adamw_mode=True)
     # A missing or failing compiler raises many types of errors.
     except Exception as error:  # noqa: BLE001
         log.warning(
@@ -53,7 +53,7 @@ def make_cpu_adam(
             error,
         )
         return None
-    return made
+    return optimizer
 
 
 def saved_state(state: dict[str, Any]) -> dict[str, Tensor]:

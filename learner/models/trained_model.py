@@ -153,8 +153,8 @@ class TrainedModel:
         """Return the fp32 weights that this rank updates: whole at stage 0, else flat partitions."""
         optimizer = self.engine.optimizer
         if self.stage == 0:
-            named = self.engine.module.named_parameters()
-            return {name: weights for name, weights in named if weights.requires_grad}
+            parameters = self.engine.module.named_parameters()
+            return {name: weights for name, weights in parameters if weights.requires_grad}
         if self.stage == 3:
             partitions = optimizer.fp32_partitioned_groups_flat
         elif hasattr(optimizer, "fp32_groups_flat_partition"):
@@ -188,18 +188,18 @@ class TrainedModel:
 
     @torch.no_grad()
     def _become(self, weights: dict[str, Tensor]) -> None:
-        for name, own in self.masters().items():
-            own.copy_(weights[name])
+        for name, master in self.masters().items():
+            master.copy_(weights[name])
         self.masters_changed()
 
     def full_tensors(
-        self, wanted: Callable[[str], bool] = lambda name: True
+        self, is_sent: Callable[[str], bool] = lambda name: True
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield every wanted parameter by name. Under ZeRO-3 a collective, whole while yielded."""
         import deepspeed
 
         for bucket in _buckets(
-            [each for each in self.engine.module.named_parameters() if wanted(each[0])]
+            [each for each in self.engine.module.named_parameters() if is_sent(each[0])]
         ):
             with deepspeed.zero.GatheredParameters(
                 [parameter for _, parameter in bucket], enabled=self.stage == 3
@@ -210,10 +210,10 @@ class TrainedModel:
 
 def deepspeed_settings(config: LearnerConfig, parameters: int) -> dict[str, Any]:
     """Return DeepSpeed's config: the user's, with the keys that the learner decides; raise ConfigError."""
-    taken = sorted(set(config.deepspeed) & set(OWN_DEEPSPEED_KEYS))
-    if taken:
+    reserved = sorted(set(config.deepspeed) & set(OWN_DEEPSPEED_KEYS))
+    if reserved:
         raise ConfigError(
-            f"learner.deepspeed sets {', '.join(taken)}, which follow from other settings (learner.dtype, "
+            f"learner.deepspeed sets {', '.join(reserved)}, which follow from other settings (learner.dtype, "
             "learner.grad_clip, algorithm.minibatches, learner.micro_batch_tokens); leave them out"
         )
     zero = dict(config.deepspeed.get("zero_optimization", {}))
@@ -267,10 +267,12 @@ def zero_stage(config: LearnerConfig) -> int:
     return max(stage, 1) if config.dtype == "bfloat16" else int(stage)
 
 
-def _buckets(named: list[tuple[str, nn.Parameter]]) -> Iterator[list[tuple[str, nn.Parameter]]]:
+def _buckets(
+    parameters: list[tuple[str, nn.Parameter]],
+) -> Iterator[list[tuple[str, nn.Parameter]]]:
     bucket: list[tuple[str, nn.Parameter]] = []
     numel = 0
-    for name, parameter in named:
+    for name, parameter in parameters:
         size = int(getattr(parameter, "ds_numel", parameter.numel()))
         if bucket and numel + size > GATHER_NUMEL:
             yield bucket

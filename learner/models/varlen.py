@@ -58,9 +58,9 @@ def varlen_attention(
         return _one_row(query, key, value, scale, window).transpose(1, 2).contiguous(), None
     if query.device.type == "cuda" and query.dtype in KERNEL_DTYPES:
         q, k, v = (each[0].transpose(0, 1) for each in (query, key, value))
-        seen = (window - 1, 0) if window else (-1, 0)
+        window_size = (window - 1, 0) if window else (-1, 0)
         longest = options["max_length_q"]
-        found = varlen_attn(
+        attended = varlen_attn(
             q,
             k,
             v,
@@ -69,11 +69,11 @@ def varlen_attention(
             longest,
             longest,
             scale=scale,
-            window_size=seen,
+            window_size=window_size,
             enable_gqa=q.shape[1] != k.shape[1],
         )
-        assert isinstance(found, Tensor)
-        return found[None], None
+        assert isinstance(attended, Tensor)
+        return attended[None], None
     rows = [
         _one_row(query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], scale, window)
         for a, b in pairwise(ends.tolist())
@@ -89,8 +89,12 @@ def _one_row(
         return scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scale, enable_gqa=is_grouped
         )
-    seen = torch.ones(width, width, dtype=torch.bool, device=query.device).tril().triu(1 - window)
-    return scaled_dot_product_attention(query, key, value, seen, scale=scale, enable_gqa=is_grouped)
+    is_visible = (
+        torch.ones(width, width, dtype=torch.bool, device=query.device).tril().triu(1 - window)
+    )
+    return scaled_dot_product_attention(
+        query, key, value, is_visible, scale=scale, enable_gqa=is_grouped
+    )
 
 
 AttentionInterface.register(NAME, varlen_attention)

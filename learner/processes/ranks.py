@@ -55,7 +55,7 @@ def rank_info(environment: Mapping[str, str]) -> tuple[RankInfo, dict[str, str]]
         return RankInfo(rank, ranks, local), {}
     # Set by srun for its step; a batch script has SLURM_PROCID and SLURM_NTASKS too, but is one process.
     if "SLURM_PROCID" in environment and _number(environment, "SLURM_STEP_NUM_TASKS", 1) > 1:
-        found = RankInfo(
+        info = RankInfo(
             _number(environment, "SLURM_PROCID"),
             _number(environment, "SLURM_STEP_NUM_TASKS"),
             _local_rank(environment),
@@ -63,15 +63,17 @@ def rank_info(environment: Mapping[str, str]) -> tuple[RankInfo, dict[str, str]]
         nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
         # Every rank must name the same port without talking: a function of the job.
         port = FIRST_SLURM_PORT + _number(environment, "SLURM_JOB_ID", 0) % SLURM_PORTS
-        return found, found.environment(first_node(nodes), port)
+        return info, info.environment(first_node(nodes), port)
     return RankInfo(0, 1, 0), {}
 
 
 def _local_rank(environment: Mapping[str, str]) -> int:
     """Return the index of a task's GPU among those it sees: all of its node, or its own."""
     local = _number(environment, "SLURM_LOCALID", 0)
-    seen = [each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()]
-    return local % len(seen) if seen else local
+    devices = [
+        each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()
+    ]
+    return local % len(devices) if devices else local
 
 
 def first_node(nodes: str) -> str:
@@ -94,20 +96,22 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
 
 def supervise(command: list[str], ranks: int, stopped: Callable[[], bool]) -> None:
     """Run `command` once per rank on this machine until all are done; raises PeerLost, Halted, SystemExit."""
-    with socket.socket() as held:
+    with socket.socket() as reserved_socket:
         # Bound until the ranks end: another process would get a free port while they load torch. Rank 0 listens there.
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
+        reserved_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved_socket.bind(("127.0.0.1", 0))
         places = [
-            RankInfo(rank, ranks, rank).environment("127.0.0.1", held.getsockname()[1])
+            RankInfo(rank, ranks, rank).environment("127.0.0.1", reserved_socket.getsockname()[1])
             for rank in range(ranks)
         ]
         program, parent = (
             [sys.executable, "-m", "prefixrl.learner", *command],
             {PARENT_VARIABLE: str(os.getpid())},
         )
-        own = [_for_rank(rank, os.environ) | parent | place for rank, place in enumerate(places)]
-        children = [subprocess.Popen(program, env=each) for each in own]
+        environments = [
+            _for_rank(rank, os.environ) | parent | place for rank, place in enumerate(places)
+        ]
+        children = [subprocess.Popen(program, env=each) for each in environments]
         try:
             _watch(children, stopped)
         finally:

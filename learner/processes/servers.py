@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from prefixrl.common.config.load import CONFIG_FILE
@@ -34,6 +33,7 @@ from prefixrl.common.wire.keys import make_keys
 from prefixrl.common.wire.requester import WaitLog
 from prefixrl.learner.broker.client import REPLAY_S
 from prefixrl.learner.broker.workers.identity import Start
+from prefixrl.learner.run.stop import Stop
 from prefixrl.learner.weights.server import WeightServerStart
 
 log = logging.getLogger(__name__)
@@ -57,9 +57,9 @@ class Servers:
         completed: int,
         trains: bool = True,
         ranks: int = 1,
-        raise_if_stopped: Callable[[], None] = lambda: None,
+        stop: Stop | None = None,
     ) -> None:
-        self._raise_if_stopped = raise_if_stopped
+        self._stop = stop or Stop()
         self._trains, self._ranks = trains, ranks
         self._directory = directory
         self.completed = completed
@@ -114,7 +114,7 @@ class Servers:
         process = self._processes[name]
         wait = WaitLog(f"the {name} (pid {process.pid}) to open its socket")
         while mark_of(path) in ("", before):
-            self._raise_if_stopped()
+            self._stop.end_start()
             code = process.poll()
             if code is not None:
                 # The child logged the reason. Exit code 2 is a user's error, which it stays here.
@@ -143,7 +143,7 @@ class Servers:
                 if code == UserError.exit_code:  # a restart would end in the same way
                     self._is_users_fault, self.failure = True, f"{died}: {self._why_hopeless()}"
                     continue
-                if not budget.take(time.monotonic()):
+                if not budget.use_restart(time.monotonic()):
                     self.failure = f"{died}, after {budget.most} restarts"
                     continue
                 log.warning("%s: starting it again", died)
@@ -199,11 +199,11 @@ def _private_folder(directory: Path) -> Path | None:
         folder = Path(place or tempfile.gettempdir()) / f"prefixrl-{os.geteuid()}-{digest}"
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-        found = folder.lstat()
+        status = folder.lstat()
         if (
-            stat.S_ISDIR(found.st_mode)
-            and found.st_uid == os.geteuid()
-            and not found.st_mode & 0o077
+            stat.S_ISDIR(status.st_mode)
+            and status.st_uid == os.geteuid()
+            and not status.st_mode & 0o077
         ):
             return folder
         return Path(tempfile.mkdtemp(prefix="prefixrl-"))  # another user made a folder of that name

@@ -7,5 +7,6 @@ alarms.py      alarms about a run that learns nothing any more; pure
 summary.py     `summary.json`
 retention.py   checkpoints that stay, and the link to the best
 uploads.py     a command for every complete checkpoint
+stop.py        what ends a wait: a stop, or a server that ended for good
 tracking.py    the process that shows metrics elsewhere
 """

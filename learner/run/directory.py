@@ -68,9 +68,11 @@ class RunDirectory:
             raise
 
     def _adopt(self, config: RunConfig, free_keys: frozenset[KeyPath]) -> None:
-        known = self.path / "config.json"
-        if known.exists():
-            before = from_json(known.read_text(encoding="utf-8"), str(known)).model_dump()
+        config_file = self.path / "config.json"
+        if config_file.exists():
+            before = from_json(
+                config_file.read_text(encoding="utf-8"), str(config_file)
+            ).model_dump()
             free = free_keys | {(section,) for section in FREE_SECTIONS}
             if changed := "\n".join(_changes(before, config.model_dump(), (), free)):
                 way = f"{to_copy('prefixrl resume', self.path)} goes on with those it has; else {REMEDY}"
@@ -78,7 +80,7 @@ class RunDirectory:
         self._adopt_inputs(_inputs(config))
         # Before the config, which makes the directory one of a run.
         write_format(self.path)
-        write_atomically(known, config.model_dump_json(indent=2))
+        write_atomically(config_file, config.model_dump_json(indent=2))
 
     @contextlib.contextmanager
     def end_noted(self) -> Iterator[None]:
@@ -99,11 +101,13 @@ class RunDirectory:
             with contextlib.suppress(OSError):
                 write_atomically(path, msgspec.json.encode(end).decode())
 
-    def _adopt_inputs(self, given: "Inputs") -> None:
-        known = inputs(self.path) or given
+    def _adopt_inputs(self, present: "Inputs") -> None:
+        earlier = inputs(self.path) or present
         # What an earlier release did not record is taken as it is now.
-        recorded = {name: was for name in Inputs.__struct_fields__ if (was := getattr(known, name))}
-        names = [name for name, was in recorded.items() if was != getattr(given, name)]
+        recorded = {
+            name: was for name in Inputs.__struct_fields__ if (was := getattr(earlier, name))
+        }
+        names = [name for name, was in recorded.items() if was != getattr(present, name)]
         if changed := ", ".join(
             KEYS_OF_INPUTS.get(name, name.replace("_", ".", 1)) for name in names
         ):
@@ -111,7 +115,7 @@ class RunDirectory:
                 f"{self.path} holds a run whose input files were others: {changed} changed since it began; {REMEDY}"
             )
         write_atomically(
-            self.path / "inputs.json", msgspec.json.format(msgspec.json.encode(given)).decode()
+            self.path / "inputs.json", msgspec.json.format(msgspec.json.encode(present)).decode()
         )
 
 
@@ -147,8 +151,8 @@ KEYS_OF_INPUTS = {
 
 def inputs(directory: Path) -> Inputs | None:
     """Return the inputs that a run began with; None where it has not begun."""
-    known = directory / "inputs.json"
-    return read_json(known, Inputs, remedy=REMEDY) if known.exists() else None
+    inputs_file = directory / "inputs.json"
+    return read_json(inputs_file, Inputs, remedy=REMEDY) if inputs_file.exists() else None
 
 
 def _inputs(config: RunConfig) -> Inputs:
@@ -207,11 +211,11 @@ def _wait_until_free(endpoint: str, name: str, patience_s: float) -> None:
     deadline_s = time.monotonic() + patience_s
     while problem := _binding_problem(host, int(port)):
         if problem == NOT_OURS:
-            own = ", ".join(
+            addresses = ", ".join(
                 f"{each} ({address})" for each in names() if (address := address_of(each))
             )
             raise ConfigError(
-                f"{name} cannot be bound: {problem}; this host has {own}; 0.0.0.0 listens on all of them"
+                f"{name} cannot be bound: {problem}; this host has {addresses}; 0.0.0.0 listens on all of them"
             )
         if time.monotonic() > deadline_s:
             raise ConfigError(

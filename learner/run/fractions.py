@@ -66,8 +66,8 @@ def by_source(
             outcomes[name] += (
                 group.outcomes or group.rewards
             )  # with step rewards an answer's reward is no verdict
-    found = {f"reward/{name}": sum(each) / len(each) for name, each in rewards.items() if each}
-    found |= {
+    figures = {f"reward/{name}": sum(each) / len(each) for name, each in rewards.items() if each}
+    figures |= {
         f"accuracy/{name}": sum(map(is_right, each)) / len(each)
         for name, each in outcomes.items()
         if each
@@ -77,7 +77,7 @@ def by_source(
         for source, count in counts.items():
             for name in _names(source):
                 judged[name][is_filtered] += count
-    return found | {
+    return figures | {
         f"filtered_fraction/{name}": each[1] / sum(each)
         for name, each in judged.items()
         if sum(each)

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from prefixrl.common.wire.messages.groups import StageTimes
 from prefixrl.common.wire.messages.learner import Batch
 from prefixrl.learner.run.alarms import Alarms
 from prefixrl.learner.run.fractions import batch_fractions, by_source, statuses
+from prefixrl.learner.run.stop import Stop
 from prefixrl.learner.training.figures import IterationMetrics
 
 log = logging.getLogger(__name__)
@@ -42,14 +43,15 @@ class MetricsLog:
         self,
         directory: Path,
         iteration: int,
-        raise_if_hopeless: Callable[[], None] = lambda: None,
+        stop: Stop | None = None,
         forecast: Mapping[str, float] = {},
     ) -> None:
-        """Raise DataError where a line before the last one is damaged; `raise_if_hopeless` may end a wait for room.
+        """Raise DataError where a line before the last one is damaged; `stop` may end a wait for room.
 
         `forecast` is added to the figures of the ranks.
         """
-        self._raise_if_hopeless, self._forecast = raise_if_hopeless, forecast
+        self._stop = stop or Stop()
+        self._forecast = forecast
         self._metrics = directory / METRICS_FILE
         self._advantages = directory / ADVANTAGES_FILE
         _keep_before(self._metrics, MetricsLine, iteration)
@@ -130,7 +132,7 @@ class MetricsLog:
 
     def _append(self, path: Path, lines: Sequence[MetricsLine | AdvantageLine]) -> None:
         when_there_is_room(
-            lambda: json_lines.append(path, lines), path.parent, path.name, self._raise_if_hopeless
+            lambda: json_lines.append(path, lines), path.parent, path.name, self._stop.end_disk_wait
         )
 
 

@@ -21,12 +21,12 @@ BEST = "best"
 
 def milestones(last: int, growth: float | None) -> list[int]:
     """Return the iterations up to the last whose checkpoints stay for good: 1, 2, 4, 8 with a growth of 2."""
-    found: list[int] = []
+    iterations: list[int] = []
     step = 1
     while growth and step <= last:
-        found.append(step)
+        iterations.append(step)
         step = max(step + 1, math.ceil(step * growth))
-    return found
+    return iterations
 
 
 def is_milestone(iteration: int, growth: float | None) -> bool:
@@ -42,44 +42,44 @@ def ranked(iterations: Collection[int], curve: Iterable[Point]) -> list[int]:
 
 def removable(
     iterations: Collection[int],
-    kept: CheckpointConfig,
+    section: CheckpointConfig,
     best: Sequence[int] = (),
     awaited: Collection[int] = (),
 ) -> list[int]:
     """Return the iterations that go, oldest first."""
-    stay = {*sorted(iterations)[-kept.keep :], *best[: kept.keep_best], *awaited}
+    stay = {*sorted(iterations)[-section.keep :], *best[: section.keep_best], *awaited}
     return [
         each
         for each in sorted(iterations)
-        if each not in stay and not is_milestone(each, kept.growth)
+        if each not in stay and not is_milestone(each, section.growth)
     ]
 
 
 def prune(
     directory: Path,
-    kept: CheckpointConfig,
+    section: CheckpointConfig,
     curve: Iterable[Point] = (),
     awaited: Collection[int] = (),
 ) -> list[int]:
     """Link the best checkpoint, remove those that go, return their iterations."""
-    there = checkpoints(directory)
-    best = ranked(there, curve) if kept.keep_best else []
-    gone = []
+    folders = checkpoints(directory)
+    best = ranked(folders, curve) if section.keep_best else []
+    removed = []
     try:
-        _link(directory / BEST, there[best[0]].name if best else "")
+        _link(directory / BEST, folders[best[0]].name if best else "")
         if best:
             crash_point("checkpoint.best")
-        for iteration in removable(there, kept, best, awaited):
-            beside = directory / f".{there[iteration].name}.partial"
+        for iteration in removable(folders, section, best, awaited):
+            beside = directory / f".{folders[iteration].name}.partial"
             shutil.rmtree(beside, ignore_errors=True)
-            there[iteration].rename(beside)
-            gone.append(iteration)
+            folders[iteration].rename(beside)
+            removed.append(iteration)
             crash_point("checkpoint.removing")
             shutil.rmtree(beside)
     except OSError as fault:
         log.error("an old checkpoint could not be removed: %s", fault)
     crash_point("checkpoint.pruned")
-    return gone
+    return removed
 
 
 def _link(link: Path, target: str) -> None:

@@ -97,20 +97,20 @@ def summarise(
 
 
 def _engines(lines: Sequence[MetricsLine]) -> dict[str, str]:
-    found: dict[str, set[str]] = {}
+    names: dict[str, set[str]] = {}
     for line in lines:
         for role, engines in line.engines.items():
-            found.setdefault(role, set()).update(engines)
-    return {role: ", ".join(sorted(engines)) for role, engines in found.items() if engines}
+            names.setdefault(role, set()).update(engines)
+    return {role: ", ".join(sorted(engines)) for role, engines in names.items() if engines}
 
 
 def _losses(lines: Sequence[MetricsLine], status: StatusDocument) -> dict[str, int]:
     """Return the largest count of every cause; each broker counts since its own start."""
-    found: dict[str, int] = {}
+    largest: dict[str, int] = {}
     for losses in (*(line.losses for line in lines), status.losses):
         for cause, count in losses.items():
-            found[cause] = max(count, found.get(cause, 0))
-    return found
+            largest[cause] = max(count, largest.get(cause, 0))
+    return largest
 
 
 def merged(summary: Summary, directory: Path) -> Summary:

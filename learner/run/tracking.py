@@ -15,9 +15,9 @@ log = logging.getLogger(__name__)
 FLUSH_S = 60.0
 
 
-def check_packages(wanted: LogConfig) -> None:
+def check_packages(section: LogConfig) -> None:
     """Raise ConfigError if a tracker is asked for whose package is not installed."""
-    for tracker in wanted.chosen_trackers.keys() - wanted.trackers.keys():
+    for tracker in section.chosen_trackers.keys() - section.trackers.keys():
         if importlib.util.find_spec(tracker) is None:
             raise ConfigError(missing(tracker))
 
@@ -45,7 +45,7 @@ class Tracking:
     def check(self) -> None:
         """Say once if it has ended."""
         if not self._is_lost and self._process.poll() is not None:
-            self._lose(f"ended with exit code {self._process.returncode}")
+            self._report_loss(f"ended with exit code {self._process.returncode}")
 
     def close(self) -> None:
         """Let it send what is left."""
@@ -57,12 +57,12 @@ class Tracking:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-            self._lose(f"did not end within {FLUSH_S:.0f} s and was killed")
+            self._report_loss(f"did not end within {FLUSH_S:.0f} s and was killed")
         else:
             if code and not self._is_lost:
-                self._lose(f"ended with exit code {code}")
+                self._report_loss(f"ended with exit code {code}")
 
-    def _lose(self, how: str) -> None:
+    def _report_loss(self, how: str) -> None:
         self._is_lost = True
         log.error(
             "the tracker ([log]) %s, and curves are shown nowhere until the run is started again; "

@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
@@ -26,6 +26,7 @@ from prefixrl.common.run import json_lines
 from prefixrl.common.run.digests import file_digest
 from prefixrl.common.run.directory_format import checkpoints
 from prefixrl.common.run.documents import UPLOADS_FILE, UploadLine
+from prefixrl.learner.run.stop import Stop
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +36,12 @@ END_S = 5.0
 LINE_CHARS = 1000
 
 
-def check_command(kept: CheckpointConfig) -> None:
+def check_command(section: CheckpointConfig) -> None:
     """Raise ConfigError if the command of uploads cannot be started here."""
-    if kept.upload and shutil.which(kept.upload[0]) is None:
+    if section.upload and shutil.which(section.upload[0]) is None:
         raise ConfigError(
-            f"checkpoint.upload = {list(kept.upload)}: there is no program {kept.upload[0]!r} on this host that may be "
-            f"executed; give its path, or install it"
+            f"checkpoint.upload = {list(section.upload)}: there is no program {section.upload[0]!r} on this host that "
+            f"may be executed; give its path, or install it"
         )
 
 
@@ -53,9 +54,9 @@ def counts(directory: Path) -> dict[str, int]:
 class Uploads:
     """The uploads of one learner process."""
 
-    def __init__(self, directory: Path, kept: CheckpointConfig) -> None:
+    def __init__(self, directory: Path, section: CheckpointConfig) -> None:
         """Begin with what a learner before this one left."""
-        self._directory, self._command, self._limit_s = directory, kept.upload, kept.upload_s
+        self._directory, self._command, self._limit_s = directory, section.upload, section.upload_s
         self._lock, self._closing = threading.Lock(), threading.Event()
         self._running: int | None = None
         lines = json_lines.read(directory / UPLOADS_FILE, UploadLine) if self._command else []
@@ -84,11 +85,11 @@ class Uploads:
                 ", ".join(never),
             )
 
-    def wait(self, raise_if_hopeless: Callable[[], None]) -> None:
-        """Upload all that is there, failed ones once more; the check may raise to end the wait."""
+    def wait(self, stop: Stop, iteration: int) -> None:
+        """Upload every checkpoint of a run that ends at `iteration`, failed ones once more, unless a stop comes."""
         uploading = self.upload_new()
         while uploading is not None and not uploading.done():
-            raise_if_hopeless()
+            stop.end_judging(iteration)
             time.sleep(TICK_S)
 
     def close(self) -> None:
@@ -97,11 +98,11 @@ class Uploads:
         self._thread.shutdown(cancel_futures=True)
 
     def _upload_all(self) -> None:
-        tried = set[int]()
+        attempted = set[int]()
         try:
-            while (checkpoint := self._next_checkpoint(tried)) is not None:
+            while (checkpoint := self._next_checkpoint(attempted)) is not None:
                 iteration, folder, digest = checkpoint
-                tried.add(iteration)
+                attempted.add(iteration)
                 try:
                     self._upload(iteration, folder, digest)
                 except OSError as fault:
@@ -118,13 +119,13 @@ class Uploads:
         except Exception:  # the end of a run waits for this thread
             log.exception("uploads failed; they are tried again with the next checkpoint")
 
-    def _next_checkpoint(self, tried: set[int]) -> tuple[int, Path, str] | None:
+    def _next_checkpoint(self, attempted: set[int]) -> tuple[int, Path, str] | None:
         """Return the oldest checkpoint to upload, which is not removed from now on."""
         with self._lock:
             self._running = None
             for iteration, folder in sorted(checkpoints(self._directory / "checkpoints").items()):
                 manifest = folder / "manifest.json"
-                if self._closing.is_set() or iteration in tried or not manifest.exists():
+                if self._closing.is_set() or iteration in attempted or not manifest.exists():
                     continue
                 digest = file_digest(manifest)
                 if (iteration, digest) not in self._done:

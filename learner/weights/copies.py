@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from prefixrl.learner.run.stop import Watched
+
 SETS = 2
 """Versions in the host's memory: one on its way to the disk, one being copied."""
 LOOK_EVERY_S = 0.5
@@ -30,32 +32,32 @@ class HostCopy:
 class HostCopies:
     """Makes one copy after the other, in buffers that take turns."""
 
-    def __init__(self) -> None:
+    def __init__(self, reader: Watched) -> None:
+        """`reader`: gives buffers back; its check may raise to end a wait for them."""
+        self._reader = reader
         self._free: queue.Queue[dict[str, Tensor]] = queue.Queue()
         for _ in range(SETS):
             self._free.put({})
         self._stream: torch.cuda.Stream | None = None
 
     @torch.no_grad()
-    def copy(
-        self, named: Iterable[tuple[str, Tensor]], on_wait: Callable[[], None]
-    ) -> tuple[HostCopy, list[str]]:
-        """Copy weights; return the copy, and the names of weights that are not finite. `on_wait` may raise."""
-        buffers = self._take(on_wait)
+    def copy(self, weights: Iterable[tuple[str, Tensor]]) -> tuple[HostCopy, list[str]]:
+        """Copy weights; return the copy, and the names of weights that are not finite."""
+        buffers = self._take_buffers()
         sums: dict[str, Tensor] = {}
-        for name, tensor in named:
+        for name, tensor in weights:
             sums[name] = tensor.sum()
             self._copy(_buffer(buffers, name, tensor), tensor)
-        for gone in set(buffers) - set(sums):
-            del buffers[gone]
-        done = None
+        for outdated in set(buffers) - set(sums):
+            del buffers[outdated]
+        copied_event = None
         if self._stream is not None:
-            done = self._stream.record_event()
+            copied_event = self._stream.record_event()
             # What changes the weights next waits for this, on the device.
-            torch.cuda.current_stream(self._stream.device).wait_event(done)
+            torch.cuda.current_stream(self._stream.device).wait_event(copied_event)
         copied = HostCopy(
             dict(buffers),
-            wait=done.synchronize if done is not None else lambda: None,
+            wait=copied_event.synchronize if copied_event is not None else lambda: None,
             release=lambda: self._free.put(buffers),
         )
         suspects = suspicious(sums)
@@ -63,16 +65,16 @@ class HostCopies:
             copied.wait()
         return copied, not_finite({name: buffers[name] for name in suspects})
 
-    def wait_for_room(self, on_wait: Callable[[], None]) -> None:
-        """Return when a copy would find free buffers; `on_wait` as for `copy`."""
-        self._free.put(self._take(on_wait))
+    def wait_for_room(self) -> None:
+        """Return when a copy would find free buffers."""
+        self._free.put(self._take_buffers())
 
-    def _take(self, on_wait: Callable[[], None]) -> dict[str, Tensor]:
+    def _take_buffers(self) -> dict[str, Tensor]:
         while True:
             try:
                 return self._free.get(timeout=LOOK_EVERY_S)
             except queue.Empty:
-                on_wait()
+                self._reader.check()
 
     def _copy(self, buffer: Tensor, tensor: Tensor) -> None:
         if not tensor.is_cuda:
@@ -89,10 +91,10 @@ class HostCopies:
 
 def _buffer(buffers: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
     """Return a buffer for a weight; make one if none fits."""
-    found = buffers.get(name)
-    if found is None or (found.shape, found.dtype) != (like.shape, like.dtype):
-        found = buffers[name] = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
-    return found
+    buffer = buffers.get(name)
+    if buffer is None or (buffer.shape, buffer.dtype) != (like.shape, like.dtype):
+        buffer = buffers[name] = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
+    return buffer
 
 
 def suspicious(sums: Mapping[str, Tensor]) -> list[str]:

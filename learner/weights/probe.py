@@ -37,15 +37,15 @@ def room_tokens(config: RunConfig, most_positions: int | None) -> int:
 
 def prompts(config: RunConfig, questions: Sequence[str], folder: str, rows: int) -> list[TokenIds]:
     """Render as many questions as the probe has rows, those left out that are too long."""
-    renderer, found = Renderer(folder, config.rollout.max_prompt_tokens), list[TokenIds]()
+    renderer, rendered = Renderer(folder, config.rollout.max_prompt_tokens), list[TokenIds]()
     for question in questions:
-        if len(found) == rows:
+        if len(rendered) == rows:
             break
         try:
-            found.append(renderer.prompt(question))
+            rendered.append(renderer.prompt(question))
         except ValueError as error:
             log.debug("left out of the probe: %s", error)
-    return found
+    return rendered
 
 
 def make_probe(
@@ -57,14 +57,14 @@ def make_probe(
     scored = min(SCORED_TOKENS, room // 2)
     rows = math.ceil(POSITIONS / scored)
     starts = prompts(config, questions, folder, rows) or [np.zeros(1, dtype=np.int32)]
-    given = [starts[row % len(starts)][scored - room :] for row in range(rows)]
+    prefixes = [starts[row % len(starts)][scored - room :] for row in range(rows)]
     draws = np.random.Generator(np.random.PCG64(derive(config.seed, "probe"))).random(
         (rows, scored)
     )
     engine.submit(
         Job(
             "probe",
-            tuple(given),
+            tuple(prefixes),
             draws,
             Sampling(temperature=1.0, max_new_tokens=scored),
             frozenset(),
@@ -75,4 +75,4 @@ def make_probe(
     del engine
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    return [(each, row.tokens) for each, row in zip(given, results[0].rows, strict=True)]
+    return [(each, row.tokens) for each, row in zip(prefixes, results[0].rows, strict=True)]

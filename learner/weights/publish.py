@@ -24,6 +24,7 @@ from prefixrl.common.wire.messages.fields import VERSIONS_KEPT
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.packing import ProbeRow, pack_logprobs, pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
+from prefixrl.learner.run.stop import Stop
 from prefixrl.learner.weights.copies import HostCopies, HostCopy, not_finite
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,22 @@ class _Handed:
     finish: Callable[[Tensors], Tensors]
 
 
+class _RunEnd:
+    """The end of the run: from then on, the thread waits for disk or broker for `CLOSE_S` only."""
+
+    def __init__(self, stop: Stop) -> None:
+        self._stop = stop
+        self.since_s: float | None = None
+
+    def check(self) -> None:
+        """Raise if waiting for disk or broker is useless: the run ended, or the broker is gone."""
+        if self.since_s is not None and time.monotonic() - self.since_s > CLOSE_S:
+            raise TrainingFault(
+                f"the learner ends, and there was no room on the disk, or no answer, for {CLOSE_S:g} s"
+            )
+        self._stop.check_servers()
+
+
 class Publisher:
     """Rank 0's publisher; it keeps the newest two versions and those pinned by an evaluation."""
 
@@ -58,17 +75,17 @@ class Publisher:
         directory: Path,
         probe: Sequence[ProbeRow],
         deltas: bool = True,
-        raise_if_hopeless: Callable[[], None] = lambda: None,
+        stop: Stop | None = None,
     ) -> None:
-        """Call `raise_if_hopeless` while an answer is awaited; it may raise to end the wait."""
-        self._address, self._raise_if_hopeless = address, raise_if_hopeless
-        self._directory, self._deltas = directory, deltas
+        """`stop`: its servers end the wait for an answer if they ended for good."""
+        self._address = address
+        self._directory = directory
+        self._deltas = deltas
+        self._run_end = _RunEnd(stop or Stop())
         self._probe = probe
         self._queue: queue.Queue[_Handed | None] = queue.Queue(QUEUED)
-        self._copies = HostCopies()
+        self._copies = HostCopies(self)
         self._failure: BaseException | None = None
-        self._closed_s: float | None = None
-        """Time at which the run ended."""
         self.newest = -1
         self.digests: dict[int, str] = {}
         """Digests of the newest published versions and the pinned ones."""
@@ -85,13 +102,13 @@ class Publisher:
         finish: Callable[[Tensors], Tensors] = lambda copied: copied,
     ) -> None:
         """Hand over a copy of weights that may change as soon as this returns; raises TrainingFault."""
-        copied, bad = self._copies.copy(weights, self.check)
+        copied, bad = self._copies.copy(weights)
         _refuse(version, bad)
         self._hand_over(_Handed(version, copied, probe_logprobs, finish))
 
     def wait_for_room(self) -> None:
         """Wait until the next copy finds free buffers; raise as `check` does."""
-        self._copies.wait_for_room(self.check)
+        self._copies.wait_for_room()
 
     def _hand_over(self, handed: _Handed) -> None:
         while True:
@@ -120,8 +137,9 @@ class Publisher:
 
     def close(self) -> None:
         """Finish what was handed over, unless publishing fails or takes longer than `FLUSH_S`."""
-        self._closed_s = time.monotonic()
-        deadline_s = self._closed_s + FLUSH_S
+        now_s = time.monotonic()
+        self._run_end.since_s = now_s
+        deadline_s = now_s + FLUSH_S
         # A full queue has no room for the end, and none comes where the thread fails meanwhile.
         while self._thread.is_alive() and time.monotonic() < deadline_s:
             with contextlib.suppress(queue.Full):
@@ -131,7 +149,7 @@ class Publisher:
 
     def _run(self) -> None:
         try:
-            client = BrokerClient(self._address, self._raise_if_useless)
+            client = BrokerClient(self._address, Stop(servers=self._run_end))
             while (handed := self._queue.get()) is not None:
                 self._publish(client, handed)
             client.close()
@@ -177,15 +195,7 @@ class Publisher:
         prune(self._directory, {version - back for back in range(KEPT)} | self.pinned)
 
     def _write(self, write: Callable[[], object], what: str) -> None:
-        when_there_is_room(write, self._directory, what, self._raise_if_useless)
-
-    def _raise_if_useless(self) -> None:
-        """Raise if waiting for disk or broker is useless: the run ends, or the broker is gone."""
-        if self._closed_s is not None and time.monotonic() - self._closed_s > CLOSE_S:
-            raise TrainingFault(
-                f"the learner ends, and there was no room on the disk, or no answer, for {CLOSE_S:g} s"
-            )
-        self._raise_if_hopeless()
+        when_there_is_room(write, self._directory, what, self._run_end.check)
 
 
 def weights_note(

@@ -52,13 +52,13 @@ class Snapshots:
 
     def get(self, version: int) -> tuple[messages.Manifest, Mapped] | None:
         """Return manifest and bytes, None when the version is not held or cannot be read."""
-        return _held(
+        return _opened_files(
             self._open, version, OPEN_SNAPSHOTS, folder(self._directory, version), messages.Manifest
         )
 
     def delta(self, version: int) -> tuple[messages.Delta, Mapped] | None:
         """Return the delta that leads to a version, or None when it is not held."""
-        return _held(
+        return _opened_files(
             self._deltas,
             version,
             OPEN_DELTAS,
@@ -68,20 +68,20 @@ class Snapshots:
 
     def chain(self, manifest: messages.Manifest) -> tuple[messages.Delta, ...]:
         """Return the deltas that lead to a snapshot without a gap, oldest first."""
-        found: list[messages.Delta] = []
+        deltas: list[messages.Delta] = []
         digest, version = manifest.digest, manifest.version
-        while (held := self.delta(version)) is not None and held[0].digest == digest:
-            found.insert(0, held[0])
-            digest, version = held[0].base_digest, version - 1
-        return tuple(found)
+        while (entry := self.delta(version)) is not None and entry[0].digest == digest:
+            deltas.insert(0, entry[0])
+            digest, version = entry[0].base_digest, version - 1
+        return tuple(deltas)
 
     def piece(self, request: messages.GetChunk) -> memoryview | None:
         """Return a chunk of a snapshot or a block of a delta, None when it is not held."""
         version, index = request.version, request.index
-        held = self.delta(version) if request.is_delta else self.get(version)
-        if held is None:
+        entry = self.delta(version) if request.is_delta else self.get(version)
+        if entry is None:
             return None
-        head, data = held
+        head, data = entry
         if isinstance(head, messages.Delta):
             if not 0 <= index < len(head.sizes):
                 return None
@@ -93,7 +93,7 @@ class Snapshots:
         return memoryview(data)[start : start + size]
 
 
-def _held(
+def _opened_files(
     opened: dict[int, tuple[T, Mapped]], version: int, keep: int, path: Path, kind: type[T]
 ) -> tuple[T, Mapped] | None:
     """Return the open files of a version; open them if necessary. The newest others stay open."""
@@ -118,8 +118,8 @@ def answer(
 ) -> tuple[messages.FromWeights, list[memoryview]]:
     """Return the reply to one request."""
     if isinstance(request, messages.GetManifest):
-        if (held := snapshots.get(request.version)) is not None:
-            return msgspec.structs.replace(held[0], deltas=snapshots.chain(held[0])), []
+        if (entry := snapshots.get(request.version)) is not None:
+            return msgspec.structs.replace(entry[0], deltas=snapshots.chain(entry[0])), []
     elif (piece := snapshots.piece(request)) is not None:
         return messages.Chunk(request.version, request.index, request.is_delta), [piece]
     return messages.Gone(request.version, snapshots.latest()), []

@@ -3,7 +3,8 @@
     step_tag    question, a space, then every step with its tag        score: softmax of two tokens' logits at the tag
     two_class   a conversation whose last turn is every step with tag  score: softmax of the head's classes at the tag
 
-A tag is found by its place in the whole text, so that nothing an adapter writes can be taken for one.
+A tag is found by its place in the whole text, so that nothing an adapter writes can be taken for
+one.
 """
 
 from collections.abc import Sequence
@@ -24,8 +25,8 @@ class Marked:
     """An answer as the model reads it."""
 
     tokens: NDArray[np.int32]
-    at: tuple[int, ...]
-    """Position of the tag of each step."""
+    tag_positions: tuple[int, ...]
+    """Position of the tag of each step, among the tokens."""
 
 
 class StepForm:
@@ -33,7 +34,8 @@ class StepForm:
 
     def __init__(self, tokenizer: Any, settings: ProcessModelConfig) -> None:
         """Try the form out on two steps; ConfigError or DataError where tags are not found in their places."""
-        self._tokenizer, self._settings = tokenizer, settings
+        self._tokenizer = tokenizer
+        self._settings = settings
         if not tokenizer.is_fast:
             raise DataError(
                 f"scorer.prm.model: the tokenizer of {settings.model} cannot tell where its tokens stand in a text; "
@@ -46,16 +48,16 @@ class StepForm:
             )
         added = tokenizer.added_tokens_decoder.values()
         self._removed = sorted(
-            {settings.tag, *(each.content for each in added if each.special)}, key=len
+            {settings.tag, *(token.content for token in added if token.special)}, key=len
         )[::-1]
         self._tag_token: int | None = None
         try:
-            found = self.marked(*_PROBE)
+            probe = self.marked_text(*_PROBE)
         except ValueError as error:
             raise ConfigError(f"scorer.prm.step_tag = {settings.tag!r}: {error}") from None
-        self._tag_token = int(found.tokens[found.at[0]])
+        self._tag_token = int(probe.tokens[probe.tag_positions[0]])
 
-    def marked(self, question: str, steps: Sequence[str]) -> Marked:
+    def marked_text(self, question: str, steps: Sequence[str]) -> Marked:
         """Return the tokens of a question with its steps; ValueError if a tag is no token."""
         text, ends = self._text(
             self._literal(question), [self._literal(step).strip() for step in steps]
@@ -65,8 +67,10 @@ class StepForm:
         )
         ids, spans = encoded["input_ids"], encoded["offset_mapping"]
         token_by_end = {end: index for index, (begin, end) in enumerate(spans) if end > begin}
-        at = tuple(self._tag_at(text, end, token_by_end.get(end), spans, ids) for end in ends)
-        return Marked(np.asarray(ids, dtype=np.int32), at)
+        positions = tuple(
+            self._tag_at(text, end, token_by_end.get(end), spans, ids) for end in ends
+        )
+        return Marked(np.asarray(ids, dtype=np.int32), positions)
 
     def candidates(self) -> tuple[int, int]:
         """Return the tokens of a good and a bad step; ConfigError unless each is one token."""
@@ -97,7 +101,7 @@ class StepForm:
         content = content[: ends[-1]] if ends else content
         system = [] if self._settings.system is None else [("system", self._settings.system)]
         turns = [*system, ("user", question), ("assistant", content)]
-        conversation = [{"role": role, "content": said} for role, said in turns]
+        conversation = [{"role": role, "content": turn} for role, turn in turns]
         text = str(
             self._tokenizer.apply_chat_template(
                 conversation, tokenize=False, add_generation_prompt=False
@@ -137,28 +141,29 @@ class StepForm:
             )
         return index
 
-    def _candidate(self, key: str, given: int | str) -> int:
+    def _candidate(self, key: str, token: int | str) -> int:
         model, size = self._settings.model, len(self._tokenizer)
-        if isinstance(given, int):
-            if 0 <= given < size:
-                return given
+        if isinstance(token, int):
+            if 0 <= token < size:
+                return token
             raise ConfigError(
-                f"scorer.prm.{key} = {given}: {model} has no such token, its ids are 0 to {size - 1}"
+                f"scorer.prm.{key} = {token}: {model} has no such token, its ids are 0 to {size - 1}"
             )
-        ids = self._tokenizer.encode(given, add_special_tokens=False)
+        ids = self._tokenizer.encode(token, add_special_tokens=False)
         if len(ids) != 1 or (
-            ids[0] == self._tokenizer.unk_token_id and given != self._tokenizer.unk_token
+            ids[0] == self._tokenizer.unk_token_id and token != self._tokenizer.unk_token
         ):
             read = ", ".join(map(repr, self._tokenizer.convert_ids_to_tokens(ids))) or "nothing"
             raise ConfigError(
-                f"scorer.prm.{key} = {given!r}: the tokenizer of {model} reads it as {read}, it must be one known "
+                f"scorer.prm.{key} = {token!r}: the tokenizer of {model} reads it as {read}, it must be one known "
                 f"token; give the token that the model was trained with, as text (a space before it counts) or as id"
             )
         return int(ids[0])
 
     def _literal(self, text: str) -> str:
         """Return a text without special tokens and tags, which only the form itself may write."""
-        while found := [each for each in self._removed if each in text]:
-            for each in found:
-                text = text.replace(each, "")
+        # Again after each removal: what stood around a tag may form another one.
+        while any(tag in text for tag in self._removed):
+            for tag in self._removed:
+                text = text.replace(tag, "")
         return text

@@ -12,7 +12,7 @@ from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.wire.messages.fields import cut_text
 from prefixrl.common.wire.messages.groups import Fault, StepScores, TextVerdict
 from prefixrl.common.wire.verdicts import aggregated
-from prefixrl.scorer.process.steps import combined, split, token_ends
+from prefixrl.scorer.process.steps import combined_reward, split_steps, token_ends
 
 if TYPE_CHECKING:
     from prefixrl.scorer.process.formats import Marked, StepForm
@@ -24,7 +24,7 @@ _TRIALS = (
     ("Compute 12 * 4.", ("12 * 4 = 48.",)),
     ("Compute 12 * 4.", ("7 7 7 7 7", "Nothing follows.")),
 )
-"""Texts that no model finds equally good, whatever it was trained on."""
+"""Right and absurd solutions. A model that scores both alike is not a process reward model."""
 
 
 class StepModel(Protocol):
@@ -59,38 +59,38 @@ class StepScoring:
         trials: Sequence[tuple[str, Sequence[str]]] = _TRIALS,
     ) -> None:
         """Score the trial texts; raises DataError for a model that finds them all equally good."""
-        self._settings, self._form, self._model = settings, form, model
+        self._settings = settings
+        self._form = form
+        self._model = model
         if model.most_positions is not None and settings.max_tokens > model.most_positions:
             raise ConfigError(
                 f"scorer.prm.max_tokens = {settings.max_tokens}: {settings.model} has positions for "
                 f"{model.most_positions}; lower max_tokens to that"
             )
-        found = [
-            score
-            for each in model.scores([form.marked(*trial) for trial in trials])
-            for score in each
-        ]
+        rows = [form.marked_text(*trial) for trial in trials]
+        scores = [score for of_row in model.scores(rows) for score in of_row]
         if (
-            not all(math.isfinite(score) for score in found)
-            or max(found) - min(found) < LEAST_SPREAD
+            not all(math.isfinite(score) for score in scores)
+            or max(scores) - min(scores) < LEAST_SPREAD
         ):
             raise DataError(
                 f"scorer.prm.model: {settings.model} gives the steps of right and nonsensical answers the scores "
-                f"{min(found):g} to {max(found):g}: a constant reward teaches nothing; check format, step_tag and, "
+                f"{min(scores):g} to {max(scores):g}: a constant reward teaches nothing; check format, step_tag and, "
                 f'with format = "step_tag", good_token and bad_token'
             )
         self.scored = 0
 
-    def judged(self, texts: Sequence[JudgedText]) -> list[TextVerdict]:
+    def rewarded_verdicts(self, texts: Sequence[JudgedText]) -> list[TextVerdict]:
         """Return the verdicts with rewards of both sources; `error` where a text cannot be scored."""
         verdicts: list[TextVerdict | None] = []
         rows: list[Marked] = []
         steps = [
-            split(text.answer, self._settings.between, self._settings.most_steps) for text in texts
+            split_steps(text.answer, self._settings.between, self._settings.most_steps)
+            for text in texts
         ]
         for text, of_text in zip(texts, steps, strict=True):
             try:
-                row = self._form.marked(text.question, [step.text for step in of_text])
+                row = self._form.marked_text(text.question, [step.text for step in of_text])
             except ValueError as error:
                 verdicts.append(_failed(text.verdict, str(error), "steps without a score"))
                 continue
@@ -106,31 +106,32 @@ class StepScoring:
         scores = iter(self._model.scores(rows))
         self.scored += len(texts)
         return [
-            known or self._verdict(text, [step.end for step in of_text], next(scores))
-            for known, text, of_text in zip(verdicts, texts, steps, strict=True)
+            verdict or self._verdict(text, [step.end for step in of_text], next(scores))
+            for verdict, text, of_text in zip(verdicts, texts, steps, strict=True)
         ]
 
-    def beside(self, texts: Sequence[JudgedText]) -> list[TextVerdict]:
+    def scored_verdicts(self, texts: Sequence[JudgedText]) -> list[TextVerdict]:
         """Return the verdicts as they are, with the scores of the texts that can be scored."""
-        scored = self.judged(texts)
+        scored = self.rewarded_verdicts(texts)
         return [
-            replace(text.verdict, process=each.process)
-            for text, each in zip(texts, scored, strict=True)
+            replace(text.verdict, process=verdict.process)
+            for text, verdict in zip(texts, scored, strict=True)
         ]
 
     def _verdict(self, text: JudgedText, ends: list[int], scores: list[float]) -> TextVerdict:
         if not all(math.isfinite(score) for score in scores):
             return _failed(text.verdict, f"scores of steps are {scores}", "steps without a score")
-        settings, outcome = self._settings, text.verdict.reward
-        found = StepScores(outcome, tuple(scores), _ends(text, ends))
+        settings = self._settings
+        outcome = text.verdict.reward
+        step_scores = StepScores(outcome, tuple(scores), _ends(text, ends))
         if settings.placement == "step":  # the learner adds the scores, each at its token
-            if len(found.ends) == len(scores):
-                return replace(text.verdict, process=found)
+            if len(step_scores.ends) == len(scores):
+                return replace(text.verdict, process=step_scores)
             reason = "the tokens of the answer do not tell where its steps end"
             return _failed(text.verdict, reason, "steps without a score")
         score = aggregated(scores, settings.aggregate)
-        reward = combined(outcome, score, settings.outcome_coefficient, settings.coefficient)
-        return replace(text.verdict, reward=reward, process=found)
+        reward = combined_reward(outcome, score, settings.outcome_coefficient, settings.coefficient)
+        return replace(text.verdict, reward=reward, process=step_scores)
 
 
 def _ends(text: JudgedText, ends: list[int]) -> tuple[int, ...]:

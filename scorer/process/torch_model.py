@@ -1,6 +1,7 @@
 """A process reward model in transformers: the probability of each step, in batches padded on the right.
 
-The output layer computes at the tags alone. Heads that a folder's own code would make are read from the weights.
+The output layer computes at the tags alone. Heads that a folder's own code would make are read from
+the weights.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,8 +27,8 @@ class TorchStepModel:
         self._device = torch.device("cuda" if has_cuda(settings.device, "scorer.prm") else "cpu")
         self._batch_tokens = settings.batch_tokens
         self._is_causal = settings.format == "step_tag"
-        called, kind = named(folder, settings)
-        self._model = load_model(folder, called, settings.dtype, kind)
+        description, kind = description_of(folder, settings)
+        self._model = load_model(folder, description, settings.dtype, kind)
         if self._is_causal:
             layer = self._model.get_output_embeddings()
             self._columns = form.candidates()
@@ -43,7 +44,7 @@ class TorchStepModel:
     @torch.inference_mode()
     def scores(self, rows: Sequence[Marked]) -> list[list[float]]:
         """Return the score of every step of every row; rows beside it change it by rounding."""
-        if not any(row.at for row in rows):
+        if not any(row.tag_positions for row in rows):
             return [[] for _ in rows]
         return [
             scores
@@ -57,12 +58,12 @@ class TorchStepModel:
         mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True).to(
             self._device
         )
-        tags = [(index, at) for index, row in enumerate(rows) for at in row.at]
+        tags = [(index, at) for index, row in enumerate(rows) for at in row.tag_positions]
         lines, places = torch.tensor(tags, dtype=torch.int64, device=self._device).T
         logits = self._logits(ids, mask, lines, places)
         good = torch.softmax(logits[:, list(self._columns)].float(), dim=-1)[:, 0].tolist()
-        found = iter(good)
-        return [[next(found) for _ in row.at] for row in rows]
+        scores = iter(good)
+        return [[next(scores) for _ in row.tag_positions] for row in rows]
 
     def _logits(
         self, ids: torch.Tensor, mask: torch.Tensor, lines: torch.Tensor, places: torch.Tensor
@@ -81,10 +82,10 @@ class TorchStepModel:
             self._tags = None
         return logits
 
-    def _at_tags(self, _: torch.nn.Module, given: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    def _at_tags(self, _: torch.nn.Module, arguments: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
         """Give the output layer the hidden states at the tags, as one row: the vocabulary is large."""
         assert self._tags is not None, "called by `_logits` alone"
-        return (given[0][self._tags].unsqueeze(0),)
+        return (arguments[0][self._tags].unsqueeze(0),)
 
 
 def batches(rows: Sequence[Marked], most_tokens: int) -> Iterator[list[Marked]]:
@@ -95,13 +96,15 @@ def batches(rows: Sequence[Marked], most_tokens: int) -> Iterator[list[Marked]]:
         wider = max(width, row.tokens.size)
         if batch and wider * (len(batch) + 1) > most_tokens:
             yield batch
-            batch, wider = [], row.tokens.size
-        batch, width = [*batch, row], wider
+            batch = []
+            wider = row.tokens.size
+        batch = [*batch, row]
+        width = wider
     if batch:
         yield batch
 
 
-def named(folder: str, settings: ProcessModelConfig) -> tuple[str, Kind]:
+def description_of(folder: str, settings: ProcessModelConfig) -> tuple[str, Kind]:
     """Return the words for the model in a message, and what transformers loads of it."""
     kind: Kind = "causal" if settings.format == "step_tag" else "backbone"
     return f"scorer.prm.model = {folder!r} (as format = {settings.format!r})", kind
@@ -119,15 +122,15 @@ def check_candidates(candidates: tuple[int, int], size: int, settings: ProcessMo
 
 def head_tensors(folder: str) -> dict[str, torch.Tensor]:
     """Return the weights of a folder's head by their names."""
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for path in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            found |= {
+            tensors |= {
                 name: file.get_tensor(name)
                 for name in file.keys()  # noqa: SIM118 -- a file of tensors cannot be iterated
                 if name.split(".")[0] in HEADS[:2]
             }
-    return found
+    return tensors
 
 
 def head_of(folder: str, settings: ProcessModelConfig) -> torch.nn.Module:

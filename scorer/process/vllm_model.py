@@ -12,7 +12,7 @@ from prefixrl.common.errors import DataError
 from prefixrl.common.models.config_file import positions_of
 from prefixrl.common.models.loading import check_model
 from prefixrl.scorer.process.formats import Marked, StepForm
-from prefixrl.scorer.process.torch_model import check_candidates, head_of, named
+from prefixrl.scorer.process.torch_model import check_candidates, description_of, head_of
 
 
 class VllmStepModel:
@@ -20,7 +20,7 @@ class VllmStepModel:
 
     def __init__(self, folder: str, settings: ProcessModelConfig, form: StepForm) -> None:
         """Start vLLM; raises DataError or ConfigError for a model that it cannot score with."""
-        hf_config = check_model(folder, *named(folder, settings)).get_text_config()
+        hf_config = check_model(folder, *description_of(folder, settings)).get_text_config()
         self._is_causal = settings.format == "step_tag"
         limit = positions_of(hf_config.to_dict())
         # A step's prompt needs room for the token that is drawn after it.
@@ -57,7 +57,7 @@ class VllmStepModel:
 
     def scores(self, rows: Sequence[Marked]) -> list[list[float]]:
         """Return the score of every step of every row."""
-        if not any(row.at for row in rows):
+        if not any(row.tag_positions for row in rows):
             return [[] for _ in rows]
         return self._by_logprobs(rows) if self._is_causal else self._by_classes(rows)
 
@@ -73,23 +73,25 @@ class VllmStepModel:
             detokenize=False,
         )
         prompts = [
-            {"prompt_token_ids": row.tokens[: at + 1].tolist()} for row in rows for at in row.at
+            {"prompt_token_ids": row.tokens[: position + 1].tolist()}
+            for row in rows
+            for position in row.tag_positions
         ]
-        done = self._llm.generate(prompts, sampling, use_tqdm=False)
-        found = iter([math.exp(each.outputs[0].logprobs[0][good].logprob) for each in done])
-        return [[next(found) for _ in row.at] for row in rows]
+        outputs = self._llm.generate(prompts, sampling, use_tqdm=False)
+        scores = iter([math.exp(output.outputs[0].logprobs[0][good].logprob) for output in outputs])
+        return [[next(scores) for _ in row.tag_positions] for row in rows]
 
     def _by_classes(self, rows: Sequence[Marked]) -> list[list[float]]:
-        asked = [row for row in rows if row.at]
-        prompts = [{"prompt_token_ids": row.tokens.tolist()} for row in asked]
-        done = iter(self._llm.encode(prompts, pooling_task="token_classify", use_tqdm=False))
-        logits = (
-            next(done).outputs.data.float()[list(row.at)] if row.at else torch.zeros(0, 2)
-            for row in rows
-        )
-        return [
-            torch.softmax(each[:, list(self._columns)], dim=-1)[:, 0].tolist() for each in logits
-        ]
+        with_steps = [row for row in rows if row.tag_positions]
+        prompts = [{"prompt_token_ids": row.tokens.tolist()} for row in with_steps]
+        outputs = iter(self._llm.encode(prompts, pooling_task="token_classify", use_tqdm=False))
+        scores: list[list[float]] = []
+        for row in rows:
+            logits = torch.zeros(0, 2)
+            if row.tag_positions:
+                logits = next(outputs).outputs.data.float()[list(row.tag_positions)]
+            scores.append(torch.softmax(logits[:, list(self._columns)], dim=-1)[:, 0].tolist())
+        return scores
 
 
 def _started(arguments: dict[str, Any], is_causal: bool) -> Any:

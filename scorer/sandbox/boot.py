@@ -1,7 +1,7 @@
-"""The first code of the interpreter in the sandbox: `python -c` with the text of this file; imported by nothing.
+"""The first code of the interpreter in the sandbox: `python -c` with the text of this file; nothing imports it.
 
-The source of the program comes first on stdin, its length before it: no file is needed, and none is left. What follows
-it on stdin is the program's. The arguments are folders to import packages from.
+The source of the program comes first on stdin, after its length, so that no file is needed. The
+rest of stdin is the program's input. The arguments are folders to import packages from.
 """
 
 import builtins

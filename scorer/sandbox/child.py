@@ -1,13 +1,14 @@
 """The sandbox inside: `main PARENT_PID STATUS_FD NAME=LIMIT... LIBRARY... -- COMMAND...`.
 
-Started by `runner.py` with `python -I -S`, once per program, so it imports only fast parts of the standard library.
+Started by `runner.py` with `python -I -S`, once per program, so it imports only fast parts of the
+standard library.
 
     watcher (this process: a user namespace, keeps the time)
       └── init (its own pid, mount, network, ipc, uts and cgroup namespace; nobody, no capabilities)
             └── the command (resource limits, seccomp filter)
 
-Whatever the command starts dies with init, and init with the watcher. One line is written to STATUS_FD: `exit 0`,
-`signal 9`, `timeout` or `refused REASON`.
+Whatever the command starts dies with init, and init with the watcher. One line is written to
+STATUS_FD: `exit 0`, `signal 9`, `timeout` or `refused REASON`.
 """
 
 import ctypes
@@ -62,7 +63,7 @@ WAKING = (signal.SIGCHLD, signal.SIGTERM)
 """Signals that the watcher awaits: SIGTERM from its parent ends the program early."""
 
 
-def call(name: str, *arguments: object) -> int:
+def call_libc(name: str, *arguments: object) -> int:
     """Call a function of the C library; raises OSError with its name."""
     result: int = getattr(LIBC, name)(*arguments)
     if result < 0:
@@ -71,71 +72,74 @@ def call(name: str, *arguments: object) -> int:
     return result
 
 
-def bind(source: str, target: str) -> None:
+def bind_path(source: str, target: str) -> None:
     """Show a file or folder read-only under the new root."""
     if os.path.isdir(source):
         os.makedirs(target, exist_ok=True)
     else:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
-    call("mount", source.encode(), target.encode(), None, ctypes.c_ulong(MS_BIND | MS_REC), None)
+    call_libc(
+        "mount", source.encode(), target.encode(), None, ctypes.c_ulong(MS_BIND | MS_REC), None
+    )
     attributes = struct.pack("QQQQ", MOUNT_ATTR_RDONLY_NOSUID, 0, 0, 0)
     number, size = ctypes.c_long(442), ctypes.c_size_t(len(attributes))
-    call("syscall", number, AT_FDCWD, target.encode(), AT_RECURSIVE, attributes, size)
+    call_libc("syscall", number, AT_FDCWD, target.encode(), AT_RECURSIVE, attributes, size)
 
 
-def tmpfs(target: str, options: str, flags: int = 0) -> None:
+def mount_tmpfs(target: str, options: str, flags: int = 0) -> None:
     """Mount an empty file system in memory."""
-    given = ctypes.c_ulong(MS_NOSUID | MS_NODEV | flags)
-    call("mount", b"none", target.encode(), b"tmpfs", given, options.encode())
+    all_flags = ctypes.c_ulong(MS_NOSUID | MS_NODEV | flags)
+    call_libc("mount", b"none", target.encode(), b"tmpfs", all_flags, options.encode())
 
 
 def enter_root(libraries: list[str], scratch_bytes: int) -> None:
     """Build a root: the system's programs and libraries, read-only, and a scratch folder."""
-    call("mount", None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None)
-    shown = [path for path in (*SYSTEM, *libraries, *DEVICES) if os.path.exists(path)]
+    call_libc("mount", None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None)
+    visible = [path for path in (*SYSTEM, *libraries, *DEVICES) if os.path.exists(path)]
     root = next(
         path
         for path in ROOTS
-        if os.path.isdir(path) and not any(f"{each}/".startswith(f"{path}/") for each in shown)
+        if os.path.isdir(path) and not any(f"{other}/".startswith(f"{path}/") for other in visible)
     )
-    tmpfs(root, "size=1m,nr_inodes=4k,mode=755")
-    for path in shown:
-        if any(path != each and path.startswith(f"{each}/") for each in shown):
+    mount_tmpfs(root, "size=1m,nr_inodes=4k,mode=755")
+    for path in visible:
+        if any(path != other and path.startswith(f"{other}/") for other in visible):
             continue
         if os.path.islink(path):
             os.symlink(os.readlink(path), root + path)
         else:
-            bind(path, root + path)
+            bind_path(path, root + path)
     os.mkdir(root + SCRATCH)
-    tmpfs(root + SCRATCH, f"size={scratch_bytes},nr_inodes=1k,mode=777")
+    mount_tmpfs(root + SCRATCH, f"size={scratch_bytes},nr_inodes=1k,mode=777")
     if not os.path.lexists(root + "/tmp"):  # it is there where the interpreter stands in it
         os.symlink(SCRATCH, root + "/tmp")
     os.mkdir(root + "/old")
-    call("pivot_root", root.encode(), (root + "/old").encode())
+    call_libc("pivot_root", root.encode(), (root + "/old").encode())
     os.chdir("/")
-    call("umount2", b"/old", MNT_DETACH)
+    call_libc("umount2", b"/old", MNT_DETACH)
     os.rmdir("/old")
     read_only = ctypes.c_ulong(MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
-    call("mount", None, b"/", None, read_only, None)
+    call_libc("mount", None, b"/", None, read_only, None)
     os.chdir(SCRATCH)
 
 
 def drop_privileges(is_root: bool) -> None:
-    """Become nobody, without capabilities, for ever."""
+    """Become the user `nobody`, without capabilities, for ever."""
     if is_root:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-    call("capset", struct.pack("Ii", 0x20080522, 0), bytes(24))
-    call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    call_libc("capset", struct.pack("Ii", 0x20080522, 0), bytes(24))
+    call_libc("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def seccomp_filter() -> bytes:
     """Build the filter: calls that are not allowed fail, another architecture ends the process.
 
-    They fail with an error that Python names, and that a program may handle, instead of a silent end. To a C library
-    that knows newer calls than this file the kernel seems older, so that it falls back.
+    They fail with an error that Python names, and that a program may handle, instead of a silent
+    end. To a C library that knows newer calls than this file the kernel seems older, so that it
+    falls back.
     """
     column, audit = ARCHITECTURES[os.uname().machine]
     refuse, unknown, allow, kill = 0x50000 | REFUSED, 0x50000 | UNKNOWN, 0x7FFF0000, 0x80000000
@@ -173,12 +177,12 @@ def apply_filter() -> None:
     program = seccomp_filter()
     buffer = ctypes.create_string_buffer(program, len(program))
     head = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
-    call("prctl", PR_SET_SECCOMP, 2, head, 0, 0)
+    call_libc("prctl", PR_SET_SECCOMP, 2, head, 0, 0)
 
 
-def limit(limits: dict[str, int]) -> None:
-    """Set resource limits; the number of processes is that of this user namespace."""
-    wanted = {
+def set_limits(limits: dict[str, int]) -> None:
+    """Set resource limits. Processes are counted in this user namespace."""
+    values = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
@@ -188,8 +192,8 @@ def limit(limits: dict[str, int]) -> None:
         resource.RLIMIT_NOFILE: limits["open_files"],
         resource.RLIMIT_NPROC: limits["processes"],
     }
-    for what, value in wanted.items():
-        resource.setrlimit(what, (value, value))
+    for kind, value in values.items():
+        resource.setrlimit(kind, (value, value))
 
 
 def run_init(writer: int, libraries: list[str], command: list[str], limits: dict[str, int]) -> None:
@@ -198,24 +202,26 @@ def run_init(writer: int, libraries: list[str], command: list[str], limits: dict
     # the command interrupt init, which as the first process of its namespace is out of reach of all others.
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    call_libc("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:
-        call("sethostname", b"sandbox", 7)
+        call_libc("sethostname", b"sandbox", 7)
         enter_root(libraries, limits["scratch_bytes"])
         drop_privileges(os.getuid() == 0)
-        call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a change of user takes it back
+        call_libc(
+            "prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0
+        )  # a change of user takes it back
         program = os.fork()
     except OSError as error:
-        os.write(writer, refused(error))
+        os.write(writer, refusal_line(error))
         return
     if program == 0:
         try:
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
-            limit(limits)
+            set_limits(limits)
             apply_filter()
             os.execve(command[0], command, ENVIRONMENT)
         except OSError as error:
-            os.write(writer, refused(error))
+            os.write(writer, refusal_line(error))
         os._exit(127)
     while True:
         pid, status = os.wait()
@@ -244,7 +250,7 @@ def enter_user_namespace() -> None:
         finally:
             os._exit(code)
     try:
-        call("unshare", NAMESPACES)
+        call_libc("unshare", NAMESPACES)
     finally:
         os.write(ready[1], b"1")
         _, status = os.waitpid(helper, 0)
@@ -262,7 +268,7 @@ def _write(path: str, text: str) -> None:
         os.close(descriptor)
 
 
-def watch(libraries: list[str], command: list[str], limits: dict[str, int]) -> bytes:
+def watch_init(libraries: list[str], command: list[str], limits: dict[str, int]) -> bytes:
     """Start init and wait for it up to the limit; return the status."""
     signal.pthread_sigmask(signal.SIG_BLOCK, WAKING)
     machine = os.uname().machine
@@ -295,26 +301,27 @@ def watch(libraries: list[str], command: list[str], limits: dict[str, int]) -> b
     return status or b"refused init ended without a status"
 
 
-def refused(error: OSError) -> bytes:
+def refusal_line(error: OSError) -> bytes:
     """Format the reason why nothing was run, in one line."""
     return b"refused " + " ".join(str(error).split()).encode()
 
 
 def main() -> None:
     """Run the command and report its end."""
-    parent, status_fd = int(sys.argv[1]), int(sys.argv[2])
+    parent = int(sys.argv[1])
+    status_fd = int(sys.argv[2])
     divide = sys.argv.index("--")
-    given = sys.argv[3:divide]
-    pairs = [each.partition("=") for each in given if not each.startswith("/")]
+    arguments = sys.argv[3:divide]
+    pairs = [word.partition("=") for word in arguments if not word.startswith("/")]
     limits = {name: int(value) for name, _, value in pairs}
-    libraries = [each for each in given if each.startswith("/")]
+    libraries = [word for word in arguments if word.startswith("/")]
     os.set_inheritable(status_fd, False)
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
     try:
-        status = watch(libraries, sys.argv[divide + 1 :], limits)
+        status = watch_init(libraries, sys.argv[divide + 1 :], limits)
     except OSError as error:
-        status = refused(error)
+        status = refusal_line(error)
     os.write(status_fd, status + b"\n")
     os._exit(0)  # nothing is left to tidy, which would take some milliseconds

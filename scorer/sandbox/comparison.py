@@ -1,6 +1,7 @@
 """Comparison of what a program printed or returned with what is expected. Pure.
 
-Whole numbers and strings of digits are met exactly, so that no almost right program is right; floats up to rounding.
+Whole numbers and strings of digits are met exactly, so that no almost right program is right;
+floats up to rounding.
 """
 
 import json
@@ -13,9 +14,9 @@ from itertools import product
 from typing import Any
 
 RELATIVE = 1e-9
-"""Rounding of a float, as a share of the number, where a user chose none."""
+"""Default rounding of a float, as a share of the number."""
 TINY, OF_WHOLE = Fraction(1, 10**12), Fraction(1, 10**6)
-"""Rounding at least, and of a whole number at most. Fractions: a number with hundreds of digits is no float."""
+"""Least rounding, and most rounding of a whole number. Fractions: a number with hundreds of digits is not a float."""
 MOST_CHARS = 400
 """Longest text that is read as a number."""
 
@@ -45,12 +46,15 @@ def _is_near(got: Fraction, number: Fraction, relative: float) -> bool:
 
 def is_printed(stdout: str, expected: Any, relative: float = RELATIVE) -> bool:
     """Return True if equal line by line, or word by word up to the rounding of floats."""
-    wanted = "\n".join(map(str, expected)) if isinstance(expected, list) else str(expected)
-    got, want = ([line.strip() for line in text.strip().splitlines()] for text in (stdout, wanted))
-    if got == want:
+    expected_text = "\n".join(map(str, expected)) if isinstance(expected, list) else str(expected)
+    lines, expected_lines = (
+        [line.strip() for line in text.strip().splitlines()] for text in (stdout, expected_text)
+    )
+    if lines == expected_lines:
         return True
-    words, expected_words = (" ".join(lines).split() for lines in (got, want))
-    is_as_long = len(got) == len(want) and len(words) == len(expected_words)
+    words = " ".join(lines).split()
+    expected_words = " ".join(expected_lines).split()
+    is_as_long = len(lines) == len(expected_lines) and len(words) == len(expected_words)
     return is_as_long and all(map(partial(_is_word, relative), words, expected_words))
 
 
@@ -66,15 +70,15 @@ def _is_word(relative: float, got: str, want: str) -> bool:
 
 def is_returned(stdout: str, expected: Any, relative: float = RELATIVE) -> bool:
     """Return True if the JSON of a value is the expected one, or what its text says in JSON."""
-    wanted = [expected]
+    choices = [expected]
     if isinstance(expected, str):
         with suppress(ValueError, RecursionError):
-            wanted.append(json.loads(expected))
+            choices.append(json.loads(expected))
     try:
         got = json.loads(stdout)
         # Some sets wrap each output in a list of one.
         return str(got) == expected or any(
-            _is_equal(relative, *pair) for pair in product((got, [got]), wanted)
+            _is_equal(relative, *pair) for pair in product((got, [got]), choices)
         )
     except (ValueError, RecursionError):  # a program may print brackets within brackets without end
         return False
@@ -88,8 +92,8 @@ def _is_equal(relative: float, got: Any, want: Any) -> bool:
             _is_equal(relative, got[key], want[key]) for key in want
         )
     if isinstance(got, bool) is not isinstance(want, bool):
-        return False  # True is no 1, though Python finds them equal
-    floats = [each for each in (got, want) if isinstance(each, float)]
+        return False  # True is not 1, though Python finds them equal
+    floats = [number for number in (got, want) if isinstance(number, float)]
     if (
         floats
         and all(map(math.isfinite, floats))

@@ -1,7 +1,8 @@
-"""Functions around a model's program in the sandbox. `programs.py` sends the text of this file, then a call of one.
+"""Functions around a model's program in the sandbox.
 
-They have the standard library alone, and import late what only one of them needs: a program pays for every import.
-`usual` is a source that makes names which programs use without an import.
+`programs.py` sends the text of this file, then a call of one of them. They have the standard
+library alone, and import late what only one of them needs: a program pays for every import. `usual`
+is a source that makes names which programs use without an import.
 """
 
 
@@ -41,8 +42,8 @@ def print_result(
 ) -> None:
     """Print the JSON of what a function of a program returns; what the program prints is dropped.
 
-    `name` is a function, `Class.method`, or a method of the class `Solution`. `arguments` are a list, or a dict of
-    named ones.
+    `name` is a function, `Class.method`, or a method of the class `Solution`. `arguments` are a
+    list, or a dict of named ones.
     """
     import json
     import os
@@ -58,7 +59,10 @@ def print_result(
     if owner not in defined:
         owner = "Solution" if "Solution" in defined else ""
     function = getattr(defined[owner](), name) if owner else defined[name]  # type: ignore[operator]
-    is_keyed = isinstance(arguments, dict)
-    value = function(**arguments) if is_keyed else function(*arguments)  # type: ignore
+    value = (
+        function(**arguments)  # type: ignore[operator]
+        if isinstance(arguments, dict)
+        else function(*arguments)  # type: ignore[operator]
+    )
     result.write(json.dumps(value, default=lambda items: sorted(items, key=repr)))
     result.close()

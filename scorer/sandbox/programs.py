@@ -3,7 +3,8 @@
     answers   the answer is the value of the last `<llm-code>` block, or of the function a text defines (TinyGSM)
     tests     the gold answer holds inputs and outputs (PRIME's coding tasks); the reward is the share of tests passed
 
-Expected outputs never enter the sandbox. A fault of the program is a wrong answer; a `SandboxError` is no verdict.
+Expected outputs never enter the sandbox. A fault of the program is a wrong answer; a `SandboxError`
+is no verdict.
 """
 
 import builtins
@@ -43,14 +44,15 @@ def find_program(text: str, mode: CodeMode) -> str | None:
     if blocks := _BLOCK.findall(tail):
         return str(blocks[-1])
     fences = list(_FENCE.finditer(tail)) if mode == "tests" else []
-    labelled = [each for each in fences if _PYTHON.fullmatch(each["label"])]
-    if named := labelled or [each for each in fences if not each["label"]]:
-        code = named[-1]["code"]
-        return dedent(_QUOTED.sub("", code) if ">" in (named[-1]["before"] or "") else code).rstrip(
-            " \t"
-        )
-    found = None if fences else _FUNCTION.search(tail)
-    return tail[found.start() :].partition("\n```")[0] if found else None
+    labelled = [fence for fence in fences if _PYTHON.fullmatch(fence["label"])]
+    candidates = labelled or [fence for fence in fences if not fence["label"]]
+    if candidates:
+        fence = candidates[-1]
+        is_quoted = ">" in (fence["before"] or "")
+        code = _QUOTED.sub("", fence["code"]) if is_quoted else fence["code"]
+        return dedent(code).rstrip(" \t")
+    function = None if fences else _FUNCTION.search(tail)
+    return tail[function.start() :].partition("\n```")[0] if function else None
 
 
 MODULES = [
@@ -98,7 +100,7 @@ def _imports_by_name() -> dict[str, str]:
 def value_of(
     program: str, limits: ProgramLimits, packages: tuple[str, ...]
 ) -> tuple[ProgramRun, str | None]:
-    """Run a program; its value is that of its last line or function, else its last printed line."""
+    """Run a program; return the value of its last line or function, else its last printed line."""
     finished = run(_driver("print_value", program, packages), b"", limits, packages)
     lines = [line for line in finished.stdout.decode(errors="replace").splitlines() if line.strip()]
     has_succeeded = finished.status == "exited" and finished.code == 0
@@ -132,10 +134,10 @@ def _run_test(
     program: str, test: Test, limits: ProgramLimits, packages: tuple[str, ...]
 ) -> ProgramRun:
     if test.function is None:
-        lines = test.given if isinstance(test.given, list) else [test.given]
+        lines = test.inputs if isinstance(test.inputs, list) else [test.inputs]
         stdin = "\n".join(map(str, lines)).encode()
         return run(_driver("run_script", program, packages), stdin, limits, packages)
-    source = _driver("print_result", program, packages, test.function, test.given)
+    source = _driver("print_result", program, packages, test.function, test.inputs)
     return run(source, b"", limits, packages)
 
 

@@ -3,8 +3,9 @@
     source, stdin ──▶ run ──▶ ProgramRun: exited | killed | timeout | flood, stdout, stderr
                            └─▶ SandboxError: the result is unknown
 
-Linux namespaces, a seccomp filter and resource limits, without the help of another program (`child.py`). If the host
-cannot isolate, `SandboxError` names the reason and nothing is run: a fault of the sandbox is never one of the program.
+Linux namespaces, a seccomp filter and resource limits, without the help of another program
+(`child.py`). If the host cannot isolate, `SandboxError` names the reason and nothing is run: a
+fault of the sandbox is never one of the program.
 """
 
 import contextlib
@@ -65,7 +66,7 @@ class ProgramRun(msgspec.Struct, frozen=True):
     """The end of a program."""
 
     status: Literal["exited", "killed", "timeout", "flood"]
-    """`killed`: by a signal, its own or that of a limit. `flood`: it wrote too much."""
+    """`killed`: by a signal that it sent itself or a limit sent. `flood`: it wrote too much."""
     code: int
     """Exit code, or number of the signal."""
     stdout: bytes
@@ -81,11 +82,11 @@ def run(
     """Run a Python program to its end, with the standard library and packages; blocks; raises SandboxError."""
     limits = limits or ProgramLimits()
     with contextlib.ExitStack() as open_files:
-        given = open_files.enter_context(_stdin(source, stdin))
+        input_file = open_files.enter_context(_stdin(source, stdin))
         status, child_status = os.pipe()
         open_files.callback(os.close, status)
         try:
-            process = _start(given, child_status, limits, _folders(packages))
+            process = _start(input_file, child_status, limits, _folders(packages))
         finally:
             os.close(child_status)
         open_files.callback(_end, process)
@@ -98,12 +99,12 @@ def run(
 @functools.cache
 def _folders(packages: tuple[str, ...]) -> tuple[Path, ...]:
     """Return the folders of packages, and of the libraries that their wheels brought."""
-    found = [importlib.util.find_spec(name) for name in packages]
-    places = [
-        Path(place) for spec in found if spec for place in spec.submodule_search_locations or ()
+    specs = [importlib.util.find_spec(name) for name in packages]
+    folders = [
+        Path(folder) for spec in specs if spec for folder in spec.submodule_search_locations or ()
     ]
-    libraries = [place.with_name(f"{place.name}.libs") for place in places]
-    return (*places, *(each for each in libraries if each.is_dir()))
+    libraries = [folder.with_name(f"{folder.name}.libs") for folder in folders]
+    return (*folders, *(library for library in libraries if library.is_dir()))
 
 
 def probe(packages: tuple[str, ...] = ()) -> str | None:
@@ -143,7 +144,7 @@ def _stdin(source: str, stdin: bytes) -> Iterator[int]:
 
 
 def _start(
-    given: int, status: int, limits: ProgramLimits, folders: tuple[Path, ...]
+    input_file: int, status: int, limits: ProgramLimits, folders: tuple[Path, ...]
 ) -> "subprocess.Popen[bytes]":
     libraries = [str(Path(sys.base_prefix).resolve()), *map(str, folders)]
     sites = {str(folder.parent) for folder in folders}
@@ -154,7 +155,7 @@ def _start(
     try:
         return subprocess.Popen(
             command,
-            stdin=given,
+            stdin=input_file,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={"LANG": "C.UTF-8"},
@@ -168,7 +169,7 @@ def _start(
 def _collect(process: "subprocess.Popen[bytes]", limits: ProgramLimits) -> tuple[list[bytes], bool]:
     """Return what it wrote until its end; True if that was too much, so that it must be ended."""
     pipes: list[IO[bytes]] = [pipe for pipe in (process.stdout, process.stderr) if pipe]
-    found = {pipe: bytearray() for pipe in pipes}
+    outputs = {pipe: bytearray() for pipe in pipes}
     deadline = time.monotonic() + START_S + limits.wall_ms / 1000 + GRACE_S
     with selectors.DefaultSelector() as selector:
         for pipe in pipes:
@@ -180,12 +181,12 @@ def _collect(process: "subprocess.Popen[bytes]", limits: ProgramLimits) -> tuple
             for key, _ in selector.select(left_s):
                 pipe = key.fileobj  # type: ignore[assignment]
                 data = os.read(pipe.fileno(), _READ_BYTES)
-                found[pipe] += data
+                outputs[pipe] += data
                 if not data:
                     selector.unregister(pipe)
-            if sum(map(len, found.values())) > limits.output_bytes:
-                return [bytes(found[pipe][: limits.output_bytes]) for pipe in pipes], True
-    return [bytes(found[pipe]) for pipe in pipes], False
+            if sum(map(len, outputs.values())) > limits.output_bytes:
+                return [bytes(outputs[pipe][: limits.output_bytes]) for pipe in pipes], True
+    return [bytes(outputs[pipe]) for pipe in pipes], False
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -1,8 +1,8 @@
 """An endpoint, asked until it answers: retries, rate limits, patience, counts.
 
-Everything asynchronous here runs on one asyncio loop; other threads only read public attributes. After a `Retry` the
-same request is made again, later and later; a Retry-After holds all requests back, for `patience_s` at most. The wait
-ends when
+Everything asynchronous here runs on one asyncio loop; other threads only read public attributes.
+After a `Retry` the same request is made again, later and later; a Retry-After holds all requests
+back, for `patience_s` at most. The wait ends when
 
     - something is answered: `outage` is None again;
     - one row has failed for `patience_s`, or twice had no answer within `request_s`, while a trial is answered: that
@@ -82,7 +82,8 @@ class Endpoint(Generic[Answer]):
         """Open the client; raises UserError if there is no key or a proxy cannot be used."""
         assert section.url is not None, "it is asked for where there is an address"
         self.url = section.url
-        self._path, self._read = path, read
+        self._path = path
+        self._read = read
         self.asking = 0
         """Number of requests under way."""
         self._asked_s = 0.0
@@ -120,12 +121,10 @@ class Endpoint(Generic[Answer]):
 
     async def _insist(self, ask: Callable[[], Awaitable[T | Retry]]) -> T:
         """Ask until there is an answer; raises PeerLost or, for an unknown host, UserError."""
-        tries, resolved_s, patience_s, name = (
-            0,
-            time.monotonic(),
-            self._section.patience_s,
-            self._section.NAME,
-        )
+        tries = 0
+        resolved_s = time.monotonic()
+        patience_s = self._section.patience_s
+        name = self._section.NAME
         while isinstance(outcome := await ask(), Retry):
             tries += 1
             if tries == 1:
@@ -145,7 +144,8 @@ class Endpoint(Generic[Answer]):
 
     async def answer(self, content: bytes) -> Answer | RowRefused:
         """Return the answer to a request, however often it must be sent; raises UserError or PeerLost."""
-        tries, late = 0, 0
+        tries = 0
+        late = 0
         begun: Outage | None = None
         while True:
             async with self._seats:
@@ -155,7 +155,8 @@ class Endpoint(Generic[Answer]):
                 self._refuse(outcome)
             if not isinstance(outcome, Retry):
                 return outcome
-            tries, late = tries + 1, late + outcome.is_late
+            tries += 1
+            late += outcome.is_late
             begun = begun or Outage(time.monotonic(), outcome.reason)
             is_hopeless = late >= MOST_LATE or self._is_over(begun)
             is_asked = is_hopeless or self._is_over(self.outage)
@@ -182,7 +183,7 @@ class Endpoint(Generic[Answer]):
 
     @property
     def asked_s(self) -> float:
-        """Seconds of all requests so far, those under way included."""
+        """Seconds of all requests so far, requests under way included."""
         return self._asked_s + self.asking * (time.monotonic() - self._counted_s)
 
     def _count_asking(self, more: int) -> None:
@@ -197,7 +198,8 @@ class Endpoint(Generic[Answer]):
         )
 
     def _count_limited(self, more: int) -> None:
-        self._limited_s, self._limited_since_s = self.limited_s, time.monotonic()
+        self._limited_s = self.limited_s
+        self._limited_since_s = time.monotonic()
         self._limited += more
 
     async def _ask(self, content: bytes) -> Answer | Retry | RowRefused | EndpointRefused:
@@ -212,25 +214,24 @@ class Endpoint(Generic[Answer]):
                 # A proxy answers so while its backend is replaced.
                 outcome = Retry(outcome.reason)
             self._has_answered |= not isinstance(outcome, Retry | RowRefused | EndpointRefused)
-            self._note(outcome)
+            self._update_health(outcome)
         finally:
             self._count_asking(-1)
         self.count(requests=not isinstance(outcome, Retry))
         self.count(
-            **{
-                name: getattr(outcome, name, None) or 0
-                for name in ("prompt_tokens", "completion_tokens")
-            }
+            prompt_tokens=getattr(outcome, "prompt_tokens", None) or 0,
+            completion_tokens=getattr(outcome, "completion_tokens", None) or 0,
         )
         return outcome
 
-    def _note(self, outcome: object) -> None:
-        """Note if the endpoint is well, and the rest that it asks for."""
+    def _update_health(self, outcome: object) -> None:
+        """Keep whether the endpoint answers, and how long a rest it asks for."""
         if not isinstance(outcome, Retry):
             self.outage = None
             return
         self.count(retries=1)
-        now_s, reason = time.monotonic(), outcome.reason
+        now_s = time.monotonic()
+        reason = outcome.reason
         if self.outage is None and now_s - self._logged_s > LOG_EVERY_S:
             self._logged_s = now_s
             log.warning("%s: %s", self.url, reason)
@@ -252,7 +253,8 @@ class Endpoint(Generic[Answer]):
     async def _let_rest(self) -> None:
         """Hold a request until Retry-After has passed, then release it with jitter.
 
-        A rest that outlasts the patience ends with a trial; raises PeerLost if that is not answered.
+        A rest that outlasts the patience ends with a trial; raises PeerLost if that is not
+        answered.
         """
         while left_s := self._rest_left_s:
             begun = min(filter(None, (self._rest, self.outage)), key=lambda each: each.since_s)
@@ -288,14 +290,14 @@ class Endpoint(Generic[Answer]):
         if section.key_variable is not None:
             key = f"the key is that of the environment variable {section.key_variable}"
         address = f"check {section.NAME}.url {self.HINT}"
-        what, hint = {
+        problem, hint = {
             401: ("the key is wrong or missing", key),
             402: ("there is no credit left", key),
             403: ("the key may not do this", key),
             404: ("there is no such path or model", address),
         }.get(denied.status, (f"it is not {self.KIND}", f"check {section.NAME}.url"))
         raise UserError(
-            f"the endpoint {self.url} refuses every request: {what} ({denied.reason}); {hint}"
+            f"the endpoint {self.url} refuses every request: {problem} ({denied.reason}); {hint}"
         )
 
 
@@ -310,20 +312,20 @@ class CompletionsEndpoint(Endpoint[Completed]):
 
     async def find_model(self) -> ServedModel:
         """Return the model that the config names, or the only one; raises UserError or PeerLost."""
-        wanted = self._options.model
-        found: list[ServedModel] | EndpointRefused = await self._insist(self._models)
-        if isinstance(found, EndpointRefused):
-            if found.status in (404, 405) and wanted is not None:
-                return ServedModel(wanted)  # not every endpoint has a list
-            self._refuse(found)
-        if wanted is None and len(found) == 1:
-            return found[0]
-        for model in found:
-            if model.id == wanted:
+        name = self._options.model
+        models: list[ServedModel] | EndpointRefused = await self._insist(self._models)
+        if isinstance(models, EndpointRefused):
+            if models.status in (404, 405) and name is not None:
+                return ServedModel(name)  # not every endpoint has a list
+            self._refuse(models)
+        if name is None and len(models) == 1:
+            return models[0]
+        for model in models:
+            if model.id == name:
                 return model
-        names = sorted(each.id for each in found)
+        names = sorted(model.id for model in models)
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        problem = "is missing" if wanted is None else f"= {wanted!r} is not served there"
+        problem = "is missing" if name is None else f"= {name!r} is not served there"
         raise UserError(
             f"scorer.openai.model {problem}: the endpoint {self.url} serves "
             f"{', '.join(names[:MOST_NAMES]) or 'nothing'}{more}; give one of these"
@@ -350,7 +352,7 @@ class CompletionsEndpoint(Endpoint[Completed]):
 
     async def _models(self) -> list[ServedModel] | Retry | EndpointRefused:
         outcome = await self._client.models()
-        self._note(outcome)
+        self._update_health(outcome)
         return outcome
 
     async def complete(self, row: completions.RowRequest) -> Completed | RowRefused:

@@ -3,10 +3,10 @@
     worker's loop ── submit ──▶ `row_jobs.py` ── a request per row, `requests` at once ──▶ endpoint
           ▲ step() ◀── queue of finished jobs ◀── retries, rate limits (`endpoint.py`) ◀── completions ──┘
 
-A row is sent as the target's own tokenizer rendered it, prefix included, and is continued. While the endpoint answers
-nothing, `waits_for` names the reason and `progress` grows, because that wait ends by itself. A row that cannot be
-continued is a row with an error. An endpoint that is silent for longer than the patience, or refuses every request,
-ends the worker with a named error.
+A row is sent as the target's own tokenizer rendered it, prefix included, and is continued. While
+the endpoint answers nothing, `waits_for` names the reason and `progress` grows, because that wait
+ends by itself. A row that cannot be continued is a row with an error. An endpoint that is silent
+for longer than the patience, or refuses every request, ends the worker with a named error.
 """
 
 import asyncio
@@ -47,7 +47,8 @@ class OpenAIEngine(RowJobs):
     ) -> None:
         """Connect and try the endpoint out; raises UserError if it refuses, PeerLost if silent.
 
-        Of the folder `model` only the tokenizer is used; `raise_if_hopeless` may end the wait by an error.
+        Of the folder `model` only the tokenizer is used; `raise_if_hopeless` may end the wait by an
+        error.
         """
         super().__init__()
         self._section = config.scorer.openai
@@ -150,7 +151,8 @@ class OpenAIEngine(RowJobs):
     def _written(self, written: Completed, row: TokenIds, stops: frozenset[int]) -> Continuation:
         """Convert an answer, up to its first stop; raises UserError if it continues another prompt.
 
-        An endpoint may take fewer stops than there are, or show those that it does not know as text.
+        An endpoint may take fewer stops than there are, or show those that it does not know as
+        text.
         """
         if written.prompt is not None and written.prompt != row.tolist():
             self._compare(written.prompt, row)

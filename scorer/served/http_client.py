@@ -101,19 +101,19 @@ class HttpClient:
 
 async def _content(answer: httpx2.Response) -> bytes:
     """Return the body of an answer, or a beginning of more than `MOST_BYTES`."""
-    found = bytearray()
+    content = bytearray()
     try:
         async for part in answer.aiter_bytes():
-            found += part
-            if len(found) > MOST_BYTES:
+            content += part
+            if len(content) > MOST_BYTES:
                 break
     finally:
         await answer.aclose()
-    return bytes(found)
+    return bytes(content)
 
 
 def _key_of(section: ServerConfig) -> str:
-    """Return the key, "" if none is to be sent; raises UserError if the key cannot be sent."""
+    """Return the key, "" if no key is to be sent; raises UserError if the key cannot be sent."""
     if section.key_variable is None:
         return ""
     key = os.environ.get(section.key_variable, "").strip()

@@ -1,7 +1,7 @@
 """Requests to an OpenAI-compatible completions endpoint, and its answers. Pure.
 
-A prompt with its prefix goes to `/completions`, which continues the text itself; `/chat/completions` would close the
-turn and answer again. An answer is one of these:
+A prompt with its prefix goes to `/completions`, which continues the text itself;
+`/chat/completions` would close the turn and answer again. An answer is one of these:
 
     Completed         a continuation
     Retry             the same request may succeed later: 408, 409, 425, 429, 5xx, an answer cut short or garbled
@@ -156,7 +156,7 @@ class _Failure(msgspec.Struct, frozen=True):
 def body(row: RowRequest, dialect: Literal["vllm", "openai"]) -> bytes:
     """Encode the request for one row as JSON."""
     sampling = row.sampling
-    asked: dict[str, object] = {
+    request: dict[str, object] = {
         "model": row.model,
         "prompt": row.prompt,
         "max_tokens": sampling.max_new_tokens,
@@ -164,13 +164,13 @@ def body(row: RowRequest, dialect: Literal["vllm", "openai"]) -> bytes:
         "top_p": sampling.top_p,
     }
     if row.seed is not None:
-        asked["seed"] = row.seed
+        request["seed"] = row.seed
     if dialect == "openai":
         if row.stops:
-            asked["stop"] = list(row.stops)[:MOST_STOPS]
-        return msgspec.json.encode(asked)
+            request["stop"] = list(row.stops)[:MOST_STOPS]
+        return msgspec.json.encode(request)
     # Name every setting: the server takes defaults from the model's generation_config.
-    asked |= {
+    request |= {
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
         "repetition_penalty": 1.0,
@@ -181,7 +181,7 @@ def body(row: RowRequest, dialect: Literal["vllm", "openai"]) -> bytes:
         "add_special_tokens": False,  # the prompt holds its BOS already, if any
         "return_token_ids": True,
     }
-    return msgspec.json.encode(asked)
+    return msgspec.json.encode(request)
 
 
 def read(
@@ -190,7 +190,8 @@ def read(
     """Read the answer to a request for a completion."""
     if status != 200:
         return failed(status, headers, content, now)
-    outcome, usage = _completion(content), _usage(content)
+    outcome = _completion(content)
+    usage = _usage(content)
     return replace(
         outcome, prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
     )

@@ -3,8 +3,9 @@
     POST URL    {"rows": [{"question": "…", "text": "…", "gold": "…"}, …]}
     200         {"rewards": [0.5, {"reward": 1, "form": 0.2}, …]}       one per row, in their order
 
-Anything else in the place of a reward is an `error` of its row. A batch that is refused (400, 413, 422, or no answer
-though others have one) is sent row by row, so that one row costs no other its reward.
+Anything else in the place of a reward is an `error` of its row. A batch that is refused (400, 413,
+422, or no answer though others have one) is sent row by row, so that one row costs no other its
+reward.
 """
 
 import asyncio
@@ -66,16 +67,17 @@ class RewardEndpoint(Endpoint[Rewards]):
 
     async def rewards(self, rows: list[_Row]) -> list[object] | RowRefused:
         """Return what the server gives for a batch; raises UserError or PeerLost."""
-        asked = [
-            {"question": each[3], "text": encodable(each[1]), "gold": each[2]} for each in rows
+        request = [
+            {"question": question, "text": encodable(text), "gold": gold}
+            for _, text, gold, question, _ in rows
         ]
-        content = msgspec.json.encode({"rows": asked})
+        content = msgspec.json.encode({"rows": request})
         self._trial = self._trial or content
-        found = await self.answer(content)
-        if isinstance(found, RowRefused):
-            return found
+        outcome = await self.answer(content)
+        if isinstance(outcome, RowRefused):
+            return outcome
         self._trial = content
-        return found.rewards
+        return outcome.rewards
 
 
 class RewardServer(JudgeThread):
@@ -98,7 +100,8 @@ class RewardServer(JudgeThread):
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
-        woken, asking = asyncio.Event(), set[asyncio.Task[None]]()
+        woken = asyncio.Event()
+        asking: set[asyncio.Task[None]] = set()
         asyncio.get_running_loop().add_reader(self._woken, woken.set)
         try:
             while not self._is_over:
@@ -127,34 +130,33 @@ class RewardServer(JudgeThread):
 
     async def _ask(self, rows: list[_Row], answered: asyncio.Event) -> None:
         try:
-            given = await self._endpoint.rewards(rows)
+            rewards = await self._endpoint.rewards(rows)
         finally:
             answered.set()
-        if isinstance(given, RowRefused) and len(rows) > 1:
+        if isinstance(rewards, RowRefused) and len(rows) > 1:
+            # One by one: a row that is refused costs no other its reward.
             for row in rows:
                 await self._ask([row], answered)
             return
         for place, (key, text, *_) in enumerate(rows):
-            if isinstance(given, RowRefused):
-                found = self._without(given.reason, "server refused")
-            elif len(given) != len(rows):
-                found = self._without(
-                    f"{len(given)} rewards for {len(rows)} rows", "function returned no reward"
-                )
+            if isinstance(rewards, RowRefused):
+                verdict = self._error(rewards.reason, "server refused")
+            elif len(rewards) != len(rows):
+                reason = f"{len(rewards)} rewards for {len(rows)} rows"
+                verdict = self._error(reason, "function returned no reward")
             else:
-                found = self._judgement(given[place], text)
-            self._verdicts.append((key, found))
+                verdict = self._judgement(rewards[place], text)
+            self._verdicts.append((key, verdict))
 
-    def _judgement(self, given: object, text: str) -> Judgement:
-        reward, parts = reward_of(given, self._section.weights)
+    def _judgement(self, result: object, text: str) -> Judgement:
+        reward, parts = reward_of(result, self._section.weights)
         if not 0.0 <= reward <= 1.0:
-            return self._without(
-                f"it gave {no_reward(given, self._section.weights)}", "function returned no reward"
-            )
+            reason = f"it gave {no_reward(result, self._section.weights)}"
+            return self._error(reason, "function returned no reward")
         extracted = (extract_answer(text) or "")[:MAX_ANSWER_CHARS]
         return Judgement(reward, "ok", extracted, parts=parts, rule=RULE)
 
-    def _without(self, reason: str, fault: Fault) -> Judgement:
+    def _error(self, reason: str, fault: Fault) -> Judgement:
         reason = f"reward.url {self._endpoint.url}: {reason}"
         if self._complaints.is_first((fault, 0), reason):
             log.warning("%s", reason)

@@ -1,12 +1,15 @@
-"""`python -m prefixrl.scorer.verifier.child PARENT_PID template NAME... | function REF DIGEST LIMIT WEIGHTS`: judge.
+"""`python -m prefixrl.scorer.verifier.child PARENT_PID template ... | function ...`: judge answers.
 
-Started by `child_process.py`, never by hand. It is a process of its own because sympy may loop for minutes in C code
-that no alarm interrupts, or take all memory: such work can only be killed from outside.
+Started by `child_process.py`, never by hand. It is a process of its own because sympy may loop for
+minutes in C code that no alarm interrupts, or take all memory: such work can only be killed from
+outside.
 
-    template   it imports sympy and the verifiers of packages that are named, and for every two descriptors received
-               through the socket on its stdin it forks a child that reads and writes there
-    function   a user's `file.py:name` whose file must have DIGEST: it leads a process group and forks once; the fork
-               reads stdin, writes stdout, and calls that function instead of sympy
+    template NAME...
+        imports sympy and the named verifiers of packages, and for every two descriptors received
+        through the socket on its stdin forks a child that reads and writes there
+    function REF DIGEST LIMIT WEIGHTS
+        REF is a user's `file.py:name` whose file must have DIGEST. It leads a process group and
+        forks once; the fork reads stdin, writes stdout, and calls that function instead of sympy
 
 Both end with their input.
 
@@ -96,7 +99,8 @@ def _limit_memory() -> None:
 def guard_group(questions: int, parent: int) -> None:
     """Return in a fork; this process stays, and kills their group once fork or parent has ended.
 
-    The kernel ends a child with its parent, but not what a user's function started: that would run for ever.
+    The kernel ends a child with its parent, but not what a user's function started: that would run
+    for ever.
     """
     guard = os.getpid()
     if (child := os.fork()) == 0:

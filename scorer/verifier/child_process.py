@@ -2,11 +2,11 @@
 
     pool ── two descriptors ──▶ template ── fork ──▶ child ◀── ChildQuestion, ChildAnswer ──▶ pool
 
-Importing sympy takes a second of a core, and every hostile answer costs a child: so only the template imports it, and
-a child starts in milliseconds, however busy the machine is. A user's function is not forked, since its imports may
-start threads: each of its children is a new process, which leads a group. What the function starts belongs to it and
-ends with the child, unless it makes a group of its own. Jobs and deadlines are the pool's. Only `wait` and `close`
-wait.
+Importing sympy takes a second of a core, and every hostile answer costs a child: so only the
+template imports it, and a child starts in milliseconds, however busy the machine is. A user's
+function is not forked, since its imports may start threads: each of its children is a new process,
+which leads a group. What the function starts belongs to it and ends with the child, unless it makes
+a group of its own. Jobs and deadlines are the pool's. Only `wait` and `close` wait.
 """
 
 import contextlib

@@ -3,8 +3,9 @@
 golds        [[id, gold], ...]     ──▶ the gold answers that do not verify against themselves, a JSON line each
 equalities   [[answer, ...], ...]  ──▶ [[index of the first answer of its problem that is equal, ...], ...]
 
-JSON from stdin to stdout. The first runs beside a training, at the lowest priority: an answer to such a row is right
-when it is literally the gold answer, any other may end as `error` and be excluded. The second counts votes.
+JSON from stdin to stdout. The first runs beside a training, at the lowest priority: an answer to
+such a row is right when it is literally the gold answer, any other may end as `error` and be
+excluded. The second counts votes.
 """
 
 import logging
@@ -39,52 +40,53 @@ def bad_golds(rows: list[tuple[str, str]], timeout_s: int) -> list[BadGold]:
     for row_id, gold in rows:
         ids.setdefault(gold, []).append(row_id)
     golds = [gold for gold in ids if not is_settled_without_sympy(gold)]
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     with closing(VerifierPool(1, timeout_s)) as pool:
         for key, gold in enumerate(golds):
             pool.check_gold(key, gold)
-        for key, verdict in _rest(pool):
+        for key, verdict in _pending_verdicts(pool):
             if verdict.status == "error":
-                found[key] = verdict.extracted or "error"
+                reasons[key] = verdict.extracted or "error"
             elif not verdict.reward:
-                found[key] = f"not equal to itself ({verdict.status})"
+                reasons[key] = f"not equal to itself ({verdict.status})"
     return [
-        BadGold(row_id, golds[key], found[key])
-        for key in sorted(found)
+        BadGold(row_id, golds[key], reasons[key])
+        for key in sorted(reasons)
         for row_id in ids[golds[key]]
     ]
 
 
 def first_equals(problems: list[list[str]], timeout_s: int) -> list[list[int]]:
-    """Return for every answer the index of the first that either way is equal to it."""
+    """Return for every answer the index of the first answer that equals it, compared both ways."""
     pairs = [
-        (at, i, j)
-        for at, answers in enumerate(problems)
+        (problem, i, j)
+        for problem, answers in enumerate(problems)
         for i, j in combinations(range(len(answers)), 2)
     ]
-    verdicts = list[tuple[int, Judgement]]()
+    verdicts: list[tuple[int, Judgement]] = []
     with closing(VerifierPool(2, timeout_s)) as pool:
-        for key, (at, i, j) in enumerate(pairs):
-            one, other = problems[at][i], problems[at][j]
+        for key, (problem, i, j) in enumerate(pairs):
+            one, other = problems[problem][i], problems[problem][j]
             pool.submit(2 * key, rf"\boxed{{{other}}}", one)
             pool.submit(2 * key + 1, rf"\boxed{{{one}}}", other)
             verdicts += pool.poll()
-        verdicts += _rest(pool)
+        verdicts += _pending_verdicts(pool)
     equal = {
         pairs[key // 2] for key, verdict in verdicts if verdict.status == "ok" and verdict.reward
     }
-    return [_firsts(len(answers), at, equal) for at, answers in enumerate(problems)]
+    return [_first_equals(len(answers), problem, equal) for problem, answers in enumerate(problems)]
 
 
-def _firsts(count: int, at: int, equal: set[tuple[int, int, int]]) -> list[int]:
+def _first_equals(count: int, problem: int, equal: set[tuple[int, int, int]]) -> list[int]:
     """Map every answer to the first answer that equals it."""
-    found: list[int] = []
+    firsts: list[int] = []
     for j in range(count):
-        found.append(next((i for i in range(j) if found[i] == i and (at, i, j) in equal), j))
-    return found
+        equals = (i for i in range(j) if firsts[i] == i and (problem, i, j) in equal)
+        firsts.append(next(equals, j))
+    return firsts
 
 
-def _rest(pool: VerifierPool) -> Iterator[tuple[int, Judgement]]:
+def _pending_verdicts(pool: VerifierPool) -> Iterator[tuple[int, Judgement]]:
     """Yield the verdicts that are pending."""
     while pool.pending:
         pool.wait(WAIT_S)
@@ -93,16 +95,17 @@ def _rest(pool: VerifierPool) -> Iterator[tuple[int, Judgement]]:
 
 def main() -> None:
     """Do the work on stdin."""
-    work, parent, timeout_s = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    die_with_parent(parent)
-    given = sys.stdin.buffer.read()
+    work = sys.argv[1]
+    die_with_parent(int(sys.argv[2]))
+    timeout_s = int(sys.argv[3])
+    content = sys.stdin.buffer.read()
     if work == "equalities":
-        problems = msgspec.json.decode(given, type=list[list[str]])
+        problems = msgspec.json.decode(content, type=list[list[str]])
         sys.stdout.buffer.write(msgspec.json.encode(first_equals(problems, timeout_s)))
         return
     os.nice(NICE)
     logging.disable(logging.WARNING)  # children's warnings would name each bad gold again
-    rows = msgspec.json.decode(given, type=list[tuple[str, str]])
+    rows = msgspec.json.decode(content, type=list[tuple[str, str]])
     sys.stdout.buffer.write(msgspec.json.Encoder().encode_lines(bad_golds(rows, timeout_s)))
 
 

@@ -5,10 +5,11 @@
                                       ▲          ├─ past its deadline: killed, `timeout`
                                       └─ once ───┴─ died by itself; the second time `error`
 
-With a user's reward function there is no exact path and no cache: a child gives every text to the function. If the
-function takes the verifier's verdict, a pool within this one gives it first. Equal questions go to a child once,
-whether they come one after the other (cache) or together. A child that is killed, dies or has judged its share is
-replaced within milliseconds (`child_process.py`). The time of an answer begins when a child receives it.
+With a user's reward function there is no exact path and no cache: a child gives every text to the
+function. If the function takes the verifier's verdict, a pool within this one gives it first. Equal
+questions go to a child once, whether they come one after the other (cache) or together. A child
+that is killed, dies or has judged its share is replaced within milliseconds (`child_process.py`).
+The time of an answer begins when a child receives it.
 """
 
 import itertools
@@ -97,7 +98,8 @@ class _Child:
 class VerifierPool:
     """A judge of completions, owned by one thread that must outlive it: children die with it.
 
-    Only `wait` and `close` wait. Children are started for the first answer that has no exact verdict.
+    Only `wait` and `close` wait. Children are started for the first answer that has no exact
+    verdict.
     """
 
     is_patient = False
@@ -113,8 +115,9 @@ class VerifierPool:
     ) -> None:
         """Make a pool; processes are started later.
 
-        A child has `timeout_s` for one answer or one call of a function, and is killed GRACE_S later. It is replaced
-        after `jobs_per_child` answers: sympy's caches only grow. The cache drops the least recently used verdict first.
+        A child has `timeout_s` for one answer or one call of a function, and is killed GRACE_S
+        later. It is replaced after `jobs_per_child` answers: sympy's caches only grow. The cache
+        drops the least recently used verdict first.
         """
         self._size = children
         self._timeout_s = timeout_s
@@ -167,7 +170,7 @@ class VerifierPool:
 
     @property
     def child_pids(self) -> tuple[int, ...]:
-        """The process ids of the children, without those that have not reported theirs yet."""
+        """The process ids of the children that have reported their id."""
         return tuple(child.process.pid for child in self._children if child.process.pid)
 
     def submit(

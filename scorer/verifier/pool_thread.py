@@ -17,7 +17,7 @@ from prefixrl.scorer.verifier.pool import VerifierPool
 from prefixrl.scorer.verifier.rules.verify import Judgement
 
 LONGEST_WAIT_S = 0.5
-"""Time after which `trouble` is told anew though nothing happens."""
+"""Longest time after which `trouble` is updated, even if nothing happens."""
 
 
 class JudgeThread(ABC):

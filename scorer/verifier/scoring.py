@@ -4,10 +4,12 @@
     score(question, text, gold, verdict)           is handed the verifier's own verdict on the text
     score(question, text, gold, verify)            may ask it: verify(text, gold) gives the verdict on any text
 
-It returns a reward, or a dict with `reward` and parts of it, which are logged; with `reward.weights` a dict of parts.
+It returns a reward, or a dict with `reward` and parts of it, which are logged; with
+`reward.weights` a dict of parts.
 
-The verifier's verdict comes from children of its own (`pool.py`): a formula that hangs never costs the function a
-call. `verify` has a pool of one child behind it, which half of the function's time may pass in.
+The verifier's verdict comes from children of its own (`pool.py`): a formula that hangs never costs
+the function a call. `verify` has a pool of one child behind it, which half of the function's time
+may pass in.
 """
 
 import contextlib
@@ -80,10 +82,13 @@ class Scoring:
     def score(self, question: ChildQuestion) -> ChildAnswer:
         """Call the function; anything but a number in [0, 1] is an error with its reason."""
         path = user_function.file_of(self._ref)
-        named: dict[str, object] = {"verdict": question.verdict} if self.takes_verdict else {}
-        named |= {"verify": self._verify} if self._verify else {}
+        keywords: dict[str, object] = {}
+        if self.takes_verdict:
+            keywords["verdict"] = question.verdict
+        if self._verify:
+            keywords["verify"] = self._verify
         try:
-            reward = self._call(question, named)
+            reward = self._call(question, keywords)
             value, parts = reward_of(reward, self._weights)
         except (Exception, SystemExit) as error:
             reason = user_function.explain(error, path)
@@ -99,10 +104,10 @@ class Scoring:
             return ChildAnswer("error", reason=reason, fault="function returned no reward")
         return ChildAnswer("scored", value, parts=parts, rule=RULE)
 
-    def _call(self, question: ChildQuestion, named: dict[str, object]) -> object:
+    def _call(self, question: ChildQuestion, keywords: dict[str, object]) -> object:
         caller = os.getpid()
         try:
-            return self._function(question.question, question.answer, question.gold, **named)
+            return self._function(question.question, question.answer, question.gold, **keywords)
         finally:
             # The function forked, and this is the copy: its answer would be taken for that of the next text.
             if os.getpid() != caller:

@@ -16,8 +16,9 @@ class _Strike(BaseException):
 def time_limit(limit_s: float) -> Iterator[None]:
     """Interrupt the body at the limit, and again until it ends; raises TimeoutError.
 
-    A strike may be swallowed by a bare `except` or a destructor, or arrive while C code ignores it: so the clock
-    decides, whatever the body found. Code that never returns to Python must be killed from outside.
+    A strike may be swallowed by a bare `except` or a destructor, or arrive while C code ignores it:
+    so the clock decides, whatever the body found. Code that never returns to Python must be killed
+    from outside.
     """
     deadline = time.monotonic() + limit_s
     before = signal.signal(signal.SIGALRM, _strike)

@@ -1,7 +1,8 @@
 """The judges that a verifier child has: sympy, and the table of verifiers that rows name by `code`.
 
-Each may use up its time or memory, so a child runs it, which can be killed from outside. The code sandbox is an entry
-of the table, as the verifiers of installed packages are (`common/config/foreign/verifier.py`).
+Each may use up its time or memory, so a child runs it, which can be killed from outside. The code
+sandbox is an entry of the table, as the verifiers of installed packages are
+(`common/config/foreign/verifier.py`).
 """
 
 import logging
@@ -12,7 +13,7 @@ from functools import partial
 import msgspec
 
 from prefixrl.common.config.foreign import user_function
-from prefixrl.common.config.foreign.verifier import MATHEMATICS, Verifier, load_verifier
+from prefixrl.common.config.foreign.verifier import MATHEMATICS, AnswerVerifier, load_verifier
 from prefixrl.common.prompts.program_tests import read_tests
 from prefixrl.common.wire.messages.groups import Fault
 from prefixrl.scorer.sandbox.comparison import is_rounded
@@ -65,12 +66,14 @@ def judge_formula(question: ChildQuestion) -> ChildAnswer:
     return ChildAnswer("right" if is_right else "wrong", rule=SYMPY_RULE)
 
 
-def judge_with(verifier: Verifier, question: ChildQuestion) -> ChildAnswer:
+def judge_with(verifier: AnswerVerifier, question: ChildQuestion) -> ChildAnswer:
     """Call the function of a verifier; anything but a verdict or a reward is an error with its reason."""
     settings = _settings_of(question)
-    named = {"settings": settings} if user_function.takes(verifier.function, "settings") else {}
+    keywords = {}
+    if user_function.takes(verifier.function, "settings"):
+        keywords["settings"] = settings
     try:
-        result = verifier.function(question.question, question.answer, question.gold, **named)
+        result = verifier.function(question.question, question.answer, question.gold, **keywords)
     except (Exception, SystemExit) as error:
         reason = f"the verifier {verifier.name} failed: {type(error).__name__}: {error}"
         if _complaints.is_first((verifier.name, type(error).__name__), reason):
@@ -173,14 +176,14 @@ def _without_verdict(error: SandboxError | ValueError | OSError) -> ChildAnswer:
 SANDBOX = {
     verifier.name: verifier
     for verifier in (
-        Verifier(
+        AnswerVerifier(
             "answers",
             judge_value,
             find=partial(find_program, mode="answers"),
             falls_back=True,
             sandbox_runs=1,
         ),
-        Verifier(
+        AnswerVerifier(
             "tests",
             judge_tests,
             find=partial(find_program, mode="tests"),
@@ -191,7 +194,7 @@ SANDBOX = {
 """The verifiers of this package."""
 
 
-def find_verifier(name: str) -> Verifier:
+def find_verifier(name: str) -> AnswerVerifier:
     """Return a verifier; raises ConfigError for one of a package that cannot be imported here."""
     return SANDBOX.get(name) or load_verifier(name)
 

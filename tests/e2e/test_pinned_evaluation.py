@@ -77,7 +77,7 @@ def judged(rank: Peer, version: int) -> list[ScoredGroup]:
         rank.say(GetEvaluation(f"adapter@{version}"))
         progress, payload = rank.hear_with_payload(EvaluationProgress)
         assert progress.failed == 0
-        return payload if progress.done == progress.total else []
+        return payload if progress.judged == progress.total else []
 
     payload = wait_until(finished, f"the evaluation of version {version}", timeout_s=90.0)
     decoder = msgspec.msgpack.Decoder(ScoredGroup)

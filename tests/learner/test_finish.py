@@ -21,6 +21,7 @@ from prefixrl.learner.loop import WRITE_S, Learner, RankZeroParts
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.processes.servers import Servers
 from prefixrl.learner.run.metrics import MetricsLog
+from prefixrl.learner.run.stop import Stop
 from prefixrl.learner.run.uploads import Uploads
 from prefixrl.learner.weights.publish import Publisher
 from support.fakes import run_on_disk, wait_until
@@ -66,12 +67,15 @@ def learner_of(
 ) -> Iterator[Learner]:
     """Rank 0 of a run that has trained everything there is and saved it."""
     directory = Path(config.directory)
+    stop = Stop(stopped, servers=servers)
     client = BrokerClient(servers.address)
-    arms = Arms(config, client, directory, 0)
+    arms = Arms(config, client, directory, 0, stop)
     publisher = cast(Publisher, NoPublisher())
     uploads = Uploads(directory, config.checkpoint)
-    zero = RankZeroParts(servers, publisher, arms, MetricsLog(directory, 0), Service({}), uploads)
-    learner = Learner(config, directory, client, cast(Models, NoModels()), zero, 0, stopped, ())
+    zero = RankZeroParts(
+        servers, publisher, arms, MetricsLog(directory, 0, stop), Service({}), uploads
+    )
+    learner = Learner(config, directory, client, cast(Models, NoModels()), zero, 0, stop, ())
     learner.saved = 0
     try:
         yield learner
@@ -98,14 +102,13 @@ def test_a_stop_while_the_last_version_is_judged_ends_the_learner_and_not_the_br
 def test_the_watchdog_waits_for_the_last_publication(
     config: RunConfig, servers: Servers, tmp_path: Path
 ) -> None:
+    stops = iter([False, True])
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
-        learner_of(config, servers) as learner,
+        learner_of(config, servers, stops.__next__) as learner,
     ):
         manager.bind(str(tmp_path / "notify"))
         assert learner.rank_zero
-        stops = iter([False, True])
-        learner.stopped = lambda: next(stops)
         learner.rank_zero.service = Service(
             {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "1000000"}
         )
@@ -141,12 +144,12 @@ def test_a_broker_that_dies_before_it_answers_the_stop_makes_a_finished_run_no_e
         servers._processes["broker"].wait()
 
     monkeypatch.setattr(servers, "expect_end", expect_end_and_die)
-    monkeypatch.setattr(Arms, "finish", lambda self, raise_if_hopeless: None)
+    monkeypatch.setattr(Arms, "finish", lambda self: None)
     with learner_of(config, servers) as learner:
         learner.finish()
         assert (learner.directory / "summary.json").exists()
         assert "did not answer" in caplog.text
-        learner.give_up(NothingToTrain("too little passes"))
+        learner.give_up_run(NothingToTrain("too little passes"))
 
 
 def test_a_broker_that_is_told_to_stop_goes(config: RunConfig, servers: Servers) -> None:

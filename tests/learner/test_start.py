@@ -15,7 +15,8 @@ from prefixrl.common.errors import ConfigError, PeerLost, PrefixRLError, Trainin
 from prefixrl.common.wire import requester
 from prefixrl.learner import start
 from prefixrl.learner.broker.client import BrokerClient
-from prefixrl.learner.start import _memory_told, join
+from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.start import _memory_fault_explained, join
 from prefixrl.learner.weights.publish import Publisher
 from support.fakes import endpoint_of, run_on_disk, serving, wait_until
 from support.keys import address
@@ -29,7 +30,7 @@ def joining(directory: Path) -> "queue.SimpleQueue[BrokerClient | PrefixRLError]
 
     def run() -> None:
         try:
-            result.put(join(directory))
+            result.put(join(directory, Stop()))
         except PrefixRLError as error:
             result.put(error)
 
@@ -89,11 +90,12 @@ def test_a_publisher_whose_broker_is_beyond_help_says_so(
     """As a lost peer: a learner that is started again goes on, one that failed would fail again."""
     monkeypatch.setattr(requester, "ASK_AGAIN_S", 0.1)
 
-    def watch() -> None:
-        raise PeerLost("the broker died too often")
+    class DeadServers:
+        def check(self) -> None:
+            raise PeerLost("the broker died too often")
 
     publisher = Publisher(
-        address("tcp://127.0.0.1:1", "rank"), tmp_path, PROBE, raise_if_hopeless=watch
+        address("tcp://127.0.0.1:1", "rank"), tmp_path, PROBE, stop=Stop(servers=DeadServers())
     )
 
     def failed() -> str:
@@ -111,7 +113,7 @@ def test_a_device_without_room_ends_training_with_forecast_peak_and_what_would_h
     tmp_path: Path,
 ) -> None:
     config = recipe("math_qwen2.5", tmp_path)
-    with pytest.raises(TrainingFault) as ended, _memory_told(config):
+    with pytest.raises(TrainingFault) as ended, _memory_fault_explained(config):
         raise torch.OutOfMemoryError(
             "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB free."
         )
@@ -123,7 +125,7 @@ def test_a_device_without_room_ends_training_with_forecast_peak_and_what_would_h
         "less is needed with learner.deepspeed.zero_optimization.stage = 2 and launch.learner_ranks = 2 ("
         in said
     )
-    with pytest.raises(RuntimeError, match="another fault"), _memory_told(config):
+    with pytest.raises(RuntimeError, match="another fault"), _memory_fault_explained(config):
         raise RuntimeError("another fault")
 
 

@@ -31,8 +31,8 @@ def test_after_fifty_deltas_the_engine_holds_the_published_bits(tmp_path: Path) 
                 if version > 1:
                     assert write_delta(folder, version - 1, version)
                 prune(folder, {version - 1, version})
-                fetcher.want(version, "")
-                staged = wait_until(fetcher.take, f"version {version}")
+                fetcher.want_version(version, "")
+                staged = wait_until(fetcher.take_snapshot, f"version {version}")
                 engine.install(staged)
                 assert engine.digest() == manifest.digest == staged.manifest.digest
         assert (fetcher.counts.full, fetcher.counts.delta) == (1, UPDATES)

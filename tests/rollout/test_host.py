@@ -30,13 +30,13 @@ from prefixrl.rollout.host import HostShare
 from prefixrl.rollout.weights import Fetcher, WeightsSource
 fetcher = Fetcher(WeightsSource(sys.argv[1], read_client_key(Path(sys.argv[2]))), HostShare(Path(sys.argv[3])))
 for line in sys.stdin:
-    fetcher.want(int(line), "")
-    while (snapshot := fetcher.take()) is None:
+    fetcher.want_version(int(line), "")
+    while (snapshot := fetcher.take_snapshot()) is None:
         if fetcher.counts.wire_bytes:
             print("pulling", flush=True)
         time.sleep(0.002)
     counts, found = fetcher.counts, os.stat(snapshot.memory.path)
-    print(json.dumps({"full": counts.full, "delta": counts.delta, "shared": counts.shared, "inode": found.st_ino,
+    print(json.dumps({"full": counts.full, "delta": counts.delta, "shared": counts.from_host, "inode": found.st_ino,
                       "digest": snapshot.manifest.digest, "sum": float(snapshot.tensors["layer.weight"].sum())}),
           flush=True)
 """
@@ -123,26 +123,26 @@ def test_nobody_waits_for_a_puller_that_stands_still(
         fetcher = Fetcher(keys.source(endpoint), HostShare(tmp_path / "shared"))
         digest = _digest(tmp_path)
         with shared.turn(digest, lambda: False):
-            fetcher.want(1, "")
-            wait_until(fetcher.take, "version 1")
-        assert (fetcher.counts.full, fetcher.counts.shared) == (1, 0)
+            fetcher.want_version(1, "")
+            wait_until(fetcher.take_snapshot, "version 1")
+        assert (fetcher.counts.full, fetcher.counts.from_host) == (1, 0)
 
 
 def test_memory_that_another_process_maps_is_not_written_to_again(tmp_path: Path) -> None:
     files, shared = MemoryFiles(), HostShare(tmp_path / "shared")
-    memory = files.take(100)
+    memory = files.take_memory(100)
     memory.data[:] = 7
     shared.announce("d", memory)
-    mapped = shared.find("d", 100)
-    assert mapped is not None and shared.find("d", 99) is None
+    mapped = shared.find_memory("d", 100)
+    assert mapped is not None and shared.find_memory("d", 99) is None
     path = memory.path
     del memory
-    assert shared.find("d", 100) is None, "its owner may ask for it again"
-    other = files.take(100)
+    assert shared.find_memory("d", 100) is None, "its owner may ask for it again"
+    other = files.take_memory(100)
     other.data[:] = 9
     assert (mapped.data == 7).all()
     del other
-    again = files.take(100)
+    again = files.take_memory(100)
     assert (again.data == 9).all(), "memory that nobody maps is used again"
     assert map_shared(path.replace("/fd/", "/none/"), 100) is None
 
@@ -154,9 +154,9 @@ def test_a_version_that_proved_bad_is_pulled_by_everybody_who_doubts_it(tmp_path
             Fetcher(keys.source(endpoint), HostShare(tmp_path / "shared")) for _ in range(2)
         )
         for fetcher in (one, other):
-            fetcher.want(1, "")
-            assert wait_until(fetcher.take, "version 1").version == 1
-        assert (one.counts.full, other.counts.full, other.counts.shared) == (1, 0, 1)
+            fetcher.want_version(1, "")
+            assert wait_until(fetcher.take_snapshot, "version 1").version == 1
+        assert (one.counts.full, other.counts.full, other.counts.from_host) == (1, 0, 1)
         other.again()
         assert wait_until(other.take, "version 1").version == 1
         assert other.counts.full == 1
@@ -165,8 +165,8 @@ def test_a_version_that_proved_bad_is_pulled_by_everybody_who_doubts_it(tmp_path
 def test_a_folder_that_others_can_enter_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir(mode=0o755)
     shared, files = HostShare(tmp_path / "open"), MemoryFiles()
-    shared.announce("d", files.take(10))
-    assert shared.find("d", 10) is None and not list((tmp_path / "open").iterdir())
+    shared.announce("d", files.take_memory(10))
+    assert shared.find_memory("d", 10) is None and not list((tmp_path / "open").iterdir())
 
 
 def _digest(directory: Path) -> str:

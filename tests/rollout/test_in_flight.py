@@ -38,13 +38,13 @@ class Fetched:
         self._next: tuple[int, str] | None = None
         self.asked_again = 0
 
-    def want(self, version: int, digest: str) -> None:
+    def want_version(self, version: int, digest: str) -> None:
         self._next = version, digest
 
     def again(self) -> None:
         self.asked_again += 1
 
-    def take(self) -> Any:
+    def take_snapshot(self) -> Any:
         expected, self._next = self._next, None
         if expected is None:
             return None
@@ -102,7 +102,7 @@ class World:
 
     def turn(self) -> None:
         for result in self.rollout._engine.step(0.01):
-            self.rollout._take(result)
+            self.rollout._take_result(result)
         self.rollout._swap_weights()
 
     def turn_until(self, condition: Any, what: str) -> None:
@@ -231,7 +231,7 @@ def test_an_announcement_of_what_is_installed_is_no_news(world: World) -> None:
     world.rollout._handle(
         Beat(WeightsNote(0, ANEW, pack_tokens([1, 2, 3]), pack_logprobs([0.0, 0.0])))
     )
-    assert world.fetched.take() is None
+    assert world.fetched.take_snapshot() is None
 
 
 def test_what_waits_for_a_seat_is_handed_back_before_a_swap_that_would_wait_for_it(

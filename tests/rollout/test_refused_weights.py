@@ -40,13 +40,13 @@ class Fetched:
         self._dtypes = dtypes
         self.asked_again = 0
 
-    def want(self, version: int, digest: str) -> None:
+    def want_version(self, version: int, digest: str) -> None:
         pass
 
     def again(self) -> None:
         self.asked_again += 1
 
-    def take(self) -> Any:
+    def take_snapshot(self) -> Any:
         return snapshot_of(1, {"weight": torch.ones(4, dtype=self._dtypes.pop(0))})
 
 

@@ -48,7 +48,7 @@ def fetching(endpoint: str) -> Iterator[Fetcher]:
 
 
 def taken(fetcher: Fetcher) -> tuple[Manifest, Tensors]:
-    snapshot: Snapshot = wait_until(fetcher.take, "a snapshot")
+    snapshot: Snapshot = wait_until(fetcher.take_snapshot, "a snapshot")
     return snapshot.manifest, snapshot.tensors
 
 
@@ -63,13 +63,13 @@ def equal(got: Tensors, wanted: Tensors) -> bool:
 def test_the_wanted_version_arrives_bit_by_bit(folder: Path, endpoint: str, version: int) -> None:
     published = {each: publish(folder, each) for each in (version, version + 1, version + 2)}
     with fetching(endpoint) as fetcher:
-        fetcher.want(version + 1, "")
+        fetcher.want_version(version + 1, "")
         manifest, tensors = taken(fetcher)
         assert manifest.version == version + 1
         assert equal(tensors, published[version + 1])
-        fetcher.want(version, "")
+        fetcher.want_version(version, "")
         time.sleep(0.2)
-        assert fetcher.take() is None, "an older one is never fetched"
+        assert fetcher.take_snapshot() is None, "an older one is never fetched"
 
 
 def test_a_version_that_is_published_anew_is_fetched_anew(
@@ -80,13 +80,13 @@ def test_a_version_that_is_published_anew_is_fetched_anew(
     manifest = describe(version, tensors)
     with fetching(endpoint) as fetcher, weight_server(tmp_path) as (elsewhere, _):
         write_snapshot(tmp_path, manifest, tensors)
-        fetcher.want(version, "unknown")
+        fetcher.want_version(version, "unknown")
         first, _ = taken(fetcher)
-        fetcher.want(version, first.digest)
+        fetcher.want_version(version, first.digest)
         time.sleep(0.2)
-        assert fetcher.take() is None, "it is there already, whatever it was announced as"
+        assert fetcher.take_snapshot() is None, "it is there already, whatever it was announced as"
         fetcher.use(keys.source(elsewhere))
-        fetcher.want(version, manifest.digest)
+        fetcher.want_version(version, manifest.digest)
         second, got = taken(fetcher)
     assert second.digest == manifest.digest != first.digest and equal(got, tensors)
 
@@ -96,11 +96,11 @@ def test_a_server_with_other_weights_than_announced_is_asked_only_once(
 ) -> None:
     publish(folder, version)
     with fetching(endpoint) as fetcher:
-        fetcher.want(version, "announced")
+        fetcher.want_version(version, "announced")
         taken(fetcher)
-        fetcher.want(version, "announced")
+        fetcher.want_version(version, "announced")
         time.sleep(0.3)
-        assert fetcher.take() is None and fetcher.counts.full == 1
+        assert fetcher.take_snapshot() is None and fetcher.counts.full == 1
 
 
 def test_versions_published_during_a_pull_do_not_mix(
@@ -108,11 +108,11 @@ def test_versions_published_during_a_pull_do_not_mix(
 ) -> None:
     published = {version: publish(folder, version, chunk_bytes=16)}
     with fetching(endpoint) as fetcher:
-        fetcher.want(version, "")
+        fetcher.want_version(version, "")
         for newer in (version + 1, version + 2):
             published[newer] = publish(folder, newer, chunk_bytes=16)
             prune(folder, {newer})
-            fetcher.want(newer, "")
+            fetcher.want_version(newer, "")
         arrived = []
         while not arrived or arrived[-1] != version + 2:
             manifest, tensors = taken(fetcher)
@@ -126,7 +126,7 @@ def test_a_version_that_is_gone_is_replaced_by_the_newest(
 ) -> None:
     published = publish(folder, version + 5)
     with fetching(endpoint) as fetcher:
-        fetcher.want(version, "")
+        fetcher.want_version(version, "")
         manifest, tensors = taken(fetcher)
     assert manifest.version == version + 5
     assert equal(tensors, published)
@@ -136,9 +136,9 @@ def test_a_version_that_is_not_there_yet_is_asked_for_until_it_is(
     folder: Path, endpoint: str, version: int
 ) -> None:
     with fetching(endpoint) as fetcher:
-        fetcher.want(version, "")
+        fetcher.want_version(version, "")
         wait_until(lambda: fetcher.counts.retries >= 2, "asking again")
-        assert fetcher.take() is None
+        assert fetcher.take_snapshot() is None
         published = publish(folder, version)
         assert equal(taken(fetcher)[1], published)
 
@@ -155,7 +155,7 @@ def test_a_damaged_snapshot_is_never_handed_out_and_ends_the_fetching_by_name(
         fetching(endpoint) as fetcher,
         pytest.raises(PeerLost, match=f"version {version} arrived damaged 3 times in a row"),
     ):
-        fetcher.want(version, "")
+        fetcher.want_version(version, "")
         taken(fetcher)
 
 
@@ -164,7 +164,7 @@ def test_weights_that_proved_bad_are_fetched_again(
 ) -> None:
     published = publish(folder, version)
     with fetching(endpoint) as fetcher:
-        fetcher.want(version, "")
+        fetcher.want_version(version, "")
         first = taken(fetcher)
         fetcher.again()
         second = taken(fetcher)
@@ -178,10 +178,10 @@ def test_only_the_newest_complete_snapshot_is_taken(
     with fetching(endpoint) as fetcher:
         for number in (version, version + 1):
             publish(folder, number)
-            fetcher.want(number, "")
+            fetcher.want_version(number, "")
             wait_until(lambda e=number: fetcher._have[0] == e, "the pull")
         assert taken(fetcher)[0].version == version + 1
-        assert fetcher.take() is None
+        assert fetcher.take_snapshot() is None
 
 
 def test_a_puller_killed_at_any_chunk_delays_nobody(
@@ -206,7 +206,7 @@ def test_a_puller_killed_at_any_chunk_delays_nobody(
     end(puller)
     puller.stdout.close()
     with fetching(endpoint) as fetcher:
-        fetcher.want(version, "")
+        fetcher.want_version(version, "")
         assert equal(taken(fetcher)[1], published)
         assert fetcher.counts.retries == 0
 
@@ -217,10 +217,10 @@ def test_a_pull_outlives_a_weight_server_that_is_killed_and_restarted_on_its_por
     monkeypatch.setattr(weights, "ANSWER_S", 0.5)
     published = {each: publish(tmp_path, each, chunk_bytes=16) for each in (1, 2)}
     with weight_server(tmp_path) as (endpoint, child), fetching(endpoint) as fetcher:
-        fetcher.want(1, "")
+        fetcher.want_version(1, "")
         child.kill()
         child.wait()
-        fetcher.want(2, "")
+        fetcher.want_version(2, "")
         wait_until(lambda: fetcher.counts.retries, "a pull that failed")
         with weight_server(tmp_path, endpoint) as (again, _):
             assert again == endpoint
@@ -235,10 +235,10 @@ def test_another_weight_server_is_used_from_then_on(
     monkeypatch.setattr(weights, "ANSWER_S", 0.3)
     published = publish(folder, version)
     with fetching("tcp://127.0.0.1:1") as fetcher:
-        fetcher.want(version, "")
+        fetcher.want_version(version, "")
         wait_until(lambda: fetcher.counts.retries, "a pull that failed")
         fetcher.use(keys.source(endpoint))
-        fetcher.want(version, "")
+        fetcher.want_version(version, "")
         assert equal(taken(fetcher)[1], published)
     assert versions(folder) == [version]
 
@@ -248,12 +248,12 @@ def test_a_worker_that_holds_the_version_before_pulls_the_delta_and_holds_the_sa
 ) -> None:
     published = publish(folder, version)
     with fetching(endpoint) as fetcher:
-        fetcher.want(version, "")
+        fetcher.want_version(version, "")
         taken(fetcher)
         full_bytes = fetcher.counts.wire_bytes
         for newer in range(version + 1, version + 6):
             published = publish_next(folder, newer, published)
-            fetcher.want(newer, "")
+            fetcher.want_version(newer, "")
             manifest, tensors = taken(fetcher)
             assert manifest.version == newer and equal(tensors, published)
             assert describe(newer, tensors).digest == manifest.digest
@@ -266,12 +266,12 @@ def test_a_worker_a_few_versions_behind_pulls_the_deltas_in_between(
 ) -> None:
     published = publish(folder, version)
     with fetching(endpoint) as fetcher:
-        fetcher.want(version, "")
+        fetcher.want_version(version, "")
         taken(fetcher)
         for newer in range(version + 1, version + 4):
             published = publish_next(folder, newer, published)
             prune(folder, {newer - 1, newer})
-        fetcher.want(version + 3, "")
+        fetcher.want_version(version + 3, "")
         assert equal(taken(fetcher)[1], published)
         assert (fetcher.counts.full, fetcher.counts.delta) == (1, 1)
 
@@ -281,14 +281,14 @@ def test_a_worker_that_is_new_or_too_far_behind_pulls_the_snapshot(
 ) -> None:
     published = publish(folder, version)
     with fetching(endpoint) as behind, fetching(endpoint) as late:
-        behind.want(version, "")
+        behind.want_version(version, "")
         taken(behind)
         newest = version + DELTAS_KEPT + 1
         for newer in range(version + 1, newest + 1):
             published = publish_next(folder, newer, published)
             prune(folder, {newer - 1, newer})
         for fetcher, pulls in ((behind, 2), (late, 1)):
-            fetcher.want(newest, "")
+            fetcher.want_version(newest, "")
             assert equal(taken(fetcher)[1], published)
             assert (fetcher.counts.full, fetcher.counts.delta) == (pulls, 0)
 
@@ -302,7 +302,7 @@ def test_tensors_handed_out_before_keep_their_values_while_later_versions_arrive
         for newer in range(version, version + 5):
             if newer > version:
                 expected.append(publish_next(folder, newer, expected[-1]))
-            fetcher.want(newer, "")
+            fetcher.want_version(newer, "")
             got.append(taken(fetcher)[1])
     assert all(equal(one, other) for one, other in zip(got, expected, strict=True))
 
@@ -313,14 +313,14 @@ def test_a_damaged_delta_is_replaced_by_the_whole_snapshot_and_counted(
 ) -> None:
     before = publish(folder, version)
     with fetching(endpoint) as fetcher:
-        fetcher.want(version, "")
+        fetcher.want_version(version, "")
         taken(fetcher)
         published = publish_next(folder, version + 1, before)
         path = delta_folder(folder, version + 1) / "delta.bin"
         data = bytearray(path.read_bytes())
         data[place % len(data)] ^= 0x10
         path.write_bytes(data)
-        fetcher.want(version + 1, "")
+        fetcher.want_version(version + 1, "")
         assert equal(taken(fetcher)[1], published)
         counts = fetcher.counts
         # A flipped bit that zstd does not use changes nothing, and then the delta is as good as it was.
@@ -335,13 +335,13 @@ def test_pieces_that_arrived_before_the_server_was_killed_are_not_pulled_again(
     manifest = msgspec.structs.replace(describe(1, tensors), chunk_bytes=256)
     write_snapshot(tmp_path, manifest, tensors)
     with weight_server(tmp_path) as (endpoint, child), fetching(endpoint) as fetcher:
-        fetcher.want(1, "")
+        fetcher.want_version(1, "")
         wait_until(lambda: fetcher.counts.wire_bytes > 2**16, "some pieces")
         child.kill()
         child.wait()
         wait_until(lambda: fetcher.counts.retries, "a pull that failed")
         arrived = fetcher.counts.wire_bytes
-        assert fetcher.take() is None and arrived < manifest.size_bytes
+        assert fetcher.take_snapshot() is None and arrived < manifest.size_bytes
         with weight_server(tmp_path, endpoint):
             assert equal(taken(fetcher)[1], tensors)
         assert fetcher.counts.wire_bytes == manifest.size_bytes

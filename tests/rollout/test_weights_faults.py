@@ -111,10 +111,10 @@ def test_a_version_is_fetched_once_its_damaged_chunk_is_whole_again(
     path = folder / f"v{version:08d}" / "weights.bin"
     flip(path, 5000)
     fetcher = Fetcher(source(endpoint))
-    fetcher.want(version, "")
+    fetcher.want_version(version, "")
     wait_until(lambda: fetcher.counts.damaged, "a damaged pull")
     flip(path, 5000)
-    staged = wait_until(fetcher.take, "the version")
+    staged = wait_until(fetcher.take_snapshot, "the version")
     assert digest(staged.tensors) == staged.manifest.digest == digest(published)
     assert fetcher.counts.damaged == fetcher.counts.retries < 3
 
@@ -129,11 +129,11 @@ def test_a_truncated_manifest_is_never_served_and_asked_for_again(
     whole = path.read_bytes()
     path.write_bytes(whole[:kept])
     fetcher = Fetcher(source(endpoint))
-    fetcher.want(version, "")
+    fetcher.want_version(version, "")
     wait_until(lambda: fetcher.counts.retries >= 2, "asking again")
-    assert fetcher.take() is None
+    assert fetcher.take_snapshot() is None
     path.write_bytes(whole)
-    staged = wait_until(fetcher.take, "the version")
+    staged = wait_until(fetcher.take_snapshot, "the version")
     assert digest(staged.tensors) == digest(published)
 
 
@@ -150,9 +150,9 @@ def test_a_manifest_with_another_dtype_is_refused_and_ends_the_fetching_by_name(
     )
     path.write_bytes(msgspec.msgpack.encode(msgspec.structs.replace(manifest, tensors=wrong)))
     fetcher = Fetcher(source(endpoint))
-    fetcher.want(version, "")
+    fetcher.want_version(version, "")
     with pytest.raises(Exception, match=r"3 times in a row: weight .* does not fit its shape"):
-        wait_until(fetcher.take, "the end")
+        wait_until(fetcher.take_snapshot, "the end")
     assert fetcher.counts.damaged == 3
 
 

@@ -68,15 +68,15 @@ def test_every_job_is_answered_as_the_engine_would_have_and_no_row_is_asked_for_
 
     def finish_one() -> None:
         whole, part = under_way.pop(order.randrange(len(under_way)))  # type: ignore[attr-defined]
-        check(whole, part, completions.answer(whole.key, completed(part)))
+        check(whole, part, completions.all_completions(whole.key, completed(part)))
 
     for number, (rows, sampling, is_awaited, is_called_off) in enumerate(jobs):
         whole = job(f"t{number}", rows, sampling, first=10 * number)
-        part = completions.ask(whole)
+        part = completions.missing_part(whole)
         if part is None:
-            check(whole, None, completions.answer(whole.key, ()))
+            check(whole, None, completions.all_completions(whole.key, ()))
         elif is_called_off:
-            completions.forget(whole.key)
+            completions.forget_job(whole.key)
         else:
             under_way.append((whole, part))
         if is_awaited and under_way:
@@ -84,7 +84,7 @@ def test_every_job_is_answered_as_the_engine_would_have_and_no_row_is_asked_for_
         assert completions._cache.size_bytes <= limit_bytes
     while under_way:
         finish_one()
-    assert not completions._asked
+    assert not completions._open_jobs
 
 
 def check(whole: Job, part: Job | None, found: list[Completion]) -> None:
@@ -113,20 +113,20 @@ def test_a_row_that_was_completed_is_not_completed_again_and_equal_rows_are_comp
 ):
     completions = Completions(10**6)
     first = job("a", [[1], [2], [1]], GREEDY)
-    part = completions.ask(first)
+    part = completions.missing_part(first)
     assert part is not None and [row.tolist() for row in part.rows] == [[1], [2]]
-    actual = completions.answer("a", completed(part))
+    actual = completions.all_completions("a", completed(part))
     assert [each.was_cached for each in actual] == [False, False, True]
-    assert completions.ask(job("b", [[2], [1]], GREEDY)) is None
-    assert all(each.was_cached for each in completions.answer("b", ()))
+    assert completions.missing_part(job("b", [[2], [1]], GREEDY)) is None
+    assert all(each.was_cached for each in completions.all_completions("b", ()))
 
 
 @pytest.mark.parametrize("limit_bytes", [0, 10**6])
 def test_a_job_without_anything_known_goes_to_the_engine_as_it_is(limit_bytes: int) -> None:
     greedy = job("a", [[1], [2]], GREEDY)
-    assert Completions(limit_bytes).ask(greedy) is greedy
+    assert Completions(limit_bytes).missing_part(greedy) is greedy
     repeated = job("a", [[1], [1]], GREEDY if not limit_bytes else SAMPLED)
-    assert Completions(limit_bytes).ask(repeated) is repeated
+    assert Completions(limit_bytes).missing_part(repeated) is repeated
 
 
 @pytest.mark.parametrize(
@@ -142,9 +142,9 @@ def test_a_job_without_anything_known_goes_to_the_engine_as_it_is(limit_bytes: i
 def test_what_was_asked_otherwise_is_another_completion(other: Job) -> None:
     completions = Completions(10**6)
     known = job("a", [[1]], GREEDY)
-    completions.ask(known)
-    completions.answer("a", completed(known))
-    assert completions.ask(other) is other
+    completions.missing_part(known)
+    completions.all_completions("a", completed(known))
+    assert completions.missing_part(other) is other
 
 
 @dataclass

@@ -288,7 +288,7 @@ def test_a_task_that_was_taken_back_leaves_nothing_and_can_be_done_again(tmp_pat
     refused, scores = link.sent
     assert isinstance(refused, Refused) and isinstance(scores, Scores) and scores.task == "u"
     assert scores.groups[0].verdicts[0].reward == 1.0
-    assert not scorer._completions._asked and not scorer._decoding
+    assert not scorer._completions._open_jobs and not scorer._decoding
 
 
 def drawn(verdict: Verdict) -> list[tuple[Any, ...]]:

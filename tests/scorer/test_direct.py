@@ -155,13 +155,13 @@ def test_its_slots_are_its_verifier_children() -> None:
 
 
 def test_a_text_that_waits_for_a_child_makes_no_seat_busier() -> None:
-    busy = BusySeats(2, noted_s=100.0)
-    busy.note(3, 110.0)  # idle for ten seconds, then one text more than seats
+    busy = BusySeats(2, counted_s=100.0)
+    busy.count_busy(3, 110.0)  # idle for ten seconds, then one text more than seats
     assert busy.total_s == 0.0
-    busy.note(1, 120.0)
+    busy.count_busy(1, 120.0)
     assert busy.total_s == 2 * 10.0
-    busy.note(0, 125.0)
-    busy.note(0, 200.0)
+    busy.count_busy(0, 125.0)
+    busy.count_busy(0, 200.0)
     assert busy.total_s == 2 * 10.0 + 5.0
 
 

@@ -97,9 +97,7 @@ def real_run(folder: Path) -> Iterator[RealRun]:
     try:
         wait_until((directory / "started").exists, "the servers' start")
         client = BrokerClient(address_in(directory, "rank"))
-        publisher = Publisher(
-            address_in(directory, "rank"), directory / "weights", PROBE, False, lambda: None
-        )
+        publisher = Publisher(address_in(directory, "rank"), directory / "weights", PROBE, False)
         publisher.publish(0, {"weight": torch.zeros(4)}.items(), PROBE_LOGPROBS)
         with daemons("rollout", 1, directory), daemons("scorer", 1, directory):
             run = RealRun(

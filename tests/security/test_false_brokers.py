@@ -253,10 +253,10 @@ def test_what_a_hostile_weight_server_sends_is_named_and_not_taken(
     )
     try:
         fetcher = Fetcher(keys.source(server.endpoint), keys.ALONE)
-        fetcher.want(1, lie.digest if lie else "d")
+        fetcher.want_version(1, lie.digest if lie else "d")
         deadline_s = time.monotonic() + 30.0
         while not re.search(named, caplog.text):
-            assert fetcher.take() is None and time.monotonic() < deadline_s
+            assert fetcher.take_snapshot() is None and time.monotonic() < deadline_s
             if received := server.receive(1.0):
                 match received.message:
                     case GetManifest(version):

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from prefixrl.common.config import objectives
-from prefixrl.common.config.foreign import plugins
+from prefixrl.common.config.foreign import plugins, verifier
 
 
 def write_package(site: Path, name: str, entry_points: str, source: str) -> None:
@@ -36,3 +36,4 @@ def _forget(name: str) -> None:
     plugins._is_any_installed.cache_clear()
     plugins.plugins.cache_clear()
     objectives._plugged_in.cache_clear()
+    verifier.load_verifier.cache_clear()

@@ -79,7 +79,7 @@ def test_row_seconds_are_those_between_two_counts(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("prefixrl.common.engines.vllm.facts.time.monotonic", lambda: now_s[0])
     counts = RowCounts()
     for engine, running, passed_s in ((0, 3, 2.0), (1, 5, 1.0), (0, 1, 4.0)):
-        counts.note(engine, running)
+        counts.note_running(engine, running)
         now_s[0] += passed_s
     assert counts.running == 6 and counts.busy_row_s == 3 * 2.0 + 8 * 1.0 + 6 * 4.0
     counts.note_idle()

@@ -137,8 +137,8 @@ def test_after_fifty_updates_by_delta_the_engine_holds_the_published_bits(
             if version > 1:
                 assert write_delta(tmp_path, version - 1, version)
             prune(tmp_path, {version - 1, version})
-            fetcher.want(version, "")
-            staged = wait_until(fetcher.take, f"version {version}")
+            fetcher.want_version(version, "")
+            staged = wait_until(fetcher.take_snapshot, f"version {version}")
             engine.install(staged)
             assert describe(0, engine.weights()).digest == manifest.digest == staged.manifest.digest
             if version % 10 == 1:

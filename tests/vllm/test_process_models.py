@@ -23,7 +23,7 @@ if __name__ == "__main__":
     settings = settings_of(folder, **keys, engine="vllm").model_copy(update={"max_tokens": 255})
     form, reference = loaded(folder, keys["format"])
     rows = [marked(form, question, text) for question, *pair, _ in lessons("held out", 50) for text in pair]
-    rows.insert(1, form.marked("sum 3 1", []))
+    rows.insert(1, form.marked_text("sum 3 1", []))
     served = load_scoring(settings, str(folder))._model.scores(rows)
     print("SCORES", json.dumps([served, reference.scores(rows)]))
 """

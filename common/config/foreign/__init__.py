@@ -3,4 +3,5 @@
 files.py          files that others wrote, or that may be damaged
 user_function.py  functions of the user's own, named `file.py:name`
 plugins.py        packages that add a member at a seam, found by their entry points
+verifier.py       the record of a verifier, which packages may add
 """

@@ -6,7 +6,7 @@ A package adds one by an entry point (`plugins.py`):
     def check(question: str, text: str, gold: str) -> float:
         return float(proves(text, gold))
 
-    VERIFIER = Verifier("lean", check)
+    VERIFIER = AnswerVerifier("lean", check)
 
     # pyproject.toml
     [project.entry-points."prefixrl.verifiers"]
@@ -32,7 +32,7 @@ WITH_MATHEMATICAL_GOLD = (MATHEMATICS, "answers")
 
 
 @dataclass(frozen=True)
-class Verifier:
+class AnswerVerifier:
     """A way to judge the answers of the rows whose `code` is its name."""
 
     name: str
@@ -59,18 +59,18 @@ def check_verifier(name: str) -> str:
 
 
 @cache
-def load_verifier(name: str) -> Verifier:
+def load_verifier(name: str) -> AnswerVerifier:
     """Import a verifier of an installed package; raises ConfigError, which names the package."""
     plugin = plugins("verifiers").get(name)
     if plugin is None:
         raise ConfigError(f"no installed package adds a verifier {name!r}; install it on this host")
-    member = load_plugin(plugin, Verifier, f"a Verifier with the name {name!r}")
+    member = load_plugin(plugin, AnswerVerifier, f"an AnswerVerifier with the name {name!r}")
     if member.name != name:
         raise ConfigError(_renamed(plugin, member))
     return member
 
 
-def _renamed(plugin: Plugin, member: Verifier) -> str:
+def _renamed(plugin: Plugin, member: AnswerVerifier) -> str:
     return (
         f"{plugin.package} adds {plugin.name!r} to prefixrl.verifiers, but {plugin.target} has the name "
         f"{member.name!r}; both must be the same: ask the author of the package"

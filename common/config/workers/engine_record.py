@@ -16,15 +16,16 @@ This file imports no engine: learner and broker read the config, too.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from prefixrl.common.config.learner import LoraConfig
-    from prefixrl.common.config.workers.sections import EngineConfig
 
 AUTO = "auto"
 """Value of `engine`: the first automatic engine that fits the host (`common/engines/make.py`)."""
 Role = Literal["rollout", "scorer"]
+EngineSection = Any
+"""`[rollout]` or `[scorer]`: `sections.EngineConfig`, whose file imports this one."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +33,17 @@ class EngineMemory:
     """Memory of an engine that takes a share of its device and divides it itself."""
 
     default_share: float
-    share: "Callable[[EngineConfig], float | None]"
+    share: Callable[[EngineSection], float | None]
     """The share that a section names."""
-    cache_bytes: "Callable[[EngineConfig], int | None]"
+    cache_bytes: Callable[[EngineSection], int | None]
     """The size of keys and values that a section names."""
-    with_share: "Callable[[EngineConfig, float, int | None], EngineConfig]"
+    with_share: Callable[[EngineSection, float, int | None], EngineSection]
     """Returns a section with this share and size; None leaves the size as it is."""
-    seats: "Callable[[EngineConfig, int | None], int]"
+    seats: Callable[[EngineSection, int | None], int]
     """Rows decoded at once on a device of so many bytes, None where they are not known."""
-    batch_words: "Callable[[EngineConfig, int], str]"
+    batch_words: Callable[[EngineSection, int], str]
     """How so many rows share its forwards, for `--check`."""
-    remedy: "Callable[[EngineConfig, str], str]"
+    remedy: Callable[[EngineSection, str], str]
     """What to do, in a role, where the weights leave no room for one row."""
 
 
@@ -72,9 +73,9 @@ class EngineRecord:
     """Workers may stand beside workers with another engine: all load the target from the same files."""
     most_masked_tokens: int | None = None
     """Most tokens that it can leave out of a draw; None: any number."""
-    gpus: "Callable[[EngineConfig], int]" = lambda section: 1
+    gpus: Callable[[EngineSection], int] = lambda section: 1
     """GPUs of one engine."""
-    context_tokens: "Callable[[EngineConfig], int | None]" = lambda section: None
+    context_tokens: Callable[[EngineSection], int | None] = lambda section: None
     """Most tokens of a row that a section names."""
     lora_objection: "Callable[[LoraConfig], str]" = lambda lora: ""
     """Why it cannot take the matrices of a LoRA run, and the remedy; "" if it can."""

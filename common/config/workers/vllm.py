@@ -7,12 +7,11 @@ from pydantic import Field, ValidationInfo
 
 from prefixrl.common.config import section as bounds
 from prefixrl.common.config.section import Positive, Section
-from prefixrl.common.config.workers.engine_record import EngineMemory, EngineRecord
+from prefixrl.common.config.workers.engine_record import EngineMemory, EngineRecord, EngineSection
 from prefixrl.common.wire.messages.fields import MOST_ROWS
 
 if TYPE_CHECKING:
     from prefixrl.common.config.learner import LoraConfig
-    from prefixrl.common.config.workers.sections import EngineConfig
 
 _OF_MODEL = {
     "generation_config",
@@ -118,14 +117,14 @@ def default_rows(device_bytes: int | None) -> int:
     return ROWS_LARGE if device_bytes is not None and device_bytes >= LARGE_BYTES else ROWS
 
 
-def _with_share(section: "EngineConfig", share: float, cache_bytes: int | None) -> "EngineConfig":
+def _with_share(section: EngineSection, share: float, cache_bytes: int | None) -> EngineSection:
     changes: dict[str, object] = {"gpu_memory_utilization": share}
     if cache_bytes:
         changes["kv_cache_memory_bytes"] = cache_bytes
     return section.model_copy(update={"vllm": section.vllm.model_copy(update=changes)})
 
 
-def _batch_words(section: "EngineConfig", rows: int) -> str:
+def _batch_words(section: EngineSection, rows: int) -> str:
     source = "as declared" if section.vllm.max_num_seqs else "vLLM's own choice"
     tokens = section.vllm.options.get("max_num_batched_tokens", "vLLM's own number of")
     return (
@@ -134,7 +133,7 @@ def _batch_words(section: "EngineConfig", rows: int) -> str:
     )
 
 
-def _remedy(section: "EngineConfig", role: str) -> str:
+def _remedy(section: EngineSection, role: str) -> str:
     return (
         f"raise {role}.vllm.gpu_memory_utilization, or spread it with "
         f"{role}.vllm.tensor_parallel_size = {2 * section.vllm.tensor_parallel_size}"

@@ -33,10 +33,10 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Attend from queries (rows, heads, tokens, size) to keys; `options` are those of `sdpa`."""
     if query.shape[2] > 1 or attention_mask is None or attention_mask.shape[1] > 1:
-        found: tuple[Tensor, None] = sdpa_attention_forward(
+        output: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, **options
         )
-        return found
+        return output
     return one_token(query, key, value, attention_mask, options["scaling"]), None
 
 

@@ -26,8 +26,8 @@ from prefixrl.common.engines.interface.base import JobResult, Logprobs, room_of
 from prefixrl.common.wire.packing import ProbeRow
 
 JOIN_SHARE, JOIN_STEPS = 1 / 4, 4
-"""Rows join when they are so many for each seated one, or have waited so many steps: each join is a forward of its own,
-and its fixed costs are as high as those of a step."""
+"""Rows join when they are at least this share of the seated rows, or after this many steps of
+waiting: a join is a forward of its own, with the fixed costs of a step."""
 PREFILL_TOKENS = 8192
 """Most tokens, padding included, of rows that join in one step: a forward's memory grows with them."""
 LENGTH_DEPENDENT = ("dynamic", "longrope")
@@ -48,7 +48,7 @@ class TransformersEngine(EmbeddedEngine):
         self._uncached: deque[OpenRow] = deque()
         """Rows in a seat whose keys and values must be computed again."""
         self._texts: list[list[OpenRow]] = []
-        """Rows in a seat by their texts, each of which is a row of the cache, in its order."""
+        """Seated rows by text. Each text is one row of the cache, in the same order."""
         self._steps_waited = 0
         """Steps for which rows have waited to join, though there were seats."""
         self._cache = RowCache(self.seats)
@@ -62,8 +62,8 @@ class TransformersEngine(EmbeddedEngine):
     def score(self, rows: Sequence[ProbeRow]) -> Logprobs:
         """Return the logprobs of the scored tokens of a probe, at temperature 1, end to end."""
         if not self._is_plain:
-            return super().score(rows)  # what stands behind a row may change it
-        texts, found = [np.concatenate(row).astype(np.int64) for row in rows], list[Logprobs]()
+            return super().score(rows)  # padding behind a row may change it
+        texts, scored = [np.concatenate(row).astype(np.int64) for row in rows], list[Logprobs]()
         width = max((text.size for text in texts), default=1)
         size = max(1, DRAW_CELLS // (width * self._model.config.vocab_size))
         for first in range(0, len(rows), size):
@@ -76,9 +76,11 @@ class TransformersEngine(EmbeddedEngine):
             logprobs = (
                 torch.log_softmax(logits, dim=-1).gather(2, ids[:, 1:, None])[..., 0].cpu().numpy()
             )
-            for row, text, each in zip(rows[first : first + size], part, logprobs, strict=True):
-                found.append(each[max(0, row[0].size - 1) : text.size - 1])
-        return np.concatenate(found) if found else np.zeros(0, dtype=np.float32)
+            for row, text, text_logprobs in zip(
+                rows[first : first + size], part, logprobs, strict=True
+            ):
+                scored.append(text_logprobs[max(0, row[0].size - 1) : text.size - 1])
+        return np.concatenate(scored) if scored else np.zeros(0, dtype=np.float32)
 
     @property
     def _seated(self) -> list[OpenRow]:
@@ -86,11 +88,11 @@ class TransformersEngine(EmbeddedEngine):
 
     @torch.inference_mode()
     def step(self, timeout_s: float) -> list[JobResult]:
-        """Give every seated row a token, and newcomers their first; nothing is waited for."""
-        done = self._decode() if self._texts else []
+        """Give every seated row its next token and new rows their first; wait for nothing."""
+        results = self._decode() if self._texts else []
         if joining := self._joining():
-            done += self._join(joining)
-        return done
+            results += self._join(joining)
+        return results
 
     def _decode(self) -> list[JobResult]:
         started_s, texts, rows = time.monotonic(), self._texts, self._seated
@@ -116,10 +118,10 @@ class TransformersEngine(EmbeddedEngine):
         texts[:] = [parts[0] if parts else [] for parts in parted]
         self._cache.fork([place for place, parts in enumerate(parted) for _ in parts[1:]])
         texts += [part for parts in parted for part in parts[1:]]
-        gone = [place for place, text in enumerate(texts) if not text]
-        for into, place in self._cache.leave(gone):
+        empty = [place for place, text in enumerate(texts) if not text]
+        for into, place in self._cache.leave(empty):
             texts[into] = texts[place]
-        del texts[len(texts) - len(gone) :]
+        del texts[len(texts) - len(empty) :]
         return self._results(rows)
 
     def _joining(self) -> list[OpenRow]:
@@ -132,36 +134,36 @@ class TransformersEngine(EmbeddedEngine):
         if not ready or not (is_worth_it or self._uncached):
             return []
         self._steps_waited = 0
-        taken: list[OpenRow] = []
+        joining: list[OpenRow] = []
         texts, longest = set[bytes](), 0
-        while len(taken) < ready:
+        while len(joining) < ready:
             queue = self._uncached or self._queue
             text = queue[0].text
             texts.add(text.tobytes())
             longest = max(longest, text.size)
-            if taken and longest * len(texts) > PREFILL_TOKENS:
+            if joining and longest * len(texts) > PREFILL_TOKENS:
                 break
-            taken.append(queue.popleft())
-        return taken
+            joining.append(queue.popleft())
+        return joining
 
     def _join(self, rows: list[OpenRow]) -> list[JobResult]:
-        """Compute the texts of rows, draw their next tokens, and seat those that have not ended."""
+        """Compute the texts of rows, draw their next tokens, and seat the rows that have not ended."""
         started_s = time.monotonic()
         for row in rows:
             row.entry.started_s = row.entry.started_s or started_s
-        found = prefill(
+        prefilled = prefill(
             self._model,
             [row.text for row in rows],
             [row.entry.job.key for row in rows],
             self._is_plain,
         )
-        self._write(rows, found.logits, found.source)
-        texts: list[list[OpenRow]] = [[] for _ in range(len(found.logits))]
-        for row, source in zip(rows, found.source, strict=True):
+        self._write(rows, prefilled.logits, prefilled.source)
+        texts: list[list[OpenRow]] = [[] for _ in range(len(prefilled.logits))]
+        for row, source in zip(rows, prefilled.source, strict=True):
             texts[source].append(row)
         parted = [(source, part) for source, text in enumerate(texts) for part in _parts(text)]
         if parted:
-            self._cache.join(found.layers, found.mask, [source for source, _ in parted])
+            self._cache.join(prefilled.layers, prefilled.mask, [source for source, _ in parted])
         self.busy_row_s += (len(self._seated) + len(rows)) * (time.monotonic() - started_s)
         self._texts += [part for _, part in parted]
         return self._results(rows)
@@ -173,12 +175,12 @@ class TransformersEngine(EmbeddedEngine):
 
 
 def _parts(rows: Sequence[OpenRow]) -> list[list[OpenRow]]:
-    """Return the rows of one text that go on, by their newest tokens."""
-    found: dict[int, list[OpenRow]] = {}
+    """Return the open rows of one text, grouped by their newest tokens."""
+    by_token: dict[int, list[OpenRow]] = {}
     for row in rows:
         if not row.has_ended:
-            found.setdefault(row.tokens[-1], []).append(row)
-    return list(found.values())
+            by_token.setdefault(row.tokens[-1], []).append(row)
+    return list(by_token.values())
 
 
 def objection(model: str) -> str:
@@ -187,11 +189,11 @@ def objection(model: str) -> str:
         config = AutoConfig.from_pretrained(model)
     except (OSError, ValueError):
         return ""  # the engine that loads it says what is wrong
-    text, found = (
+    text, model_class = (
         config.get_text_config(decoder=True),
         MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None),
     )
-    if getattr(found, "_is_stateful", False) or not set(_layers(config)) <= {
+    if getattr(model_class, "_is_stateful", False) or not set(_layers(config)) <= {
         DynamicLayer,
         DynamicSlidingWindowLayer,
     }:

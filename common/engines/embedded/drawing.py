@@ -26,18 +26,18 @@ def truncated(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     is_whole = sampling.top_k == 0 and sampling.top_p == 1.0 and sampling.min_p == 0.0
     if is_whole or sampling.temperature == 0.0:
         return logits
-    kept = logits.float() / sampling.temperature
-    least = kept.max(dim=-1, keepdim=True).values + math.log(max(sampling.min_p, 1e-300))
-    kept = kept.masked_fill(kept < least, -math.inf)
-    if 0 < sampling.top_k < kept.shape[-1]:
-        smallest = kept.topk(sampling.top_k, dim=-1).values[:, -1:]
-        kept = kept.masked_fill(kept < smallest, -math.inf)
+    scaled = logits.float() / sampling.temperature
+    least = scaled.max(dim=-1, keepdim=True).values + math.log(max(sampling.min_p, 1e-300))
+    scaled = scaled.masked_fill(scaled < least, -math.inf)
+    if 0 < sampling.top_k < scaled.shape[-1]:
+        smallest = scaled.topk(sampling.top_k, dim=-1).values[:, -1:]
+        scaled = scaled.masked_fill(scaled < smallest, -math.inf)
     if sampling.top_p < 1.0:
-        ordered, order = kept.sort(dim=-1, descending=True)
+        ordered, order = scaled.sort(dim=-1, descending=True)
         before = ordered.softmax(dim=-1).cumsum(dim=-1) - ordered.softmax(dim=-1)
         ordered = ordered.masked_fill(before >= sampling.top_p, -math.inf)
-        kept = torch.empty_like(kept).scatter_(-1, order, ordered)
-    return kept * sampling.temperature
+        scaled = torch.empty_like(scaled).scatter_(-1, order, ordered)
+    return scaled * sampling.temperature
 
 
 def draw(

@@ -47,10 +47,10 @@ class FixedRowsEngine(EmbeddedEngine):
         alive = [row for row in running.rows if not row.has_ended]
         self._decode(running, alive)
         self.busy_row_s += len(alive) * (time.monotonic() - started_s)
-        done = self._results(alive)
-        if done:
+        results = self._results(alive)
+        if results:
             self._running = None
-        return done
+        return results
 
     def _start(self) -> _Running:
         entry = self._queue[0].entry

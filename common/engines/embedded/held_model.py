@@ -138,11 +138,11 @@ class EmbeddedEngine(base.AdapterEngine):
             places = [place for place, row in enumerate(rows) if row.kind is kind]
             for first in range(0, len(places), most):
                 part = places[first : first + most]
-                own = [source[place] for place in part]
+                sources = [source[place] for place in part]
                 # A copy would hold all logits once more, which are many with a large vocabulary.
-                is_whole = own == list(range(len(logits)))
+                is_whole = sources == list(range(len(logits)))
                 self._draw(
-                    kind, [rows[place] for place in part], logits if is_whole else logits[own]
+                    kind, [rows[place] for place in part], logits if is_whole else logits[sources]
                 )
         self.progress += len(rows)
         self.tokens += len(rows)
@@ -159,25 +159,25 @@ class EmbeddedEngine(base.AdapterEngine):
             row.versions.append(self._version)
 
     def _results(self, rows: Sequence[OpenRow]) -> list[base.JobResult]:
-        """Note which of the rows have ended; return the jobs that have ended with them."""
-        done: list[base.JobResult] = []
+        """Record the rows that have ended; return the jobs that ended with them."""
+        results: list[base.JobResult] = []
         for row in rows:
             if row.has_ended:
-                done += self._end_row(row.entry, row.index, row.continuation(), time.monotonic())
+                results += self._end_row(row.entry, row.index, row.continuation(), time.monotonic())
         if not self._open:
             self._kinds.clear()
-        return done
+        return results
 
     def install(self, snapshot: Snapshot) -> None:
         """Copy every tensor in place; ValueError unless names, shapes and dtypes fit the model."""
-        own, tensors = self._parameters(), snapshot.tensors
+        parameters, tensors = self._parameters(), snapshot.tensors
         if self._products and are_low_rank(tensors):
-            self._products.set(pairs(tensors, own), self._device)
+            self._products.set(pairs(tensors, parameters), self._device)
         else:
-            base.check_fit(own, tensors)
+            base.check_fit(parameters, tensors)
             with torch.no_grad():
                 for name, tensor in tensors.items():
-                    own[name].copy_(tensor)
+                    parameters[name].copy_(tensor)
         self._version, self._digest = snapshot.version, snapshot.manifest.digest
         self._forget_cached()
 

@@ -33,7 +33,7 @@ class Prefilled:
     logits: torch.Tensor
     """Logits of the token after each text, shape (different texts, vocabulary)."""
     source: list[int]
-    """Row of each text that was asked for."""
+    """Row of these tensors that holds each text of the call."""
 
 
 def prefill(
@@ -77,13 +77,14 @@ def _filled(
 
 def head_sizes(texts: Sequence[TokenIds], jobs: Sequence[Hashable]) -> list[int]:
     """Return the tokens of each text to compute once, for its job or for all; 0 where that saves little."""
-    (saved, sizes), found = _shared(texts, jobs), _shared(texts, [None] * len(texts))
-    if found[0] > saved:
-        saved, sizes = found
+    saved, sizes = _common_heads(texts, jobs)
+    saved_by_all, sizes_by_all = _common_heads(texts, [None] * len(texts))
+    if saved_by_all > saved:
+        saved, sizes = saved_by_all, sizes_by_all
     return sizes if saved >= WORTH * sum(text.size for text in texts) else [0] * len(texts)
 
 
-def _shared(texts: Sequence[TokenIds], keys: Sequence[Hashable]) -> tuple[int, list[int]]:
+def _common_heads(texts: Sequence[TokenIds], keys: Sequence[Hashable]) -> tuple[int, list[int]]:
     """Return the tokens saved by heads common to the texts of a key, and the size of each text's head."""
     of_key: dict[Hashable, list[int]] = {}
     for place, key in enumerate(keys):

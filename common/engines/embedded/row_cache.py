@@ -19,7 +19,7 @@ from transformers.cache_utils import CacheLayerMixin
 from prefixrl.common.config.run import SPARE_COLUMNS
 
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]
-"""Those of one layer, shape (rows, heads, columns, size of a head) each."""
+"""Keys and values of one layer, shape (rows, heads, columns, size of a head) each."""
 LEAST_COLUMNS = 64
 
 
@@ -42,7 +42,7 @@ class _Block(CacheLayerMixin):
     def __init__(self, place: _Place, like: KeysAndValues) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._place = place
-        self.held: KeysAndValues = (like[0][:0, :, :0], like[1][:0, :, :0])
+        self.tensors: KeysAndValues = (like[0][:0, :, :0], like[1][:0, :, :0])
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         raise AssertionError("rows join before they are decoded")
@@ -51,7 +51,7 @@ class _Block(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rows, low, at = self._place.rows, self._place.low, self._place.at
-        keys, values = self.held
+        keys, values = self.tensors
         keys[:rows, :, at : at + 1] = key_states
         values[:rows, :, at : at + 1] = value_states
         return keys[:rows, :, low : at + 1], values[:rows, :, low : at + 1]
@@ -70,7 +70,7 @@ class RowCache(Cache):
     """The rows under way, in the order in which the next forward takes them."""
 
     def __init__(self, seats: int) -> None:
-        """Begin without rows; `seats`: as many as join, usually."""
+        """Begin without rows; `seats` is the usual number of rows."""
         self._seats = seats
         self._place = _Place()
         self._blocks: list[_Block] = []
@@ -96,8 +96,8 @@ class RowCache(Cache):
         index = torch.tensor(source, device=mask.device)
         begin = place.at - width
         for block, layer in zip(self._blocks, computed, strict=True):
-            for held, own in zip(block.held, layer, strict=True):
-                held[first:after, :, begin : place.at] = own[index]
+            for stored, computed_part in zip(block.tensors, layer, strict=True):
+                stored[first:after, :, begin : place.at] = computed_part[index]
         self._mask[first:after] = False
         self._mask[first:after, begin : place.at] = mask[index]
         padding = mask.int().argmax(dim=1).tolist()
@@ -124,29 +124,29 @@ class RowCache(Cache):
         self._make_room(after, 0)
         index, used = torch.tensor(source, device=self._mask.device), slice(place.low, place.at)
         for block in self._blocks:
-            for held in block.held:
-                held[first:after, :, used] = held[index, :, used]
+            for stored in block.tensors:
+                stored[first:after, :, used] = stored[index, :, used]
         self._mask[first:after] = self._mask[index]
         place.starts += [place.starts[each] for each in source]
         place.rows = after
 
-    def leave(self, gone: Sequence[int]) -> list[tuple[int, int]]:
+    def leave(self, leaving: Sequence[int]) -> list[tuple[int, int]]:
         """Let rows leave; return pairs (place, row) of the rows that were moved into their places."""
-        place, left = self._place, self._place.rows - len(gone)
-        holes = [row for row in gone if row < left]
-        movers = sorted(set(range(left, place.rows)) - set(gone))
+        place, remaining = self._place, self._place.rows - len(leaving)
+        holes = [row for row in leaving if row < remaining]
+        movers = sorted(set(range(remaining, place.rows)) - set(leaving))
         moved = list(zip(holes, movers, strict=True))
         if moved:
             into, row = torch.tensor(moved, device=self._mask.device).T
             used = slice(place.low, place.at)
             for block in self._blocks:
-                for held in block.held:
-                    held[into, :, used] = held[row, :, used]
+                for stored in block.tensors:
+                    stored[into, :, used] = stored[row, :, used]
             self._mask[into] = self._mask[row]
             for hole, mover in moved:
                 place.starts[hole] = place.starts[mover]
-        del place.starts[left:]
-        place.rows, place.low = left, min(place.starts, default=place.at)
+        del place.starts[remaining:]
+        place.rows, place.low = remaining, min(place.starts, default=place.at)
         return moved
 
     def _make_room(self, rows: int, width: int) -> None:
@@ -157,20 +157,20 @@ class RowCache(Cache):
             return
         if rows <= tall and width <= place.at < wide:
             return
-        kept = max(place.at - place.low, width)
+        columns = max(place.at - place.low, width)
         tall = max(tall, rows, min(self._seats, 1 << (rows - 1).bit_length()))
-        wide = max(LEAST_COLUMNS, kept + int(SPARE_COLUMNS * kept) + 1)
-        old, new = slice(place.low, place.at), slice(kept - (place.at - place.low), kept)
+        wide = max(LEAST_COLUMNS, columns + int(SPARE_COLUMNS * columns) + 1)
+        old, new = slice(place.low, place.at), slice(columns - (place.at - place.low), columns)
         for block in self._blocks:
-            keys, values = block.held
+            keys, values = block.tensors
             # Zeros, since what is masked is multiplied by 0, and what memory holds may be no number.
             more_keys = keys.new_zeros(tall, keys.shape[1], wide, keys.shape[3])
             more_values = values.new_zeros(tall, values.shape[1], wide, values.shape[3])
             more_keys[: place.rows, :, new] = keys[: place.rows, :, old]
             more_values[: place.rows, :, new] = values[: place.rows, :, old]
-            block.held = more_keys, more_values
+            block.tensors = more_keys, more_values
         mask = self._mask.new_zeros(tall, wide)
         mask[: place.rows, new] = self._mask[: place.rows, old]
         self._mask = mask
-        place.starts = [start + kept - place.at for start in place.starts]
-        place.low, place.at = new.start, kept
+        place.starts = [start + columns - place.at for start in place.starts]
+        place.low, place.at = new.start, columns

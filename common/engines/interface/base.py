@@ -38,7 +38,7 @@ class Job:
     """Draws in [0, 1), shape (rows, max_new_tokens); unused when greedy."""
     sampling: Sampling
     stop_tokens: frozenset[int]
-    """Ids that end a row; the one that did is the row's last token."""
+    """Stop token ids. The stop token is kept as the last token of the row."""
     script: tuple[TokenIds, ...] | None = None
     """Text of each row that the `simulated` engine of a scorer returns; None for real engines."""
     masked_tokens: frozenset[int] = frozenset()
@@ -51,10 +51,10 @@ class Continuation:
 
     tokens: TokenIds
     logprobs: NDArray[np.float32]
-    """Empty where a scorer's engine leaves them out: they are not read there."""
+    """Empty for scorers, which do not read them."""
     finish: Finish
     spans: tuple[tuple[int, int], ...]
-    """Pairs (version, tokens) in order; version 0 is what the engine was started with."""
+    """Pairs (version, tokens) in order; version 0 is the weights at the start."""
     text: str | None = None
     """Text of an engine that is given text, not ids; `tokens` is then the encoding by its model's tokenizer."""
     error: str = ""
@@ -74,7 +74,7 @@ class OpenJob:
     """A job with rows that have not ended."""
 
     job: Job
-    left: int
+    rows_left: int
     """Number of rows that have not ended."""
     started_s: float | None = None
     """Time at which its first row took a seat."""
@@ -92,7 +92,7 @@ class Engine:
     takes_runs = True
     """True if a job's rows are one forward, so that its groups belong together."""
     about = ""
-    """Its own choices, in words."""
+    """Choices that the engine made itself, in words."""
 
     def __init__(self) -> None:
         self._open: dict[str, OpenJob] = {}
@@ -114,16 +114,16 @@ class Engine:
 
     def rows_left(self, key: str) -> int:
         """Return how many rows of a job have not ended; 0 for an unknown one."""
-        return self._open[key].left if key in self._open else 0
+        return self._open[key].rows_left if key in self._open else 0
 
     @property
     def waits_for(self) -> str:
-        """Endpoint that an engine waits for, and why; "" while it waits for none."""
+        """Endpoint that the engine waits for, and why; "" while it does not wait."""
         return ""
 
     @property
     def usage(self) -> Usage | None:
-        """Usage of its endpoint so far; None where it has none."""
+        """Requests and tokens used at the endpoint. None for a local engine."""
         return None
 
     @abstractmethod
@@ -131,7 +131,7 @@ class Engine:
         """Queue the rows of a job."""
 
     def cancel(self, key: str) -> bool:
-        """Drop a job of which no row has a seat yet; False when one has, or it is unknown."""
+        """Drop a job without a seated row; return False for a job that has begun or is unknown."""
         entry = self._open.get(key)
         if entry is None or entry.started_s is not None:
             return False
@@ -144,8 +144,8 @@ class Engine:
     ) -> list[JobResult]:
         """Note the end of a row; return the result of its job if no other row is left."""
         entry.rows[index] = row
-        entry.left -= 1
-        if entry.left:
+        entry.rows_left -= 1
+        if entry.rows_left:
             return []
         assert entry.started_s is not None, "a row ends in a seat"
         del self._open[entry.job.key]
@@ -183,7 +183,7 @@ class AdapterEngine(Engine):
 
 def room_of(seats: int) -> int:
     """Return the rows to submit to an engine with this many seats that queues rows itself."""
-    # Half of its seats again wait: rows end one by one, and what replaces them is a round trip away.
+    # Half as many rows as seats wait: they replace ended rows without a round trip.
     return max(seats, min(MOST_ROWS, seats + math.ceil(seats / 2)))
 
 
@@ -201,12 +201,16 @@ def ready_of(engine: Engine, digests: ModelDigests, version: int, weights_digest
     )
 
 
-def check_fit(own: "Mapping[str, torch.Tensor]", tensors: "Mapping[str, torch.Tensor]") -> None:
+def check_fit(
+    parameters: "Mapping[str, torch.Tensor]", tensors: "Mapping[str, torch.Tensor]"
+) -> None:
     """Raise ValueError unless names, shapes and dtypes of new weights are the model's `own`."""
-    if own.keys() != tensors.keys():
-        raise ValueError(f"weights differ in names: {sorted(own.keys() ^ tensors.keys())[:4]}")
+    if parameters.keys() != tensors.keys():
+        raise ValueError(
+            f"weights differ in names: {sorted(parameters.keys() ^ tensors.keys())[:4]}"
+        )
     for name, tensor in tensors.items():
-        shape, dtype = own[name].shape, own[name].dtype
+        shape, dtype = parameters[name].shape, parameters[name].dtype
         if shape != tensor.shape:
             raise ValueError(
                 f"weight {name} has shape {tuple(tensor.shape)}, the model's is {tuple(shape)}"
@@ -224,15 +228,15 @@ def score_rows(
     logprobs: Callable[[TokenIds, float], NDArray[np.float32]], rows: Sequence[ProbeRow]
 ) -> Logprobs:
     """Return the logprobs of a probe, row by row, from those of whole texts."""
-    found = [logprobs(np.concatenate(row), 1.0)[max(0, row[0].size - 1) :] for row in rows]
-    return np.concatenate(found) if found else np.zeros(0, dtype=np.float32)
+    scored = [logprobs(np.concatenate(row), 1.0)[max(0, row[0].size - 1) :] for row in rows]
+    return np.concatenate(scored) if scored else np.zeros(0, dtype=np.float32)
 
 
-def digest_of(own: "Mapping[str, torch.Tensor]") -> str:
+def digest_of(tensors: "Mapping[str, torch.Tensor]") -> str:
     """Return the digest of weights, on whatever device, as the learner would publish them."""
-    return describe(0, {name: tensor.cpu() for name, tensor in own.items()}).digest
+    return describe(0, {name: tensor.cpu() for name, tensor in tensors.items()}).digest
 
 
-def own_checksum(found: str, published: str) -> EngineChecksum:
+def own_checksum(digest: str, published: str) -> EngineChecksum:
     """Return the checksum of weights that are held as they are published, by both digests."""
-    return EngineChecksum(found, "snapshot" if found == published else "other")
+    return EngineChecksum(digest, "snapshot" if digest == published else "other")

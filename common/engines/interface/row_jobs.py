@@ -3,7 +3,7 @@
     worker's loop ── submit ──▶ asyncio loop in a thread ── a coroutine per row ──▶ whoever writes it, in their order
           ▲ step() ◀── queue of finished jobs ◀─────────────────────────────────────────────┘
 
-Every row is handed on at once: who writes has a queue of its own, and fills an empty seat from it without a round trip.
+Every row is handed on at once: the writer has a queue and fills an empty seat from it without a round trip.
 """
 
 import asyncio
@@ -36,13 +36,13 @@ class RowJobs(Engine):
         self._finished: queue.SimpleQueue[tuple[str, Future[JobResult]]] = queue.SimpleQueue()
 
     def offer(self, seats: int) -> None:
-        """Announce the rows that are written at once."""
+        """Set the number of rows that are written at once."""
         self.seats, self.room = seats, room_of(seats)
 
     @property
     def open_rows(self) -> int:
         """Number of rows that have not ended."""
-        return sum(entry.left for entry in self._open.values())
+        return sum(entry.rows_left for entry in self._open.values())
 
     def submit(self, job: Job) -> None:
         """Hand on every row of a job."""
@@ -53,11 +53,11 @@ class RowJobs(Engine):
         future.add_done_callback(partial(self._hand_over, job.key))
 
     def cancel(self, key: str) -> bool:
-        """Drop a job that is too far back to have begun; False when it may have, or is unknown."""
+        """Drop a job whose rows are too far back to have begun; return False for any other job."""
         if key not in self._open:
             return False
         before = sum(
-            entry.left
+            entry.rows_left
             for entry in takewhile(lambda each: each is not self._open[key], self._open.values())
         )
         if before < self.seats:
@@ -88,7 +88,7 @@ class RowJobs(Engine):
 
         async def row(index: int) -> Continuation:
             ended = await self._row(job, index)
-            entry.left -= 1
+            entry.rows_left -= 1
             return ended
 
         rows = await asyncio.gather(*map(row, range(len(job.rows))))

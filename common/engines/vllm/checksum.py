@@ -32,10 +32,10 @@ def following(parameter: str, tensors: Tensors, dtype: torch.dtype) -> set[str]:
         return set()
     whole = torch.cat([tensors[each].to(dtype) for each in sources])
     padding = whole.new_zeros((-whole.shape[0] % PADDED_TO, *whole.shape[1:]))
-    found = {hashlib.sha256(as_bytes(whole)).hexdigest()}
+    digests = {hashlib.sha256(as_bytes(whole)).hexdigest()}
     if len(padding) and layer in ("embed_tokens", "lm_head"):
-        found.add(hashlib.sha256(as_bytes(torch.cat([whole, padding]))).hexdigest())
-    return found
+        digests.add(hashlib.sha256(as_bytes(torch.cat([whole, padding]))).hexdigest())
+    return digests
 
 
 def known_layout(sums: Sums, initial: Tensors, dtype: torch.dtype) -> frozenset[str]:
@@ -46,18 +46,18 @@ def known_layout(sums: Sums, initial: Tensors, dtype: torch.dtype) -> frozenset[
 
 
 def compared(
-    sums: Sums, tensors: Tensors | None, known: frozenset[str], dtype: torch.dtype
+    sums: Sums, tensors: Tensors | None, followed: frozenset[str], dtype: torch.dtype
 ) -> EngineChecksum:
     """Return the checksum of all parameters, and whether those of `known` layout follow."""
     value, layout = xxhash.xxh3_128(), xxhash.xxh3_64()
     for name in sorted(sums):
         value.update(f"{name}={sums[name]};".encode())
         layout.update(f"{name};".encode())
-    named = EngineChecksum(value.hexdigest(), "unknown", layout=layout.hexdigest())
+    checksum = EngineChecksum(value.hexdigest(), "unknown", layout=layout.hexdigest())
     if tensors is None:
-        return named
-    if any(sums[name] not in following(name, tensors, dtype) for name in known):
-        return EngineChecksum(named.value, "other", layout=named.layout)
+        return checksum
+    if any(sums[name] not in following(name, tensors, dtype) for name in followed):
+        return EngineChecksum(checksum.value, "other", layout=checksum.layout)
     return EngineChecksum(
-        named.value, "snapshot" if known == sums.keys() else "unknown", layout=named.layout
+        checksum.value, "snapshot" if followed == sums.keys() else "unknown", layout=checksum.layout
     )

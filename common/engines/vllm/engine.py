@@ -254,27 +254,27 @@ class VllmEngine(RowJobs, AdapterEngine):
         from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
 
-        asked = SamplingParams(
+        sampling = SamplingParams(
             temperature=1.0, max_tokens=1, prompt_logprobs=0, ignore_eos=True, detokenize=False
         )
         if self._open and not self._is_paused:
             await self._pause()  # else running answers may hold every seat until they end
             self._is_paused = True
         outputs = []
-        for given, scored in rows:
-            prompt = tokens_input(prompt_token_ids=[*given.tolist(), *scored.tolist()])
-            outputs.append(await self._ask(prompt, asked))
+        for context, scored in rows:
+            prompt = tokens_input(prompt_token_ids=[*context.tolist(), *scored.tolist()])
+            outputs.append(await self._request_score(prompt, sampling))
         if self._is_paused:
             await self._resume()
-        found: list[float] = []
-        for (given, scored), output in zip(rows, outputs, strict=True):
-            entries = list((await output.get()).prompt_logprobs)[given.size :]
-            found += [
+        logprobs: list[float] = []
+        for (context, scored), output in zip(rows, outputs, strict=True):
+            entries = list((await output.get()).prompt_logprobs)[context.size :]
+            logprobs += [
                 entry[int(token)].logprob for entry, token in zip(entries, scored, strict=True)
             ]
-        return np.asarray(found, dtype=np.float32)
+        return np.asarray(logprobs, dtype=np.float32)
 
-    async def _ask(self, prompt: Any, sampling: Any) -> Any:
+    async def _request_score(self, prompt: Any, sampling: Any) -> Any:
         """Queue a request of a probe before all others."""
         self._requests += 1
         return await self._llm.add_request(

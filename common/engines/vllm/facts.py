@@ -26,7 +26,7 @@ class RowCounts:
         """Row-seconds decoding so far."""
         return self._row_s + self.running * (time.monotonic() - self._counted_s)
 
-    def note(self, engine_index: int, running: int) -> None:
+    def note_running(self, engine_index: int, running: int) -> None:
         """Note how many rows an engine core decodes from now on."""
         self._row_s, self._counted_s = self.busy_row_s, time.monotonic()
         self._running[engine_index] = running
@@ -35,7 +35,7 @@ class RowCounts:
         """Note that no row is left: vLLM counts in a step, and dropped rows are followed by none."""
         for engine_index, running in list(self._running.items()):
             if running:
-                self.note(engine_index, 0)
+                self.note_running(engine_index, 0)
 
     def of_engine(self, config: Any, engine_index: int = 0) -> Any:
         """Return vLLM's logger of one engine core, which notes its counts here."""
@@ -49,7 +49,7 @@ class RowCounts:
 
             def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
                 if scheduler_stats is not None:
-                    counts.note(engine_index, scheduler_stats.num_running_reqs)
+                    counts.note_running(engine_index, scheduler_stats.num_running_reqs)
 
             def log_engine_initialized(self) -> None:
                 pass

@@ -51,17 +51,17 @@ class AdapterSums:
 
     def adapter_sums(self) -> dict[str, str]:
         """Return them by layer and rank of the device; they are no parameters of the model."""
-        found, rank = {}, get_tensor_model_parallel_rank()
+        sums, rank = {}, get_tensor_model_parallel_rank()
         for name, module in self.model_runner.get_model().named_modules():  # type: ignore[attr-defined]
             for part in ("lora_a_stacked", "lora_b_stacked"):
                 stacked = getattr(module, part, ())
                 for index, tensor in enumerate(
                     [stacked] if isinstance(stacked, torch.Tensor) else stacked
                 ):
-                    found[f"tp{rank}:{name}.{part}.{index}"] = xxhash.xxh3_64_hexdigest(
+                    sums[f"tp{rank}:{name}.{part}.{index}"] = xxhash.xxh3_64_hexdigest(
                         as_bytes(tensor.cpu())
                     )
-        return found
+        return sums
 
 
 @dataclass

@@ -59,8 +59,8 @@ def resolve(model: str, role: str, config: RunConfig) -> VllmSetup:
     hf_config = check_model(model, model, is_trained=role == "rollout")
     dtype: str = section.vllm.dtype
     if dtype == "auto":
-        own = str(hf_config.dtype or torch.bfloat16).removeprefix("torch.")
-        dtype = config.learner.dtype if role == "rollout" else own
+        folder_dtype = str(hf_config.dtype or torch.bfloat16).removeprefix("torch.")
+        dtype = config.learner.dtype if role == "rollout" else folder_dtype
     return VllmSetup(
         model=model,
         role=role,
@@ -208,7 +208,7 @@ def prepare_environment(setup: VllmSetup, platform: Platform) -> None:
 
 def prepare_processes(threads: int, is_one_process: bool) -> None:
     """Set the environment of vLLM's processes; present values win unless safety rests on them."""
-    wanted = {
+    environment = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
@@ -218,8 +218,8 @@ def prepare_processes(threads: int, is_one_process: bool) -> None:
     }
     if is_one_process:
         # The engine core runs the model itself, one process and one busy-waiting queue fewer.
-        wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    for key, value in wanted.items():
+        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    for key, value in environment.items():
         os.environ.setdefault(key, value)
     os.environ.pop("VLLM_ALLOW_INSECURE_SERIALIZATION", None)
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # this process has threads and sockets

@@ -17,7 +17,7 @@ Text = Annotated[str, Meta(max_length=MOST_TEXT_CHARS)]
 """A reason, state or short answer; its sender cuts it with `cut_text`."""
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 MOST_ROWS = 8192
-"""More rows than any engine takes at once; a worker that offers more would take all there is to do."""
+"""More rows than any engine takes at once. A worker that offers more would take all work."""
 MOST_SAMPLES = 2**16
 """Rows of one group, the draws of which are made at once."""
 MOST_GROUPS = 2**20
@@ -39,8 +39,8 @@ def cut_text(text: str, most: int = MOST_TEXT_CHARS) -> str:
     return encodable(text if len(text) <= most else text[: most - 4] + " ...")
 
 
-def shared(kind: type[msgspec.Struct], *sources: object) -> dict[str, Any]:
-    """Return the fields of a struct that sources have under the same names; where several have one, the last one's."""
+def common_fields(kind: type[msgspec.Struct], *sources: object) -> dict[str, Any]:
+    """Return the fields of a struct that sources have under the same names; the last source wins."""
     return {
         name: getattr(each, name)
         for each in sources
@@ -60,7 +60,7 @@ class Leased(Message, frozen=True):
     """A message about one lease of a task."""
 
     task: Name
-    """Its name, which no other lease ever has."""
+    """Name that no other lease ever has."""
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):

@@ -125,9 +125,9 @@ class StepScores(Part, frozen=True):
     """The scores of a process reward model for one text, and the verdict of the verifier."""
 
     outcome: _Score
-    """The verifier's reward; that of the text holds the scores too."""
+    """The verifier's reward; the reward of the text includes the scores."""
     scores: Annotated[tuple[_Score, ...], Meta(max_length=MOST_STEPS)]
-    """Probability that a step is good, given those before it; none for a text without steps."""
+    """Probability that each step is good, given the steps before it; empty without steps."""
     ends: Annotated[tuple[Count, ...], Meta(max_length=MOST_STEPS)]
     """Tokens of the answer up to the end of each step: in direct mode of the row, else of prefix and completion in the
     target's tokens. Empty where the text alone is known: an endpoint returned no ids, or a cache."""
@@ -150,8 +150,8 @@ class TextVerdict(Part, frozen=True, kw_only=True):
     """Tokens the scorer's engine wrote: 0 in direct mode, and where the completion was in its cache."""
     elapsed_ms: Count
     rule: Name = ""
-    """What decided, for example `number`, `math-verify`, `code` or `function` (`docs/verification.md`); "" if nothing
-    was compared."""
+    """The rule that decided, for example `number`, `math-verify`, `code` or `function` (`docs/verification.md`); "" if
+    nothing was compared."""
     completion: str = ""
     """The whole text judged, in evaluations and with `scorer.keep_completions`; else empty."""
     fault: Fault = ""
@@ -202,7 +202,7 @@ class ScoredGroup(Part, frozen=True, kw_only=True):
 
     prefixes: GroupPrefixes
     version: Version
-    """The adapter's when it wrote the oldest token of the task; -1 where no adapter wrote any."""
+    """Version that wrote the oldest token of the task; -1 without an adapter."""
     weights_digest: Name
     verdicts: tuple[Verdict, ...]
     scorer: Name
@@ -220,8 +220,8 @@ class ScoredGroup(Part, frozen=True, kw_only=True):
     @property
     def faults(self) -> dict[str, int]:
         """Number of texts without a verdict, by the kind of failure."""
-        found = [each.fault for each in self.texts if each.status == "error"]
-        return dict(Counter(found)) if found else {}
+        faults = [each.fault for each in self.texts if each.status == "error"]
+        return dict(Counter(faults)) if faults else {}
 
 
 class StageTimes(Part, frozen=True):
@@ -250,19 +250,19 @@ class BatchGroup(Part, frozen=True, kw_only=True):
     statuses: dict[VerdictStatus, int]
     """Texts of all its rows by their verdict: one per row, or `scorer.continuations` of them."""
     completion_tokens: int = 0
-    """Tokens of the target over these rows."""
+    """Tokens of the target over the trainable rows."""
     truncated: int = 0
-    """Judged texts of these rows that a length limit cut."""
+    """Judged texts of trainable rows that a length limit cut."""
     cached: int = 0
-    """Judged texts of these rows that a scorer had in its cache."""
+    """Judged texts of trainable rows that a scorer had in its cache."""
     as_text: int = 0
-    """Rows, of these, whose prefix reached the target as text."""
+    """Trainable rows whose prefix reached the target as text."""
     answered: int = 0
-    """Rows, of these, whose prefix alone has an answer already."""
+    """Trainable rows whose prefix alone has an answer already."""
     with_control: int = 0
-    """Rows, of these, with a special token that is no stop."""
+    """Trainable rows with a special token that is no stop."""
     outcomes: tuple[float, ...] = ()
-    """With `scorer.prm` the verifier's reward of each of these rows; else empty."""
+    """With `scorer.prm` the verifier's reward of each trainable row; else empty."""
     steps: int = 0
     """Scored steps of the judged texts."""
     step_score_sum: float = 0.0

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from prefixrl.common.wire.messages.fields import (
     MOST_GROUPS,
@@ -26,9 +26,9 @@ class GetBatch(Message, frozen=True):
     rank: int
     ranks: int
     is_stopping: bool = False
-    """This rank was asked to stop: all ranks halt before the first iteration of which none holds a batch."""
+    """This rank was asked to stop: all ranks halt before the first iteration whose batch no rank holds."""
     memory: MemoryUse | None = None
-    """The rank's; None where the system does not tell."""
+    """Memory of the rank; None where the system does not tell."""
 
 
 class GetGroups(Message, frozen=True):
@@ -154,7 +154,7 @@ class EvaluationProgress(Message, frozen=True, kw_only=True):
 
     name: str
     total: int
-    done: int
+    judged: int = field(name="done")
     failed: int
     unsampled: int = 0
     """Groups whose prefixes of a pinned version are still missing."""

@@ -38,4 +38,4 @@ def _canonical(node: Any) -> Any:
 
 
 PROTOCOL = schema_digest(ToBroker, FromBroker, ToWeights, FromWeights)
-"""Both sides of a connection must hold the same one."""
+"""Both sides of a connection must hold the same number."""

@@ -59,7 +59,7 @@ class MemoryUse(fields.Part, frozen=True, kw_only=True):
     own_bytes: fields.Count
     """The part that no other process has."""
     share_bytes: fields.Count
-    """Its own, and of pages of several processes an equal part."""
+    """Its own pages, and an equal part of pages that several processes share."""
 
 
 class Hello(fields.Message, frozen=True, kw_only=True):
@@ -124,7 +124,7 @@ class RowsLeft(fields.Message, frozen=True):
     tasks: Annotated[
         tuple[tuple[fields.Name, fields.Count], ...], Meta(max_length=fields.MOST_LEASES_LISTED)
     ]
-    """Name and rows of every task of which some have ended since the message before."""
+    """Name and remaining rows of every task with rows that ended since the message before."""
 
 
 class Prefixes(fields.Leased, frozen=True, kw_only=True):

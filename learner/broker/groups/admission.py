@@ -60,7 +60,7 @@ class ItemTimes:
     sampling_s: float = 0.0
     scoring_s: float = 0.0
 
-    def note(self, stage: Literal["sampling_s", "scoring_s"], item_s: float) -> None:
+    def note_item(self, stage: Literal["sampling_s", "scoring_s"], item_s: float) -> None:
         """Add the time of one item to the mean."""
         before = getattr(self, stage)
         setattr(self, stage, before + NEWEST_SHARE * (item_s - before) if before else item_s)
@@ -98,25 +98,27 @@ class Admission:
         self._unmoved = 0
         """Iterations until a change of the cap shows in what is trained."""
 
-    def size(self, wanted: int, version: int, completed: int, states: Mapping[str, int]) -> int:
-        """Return how many of an item's `wanted` groups to begin at the installed `version`; the window allows all."""
-        if not self.is_active or not wanted:
-            return wanted
+    def size(
+        self, item_groups: int, version: int, completed: int, states: Mapping[str, int]
+    ) -> int:
+        """Return how many of `item_groups` groups to begin at the installed `version`; the window allows all."""
+        if not self.is_active or not item_groups:
+            return item_groups
         scored, under_way = states.get("scored", 0), _under_way(states)
         accepted, ahead = scored + states.get("batched", 0), under_way - states.get("scoring", 0)
         lacking = self._room(version - completed, 0.0, accepted, under_way)
-        if self._room(version - completed, self.cap, accepted, under_way) < wanted:
-            return max(0, min(wanted, lacking))
+        if self._room(version - completed, self.cap, accepted, under_way) < item_groups:
+            return max(0, min(item_groups, lacking))
         if not under_way and scored < self._window.batch_groups:
-            return wanted  # the learner will wait for groups that no worker has begun
+            return item_groups  # the learner will wait for groups that no worker has begun
         # The lead counts as of the newest version: a rollout that will install it soon has a batch less to begin.
         room = self.lead - self._window.batch_groups * (completed - version) - scored
         if (
-            under_way + wanted <= self._window.over_sampling * room
-            and ahead + wanted <= self._most_ahead()
+            under_way + item_groups <= self._window.over_sampling * room
+            and ahead + item_groups <= self._most_ahead()
         ):
-            return wanted
-        return max(0, min(wanted, lacking))
+            return item_groups
+        return max(0, min(item_groups, lacking))
 
     def may_resample(self, version: int, completed: int) -> bool:
         """Return True if groups that have a place already may be sampled at this version."""
@@ -180,8 +182,8 @@ class Admission:
             self._unmoved = math.ceil(ahead / batch)
             # The factor on the age that leads to the least ESS; each version costs alike.
             factor = math.log(self._min_ess) / math.log(old_ess) if old_ess > 0 else 0.0
-            kept = ahead * min(max(factor, MOST_SHRINKAGE), LEAST_SHRINKAGE)
-            self.cap = kept if kept >= LEAST_CAP * batch else 0.0
+            cap = ahead * min(max(factor, MOST_SHRINKAGE), LEAST_SHRINKAGE)
+            self.cap = cap if cap >= LEAST_CAP * batch else 0.0
         else:
             self.cap = min(self.widest, self.cap + RECOVERY * batch)
 

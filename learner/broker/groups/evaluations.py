@@ -114,18 +114,18 @@ class EvaluationQueue:
         """Return the progress of an evaluation and, once finished, its encoded results."""
         run = self.runs.get(name)
         if run is None:
-            return EvaluationProgress(name=name, total=-1, done=0, failed=0), []
+            return EvaluationProgress(name=name, total=-1, judged=0, failed=0), []
         payload = (
             [msgspec.msgpack.encode(run.results[seq]) for seq in sorted(run.results)]
             if run.finished
             else []
         )
-        done, failed = len(run.results), len(run.failed)
+        judged, failed = len(run.results), len(run.failed)
         causes = tuple((seq - run.first, cause) for seq, cause in run.failed.items())
         progress = EvaluationProgress(
             name=name,
             total=run.total,
-            done=done,
+            judged=judged,
             failed=failed,
             unsampled=run.unsampled,
             causes=causes,
@@ -134,10 +134,10 @@ class EvaluationQueue:
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of groups requested, judged and failed."""
-        found = self._forgotten.copy()
+        totals = self._forgotten.copy()
         for run in self.runs.values():
-            found.update(run.counts)
-        return dict(found)
+            totals.update(run.counts)
+        return dict(totals)
 
     def forget(self, name: str) -> None:
         """Free a finished evaluation; ValueError for an unfinished one, whose groups may be leased."""
@@ -162,11 +162,11 @@ class EvaluationQueue:
 
     def published(self, version: int, digest: str) -> None:
         """Note the digest of a version; a resumed run may train a version again, with another digest."""
-        asked = {run.request.version for run in self.runs.values()}
+        versions_in_use = {run.request.version for run in self.runs.values()}
         for old in [
             each
             for each in self._published
-            if each <= version - VERSIONS_KEPT and each not in asked
+            if each <= version - VERSIONS_KEPT and each not in versions_in_use
         ]:
             del self._published[old]
         self._published[version] = digest
@@ -179,8 +179,8 @@ class EvaluationQueue:
 
     def _is_meant(self, version: int, digest: str) -> bool:
         """Return True if the version has this digest; before any is published, version 0 fits."""
-        known = self._published.get(version)
-        return known == digest if known is not None else version == 0
+        expected = self._published.get(version)
+        return expected == digest if expected is not None else version == 0
 
     def give_up_stranded(self, versions: Iterable[int], now_s: float) -> None:
         """Fail groups of versions that all rollouts, at `versions`, are past for `STRANDED_S`."""

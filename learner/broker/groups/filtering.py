@@ -83,13 +83,13 @@ def objection(group: ScoredGroup, band: AccuracyFilter | None) -> Objection | No
 
 def spare_cause(group: ScoredGroup, band: AccuracyFilter | None) -> str | None:
     """Return why a scored group is only a spare; None if it is trained or ends."""
-    found = objection(group, band) if band and band.fills else None
+    fault = objection(group, band) if band and band.fills else None
     is_useful = (
-        found is not None
-        and found.state == "filtered"
+        fault is not None
+        and fault.state == "filtered"
         and any(each.is_judged for each in group.verdicts)
     )
-    return found.cause if found and is_useful else None
+    return fault.cause if fault and is_useful else None
 
 
 @dataclass
@@ -105,13 +105,13 @@ class PassRate:
     def __post_init__(self) -> None:
         self.newest = deque(maxlen=self.filter.limit_groups)
 
-    def note(self, *passed: bool) -> None:
+    def count_groups(self, *passed: bool) -> None:
         """Count judged groups, the oldest first."""
-        for each in passed:
-            self.passed += each - (
+        for has_passed in passed:
+            self.passed += has_passed - (
                 self.newest[0] if len(self.newest) == self.newest.maxlen else False
             )
-            self.newest.append(each)
+            self.newest.append(has_passed)
 
     @property
     def judged(self) -> int:
@@ -141,7 +141,7 @@ class FailureShare:
         self.is_too_high = False
         """True if enough groups were counted, and more than `most` of them failed."""
 
-    def note(self, *shares: float) -> None:
+    def count_groups(self, *shares: float) -> None:
         """Count groups that ended or were accepted, the oldest first."""
         for share in shares:
             is_full = len(self.newest) == self.newest.maxlen
@@ -151,10 +151,10 @@ class FailureShare:
         may_be = (
             len(self.newest) == self.newest.maxlen and self._failing / len(self.newest) > self.most
         )
-        self.is_too_high = may_be and self.share > self.most
+        self.is_too_high = may_be and self.failed_fraction > self.most
 
     @property
-    def share(self) -> float:
+    def failed_fraction(self) -> float:
         """Share of failed rows of these groups, each group counting the same."""
         return math.fsum(self.newest) / max(1, len(self.newest))
 

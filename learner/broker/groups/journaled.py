@@ -85,9 +85,11 @@ class JournaledState:
                 group.result = scored
                 faults = scored.faults
                 self.counts.note_scored(scored, faults)
-                self.failures.note(sum(faults.values()) / len(scored.texts) if faults else 0.0)
+                self.failures.count_groups(
+                    sum(faults.values()) / len(scored.texts) if faults else 0.0
+                )
                 if self.pass_rate:
-                    self.pass_rate.note(not is_spare)
+                    self.pass_rate.count_groups(not is_spare)
                     records.tally(
                         self.counts.passed_by_source,
                         self._prompts.source(group.prompt),
@@ -105,9 +107,9 @@ class JournaledState:
                 if requeued:
                     self._requeued.append((group.prompt, group.requeues + (cause != SURPLUS)))
                 if is_new := cause != SURPLUS and group.state != "spare":
-                    self.failures.note(float(state != "filtered"))
+                    self.failures.count_groups(float(state != "filtered"))
                 if self.pass_rate and state == "filtered":
-                    self.pass_rate.note(*[False] * is_new)
+                    self.pass_rate.count_groups(*[False] * is_new)
                     records.tally(
                         self.counts.filtered_by_source, self._prompts.source(group.prompt)
                     )
@@ -133,13 +135,20 @@ class JournaledState:
         self._next_seq, self._next_prompt = state.next_seq, state.next_prompt
         self._requeued.extend(state.requeued)
         self.counts = copy.deepcopy(state.totals)
-        self.failures.note(*state.failures)
+        self.failures.count_groups(*state.failures)
         if self.pass_rate:
-            self.pass_rate.note(*state.passed)
-        for each in state.live:
-            version = each.result.version if each.result else None
+            self.pass_rate.count_groups(*state.passed)
+        for record in state.live:
+            version = record.result.version if record.result else None
             self._live.add(
-                Group(each.seq, each.prompt, each.requeues, each.state, version, result=each.result)
+                Group(
+                    record.seq,
+                    record.prompt,
+                    record.requeues,
+                    record.state,
+                    version,
+                    result=record.result,
+                )
             )
 
 

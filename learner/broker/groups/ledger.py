@@ -111,12 +111,12 @@ class Ledger(JournaledState):
         # A batch fills its iteration even if it is short: it was the last one before the run was extended.
         return self.window.room(version, self._next_iteration, scored, unverified)
 
-    def _issuable(self, wanted: int) -> int:
+    def _issuable(self, groups: int) -> int:
         """Return for how many of the groups the data still has prompts."""
         if self._prompts.total is None:
-            return wanted
+            return groups
         # A run whose epochs were lowered may have issued more groups than its data has now.
-        return min(wanted, max(0, self._prompts.total - self._next_prompt) + len(self._requeued))
+        return min(groups, max(0, self._prompts.total - self._next_prompt) + len(self._requeued))
 
     def _issue(self) -> int:
         prompt_index, requeues = self._requeued[0] if self._requeued else (self._next_prompt, 0)
@@ -132,20 +132,20 @@ class Ledger(JournaledState):
         self, groups: Sequence[GroupPrefixes], version: int, weights_digest: str, sampled_s: float
     ) -> list[int]:
         """Accept sampled groups; return the accepted sequence numbers. The others are duplicates."""
-        taken = [
+        accepted = [
             group for group in groups if self._may_take(group, version, ("queued", "sampling"))
         ]
-        self.counts.duplicates_ignored += len(groups) - len(taken)
-        for group in taken:
+        self.counts.duplicates_ignored += len(groups) - len(accepted)
+        for group in accepted:
             if group.error:
                 self.newest_error = group.error
                 self.end(group.seq, "failed", group.error)
             else:
                 self._live.move(self._live[group.seq], "sampled", version)
-        if good := tuple(group for group in taken if not group.error):
-            self.admission.times.note("sampling_s", sampled_s)
+        if good := tuple(group for group in accepted if not group.error):
+            self.admission.times.note_item("sampling_s", sampled_s)
             self._queue_scoring(group_states.ScoreItem(good, version, weights_digest, sampled_s))
-        return [group.seq for group in taken]
+        return [group.seq for group in accepted]
 
     def _queue_scoring(self, item: group_states.ScoreItem) -> None:
         heapq.heappush(self._unscored_items, (item.version, item.seqs, next(self._queued), item))
@@ -173,7 +173,7 @@ class Ledger(JournaledState):
                 first_results.append(group)
                 self._judge(group)
         if first_results:
-            self.admission.times.note("scoring_s", groups[0].scoring_s)
+            self.admission.times.note_item("scoring_s", groups[0].scoring_s)
         self.counts.duplicates_ignored += len(groups) - len(first_results)
         return [group for group in first_results if self._live.get(group.prefixes.seq)]
 
@@ -183,15 +183,15 @@ class Ledger(JournaledState):
             self.newest_error = next(
                 text.extracted for text in group.texts if text.status == "error"
             )
-        found = objection(group, self._filter)
-        if found is None or spare_cause(group, self._filter):
+        fault = objection(group, self._filter)
+        if fault is None or spare_cause(group, self._filter):
             self._append(GroupScored(group))
             self._end_surplus()
-        elif found.state == "expired":
-            self.expire(seq, found.cause, faults)
+        elif fault.state == "expired":
+            self.expire(seq, fault.cause, faults)
         else:
-            self.newest_error = found.cause if found.state == "failed" else self.newest_error
-            self.end(seq, found.state, found.cause, faults)
+            self.newest_error = fault.cause if fault.state == "failed" else self.newest_error
+            self.end(seq, fault.state, fault.cause, faults)
 
     def _may_take(
         self, group: GroupPrefixes, version: int, states: tuple[group_states.State, ...]
@@ -220,11 +220,11 @@ class Ledger(JournaledState):
 
     def _due(self, *states: group_states.State) -> Counter[int]:
         """Return the number of groups with a version in these states, by deadline."""
-        found: Counter[int] = Counter()
+        due: Counter[int] = Counter()
         for (state, version), groups in self._live.counts.items():
             if version is not None and state in states:
-                found[self.window.deadline(version)] += groups
-        return found
+                due[self.window.deadline(version)] += groups
+        return due
 
     @property
     def _next_iteration(self) -> int:
@@ -275,10 +275,10 @@ class Ledger(JournaledState):
         if self.window.over_sampling == 1:
             return  # everything live is binding, so everything live fits
         full = self.window.full_until(self._next_iteration, self._binding())
-        left = self._due(*group_states.UNVERIFIED, "spare")
+        unscored = self._due(*group_states.UNVERIFIED, "spare")
         # A group that is sampled again gets a later version. Only the end of the run can make it surplus.
         ends_queued = self.window.deadline(full + 1) <= full
-        if not (is_filled or ends_queued or any(due <= full for due in left)):
+        if not (is_filled or ends_queued or any(due <= full for due in unscored)):
             return
         for group in list(self.live()):
             version = full + 1 if group.version is None else group.version
@@ -348,9 +348,9 @@ class Ledger(JournaledState):
 
     def results(self, seqs: Sequence[int]) -> list[ScoredGroup]:
         """Return the scored groups of a batch, in the order given."""
-        found = [result for seq in seqs if (result := self._live[seq].result) is not None]
-        assert len(found) == len(seqs)
-        return found
+        results = [result for seq in seqs if (result := self._live[seq].result) is not None]
+        assert len(results) == len(seqs)
+        return results
 
     @property
     def _starvation(self) -> Starved | None:

@@ -92,10 +92,10 @@ class LiveGroups:
 
     def states(self) -> dict[str, int]:
         """Return the number of groups by state."""
-        found: dict[str, int] = {}
+        totals: dict[str, int] = {}
         for (state, _), count in self.counts.items():
-            found[state] = found.get(state, 0) + count
-        return found
+            totals[state] = totals.get(state, 0) + count
+        return totals
 
 
 @dataclass(frozen=True)

@@ -83,10 +83,10 @@ class Window:
     @staticmethod
     def smallest(deadlines: Counter[int], size: int) -> Counter[int]:
         """Return the `size` smallest deadlines, or all if there are fewer."""
-        found: Counter[int] = Counter()
+        smallest: Counter[int] = Counter()
         for due in sorted(deadlines):
-            found[due] = min(deadlines[due], size - found.total())
-        return found
+            smallest[due] = min(deadlines[due], size - smallest.total())
+        return smallest
 
     def entries(self, live: Iterable[Group]) -> tuple[list[Entry], list[Entry], list[Entry]]:
         """Return the entries of scored groups, of spares, and of unverified groups with a version."""
@@ -153,11 +153,11 @@ def choose(
         unscored: (deadline, seq) of every live group whose version is fixed but which is not scored yet.
     """
     ordered = sorted(scored)
-    taken, left = ordered[:size], ordered[size:]
-    binding = [*left, *unscored] if window.over_sampling == 1 else left
+    chosen, remaining = ordered[:size], ordered[size:]
+    binding = [*remaining, *unscored] if window.over_sampling == 1 else remaining
     late = window.overfull(iteration + 1, [due for due, _ in binding])
     if late is not None:
         return NotYetChosen(tuple(seq for due, seq in sorted(unscored) if due <= late))
-    if len(taken) < size:
+    if len(chosen) < size:
         return NotYetChosen(tuple(seq for _, seq in sorted(unscored)))
-    return Choice(tuple(seq for _, seq in taken))
+    return Choice(tuple(seq for _, seq in chosen))

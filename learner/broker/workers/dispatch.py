@@ -42,7 +42,7 @@ from prefixrl.learner.broker.outbox import Outbox
 from prefixrl.learner.broker.workers.registry import Registry
 from prefixrl.learner.broker.workers.task_names import TaskNames, content, version_of
 from prefixrl.learner.broker.workers.task_order import Kind, kind_of
-from prefixrl.learner.broker.workers.workers import Lease, Worker
+from prefixrl.learner.broker.workers.workers import Lease, Phase, Worker
 from prefixrl.learner.data.order import PromptOrder
 
 EVALUATION_SHARE = 4
@@ -97,7 +97,7 @@ class Dispatcher:
         self.ledger.admission.supply = self.registry.supply(self._config.rows_per_job("scorer"))
         if self.evaluations.runs:
             self.evaluations.give_up_stranded(
-                (each.version for each in self.registry.of("rollout")), now_s
+                (each.version for each in self.registry.workers_of("rollout")), now_s
             )
         # If the queue refuses one rollout, it refuses all rollouts of that kind.
         refused: set[Kind] = set()
@@ -124,7 +124,7 @@ class Dispatcher:
             most = None if worker.takes_runs else 1
             item = (
                 self.ledger.start_sampling(worker.version, most)
-                if worker.phase == "ready"
+                if worker.phase is Phase.READY
                 else None
             )
             if item is None:
@@ -156,10 +156,12 @@ class Dispatcher:
 
     def _give_scoring(self, worker: Worker, now_s: float) -> bool:
         kinds: list[TaskKind] = ["train"]
-        held = sum(lease.left for lease in worker.leases.values() if lease.kind == "eval")
+        evaluation_texts = sum(
+            lease.open_rows for lease in worker.leases.values() if lease.kind == "eval"
+        )
         if (
             worker.takes_runs
-            or held < worker.seats / EVALUATION_SHARE
+            or evaluation_texts < worker.seats / EVALUATION_SHARE
             or not self.ledger.is_training
         ):
             kinds.insert((self._score_tasks + 1) % EVALUATION_SHARE > 0, "eval")
@@ -205,14 +207,15 @@ class Dispatcher:
         work: int,
         now_s: float,
     ) -> None:
-        asked = content(task)
-        name = self._names.name(worker.holder, task.version, asked)
+        task_content = content(task)
+        name = self._names.name(worker.holder, task.version, task_content)
         # An evaluation task may be larger. Its limit grows in proportion.
         most_s = self._result_s * (
             max(1.0, work / self._usual_work[worker.role]) if task.kind == "eval" else 1.0
         )
         worker.add(
-            Lease(name, task.kind, item, now_s, now_s, asked, rows, rows, most_s=most_s), now_s
+            Lease(name, task.kind, item, now_s, now_s, task_content, rows, rows, most_s=most_s),
+            now_s,
         )
         self.outbox.add_task(worker.identity, msgspec.structs.replace(task, task=name))
 
@@ -223,16 +226,16 @@ class Dispatcher:
             return
         self._check_prefixes(lease, result)
         if result.kind == "train":
-            taken = self.ledger.take_prefixes(
+            accepted = self.ledger.take_prefixes(
                 result.groups, result.version, result.weights_digest, result.elapsed_s
             )
-            self.stages.came_in(taken, now_s)
+            self.stages.came_in(accepted, now_s)
         elif lease and isinstance(lease.item, SampleItem):
             self.evaluations.take_prefixes(
                 lease.item, result.groups, result.weights_digest, result.elapsed_s
             )
         worker.finish(result.task)
-        self.note(f"{worker.name} sampled {len(result.groups)} groups", now_s)
+        self.note_event(f"{worker.name} sampled {len(result.groups)} groups", now_s)
 
     def take_scores(self, worker: Worker, result: Scores, now_s: float) -> list[ScoredGroup]:
         """Accept a scorer's result and return its groups that wait for a batch now.
@@ -255,10 +258,10 @@ class Dispatcher:
         else:
             self.evaluations.take_scores(result.groups)
         worker.finish(result.task)
-        self.note(f"{worker.name} judged {len(result.groups)} groups", now_s)
+        self.note_event(f"{worker.name} judged {len(result.groups)} groups", now_s)
         return accepted
 
-    def note(self, event: str, now_s: float) -> None:
+    def note_event(self, event: str, now_s: float) -> None:
         """Record progress for the stall report."""
         self.last_event, self.event_s = event, now_s
 
@@ -270,7 +273,7 @@ class Dispatcher:
                 f"{type(result).__name__} of {len(result.groups)} groups for the task {result.task}: this worker was "
                 f"given no such task with these groups, prompts, seeds and prefixes"
             )
-        if lease is not None and lease.asked != answered:
+        if lease is not None and lease.content != answered:
             raise ValueError(
                 f"{_difference(lease, result)}; it must answer exactly what it was given"
             )
@@ -278,12 +281,14 @@ class Dispatcher:
 
     def _check_prefixes(self, lease: Lease | None, result: Prefixes) -> None:
         # One answer may be of several versions; one of an evaluation never is.
-        asked, may_cross = (
+        task_version, may_cross = (
             version_of(result.task),
             result.kind == "train" and self._config.rollout.swap == "in_flight",
         )
-        if result.version != asked and not (may_cross and result.version > asked):
-            raise ValueError(f"prefixes of version {result.version} for a task at version {asked}")
+        if result.version != task_version and not (may_cross and result.version > task_version):
+            raise ValueError(
+                f"prefixes of version {result.version} for a task at version {task_version}"
+            )
         rows, limits = self._config.algorithm.samples_per_prompt, self._limits
         if lease and lease.kind == "eval":
             request = self.evaluations.run_of(lease.item.seqs[0]).request
@@ -327,12 +332,12 @@ class Dispatcher:
         if lease is not None:
             self._return(lease, died=True)
 
-    def reconcile(self, worker: Worker, held: Sequence[str], now_s: float) -> None:
+    def reconcile(self, worker: Worker, tasks: Sequence[str], now_s: float) -> None:
         """Take back leases that a worker does not hold: the task or its result was lost on the way.
 
         ValueError for a worker that loses many tasks without a result in between, or keeps one for too long.
         """
-        listed = set(held)
+        reported = set(tasks)
         worker.time_front(now_s)
         # Late because it was away, it is given up without blame, by `Registry.lost`.
         if late := worker.overdue(now_s, counts_away=False):
@@ -342,9 +347,9 @@ class Dispatcher:
                 f"as the task is larger"
             )
         for lease in list(worker.leases.values()):
-            if lease.task in listed:
-                lease.held_s = now_s
-            elif now_s - lease.held_s > LOST_TASK_S:
+            if lease.task in reported:
+                lease.reported_s = now_s
+            elif now_s - lease.reported_s > LOST_TASK_S:
                 worker.tasks_lost += 1
                 if worker.tasks_lost > MOST_LOST_TASKS * worker.most_leases:
                     raise ValueError(
@@ -354,7 +359,7 @@ class Dispatcher:
                 self.losses[f"{worker.role}: task lost on the way"] += 1
                 self._return(lease, died=False)
 
-    def lose(self, worker: Worker, reason: str, died: bool) -> Sequence[str]:
+    def lose_worker(self, worker: Worker, reason: str, died: bool) -> Sequence[str]:
         """Give a worker up and put its leases back; return the names of the tasks it held."""
         self.registry.remove(worker)
         self.losses[f"{worker.role}: {'lost' if died else 'left'}"] += 1
@@ -396,7 +401,7 @@ def _difference(lease: Lease, result: Prefixes | Scores) -> str:
         return f"result of task {lease.task} holds groups {seqs}, the task holds {list(lease.item.seqs)}"
     changed = [
         seq
-        for seq, was, now in zip(seqs, lease.asked[1], content(result)[1], strict=True)
+        for seq, was, now in zip(seqs, lease.content[1], content(result)[1], strict=True)
         if was != now
     ]
     parts = "prompt or seed" if isinstance(result, Prefixes) else "prefixes, version or weights"
@@ -425,6 +430,6 @@ class StageClock:
 
     def forget_all_but(self, live: Container[int]) -> None:
         """Drop the times of groups that ended."""
-        for known in (self._since_s, self._queued_s):
-            for seq in [seq for seq in known if seq not in live]:
-                del known[seq]
+        for times in (self._since_s, self._queued_s):
+            for seq in [seq for seq in times if seq not in live]:
+                del times[seq]

@@ -74,27 +74,27 @@ class IdentityCheck:
         served = self._served if role == "scorer" else None
         expected = self._expected.setdefault(role, digests)
         for part in ("tokenizer", "chat_template") if served else _LOADED:
-            got, wanted = getattr(digests, part), getattr(expected, part)
-            if got != wanted:
+            got, digest = getattr(digests, part), getattr(expected, part)
+            if got != digest:
                 raise ValueError(
                     f"this {role} loaded another {self._loaded[role]}: digest of its {part.replace('_', ' ')} is "
-                    f"{got}, the run's is {wanted}; give it the same files (--model)"
+                    f"{got}, the run's is {digest}; give it the same files (--model)"
                 )
         if served:
             self._check_served(digests.model, served)
 
     def _check_served(self, got: str, noted: Path) -> None:
         if self._served_name is not None:
-            wanted = name_digest(self._served_name)
+            digest = name_digest(self._served_name)
         elif noted.exists():
-            wanted = noted.read_text(encoding="utf-8")
+            digest = noted.read_text(encoding="utf-8")
         else:
-            wanted = got
+            digest = got
             write_atomically(noted, got)
-        if got != wanted:
+        if got != digest:
             raise ValueError(
                 f"this scorer's endpoint serves another target than the run began with: the digest of its name is "
-                f"{got}, the run's is {wanted}; serve the model under the name it had"
+                f"{got}, the run's is {digest}; serve the model under the name it had"
             )
 
     def publish(self, version: int, digest: str) -> None:

@@ -87,8 +87,8 @@ def mismatch(engine: Logprobs, learner: Logprobs) -> float:
         apart = np.sort(np.abs(engine.astype(np.float64) - learner))
     place = QUANTILE * (apart.size - 1)
     below, above = apart[math.floor(place)], apart[math.ceil(place)]
-    found = float(below + (above - below) * (place - math.floor(place)))
-    return math.nan if np.isnan(apart[-1]) else found
+    quantile = float(below + (above - below) * (place - math.floor(place)))
+    return math.nan if np.isnan(apart[-1]) else quantile
 
 
 def slope(
@@ -111,17 +111,19 @@ def judge(
     engine: Logprobs, learner: Logprobs, before: tuple[Logprobs, Logprobs] | None, tolerance: float
 ) -> ProbeVerdict:
     """Judge an installation; `before` holds both logprobs of the version that the engine proved last."""
-    found = mismatch(engine, learner)
-    if not math.isfinite(found):
-        return ProbeVerdict("refused", found, tolerance, None)
+    distance = mismatch(engine, learner)
+    if not math.isfinite(distance):
+        return ProbeVerdict("refused", distance, tolerance, None)
     if before is None:
-        return ProbeVerdict("unclear" if found <= tolerance else "refused", found, tolerance, None)
+        return ProbeVerdict(
+            "unclear" if distance <= tolerance else "refused", distance, tolerance, None
+        )
     limit = max(tolerance, TIMES_CALIBRATED * mismatch(*before))
     engine_before, learner_before = (each.astype(np.float64) for each in before)
     fit = slope(engine - engine_before, learner - learner_before, engine_before - learner_before)
     if fit.outcome != "unclear":
-        return ProbeVerdict(fit.outcome, found, limit, fit)
-    return ProbeVerdict("unclear" if found <= limit else "refused", found, limit, fit)
+        return ProbeVerdict(fit.outcome, distance, limit, fit)
+    return ProbeVerdict("unclear" if distance <= limit else "refused", distance, limit, fit)
 
 
 class Checksums:
@@ -137,9 +139,9 @@ class Checksums:
             return None
         if checksum.follows == "other":
             return "the checksum of the engine's weights is not that of the snapshot"
-        known = self._known.get((digest, checksum.layout), checksum.value)
-        if known != checksum.value:
-            return f"the checksum of the engine's weights is {checksum.value}, another rollout's is {known}"
+        expected = self._known.get((digest, checksum.layout), checksum.value)
+        if expected != checksum.value:
+            return f"the checksum of the engine's weights is {checksum.value}, another rollout's is {expected}"
         if before != digest and checksum.before in ("", checksum.value):
             return "the checksum of the engine's weights did not change with the installation"
         return None

@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable
 from prefixrl.common.wire.messages.worker import Hello
 from prefixrl.learner.broker.groups.admission import Supply
 from prefixrl.learner.broker.workers.task_order import Kind, TaskOrder
-from prefixrl.learner.broker.workers.workers import Lease, Worker
+from prefixrl.learner.broker.workers.workers import Lease, Phase, Worker
 
 BEATS_PER_S = 100
 """Heartbeats per second of all workers. Above this, new workers send theirs less often."""
@@ -28,10 +28,8 @@ class Registry:
         self._silence_s, self._stall_s, self._beat_s = silence_s, stall_s, beat_s
         self.by_identity: dict[bytes, Worker] = {}
         self._takers = {
-            "rollout": TaskOrder(
-                ("ready", "draining"), ("ready", "draining", "swapping"), prefetches=False
-            ),
-            "scorer": TaskOrder(("ready",), ("ready",), prefetches=True),
+            "rollout": TaskOrder(Phase.DRAINING, Phase.SWAPPING, prefetches=False),
+            "scorer": TaskOrder(Phase.READY, Phase.READY, prefetches=True),
         }
         self._slots = 0.0
         """Items that scorers hold at once."""
@@ -70,27 +68,27 @@ class Registry:
     def predecessor(self, hello: Hello, now_s: float) -> Worker | None:
         """Return the silent worker on the same host whose name a new worker asks for."""
         name = f"{hello.role}-{hello.number}"
-        found = (
+        namesakes = (
             each
             for each in self.by_identity.values()
             if each.name == name and each.host == hello.host
         )
-        silent = (each for each in found if now_s - each.heard_s > each.beat_s)
+        silent = (each for each in namesakes if now_s - each.heard_s > each.beat_s)
         return next((each for each in silent if each.pid != hello.pid), None)
 
     def drain(self, name: str) -> Worker:
         """Give a worker no new task until it leaves; ValueError if no worker has that name."""
-        named = {worker.name: worker for worker in self.by_identity.values()}
-        if name not in named:
+        workers = {worker.name: worker for worker in self.by_identity.values()}
+        if name not in workers:
             raise ValueError(
-                f"this run has no worker {name!r}; it has {', '.join(named) or 'none'}"
+                f"this run has no worker {name!r}; it has {', '.join(workers) or 'none'}"
             )
-        worker = named[name]
+        worker = workers[name]
         worker.is_drained = worker.is_leaving = True
         self.drained[worker.host, worker.pid] = name
         return worker
 
-    def of(self, role: str) -> Iterable[Worker]:
+    def workers_of(self, role: str) -> Iterable[Worker]:
         """Return the workers of a role."""
         return [worker for worker in self.by_identity.values() if worker.role == role]
 
@@ -101,25 +99,25 @@ class Registry:
 
     def lost(self, now_s: float) -> list[tuple[Worker, str]]:
         """Return the workers that are lost, each with the reason."""
-        found = []
+        lost = []
         for worker in self.by_identity.values():
             silent_s, stuck_s = now_s - worker.heard_s, now_s - worker.progressed_s
             if silent_s > self._silence_s:
-                found.append((worker, f"silent for {silent_s:.1f} s"))
+                lost.append((worker, f"silent for {silent_s:.1f} s"))
             elif worker.leases and stuck_s > self._stall_s:
-                found.append(
+                lost.append(
                     (worker, f"no progress for {stuck_s:.0f} s on {', '.join(worker.leases)}")
                 )
             elif (
                 late := worker.overdue(now_s, counts_away=True)
             ) and worker.away_s > late.away_before_s:
-                found.append(
+                lost.append(
                     (worker, f"it was away, and {late.task} has no result after {late.most_s:g} s")
                 )
-            elif worker.phase == "swapping" and stuck_s > self._stall_s:
+            elif worker.phase is Phase.SWAPPING and stuck_s > self._stall_s:
                 # Its Swap or Installed was lost with a connection: it is asked to join again, and proves what it has.
-                found.append((worker, f"no installed weights for {stuck_s:.0f} s after its swap"))
-        return found
+                lost.append((worker, f"no installed weights for {stuck_s:.0f} s after its swap"))
+        return lost
 
     def pick(self, role: str, besides: Container[Kind] = ()) -> Worker | None:
         """Return the worker that gets the next task, of other kinds than `besides`: the one with most empty seats."""
@@ -145,13 +143,13 @@ class Registry:
         """Return the newest lease that waits for a seat while others are empty, and its holder."""
         takers = self._takers[role]
         idle = takers.best()
-        if idle is None or idle.free <= 0 or (empty := idle.seated - idle.taken) <= 0:
+        if idle is None or idle.free <= 0 or (empty := idle.seated - idle.taken_rows) <= 0:
             return None
         crowded = (worker for worker in takers.crowded.values() if worker is not idle)
-        found = [(worker, lease) for worker in crowded for lease in worker.behind()]
+        waiting = [(worker, lease) for worker in crowded for lease in worker.behind()]
         fitting = (
             each
-            for each in found
-            if not each[1].revoking and (not idle.leases or each[1].left <= empty)
+            for each in waiting
+            if not each[1].revoking and (not idle.leases or each[1].open_rows <= empty)
         )
         return max(fitting, key=lambda each: each[1].since_s, default=None)

@@ -50,21 +50,21 @@ class TaskNames:
         self._encoder = msgspec.msgpack.Encoder()
         self._number = 0
 
-    def name(self, holder: bytes, version: int, asked: Content) -> str:
+    def name(self, holder: bytes, version: int, task_content: Content) -> str:
         """Return the name of a new task."""
         self._number += 1
         start = f"{self._epoch}-{self._number}@{version}"
-        return f"{start}:{self._seal(start, holder, asked)}"
+        return f"{start}:{self._seal(start, holder, task_content)}"
 
     def proves(self, task: str, holder: bytes, answered: Content) -> bool:
         """Return True if this worker was given this content under this name, by a broker of the run."""
         start, _, seal = task.rpartition(":")
         return hmac.compare_digest(seal.encode(), self._seal(start, holder, answered).encode())
 
-    def _seal(self, start: str, holder: bytes, asked: Content) -> str:
+    def _seal(self, start: str, holder: bytes, task_content: Content) -> str:
         # SHA-256 alone would take a third of the broker's time where answers are long. Who does not know the seed
         # cannot search for a collision, and sees no hash, only the seal of one.
-        fast = xxhash.xxh3_128_digest(self._encoder.encode(asked), seed=self._seed)
+        fast = xxhash.xxh3_128_digest(self._encoder.encode(task_content), seed=self._seed)
         return hmac.digest(self._key, self._encoder.encode((start, holder, fast)), "sha256")[
             :SEAL_BYTES
         ].hex()

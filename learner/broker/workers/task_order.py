@@ -46,14 +46,14 @@ class Entry(NamedTuple):
 class TaskOrder:
     """The workers of one role, in their order."""
 
-    def __init__(
-        self, taking: Container[Phase], offering: Container[Phase], prefetches: bool
-    ) -> None:
-        """Give tasks in some phases, count seats in others.
+    def __init__(self, last_taking: Phase, last_offering: Phase, prefetches: bool) -> None:
+        """Give tasks from READY to one phase, count seats from READY to another.
 
         `prefetches`: also give one task to workers without a free row, after all others.
         """
-        self._taking, self._offering, self._prefetches = taking, offering, prefetches
+        self._last_taking = last_taking
+        self._last_offering = last_offering
+        self._prefetches = prefetches
         self.changed: dict[bytes, Worker] = {}
         """Workers whose place may have changed."""
         self.crowded: dict[bytes, Worker] = {}
@@ -101,14 +101,14 @@ class TaskOrder:
 
     def _place(self, worker: Worker) -> None:
         identity, is_here = worker.identity, not worker.is_leaving
-        taken, seated, free = worker.taken, worker.seated, worker.free
-        if taken > seated:
+        taken_rows, seated, free = worker.taken_rows, worker.seated, worker.free
+        if taken_rows > seated:
             self.crowded[identity] = worker
         else:
             self.crowded.pop(identity, None)
         offer = (
             (worker.seats, worker.room, worker.takes_runs)
-            if is_here and worker.phase in self._offering
+            if is_here and Phase.READY <= worker.phase <= self._last_offering
             else None
         )
         if self.offers.get(identity) != offer:
@@ -117,14 +117,15 @@ class TaskOrder:
                 self.offers[identity] = offer
             else:
                 del self.offers[identity]
-        known = self._newest.get(identity)
+        newest = self._newest.get(identity)
         may_prefetch = self._prefetches and worker.takes_runs and free == 0
-        if not is_here or worker.phase not in self._taking or not (free > 0 or may_prefetch):
+        may_take = is_here and Phase.READY <= worker.phase <= self._last_taking
+        if not may_take or not (free > 0 or may_prefetch):
             self._newest.pop(identity, None)
             return
         kind = kind_of(worker)
-        place = (free <= 0, min(0, taken - seated), -free, worker.tasks_done)
-        if known is None or known[0] != kind or known[1][:4] != place:
+        place = (free <= 0, min(0, taken_rows - seated), -free, worker.tasks_done)
+        if newest is None or newest[0] != kind or newest[1][:4] != place:
             self._numbers += 1
             entry = Entry(*place, self._numbers, worker)
             self._newest[identity] = kind, entry

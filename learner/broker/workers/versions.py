@@ -31,7 +31,7 @@ from prefixrl.common.wire.packing import digests, logprobs, probe_positions
 from prefixrl.learner.broker.groups.evaluations import EvaluationQueue
 from prefixrl.learner.broker.workers.identity import IdentityCheck
 from prefixrl.learner.broker.workers.proofs import Checksums, Logprobs, ProbeVerdict, judge
-from prefixrl.learner.broker.workers.workers import Worker
+from prefixrl.learner.broker.workers.workers import Phase, Worker
 
 log = logging.getLogger(__name__)
 
@@ -94,40 +94,43 @@ class Versions:
         worker.version, worker.weights_digest = ready.version, ready.weights_digest
         if is_proved:
             worker.prove(ready.version, ready.weights_digest)
-        worker.phase = "ready" if is_proved else "swapping"
+        worker.phase = Phase.READY if is_proved else Phase.SWAPPING
 
     def news(self, worker: Worker) -> WeightsNote | None:
         """Return the newest version, or an earlier one that an evaluation needs; scorers get it without the probe."""
         if worker.role == "scorer" and self.latest is not None:
             return WeightsNote(self.latest.version, self.latest.digest)
-        known = self._evaluations.unsampled_versions() & self._notes.keys()
+        versions = self._evaluations.unsampled_versions() & self._notes.keys()
         # It can still swap to a version that is newer, or the same with new weights.
-        held = worker.version, worker.weights_digest
+        present = worker.version, worker.weights_digest
         needed = [
             each
-            for each in known
-            if each >= worker.version and (each, self._notes[each].digest) != held
+            for each in versions
+            if each >= worker.version and (each, self._notes[each].digest) != present
         ]
         return self._notes[min(needed)] if needed else self.latest
 
     def staged(self, worker: Worker, version: int) -> None:
         """Stop giving a rollout training tasks: it holds another version in memory."""
-        worker.phase, worker.wanted_version, worker.refused = "draining", version, None
+        worker.phase = Phase.DRAINING
+        worker.wanted_version = version
+        worker.refused = None
 
     def grant(self, worker: Worker, now_s: float) -> Swap | None:
         """Allow a draining rollout to swap unless a lease or an evaluation needs its version."""
         if (
-            worker.phase != "draining"
+            worker.phase is not Phase.DRAINING
             or any(self._drains or lease.kind == "eval" for lease in worker.leases.values())
             or self._evaluations.needs_version(worker.version, worker.weights_digest)
         ):
             return None
-        worker.phase, worker.progressed_s = "swapping", now_s
+        worker.phase = Phase.SWAPPING
+        worker.progressed_s = now_s
         return Swap(worker.wanted_version)
 
     def installed(self, worker: Worker, report: Installed) -> FromBroker | None:
         """Judge a rollout's probe by the learner's; return the answer, None for none yet; raises ValueError."""
-        if worker.phase != "swapping" or report.version < worker.wanted_version:
+        if worker.phase is not Phase.SWAPPING or report.version < worker.wanted_version:
             # Sent again before our answer arrived, or because it was lost.
             if worker.refused is not None:
                 return worker.refused
@@ -172,17 +175,20 @@ class Versions:
         learner = probe_of(note)
         engine, before = _as_array(report.probe_logprobs, learner.size), None
         if report.before is not None:
-            known = self._probes.get(report.before.version)
-            if known and (known.digest, known.probe_tokens) == (
+            earlier = self._probes.get(report.before.version)
+            if earlier and (earlier.digest, earlier.probe_tokens) == (
                 report.before.digest,
                 note.probe_tokens,
             ):
-                before = _as_array(report.before.probe_logprobs, learner.size), probe_of(known)
+                before = _as_array(report.before.probe_logprobs, learner.size), probe_of(earlier)
         return judge(engine, learner, before, self._tolerance)
 
     def _admit(self, worker: Worker, note: WeightsNote, by: Proof) -> Probed:
-        worker.phase, worker.version, worker.weights_digest = "ready", note.version, note.digest
-        worker.probe_failures, worker.proof = 0, by
+        worker.phase = Phase.READY
+        worker.version = note.version
+        worker.weights_digest = note.digest
+        worker.probe_failures = 0
+        worker.proof = by
         worker.prove(note.version, note.digest)
         return Probed(version=note.version, outcome="proved", by=by)
 
@@ -195,7 +201,8 @@ class Versions:
             raise ValueError(
                 f"the engine does not hold version {note.version} after {worker.probe_failures} installations: {reason}"
             )
-        worker.phase, worker.version = "loading", UNPROVED
+        worker.phase = Phase.LOADING
+        worker.version = UNPROVED
         worker.refused = Probed(
             version=note.version,
             outcome="refused",
@@ -226,7 +233,7 @@ def probe_of(note: WeightsNote) -> Logprobs:
 
 def _as_array(packed: bytes, size: int) -> Logprobs:
     """Read an engine's probe, which may hold NaN; ValueError where it has another size."""
-    found = np.frombuffer(packed, dtype="<f4")
-    if found.size != size:
-        raise ValueError(f"{found.size} probe logprobs for {size}")
-    return found
+    values = np.frombuffer(packed, dtype="<f4")
+    if values.size != size:
+        raise ValueError(f"{values.size} probe logprobs for {size}")
+    return values

@@ -13,6 +13,7 @@ A task that waits behind others for a seat is revoked when another worker has no
 
 import math
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Literal
 
 from prefixrl.common.wire.messages.fields import MOST_ROWS, UNPROVED
@@ -28,8 +29,6 @@ from prefixrl.common.wire.messages.worker import (
 from prefixrl.learner.broker.groups.states import SampleItem, ScoreItem
 from prefixrl.learner.broker.workers.task_names import Content
 
-Phase = Literal["loading", "ready", "draining", "swapping"]
-
 MOST_HELD = 3
 """Most rows of all leases of a worker, as a multiple of its room. Ended rows count: only the worker reports ends."""
 RATE_S = 5.0
@@ -37,6 +36,20 @@ AWAY_BEATS = 3
 """Missing heartbeats after which the worker, or this broker, was suspended."""
 READY_S = 10.0
 """Patience for the Ready of a worker whose state shows work; one that joins again ends its forward first."""
+
+
+class Phase(IntEnum):
+    """The phase of a worker, in the order in which a rollout goes through them."""
+
+    LOADING = 0
+    READY = 1
+    DRAINING = 2
+    """It finishes its tasks before it swaps to another version."""
+    SWAPPING = 3
+
+    def __str__(self) -> str:
+        """Return the text of the status document."""
+        return self.name.lower()
 
 
 @dataclass
@@ -47,12 +60,12 @@ class Lease:
     kind: Literal["train", "eval"]
     item: SampleItem | ScoreItem
     since_s: float
-    held_s: float
+    reported_s: float
     """Time at which the worker last reported the task; at first, when it was given."""
-    asked: Content = ("train", ())
+    content: Content = ("train", ())
     rows: int = 1
     """Texts that the engine writes for it."""
-    left: int = 1
+    open_rows: int = 1
     """Texts that have not ended, by the worker's last report."""
     revoking: bool = False
     most_s: float = math.inf
@@ -72,7 +85,7 @@ PLACING = frozenset(
         "version",
         "weights_digest",
         "rows",
-        "left",
+        "open_rows",
         "tasks_done",
         "is_leaving",
     )
@@ -90,7 +103,7 @@ class Worker:
     host: str
     pid: int
     heard_s: float
-    phase: Phase = "loading"
+    phase: Phase = Phase.LOADING
     seats: int = 0
     room: int = 0
     takes_runs: bool = True
@@ -107,7 +120,7 @@ class Worker:
     """Tasks in the order in which they were given; only `add` and `drop` change them."""
     rows: int = 0
     """Rows of its leases, ended ones included."""
-    left: int = 0
+    open_rows: int = 0
     """Rows of its leases that have not ended."""
     progress: int = -1
     progressed_s: float = 0.0
@@ -162,13 +175,13 @@ class Worker:
     @property
     def free(self) -> int:
         """Number of rows that it may get. A task is given whole, so the number may be negative."""
-        free = self.room - self.taken
+        free = self.room - self.taken_rows
         return free if self.takes_runs else min(free, MOST_HELD * self.room - self.rows)
 
     @property
-    def taken(self) -> int:
+    def taken_rows(self) -> int:
         """Number of rows of credit that its leases take now."""
-        return self.seats * len(self.leases) if self.takes_runs else self.left
+        return self.seats * len(self.leases) if self.takes_runs else self.open_rows
 
     @property
     def seated(self) -> int:
@@ -177,14 +190,14 @@ class Worker:
 
     def behind(self) -> list[Lease]:
         """Return the leases that wait behind others: those before them take all seats."""
-        if self.taken <= self.seated:
+        if self.taken_rows <= self.seated:
             return []
-        found, before = [], 0
+        waiting, before = [], 0
         for lease in self.leases.values():
-            if before >= self.seated and (self.takes_runs or lease.left):
-                found.append(lease)
-            before += self.seats if self.takes_runs else lease.left
-        return found
+            if before >= self.seated and (self.takes_runs or lease.open_rows):
+                waiting.append(lease)
+            before += self.seats if self.takes_runs else lease.open_rows
+        return waiting
 
     @property
     def holder(self) -> bytes:
@@ -199,7 +212,7 @@ class Worker:
     def add(self, lease: Lease, now_s: float) -> None:
         """Give a lease."""
         self.leases[lease.task] = lease
-        self.rows, self.left = self.rows + lease.rows, self.left + lease.left
+        self.rows, self.open_rows = self.rows + lease.rows, self.open_rows + lease.open_rows
         self.most_leases = max(self.most_leases, len(self.leases))
         self.time_front(now_s)
         if len(self.leases) == 1:
@@ -214,7 +227,7 @@ class Worker:
         """Take a lease away, if it has it."""
         lease = self.leases.pop(task, None)
         if lease is not None:
-            self.rows, self.left = self.rows - lease.rows, self.left - lease.left
+            self.rows, self.open_rows = self.rows - lease.rows, self.open_rows - lease.open_rows
         return lease
 
     def time_front(self, now_s: float) -> None:
@@ -254,8 +267,11 @@ class Worker:
 
     def join_again(self) -> None:
         """Reset the state that a worker itself resets before it sends another Hello."""
-        self.phase, self.wanted_version, self.refused = "loading", UNPROVED, None
-        self.has_said_ready, self.without_ready_s = False, None
+        self.phase = Phase.LOADING
+        self.wanted_version = UNPROVED
+        self.refused = None
+        self.has_said_ready = False
+        self.without_ready_s = None
 
     def prove(self, version: int, digest: str) -> None:
         """Note that it proved to hold these weights."""
@@ -263,12 +279,12 @@ class Worker:
         needed = {each: known for each, known in self.proved.items() if each >= oldest}
         self.proved = needed | {version: digest}
 
-    def rows_left(self, task: str, left: int) -> None:
+    def rows_left(self, task: str, rows: int) -> None:
         """Note how many rows of a task have not ended; the credit of the others returns."""
         lease = self.leases.get(task)
         if lease is not None:
-            before, lease.left = lease.left, min(left, lease.rows)
-            self.left += lease.left - before
+            before, lease.open_rows = lease.open_rows, min(rows, lease.rows)
+            self.open_rows += lease.open_rows - before
 
     def heartbeat(self, beat: Heartbeat, now_s: float) -> None:
         """Note a sign of life and the work loop's report."""

@@ -1,8 +1,9 @@
 r"""Values of LaTeX arithmetic, exact or modulo a prime: pure, bounded, microseconds.
 
-Equality is decided in the field of a large prime, with a random number for every variable and for \pi, and a root for
-\sqrt{n}. Equal expressions have equal values (it is a homomorphism), so that a difference proves them unequal; unequal
-ones agree by chance with probability degree / PRIME (Schwartz 1980, Zippel 1979).
+Equality is decided in the field of a large prime, with a random number for every variable and for
+\pi, and a root for \sqrt{n}. Equal expressions have equal values (it is a homomorphism), so that a
+difference proves them unequal; unequal ones agree by chance with probability degree / PRIME
+(Schwartz 1980, Zippel 1979).
 """
 
 import random
@@ -65,7 +66,8 @@ def read_rational(text: str) -> Rational | None:
 def are_equal(gold: str, answer: str) -> bool | None:
     r"""Return True if two texts without spaces (`2\sqrt3`, `x^2+1`) are equal, None if this cannot be decided.
 
-    It cannot where one is not read, their letters differ, or unequal texts hold a decimal: it may be rounded.
+    It cannot where one is not read, their letters differ, or unequal texts hold a decimal: it may
+    be rounded.
     """
     if _letters(gold) != _letters(answer) or _WORD.search(gold) or "," in gold + answer:
         return None

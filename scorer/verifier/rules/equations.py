@@ -1,4 +1,4 @@
-r"""Sides of an equation: the answer, and those that must be names or equal to it. Pure.
+r"""Sides of an equation: the answer, and the sides that must be names or equal to it. Pure.
 
 x = 2+2 = 4          4, if x is a name and 2+2 is 4
 x^2-5x+6 = 0         nothing: an equation that is not solved
@@ -35,7 +35,8 @@ class Claim(NamedTuple):
 def claims(gold: str, answer: str) -> list[Claim] | None:
     """Return all that must hold if the answer is right; None if it is wrong for its form.
 
-    Spaces matter as far as a parser needs them. The pair itself is returned where there is nothing to take apart.
+    Spaces matter as far as a parser needs them. The pair itself is returned where there is nothing
+    to take apart.
     """
     gold_tuple = _tuple_of(gold)
     answer_tuple = _tuple_of(answer)
@@ -164,7 +165,7 @@ def _claims_of_equation(
 
 
 def _claims_of_chain(gold: str, answer_sides: list[str], answer: str) -> list[Claim] | None:
-    """Return the last side as the answer; those before are names or equal to it."""
+    """Return the last side as the answer; the sides before it must be names or equal to it."""
     *sides, last = answer_sides
     is_last_name = is_name(last, gold) and not is_name(sides[0], gold)
     if is_last_name and without_spaces(last) != without_spaces(gold):
@@ -187,7 +188,7 @@ class _Tuple(NamedTuple):
     text: str
 
     def agrees_in_names(self, other: "_Tuple") -> bool:
-        """Return True if one at least has names, and the other the same names or none."""
+        """Return True if one tuple at least has names, and the other has the same names or no names."""
         if not self.names or not other.names:
             return bool(self.names or other.names)
         return self.names == other.names

@@ -1,8 +1,9 @@
 """The rules that decide without sympy whether an answer is the gold answer: one ordered list. Pure.
 
-A comparison goes through `RULES` from the first to the last. The first rule that applies ends it: with a verdict, or
-by leaving it to math-verify (`verify.py`). A new rule is a function here and an entry of `RULES` at its place; the rows
-of `tests/scorer/verifier/rules/answers.jsonl` show what it decides.
+A comparison goes through `RULES` from the first to the last. The first rule that applies ends it:
+with a verdict, or by leaving it to math-verify (`verify.py`). A new rule is a function here and an
+entry of `RULES` at its place; the rows of `tests/scorer/verifier/rules/answers.jsonl` show what it
+decides.
 """
 
 import re
@@ -108,12 +109,12 @@ class Comparison:
 
     @_made_once
     def gold_number(self) -> Rational | None:
-        """The gold answer as a number; None if it is none."""
+        """The gold answer as a number; None if it is not a number."""
         return read_rational(self.gold_value_form)
 
     @_made_once
     def answer_number(self) -> Rational | None:
-        """The answer as a number; None if it is none."""
+        """The answer as a number; None if it is not a number."""
         return read_rational(self.answer_value_form)
 
     @property
@@ -349,7 +350,7 @@ class Rule:
     name: str
     """Name in verdicts; `docs/verification.md` lists them."""
     sentence: str
-    """What the rule decides."""
+    """The decision in words."""
     decide: Callable[[Comparison], Decision | None]
     """None if the rule does not apply: the next one is asked."""
 

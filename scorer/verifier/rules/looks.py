@@ -1,6 +1,7 @@
 r"""Removal of all that only changes the looks of an answer. Pure.
 
-A *rewrite* is a pattern and what takes its place; the rewrites of a table are applied in their order.
+A *rewrite* is a pattern and what takes its place; the rewrites of a table are applied in their
+order.
 
     tidy_text     what a parser reads: no delimiters, boxes or sizes of brackets, one spelling for each thing
     normal_form   what is compared as text: no spaces, currency or degree signs either
@@ -153,7 +154,7 @@ _LOOKS = _rewrites(
     (r"\{:\}", ":"),
     (rf"\\[lcd]dots{ENDS_WORD}|\\dots[cbm]{ENDS_WORD}", r"\\dots"),
 )
-"""What a normal form leaves out, or writes in one way, beside `_FORMS`."""
+"""Rewrites of a normal form, after `_FORMS`: looks that are left out, or written in one way."""
 
 FORMULA_SPELLINGS = _rewrites(
     (r"([\w.^]+)/([\w.^]+)", r"\\frac{\1}{\2}"),

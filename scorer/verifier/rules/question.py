@@ -23,8 +23,9 @@ _LONE_VALUE = re.compile(r"[-+]?[\d.,~]*|\\?[a-zA-Z]|")
 def answer_beside_question(question: str, gold: str, answer: str) -> str | None:
     """Return an answer as it is judged, None if it repeats the question.
 
-    Words of the question behind a value are left out, and so is the formula that is asked for: `m+n=7` is 7. A formula
-    of the question, or a part of one, is an answer only where it is the gold answer's text.
+    Words of the question behind a value are left out, and so is the formula that is asked for:
+    `m+n=7` is 7. A formula of the question, or a part of one, is an answer only where it is the
+    gold answer's text.
     """
     if not question or len(answer) > MAX_ANSWER_CHARS:
         return answer

@@ -56,7 +56,7 @@ def as_sets(gold: str, answer: str) -> tuple[str, str] | None:
 
 
 def _set_of(text: str) -> _Range | None:
-    """Return the set that a relation describes, None if it describes none in this form."""
+    """Return the set that a relation describes; None for a relation that is not solved."""
     parts = split_outside_brackets(OR.sub(";", text), ";")
     ranges = [_range_of(_sides(part)) for part in parts]
     symbols = {part.symbol if part else None for part in ranges}

@@ -14,7 +14,8 @@ _ZERO = 1e-100
 def read_expression(text: str) -> tuple[object, ...]:
     """Return an expression, if the whole text is one, and the text; nothing for a blank text.
 
-    math-verify's own search is not used: where a text does not parse, it takes a number or a fraction within it.
+    math-verify's own search is not used: where a text does not parse, it takes a number or a
+    fraction within it.
     """
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
     from latex2sympy2_extended.math_normalization import NormalizationConfig, normalize_latex
@@ -37,27 +38,27 @@ def read_expression(text: str) -> tuple[object, ...]:
         return (plain,)
 
 
-def are_equal(want: object, got: object, margin: Fraction = Fraction(0)) -> bool:
+def are_equal(gold: object, answer: object, margin: Fraction = Fraction(0)) -> bool:
     """Compare two readings; numbers may differ by a margin."""
     from math_verify import verify
     from sympy import Expr, Symbol
 
     if (
         margin
-        and isinstance(want, Expr)
-        and isinstance(got, Expr)
-        and want.is_number
-        and got.is_number
+        and isinstance(gold, Expr)
+        and isinstance(answer, Expr)
+        and gold.is_number
+        and answer.is_number
     ):
-        return abs(complex(want.evalf()) - complex(got.evalf())) <= float(margin) * (1 + 1e-9)
-    if _has_matrix(want) or _has_matrix(got):
-        return want == got
-    if isinstance(want, Symbol) and isinstance(got, Symbol):
-        return str(want) == str(got)
-    want, got = _with_same_symbols(want, got)
+        return abs(complex(gold.evalf()) - complex(answer.evalf())) <= float(margin) * (1 + 1e-9)
+    if _has_matrix(gold) or _has_matrix(answer):
+        return gold == answer
+    if isinstance(gold, Symbol) and isinstance(answer, Symbol):
+        return str(gold) == str(answer)
+    gold, answer = _with_same_symbols(gold, answer)
     try:
-        is_equal = verify(want, got, timeout_seconds=None, raise_on_error=True)
-        return bool(is_equal) and _is_close(want, got)
+        is_equal = verify(gold, answer, timeout_seconds=None, raise_on_error=True)
+        return bool(is_equal) and _is_close(gold, answer)
     except MemoryError:
         raise
     except Exception:
@@ -66,22 +67,24 @@ def are_equal(want: object, got: object, margin: Fraction = Fraction(0)) -> bool
         return False
 
 
-def _with_same_symbols(want: object, got: object) -> tuple[object, object]:
+def _with_same_symbols(gold: object, answer: object) -> tuple[object, object]:
     """Read `i` as the imaginary unit if both hold it, and take letters below an even root as positive."""
     # math-verify does the first for some forms alone, and finds the root of x^3 unequal to x^{3/2}.
     from sympy import Expr, I, Pow, Rational, Symbol
 
-    if not (isinstance(want, Expr) and isinstance(got, Expr)):
-        return want, got
-    units = [{each for each in side.free_symbols if each.name == "i"} for side in (want, got)]
-    found = dict.fromkeys(units[0] | units[1], I) if all(units) else {}
+    if not (isinstance(gold, Expr) and isinstance(answer, Expr)):
+        return gold, answer
+    units = [
+        {symbol for symbol in side.free_symbols if symbol.name == "i"} for side in (gold, answer)
+    ]
+    changes = dict.fromkeys(units[0] | units[1], I) if all(units) else {}
     roots = {
         power.base
-        for power in want.atoms(Pow)
+        for power in gold.atoms(Pow)
         if isinstance(power.exp, Rational) and power.exp.q % 2 == 0
     }
-    found |= {each: Symbol(each.name, positive=True) for each in roots & want.free_symbols}
-    return (want.subs(found), got.subs(found)) if found else (want, got)
+    changes |= {symbol: Symbol(symbol.name, positive=True) for symbol in roots & gold.free_symbols}
+    return (gold.subs(changes), answer.subs(changes)) if changes else (gold, answer)
 
 
 def _has_matrix(reading: object) -> bool:
@@ -92,22 +95,27 @@ def _has_matrix(reading: object) -> bool:
     return isinstance(reading, (Relational, And)) and bool(reading.has(MatrixBase, MatrixExpr))
 
 
-def _is_close(want: object, got: object) -> bool:
+def _is_close(gold: object, answer: object) -> bool:
     """Compare numbers, alone or as elements, more strictly than math-verify does: a rational number is met exactly."""
     from sympy import Expr, FiniteSet, Float, MatrixBase, Rational, Tuple, UnevaluatedExpr
 
     kinds = (FiniteSet, Tuple, MatrixBase)
-    if isinstance(want, kinds) and isinstance(got, kinds):
-        wanted, given = list(want), list(got)
-        if not (isinstance(want, FiniteSet) or isinstance(got, FiniteSet)):
-            return len(wanted) == len(given) and all(map(_is_close, wanted, given))
-        return all(any(_is_close(one, other) for one in wanted) for other in given)
-    if isinstance(want, Rational) and isinstance(got, Float):
-        return bool(Rational(str(got)) == want)
-    if not (isinstance(want, Expr) and isinstance(got, Expr) and want.is_number and got.is_number):
+    if isinstance(gold, kinds) and isinstance(answer, kinds):
+        gold_elements, answer_elements = list(gold), list(answer)
+        if not (isinstance(gold, FiniteSet) or isinstance(answer, FiniteSet)):
+            is_as_long = len(gold_elements) == len(answer_elements)
+            return is_as_long and all(map(_is_close, gold_elements, answer_elements))
+        return all(
+            any(_is_close(element, other) for element in gold_elements) for other in answer_elements
+        )
+    if isinstance(gold, Rational) and isinstance(answer, Float):
+        return bool(Rational(str(answer)) == gold)
+    if not (
+        isinstance(gold, Expr) and isinstance(answer, Expr) and gold.is_number and answer.is_number
+    ):
         return True
     try:
-        numbers = complex(want), complex(got)
+        numbers = complex(gold), complex(answer)
         largest = max(map(abs, numbers))
         if (
             not isfinite(largest)
@@ -116,7 +124,7 @@ def _is_close(want: object, got: object) -> bool:
         ):
             return True
         return bool(
-            want.has(UnevaluatedExpr) or got.has(UnevaluatedExpr)
+            gold.has(UnevaluatedExpr) or answer.has(UnevaluatedExpr)
         )  # a percent sign, which may be left out
     except (TypeError, OverflowError):  # too large for a float
         return True

@@ -1,7 +1,8 @@
 r"""Words behind a value that do not change it: units and counted things. Pure.
 
-`5\text{ cm}` is 5; `3\text{ or 4}`, `3\text{ halves}` and `3\text{ x}` stay what they are. A word is dropped if
-`units.txt` lists it, or if it stands in the question or the gold answer and does not join, deny or calculate.
+`5\text{ cm}` is 5; `3\text{ or 4}`, `3\text{ halves}` and `3\text{ x}` stay what they are. A word
+is dropped if `units.txt` lists it, or if it stands in the question or the gold answer and does not
+join, deny or calculate.
 """
 
 import re
@@ -86,7 +87,7 @@ def _is_unit(word: str, context: str) -> bool:
 
 
 def _stands_in(word: str, text: str) -> bool:
-    before, after = ("", "")
-    if word.isascii():
-        before, after = (rf"(?<!{_LETTER})", rf"(?:e?s)?(?!{_LETTER})")
-    return re.search(before + re.escape(word) + after, text, re.IGNORECASE) is not None
+    pattern = re.escape(word)
+    if word.isascii():  # as a whole word, or its plural
+        pattern = rf"(?<!{_LETTER}){pattern}(?:e?s)?(?!{_LETTER})"
+    return re.search(pattern, text, re.IGNORECASE) is not None

@@ -32,18 +32,19 @@ class Judgement(msgspec.Struct, frozen=True):
     reward: float
     """1.0 right, 0.0 wrong; meaningless where the status is `error`."""
     status: VerdictStatus
-    """`ok`: judged. `no_answer`, `parse_fail`, `timeout`: wrong answers, by kind. `error`: nothing is known, since the
-    verifier failed twice: a reader excludes the row from its group; it must never count as reward 0."""
+    """`ok`: judged. `no_answer`, `parse_fail`, `timeout`: wrong answers, by kind. `error`: nothing
+    is known, since the verifier failed twice: a reader excludes the row from its group; it must
+    never count as reward 0."""
     extracted: str | None
-    """The answer judged, cut to MAX_ANSWER_CHARS; None if there was none; the reason where the status is `error`."""
+    """The answer judged, cut to MAX_ANSWER_CHARS; None without an answer; the reason where the status is `error`."""
     fault: Fault = ""
     """The kind of failure where status is `error`."""
     parts: dict[str, float] = {}
     """Numbers that a user's function gave besides the reward, by name."""
     rule: str = ""
-    """What decided: a rule of `exact.py`, `math-verify`, `question` (the answer repeats it), `code` (the sandbox),
-    `function`, `server`, or the name of another verifier; after a colon the rule for a part. "" if nothing was
-    compared: no answer, or no verdict."""
+    """The name of what decided: a rule of `exact.py`, `math-verify`, `question` (the answer repeats
+    it), `code` (the sandbox), `function`, `server`, or another verifier; after a colon the rule for
+    a part. "" if nothing was compared: no answer, or no verdict."""
 
 
 class UnparsableAnswerError(ValueError):
@@ -69,8 +70,9 @@ def judge_exactly(gold: str, extracted: str) -> Judgement | None:
 def verify_with_sympy(gold: str, answer: str, timeout_s: float) -> bool:
     r"""Ask math-verify, in the main thread of a process that can be killed.
 
-    The limit uses SIGALRM, which some of sympy's loops ignore. Answers are read as LaTeX only, and whole. Raises
-    TimeoutError, GoldError, or UnparsableAnswerError where nothing matched and the answer is not an expression.
+    The limit uses SIGALRM, which some of sympy's loops ignore. Answers are read as LaTeX only, and
+    whole. Raises TimeoutError, GoldError, or UnparsableAnswerError where nothing matched and the
+    answer is not an expression.
     """
     deadline = time.monotonic() + timeout_s
     _read_in_time(gold, timeout_s)

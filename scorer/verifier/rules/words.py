@@ -23,7 +23,8 @@ _COMMA_OR_AND = re.compile(r",|\band\b")
 def words_of(text: str) -> str | None:
     """Return an answer that is text as it is compared: small letters, parts in order; else None.
 
-    Letters that are a product are no text: fewer than three, or without a vowel, or a run of the alphabet.
+    Letters that are a product are no text: fewer than three, or without a vowel, or a run of the
+    alphabet.
     """
     plain = plain_text(text).removesuffix(".")
     if not _ONLY_WORDS.fullmatch(plain) or not any(map(is_word, _LETTERS.findall(plain))):
@@ -58,9 +59,10 @@ _REPLIES = frozenset(("yes", "no", "true", "false"))
 
 
 def choice_of(text: str, context: str = "") -> str | None:
-    """Return the letter of a choice, None if the text is none; "" if a second choice is named, or more is said.
+    """Return the letter of a choice; None for any other text; "" if a second choice is named, or more is said.
 
-    Behind the letter may stand a formula, a unit or a phrase of `context`: the question or the gold answer.
+    Behind the letter may stand a formula, a unit or a phrase of `context`: the question or the gold
+    answer.
     """
     plain = plain_text(text)
     match = _CHOICE.fullmatch(plain)

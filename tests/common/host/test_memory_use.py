@@ -78,4 +78,4 @@ def test_a_version_of_weights_has_to_fit_the_limits_of_the_control_groups(
     with pytest.raises(
         OSError, match=rf"a version takes {free_mib + 1:,} MiB, {free_mib:,} MiB are free"
     ):
-        memory.MemoryFiles().take((free_mib + 1) * MIB)
+        memory.MemoryFiles().take_memory((free_mib + 1) * MIB)

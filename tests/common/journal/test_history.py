@@ -117,5 +117,5 @@ def test_a_sample_of_a_version_that_comes_later_is_a_fault() -> None:
 def test_a_broken_history_does_not_word_faults_without_end() -> None:
     actual = History(1)
     for seq in range(1000):
-        actual.take(scored(seq))
+        actual.follow_record(scored(seq))
     assert len(actual.faults) == 100

@@ -127,7 +127,7 @@ def groups_of(desk: Desk, *rows: Verdict) -> tuple[ScoreTask, list[ScoredGroup]]
 
 def take(desk: Desk, *rows: Verdict) -> list[ScoredGroup]:
     task, groups = groups_of(desk, *rows)
-    scorer = next(iter(desk.dispatcher.registry.of("scorer")))
+    scorer = next(iter(desk.dispatcher.registry.workers_of("scorer")))
     result = Scores(task.task, task.kind, tuple(groups))
     desk.dispatcher.take_scores(scorer, result, 1.0)
     return groups
@@ -139,7 +139,7 @@ def test_texts_without_a_verdict_are_counted_one_by_one_and_the_rest_is_trained(
     ledger = desk.ledger
     assert ledger.counts.row_errors == {"process died": 2 * 4}
     assert ledger.counts.rows_left_out == {"error": 2 * 1}
-    assert ledger.failures.share == pytest.approx(4 / 6)
+    assert ledger.failures.failed_fraction == pytest.approx(4 / 6)
     assert ledger.newest_error == BROKEN.extracted
     assert desk.dispatcher.completions == {"judged": 2 * 6, "cached": 2}
     batch = [_batch_group(group) for group in groups]
@@ -154,7 +154,7 @@ def test_a_fault_in_one_continuation_is_told_although_its_row_is_trained(desk: D
     assert desk.ledger.newest_error == BROKEN.extracted
     assert desk.ledger.counts.row_errors == {"process died": 2}
     assert desk.ledger.counts.rows_left_out == {}
-    assert desk.ledger.failures.share == pytest.approx(1 / 6)
+    assert desk.ledger.failures.failed_fraction == pytest.approx(1 / 6)
 
 
 def test_cut_texts_are_counted_among_texts(desk: Desk) -> None:

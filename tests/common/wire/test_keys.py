@@ -180,9 +180,9 @@ def test_a_slip_in_the_list_locks_nobody_out(run: Path, caplog: pytest.LogCaptur
     listed = keys.ClientList(run)
     role: keys.KeyRole = "rank"
     public = keys.read_client_key(keys.client_key_file(run, role)).pair.public
-    actual = listed.find(public)
+    actual = listed.find_client(public)
     (run / keys.KEYS_FOLDER / "clients").write_text("oops\n")
-    assert actual is not None and listed.find(public) == actual
+    assert actual is not None and listed.find_client(public) == actual
     assert "line 1: 'oops' is not NAME ROLE PUBLIC_KEY" in caplog.text
 
 
@@ -190,11 +190,11 @@ def test_a_list_that_could_not_be_read_for_a_moment_is_read_again(
     run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     listed = keys.ClientList(run)
-    assert listed.find(keys.read_client_key(keys.client_key_file(run, "worker")).pair.public)
+    assert listed.find_client(keys.read_client_key(keys.client_key_file(run, "worker")).pair.public)
     public = keys.read_client_key(keys.add_client(run, "late")).pair.public
     with no_descriptor():
-        assert [listed.find(public) for _ in range(3)] == [None] * 3
-    actual = listed.find(public)
+        assert [listed.find_client(public) for _ in range(3)] == [None] * 3
+    actual = listed.find_client(public)
     assert actual is not None and actual.name == "late"
     assert "the list of keys cannot be read and stays as it was: [Errno 24]" in caplog.text
 

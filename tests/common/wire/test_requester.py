@@ -14,6 +14,7 @@ from prefixrl.common.wire.messages.worker import Hello, Reject, Unknown, Welcome
 from prefixrl.common.wire.requester import Requester
 from prefixrl.common.wire.transport import Server
 from prefixrl.learner.broker.client import REPLAY_S, BrokerClient
+from prefixrl.learner.run.stop import Stop
 from support.fakes import SteppedClock
 from support.keys import address, keys
 
@@ -76,7 +77,10 @@ def test_an_answer_of_the_wanted_type_is_returned_and_others_are_passed_over() -
     with broker(answer) as endpoint:
         asking = Requester(address(endpoint, "operator"), "operator")
         assert asking.welcome == WELCOME
-        assert asking.ask(messages.GetStatus(), messages.Status) == (messages.Status(b"{}"), [])
+        assert asking.ask_broker(messages.GetStatus(), messages.Status) == (
+            messages.Status(b"{}"),
+            [],
+        )
         asking.close()
 
 
@@ -89,7 +93,7 @@ def test_a_request_is_repeated_until_it_is_answered(quick: None) -> None:
 
     with broker(answer) as endpoint:
         asking = Requester(address(endpoint, "rank"), "rank")
-        asking.ask(messages.Stop("x"), messages.Accepted)
+        asking.ask_broker(messages.Stop("x"), messages.Accepted)
         asking.close()
     assert heard.count(messages.Stop("x")) == 3
 
@@ -108,7 +112,7 @@ def test_a_broker_that_does_not_know_the_peer_gets_hello_and_the_request_again(q
 
     with broker(answer) as endpoint:
         asking = Requester(address(endpoint, "rank"), "rank")
-        asking.ask(messages.Stop("x"), messages.Accepted)
+        asking.ask_broker(messages.Stop("x"), messages.Accepted)
         asking.close()
     assert [type(message) for message in heard] == [Hello, messages.Stop, Hello, messages.Stop]
     assert heard[0] == heard[2]
@@ -129,7 +133,7 @@ def test_silence_ends_with_what_was_asked_and_whom(quick: None) -> None:
     with broker(answer) as endpoint:
         asking = Requester(address(endpoint, "operator"), "operator", answer_s=0.5)
         with pytest.raises(PeerLost, match=f"{endpoint} did not answer GetStatus within 0.5 s"):
-            asking.ask(messages.GetStatus(), messages.Status)
+            asking.ask_broker(messages.GetStatus(), messages.Status)
         asking.close()
 
 
@@ -138,7 +142,7 @@ def test_a_question_outlives_a_restart_of_the_broker(quick: None) -> None:
         asking = Requester(address(endpoint, "rank"), "rank")
     answered: list[object] = []
     waiting = threading.Thread(
-        target=lambda: answered.append(asking.ask(messages.Stop("x"), messages.Accepted)[0])
+        target=lambda: answered.append(asking.ask_broker(messages.Stop("x"), messages.Accepted)[0])
     )
     waiting.start()
     with broker(polite, endpoint):
@@ -164,7 +168,7 @@ def test_a_wait_that_became_useless_ends_with_the_reason(quick: None) -> None:
         asking = Requester(address(endpoint, "rank"), "rank", 3600.0, watch)
         assert tries == 0, "an answer that is there is taken"
         with pytest.raises(PeerLost, match="the broker died too often"):
-            asking.ask(messages.GetStatus(), messages.Status)
+            asking.ask_broker(messages.GetStatus(), messages.Status)
         asking.close()
 
 
@@ -210,8 +214,8 @@ def test_a_rank_that_is_asked_to_stop_does_not_wait_for_a_broker_that_is_silent(
         return polite(message) if isinstance(message, Hello) else []
 
     with broker(answer) as endpoint:
-        rank = BrokerClient(address(endpoint, "rank"))
-        assert rank.next_batch(messages.GetBatch(7, 0, 1), 3600.0, lambda: True) == messages.Halt(7)
+        rank = BrokerClient(address(endpoint, "rank"), Stop(lambda: True))
+        assert rank.next_batch(messages.GetBatch(7, 0, 1), 3600.0) == messages.Halt(7)
         rank.close()
 
 
@@ -227,7 +231,7 @@ def test_a_process_that_was_suspended_gives_up_in_the_end(
     with broker(answer) as endpoint:
         asking = Requester(address(endpoint, "operator"), "operator", answer_s=0.3)
         with pytest.raises(PeerLost, match=r"did not answer GetStatus within 0\.3 s"):
-            asking.ask(messages.GetStatus(), messages.Status)
+            asking.ask_broker(messages.GetStatus(), messages.Status)
         asking.close()
     assert 3 <= answer.tries <= 5
 
@@ -240,7 +244,10 @@ def test_a_process_that_was_suspended_asks_again_before_it_gives_up(
     with broker(answer) as endpoint:
         # Nothing is left of its patience after the first try, however little that counts.
         asking = Requester(address(endpoint, "operator"), "operator", answer_s=0.1)
-        assert asking.ask(messages.GetStatus(), messages.Status) == (messages.Status(b"{}"), [])
+        assert asking.ask_broker(messages.GetStatus(), messages.Status) == (
+            messages.Status(b"{}"),
+            [],
+        )
         asking.close()
 
 

@@ -120,7 +120,7 @@ def test_arms_are_compared_problem_by_problem() -> None:
     )
     assert "McNemar" in said
     assert "less" not in markdown([none], [])
-    other = msgspec.structs.replace(trained, asked="other problems")
+    other = msgspec.structs.replace(trained, questions_digest="other problems")
     assert "no_prefix | +" not in markdown([none, other], [])
 
 

@@ -17,6 +17,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.messages.learner import Accepted, Batch, IterationDone, Published, Stop
 from prefixrl.common.wire.messages.worker import Goodbye, ScoreTask, Welcome
 from prefixrl.learner.broker.server import Broker
+from prefixrl.learner.broker.workers.workers import Phase
 from support.fakes import Peer, beside, endpoint_of, groups_of, peers, ready, serving, wait_until
 
 GRACE_S = 120.0
@@ -52,7 +53,7 @@ def are_ready(broker: Broker, rollouts: int, scorers: int) -> None:
         working = [
             each.role
             for each in list(broker.dispatcher.registry.by_identity.values())
-            if each.phase == "ready" and not each.is_leaving
+            if each.phase is Phase.READY and not each.is_leaving
         ]
         return working.count("rollout") == rollouts and working.count("scorer") == scorers
 
@@ -60,7 +61,7 @@ def are_ready(broker: Broker, rollouts: int, scorers: int) -> None:
 
 
 def is_scoring(broker: Broker) -> bool:
-    return any(each.leases for each in list(broker.dispatcher.registry.of("scorer")))
+    return any(each.leases for each in list(broker.dispatcher.registry.workers_of("scorer")))
 
 
 def end_of(process: Process, within_s: float) -> tuple[int, float, str]:
@@ -133,7 +134,7 @@ def test_a_drained_rollout_finishes_its_tasks_and_gets_no_more(tmp_path: Path) -
     config = config_of(tmp_path, staleness=2, iterations=8, simulated={"prefix_s": 1.0})
     with serving(config) as broker, worker("rollout", config) as leaving:
         are_ready(broker, 1, 0)
-        (registered,) = broker.dispatcher.registry.of("rollout")
+        (registered,) = broker.dispatcher.registry.workers_of("rollout")
         rank = Peer(endpoint_of(config), b"rank")
         rank.join("rank")
         rank.say(Published(note(0)))
@@ -201,7 +202,7 @@ def ended_while_scoring(
         rank.say(Published(note(0)))
         rank.hear(Accepted)
         wait_until(lambda: is_scoring(broker), "a task at the scorer")
-        (registered,) = broker.dispatcher.registry.of("scorer")
+        (registered,) = broker.dispatcher.registry.workers_of("scorer")
         wait_until(registered.behind, "a task behind those that have begun")
         for number in numbers:
             leaving.send_signal(number)

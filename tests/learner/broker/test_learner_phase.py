@@ -65,7 +65,7 @@ def test_one_wait_is_logged_after_a_while_and_then_at_doubling_intervals(
         with pytest.raises(
             PeerLost, match="iteration 0 got no batch within 3 s; it waits for prefixes"
         ):
-            rank.next_batch(GetBatch(0, 0, 1), 3.0, lambda: False)
+            rank.next_batch(GetBatch(0, 0, 1), 3.0)
         rank.close()
     said = [record.getMessage() for record in caplog.records if record.name == client.__name__]
     # After 0.3 s, and about 0.6, 1.2 and 2.4 s; before, each new text was a line.

@@ -15,6 +15,7 @@ from prefixrl.common.wire.messages.worker import (
     Reject,
     ScoreTask,
 )
+from prefixrl.learner.broker.workers.workers import Phase
 from support.fakes import (
     endpoint_of,
     learner,
@@ -102,7 +103,7 @@ def test_a_drained_worker_is_told_until_it_leaves_and_gets_no_task(config: RunCo
         assert [
             each.name
             for each in broker.dispatcher.registry.by_identity.values()
-            if each.phase == "ready" and not each.is_leaving
+            if each.phase is Phase.READY and not each.is_leaving
         ] == ["scorer-1", "rollout-0"]
 
 

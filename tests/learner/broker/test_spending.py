@@ -18,18 +18,18 @@ PRICED = OpenAIConfig(prompt_price=2.0, completion_price=10.0)
 def test_the_newest_count_of_each_scorer_counts_once(tmp_path: Path) -> None:
     spending = UsageFile(tmp_path, FREE)
     assert spending.total() is None
-    spending.note("a", None, 0.0)
+    spending.note_usage("a", None, 0.0)
     assert spending.total() is None
-    spending.note(
+    spending.note_usage(
         "a", Usage(requests=1, prompt_tokens=10, completion_tokens=5, retries=0, limited_s=0.5), 0.0
     )
-    spending.note(
+    spending.note_usage(
         "b", Usage(requests=2, prompt_tokens=20, completion_tokens=7, retries=3, limited_s=0.0), 0.0
     )
-    spending.note(
+    spending.note_usage(
         "a", Usage(requests=4, prompt_tokens=40, completion_tokens=9, retries=1, limited_s=1.5), 0.0
     )
-    spending.note("b", None, 0.0)
+    spending.note_usage("b", None, 0.0)
     assert spending.total() == UsageTotal(
         requests=6, prompt_tokens=60, completion_tokens=16, retries=4, limited_s=1.5, cost=None
     )
@@ -37,16 +37,16 @@ def test_the_newest_count_of_each_scorer_counts_once(tmp_path: Path) -> None:
 
 def test_a_restarted_broker_continues_from_the_saved_usage(tmp_path: Path) -> None:
     spending = UsageFile(tmp_path, FREE)
-    spending.note("gone", Usage(requests=1, prompt_tokens=10, completion_tokens=5), 0.0)
-    spending.note("alive", Usage(requests=2, prompt_tokens=20, completion_tokens=7), 0.0)
+    spending.note_usage("gone", Usage(requests=1, prompt_tokens=10, completion_tokens=5), 0.0)
+    spending.note_usage("alive", Usage(requests=2, prompt_tokens=20, completion_tokens=7), 0.0)
     spending.save(0.0, at_once=True)
-    spending.note("alive", Usage(requests=3, prompt_tokens=30, completion_tokens=8), 0.0)
+    spending.note_usage("alive", Usage(requests=3, prompt_tokens=30, completion_tokens=8), 0.0)
     spending.save(0.1)  # too soon: these two counts are in nobody's file when the broker is killed
     again = UsageFile(tmp_path, FREE)
     assert again.total() == UsageTotal(
         requests=3, prompt_tokens=30, completion_tokens=12, retries=0, limited_s=0.0, cost=None
     )
-    again.note("alive", Usage(requests=4, prompt_tokens=40, completion_tokens=9), 0.0)
+    again.note_usage("alive", Usage(requests=4, prompt_tokens=40, completion_tokens=9), 0.0)
     assert again.total() == UsageTotal(
         requests=5, prompt_tokens=50, completion_tokens=14, retries=0, limited_s=0.0, cost=None
     )
@@ -55,7 +55,7 @@ def test_a_restarted_broker_continues_from_the_saved_usage(tmp_path: Path) -> No
 def test_counts_that_find_no_room_are_written_once_there_is_some(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 1 << 20) as disk:
         spending = UsageFile(disk.path, FREE)
-        spending.note("a", Usage(requests=1, prompt_tokens=10, completion_tokens=5), 0.0)
+        spending.note_usage("a", Usage(requests=1, prompt_tokens=10, completion_tokens=5), 0.0)
         disk.fill()
         spending.save(0.0, at_once=True)
         assert [each.name for each in disk.path.iterdir()] == ["ballast"]
@@ -71,12 +71,12 @@ def test_scorers_that_come_and_go_for_ever_take_no_more_room_and_their_sum_stays
     for number in range(many):
         now_s = number * GONE_S / 10
         for beats in (1, 2):
-            spending.note(
+            spending.note_usage(
                 f"scorer-{number}",
                 Usage(requests=beats, prompt_tokens=number, completion_tokens=7),
                 now_s,
             )
-            spending.note(
+            spending.note_usage(
                 "the one that stays",
                 Usage(requests=5 * number, prompt_tokens=1, limited_s=0.5),
                 now_s,
@@ -100,14 +100,16 @@ def test_scorers_that_may_still_live_keep_their_own_counts(tmp_path: Path) -> No
     spending = UsageFile(tmp_path, FREE)
     for now_s in (0.0, GONE_S - 1.0):
         for number in range(2 * MOST_SCORERS):
-            spending.note(str(number), Usage(requests=1 + int(now_s)), now_s)
+            spending.note_usage(str(number), Usage(requests=1 + int(now_s)), now_s)
     total = spending.total()
     assert total is not None and total.requests == 2 * MOST_SCORERS * int(GONE_S)
 
 
 def test_prices_are_per_million_tokens(tmp_path: Path) -> None:
     spending = UsageFile(tmp_path, PRICED)
-    spending.note("a", Usage(requests=1, prompt_tokens=3_000_000, completion_tokens=500_000), 0.0)
+    spending.note_usage(
+        "a", Usage(requests=1, prompt_tokens=3_000_000, completion_tokens=500_000), 0.0
+    )
     total = spending.total()
     assert total is not None and total.cost == 3 * 2.0 + 0.5 * 10.0
     assert "cost 11.00" in str(total) and "3,000,000 prompt" in str(total)

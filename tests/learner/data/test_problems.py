@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from prefixrl.common.config.data import DataConfig, Source
 from prefixrl.common.errors import DataError
-from prefixrl.learner.data.problems import SHOWN_BAD_ROWS, Loaded, Problem, load, shared
+from prefixrl.learner.data.problems import SHOWN_BAD_ROWS, Loaded, Problem, count_shared, load
 from prefixrl.learner.data.problems import read as read_sources
 
 STOP: dict[str, Any] = {"train": "unused", "on_bad_row": "stop"}
@@ -254,4 +254,4 @@ def test_copies_of_a_question_are_known_whatever_their_spacing_but_not_by_digits
         Problem(str(number), text, "1")
         for number, text in enumerate(("plus 11 1", "plus  1 11", "Is x + 1 = 2?"))
     ]
-    assert shared(train, held) == 2
+    assert count_shared(train, held) == 2

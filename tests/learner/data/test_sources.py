@@ -206,7 +206,7 @@ def test_a_number_behind_a_name_is_none_that_another_source_has(tmp_path: Path) 
     for count, path in enumerate(paths, start=1):
         jsonl(Path(path).name)(tmp_path / Path(path).parent, ROWS[:count])
     loaded = found(tmp_path, [{"path": path, "weight": 1.0} for path in paths])
-    assert [(each.label, each.kept) for each in loaded.sources] == [
+    assert [(each.label, each.accepted) for each in loaded.sources] == [
         ("math", 1),
         ("math-3", 2),
         ("math-2", 3),
@@ -451,7 +451,7 @@ def test_a_set_held_out_is_its_test_split_and_questions_that_are_trained_too_are
     )
     train, held = read(made.train, made), read(made.eval, made)
     assert (len(train.problems), len(held.problems)) == (2, 3)
-    assert problems.shared(train.problems, held.problems) == 1
+    assert problems.count_shared(train.problems, held.problems) == 1
     (tmp_path / "run").mkdir()
     problems.keep(tmp_path / "run", train, held)
     assert "1 of 3 questions of data.eval are in data.train too" in caplog.text

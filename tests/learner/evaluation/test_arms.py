@@ -39,7 +39,9 @@ class JudgingClient:
             scored(prompt, request.version, self._judge(name, index))
             for index, prompt in enumerate(request.prompts)
         ]
-        return EvaluationProgress(name=name, total=len(groups), done=len(groups), failed=0), groups
+        return EvaluationProgress(
+            name=name, total=len(groups), judged=len(groups), failed=0
+        ), groups
 
 
 def scored(prompt: Prompt, version: int, reward: float | None) -> ScoredGroup:
@@ -188,7 +190,7 @@ class SlowClient(JudgingClient):
 
     def evaluation(self, name: str) -> tuple[EvaluationProgress, list[ScoredGroup]]:
         if self._clock.monotonic() < self._due_s.get(name, 0.0):
-            return EvaluationProgress(name=name, total=4, done=3, failed=0), []
+            return EvaluationProgress(name=name, total=4, judged=3, failed=0), []
         return super().evaluation(name)
 
 

@@ -21,6 +21,7 @@ from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.commands.generate_command import AnswerGeneration, given_rows
 from prefixrl.learner.commands.plan_runner import read_plan
+from prefixrl.learner.run.stop import Stop
 from support.fakes import run_on_disk
 from support.messages import verdict
 
@@ -43,13 +44,13 @@ class AnsweringClient:
     def evaluation(self, name: str) -> tuple[EvaluationProgress, list[ScoredGroup]]:
         prompts = self.asked[name].prompts
         if self._is_broken or name != list(self.asked)[-1]:
-            return EvaluationProgress(name=name, total=len(prompts), done=0, failed=0), []
+            return EvaluationProgress(name=name, total=len(prompts), judged=0, failed=0), []
         groups = [self._scored(each) for each in prompts if "fail" not in each.question]
         causes = tuple((at, LOST) for at, each in enumerate(prompts) if "fail" in each.question)
         return EvaluationProgress(
             name=name,
             total=len(prompts),
-            done=len(groups),
+            judged=len(groups),
             failed=len(causes),
             unsampled=0,
             causes=causes,
@@ -108,9 +109,7 @@ def answered(
     plan = OfflinePlan(
         config="", version=7, published=("digest",), decoding=decoding, samples=samples
     )
-    AnswerGeneration(plan, config, given_rows(config), out).run(
-        cast(BrokerClient, client), lambda: None
-    )
+    AnswerGeneration(plan, config, given_rows(config), out).run(cast(BrokerClient, client), Stop())
     return [msgspec.json.decode(line, type=AnswerLine) for line in out.getvalue().splitlines()]
 
 
@@ -183,7 +182,7 @@ def test_other_weights_than_were_published_are_refused(tmp_path: Path) -> None:
         io.BytesIO(),
     )
     with pytest.raises(DataError, match="the checkpoint of version 7 holds weights with digest"):
-        generation.run(cast(BrokerClient, AnsweringClient()), lambda: None)
+        generation.run(cast(BrokerClient, AnsweringClient()), Stop())
 
 
 def test_what_is_not_answered_in_time_is_named(tmp_path: Path) -> None:

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from prefixrl.common.config.run import CheckpointConfig
-from prefixrl.common.errors import ConfigError
+from prefixrl.common.errors import ConfigError, Halted
 from prefixrl.common.journal.crash_points import FOLDER_VARIABLE, VARIABLE
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import checkpoints
 from prefixrl.common.run.documents import UPLOADS_FILE, UploadLine
 from prefixrl.learner.run import uploads as module
+from prefixrl.learner.run.stop import Stop
 from prefixrl.learner.run.uploads import Uploads, check_command, counts
 from support.fakes import wait_until
 from support.runs.small_disk import small_disk
@@ -64,7 +65,7 @@ def is_running(pid: str) -> bool:
 
 
 def wait(uploads: Uploads) -> None:
-    uploads.wait(lambda: None)
+    uploads.wait(Stop(), 0)
 
 
 def test_every_checkpoint_is_uploaded_once_also_over_two_starts(
@@ -154,7 +155,8 @@ import sys
 from pathlib import Path
 from prefixrl.common.config.run import CheckpointConfig
 from prefixrl.learner.run.uploads import Uploads
-Uploads(Path(sys.argv[1]), CheckpointConfig(upload=tuple(sys.argv[2:]))).wait(lambda: None)
+from prefixrl.learner.run.stop import Stop
+Uploads(Path(sys.argv[1]), CheckpointConfig(upload=tuple(sys.argv[2:]))).wait(Stop(), 0)
 """
 
 
@@ -244,11 +246,8 @@ def test_a_wait_that_is_hopeless_ends(tmp_path: Path, start: Start) -> None:
     save(tmp_path, 1)
     uploads = start(shell("exec sleep 1000"))
 
-    def hopeless() -> None:
-        raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        uploads.wait(hopeless)
+    with pytest.raises(Halted, match="stopped as asked after 1 iterations"):
+        uploads.wait(Stop(lambda: True), 1)
 
 
 def test_an_upload_that_cannot_be_noted_for_want_of_room_is_told_and_done_again(
@@ -259,7 +258,7 @@ def test_an_upload_that_cannot_be_noted_for_want_of_room_is_told_and_done_again(
         disk.fill()
         for made_room in (False, True):
             uploads = Uploads(disk.path, CheckpointConfig(upload=("true",), upload_s=60.0))
-            uploads.wait(lambda: None)
+            uploads.wait(Stop(), 0)
             uploads.close()
             assert counts(disk.path) == ({"done": 1} if made_room else {})
             if not made_room:

@@ -17,6 +17,7 @@ from prefixrl.common.wire.messages.weights import Manifest, WeightsNote
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.loop import Learner
 from prefixrl.learner.models.model import Models
+from prefixrl.learner.run.stop import Stop
 from prefixrl.learner.weights import publish
 from prefixrl.learner.weights.copies import SETS, HostCopies, not_finite
 from prefixrl.learner.weights.publish import Publisher
@@ -28,7 +29,7 @@ NEVER_S = 60.0
 class AcceptingClient:
     """A broker's client whose announcements are taken at once."""
 
-    def __init__(self, endpoint: str, raise_if_hopeless: Callable[[], None]) -> None:
+    def __init__(self, endpoint: str, stop: Stop) -> None:
         pass
 
     def published(self, note: WeightsNote) -> None:
@@ -42,6 +43,13 @@ def nobody_waits() -> None:
     raise AssertionError("no set of buffers is free")
 
 
+class Reader:
+    """Stands for the publisher; by default nobody may wait for it."""
+
+    def __init__(self) -> None:
+        self.check: Callable[[], None] = nobody_waits
+
+
 def weights(seed: int) -> dict[str, torch.Tensor]:
     random = torch.Generator().manual_seed(seed)
     return {
@@ -53,7 +61,7 @@ def weights(seed: int) -> dict[str, torch.Tensor]:
 
 def test_a_copy_is_bit_identical_and_stays_when_the_weights_change() -> None:
     own, expected = weights(1), weights(1)
-    copied, bad = HostCopies().copy(own.items(), nobody_waits)
+    copied, bad = HostCopies(Reader()).copy(own.items())
     for tensor in own.values():
         tensor.zero_()
     copied.wait()
@@ -64,28 +72,31 @@ def test_a_copy_is_bit_identical_and_stays_when_the_weights_change() -> None:
 
 
 def test_buffers_are_used_again_once_they_are_released_and_not_before() -> None:
-    copies = HostCopies()
-    first = [copies.copy(weights(seed).items(), nobody_waits)[0] for seed in range(SETS)]
+    copies = HostCopies(Reader())
+    first = [copies.copy(weights(seed).items())[0] for seed in range(SETS)]
     places = [each.tensors["a"].data_ptr() for each in first]
     assert len(set(places)) == SETS
     with pytest.raises(AssertionError, match="no set of buffers is free"):
-        copies.copy(weights(9).items(), nobody_waits)
+        copies.copy(weights(9).items())
     first[1].release()
-    again, _ = copies.copy(weights(9).items(), nobody_waits)
+    again, _ = copies.copy(weights(9).items())
     assert again.tensors["a"].data_ptr() == places[1]
     assert torch.equal(first[0].tensors["a"], weights(0)["a"])
 
 
 def test_room_is_there_until_both_sets_wait_for_the_disk_and_is_not_taken_by_asking() -> None:
-    copies = HostCopies()
+    reader = Reader()
+    copies = HostCopies(reader)
     handed = []
     for seed in range(SETS):
-        copies.wait_for_room(nobody_waits)
-        handed.append(copies.copy(weights(seed).items(), nobody_waits)[0])
+        copies.wait_for_room()
+        handed.append(copies.copy(weights(seed).items())[0])
     with pytest.raises(AssertionError, match="no set of buffers is free"):
-        copies.wait_for_room(nobody_waits)
-    copies.wait_for_room(handed[0].release)
-    copies.copy(weights(9).items(), nobody_waits)
+        copies.wait_for_room()
+    reader.check = handed[0].release
+    copies.wait_for_room()
+    reader.check = nobody_waits
+    copies.copy(weights(9).items())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -97,14 +108,14 @@ def test_one_value_that_is_not_finite_is_found_wherever_it_stands(
         tensor = torch.ones(4096, dtype=dtype)
         tensor[place] = value
         assert not_finite({"fine": torch.ones(3), "bad": tensor}) == ["bad"]
-        assert HostCopies().copy({"bad": tensor}.items(), nobody_waits)[1] == ["bad"]
+        assert HostCopies(Reader()).copy({"bad": tensor}.items())[1] == ["bad"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_finite_weights_whose_sum_overflows_are_no_fault(dtype: torch.dtype) -> None:
     tensor = torch.full((4096,), torch.finfo(dtype).max, dtype=dtype)
     assert not_finite({"w": tensor}) == []
-    assert HostCopies().copy({"w": tensor}.items(), nobody_waits)[1] == []
+    assert HostCopies(Reader()).copy({"w": tensor}.items())[1] == []
 
 
 @pytest.fixture
@@ -161,9 +172,7 @@ def test_the_learner_publishes_what_its_checkpoints_export(
     learner_settings = {"lora": low_rank, "deepspeed": {"zero_optimization": {"stage": stage}}}
     config = run_config(save_model(tmp_path / "adapter"), learner=learner_settings)
     models = Models.load(config, 0, 1, config.adapter.model)
-    learner = Learner(
-        config, tmp_path, cast(BrokerClient, None), models, None, 1, lambda: False, PROBE
-    )
+    learner = Learner(config, tmp_path, cast(BrokerClient, None), models, None, 1, Stop(), PROBE)
     weights = (
         (name.removeprefix("model."), tensor) for name, tensor in models.actor.full_tensors()
     )
@@ -183,9 +192,7 @@ def test_after_version_0_a_run_with_low_rank_matrices_publishes_these_alone(
     lora = {"lora": {"rank": 2}, "deepspeed": {"zero_optimization": {"stage": stage}}}
     config = run_config(save_model(tmp_path / "adapter"), learner=lora)
     models = Models.load(config, 0, 1, config.adapter.model)
-    learner = Learner(
-        config, tmp_path, cast(BrokerClient, None), models, None, 1, lambda: False, PROBE, 1
-    )
+    learner = Learner(config, tmp_path, cast(BrokerClient, None), models, None, 1, Stop(), PROBE, 1)
     names = {name for name, _ in models.actor.full_tensors(learner.sends)}
     assert names == {name for name, _ in models.actor.full_tensors() if ".lora_" in name}
     weights = (
@@ -210,11 +217,11 @@ def test_infinities_of_both_signs_are_found() -> None:
 
 
 def test_a_weight_of_another_shape_or_gone_leaves_no_trace_in_the_buffers() -> None:
-    copies = HostCopies()
+    copies = HostCopies(Reader())
     for _ in range(SETS):
-        copies.copy(weights(1).items(), nobody_waits)[0].release()
+        copies.copy(weights(1).items())[0].release()
     other = {"a": torch.ones(2, 2)}
-    copied, _ = copies.copy(other.items(), nobody_waits)
+    copied, _ = copies.copy(other.items())
     assert {name: tensor.tolist() for name, tensor in copied.tensors.items()} == {
         "a": [[1.0, 1.0], [1.0, 1.0]]
     }

@@ -1,7 +1,6 @@
 """The publisher ends whatever its thread is about to meet."""
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,6 +11,7 @@ import torch
 from benchmarks.simulated import PROBE
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.wire.messages.weights import WeightsNote
+from prefixrl.learner.run.stop import Stop
 from prefixrl.learner.weights import publish
 from prefixrl.learner.weights.publish import QUEUED, Publisher
 
@@ -24,7 +24,7 @@ class FailingClient:
     is_announcing = threading.Event()
     may_fail = threading.Event()
 
-    def __init__(self, endpoint: str, raise_if_hopeless: Callable[[], None]) -> None:
+    def __init__(self, endpoint: str, stop: Stop) -> None:
         pass
 
     def published(self, note: WeightsNote) -> None:
@@ -60,7 +60,7 @@ class SlowClient:
     taken: ClassVar[list[int]] = []
     may_take = threading.Event()
 
-    def __init__(self, endpoint: str, raise_if_hopeless: Callable[[], None]) -> None:
+    def __init__(self, endpoint: str, stop: Stop) -> None:
         pass
 
     def published(self, note: WeightsNote) -> None:

@@ -25,7 +25,7 @@ from prefixrl.learner.broker.workers.identity import IdentityCheck
 from prefixrl.learner.run.fractions import batch_fractions
 from prefixrl.scorer.direct import Decoder, DirectScorer
 from prefixrl.scorer.process.step_scoring import JudgedText, StepScoring
-from prefixrl.scorer.process.steps import split
+from prefixrl.scorer.process.steps import split_steps
 from prefixrl.scorer.verifier.pool import VerifierPool
 from support.broker.scoring_world import Tasks, check_scores
 from support.messages import score_task
@@ -103,7 +103,7 @@ def test_a_row_has_the_reward_of_both_sources_and_the_scores_with_their_ends(
         assert verdict.outcome == verdict.process.outcome == outcome
         assert verdict.reward == pytest.approx(0.25 * outcome + 0.75 * whole)
         decoder, ids = Decoder(str(POLICY)), token_ids(row(answer).tokens)
-        for end, step in zip(verdict.process.ends, split(answer, SEPARATOR, 9), strict=True):
+        for end, step in zip(verdict.process.ends, split_steps(answer, SEPARATOR, 9), strict=True):
             assert decoder.text(ids[:end]) == answer[: step.end]
     assert right.reward > other.reward
 
@@ -137,7 +137,9 @@ def test_a_score_without_a_place_is_refused_only_where_it_needs_one(
     verdict = TextVerdict(
         reward=1.0, status="ok", extracted="4", finish="eos", completion_tokens=0, elapsed_ms=0
     )
-    (actual,) = scoring.judged([JudgedText(QUESTION, RIGHT, lambda: ["another text"], verdict)])
+    (actual,) = scoring.rewarded_verdicts(
+        [JudgedText(QUESTION, RIGHT, lambda: ["another text"], verdict)]
+    )
     if placement == "row":
         assert actual.status == "ok" and actual.process is not None and actual.process.ends == ()
     else:

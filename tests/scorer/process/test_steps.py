@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from prefixrl.common.prompts.rendering import pieces_of
 from prefixrl.common.wire.verdicts import aggregated
-from prefixrl.scorer.process.steps import Step, combined, split, token_ends
+from prefixrl.scorer.process.steps import Step, combined_reward, split_steps, token_ends
 
 SCORES = [0.9, 0.5, 0.8]
 
@@ -23,24 +23,27 @@ def test_one_score_comes_from_those_of_the_steps(how: str, expected: float) -> N
 
 
 def test_the_reward_adds_both_sources_and_stays_a_reward() -> None:
-    assert combined(1.0, 0.5, 0.25, 0.75) == pytest.approx(0.25 + 0.75 * 0.5)
-    assert combined(0.0, 1.0, 0.25, 0.75) == 0.75
-    assert combined(1.0, 1.0, 0.1 + 0.2, 0.7) == 1.0  # rounding is cut
+    assert combined_reward(1.0, 0.5, 0.25, 0.75) == pytest.approx(0.25 + 0.75 * 0.5)
+    assert combined_reward(0.0, 1.0, 0.25, 0.75) == 0.75
+    assert combined_reward(1.0, 1.0, 0.1 + 0.2, 0.7) == 1.0  # rounding is cut
 
 
 def test_blank_pieces_are_no_steps_and_an_end_is_before_the_separator() -> None:
-    assert split("\n\nAdd 1. \n\n \n\nSo 2.\n", "\n\n", 9) == [Step("Add 1.", 8), Step("So 2.", 19)]
-    assert split(" \n ", "\n\n", 9) == split("", "\n\n", 9) == []
+    assert split_steps("\n\nAdd 1. \n\n \n\nSo 2.\n", "\n\n", 9) == [
+        Step("Add 1.", 8),
+        Step("So 2.", 19),
+    ]
+    assert split_steps(" \n ", "\n\n", 9) == split_steps("", "\n\n", 9) == []
 
 
 def test_what_follows_the_most_steps_belongs_to_the_last() -> None:
-    assert [step.text for step in split("a;b;c;d", ";", 3)] == ["a", "b", "c;d"]
-    assert [step.text for step in split("a;b", ";", 1)] == ["a;b"]
+    assert [step.text for step in split_steps("a;b;c;d", ";", 3)] == ["a", "b", "c;d"]
+    assert [step.text for step in split_steps("a;b", ";", 1)] == ["a;b"]
 
 
 @given(st.text(alphabet="ab ;\n", max_size=40), st.sampled_from([";", "\n", "ab"]))
 def test_steps_are_those_of_a_plain_split(answer: str, separator: str) -> None:
-    steps = split(answer, separator, 1000)
+    steps = split_steps(answer, separator, 1000)
     assert [step.text for step in steps] == [
         each.strip() for each in answer.split(separator) if each.strip()
     ]
@@ -85,5 +88,5 @@ def test_a_character_of_several_tokens_belongs_to_the_last_of_them() -> None:
 
     pieces = pieces_of(tokenizer, np.asarray(encoded.ids, dtype=np.int32))
     assert pieces == ["", "Ж", "=", "", "é", ";", "o", "k"]
-    assert token_ends(pieces, [step.end for step in split("Ж=é;ok", ";", 9)]) == (5, 8)
+    assert token_ends(pieces, [step.end for step in split_steps("Ж=é;ok", ";", 9)]) == (5, 8)
     assert math.prod(SCORES) == pytest.approx(0.36)

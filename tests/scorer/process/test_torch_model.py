@@ -65,12 +65,16 @@ def test_scores_are_those_of_a_plain_forward(model: tuple[StepForm, TorchStepMod
     row = marked(form, question, right)
     ids = torch.from_numpy(row.tokens.astype("int64"))[None]
     if tensors := head_tensors(str(folder)):
-        hidden = AutoModel.from_pretrained(folder)(input_ids=ids).last_hidden_state[0, list(row.at)]
+        hidden = AutoModel.from_pretrained(folder)(input_ids=ids).last_hidden_state[
+            0, list(row.tag_positions)
+        ]
         middle = (hidden @ tensors["score.0.weight"].T + tensors["score.0.bias"]).clamp(min=0)
         logits = middle @ tensors["score.2.weight"].T + tensors["score.2.bias"]
         expected = logits.softmax(-1)[:, 1]
     else:
-        table = AutoModelForCausalLM.from_pretrained(folder)(input_ids=ids).logits[0, list(row.at)]
+        table = AutoModelForCausalLM.from_pretrained(folder)(input_ids=ids).logits[
+            0, list(row.tag_positions)
+        ]
         expected = table[:, list(form.candidates())].softmax(-1)[:, 0]
     assert scores.scores([row])[0] == pytest.approx(expected.tolist(), abs=1e-6)
 

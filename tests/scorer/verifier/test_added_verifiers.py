@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from prefixrl.common.config.foreign import verifier as records
-from prefixrl.common.config.foreign.plugins import plugins
 from prefixrl.common.config.foreign.verifier import BUILT_IN, MATHEMATICS, SANDBOXED
 from prefixrl.common.config.load import from_json, import_functions, load
 from prefixrl.common.errors import ConfigError
@@ -18,6 +17,7 @@ from prefixrl.scorer.verifier.exchange import Choices
 from prefixrl.scorer.verifier.pool import VerifierPool
 from prefixrl.scorer.verifier.rules.verify import Judgement
 from prefixrl.scorer.verifier.verifiers import SANDBOX
+from support.packages import installed
 
 PATIENCE_S = 60
 TIMEOUT_S = 2
@@ -25,7 +25,7 @@ PACKAGE = """
 import sys
 import time
 
-from prefixrl.common.config.foreign.verifier import Verifier
+from prefixrl.common.config.foreign.verifier import AnswerVerifier
 from prefixrl.scorer.verifier.rules.verify import Judgement
 
 WORDS = list(range(100_000))
@@ -55,8 +55,8 @@ def judge(question, text, gold, settings):
     return float((question, text, gold) == ("Is it odd?", "odd", "it is odd"))
 
 
-PARITY = Verifier("parity", judge)
-OTHER = Verifier("another name", judge)
+PARITY = AnswerVerifier("parity", judge)
+OTHER = AnswerVerifier("another name", judge)
 """
 ENTRY_POINTS = """[prefixrl.verifiers]
 parity = added_parity:PARITY
@@ -77,29 +77,15 @@ iterations = 1
 """
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as pip leaves one: modules, and the metadata of their package."""
-    folder = tmp_path_factory.mktemp("installed")
-    (folder / "added_parity.py").write_text(PACKAGE)
-    (folder / "added_broken.py").write_text("import a_module_that_is_not_there\n")
-    metadata = folder / "parity_prover-1.2.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: parity-prover\nVersion: 1.2\n")
-    (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
-    return folder
-
-
 @pytest.fixture(autouse=True)
-def on_the_path(installed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Children of a pool find packages by PYTHONPATH, as they would in site-packages."""
-    monkeypatch.syspath_prepend(installed)
-    monkeypatch.setenv("PYTHONPATH", str(installed))
-    plugins.cache_clear()
-    records.load_verifier.cache_clear()
-    yield
-    plugins.cache_clear()
-    records.load_verifier.cache_clear()
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with an installed package; children of a pool find it by PYTHONPATH."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "added_broken.py").write_text("import a_module_that_is_not_there\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    with installed(folder, "added_parity", ENTRY_POINTS, PACKAGE):
+        yield folder
 
 
 @pytest.fixture
@@ -165,7 +151,7 @@ def test_other_rows_of_the_same_pool_are_mathematics() -> None:
 
 def test_the_sandbox_is_in_the_same_table() -> None:
     assert tuple(SANDBOX) == SANDBOXED
-    assert all(isinstance(each, records.Verifier) for each in SANDBOX.values())
+    assert all(isinstance(each, records.AnswerVerifier) for each in SANDBOX.values())
     assert (MATHEMATICS, *SANDBOX) == BUILT_IN
 
 
@@ -186,7 +172,7 @@ def test_a_run_file_names_it_by_code(run_file: Path) -> None:
     ("name", "reason"),
     [
         ("broken", "added_broken:VERIFIER cannot be loaded: ModuleNotFoundError"),
-        ("no_record", "expected a Verifier with the name 'no_record'"),
+        ("no_record", "expected an AnswerVerifier with the name 'no_record'"),
         ("renamed", "has the name 'another name'; both must be the same"),
     ],
     ids=["import fails", "no record", "other name"],
@@ -194,18 +180,18 @@ def test_a_run_file_names_it_by_code(run_file: Path) -> None:
 def test_a_broken_one_is_named_with_its_package(run_file: Path, name: str, reason: str) -> None:
     with pytest.raises(ConfigError) as caught:
         import_functions(load(run_file, (f"data.code={name}",)))
-    words = f"parity-prover 1.2 adds '{name}' to prefixrl.verifiers, but "
+    words = f"added_parity 1.0 adds '{name}' to prefixrl.verifiers, but "
     assert words in str(caught.value) and reason in str(caught.value)
 
 
-def test_a_broken_one_ends_the_learner_with_exit_code_2(run_file: Path, installed: Path) -> None:
+def test_a_broken_one_ends_the_learner_with_exit_code_2(run_file: Path, site: Path) -> None:
     command = [sys.executable, "-m", "prefixrl.learner", str(run_file), "--set", "data.code=broken"]
-    environment = os.environ | {"PYTHONPATH": str(installed)}
+    environment = os.environ | {"PYTHONPATH": str(site)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2, ended.stderr
-    assert "parity-prover 1.2 adds 'broken' to prefixrl.verifiers" in ended.stderr
+    assert "added_parity 1.0 adds 'broken' to prefixrl.verifiers" in ended.stderr
 
 
-def test_one_that_is_not_installed_here_is_named(installed: Path) -> None:
+def test_one_that_is_not_installed_here_is_named() -> None:
     with pytest.raises(ConfigError, match="no installed package adds a verifier 'lean'"):
         records.load_verifier("lean")

@@ -12,7 +12,7 @@ from prefixrl.common.wire.messages.worker import Hello, PrefixTask
 from prefixrl.learner.broker.__main__ import make_ledger
 from prefixrl.learner.broker.workers.dispatch import Dispatcher
 from prefixrl.learner.broker.workers.task_names import TaskNames
-from prefixrl.learner.broker.workers.workers import Worker
+from prefixrl.learner.broker.workers.workers import Phase, Worker
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.order import PromptOrder
 from support import messages
@@ -47,13 +47,13 @@ class Desk:
         registry = self.dispatcher.registry
         identity = f"{role}{len(self.inboxes)}".encode()
         worker = registry.add(identity, hello(role), self.now_s)
-        worker.phase, worker.seats, worker.room, worker.version = "ready", 1, slots, version
+        worker.phase, worker.seats, worker.room, worker.version = Phase.READY, 1, slots, version
         self.inboxes[worker.name] = []
         return worker
 
     def replaced(self, worker: Worker) -> Worker:
         """Give a worker up, as the server does with one whose message it refused; another one in its place."""
-        self.dispatcher.lose(worker, "refused", died=True)
+        self.dispatcher.lose_worker(worker, "refused", died=True)
         self.ledger.check()
         return self.worker(worker.role, worker.room, worker.version)
 

@@ -58,8 +58,8 @@ def pull(
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, hard))
     fetcher = Fetcher(source(endpoint), ALONE)
     for version in versions:
-        fetcher.want(version, "")
-        while (staged := fetcher.take()) is None:
+        fetcher.want_version(version, "")
+        while (staged := fetcher.take_snapshot()) is None:
             time.sleep(0.001)
             if fetcher.counts.retries >= 2 and file_bytes is not None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))

@@ -24,7 +24,7 @@ from prefixrl.common.config.step_rewards import ProcessModelConfig
 from prefixrl.deploy.examples.arithmetic.build import make_tokenizer
 from prefixrl.deploy.examples.openr_math import build as example
 from prefixrl.scorer.process.formats import Marked, StepForm
-from prefixrl.scorer.process.steps import split
+from prefixrl.scorer.process.steps import split_steps
 from prefixrl.scorer.process.torch_model import TorchStepModel
 
 SEPARATOR = example.SEPARATOR
@@ -168,8 +168,10 @@ def _train(parameters: list[torch.nn.Parameter], logits: Any, form: StepForm, st
         ids = torch.zeros((len(batch), width), dtype=torch.int64)
         for index, (row, _) in enumerate(batch):
             ids[index, : row.tokens.size] = torch.from_numpy(row.tokens.astype("int64"))
-        lines = torch.tensor([index for index, (row, _) in enumerate(batch) for _ in row.at])
-        places = torch.tensor([at for row, _ in batch for at in row.at])
+        lines = torch.tensor(
+            [index for index, (row, _) in enumerate(batch) for _ in row.tag_positions]
+        )
+        places = torch.tensor([at for row, _ in batch for at in row.tag_positions])
         bad = torch.tensor([1 - label for _, labels in batch for label in labels])
         loss = torch.nn.functional.cross_entropy(logits(ids, lines, places), bad)
         optimizer.zero_grad()
@@ -181,7 +183,7 @@ def _train(parameters: list[torch.nn.Parameter], logits: Any, form: StepForm, st
 
 def marked(form: StepForm, question: str, answer: str) -> Marked:
     """An answer of the example as the model reads it."""
-    return form.marked(question, [step.text for step in split(answer, SEPARATOR, 256)])
+    return form.marked_text(question, [step.text for step in split_steps(answer, SEPARATOR, 256)])
 
 
 @functools.cache

@@ -73,7 +73,7 @@ async def _logprobs(
             detokenize=False,
         )
         prompt = tokens_input(prompt_token_ids=tokens[:position].tolist())
-        outputs.append(await engine._ask(prompt, asked))
+        outputs.append(await engine._request_score(prompt, asked))
     if engine._is_paused:
         await engine._resume()
     results = [(await output.get()).outputs[0].logprobs[0] for output in outputs]

@@ -11,7 +11,7 @@ from prefixrl.common.wire.messages.worker import PrefixTask, ScoreTask
 from prefixrl.learner.broker.batches import BatchAnswers
 from prefixrl.learner.broker.groups.admission import Supply
 from prefixrl.learner.broker.workers.identity import Start
-from prefixrl.learner.broker.workers.workers import Worker
+from prefixrl.learner.broker.workers.workers import Phase, Worker
 from support.broker.dispatch_desk import Desk
 from support.fakes import run_on_disk, sampled, scored
 
@@ -40,7 +40,7 @@ class Run:
         return answer is not None and isinstance(answer[0], Batch)
 
     def ask(self, iteration: int, now_s: float) -> bool:
-        self.batches.ask(PEER, GetBatch(iteration, 0, 1), now_s)
+        self.batches.take_request(PEER, GetBatch(iteration, 0, 1), now_s)
         return self.look(now_s)
 
     def work(self, items: int) -> None:
@@ -117,6 +117,6 @@ def test_the_times_of_items_and_the_slots_of_workers_are_known(tmp_path: Path) -
     run.work(1)
     assert run.admission.times.sampling_s == 0.5
     assert run.admission.supply == Supply(rollouts=1, scoring_slots=5)
-    other.phase = run.rollout.phase = "loading"
+    other.phase = run.rollout.phase = Phase.LOADING
     run.desk.dispatch()
     assert run.admission.supply == Supply(rollouts=0, scoring_slots=2)

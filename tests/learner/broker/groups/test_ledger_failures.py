@@ -61,15 +61,15 @@ def test_the_limit_is_on_the_share_of_rows(most: float, ends: bool) -> None:
         ledger.trained(iteration)
     share = FailureShare(6, most)
     for _ in range(6):
-        share.note(0.5)
+        share.count_groups(0.5)
     assert share.is_too_high == ends
-    assert ledger.failures.share == 0.5 and len(ledger.failures.newest) == 6
+    assert ledger.failures.failed_fraction == 0.5 and len(ledger.failures.newest) == 6
 
 
 def test_only_the_newest_groups_count_however_many_went_before() -> None:
     share, noted = FailureShare(6, 0.4), list[float]()
     for reward in (*[0.0] * 6, *[1.0] * 6, *[0.5] * 6, *[0.0] * 6, 1.0, 0.0):
-        share.note(reward)
+        share.count_groups(reward)
         noted.append(reward)
         newest = noted[-6:]
         assert share.is_too_high == (len(newest) == 6 and sum(newest) / 6 > 0.4), noted
@@ -88,7 +88,7 @@ def test_the_share_is_the_same_after_a_restart() -> None:
         fail_one(ledger)
     again = make(None)
     again.replay(ledger.records, 0)
-    assert (again.failures.share, len(again.failures.newest)) == (1.0, 5)
+    assert (again.failures.failed_fraction, len(again.failures.newest)) == (1.0, 5)
 
 
 def test_a_group_is_failed_for_its_length_only_where_every_row_was_cut() -> None:

@@ -76,9 +76,9 @@ def test_a_rank_that_asks_for_a_batch_after_the_end_gets_run_over_and_rank_0_an_
         worker.ready(config, "scorer")
         rank.say(STOP)
         rank.hear(Accepted)
-        assert late.next_batch(GetBatch(5, 1, 2), 60.0, lambda: False) == RunOver(5)
+        assert late.next_batch(GetBatch(5, 1, 2), 60.0) == RunOver(5)
         with pytest.raises(PeerLost, match="no rank had stopped it: the run is finished"):
-            late.next_batch(GetBatch(5, 0, 2), 60.0, lambda: False)
+            late.next_batch(GetBatch(5, 0, 2), 60.0)
         late.close()
         for leaving in (rank, worker):
             leaving.say(Goodbye("done"))

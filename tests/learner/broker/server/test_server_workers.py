@@ -411,6 +411,6 @@ def test_an_evaluation_holds_a_rollout_at_its_version(config: RunConfig, broker:
         scorer.hear(messages.Ack)
         rank.say(GetEvaluation("v0"))
         progress, payload = rank.hear_with_payload(EvaluationProgress)
-        assert (progress.total, progress.done, len(payload)) == (3, 3, 3)
+        assert (progress.total, progress.judged, len(payload)) == (3, 3, 3)
         rank.say(GetEvaluation("unheard of"))
         assert rank.hear(EvaluationProgress).total == -1

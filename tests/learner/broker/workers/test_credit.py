@@ -16,7 +16,7 @@ from prefixrl.common.wire.messages.worker import (
     RowsLeft,
     ScoreTask,
 )
-from prefixrl.learner.broker.workers.workers import MOST_HELD, RATE_S, Worker
+from prefixrl.learner.broker.workers.workers import MOST_HELD, RATE_S, Phase, Worker
 from support.broker.dispatch_desk import Desk, evaluate, held_out
 from support.fakes import (
     ROWS,
@@ -53,17 +53,17 @@ def seated(desk: Desk, role: str, seats: int, room: int) -> Worker:
 def agrees_with_its_leases(worker: Worker) -> None:
     """Compare what is counted with what a sum over the leases says."""
     leases = list(worker.leases.values())
-    assert worker.rows == sum(each.rows for each in leases) and worker.left == sum(
-        each.left for each in leases
+    assert worker.rows == sum(each.rows for each in leases) and worker.open_rows == sum(
+        each.open_rows for each in leases
     )
     # A task is given whole: the last one may go beyond the room, by less than its rows.
     largest = max((each.rows for each in leases), default=0)
     assert worker.rows <= MOST_HELD * worker.room + largest
     ahead, behind = 0, []
     for lease in leases:
-        if ahead >= worker.seats and lease.left:
+        if ahead >= worker.seats and lease.open_rows:
             behind.append(lease)
-        ahead += lease.left
+        ahead += lease.open_rows
     assert worker.behind() == behind
 
 
@@ -150,7 +150,7 @@ def test_an_engine_of_runs_gets_one_task_ahead_also_beside_one_whose_room_is_ful
 def test_evaluations_are_scored_a_group_at_a_time_too(config: RunConfig) -> None:
     desk = Desk(config)
     rollout = desk.worker("rollout")
-    rollout.phase = "draining"
+    rollout.phase = Phase.DRAINING
     evaluate(desk, 0, held_out(5))
     desk.dispatch()
     (task,) = desk.tasks(rollout, PrefixTask)
@@ -160,7 +160,9 @@ def test_evaluations_are_scored_a_group_at_a_time_too(config: RunConfig) -> None
     while judged < 5:
         desk.dispatch()
         given_out = desk.tasks(scorer, ScoreTask)
-        assert given_out and all(len(each.groups) == 1 for each in given_out) and scorer.left <= 3
+        assert (
+            given_out and all(len(each.groups) == 1 for each in given_out) and scorer.open_rows <= 3
+        )
         for each in given_out:
             desk.dispatcher.take_scores(scorer, scored(each), 1.0)
             judged += 1
@@ -176,8 +178,8 @@ def test_groups_of_a_scorer_that_is_lost_in_mid_task_are_scored_by_another_in_th
     desk.dispatch()
     begun = desk.tasks(dying, ScoreTask)
     dying.rows_left(begun[0].task, 1)
-    desk.dispatcher.lose(dying, "silent", died=True)
-    assert (dying.rows, dying.left, dying.free) == (0, 0, 3 * ROWS)
+    desk.dispatcher.lose_worker(dying, "silent", died=True)
+    assert (dying.rows, dying.open_rows, dying.free) == (0, 0, 3 * ROWS)
     desk.ledger.check()
     other, order = seated(desk, "scorer", 2 * ROWS, 3 * ROWS), []
     while len(order) < groups:
@@ -244,7 +246,7 @@ def test_credit_is_never_exceeded_and_no_seat_is_free_while_work_waits(
             scorers.append(seated(desk, "scorer", seats, draws.randint(seats, 2 * seats)))
         elif act == "lose" and scorers and draws.random() < 0.3:
             lost = scorers.pop(draws.randrange(len(scorers)))
-            desk.dispatcher.lose(lost, "gone", died=False)
+            desk.dispatcher.lose_worker(lost, "gone", died=False)
             held = {name: each for name, each in held.items() if each[0] is not lost}
         elif held:
             name = draws.choice(list(held))
@@ -317,5 +319,5 @@ def test_ended_rows_bring_the_next_task_over_a_real_socket(tmp_path: Path) -> No
         assert len(task.groups) == 1 and writer.hears_nothing_of(PrefixTask)
         writer.say(RowsLeft(((task.task, ROWS - 1), ("unknown", 0))))
         assert writer.hear(PrefixTask).groups[0].seq == task.groups[0].seq + 1
-        (worker,) = broker.dispatcher.registry.of("rollout")
-        wait_until(lambda: worker.left == 2 * ROWS - 1, "its rows")
+        (worker,) = broker.dispatcher.registry.workers_of("rollout")
+        wait_until(lambda: worker.open_rows == 2 * ROWS - 1, "its rows")

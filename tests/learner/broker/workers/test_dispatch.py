@@ -8,6 +8,7 @@ import pytest
 from prefixrl.common.wire.messages.groups import Sampling
 from prefixrl.common.wire.messages.worker import PrefixTask, Refused, Revoke, ScoreTask
 from prefixrl.learner.broker.workers.dispatch import EVALUATION_SHARE, LOST_TASK_S
+from prefixrl.learner.broker.workers.workers import Phase
 from support.broker.dispatch_desk import Desk, evaluate, held_out
 from support.fakes import ROWS, sampled, scored
 
@@ -48,7 +49,7 @@ def test_an_idle_new_worker_gets_a_task_that_waits_behind_another(desk: Desk) ->
         desk.dispatch()
         (task,) = desk.tasks(rollout, PrefixTask)
         desk.dispatcher.take_prefixes(rollout, sampled(task), now_s=1.0)
-    rollout.phase = "swapping"
+    rollout.phase = Phase.SWAPPING
     busy = desk.worker("scorer", 1)
     desk.dispatch()
     running, ahead = desk.tasks(busy, ScoreTask)
@@ -73,14 +74,16 @@ def test_a_task_names_its_version_its_rows_and_a_seed_per_group(desk: Desk) -> N
 
 def test_a_draining_or_loading_rollout_gets_no_training_work(desk: Desk) -> None:
     draining, loading, swapping = (desk.worker("rollout") for _ in range(3))
-    draining.phase, loading.phase, swapping.phase = "draining", "loading", "swapping"
+    draining.phase = Phase.DRAINING
+    loading.phase = Phase.LOADING
+    swapping.phase = Phase.SWAPPING
     desk.dispatch()
     assert not any(desk.tasks(each, PrefixTask) for each in (draining, loading, swapping))
 
 
 def test_a_draining_rollout_finishes_the_evaluation_of_its_version(desk: Desk) -> None:
     rollout = desk.worker("rollout")
-    rollout.phase = "draining"
+    rollout.phase = Phase.DRAINING
     evaluate(desk, 0, held_out(3))
     desk.dispatch()
     (task,) = desk.tasks(rollout, PrefixTask)
@@ -141,7 +144,7 @@ def test_the_task_of_a_lost_worker_goes_to_another_with_the_same_numbers(desk: D
     first = desk.worker("rollout")
     desk.dispatch()
     (task,) = desk.tasks(first, PrefixTask)
-    assert desk.dispatcher.lose(first, "gone", died=True) == [task.task]
+    assert desk.dispatcher.lose_worker(first, "gone", died=True) == [task.task]
     second = desk.worker("rollout")
     desk.dispatch()
     (again,) = desk.tasks(second, PrefixTask)
@@ -155,7 +158,7 @@ def test_the_prefixes_of_a_lost_scorer_go_to_another(desk: Desk) -> None:
     first = desk.worker("scorer")
     desk.dispatch()
     tasks = desk.tasks(first, ScoreTask)
-    desk.dispatcher.lose(first, "gone", died=True)
+    desk.dispatcher.lose_worker(first, "gone", died=True)
     second = desk.worker("scorer")
     desk.dispatch()
     assert [each.groups for each in desk.tasks(second, ScoreTask)] == [
@@ -167,7 +170,7 @@ def test_the_late_result_of_a_lost_worker_counts_and_the_second_one_is_ignored(d
     first, second = desk.worker("rollout"), None
     desk.dispatch()
     (task,) = desk.tasks(first, PrefixTask)
-    desk.dispatcher.lose(first, "slow", died=False)
+    desk.dispatcher.lose_worker(first, "slow", died=False)
     second = desk.worker("rollout")
     desk.dispatch()
     (again,) = desk.tasks(second, PrefixTask)
@@ -215,7 +218,7 @@ def test_a_group_that_ends_every_worker_is_requeued_as_a_new_group(desk: Desk) -
     for _ in range(3):
         rollout = desk.worker("rollout")
         desk.dispatch()
-        desk.dispatcher.lose(rollout, "died", died=True)
+        desk.dispatcher.lose_worker(rollout, "died", died=True)
     assert desk.ledger.counts.expired == 2
     rollout = desk.worker("rollout")
     desk.dispatch()

@@ -141,7 +141,7 @@ def test_a_training_result_that_calls_itself_an_evaluation_is_refused(desk: Desk
 
 def test_an_evaluations_late_result_is_dropped(desk: Desk) -> None:
     _, evaluator, _, test = colliding(desk)
-    desk.dispatcher.lose(evaluator, "slow", died=True)
+    desk.dispatcher.lose_worker(evaluator, "slow", died=True)
     before = desk.ledger.states()
     desk.dispatcher.take_prefixes(evaluator, sampled(test), now_s=1.0)
     assert desk.ledger.states() == before

@@ -25,8 +25,10 @@ Place = tuple[bool, tuple[int, int], int]
 
 def slow_places(registry: Registry, role: str, besides: set[Kind]) -> list[Place]:
     """Those of all workers that may get the next task."""
-    takes: tuple[Phase, ...] = ("ready", "draining") if role == "rollout" else ("ready",)
-    ready = [each for each in registry.of(role) if each.phase in takes and not each.is_leaving]
+    takes = (Phase.READY, Phase.DRAINING) if role == "rollout" else (Phase.READY,)
+    ready = [
+        each for each in registry.workers_of(role) if each.phase in takes and not each.is_leaving
+    ]
     fitting = [each for each in ready if kind_of(each) not in besides]
     takers = [each for each in fitting if each.free > 0]
     if not takers and role == "scorer":
@@ -35,15 +37,24 @@ def slow_places(registry: Registry, role: str, besides: set[Kind]) -> list[Place
 
 
 def place_of(worker: Worker) -> Place:
-    return worker.free > 0, max(0, worker.seated - worker.taken), worker.free, -worker.tasks_done
+    return (
+        worker.free > 0,
+        max(0, worker.seated - worker.taken_rows),
+        worker.free,
+        -worker.tasks_done,
+    )
 
 
 def slow_supply(registry: Registry) -> Supply:
     rollouts = [
-        each for each in registry.of("rollout") if each.phase != "loading" and not each.is_leaving
+        each
+        for each in registry.workers_of("rollout")
+        if each.phase is not Phase.LOADING and not each.is_leaving
     ]
     scorers = [
-        each for each in registry.of("scorer") if each.phase == "ready" and not each.is_leaving
+        each
+        for each in registry.workers_of("scorer")
+        if each.phase is Phase.READY and not each.is_leaving
     ]
     return Supply(
         len(rollouts),
@@ -55,20 +66,23 @@ def slow_revocable(registry: Registry) -> set[float]:
     """Times of the newest leases that wait for a seat, of which one is to be revoked."""
     working = [
         each
-        for each in registry.of("scorer")
-        if each.phase == "ready" and not each.is_leaving and each.free > 0
+        for each in registry.workers_of("scorer")
+        if each.phase is Phase.READY and not each.is_leaving and each.free > 0
     ]
-    empty = max((each.seated - each.taken for each in working), default=0)
+    empty = max((each.seated - each.taken_rows for each in working), default=0)
     idle = registry.pick("scorer")
     if empty <= 0 or idle is None:
         return set()
     behind = [
-        lease for each in registry.of("scorer") if each is not idle for lease in each.behind()
+        lease
+        for each in registry.workers_of("scorer")
+        if each is not idle
+        for lease in each.behind()
     ]
     fitting = [
         each.since_s
         for each in behind
-        if not each.revoking and (not idle.leases or each.left <= empty)
+        if not each.revoking and (not idle.leases or each.open_rows <= empty)
     ]
     return {max(fitting)} if fitting else set()
 
@@ -105,12 +119,12 @@ class TakersMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.registry.by_identity)
     @rule(
         data=st.data(),
-        phase=st.sampled_from(["loading", "ready", "ready", "ready", "draining", "swapping"]),
+        phase=st.sampled_from([*Phase, Phase.READY, Phase.READY]),
     )
     def it_enters_a_phase(self, data: st.DataObject, phase: Phase) -> None:
         worker = self.any_worker(data)
         worker.phase = phase
-        worker.version += phase == "swapping"
+        worker.version += phase is Phase.SWAPPING
 
     @precondition(lambda self: self.registry.by_identity)
     @rule(data=st.data(), rows=st.integers(1, 2 * ROWS))
@@ -118,7 +132,8 @@ class TakersMachine(RuleBasedStateMachine):
         self.now_s += 1.0
         task = f"t{self.now_s}"
         self.any_worker(data).add(
-            Lease(task, "train", ITEM, self.now_s, self.now_s, rows=rows, left=rows), self.now_s
+            Lease(task, "train", ITEM, self.now_s, self.now_s, rows=rows, open_rows=rows),
+            self.now_s,
         )
 
     @precondition(lambda self: any(each.leases for each in self.registry.by_identity.values()))
@@ -133,7 +148,7 @@ class TakersMachine(RuleBasedStateMachine):
         elif event == "drop":
             worker.drop(task)
         elif event == "row":
-            worker.rows_left(task, max(0, worker.leases[task].left - 1))
+            worker.rows_left(task, max(0, worker.leases[task].open_rows - 1))
         else:
             worker.leases[task].revoking = True
 

@@ -9,7 +9,7 @@ from prefixrl.common.wire.messages.worker import Activity, Heartbeat, Hello
 from prefixrl.learner.broker.groups.states import ScoreItem
 from prefixrl.learner.broker.workers.registry import Registry
 from prefixrl.learner.broker.workers.task_order import kind_of
-from prefixrl.learner.broker.workers.workers import READY_S, Lease, Worker
+from prefixrl.learner.broker.workers.workers import READY_S, Lease, Phase, Worker
 from support.broker.dispatch_desk import hello
 
 ITEM = ScoreItem((), 0, "", 0.0)
@@ -23,7 +23,7 @@ def registry_of(*slots: int, role: Literal["rollout", "scorer"] = "scorer") -> R
     registry = Registry(silence_s=10.0, stall_s=100.0)
     for number, count in enumerate(slots):
         worker = registry.add(bytes([number]), hello(role), 0.0)
-        worker.phase, worker.seats, worker.room = "ready", 1, count
+        worker.phase, worker.seats, worker.room = Phase.READY, 1, count
     return registry
 
 
@@ -129,7 +129,7 @@ def test_one_task_per_worker_is_prefetched_and_only_when_no_row_is_free_anywhere
 def test_only_ready_workers_that_fit_are_picked() -> None:
     registry = registry_of(1, 1)
     first, second = workers(registry)
-    first.phase = "swapping"
+    first.phase = Phase.SWAPPING
     second.version = 3
     assert registry.pick("scorer", {kind_of(second)}) is None
     assert registry.pick("scorer", {kind_of(first)}) is second
@@ -142,7 +142,7 @@ def test_the_youngest_prefetched_lease_is_named_once() -> None:
         worker.add(lease(f"running-{number}", 5.0), 5.0)
         worker.add(lease(f"ahead-{number}", 6.0 + number), 6.0)
     idle = registry.add(b"idle", hello("scorer"), 0.0)
-    idle.phase, idle.seats, idle.room = "ready", 1, 1
+    idle.phase, idle.seats, idle.room = Phase.READY, 1, 1
     _, actual = registry.revocable("scorer") or pytest.fail("there is one")
     assert actual.task == "ahead-1"
     actual.revoking = True
@@ -187,7 +187,7 @@ def test_progress_renews_a_lease_however_old_it_is() -> None:
 def test_a_rollout_that_never_reports_its_installation_is_lost() -> None:
     registry = registry_of(1)
     (worker,) = workers(registry)
-    worker.phase, worker.progressed_s, worker.heard_s = "swapping", 60.0, 160.5
+    worker.phase, worker.progressed_s, worker.heard_s = Phase.SWAPPING, 60.0, 160.5
     assert registry.lost(160.0) == []
     ((_, reason),) = registry.lost(160.5)
     assert reason == "no installed weights for 100 s after its swap"
