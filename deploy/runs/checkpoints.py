@@ -18,7 +18,7 @@ from prefixrl.common.run.directory_format import check_holds_run, checkpoints
 from prefixrl.common.worker.command import PATH
 
 PLACE = ("directory", "launch", "slurm", "broker", "log")
-"""Sections that say where a run is, not what it does."""
+"""Sections with the place of a run. They do not change what it does."""
 LATEST, BEST = "latest", "best"
 CHECKPOINT = "Iterations trained, 0 for none, best, or latest (default)."
 run_directory_argument = click.argument("run_directory", type=PATH)
@@ -32,14 +32,14 @@ class Weights:
     """An adapter that answers."""
 
     version: int
-    """Iterations it was trained for; 0 also where no run trained it."""
+    """Number of iterations that trained it. 0 also if no run trained it."""
     model: str
     published: tuple[str, ...] = ()
-    """Digests under which its run published that version; empty where none is known, or none of whole weights."""
+    """Digests under which the run published this version. Empty if no digest of whole weights is known."""
 
 
 def newest_checkpoint(run: Path) -> int:
-    """Return the iterations of the newest checkpoint, from which a start goes on; 0 without one."""
+    """Return the iterations of the newest checkpoint, from which a start resumes; 0 without a checkpoint."""
     return max(checkpoints(run / "checkpoints"), default=0)
 
 

@@ -39,15 +39,15 @@ class TrainedRow(msgspec.Struct, frozen=True):
     status: str
     extracted: str
     finish: str
-    """`eos`, or `length` where it reached its largest number of tokens."""
+    """`eos`, or `length` if the row reached the largest number of tokens."""
     advantage: float | None
-    """Mean whitened advantage over its tokens; None for a row that was left out."""
+    """Mean whitened advantage over its tokens. None for a row that was left out."""
     completion: str
-    """The target's text, where the run keeps completions."""
+    """The text of the target, if the run keeps completions."""
     continuations: list[TextVerdict]
-    """With `scorer.continuations` > 1 the verdict on each; `reward` is their mean."""
+    """Verdicts on all continuations, with `scorer.continuations` > 1. `reward` is their mean."""
     process: StepScores | None = None
-    """With `scorer.prm` and one continuation the verdict, the scores of its steps, and where they end."""
+    """Scores of the steps and where the steps end, with `scorer.prm` and one continuation."""
     parts: dict[str, float] = {}
     """Other numbers that a reward function gave, by name."""
     rule: str = ""

@@ -1,4 +1,4 @@
-"""`prefixrl samples`: the texts of a run: asked, written, completed, judged, learned from."""
+"""`prefixrl samples`: the texts of a run, with their verdicts and advantages."""
 
 import time
 from collections import defaultdict
@@ -53,7 +53,7 @@ class ShownSamples(msgspec.Struct, frozen=True):
     """By kind."""
     common: list[Common] = []
     fault: str = ""
-    """Reason that there are none."""
+    """Why there are no samples."""
 
 
 @click.command("samples")

@@ -15,7 +15,7 @@ from prefixrl.deploy.slurm.script import WORKERS, Worker, job_name
 
 
 def leaving(workers: list[QueuedJob], count: int) -> list[QueuedJob]:
-    """Return the workers that end first: those that wait, then the newest: of a later array, of a higher index."""
+    """Return the workers that end first: waiting workers, then the newest, by array and index."""
     in_order = sorted(
         workers, key=lambda each: (each.is_waiting, [int(part) for part in each.job_id.split("_")])
     )
@@ -23,7 +23,7 @@ def leaving(workers: list[QueuedJob], count: int) -> list[QueuedJob]:
 
 
 def scale(directory: Path, roles: Literal["rollouts", "scorers"], count: int) -> None:
-    """Bring the number of a run's rollouts or scorers to `wanted`; say what was done."""
+    """Set the number of a run's rollouts or scorers; print what was done."""
     directory = directory.resolve()
     check_format(directory)
     role: Worker = "rollout" if roles == "rollouts" else "scorer"
@@ -64,7 +64,7 @@ def scale(directory: Path, roles: Literal["rollouts", "scorers"], count: int) ->
 
 
 def _workers(directory: Path, role: Worker, submission: Submission) -> list[QueuedJob]:
-    """List a role's workers that stay; forget those asked to end that are gone."""
+    """List the workers of a role that stay; forget leaving workers that are gone."""
     jobs = scheduler.queued(*(job_name(directory, each) for each in WORKERS))
     submission.leaving = [
         each for each in submission.leaving if each in {job.job_id for job in jobs}

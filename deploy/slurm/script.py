@@ -22,7 +22,7 @@ from prefixrl.common.worker.allowed import flags as allowances
 Role = Literal["learner", "rollout", "scorer"]
 Worker = Literal["rollout", "scorer"]
 Script = Literal["learner", "rollout", "scorer", "run", "sweep"]
-"""A job script: that of one role, `run`, the heterogeneous job, or `sweep`, an array of whole runs."""
+"""A job script: the job of a role, the heterogeneous job `run`, or the array of whole runs `sweep`."""
 ROLES: tuple[Role, ...] = ("learner", "rollout", "scorer")
 WORKERS: tuple[Worker, ...] = ("rollout", "scorer")
 ANY_INTERFACE = "tcp://0.0.0.0:0"
@@ -51,7 +51,7 @@ class RunOnSlurm:
 
     @property
     def listen(self) -> str:
-        """The endpoint of the broker: the given one, else every interface, for jobs on other nodes."""
+        """The endpoint of the broker: the configured endpoint, else every interface, for jobs on other nodes."""
         broker = self.config.broker
         return broker.listen if "listen" in broker.model_fields_set else ANY_INTERFACE
 
@@ -89,7 +89,7 @@ class RunOnSlurm:
 
     @property
     def gpus_of_all(self) -> int:
-        """Return the fewest GPUs for the whole run: `prefixrl launch` puts rollouts beside the learner."""
+        """Return the fewest GPUs for the whole run: `prefixrl launch` puts rollouts on the GPUs of the learner."""
         processes = processes_of(self.config)
         guests = (
             sum(each.is_guest and each.chosen_gpus is None for each in processes)

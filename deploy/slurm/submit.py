@@ -24,7 +24,7 @@ _NAMES: tuple[Script, ...] = ("run", *ROLES)
 
 
 def run_on_slurm(run_file: Path, settings: tuple[str, ...]) -> RunOnSlurm:
-    """Read a run file for jobs that use the programs beside this one."""
+    """Read a run file. Jobs use the programs in this Python's `bin` folder."""
     (config,) = with_memory([load(run_file, settings)])
     check_format(Path(config.directory))
     return RunOnSlurm(config, run_file.resolve(), settings, Path(sys.executable).parent)
@@ -60,7 +60,7 @@ def scripts_of(run: RunOnSlurm, layout: Layout) -> dict[Script, str]:
 
 
 def submit(run: RunOnSlurm, layout: Layout) -> None:
-    """Submit the jobs of a run and remember them; none if one of them could never run."""
+    """Submit the jobs of a run and remember them. Submit no job if one of them could never run."""
     directory = run.directory
     if jobs := scheduler.queued(*(run.job_name(role) for role in _NAMES)):
         in_queue = ", ".join(f"{each.job_id} ({each.name}, {each.state})" for each in jobs)
