@@ -143,7 +143,8 @@ def arrays(run: RunOnSlurm) -> dict[Role, str]:
     """Return one script per role: a job of the learner, an array of each kind of worker."""
     scripts: dict[Role, str] = {}
     for role in ROLES:
-        is_learner, count = role == "learner", run.processes(role)
+        is_learner = role == "learner"
+        count = run.processes(role)
         tasks, log = (count, f"{role}.log") if is_learner else (1, f"{role}-%A_%a.log")
         resources = _resources(run, role, tasks)
         array = [] if is_learner else [f"--array=0-{count - 1}"]
@@ -221,12 +222,10 @@ def _site(run: RunOnSlurm, role: Role) -> list[str]:
 
 def _resources(run: RunOnSlurm, role: Role, tasks: int) -> list[str]:
     """Return the options that sbatch and srun both need: releases differ in what they inherit."""
-    section, gpus, cpus, nodes = (
-        run.section(role),
-        run.gpus(role),
-        run.cpus(role),
-        run.config.slurm.learner.nodes,
-    )
+    section = run.section(role)
+    gpus = run.gpus(role)
+    cpus = run.cpus(role)
+    nodes = run.config.slurm.learner.nodes
     options = [f"--ntasks={tasks}", f"--cpus-per-task={cpus}"]
     kind = f"{section.gpu_type}:" if section.gpu_type else ""
     if role == "learner":

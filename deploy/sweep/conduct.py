@@ -35,7 +35,8 @@ def conduct(sweep: Sweep) -> int:
     """
     for run in sweep.runs:
         sweep.config(run)  # all are right, or none begins
-    failed, stop = [], stop_event()
+    failed = []
+    stop = stop_event()
     for run in sweep.runs:
         try:
             # A stop between two runs is heard, too.

@@ -71,10 +71,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
                     f"With the cause removed, {again} resumes it"
                 )
             case "killed":
-                words, newest = (
-                    log_tail(log, 1) if log.exists() else [],
-                    newest_checkpoint(directory),
-                )
+                words = log_tail(log, 1) if log.exists() else []
+                newest = newest_checkpoint(directory)
                 newest_words = (
                     f" ({newest} iterations)"
                     if newest
@@ -130,7 +128,8 @@ def nothing_left(run: Path) -> str:
     """Return what a launch can still do for a finished run; "" for any other run."""
     if not (run / documents.SUMMARY_FILE).exists():
         return ""
-    state, iterations = state_of(run), config_of(run, ()).algorithm.iterations
+    state = state_of(run)
+    iterations = config_of(run, ()).algorithm.iterations
     # A run that was extended is finished until it goes on; of epochs a filter leaves fewer iterations than are counted.
     if state.state != "finished" or state.iterations < (iterations or 0):
         return ""
@@ -236,7 +235,8 @@ def log_tail(path: Path, count: int) -> list[str]:
     if not count:
         return []
     with path.open("rb") as file:
-        left_bytes, content = file.seek(0, os.SEEK_END), b""
+        left_bytes = file.seek(0, os.SEEK_END)
+        content = b""
         while left_bytes and content.count(b"\n") <= count:
             size = min(BLOCK_BYTES, left_bytes)
             left_bytes -= size
