@@ -93,14 +93,11 @@ def _long(setting: Setting) -> Iterator[str]:
     if setting.is_section:
         yield f"[{setting.key}]  {setting.sentence}"
         return
-    is_required = setting.default == "required"
-    default = (
-        "  (required)"
-        if is_required
-        else f"  (default: {setting.default})"
-        if setting.default
-        else ""
-    )
+    default = ""
+    if setting.default == "required":
+        default = "  (required)"
+    elif setting.default:
+        default = f"  (default: {setting.default})"
     yield f"{setting.key} = {setting.values}{default}"
     yield from textwrap.wrap(
         setting.sentence, WIDTH, initial_indent="    ", subsequent_indent="    "

@@ -6,25 +6,32 @@ Everything lies in <run>/eval/<checkpoint>. Asked again, the command judges only
 """
 
 import os
-import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
-from prefixrl.common.config.data import EVAL_FILE, TRAIN_FILE, DataConfig, Source, resolve
+from prefixrl.common.config.data import EVAL_FILE, TRAIN_FILE, DataConfig, Source
 from prefixrl.common.config.foreign.files import read_json
 from prefixrl.common.config.foreign.verifier import MATHEMATICS, SANDBOXED
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.evaluation import plans as planning
-from prefixrl.common.host.process import own, stop_event, write_atomically
+from prefixrl.common.host.process import own, stop_event
 from prefixrl.common.wire.messages.groups import CodeMode
-from prefixrl.common.worker.command import settings_option
-from prefixrl.deploy.launch.launch import STOPPED, Launcher
+from prefixrl.common.worker.command import PATH, settings_option
+from prefixrl.deploy.launch.launch import STOPPED
+from prefixrl.deploy.launch.offline_plan import (
+    INCOMPLETE,
+    OfflineRun,
+    PlanOptions,
+    data_flag_named,
+    data_option,
+    offline_run,
+    with_problems,
+)
 from prefixrl.deploy.runs import checkpoints
 from prefixrl.deploy.runs.eval_table import markdown, print_results
 
@@ -34,7 +41,7 @@ USUAL_ARMS = ("no_prefix", "fixed_prefix", "adapter")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(checkpoints.CheckpointOptions):
+class EvaluateOptions(PlanOptions):
     """Options of `prefixrl eval`. Without `sets` the run's own held-out problems are judged."""
 
     checkpoints: tuple[str, ...]
@@ -44,7 +51,7 @@ class EvaluateOptions(checkpoints.CheckpointOptions):
 
 
 @click.command("eval")
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("runs", nargs=-1, required=True, type=PATH)
 @click.option(
     "--checkpoint", "checkpoints", multiple=True, metavar="N", help=checkpoints.CHECKPOINT
 )
@@ -54,7 +61,7 @@ class EvaluateOptions(checkpoints.CheckpointOptions):
     multiple=True,
     help=f"{', '.join(planning.PREFIX_ARMS)}; default: all but clustering.",
 )
-@checkpoints.data_option("; default: the run's held-out problems.")
+@data_option("; default: the run's held-out problems.")
 @click.option(
     "--samples",
     type=click.IntRange(0),
@@ -69,9 +76,7 @@ class EvaluateOptions(checkpoints.CheckpointOptions):
 )
 @checkpoints.ema_option
 @settings_option
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Where to write the table in Markdown."
-)
+@click.option("--out", type=PATH, help="Where to write the table in Markdown.")
 @click.option("--fresh", is_flag=True, help="Throw away what was judged before.")
 def eval_command(runs: tuple[Path, ...], out: Path | None, **options: Any) -> None:
     """Judge the adapters of RUNS (run directories) and arms to compare them with; print a table.
@@ -86,25 +91,25 @@ def evaluate(runs: list[Path], options: EvaluateOptions, out: Path | None) -> in
     _check_arms(runs, options.arms)
     names = [run.resolve().name for run in runs]
     labels = names if len(set(names)) == len(names) else map(str, runs)
-    plans = [
+    evaluations = [
         _plan(run, label, checkpoint, options, is_first=index == 0)
         for run, label in zip(runs, labels, strict=True)
         for index, checkpoint in enumerate(options.checkpoints or (checkpoints.LATEST,))
     ]
-    plans = [(plan, config) for plan, config in plans if plan.arms]
-    for (
-        plan,
-        config,
-    ) in plans:  # all at once: a run that goes on removes checkpoints while the first is judged
-        _prepare(plan, config, options.fresh)
-    found: list[planning.ArmResult] = []
+    evaluations = [evaluation for evaluation in evaluations if evaluation.plan.arms]
+    # All of them at once: a run that is training removes checkpoints while the first is judged.
+    for evaluation in evaluations:
+        _prepare(evaluation, options.fresh)
+    results: list[planning.ArmResult] = []
     incomplete: list[str] = []
     stop = stop_event()
-    for number, (plan, config) in enumerate(plans, start=1):
-        if len(plans) > 1:
-            click.echo(f"{number} of {len(plans)}: {plan.label} after {plan.version} iterations")
-        directory = Path(config.directory)
-        launcher = Launcher(config, [checkpoints.PLAN_RUNNER, str(directory)], "evaluation")
+    for number, evaluation in enumerate(evaluations, start=1):
+        plan = evaluation.plan
+        if len(evaluations) > 1:
+            click.echo(
+                f"{number} of {len(evaluations)}: {plan.label} after {plan.version} iterations"
+            )
+        launcher = evaluation.launcher("evaluation")
         code = launcher.run_and_stop(stop.is_set)
         if stop.is_set():
             click.echo("stopped; run the same command again to resume")
@@ -112,48 +117,44 @@ def evaluate(runs: list[Path], options: EvaluateOptions, out: Path | None) -> in
         if code != 0:
             launcher.report_failure(code)
             return code
-        results = read_json(directory / planning.RESULTS_FILE, planning.EvaluationResults)
-        found += results.results
-        incomplete += [f"{plan.label}: {name}" for name in results.incomplete]
-    for _, config in plans:  # behind all: two names may be of one checkpoint
-        shutil.rmtree(Path(config.directory) / WEIGHTS, ignore_errors=True)
-    print_results(found, incomplete)
-    out = out or Path(plans[0][1].directory) / "table.md"
-    out.write_text(markdown(found, incomplete), encoding="utf-8")
-    click.echo(f"the table is in {out}, every answer in {plans[0][1].directory}/evaluations")
-    return checkpoints.INCOMPLETE if incomplete else 0
+        document = read_json(
+            evaluation.directory / planning.RESULTS_FILE, planning.EvaluationResults
+        )
+        results += document.results
+        incomplete += [f"{plan.label}: {name}" for name in document.incomplete]
+    # After all of them: two names may be of one checkpoint.
+    for evaluation in evaluations:
+        shutil.rmtree(evaluation.directory / WEIGHTS, ignore_errors=True)
+    print_results(results, incomplete)
+    directory = evaluations[0].directory
+    out = out or directory / "table.md"
+    out.write_text(markdown(results, incomplete), encoding="utf-8")
+    click.echo(f"the table is in {out}, every answer in {directory}/evaluations")
+    return INCOMPLETE if incomplete else 0
 
 
 def _plan(
     run: Path, label: str, checkpoint: str, options: EvaluateOptions, is_first: bool
-) -> tuple[planning.OfflinePlan, RunConfig]:
+) -> OfflineRun:
     """Plan one checkpoint of a run; arms without an adapter are judged with the first one only."""
-    config = checkpoints.config_of(
-        run, (f'broker.listen="{checkpoints.FREE_PORT}"', *options.settings)
-    )
-    kind = kind_of(config)
+    config = checkpoints.config_of(run, options.all_settings)
     weights = checkpoints.weights_of(run, config, checkpoint, options.is_averaged)
     arms = [arm for arm in _possible_arms(config) if arm in (options.arms or USUAL_ARMS)]
     name = f"step_{weights.version:08d}" + ("_ema" if options.is_averaged else "")
     directory = (run / "eval" / name).resolve()
-    adapter_model = str(directory / WEIGHTS) if weights.version else weights.model
-    changes = {
-        "directory": str(directory),
-        "adapter": config.adapter.model_copy(update={"model": adapter_model, "init_from": None}),
-        "data": _data(run, config.data, options.sets),
-    }
-    config = config.model_copy(update=changes)
-    plan = planning.OfflinePlan(
-        config=config.model_dump_json(),
+    if weights.version:
+        weights = replace(weights, model=str(directory / WEIGHTS))
+    return offline_run(
+        config,
+        weights,
+        directory,
+        _data(run, config.data, options.sets),
         label=label,
-        kind=kind,
-        version=weights.version,
-        published=weights.published,
+        kind=kind_of(config),
         arms=tuple(arm for arm in arms if is_first or arm == "adapter"),
         samples=options.samples,
         opening_tokens=options.opening_tokens,
     )
-    return plan, config
 
 
 def kind_of(config: RunConfig) -> str:
@@ -184,16 +185,11 @@ def _data(run: Path, data: DataConfig, sets: tuple[str, ...]) -> DataConfig:
     """Return the run's `[data]`, with the problems to judge as its held-out ones."""
     if not sets and not data.eval:
         raise ConfigError("--data: the run has no held-out problems (data.eval); name some")
-    train, held_out = (
-        _kept(run / TRAIN_FILE, data.train, data.code),
-        _kept(run / EVAL_FILE, data.eval, data.code),
-    )
+    train = _kept(run / TRAIN_FILE, data.train, data.code)
+    held_out = _kept(run / EVAL_FILE, data.eval, data.code)
     if sets:
-        sources = DataConfig.model_validate({"train": list(sets)}).train
-        try:
-            data = resolve(data.model_copy(update={"train": sources, "eval": sources}), Path.cwd())
-        except ConfigError as error:  # which names the key that the flag stands in for
-            raise ConfigError(re.sub(r"^data\.train(\[\d+\])? =", "--data", str(error))) from None
+        with data_flag_named():
+            data = with_problems(data, sets)
         held_out = data.eval
     return data.model_copy(update={"train": train, "eval": held_out})
 
@@ -208,25 +204,27 @@ def _kept(path: Path, sources: tuple[Source, ...], code: CodeMode) -> tuple[Sour
     return (Source(path=str(path.resolve()), code=verifier),)
 
 
-def _prepare(plan: planning.OfflinePlan, config: RunConfig, fresh: bool) -> None:
+def _prepare(evaluation: OfflineRun, fresh: bool) -> None:
     """Make an evaluation's directory; raise ConfigError if it is in use, or its checkpoint gone."""
-    directory = Path(config.directory)
+    directory, data = evaluation.directory, evaluation.config.data
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     with own(directory):
         if fresh and (directory / planning.PLAN_FILE).exists():
             shutil.rmtree(directory)
             (directory / "logs").mkdir(parents=True)
         run = directory.parent.parent
-        _link_weights(run / "checkpoints" / f"step_{plan.version:08d}", directory, plan.version)
-        if (candidates := run / "evaluations" / "candidates.json").exists():
+        version = evaluation.plan.version
+        _link_weights(run / "checkpoints" / f"step_{version:08d}", directory, version)
+        candidates = run / "evaluations" / "candidates.json"
+        if candidates.exists():
             shutil.copyfile(candidates, directory / candidates.name)
         (directory / TRAIN_FILE).parent.mkdir(exist_ok=True)
-        for name, sources in ((TRAIN_FILE, config.data.train), (EVAL_FILE, config.data.eval)):
+        for name, sources in ((TRAIN_FILE, data.train), (EVAL_FILE, data.eval)):
             (directory / name).unlink(missing_ok=True)
-            run_copy = (run / name).resolve()
-            if [source.path for source in sources] == [str(run_copy)]:
-                shutil.copyfile(run_copy, directory / name)
-        write_atomically(directory / planning.PLAN_FILE, msgspec.json.encode(plan).decode())
+            problems_file = (run / name).resolve()
+            if [source.path for source in sources] == [str(problems_file)]:
+                shutil.copyfile(problems_file, directory / name)
+        evaluation.write_plan()
 
 
 def _link_weights(checkpoint: Path, directory: Path, version: int) -> None:

@@ -18,26 +18,28 @@ from typing import IO, Any
 import click
 import msgspec
 
-from prefixrl.common.config.data import DataConfig, resolve
+from prefixrl.common.config.data import DataConfig
 from prefixrl.common.config.foreign.files import read_json
 from prefixrl.common.config.load import changed, from_flags
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.evaluation.plans import (
-    ANSWERS_FILE,
-    GREEDY,
-    PLAN_FILE,
-    SAMPLED,
-    AnswerLine,
-    OfflinePlan,
-)
+from prefixrl.common.evaluation.plans import ANSWERS_FILE, GREEDY, SAMPLED, AnswerLine
 from prefixrl.common.host.exit_codes import printable
-from prefixrl.common.host.process import stop_event, write_atomically
+from prefixrl.common.host.process import stop_event
 from prefixrl.common.run.json_lines import AddedLines
 from prefixrl.common.run.status import USAGE_FILE, total_usage
 from prefixrl.common.wire.messages.worker import Usage
-from prefixrl.common.worker.command import settings_option
+from prefixrl.common.worker.command import PATH, settings_option
 from prefixrl.deploy.launch.launch import STOPPED, Launcher
+from prefixrl.deploy.launch.offline_plan import (
+    INCOMPLETE,
+    OfflineRun,
+    PlanOptions,
+    data_flag_named,
+    data_option,
+    offline_run,
+    with_problems,
+)
 from prefixrl.deploy.runs import checkpoints
 
 STDIN = "-"
@@ -47,7 +49,7 @@ FAILURES = {"bad_row": "bad row", "failed": "no answer", "error": "no verdict"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateOptions(checkpoints.CheckpointOptions):
+class GenerateOptions(PlanOptions):
     """Options of `prefixrl generate`; `sets` may hold `-`, 0 samples: one greedy answer."""
 
     run: Path | None
@@ -66,19 +68,19 @@ OUT = "Where the lines go; a new or empty file.  [default: stdout]"
 
 
 @click.command("generate")
-@click.argument("run", required=False, type=click.Path(path_type=Path))
+@click.argument("run", required=False, type=PATH)
 @click.option("--checkpoint", metavar="N", help=f"Of RUN: {checkpoints.CHECKPOINT}")
 @checkpoints.ema_option
 @click.option("--adapter", metavar="MODEL", help="Without RUN: a folder or hub name.")
 @click.option(
     "--target", metavar="MODEL", help="Without RUN: likewise; without it the adapter writes all."
 )
-@checkpoints.data_option(", or - for JSONL on stdin (default).")
+@data_option(", or - for JSONL on stdin (default).")
 @click.option("--suffix", help="Append this to every question, in place of a problem set's own.")
 @click.option("--samples", type=click.IntRange(0), default=0, help=SAMPLES)
 @click.option("--temperature", type=click.FloatRange(0), help=TEMPERATURE)
 @settings_option
-@click.option("--out", type=click.Path(path_type=Path), help=OUT)
+@click.option("--out", type=PATH, help=OUT)
 @click.option(
     "--overwrite", "overwrites", is_flag=True, help="Replace the content of the file of --out."
 )
@@ -154,22 +156,18 @@ def generate(options: GenerateOptions, out: Path | None) -> int:
             raise ConfigError(
                 f"--out {out}: holds {size} already; name a new or empty file, or give --overwrite"
             )
-        try:
-            plan, config = _plan(options, directory)
-        except ConfigError as error:
-            # The error names the config's key; the user typed --data.
-            raise ConfigError(str(error).replace("data.train", "--data")) from None
-        _check_is_no_source(out, options, config.data)
+        with data_flag_named():
+            generation = _plan(options, directory)
+        _check_is_no_source(out, options, generation.config.data)
         (directory / "logs").mkdir()
-        write_atomically(directory / PLAN_FILE, msgspec.json.encode(plan).decode())
-        command = [checkpoints.PLAN_RUNNER, str(directory)]
+        generation.write_plan()
         # A process that asks for answers cannot resume in the middle of them: its first error is the cause.
-        launcher = Launcher(config, command, "generation", uses_stderr=True, restarts=0)
+        launcher = generation.launcher("generation", uses_stderr=True, restarts=0)
         with _opened(out) as file:
             copy = Copy(directory / ANSWERS_FILE, file, replaces=out is not None)
             keeps_logs = True
-            code = _answer(launcher, copy, config)
-        keeps_logs = code not in (0, ConfigError.exit_code, STOPPED, checkpoints.INCOMPLETE)
+            code = _answer(launcher, copy, generation.config)
+        keeps_logs = code not in (0, ConfigError.exit_code, STOPPED, INCOMPLETE)
         return code
     finally:
         if keeps_logs:
@@ -202,7 +200,7 @@ def _answer(launcher: Launcher, copy: Copy, config: RunConfig) -> int:
         return code
     failures = f", {copy.failed} of them without an answer or a verdict" if copy.failed else ""
     click.echo(f"{copy.lines} lines{failures}", err=True)
-    return checkpoints.INCOMPLETE if copy.failed else 0
+    return INCOMPLETE if copy.failed else 0
 
 
 def _check_is_no_source(out: Path | None, options: GenerateOptions, data: DataConfig) -> None:
@@ -241,62 +239,51 @@ def _opened(out: Path | None) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _plan(options: GenerateOptions, directory: Path) -> tuple[OfflinePlan, RunConfig]:
-    samples, temperature = options.samples, options.temperature
+def _plan(options: GenerateOptions, directory: Path) -> OfflineRun:
+    samples = options.samples
+    temperature = options.temperature
     if samples > 1 and temperature == 0.0:
         raise ConfigError(
             f"--samples {samples}: greedy answers are all alike; give a --temperature above 0"
         )
-    weights, config, problems = (_of_models if options.run is None else _of_run)(options, directory)
+    weights, config, sets = (_of_models if options.run is None else _of_run)(options, directory)
     if temperature:
-        # That of everything that writes.
+        # The temperature of everything that writes.
         roles = ("rollout", "scorer") if config.mode == "prefix" else ("rollout",)
         config = changed(
             config, tuple(f"{role}.temperature={temperature}" for role in roles), "--temperature"
         )
-    changes = {} if options.suffix is None else {"suffix": options.suffix}
-    sources = tuple(source.model_copy(update=changes) for source in problems.train)
-    data = resolve(config.data.model_copy(update={"train": sources, "eval": sources}), Path.cwd())
-    adapter = config.adapter.model_copy(update={"model": weights.model, "init_from": None})
-    broker = config.broker.model_copy(update={"listen": checkpoints.FREE_PORT})
-    changed_sections = {
-        "directory": str(directory),
-        "broker": broker,
-        "adapter": adapter,
-        "data": data,
-    }
-    config = config.model_copy(update=changed_sections)
     is_sampled = temperature != 0.0 and (samples > 0 or temperature is not None)
-    plan = OfflinePlan(
-        config=config.model_dump_json(),
-        version=weights.version,
-        published=weights.published,
+    return offline_run(
+        config,
+        weights,
+        directory,
+        with_problems(config.data, sets, options.suffix),
         decoding=SAMPLED if is_sampled else GREEDY,
         samples=max(1, samples),
     )
-    return plan, config
 
 
 def _of_run(
-    options: GenerateOptions, folder: Path
-) -> tuple[checkpoints.Weights, RunConfig, DataConfig]:
-    """Return the weights of a checkpoint of a run, its config, and the given problems."""
+    options: GenerateOptions, directory: Path
+) -> tuple[checkpoints.Weights, RunConfig, tuple[str, ...]]:
+    """Return the weights of a checkpoint of a run, its config, and the names of the problems."""
     assert options.run is not None
     if options.adapter or options.target:
         raise ConfigError(
             "--adapter and --target are for models without a run: leave RUN or them out"
         )
-    config = checkpoints.config_of(options.run, options.settings)
+    config = checkpoints.config_of(options.run, options.all_settings)
     weights = checkpoints.weights_of(
         options.run, config, options.checkpoint or checkpoints.LATEST, options.is_averaged
     )
-    return weights, config, DataConfig.model_validate({"train": _paths(options, folder)})
+    return weights, config, _paths(options, directory)
 
 
 def _of_models(
-    options: GenerateOptions, folder: Path
-) -> tuple[checkpoints.Weights, RunConfig, DataConfig]:
-    """Return the weights of `--adapter`, a config of the models given, and the given problems."""
+    options: GenerateOptions, directory: Path
+) -> tuple[checkpoints.Weights, RunConfig, tuple[str, ...]]:
+    """Return the weights of `--adapter`, a config of the two models, and the names of the problems."""
     if options.adapter is None:
         raise ConfigError(
             "nothing to answer with: give a RUN, or --adapter MODEL and --target MODEL"
@@ -305,20 +292,21 @@ def _of_models(
         raise ConfigError(
             "--checkpoint and --ema are of a run: give RUN, or the folder as --adapter"
         )
+    sets = _paths(options, directory)
     document: dict[str, Any] = {
-        "directory": str(folder),
+        "directory": str(directory),
         "mode": "direct" if options.target is None else "prefix",
         "adapter": {"model": options.adapter},
-        "data": {"train": _paths(options, folder)},
+        "data": {"train": list(sets)},
         "algorithm": {"iterations": 1},
     }
     if options.target is not None:
         document["target"] = {"model": options.target}
-    config = from_flags(document, options.settings)
-    return checkpoints.Weights(0, config.adapter.model), config, config.data
+    config = from_flags(document, options.all_settings)
+    return checkpoints.Weights(0, config.adapter.model), config, sets
 
 
-def _paths(options: GenerateOptions, directory: Path) -> list[str]:
+def _paths(options: GenerateOptions, directory: Path) -> tuple[str, ...]:
     """Return the sources as `data.eval` names them; stdin is copied to a file first."""
     sets = options.sets or (STDIN,)
     if sets.count(STDIN) > 1:
@@ -329,4 +317,4 @@ def _paths(options: GenerateOptions, directory: Path) -> list[str]:
             click.echo("reading problems from the terminal, a JSON object per line", err=True)
         with stdin_copy.open("wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
-    return [str(stdin_copy) if each == STDIN else each for each in sets]
+    return tuple(str(stdin_copy) if each == STDIN else each for each in sets)

@@ -29,9 +29,11 @@ RECIPES: dict[Size, dict[str, Any]] = read_toml(
 
 def run_file(size: Size | None, adapter: str, target: str, data: str, held_out: str | None) -> str:
     """Return the text of a run file; raises ConfigError or DataError for what is not there."""
-    adapter, target = _model("--adapter", adapter), _model("--target", target)
+    adapter = _model("--adapter", adapter)
+    target = _model("--target", target)
     size = size or _size_of(adapter)
-    judged, file = held_out or HELD_OUT.get(data), Path(data.removeprefix(HUB))
+    judged = held_out or HELD_OUT.get(data)
+    file = Path(data.removeprefix(HUB))
     name = file.resolve().parent.name if file.stem == "train" else file.name.partition(".")[0]
     text = rendered(
         "prefixrl.deploy",

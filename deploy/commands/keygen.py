@@ -11,10 +11,11 @@ from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.wire import keys
 from prefixrl.common.wire.address import ENDPOINT_FILE, is_on_this_host
 from prefixrl.common.worker.allowed import flags
+from prefixrl.deploy.runs.checkpoints import run_directory_argument
 
 
 @click.command()
-@click.argument("run_directory", type=click.Path(path_type=Path))
+@run_directory_argument
 @click.option(
     "--worker", "added", metavar="NAME", help="Let one more worker in, by a key file of its own."
 )
@@ -32,7 +33,7 @@ def keygen(run_directory: Path, added: str | None, removed: str | None, is_new: 
 
 
 @click.command("worker-command")
-@click.argument("run_directory", type=click.Path(path_type=Path))
+@run_directory_argument
 @click.option(
     "--role", type=click.Choice(["rollout", "scorer"]), default="scorer", show_default=True
 )

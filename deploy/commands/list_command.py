@@ -1,5 +1,6 @@
 """`prefixrl list`, `prefixrl compare`: runs side by side, from their files alone."""
 
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -10,13 +11,16 @@ from rich.table import Column, Table
 
 from prefixrl.common.errors import UserError
 from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.worker.command import PATH
 from prefixrl.deploy.runs.checkpoints import PLACE, config_of, flat_settings
 from prefixrl.deploy.runs.tables import cell
 from prefixrl.deploy.view.run_state import runs_below, state_of
 
+ARM_NAMES = {"untrained_adapter": "adapter@0", "trained_adapter": "adapter, trained"}
+
 
 @click.command("list")
-@click.argument("folder", default="runs", type=click.Path(path_type=Path))
+@click.argument("folder", default="runs", type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per run.")
 def list_runs(folder: Path, as_json: bool) -> None:
     """List the runs in FOLDER (default: runs) with state, reward and accuracy."""
@@ -28,7 +32,7 @@ def list_runs(folder: Path, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("runs", nargs=-1, required=True, type=PATH)
 def compare(runs: tuple[Path, ...]) -> None:
     """Show RUNS side by side: their figures, and the settings in which they differ."""
     Console().print(comparison(list(runs)))
@@ -70,14 +74,13 @@ def comparison(runs: list[Path]) -> Table:
     table.add_row("state", *(state.state for state in states))
     table.add_row("iterations", *(str(state.iterations) for state in states))
     table.add_row("reward of the newest iteration", *(_figure(state.reward) for state in states))
-    for arm in dict.fromkeys(arm for state in states for arm in state.accuracy):
-        name = {"untrained_adapter": "adapter@0", "trained_adapter": "adapter, trained"}.get(
-            arm, arm
-        )
+    for arm in dict.fromkeys(chain.from_iterable(state.accuracy for state in states)):
+        name = ARM_NAMES.get(arm, arm)
         table.add_row(f"accuracy, {name}", *(_figure(state.accuracy.get(arm)) for state in states))
-    for key in dict.fromkeys(key for each in settings for key in each):
-        if key.split(".")[0] not in PLACE and len({each.get(key) for each in settings}) > 1:
-            table.add_row(cell(key), *(cell(each.get(key, "")) for each in settings))
+    for key in dict.fromkeys(chain.from_iterable(settings)):
+        values = [setting.get(key, "") for setting in settings]
+        if key.split(".")[0] not in PLACE and len(set(values)) > 1:
+            table.add_row(cell(key), *map(cell, values))
     return table
 
 

@@ -10,13 +10,14 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.exit_codes import printable
 from prefixrl.common.host.process import stop_event
 from prefixrl.common.run.json_lines import AddedLines
+from prefixrl.deploy.runs.checkpoints import run_directory_argument
 from prefixrl.deploy.view.run_state import log_tail
 
 POLL_S = 0.2
 
 
 @click.command()
-@click.argument("run_directory", type=click.Path(path_type=Path))
+@run_directory_argument
 @click.argument("name", required=False)
 @click.option(
     "-n",

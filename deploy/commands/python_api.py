@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from prefixrl.common.config.foreign.files import read_json
 from prefixrl.common.config.foreign.user_function import UserFunction
 from prefixrl.common.config.load import CONFIG_FILE, load
 from prefixrl.common.config.section import toml
@@ -47,7 +48,7 @@ class Run:
         check_holds_run(self.directory)
 
     def wait(self) -> "Run":
-        """Return it once it has ended; raise as `launch` where that has begun it."""
+        """Return the run once it has ended; raise as `launch` if `launch` has begun it."""
         if self._launched:
             self._launched.end()
         while is_going_on(self.directory):
@@ -55,7 +56,7 @@ class Run:
         return self
 
     def stop(self, timeout_s: float = 600.0) -> "Run":
-        """Have it save and stop, on whatever host it is; PeerLost after `timeout_s`, ConfigError if it is over."""
+        """Have the run save and stop, on any host; PeerLost after `timeout_s`, ConfigError if the run is over."""
         stop(self.directory, timeout_s, lambda _: None)
         with suppress(KeyboardInterrupt):
             self.wait()
@@ -67,8 +68,7 @@ class Run:
 
     def config(self) -> dict[str, Any]:
         """Return the resolved config, as a tree of dicts."""
-        document: dict[str, Any] = msgspec.json.decode((self.directory / CONFIG_FILE).read_bytes())
-        return document
+        return read_json(self.directory / CONFIG_FILE, dict[str, Any])
 
     def status(self) -> dict[str, Any]:
         """Return state, iterations, newest reward, exit code and last words."""
@@ -76,7 +76,7 @@ class Run:
         return document
 
     def live(self) -> dict[str, Any] | None:
-        """Return the broker's document of a run that goes on; None of one that does not."""
+        """Return the broker's document of a running run; None for any other run."""
         try:
             document = fetch(self.directory)
         except (ConfigError, PeerLost):
@@ -102,7 +102,7 @@ class Run:
         return [msgspec.to_builtins(row) for group in chosen for row in texts_of(group, decode)]
 
     def summary(self) -> dict[str, Any] | None:
-        """Return the results of a run that reached its end; None before."""
+        """Return the results of a run that reached its end; None before its end."""
         summary = json_lines.document(self.directory / SUMMARY_FILE, Summary)
         return None if summary is None else dict(msgspec.to_builtins(summary))
 
@@ -115,7 +115,8 @@ class _Launched(threading.Thread):
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        self._quiet, self._last = quiet, deque[str](maxlen=LAST_LINES)
+        self._quiet = quiet
+        self._last = deque[str](maxlen=LAST_LINES)
         self.start()
 
     def run(self) -> None:
@@ -135,7 +136,8 @@ class _Launched(threading.Thread):
             self._process.send_signal(signal.SIGINT)
             self.join()
             raise
-        code, words = self._process.returncode, "".join(self._last).strip()
+        code = self._process.returncode
+        words = "".join(self._last).strip()
         if code == ConfigError.exit_code:
             raise ConfigError(words)
         if code == STOPPED:
@@ -146,10 +148,8 @@ class _Launched(threading.Thread):
 
 def reference(function: UserFunction) -> str:
     """Return FILE.py:NAME of a function that other processes can import; raise ConfigError for any other."""
-    name, module = (
-        getattr(function, "__name__", ""),
-        sys.modules.get(getattr(function, "__module__", None) or ""),
-    )
+    name = getattr(function, "__name__", "")
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
     file = getattr(module, "__file__", None)
     if (
         file is None

@@ -1,4 +1,4 @@
-"""`prefixrl status`: a running run as its broker shows it, any other from its files."""
+"""`prefixrl status`: shows a running run by its broker, any other run by its files."""
 
 import time
 from collections.abc import Callable
@@ -10,6 +10,7 @@ import msgspec
 from prefixrl.common.errors import ConfigError, PeerLost
 from prefixrl.common.host.exit_codes import printable
 from prefixrl.common.host.process import stop_event
+from prefixrl.deploy.runs.checkpoints import run_directory_argument
 from prefixrl.deploy.view.live_view import View, render
 from prefixrl.deploy.view.run_state import (
     fetch,
@@ -22,15 +23,15 @@ from prefixrl.deploy.view.run_state import (
 
 TICK_S = 0.2
 RESTART_S = 6.0
-"""Longest time in which `launch` has started a killed learner again, so that the run goes on."""
+"""Longest time that `launch` needs to start a killed learner again."""
 
 
 @click.command()
-@click.argument("run_directory", type=click.Path(path_type=Path))
+@run_directory_argument
 @click.option("--json", "as_json", is_flag=True, help="The whole document, for programs.")
-@click.option("--watch", "watches", is_flag=True, help="Go on until the run ends.")
+@click.option("--watch", "watches", is_flag=True, help="Show the run until it ends.")
 def status(run_directory: Path, as_json: bool, watches: bool) -> None:
-    """Show the state of the run in RUN_DIRECTORY: how it goes on, or how it ended."""
+    """Show the state of the run in RUN_DIRECTORY and its bottleneck, or how it ended."""
     if watches and as_json:
         raise ConfigError("give --watch or --json, not both")
     if watches and is_going_on(run_directory):
@@ -57,7 +58,7 @@ def show_state(directory: Path, as_json: bool) -> None:
 
 
 def watch(directory: Path, stopped: Callable[[], bool]) -> None:
-    """Show a run as it goes on, until it ends; then print how it ended."""
+    """Show a run until it ends; then print how it ended."""
     silent_from_s = None
     with View(directory) as view:
         while not stopped() and not is_over(directory):

@@ -14,6 +14,7 @@ from prefixrl.common.run.disk import held_bytes, in_mib
 from prefixrl.common.run.status import StatusDocument, WorkerStatus
 from prefixrl.common.wire.messages.learner import Accepted, DrainWorker, GetStatus, HaltRun, Status
 from prefixrl.common.wire.requester import Requester
+from prefixrl.deploy.runs.checkpoints import run_directory_argument
 from prefixrl.deploy.runs.tables import console
 from prefixrl.deploy.view.console import in_order, workers_table
 from prefixrl.deploy.view.run_state import is_going_on, newest_lines, operator, state_of
@@ -27,7 +28,7 @@ DRAIN_S = "Longest wait in seconds for a worker that leaves."
 
 
 @click.command("stop")
-@click.argument("run_directory", type=click.Path(path_type=Path))
+@run_directory_argument
 @click.option(
     "--timeout",
     "timeout_s",
@@ -45,7 +46,7 @@ def stop_command(run_directory: Path, timeout_s: float) -> None:
 
 
 @click.command("workers")
-@click.argument("run_directory", type=click.Path(path_type=Path))
+@run_directory_argument
 @click.argument("action", required=False, type=click.Choice(["drain"]))
 @click.argument("name", required=False, metavar="[ID]")
 @click.option(
@@ -127,15 +128,15 @@ def _present_work(directory: Path) -> str:
         )
     try:
         with operator(directory, ANSWER_S) as asking:
-            connected = document_of(asking)
+            document = document_of(asking)
     except (PeerLost, ConfigError):
         return "its broker does not answer, and its learner has not ended"
     newest = newest_lines(directory)
-    if not connected.workers and not newest:
+    if not document.workers and not newest:
         return "the learner is loading its models"
     lately = f" (the newest one took {newest[0].trained_s:.0f} s)" if newest else ""
-    if connected.iteration < connected.total_iterations:
-        place = f"iteration {connected.iteration + 1} of {connected.total_iterations}"
+    if document.iteration < document.total_iterations:
+        place = f"iteration {document.iteration + 1} of {document.total_iterations}"
         return f"the learner trains {place}{lately}, or saves"
     return "the learner ends the last evaluation, or saves"
 
@@ -145,15 +146,15 @@ def drain(
 ) -> None:
     """Have a worker hand back what it holds and leave, and return then; ConfigError, PeerLost after `timeout_s`."""
     with operator(directory, ANSWER_S) as asking:
-        document = document_of(asking).workers
-        if name not in (names := [each.name for each in document]):
+        connected = document_of(asking).workers
+        if name not in (names := [each.name for each in connected]):
             raise ConfigError(
                 f"the run has no worker {name!r}; it has {', '.join(names) or 'none'}"
             )
-        role = next(each.role for each in document if each.name == name)
+        role = next(each.role for each in connected if each.name == name)
         peers = [
             each.name
-            for each in document
+            for each in connected
             if each.role == role and each.name != name and each.phase != "leaving"
         ]
         asking.ask_broker(DrainWorker(name), Accepted)

@@ -3,5 +3,6 @@
 command.py         `prefixrl launch` and its `--check`
 launch.py          starts, watches and restarts the children of a run
 child_process.py   one child and its log
+offline_plan.py    the plan of `prefixrl eval` and `prefixrl generate`, and its launch
 resume.py          `prefixrl resume`, and the settings that it may change
 """

@@ -29,7 +29,7 @@ LAST_OUTPUT_S = 2.0
 MOST_LOG_BYTES = 64 << 20
 """Size from which a log becomes the old one, NAME.log.1, and another begins."""
 MOST_NEWS = 20
-"""Lines that wait to be shown; more of them at once say nothing new."""
+"""Most lines that wait for the console. More lines at once say nothing new."""
 _ERROR = re.compile(rb"\d\S+ \S+ ERROR\s+(.*)")
 
 
@@ -55,7 +55,8 @@ class Child:
     def start(self) -> None:
         """Start it; its output is appended to its log."""
         self.close()
-        self.budget.started_s, self.ended_s = time.monotonic(), None
+        self.budget.started_s = time.monotonic()
+        self.ended_s = None
         self._recent = b""
         output, write_end = os.pipe()
         try:
@@ -87,7 +88,7 @@ class Child:
         return printable("\n".join(self._output().splitlines()[-TAIL_LINES:]))
 
     def error(self) -> str:
-        """Return the message of the error it ended with, behind that of a server it lost; "" where it left none."""
+        """Return the error message of its end, after the message of a lost server; "" without a message."""
         before, separator, message = f"\n{self._output()}".rpartition("\nerror: ")
         line = before.rpartition("\n")[2]
         cause = line.removeprefix("error: ") + "\n" if line.startswith("error: ") else ""
@@ -108,7 +109,8 @@ class Child:
         return self._recent.decode(errors="replace")
 
     def _read(self, output: int) -> None:
-        line, is_told = b"", False
+        line = b""
+        is_told = False
         # A pipe that is not read would stop the child: no fault of the log may end this loop.
         with os.fdopen(output, "rb", buffering=0) as pipe:
             while block := pipe.read(BLOCK_BYTES):
@@ -144,7 +146,7 @@ def running_processes(children: Sequence[Child]) -> list[Watched]:
 
 
 def _servers_of(pid: int) -> list[Watched]:
-    """Return the servers that any thread of a process started; of ranks, those of each."""
+    """Return the servers that any thread of a process started, and those of its ranks."""
     servers: list[Watched] = []
     try:
         threads = os.listdir(f"/proc/{pid}/task")
@@ -167,7 +169,7 @@ def _servers_of(pid: int) -> list[Watched]:
 
 
 def _content(path: Path) -> bytes:
-    """Return a file of /proc, nothing of a thread or process that has ended."""
+    """Return a file of /proc, or b"" if its thread or process has ended."""
     try:
         return path.read_bytes()
     except OSError:
@@ -175,7 +177,7 @@ def _content(path: Path) -> bytes:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Return True for a process that a signal stopped; one that ends meanwhile is not."""
+    """Return True for a process that a signal stopped."""
     with contextlib.suppress(OSError):
         # The name in brackets may hold anything.
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] == b"T"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from prefixrl.common.worker.command import set_flags, settings_option
+from prefixrl.common.worker.command import PATH, set_flags, settings_option
 
 
 @click.command("launch")
-@click.argument("run_file", type=click.Path(path_type=Path))
+@click.argument("run_file", type=PATH)
 @settings_option
 @click.option("--fresh", is_flag=True, help="Throw the run directory away and start anew.")
 @click.option(
@@ -38,7 +38,7 @@ def launch_command(run_file: Path, settings: tuple[str, ...], fresh: bool, check
 
 
 @click.command("doctor")
-@click.argument("run_file", type=click.Path(path_type=Path), required=False)
+@click.argument("run_file", type=PATH, required=False)
 @settings_option
 def doctor_command(run_file: Path | None, settings: tuple[str, ...]) -> None:
     """Tell what this host has and lacks for the run of RUN_FILE, or for any; exit code 2 if it would fail."""

@@ -1,4 +1,4 @@
-"""`prefixrl resume`: a run goes on as its directory has it; the few changes that are allowed are recorded."""
+"""`prefixrl resume`: resumes a run with the config in its directory, and records the settings that it changes."""
 
 import json
 import time
@@ -14,7 +14,7 @@ from prefixrl.common.host.process import own, write_atomically
 from prefixrl.common.run import json_lines
 from prefixrl.common.worker.command import settings_option
 from prefixrl.deploy.launch.launch import launch
-from prefixrl.deploy.runs.checkpoints import config_of, newest_checkpoint
+from prefixrl.deploy.runs.checkpoints import config_of, newest_checkpoint, run_directory_argument
 
 CHANGES_FILE = "changes.jsonl"
 CHANGEABLE = (
@@ -33,14 +33,14 @@ class ChangeLine(msgspec.Struct, frozen=True):
     time_s: float
     """Seconds since 1970."""
     iteration: int
-    """Iterations of the newest checkpoint then; the change acts on those after it."""
+    """Iterations of the newest checkpoint at that time. The change acts on the iterations after it."""
     key: str
     before: object
     after: object
 
 
 @click.command()
-@click.argument("run_directory", type=click.Path(path_type=Path))
+@run_directory_argument
 @click.option(
     "--change",
     "changes",
@@ -50,12 +50,12 @@ class ChangeLine(msgspec.Struct, frozen=True):
 )
 @settings_option
 def resume(run_directory: Path, changes: tuple[str, ...], settings: tuple[str, ...]) -> None:
-    """Go on with the run in RUN_DIRECTORY, with a few changes that are recorded there."""
+    """Resume the run in RUN_DIRECTORY with changed settings, which are recorded there."""
     raise SystemExit(launch(resumed(run_directory, changes), settings, fresh=False))
 
 
 def resumed(directory: Path, changes: tuple[str, ...]) -> Path:
-    """Return the run file of a run to go on with, its changes recorded; raises ConfigError."""
+    """Record the changes of a run and return its run file; raises ConfigError."""
     config = config_of(directory, ())
     run_file = directory / CONFIG_FILE
     moved = (f"directory={json.dumps(str(directory.resolve()))}",)

@@ -1,10 +1,10 @@
 """Runs and their checkpoints as commands name them: config, weights, published digests."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import msgspec
@@ -15,38 +15,16 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.common.journal import journal
 from prefixrl.common.journal.records import VersionPublished
 from prefixrl.common.run.directory_format import check_holds_run, checkpoints
+from prefixrl.common.worker.command import PATH
 
 PLACE = ("directory", "launch", "slurm", "broker", "log")
-"""Sections that say where a run is, not what it does."""
+"""Sections with the place of a run. They do not change what it does."""
 LATEST, BEST = "latest", "best"
 CHECKPOINT = "Iterations trained, 0 for none, best, or latest (default)."
-Command = TypeVar("Command", bound=Callable[..., object])
+run_directory_argument = click.argument("run_directory", type=PATH)
 ema_option = click.option(
     "--ema", "is_averaged", is_flag=True, help="Take the moving average of the weights."
 )
-FREE_PORT = "tcp://127.0.0.1:0"
-"""Never the configured port: the run may still be training, here or on a host whose address this one does not have."""
-PLAN_RUNNER = "prefixrl.learner.commands.plan_runner"
-INCOMPLETE = 6
-"""Exit code of a command that ended well, but some of whose answers or verdicts are missing."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointOptions:
-    """Options of every command that answers with checkpoints."""
-
-    sets: tuple[str, ...]
-    """Problems as `data.eval` names them."""
-    samples: int
-    is_averaged: bool
-    """Take the moving average of the weights (learner.ema_decay)."""
-    settings: tuple[str, ...]
-
-
-def data_option(default: str) -> Callable[[Command], Command]:
-    """Return the option that names problems; `default`: what is taken without it."""
-    text = f"A problem set, file, folder or hf:OWNER/NAME{default}"
-    return click.option("--data", "sets", multiple=True, metavar="SET", help=text)
 
 
 @dataclass(frozen=True)
@@ -54,14 +32,14 @@ class Weights:
     """An adapter that answers."""
 
     version: int
-    """Iterations it was trained for; 0 also where no run trained it."""
+    """Number of iterations that trained it. 0 also if no run trained it."""
     model: str
     published: tuple[str, ...] = ()
-    """Digests under which its run published that version; empty where none is known, or none of whole weights."""
+    """Digests under which the run published this version. Empty if no digest of whole weights is known."""
 
 
 def newest_checkpoint(run: Path) -> int:
-    """Return the iterations of the newest checkpoint, from which a start goes on; 0 without one."""
+    """Return the iterations of the newest checkpoint, from which a start resumes; 0 without a checkpoint."""
     return max(checkpoints(run / "checkpoints"), default=0)
 
 

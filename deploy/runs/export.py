@@ -9,12 +9,13 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import METRICS_FILE, MetricsLine, columns
+from prefixrl.deploy.runs.checkpoints import run_directory_argument
 
 Table = tuple[list[str], list[dict[str, float]]]
 
 
 @click.command("export")
-@click.argument("run_directory", type=click.Path(path_type=Path))
+@run_directory_argument
 @click.option(
     "--out", type=click.Path(path_type=Path), required=True, help="A .csv or .parquet file."
 )

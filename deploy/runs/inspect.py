@@ -25,7 +25,7 @@ from prefixrl.common.run.documents import (
 from prefixrl.common.wire.messages.fields import common_fields
 from prefixrl.common.wire.messages.groups import ScoredGroup, StepScores, TextVerdict, VersionSpan
 from prefixrl.common.wire.packing import logprobs, token_ids
-from prefixrl.deploy.runs.checkpoints import config_of
+from prefixrl.deploy.runs.checkpoints import config_of, run_directory_argument
 
 
 class TrainedRow(msgspec.Struct, frozen=True):
@@ -39,15 +39,15 @@ class TrainedRow(msgspec.Struct, frozen=True):
     status: str
     extracted: str
     finish: str
-    """`eos`, or `length` where it reached its largest number of tokens."""
+    """`eos`, or `length` if the row reached the largest number of tokens."""
     advantage: float | None
-    """Mean whitened advantage over its tokens; None for a row that was left out."""
+    """Mean whitened advantage over its tokens. None for a row that was left out."""
     completion: str
-    """The target's text, where the run keeps completions."""
+    """The text of the target, if the run keeps completions."""
     continuations: list[TextVerdict]
-    """With `scorer.continuations` > 1 the verdict on each; `reward` is their mean."""
+    """Verdicts on all continuations, with `scorer.continuations` > 1. `reward` is their mean."""
     process: StepScores | None = None
-    """With `scorer.prm` and one continuation the verdict, the scores of its steps, and where they end."""
+    """Scores of the steps and where the steps end, with `scorer.prm` and one continuation."""
     parts: dict[str, float] = {}
     """Other numbers that a reward function gave, by name."""
     rule: str = ""
@@ -70,7 +70,7 @@ class TrainedGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command("inspect")
-@click.argument("run_directory", type=click.Path(path_type=Path))
+@run_directory_argument
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per trained group.")
 @click.option(
     "--check", is_flag=True, help="Check instead that no group was lost, trained twice or too old."
@@ -103,15 +103,15 @@ def checked(directory: Path) -> str:
     """Return the counts of all groups; raise DataError for faults, else as `inspect`."""
     check_format(directory)
     config, path = config_of(directory, ()), _journal_of(directory)
-    result = history(journal.read(path), config.algorithm.max_staleness)
-    counts = ", ".join(f"{count} {state}" for state, count in sorted(result.counts.items()))
+    past = history(journal.read(path), config.algorithm.max_staleness)
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(past.counts.items()))
     summary = (
-        f"{len(result.state)} groups: {counts}; {len(result.batches)} iterations, {result.rows} rows trained, "
-        f"the oldest sample {max(result.ages, default=0)} versions old (window {result.most_staleness})"
+        f"{len(past.state)} groups: {counts}; {len(past.batches)} iterations, {past.rows} rows trained, the oldest "
+        f"sample {max(past.ages, default=0)} versions old (window {past.most_staleness})"
     )
     end = json_lines.document(directory / END_FILE, RunEnd)
     # Only a run that is finished has nothing under way.
-    faults = result.finished_faults() if end and end.exit_code == 0 else result.faults
+    faults = past.finished_faults() if end and end.exit_code == 0 else past.faults
     if faults:
         raise DataError("\n".join([f"the history in {path} has faults; {summary}", *faults]))
     return f"{summary}; no fault"

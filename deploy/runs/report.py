@@ -24,7 +24,7 @@ from prefixrl.common.host.exit_codes import printable
 from prefixrl.common.host.process import write_atomically
 from prefixrl.common.run import documents, json_lines
 from prefixrl.common.run.directory_format import STARTS_FILE, StartLine, check_format
-from prefixrl.deploy.runs.checkpoints import flat_settings
+from prefixrl.deploy.runs.checkpoints import flat_settings, run_directory_argument
 from prefixrl.deploy.runs.curves import Curves
 from prefixrl.deploy.runs.eval_table import PAIR_COLUMNS, PAIRS_NOTE, pair_figures
 from prefixrl.deploy.runs.inspect import TrainedGroup, trained_groups
@@ -38,7 +38,7 @@ Cells = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 @click.command()
-@click.argument("run_directory", type=click.Path(path_type=Path))
+@run_directory_argument
 def report(run_directory: Path) -> None:
     """Write report.html into RUN_DIRECTORY and print its table."""
     write_report(run_directory)

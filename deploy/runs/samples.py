@@ -1,4 +1,4 @@
-"""`prefixrl samples`: the texts of a run: asked, written, completed, judged, learned from."""
+"""`prefixrl samples`: the texts of a run, with their verdicts and advantages."""
 
 import time
 from collections import defaultdict
@@ -21,6 +21,7 @@ from prefixrl.common.run.tracker import SampleText
 from prefixrl.common.wire.messages.fields import common_fields
 from prefixrl.common.wire.messages.groups import UNJUDGED
 from prefixrl.common.wire.packing import pack_tokens, token_ids
+from prefixrl.deploy.runs.checkpoints import run_directory_argument
 from prefixrl.deploy.runs.inspect import TrainedGroup, newest_groups, trained_groups
 
 COMMONEST = 5
@@ -52,11 +53,11 @@ class ShownSamples(msgspec.Struct, frozen=True):
     """By kind."""
     common: list[Common] = []
     fault: str = ""
-    """Reason that there are none."""
+    """Why there are no samples."""
 
 
 @click.command("samples")
-@click.argument("run_directory", type=click.Path(path_type=Path))
+@run_directory_argument
 @click.option(
     "--iteration", type=click.IntRange(0), help="Of which iteration.  [default: the newest]"
 )

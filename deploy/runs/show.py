@@ -12,11 +12,11 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.hub import model_folder
 from prefixrl.common.prompts.asking import WARNING, differing, roles, token_words, warnings
 from prefixrl.common.prompts.rendering import Renderer, renderer_of
-from prefixrl.common.worker.command import settings_option
+from prefixrl.common.worker.command import PATH, settings_option
 
 
 @click.command("show")
-@click.argument("run_file", type=click.Path(path_type=Path))
+@click.argument("run_file", type=PATH)
 @click.argument("question")
 @click.option("--prefix", default="", help="Text to show as the prefix of the answer too.")
 @settings_option

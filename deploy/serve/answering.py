@@ -28,7 +28,7 @@ from prefixrl.deploy.serve.openai_format import AnswerPart, Finish
 Emit = Callable[[AnswerPart], Awaitable[None]]
 _NO_TOKENS: TokenIds = np.zeros(0, dtype=np.int32)
 UNFINISHED = "\ufffd"
-"""Stand-in for a character of which only some bytes are there."""
+"""Stand-in for a character with missing bytes."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,11 @@ class Answering:
                 whole = model.renderer.without_stop(tokens) if is_ended else tokens
                 new = text.add(whole, is_last=is_ended or not left_tokens)
                 is_stop = is_ended or text.is_stopped
-                finish: Finish | None = "stop" if is_stop else "length" if not left_tokens else None
+                finish: Finish | None = None
+                if is_stop:
+                    finish = "stop"
+                elif not left_tokens:
+                    finish = "length"
                 await emit(AnswerPart(index, new, piece.tokens.size, finish))
                 if is_stop:
                     return
@@ -185,7 +189,7 @@ class Answering:
 
 @dataclass(frozen=True)
 class _Answer:
-    """One answer that is asked for."""
+    """One requested answer."""
 
     request: ApiRequest
     prompt: Prompted
@@ -194,7 +198,7 @@ class _Answer:
     """Its number among all answers of the request."""
 
     def draws(self, purpose: str, tokens: int) -> NDArray[np.float64]:
-        """Return its draws; greedy answers need none."""
+        """Return its random draws; greedy answers need no draws."""
         if self.request.temperature == 0.0:
             return np.zeros(tokens)
         draws: NDArray[np.float64] = row_uniforms(self.seed, purpose, 1, tokens)[0]

@@ -31,17 +31,16 @@ LEAST_KEY_CHARS = 16
 
 
 def key_of(host: str, variable: str | None, file: Path | None) -> str | None:
-    """Return the API key; raises ConfigError for an unfit one, or where one is missing."""
+    """Return the API key; raises ConfigError for an unfit or missing key."""
     if variable is not None and file is not None:
         raise ConfigError("--key-variable and --key-file: two sources of one key; give one")
     if file is not None:
-        key, source = _read(file), f"--key-file {file}"
+        key = _read(file)
+        source = f"--key-file {file}"
     elif variable is not None:
         # Processes of the engines need not have it.
-        key, source = (
-            os.environ.pop(variable, ""),
-            "--key-variable (the name is not shown: it may be the key itself)",
-        )
+        key = os.environ.pop(variable, "")
+        source = "--key-variable (the name is not shown: it may be the key itself)"
     elif is_loopback(host):
         return None
     else:

@@ -1,14 +1,11 @@
 """The command `prefixrl serve`; its imports are late, so that --help is quick."""
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from prefixrl.common.worker.command import settings_option
+from prefixrl.common.worker.command import PATH, settings_option
 from prefixrl.deploy.runs.checkpoints import CHECKPOINT, ema_option
-
-PATH = click.Path(path_type=Path)
 
 
 @click.command()

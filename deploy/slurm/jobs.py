@@ -43,14 +43,14 @@ def write_scripts(directory: Path, scripts: dict[Script, str]) -> None:
 
 
 def write_submission(directory: Path, submission: Submission) -> None:
-    """Remember what was submitted."""
+    """Record the submitted jobs."""
     write_atomically(
         directory / FOLDER / RECORD, msgspec.json.format(msgspec.json.encode(submission)).decode()
     )
 
 
 def read_submission(directory: Path) -> Submission:
-    """Return what was submitted; ConfigError if nothing was."""
+    """Return the record of the submitted jobs; ConfigError if nothing was submitted."""
     path = directory / FOLDER / RECORD
     try:
         return msgspec.json.decode(path.read_bytes(), type=Submission)

@@ -7,6 +7,7 @@ import click
 
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.directory_format import check_format
+from prefixrl.deploy.runs.checkpoints import run_directory_argument
 from prefixrl.deploy.slurm import scheduler
 from prefixrl.deploy.slurm.jobs import Submission, read_submission, script_path, write_submission
 from prefixrl.deploy.slurm.scheduler import QueuedJob
@@ -14,7 +15,7 @@ from prefixrl.deploy.slurm.script import WORKERS, Worker, job_name
 
 
 def leaving(workers: list[QueuedJob], count: int) -> list[QueuedJob]:
-    """Return the workers that end first: those that wait, then the newest: of a later array, of a higher index."""
+    """Return the workers that end first: waiting workers, then the newest, by array and index."""
     in_order = sorted(
         workers, key=lambda each: (each.is_waiting, [int(part) for part in each.job_id.split("_")])
     )
@@ -22,7 +23,7 @@ def leaving(workers: list[QueuedJob], count: int) -> list[QueuedJob]:
 
 
 def scale(directory: Path, roles: Literal["rollouts", "scorers"], count: int) -> None:
-    """Bring the number of a run's rollouts or scorers to `wanted`; say what was done."""
+    """Set the number of a run's rollouts or scorers; print what was done."""
     directory = directory.resolve()
     check_format(directory)
     role: Worker = "rollout" if roles == "rollouts" else "scorer"
@@ -63,7 +64,7 @@ def scale(directory: Path, roles: Literal["rollouts", "scorers"], count: int) ->
 
 
 def _workers(directory: Path, role: Worker, submission: Submission) -> list[QueuedJob]:
-    """List a role's workers that stay; forget those asked to end that are gone."""
+    """List the workers of a role that stay; forget leaving workers that are gone."""
     jobs = scheduler.queued(*(job_name(directory, each) for each in WORKERS))
     submission.leaving = [
         each for each in submission.leaving if each in {job.job_id for job in jobs}
@@ -73,7 +74,7 @@ def _workers(directory: Path, role: Worker, submission: Submission) -> list[Queu
 
 
 @click.command("scale")
-@click.argument("run_directory", type=click.Path(path_type=Path))
+@run_directory_argument
 @click.argument("role", type=click.Choice(["rollouts", "scorers"]))
 @click.argument("count", type=click.IntRange(0))
 def scale_command(run_directory: Path, role: Literal["rollouts", "scorers"], count: int) -> None:

@@ -22,7 +22,7 @@ from prefixrl.common.worker.allowed import flags as allowances
 Role = Literal["learner", "rollout", "scorer"]
 Worker = Literal["rollout", "scorer"]
 Script = Literal["learner", "rollout", "scorer", "run", "sweep"]
-"""A job script: that of one role, `run`, the heterogeneous job, or `sweep`, an array of whole runs."""
+"""A job script: the job of a role, the heterogeneous job `run`, or the array of whole runs `sweep`."""
 ROLES: tuple[Role, ...] = ("learner", "rollout", "scorer")
 WORKERS: tuple[Worker, ...] = ("rollout", "scorer")
 ANY_INTERFACE = "tcp://0.0.0.0:0"
@@ -51,7 +51,7 @@ class RunOnSlurm:
 
     @property
     def listen(self) -> str:
-        """The endpoint of the broker: the given one, else every interface, for jobs on other nodes."""
+        """The endpoint of the broker: the configured endpoint, else every interface, for jobs on other nodes."""
         broker = self.config.broker
         return broker.listen if "listen" in broker.model_fields_set else ANY_INTERFACE
 
@@ -89,7 +89,7 @@ class RunOnSlurm:
 
     @property
     def gpus_of_all(self) -> int:
-        """Return the fewest GPUs for the whole run: `prefixrl launch` puts rollouts beside the learner."""
+        """Return the fewest GPUs for the whole run: `prefixrl launch` puts rollouts on the GPUs of the learner."""
         processes = processes_of(self.config)
         guests = (
             sum(each.is_guest and each.chosen_gpus is None for each in processes)
@@ -143,7 +143,8 @@ def arrays(run: RunOnSlurm) -> dict[Role, str]:
     """Return one script per role: a job of the learner, an array of each kind of worker."""
     scripts: dict[Role, str] = {}
     for role in ROLES:
-        is_learner, count = role == "learner", run.processes(role)
+        is_learner = role == "learner"
+        count = run.processes(role)
         tasks, log = (count, f"{role}.log") if is_learner else (1, f"{role}-%A_%a.log")
         resources = _resources(run, role, tasks)
         array = [] if is_learner else [f"--array=0-{count - 1}"]
@@ -221,12 +222,10 @@ def _site(run: RunOnSlurm, role: Role) -> list[str]:
 
 def _resources(run: RunOnSlurm, role: Role, tasks: int) -> list[str]:
     """Return the options that sbatch and srun both need: releases differ in what they inherit."""
-    section, gpus, cpus, nodes = (
-        run.section(role),
-        run.gpus(role),
-        run.cpus(role),
-        run.config.slurm.learner.nodes,
-    )
+    section = run.section(role)
+    gpus = run.gpus(role)
+    cpus = run.cpus(role)
+    nodes = run.config.slurm.learner.nodes
     options = [f"--ntasks={tasks}", f"--cpus-per-task={cpus}"]
     kind = f"{section.gpu_type}:" if section.gpu_type else ""
     if role == "learner":

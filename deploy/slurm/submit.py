@@ -14,7 +14,7 @@ from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, to_copy
 from prefixrl.common.run.directory_format import check_format
-from prefixrl.common.worker.command import settings_option
+from prefixrl.common.worker.command import PATH, settings_option
 from prefixrl.deploy.slurm import scheduler
 from prefixrl.deploy.slurm.jobs import Submission, script_path, write_scripts, write_submission
 from prefixrl.deploy.slurm.script import ROLES, WORKERS, RunOnSlurm, Script, arrays, heterogeneous
@@ -24,7 +24,7 @@ _NAMES: tuple[Script, ...] = ("run", *ROLES)
 
 
 def run_on_slurm(run_file: Path, settings: tuple[str, ...]) -> RunOnSlurm:
-    """Read a run file for jobs that use the programs beside this one."""
+    """Read a run file. Jobs use the programs in this Python's `bin` folder."""
     (config,) = with_memory([load(run_file, settings)])
     check_format(Path(config.directory))
     return RunOnSlurm(config, run_file.resolve(), settings, Path(sys.executable).parent)
@@ -60,13 +60,13 @@ def scripts_of(run: RunOnSlurm, layout: Layout) -> dict[Script, str]:
 
 
 def submit(run: RunOnSlurm, layout: Layout) -> None:
-    """Submit the jobs of a run and remember them; none if one of them could never run."""
+    """Submit the jobs of a run and remember them. Submit no job if one of them could never run."""
     directory = run.directory
     if jobs := scheduler.queued(*(run.job_name(role) for role in _NAMES)):
-        named_jobs = ", ".join(f"{each.job_id} ({each.name}, {each.state})" for each in jobs)
+        in_queue = ", ".join(f"{each.job_id} ({each.name}, {each.state})" for each in jobs)
         raise ConfigError(
-            f"the run in {directory} has jobs in the queue: {named_jobs}; change their number with `prefixrl scale`, "
-            "or cancel them first (scancel)"
+            f"the run in {directory} has jobs in the queue: {in_queue}; change their number with `prefixrl scale`, or "
+            "cancel them first (scancel)"
         )
     if not os.access(run.run_file, os.R_OK):
         raise ConfigError(f"cannot read the run file {run.run_file}")
@@ -100,7 +100,7 @@ LAYOUT = "A job of the learner and arrays of workers, or one heterogeneous job o
 
 
 @click.command("slurm")
-@click.argument("run_file", type=click.Path(path_type=Path))
+@click.argument("run_file", type=PATH)
 @click.option("--print", "action", flag_value="print", help="Print the job scripts.")
 @click.option(
     "--submit", "action", flag_value="submit", help="Submit them; the same command resumes a run."

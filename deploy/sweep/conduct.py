@@ -1,4 +1,4 @@
-"""Runs of a sweep: one after another on this machine, the one of an index, or an array of SLURM jobs."""
+"""Runs of a sweep: all of them in sequence on this machine, the run of an index, or an array of SLURM jobs."""
 
 import sys
 import threading
@@ -23,19 +23,20 @@ from prefixrl.deploy.sweep.outcome import print_tables
 from prefixrl.deploy.view.run_state import is_locked, state_of
 
 SOME_FAILED = 5
-"""Exit code of a sweep that is over, but some of whose runs ended with an error."""
+"""Exit code of a sweep that is over, if some of its runs ended with an error."""
 FREE = (*PLACE, "checkpoint", "evaluation")
-"""Sections that may differ from those with which a run finished."""
+"""Sections that may differ from the config of a finished run."""
 
 
 def conduct(sweep: Sweep) -> int:
-    """Run all that is not finished, in the order of the indices; return the exit code.
+    """Run every unfinished run, in the order of the indices; return the exit code.
 
     A run that fails is reported, and the others go on; the same command begins or resumes every unfinished run.
     """
     for run in sweep.runs:
         sweep.config(run)  # all are right, or none begins
-    failed, stop = [], stop_event()
+    failed = []
+    stop = stop_event()
     for run in sweep.runs:
         try:
             # A stop between two runs is heard, too.
@@ -44,7 +45,7 @@ def conduct(sweep: Sweep) -> int:
             click.echo(f"run {run.index}: {error}", err=True)
             code = getattr(error, "exit_code", 1)
         if code == Halted.exit_code:
-            click.echo(f"the sweep is stopped at run {run.index}; the same command goes on with it")
+            click.echo(f"the sweep is stopped at run {run.index}; the same command resumes it")
             return STOPPED
         if code:
             failed.append(run.index)
@@ -67,7 +68,7 @@ def run_one(sweep: Sweep, run: SweptRun, stop: threading.Event | None = None) ->
         click.echo(f"{title}: finished before")
         return 0
     if is_locked(run.directory):
-        click.echo(f"{title}: goes on in another process", err=True)
+        click.echo(f"{title}: is running in another process", err=True)
         return 0
     click.echo(title)
     code = launch(sweep.run_file, run.settings, fresh=False, stop=stop)
@@ -112,7 +113,7 @@ def job_script(sweep: Sweep) -> str:
 
 
 def submit(sweep: Sweep) -> None:
-    """Submit the runs that are not finished; ConfigError if some are queued, or none is left."""
+    """Submit the unfinished runs; ConfigError if runs are queued, or every run is finished."""
     run = _on_slurm(sweep)
     if jobs := scheduler.queued(run.job_name("sweep")):
         names = ", ".join(f"{each.job_id} ({each.state})" for each in jobs)

@@ -46,9 +46,9 @@ class SweptRun:
     index: int
     directory: Path
     values: Values
-    """Settings by which its block tells it from others."""
+    """Settings of its block that differ from the settings of other runs."""
     settings: tuple[str, ...]
-    """All that `--set` would be given, `directory` among it."""
+    """All settings in the form of `--set`, with `directory`."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Sweep:
 
 
 def read(file: Path) -> Sweep:
-    """Read a sweep file; raise ConfigError for a malformed one, or two runs that are the same."""
+    """Read a sweep file; raise ConfigError for a malformed file, or for two equal runs."""
     try:
         content = _SweepFile.model_validate(read_toml(file, "the sweep file"))
     except ValidationError as errors:
@@ -92,10 +92,8 @@ def read(file: Path) -> Sweep:
             f"{file}: directory in [set] or a block; each run has a folder of its own in {file.name}'s"
         )
     base = file.resolve().parent
-    run_file, directory = (
-        base / content.run,
-        (base / Path(content.directory).expanduser()).resolve(),
-    )
+    run_file = base / content.run
+    directory = (base / Path(content.directory).expanduser()).resolve()
     common = dict(flat(content.set))
     blocks = (dict(flat(block)) for block in content.block)
     combined: list[Values] = []

@@ -37,7 +37,7 @@ class RunResult:
 
 
 def run_result(run: SweptRun) -> RunResult:
-    """Read a run; one that cannot be read has its fault as state."""
+    """Read a run; the state of an unreadable run is its fault."""
     if not (run.directory / CONFIG_FILE).exists():
         return RunResult(run)
     try:
@@ -70,34 +70,33 @@ def _judged(directory: Path) -> dict[int, float]:
 
 
 def tables(sweep: Sweep) -> list[Table]:
-    """Return the table of the runs by the keys in which they differ, and where seeds do that of the means over them."""
+    """Return the table of the runs by the keys in which they differ. Add means over seeds if seeds differ."""
     results = [run_result(run) for run in sweep.runs]
     keys = dict.fromkeys(key for run in sweep.runs for key in run.values)
     axes = [key for key in keys if len({toml(run.values.get(key)) for run in sweep.runs}) > 1]
-    rows = []
-    winner = max(
-        (each.best for each in results if each.best), key=lambda best: best[0], default=None
-    )
-    for result in results:
-        best = (
-            f"{result.best[0]:.3f} ({result.best[1]}){' *' if result.best == winner else ''}"
-            if result.best
-            else ""
-        )
-        last = "" if result.last is None else f"{result.last:.3f}"
-        rows.append(
-            [
-                str(result.run.index),
-                *_cells(result.run.values, axes),
-                result.state,
-                result.iterations,
-                best,
-                last,
-            ]
-        )
+    judged = [result.best for result in results if result.best]
+    winner = max(judged, key=lambda best: best[0], default=None)
+    rows = [
+        [
+            str(result.run.index),
+            *_cells(result.run.values, axes),
+            result.state,
+            result.iterations,
+            _best_cell(result, winner),
+            "" if result.last is None else f"{result.last:.3f}",
+        ]
+        for result in results
+    ]
     runs = table_of(["run", *axes, "state", "iterations", "best (version)", "last"], rows)
     seeds = _over_seeds(results, [axis for axis in axes if axis != SEED])
     return [runs, *([seeds] if seeds.row_count else [])]
+
+
+def _best_cell(result: RunResult, winner: tuple[float, int] | None) -> str:
+    if result.best is None:
+        return ""
+    accuracy, version = result.best
+    return f"{accuracy:.3f} ({version}){' *' if result.best == winner else ''}"
 
 
 def print_tables(sweep: Sweep) -> None:

@@ -28,6 +28,7 @@ from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import METRICS_FILE, MetricsLine
 from prefixrl.common.run.json_lines import AddedLines
 from prefixrl.common.run.tracker import OpenTracker
+from prefixrl.deploy.runs.checkpoints import run_directory_argument
 from prefixrl.deploy.runs.inspect import newest_groups
 from prefixrl.deploy.runs.samples import decoder, texts_of
 from prefixrl.deploy.track.identity import settings_of
@@ -42,7 +43,7 @@ SAMPLES = 16
 
 
 @click.command("track")
-@click.argument("run_directory", type=click.Path(path_type=Path))
+@run_directory_argument
 @click.option(
     "--tensorboard", is_flag=True, help="Write event files into RUN_DIRECTORY/tensorboard."
 )

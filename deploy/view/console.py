@@ -20,11 +20,11 @@ from prefixrl.deploy.view.stalls import stall_of
 NAMED_WAIT_S = 10.0
 """Shorter waits are not named: every iteration has some."""
 NAMED_WORKERS = 3
-"""Most workers whose trouble is told in full."""
+"""Largest number of troubled workers that are named."""
 STANDS_STILL_S = 60.0
 """Time without an event after which the view says what is waited for; `launch.stall_s` may be longer."""
 RECENT = 20
-"""Iterations that the time of one is measured over."""
+"""Number of iterations over which the time of an iteration is measured."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def learner_phase(document: StatusDocument, progress: Progress) -> str:
 
 
 def judged(document: StatusDocument) -> str:
-    """Return how many problems are judged, of those asked for."""
+    """Return the numbers of judged and of requested problems, in words."""
     counts = {"asked": 0, "judged": 0, "failed": 0} | document.evaluations
     if not counts["asked"]:
         return "nothing asked yet"
@@ -157,7 +157,7 @@ def _figures(line: MetricsLine) -> Iterator[str]:
 
 
 def _remarks(document: StatusDocument) -> list[str]:
-    """Return what is not as it should be, and what costs money."""
+    """Return what is wrong, and what costs money."""
     loading = ", ".join(each.name for each in document.workers if each.phase == "loading")
     cut = document.truncated_fraction
     return [
@@ -234,7 +234,8 @@ def details(document: StatusDocument, progress: Progress) -> Iterator[tuple[str,
     """Yield what the status line leaves out, by name; texts may be empty."""
     newest = progress.newest
     if newest:
-        speeds, busy = newest.tokens_per_s, newest.busy_fraction
+        speeds = newest.tokens_per_s
+        busy = newest.busy_fraction
         of_learner = [
             learner_phase(document, progress),
             *([f"busy {percent(busy['learner'])}"] if "learner" in busy else []),

@@ -22,6 +22,7 @@ from starlette.staticfiles import StaticFiles
 from prefixrl.common.errors import ConfigError, UserError
 from prefixrl.common.host.process import allow_many_files
 from prefixrl.common.run.directory_format import FORMAT_FILE
+from prefixrl.common.worker.command import PATH
 from prefixrl.deploy.runs.report_page import FOLDER
 from prefixrl.deploy.serve.listening import address_of, key_of, listening, refusal, server_of
 from prefixrl.deploy.view.feed import TICK_S, Feed, SentParts, state_now
@@ -33,7 +34,7 @@ HEADERS: dict[str, str] = msgspec.json.decode((FOLDER / "headers.json").read_byt
 
 
 @click.command("dashboard")
-@click.argument("folder", default="runs", type=click.Path(path_type=Path))
+@click.argument("folder", default="runs", type=PATH)
 @click.option(
     "--host",
     default="127.0.0.1",
@@ -52,7 +53,7 @@ HEADERS: dict[str, str] = msgspec.json.decode((FOLDER / "headers.json").read_byt
     metavar="NAME",
     help="Environment variable with the key, which is the password.",
 )
-@click.option("--key-file", type=click.Path(path_type=Path), help="File with the key, mode 0600.")
+@click.option("--key-file", type=PATH, help="File with the key, mode 0600.")
 def dashboard_command(
     folder: Path, host: str, port: int, key_variable: str | None, key_file: Path | None
 ) -> None:

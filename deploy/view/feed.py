@@ -1,4 +1,4 @@
-"""The parts of a run that its viewers are told: all when they open it, then those that change.
+"""The parts of a run that its viewers get: all parts when they open it, then the changed parts.
 
     metrics.jsonl, other files, broker ── once for all viewers, at most once a second ──▶ parts ──▶ each viewer's events
 
@@ -81,7 +81,7 @@ class Feed:
         self.viewers = 0
 
     async def since(self, sent: SentParts) -> tuple[dict[str, msgspec.Raw], SentParts]:
-        """Return the parts that changed since a viewer was told, and what he has then; read anew where that is due."""
+        """Return the parts that changed since the last call of a viewer, and what the viewer has now."""
         # One thread does everything, also what is left of a viewer who has gone meanwhile.
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._since, sent)
 
@@ -104,7 +104,7 @@ class Feed:
         return {name: msgspec.Raw(part) for name, part in changed.items()}, now
 
     def _read_due_parts(self) -> None:
-        """Read what is due."""
+        """Read the parts that are due."""
         is_first, begun_s = not self._parts, time.thread_time()
         for name, part in self._read():
             self._keep_part(name, msgspec.json.encode(part))
@@ -140,7 +140,7 @@ class Feed:
         yield "live", self._live()
 
     def _live(self) -> dict[str, object] | None:
-        """Return what the broker tells; None where it does not."""
+        """Return what the broker says; None if it is silent."""
         now_s = time.monotonic()
         if not is_locked(self._run) and (
             (self._run / END_FILE).exists() or now_s < self._ask_after_s

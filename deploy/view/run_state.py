@@ -31,22 +31,22 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     directory: str
     state: State
-    """stopped: its learner was asked to, and saved; failed: it ended by an error; killed: it left no word."""
+    """stopped: the learner saved on request. failed: an error ended it. killed: it left no message."""
     iterations: int
-    """Trained so far."""
+    """Number of trained iterations."""
     total_iterations: int | None
-    """None where the data's epochs end the run, and it has not read its data yet."""
+    """None if the data's epochs end the run, and the run has not read its data yet."""
     reward: float | None
     """Mean reward of the newest iteration's samples."""
     accuracy: dict[str, float]
-    """By arm, of a finished run."""
+    """Accuracy by arm. Empty before the run is finished."""
     exit_code: int | None = None
-    """The exit code that the learner ended with; None while it runs, and where it was killed."""
+    """Exit code of the learner. None while it runs, and if it was killed."""
     reason: str = ""
     """The learner's last words."""
 
     def __str__(self) -> str:
-        """Return in a sentence or two how the run ended, and the command that goes on with it."""
+        """Return in one or two sentences how the run ended, and the command that resumes it."""
         directory = Path(self.directory)
         at = f"{self.iterations}{f' of {self.total_iterations}' if self.total_iterations else ''}"
         log = directory / LEARNER_LOG
@@ -71,10 +71,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
                     f"With the cause removed, {again} resumes it"
                 )
             case "killed":
-                words, newest = (
-                    log_tail(log, 1) if log.exists() else [],
-                    newest_checkpoint(directory),
-                )
+                words = log_tail(log, 1) if log.exists() else []
+                newest = newest_checkpoint(directory)
                 newest_words = (
                     f" ({newest} iterations)"
                     if newest
@@ -89,7 +87,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def state_of(run: Path) -> RunStatus:
-    """Return the state of one run; raises ConfigError if there is none, or of another release."""
+    """Return the state of one run; raises ConfigError if there is no run, or a run of another release."""
     config = config_of(run, ())
     newest = next(iter(newest_lines(run)), None)
     summary = json_lines.document(run / documents.SUMMARY_FILE, documents.Summary)
@@ -127,10 +125,11 @@ def _iterations_by_epochs(run: Path, config: RunConfig) -> int | None:
 
 
 def nothing_left(run: Path) -> str:
-    """Return what a launch can still do for a run that is finished; "" for any other."""
+    """Return what a launch can still do for a finished run; "" for any other run."""
     if not (run / documents.SUMMARY_FILE).exists():
         return ""
-    state, iterations = state_of(run), config_of(run, ()).algorithm.iterations
+    state = state_of(run)
+    iterations = config_of(run, ()).algorithm.iterations
     # A run that was extended is finished until it goes on; of epochs a filter leaves fewer iterations than are counted.
     if state.state != "finished" or state.iterations < (iterations or 0):
         return ""
@@ -170,7 +169,7 @@ def is_over(run: Path) -> bool:
 
 
 def is_going_on(run: Path) -> bool:
-    """Return True while a learner works for the run; one of another host is known by its broker."""
+    """Return True while a learner works for the run; ask the broker about a learner of another host."""
     if is_over(run):
         return False
     if is_locked(run):
@@ -195,12 +194,12 @@ def operator(run: Path, answer_s: float = 3.0) -> Iterator[Requester]:
         raise ConfigError(f"{run} holds no run that was ever started ({why})")
     if is_over(run):
         raise ConfigError(
-            "\n".join([f"the run in {run} does not run: {state_of(run)}", *rung_alarms(run)])
+            "\n".join([f"the run in {run} is not running: {state_of(run)}", *rung_alarms(run)])
         )
     try:
         requester = Requester(address_in(run, "operator"), "operator", answer_s)
     except PeerLost as error:
-        remedy = f"is the learner running? ({to_copy('prefixrl resume', run)} goes on with the run)"
+        remedy = f"is the learner running? ({to_copy('prefixrl resume', run)} resumes the run)"
         raise PeerLost("\n".join([f"{error}; {remedy}", *rung_alarms(run)])) from None
     try:
         yield requester
@@ -236,7 +235,8 @@ def log_tail(path: Path, count: int) -> list[str]:
     if not count:
         return []
     with path.open("rb") as file:
-        left_bytes, content = file.seek(0, os.SEEK_END), b""
+        left_bytes = file.seek(0, os.SEEK_END)
+        content = b""
         while left_bytes and content.count(b"\n") <= count:
             size = min(BLOCK_BYTES, left_bytes)
             left_bytes -= size
@@ -246,7 +246,7 @@ def log_tail(path: Path, count: int) -> list[str]:
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """Return the run directories in a folder, at any depth; raises ConfigError if there is none."""
+    """Return the run directories in a folder, at any depth; raises ConfigError if there is no run."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder")
     runs = []

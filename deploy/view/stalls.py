@@ -2,8 +2,8 @@
 
     check ─▶ a process that a signal stopped | a broker that does not answer | no event for launch.stall_s ─▶ a sentence
 
-An event is a result of a worker, a trained iteration or a published version. A finding is told once, again each time
-that it has lasted twice as long, and when it is over.
+An event is a result of a worker, a trained iteration or a published version. A finding is reported once, again
+each time that it has lasted twice as long, and when it is over.
 """
 
 import math
@@ -36,7 +36,7 @@ class Watched:
 class _Finding:
     since_s: float
     told_s: float = 0.0
-    """Its age when it was told last, 0 before."""
+    """Age of the finding when it was last reported; 0 before the first report."""
 
 
 BROKER, RUN = "broker", "the run"
@@ -55,12 +55,12 @@ class Watchdog:
     """Time since which it checks without a pause."""
     _broker_pid: int = 0
     _answered_s: float | None = None
-    """Time of that broker's last answer, None before its first."""
+    """Time of the last answer of this broker. None before its first answer."""
 
     def check(
         self, now_s: float, document: StatusDocument | None, processes: Sequence[Watched]
     ) -> list[str]:
-        """Return what is to be told by a steady clock, the broker's document (None: no answer) and processes here."""
+        """Return the lines to print, by a steady clock, the broker's document (None: no answer) and local processes."""
         faults = {
             each.label: f"was stopped by a signal; `kill -CONT {each.pid}` lets it go on, {{}} so far"
             for each in processes

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from prefixrl.deploy.__main__ import COMMANDS, main
+from prefixrl.deploy.__main__ import main
+from prefixrl.deploy.commands.command_groups import GROUPS
 from support.paths import ROOT
 
 PAGES = sorted(path.stem for path in (ROOT / "docs").glob("*.md") if path.stem != "README")
@@ -26,12 +27,14 @@ def test_every_page_is_listed_with_its_question_and_printed_as_it_is() -> None:
         assert cli("docs", topic).output == (ROOT / f"docs/{topic}.md").read_text()
 
 
-def test_the_page_of_commands_names_each_the_site_has_all_pages_and_the_readme_is_short() -> None:
-    assert (
-        COMMANDS.keys()
-        - set(re.findall(r"`prefixrl ([a-z-]+)", (ROOT / "docs/commands.md").read_text()))
-        == set()
-    )
+def test_the_page_of_commands_has_the_groups_of_the_help() -> None:
+    sections = (ROOT / "docs/commands.md").read_text().split("\n## ")
+    page = {title: text for title, _, text in (section.partition("\n") for section in sections)}
+    for title, group in GROUPS.items():
+        assert group.keys() - set(re.findall(r"`prefixrl ([a-z-]+)", page[title])) == set()
+
+
+def test_the_site_has_all_pages_and_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
     assert (
         set(PAGES) - set(re.findall(r"(\w+)\.md", (ROOT / "docs/site/mkdocs.yml").read_text()))

@@ -38,31 +38,31 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_that_is_judged_outlives_its_removal_by_the_run(run: Path) -> None:
-    plan, config = _plan(run, "run", "4", OPTIONS, is_first=True)
-    _prepare(plan, config, fresh=False)
+    evaluation = _plan(run, "run", "4", OPTIONS, is_first=True)
+    _prepare(evaluation, fresh=False)
     shutil.rmtree(run / "checkpoints/step_00000004")
-    assert (Path(config.adapter.model) / "model.safetensors").read_text() == "weights"
+    assert (Path(evaluation.config.adapter.model) / "model.safetensors").read_text() == "weights"
     with pytest.raises(ConfigError, match=r"removed .*step_00000004 just now.*checkpoint\.keep"):
-        _prepare(plan, config, fresh=False)
+        _prepare(evaluation, fresh=False)
 
 
 def test_an_evaluation_does_not_listen_where_its_run_does_unless_it_is_told_to(run: Path) -> None:
-    assert _plan(run, "run", "4", OPTIONS, True)[1].broker.listen == "tcp://127.0.0.1:0"
+    assert _plan(run, "run", "4", OPTIONS, True).config.broker.listen == "tcp://127.0.0.1:0"
     asked = replace(OPTIONS, settings=("broker.listen=tcp://127.0.0.1:6000",))
-    assert _plan(run, "run", "4", asked, True)[1].broker.listen == "tcp://127.0.0.1:6000"
+    assert _plan(run, "run", "4", asked, True).config.broker.listen == "tcp://127.0.0.1:6000"
 
 
 @pytest.mark.parametrize("fresh", [True, False])
 def test_an_evaluation_that_goes_on_is_left_alone(run: Path, fresh: bool) -> None:
-    plan, config = _plan(run, "run", "4", OPTIONS, is_first=True)
-    _prepare(plan, config, fresh=False)
-    directory = Path(config.directory)
+    evaluation = _plan(run, "run", "4", OPTIONS, is_first=True)
+    _prepare(evaluation, fresh=False)
+    directory = evaluation.directory
     before = (directory / PLAN_FILE).stat().st_mtime_ns
     with own(directory), pytest.raises(ConfigError, match="another learner works in"):
-        _prepare(plan, config, fresh)
+        _prepare(evaluation, fresh)
     assert (directory / PLAN_FILE).stat().st_mtime_ns == before
     (directory / "answers").touch()
-    _prepare(plan, config, fresh)
+    _prepare(evaluation, fresh)
     assert (directory / "answers").exists() != fresh and (directory / PLAN_FILE).exists()
 
 

@@ -19,7 +19,6 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.common.evaluation.plans import ANSWERS_FILE
 from prefixrl.common.run.status import USAGE_FILE
 from prefixrl.common.wire.messages.worker import Usage
-from prefixrl.deploy.commands import generate_command as command
 from prefixrl.deploy.commands.generate_command import (
     SHOWN_FAILURES,
     Copy,
@@ -27,6 +26,7 @@ from prefixrl.deploy.commands.generate_command import (
     _check_is_no_source,
     generate,
 )
+from prefixrl.deploy.launch import offline_plan
 from prefixrl.deploy.launch.launch import Launcher
 from support.paths import ROOT
 
@@ -133,7 +133,7 @@ def asked_by(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
             start = f"import sys; folder = {given[1]!r}; print('started', flush=True); "
             self.learner.command = [sys.executable, "-c", start + script]
 
-    monkeypatch.setattr(command, "Launcher", Scripted)
+    monkeypatch.setattr(offline_plan, "Launcher", Scripted)
 
 
 def test_what_asks_for_answers_ends_once_and_its_last_words_and_logs_are_named(

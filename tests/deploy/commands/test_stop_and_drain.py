@@ -167,6 +167,6 @@ def test_a_run_that_has_ended_is_refused_with_how_it_ended(command: str, tmp_pat
     config = run_on_disk(tmp_path)
     (Path(config.directory) / "endpoint").write_text("tcp://127.0.0.1:9")
     write_end(Path(config.directory), 143, "stopped as asked")
-    with pytest.raises(ConfigError, match="does not run: stopped at iteration 0 of 5"):
+    with pytest.raises(ConfigError, match="is not running: stopped at iteration 0 of 5"):
         fleet.workers(Path(config.directory))
     assert cli(command, config.directory).exit_code == 2
