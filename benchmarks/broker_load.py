@@ -43,7 +43,7 @@ from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.broker.workers.identity import Start
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 
 ROWS, TOKENS = 8, 64
 BATCH_GROUPS, STALENESS, RANKS = 512, 6, 2
@@ -137,7 +137,7 @@ class Ranks:
         self._publisher.published(note)
 
     def _train(self, rank: int) -> None:
-        client = BrokerClient(self._address, Stop(self._ending.is_set))
+        client = BrokerClient(self._address, StopSignal(self._ending.is_set))
         for iteration in count():
             found = client.next_batch(GetBatch(iteration, rank, RANKS), READY_S)
             if not isinstance(found, Batch):

@@ -16,7 +16,7 @@ from prefixrl.common.wire.messages.groups import ScoredGroup
 from prefixrl.common.wire.messages.learner import Batch, GetBatch
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.processes.servers import Servers
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 from prefixrl.learner.weights.publish import Publisher
 
 GROUPS = 16
@@ -75,7 +75,7 @@ def simulated_run(
 @contextmanager
 def learner(servers: Servers, config: RunConfig) -> Iterator[tuple[BrokerClient, Publisher]]:
     """A learner that trains nothing and has published version 0; it ends the run."""
-    stop = Stop(servers=servers)
+    stop = StopSignal(servers=servers)
     client = BrokerClient(servers.address, stop)
     weights = Path(config.directory) / "weights"
     publisher = Publisher(servers.address, weights, PROBE, False, stop)

@@ -39,7 +39,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.host.exit_codes import exit_codes
 from prefixrl.common.journal import journal
 from prefixrl.common.journal.history import History, history
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 
 STALENESS, GROUPS, ROWS, SCORERS = 2, 32, 16, 3
 TRAINS_S = 0.3
@@ -123,7 +123,7 @@ def _learn(folder: Path) -> None:
     config = from_json((folder / "config.json").read_text(encoding="utf-8"))
     completed = int((folder / COUNTER).read_text()) if (folder / COUNTER).exists() else 0
     servers = Servers(config, folder, completed)
-    stop = Stop(servers=servers)
+    stop = StopSignal(servers=servers)
     client = BrokerClient(servers.address, stop)
     publisher = Publisher(servers.address, folder / "weights", PROBE, False, stop)
     while True:

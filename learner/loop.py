@@ -10,7 +10,7 @@ one answer away. No rank trains before every one is given the batch: each asks t
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from prefixrl.common.config.run import RunConfig
@@ -39,20 +41,68 @@ from prefixrl.learner.processes.servers import Servers
 from prefixrl.learner.run import summary
 from prefixrl.learner.run.metrics import MetricsLog, Times
 from prefixrl.learner.run.retention import is_milestone, prune
-from prefixrl.learner.run.stop import Stop, halted
+from prefixrl.learner.run.stop import StopSignal, halted
+from prefixrl.learner.run.tracking import FLUSH_S as TRACKING_FLUSH_S
 from prefixrl.learner.run.tracking import Tracking
 from prefixrl.learner.run.uploads import Uploads, counts
 from prefixrl.learner.training import checkpoint
 from prefixrl.learner.training.checkpoint import TrainerState
+from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import plan_for, train_iteration
 from prefixrl.learner.training.plan import Plan, groups_of_rank
 from prefixrl.learner.training.speed import rank_figures
-from prefixrl.learner.weights.publish import Publisher
+from prefixrl.learner.weights.publish import FLUSH_S, Publisher
 
 log = logging.getLogger(__name__)
 
 WRITE_S = 3600.0
 """Longest time that a watchdog, or a stop, waits for a checkpoint or a publication: as long as for loading."""
+
+
+@dataclass
+class WorkTimes:
+    """Times of a rank's work since its start."""
+
+    started_s: float = field(default_factory=time.monotonic)
+    first_batch_s: float | None = None
+    """Time at which the first batch came."""
+    busy_s: float = 0.0
+    """Time spent training, in all."""
+    waited_s: float = 0.0
+    """Wait for the newest batch."""
+    fetched_s: float = 0.0
+    """Time in which this rank planned the newest batch and fetched its shard: a part of training."""
+    publish_s: float = 0.0
+    """Time in which this thread published the newest version, training nothing."""
+
+    def busy_fraction(self, now_s: float) -> float:
+        """Return the share of the time since the first batch that was spent training."""
+        passed_s = now_s - (self.first_batch_s or now_s)
+        return min(1.0, self.busy_s / passed_s) if passed_s else 0.0
+
+    def of_iteration(self, trained_s: float, ranks: Mapping[str, float]) -> Times:
+        """Return the times of an iteration that ends now."""
+        now_s = time.monotonic()
+        return Times(
+            waited_s=self.waited_s,
+            trained_s=trained_s,
+            since_start_s=now_s - self.started_s,
+            busy_fraction=self.busy_fraction(now_s),
+            publish_s=self.publish_s,
+            ranks=ranks,
+        )
+
+
+class TrainedIteration(NamedTuple):
+    """The outcome of a trained iteration."""
+
+    batch: Batch
+    metrics: IterationMetrics
+    optimizer_steps: int
+    """Optimiser steps of the run so far."""
+    trained_s: float
+    ranks: Mapping[str, float]
+    """Figures of `speed.rank_figures`."""
 
 
 @dataclass
@@ -66,6 +116,57 @@ class RankZeroParts:
     service: Service
     uploads: Uploads
     tracking: Tracking | None = None
+    fresh_ess: float = 1.0
+    """Newest known effective sample size of samples of age 0: 1, less what engine and learner differ by."""
+
+    def finish_iteration(
+        self, client: BrokerClient, trained: TrainedIteration, work_times: WorkTimes
+    ) -> None:
+        """Report a trained iteration to the broker first, then write it to the files."""
+        version = trained.batch.iteration + 1
+        # A broker that is restarted from now on begins with the next iteration.
+        self.servers.completed = version
+        self.arms.advance(version)
+        relative_ess = self._relative_ess(trained.metrics.means)
+        crash_point("iteration.trained")
+        client.iteration_done(version - 1, trained.optimizer_steps, relative_ess)
+        crash_point("iteration.told")
+        times = work_times.of_iteration(trained.trained_s, trained.ranks)
+        self.service.status(f"iteration {version}")
+        self.metrics.write(
+            trained.batch, trained.metrics, trained.optimizer_steps, times, client.status()
+        )
+        crash_point("iteration.noted")
+
+    def _relative_ess(self, means: Mapping[str, float]) -> float | None:
+        """Return the effective sample size of old samples over that of fresh ones; None without old ones."""
+        self.fresh_ess = means.get("fresh_ess_fraction", self.fresh_ess)
+        old_ess = means.get("old_ess_fraction")
+        if old_ess is None or not math.isfinite(old_ess):
+            return None
+        return old_ess / max(self.fresh_ess, 1e-9)
+
+    def publish(
+        self,
+        version: int,
+        weights: Iterable[tuple[str, Tensor]],
+        logprobs: NDArray[np.float32],
+        finish: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+    ) -> None:
+        """Have a version judged if it is due, then hand it to the publisher."""
+        # Asked first: rollouts must still be able to fetch the version, so it is pinned.
+        self.arms.ask_version(version)
+        self.publisher.pinned = self.arms.pinned
+        with self.service.patience(WRITE_S):
+            self.publisher.publish(version, weights, logprobs, finish)
+
+    def close(self) -> None:
+        """End the parts that write in the background."""
+        with self.service.patience(FLUSH_S + TRACKING_FLUSH_S):
+            self.uploads.close()
+            self.publisher.close()
+            if self.tracking:
+                self.tracking.close()
 
 
 class PlannedBatch(NamedTuple):
@@ -88,19 +189,10 @@ class Learner:
     models: Models
     rank_zero: RankZeroParts | None
     problems: int
-    stop: Stop
+    stop: StopSignal
     probe: Sequence[ProbeRow]
     iteration: int = 0
-    started_s: float = field(default_factory=time.monotonic)
-    busy_s: float = 0.0
-    first_batch_s: float | None = None
-    waited_s: float = 0.0
-    fetched_s: float = 0.0
-    """Time in which this rank planned the newest batch and fetched its shard: a part of training."""
-    publish_s: float = 0.0
-    """Time in which this thread published the newest version, training nothing."""
-    fresh_ess: float = 1.0
-    """Newest known effective sample size of samples of age 0: 1, less what engine and learner differ by."""
+    times: WorkTimes = field(default_factory=WorkTimes)
     is_stopping: bool = False
     saved: int = -1
     """Iteration of the newest checkpoint."""
@@ -142,16 +234,16 @@ class Learner:
         batch = self.client.next_batch(
             GetBatch(self.iteration, rank, ranks), self.config.learner.batch_timeout_s
         )
-        self.first_batch_s = self.first_batch_s or time.monotonic()
+        self.times.first_batch_s = self.times.first_batch_s or time.monotonic()
         self.is_stopping = isinstance(batch, Halt)
         if isinstance(batch, Halt | RunOver):
             return None
         now_s = time.monotonic()
-        self.waited_s = now_s - waited_from_s
+        self.times.waited_s = now_s - waited_from_s
         data = iteration_data(batch, {})
         plan = plan_for(self.models, data, self.config)
         shard = self.client.groups(self.iteration, groups_of_rank(plan, data.groups, rank))
-        self.fetched_s = time.monotonic() - now_s
+        self.times.fetched_s = time.monotonic() - now_s
         if self.rank_zero and self.iteration == 0:
             # All groups, so that the prefixes written most often are the same for any number of ranks.
             every = range(len(batch.groups))
@@ -165,31 +257,14 @@ class Learner:
         data = iteration_data(work.batch, work.shard)
         total_steps = self.config.steps_in_all(self.problems)
         metrics = train_iteration(self.models, data, self.config, total_steps, work.plan)
-        trained_s = self.fetched_s + time.monotonic() - started_s
+        trained_s = self.times.fetched_s + time.monotonic() - started_s
         ranks = rank_figures(self.models, work.plan, data.lengths, trained_s)
-        self.busy_s += trained_s
+        self.times.busy_s += trained_s
         self.iteration += 1
         if self.rank_zero:
-            self.rank_zero.servers.completed = self.iteration
-            self.rank_zero.arms.advance(self.iteration)
-            self.fresh_ess = metrics.means.get("fresh_ess_fraction", self.fresh_ess)
-            old_ess = metrics.means.get("old_ess_fraction")
-            worth = None
-            if old_ess is not None and math.isfinite(old_ess):
-                worth = old_ess / max(self.fresh_ess, 1e-9)
-            crash_point("iteration.trained")
-            self.client.iteration_done(self.iteration - 1, self.models.optimizer_steps, worth)
-            crash_point("iteration.told")
-            now_s = time.monotonic()
-            busy = self.busy_fraction(now_s)
-            times = Times(
-                self.waited_s, trained_s, now_s - self.started_s, busy, self.publish_s, ranks
-            )
-            self.rank_zero.service.status(f"iteration {self.iteration}")
-            self.rank_zero.metrics.write(
-                work.batch, metrics, self.models.optimizer_steps, times, self.client.status()
-            )
-            crash_point("iteration.noted")
+            steps = self.models.optimizer_steps
+            trained = TrainedIteration(work.batch, metrics, steps, trained_s, ranks)
+            self.rank_zero.finish_iteration(self.client, trained, self.times)
 
     def publish(self) -> None:
         """Hand the current version to the publisher; a collective, so every rank calls it."""
@@ -203,11 +278,8 @@ class Learner:
             for _ in weights:  # each is gathered from all ranks
                 pass
             return
-        self.rank_zero.arms.ask_version(self.iteration)
-        self.rank_zero.publisher.pinned = self.rank_zero.arms.pinned
-        with self.patience():
-            self.rank_zero.publisher.publish(self.iteration, weights, logprobs, self.published)
-        self.publish_s = time.monotonic() - started_s
+        self.rank_zero.publish(self.iteration, weights, logprobs, self.published)
+        self.times.publish_s = time.monotonic() - started_s
 
     def sends(self, name: str) -> bool:
         """Return True if a parameter of the actor is a part of the current version: of version 0 all are."""
@@ -225,14 +297,10 @@ class Learner:
             return {published_name(name) or name: tensor for name, tensor in copied.items()}
         return lora.merged(copied, self.models.lora) if self.models.lora else copied
 
-    def busy_fraction(self, now_s: float) -> float:
-        """Return the share of the time since the first batch that was spent training."""
-        passed_s = now_s - (self.first_batch_s or now_s)
-        return min(1.0, self.busy_s / passed_s) if passed_s else 0.0
-
     def save_if_due(self) -> None:
         """Checkpoint on the configured iterations; one that failed is tried after 1, 2, 4, ... more."""
-        section, every = self.config.checkpoint, self.config.checkpoint.every
+        section = self.config.checkpoint
+        every = section.every
         is_regular = every and self.iteration % every == 0
         is_judged = section.keep_best and self.iteration % self.config.evaluation.every == 0
         is_due = (
@@ -272,7 +340,9 @@ class Learner:
 
     def remove_old(self, zero: RankZeroParts) -> None:
         """Remove the checkpoints that nothing keeps."""
-        section, awaited, curve = self.config.checkpoint, frozenset[int](), list[Point]()
+        section = self.config.checkpoint
+        awaited: frozenset[int] = frozenset()
+        curve: list[Point] = []
         if section.keep_best:
             awaited, curve = zero.arms.awaited, zero.arms.curve()
         with zero.uploads.paused() as uploading:
@@ -316,7 +386,8 @@ class Learner:
         self.rank_zero.arms.finish()
         self.remove_old(self.rank_zero)
         self.rank_zero.uploads.wait(self.stop, self.iteration)
-        metrics, up_s = self.rank_zero.metrics, time.monotonic() - self.started_s
+        metrics = self.rank_zero.metrics
+        up_s = time.monotonic() - self.times.started_s
         result = summary.summarise(
             self.client.status(),
             self.rank_zero.arms.outcome(),

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prefixrl.common.config.foreign.verifier import WITH_MATHEMATICAL_GOLD
 from prefixrl.common.config.run import RunConfig
@@ -24,11 +25,13 @@ from prefixrl.learner.data import problems
 from prefixrl.learner.data.gold_check import GoldCheck
 from prefixrl.learner.processes.servers import CLOSE_S, Servers
 from prefixrl.learner.run.directory import RunDirectory, check_ports_are_free
-from prefixrl.learner.run.stop import Stop
-from prefixrl.learner.run.tracking import FLUSH_S as TRACKING_FLUSH_S
+from prefixrl.learner.run.stop import StopSignal
 from prefixrl.learner.run.tracking import Tracking, check_packages
 from prefixrl.learner.run.uploads import Uploads, check_command
 from prefixrl.learner.training.checkpoint import damage, read_manifest
+
+if TYPE_CHECKING:
+    from prefixrl.learner.models.model import Models
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +58,7 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
             _lead(config, run_directory.path, read, ranks, stopped)
     else:
         with _memory_fault_explained(config):
-            _run(config, (rank, ranks), None, Stop(stopped), None)
+            _run(config, (rank, ranks), None, StopSignal(stopped), None)
 
 
 def _lead(
@@ -74,8 +77,9 @@ def _lead(
         raise DataError(
             f"adapter.init_from = {init_from!r} is a damaged checkpoint: {fault}; choose another one"
         )
-    completed, service = _completed(directory), Service(stopped=stopped)
-    servers = Servers(config, directory, completed, ranks=ranks, stop=Stop(stopped))
+    completed = _completed(directory)
+    service = Service(stopped=stopped)
+    servers = Servers(config, directory, completed, ranks=ranks, stop=StopSignal(stopped))
     golds = None
     try:
         answers = [each for each in training if each.code in WITH_MATHEMATICAL_GOLD]
@@ -84,7 +88,7 @@ def _lead(
         service.ready(f"serving {config.directory} at iteration {completed}, loading models")
         service.be_patient(LOAD_S)
         with _memory_fault_explained(config):
-            _run(config, (0, ranks), servers, Stop(stopped, service, servers), service)
+            _run(config, (0, ranks), servers, StopSignal(stopped, service, servers), service)
     finally:
         service.stopping()
         with service.patience(CLOSE_S):
@@ -111,10 +115,11 @@ def _run(
     config: RunConfig,
     rank_and_count: tuple[int, int],
     servers: Servers | None,
-    stop: Stop,
+    stop: StopSignal,
     service: Service | None,
 ) -> None:
-    directory, serving = Path(config.directory), contextlib.ExitStack()
+    directory = Path(config.directory)
+    serving = contextlib.ExitStack()
     if servers:
         serving.enter_context(exposed(config.log, "learner", partial(numbers_of_run, directory)))
     client = BrokerClient(servers.address, stop) if servers else join(directory, stop)
@@ -128,34 +133,20 @@ def _run(
         from prefixrl.learner.models import distributed
         from prefixrl.learner.models.model import Models
         from prefixrl.learner.run.metrics import MetricsLog
-        from prefixrl.learner.training import checkpoint
         from prefixrl.learner.weights.probe import make_probe
-        from prefixrl.learner.weights.publish import FLUSH_S, Publisher
+        from prefixrl.learner.weights.publish import Publisher
 
     arms = Arms(config, client, directory, servers.completed, stop) if servers else None
     if servers and arms:
         arms.ask_before_training()
     models = Models.load(config, *rank_and_count, model_folder(config.adapter.start))
     probe = make_probe(config, [each.question for each in training], models.source, models.device)
-    state = checkpoint.load(directory / "checkpoints", models)
-    iteration = state.iteration if state else 0
-    if config.adapter.init_from and state is None:
-        checkpoint.take_critic(Path(config.adapter.init_from), models)
-    log.info(
-        "models are loaded at iteration %d: %s",
-        iteration,
-        start_line(str(models.device), *models.facts()),
-    )
+    is_resumed, iteration = _load_checkpoint(config, models)
     rank_zero = None
     if servers and arms:
         note_start(directory, iteration)
-        weights = Publisher(
-            servers.address,
-            directory / "weights",
-            probe,
-            config.learner.weight_deltas,
-            stop,
-        )
+        deltas = config.learner.weight_deltas
+        weights = Publisher(servers.address, directory / "weights", probe, deltas, stop)
         assert service, "rank 0 speaks for the learner"
         forecast = forecast_gib(config, training) if models.device.type == "cuda" else {}
         metrics = MetricsLog(directory, iteration, stop, forecast)
@@ -166,19 +157,29 @@ def _run(
     learner = Learner(
         config, directory, client, models, rank_zero, len(training), stop, probe, iteration
     )
-    learner.saved = iteration if state else -1
+    learner.saved = iteration if is_resumed else -1
     try:
         learner.run()
     finally:
         if rank_zero:
-            with rank_zero.service.patience(FLUSH_S + TRACKING_FLUSH_S):
-                rank_zero.uploads.close()
-                rank_zero.publisher.close()
-                if rank_zero.tracking:
-                    rank_zero.tracking.close()
+            rank_zero.close()
         client.close()
         serving.close()
         distributed.stop()
+
+
+def _load_checkpoint(config: RunConfig, models: "Models") -> tuple[bool, int]:
+    """Load the newest checkpoint, if any; return True if the run is resumed, and its iteration."""
+    from prefixrl.learner.training import checkpoint
+
+    state = checkpoint.load(Path(config.directory) / "checkpoints", models)
+    iteration = state.iteration if state else 0
+    if config.adapter.init_from and state is None:
+        # A new run may begin with the critic of another run's checkpoint.
+        checkpoint.take_critic(Path(config.adapter.init_from), models)
+    facts = start_line(str(models.device), *models.facts())
+    log.info("models are loaded at iteration %d: %s", iteration, facts)
+    return state is not None, iteration
 
 
 @contextlib.contextmanager
@@ -195,10 +196,8 @@ def _memory_fault_explained(config: RunConfig) -> Iterator[None]:
         if not isinstance(error, torch.OutOfMemoryError):
             raise
         peak = torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0
-        limit, prompt_tokens = (
-            budget.device_bytes(config) or 0,
-            report.forecast(config).prompt_tokens,
-        )
+        limit = budget.device_bytes(config) or 0
+        prompt_tokens = report.forecast(config).prompt_tokens
         advice = budget.out_of_memory(config, prompt_tokens, limit, peak)
         raise TrainingFault(
             f"the learner's device has no room left: {advice} ({str(error).partition('. ')[0]})"
@@ -212,7 +211,7 @@ class _Moved(PeerLost):
 class _BrokerAddress:
     """The address of rank 0's broker, as a rank above 0 found it in the run directory."""
 
-    def __init__(self, directory: Path, stop: Stop) -> None:
+    def __init__(self, directory: Path, stop: StopSignal) -> None:
         """Wait for the file that names it."""
         self._directory = directory
         self._stop = stop
@@ -225,7 +224,7 @@ class _BrokerAddress:
             raise _Moved(f"the broker has moved from {self.address.endpoint} to {now.endpoint}")
 
 
-def join(directory: Path, stop: Stop) -> BrokerClient:
+def join(directory: Path, stop: StopSignal) -> BrokerClient:
     """Connect a rank above 0 to rank 0's broker; a file in the run directory names its endpoint.
 
     A file of an earlier start may stand there while rank 0 reads its data and the broker its journal.
@@ -238,7 +237,7 @@ def join(directory: Path, stop: Stop) -> BrokerClient:
             log.info("%s", moved)
 
 
-def _address(directory: Path, stop: Stop) -> Address:
+def _address(directory: Path, stop: StopSignal) -> Address:
     """Wait for the file with the endpoint of rank 0's broker, and return its address."""
     from_s, wait = time.monotonic(), WaitLog(f"rank 0 to start its broker in {directory}")
     while True:

@@ -118,7 +118,8 @@ class HostShare:
 
 def _wait_for(descriptor: int, is_there: Callable[[], bool]) -> bool:
     """Wait for the lock. Returns False if the version arrives first or the holder makes no progress."""
-    seen_ns, since_s = -1, time.monotonic()
+    seen_ns = -1
+    since_s = time.monotonic()
     while True:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -128,7 +129,8 @@ def _wait_for(descriptor: int, is_there: Callable[[], bool]) -> bool:
             return False
         now_ns = os.fstat(descriptor).st_mtime_ns
         if now_ns != seen_ns:
-            seen_ns, since_s = now_ns, time.monotonic()
+            seen_ns = now_ns
+            since_s = time.monotonic()
         elif time.monotonic() - since_s > STILL_S:
             return False
         time.sleep(LOOK_EVERY_S)

@@ -10,7 +10,7 @@ what these sample is delivered once the broker has found them proved.
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
 import numpy as np
@@ -66,8 +66,10 @@ class Rollout(WorkLoop[PrefixTask]):
         super().__init__(
             link, PrefixTask, RowsLeftReport(link, engine.takes_runs, engine.seats, engine.room)
         )
-        self._config, self._fetcher = config, fetcher
-        self._engine, self._renderer = engine, renderer
+        self._config = config
+        self._fetcher = fetcher
+        self._engine = engine
+        self._renderer = renderer
         self._open: dict[str, tuple[PrefixTask, tuple[TokenIds | str, ...]]] = {}
         self._held: list[JobResult] = []
         """Finished jobs with tokens of weights that are not proved yet."""
@@ -99,9 +101,12 @@ class Rollout(WorkLoop[PrefixTask]):
             self._take_result(result)
         self._swap_weights()
         vitals = self._link.vitals
-        vitals.progress, vitals.tokens = self._engine.progress, self._engine.tokens
-        vitals.busy_row_s, vitals.waiting_rows = self._engine.busy_row_s, self._engine.waiting_rows
-        vitals.activity, vitals.state = "working", f"version {self.swap.version}"
+        vitals.progress = self._engine.progress
+        vitals.tokens = self._engine.tokens
+        vitals.busy_row_s = self._engine.busy_row_s
+        vitals.waiting_rows = self._engine.waiting_rows
+        vitals.activity = "working"
+        vitals.state = f"version {self.swap.version}"
 
     def _unended(self) -> dict[str, int]:
         return {task: self._engine.rows_left(task) for task in self._open}
@@ -135,9 +140,10 @@ class Rollout(WorkLoop[PrefixTask]):
                 super()._handle(message)
 
     def _deliver_held(self) -> None:
-        """Deliver the results that were kept back: the installed weights are proved."""
+        """Deliver the results that waited for the proof of the installed weights."""
         self.swap.proved()
-        results, self._held = self._held, []
+        results = self._held
+        self._held = []
         for result in results:
             self._deliver(result)
 
@@ -188,44 +194,42 @@ class Rollout(WorkLoop[PrefixTask]):
     def _deliver(self, result: JobResult) -> None:
         task, prompts = self._open.pop(result.key)
         rows = iter(result.rows)
-        groups = []
-        for group, prompt in zip(task.groups, prompts, strict=True):
-            packed: tuple[Row, ...] = ()
-            tokens, error = b"", prompt if isinstance(prompt, str) else ""
-            if not isinstance(prompt, str):
-                packed = tuple(
-                    pack_row(
-                        row,
-                        self.swap.digest_of,
-                        self._read(row.tokens),
-                        self._renderer.has_control(row.tokens),
-                    )
-                    for row in islice(rows, task.rows_per_group)
-                )
-                tokens = pack_tokens(prompt)
-            groups.append(
-                GroupPrefixes(
-                    seq=group.seq,
-                    prompt=group.prompt,
-                    seed=group.seed,
-                    prompt_tokens=tokens,
-                    rows=packed,
-                    error=error,
-                )
+        # A prompt that could not be rendered is its error: it has no rows in the result.
+        groups = tuple(
+            GroupPrefixes(
+                seq=group.seq,
+                prompt=group.prompt,
+                seed=group.seed,
+                prompt_tokens=b"" if isinstance(prompt, str) else pack_tokens(prompt),
+                rows=()
+                if isinstance(prompt, str)
+                else self._packed(islice(rows, task.rows_per_group)),
+                error=prompt if isinstance(prompt, str) else "",
             )
-        name, kind, took_s = task.task, task.kind, result.elapsed_s
+            for group, prompt in zip(task.groups, prompts, strict=True)
+        )
         oldest = min(_versions(result), default=task.version)
-        digest, sampled = self.swap.digest_of[oldest], tuple(groups)
         message = Prefixes(
-            task=name,
-            kind=kind,
+            task=task.task,
+            kind=task.kind,
             version=oldest,
-            weights_digest=digest,
-            groups=sampled,
-            elapsed_s=took_s,
+            weights_digest=self.swap.digest_of[oldest],
+            groups=groups,
+            elapsed_s=result.elapsed_s,
         )
         crash_point("prefixes.sampled")
         self._link.send(message)
+
+    def _packed(self, rows: Iterable[Continuation]) -> tuple[Row, ...]:
+        return tuple(
+            pack_row(
+                row,
+                self.swap.digest_of,
+                self._read(row.tokens),
+                self._renderer.has_control(row.tokens),
+            )
+            for row in rows
+        )
 
     def _read(self, tokens: TokenIds) -> str | None:
         """Return the text for a target of another family; None for whole answers."""
@@ -236,13 +240,16 @@ class Rollout(WorkLoop[PrefixTask]):
     def _swap_weights(self) -> None:
         now_s = time.monotonic()
         self.swap.stage(self._fetcher.take_snapshot())
-        if not self._drain.is_on and (offer := self.swap.offer(now_s)) is not None:
+        offer = None if self._drain.is_on else self.swap.offer(now_s)
+        if offer is not None:
             self._link.send(offer)
             self._hand_back_waiting()
-        if (snapshot := self.swap.due(self._tasks())) is not None:
+        snapshot = self.swap.due(self._tasks())
+        if snapshot is not None:
             self._install(snapshot)
             crash_point("swap.installed")
-        if (proof := self.swap.proof(time.monotonic())) is not None:
+        proof = self.swap.proof(time.monotonic())
+        if proof is not None:
             self._link.send(proof)
 
     def _hand_back_waiting(self) -> None:
@@ -272,7 +279,8 @@ def make_job(
 ) -> Job:
     """Return the engine job of a task: rows per renderable prompt, every row with its own draws."""
     rows: list[TokenIds] = []
-    count, tokens = task.rows_per_group, task.sampling.max_new_tokens
+    count = task.rows_per_group
+    tokens = task.sampling.max_new_tokens
     uniforms = [np.zeros((0, tokens))]
     for group, prompt in zip(task.groups, prompts, strict=True):
         if not isinstance(prompt, str):

@@ -81,7 +81,8 @@ class Staging:
         """Take a piece unless it is there already; BadSnapshot when its size is not as announced."""
         if number not in self._missing:
             return
-        sizes, expected = [len(frame) for frame in frames], self.size_of(number)
+        sizes = [len(frame) for frame in frames]
+        expected = self.size_of(number)
         if sizes != [expected]:
             raise BadSnapshot(f"chunk {number} holds {sizes} bytes, expected {expected}")
         self._put(number, frames[0])

@@ -24,11 +24,12 @@ REFUSALS_ALLOWED = 3
 
 
 class WeightSwap:
-    """The installed version, its successor, and what was sent and answered about them."""
+    """The installed version, its successor, and the messages about them."""
 
     def __init__(self, digest: str, mode: Literal["drain", "in_flight"]) -> None:
         """Take the digest of the weights that the engine started with, version 0."""
-        self.version, self.digest = 0, digest
+        self.version = 0
+        self.digest = digest
         self.is_proved = True
         self.digest_of = {0: digest}
         """Digest of every version that open tasks may have tokens of."""
@@ -43,9 +44,9 @@ class WeightSwap:
         """The version that was proved last, scored with the present probe."""
         self._probe: tuple[bytes, tuple[tuple[int, int], ...]] = b"", ()
         self._checksum = ""
-        """Checksum of the weights installed before, "" where it was not made."""
+        """Checksum of the weights before the installed version, "" where it was not made."""
         self._wants_checksum = True
-        """True until a version is proved by its logprobs: the probe may not tell the next one from the last."""
+        """True until a version is proved by its logprobs: the probe may show no change."""
         self._refusals = 0
 
     def ready(self) -> int:
@@ -82,7 +83,8 @@ class WeightSwap:
         if not self._is_granted or not self._may_install(open_tasks):
             return None
         self._is_granted = False
-        snapshot, self.staged = self.staged, None
+        snapshot = self.staged
+        self.staged = None
         if snapshot is not None:
             self._offer_s = 0.0
         return snapshot
@@ -102,6 +104,7 @@ class WeightSwap:
         assert self._latest is not None
         probe = self._latest.probe_tokens, self._latest.probe_rows
         rows = probe_rows(token_ids(probe[0]), probe[1])
+        # The change is measured from the version that was proved last, by the same probe.
         if self.is_proved and self._probe != probe:
             self._probe = probe
             self._before = PreviousProof(
@@ -112,16 +115,11 @@ class WeightSwap:
         try:
             engine.install(snapshot)
         except ValueError as error:
-            self._refusals += 1
-            log.warning(
-                "version %d cannot be installed: %s; fetching again", snapshot.version, error
-            )
-            if self._refusals >= REFUSALS_ALLOWED:
-                fault = f"version {snapshot.version} could not be installed {self._refusals} times in a row: {error}"
-                raise Refusal(fault) from None
+            self._count_refusal(snapshot.version, error)
             return False
         self._refusals = 0
-        self.version, self.digest = snapshot.version, snapshot.manifest.digest
+        self.version = snapshot.version
+        self.digest = snapshot.manifest.digest
         oldest = min((task.version for task in open_tasks), default=self.version)
         known_digests = {each: digest for each, digest in self.digest_of.items() if each >= oldest}
         self.digest_of = known_digests | {self.version: self.digest}
@@ -134,14 +132,21 @@ class WeightSwap:
             self.unclear(engine.checksum)
         return True
 
+    def _count_refusal(self, version: int, error: ValueError) -> None:
+        self._refusals += 1
+        log.warning("version %d cannot be installed: %s; fetching again", version, error)
+        if self._refusals >= REFUSALS_ALLOWED:
+            fault = (
+                f"version {version} could not be installed {self._refusals} times in a row: {error}"
+            )
+            raise Refusal(fault) from None
+
     def unclear(self, checksum: Callable[[], EngineChecksum]) -> None:
-        """Add the checksum of the installed weights to the proof, if it has none, and have it sent again."""
+        """Add the checksum of the installed weights to the proof and send it again, once."""
         if not self.is_proved and self._proof is not None and self._proof.checksum is None:
             checksummed = msgspec.structs.replace(checksum(), before=self._checksum)
-            self._proof, self._proof_s = (
-                msgspec.structs.replace(self._proof, checksum=checksummed),
-                0.0,
-            )
+            self._proof = msgspec.structs.replace(self._proof, checksum=checksummed)
+            self._proof_s = 0.0
 
     def proof(self, now_s: float) -> Installed | None:
         """Return the probe when it is time to send it."""
@@ -152,7 +157,7 @@ class WeightSwap:
         return self._proof
 
     def proved(self, by: Proof | None = None) -> None:
-        """Note that the broker found the installed version proved; None: it did not say by what."""
+        """Record that the installed version is proved; `by` is None without the broker's Probed."""
         if self._proof is not None and not self.is_proved:
             proof = self._proof
             self._before = PreviousProof(proof.version, proof.digest, proof.probe_logprobs)

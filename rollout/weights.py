@@ -135,7 +135,8 @@ class Fetcher:
 
     def again(self) -> None:
         """Fetch all of the wanted version again: the one fetched last proved bad."""
-        self._held, self._must_pull = None, True
+        self._held = None
+        self._must_pull = True
         self._have = self._served = NOTHING
         self._changed.set()
 
@@ -156,6 +157,7 @@ class Fetcher:
                     if client is not None:
                         client.drain()
                 self._changed.clear()
+                # After a restart the weight server may be at another endpoint.
                 if client is None or client.endpoint != self._source.endpoint:
                     if client is not None:
                         client.close()
@@ -197,12 +199,12 @@ class Fetcher:
             log.warning("weights of version %d: %s; asking again", version_digest[0], error)
             time.sleep(ASK_AGAIN_S)
             return False
-        self._staging, self._damaged_in_a_row, self._must_pull = None, 0, False
+        self._staging = None
+        self._damaged_in_a_row = 0
+        self._must_pull = False
         self.counts.pull_s += time.monotonic() - started_s
-        self._have, self._served = (
-            (snapshot.manifest.version, snapshot.manifest.digest),
-            version_digest,
-        )
+        self._have = (snapshot.manifest.version, snapshot.manifest.digest)
+        self._served = version_digest
         self._staged.put(snapshot)
         return True
 
@@ -251,12 +253,14 @@ class Fetcher:
         self, client: Client[FromWeights, ToWeights], manifest: Manifest, alive: Callable[[], None]
     ) -> Staging:
         staging = self._resumed(manifest)
-        to_ask, under_way = staging.missing(), dict[int, int]()
+        to_ask = staging.missing()
+        under_way = dict[int, int]()
         while not staging.is_complete:
             while not under_way or (
                 sum(under_way.values()) < WINDOW_BYTES and len(under_way) < WINDOW_PIECES
             ):
-                if (number := next(to_ask, None)) is None:
+                number = next(to_ask, None)
+                if number is None:
                     break
                 client.send(staging.request(number), timeout_s=ANSWER_S)
                 under_way[number] = staging.size_of(number)
@@ -305,7 +309,8 @@ class Fetcher:
         self, client: Client[FromWeights, ToWeights], what: str
     ) -> tuple[FromWeights, list[memoryview]]:
         """Return the next answer; PeerLost where none comes, BadSnapshot where too many led to nothing."""
-        if (answer := client.receive_views(ANSWER_S)) is None:
+        answer = client.receive_views(ANSWER_S)
+        if answer is None:
             raise PeerLost(f"no {what} from {self._source.endpoint} for {ANSWER_S:g} s")
         self._useless_in_a_row += 1
         if self._useless_in_a_row > USELESS_ANSWERS_ALLOWED:

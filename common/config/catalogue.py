@@ -75,7 +75,8 @@ def json_schema() -> dict[str, Any]:
 def _walk(node: dict[str, Any], definitions: dict[str, Any], path: str) -> Iterator[Setting]:
     required = node.get("required", ())
     for name, field in node["properties"].items():
-        key, section = f"{path}{name}", _section(field, definitions)
+        key = f"{path}{name}"
+        section = _section(field, definitions)
         sentence = field.get("description") or (section or {}).get("description", "")
         if section is None:
             values = ", ".join(dict.fromkeys(_values(field, definitions)))

@@ -311,7 +311,8 @@ def resolve(data: DataConfig, base: Path) -> DataConfig:
     local = {name: _local(f"data.paths.{name}", path, base) for name, path in data.paths.items()}
 
     def resolved(source: Source, key: str) -> Source:
-        problem_set, path = source.problem_set, source.path
+        problem_set = source.problem_set
+        path = source.path
         if path is not None:
             path = path if path.startswith(HUB) else _local(key, path, base)
         elif problem_set is not None:
@@ -326,6 +327,7 @@ def resolve(data: DataConfig, base: Path) -> DataConfig:
             tuple(Source(name=name) for name in problem_set.without) if problem_set else ()
         )
         left_out = tuple(resolved(each, f"{key}.without") for each in without)
+        # What is left out of a source is its default split, also for held-out sources.
         is_held_out = key.startswith("data.eval") and ".without" not in key
         split = (
             source.split or (problem_set.eval_split if problem_set and is_held_out else "") or None
@@ -336,7 +338,8 @@ def resolve(data: DataConfig, base: Path) -> DataConfig:
         keys = [f"{key}[{index}]" for index in range(len(sources))] if len(sources) > 1 else [key]
         return tuple(map(resolved, sources, keys))
 
-    train, held_out = all_resolved(data.train, "data.train"), all_resolved(data.eval, "data.eval")
+    train = all_resolved(data.train, "data.train")
+    held_out = all_resolved(data.eval, "data.eval")
     return data.model_copy(update={"train": train, "eval": held_out, "paths": local})
 
 

@@ -96,7 +96,8 @@ def checkpoint_of(name: str, base: Path, directory: Path) -> str:
 
 def with_texts(model: AnyModel, section: str, base: Path) -> AnyModel:
     """Return the section with its template files read; raises ConfigError."""
-    chat, prompt = model.chat_template, model.prompt_template
+    chat = model.chat_template
+    prompt = model.prompt_template
     texts = {
         "chat_template": _text(f"{section}.chat_template", chat, base) if chat else chat,
         "prompt_template": prompt

@@ -355,6 +355,7 @@ class RunConfig(Section):
             "the learner would end before a stuck worker's groups are given to another; "
             "batch_timeout_s must exceed both",
         )
+        # A wait inside a scorer must end before the broker or the learner gives up.
         dead_scorer = (
             "a scorer would count as dead before its request times out; request_s must be shorter"
         )
@@ -396,11 +397,9 @@ class RunConfig(Section):
             raise ValueError(objection)
 
     def _check_task_size(self, info: ValidationInfo) -> None:
-        rollout, samples, continuations = (
-            self.rollout,
-            self.algorithm.samples_per_prompt,
-            self.scorer.continuations,
-        )
+        rollout = self.rollout
+        samples = self.algorithm.samples_per_prompt
+        continuations = self.scorer.continuations
         verdict_bytes = continuations * VERDICT_BYTES if continuations > 1 else 0
         if self.scorer.prm is not None:
             verdict_bytes += continuations * self.scorer.prm.most_steps * STEP_BYTES
@@ -487,11 +486,14 @@ class RunConfig(Section):
 
     def own_cores(self, role: str) -> int:
         """Return the cores of a process of a role, a verifier's children apart; a learner serves workers too."""
-        return 8 if role == "learner" else 4 if self.loads_model(role) else 1
+        if role == "learner":
+            return 8
+        return 4 if self.loads_model(role) else 1
 
     def verifier_children(self, cores: int = 1024) -> int:
         """Return the children of a scorer's verifier on so many cores; the default is a host with enough."""
-        algorithm, free = self.algorithm, cores - self.own_cores("scorer")
+        algorithm = self.algorithm
+        free = cores - self.own_cores("scorer")
         rows = (
             algorithm.groups_per_iteration
             * algorithm.samples_per_prompt
@@ -525,7 +527,8 @@ class RunConfig(Section):
 
     def steps_in_all(self, problems: int) -> int:
         """Return the optimiser steps of that run; the last iteration may be small."""
-        algorithm, iterations = self.algorithm, self.iterations_in_all(problems)
+        algorithm = self.algorithm
+        iterations = self.iterations_in_all(problems)
         last_groups = (
             self.groups_in_all(problems) - (iterations - 1) * algorithm.groups_per_iteration
         )

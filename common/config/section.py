@@ -113,6 +113,6 @@ def toml(value: object) -> str:
         return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml, value))}]"
-    if isinstance(value, float) and float(short := f"{value:g}") == value:
-        return short
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
     return json.dumps(value, ensure_ascii=False)

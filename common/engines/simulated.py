@@ -56,7 +56,9 @@ class SimulatedEngine(base.AdapterEngine):
         super().__init__()
         self.seats = config.seats or TASKS * rows_per_job
         self.room = base.room_of(self.seats)
-        self._role, self._version, self._digest = role, 0, ""
+        self._role = role
+        self._version = 0
+        self._digest = ""
         self._mean_s = config.prefix_s if role == "rollout" else config.completion_s
         self._sigma = config.completion_sigma if role == "scorer" else 0.0
         self._most_s = config.completion_limit_s or math.inf if role == "scorer" else math.inf
@@ -106,7 +108,8 @@ class SimulatedEngine(base.AdapterEngine):
         if wait_s > 0:
             time.sleep(wait_s)
         self.progress += 1
-        results, now_s = list[base.JobResult](), time.monotonic()
+        results = list[base.JobResult]()
+        now_s = time.monotonic()
         while self._seated and self._seated[0].ends_s <= now_s:
             ended = heapq.heappop(self._seated)
             self._ended_row_s += ended.ends_s - ended.started_s
@@ -119,20 +122,20 @@ class SimulatedEngine(base.AdapterEngine):
         return results
 
     def _written(self, job: base.Job, row: _Row) -> base.Continuation:
-        text, spans = row.versions, base.spans_of(row.versions.tolist())
+        text = row.versions
+        spans = base.spans_of(row.versions.tolist())
         if self._role == "scorer":
             assert job.script is not None, "a simulated target returns the script of its job"
-            text, spans = job.script[row.index], ()
+            text = job.script[row.index]
+            spans = ()
         self.tokens += text.size
         return base.Continuation(text, np.full(text.size, -1.0, dtype=np.float32), "eos", spans)
 
     def install(self, snapshot: Snapshot) -> None:
         """Keep the weights; running rows write the rest of their tokens with the new version."""
-        self._snapshot, self._version, self._digest = (
-            snapshot,
-            snapshot.version,
-            snapshot.manifest.digest,
-        )
+        self._snapshot = snapshot
+        self._version = snapshot.version
+        self._digest = snapshot.manifest.digest
         now_s = time.monotonic()
         for row in self._seated:
             unwritten = max(0.0, row.ends_s - now_s) / max(row.ends_s - row.started_s, 1e-9)
@@ -152,7 +155,8 @@ class SimulatedEngine(base.AdapterEngine):
         if self._snapshot is None:
             zeros = memoryview(bytes(4 * FIRST_WEIGHTS))
             return manifest_of(0, [("weight", "float32", (FIRST_WEIGHTS,), zeros)]).digest
-        view, entries = self._snapshot.memory.view, self._snapshot.manifest.tensors
+        view = self._snapshot.memory.view
+        entries = self._snapshot.manifest.tensors
         ends = [each.offset_bytes + each.size_bytes for each in entries]
         pieces = (
             (each.name, each.dtype, each.shape, view[each.offset_bytes : end])

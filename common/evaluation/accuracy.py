@@ -21,7 +21,8 @@ import numpy as np
 from prefixrl.common.wire.verdicts import Aggregate, aggregated
 
 Z_975 = 1.959964
-RESAMPLES, RESAMPLES_AT_ONCE = 2000, 100
+RESAMPLES = 2000
+RESAMPLES_AT_ONCE = 100
 AGGREGATES: tuple[Aggregate, ...] = ("last", "min", "product")
 CHOICES = tuple(f"prm_{how}_{by}" for by in ("max", "vote") for how in AGGREGATES)
 
@@ -251,7 +252,8 @@ def difference(first: Mapping[str, float], second: Mapping[str, float]) -> Diffe
     if not common:
         return None
     gaps = [first[name] - second[name] for name in common]
-    better, worse = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
+    better = sum(gap > 0 for gap in gaps)
+    worse = sum(gap < 0 for gap in gaps)
     is_binary = all(value in (0.0, 1.0) for name in common for value in (first[name], second[name]))
     if is_binary:
         ends = agresti_min(better, worse, len(gaps))
@@ -268,7 +270,8 @@ def difference(first: Mapping[str, float], second: Mapping[str, float]) -> Diffe
 
 def agresti_min(better: int, worse: int, problems: int) -> tuple[float, float]:
     """Return the 95% interval: Wald's, with half a problem more in each of the four cells."""
-    gap, total = better - worse, problems + 2
+    gap = better - worse
+    total = problems + 2
     half = Z_975 * math.sqrt(better + worse + 1 - gap * gap / total) / total
     return max(-1.0, gap / total - half), min(1.0, gap / total + half)
 

@@ -8,7 +8,9 @@ from prefixrl.common.errors import DataError
 from prefixrl.common.evaluation.accuracy import Accuracy
 from prefixrl.common.wire.messages.groups import VerdictStatus
 
-PLAN_FILE, RESULTS_FILE, ANSWERS_FILE = "plan.json", "results.json", "answers.jsonl"
+PLAN_FILE = "plan.json"
+RESULTS_FILE = "results.json"
+ANSWERS_FILE = "answers.jsonl"
 GREEDY, SAMPLED = "greedy", "sampled"
 """Decodings: SAMPLED draws at the temperatures of the config."""
 PREFIX_ARMS = ("no_prefix", "fixed_prefix", "prefix_clustering", "adapter")

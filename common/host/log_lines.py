@@ -31,7 +31,9 @@ class LineBudget(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True for a line that is written."""
-        now_s, kind, peer = self._clock(), str(record.msg)[:LINE_CHARS], CAUSE.get()
+        now_s = self._clock()
+        kind = str(record.msg)[:LINE_CHARS]
+        peer = CAUSE.get()
         has_room = not peer or self._spend_line(peer, PER_PEER, PER_PEER_S, now_s)
         if not has_room or not self._spend_line(kind, PER_KIND, PER_KIND_S, now_s):
             self._left_out[kind] = self._left_out.get(kind, 0) + 1
@@ -39,7 +41,8 @@ class LineBudget(logging.Filter):
         text = record.getMessage()
         if left_out := self._left_out.pop(kind, 0):
             text = f"{text[:LINE_CHARS]} ({left_out} more such lines before this were left out)"
-        record.msg, record.args = text[: LINE_CHARS + 100], ()
+        record.msg = text[: LINE_CHARS + 100]
+        record.args = ()
         return True
 
     def _spend_line(self, key: object, most: float, per_s: float, now_s: float) -> bool:

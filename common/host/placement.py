@@ -56,7 +56,8 @@ class Process:
 
 def processes_of(config: RunConfig, with_learner: bool = True) -> list[Process]:
     """Return the processes of a run on one machine, the learner's ranks as one."""
-    launch, devices = config.launch, config.launch.devices
+    launch = config.launch
+    devices = config.launch.devices
     processes = []
     if with_learner:
         processes.append(
@@ -92,7 +93,8 @@ def place(processes: Sequence[Process], gpu_count: int) -> Placement:
                 f"launch.devices gives {process.name} GPU {missing[0]}; there are {gpu_count}, counted from 0 "
                 f"(CUDA_VISIBLE_DEVICES)"
             )
-    is_enough = sum(each.gpus for each in processes) <= gpu_count
+    is_enough = sum(process.gpus for process in processes) <= gpu_count
+    # GPUs that the run file names are taken first, so that the others go around them.
     used: Counter[int] = Counter(dict.fromkeys(range(gpu_count), 0))
     for process in processes:
         used.update(process.chosen_gpus or ())
@@ -103,6 +105,7 @@ def place(processes: Sequence[Process], gpu_count: int) -> Placement:
         if process.chosen_gpus is not None:
             placed[process.name] = process.chosen_gpus
             continue
+        # A guest shares a GPU of the learner only where there are too few for all.
         if process.is_guest and host and not is_enough:
             chosen: tuple[int, ...] = (host[guests % len(host)],)
             guests += 1

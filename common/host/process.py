@@ -37,8 +37,10 @@ END_SIGNAL: signal.Signals = getattr(
 """Signal by which a learner ends its servers. A batch system sends SIGTERM to all processes, not this one."""
 PARENT_VARIABLE = "PREFIXRL_PARENT_PID"
 """Variable with a parent's id; a process that has it ends with that parent, even if the parent is killed."""
-LEAST_FILES, MOST_FILES = 96, 2**16
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+LEAST_FILES = 96
+MOST_FILES = 2**16
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
 GLANCE_S = 0.05
 WELL_S = 3600.0
 """Running time after which a process has all its restarts again: rare crashes do not add up."""

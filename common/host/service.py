@@ -31,8 +31,10 @@ class Service:
         microseconds = environment.pop("WATCHDOG_USEC", "")
         self._watchdog_s = int(microseconds) / 1e6 if watched and microseconds.isdigit() else 0.0
         self._clock = clock
-        self._status, self._status_s = "", 0.0
-        self._fed_s, self._fed_at = -self._watchdog_s, -1
+        self._status = ""
+        self._status_s = 0.0
+        self._fed_s = -self._watchdog_s
+        self._fed_at = -1
         self._is_patient = self._is_stopping = False
         self._extended_s = 0.0
 
@@ -45,7 +47,8 @@ class Service:
         """Say what the process does, when that has changed; at most once a second."""
         now_s = self._clock()
         if text != self._status and now_s - self._status_s >= STATUS_EVERY_S:
-            self._status, self._status_s = text, now_s
+            self._status = text
+            self._status_s = now_s
             self._send(f"STATUS={text}")
 
     def be_patient(self, most_s: float) -> None:
@@ -64,11 +67,9 @@ class Service:
         if progress is None or progress != self._fed_at:
             usual = f"WATCHDOG_USEC={int(self._watchdog_s * 1e6)}\n" if self._is_patient else ""
             if self._send(f"{usual}WATCHDOG=1"):
-                self._fed_s, self._fed_at, self._is_patient = (
-                    now_s,
-                    -1 if progress is None else progress,
-                    False,
-                )
+                self._fed_s = now_s
+                self._fed_at = -1 if progress is None else progress
+                self._is_patient = False
 
     @contextmanager
     def patience(self, most_s: float) -> Iterator[None]:
@@ -77,7 +78,8 @@ class Service:
             yield
             return
         self.be_patient(most_s)
-        deadline_s, over = self._clock() + most_s, threading.Event()
+        deadline_s = self._clock() + most_s
+        over = threading.Event()
         thread = threading.Thread(
             target=self._await_stop, args=(deadline_s, over), name="patience", daemon=True
         )

@@ -12,7 +12,8 @@ def start_line(device: str, *facts: str) -> str:
 
     A process that imported no torch has loaded no model. vLLM's own processes may hold what this one does not.
     """
-    torch, memory = sys.modules.get("torch"), memory_now()
+    torch = sys.modules.get("torch")
+    memory = memory_now()
     resident = (
         f"{memory.resident_bytes / GIB:.2f} GiB resident" if memory else "its memory is not known"
     )
@@ -26,10 +27,8 @@ def start_line(device: str, *facts: str) -> str:
     from prefixrl.common.host.cuda import driver
 
     index = torch.device(device if device.startswith("cuda:") else "cuda:0")
-    allocated, reserved = (
-        torch.cuda.memory_allocated(index) / GIB,
-        torch.cuda.memory_reserved(index) / GIB,
-    )
+    allocated = torch.cuda.memory_allocated(index) / GIB
+    reserved = torch.cuda.memory_reserved(index) / GIB
     memory_words = f"{allocated:.2f} GiB allocated, {reserved:.2f} reserved on it; {resident}"
     where = f"{index}, {torch.cuda.get_device_name(index)}", f"driver: {driver()}"
     return "; ".join(

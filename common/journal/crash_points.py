@@ -13,7 +13,9 @@ from pathlib import Path
 
 from prefixrl.common.errors import ConfigError
 
-VARIABLE, FOLDER_VARIABLE, HANG = "PREFIXRL_CRASH_AT", "PREFIXRL_CRASH_FOLDER", "hang"
+VARIABLE = "PREFIXRL_CRASH_AT"
+FOLDER_VARIABLE = "PREFIXRL_CRASH_FOLDER"
+HANG = "hang"
 POINTS = {
     "journal.begun": "before records are written",
     "journal.written": "written, not synced",

@@ -50,7 +50,8 @@ class History:
 
     def _compare(self, ledger: journaled.LedgerState) -> None:
         """Record differences between the start of a segment and the records before it."""
-        counts, totals = self.counts, ledger.totals
+        counts = self.counts
+        totals = ledger.totals
         stated = {name: getattr(totals, name) for name in ("filtered", "failed", "expired")}
         stated |= Counter(_STATES[group.state] for group in ledger.live)
         stated["trained"] = stated.get("trained", 0) + totals.trained

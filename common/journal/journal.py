@@ -48,7 +48,8 @@ class Journal:
 
     def __init__(self, folder: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
         """Open the newest segment of a folder, which is made if it is missing."""
-        self._folder, self._segment_bytes = folder, segment_bytes
+        self._folder = folder
+        self._segment_bytes = segment_bytes
         folder.mkdir(parents=True, exist_ok=True)
         self._names = os.open(folder, os.O_RDONLY)
         for partial in folder.glob(f"*{PARTIAL}"):
@@ -61,7 +62,8 @@ class Journal:
         self._offset_bytes = os.fstat(self._file).st_size
         first, end = next(scan(folder, self._number, is_last=True), (None, 0))
         if isinstance(first, SegmentStart):
-            self._before_bytes, self._start_bytes = first.before_bytes, end
+            self._before_bytes = first.before_bytes
+            self._start_bytes = end
         self._compressor = self._compress()
 
     @property
@@ -95,7 +97,8 @@ class Journal:
 
     def check(self) -> None:
         """Raise DataError where the open segment was removed or replaced: no later start would read what it holds."""
-        path, open_file = open_path(self._folder, self._number), os.fstat(self._file)
+        path = open_path(self._folder, self._number)
+        open_file = os.fstat(self._file)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if os.path.samestat(path.stat(), open_file):
                 return
@@ -107,7 +110,8 @@ class Journal:
     def begin_segment(self, start: SegmentStart) -> None:
         """Close the open segment and begin the next; OSError: the open one stays open."""
         assert start.before_bytes == self.size_bytes
-        path, whole = open_path(self._folder, self._number + 1), pack(start)
+        path = open_path(self._folder, self._number + 1)
+        whole = pack(start)
         partial = path.with_name(path.name + PARTIAL)
         # After the rename nothing may fail: later records of the old segment would never be read.
         begun = private(str(partial), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
@@ -123,7 +127,9 @@ class Journal:
         os.fsync(self._names)
         crash_point("journal.segment")
         os.close(self._file)
-        self._file, self._number, self._offset_bytes = begun, self._number + 1, len(whole)
+        self._file = begun
+        self._number += 1
+        self._offset_bytes = len(whole)
         self._before_bytes = start.before_bytes
         self._start_bytes = len(whole)
         if not self._compressor.is_alive():
@@ -222,7 +228,8 @@ def _records(folder: Path, segments: Sequence[int]) -> Iterator[tuple[JournalRec
     """Yield the records of successive segments with the offset behind each in its segment."""
     length = None
     for number in segments:
-        before_bytes, end = 0, 0
+        before_bytes = 0
+        end = 0
         for record, after in scan(folder, number, is_last=number == segments[-1]):
             if end == 0 and number > 0:
                 before_bytes = _before_bytes(folder, number, record, length)
@@ -333,7 +340,8 @@ def _unpacked(unpacker: msgpack.Unpacker) -> bytes:
 
 @contextmanager
 def _opened(folder: Path, number: int) -> Iterator[tuple[Path, IO[bytes]]]:
-    raw, closed = open_path(folder, number), closed_path(folder, number)
+    raw = open_path(folder, number)
+    closed = closed_path(folder, number)
     try:
         plain = raw.open("rb")
     except FileNotFoundError:

@@ -8,7 +8,8 @@ import msgspec
 from prefixrl.common.config.foreign.files import explained
 from prefixrl.common.errors import DataError
 
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _POINTER = b"version https://git-lfs"
 
@@ -31,7 +32,8 @@ def has_weights(folder: str) -> bool:
 
 def tensor_headers(folder: str, called: str) -> dict[str, TensorHeader]:
     """Return every tensor of a folder, which messages call `called`; DataError names a file that cannot be read."""
-    root, headers = Path(folder), dict[str, TensorHeader]()
+    root = Path(folder)
+    headers = dict[str, TensorHeader]()
     if (root / WHOLE).is_file():
         return _of_file(root / WHOLE, called)
     if not (root / INDEX).is_file():
@@ -45,7 +47,8 @@ def tensor_headers(folder: str, called: str) -> dict[str, TensorHeader]:
             f"{some_names(missing)}; copy them too"
         )
     for name in shards:
-        headers |= (shard := _of_file(root / name, called))
+        shard = _of_file(root / name, called)
+        headers |= shard
         if lost := sorted(
             tensor for tensor, place in places.items() if place == name and tensor not in shard
         ):
@@ -72,12 +75,11 @@ def _of_file(path: Path, called: str) -> dict[str, TensorHeader]:
                 for name, each in slices.items()
             }
     except (OSError, SafetensorError) as error:
-        fault, remedy = (
-            "is empty" if not path.stat().st_size else f"cannot be read: {error}",
-            "copy it again",
-        )
+        fault = "is empty" if not path.stat().st_size else f"cannot be read: {error}"
+        remedy = "copy it again"
         if path.stat().st_size < 1024 and path.read_bytes().startswith(_POINTER):
-            fault, remedy = "is a pointer of Git LFS, not the file", "fetch it with `git lfs pull`"
+            fault = "is a pointer of Git LFS, not the file"
+            remedy = "fetch it with `git lfs pull`"
         raise DataError(f"{called}: {path.name} {fault}; {remedy}") from error
 
 

@@ -78,7 +78,8 @@ def check_model(
 
     Only headers are read. Quantised weights have names of their own: their files are checked alone.
     """
-    headers, model = tensor_headers(folder, called), without_weights(folder, called, kind)
+    headers = tensor_headers(folder, called)
+    model = without_weights(folder, called, kind)
     if method := quantisation(model.config):
         if is_trained:
             raise DataError(
@@ -92,6 +93,7 @@ def check_model(
                 f"{called} does more to its logits than one linear layer ({key} = {value:g} in its config.json): only "
                 f"a frozen target may"
             )
+    # transformers itself compares names and shapes, with tensors that hold no data.
     architecture: Any = type(model)
     tensors = {name: torch.empty(each.shape, device="meta") for name, each in headers.items()}
     with _quiet():
@@ -99,6 +101,7 @@ def check_model(
             None, config=model.config, state_dict=tensors, device_map="meta", **_TOLD
         )
     _refuse(info, called, kind)
+    # Integers without a quantization_config have no meaning that a file states.
     narrow = sorted(
         name
         for name, each in headers.items()
@@ -135,6 +138,7 @@ def load_model(
                 folder, dtype=chosen, use_safetensors=True, **_TOLD, **options
             )
     except ImportError as error:
+        # The package of an attention kernel, or a package of the model?
         raisers = " ".join(frame.name for frame in traceback.extract_tb(error.__traceback__))
         if attention and ("attn" in raisers or "attention" in raisers):
             raise ConfigError(
@@ -144,6 +148,7 @@ def load_model(
     except (OSError, ValueError, RuntimeError) as error:
         raise DataError(f"{called} is no model folder transformers can load: {error}") from error
     assert isinstance(model, PreTrainedModel)
+    # Again: the data of a file may not be what its header says.
     _refuse(info, called, kind)
     if wrong := [name for name, each in model.named_parameters() if not _is_finite(each.data)]:
         raise DataError(
@@ -163,7 +168,8 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 
 def _refuse(info: Mapping[str, Any], called: str, kind: Kind) -> None:
     """Raise DataError for tensors that do not fit the architecture, with their names."""
-    missing, extra = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    missing = sorted(info["missing_keys"])
+    extra = sorted(info["unexpected_keys"])
     if kind == "backbone":
         extra = [name for name in extra if name.split(".")[0] not in HEADS]
     for part in _AROUND:

@@ -30,7 +30,8 @@ def renderers_here(config: RunConfig) -> dict[str, Renderer]:
 
 def asking_lines(config: RunConfig, here: dict[str, Renderer], question: str) -> list[str]:
     """Return lines per model, then warnings; models that are not on this host stay unread."""
-    lines, doubts = list[str](), list[str]()
+    lines = list[str]()
+    doubts = list[str]()
     for section, role in roles(config):
         if section in here:
             lines += _lines(config, section, here[section], question)
@@ -103,6 +104,7 @@ def warnings(config: RunConfig, role: Role, renderer: Renderer) -> Iterator[str]
             f"{section}: {model.model} has no chat template, so that the question itself is the prompt; if that is "
             f"meant, say {section}.chat_template = false, else give a Jinja file"
         )
+    # The other warnings are about the end of a turn.
     if not renderer.has_chat_template:
         return
     if renderer.closer is None:

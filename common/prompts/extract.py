@@ -26,7 +26,8 @@ def boxes_in(text: str) -> list[Box]:
 
     One pass: a text made of nothing but `\boxed{` costs no more than any other.
     """
-    boxes, opened = list[Box](), list[re.Match[str]]()
+    boxes = list[Box]()
+    opened = list[re.Match[str]]()
     for token in _TOKEN.finditer(text):
         kind = token.group()
         if token[1]:

@@ -73,7 +73,8 @@ def _of_table(table: dict[str, Any], inputs: Any, outputs: Any, name: str | None
     if not (isinstance(inputs, list) and isinstance(outputs, list)) or (
         name and "inputs" not in table
     ):
-        inputs, outputs = [inputs], [outputs]
+        inputs = [inputs]
+        outputs = [outputs]
     if len(inputs) != len(outputs):
         raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs")
     if name:
@@ -113,7 +114,8 @@ def _of_assert(statement: ast.stmt) -> Test:
     call: ast.expr | None = statement.test if isinstance(statement, ast.Assert) else None
     expected: ast.expr = ast.Constant(value=True)
     if isinstance(call, ast.UnaryOp) and isinstance(call.op, ast.Not):
-        call, expected = call.operand, ast.Constant(value=False)
+        call = call.operand
+        expected = ast.Constant(value=False)
     elif (
         isinstance(call, ast.Compare)
         and len(call.ops) == 1

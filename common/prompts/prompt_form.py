@@ -17,7 +17,9 @@ class PromptForm:
 
     def __init__(self, tokenizer: Any, model: ModelConfig, section: str) -> None:
         """Try the chat template out; ConfigError if it fails, or nothing reads an option."""
-        self._tokenizer, self._asked, self._section = tokenizer, model, section
+        self._tokenizer = tokenizer
+        self._asked = model
+        self._section = section
         template = model.chat_template
         self.template: str | None = None
         """The chat template; None where the prompt is no conversation."""
@@ -63,7 +65,8 @@ class PromptForm:
         return None
 
     def _check(self) -> None:
-        model, section = self._asked, self._section
+        model = self._asked
+        section = self._section
         if self.template is None:
             if model.system is not None or model.template_options:
                 key = "system" if model.system is not None else "template_options"

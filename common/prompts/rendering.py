@@ -1,7 +1,7 @@
 """Questions to token ids and back by a model's tokenizer; its stops and control tokens."""
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +30,8 @@ Role = Literal["rollout", "scorer"]
 
 def renderer_of(config: RunConfig, role: Role, model: str | None = None) -> "Renderer":
     """Return the renderer of a role by the run file; `model`: its folder on this host."""
-    section, model_config = (
-        (config.rollout if role == "rollout" else config.scorer),
-        config.model_section(role),
-    )
+    section = config.rollout if role == "rollout" else config.scorer
+    model_config = config.model_section(role)
     renderer = Renderer(
         model or model_config.model,
         most_prompt_tokens(config, role, model),
@@ -62,18 +60,14 @@ class Renderer:
     ) -> None:
         """Read the tokenizer, find the stops; DataError or ConfigError where it has no such tokens."""
         self._tokenizer = load_tokenizer(model)
-        self._model, self._most = model, max_prompt_tokens
+        self._model = model
+        self._most = max_prompt_tokens
         self._limit = f"the model's positions, and {role}.max_prompt_tokens"
         self.positions = positions_of(document_of(model))
         """Most tokens of a text in the model; None where it names no limit."""
         self._form = PromptForm(self._tokenizer, model_config or ModelConfig(model=model), section)
-        ids = {
-            int(token)
-            for token in (
-                *self._tokenizer.get_vocab().values(),
-                *self._tokenizer.added_tokens_decoder,
-            )
-        }
+        ids = set(map(int, self._tokenizer.get_vocab().values()))
+        ids |= set(map(int, self._tokenizer.added_tokens_decoder))
         self.rows = embedding_rows(model) or max(ids) + 1
         """Rows of the embedding: some families have more of them than tokens, some folders fewer."""
         self.tokens = frozenset(token for token in ids if token < self.rows)
@@ -82,24 +76,18 @@ class Renderer:
         """End-of-sequence ids that tokenizer, config and generation config declare."""
         self.closer = self._form.closer()
         """Token that closes an assistant's turn in the chat template; None without one."""
-        own_ends = (
-            self.eos_tokens | ({self.closer} if self.closer is not None else set())
-            if own_stops
-            else frozenset()
-        )
-        self.stop_tokens = own_ends | {
-            self._one_token(each, model, f"{role}.stop_tokens") for each in stop_tokens
-        }
+        stops = {self._one_token(stop, model, f"{role}.stop_tokens") for stop in stop_tokens}
+        if own_stops:
+            stops |= self.eos_tokens
+            stops |= set() if self.closer is None else {self.closer}
+        self.stop_tokens = frozenset(stops)
         if self.stop_tokens.isdisjoint(self.tokens):
             raise DataError(
                 f"{model} declares no end-of-sequence token among the {self.rows} of its embedding; set eos_token in "
                 f"its tokenizer_config.json, or give {role}.stop_tokens"
             )
-        added = self._tokenizer.added_tokens_decoder
-        special = {token for token, each in added.items() if each.special} | set(
-            self._tokenizer.all_special_ids
-        )
-        names = {int(token): self._tokenizer.convert_ids_to_tokens(token) for token in special}
+        names = _special_names(self._tokenizer)
+        # Marks of a thought are special in some tokenizers, and belong to an answer in all.
         control = {
             token for token, name in names.items() if name not in _THOUGHT
         } - self.stop_tokens
@@ -197,7 +185,8 @@ class Renderer:
 
     def decode_without_bos(self, ids: TokenIds) -> str:
         """Decode without a leading BOS, for servers that add their own."""
-        whole, bare = self._encode("1"), self.encode("1").tolist()
+        whole = self._encode("1")
+        bare = self.encode("1").tolist()
         opening = whole[: len(whole) - len(bare)] if whole[-len(bare) :] == bare else []
         is_opened = bool(opening) and ids[: len(opening)].tolist() == opening
         return self.decode_with_special(ids[len(opening) :] if is_opened else ids)
@@ -211,6 +200,13 @@ class Renderer:
     def without_stop(self, ids: TokenIds) -> TokenIds:
         """Return a prefix without a stop token at its end, which would close the target's turn."""
         return ids[:-1] if ids.size and int(ids[-1]) in self.stop_tokens else ids
+
+
+def _special_names(tokenizer: Any) -> dict[int, str]:
+    added = tokenizer.added_tokens_decoder
+    special = {token for token, each in added.items() if each.special}
+    special |= set(tokenizer.all_special_ids)
+    return {int(token): tokenizer.convert_ids_to_tokens(token) for token in special}
 
 
 def _declared_stops(model: str, tokenizer_eos: int | None) -> set[int]:
@@ -288,7 +284,8 @@ def continued_prefix(target: Texts, ids: TokenIds, text: str | None) -> tuple[To
     """
     bare = target.without_stop(ids)
     # If both tokenizers decode ids that are tokens to the same text, the ids are the same tokens to both.
-    continued, was_text = bare, False
+    continued = bare
+    was_text = False
     if text is not None and not (
         _holds(target, bare) and text in map(target.decode_with_special, (bare, ids))
     ):

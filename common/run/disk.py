@@ -47,7 +47,8 @@ class FullDisk:
 
     def __init__(self, path: Path, what: str) -> None:
         """`what`: the words for what is written, "the journal"."""
-        self._path, self._what = path, what
+        self._path = path
+        self._what = what
         self._since_s: float | None = None
         self._is_crowded = False
         self._tried_s = self._told_s = -WAIT_S
@@ -76,12 +77,14 @@ class FullDisk:
             log.warning(
                 "%s is written again after %.0f s without room", self._what, now_s - self._since_s
             )
-        self._since_s, self._told_s = None, -WAIT_S
+        self._since_s = None
+        self._told_s = -WAIT_S
         return True
 
     def _note_failure(self, error: Exception, now_s: float) -> None:
         since_s = self._since_s = now_s if self._since_s is None else self._since_s
-        self._tried_s, self._is_crowded = now_s, is_crowded(error)
+        self._tried_s = now_s
+        self._is_crowded = is_crowded(error)
         if now_s - since_s > WAIT_S:
             raise TrainingFault(f"waited {WAIT_S:g} s for {self.why}") from error
         if now_s - self._told_s >= TELL_EVERY_S:

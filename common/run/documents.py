@@ -8,7 +8,9 @@ from prefixrl.common.evaluation.accuracy import Interval, Point
 from prefixrl.common.run.status import AdmissionStatus, UsageTotal
 from prefixrl.common.wire.messages.groups import StageTimes
 
-METRICS_FILE, ADVANTAGES_FILE, SUMMARY_FILE = "metrics.jsonl", "advantages.jsonl", "summary.json"
+METRICS_FILE = "metrics.jsonl"
+ADVANTAGES_FILE = "advantages.jsonl"
+SUMMARY_FILE = "summary.json"
 UPLOADS_FILE = "uploads.jsonl"
 END_FILE = "end.json"
 """`RunEnd` of the learner that worked last; absent while one works, and after one that was killed."""

@@ -67,8 +67,10 @@ class AddedLines:
         self, path: Path, offset: int = 0, begin_anew: Callable[[], None] = lambda: None
     ) -> None:
         """Read from `offset` on; call `begin_anew` before the first line of another file, or where it is gone."""
-        self.path, self.offset = path, offset
-        self._begin_anew, self._number = begin_anew, 0
+        self.path = path
+        self.offset = offset
+        self._begin_anew = begin_anew
+        self._number = 0
 
     def blocks(self) -> Iterator[bytes]:
         """Yield whole lines that were added, many together; those of the block at which the caller fails come again."""
@@ -84,10 +86,13 @@ class AddedLines:
                 self._begin_anew()
             self._number = status.st_ino
             file.seek(self.offset)
-            while whole := (block := file.read(BLOCK_BYTES) + file.readline())[
-                : block.rfind(b"\n") + 1
-            ]:
+            while True:
+                block = file.read(BLOCK_BYTES) + file.readline()
+                whole = block[: block.rfind(b"\n") + 1]
+                if not whole:
+                    break
                 yield whole
+                # Only now: a caller that fails gets these lines again.
                 self.offset += len(whole)
                 file.seek(self.offset)
 
@@ -110,10 +115,8 @@ def append(path: Path, rows: Iterable[msgspec.Struct]) -> None:
     """Write rows at the end of a file, less a last line that was cut: all, or none where it raises OSError."""
     with path.open("a+b", buffering=0) as file:
         _end_last_line(file)
-        before, remaining = (
-            file.seek(0, os.SEEK_END),
-            memoryview(msgspec.json.Encoder().encode_lines(rows)),
-        )
+        before = file.seek(0, os.SEEK_END)
+        remaining = memoryview(msgspec.json.Encoder().encode_lines(rows))
         try:
             while remaining:
                 remaining = remaining[file.write(remaining) :]

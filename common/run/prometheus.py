@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 CLIENT_S = 5.0
 POLL_S = 0.2
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-FIRST_ROLLOUT, FIRST_SCORER = 1, 101
+FIRST_ROLLOUT = 1
+FIRST_SCORER = 101
 Kind = Literal["gauge", "counter"]
 ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
@@ -54,7 +55,9 @@ def text_of(numbers: Iterable[Number]) -> str:
 def _value(value: float) -> str:
     if math.isfinite(value):
         return repr(float(value))
-    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+    if math.isnan(value):
+        return "NaN"
+    return "+Inf" if value > 0 else "-Inf"
 
 
 def numbers_of(line: MetricsLine) -> Iterator[Number]:

@@ -58,7 +58,8 @@ def write_delta(directory: Path, base: int, version: int) -> Delta | None:
     )
     if not is_same_layout(old, new) or not new.size_bytes:
         return None
-    planes, block = plane_bytes(new), new.chunk_bytes
+    planes = plane_bytes(new)
+    block = new.chunk_bytes
     if _sampled_share(before, after, block, planes) > PAYS_BELOW:
         return None
     with written_beside(delta_folder(directory, version)) as temporary:

@@ -18,7 +18,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-FIRST, SECOND = ".lora_A.weight", ".lora_B.weight"
+FIRST = ".lora_A.weight"
+SECOND = ".lora_B.weight"
 _OF_PEFT = {".lora_A.default.weight": FIRST, ".lora_B.default.weight": SECOND}
 MEMORY = Path("/dev/shm")
 PREFIX = "prefixrl-adapter-"
@@ -61,11 +62,9 @@ def pairs(
         layer = name.removesuffix(FIRST).removesuffix(SECOND)
         if layer == name:
             raise ValueError(f"weight {name} is no low-rank matrix")
-        first, second, weight = (
-            tensors.get(layer + FIRST),
-            tensors.get(layer + SECOND),
-            weights.get(f"{layer}.weight"),
-        )
+        first = tensors.get(layer + FIRST)
+        second = tensors.get(layer + SECOND)
+        weight = weights.get(f"{layer}.weight")
         if first is None or second is None or weight is None:
             raise ValueError(
                 f"matrices of layer {layer}: one is missing, or the model has no such layer"

@@ -72,7 +72,9 @@ def manifest_of(
     version: int, weights: Iterable[tuple[str, Dtype, tuple[int, ...], memoryview]]
 ) -> Manifest:
     """Return the manifest of weights: name, dtype, shape and bytes of each, ordered by name."""
-    entries, offset, whole = [], 0, xxhash.xxh3_128()
+    entries = []
+    offset = 0
+    whole = xxhash.xxh3_128()
     for name, dtype, shape, data in weights:
         checksum = xxhash.xxh3_64_hexdigest(data)
         whole.update(f"{name}:{dtype}:{shape}:{checksum};".encode())
@@ -106,7 +108,8 @@ def check_manifest(manifest: Manifest) -> None:
     """Raise BadSnapshot unless offsets, sizes, shapes, digest and deltas fit each other."""
     if manifest.chunk_bytes <= 0:
         raise BadSnapshot(f"manifest of version {manifest.version} has empty chunks")
-    offset, whole = 0, xxhash.xxh3_128()
+    offset = 0
+    whole = xxhash.xxh3_128()
     for entry in manifest.tensors:
         if any(dimension < 0 for dimension in entry.shape):
             raise BadSnapshot(f"weight {entry.name} has a negative dimension in {entry.shape}")
@@ -119,7 +122,8 @@ def check_manifest(manifest: Manifest) -> None:
         offset += entry.size_bytes
     if offset != manifest.size_bytes or whole.hexdigest() != manifest.digest:
         raise BadSnapshot(f"manifest of version {manifest.version} does not match its own digest")
-    blocks, leads_to = -(-manifest.size_bytes // manifest.chunk_bytes), manifest.digest
+    blocks = -(-manifest.size_bytes // manifest.chunk_bytes)
+    leads_to = manifest.digest
     if blocks > MOST_BLOCKS:
         raise BadSnapshot(
             f"manifest of version {manifest.version} has {blocks} chunks, {MOST_BLOCKS} at most"
@@ -136,7 +140,8 @@ class Verifier:
     """Check of bytes against their manifest as they arrive, in order, while they are cached."""
 
     def __init__(self, manifest: Manifest, data: memoryview) -> None:
-        self._manifest, self._data = manifest, data
+        self._manifest = manifest
+        self._data = data
         self._entry = self._position = 0
         self._hash = xxhash.xxh3_64()
 

@@ -127,7 +127,8 @@ def make_keys(directory: Path) -> None:
 
 def add_client(directory: Path, name: str, role: KeyRole = "worker") -> Path:
     """Let a new key in; returns its file, to be copied to where it is used; raises ConfigError."""
-    folder, path = directory / KEYS_FOLDER, client_key_file(directory, name)
+    folder = directory / KEYS_FOLDER
+    path = client_key_file(directory, name)
     if not NAME.fullmatch(name) or name == SERVER:
         raise ConfigError(
             f"a key's name has up to 64 letters, digits, '.', '_' and '-', and is not {SERVER}: {name!r}"

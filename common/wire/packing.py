@@ -119,7 +119,8 @@ def check_prefixes(
 
 def _fits(group: GroupPrefixes, is_by_adapter: bool, limits: GroupLimits) -> bool:
     """Check all numbers of a group at once; return False if a part may have a fault."""
-    rows, prompt_bytes = group.rows, len(group.prompt_tokens)
+    rows = group.rows
+    prompt_bytes = len(group.prompt_tokens)
     sizes = [len(row.tokens) for row in rows]
     if is_by_adapter and not (prompt_bytes and all(sizes)):
         return False
@@ -235,13 +236,10 @@ def check_verdicts(
         try:
             texts = _checked_texts(verdict, continuations, most_chars)
             if has_step_rewards and kind == "train" and verdict.process is not None:
-                tokens, ends = (
-                    token_ids(group.prefixes.rows[index].tokens).size,
-                    verdict.process.ends,
-                )
-                if (count := len(verdict.process.scores)) != len(ends) or any(
-                    not 0 < end <= tokens for end in ends
-                ):
+                tokens = token_ids(group.prefixes.rows[index].tokens).size
+                ends = verdict.process.ends
+                count = len(verdict.process.scores)
+                if count != len(ends) or any(not 0 < end <= tokens for end in ends):
                     raise ValueError(
                         f"{count} scores of steps with ends {ends} in a row of {tokens} tokens"
                     )

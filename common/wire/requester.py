@@ -46,7 +46,8 @@ class WaitLog:
 
 def hello(role: Role, incarnation: str, number: int | None = None) -> Hello:
     """Return the first message of this process."""
-    host, pid = socket.gethostname(), os.getpid()
+    host = socket.gethostname()
+    pid = os.getpid()
     return Hello(
         protocol=PROTOCOL, role=role, incarnation=incarnation, host=host, pid=pid, number=number
     )
@@ -83,7 +84,8 @@ class Requester:
         self, request: ToBroker, answer_type: type[Answer]
     ) -> tuple[Answer, list[bytes]]:
         """Return the wanted answer and its payload frames; raises Refusal, or PeerLost if late."""
-        name, waited_s = type(request).__name__, 0.0
+        name = type(request).__name__
+        waited_s = 0.0
         wait = WaitLog(f"the broker at {self._endpoint} to answer {name}")
         self._number += 1
         while True:

@@ -46,27 +46,35 @@ HEARTBEAT_TIMEOUT_MS = 10_000
 _COMMON_OPTIONS = {
     zmq.SNDHWM: HWM_MESSAGES,
     zmq.RCVHWM: HWM_MESSAGES,
+    # libzmq's own heartbeats notice a dead connection below the application's silence limit.
     zmq.HEARTBEAT_IVL: HEARTBEAT_IVL_MS,
     zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
     zmq.HEARTBEAT_TTL: HEARTBEAT_TIMEOUT_MS,
+    # A stranger that connects and says nothing is dropped after this time.
     zmq.HANDSHAKE_IVL: 5_000,
+    # Keeps idle connections open in firewalls: probes after 30 s, lost after 3 without an answer.
     zmq.TCP_KEEPALIVE: 1,
     zmq.TCP_KEEPALIVE_IDLE: 30,
     zmq.TCP_KEEPALIVE_INTVL: 5,
     zmq.TCP_KEEPALIVE_CNT: 3,
+    # A closed socket drops unsent messages, unless `close` is given a time.
     zmq.LINGER: 0,
 }
 _SERVER_OPTIONS = {
+    # Sending to an unknown peer raises an error; by default the message is dropped in silence.
     zmq.ROUTER_MANDATORY: 1,
+    # A peer that connects again takes over its identity from the old connection.
     zmq.ROUTER_HANDOVER: 1,
+    # Thousands of workers may connect in the same second.
     zmq.BACKLOG: 1024,
     zmq.MAXMSGSIZE: MAX_FRAME_BYTES + CURVE_BYTES,
 }
-# IMMEDIATE keeps unsent work in the application, where it is counted; the reconnect cap keeps recovery under seconds.
 _CLIENT_OPTIONS = {
+    # Unsent work stays in the application, where it is counted, until there is a connection.
     zmq.IMMEDIATE: 1,
     zmq.CONNECT_TIMEOUT: 3_000,
     zmq.RECONNECT_IVL: 100,
+    # Caps the pause between two attempts, so that recovery takes seconds at most.
     zmq.RECONNECT_IVL_MAX: 2_000,
     zmq.MAXMSGSIZE: MAX_MESSAGE_BYTES + CURVE_BYTES,
 }
@@ -77,7 +85,8 @@ _HANDSHAKE_EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 )
 
-_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+_NOBLOCK = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 """As plain numbers: to combine flags of an enumeration costs as much as the call they are for."""
 
 Payload = bytes | bytearray | memoryview
@@ -186,7 +195,10 @@ class Server(Generic[In, Out]):
     def receive(
         self, timeout_s: float, may_be_large: Callable[[bytes], bool] = lambda peer: True
     ) -> Received[In] | None:
-        """Return the next message, or None after `timeout_s`; raises Malformed, also for more than may be, Unlisted."""
+        """Return the next message, or None after `timeout_s`.
+
+        Raises Malformed, also for a message that is too large, and Unlisted.
+        """
         deadline_s = time.monotonic() + timeout_s
         while True:
             self._flood.check()
@@ -224,11 +236,14 @@ class Server(Generic[In, Out]):
 
     def _kept(self, first: zmq.Frame, most_bytes: int) -> tuple[list[bytes], int, int]:
         """Read a message to its end; return its frames, its size in bytes, its number of frames."""
-        frames, frame = [first.bytes], first
-        size_bytes, count = len(first.bytes), 1
+        frames = [first.bytes]
+        frame = first
+        size_bytes = len(first.bytes)
+        count = 1
         while frame.more:
             frame = self._socket.recv(copy=False)
-            size_bytes, count = size_bytes + len(frame), count + 1
+            size_bytes += len(frame)
+            count += 1
             if size_bytes <= most_bytes and count <= MOST_FRAMES + 1:
                 frames.append(frame.bytes)
         return frames, size_bytes, count
@@ -285,7 +300,8 @@ class Client(Generic[In, Out]):
         """Begin to connect, with a key, or without one to a server's local endpoint."""
         self.endpoint = check_endpoint(endpoint)
         self._context: Context = zmq.Context(io_threads=1)
-        self._identity, self._key = identity, key
+        self._identity = identity
+        self._key = key
         self._decoder = msgspec.msgpack.Decoder(incoming)
         self._encoder = msgspec.msgpack.Encoder()
         self._wake_read, self._wake_write = _socket.socketpair()

@@ -10,7 +10,8 @@ from prefixrl.common.config.foreign.user_function import is_file
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 
-FUNCTION_FLAG, SECRET_FLAG = "--allow-function", "--secret"
+FUNCTION_FLAG = "--allow-function"
+SECRET_FLAG = "--secret"
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -16,15 +17,13 @@ from prefixrl.common.host.service import Service
 
 if TYPE_CHECKING:
     from prefixrl.common.worker.join import WorkerSession
-
-
-Command = TypeVar("Command", bound=Callable[..., None])
 PATH = click.Path(path_type=Path)
 MOST_NUMBER = 999_999
 GRACE_S = 20.0
 """Usual grace time; batch systems and service managers kill after 30 s."""
 AHEAD_VARIABLE = "PREFIXRL_AHEAD_OF"
-"""Variable by which a launch starts a worker beside the learner: the mark of an earlier broker's endpoint file."""
+"""Environment variable set by `launch`: identifies the old endpoint file, so that the worker waits
+for a new one."""
 ALLOW_FUNCTION = (
     "Let the run's reward.function be executed here if it is this one; may be repeated."
 )
@@ -45,97 +44,103 @@ def set_flags(settings: tuple[str, ...]) -> list[str]:
 
 
 def worker_command(role: Literal["rollout", "scorer"], text: str) -> click.Command:
-    """Make the command `prefixrl-ROLE`: enrol, `load` the worker of `prefixrl.ROLE.start`, run it until the end."""
-
-    @click.command(name=f"prefixrl-{role}", help=text)
-    @click.option(
-        "--run",
-        "directory",
-        type=PATH,
-        help="The run's directory, which names the broker's endpoint.",
+    """Make the command `prefixrl-ROLE`: enrol, load the worker of `prefixrl.ROLE.start`, run it."""
+    return click.Command(
+        f"prefixrl-{role}", callback=partial(_start_worker, role), params=_options(role), help=text
     )
-    @click.option(
-        "--connect", help="Without --run: the broker's endpoint, for example tcp://node7:5555."
-    )
-    @click.option(
-        "--key", "key_file", type=PATH, help="With --connect: the key file of this worker."
-    )
-    @click.option("--model", help="The model's folder on this host, if it differs from the run's.")
-    @click.option(
-        "--engine",
-        help="Engine on this host: auto, vllm, transformers, simulated, or one of a package.",
-    )
-    @click.option(
-        "--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Device on this host."
-    )
-    @click.option(
-        "--number",
-        type=click.IntRange(0, MOST_NUMBER),
-        help=f"This worker is {role}-NUMBER in logs and status, unless another has that name.  [default: the next]",
-    )
-    @click.option(
-        "--grace-s",
-        type=click.FloatRange(0),
-        default=GRACE_S,
-        show_default=True,
-        help="Longest time to finish open tasks after SIGTERM, SIGUSR1 or SIGUSR2; a second signal ends it.",
-    )
-    @_scorer_option(
-        role, "--allow-function", "functions", metavar="FILE.py:NAME", help=ALLOW_FUNCTION
-    )
-    @_scorer_option(role, "--secret", "secrets", metavar="NAME", help=SECRET)
-    def command(  # noqa: PLR0913 -- one per flag
-        directory: Path | None,
-        connect: str | None,
-        key_file: Path | None,
-        grace_s: float,
-        model: str | None,
-        engine: str | None,
-        device: str | None,
-        number: int | None,
-        functions: tuple[str, ...] = (),
-        secrets: tuple[str, ...] = (),
-    ) -> None:
-        stop, service = StopSignals(), Service()
-        with exit_codes():
-            if (directory is None) == (connect is None) or (connect is None) != (key_file is None):
-                raise ConfigError(
-                    "give --run DIRECTORY where the run's directory can be read, else --connect ENDPOINT --key FILE"
-                )
-            start_logging(f"prefixrl-{role}", LineBudget())
-            # Slow imports only after the flags are read.
-            from prefixrl.common.worker.allowed import Allowed
-            from prefixrl.common.worker.join import Overrides, find_broker, join, work
-            from prefixrl.common.worker.link import FIRST_CONTACT_S, ORPHAN_S
-
-            find = find_broker(directory, connect, key_file, stop.is_set, _import_ahead(stop))
-            # The file in the directory may be of an earlier start, while a learner reads its data and its journal.
-            patience_s = FIRST_CONTACT_S if directory is None else ORPHAN_S
-            allowed = Allowed(tuple(map(_absolute, functions)), secrets)
-            session = join(
-                find,
-                role,
-                Overrides(model, engine, device, allowed, number),
-                stop.is_set,
-                patience_s,
-            )
-            work(
-                session.link,
-                lambda: _exposed(session, lambda: _run(session, role, stop, service, grace_s)),
-            )
-
-    return command
 
 
-def _scorer_option(role: str, *names: str, metavar: str, help: str) -> Callable[[Command], Command]:
-    """Return a repeatable option that scorers have alone: rollouts execute and send nothing."""
+def _options(role: str) -> list[click.Parameter]:
+    options: list[click.Parameter] = [
+        click.Option(
+            ["--run", "directory"],
+            type=PATH,
+            help="The run's directory, which names the broker's endpoint.",
+        ),
+        click.Option(
+            ["--connect", "endpoint"],
+            help="Without --run: the broker's endpoint, for example tcp://node7:5555.",
+        ),
+        click.Option(
+            ["--key", "key_file"],
+            type=PATH,
+            help="With --connect: the key file of this worker.",
+        ),
+        click.Option(
+            ["--model"], help="The model's folder on this host, if it differs from the run's."
+        ),
+        click.Option(
+            ["--engine"],
+            help="Engine on this host: auto, vllm, transformers, simulated, or one of a package.",
+        ),
+        click.Option(
+            ["--device"], type=click.Choice(["auto", "cpu", "cuda"]), help="Device on this host."
+        ),
+        click.Option(
+            ["--number"],
+            type=click.IntRange(0, MOST_NUMBER),
+            help=f"This worker is {role}-NUMBER in logs and status, unless another has that name.  "
+            "[default: the next]",
+        ),
+        click.Option(
+            ["--grace-s"],
+            type=click.FloatRange(0),
+            default=GRACE_S,
+            show_default=True,
+            help="Longest time to finish open tasks after SIGTERM, SIGUSR1 or SIGUSR2; a second "
+            "signal ends it.",
+        ),
+    ]
+    # Rollouts execute no code of the user's, and send no keys.
     if role == "scorer":
-        return click.option(*names, multiple=True, metavar=metavar, help=help)
-    return lambda command: command
+        options += [_permission("--allow-function", "functions", "FILE.py:NAME", ALLOW_FUNCTION)]
+        options += [_permission("--secret", "secrets", "NAME", SECRET)]
+    return options
+
+
+def _permission(flag: str, name: str, metavar: str, text: str) -> click.Option:
+    return click.Option([flag, name], multiple=True, metavar=metavar, help=text)
+
+
+def _start_worker(
+    role: Literal["rollout", "scorer"],
+    directory: Path | None,
+    endpoint: str | None,
+    key_file: Path | None,
+    grace_s: float,
+    **settings: Any,
+) -> None:
+    """Join the run and work for it; `settings` are the options that `Overrides` holds."""
+    stop = StopSignals()
+    service = Service()
+    with exit_codes():
+        if (directory is None) == (endpoint is None) or (endpoint is None) != (key_file is None):
+            raise ConfigError(
+                "give --run DIRECTORY where the run's directory can be read, else --connect ENDPOINT --key FILE"
+            )
+        start_logging(f"prefixrl-{role}", LineBudget())
+        # Slow imports only after the flags are read.
+        from prefixrl.common.worker.allowed import Allowed
+        from prefixrl.common.worker.join import Overrides, find_broker, join, work
+        from prefixrl.common.worker.link import FIRST_CONTACT_S, ORPHAN_S
+
+        find = find_broker(directory, endpoint, key_file, stop.is_set, _import_ahead(stop))
+        # The file in the directory may be of an earlier start, while a learner reads its data and its journal.
+        patience_s = FIRST_CONTACT_S if directory is None else ORPHAN_S
+        functions = tuple(map(_absolute, settings.pop("functions", ())))
+        allowed = Allowed(functions, settings.pop("secrets", ()))
+        session = join(find, role, Overrides(allowed=allowed, **settings), stop.is_set, patience_s)
+        work(
+            session.link,
+            lambda: _exposed(session, lambda: _run(session, role, stop, service, grace_s)),
+        )
 
 
 def _import_ahead(stop: StopSignals) -> str | None:
-    """Import an embedded engine if a launch asks for it; return the mark of an old endpoint; RunIsOver on a stop."""
+    """Import an embedded engine if a launch asks for it; return the mark of the old endpoint file.
+
+    Raises RunIsOver on a stop.
+    """
     old = os.environ.pop(AHEAD_VARIABLE, None)
     if old is None:
         return None
@@ -156,7 +161,9 @@ def _exposed(session: "WorkerSession", run: Callable[[], str]) -> str:
     from prefixrl.common.run.prometheus import exposed
     from prefixrl.common.worker.numbers import numbers_of_worker
 
-    link, name, directory = session.link, session.welcome.worker, Path(session.config.directory)
+    link = session.link
+    name = session.welcome.worker
+    directory = Path(session.config.directory)
     role = name.partition("-")[0]
     with exposed(session.config.log, name, lambda: numbers_of_worker(link, role, directory)):
         return run()
@@ -166,13 +173,13 @@ def _run(
     session: "WorkerSession", role: str, stop: StopSignals, service: Service, grace_s: float
 ) -> str:
     """Load the worker and run it, watched by systemd from its Ready on."""
-    link, name = session.link, f"{session.welcome.worker} of run {session.welcome.run_id}"
+    link = session.link
+    name = f"{session.welcome.worker} of run {session.welcome.run_id}"
     service.status(f"{name}: loading {session.model}")
     with stop.ending_at_once():
         with without_gc():
-            loading = import_module(
-                f"prefixrl.{role}.start"
-            )  # slow: only once the broker has answered
+            # Slow: only once the broker has answered.
+            loading = import_module(f"prefixrl.{role}.start")
         loaded = loading.load(session)
     service.ready(f"{name}: ready")
 

@@ -91,7 +91,8 @@ def _wait_for_endpoint(directory: Path, stopping: Callable[[], bool], old: str |
     """Wait until a broker has started; PeerLost in the end where no launch watches the learner, RunIsOver on a stop."""
     check_format(directory)
     patience_s = ORPHAN_S if old is None else math.inf
-    from_s, wait = time.monotonic(), WaitLog(f"a learner to start its broker in {directory}")
+    from_s = time.monotonic()
+    wait = WaitLog(f"a learner to start its broker in {directory}")
     if not directory.exists():
         log.warning(
             "there is no run directory %s (yet): waiting %g s for a learner to make it; is the path right?",
@@ -121,34 +122,42 @@ def join(
     link.name = welcome.worker
     config = from_json(welcome.config_json)
     if role == "scorer":
+        # Before anything of the run is executed or sent.
         check(config, overrides.allowed)
     link.heartbeat_s = config.broker.heartbeat_s
-    if overrides.engine:
-        try:
-            checked_engine(overrides.engine, role)
-        except ValueError as error:
-            raise ConfigError(f"--engine: {error}") from None
-    section = config.engine_section(role)
-    changed = {
-        key: value
-        for key, value in (("engine", overrides.engine), ("device", overrides.device))
-        if value
-    }
-    config = config.model_copy(update={role: section.model_copy(update=changed)})
-    if role == "scorer" and config.mode == "direct" and changed:
-        raise ConfigError(
-            f"--{' and --'.join(changed)}: this run is in direct mode, whose scorers run no engine; leave it out"
-        )
+    config = _with_overrides(config, role, overrides)
     model = overrides.model or config.model_of(role)
     if os.path.isabs(model) and not os.path.isdir(model):
         raise DataError(
             f"{welcome.worker}: no model folder {model} on this host; give its folder here with --model"
         )
     log.info("joined run %s as %s; loading %s", welcome.run_id, welcome.worker, model)
-    record = engine_record(changed.get("engine", section.engine))
+    record = engine_record(config.engine_section(role).engine)
     if record.has_tokenizer:
         model = model_folder(model, needs_weights=record.holds_weights)
     return WorkerSession(link, welcome, config, model, stopping)
+
+
+def _with_overrides(
+    config: RunConfig, role: Literal["rollout", "scorer"], overrides: Overrides
+) -> RunConfig:
+    """Return the config with this host's engine and device; raises ConfigError."""
+    if overrides.engine:
+        try:
+            checked_engine(overrides.engine, role)
+        except ValueError as error:
+            raise ConfigError(f"--engine: {error}") from None
+    changes = {
+        key: value
+        for key, value in (("engine", overrides.engine), ("device", overrides.device))
+        if value
+    }
+    if role == "scorer" and config.mode == "direct" and changes:
+        raise ConfigError(
+            f"--{' and --'.join(changes)}: this run is in direct mode, whose scorers run no engine; leave it out"
+        )
+    section = config.engine_section(role).model_copy(update=changes)
+    return config.model_copy(update={role: section})
 
 
 def work(link: Link, run: Callable[[], str]) -> None:

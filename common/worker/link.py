@@ -71,7 +71,8 @@ class Link:
     def __init__(
         self, find: Find, role: Role, heartbeat_s: float = 1.0, number: int | None = None
     ) -> None:
-        self._find, self._address = find, find()
+        self._find = find
+        self._address = find()
         self.name: str = role
         self.vitals = Vitals()
         self.is_drained = False
@@ -100,6 +101,7 @@ class Link:
         self._failure: BaseException | None = None
         self._why_silent = ""
         """Cause of the broker's silence that was logged last."""
+        # Last: the thread uses all of the above.
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._thread.start()
 
@@ -217,10 +219,12 @@ class Link:
         self._reconnect(now_s)
         vitals = replace(self.vitals)
         self._handed_over.difference_update(vitals.leases)
-        # A task that waits for the end of a long engine step is held, too: given away, it would be done twice.
-        vitals.leases, vitals.state = (*vitals.leases, *self._handed_over), cut_text(vitals.state)
+        # A task that waits for the end of a long engine step is listed, too, or another worker would get it.
+        vitals.leases = (*vitals.leases, *self._handed_over)
+        vitals.state = cut_text(vitals.state)
         if now_s - self._measured_s >= MEMORY_EVERY_S:
-            self._memory, self._measured_s = memory_now(), now_s
+            self._memory = memory_now()
+            self._measured_s = now_s
         self._try_send(
             messages.Heartbeat(**vars(vitals), memory=self._memory) if self._known else self._hello
         )
@@ -229,8 +233,10 @@ class Link:
         """Connect again while the broker is silent: where it moved to, or where it was."""
         if now_s - self._heard_s > LOOK_S and (address := self._newest_address()) != self._address:
             log.info("the broker has moved from %s to %s", self.endpoint, address.endpoint)
-            old, self._address = self._client, address
-            self._client, self._renewed_s = self._connected(), now_s
+            old = self._client
+            self._address = address
+            self._client = self._connected()
+            self._renewed_s = now_s
             old.close()
         elif now_s - max(self._heard_s, self._renewed_s) > RENEW_S:
             self._renewed_s = now_s
@@ -270,9 +276,8 @@ class Link:
         try:
             self._client.send(message, timeout_s=0.2)
         except PeerLost as error:
-            if time.monotonic() - self._heard_s > LOOK_S and self._why_silent != (
-                why := str(error)
-            ):
+            why = str(error)
+            if time.monotonic() - self._heard_s > LOOK_S and self._why_silent != why:
                 self._why_silent = why
                 log.warning("%s", why)
             return False
@@ -281,7 +286,8 @@ class Link:
     def _receive(self, timeout_s: float) -> None:
         try:
             while (received := self._client.receive(timeout_s)) is not None:
-                self._heard_s, self._why_silent = time.monotonic(), ""
+                self._heard_s = time.monotonic()
+                self._why_silent = ""
                 self._take_message(received[0])
                 timeout_s = 0.0
         except Malformed as error:
@@ -297,7 +303,8 @@ class Link:
                 self._run_id = run_id
                 # The next broker of the run is to know it under the same name.
                 self._hello = msgspec.structs.replace(self._hello, number=number_of(name))
-                first, self._known = not self._greeted, True
+                first = not self._greeted
+                self._known = True
                 self._greeted = True
                 # The work loop answers a later Welcome with Ready.
                 (self._welcome if first else self.inbox).put(message)

@@ -20,7 +20,8 @@ class Drain:
 
     def __init__(self, requests: Callable[[], int], grace_s: float) -> None:
         """Take the source of the number of requests so far: one drains, two end at once."""
-        self._requests, self._grace_s = requests, grace_s
+        self._requests = requests
+        self._grace_s = grace_s
         self._until_s: float | None = None
 
     @property
@@ -56,8 +57,10 @@ class RowsLeftReport:
 
     def __init__(self, link: Link, takes_runs: bool, seats: int, room: int) -> None:
         """Report nothing where a task takes all seats until it ends."""
-        self._link, self._takes_runs = link, takes_runs
-        self._room, self._many = room, max(1, seats // SHARE_OF_SEATS)
+        self._link = link
+        self._takes_runs = takes_runs
+        self._room = room
+        self._many = max(1, seats // SHARE_OF_SEATS)
         self._told: dict[str, int] = {}
         self._told_s = 0.0
 
@@ -70,11 +73,13 @@ class RowsLeftReport:
         if self._takes_runs or now_s - self._told_s < REPORT_EVERY_S:
             return
         self._told = {task: self._told[task] for task in rows_left}
-        reported, total = sum(self._told.values()), sum(rows_left.values())
+        reported = sum(self._told.values())
+        total = sum(rows_left.values())
         if abs(reported - total) < self._many and (reported < self._room) == (total < self._room):
             return
         changed = tuple(
             (task, rows) for task, rows in rows_left.items() if self._told[task] != rows
         )
-        self._told, self._told_s = dict(rows_left), now_s
+        self._told = dict(rows_left)
+        self._told_s = now_s
         self._link.send(RowsLeft(changed))

@@ -27,7 +27,9 @@ class WorkLoop(ABC, Generic[Task]):
 
     def __init__(self, link: Link, kind: type[Task], rows_left: RowsLeftReport) -> None:
         """Take tasks of one kind; `_start` reports each of them to `rows_left`."""
-        self._link, self._rows_left, self._drain = link, rows_left, Drain(lambda: 0, 0.0)
+        self._link = link
+        self._rows_left = rows_left
+        self._drain = Drain(lambda: 0, 0.0)
         self._kind: type[Task] = kind
 
     def run(
@@ -61,7 +63,8 @@ class WorkLoop(ABC, Generic[Task]):
 
     def _turn(self) -> None:
         self._step()
-        rows_left, vitals = self._unended(), self._link.vitals
+        rows_left = self._unended()
+        vitals = self._link.vitals
         self._rows_left.report(rows_left, time.monotonic())
         vitals.leases = tuple(rows_left)
         if self._drain.is_on:

@@ -137,7 +137,7 @@ class BatchAnswers:
         self.total_iterations = config.iterations_in_all(problems)
         self._waiting: dict[bytes, tuple[messages.GetBatch, float]] = {}
         self._resumed_at = start.iteration if start.is_restart else -1
-        """Iteration that ranks may have begun with an earlier broker; -1: none."""
+        """Iteration that ranks may have begun with an earlier broker; -1: no such iteration."""
         self._looked_s = 0.0
         self._waited_s: dict[str, float] = {}
         self._done_s: float | None = None
@@ -189,7 +189,9 @@ class BatchAnswers:
         """Return the answers that are due. Write the ledger's new records before you send them."""
         answers: dict[bytes, Answer] = {}
         self._is_new = False
-        passed_s, self._looked_s = now_s - self._looked_s, now_s
+        passed_s = now_s - self._looked_s
+        self._looked_s = now_s
+        # Credited late: only now is it known how long the state of the last call lasted.
         self._short_s += passed_s * self._is_short
         self._is_short = False
         waits: dict[str, float] = {}
@@ -219,7 +221,9 @@ class BatchAnswers:
 
     def put_off(self, obstacle: str, now_s: float) -> dict[bytes, Answer]:
         """Answer every waiting rank with a halt, or with `obstacle` as a sign of life."""
-        self._looked_s, self._is_short, self.waiting_for = now_s, False, obstacle
+        self._looked_s = now_s
+        self._is_short = False
+        self.waiting_for = obstacle
         answers: dict[bytes, Answer] = {}
         for peer, (request, since_s) in list(self._waiting.items()):
             if self._must_halt(request.iteration):
@@ -239,7 +243,7 @@ class BatchAnswers:
             self._facts[group.prefixes.seq] = _batch_group(group)
 
     def withdraw_newest(self) -> None:
-        """Take back the newest answers, which were not sent: no rank holds the batch in them."""
+        """Take back the newest answers, which were not sent: no rank holds their batch."""
         if self._is_new:
             self._newest = None
 
@@ -328,10 +332,8 @@ class BatchAnswers:
         iteration = request.iteration
         if self._newest is None or self._newest[0] != iteration:
             results = self._dispatcher.ledger.results(choice.seqs)
-            self._newest, self._waited_s = (
-                (iteration, self._describe(results, now_s), self._waited_s),
-                {},
-            )
+            self._newest = iteration, self._describe(results, now_s), self._waited_s
+            self._waited_s = {}
             self._is_new = True
         _, groups, waited_s = self._newest
         self.truncated_fraction = batch_fractions(groups)["truncated_fraction"]
@@ -345,7 +347,7 @@ class BatchAnswers:
         return batch, []
 
     def fetched(self, request: messages.GetGroups | messages.GetEvaluation) -> Answer | None:
-        """Return groups of an evaluation or of a batch; None if it is trained already; ValueError for no such ones."""
+        """Return groups of an evaluation or of a batch; None if it is trained; ValueError for unknown groups."""
         if isinstance(request, messages.GetEvaluation):
             progress, groups = self._dispatcher.evaluations.progress(request.name)
             return msgspec.structs.replace(progress, is_halting=self.is_halting), list[Payload](
@@ -371,10 +373,8 @@ class BatchAnswers:
         ]
 
     def _describe(self, results: list[ScoredGroup], now_s: float) -> tuple[BatchGroup, ...]:
-        stages, live = (
-            self._dispatcher.stages,
-            {group.seq for group in self._dispatcher.ledger.live()},
-        )
+        stages = self._dispatcher.stages
+        live = {group.seq for group in self._dispatcher.ledger.live()}
         groups = []
         for result in results:
             # After a restart the broker has only the results of the journal.

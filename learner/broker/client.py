@@ -18,7 +18,7 @@ from prefixrl.common.wire.messages.groups import ScoredGroup
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.messages.worker import Done
 from prefixrl.common.wire.requester import Requester
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ ANSWER_S = REPLAY_S + 600.0
 """Longest wait of a rank for an answer: its broker may be starting, after rank 0 has read a checkpoint."""
 LOG_AFTER_S = 30.0
 STOP_S = 15.0
-"""Longest wait for the answer to a Stop, a few times `requester.ASK_AGAIN_S`; later the broker counts as gone."""
+"""Longest wait for the answer to a StopSignal, a few times `requester.ASK_AGAIN_S`; later the broker counts as gone."""
 
 _Answer = (
     messages.Batch | messages.RunOver | messages.Halt | messages.CannotGoOn | messages.NotYet | Done
@@ -42,10 +42,10 @@ class _Unanswered(Exception):
 class BrokerClient:
     """A connection for one thread. Repeating a request changes nothing at the broker."""
 
-    def __init__(self, address: Address, stop: Stop | None = None) -> None:
+    def __init__(self, address: Address, stop: StopSignal | None = None) -> None:
         """`stop`: ends the wait for an answer if its servers ended for good; it learns of an operator's stop."""
         self._address = address
-        self._stop = stop or Stop()
+        self._stop = stop or StopSignal()
         self._may_give_up = False
         """True while a stop ends the wait for an answer."""
         self._requester = Requester(address, "rank", ANSWER_S, self._check_wait)

@@ -22,7 +22,7 @@ from prefixrl.learner.broker.workers.workers import Worker
 
 SAVE_EVERY_S = 2.0
 MOST_SCORERS = 256
-"""Most scorers with a count of their own; scorers that may be alive have one in any case."""
+"""Number of scorers counted one by one. Scorers that may be alive are always counted one by one."""
 GONE_S = 24 * 3600.0
 """Silence after which a scorer counts as gone. If it came back later, it would be counted twice."""
 GONE = "scorers that are gone"

@@ -28,7 +28,7 @@ from prefixrl.learner.evaluation.requests import (
     EvaluationRequests,
     digest,
 )
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 
 
 class CheckpointEvaluation:
@@ -39,7 +39,7 @@ class CheckpointEvaluation:
         plan: OfflinePlan,
         config: RunConfig,
         client: BrokerClient,
-        stop: Stop,
+        stop: StopSignal,
     ) -> None:
         self._plan = plan
         self._config = config
@@ -99,7 +99,7 @@ class CheckpointEvaluation:
         return self._requests.best(f"{arm}-", candidates)
 
     def _fixed_prefixes(self) -> list[str]:
-        """Return the candidates that the run itself tried, else the configured ones."""
+        """Return the candidates that the run itself tried, else the configured candidates."""
         candidates_file = Path(self._config.directory) / "candidates.json"
         if candidates_file.exists():
             return list(read_json(candidates_file, dict[str, bytes]))

@@ -31,7 +31,7 @@ from prefixrl.learner.evaluation.requests import (
     OpenRequests,
     judged,
 )
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class GivenRow:
 
 @dataclass
 class Block:
-    """Rows that are asked together, and the bad ones among them."""
+    """Rows that are asked together, and the bad rows among them."""
 
     rows: Sequence[GivenRow]
     request: Evaluate | None
@@ -65,7 +65,7 @@ class Block:
 
 
 def given_rows(config: RunConfig) -> list[GivenRow]:
-    """Return every row of the held-out sources in order; bad ones with their reason."""
+    """Return every row of the held-out sources in order; bad rows with their reason."""
     rows: list[GivenRow] = []
     sources = config.data.eval
     for source, label in zip(sources, problems.labels(sources), strict=True):
@@ -142,7 +142,7 @@ class AnswerGeneration:
                 )
                 block_rows, block_problems = [], []
 
-    def run(self, client: BrokerClient, stop: Stop) -> None:
+    def run(self, client: BrokerClient, stop: StopSignal) -> None:
         """Answer everything; raise PeerLost if nothing is answered for `evaluation.timeout_s`."""
         requests = OpenRequests(client, 0)
         workers = self._config.launch.rollouts + self._config.launch.scorers

@@ -26,7 +26,7 @@ from prefixrl.learner.commands.generate_command import AnswerGeneration, given_r
 from prefixrl.learner.data import problems
 from prefixrl.learner.processes.servers import Servers
 from prefixrl.learner.run.directory import FREE_KEYS, RunDirectory
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 
 
 def read_plan(directory: Path) -> tuple[OfflinePlan, RunConfig]:
@@ -67,14 +67,14 @@ def answer(plan: OfflinePlan, config: RunConfig) -> None:
 
 
 @contextmanager
-def serving(config: RunConfig) -> Iterator[tuple[BrokerClient, Stop]]:
+def serving(config: RunConfig) -> Iterator[tuple[BrokerClient, StopSignal]]:
     """Run a broker that trains nothing; yield a client and what ends its waits; stop the workers after it."""
     servers = Servers(config, Path(config.directory), 0, trains=False)
     try:
         # An operator that halts the broker does not end the wait: its client learns of it, the caller does not.
-        client = BrokerClient(servers.address, Stop(servers=servers))
+        client = BrokerClient(servers.address, StopSignal(servers=servers))
         try:
-            yield client, Stop(servers=servers)
+            yield client, StopSignal(servers=servers)
             servers.expect_end()
             client.stop("everything is judged")
         finally:

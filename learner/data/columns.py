@@ -139,7 +139,7 @@ def _turn(turn: Values) -> Turn:
 
 
 def turns_and_question(values: Values, name: str) -> tuple[list[Turn], str]:
-    """Return the turns before the last one of the user, which is the question, and it; raise ValueError."""
+    """Return the turns before the question, and the question: the last turn of the user; raise ValueError."""
     if not (conversation := turns(column_value(values, name))):
         return [], text(values, name, "as_it_is")
     last = max(
@@ -176,6 +176,6 @@ def question_part(values: Values, name: str) -> str:
 
 
 def beginning_of(value: object) -> str:
-    """Return the begin of a value for a message."""
+    """Return the beginning of a value for a message."""
     written = repr(value)
     return written if len(written) <= SHOWN_CHARS else written[:SHOWN_CHARS] + "…"

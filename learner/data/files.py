@@ -147,7 +147,7 @@ def _without_caches(paths: list[Path]) -> list[Path]:
 
 
 def _kind_of(path: Path) -> str | None:
-    """Return the suffix that names the form of a file, in small letters; None where there is none that is read."""
+    """Return the suffix that names the form of a file, in small letters; None if the file is not read."""
     form = _FORM.search(path.name)
     return (form[1] or form[2]).lower() if form else None
 
@@ -177,7 +177,7 @@ def _split_of(path: Path, root: Path) -> str:
 
 
 def rows(root: Path, files: list[Path], columns: frozenset[str]) -> Iterator[FileRow]:
-    """Yield every row of the files, of columnar ones only `columns`; raise DataError."""
+    """Yield every row of the files (of columnar files only `columns`); raise DataError."""
     for path in files:
         name = path.name if path == root else path.relative_to(root).as_posix()
         try:

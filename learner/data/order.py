@@ -13,8 +13,8 @@ from prefixrl.common.seeds import derive
 from prefixrl.common.wire.messages.groups import Prompt
 
 PERMUTATIONS_KEPT, PLACES_KEPT = 256, 2**20
-"""Permutations that are kept, and their places in all, at least those of four epochs: live groups are of two or three,
-and of more where there are few problems. Any other permutation is made again."""
+"""Limits of the cache of permutations: their number, and their places in all. It holds at least four epochs, because
+live groups span two or three (more if there are few problems). Any other permutation is made again."""
 
 
 class PromptOrder:
@@ -27,7 +27,7 @@ class PromptOrder:
         epochs: int | None,
         mixture: "Mixture | None" = None,
     ) -> None:
-        """`mixture`: of the sources that `prompts` holds in turn; None where all count the same."""
+        """`mixture`: weights of the sources that `prompts` holds in turn; None if all problems count the same."""
         self._prompts = prompts
         self._seed = seed
         self._epochs = epochs
@@ -52,7 +52,7 @@ class PromptOrder:
         return self._prompts[index]
 
     def source(self, prompt_index: int) -> str:
-        """Return the name that figures of an index are listed under."""
+        """Return the name under which figures list an index."""
         return self.prompt(prompt_index).source
 
     def _permutation(self, of: str, turn: int, size: int) -> NDArray[np.int64]:

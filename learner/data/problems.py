@@ -146,7 +146,7 @@ def labels(sources: Sequence[Source]) -> list[str]:
 def rows_of(
     source: Source, data: DataConfig, report: SourceReport, needs_all: bool = True
 ) -> Iterator[ReadRow]:
-    """Yield the rows of a source that are not left out, count all; `needs_all`: those without a gold are bad."""
+    """Yield the rows of a source that are not left out, count all; `needs_all`: a row without a gold is bad."""
     excluded = _questions(source.without, data, report)
     shape = layout(source, data)
     shape = shape if needs_all else replace(shape, needed=frozenset())

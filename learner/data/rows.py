@@ -42,7 +42,7 @@ QUESTIONS = (
 )
 ANSWERS = "answer gold gold_answer final_answer target ground_truth reward_model.ground_truth label correct Answer"
 ANSWERS += " solution output completion response"
-"""Names that columns of plain files have; of those that a file has the first is taken."""
+"""Usual names of columns in plain files. The first name that a file has is taken."""
 GUESSED_SHARE = 0.9
 MARKS: dict[Reading, re.Pattern[str]] = {
     "after_hashes": re.compile("####"),
@@ -81,7 +81,7 @@ def text_of(problem: Problem) -> str:
 
 
 def prompts(problems: Sequence[Problem]) -> list[Prompt]:
-    """Return what workers see, each under the name that its figures are listed under."""
+    """Return what workers see; its `source` is the name under which figures list the problem."""
     families: dict[str, set[str]] = defaultdict(set)
     for problem in problems:
         families[problem.source].add(problem.family)
@@ -275,7 +275,7 @@ def _question(values: Values, layout: Layout) -> tuple[list[Turn], str]:
 
 
 def _gold(values: Values, layout: Layout, code: CodeMode) -> str:
-    """Return the gold answer; "" where the row has none and needs none."""
+    """Return the gold answer; "" if the row has no answer and needs no answer."""
     if (
         all(is_blank(column_value(values, name)) for name, _ in layout.answer)
         and "answer" not in layout.needed

@@ -23,7 +23,7 @@ from prefixrl.common.wire.packing import pack_tokens, token_ids
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.data import problems
 from prefixrl.learner.evaluation.requests import NO_ADAPTER, EvaluationRequest, EvaluationRequests
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 from prefixrl.learner.run.summary import EvaluationOutcome
 
 AT = "adapter@"
@@ -41,7 +41,7 @@ class Arms:
         client: BrokerClient,
         directory: Path,
         iteration: int,
-        stop: Stop | None = None,
+        stop: StopSignal | None = None,
     ) -> None:
         """`stop` may end a wait for room on the disk, and the wait for the last results."""
         self._config = config

@@ -31,7 +31,7 @@ from prefixrl.common.wire.messages.learner import Evaluate
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.data.problems import Problem
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 
 log = logging.getLogger(__name__)
 
@@ -89,11 +89,11 @@ class Answers:
 
 
 class OpenRequests:
-    """Requests that the broker works on; those that a restarted broker forgot are sent again."""
+    """Requests that the broker works on; a request that a restarted broker forgot is sent again."""
 
     def __init__(self, client: BrokerClient, iteration: int) -> None:
         self.iteration = iteration
-        """Current version of the learner: the only one of which new prefixes can be asked for."""
+        """Current version of the learner: new prefixes can be asked for of this version only."""
         self._client = client
         self._requests: dict[str, Evaluate] = {}
         self._unsampled: dict[str, int] = {}
@@ -155,10 +155,10 @@ class EvaluationRequests:
         directory: Path,
         iteration: int,
         trained: int = 0,
-        stop: Stop | None = None,
+        stop: StopSignal | None = None,
     ) -> None:
         """`trained`: iterations of the adapter that the broker calls version 0; `stop` may end a wait."""
-        self._stop = stop or Stop()
+        self._stop = stop or StopSignal()
         self._config = config
         self._directory = directory
         self._trained = trained
@@ -200,7 +200,7 @@ class EvaluationRequests:
             )
 
     def best(self, beginning: str, candidates: Mapping[str, bytes]) -> bytes | None:
-        """Return the candidate with the most right answers; None where none could be judged."""
+        """Return the candidate with the most right answers; None if no candidate could be judged."""
         judged = (
             (accuracy(self.rows.get(f"{beginning}{index}", [])), index)
             for index in range(len(candidates))

@@ -60,7 +60,7 @@ class PaddedRows:
     input_ids: Tensor
     attention_mask: Tensor
     position_ids: Tensor
-    """Every row goes on after the prompt."""
+    """Each row continues the shared prompt."""
     segments: Tensor | None
     """(lines, width) int64: 0 in the prompt, 1, 2, ... in the rows of the line, -1 under padding. None where every line
     holds one row, for which a causal mask is enough."""

@@ -39,7 +39,7 @@ def start(
 
 
 def device_index(local_rank: int, devices: int) -> int:
-    """Return the device of a rank: the only one it sees, else that of its number on the host; ConfigError."""
+    """Return the device of a rank: the only visible device, else the device of its number on the host; ConfigError."""
     if devices == 1:  # `srun --gpus-per-task=1`: each task sees its own GPU, as number 0
         return 0
     if local_rank >= devices:

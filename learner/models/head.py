@@ -229,7 +229,7 @@ class _Logits:
         )
 
     def spread(self, gradient: Tensor, block: slice, sums: Sequence[Tensor | None]) -> None:
-        """Add a block's gradient to those of hidden states; write the weights' own."""
+        """Add a block's gradient to the gradients of hidden states; write the gradient of the weights."""
         if not self._is_wide:
             gradient = gradient.to(self._weights[0].dtype)  # the sums stay float32
         for index, (hidden, weight) in enumerate(zip(self._hidden, self._weights, strict=True)):

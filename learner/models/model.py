@@ -115,7 +115,7 @@ class Models:
     lora: LoraConfig | None = None
     reward: RewardModel | None = None
     optimizer_steps: int = 0
-    """Steps planned so far, dropped and left out ones included: the position in the learning rate schedule."""
+    """Steps planned so far, with dropped and left-out steps: the position in the learning rate schedule."""
     on_forward: Callable[[], None] = lambda: None
     """Called before every forward of actor and reward model: a sign of life in a long iteration."""
 
@@ -190,7 +190,7 @@ class Models:
         return logprobs, entropy
 
     def forward_reference(self, batch: PaddedRows) -> Tensor | None:
-        """Return logprobs of the KL's reference, (rows, tokens); None when there is none."""
+        """Return logprobs of the KL's reference, (rows, tokens); None without a reference."""
         if not self.has_reference:
             return None
         with torch.no_grad(), lora.disabled(self.actor.engine.module):
@@ -228,7 +228,7 @@ class Models:
         return logprobs
 
     def state_dict_for_publication(self, model: TrainedModel | None = None) -> dict[str, Tensor]:
-        """Gather the weights of a model or the actor on rank 0's CPU, by name, tied ones once. A collective."""
+        """Gather the weights of a model or the actor on rank 0's CPU, by name, tied weights once. A collective."""
         whole: dict[str, Tensor] = {}
         for name, tensor in (model or self.actor).full_tensors():
             if self.rank == 0:
@@ -240,20 +240,14 @@ class Models:
         self, rows: Sequence[ProbeRow], temperature: float = 1.0, most_tokens: int = 16384
     ) -> NDArray[np.float32]:
         """Return the logprobs of the scored tokens of all rows. A collective under ZeRO-3."""
-        width, row_logprobs = (
-            max(given.size + scored.size for given, scored in rows),
-            list[NDArray[np.float32]](),
-        )
+        row_logprobs: list[NDArray[np.float32]] = []
+        width = max(prompt.size + scored.size for prompt, scored in rows)
         size = max(1, most_tokens // width)
         for start in range(0, len(rows), size):
-            texts = [
-                (given, scored, np.zeros_like(scored))
-                for given, scored in rows[start : start + size]
-            ]
-            samples = [
-                Sample(given, scored, none.astype(np.float32), 0.0, 0, none)
-                for given, scored, none in texts
-            ]
+            samples = []
+            for prompt, scored in rows[start : start + size]:
+                zeros = np.zeros_like(scored)
+                samples.append(Sample(prompt, scored, zeros.astype(np.float32), 0.0, 0, zeros))
             batch = pad(samples, 0).to(self.device)
             logprobs = self.actor.engine(batch.inputs(), temperature)[0]
             row_logprobs.append(logprobs[batch.mask].float().cpu().numpy())

@@ -87,7 +87,7 @@ class TrainedModel:
             if ema_decay
             else {}
         )
-        """Moving average of `masters`; empty when there is none."""
+        """Moving average of `masters`; empty without an average."""
         self._peak_lr, self._config, self._world_size = lr, config, world_size
         self._bad_losses = torch.zeros((), device=device)
 

@@ -68,7 +68,7 @@ def rank_info(environment: Mapping[str, str]) -> tuple[RankInfo, dict[str, str]]
 
 
 def _local_rank(environment: Mapping[str, str]) -> int:
-    """Return the index of a task's GPU among those it sees: all of its node, or its own."""
+    """Return the index of a task's GPU among the visible GPUs: all of its node, or its own."""
     local = _number(environment, "SLURM_LOCALID", 0)
     devices = [
         each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()
@@ -104,10 +104,8 @@ def supervise(command: list[str], ranks: int, stopped: Callable[[], bool]) -> No
             RankInfo(rank, ranks, rank).environment("127.0.0.1", reserved_socket.getsockname()[1])
             for rank in range(ranks)
         ]
-        program, parent = (
-            [sys.executable, "-m", "prefixrl.learner", *command],
-            {PARENT_VARIABLE: str(os.getpid())},
-        )
+        program = [sys.executable, "-m", "prefixrl.learner", *command]
+        parent = {PARENT_VARIABLE: str(os.getpid())}
         environments = [
             _for_rank(rank, os.environ) | parent | place for rank, place in enumerate(places)
         ]

@@ -33,7 +33,7 @@ from prefixrl.common.wire.keys import make_keys
 from prefixrl.common.wire.requester import WaitLog
 from prefixrl.learner.broker.client import REPLAY_S
 from prefixrl.learner.broker.workers.identity import Start
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 from prefixrl.learner.weights.server import WeightServerStart
 
 log = logging.getLogger(__name__)
@@ -57,9 +57,9 @@ class Servers:
         completed: int,
         trains: bool = True,
         ranks: int = 1,
-        stop: Stop | None = None,
+        stop: StopSignal | None = None,
     ) -> None:
-        self._stop = stop or Stop()
+        self._stop = stop or StopSignal()
         self._trains, self._ranks = trains, ranks
         self._directory = directory
         self.completed = completed
@@ -73,10 +73,8 @@ class Servers:
         make_keys(directory)
         self._folder = _private_folder(directory)
         self._local_endpoint = _local_endpoint_in(self._folder)
-        self._weights_file, endpoint_file = (
-            directory / "weights_endpoint",
-            directory / ENDPOINT_FILE,
-        )
+        self._weights_file = directory / "weights_endpoint"
+        endpoint_file = directory / ENDPOINT_FILE
         self._weights_file.unlink(missing_ok=True)
         before = mark_of(endpoint_file)
         try:
@@ -90,12 +88,14 @@ class Servers:
         threading.Thread(target=self._watch, name="servers", daemon=True).start()
 
     def _start_weight_server(self, is_restart: bool = False) -> None:
-        run, file, directory = (
+        directory = self._directory / "weights"
+        start = WeightServerStart(
             str(self._directory),
+            self._weights_listen,
             str(self._weights_file),
-            self._directory / "weights",
+            self._local_endpoint,
+            is_restart,
         )
-        start = WeightServerStart(run, self._weights_listen, file, self._local_endpoint, is_restart)
         self._start(WEIGHT_SERVER, command("prefixrl.learner.weights.server", directory, start))
 
     def _start_broker(self, is_restart: bool = False) -> None:
@@ -190,7 +190,7 @@ class Servers:
 
 
 def _private_folder(directory: Path) -> Path | None:
-    """Return a folder of this user alone, the same at every start; None if none can be made."""
+    """Return a folder of this user alone, the same at every start; None if it cannot be made."""
     # A learner that is killed leaves it behind: the next start takes it again.
     digest = hashlib.blake2b(bytes(directory.resolve()), digest_size=8).hexdigest()
     # Of a service this is outside its private /tmp, so that services of workers find it.
@@ -213,7 +213,7 @@ def _private_folder(directory: Path) -> Path | None:
 
 
 def _local_endpoint_in(folder: Path | None) -> str:
-    """Return the local endpoint in a folder, "" where there can be none."""
+    """Return the local endpoint in a folder, "" if its path is too long."""
     if folder is None:
         return ""
     if (size := len(os.fsencode(folder / "weights"))) > MOST_LOCAL_ENDPOINT_BYTES:

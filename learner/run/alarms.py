@@ -24,11 +24,11 @@ ONE_TEXT_RISE = 0.2
 NO_REWARD_ITERATIONS = 3
 """Iterations in a row without any reward; a single one may be bad luck on a hard task."""
 FLAT_FROM, FLAT_SPAN = 60, 20
-"""Iterations before a reward may be called flat, and those at either end whose means are compared."""
+"""Iterations before a reward may be called flat, and iterations at either end whose means are compared."""
 FLAT_BEGINS, FLAT_ENDS = 2.0, 3.0
 """Rise in standard errors below which the reward is flat, and above which it is so no more."""
 MIXED = 0.1
-"""Share of the groups whose rewards must differ: from others nothing can be learned, which is another fault."""
+"""Share of the groups whose rewards must differ. From equal rewards nothing can be learned: that is another fault."""
 FIRST_ITERATIONS = 3
 SMOOTHING = 0.2
 

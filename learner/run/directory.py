@@ -84,7 +84,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def end_noted(self) -> Iterator[None]:
-        """Write `end.json` when the block ends, however it ends; a killed process leaves none."""
+        """Write `end.json` when the block ends, however it ends; a killed process leaves no such file."""
         path = self.path / END_FILE
         path.unlink(missing_ok=True)
         end = RunEnd(exit_code=0, reason="finished")
@@ -125,7 +125,7 @@ class Inputs(msgspec.Struct, frozen=True):
     # The journal names problems by index and keeps rewards; a checkpoint may hold only what was added to a model.
 
     data_train: tuple[str, ...]
-    """One digest per file, those of `without` included."""
+    """One digest per file, files of `without` included."""
     reward_function: str
     algorithm_advantage_function: str
     adapter_model: ModelDigests

@@ -14,7 +14,7 @@ from prefixrl.common.wire.messages.groups import StageTimes
 from prefixrl.common.wire.messages.learner import Batch
 from prefixrl.learner.run.alarms import Alarms
 from prefixrl.learner.run.fractions import batch_fractions, by_source, statuses
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 from prefixrl.learner.training.figures import IterationMetrics
 
 log = logging.getLogger(__name__)
@@ -43,14 +43,14 @@ class MetricsLog:
         self,
         directory: Path,
         iteration: int,
-        stop: Stop | None = None,
+        stop: StopSignal | None = None,
         forecast: Mapping[str, float] = {},
     ) -> None:
         """Raise DataError where a line before the last one is damaged; `stop` may end a wait for room.
 
         `forecast` is added to the figures of the ranks.
         """
-        self._stop = stop or Stop()
+        self._stop = stop or StopSignal()
         self._forecast = forecast
         self._metrics = directory / METRICS_FILE
         self._advantages = directory / ADVANTAGES_FILE
@@ -63,7 +63,7 @@ class MetricsLog:
         self._before_s = self._written_s = lines[-1].since_start_s if lines else 0.0
 
     def lines(self) -> list[MetricsLine]:
-        """Return the lines of all iterations so far, by this learner process or earlier ones."""
+        """Return the lines of all iterations so far, by this learner process or an earlier process."""
         return json_lines.read(self._metrics, MetricsLine)
 
     def since_run_began_s(self, since_start_s: float) -> float:

@@ -35,7 +35,7 @@ def is_milestone(iteration: int, growth: float | None) -> bool:
 
 
 def ranked(iterations: Collection[int], curve: Iterable[Point]) -> list[int]:
-    """Return the judged ones among the iterations, the best first; of equals the earlier."""
+    """Return the judged iterations, the best first; of equals the earlier."""
     judged = {point.version: point.accuracy for point in curve if point.version in iterations}
     return sorted(judged, key=lambda iteration: (-judged[iteration], iteration))
 
@@ -61,7 +61,7 @@ def prune(
     curve: Iterable[Point] = (),
     awaited: Collection[int] = (),
 ) -> list[int]:
-    """Link the best checkpoint, remove those that go, return their iterations."""
+    """Link the best checkpoint; remove the checkpoints that go, and return their iterations."""
     folders = checkpoints(directory)
     best = ranked(folders, curve) if section.keep_best else []
     removed = []

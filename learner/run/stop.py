@@ -7,14 +7,14 @@ from prefixrl.common.errors import Halted, TrainingFault
 from prefixrl.common.host.service import Service
 
 
-class Watched(Protocol):
+class ServerCheck(Protocol):
     """A process or thread whose end makes a wait for it useless."""
 
     def check(self) -> None:
         """Raise the error that ends the wait, if it ended."""
 
 
-class Stop:
+class StopSignal:
     """The stop of one learner process, and the servers that its waits depend on.
 
     Every wait asks it turn by turn. So each question is a sign of life for the service manager, too.
@@ -24,7 +24,7 @@ class Stop:
         self,
         requested: Callable[[], bool] = lambda: False,
         service: Service | None = None,
-        servers: Watched | None = None,
+        servers: ServerCheck | None = None,
     ) -> None:
         """`requested`: True once a signal asked this process to stop."""
         self._requested = requested
@@ -33,9 +33,9 @@ class Stop:
         self.is_halting = False
         """True once the operator wants the run to stop, by an answer about an evaluation."""
 
-    def beside(self, servers: Watched) -> "Stop":
+    def beside(self, servers: ServerCheck) -> "StopSignal":
         """Return the same stop for a wait that depends on other servers."""
-        return Stop(self._requested, self._service, servers)
+        return StopSignal(self._requested, self._service, servers)
 
     def is_requested(self) -> bool:
         """Return True once this process was asked to stop; tell the service manager either way."""

@@ -26,7 +26,7 @@ from prefixrl.common.run import json_lines
 from prefixrl.common.run.digests import file_digest
 from prefixrl.common.run.directory_format import checkpoints
 from prefixrl.common.run.documents import UPLOADS_FILE, UploadLine
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Uploads:
                 ", ".join(never),
             )
 
-    def wait(self, stop: Stop, iteration: int) -> None:
+    def wait(self, stop: StopSignal, iteration: int) -> None:
         """Upload every checkpoint of a run that ends at `iteration`, failed ones once more, unless a stop comes."""
         uploading = self.upload_new()
         while uploading is not None and not uploading.done():
@@ -120,7 +120,7 @@ class Uploads:
             log.exception("uploads failed; they are tried again with the next checkpoint")
 
     def _next_checkpoint(self, attempted: set[int]) -> tuple[int, Path, str] | None:
-        """Return the oldest checkpoint to upload, which is not removed from now on."""
+        """Return the oldest checkpoint to upload; from now on it is not removed."""
         with self._lock:
             self._running = None
             for iteration, folder in sorted(checkpoints(self._directory / "checkpoints").items()):

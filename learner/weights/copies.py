@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from prefixrl.learner.run.stop import Watched
+from prefixrl.learner.run.stop import ServerCheck
 
 SETS = 2
 """Versions in the host's memory: one on its way to the disk, one being copied."""
@@ -32,7 +32,7 @@ class HostCopy:
 class HostCopies:
     """Makes one copy after the other, in buffers that take turns."""
 
-    def __init__(self, reader: Watched) -> None:
+    def __init__(self, reader: ServerCheck) -> None:
         """`reader`: gives buffers back; its check may raise to end a wait for them."""
         self._reader = reader
         self._free: queue.Queue[dict[str, Tensor]] = queue.Queue()
@@ -90,7 +90,7 @@ class HostCopies:
 
 
 def _buffer(buffers: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
-    """Return a buffer for a weight; make one if none fits."""
+    """Return a buffer for a weight; make it if no buffer fits."""
     buffer = buffers.get(name)
     if buffer is None or (buffer.shape, buffer.dtype) != (like.shape, like.dtype):
         buffer = buffers[name] = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)

@@ -36,8 +36,9 @@ def room_tokens(config: RunConfig, most_positions: int | None) -> int:
 
 
 def prompts(config: RunConfig, questions: Sequence[str], folder: str, rows: int) -> list[TokenIds]:
-    """Render as many questions as the probe has rows, those left out that are too long."""
-    renderer, rendered = Renderer(folder, config.rollout.max_prompt_tokens), list[TokenIds]()
+    """Render as many questions as the probe has rows; questions that are too long are left out."""
+    renderer = Renderer(folder, config.rollout.max_prompt_tokens)
+    rendered: list[TokenIds] = []
     for question in questions:
         if len(rendered) == rows:
             break

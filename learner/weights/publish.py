@@ -24,7 +24,7 @@ from prefixrl.common.wire.messages.fields import VERSIONS_KEPT
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.packing import ProbeRow, pack_logprobs, pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 from prefixrl.learner.weights.copies import HostCopies, HostCopy, not_finite
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class _Handed:
 class _RunEnd:
     """The end of the run: from then on, the thread waits for disk or broker for `CLOSE_S` only."""
 
-    def __init__(self, stop: Stop) -> None:
+    def __init__(self, stop: StopSignal) -> None:
         self._stop = stop
         self.since_s: float | None = None
 
@@ -67,7 +67,7 @@ class _RunEnd:
 
 
 class Publisher:
-    """Rank 0's publisher; it keeps the newest two versions and those pinned by an evaluation."""
+    """Rank 0's publisher; it keeps the newest two versions, and versions pinned by an evaluation."""
 
     def __init__(
         self,
@@ -75,20 +75,20 @@ class Publisher:
         directory: Path,
         probe: Sequence[ProbeRow],
         deltas: bool = True,
-        stop: Stop | None = None,
+        stop: StopSignal | None = None,
     ) -> None:
         """`stop`: its servers end the wait for an answer if they ended for good."""
         self._address = address
         self._directory = directory
         self._deltas = deltas
-        self._run_end = _RunEnd(stop or Stop())
+        self._run_end = _RunEnd(stop or StopSignal())
         self._probe = probe
         self._queue: queue.Queue[_Handed | None] = queue.Queue(QUEUED)
         self._copies = HostCopies(self)
         self._failure: BaseException | None = None
         self.newest = -1
         self.digests: dict[int, str] = {}
-        """Digests of the newest published versions and the pinned ones."""
+        """Digests of the newest published versions and of pinned versions."""
         self.pinned: frozenset[int] = frozenset()
         """Versions that must stay, besides the newest."""
         self._thread = threading.Thread(target=self._run, name="publish", daemon=True)
@@ -149,7 +149,7 @@ class Publisher:
 
     def _run(self) -> None:
         try:
-            client = BrokerClient(self._address, Stop(servers=self._run_end))
+            client = BrokerClient(self._address, StopSignal(servers=self._run_end))
             while (handed := self._queue.get()) is not None:
                 self._publish(client, handed)
             client.close()

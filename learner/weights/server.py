@@ -47,7 +47,7 @@ class Snapshots:
         self._deltas: dict[int, tuple[messages.Delta, Mapped]] = {}
 
     def latest(self) -> int:
-        """Return the newest version there, -1 for none."""
+        """Return the newest version there, -1 without any."""
         return max(versions(self._directory), default=-1)
 
     def get(self, version: int) -> tuple[messages.Manifest, Mapped] | None:
@@ -126,7 +126,7 @@ def answer(
 
 
 class WeightServerStart(msgspec.Struct, frozen=True):
-    """Options of a weight server's start; its directory is that of the snapshots."""
+    """Options of a weight server's start; its directory holds the snapshots."""
 
     run: str
     """Run directory with the keys."""

@@ -21,7 +21,7 @@ from prefixrl.learner.loop import WRITE_S, Learner, RankZeroParts
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.processes.servers import Servers
 from prefixrl.learner.run.metrics import MetricsLog
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 from prefixrl.learner.run.uploads import Uploads
 from prefixrl.learner.weights.publish import Publisher
 from support.fakes import run_on_disk, wait_until
@@ -67,7 +67,7 @@ def learner_of(
 ) -> Iterator[Learner]:
     """Rank 0 of a run that has trained everything there is and saved it."""
     directory = Path(config.directory)
-    stop = Stop(stopped, servers=servers)
+    stop = StopSignal(stopped, servers=servers)
     client = BrokerClient(servers.address)
     arms = Arms(config, client, directory, 0, stop)
     publisher = cast(Publisher, NoPublisher())

@@ -15,7 +15,7 @@ from prefixrl.common.errors import ConfigError, PeerLost, PrefixRLError, Trainin
 from prefixrl.common.wire import requester
 from prefixrl.learner import start
 from prefixrl.learner.broker.client import BrokerClient
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 from prefixrl.learner.start import _memory_fault_explained, join
 from prefixrl.learner.weights.publish import Publisher
 from support.fakes import endpoint_of, run_on_disk, serving, wait_until
@@ -30,7 +30,7 @@ def joining(directory: Path) -> "queue.SimpleQueue[BrokerClient | PrefixRLError]
 
     def run() -> None:
         try:
-            result.put(join(directory, Stop()))
+            result.put(join(directory, StopSignal()))
         except PrefixRLError as error:
             result.put(error)
 
@@ -64,7 +64,7 @@ def test_a_rank_that_finds_no_broker_names_rank_0(
     with pytest.raises(
         PeerLost, match=f"rank 0 wrote no broker endpoint to {tmp_path} within 0.2 s"
     ):
-        join(tmp_path)
+        join(tmp_path, StopSignal())
 
 
 def test_a_rank_whose_endpoint_file_goes_bad_ends_with_a_users_error(
@@ -95,7 +95,10 @@ def test_a_publisher_whose_broker_is_beyond_help_says_so(
             raise PeerLost("the broker died too often")
 
     publisher = Publisher(
-        address("tcp://127.0.0.1:1", "rank"), tmp_path, PROBE, stop=Stop(servers=DeadServers())
+        address("tcp://127.0.0.1:1", "rank"),
+        tmp_path,
+        PROBE,
+        stop=StopSignal(servers=DeadServers()),
     )
 
     def failed() -> str:

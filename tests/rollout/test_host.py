@@ -158,7 +158,7 @@ def test_a_version_that_proved_bad_is_pulled_by_everybody_who_doubts_it(tmp_path
             assert wait_until(fetcher.take_snapshot, "version 1").version == 1
         assert (one.counts.full, other.counts.full, other.counts.from_host) == (1, 0, 1)
         other.again()
-        assert wait_until(other.take, "version 1").version == 1
+        assert wait_until(other.take_snapshot, "version 1").version == 1
         assert other.counts.full == 1
 
 

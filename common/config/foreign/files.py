@@ -36,11 +36,8 @@ def reason(error: BaseException) -> str:
 
 def kind_of(path: Path) -> str:
     """Return what a path is in place of a file, "" for a file; a pipe or device would be read for ever."""
-    return (
-        ""
-        if stat.S_ISREG(mode := path.stat().st_mode)
-        else _KINDS.get(stat.S_IFMT(mode), "a socket")
-    )
+    mode = path.stat().st_mode
+    return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "a socket")
 
 
 def read_bytes(path: Path, called: str = "", error: type[UserError] = ConfigError) -> bytes:

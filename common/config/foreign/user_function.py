@@ -77,7 +77,8 @@ def resolve(key: str, function_ref: str, base: Path) -> str:
 def _check_source(key: str, what: str, path: Path, name: str) -> None:
     try:
         source = importlib.util.decode_source(path.read_bytes())
-        tree, table = ast.parse(source, str(path)), symtable.symtable(source, str(path), "exec")
+        tree = ast.parse(source, str(path))
+        table = symtable.symtable(source, str(path), "exec")
     except (SyntaxError, ValueError) as error:
         raise ConfigError(
             f"{what}: {path} is not valid Python: {explain(error, path)}; mend the file"
@@ -87,6 +88,7 @@ def _check_source(key: str, what: str, path: Path, name: str) -> None:
         for symbol in table.get_symbols()
         if symbol.is_assigned() or symbol.is_imported()
     }
+    # `from x import *` may bind any name.
     takes_all = any(isinstance(node, ast.alias) and node.name == "*" for node in ast.walk(tree))
     if name not in bound and not takes_all:
         functions = [
@@ -98,6 +100,7 @@ def _check_source(key: str, what: str, path: Path, name: str) -> None:
             f"it defines {', '.join(functions)}" if functions else "it defines no function"
         )
         raise ConfigError(f"{what}: {path} has no {name!r}; {names_there}")
+    # The last binding of the name is the one that is called; a decorator may change its signature.
     last = [statement for statement in tree.body if name in _bound_by(statement)][-1:]
     for statement in last:
         if (

@@ -10,11 +10,9 @@ from prefixrl.common.config.section import NonNegative, Positive, PositiveFloat,
 
 def _one_each(value: Any) -> Any:
     """Read `[0, 1]` as `[[0], [1]]`: a process with one GPU."""
-    return (
-        [[each] if isinstance(each, int) else each for each in value]
-        if isinstance(value, list)
-        else value
-    )
+    if not isinstance(value, list):
+        return value
+    return [[gpus] if isinstance(gpus, int) else gpus for gpus in value]
 
 
 Gpus = Annotated[tuple[NonNegative, ...], Field(strict=False)]

@@ -233,7 +233,8 @@ class ScorerConfig(EngineConfig):
         )
 
     def _check_shares(self, info: ValidationInfo) -> None:
-        target_share, prm = self.vllm.gpu_memory_utilization, self.prm
+        target_share = self.vllm.gpu_memory_utilization
+        prm = self.prm
         is_one_device = prm is not None and prm.device != "cpu" and self.device != "cpu"
         if (
             target_share is None

@@ -25,7 +25,8 @@ def _problem(url: str) -> str:
 
     try:
         parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
+        host = parts.hostname
+        _ = parts.port
         URL(url)
     except (ValueError, InvalidURL) as error:
         return f": {error}"

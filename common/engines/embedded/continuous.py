@@ -25,7 +25,8 @@ from prefixrl.common.engines.embedded.row_cache import RowCache
 from prefixrl.common.engines.interface.base import JobResult, Logprobs, room_of
 from prefixrl.common.wire.packing import ProbeRow
 
-JOIN_SHARE, JOIN_STEPS = 1 / 4, 4
+JOIN_SHARE = 1 / 4
+JOIN_STEPS = 4
 """Rows join when they are at least this share of the seated rows, or after this many steps of
 waiting: a join is a forward of its own, with the fixed costs of a step."""
 PREFILL_TOKENS = 8192
@@ -63,7 +64,8 @@ class TransformersEngine(EmbeddedEngine):
         """Return the logprobs of the scored tokens of a probe, at temperature 1, end to end."""
         if not self._is_plain:
             return super().score(rows)  # padding behind a row may change it
-        texts, scored = [np.concatenate(row).astype(np.int64) for row in rows], list[Logprobs]()
+        texts = [np.concatenate(row).astype(np.int64) for row in rows]
+        scored = list[Logprobs]()
         width = max((text.size for text in texts), default=1)
         size = max(1, DRAW_CELLS // (width * self._model.config.vocab_size))
         for first in range(0, len(rows), size):
@@ -95,7 +97,9 @@ class TransformersEngine(EmbeddedEngine):
         return results
 
     def _decode(self) -> list[JobResult]:
-        started_s, texts, rows = time.monotonic(), self._texts, self._seated
+        started_s = time.monotonic()
+        texts = self._texts
+        rows = self._seated
         mask = self._cache.begin_step()
         output = self._model(
             input_ids=torch.tensor(
@@ -135,7 +139,8 @@ class TransformersEngine(EmbeddedEngine):
             return []
         self._steps_waited = 0
         joining: list[OpenRow] = []
-        texts, longest = set[bytes](), 0
+        texts = set[bytes]()
+        longest = 0
         while len(joining) < ready:
             queue = self._uncached or self._queue
             text = queue[0].text
@@ -189,19 +194,16 @@ def objection(model: str) -> str:
         config = AutoConfig.from_pretrained(model)
     except (OSError, ValueError):
         return ""  # the engine that loads it says what is wrong
-    text, model_class = (
-        config.get_text_config(decoder=True),
-        MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None),
-    )
+    text = config.get_text_config(decoder=True)
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if getattr(model_class, "_is_stateful", False) or not set(_layers(config)) <= {
         DynamicLayer,
         DynamicSlidingWindowLayer,
     }:
         return f"{config.model_type}: it keeps more of a text than keys and values"
     # Of a model with several kinds the parameters are by kind of layer.
-    if (
-        kind := (getattr(text, "rope_parameters", None) or {}).get("rope_type")
-    ) in LENGTH_DEPENDENT:
+    kind = (getattr(text, "rope_parameters", None) or {}).get("rope_type")
+    if kind in LENGTH_DEPENDENT:
         return f"{config.model_type}: with {kind} positions a row would depend on the longest one beside it"
     if getattr(text, "attention_chunk_size", None) or getattr(text, "num_kv_shared_layers", None):
         return f"{config.model_type}: its layers have chunks or keys in common"

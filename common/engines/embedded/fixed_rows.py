@@ -84,4 +84,5 @@ class FixedRowsEngine(EmbeddedEngine):
 
     def _forget_cached(self) -> None:
         if self._running is not None:  # its next step is one forward over all its tokens so far
-            self._running.cache, self._running.cached = DynamicCache(config=self._model.config), 0
+            self._running.cache = DynamicCache(config=self._model.config)
+            self._running.cached = 0

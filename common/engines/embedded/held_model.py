@@ -68,7 +68,8 @@ class OpenRow:
     def continuation(self) -> base.Continuation:
         """Return what was written."""
         finish: Finish = "eos" if self.has_stopped else "length"
-        tokens, logprobs = np.asarray(self.tokens, np.int32), np.asarray(self.logprobs, np.float32)
+        tokens = np.asarray(self.tokens, np.int32)
+        logprobs = np.asarray(self.logprobs, np.float32)
         return base.Continuation(tokens, logprobs, finish, base.spans_of(self.versions))
 
 
@@ -99,7 +100,8 @@ class EmbeddedEngine(base.AdapterEngine):
             _make_float32_logits(self._model.get_output_embeddings())
         layers = dict(self._model.named_modules()) if low_rank else {}
         self._products = LayerProducts(layers, low_rank.scale) if low_rank else None
-        self._version, self._digest = 0, ""
+        self._version = 0
+        self._digest = ""
         self.most_positions = positions_of(self._model.config.get_text_config().to_dict())
         """Most tokens of a row, at which it ends as if cut; None where the model names no limit."""
         self._prepare()
@@ -170,7 +172,8 @@ class EmbeddedEngine(base.AdapterEngine):
 
     def install(self, snapshot: Snapshot) -> None:
         """Copy every tensor in place; ValueError unless names, shapes and dtypes fit the model."""
-        parameters, tensors = self._parameters(), snapshot.tensors
+        parameters = self._parameters()
+        tensors = snapshot.tensors
         if self._products and are_low_rank(tensors):
             self._products.set(pairs(tensors, parameters), self._device)
         else:
@@ -178,7 +181,8 @@ class EmbeddedEngine(base.AdapterEngine):
             with torch.no_grad():
                 for name, tensor in tensors.items():
                     parameters[name].copy_(tensor)
-        self._version, self._digest = snapshot.version, snapshot.manifest.digest
+        self._version = snapshot.version
+        self._digest = snapshot.manifest.digest
         self._forget_cached()
 
     def _forget_cached(self) -> None:

@@ -16,9 +16,11 @@ def load_embedded(model: str, role: str, config: RunConfig) -> AdapterEngine:
     if device == "auto":
         device = "cuda" if has_cuda(device, role) else "cpu"
     dtype: Dtype = "auto"
-    head_dtype, low_rank = "model", None
+    head_dtype = "model"
+    low_rank = None
     if role == "rollout":
-        dtype, head_dtype = config.learner.dtype, config.learner.head_dtype
+        dtype = config.learner.dtype
+        head_dtype = config.learner.head_dtype
         low_rank = low_rank_of(config)
     reason = "bitwise" if config.bitwise else objection(model)
     if reason:

@@ -54,7 +54,8 @@ def _filled(
 ) -> tuple[DynamicCache, torch.Tensor, torch.Tensor]:
     """Return the cache of texts, its mask and the logits after each, as in `Prefilled`."""
     sizes = head_sizes(texts, jobs) if may_split else [0] * len(texts)
-    cache, device = DynamicCache(), model.device
+    cache = DynamicCache()
+    device = model.device
     mask = torch.zeros(len(texts), 0, dtype=torch.bool, device=device)
     if any(sizes):
         heads: dict[bytes, int] = {}
@@ -80,7 +81,8 @@ def head_sizes(texts: Sequence[TokenIds], jobs: Sequence[Hashable]) -> list[int]
     saved, sizes = _common_heads(texts, jobs)
     saved_by_all, sizes_by_all = _common_heads(texts, [None] * len(texts))
     if saved_by_all > saved:
-        saved, sizes = saved_by_all, sizes_by_all
+        saved = saved_by_all
+        sizes = sizes_by_all
     return sizes if saved >= WORTH * sum(text.size for text in texts) else [0] * len(texts)
 
 
@@ -89,7 +91,8 @@ def _common_heads(texts: Sequence[TokenIds], keys: Sequence[Hashable]) -> tuple[
     of_key: dict[Hashable, list[int]] = {}
     for place, key in enumerate(keys):
         of_key.setdefault(key, []).append(place)
-    sizes, saved = [0] * len(texts), 0
+    sizes = [0] * len(texts)
+    saved = 0
     for places in of_key.values():
         size = _common([texts[place] for place in places]) if len(places) > 1 else 0
         saved += size * (len(places) - 1)

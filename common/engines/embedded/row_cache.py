@@ -50,7 +50,9 @@ class _Block(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, low, at = self._place.rows, self._place.low, self._place.at
+        rows = self._place.rows
+        low = self._place.low
+        at = self._place.at
         keys, values = self.tensors
         keys[:rows, :, at : at + 1] = key_states
         values[:rows, :, at : at + 1] = value_states
@@ -80,15 +82,19 @@ class RowCache(Cache):
     def clear(self) -> None:
         """Let all rows leave."""
         place = self._place
-        place.rows, place.low, place.at = 0, 0, 0
+        place.rows = 0
+        place.low = 0
+        place.at = 0
         place.starts.clear()
 
     def join(
         self, computed: Sequence[KeysAndValues], mask: torch.Tensor, source: Sequence[int]
     ) -> None:
         """Append rows, the i-th being row `source[i]` of a forward, whose `mask` tells text from padding."""
-        place, width = self._place, mask.shape[1]
-        first, after = place.rows, place.rows + len(source)
+        place = self._place
+        width = mask.shape[1]
+        first = place.rows
+        after = place.rows + len(source)
         if not self._blocks:
             self._blocks += [_Block(place, each) for each in computed]
             self._mask = self._mask.to(mask.device)
@@ -120,9 +126,11 @@ class RowCache(Cache):
         if not source:
             return
         place = self._place
-        first, after = place.rows, place.rows + len(source)
+        first = place.rows
+        after = place.rows + len(source)
         self._make_room(after, 0)
-        index, used = torch.tensor(source, device=self._mask.device), slice(place.low, place.at)
+        index = torch.tensor(source, device=self._mask.device)
+        used = slice(place.low, place.at)
         for block in self._blocks:
             for stored in block.tensors:
                 stored[first:after, :, used] = stored[index, :, used]
@@ -132,7 +140,8 @@ class RowCache(Cache):
 
     def leave(self, leaving: Sequence[int]) -> list[tuple[int, int]]:
         """Let rows leave; return pairs (place, row) of the rows that were moved into their places."""
-        place, remaining = self._place, self._place.rows - len(leaving)
+        place = self._place
+        remaining = self._place.rows - len(leaving)
         holes = [row for row in leaving if row < remaining]
         movers = sorted(set(range(remaining, place.rows)) - set(leaving))
         moved = list(zip(holes, movers, strict=True))
@@ -160,7 +169,8 @@ class RowCache(Cache):
         columns = max(place.at - place.low, width)
         tall = max(tall, rows, min(self._seats, 1 << (rows - 1).bit_length()))
         wide = max(LEAST_COLUMNS, columns + int(SPARE_COLUMNS * columns) + 1)
-        old, new = slice(place.low, place.at), slice(columns - (place.at - place.low), columns)
+        old = slice(place.low, place.at)
+        new = slice(columns - (place.at - place.low), columns)
         for block in self._blocks:
             keys, values = block.tensors
             # Zeros, since what is masked is multiplied by 0, and what memory holds may be no number.
@@ -173,4 +183,5 @@ class RowCache(Cache):
         mask[: place.rows, new] = self._mask[: place.rows, old]
         self._mask = mask
         place.starts = [start + columns - place.at for start in place.starts]
-        place.low, place.at = new.start, columns
+        place.low = new.start
+        place.at = columns

@@ -210,7 +210,8 @@ def check_fit(
             f"weights differ in names: {sorted(parameters.keys() ^ tensors.keys())[:4]}"
         )
     for name, tensor in tensors.items():
-        shape, dtype = parameters[name].shape, parameters[name].dtype
+        shape = parameters[name].shape
+        dtype = parameters[name].dtype
         if shape != tensor.shape:
             raise ValueError(
                 f"weight {name} has shape {tuple(tensor.shape)}, the model's is {tuple(shape)}"

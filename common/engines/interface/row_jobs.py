@@ -37,7 +37,8 @@ class RowJobs(Engine):
 
     def offer(self, seats: int) -> None:
         """Set the number of rows that are written at once."""
-        self.seats, self.room = seats, room_of(seats)
+        self.seats = seats
+        self.room = room_of(seats)
 
     @property
     def open_rows(self) -> int:
@@ -84,7 +85,8 @@ class RowJobs(Engine):
     # --- on the asyncio loop -----------------------------------------------------------------------------------------
 
     async def _run(self, entry: OpenJob) -> JobResult:
-        started_s, job = time.monotonic(), entry.job
+        started_s = time.monotonic()
+        job = entry.job
 
         async def row(index: int) -> Continuation:
             ended = await self._row(job, index)

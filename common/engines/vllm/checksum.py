@@ -49,7 +49,8 @@ def compared(
     sums: Sums, tensors: Tensors | None, followed: frozenset[str], dtype: torch.dtype
 ) -> EngineChecksum:
     """Return the checksum of all parameters, and whether those of `known` layout follow."""
-    value, layout = xxhash.xxh3_128(), xxhash.xxh3_64()
+    value = xxhash.xxh3_128()
+    layout = xxhash.xxh3_64()
     for name in sorted(sums):
         value.update(f"{name}={sums[name]};".encode())
         layout.update(f"{name};".encode())

@@ -212,7 +212,8 @@ class VllmEngine(RowJobs, AdapterEngine):
             check_fit(self._own, snapshot.tensors)
             self._call(self._update(snapshot), CONTROL_S, "install new weights")
         # vLLM has copied the bytes: from here on the memory of the version before may serve the next one.
-        self._installed, self._is_paused = snapshot, True
+        self._installed = snapshot
+        self._is_paused = True
 
     async def _update(self, snapshot: Snapshot) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest

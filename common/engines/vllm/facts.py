@@ -28,7 +28,8 @@ class RowCounts:
 
     def note_running(self, engine_index: int, running: int) -> None:
         """Note how many rows an engine core decodes from now on."""
-        self._row_s, self._counted_s = self.busy_row_s, time.monotonic()
+        self._row_s = self.busy_row_s
+        self._counted_s = time.monotonic()
         self._running[engine_index] = running
 
     def note_idle(self) -> None:
@@ -76,9 +77,11 @@ def seats_of(config: Any) -> int:
 
 def about(config: Any) -> str:
     """Return vLLM's own choices in one line."""
-    scheduler, cache = config.scheduler_config, config.cache_config
+    scheduler = config.scheduler_config
+    cache = config.cache_config
     tokens = (cache.num_gpu_blocks or 0) * cache.block_size
-    quantization, draft = config.model_config.quantization, config.speculative_config
+    quantization = config.model_config.quantization
+    draft = config.speculative_config
     facts = [
         f"model runner {'V2' if config.use_v2_model_runner else 'V1'}",
         f"attention {_attention(config)}",

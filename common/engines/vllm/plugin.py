@@ -51,7 +51,8 @@ class AdapterSums:
 
     def adapter_sums(self) -> dict[str, str]:
         """Return them by layer and rank of the device; they are no parameters of the model."""
-        sums, rank = {}, get_tensor_model_parallel_rank()
+        sums = {}
+        rank = get_tensor_model_parallel_rank()
         for name, module in self.model_runner.get_model().named_modules():  # type: ignore[attr-defined]
             for part in ("lora_a_stacked", "lora_b_stacked"):
                 stacked = getattr(module, part, ())

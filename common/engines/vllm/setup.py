@@ -127,28 +127,34 @@ def engine_arguments(setup: VllmSetup, platform: Platform) -> dict[str, Any]:
     overrides = dict(setup.vllm.options.get("hf_overrides", {}))
     if setup.has_float32_head:
         overrides.setdefault("head_dtype", "float32")
+    is_rollout = setup.role == "rollout"
     return {
         **(low_rank_arguments(setup.low_rank) if setup.low_rank else {}),
         "disable_log_stats": True,
+        # The rows of a group have the same prompt.
         "enable_prefix_caching": True,
         "use_tqdm_on_load": False,
         **(on_cpu if platform == "cpu" else {}),
         **chosen,
+        # The user's options replace all options above, and none below.
         **setup.vllm.options,
         "hf_overrides": overrides,
         "model": setup.model,
         "dtype": setup.dtype,
         "max_model_len": setup.max_model_len,
         "tensor_parallel_size": setup.vllm.tensor_parallel_size,
+        # vLLM's defaults, not the sampling settings of the model folder.
         "generation_config": "vllm",
+        # Logprobs after temperature and masks: those of the distribution that is drawn from.
         "logprobs_mode": "processed_logprobs",
+        # Rows come and go as token ids.
         "skip_tokenizer_init": True,
-        "seed": 0
-        if setup.vllm.seeded
-        else secrets.randbits(31),  # unseeded scorers must not draw from one stream
-        "scheduling_policy": "priority" if setup.role == "rollout" else "fcfs",
-        # A target is never updated; with it vLLM would refuse quantised ones.
-        "weight_transfer_config": {"backend": BACKEND} if setup.role == "rollout" else None,
+        # Unseeded scorers must not draw from one stream.
+        "seed": 0 if setup.vllm.seeded else secrets.randbits(31),
+        # A probe goes before answers.
+        "scheduling_policy": "priority" if is_rollout else "fcfs",
+        # A target is never updated; with this argument vLLM would refuse quantised targets.
+        "weight_transfer_config": {"backend": BACKEND} if is_rollout else None,
     }
 
 

@@ -10,7 +10,8 @@ VERSIONS_KEPT = 1024
 UNPROVED = -1
 """Value in place of a version while no version may be claimed."""
 Role = Literal["rollout", "scorer", "rank", "operator"]
-MOST_NAME_CHARS, MOST_TEXT_CHARS = 256, 4096
+MOST_NAME_CHARS = 256
+MOST_TEXT_CHARS = 4096
 Name = Annotated[str, Meta(max_length=MOST_NAME_CHARS)]
 """A name, digest or host; longer ones are refused where they arrive."""
 Text = Annotated[str, Meta(max_length=MOST_TEXT_CHARS)]

@@ -3,18 +3,19 @@
 S is a promise, not a target. Begun as early as the window allows, every group waits for its iteration until it is
 exactly S versions old, whatever is slow. Two things hide the latency, and no more than they need is under way:
 
-    lead    groups under way or scored, the batch in training apart; from B to B + cap: a batch, and the most that was
-            under way at the end of a recent iteration, which is what has to be begun an iteration earlier, or `_kept`
-            of it, less the longer the learner has not waited: on busy cores more at once are slower, and ask for more
-    ahead   groups begun and not at a scorer: an item for every second one that scorers hold, one per rollout, and
-            what is sampled while one is scored: this holds where scorers are the slowest part, and a longer lead would
+    lead    groups under way or scored, without the batch in training: one batch + `_kept` x (largest number under way
+            at the end of the last 8 iterations), at most B + cap. `_kept` shrinks while the learner never waits: on
+            busy cores more groups at once are slower, and would ask for more
+    ahead   groups begun and not at a scorer: one item per two that scorers hold, one per rollout, and what is sampled
+            while an item is scored. This limit acts where scorers are the slowest part: there a longer lead would
             only be a longer queue
-    cap     drift: from B S groups down to 0. While old samples are worth too little of a fresh one, it shrinks; at 0
-            the run is synchronous, and only the newest version is sampled. It grows again slowly
+    cap     limit of the lead beyond one batch, from B S groups down to 0. It shrinks while old samples are worth too
+            little of a fresh one, and grows again slowly. At 0 the run is synchronous: only the newest version is
+            sampled
 
 Groups that the next iteration itself lacks, at the newest version, are always begun: nothing can be younger. Two more
-rules keep a run from a standstill: where nothing is under way and an iteration lacks groups, nothing is refused; and
-groups that wait to be sampled again have their place already, so that neither they nor others wait for it.
+rules keep a run from a standstill. If nothing is under way and an iteration lacks groups, nothing is refused. Groups
+that wait to be sampled again have their place already: neither they nor other groups wait for it.
 """
 
 import math
@@ -29,7 +30,8 @@ from prefixrl.learner.broker.groups.window import Window
 RECENT_ITERATIONS = 8
 """Newest iterations that the lead looks at: it has followed a change after so many."""
 SHORT_WAIT, KEPT, REGAINED = 0.01, 15 / 16, 4
-"""Part of an iteration below which a wait is none; part of the lead kept after one without; gain per part waited."""
+"""Part of an iteration below which a wait does not count; part of the lead kept after an iteration without a wait; gain
+per part waited."""
 AHEAD = 1 / 2
 """Items that wait for scorers, per item that scorers hold."""
 MOST_SHRINKAGE, LEAST_SHRINKAGE = 0.5, 0.9
@@ -104,8 +106,10 @@ class Admission:
         """Return how many of `item_groups` groups to begin at the installed `version`; the window allows all."""
         if not self.is_active or not item_groups:
             return item_groups
-        scored, under_way = states.get("scored", 0), _under_way(states)
-        accepted, ahead = scored + states.get("batched", 0), under_way - states.get("scoring", 0)
+        scored = states.get("scored", 0)
+        accepted = scored + states.get("batched", 0)
+        under_way = _under_way(states)
+        ahead = under_way - states.get("scoring", 0)
         lacking = self._room(version - completed, 0.0, accepted, under_way)
         if self._room(version - completed, self.cap, accepted, under_way) < item_groups:
             return max(0, min(item_groups, lacking))

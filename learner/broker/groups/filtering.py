@@ -120,7 +120,7 @@ class PassRate:
 
     @property
     def is_too_low(self) -> bool:
-        """True if enough groups were judged, and none or too small a share of them passed."""
+        """True if enough groups were judged, and no group or too small a share passed."""
         is_full, passed = self.judged == self.filter.limit_groups, self.passed
         return (
             is_full

@@ -20,7 +20,7 @@ from prefixrl.learner.broker.groups.states import Group, LedgerLimits, LiveGroup
 from prefixrl.learner.broker.groups.window import Window
 
 FEWEST_FAILURES_SEEN = 64
-"""Fewest groups over which the share of failures is judged; else those of two batches."""
+"""Fewest groups over which the share of failures is judged; two batches if these are more."""
 SURPLUS = "surplus"
 """Cause of a surplus group of over-sampling; its prompt is requeued, and no failure is counted."""
 

@@ -65,7 +65,7 @@ class Ledger(JournaledState):
     def start_sampling(
         self, version: int, most_groups: int | None = None
     ) -> group_states.SampleItem | None:
-        """Return groups for a worker at `version`; None where window or data allow none."""
+        """Return groups for a worker at `version`; None if window or data allow no group."""
         most_groups = most_groups or self.limits.groups_per_item
         while self._resample:
             if self._live_again(self._resample[0]):
@@ -151,7 +151,7 @@ class Ledger(JournaledState):
         heapq.heappush(self._unscored_items, (item.version, item.seqs, next(self._queued), item))
 
     def start_scoring(self, most_groups: int | None = None) -> group_states.ScoreItem | None:
-        """Return at most `most` sampled groups, those that are due first, or None."""
+        """Return at most `most` sampled groups, earliest deadlines first, or None."""
         while self._unscored_items:
             item = heapq.heappop(self._unscored_items)[-1]
             if seqs := [group.seq for group in item.groups if self._state(group.seq) == "sampled"]:

@@ -138,4 +138,4 @@ class LedgerLimits:
     attempts: int
     requeues: int
     max_failure_share: float = 1.0
-    """Share of failed rows among the newest ones above which the run ends."""
+    """Share of failed rows, among the newest rows, above which the run ends."""

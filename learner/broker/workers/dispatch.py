@@ -129,11 +129,9 @@ class Dispatcher:
             )
             if item is None:
                 return False
-            kind, rows, sampling = (
-                "train",
-                self._config.algorithm.samples_per_prompt,
-                self._sampling[0],
-            )
+            kind = "train"
+            rows = self._config.algorithm.samples_per_prompt
+            sampling = self._sampling[0]
             prompts = (
                 (seq, self._prompts.prompt(self.ledger.prompt_index(seq))) for seq in item.seqs
             )
@@ -166,10 +164,8 @@ class Dispatcher:
         ):
             kinds.insert((self._score_tasks + 1) % EVALUATION_SHARE > 0, "eval")
         for kind in kinds:
-            queue, most = (
-                self.ledger if kind == "train" else self.evaluations,
-                None if worker.takes_runs else 1,
-            )
+            queue = self.ledger if kind == "train" else self.evaluations
+            most = None if worker.takes_runs else 1
             if (item := queue.start_scoring(most)) is not None:
                 break
         else:
@@ -280,11 +276,9 @@ class Dispatcher:
         return lease
 
     def _check_prefixes(self, lease: Lease | None, result: Prefixes) -> None:
-        # One answer may be of several versions; one of an evaluation never is.
-        task_version, may_cross = (
-            version_of(result.task),
-            result.kind == "train" and self._config.rollout.swap == "in_flight",
-        )
+        # An answer in training may be of several versions. An answer of an evaluation never is.
+        task_version = version_of(result.task)
+        may_cross = result.kind == "train" and self._config.rollout.swap == "in_flight"
         if result.version != task_version and not (may_cross and result.version > task_version):
             raise ValueError(
                 f"prefixes of version {result.version} for a task at version {task_version}"
@@ -386,7 +380,7 @@ def limits_of(config: RunConfig) -> GroupLimits:
 
 
 def _difference(lease: Lease, result: Prefixes | Scores) -> str:
-    """Name the first thing in which a result is not that of its task."""
+    """Name the first difference between a result and its task."""
     groups = [
         group if isinstance(group, GroupPrefixes) else group.prefixes for group in result.groups
     ]

@@ -26,7 +26,7 @@ SERVED_FILE = "served_model.txt"
 
 
 class IdentityCheck:
-    """Expected digests by role and version; the first scorer sets those of a remote target."""
+    """Expected digests by role and version; the first scorer sets the digests of a remote target."""
 
     def __init__(self, config: RunConfig, directory: Path, inputs: Inputs | None) -> None:
         """Take `inputs`, the digests of what the learner loaded; None without a learner."""
@@ -127,7 +127,7 @@ class IdentityCheck:
 
 
 class Start(msgspec.Struct, frozen=True):
-    """Options of a broker's start; its directory is that of the run."""
+    """Options of a broker's start; its directory is the run directory."""
 
     iteration: int
     """Number of iterations the learner has completed."""

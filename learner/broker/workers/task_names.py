@@ -17,7 +17,7 @@ Content = tuple[TaskKind, tuple[object, ...]]
 
 
 def content(message: PrefixTask | ScoreTask | Prefixes | Scores) -> Content:
-    """Return what a task asks about; that of a result is equal to that of its task."""
+    """Return what a task asks about. A result and its task have the same content."""
     match message:
         case PrefixTask():
             return message.kind, message.groups

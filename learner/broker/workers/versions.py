@@ -129,7 +129,7 @@ class Versions:
         return Swap(worker.wanted_version)
 
     def installed(self, worker: Worker, report: Installed) -> FromBroker | None:
-        """Judge a rollout's probe by the learner's; return the answer, None for none yet; raises ValueError."""
+        """Judge a rollout's probe by the learner's; return the answer, None if it must wait; raises ValueError."""
         if worker.phase is not Phase.SWAPPING or report.version < worker.wanted_version:
             # Sent again before our answer arrived, or because it was lost.
             if worker.refused is not None:

@@ -189,7 +189,7 @@ class Worker:
         return self.room if self.takes_runs else self.seats
 
     def behind(self) -> list[Lease]:
-        """Return the leases that wait behind others: those before them take all seats."""
+        """Return the leases that wait: the leases before them take all seats."""
         if self.taken_rows <= self.seated:
             return []
         waiting, before = [], 0
@@ -212,7 +212,8 @@ class Worker:
     def add(self, lease: Lease, now_s: float) -> None:
         """Give a lease."""
         self.leases[lease.task] = lease
-        self.rows, self.open_rows = self.rows + lease.rows, self.open_rows + lease.open_rows
+        self.rows += lease.rows
+        self.open_rows += lease.open_rows
         self.most_leases = max(self.most_leases, len(self.leases))
         self.time_front(now_s)
         if len(self.leases) == 1:
@@ -227,7 +228,8 @@ class Worker:
         """Take a lease away, if it has it."""
         lease = self.leases.pop(task, None)
         if lease is not None:
-            self.rows, self.open_rows = self.rows - lease.rows, self.open_rows - lease.open_rows
+            self.rows -= lease.rows
+            self.open_rows -= lease.open_rows
         return lease
 
     def time_front(self, now_s: float) -> None:
@@ -280,10 +282,11 @@ class Worker:
         self.proved = needed | {version: digest}
 
     def rows_left(self, task: str, rows: int) -> None:
-        """Note how many rows of a task have not ended; the credit of the others returns."""
+        """Note how many rows of a task have not ended; the credit of ended rows returns."""
         lease = self.leases.get(task)
         if lease is not None:
-            before, lease.open_rows = lease.open_rows, min(rows, lease.rows)
+            before = lease.open_rows
+            lease.open_rows = min(rows, lease.rows)
             self.open_rows += lease.open_rows - before
 
     def heartbeat(self, beat: Heartbeat, now_s: float) -> None:
@@ -295,10 +298,8 @@ class Worker:
         if not since_s or beat.tokens < before:
             self.rated = beat.tokens, now_s
         elif now_s - since_s >= RATE_S:
-            self.tokens_per_s, self.rated = (
-                (beat.tokens - before) / (now_s - since_s),
-                (beat.tokens, now_s),
-            )
+            self.tokens_per_s = (beat.tokens - before) / (now_s - since_s)
+            self.rated = beat.tokens, now_s
         self.tokens = beat.tokens
         if beat.progress != self.progress:
             self.progress, self.progressed_s = beat.progress, now_s

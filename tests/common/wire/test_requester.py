@@ -14,7 +14,7 @@ from prefixrl.common.wire.messages.worker import Hello, Reject, Unknown, Welcome
 from prefixrl.common.wire.requester import Requester
 from prefixrl.common.wire.transport import Server
 from prefixrl.learner.broker.client import REPLAY_S, BrokerClient
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 from support.fakes import SteppedClock
 from support.keys import address, keys
 
@@ -214,7 +214,7 @@ def test_a_rank_that_is_asked_to_stop_does_not_wait_for_a_broker_that_is_silent(
         return polite(message) if isinstance(message, Hello) else []
 
     with broker(answer) as endpoint:
-        rank = BrokerClient(address(endpoint, "rank"), Stop(lambda: True))
+        rank = BrokerClient(address(endpoint, "rank"), StopSignal(lambda: True))
         assert rank.next_batch(messages.GetBatch(7, 0, 1), 3600.0) == messages.Halt(7)
         rank.close()
 

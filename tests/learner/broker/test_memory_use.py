@@ -7,7 +7,7 @@ from prefixrl.common.host.memory_use import memory_now
 from prefixrl.common.wire.messages.learner import GetBatch
 from prefixrl.common.wire.messages.worker import Heartbeat, MemoryUse
 from prefixrl.learner.broker.client import BrokerClient
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 from support.fakes import address_of, endpoint_of, learner, peers, serving, status, wait_until
 
 MEMORY = MemoryUse(resident_bytes=300, own_bytes=100, share_bytes=120)
@@ -46,7 +46,7 @@ def test_a_rank_tells_its_memory_with_its_wish_for_a_batch(config: RunConfig) ->
     now = memory_now()
     with serving(config), peers(endpoint_of(config), "operator") as (operator,):
         operator.join("operator")
-        rank = BrokerClient(address_of(config, "rank"), Stop(lambda: True))
+        rank = BrokerClient(address_of(config, "rank"), StopSignal(lambda: True))
         rank.next_batch(GetBatch(0, 0, 1), 60.0)  # Halt
         actual = status(operator)["memory"]["rank-0"]["resident_bytes"]
         rank.close()

@@ -21,7 +21,7 @@ from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.commands.generate_command import AnswerGeneration, given_rows
 from prefixrl.learner.commands.plan_runner import read_plan
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 from support.fakes import run_on_disk
 from support.messages import verdict
 
@@ -109,7 +109,9 @@ def answered(
     plan = OfflinePlan(
         config="", version=7, published=("digest",), decoding=decoding, samples=samples
     )
-    AnswerGeneration(plan, config, given_rows(config), out).run(cast(BrokerClient, client), Stop())
+    AnswerGeneration(plan, config, given_rows(config), out).run(
+        cast(BrokerClient, client), StopSignal()
+    )
     return [msgspec.json.decode(line, type=AnswerLine) for line in out.getvalue().splitlines()]
 
 
@@ -182,7 +184,7 @@ def test_other_weights_than_were_published_are_refused(tmp_path: Path) -> None:
         io.BytesIO(),
     )
     with pytest.raises(DataError, match="the checkpoint of version 7 holds weights with digest"):
-        generation.run(cast(BrokerClient, AnsweringClient()), Stop())
+        generation.run(cast(BrokerClient, AnsweringClient()), StopSignal())
 
 
 def test_what_is_not_answered_in_time_is_named(tmp_path: Path) -> None:

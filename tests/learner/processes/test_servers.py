@@ -26,7 +26,7 @@ from prefixrl.common.wire.transport import Client
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.processes import servers as module
 from prefixrl.learner.processes.servers import Servers
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 from prefixrl.rollout.weights import WeightsSource
 from support import keys
 from support.fakes import NOTE, free_pair, peers, run_on_disk, wait_until
@@ -240,7 +240,7 @@ def test_deaths_of_a_long_run_do_not_add_up(
 def test_who_asks_servers_beyond_help_ends_with_what_became_of_them(servers: Servers) -> None:
     for budget in servers._budgets.values():
         budget.most = 1
-    client = BrokerClient(servers.address, Stop(servers=servers))
+    client = BrokerClient(servers.address, StopSignal(servers=servers))
     kill(servers, module.WEIGHT_SERVER)
     kill(servers)
     assert servers.failure is None, "each has restarts of its own"
@@ -268,7 +268,7 @@ def test_a_child_that_cannot_be_started_again_is_a_failure_that_leaves_the_other
 
 @pytest.mark.slow
 def test_a_broker_that_dies_while_it_is_asked_to_end_is_not_waited_for(servers: Servers) -> None:
-    client = BrokerClient(servers.address, Stop(servers=servers))
+    client = BrokerClient(servers.address, StopSignal(servers=servers))
     servers.expect_end()
     os.kill(servers._processes[module.BROKER].pid, signal.SIGKILL)
     with pytest.raises(PeerLost, match="the broker ended with exit code -9 before it answered"):
@@ -310,7 +310,7 @@ def test_servers_are_deaf_to_what_a_batch_system_sends_to_every_process_and_end_
     servers = Servers(config, Path(config.directory), 0)
     everybody_is_told_to_stop()
     assert newest(servers.weights_endpoint) == -1
-    client = BrokerClient(servers.address, Stop(servers=servers))
+    client = BrokerClient(servers.address, StopSignal(servers=servers))
     assert client.status().iteration == 0
     client.close()
     servers.close()
@@ -330,7 +330,7 @@ def test_a_clock_that_went_backwards_does_not_hold_a_start_up(config: RunConfig)
 def test_a_stop_ends_the_wait_for_the_servers_start_and_the_servers(config: RunConfig) -> None:
     children_before = set(psutil.Process().children())
     with pytest.raises(Halted, match="stopped as asked while the servers of the run began"):
-        Servers(config, Path(config.directory), 0, stop=Stop(lambda: True))
+        Servers(config, Path(config.directory), 0, stop=StopSignal(lambda: True))
     assert set(psutil.Process().children()) <= children_before
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from prefixrl.common.errors import Halted, PeerLost, TrainingFault
 from prefixrl.common.host.service import Service
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 
 
 class DeadServers:
@@ -16,7 +16,7 @@ class DeadServers:
 
 
 def test_without_a_stop_no_wait_ends() -> None:
-    stop = Stop()
+    stop = StopSignal()
     stop.end_start()
     stop.end_disk_wait()
     stop.end_judging(3)
@@ -25,7 +25,7 @@ def test_without_a_stop_no_wait_ends() -> None:
 
 
 def test_each_kind_of_wait_has_an_error_of_its_own() -> None:
-    stop = Stop(lambda: True, servers=DeadServers())
+    stop = StopSignal(lambda: True, servers=DeadServers())
     with pytest.raises(Halted, match="while the servers of the run began"):
         stop.end_start()
     with pytest.raises(TrainingFault, match="asked to stop while the disk is full"):
@@ -35,17 +35,17 @@ def test_each_kind_of_wait_has_an_error_of_its_own() -> None:
 
 
 def test_lost_servers_end_the_wait_for_an_answer_and_for_the_last_evaluation() -> None:
-    stop = Stop(servers=DeadServers())
+    stop = StopSignal(servers=DeadServers())
     with pytest.raises(PeerLost, match="the broker died too often"):
         stop.check_servers()
     with pytest.raises(PeerLost):
         stop.end_judging(3)
     with pytest.raises(PeerLost):
-        Stop().beside(DeadServers()).check_servers()
+        StopSignal().beside(DeadServers()).check_servers()
 
 
 def test_a_stop_by_the_operator_ends_judging_alone() -> None:
-    stop = Stop()
+    stop = StopSignal()
     stop.is_halting = True
     stop.end_start()
     stop.end_disk_wait()
@@ -58,7 +58,7 @@ def test_each_question_is_a_sign_of_life_and_a_stop_is_told_once(tmp_path: Path)
         manager.bind(str(tmp_path / "notify"))
         service = Service({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "1000000"})
         answers = iter([False, True, True])
-        stop = Stop(lambda: next(answers), service)
+        stop = StopSignal(lambda: next(answers), service)
         assert [stop.is_requested() for _ in range(3)] == [False, True, True]
         manager.setblocking(False)
         told = [manager.recv(4096).decode() for _ in range(2)]

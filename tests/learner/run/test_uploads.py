@@ -19,7 +19,7 @@ from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import checkpoints
 from prefixrl.common.run.documents import UPLOADS_FILE, UploadLine
 from prefixrl.learner.run import uploads as module
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 from prefixrl.learner.run.uploads import Uploads, check_command, counts
 from support.fakes import wait_until
 from support.runs.small_disk import small_disk
@@ -65,7 +65,7 @@ def is_running(pid: str) -> bool:
 
 
 def wait(uploads: Uploads) -> None:
-    uploads.wait(Stop(), 0)
+    uploads.wait(StopSignal(), 0)
 
 
 def test_every_checkpoint_is_uploaded_once_also_over_two_starts(
@@ -155,8 +155,8 @@ import sys
 from pathlib import Path
 from prefixrl.common.config.run import CheckpointConfig
 from prefixrl.learner.run.uploads import Uploads
-from prefixrl.learner.run.stop import Stop
-Uploads(Path(sys.argv[1]), CheckpointConfig(upload=tuple(sys.argv[2:]))).wait(Stop(), 0)
+from prefixrl.learner.run.stop import StopSignal
+Uploads(Path(sys.argv[1]), CheckpointConfig(upload=tuple(sys.argv[2:]))).wait(StopSignal(), 0)
 """
 
 
@@ -247,7 +247,7 @@ def test_a_wait_that_is_hopeless_ends(tmp_path: Path, start: Start) -> None:
     uploads = start(shell("exec sleep 1000"))
 
     with pytest.raises(Halted, match="stopped as asked after 1 iterations"):
-        uploads.wait(Stop(lambda: True), 1)
+        uploads.wait(StopSignal(lambda: True), 1)
 
 
 def test_an_upload_that_cannot_be_noted_for_want_of_room_is_told_and_done_again(
@@ -258,7 +258,7 @@ def test_an_upload_that_cannot_be_noted_for_want_of_room_is_told_and_done_again(
         disk.fill()
         for made_room in (False, True):
             uploads = Uploads(disk.path, CheckpointConfig(upload=("true",), upload_s=60.0))
-            uploads.wait(Stop(), 0)
+            uploads.wait(StopSignal(), 0)
             uploads.close()
             assert counts(disk.path) == ({"done": 1} if made_room else {})
             if not made_room:

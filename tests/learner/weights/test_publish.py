@@ -11,7 +11,7 @@ import torch
 from benchmarks.simulated import PROBE
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.wire.messages.weights import WeightsNote
-from prefixrl.learner.run.stop import Stop
+from prefixrl.learner.run.stop import StopSignal
 from prefixrl.learner.weights import publish
 from prefixrl.learner.weights.publish import QUEUED, Publisher
 
@@ -24,7 +24,7 @@ class FailingClient:
     is_announcing = threading.Event()
     may_fail = threading.Event()
 
-    def __init__(self, endpoint: str, stop: Stop) -> None:
+    def __init__(self, endpoint: str, stop: StopSignal) -> None:
         pass
 
     def published(self, note: WeightsNote) -> None:
@@ -60,7 +60,7 @@ class SlowClient:
     taken: ClassVar[list[int]] = []
     may_take = threading.Event()
 
-    def __init__(self, endpoint: str, stop: Stop) -> None:
+    def __init__(self, endpoint: str, stop: StopSignal) -> None:
         pass
 
     def published(self, note: WeightsNote) -> None:
