@@ -13,6 +13,7 @@ from prefixrl.common.host.process import own
 from prefixrl.common.wire.messages.learner import GetBatch, Halt, HaltRun
 from prefixrl.deploy.__main__ import main
 from prefixrl.deploy.commands import stop_and_drain as fleet
+from prefixrl.learner.broker.workers.workers import Phase
 from support.fakes import endpoint_of, learner, peers, run_on_disk, serving, wait_until
 from support.runs.runs_on_disk import write_end
 
@@ -35,7 +36,7 @@ def test_workers_are_listed_and_one_that_is_drained_leaves_with_exit_code_0(tmp_
             wait_until(
                 lambda: (
                     sum(
-                        each.phase == "ready"
+                        each.phase is Phase.READY
                         for each in list(broker.dispatcher.registry.by_identity.values())
                     )
                     == 2
