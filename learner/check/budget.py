@@ -83,8 +83,8 @@ def planned(config: RunConfig, prompt_tokens: int) -> tuple[Plan, Lengths]:
 
 def rank_plan(config: RunConfig, prompt_tokens: int) -> RankPlan | None:
     """Return the settings that decide a rank's memory; None for an adapter of unknown size."""
-    known = parameters(config.adapter.model)
-    if known is None:
+    size = parameters(config.adapter.model)
+    if size is None:
         return None
     learner, algorithm, sampled = config.learner, config.algorithm, config.max_sampled_tokens
     zero = learner.deepspeed.get("zero_optimization", {})
@@ -100,7 +100,7 @@ def rank_plan(config: RunConfig, prompt_tokens: int) -> RankPlan | None:
     )
     stage, (reward_parameters, reward_copies) = int(zero.get("stage", 0)), _reward_model(config)
     return RankPlan(
-        parameters=known[0],
+        parameters=size[0],
         dtype_bytes=_DTYPE_BYTES[learner.dtype],
         stage=max(stage, 1) if learner.dtype == "bfloat16" else stage,
         ranks=config.launch.learner_ranks,
@@ -131,7 +131,7 @@ def _reward_model(config: RunConfig) -> tuple[int, int]:
     settings = config.implicit_reward
     if settings is None:
         return 0, 0
-    known = (
+    size = (
         parameters(settings.model or config.adapter.model)
         or parameters(config.adapter.model)
         or (0, "")
@@ -139,7 +139,7 @@ def _reward_model(config: RunConfig) -> tuple[int, int]:
     is_trained, is_frozen = settings.update != "none", settings.reference == "freeze"
     # Without its low-rank matrices the trained model is its own reference.
     is_own = is_trained and config.learner.lora is not None and settings.reference_model is None
-    return known[0], int(not is_trained) + int(is_frozen and not is_own)
+    return size[0], int(not is_trained) + int(is_frozen and not is_own)
 
 
 def _is_offloaded(zero: Mapping[str, object], key: str) -> bool:
@@ -149,15 +149,15 @@ def _is_offloaded(zero: Mapping[str, object], key: str) -> bool:
 
 def learner_lines(plan: RankPlan, limit: int | None) -> list[str]:
     """Return the table of one rank."""
-    found = learner_footprint(plan)
+    footprint = learner_footprint(plan)
     parts = {
-        _states_text(plan): found.states,
+        _states_text(plan): footprint.states,
         "activations"
         if plan.shape
-        else "activations: not counted, the model's shape is not known": found.activations,
-        "logits": found.logits,
-        "buckets": found.buckets,
-        "optimiser's temporaries (not at the same time)": found.optimizer,
+        else "activations: not counted, the model's shape is not known": footprint.activations,
+        "logits": footprint.logits,
+        "buckets": footprint.buckets,
+        "optimiser's temporaries (not at the same time)": footprint.optimizer,
     }
     device = (
         f"{limit / GIB:.1f} GiB"
@@ -168,19 +168,19 @@ def learner_lines(plan: RankPlan, limit: int | None) -> list[str]:
     head = f"learner, per rank of {plan.ranks}, ZeRO stage {plan.stage}:"
     rows = [
         f"  {size / GIB:8.2f} GiB  {text}"
-        for text, size in [*parts.items(), (sum_text, found.peak)]
+        for text, size in [*parts.items(), (sum_text, footprint.peak)]
     ]
     copies = SETS * plan.parameters * plan.dtype_bytes
-    offloaded = "what is offloaded, and " if found.host else ""
+    offloaded = "what is offloaded, and " if footprint.host else ""
     # torch rounds each pinned buffer up to a power of two.
-    host = f"  {(found.host + copies) / GIB:8.2f} GiB  of rank 0's host memory: {offloaded}two versions on their way to"
+    host = f"  {(footprint.host + copies) / GIB:8.2f} GiB  of rank 0's host memory: {offloaded}two versions on their way to"
     return [head, *rows, f"{host} the disk (pinned, so up to twice their bytes)"]
 
 
 def learner_fault(plan: RankPlan, limit: int) -> str:
     """Return the refusal of a learner that does not fit, with settings that do, or ""."""
-    found = learner_footprint(plan)
-    if found.peak <= limit:
+    footprint = learner_footprint(plan)
+    if footprint.peak <= limit:
         return ""
     fitting = [f"{text} ({size / GIB:.1f} GiB)" for text, size in remedies(plan, limit)]
     remedy = (
@@ -189,7 +189,7 @@ def learner_fault(plan: RankPlan, limit: int) -> str:
         else "no setting tried here makes it fit"
     )
     return (
-        f"a learner rank needs {found.peak / GIB:.1f} GiB and its device has {limit / GIB:.1f} "
+        f"a learner rank needs {footprint.peak / GIB:.1f} GiB and its device has {limit / GIB:.1f} "
         f"(learner.device_memory_gib; absent, this host's): {remedy}"
     )
 
@@ -211,19 +211,22 @@ def out_of_memory(config: RunConfig, prompt_tokens: int, limit: int, peak: int) 
 
 
 def _states_text(plan: RankPlan) -> str:
-    models, held = len(plan.trained) - int(plan.is_reward_trained), []
+    models, states = len(plan.trained) - int(plan.is_reward_trained), []
     if plan.low_rank is None:
-        held = [f"{models} trained with optimiser", *(["reference"] if plan.has_reference else [])]
+        states = [
+            f"{models} trained with optimiser",
+            *(["reference"] if plan.has_reference else []),
+        ]
     else:
         matrices = "low-rank matrices not counted without the adapter's config.json"
         if plan.low_rank[1]:
             matrices = f"{sum(plan.trained):,} low-rank and head parameters with optimiser"
-        held = [f"{models} frozen", matrices]
+        states = [f"{models} frozen", matrices]
     if plan.reward_parameters:
-        held += ["reward model"] if plan.is_reward_trained else []
-        held += [f"{plan.reward_copies} frozen of its size"] if plan.reward_copies else []
-    held += ["moving average"] if plan.has_average else []
-    return f"states ({', '.join(held)})"
+        states += ["reward model"] if plan.is_reward_trained else []
+        states += [f"{plan.reward_copies} frozen of its size"] if plan.reward_copies else []
+    states += ["moving average"] if plan.has_average else []
+    return f"states ({', '.join(states)})"
 
 
 def _low_rank_parameters(config: RunConfig, settings: LoraConfig) -> tuple[int, int]:
@@ -245,11 +248,11 @@ def engine(
     config: RunConfig, role: str, prompt_tokens: int, limit: int | None
 ) -> EngineFootprint | str:
     """Return an engine's bytes, or the sentence for one without."""
-    own = "" if config.scorer.prm else " and needs no device"
+    process_words = "" if config.scorer.prm else " and needs no device"
     if role == "scorer" and config.target is None:
-        return f"no target: a scorer loads the adapter's tokenizer{own}"
+        return f"no target: a scorer loads the adapter's tokenizer{process_words}"
     if role == "scorer" and config.scorer.is_served:
-        return f"target: served at {config.scorer.openai.url}; a scorer loads its tokenizer{own}"
+        return f"target: served at {config.scorer.openai.url}; a scorer loads its tokenizer{process_words}"
     section = config.engine_section(role)
     record = section.record
     if not record.holds_weights:
@@ -257,8 +260,8 @@ def engine(
     if record.memory is None and section.engine not in ENGINES:
         return f"a {role}: {section.engine}, whose package forecasts no memory"
     model = config.model_of("scorer" if role == "scorer" else "rollout")
-    known = parameters(model)
-    if known is None:
+    size = parameters(model)
+    if size is None:
         return f"a {role}'s model: {unknown_size(model)}"
     width, weights, row_tokens = 2, _on_disk(model), prompt_tokens + config.max_sampled_tokens
     if role == "scorer":
@@ -275,10 +278,10 @@ def engine(
     room = (
         None
         if limit is None or shape is None or section.device == "cpu"
-        else int(limit * _share(config, role, limit))
+        else int(limit * _device_share(config, role, limit))
     )
     return engine_footprint(
-        weights or width * known[0], token_cache, row_tokens, rows, record.gpus(section), room
+        weights or width * size[0], token_cache, row_tokens, rows, record.gpus(section), room
     )
 
 
@@ -286,7 +289,7 @@ def _on_disk(model: str) -> int:
     return sum(path.stat().st_size for path in Path(model).glob("*.safetensors"))
 
 
-def _share(config: RunConfig, role: str, limit: int) -> float:
+def _device_share(config: RunConfig, role: str, limit: int) -> float:
     section = config.engine_section(role)
     memory = section.record.memory
     beside = process_share(config, limit) if role == "scorer" else 0.0
@@ -297,20 +300,22 @@ def _share(config: RunConfig, role: str, limit: int) -> float:
 
 def engine_lines(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) -> list[str]:
     """Return the lines of a rollout or a scorer."""
-    found = engine(config, role, prompt_tokens, limit)
-    if isinstance(found, str):
-        return [found]
+    footprint = engine(config, role, prompt_tokens, limit)
+    if isinstance(footprint, str):
+        return [footprint]
     of_device = (
-        "" if limit is None else f" of {_share(config, role, limit):.2f} x {limit / GIB:.1f} GiB"
+        ""
+        if limit is None
+        else f" of {_device_share(config, role, limit):.2f} x {limit / GIB:.1f} GiB"
     )
     cache = "keys and values: not counted, since the model's shape is not known before it is on this host"
-    if found.row_cache:
-        cache = f"keys and values: {found.row_cache / 2**20:.1f} MiB per row of full length"
-    if found.rows_in_room is not None:
-        cache += f", room for {found.rows_in_room} of the {found.rows} rows at once"
+    if footprint.row_cache:
+        cache = f"keys and values: {footprint.row_cache / 2**20:.1f} MiB per row of full length"
+    if footprint.rows_in_room is not None:
+        cache += f", room for {footprint.rows_in_room} of the {footprint.rows} rows at once"
     return [
-        f"a {role}: {found.weights / GIB:.2f} GiB of weights{of_device}; {cache}",
-        f"a {role}'s batch: {_batch(config, config.engine_section(role), role, found.rows)}",
+        f"a {role}: {footprint.weights / GIB:.2f} GiB of weights{of_device}; {cache}",
+        f"a {role}'s batch: {_batch(config, config.engine_section(role), role, footprint.rows)}",
     ]
 
 
@@ -329,15 +334,15 @@ def _batch(config: RunConfig, section: RolloutConfig | ScorerConfig, role: str, 
 
 def engine_fault(config: RunConfig, role: str, prompt_tokens: int, limit: int) -> str:
     """Return the refusal of an engine that has no room for one row, or ""."""
-    found = engine(config, role, prompt_tokens, limit)
-    if isinstance(found, str) or found.rows_in_room != 0:
+    footprint = engine(config, role, prompt_tokens, limit)
+    if isinstance(footprint, str) or footprint.rows_in_room != 0:
         return ""
     section = config.engine_section(role)
     memory = section.record.memory
     remedy = memory.remedy(section, role) if memory else "give it a smaller model"
     return (
-        f"a {role}'s weights ({found.weights / GIB:.1f} GiB) leave no room for keys and values of one row in "
-        f"{_share(config, role, limit):.2f} of {limit / GIB:.1f} GiB; {remedy}"
+        f"a {role}'s weights ({footprint.weights / GIB:.1f} GiB) leave no room for keys and values of one row in "
+        f"{_device_share(config, role, limit):.2f} of {limit / GIB:.1f} GiB; {remedy}"
     )
 
 
@@ -352,7 +357,7 @@ class ProcessFootprint:
     """Keys and values of one text of `max_tokens`; 0 where none are kept."""
     context: int
     """0 where the target, in the same process, has a context already."""
-    given: float | None
+    declared_share: float | None
     """vLLM's share of the device; None: what is needed."""
 
     @property
@@ -360,18 +365,18 @@ class ProcessFootprint:
         """The least bytes with which it can score."""
         return self.weights + self.forward + self.text_cache + self.context
 
-    def share(self, limit_bytes: int) -> float:
+    def device_share(self, limit_bytes: int) -> float:
         """Return the share of its device that it takes."""
-        return self.needed / limit_bytes if self.given is None else self.given
+        return self.needed / limit_bytes if self.declared_share is None else self.declared_share
 
 
 def process_footprint(config: RunConfig) -> ProcessFootprint | None:
     """Return the bytes; None without such a model, or where its size is not known."""
     prm = config.scorer.prm
-    if prm is None or (known := parameters(prm.model)) is None:
+    if prm is None or (size := parameters(prm.model)) is None:
         return None
     on_disk = _on_disk(prm.model) if prm.dtype == "auto" else 0
-    width = on_disk / known[0] or _DTYPE_BYTES.get(prm.dtype, 2)
+    width = on_disk / size[0] or _DTYPE_BYTES.get(prm.dtype, 2)
     shape, is_vllm = shape_of(prm.model), prm.engine == "vllm"
     has_context = (
         config.target is not None
@@ -379,11 +384,11 @@ def process_footprint(config: RunConfig) -> ProcessFootprint | None:
         and config.scorer.device != "cpu"
     )
     return ProcessFootprint(
-        weights=on_disk or int(width * known[0]),
+        weights=on_disk or int(width * size[0]),
         forward=int(prm.batch_tokens * shape.hidden * width * HIDDEN_COPIES) if shape else 0,
         text_cache=int(shape.cache_bytes(1) * width * prm.max_tokens) if shape and is_vllm else 0,
         context=0 if has_context and not is_vllm else CONTEXT_BYTES,
-        given=prm.device_share if is_vllm else None,
+        declared_share=prm.device_share if is_vllm else None,
     )
 
 
@@ -394,48 +399,52 @@ def _on_gpu(config: RunConfig) -> ProcessFootprint | None:
 
 def process_share(config: RunConfig, limit: int) -> float:
     """Return the share of a scorer's first GPU for the model; 0 without one, or of unknown size."""
-    found = _on_gpu(config)
-    return found.share(limit) if found else 0.0
+    footprint = _on_gpu(config)
+    return footprint.device_share(limit) if footprint else 0.0
 
 
 def process_lines(config: RunConfig, limit: int | None) -> list[str]:
     """Return the line of a scorer's process reward model; none without."""
-    prm, found = config.scorer.prm, process_footprint(config)
+    prm, footprint = config.scorer.prm, process_footprint(config)
     if prm is None:
         return []
-    if found is None:
+    if footprint is None:
         return [f"a scorer's process reward model: {unknown_size(prm.model)}"]
-    text = f"{found.weights / GIB:.2f} GiB of weights"
-    if found.forward:
-        text += (
-            f", about {found.forward / GIB:.2f} GiB for a forward of {prm.batch_tokens:,} tokens"
-        )
+    text = f"{footprint.weights / GIB:.2f} GiB of weights"
+    if footprint.forward:
+        text += f", about {footprint.forward / GIB:.2f} GiB for a forward of {prm.batch_tokens:,} tokens"
     if prm.device == "cpu":
         return [f"a scorer's process reward model, on the CPU: {text}"]
-    if found.text_cache:
-        text += f", {found.text_cache / 2**20:.1f} MiB of keys and values per text of full length"
+    if footprint.text_cache:
+        text += (
+            f", {footprint.text_cache / 2**20:.1f} MiB of keys and values per text of full length"
+        )
     beside = (
         ", beside its target" if config.target is not None and not config.scorer.is_served else ""
     )
-    of = "" if limit is None else f"; {found.share(limit):.2f} of a GPU of {limit / GIB:.1f} GiB"
+    of = (
+        ""
+        if limit is None
+        else f"; {footprint.device_share(limit):.2f} of a GPU of {limit / GIB:.1f} GiB"
+    )
     return [f"a scorer's process reward model{beside}: {text}{of}"]
 
 
 def process_fault(config: RunConfig, limit: int) -> str:
     """Return the refusal of a model that its device or share is too small for, or ""."""
-    found = _on_gpu(config)
-    if found is None or found.needed <= int(limit * (found.given or 1.0)):
+    footprint = _on_gpu(config)
+    if footprint is None or footprint.needed <= int(limit * (footprint.declared_share or 1.0)):
         return ""
     where, remedy = (
         f"{limit / GIB:.1f} GiB",
         "lower scorer.prm.batch_tokens, or name a smaller model",
     )
-    if found.given is not None:
+    if footprint.declared_share is not None:
         where, remedy = (
-            f"{found.given:.2f} of {where}",
+            f"{footprint.declared_share:.2f} of {where}",
             f"raise scorer.prm.gpu_memory_utilization, {remedy}",
         )
     return (
-        f"the process reward model needs {found.needed / GIB:.1f} GiB ({found.weights / GIB:.1f} of weights) and has "
+        f"the process reward model needs {footprint.needed / GIB:.1f} GiB ({footprint.weights / GIB:.1f} of weights) and has "
         f"{where}; {remedy}"
     )

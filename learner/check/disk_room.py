@@ -22,25 +22,27 @@ FOLDERS = ("checkpoints", "weights")
 def checkpoint_bytes(plan: RankPlan) -> int:
     """Return the size of a checkpoint: weights and moments in float32, and exported models."""
     has_average = int(plan.has_average)
-    actor, *others = plan.trained
-    reward = others[-1:] if plan.is_reward_trained else []
+    actor, *other_models = plan.trained
+    reward = other_models[-1:] if plan.is_reward_trained else []
     states = sum(plan.trained) * (FP32 + ADAM) + FP32 * has_average * (actor + sum(reward))
     exported = plan.parameters + (plan.reward_parameters or plan.parameters) * len(reward)
     return states + exported * plan.dtype_bytes * (1 + has_average)
 
 
-def most_bytes(plan: RankPlan, kept: int) -> int:
+def most_bytes(plan: RankPlan, checkpoints: int) -> int:
     """Return the most that checkpoints and versions take, one checkpoint being written."""
-    return (kept + 1) * checkpoint_bytes(plan) + VERSIONS * plan.parameters * plan.dtype_bytes
+    return (checkpoints + 1) * checkpoint_bytes(
+        plan
+    ) + VERSIONS * plan.parameters * plan.dtype_bytes
 
 
 def most_kept(config: RunConfig) -> int:
     """Return the most checkpoints that stay; how far epochs reach is not known before the data."""
     last = config.algorithm.iterations or UNKNOWN_ITERATIONS
-    kept = config.checkpoint
+    section = config.checkpoint
     # The version that is judged, and the one that is uploaded, stay so long.
-    awaited = int(kept.keep_best > 0) + int(bool(kept.upload))
-    return kept.keep + kept.keep_best + awaited + len(milestones(last, kept.growth))
+    awaited = int(section.keep_best > 0) + int(bool(section.upload))
+    return section.keep + section.keep_best + awaited + len(milestones(last, section.growth))
 
 
 def room_lines(config: RunConfig, plan: RankPlan) -> list[str]:
@@ -56,19 +58,22 @@ def room_lines(config: RunConfig, plan: RankPlan) -> list[str]:
 def room_fault(config: RunConfig, plan: RankPlan) -> str:
     """Return the refusal of a run that cannot fit the disk; what it holds counts as room."""
     directory = Path(config.directory)
-    held, free = sum(held_bytes(directory / name) for name in FOLDERS), free_bytes(directory)
-    if most_bytes(plan, most_kept(config)) <= free + held:
+    present_bytes, free = (
+        sum(held_bytes(directory / name) for name in FOLDERS),
+        free_bytes(directory),
+    )
+    if most_bytes(plan, most_kept(config)) <= free + present_bytes:
         return ""
     return (
         f"the disk of {directory} has no room for the run: it takes {_needed(config, plan)}, {in_mib(free)} are free "
-        f"and {in_mib(held)} are its own already; make room, choose another directory, or lower checkpoint.keep"
+        f"and {in_mib(present_bytes)} are its own already; make room, choose another directory, or lower checkpoint.keep"
     )
 
 
 def _needed(config: RunConfig, plan: RankPlan) -> str:
-    kept = most_kept(config)
-    each = f"{kept} + 1 checkpoints of {in_mib(checkpoint_bytes(plan))}, {VERSIONS} versions of the weights"
-    return f"up to {in_mib(most_bytes(plan, kept))} ({each})"
+    checkpoints = most_kept(config)
+    sizes = f"{checkpoints} + 1 checkpoints of {in_mib(checkpoint_bytes(plan))}, {VERSIONS} versions of the weights"
+    return f"up to {in_mib(most_bytes(plan, checkpoints))} ({sizes})"
 
 
 def check_room(config: RunConfig) -> None:

@@ -178,19 +178,19 @@ def _states(plan: RankPlan) -> tuple[int, int]:
         plan.has_reference and (plan.has_anchor or not plan.low_rank)
     )
     rewards = plan.reward_copies + (1 if plan.low_rank and plan.is_reward_trained else 0)
-    shared = ranks if plan.stage == 3 else 1
+    divisor = ranks if plan.stage == 3 else 1
     device, host = (
-        (frozen * plan.parameters + rewards * plan.reward_parameters) * width // shared,
+        (frozen * plan.parameters + rewards * plan.reward_parameters) * width // divisor,
         0,
     )
     trained = [trained_bytes(each, width, plan.stage, ranks) for each in plan.trained]
-    weights, rest = sum(each for each, _ in trained), sum(each for _, each in trained)
+    weights, optimiser_bytes = sum(each for each, _ in trained), sum(each for _, each in trained)
     if plan.has_average:
         averaged = plan.trained[0] + (plan.trained[-1] if plan.is_reward_trained else 0)
-        rest += FP32 * averaged // (ranks if plan.stage else 1)
+        optimiser_bytes += FP32 * averaged // (ranks if plan.stage else 1)
     for size, is_offloaded in (
         (weights, plan.are_weights_offloaded),
-        (rest, plan.is_optimizer_offloaded),
+        (optimiser_bytes, plan.is_optimizer_offloaded),
     ):
         device, host = (device, host + size) if is_offloaded else (device + size, host)
     return device, host
@@ -285,21 +285,23 @@ def remedies(plan: RankPlan, limit_bytes: int, most: int = 3) -> list[tuple[str,
 
 
 def _fitting(changes: Iterable[tuple[str, RankPlan]], limit_bytes: int) -> list[tuple[str, int]]:
-    found: dict[str, tuple[str, int]] = {}
+    changes: dict[str, tuple[str, int]] = {}
     for text, plan in changes:
         peak = learner_footprint(plan).peak
         if peak <= limit_bytes:
-            found.setdefault(
+            changes.setdefault(
                 text.rpartition("= ")[0], (text, peak)
             )  # of one key's values, the mildest
-    return list(found.values())
+    return list(changes.values())
 
 
 def _changes(plan: RankPlan) -> list[tuple[str, RankPlan]]:
     """Return milder settings, one key at a time, the least change of a key first."""
-    found = []
+    changes = []
     if not plan.is_checkpointed:
-        found.append(("learner.gradient_checkpointing = true", replace(plan, is_checkpointed=True)))
+        changes.append(
+            ("learner.gradient_checkpointing = true", replace(plan, is_checkpointed=True))
+        )
     tokens = plan.micro_batch_tokens // 2
     while tokens >= max(plan.row_tokens, 512):
         share = tokens / plan.micro_batch_tokens
@@ -308,19 +310,19 @@ def _changes(plan: RankPlan) -> list[tuple[str, RankPlan]]:
             micro_batch_tokens=tokens,
             action_positions=max(1, int(plan.action_positions * share)),
         )
-        found.append((f"learner.micro_batch_tokens = {tokens}", smaller))
+        changes.append((f"learner.micro_batch_tokens = {tokens}", smaller))
         tokens //= 2
     for ranks in (2, 4, 8, 16, 32):
         if ranks > plan.ranks:
             stage = max(plan.stage, 2)
             text = f"learner.deepspeed.zero_optimization.stage = {stage} and launch.learner_ranks = {ranks}"
-            found.append((text, replace(plan, stage=stage, ranks=ranks)))
+            changes.append((text, replace(plan, stage=stage, ranks=ranks)))
     if plan.ranks > 1 and plan.stage < 3:
-        found.append(("learner.deepspeed.zero_optimization.stage = 3", replace(plan, stage=3)))
+        changes.append(("learner.deepspeed.zero_optimization.stage = 3", replace(plan, stage=3)))
     if not plan.is_optimizer_offloaded:
         text = 'learner.deepspeed.zero_optimization.offload_optimizer.device = "cpu"'
-        found.append((text, replace(plan, is_optimizer_offloaded=True, stage=max(plan.stage, 2))))
-    return found
+        changes.append((text, replace(plan, is_optimizer_offloaded=True, stage=max(plan.stage, 2))))
+    return changes
 
 
 @dataclass(frozen=True)
@@ -348,6 +350,6 @@ def engine_footprint(
     limit_bytes: int | None,
 ) -> EngineFootprint:
     """Return an engine's bytes per device; `limit_bytes` is its share of the device's memory."""
-    own = weights // devices
-    room = None if limit_bytes is None else limit_bytes - own - CONTEXT_BYTES
-    return EngineFootprint(own, token_cache * row_tokens // devices, rows, room)
+    device_weights = weights // devices
+    room = None if limit_bytes is None else limit_bytes - device_weights - CONTEXT_BYTES
+    return EngineFootprint(device_weights, token_cache * row_tokens // devices, rows, room)

@@ -29,13 +29,13 @@ def host_gib(config: RunConfig, role: str) -> int:
         config.rollout.max_prompt_tokens,
     )
     prm, section = config.scorer.prm if role == "scorer" else None, config.engine_section(role)
-    for each in [model] * (role == "learner" or config.loads_model(role)) + (
+    for folder in [model] * (role == "learner" or config.loads_model(role)) + (
         [prm.model] if prm else []
     ):
-        if parameters(each) is None:
+        if parameters(folder) is None:
             number = "20 and twice the GiB of its weights, or 0 for what the site gives"
             raise ConfigError(
-                f"slurm.{role}.memory_gib is absent, and of {each}, {unknown_size(each)}; write {number}"
+                f"slurm.{role}.memory_gib is absent, and of {folder}, {unknown_size(folder)}; write {number}"
             )
     size = (
         config.scorer.cache_bytes + CHILD_GIB * GIB * config.verifier_children()
@@ -54,8 +54,8 @@ def host_gib(config: RunConfig, role: str) -> int:
     elif isinstance(engine := budget.engine(config, role, tokens, None), EngineFootprint):
         size += 2 * engine.weights * section.record.gpus(section)
         size += engine.weights + engine.rows * engine.row_cache if section.device == "cpu" else 0
-    if prm and (found := budget.process_footprint(config)):
-        size += 2 * found.weights + (found.needed if prm.device == "cpu" else 0)
+    if prm and (process := budget.process_footprint(config)):
+        size += 2 * process.weights + (process.needed if prm.device == "cpu" else 0)
     return math.ceil(size / GIB) + (CUDA_GIB if config.gpus_of(role) else PLAIN_GIB)
 
 
@@ -63,14 +63,14 @@ if __name__ == "__main__":
     with exit_codes():
         needed = []
         for config in (from_json(line, "the config") for line in sys.stdin):
-            given = {
+            settings = {
                 role: getattr(config.slurm, role).memory_gib
                 for role in ("learner", "rollout", "scorer")
             }
             needed.append(
                 {
                     role: host_gib(config, role) if gib is None else gib
-                    for role, gib in given.items()
+                    for role, gib in settings.items()
                 }
             )
         sys.stdout.write(json.dumps(needed))

@@ -89,10 +89,10 @@ def parameters(model: str) -> tuple[int, str] | None:
     if shape is not None:
         return shape.parameters, "by its name"
     # Not the 7B of 8x7B, which is one expert of eight.
-    named = re.search(r"(?<![\dx.])(\d+(?:\.\d+)?)([BM])(?![a-zA-Z])", name)
-    if named is None:
+    size = re.search(r"(?<![\dx.])(\d+(?:\.\d+)?)([BM])(?![a-zA-Z])", name)
+    if size is None:
         return None
-    return int(float(named.group(1)) * {"B": 1e9, "M": 1e6}[named.group(2)]), "from its name"
+    return int(float(size.group(1)) * {"B": 1e9, "M": 1e6}[size.group(2)]), "from its name"
 
 
 def unknown_size(model: str) -> str:

@@ -64,17 +64,17 @@ def _positions(
     config: RunConfig, renderers: "dict[str, Renderer]", prompt_tokens: int
 ) -> list[str]:
     """Return a warning per model that has not the positions for a usual prompt and the longest answer."""
-    found = []
-    for section, each in renderers.items():
+    lines = []
+    for section, renderer in renderers.items():
         behind = config.max_sampled_tokens + (
             config.scorer.max_new_tokens if section == "target" else 0
         )
-        if prompt_tokens + behind > (each.positions or math.inf):
-            told = f"a prompt of about {prompt_tokens} tokens and {behind} behind it are more than the {each.positions}"
-            found.append(
-                f"warning: {section}: {told} positions of the model, where texts end as if cut"
+        if prompt_tokens + behind > (renderer.positions or math.inf):
+            words = f"a prompt of about {prompt_tokens} tokens and {behind} behind it are more than the {renderer.positions}"
+            lines.append(
+                f"warning: {section}: {words} positions of the model, where texts end as if cut"
             )
-    return found
+    return lines
 
 
 def _arithmetic(config: RunConfig, count: int) -> list[str]:
@@ -117,11 +117,11 @@ def _data(kind: str, loaded: problems.Loaded) -> list[str]:
 
 
 def prompt_length(
-    config: RunConfig, asked: Sequence[Problem], renderer: "Renderer | None"
+    config: RunConfig, problems: Sequence[Problem], renderer: "Renderer | None"
 ) -> tuple[int, str]:
     """Return the mean length of training prompts in tokens, and its origin; `renderer` is that of the rollouts."""
     most = config.rollout.max_prompt_tokens
-    texts = sorted(asked, key=lambda each: len(text_of(each)))
+    texts = sorted(problems, key=lambda each: len(text_of(each)))
     count = min(len(texts), RENDERED)
     # From the middle of each of `count` equal parts, so that no end counts twice.
     spread = [texts[(2 * part + 1) * len(texts) // (2 * count)] for part in range(count)]
@@ -184,15 +184,15 @@ def _evaluations(config: RunConfig, trained: int, held_out: int) -> list[str]:
         if choice
         else ""
     )
-    told = (
+    words = (
         f"evaluation beside the first iterations: {judged + choice} answers{chosen}, as many as in"
     )
-    return [f"{told} {(judged + choice) / rows:.1f} iterations; {judged} after training"]
+    return [f"{words} {(judged + choice) / rows:.1f} iterations; {judged} after training"]
 
 
 def _reach(config: RunConfig, count: int) -> list[str]:
     """Return how far the learning rate can move a weight, and a warning where that is nothing."""
-    section, steps, known = (
+    section, steps, size = (
         config.learner,
         config.steps_in_all(count),
         parameters(config.adapter.model),
@@ -203,11 +203,11 @@ def _reach(config: RunConfig, count: int) -> list[str]:
         f"{reach:.1e} in the whole run"
     ]
     least, size = next(
-        (each for most, each in LEAST_REACH.items() if known and known[0] < most), (0.0, "")
+        (each for most, each in LEAST_REACH.items() if size and size[0] < most), (0.0, "")
     )
-    if known and reach < least:
+    if size and reach < least:
         lines.append(
-            f"warning: that hardly moves a model of {known[0] / 1e6:,.1f} M parameters; raise learner.actor_lr (to at "
+            f"warning: that hardly moves a model of {size[0] / 1e6:,.1f} M parameters; raise learner.actor_lr (to at "
             f"least {least:.0e} in all), or begin with the values of `prefixrl init --size {size}`"
         )
     return lines
@@ -228,7 +228,7 @@ def _memory(config: RunConfig, prompt_tokens: int) -> list[str]:
 
 def _size(model: str) -> str:
     return (
-        f"{known[0] / 1e6:,.1f} M parameters ({known[1]})"
-        if (known := parameters(model))
+        f"{size[0] / 1e6:,.1f} M parameters ({size[1]})"
+        if (size := parameters(model))
         else unknown_size(model)
     )

@@ -45,29 +45,31 @@ class Shares:
 
 def demands(config: RunConfig, limit_bytes: int, prompt_tokens: int) -> dict[str, Demand]:
     """Return the demands of a learner rank, a rollout and a scorer, as far as models are known."""
-    found = {}
+    demanded = {}
     if (plan := budget.rank_plan(config, prompt_tokens)) is not None:
         share = learner_footprint(plan).peak / limit_bytes
-        found[LEARNER] = Demand(share, share)
+        demanded[LEARNER] = Demand(share, share)
     for role in ("rollout", "scorer"):
         # A rollout takes its longest row, too.
         tokens = config.rollout.max_prompt_tokens if role == "rollout" else prompt_tokens
         engine = budget.engine(config, role, tokens, limit_bytes)
         beside = budget.process_share(config, limit_bytes) if role == "scorer" else 0.0
         if not isinstance(engine, EngineFootprint):
-            found[role] = Demand(0.0, 0.0, beside)
+            demanded[role] = Demand(0.0, 0.0, beside)
             continue
         section = config.engine_section(role)
         memory = section.record.memory
-        cache, own = engine.row_cache, memory.cache_bytes(section) if memory else None
+        cache, declared_bytes = engine.row_cache, memory.cache_bytes(section) if memory else None
         if role == "rollout":
-            cache = own or min(
+            cache = declared_bytes or min(
                 max(engine.rows * cache, GIB // 4) if cache else MOST_CACHE_BYTES, MOST_CACHE_BYTES
             )
         least = (engine.weights + cache + CONTEXT_BYTES + WORK_BYTES) / limit_bytes
-        given = memory.share(section) if memory else least
-        found[role] = Demand(least, given, beside, cache if role == "rollout" and not own else None)
-    return found
+        share = memory.share(section) if memory else least
+        demanded[role] = Demand(
+            least, share, beside, cache if role == "rollout" and not declared_bytes else None
+        )
+    return demanded
 
 
 def divide(placed: Placement, demanded: dict[str, Demand]) -> Shares:
@@ -82,33 +84,35 @@ def divide(placed: Placement, demanded: dict[str, Demand]) -> Shares:
         for gpu, names in here.items()
     }
     crowded = [gpu for gpu in here if len(here[gpu]) > 1 or beside[gpu]]
-    taken = {
+    shares = {
         role: budget.WHOLE if each.share is None else each.share for role, each in demanded.items()
     }
     chosen = {}
     if rollout.share is None and any("rollout" in roles[gpu] for gpu in crowded):
-        taken["rollout"] = chosen["rollout"] = math.ceil(100 * rollout.least) / 100
+        shares["rollout"] = chosen["rollout"] = math.ceil(100 * rollout.least) / 100
     if scorer.share is None:
-        left = [1.0]
+        free_shares = [1.0]
         for gpu in crowded:
             if scorers := roles[gpu].count("scorer"):
-                others = (
-                    sum(taken.get(role, 0.0) for role in roles[gpu] if role != "scorer")
+                other_shares = (
+                    sum(shares.get(role, 0.0) for role in roles[gpu] if role != "scorer")
                     + beside[gpu]
                 )
-                left.append(math.floor(100 * (1.0 - budget.FREE - others) / scorers) / 100)
-        if len(left) > 1:
-            taken["scorer"] = chosen["scorer"] = min(left)
+                free_shares.append(
+                    math.floor(100 * (1.0 - budget.FREE - other_shares) / scorers) / 100
+                )
+        if len(free_shares) > 1:
+            shares["scorer"] = chosen["scorer"] = min(free_shares)
     for gpu in crowded:
         is_starved = any(
             chosen.get(role, 1.0) < demanded[role].least for role in roles[gpu] if role in demanded
         )
         if (
             is_starved
-            or sum(taken.get(role, 0.0) for role in roles[gpu]) + beside[gpu] > 1.0 - budget.FREE
+            or sum(shares.get(role, 0.0) for role in roles[gpu]) + beside[gpu] > 1.0 - budget.FREE
         ):
-            raise ConfigError(_fault(gpu, here[gpu], taken, demanded, beside[gpu]))
-    return Shares(chosen, [_line(gpu, names, taken, beside[gpu]) for gpu, names in here.items()])
+            raise ConfigError(_fault(gpu, here[gpu], shares, demanded, beside[gpu]))
+    return Shares(chosen, [_line(gpu, names, shares, beside[gpu]) for gpu, names in here.items()])
 
 
 def with_shares(
@@ -135,17 +139,19 @@ def _role(name: str) -> str:
     return name.rpartition("-")[0] or name
 
 
-def _line(gpu: int, names: list[str], taken: dict[str, float], beside: float) -> str:
-    parts = [f"{name} {share:.2f}" if (share := taken.get(_role(name))) else name for name in names]
+def _line(gpu: int, names: list[str], shares: dict[str, float], beside: float) -> str:
+    parts = [
+        f"{name} {share:.2f}" if (share := shares.get(_role(name))) else name for name in names
+    ]
     return f"GPU {gpu}: {', '.join(parts + [f'process reward model {beside:.2f}'] * (beside > 0))}"
 
 
 def _fault(
-    gpu: int, names: list[str], taken: dict[str, float], demanded: dict[str, Demand], beside: float
+    gpu: int, names: list[str], shares: dict[str, float], demanded: dict[str, Demand], beside: float
 ) -> str:
     parts = []
     for name in names:
-        share, least = taken.get(_role(name), 0.0), demanded.get(_role(name), NOTHING).least
+        share, least = shares.get(_role(name), 0.0), demanded.get(_role(name), NOTHING).least
         parts.append(f"{name} at least {least:.2f}" if share < least else f"{name} {share:.2f}")
     parts += [f"process reward model {beside:.2f}"] * (beside > 0)
     count = f"{len(names)} process{'es' if len(names) > 1 else ''} and {budget.FREE:g} left free"

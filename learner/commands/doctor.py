@@ -70,12 +70,14 @@ def _plugins(_config: RunConfig) -> str:
 
 def _sandbox(config: RunConfig) -> str:
     program = "import sys; from prefixrl.scorer.sandbox.runner import probe; sys.exit(probe())"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    if not done.returncode:
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    if not finished.returncode:
         return "programs are isolated"
     if config.data.runs_programs:
-        raise ConfigError(f"{done.stderr.strip()}; allow user namespaces (docs/verification.md)")
-    return f"not used, and not possible: {done.stderr.strip()}"
+        raise ConfigError(
+            f"{finished.stderr.strip()}; allow user namespaces (docs/verification.md)"
+        )
+    return f"not used, and not possible: {finished.stderr.strip()}"
 
 
 def _locks(config: RunConfig) -> str:

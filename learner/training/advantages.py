@@ -82,13 +82,13 @@ def group_advantages(
         members.setdefault(group, []).append(reward)
     advantages = []
     for reward, group in zip(rewards, groups, strict=True):
-        others = members[group]
-        count, mean = len(others), sum(others) / len(others)
+        peers = members[group]
+        count, mean = len(peers), sum(peers) / len(peers)
         advantage = reward - mean
-        if count == 1 or min(others) == max(others):
+        if count == 1 or min(peers) == max(peers):
             advantage = 0.0  # exactly: the mean of equal numbers may round
         elif floor is not None:
-            advantage /= (sum((each - mean) ** 2 for each in others) / (count - 1)) ** 0.5 + floor
+            advantage /= (sum((each - mean) ** 2 for each in peers) / (count - 1)) ** 0.5 + floor
         elif baseline == "leave_one_out":
             advantage *= count / (count - 1)
         advantages.append(advantage)

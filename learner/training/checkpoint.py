@@ -230,8 +230,8 @@ class _Writing:
 
 def _begin(directory: Path, beside: Path) -> None:
     """Make the folder; refuse to fill a disk whose last room the journal needs."""
-    for left in directory.glob(".step_*.partial"):  # of a learner that was killed
-        shutil.rmtree(left, ignore_errors=True)
+    for partial in directory.glob(".step_*.partial"):  # of a learner that was killed
+        shutil.rmtree(partial, ignore_errors=True)
     beside.mkdir(parents=True)
     *_, newest = None, *checkpoints(directory).values()
     needed = held_bytes(newest) if newest else 0
@@ -288,14 +288,14 @@ def load(directory: Path, models: Models) -> TrainerState | None:
         any(entry.path.endswith(f"/{name}.safetensors") for entry in manifest.files)
         for name in ("critic", "reward")
     )
-    there = (
+    saved = (
         manifest.state.world_size,
         manifest.zero_stage,
         manifest.dtype,
         "one" if has_critic else "none",
         "one" if has_reward else "none",
     )
-    for (name, now), then in zip(here.items(), there, strict=True):
+    for (name, now), then in zip(here.items(), saved, strict=True):
         if now != then:
             raise DataError(
                 f"{folder} was written with {name} = {then}, this run has {now}; resume with {then}, or start a new "
@@ -317,11 +317,11 @@ def take_critic(folder: Path, models: Models) -> None:
         log.info("%s", begins)
         return
     share = folder / f"rank_{models.rank:05d}/critic.safetensors"
-    there, here = (
+    saved, here = (
         (manifest.state.world_size, manifest.zero_stage),
         (models.world_size, models.critic.stage),
     )
-    tensors = load_file(share) if there == here and share.exists() and not models.lora else {}
+    tensors = load_file(share) if saved == here and share.exists() and not models.lora else {}
     masters = models.critic.masters()
     if {name.rpartition("/")[0] for name in tensors} != set(masters):
         why = "it fits this run only with the same learner ranks and ZeRO stage, and without low-rank matrices"
@@ -380,7 +380,7 @@ def write_export(folder: Path, weights: dict[str, Tensor], model_source: str, dt
 def _write_rank(folder: Path, models: Models) -> None:
     folder.mkdir()
     for name, model in _trained_models(models):
-        save_file(_share(model), folder / f"{name}.safetensors")
+        save_file(_partition_tensors(model), folder / f"{name}.safetensors")
     save_file(_random_states(), folder / "random.safetensors")
 
 
@@ -390,7 +390,7 @@ def _trained_models(models: Models) -> list[tuple[str, TrainedModel]]:
     return [("actor", models.actor), *critic, *reward]
 
 
-def _share(model: TrainedModel) -> dict[str, Tensor]:
+def _partition_tensors(model: TrainedModel) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, weights in model.masters().items():
         state = saved_state(model.adam.state.get(weights, {}))

@@ -293,16 +293,16 @@ def reward_figures(rewards: Sequence[float], groups: Sequence[int]) -> Report:
         by_group.setdefault(group, []).append(reward)
     mean = sum(rewards) / len(rewards)
 
-    def share(which: Callable[[list[float]], bool]) -> float:
+    def share_of_groups(which: Callable[[list[float]], bool]) -> float:
         return sum(which(seen) for seen in by_group.values()) / len(by_group)
 
     return {
         "reward": mean,
         "reward_std": math.sqrt(sum((each - mean) ** 2 for each in rewards) / len(rewards)),
-        "uniform_groups_fraction": share(lambda seen: min(seen) == max(seen)),
-        "all_right_groups_fraction": share(lambda seen: min(seen) >= 1.0),
-        "all_wrong_groups_fraction": share(lambda seen: max(seen) <= 0.0),
-        "groups_of_one_fraction": share(lambda seen: len(seen) == 1),
+        "uniform_groups_fraction": share_of_groups(lambda seen: min(seen) == max(seen)),
+        "all_right_groups_fraction": share_of_groups(lambda seen: min(seen) >= 1.0),
+        "all_wrong_groups_fraction": share_of_groups(lambda seen: max(seen) <= 0.0),
+        "groups_of_one_fraction": share_of_groups(lambda seen: len(seen) == 1),
     }
 
 

@@ -103,8 +103,8 @@ class UserLoss:
         live = dict(zip(("logprobs", "entropy"), inside[:2], strict=True))
         copies = {name: each.detach().requires_grad_() for name, each in live.items()}
         reference = None if terms.reference is None else masked(mask, terms.reference)[0]
-        rest = dict(zip(("proximal", "behaviour", "advantages"), inside[2:], strict=True))
-        columns = copies | rest | {"mask": mask, "reference": reference, "ages": terms.ages}
+        arguments = dict(zip(("proximal", "behaviour", "advantages"), inside[2:], strict=True))
+        columns = copies | arguments | {"mask": mask, "reference": reference, "ages": terms.ages}
         loss, sums = self.value(columns)
         gradients = self._gradients(loss, copies, mask)
         total = loss.detach()

@@ -203,15 +203,15 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _finished(status: bytes, outputs: list[bytes]) -> ProgramRun:
-    kind, _, rest = status.decode(errors="replace").strip().partition(" ")
+    kind, _, detail = status.decode(errors="replace").strip().partition(" ")
     match kind:
         case "exit":
-            return ProgramRun("exited", int(rest), *outputs)
+            return ProgramRun("exited", int(detail), *outputs)
         case "signal":
-            return ProgramRun("killed", int(rest), *outputs)
+            return ProgramRun("killed", int(detail), *outputs)
         case "timeout":
             return ProgramRun("timeout", 0, *outputs)
         case "refused":
-            raise SandboxError(f"this host cannot isolate programs: {rest}", "sandbox refused")
+            raise SandboxError(f"this host cannot isolate programs: {detail}", "sandbox refused")
     tail = outputs[1][-500:].decode(errors="replace")
     raise SandboxError(f"the sandbox ended without a status: {tail}")

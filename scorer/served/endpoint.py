@@ -117,7 +117,7 @@ class Endpoint(Generic[Answer]):
         return self.outage or (self._rest if is_resting else None)
 
     async def _try(self) -> Answer | Retry | RowRefused | EndpointRefused:
-        return await self._ask(self._trial)
+        return await self._request(self._trial)
 
     async def _insist(self, ask: Callable[[], Awaitable[T | Retry]]) -> T:
         """Ask until there is an answer; raises PeerLost or, for an unknown host, UserError."""
@@ -150,7 +150,7 @@ class Endpoint(Generic[Answer]):
         while True:
             async with self._seats:
                 await self._let_rest()
-                outcome = await self._ask(content)
+                outcome = await self._request(content)
             if isinstance(outcome, EndpointRefused):
                 self._refuse(outcome)
             if not isinstance(outcome, Retry):
@@ -179,7 +179,7 @@ class Endpoint(Generic[Answer]):
 
     def _check_patience(self) -> None:
         if self.outage and self._is_over(self.outage):
-            self._give_up(self.outage)
+            self._end_with_outage(self.outage)
 
     @property
     def asked_s(self) -> float:
@@ -202,7 +202,7 @@ class Endpoint(Generic[Answer]):
         self._limited_since_s = time.monotonic()
         self._limited += more
 
-    async def _ask(self, content: bytes) -> Answer | Retry | RowRefused | EndpointRefused:
+    async def _request(self, content: bytes) -> Answer | Retry | RowRefused | EndpointRefused:
         self._count_asking(1)
         try:
             outcome = await self._client.post(f"{self.url}{self._path}", content, self._read)
@@ -261,7 +261,7 @@ class Endpoint(Generic[Answer]):
             if self._is_over(begun):
                 self._rest_until_s = 0.0  # one trial for all
                 if not await self._answers():
-                    self._give_up(begun)
+                    self._end_with_outage(begun)
                 continue
             left_s = min(left_s, max(0.0, self._section.patience_s - begun.age_s))
             await self._sleep(left_s + self._random.uniform(0.0, min(1.0, left_s)), is_limit=True)
@@ -278,7 +278,7 @@ class Endpoint(Generic[Answer]):
         finally:
             self._count_limited(-is_limit)
 
-    def _give_up(self, outage: Outage) -> NoReturn:
+    def _end_with_outage(self, outage: Outage) -> NoReturn:
         raise PeerLost(
             f"the endpoint {self.url} has answered nothing for {outage.age_s:.0f} s "
             f"({self._section.NAME}.patience_s = {self._section.patience_s:g}); the newest reason: {outage.reason}"

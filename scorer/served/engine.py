@@ -112,9 +112,9 @@ class OpenAIEngine(RowJobs):
     async def _greet(self, sampling: Sampling) -> ServedModel:
         """Find the model and request one token from it, with the settings of the run."""
         model = await self._endpoint.find_model()
-        one = msgspec.structs.replace(sampling, max_new_tokens=1)
+        one_token = msgspec.structs.replace(sampling, max_new_tokens=1)
         stops = self._renderer.stop_tokens
-        trial = Job("trial", (self._renderer.encode("1"),), np.zeros((1, 1)), one, stops)
+        trial = Job("trial", (self._renderer.encode("1"),), np.zeros((1, 1)), one_token, stops)
         await self._endpoint.try_out(self._request(model.id, trial, 0, 1))
         return model
 

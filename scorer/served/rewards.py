@@ -117,7 +117,7 @@ class RewardServer(JudgeThread):
                 while self._submitted and len(asking) < self._section.requests:
                     count = min(len(self._submitted), self._section.rows)
                     rows = [self._submitted.popleft() for _ in range(count)]
-                    asking.add(asyncio.create_task(self._ask(rows, woken)))
+                    asking.add(asyncio.create_task(self._request_scores(rows, woken)))
                 waits = self._endpoint.waits if asking else None
                 self.is_patient = waits is not None
                 self.trouble = (
@@ -128,7 +128,7 @@ class RewardServer(JudgeThread):
         finally:
             await self._endpoint.close()
 
-    async def _ask(self, rows: list[_Row], answered: asyncio.Event) -> None:
+    async def _request_scores(self, rows: list[_Row], answered: asyncio.Event) -> None:
         try:
             rewards = await self._endpoint.rewards(rows)
         finally:
@@ -136,7 +136,7 @@ class RewardServer(JudgeThread):
         if isinstance(rewards, RowRefused) and len(rows) > 1:
             # One by one: a row that is refused costs no other its reward.
             for row in rows:
-                await self._ask([row], answered)
+                await self._request_scores([row], answered)
             return
         for place, (key, text, *_) in enumerate(rows):
             if isinstance(rewards, RowRefused):

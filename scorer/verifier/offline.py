@@ -66,9 +66,9 @@ def first_equals(problems: list[list[str]], timeout_s: int) -> list[list[int]]:
     verdicts: list[tuple[int, Judgement]] = []
     with closing(VerifierPool(2, timeout_s)) as pool:
         for key, (problem, i, j) in enumerate(pairs):
-            one, other = problems[problem][i], problems[problem][j]
-            pool.submit(2 * key, rf"\boxed{{{other}}}", one)
-            pool.submit(2 * key + 1, rf"\boxed{{{one}}}", other)
+            earlier, later = problems[problem][i], problems[problem][j]
+            pool.submit(2 * key, rf"\boxed{{{later}}}", earlier)
+            pool.submit(2 * key + 1, rf"\boxed{{{earlier}}}", later)
             verdicts += pool.poll()
         verdicts += _pending_verdicts(pool)
     equal = {

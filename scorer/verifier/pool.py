@@ -240,7 +240,7 @@ class VerifierPool:
                 continue  # discarded with its template
             self._discard(child)
             if child.job is not None:
-                self._give_up(child.job)
+                self._give_up_job(child.job)
             else:
                 self._count_failed_start()
         self._killed = [process for process in self._killed if not process.has_ended(0)]
@@ -320,10 +320,10 @@ class VerifierPool:
         self._failed_starts += 1
         if self._failed_starts >= MAX_FAILED_STARTS:
             ref = self._function.function_ref if self._function else ""
-            tried = ref.rpartition(":")[0] or "-c 'import math_verify'"
+            attempt = ref.rpartition(":")[0] or "-c 'import math_verify'"
             raise PeerLost(
                 f"verifier children ended or hung before they were ready, {self._failed_starts} times in a row (limit "
-                f"{START_DEADLINE_S:.0f} s each); their errors are on stderr. Try: {sys.executable} {tried}"
+                f"{START_DEADLINE_S:.0f} s each); their errors are on stderr. Try: {sys.executable} {attempt}"
             )
 
     def _assign(self) -> None:
@@ -377,7 +377,7 @@ class VerifierPool:
             return
         self._discard(child)
         if child.job is not None and child.deadline <= time.monotonic():
-            self._give_up(child.job)  # its CPU limit was quicker than this process
+            self._give_up_job(child.job)  # its CPU limit was quicker than this process
         elif child.job is not None:
             judge = self._function.function_ref if self._function else "the verifier"
             self._troubles.log_failure(
@@ -395,7 +395,7 @@ class VerifierPool:
         else:
             self._settle(job, Judgement(0.0, "error", reason[:MAX_ANSWER_CHARS], fault))
 
-    def _give_up(self, job: _Job) -> None:
+    def _give_up_job(self, job: _Job) -> None:
         """End a job past its deadline: `timeout` for a formula, `error` for code with its own limit."""
         if self._function is not None:
             reason = f"{self._function.function_ref}: no reward within {self._timeout_s} s"

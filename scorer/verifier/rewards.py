@@ -35,8 +35,8 @@ def no_reward(result: object, weights: Mapping[str, float]) -> str:
     if weights:
         names = ", ".join(weights)
         first = f"with reward.weights a dict of {names}, whose weighted sum is from 0 to 1, and"
-        rest = f"at most {MOST_PARTS} finite numbers by name"
+        limit = f"at most {MOST_PARTS} finite numbers by name"
     else:
         first = f"a finite number from 0 to 1, or a dict with such a `{REWARD}` and"
-        rest = f"at most {MOST_PARTS} other finite numbers by name"
-    return f"{result!r:.{_MOST_SHOWN_CHARS}}; a reward is {first} {rest}"
+        limit = f"at most {MOST_PARTS} other finite numbers by name"
+    return f"{result!r:.{_MOST_SHOWN_CHARS}}; a reward is {first} {limit}"

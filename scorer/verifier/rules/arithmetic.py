@@ -238,13 +238,13 @@ class _Reader:
 
     def _read_square_root(self) -> Fraction:
         """Read a positive integer whose primes are small or occur squared; return its root."""
-        rest = self._read_integer()
+        radicand = self._read_integer()
         root = 1
         for prime in _SMALL:
-            while rest > 0 and rest % prime == 0:
-                rest //= prime
+            while radicand > 0 and radicand % prime == 0:
+                radicand //= prime
                 root = root * _root(prime) % PRIME
-        if rest != 1:
+        if radicand != 1:
             raise ValueError
         return Fraction(root)
 

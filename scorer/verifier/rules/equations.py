@@ -150,15 +150,17 @@ def _claims_of_equation(
     r"""Compare with the right side of a gold answer `name = value`."""
     if len(gold_sides) != 2:
         return [Claim(gold, answer)]
-    left, right = gold_sides
+    gold_left, gold_right = gold_sides
     # "3 = x" is turned round.
-    name_side, value = (left, right) if is_name(left, left) else (right, left)
+    name_side, value = (
+        (gold_left, gold_right) if is_name(gold_left, gold_left) else (gold_right, gold_left)
+    )
     if not is_name(name_side, name_side):
         return [Claim(gold, answer)]
     name = _compared_name(name_side)
-    others = [side for side in answer_sides if _compared_name(side) != name]
-    if len(answer_sides) == 1 or len(others) < len(answer_sides):
-        return _claims_of_chain(value, [left, *others], answer) if others else None
+    other_sides = [side for side in answer_sides if _compared_name(side) != name]
+    if len(answer_sides) == 1 or len(other_sides) < len(answer_sides):
+        return _claims_of_chain(value, [gold_left, *other_sides], answer) if other_sides else None
     # Of another name: a derivative is another thing.
     is_derivative = "'" in name + _compared_name(answer_sides[0])
     return None if is_derivative else [Claim(gold, answer)]
@@ -172,13 +174,13 @@ def _claims_of_chain(gold: str, answer_sides: list[str], answer: str) -> list[Cl
         last, sides = sides[-1], sides[:-1]  # "5=y": the name is left out
     if last != gold and last.casefold() == gold.casefold():
         return None
-    others = [side for side in sides if not _is_quantity(side, gold)]
-    if not free_letters(gold) and any(map(free_letters, others)):
+    other_sides = [side for side in sides if not _is_quantity(side, gold)]
+    if not free_letters(gold) and any(map(free_letters, other_sides)):
         return None
-    must_agree = [Claim(last, side, is_side=True) for side in others]
+    must_agree = [Claim(last, side, is_side=True) for side in other_sides]
     # "\pi\approx3.14" for an exact gold answer: the side before is the answer.
-    is_exact_before = others and _APPROXIMATELY.search(answer) and "." not in gold
-    return [Claim(gold, others[-1] if is_exact_before else last), *must_agree]
+    is_exact_before = other_sides and _APPROXIMATELY.search(answer) and "." not in gold
+    return [Claim(gold, other_sides[-1] if is_exact_before else last), *must_agree]
 
 
 class _Tuple(NamedTuple):

@@ -34,9 +34,11 @@ def answer_beside_question(question: str, gold: str, answer: str) -> str | None:
     if words_of(tidy_text(gold)) is not None:
         return answer
     formulas = _formulas_of(question)
-    first, *rest = split_outside_brackets(tidy_text(answer), "=")
-    names_what_is_asked = rest and f"\n{_spelling(first)}\n" in formulas
-    value = without_unit("=".join(rest) if names_what_is_asked else tidy_text(answer), question)
+    first, *later_sides = split_outside_brackets(tidy_text(answer), "=")
+    names_what_is_asked = later_sides and f"\n{_spelling(first)}\n" in formulas
+    value = without_unit(
+        "=".join(later_sides) if names_what_is_asked else tidy_text(answer), question
+    )
     whole = _spelling(value)
     last = _spelling(split_outside_brackets(value, "=")[-1])
     gold_sides = (gold, *split_outside_brackets(tidy_text(gold), "="))
@@ -56,7 +58,7 @@ def _spelling(text: str) -> str:
 @functools.lru_cache(maxsize=256)
 def _formulas_of(question: str) -> str:
     """Return the formulas of a question, each on a line of its own."""
-    marked = [next(filter(None, groups)) for groups in _FORMULA.findall(question)]
+    formulas = [next(filter(None, groups)) for groups in _FORMULA.findall(question)]
     # What stands between the words of a plain text may be a formula too.
     unmarked = _WORDS.sub("\n", _FORMULA.sub("\n", question)).splitlines()
-    return "\n".join(("", *(_spelling(text) for text in marked + unmarked if text.strip()), ""))
+    return "\n".join(("", *(_spelling(text) for text in formulas + unmarked if text.strip()), ""))

@@ -68,12 +68,12 @@ def choice_of(text: str, context: str = "") -> str | None:
     match = _CHOICE.fullmatch(plain)
     if match is None or (match[1].islower() and plain.strip("().:") not in _SMALL_CHOICES):
         return None
-    letter, rest = match[1].upper(), match[2] or ""
-    if _letters_and_digits(rest) and _letters_and_digits(rest) in _letters_and_digits(context):
+    letter, tail = match[1].upper(), match[2] or ""
+    if _letters_and_digits(tail) and _letters_and_digits(tail) in _letters_and_digits(context):
         return letter
-    words = {word.casefold() for word in _WORD_BEHIND.findall(rest)}
+    words = {word.casefold() for word in _WORD_BEHIND.findall(tail)}
     says_more = not words <= _REPLIES and without_unit(f"1 {' '.join(sorted(words))}", "") != "1"
-    return "" if says_more or _SECOND_CHOICE.search(rest) else letter
+    return "" if says_more or _SECOND_CHOICE.search(tail) else letter
 
 
 _GOLD_CHOICE = re.compile(r"\(?[A-J]\)?[.:]?")

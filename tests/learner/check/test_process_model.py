@@ -86,9 +86,9 @@ def test_in_vllm_it_takes_its_share_and_in_transformers_what_it_needs(tmp_path: 
         process_footprint(planned(tmp_path, engine=each)) for each in ("vllm", "transformers")
     )
     assert in_vllm is not None and in_transformers is not None
-    assert in_vllm.share(LIMIT) == 0.3
+    assert in_vllm.device_share(LIMIT) == 0.3
     assert (
-        in_transformers.share(LIMIT)
+        in_transformers.device_share(LIMIT)
         == in_transformers.needed / LIMIT
         == pytest.approx(0.24, abs=0.03)
     )
