@@ -1,4 +1,4 @@
-"""One plan for `prefixrl eval` and `prefixrl generate`: a checkpoint answers problems, in a directory of its own.
+"""The plan of `prefixrl eval` and `prefixrl generate`: a checkpoint answers problems, in a directory of its own.
 
 options ──▶ config with the checkpoint and the problems ──▶ plan.json ──▶ launch: plan runner, rollouts, scorers
 """

@@ -234,8 +234,7 @@ def details(document: StatusDocument, progress: Progress) -> Iterator[tuple[str,
     """Yield what the status line leaves out, by name; texts may be empty."""
     newest = progress.newest
     if newest:
-        speeds = newest.tokens_per_s
-        busy = newest.busy_fraction
+        speeds, busy = newest.tokens_per_s, newest.busy_fraction
         of_learner = [
             learner_phase(document, progress),
             *([f"busy {percent(busy['learner'])}"] if "learner" in busy else []),
