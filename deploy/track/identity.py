@@ -1,4 +1,4 @@
-"""What built-in trackers share: the id of a run at a tracker, its config, and imports of packages."""
+"""Helpers of the built-in trackers: the id of a run at a tracker, its config, and imports of packages."""
 
 import importlib
 from collections.abc import Callable

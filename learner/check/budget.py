@@ -173,8 +173,8 @@ def learner_lines(plan: RankPlan, limit: int | None) -> list[str]:
     copies = SETS * plan.parameters * plan.dtype_bytes
     offloaded = "what is offloaded, and " if footprint.host else ""
     # torch rounds each pinned buffer up to a power of two.
-    host = f"  {(footprint.host + copies) / GIB:8.2f} GiB  of rank 0's host memory: {offloaded}two versions on their way to"
-    return [head, *rows, f"{host} the disk (pinned, so up to twice their bytes)"]
+    host = f"  {(footprint.host + copies) / GIB:8.2f} GiB  of rank 0's host memory: {offloaded}two versions on their"
+    return [head, *rows, f"{host} way to the disk (pinned, so up to twice their bytes)"]
 
 
 def learner_fault(plan: RankPlan, limit: int) -> str:
@@ -445,6 +445,6 @@ def process_fault(config: RunConfig, limit: int) -> str:
             f"raise scorer.prm.gpu_memory_utilization, {remedy}",
         )
     return (
-        f"the process reward model needs {footprint.needed / GIB:.1f} GiB ({footprint.weights / GIB:.1f} of weights) and has "
-        f"{where}; {remedy}"
+        f"the process reward model needs {footprint.needed / GIB:.1f} GiB ({footprint.weights / GIB:.1f} of weights) "
+        f"and has {where}; {remedy}"
     )

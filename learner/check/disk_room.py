@@ -66,7 +66,8 @@ def room_fault(config: RunConfig, plan: RankPlan) -> str:
         return ""
     return (
         f"the disk of {directory} has no room for the run: it takes {_needed(config, plan)}, {in_mib(free)} are free "
-        f"and {in_mib(present_bytes)} are its own already; make room, choose another directory, or lower checkpoint.keep"
+        f"and {in_mib(present_bytes)} are its own already; make room, choose another directory, "
+        f"or lower checkpoint.keep"
     )
 
 

@@ -70,9 +70,9 @@ def _positions(
             config.scorer.max_new_tokens if section == "target" else 0
         )
         if prompt_tokens + behind > (renderer.positions or math.inf):
-            words = f"a prompt of about {prompt_tokens} tokens and {behind} behind it are more than the {renderer.positions}"
             lines.append(
-                f"warning: {section}: {words} positions of the model, where texts end as if cut"
+                f"warning: {section}: a prompt of about {prompt_tokens} tokens and {behind} behind it are more than "
+                f"the {renderer.positions} positions of the model, where texts end as if cut"
             )
     return lines
 

@@ -1,4 +1,4 @@
-"""What ends a wait of the learner: a stop that was asked for, or a server that ended for good."""
+"""The end of a wait of the learner: a stop that was asked for, or a server that ended for good."""
 
 from collections.abc import Callable
 from typing import Protocol
