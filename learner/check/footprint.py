@@ -285,14 +285,12 @@ def remedies(plan: RankPlan, limit_bytes: int, most: int = 3) -> list[tuple[str,
 
 
 def _fitting(changes: Iterable[tuple[str, RankPlan]], limit_bytes: int) -> list[tuple[str, int]]:
-    changes: dict[str, tuple[str, int]] = {}
+    mildest: dict[str, tuple[str, int]] = {}
     for text, plan in changes:
         peak = learner_footprint(plan).peak
         if peak <= limit_bytes:
-            changes.setdefault(
-                text.rpartition("= ")[0], (text, peak)
-            )  # of one key's values, the mildest
-    return list(changes.values())
+            mildest.setdefault(text.rpartition("= ")[0], (text, peak))
+    return list(mildest.values())
 
 
 def _changes(plan: RankPlan) -> list[tuple[str, RankPlan]]:

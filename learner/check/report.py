@@ -192,7 +192,7 @@ def _evaluations(config: RunConfig, trained: int, held_out: int) -> list[str]:
 
 def _reach(config: RunConfig, count: int) -> list[str]:
     """Return how far the learning rate can move a weight, and a warning where that is nothing."""
-    section, steps, size = (
+    section, steps, weights = (
         config.learner,
         config.steps_in_all(count),
         parameters(config.adapter.model),
@@ -203,11 +203,11 @@ def _reach(config: RunConfig, count: int) -> list[str]:
         f"{reach:.1e} in the whole run"
     ]
     least, size = next(
-        (each for most, each in LEAST_REACH.items() if size and size[0] < most), (0.0, "")
+        (each for most, each in LEAST_REACH.items() if weights and weights[0] < most), (0.0, "")
     )
-    if size and reach < least:
+    if weights and reach < least:
         lines.append(
-            f"warning: that hardly moves a model of {size[0] / 1e6:,.1f} M parameters; raise learner.actor_lr (to at "
+            f"warning: that hardly moves a model of {weights[0] / 1e6:,.1f} M parameters; raise learner.actor_lr (to at "
             f"least {least:.0e} in all), or begin with the values of `prefixrl init --size {size}`"
         )
     return lines

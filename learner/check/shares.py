@@ -65,9 +65,12 @@ def demands(config: RunConfig, limit_bytes: int, prompt_tokens: int) -> dict[str
                 max(engine.rows * cache, GIB // 4) if cache else MOST_CACHE_BYTES, MOST_CACHE_BYTES
             )
         least = (engine.weights + cache + CONTEXT_BYTES + WORK_BYTES) / limit_bytes
-        share = memory.share(section) if memory else least
+        declared_share = memory.share(section) if memory else least
         demanded[role] = Demand(
-            least, share, beside, cache if role == "rollout" and not declared_bytes else None
+            least,
+            declared_share,
+            beside,
+            cache if role == "rollout" and not declared_bytes else None,
         )
     return demanded
 
