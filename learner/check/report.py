@@ -207,8 +207,8 @@ def _reach(config: RunConfig, count: int) -> list[str]:
     )
     if weights and reach < least:
         lines.append(
-            f"warning: that hardly moves a model of {weights[0] / 1e6:,.1f} M parameters; raise learner.actor_lr (to at "
-            f"least {least:.0e} in all), or begin with the values of `prefixrl init --size {size}`"
+            f"warning: that hardly moves a model of {weights[0] / 1e6:,.1f} M parameters; raise learner.actor_lr (to "
+            f"at least {least:.0e} in all), or begin with the values of `prefixrl init --size {size}`"
         )
     return lines
 

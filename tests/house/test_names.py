@@ -204,7 +204,7 @@ def test_a_planted_skip_is_found_and_one_on_a_list_of_words_is_counted() -> None
     "text",
     [
         "import os\nos.kill(1, 9)",
-        r'look = "\\d+(?:st|nd)"',
+        r'look = "\\d+(?:st|th)"',
         "program = '''\ndef main():\n    pass\n'''",
         r"alphabet = '[^a-z]+'",
     ],
