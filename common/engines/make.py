@@ -1,7 +1,6 @@
 """Choose and load the engine of a worker, by its record in `common/config/workers/`."""
 
-import importlib
-from importlib.util import find_spec
+import importlib.util
 
 from prefixrl.common.config.foreign.plugins import PACKAGE
 from prefixrl.common.config.run import RunConfig
@@ -9,7 +8,6 @@ from prefixrl.common.config.workers.engine_record import AUTO, EngineRecord
 from prefixrl.common.config.workers.engines import ENGINES, engine_record
 from prefixrl.common.engines.interface.base import AdapterEngine
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.host.cuda import has_cuda
 from prefixrl.common.host.process import without_gc
 
 
@@ -33,6 +31,9 @@ def make_engine(name: str, model: str, role: str, config: RunConfig) -> AdapterE
 
 def _automatic_record(role: str, config: RunConfig) -> EngineRecord:
     """Return the record of the first automatic engine that fits this host and the config."""
+    with without_gc():  # torch, which an engine without a model does not need
+        from prefixrl.common.host.cuda import has_cuda
+
     is_cuda = has_cuda(config.engine_section(role).device, role)
     return next(
         record
@@ -46,5 +47,5 @@ def _automatic_record(role: str, config: RunConfig) -> EngineRecord:
 
 def is_installed(record: EngineRecord) -> bool:
     """Return True if the package of an engine can be imported; a mere folder of that name cannot."""
-    spec = find_spec(record.package) if record.package else None
+    spec = importlib.util.find_spec(record.package) if record.package else None
     return not record.package or (spec is not None and spec.origin is not None)

@@ -66,7 +66,7 @@ class WeightsAtHand:
     def __init__(self) -> None:
         self._wanted = self._taken = 0
 
-    def want(self, version: int, digest: str) -> None:
+    def want_version(self, version: int, digest: str) -> None:
         self._wanted = max(self._wanted, version)
 
     def use(self, endpoint: str) -> None:
@@ -75,7 +75,7 @@ class WeightsAtHand:
     def again(self) -> None:
         self._taken = 0
 
-    def take(self) -> Snapshot | None:
+    def take_snapshot(self) -> Snapshot | None:
         if self._taken >= self._wanted:
             return None
         self._taken = self._wanted

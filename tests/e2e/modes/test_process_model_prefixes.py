@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from prefixrl.common.evaluation.accuracy import CHOICES
-from prefixrl.scorer.process.steps import split
+from prefixrl.scorer.process.steps import split_steps
 from support.models.process_models import SEPARATOR, loaded, marked, trained_step_tag
 from support.runs.run_helper import SMALL, check_books, finish, inspect, launched
 
@@ -73,7 +73,7 @@ def test_every_continuation_has_the_scores_of_its_prefix_and_completion_together
                 scores = loaded_model.scores([marked(form, group["question"], answer)])[0]
                 assert actual["scores"] == pytest.approx(scores, abs=1e-5)
                 assert text["reward"] == pytest.approx(min(scores, default=0.0), abs=1e-5)
-                assert len(actual["ends"]) == len(split(answer, SEPARATOR, 256))
+                assert len(actual["ends"]) == len(split_steps(answer, SEPARATOR, 256))
                 seen += 1
     assert seen == 4 * 8 * 2
 

@@ -147,7 +147,7 @@ def test_without_the_package_the_name_is_refused() -> None:
 BROKEN = {
     "no module": ("", ENTRY.replace("stranger:", "nowhere:"), "cannot be loaded: ModuleNotFound"),
     "raises": ("1 / 0", ENTRY, "cannot be loaded: ZeroDivisionError: division by zero"),
-    "no record": ("MAXRL = 3", ENTRY, "but MAXRL of stranger is 3; expected an ObjectiveRecord"),
+    "no record": ("MAXRL = 3", ENTRY, "but stranger:MAXRL is 3; expected an ObjectiveRecord"),
     "two functions": (
         MAXRL.replace("function=advantages", "function=advantages, baseline='critic'"),
         ENTRY,
