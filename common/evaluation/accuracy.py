@@ -96,7 +96,7 @@ def wilson(right: float, count: int) -> tuple[float, float]:
     # A sum of fractions may be no whole number: the interval then spans those of both neighbours.
     low, high = (
         binomtest(whole, count).proportion_ci(0.95, method="wilson")
-        for whole in (math.floor(right), math.ceil(right))
+        for whole in (math.floor(round(right, 9)), math.ceil(round(right, 9)))
     )
     return float(low.low), float(high.high)
 

@@ -121,11 +121,11 @@ def join(
     welcome = link.welcome(patience_s, stopping)
     link.name = welcome.worker
     config = from_json(welcome.config_json)
+    link.heartbeat_s = config.broker.heartbeat_s
+    config = _with_overrides(config, role, overrides)
     if role == "scorer":
         # Before anything of the run is executed or sent.
         check(config, overrides.allowed)
-    link.heartbeat_s = config.broker.heartbeat_s
-    config = _with_overrides(config, role, overrides)
     model = overrides.model or config.model_of(role)
     if os.path.isabs(model) and not os.path.isdir(model):
         raise DataError(
@@ -147,6 +147,10 @@ def _with_overrides(
             checked_engine(overrides.engine, role)
         except ValueError as error:
             raise ConfigError(f"--engine: {error}") from None
+        if not engine_record(overrides.engine).make:
+            raise ConfigError(
+                f"--engine {overrides.engine}: the run file alone can name it, with its address; leave it out"
+            )
     changes = {
         key: value
         for key, value in (("engine", overrides.engine), ("device", overrides.device))

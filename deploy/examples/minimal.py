@@ -77,7 +77,7 @@ class PrefixTrainer:
         self, problems: Sequence[Problem], prefixes: Sequence[TokenIds], purpose: str
     ) -> list[float]:
         """Return the reward of each prefix: 1 where the target's answer is right."""
-        # Both models read the same tokens here. Others need the way through text: `scorer/decoder.py`.
+        # Both models read the same tokens here. Others need the way through text: `scorer/loop.py`.
         openings = [self.target_text.without_stop(prefix) for prefix in prefixes]
         prompts = [self.target_text.prompt(problem.question) for problem in problems]
         completions = generate(

@@ -27,7 +27,7 @@ ANSWER_S = REPLAY_S + 600.0
 """Longest wait of a rank for an answer: its broker may be starting, after rank 0 has read a checkpoint."""
 LOG_AFTER_S = 30.0
 STOP_S = 15.0
-"""Longest wait for the answer to a StopSignal, a few times `requester.ASK_AGAIN_S`; later the broker counts as gone."""
+"""Longest wait for the answer to a Stop, a few times `requester.ASK_AGAIN_S`; later the broker counts as gone."""
 
 _Answer = (
     messages.Batch | messages.RunOver | messages.Halt | messages.CannotGoOn | messages.NotYet | Done

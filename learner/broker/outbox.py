@@ -11,6 +11,7 @@ these results led to. A batch is last: its description takes the longest to send
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.wire.messages.learner import FromBroker
 from prefixrl.common.wire.messages.worker import Ack
 from prefixrl.common.wire.transport import Payload
@@ -49,7 +50,10 @@ class Outbox:
 
     def after_sync(self) -> Iterator[Outgoing]:
         """Yield everything in its order and forget it; only for a journal that holds the records of this turn."""
-        waiting = (self.acks, self.tasks, self.batches)
+        acks, tasks, batches = self.acks, self.tasks, self.batches
         self.acks, self.tasks, self.batches = [], [], []
-        for outgoing in waiting:
-            yield from outgoing
+        yield from acks
+        if acks:
+            crash_point("journal.acknowledged")
+        yield from tasks
+        yield from batches

@@ -18,7 +18,6 @@ from prefixrl.common.config.workers.engines import may_share_run
 from prefixrl.common.errors import ConfigError, DiskFault, TrainingFault
 from prefixrl.common.host.log_lines import CAUSE
 from prefixrl.common.host.process import is_gone
-from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.journal.journal import Journal
 from prefixrl.common.journal.records import JournalRecord, SegmentStart, VersionPublished
 from prefixrl.common.run.disk import FullDisk
@@ -207,11 +206,8 @@ class Broker:
 
     def _send_after_sync(self) -> None:
         """Send what waited for the journal."""
-        has_acks = bool(self.outbox.acks)
         for peer, message, payload in self.outbox.after_sync():
             self._send(peer, message, payload)
-        if has_acks:
-            crash_point("journal.acknowledged")
 
     def _begin_segment(self, now_s: float) -> None:
         """Close a long segment of the journal; the next one begins with the state so far."""
@@ -410,9 +406,7 @@ class Broker:
     def _ready(self, worker: Worker, ready: worker_messages.Ready, now_s: float) -> None:
         check_offer(ready)
         section = self.config.rollout if worker.role == "rollout" else self.config.scorer
-        if ready.engine != section.engine and not (
-            may_share_run(ready.engine) and may_share_run(section.engine)
-        ):
+        if ready.engine != section.engine and not (may_share_run(ready.engine, section.engine)):
             raise ValueError(
                 f"its engine is {ready.engine}, the run's {worker.role}.engine is {section.engine}"
             )

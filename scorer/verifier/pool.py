@@ -24,6 +24,7 @@ from functools import partial
 
 import msgspec
 
+from prefixrl.common.config.foreign import user_function
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
 from prefixrl.common.wire.messages.fields import encodable
@@ -320,7 +321,7 @@ class VerifierPool:
         self._failed_starts += 1
         if self._failed_starts >= MAX_FAILED_STARTS:
             ref = self._function.function_ref if self._function else ""
-            attempt = ref.rpartition(":")[0] or "-c 'import math_verify'"
+            attempt = user_function.file_of(ref) if ref else "-c 'import math_verify'"
             raise PeerLost(
                 f"verifier children ended or hung before they were ready, {self._failed_starts} times in a row (limit "
                 f"{START_DEADLINE_S:.0f} s each); their errors are on stderr. Try: {sys.executable} {attempt}"

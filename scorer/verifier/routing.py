@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from prefixrl.common.config.foreign.verifier import SANDBOXED
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS, extract_answer
 from prefixrl.common.wire.messages.groups import CodeMode
 from prefixrl.scorer.sandbox.programs import MAX_PROGRAM_CHARS
@@ -49,7 +50,9 @@ def ask_verifier(
         if program is not None and len(program) > MAX_PROGRAM_CHARS:
             return Judgement(0.0, "parse_fail", program[:MAX_ANSWER_CHARS], rule=CODE_RULE)
         if program is not None:
-            part = ChildQuestion(gold, program, timeout_s, code=code, choices=choices)
+            # The sandbox sees no question, so that equal programs are judged once.
+            seen_question = "" if code in SANDBOXED else question
+            part = ChildQuestion(gold, program, timeout_s, seen_question, code, choices)
             return _for_child(part, program)
         if not verifier.falls_back:
             return Judgement(0.0, "no_answer", None)

@@ -108,7 +108,7 @@ def load_plugin(plugin: Plugin, kind: type[Member], expected: str) -> Member:
     place = f"{plugin.package} adds {plugin.name!r} to {PACKAGE}.{plugin.seam}"
     try:
         member = EntryPoint(plugin.name, plugin.target, f"{PACKAGE}.{plugin.seam}").load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{place}, but {plugin.target} cannot be loaded: {type(error).__name__}: {error!s:.500}; "
             f"update or uninstall the package"

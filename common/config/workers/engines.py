@@ -12,6 +12,7 @@ from prefixrl.common.config.workers.engine_record import AUTO, EngineRecord, Rol
 from prefixrl.common.config.workers.served import OPENAI
 from prefixrl.common.config.workers.simulated import SIMULATED
 from prefixrl.common.config.workers.vllm import VLLM
+from prefixrl.common.errors import ConfigError
 
 TRANSFORMERS = EngineRecord(
     make="prefixrl.common.engines.embedded.load:load_embedded", is_automatic=True, is_bitwise=True
@@ -75,7 +76,14 @@ EngineOfScorers = Annotated[
 ]
 
 
-def may_share_run(name: str) -> bool:
-    """Return True if workers with this engine may stand beside workers with another one."""
-    is_known = name == AUTO or name in ENGINES or name in plugins("engines")
-    return not is_known or engine_record(name).shares_runs
+def may_share_run(*names: str) -> bool:
+    """Return True if workers with these engines may stand in one run; engines unknown here may.
+
+    Raises:
+        ValueError: the package of an engine is broken on this host.
+    """
+    local_names = [name for name in names if name in ENGINES or name in plugins("engines")]
+    try:
+        return all(engine_record(name).shares_runs for name in local_names)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error

@@ -12,9 +12,7 @@ from prefixrl.common.models.loading import Dtype
 def load_embedded(model: str, role: str, config: RunConfig) -> AdapterEngine:
     """Load `model` for a worker of `role`; raises UserError, DataError."""
     section = config.engine_section(role)
-    device = section.device
-    if device == "auto":
-        device = "cuda" if has_cuda(device, role) else "cpu"
+    device = "cuda" if has_cuda(section.device, role) else "cpu"
     dtype: Dtype = "auto"
     head_dtype = "model"
     low_rank = None

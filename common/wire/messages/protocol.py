@@ -24,16 +24,22 @@ def schema_digest(*types: Any) -> int:
     return xxhash.xxh3_64_intdigest(content.encode()) >> (64 - DIGEST_BITS)
 
 
+UNORDERED = ("required", "anyOf", "oneOf", "enum")
+"""Lists of a schema whose order says nothing; releases of msgspec differ in it."""
+
+
 def _canonical(node: Any) -> Any:
     if isinstance(node, dict):
         # A field may be called `description` or `required`; its schema is then neither a text nor a list.
-        return {
-            name: sorted(part)
-            if name == "required" and isinstance(part, list)
-            else _canonical(part)
+        parts = {
+            name: _canonical(part)
             for name, part in node.items()
             if name != "description" or not isinstance(part, str)
         }
+        for name in UNORDERED:
+            if isinstance(parts.get(name), list):
+                parts[name].sort(key=lambda part: json.dumps(part, sort_keys=True))
+        return parts
     return [_canonical(part) for part in node] if isinstance(node, list | tuple) else node
 
 
