@@ -79,10 +79,10 @@ class Target:
 
     def judge(self, groups: Sequence[GroupPrefixes]) -> list[tuple[Verdict, ...]]:
         """A verdict per row of each group."""
-        found = iter(
+        verdicts = iter(
             self.verdicts([(group.prompt, row.tokens) for group in groups for row in group.rows])
         )
-        return [tuple(next(found) for _ in group.rows) for group in groups]
+        return [tuple(next(verdicts) for _ in group.rows) for group in groups]
 
     def verdicts(self, asked: Sequence[tuple[Prompt, bytes]]) -> list[Verdict]:
         """A verdict per prompt and packed prefix; new ones are completed in one forward."""

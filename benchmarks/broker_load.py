@@ -139,10 +139,10 @@ class Ranks:
     def _train(self, rank: int) -> None:
         client = BrokerClient(self._address, StopSignal(self._ending.is_set))
         for iteration in count():
-            found = client.next_batch(GetBatch(iteration, rank, RANKS), READY_S)
-            if not isinstance(found, Batch):
+            batch = client.next_batch(GetBatch(iteration, rank, RANKS), READY_S)
+            if not isinstance(batch, Batch):
                 return
-            client.groups(iteration, range(rank, len(found.groups), RANKS))
+            client.groups(iteration, range(rank, len(batch.groups), RANKS))
             if rank == 0:
                 client.iteration_done(iteration, iteration + 1)
                 self.publish(iteration + 1)
@@ -256,16 +256,19 @@ def measure(
         others_s = sum(map(cpu_seconds, others)) - others_from_s
         assert child.poll() is None, (directory / "log").read_text()
         ranks.end()
-        found = [
+        measurements = [
             msgspec.json.decode(each.communicate(b"end", timeout=30.0)[0], type=Timings)
             for each in started
         ]
     acks = [
-        lag_s * 1e3 for each in found for at_s, lag_s in each.score_to_ack if from_s <= at_s < to_s
+        lag_s * 1e3
+        for each in measurements
+        for at_s, lag_s in each.score_to_ack
+        if from_s <= at_s < to_s
     ]
     leases = [
         lag_s * 1e3
-        for each in found
+        for each in measurements
         for at_s, lag_s in each.freed_to_lease
         if from_s <= at_s < to_s
     ]

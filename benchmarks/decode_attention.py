@@ -63,10 +63,10 @@ def works(shape: Shape, dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
 
     def theirs() -> Tensor:
         for keys, values in caches:
-            found = sdpa_attention_forward(
+            output = sdpa_attention_forward(
                 layer, query, keys[:, :, used], values[:, :, used], mask, scaling=scaling
             )
-        return found[0]
+        return output[0]
 
     def ours() -> Tensor:
         for keys, values in caches:

@@ -152,11 +152,11 @@ def judged(names: list[str]) -> Iterator[dict[str, object]]:
     """Verdict and seconds of each program."""
     for name in names:
         began_s = time.perf_counter()
-        found = judge_any(ChildQuestion(GOLD, HOSTILE[name], TIMEOUT_S, code="answers"))
+        judgement = judge_any(ChildQuestion(GOLD, HOSTILE[name], TIMEOUT_S, code="answers"))
         yield {
             "name": name,
-            "outcome": found.outcome,
-            "reason": found.reason,
+            "outcome": judgement.outcome,
+            "reason": judgement.reason,
             "took_s": time.perf_counter() - began_s,
         }
 

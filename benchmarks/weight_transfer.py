@@ -406,28 +406,32 @@ def median_figure(
 def figures_of(speeds: dict[str, list[float]], measured: list[dict[str, float]]) -> list[Figure]:
     """Every way against raw TCP; CURVE against the same chunks without."""
     raw = speeds["raw TCP"]
-    found = [
+    measurements = [
         median_figure(
             name, "GB/s, slowest receiver", values, () if name == "raw TCP" else raw, "raw TCP"
         )
         for name, values in speeds.items()
     ]
     plain = speeds["chunks, plain"]
-    found.append(
+    measurements.append(
         median_figure(
             "CURVE against plain", "GB/s", speeds["chunks, CURVE"], plain, "chunks, plain"
         )
     )
     for row in measured:
         where = f"delta, {row['changed']:.1%} changed"
-        found.append(median_figure(f"{where}: size", "share of full", [row["share_of_full"]]))
-        found.append(median_figure(f"{where}: write", "GB/s of the snapshot", [row["write_gb_s"]]))
-        found.append(
+        measurements.append(
+            median_figure(f"{where}: size", "share of full", [row["share_of_full"]])
+        )
+        measurements.append(
+            median_figure(f"{where}: write", "GB/s of the snapshot", [row["write_gb_s"]])
+        )
+        measurements.append(
             median_figure(
                 f"{where}: pull, apply, verify", "GB/s of the snapshot", [row["pull_gb_s"]]
             )
         )
-    return found
+    return measurements
 
 
 def real_figures(updates: Sequence[RealUpdate]) -> list[Figure]:

@@ -50,9 +50,25 @@ class LaunchConfig(Section):
 
 
 SBATCH_OPTIONS = {
-    "array", "cpus-per-task", "dependency", "error", "gpus-per-node", "gpus-per-task", "job-name", "mem", "mem-per-cpu",
-    "mem-per-gpu", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output", "requeue", "no-requeue", "signal",
-}  # fmt: skip
+    "array",
+    "cpus-per-task",
+    "dependency",
+    "error",
+    "gpus-per-node",
+    "gpus-per-task",
+    "job-name",
+    "mem",
+    "mem-per-cpu",
+    "mem-per-gpu",
+    "nodes",
+    "ntasks",
+    "ntasks-per-node",
+    "open-mode",
+    "output",
+    "requeue",
+    "no-requeue",
+    "signal",
+}
 """Options of sbatch that `prefixrl slurm` sets itself."""
 
 

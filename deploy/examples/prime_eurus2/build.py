@@ -113,13 +113,13 @@ def value(operation: str, a: int, b: int) -> int:
 def tasks(rng: random.Random) -> list[Task]:
     """Every value once and every coding task a few times, in an order of chance."""
     numbers = range(VALUES)
-    found = [
+    rows = [
         Task("value", operation, a, b) for operation in OPERATIONS for a in numbers for b in numbers
     ]
     for kind in KINDS[1:]:
-        found += [Task(kind, operation) for operation in OPERATIONS for _ in range(COPIES)]
-    rng.shuffle(found)
-    return found
+        rows += [Task(kind, operation) for operation in OPERATIONS for _ in range(COPIES)]
+    rng.shuffle(rows)
+    return rows
 
 
 def make_tokenizer(every: Sequence[Task]) -> PreTrainedTokenizerFast:
