@@ -6,7 +6,7 @@ prompting.py        `[adapter]` and `[target]`: the models, and how they are ask
 data.py             `[data]`: the problems of a run, and the published problem sets
 objectives.py       one record for each objective, built-in or of a package: its facts and the keys that act on it
 algorithm.py        `[algorithm]` and `[filter]`: the objective, and which groups are trained
-step_rewards.py     `[scorer.prm]` and `[implicit_reward]`: process reward models, fixed and trained
+implicit_reward.py  `[implicit_reward]`: rewards of tokens by a model that learns the outcomes
 workers/            `[rollout]`, `[scorer]`, `[launch]`, `[simulated]` and `[slurm]`: engines, sampling, GPUs, jobs
 learner.py          `[learner]` and `[log]`: optimisers, precision, memory, deadlines; trackers
 catalogue.py        all keys with their values, defaults and sentences; names of the same settings elsewhere

@@ -21,10 +21,10 @@ from prefixrl.common.config.data import resolve
 from prefixrl.common.config.foreign import user_function
 from prefixrl.common.config.foreign.files import explained, read_bytes, read_toml
 from prefixrl.common.config.foreign.verifier import load_verifier
+from prefixrl.common.config.implicit_reward import ImplicitRewardConfig
 from prefixrl.common.config.prompting import GGUF, AnyModel, checkpoint_of, with_texts
 from prefixrl.common.config.run import CheckpointConfig, RunConfig
 from prefixrl.common.config.section import FROM_RUN_FILE, Section
-from prefixrl.common.config.step_rewards import ImplicitRewardConfig
 from prefixrl.common.config.workers.sections import ScorerConfig
 from prefixrl.common.errors import ConfigError, to_copy
 

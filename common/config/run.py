@@ -8,6 +8,7 @@ from pydantic import Field, ValidationInfo, model_validator
 from prefixrl.common.config import section as bounds
 from prefixrl.common.config.algorithm import AlgorithmConfig, FilterConfig
 from prefixrl.common.config.data import DataConfig
+from prefixrl.common.config.implicit_reward import ImplicitRewardConfig
 from prefixrl.common.config.learner import LearnerConfig, LogConfig
 from prefixrl.common.config.objectives import objective_record
 from prefixrl.common.config.prompting import AdapterConfig, ModelConfig
@@ -19,7 +20,6 @@ from prefixrl.common.config.section import (
     PositiveFloat,
     Section,
 )
-from prefixrl.common.config.step_rewards import ImplicitRewardConfig
 from prefixrl.common.config.workers import launch as launch_sections
 from prefixrl.common.config.workers.sections import RolloutConfig, ScorerConfig
 from prefixrl.common.config.workers.served import ServerConfig

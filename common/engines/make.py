@@ -1,6 +1,8 @@
 """Choose and load the engine of a worker, by its record in `common/config/workers/`."""
 
 import importlib.util
+from collections.abc import Callable
+from typing import Any
 
 from prefixrl.common.config.foreign.plugins import PACKAGE
 from prefixrl.common.config.run import RunConfig
@@ -14,19 +16,29 @@ from prefixrl.common.host.process import without_gc
 def make_engine(name: str, model: str, role: str, config: RunConfig) -> AdapterEngine:
     """Load `model` for a worker of `role`; raises UserError, DataError."""
     record = _automatic_record(role, config) if name == AUTO else engine_record(name)
-    module, _, function = record.make.partition(":")
-    if module.partition(".")[0] == PACKAGE:
-        with without_gc():  # engines stand on large packages
-            load = getattr(importlib.import_module(module), function)
-        engine: AdapterEngine = load(model, role, config)
-        return engine
-    try:
-        engine = getattr(importlib.import_module(module), function)(model, role, config)
-    except ImportError as error:
-        raise ConfigError(
-            f'{role}.engine = "{name}": {record.make} cannot be loaded: {error}'
-        ) from error
+    load = loading_function(record.make, f'{role}.engine = "{name}"')
+    engine: AdapterEngine = load(model, role, config)
     return engine
+
+
+def loading_function(target: str, setting: str) -> Callable[..., Any]:
+    """Import the function `module:function` of an engine's record.
+
+    Args:
+        setting: the run file's key and value that asks for it, for the error.
+
+    Raises:
+        ConfigError: the package of an engine has no such function.
+    """
+    module, _, name = target.partition(":")
+    try:
+        with without_gc():  # engines stand on large packages
+            function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        if module.partition(".")[0] == PACKAGE:
+            raise
+        raise ConfigError(f"{setting}: {target} cannot be loaded: {error}") from error
+    return function
 
 
 def _automatic_record(role: str, config: RunConfig) -> EngineRecord:

@@ -377,7 +377,8 @@ def process_footprint(config: RunConfig) -> ProcessFootprint | None:
         return None
     on_disk = _on_disk(prm.model) if prm.dtype == "auto" else 0
     width = on_disk / size[0] or _DTYPE_BYTES.get(prm.dtype, 2)
-    shape, is_vllm = shape_of(prm.model), prm.engine == "vllm"
+    shape = shape_of(prm.model)
+    has_cache = prm.device_share is not None
     has_context = (
         config.target is not None
         and config.scorer.record is TRANSFORMERS
@@ -386,9 +387,9 @@ def process_footprint(config: RunConfig) -> ProcessFootprint | None:
     return ProcessFootprint(
         weights=on_disk or int(width * size[0]),
         forward=int(prm.batch_tokens * shape.hidden * width * HIDDEN_COPIES) if shape else 0,
-        text_cache=int(shape.cache_bytes(1) * width * prm.max_tokens) if shape and is_vllm else 0,
-        context=0 if has_context and not is_vllm else CONTEXT_BYTES,
-        declared_share=prm.device_share if is_vllm else None,
+        text_cache=int(shape.cache_bytes(1) * width * prm.max_tokens) if shape and has_cache else 0,
+        context=0 if has_context and not has_cache else CONTEXT_BYTES,
+        declared_share=prm.device_share,
     )
 
 

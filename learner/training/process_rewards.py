@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from prefixrl.common.config.step_rewards import ImplicitRewardConfig
+from prefixrl.common.config.implicit_reward import ImplicitRewardConfig
 from prefixrl.common.errors import TrainingFault
 from prefixrl.learner.models.batch import IterationData, PreparedMicroBatch
 from prefixrl.learner.models.distributed import gather_over_ranks, sum_over_ranks

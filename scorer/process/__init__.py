@@ -4,5 +4,5 @@ steps.py        steps of a text, where they end in its tokens, the reward from t
 formats.py      the text that the model reads, with its tags, and the checks of tag and candidates at the start
 torch_model.py  the model in transformers
 vllm_model.py   the model in vLLM
-step_scoring.py rewards of a group's texts, by either engine
+step_scoring.py rewards of a group's texts, by the engine that its record names
 """

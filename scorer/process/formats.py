@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixrl.common.config.step_rewards import STEP, TAG, ProcessModelConfig
+from prefixrl.common.config.workers.process_model import STEP, TAG, ProcessModelConfig
 from prefixrl.common.errors import ConfigError, DataError
 
 _PROBE = ("What is 1 + 1?", ("One and one are two.", "So the answer is 2."))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
-from prefixrl.common.config.step_rewards import ProcessModelConfig
+from prefixrl.common.config.workers.engines import built_in_names, engine_record
+from prefixrl.common.config.workers.process_model import ProcessModelConfig
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.wire.messages.fields import cut_text
 from prefixrl.common.wire.messages.groups import Fault, StepScores, TextVerdict
@@ -149,17 +150,20 @@ def _failed(verdict: TextVerdict, reason: str, fault: Fault) -> TextVerdict:
 def load_scoring(settings: ProcessModelConfig, folder: str) -> StepScoring:
     """Load the process reward model of a run; ConfigError or DataError if it cannot score."""
     # Late: a scorer without a model needs neither transformers nor torch.
+    from prefixrl.common.engines.make import loading_function
     from prefixrl.common.prompts.tokenizer import load_tokenizer
     from prefixrl.scorer.process.formats import StepForm
-    from prefixrl.scorer.process.torch_model import TorchStepModel
 
+    target = engine_record(settings.engine).step_model
+    if not target:
+        allowed = ", ".join(built_in_names("process reward model"))
+        raise ConfigError(
+            f'scorer.prm.engine = "{settings.engine}": this engine scores no steps; use one of {allowed}'
+        )
     try:
         tokenizer = load_tokenizer(folder)
     except DataError as error:
         raise DataError(f"scorer.prm.model: {error}") from error
     form = StepForm(tokenizer, settings)
-    if settings.engine == "vllm":
-        from prefixrl.scorer.process.vllm_model import VllmStepModel
-
-        return StepScoring(settings, form, VllmStepModel(folder, settings, form))
-    return StepScoring(settings, form, TorchStepModel(folder, settings, form))
+    load = loading_function(target, f'scorer.prm.engine = "{settings.engine}"')
+    return StepScoring(settings, form, load(folder, settings, form))

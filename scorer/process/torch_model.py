@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from torch.nn.utils.rnn import pad_sequence
 
-from prefixrl.common.config.step_rewards import ProcessModelConfig
+from prefixrl.common.config.workers.process_model import ProcessModelConfig
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.host.cuda import has_cuda
 from prefixrl.common.models.config_file import positions_of

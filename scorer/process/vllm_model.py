@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from prefixrl.common.config.step_rewards import ProcessModelConfig
+from prefixrl.common.config.workers.process_model import ProcessModelConfig
 from prefixrl.common.engines.vllm.setup import CPU_KV_CACHE_BYTES, platform_of, prepare_processes
 from prefixrl.common.errors import DataError
 from prefixrl.common.models.config_file import positions_of

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 """Value of `engine`: the first automatic engine that fits the host (`common/engines/make.py`)."""
-Role = Literal["rollout", "scorer"]
+Role = Literal["rollout", "scorer", "process reward model"]
 EngineSection = Any
 """`[rollout]` or `[scorer]`: `sections.EngineConfig`, whose file imports this one."""
 
@@ -53,6 +53,9 @@ class EngineRecord:
 
     make: str
     """`module:function` that loads it: (model folder, role, config) -> engine. "": the scorer makes it."""
+    step_model: str = ""
+    """`module:function` that loads a process reward model: (folder, `[scorer.prm]`, its form) -> `StepModel` of
+    `scorer/process/step_scoring.py`. "": it scores no steps."""
     roles: tuple[Role, ...] = ("rollout", "scorer")
     """A rollout's engine has weights that can be replaced (`AdapterEngine`)."""
     package: str = ""

@@ -15,7 +15,10 @@ from prefixrl.common.config.workers.vllm import VLLM
 from prefixrl.common.errors import ConfigError
 
 TRANSFORMERS = EngineRecord(
-    make="prefixrl.common.engines.embedded.load:load_embedded", is_automatic=True, is_bitwise=True
+    make="prefixrl.common.engines.embedded.load:load_embedded",
+    step_model="prefixrl.scorer.process.torch_model:TorchStepModel",
+    is_automatic=True,
+    is_bitwise=True,
 )
 
 ENGINES: Mapping[str, EngineRecord] = {
@@ -29,6 +32,8 @@ ENGINES: Mapping[str, EngineRecord] = {
 
 def built_in_names(role: Role) -> list[str]:
     """Return the names of the built-in engines that a role may have."""
+    if role == "process reward model":
+        return [name for name in ENGINES if ENGINES[name].step_model]
     return [AUTO, *(name for name in ENGINES if role in ENGINES[name].roles)]
 
 
@@ -73,6 +78,11 @@ EngineOfRollouts = Annotated[
 ]
 EngineOfScorers = Annotated[
     str, AfterValidator(partial(checked_engine, role="scorer")), _schema("scorer")
+]
+EngineOfStepModels = Annotated[
+    str,
+    AfterValidator(partial(checked_engine, role="process reward model")),
+    _schema("process reward model"),
 ]
 
 

@@ -15,7 +15,6 @@ from prefixrl.common.config.section import (
     PositiveFloat,
     Section,
 )
-from prefixrl.common.config.step_rewards import ProcessModelConfig
 from prefixrl.common.config.workers.engine_record import AUTO, EngineRecord
 from prefixrl.common.config.workers.engines import (
     ENGINES,
@@ -23,6 +22,7 @@ from prefixrl.common.config.workers.engines import (
     EngineOfScorers,
     engine_record,
 )
+from prefixrl.common.config.workers.process_model import ProcessModelConfig
 from prefixrl.common.config.workers.served import OPENAI, OpenAIConfig
 from prefixrl.common.config.workers.vllm import VllmConfig
 from prefixrl.common.wire.messages.groups import Sampling, TaskKind
@@ -239,7 +239,7 @@ class ScorerConfig(EngineConfig):
         if (
             target_share is None
             or prm is None
-            or prm.engine != "vllm"
+            or prm.device_share is None
             or not is_one_device
             or target_share + prm.device_share <= 1
         ):

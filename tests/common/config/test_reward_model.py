@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from prefixrl.common.config.implicit_reward import ImplicitRewardConfig
 from prefixrl.common.config.load import from_json, load
-from prefixrl.common.config.step_rewards import ImplicitRewardConfig
 from prefixrl.common.errors import ConfigError
 
 

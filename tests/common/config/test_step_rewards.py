@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from prefixrl.common.config.load import load
 from prefixrl.common.config.section import FROM_RUN_FILE
-from prefixrl.common.config.step_rewards import ProcessModelConfig
+from prefixrl.common.config.workers.process_model import ProcessModelConfig
 from prefixrl.common.errors import ConfigError
 from support.paths import EXAMPLES
 

@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from prefixrl.common.config.algorithm import AlgorithmConfig
+from prefixrl.common.config.implicit_reward import ImplicitRewardConfig
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.config.step_rewards import ImplicitRewardConfig
 from prefixrl.common.config.workers.vllm import default_rows
 from prefixrl.common.errors import ConfigError
 from prefixrl.learner.__main__ import main

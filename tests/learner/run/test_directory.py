@@ -15,9 +15,9 @@ from unittest import mock
 
 import pytest
 
+from prefixrl.common.config.implicit_reward import ImplicitRewardConfig
 from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.config.step_rewards import ImplicitRewardConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.deploy.view.run_state import is_locked
 from prefixrl.learner.run.directory import RunDirectory, check_ports_are_free
@@ -26,7 +26,7 @@ from support.fakes import end, free_pair, run_on_disk, wait_until
 HOLDER = """
 import sys, time
 from prefixrl.common.config.load import from_json
-from prefixrl.common.config.step_rewards import ImplicitRewardConfig
+from prefixrl.common.config.implicit_reward import ImplicitRewardConfig
 from prefixrl.learner.run.directory import RunDirectory
 held = RunDirectory(from_json(open(sys.argv[1]).read()))
 open(sys.argv[2], "w").close()

@@ -20,7 +20,7 @@ from transformers import (
     Qwen2Model,
 )
 
-from prefixrl.common.config.step_rewards import ProcessModelConfig
+from prefixrl.common.config.workers.process_model import ProcessModelConfig
 from prefixrl.deploy.examples.arithmetic.build import make_tokenizer
 from prefixrl.deploy.examples.openr_math import build as example
 from prefixrl.scorer.process.formats import Marked, StepForm

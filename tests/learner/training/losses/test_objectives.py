@@ -14,8 +14,9 @@ from torch import Tensor
 
 from prefixrl.common.config.algorithm import AlgorithmConfig
 from prefixrl.common.config.foreign import user_function
+from prefixrl.common.config.implicit_reward import ImplicitRewardConfig
 from prefixrl.common.config.objectives import OBJECTIVES
-from prefixrl.common.config.step_rewards import ImplicitRewardConfig, ProcessModelConfig
+from prefixrl.common.config.workers.process_model import ProcessModelConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.learner.models.batch import PreparedMicroBatch, Sample, pad
 from prefixrl.learner.training.advantages import moments, whiten

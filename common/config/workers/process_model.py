@@ -5,15 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo
 
-from prefixrl.common.config.section import (
-    Fraction,
-    NonNegativeFloat,
-    OnlyWith,
-    Positive,
-    PositiveFloat,
-    Section,
-    Share,
-)
+from prefixrl.common.config.section import Fraction, OnlyWith, Positive, Section, Share
+from prefixrl.common.config.workers.engines import EngineOfStepModels, engine_record
 from prefixrl.common.wire.messages.groups import MOST_STEPS
 from prefixrl.common.wire.verdicts import Aggregate
 
@@ -35,12 +28,6 @@ _WITH_FORMAT: OnlyWith = {
     "system": (("two_class",), "the prompt is no conversation"),
 }
 _WITH_PLACEMENT: OnlyWith = {"aggregate": (("row",), "every score is a reward of its own")}
-_WITH_ENGINE: OnlyWith = {
-    "gpu_memory_utilization": (
-        ("vllm",),
-        "only vLLM takes a share of the device at its start",
-    ),
-}
 
 
 class ProcessModelConfig(Section):
@@ -77,7 +64,7 @@ class ProcessModelConfig(Section):
     """Weight of that score, or of the scores of steps, beside the verdict."""
     outcome_coefficient: Fraction = 0.0
     """Weight of the verifier's verdict; both weights together are at most 1, as rewards are."""
-    engine: Literal["transformers", "vllm"] = "transformers"
+    engine: EngineOfStepModels = "transformers"
     """Engine of this model; the target's is another one."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the transformers engine; auto is CUDA where there is one."""
@@ -91,8 +78,10 @@ class ProcessModelConfig(Section):
     """vLLM's share of the device for this model. Absent: 0.3."""
 
     @property
-    def device_share(self) -> float:
-        """Share of the device in vLLM."""
+    def device_share(self) -> float | None:
+        """Share of the device that the engine takes at its start; None for an engine that takes what it needs."""
+        if engine_record(self.engine).memory is None:
+            return None
         return self.gpu_memory_utilization or USUAL_SHARE
 
     @property
@@ -112,8 +101,13 @@ class ProcessModelConfig(Section):
 
     def _check_scores(self, info: ValidationInfo) -> None:
         self.refuse_without_effect({"format": _WITH_FORMAT, "placement": _WITH_PLACEMENT}, info)
-        if self.gpu_memory_utilization is not None:
-            self.refuse_without_effect({"engine": _WITH_ENGINE}, info)
+        if self.gpu_memory_utilization is not None and self.device_share is None:
+            condition = f'engine = "{self.engine}"'
+            reason = "it takes no share of the device at its start"
+            raise ValueError(
+                self.no_effect("gpu_memory_utilization", condition, reason)
+                + ', or use engine = "vllm"'
+            )
         self.refuse_if(
             self.coefficient == 0,
             "coefficient",
@@ -135,57 +129,4 @@ class ProcessModelConfig(Section):
             self.format == "step_tag" and self.good_token == self.bad_token,
             "good_token bad_token",
             "every step would have the same score; name both tokens",
-        )
-
-
-class ImplicitRewardConfig(Section):
-    """Rewards of tokens by a causal model that learns the outcomes of rows (PRIME)."""
-
-    model: str | None = None
-    """The reward model at the beginning, with the adapter's tokenizer. Absent: the adapter's own folder."""
-    reference: Literal["freeze", "policy"] = "freeze"
-    """freeze: its log ratio is to a frozen model; policy: to the adapter as it enters the iteration."""
-    reference_model: str | None = None
-    """The frozen reference. Absent: the reward model as it was at the beginning."""
-    beta: PositiveFloat = 0.05
-    """Scale of the log ratio in reward and loss."""
-    update: Literal["after", "before", "none"] = "after"
-    """after: rows are scored, then learned; before: learned, then scored with one forward more; none: only scored."""
-    granularity: Literal["token", "whole"] = "token"
-    """whole: a row's sum at its last token."""
-    norm: Literal["batch_norm", "none"] = "batch_norm"
-    """batch_norm: divided by the largest return of the iteration, over all ranks."""
-    coefficient: NonNegativeFloat = 1.0
-    """Weight of process rewards in the advantage."""
-    outcome_coefficient: NonNegativeFloat = 1.0
-    """Weight of the outcome."""
-    gamma: Fraction = 1.0
-    """Discount of process rewards, where the objective has no critic."""
-    outcome_gamma: Fraction = 1.0
-    """Discount of the outcome back from the last token, where the objective has no critic."""
-    baseline: Literal["paper", "code"] = "paper"
-    """With leave-one-out: less the mean of the others' mean rewards, or as PRIME's program has it."""
-    lr: PositiveFloat = 1e-6
-    """Learning rate, constant."""
-    grad_clip: Annotated[float, Field(gt=0)] = 10.0
-    """Largest gradient norm of a step."""
-
-    def _check_effect(self, info: ValidationInfo) -> None:
-        self.refuse_if(
-            self.coefficient == 0 and self.outcome_coefficient == 0,
-            "coefficient outcome_coefficient",
-            "no row would have an advantage",
-        )
-        self.refuse_if(
-            self.reference == "policy" and self.reference_model is not None,
-            "reference_model reference",
-            "the adapter itself is the reference; leave reference_model out, or use "
-            'reference = "freeze"',
-        )
-        is_own_reference = self.reference == "freeze" and self.model == self.reference_model
-        self.refuse_if(
-            self.update == "none" and is_own_reference,
-            "update model reference_model",
-            "every reward would be 0; name a trained reward model in `model` and its own "
-            'beginning in `reference_model`, or use update = "after"',
         )
