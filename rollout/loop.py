@@ -25,7 +25,7 @@ from prefixrl.common.engines.interface.base import (
     ready_of,
 )
 from prefixrl.common.journal.crash_points import crash_point
-from prefixrl.common.prompts.rendering import ByteRenderer, Renderer
+from prefixrl.common.prompts.rendering import ByteRenderer, Renderer, sent_text
 from prefixrl.common.run.digests import model_digests
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.weights.snapshot import Snapshot
@@ -225,17 +225,11 @@ class Rollout(WorkLoop[PrefixTask]):
             pack_row(
                 row,
                 self.swap.digest_of,
-                self._read(row.tokens),
+                sent_text(self._config, self._renderer, row.tokens),
                 self._renderer.has_control(row.tokens),
             )
             for row in rows
         )
-
-    def _read(self, tokens: TokenIds) -> str | None:
-        """Return the text for a target of another family; None for whole answers."""
-        if self._config.mode == "direct":
-            return None
-        return self._renderer.decode_with_special(self._renderer.without_stop(tokens))
 
     def _swap_weights(self) -> None:
         now_s = time.monotonic()

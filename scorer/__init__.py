@@ -9,6 +9,8 @@ __main__.py  the command
 start.py     loading what a scorer needs, after the broker's Welcome
 judging.py   open tasks, their verdicts and Scores, and the loop that both kinds of scorer share
 loop.py      the scorer with a target
+asked_row.py a row as the target is asked: its prompt, and the beginning of its answer
+leak.py      whether the gold answer stands in a prefix
 direct.py    the scorer without a target
 cache.py     greedy completions kept in memory
 verifier/    whether an answer is the gold answer, in processes that can be killed

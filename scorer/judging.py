@@ -77,6 +77,8 @@ class Answered:
     """True if no token of it was written for this row."""
     is_answered: bool = False
     """True if the prefix alone has an answer already."""
+    is_leak: bool = False
+    """True if the gold answer stands in the prefix."""
     tokens: NDArray[np.int32] | None = None
     """The answer's tokens; None where some are not known."""
 

@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.interface.base import Engine, Job, TokenIds, ready_of
-from prefixrl.common.prompts.extract import extract_answer
-from prefixrl.common.prompts.rendering import ByteRenderer, Renderer, continued_prefix
+from prefixrl.common.prompts.rendering import ByteRenderer, Renderer
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.wire.messages.groups import Finish, GroupPrefixes, Row, Sampling, TextVerdict
 from prefixrl.common.wire.messages.worker import ModelDigests, ScoreTask
-from prefixrl.common.wire.packing import token_ids
 from prefixrl.common.worker.link import Link
 from prefixrl.common.worker.work_loop import IDLE_S
+from prefixrl.scorer.asked_row import LEAKED, AskedRow, GroupAsking
 from prefixrl.scorer.cache import Completion, Completions
 from prefixrl.scorer.judging import Answered, Judging, ProcessReward, ScorerLoop, failure
 from prefixrl.scorer.process.step_scoring import StepScoring
@@ -47,12 +46,10 @@ class _Decoding:
     row: int
     """Index of its row in the group."""
     continuation: int
-    prompt: TokenIds
+    asked: AskedRow
+    """The prompt and the beginning of the answer, as the target reads them."""
     answer: TokenIds
-    """The answer so far: the prefix, and the completion up to the cut if the text is extended."""
-    was_text: bool
-    is_answered: bool
-    """True if the prefix alone has an answer already."""
+    """The answer so far: the prefix that it continues, and the completion up to the cut if the text is extended."""
     completed_tokens: int = 0
     """Tokens that the engine wrote for this text."""
     was_cached: bool = True
@@ -61,7 +58,7 @@ class _Decoding:
     @property
     def tokens(self) -> TokenIds:
         """The row that the engine continues."""
-        return np.concatenate([self.prompt, self.answer])
+        return np.concatenate([self.asked.prompt, self.answer])
 
     def with_piece(self, piece: Completion) -> "_Decoding":
         """Append another piece of the answer."""
@@ -128,55 +125,59 @@ class Scorer(ScorerLoop):
         return True
 
     def _start(self, task: ScoreTask) -> None:
-        """Submit every text whose question can be rendered; the others get the verdict `error`."""
+        """Submit every text that is to be completed; the others get their verdict at once."""
         times = self._config.scorer.texts_per_row(task.kind)
         self._judging.begin(task, times)
         self._rows_left.begin(task.task, len(self._judging.open[task.task].groups))
         texts: list[_Decoding] = []
         uniforms: list[Draws] = []
         scripts: list[TokenIds] = []
-        refused: dict[int, TextVerdict] = {}
+        settled: dict[int, TextVerdict] = {}
         first = 0
         for group in task.groups:
-            after = first + len(group.rows) * times
-            try:
-                texts += self._texts_of(group, first, times)
-            except ValueError as error:
-                refused |= dict.fromkeys(
-                    range(first, after), failure(str(error), "question not rendered")
-                )
-            else:
+            of_group, of_none = self._texts_of(group, first, times)
+            settled |= of_none
+            if of_group:
                 draws = _draws(group, times, task.sampling.max_new_tokens)
+                draws = draws[[text.text_index - first for text in of_group]]
+                texts += of_group
                 uniforms.append(draws)
                 scripts += [self._script(group, float(row[-1])) for row in draws]
-            first = after
+            first += len(group.rows) * times
         if texts:
             self._submit(task.task, texts, np.concatenate(uniforms), task.sampling, scripts)
-        for index, verdict in refused.items():
+        for index, verdict in settled.items():
             self._judging.settle(task.task, index, verdict)
 
-    def _texts_of(self, group: GroupPrefixes, first: int, times: int) -> list[_Decoding]:
-        """Return a group's texts, from index `first` on; raises ValueError if it cannot be rendered."""
-        prompt = self._renderer.prompt(
-            group.prompt.question, group.prompt.system, group.prompt.earlier
-        )
+    def _texts_of(
+        self, group: GroupPrefixes, first: int, times: int
+    ) -> tuple[list[_Decoding], dict[int, TextVerdict]]:
+        """Return a group's texts to complete, and verdicts on the others, by index from `first` on."""
         texts: list[_Decoding] = []
+        settled: dict[int, TextVerdict] = {}
+        asking = GroupAsking(self._renderer, group, self._config.has_advice)
         for row_index, row in enumerate(group.rows):
-            prefix, was_text = self._prefix(row)
-            is_answered = extract_answer(self._renderer.text(prefix)) is not None
-            for continuation in range(times):
+            indexes = range(first + row_index * times, first + (row_index + 1) * times)
+            try:
+                asked = asking.row(row)
+            except ValueError as error:
+                settled |= dict.fromkeys(indexes, failure(str(error), "question not rendered"))
+                continue
+            if asked.is_leak and self._config.reward.no_leak:
+                settled |= dict.fromkeys(indexes, LEAKED)
+                continue
+            self._warn_of_text(asked.was_text, row)
+            for continuation, text_index in enumerate(indexes):
                 text = _Decoding(
-                    text_index=first + len(texts),
+                    text_index=text_index,
                     seed=group.seed,
                     row=row_index,
                     continuation=continuation,
-                    prompt=prompt,
-                    answer=prefix,
-                    was_text=was_text,
-                    is_answered=is_answered,
+                    asked=asked,
+                    answer=asked.prefix,
                 )
                 texts.append(text)
-        return texts
+        return texts, settled
 
     def _submit(
         self,
@@ -197,9 +198,8 @@ class Scorer(ScorerLoop):
         else:
             self._engine.submit(missing)
 
-    def _prefix(self, row: Row) -> tuple[TokenIds, bool]:
-        """Return a prefix as the target continues it, and True if it was encoded from its text."""
-        prefix, was_text = continued_prefix(self._renderer, token_ids(row.tokens), row.text)
+    def _warn_of_text(self, was_text: bool, row: Row) -> None:
+        """Log once that prefixes reach the target as text."""
         if was_text and not self._is_warned:
             self._is_warned = True
             log.warning(
@@ -207,7 +207,6 @@ class Scorer(ScorerLoop):
                 "first: %r); metrics.jsonl has their share in prefix_as_text_fraction",
                 row.text,
             )
-        return prefix, was_text
 
     def _script(self, group: GroupPrefixes, draw: float) -> TokenIds:
         """Return the answer of a simulated target: right with the declared accuracy."""
@@ -255,9 +254,10 @@ class Scorer(ScorerLoop):
                 text=text,
                 finish=finish,
                 completion_tokens=decoding.completed_tokens,
-                was_text=decoding.was_text,
+                was_text=decoding.asked.was_text,
                 was_cached=decoding.was_cached,
-                is_answered=decoding.is_answered,
+                is_answered=decoding.asked.is_answered,
+                is_leak=decoding.asked.is_leak,
                 tokens=ids,
             )
         )

@@ -22,9 +22,10 @@ from prefixrl.common.config.foreign import user_function
 from prefixrl.common.config.foreign.files import explained, read_bytes, read_toml
 from prefixrl.common.config.foreign.verifier import load_verifier
 from prefixrl.common.config.implicit_reward import ImplicitRewardConfig
-from prefixrl.common.config.prompting import GGUF, AnyModel, checkpoint_of, with_texts
+from prefixrl.common.config.prompting import GGUF, checkpoint_of
 from prefixrl.common.config.run import CheckpointConfig, RunConfig
 from prefixrl.common.config.section import FROM_RUN_FILE, Section
+from prefixrl.common.config.templates import AnyModel, adviser, with_texts
 from prefixrl.common.config.workers.sections import ScorerConfig
 from prefixrl.common.errors import ConfigError, to_copy
 
@@ -88,7 +89,7 @@ def changed(config: RunConfig, settings: tuple[str, ...], where: str) -> RunConf
     # Templates that were read before stay as they are; a file in a setting is read now.
     adapter = with_texts(config.adapter, "adapter", Path.cwd())
     target = config.target and with_texts(config.target, "target", Path.cwd())
-    return config.model_copy(update={"adapter": adapter, "target": target})
+    return config.model_copy(update={"adapter": adviser(adapter, target), "target": target})
 
 
 def from_json(text: str | bytes, where: str = "the broker's config") -> RunConfig:
@@ -206,10 +207,11 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
         for key in user_function.CALLS
         if (function_ref := attrgetter(key)(config)) is not None
     }
+    target = config.target and _with_folder(config.target, "target", base)
     resolved = {
         "directory": str(directory),
-        "adapter": adapter,
-        "target": config.target and _with_folder(config.target, "target", base),
+        "adapter": adviser(adapter, target),
+        "target": target,
         "data": resolve(data, base),
         "scorer": _with_process_model(config.scorer, base),
         "implicit_reward": _with_reward_models(config.implicit_reward, base),

@@ -5,7 +5,7 @@ question ──▶ prompt_template (a worked example, an instruction) ──▶ 
 
 import os
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from pydantic import Field, ValidationInfo
 
@@ -16,15 +16,16 @@ PROBLEM = "{problem}"
 """The question's place in a prompt template; `{question}` is taken for it."""
 GGUF = "; a GGUF file must be converted: transformers reads it with gguf_file=…, and save_pretrained writes a folder"
 """Remedy behind a message about a model that is no folder with a config.json."""
-_BRACE = "{"
-"""In the text of every template, and not in the name of a file."""
+ADVICE = "{prefix}"
+"""The place of the advice in a template of the target."""
+ADVICE_TEMPLATE = f"{PROBLEM}\n\nAdvice, which may be wrong: {ADVICE}"
+"""The target's prompt template with advice, where the run file has none."""
 RESERVED = frozenset((
     "messages", "conversation", "chat_template", "tools", "documents", "add_generation_prompt", "tokenize",
     "continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict",
     "return_assistant_tokens_mask", "tokenizer_kwargs",
 ))  # fmt: skip
 """Variables of a chat template that are no option of it."""
-AnyModel = TypeVar("AnyModel", bound="ModelConfig")
 
 
 class ModelConfig(Section):
@@ -61,6 +62,28 @@ class ModelConfig(Section):
             )
 
 
+class TargetConfig(ModelConfig):
+    """The frozen model that answers, and how it is asked."""
+
+    placement: Literal["answer", "advice"] = "answer"
+    """answer: the target continues the prefix as the beginning of its answer. advice: the prefix is a text in the
+    question, at {prefix} in prompt_template or system, and the target answers from the beginning: for models of any
+    family, and for chat endpoints."""
+    bare_template: str | None = None
+    """With advice: the prompt_template of a question without advice, a file or the text itself. Absent:
+    prompt_template without the lines that have {prefix}."""
+
+    @property
+    def has_advice(self) -> bool:
+        """True if the prefix stands in the question."""
+        return self.placement == "advice"
+
+    def _check_bare(self, info: ValidationInfo) -> None:
+        if not self.has_advice and self.is_given("bare_template", info):
+            reason = "the target continues the prefix"
+            raise ValueError(self.no_effect("bare_template", 'placement = "answer"', reason))
+
+
 class AdapterConfig(ModelConfig):
     """The model that learns, and how it is asked."""
 
@@ -92,33 +115,3 @@ def checkpoint_of(name: str, base: Path, directory: Path) -> str:
             f"anew; choose another directory, or go on with {to_copy('prefixrl resume', directory)}"
         )
     return str(checkpoint)
-
-
-def with_texts(model: AnyModel, section: str, base: Path) -> AnyModel:
-    """Return the section with its template files read; raises ConfigError."""
-    chat = model.chat_template
-    prompt = model.prompt_template
-    texts = {
-        "chat_template": _text(f"{section}.chat_template", chat, base) if chat else chat,
-        "prompt_template": prompt
-        and _text(f"{section}.prompt_template", prompt, base).replace("{question}", PROBLEM),
-    }
-    if texts["prompt_template"] and PROBLEM not in texts["prompt_template"]:
-        raise ConfigError(
-            f"{section}.prompt_template = {prompt!r}: its text has no {PROBLEM}, the place of the question; put it in"
-        )
-    return model.model_copy(update=texts)
-
-
-def _text(key: str, text: str, base: Path) -> str:
-    if _BRACE in text:
-        return text
-    path = base / os.path.expanduser(text)
-    try:
-        return path.read_text(encoding="utf-8").removesuffix("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(
-            f"{key} = {text!r}: the file {path} cannot be read ({reason}), and a template itself would have a brace "
-            f"({_BRACE!r}); give one of them"
-        ) from None

@@ -11,7 +11,7 @@ from prefixrl.common.config.data import DataConfig
 from prefixrl.common.config.implicit_reward import ImplicitRewardConfig
 from prefixrl.common.config.learner import LearnerConfig, LogConfig
 from prefixrl.common.config.objectives import objective_record
-from prefixrl.common.config.prompting import AdapterConfig, ModelConfig
+from prefixrl.common.config.prompting import AdapterConfig, ModelConfig, TargetConfig
 from prefixrl.common.config.section import (
     Fraction,
     Mode,
@@ -142,6 +142,8 @@ class RewardConfig(ServerConfig):
     its like."""
     weights: dict[str, float] = Field(default_factory=dict)
     """By name, weights of the parts that function or server gives: the reward is their sum. Absent: their `reward`."""
+    no_leak: bool = False
+    """Reward 0 for a prefix that holds the gold answer, whose completion is then not asked for."""
     url: str | None = None
     """Address of a server of your own that rewards answers, in place of a function (docs/verification.md)."""
     rows: Positive = 32
@@ -189,7 +191,7 @@ class RunConfig(Section):
     directory: str
     """Folder of everything the run writes; relative to the folder in which the command is started."""
     adapter: AdapterConfig
-    target: ModelConfig | None = None
+    target: TargetConfig | None = None
     """The frozen model; required in prefix mode, refused in direct mode."""
     data: DataConfig
     rollout: RolloutConfig = RolloutConfig()
@@ -466,6 +468,11 @@ class RunConfig(Section):
     def embedded_seats(self, role: str) -> int:
         """Return the number of rows that a transformers engine of this role decodes at once."""
         return self.rows_per_job(role) * (1 if self.bitwise else SEATED_TASKS)
+
+    @property
+    def has_advice(self) -> bool:
+        """True if the prefix stands in the target's question."""
+        return self.target is not None and self.target.has_advice
 
     def model_section(self, role: Literal["rollout", "scorer"]) -> ModelConfig:
         """Return the model of a role and how it is asked; in direct mode both have the adapter."""

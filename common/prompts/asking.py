@@ -12,6 +12,8 @@ from prefixrl.common.prompts.rendering import Renderer, Role, Texts, renderer_of
 log = logging.getLogger(__name__)
 
 TAIL_CHARS = 160
+ADVICE = "(the advice of the adapter)"
+"""Stand-in for advice in a prompt that is only shown."""
 WARNING = "warning: "
 
 
@@ -41,7 +43,9 @@ def asking_lines(config: RunConfig, here: dict[str, Renderer], question: str) ->
             lines.append(
                 f"{section}: how it is asked is not known before it is on this host ({model})"
             )
-    return lines + [WARNING + each for each in (*doubts, *differing(here))]
+    # Advice is a text for every tokenizer.
+    families = () if config.has_advice else differing(here)
+    return lines + [WARNING + each for each in (*doubts, *families)]
 
 
 def roles(config: RunConfig) -> list[tuple[str, Role]]:
@@ -63,14 +67,19 @@ def token_words(renderer: Renderer, tokens: frozenset[int]) -> str:
 
 
 def _lines(config: RunConfig, section: str, renderer: Renderer, question: str) -> Iterator[str]:
+    form = "chat template" if renderer.has_chat_template else "no chat template"
+    has_advice = section == "target" and config.has_advice
+    prompts = {"a prompt": ""}
+    if has_advice:
+        prompts = {"a prompt with advice": ADVICE, "a prompt without advice": ""}
     try:
-        text = renderer.decode_with_special(renderer.prompt(question))
+        for words, advice in prompts.items():
+            text = renderer.decode_with_special(renderer.prompt(question, advice=advice))
+            cut = "…" if len(text) > TAIL_CHARS else ""
+            yield f"{section}: {form}, {words} ends with {cut}{text[-TAIL_CHARS:]!r}"
     except ValueError as error:
         yield f"{section}: {error}"
         return
-    cut = "…" if len(text) > TAIL_CHARS else ""
-    form = "chat template" if renderer.has_chat_template else "no chat template"
-    yield f"{section}: {form}, a prompt ends with {cut}{text[-TAIL_CHARS:]!r}"
     yield f"{section}: a text ends at {token_words(renderer, renderer.stop_tokens)}"
     masked = renderer.never_drawn(config.rollout.control_tokens)
     control = len(masked & renderer.control_tokens)

@@ -4,7 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from prefixrl.common.config.prompting import PROBLEM, ModelConfig
+from prefixrl.common.config.prompting import ADVICE, PROBLEM, ModelConfig, TargetConfig
+from prefixrl.common.config.templates import without_advice
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.wire.messages.groups import Turn
 
@@ -29,17 +30,37 @@ class PromptForm:
             self.template = template
         self._check()
 
-    def prompt(self, question: str, system: str = "", earlier: Sequence[Turn] = ()) -> str:
+    def prompt(
+        self, question: str, system: str = "", earlier: Sequence[Turn] = (), advice: str = ""
+    ) -> str:
         """Return the text of a question, up to the opened turn of the assistant, behind the `earlier` turns.
 
         `system` is the row's own system turn, which that of the run file replaces.
         """
-        template = self._asked.prompt_template
-        content = question if template is None else template.replace(PROBLEM, question)
+        turns = self.turns(question, system, earlier, advice)
         if self.template is None:
-            return "\n\n".join(filter(None, [system, *(said for _, said in earlier), content]))
-        row_system = [("system", system)] if system and self._asked.system is None else []
-        return self._rendered([*row_system, *earlier, ("user", content)], is_opened=True)
+            return "\n\n".join(filter(None, (said for _, said in turns)))
+        return self._rendered(turns, is_opened=True)
+
+    def turns(
+        self, question: str, system: str = "", earlier: Sequence[Turn] = (), advice: str = ""
+    ) -> list[Turn]:
+        """Return the conversation that asks a question: role and text of each turn, the user's turn last.
+
+        With `advice` the templates have it in its place; without it the question stands as in `bare_template`.
+        """
+        model = self._asked
+        template, run_system = model.prompt_template, model.system
+        if isinstance(model, TargetConfig) and model.has_advice and not advice:
+            template = model.bare_template or (template and without_advice(template))
+            run_system = (run_system and without_advice(run_system)) or None
+        content = question
+        if template is not None:
+            content = _filled(template, {PROBLEM: question, ADVICE: advice})
+        first = [("system", system)] if system else []
+        if run_system is not None:  # also an empty one, which is none for some templates
+            first = [("system", _filled(run_system, {ADVICE: advice}))]
+        return [*first, *earlier, ("user", content)]
 
     def closer(self) -> int | None:
         """Return the first added token behind an answer, which closes the turn, or None."""
@@ -47,9 +68,8 @@ class PromptForm:
             return None
         for after in ([], [("user", _NEXT)]):
             try:
-                text = self._rendered(
-                    [("user", "?"), ("assistant", _ANSWER), *after], is_opened=False
-                )
+                conversation = [*self.turns("?"), ("assistant", _ANSWER), *after]
+                text = self._rendered(conversation, is_opened=False)
             except ConfigError:
                 continue  # a template for prompts only
             behind = text.rpartition(_ANSWER)[2].partition(_NEXT)[0]
@@ -83,9 +103,8 @@ class PromptForm:
                 )
         self.prompt("?")
 
-    def _rendered(self, turns: list[tuple[str, str]], is_opened: bool) -> str:
-        system = [] if self._asked.system is None else [("system", self._asked.system)]
-        conversation = [{"role": role, "content": content} for role, content in [*system, *turns]]
+    def _rendered(self, turns: list[Turn], is_opened: bool) -> str:
+        conversation = [{"role": role, "content": content} for role, content in turns]
         try:
             text = self._tokenizer.apply_chat_template(
                 conversation,
@@ -100,3 +119,9 @@ class PromptForm:
                 f"{' and '.join(turn['role'] for turn in conversation)}: {error}"
             ) from error
         return str(text)
+
+
+def _filled(template: str, texts: dict[str, str]) -> str:
+    """Return a template with texts in the places that they name; a text's own braces are left as they are."""
+    pattern = "|".join(map(re.escape, texts))
+    return re.sub(pattern, lambda place: texts[place[0]], template)

@@ -131,15 +131,20 @@ class Renderer:
         """Return a text that is read otherwise than by the model's tokenizer.json, if any."""
         return misread_text(self._tokenizer, self._model)
 
-    def prompt(self, question: str, system: str = "", earlier: Sequence[Turn] = ()) -> TokenIds:
+    def prompt(
+        self, question: str, system: str = "", earlier: Sequence[Turn] = (), advice: str = ""
+    ) -> TokenIds:
         """Return the ids of a rendered question; raise ValueError for one that cannot be asked."""
         said = "\n".join([system, *(said for _, said in earlier), question])
-        if not self.allows_special and (special := self._special.within(said)):
+        has_special = not self.allows_special and self._special.within(said)
+        # Models write advice, so that no key allows it more than text.
+        if special := has_special or self._special.within(advice):
+            place = "question" if has_special else "advice"
             raise ValueError(
-                f"the question has {', '.join(map(repr, special[:_MOST_NAMED]))}, special in the tokenizer of "
+                f"the {place} has {', '.join(map(repr, special[:_MOST_NAMED]))}, special in the tokenizer of "
                 f'{self._model}: it could close its own turn; data.special_tokens = "allow" lets it'
             )
-        text = self._form.prompt(question, system, earlier)
+        text = self._form.prompt(question, system, earlier, advice)
         ids = self._encode(text, add_special_tokens=not self.has_chat_template)
         if not 0 < len(ids) <= self._most:
             raise ValueError(
@@ -258,7 +263,9 @@ class ByteRenderer:
 
     encode_literal = encode
 
-    def prompt(self, question: str, system: str = "", earlier: Sequence[Turn] = ()) -> TokenIds:
+    def prompt(
+        self, question: str, system: str = "", earlier: Sequence[Turn] = (), advice: str = ""
+    ) -> TokenIds:
         """Return the bytes of a question; other turns are left out."""
         return self.encode(question)
 
@@ -275,6 +282,18 @@ def texts_of(config: RunConfig, role: Role, model: str | None = None) -> Texts:
     return renderer_of(
         config, role, model or model_folder(config.model_section(role).model, needs_weights=False)
     )
+
+
+def sent_text(config: RunConfig, adapter: Texts, ids: TokenIds) -> str | None:
+    """Return the text of a prefix as it goes to scorers; None in direct mode.
+
+    Advice is a text, without special tokens and space around it. A prefix that is continued keeps
+    them, because the target's own tokenizer may have to read the text.
+    """
+    if config.mode == "direct":
+        return None
+    bare = adapter.without_stop(ids)
+    return adapter.text(bare).strip() if config.has_advice else adapter.decode_with_special(bare)
 
 
 def continued_prefix(target: Texts, ids: TokenIds, text: str | None) -> tuple[TokenIds, bool]:

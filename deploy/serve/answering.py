@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.interface.base import TokenIds
-from prefixrl.common.prompts.rendering import Renderer, continued_prefix
+from prefixrl.common.prompts.rendering import Renderer, continued_prefix, sent_text
 from prefixrl.common.seeds import derive, row_uniforms
 from prefixrl.common.wire.messages.groups import Sampling
 from prefixrl.deploy.serve.api_request import ApiError, ApiRequest
@@ -45,7 +45,9 @@ class Prompted:
 
     adapter: TokenIds
     target: TokenIds | None
-    """None in direct mode."""
+    """The target's prompt without advice. None in direct mode."""
+    problem: str = ""
+    system: str = ""
 
     @property
     def tokens(self) -> int:
@@ -99,7 +101,9 @@ class Answering:
                 raise ApiError(
                     400, f"{name}: {error}; {remedy}", name, "context_length_exceeded"
                 ) from None
-            prompts.append(Prompted(rendered[0], None if self._target is None else rendered[1]))
+            target = None if self._target is None else rendered[1]
+            asked = problem + self._suffix
+            prompts.append(Prompted(rendered[0], target, asked, request.system))
         return prompts
 
     async def answer(self, request: ApiRequest, prompts: list[Prompted], emit: Emit) -> None:
@@ -135,14 +139,14 @@ class Answering:
             await self._finish(answer, self._adapter, row, _NO_TOKENS, emit)
             return
         written = np.concatenate([piece.tokens async for piece in self._adapter.engine.pieces(row)])
-        reader = self._adapter.renderer
-        text = reader.decode_with_special(reader.without_stop(written))
-        prefix = continued_prefix(self._target.renderer, written, text)[0]
+        text = sent_text(config, self._adapter.renderer, written)
+        prompt, prefix = await asyncio.get_running_loop().run_in_executor(
+            self._tokenizing, self._asked, answer, written, text
+        )
         limit = self._completion_tokens
         if request.max_tokens is not None:
             limit = min(limit, request.max_tokens - prefix.size)
-        assert answer.prompt.target is not None
-        tokens = np.concatenate([answer.prompt.target, prefix])
+        tokens = np.concatenate([prompt, prefix])
         limit = min(limit, self._target.engine.most_positions - tokens.size)
         row = SharedRow(
             tokens,
@@ -151,6 +155,21 @@ class Answering:
             self._target.renderer.stop_tokens,
         )
         await self._finish(answer, self._target, row if limit > 0 else None, prefix, emit)
+
+    def _asked(
+        self, answer: "_Answer", written: TokenIds, text: str | None
+    ) -> tuple[TokenIds, TokenIds]:
+        """Return the target's prompt and the beginning of its answer."""
+        assert self._target is not None and answer.prompt.target is not None
+        if not self._config.has_advice:
+            prefix = continued_prefix(self._target.renderer, written, text)[0]
+            return answer.prompt.target, prefix
+        asked = answer.prompt
+        try:
+            prompt = self._target.renderer.prompt(asked.problem, asked.system, (), text or "")
+        except ValueError:  # the target can be asked without this advice
+            return answer.prompt.target, _NO_TOKENS
+        return prompt, _NO_TOKENS
 
     async def _finish(
         self, answer: "_Answer", model: Model, row: SharedRow | None, begun: TokenIds, emit: Emit

@@ -416,6 +416,7 @@ def _batch_group(result: ScoredGroup) -> BatchGroup:
         cached=[text.was_cached for text in judged].count(True),
         as_text=[verdict.was_text for verdict in verdicts].count(True),
         answered=[verdict.is_answered for verdict in verdicts].count(True),
+        leaks=[verdict.is_leak for verdict in verdicts].count(True),
         with_control=[row.has_control for row in rows].count(True),
         texts=tuple([xxhash.xxh3_64_intdigest(row.tokens) >> 1 for row in rows]),
         statuses={each: statuses.count(each) for each in dict.fromkeys(statuses)},

@@ -19,8 +19,9 @@ def unaskable(problems: Sequence[Problem], config: RunConfig) -> dict[str, str]:
     reasons: dict[str, str] = {}
     for role, limit, model in _renderings(config):
         # A token is at least a byte of the text around a question, too.
+        advice = _longest_advice(config) if role == "scorer" else ""
         around = min(TEMPLATE_TOKENS, limit // 4) + sum(
-            len((text or "").encode()) for text in (model.system, model.prompt_template)
+            len((text or "").encode()) for text in (model.system, model.prompt_template, advice)
         )
         doubtful = (
             doubtful_texts(model.model)
@@ -41,7 +42,7 @@ def unaskable(problems: Sequence[Problem], config: RunConfig) -> dict[str, str]:
             renderer = renderer_of(config, role, model_folder(model.model, needs_weights=False))
         for problem in suspects:
             try:
-                renderer.prompt(problem.question, problem.system, problem.earlier)
+                renderer.prompt(problem.question, problem.system, problem.earlier, advice)
             except ValueError as error:
                 reasons.setdefault(problem.prompt_id, str(error))
     return reasons
@@ -59,3 +60,8 @@ def _renderings(
         and config.scorer.record.has_tokenizer
     ):
         yield "scorer", most_prompt_tokens(config, "scorer"), config.target
+
+
+def _longest_advice(config: RunConfig) -> str:
+    """Return a text as long as the longest advice, a token a word; "" without advice."""
+    return " a" * config.max_sampled_tokens if config.has_advice else ""

@@ -22,7 +22,7 @@ from prefixrl.common.errors import PeerLost
 from prefixrl.common.evaluation.accuracy import EvaluatedRow, accuracy
 from prefixrl.common.evaluation.plans import GREEDY, SAMPLED
 from prefixrl.common.host.process import write_atomically
-from prefixrl.common.prompts.rendering import Texts, texts_of
+from prefixrl.common.prompts.rendering import Texts, sent_text, texts_of
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.disk import when_there_is_room
 from prefixrl.common.wire.messages.fields import common_fields
@@ -71,7 +71,7 @@ class EvaluationRequest:
             prefix_sampling=config.rollout_sampling(scale),
             completion_sampling=msgspec.structs.replace(completions, max_new_tokens=limit),
             samples=self.samples,
-            prefix_text=texts.decode_with_special(token_ids(self.prefix)) if self.prefix else None,
+            prefix_text=sent_text(config, texts, token_ids(self.prefix)) if self.prefix else None,
         )
 
 

@@ -24,6 +24,8 @@ def batch_fractions(groups: Sequence[BatchGroup]) -> dict[str, float]:
         "prefix_as_text_fraction": sum(group.as_text for group in groups) / max(1, rows),
         # Rows whose prefix alone has an answer in a box: the adapter answers, the target only repeats it.
         "answer_in_prefix_fraction": sum(group.answered for group in groups) / max(1, rows),
+        # Rows whose prefix holds the gold answer: the target has only to repeat it.
+        "leak_fraction": sum(group.leaks for group in groups) / max(1, rows),
         # Rows with a special token that is no stop; 0 where these are masked.
         "control_tokens_fraction": sum(group.with_control for group in groups) / max(1, rows),
         # Rows with the commonest text of the adapter, and different texts over rows.

@@ -7,7 +7,8 @@ import pytest
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.interface.base import Engine
 from prefixrl.common.engines.make import make_engine
-from prefixrl.common.prompts.rendering import renderer_of
+from prefixrl.common.prompts.rendering import continued_prefix, renderer_of
+from prefixrl.common.wire.packing import token_ids
 from prefixrl.scorer.judging import Answered, up_to
 from prefixrl.scorer.served.engine import OpenAIEngine
 from support import messages
@@ -106,20 +107,12 @@ def test_a_prefix_ended_by_a_stop_of_the_adapter_alone_does_not_close_the_target
     target: Path,
 ) -> None:
     """The target is asked without its template: to it the closer is a token like any other."""
-    from prefixrl.common.wire.messages.worker import ModelDigests
-    from prefixrl.scorer.loop import Scorer
-    from prefixrl.scorer.verifier.pool import VerifierPool
-
     config = run_of(target, "target.chat_template=false")
-    renderer, pool = renderer_of(config, "scorer"), VerifierPool(1, 5)
+    renderer = renderer_of(config, "scorer")
     assert CLOSER not in renderer.stop_tokens
     ids = renderer.encode("so 3").tolist()
     row = messages.row([*ids, CLOSER], "eos", None, text="so 3")
-    scorer = Scorer(
-        config, None, embedded(config, target), renderer, pool, ModelDigests("", "", "")
-    )  # type: ignore[arg-type]
-    pool.close()
-    prefix, was_text = scorer._prefix(row)
+    prefix, was_text = continued_prefix(renderer, token_ids(row.tokens), row.text)
     assert prefix.tolist() == ids and not was_text
 
 

@@ -168,7 +168,9 @@ def test_extensions_have_draws_by_row_and_continuation(tmp_path: Path) -> None:
 def test_a_question_that_cannot_be_rendered_is_an_error_of_every_continuation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(renderer: ByteRenderer, question: str, system: str, earlier: Any) -> Any:
+    def refuse(
+        renderer: ByteRenderer, question: str, system: str, earlier: Any, advice: str = ""
+    ) -> Any:
         raise ValueError("too long")
 
     monkeypatch.setattr(ByteRenderer, "prompt", refuse)

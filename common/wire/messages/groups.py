@@ -100,7 +100,8 @@ class Row(Part, frozen=True, kw_only=True):
     "in_flight"`; empty where no adapter wrote the row."""
     text: str | None = None
     """Prefix mode: the tokens as text of the adapter's tokenizer, special tokens included, without the stop at the end.
-    A target whose tokenizer reads another text in the tokens continues this text instead."""
+    A target whose tokenizer reads another text in the tokens continues this text instead. With `target.placement =
+    "advice"` the text in the target's question, without special tokens."""
     has_control: bool = False
     """True if a special token that is no stop is among the tokens; never where these are masked."""
 
@@ -162,6 +163,8 @@ class TextVerdict(Part, frozen=True, kw_only=True):
     """True if the scorer had this greedy completion already."""
     is_answered: bool = False
     """True if the prefix alone has an answer in a box already."""
+    is_leak: bool = False
+    """True if the gold answer stands in the prefix."""
     parts: Parts = field(default_factory=dict)
     """Other numbers that a reward function gave, by name."""
     process: StepScores | None = None
@@ -259,6 +262,8 @@ class BatchGroup(Part, frozen=True, kw_only=True):
     """Trainable rows whose prefix reached the target as text."""
     answered: int = 0
     """Trainable rows whose prefix alone has an answer already."""
+    leaks: int = 0
+    """Trainable rows whose prefix holds the gold answer."""
     with_control: int = 0
     """Trainable rows with a special token that is no stop."""
     outcomes: tuple[float, ...] = ()

@@ -65,6 +65,9 @@ K_TOKENS = 8
 ANSWER_TOKENS = 20
 """The longest whole answer, its EOS included."""
 
+POSITIONS = 128
+"""The longest prompt with its answer."""
+
 BATCH_ROWS = 128
 PEAK_LR = 3e-3
 IGNORED = -100
@@ -85,6 +88,8 @@ CHAT_TEMPLATE = (
 )
 
 
+Lesson: TypeAlias = tuple[str, str]
+"""A question, and the answer that a model is taught."""
 LanguageModel: TypeAlias = Any
 """A causal model of transformers, whose `generate` type checkers cannot match to its own classes."""
 
@@ -102,9 +107,10 @@ TARGET = Shape(hidden=128, layers=3, heads=4)
 ADAPTER = Shape(hidden=64, layers=2, heads=2)
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer(more_texts: Sequence[str] = ()) -> PreTrainedTokenizerFast:
     """A token per word, digit and mark; decoding sets no space inside a box or before a colon."""
-    words = re.findall(r"[A-Za-z]+", " ".join([*(family.name for family in FAMILIES), *OPENINGS]))
+    texts = [*(family.name for family in FAMILIES), *OPENINGS, *more_texts]
+    words = re.findall(r"[A-Za-z]+", " ".join(texts))
     special = [PAD, EOS, UNKNOWN, USER, ASSISTANT]
     plain = [*map(str, range(10)), ":", "so", "\\boxed{", "}", *dict.fromkeys(words)]
     vocabulary = {token: number for number, token in enumerate([*special, *plain])}
@@ -121,6 +127,11 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
             decoders.Replace(" :", ":"),
         ]
     )
+    return wrapped(tokenizer)
+
+
+def wrapped(tokenizer: Tokenizer, most_tokens: int = POSITIONS) -> PreTrainedTokenizerFast:
+    """A tokenizer with its special tokens and the chat template."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
@@ -130,7 +141,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
         padding_side="left",
-        model_max_length=128,
+        model_max_length=most_tokens,
     )
 
 
@@ -148,7 +159,7 @@ def make_model(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> LlamaForCaus
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.heads,
-        max_position_embeddings=128,
+        max_position_embeddings=tokenizer.model_max_length,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -188,19 +199,14 @@ def adapter_answer(problem: Problem, rng: random.Random) -> str:
 
 
 def batches(
-    tokenizer: PreTrainedTokenizerFast,
-    problems: Iterator[Problem],
-    answer: Callable[[Problem, random.Random], str],
-    rng: random.Random,
+    tokenizer: PreTrainedTokenizerFast, lessons: Iterator[Lesson]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Endless (ids, labels), both (rows, tokens) int64, padded on the right; answers are labelled."""
     while True:
         rows = []
-        for problem in islice(problems, BATCH_ROWS):
-            written = tokenizer.encode(answer(problem, rng), add_special_tokens=False)
-            rows.append(
-                (prompt_ids(tokenizer, problem.question), [*written, tokenizer.eos_token_id])
-            )
+        for question, answer in islice(lessons, BATCH_ROWS):
+            written = tokenizer.encode(answer, add_special_tokens=False)
+            rows.append((prompt_ids(tokenizer, question), [*written, tokenizer.eos_token_id]))
         longest = max(len(prompt) + len(written) for prompt, written in rows)
         ids = torch.full((len(rows), longest), tokenizer.pad_token_id)
         labels = torch.full_like(ids, IGNORED)
@@ -208,6 +214,12 @@ def batches(
             ids[number, : len(prompt) + len(written)] = torch.tensor(prompt + written)
             labels[number, len(prompt) : len(prompt) + len(written)] = torch.tensor(written)
         yield ids, labels
+
+
+def _lessons(
+    problems: Iterator[Problem], answer: Callable[[Problem, random.Random], str], rng: random.Random
+) -> Iterator[Lesson]:
+    return ((problem.question, answer(problem, rng)) for problem in problems)
 
 
 def train(
@@ -335,7 +347,7 @@ def build(out: Path, steps: int, seed: int) -> None:
         click.echo(f"{name}: {size / 1e6:.2f} M parameters, {its_steps} steps")
         lessons = stream(random.Random(f"{seed} {name}"), set(taken))
         rng = random.Random(f"{seed} answers of the {name}")
-        train(model, batches(tokenizer, lessons, answer, rng), its_steps)
+        train(model, batches(tokenizer, _lessons(lessons, answer, rng)), its_steps)
         save(model, tokenizer, out / name)
 
     adapter = AutoModelForCausalLM.from_pretrained(out / "adapter")
