@@ -34,7 +34,13 @@ from matplotlib import pyplot
 from benchmarks.kept import KeptRuns
 from benchmarks.results import ROOT, Figure, Report, commit, mean_figure, options, t_interval
 from prefixrl.deploy.examples.arithmetic import problems
-from prefixrl.deploy.examples.arithmetic.build import batches, make_model, make_tokenizer, train
+from prefixrl.deploy.examples.arithmetic.build import (
+    batches,
+    make_model,
+    make_tokenizer,
+    train,
+    worked_lessons,
+)
 from prefixrl.deploy.examples.arithmetic_direct.build import POLICY, whole_answer
 
 DIGITS = 24
@@ -114,13 +120,10 @@ def build(folder: Path, lessons: int) -> None:
         problems.write_jsonl(folder / f"{name}.jsonl", name, rows)
     tokenizer = make_tokenizer()
     policy = make_model(POLICY, tokenizer)
-    answers = batches(
-        tokenizer,
-        problems.stream(random.Random("policy"), taken),
-        whole_answer,
-        random.Random("answers"),
+    answers = worked_lessons(
+        problems.stream(random.Random("policy"), taken), whole_answer, random.Random("answers")
     )
-    train(policy, answers, lessons)
+    train(policy, batches(tokenizer, answers), lessons)
     policy.save_pretrained(folder / "policy")
     tokenizer.save_pretrained(folder / "policy")
 

@@ -207,7 +207,11 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
         for key in user_function.CALLS
         if (function_ref := attrgetter(key)(config)) is not None
     }
-    target = config.target and _with_folder(config.target, "target", base)
+    target = config.target
+    if target is not None:
+        # Behind a chat endpoint the model is a name there, and nothing of it is read here.
+        is_name = config.scorer.is_chat
+        target = (with_texts if is_name else _with_folder)(target, "target", base)
     resolved = {
         "directory": str(directory),
         "adapter": adviser(adapter, target),

@@ -241,6 +241,15 @@ class RunConfig(Section):
         if useless:
             raise ValueError("\n  ".join(useless))
 
+    def _check_chat(self, info: ValidationInfo) -> None:
+        if self.target is None or not self.scorer.is_chat:
+            return
+        for key in ("chat_template", "template_options"):
+            if self.target.is_given(key, info):
+                condition = 'scorer.openai.api = "chat"'
+                reason = "the endpoint makes the prompt from messages"
+                raise ValueError(f"target.{self.target.no_effect(key, condition, reason)}")
+
     def _check_bitwise(self, info: ValidationInfo) -> None:
         if not self.bitwise:
             return

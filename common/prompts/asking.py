@@ -51,9 +51,9 @@ def asking_lines(config: RunConfig, here: dict[str, Renderer], question: str) ->
 def roles(config: RunConfig) -> list[tuple[str, Role]]:
     """Return the section of each model that is asked, and the role that asks it by a tokenizer."""
     sections: list[tuple[str, Role]] = (
-        [("adapter", "rollout")] if config.rollout.record.has_tokenizer else []
+        [("adapter", "rollout")] if config.rollout.has_tokenizer else []
     )
-    has_target = config.target is not None and config.scorer.record.has_tokenizer
+    has_target = config.target is not None and config.scorer.has_tokenizer
     return [*sections, ("target", "scorer")] if has_target else sections
 
 

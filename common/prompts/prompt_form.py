@@ -13,6 +13,34 @@ _ANSWER, _NEXT = "prefixrlanswer", "prefixrlnext"
 """Contents of turns in a trial conversation, which no template changes."""
 
 
+def conversation(
+    model: ModelConfig,
+    question: str,
+    system: str = "",
+    earlier: Sequence[Turn] = (),
+    advice: str = "",
+) -> list[Turn]:
+    """Return role and text of each turn that asks a question; the last one is the user's.
+
+    Args:
+        system: the row's own system turn, which that of the run file replaces.
+        earlier: turns before the question.
+        advice: with it the templates have it in its place; without it they are those of a question
+            without advice.
+    """
+    template, run_system = model.prompt_template, model.system
+    if isinstance(model, TargetConfig) and model.has_advice and not advice:
+        template = model.bare_template or (template and without_advice(template))
+        run_system = (run_system and without_advice(run_system)) or None
+    content = question
+    if template is not None:
+        content = _filled(template, {PROBLEM: question, ADVICE: advice})
+    first = [("system", system)] if system else []
+    if run_system is not None:  # also an empty one, which is none for some chat templates
+        first = [("system", _filled(run_system, {ADVICE: advice}))]
+    return [*first, *earlier, ("user", content)]
+
+
 class PromptForm:
     """Form in which a model is asked: `[adapter]` or `[target]`, with its tokenizer."""
 
@@ -37,30 +65,10 @@ class PromptForm:
 
         `system` is the row's own system turn, which that of the run file replaces.
         """
-        turns = self.turns(question, system, earlier, advice)
+        turns = conversation(self._asked, question, system, earlier, advice)
         if self.template is None:
             return "\n\n".join(filter(None, (said for _, said in turns)))
         return self._rendered(turns, is_opened=True)
-
-    def turns(
-        self, question: str, system: str = "", earlier: Sequence[Turn] = (), advice: str = ""
-    ) -> list[Turn]:
-        """Return the conversation that asks a question: role and text of each turn, the user's turn last.
-
-        With `advice` the templates have it in its place; without it the question stands as in `bare_template`.
-        """
-        model = self._asked
-        template, run_system = model.prompt_template, model.system
-        if isinstance(model, TargetConfig) and model.has_advice and not advice:
-            template = model.bare_template or (template and without_advice(template))
-            run_system = (run_system and without_advice(run_system)) or None
-        content = question
-        if template is not None:
-            content = _filled(template, {PROBLEM: question, ADVICE: advice})
-        first = [("system", system)] if system else []
-        if run_system is not None:  # also an empty one, which is none for some templates
-            first = [("system", _filled(run_system, {ADVICE: advice}))]
-        return [*first, *earlier, ("user", content)]
 
     def closer(self) -> int | None:
         """Return the first added token behind an answer, which closes the turn, or None."""
@@ -68,8 +76,8 @@ class PromptForm:
             return None
         for after in ([], [("user", _NEXT)]):
             try:
-                conversation = [*self.turns("?"), ("assistant", _ANSWER), *after]
-                text = self._rendered(conversation, is_opened=False)
+                turns = [*conversation(self._asked, "?"), ("assistant", _ANSWER), *after]
+                text = self._rendered(turns, is_opened=False)
             except ConfigError:
                 continue  # a template for prompts only
             behind = text.rpartition(_ANSWER)[2].partition(_NEXT)[0]
@@ -104,10 +112,10 @@ class PromptForm:
         self.prompt("?")
 
     def _rendered(self, turns: list[Turn], is_opened: bool) -> str:
-        conversation = [{"role": role, "content": content} for role, content in turns]
+        messages = [{"role": role, "content": content} for role, content in turns]
         try:
             text = self._tokenizer.apply_chat_template(
-                conversation,
+                messages,
                 chat_template=self.template,
                 add_generation_prompt=is_opened,
                 tokenize=False,
@@ -116,7 +124,7 @@ class PromptForm:
         except Exception as error:  # a template may raise anything
             raise ConfigError(
                 f"{self._section}.chat_template: the template of {self._asked.model} cannot render "
-                f"{' and '.join(turn['role'] for turn in conversation)}: {error}"
+                f"{' and '.join(turn['role'] for turn in messages)}: {error}"
             ) from error
         return str(text)
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
@@ -17,7 +18,7 @@ from prefixrl.common.host.hub import model_folder
 from prefixrl.common.models.config_file import document_of, embedding_rows, positions_of
 from prefixrl.common.prompts.extract import THINK_CLOSE
 from prefixrl.common.prompts.limits import SpecialTexts, most_prompt_tokens
-from prefixrl.common.prompts.prompt_form import PromptForm
+from prefixrl.common.prompts.prompt_form import PromptForm, conversation
 from prefixrl.common.prompts.tokenizer import has_tokenizer, load_tokenizer, misread_text
 from prefixrl.common.wire.messages.groups import Turn
 
@@ -224,7 +225,7 @@ def _declared_stops(model: str, tokenizer_eos: int | None) -> set[int]:
 
 def masked_tokens(config: RunConfig, model: str) -> tuple[int, ...]:
     """Return the tokens that the adapter never draws; none without a tokenizer."""
-    if not config.rollout.record.has_tokenizer or not has_tokenizer(model):
+    if not config.rollout.has_tokenizer or not has_tokenizer(model):
         return ()
     return tuple(
         sorted(renderer_of(config, "rollout", model).never_drawn(config.rollout.control_tokens))
@@ -272,12 +273,39 @@ class ByteRenderer:
     decode_with_special = text
 
 
+class ChatRenderer(ByteRenderer):
+    """Renderer of a target that is asked in messages: tokens are the UTF-8 bytes of texts.
+
+    A prompt is the JSON of its messages and a line feed, so that a prefix behind it is told from it.
+    """
+
+    def __init__(self, model: ModelConfig) -> None:
+        self._model = model
+
+    def prompt(
+        self, question: str, system: str = "", earlier: Sequence[Turn] = (), advice: str = ""
+    ) -> TokenIds:
+        """Return the bytes of the conversation that asks a question."""
+        turns = conversation(self._model, question, system, earlier, advice)
+        messages = [{"role": role, "content": content} for role, content in turns]
+        return self.encode(msgspec.json.encode(messages).decode() + "\n")
+
+
+def messages_of(row: TokenIds) -> tuple[list[dict[str, str]], str]:
+    """Return the messages of a row of `ChatRenderer`, and the prefix behind them."""
+    conversation_json, _, prefix = bytes(row.astype(np.uint8)).partition(b"\n")
+    messages: list[dict[str, str]] = msgspec.json.decode(conversation_json)
+    return messages, prefix.decode(errors="replace")
+
+
 Texts = Renderer | ByteRenderer
 
 
 def texts_of(config: RunConfig, role: Role, model: str | None = None) -> Texts:
     """Return the renderer of a role (`model`: its folder), or its stand-in where the engine is simulated."""
-    if not config.engine_section(role).record.has_tokenizer:
+    if role == "scorer" and config.target is not None and config.scorer.is_chat:
+        return ChatRenderer(config.target)
+    if not config.engine_section(role).has_tokenizer:
         return ByteRenderer()
     return renderer_of(
         config, role, model or model_folder(config.model_section(role).model, needs_weights=False)

@@ -132,9 +132,9 @@ def join(
             f"{welcome.worker}: no model folder {model} on this host; give its folder here with --model"
         )
     log.info("joined run %s as %s; loading %s", welcome.run_id, welcome.worker, model)
-    record = engine_record(config.engine_section(role).engine)
-    if record.has_tokenizer:
-        model = model_folder(model, needs_weights=record.holds_weights)
+    section = config.engine_section(role)
+    if section.has_tokenizer:
+        model = model_folder(model, needs_weights=section.record.holds_weights)
     return WorkerSession(link, welcome, config, model, stopping)
 
 

@@ -125,7 +125,7 @@ def prompt_length(
     count = min(len(texts), RENDERED)
     # From the middle of each of `count` equal parts, so that no end counts twice.
     spread = [texts[(2 * part + 1) * len(texts) // (2 * count)] for part in range(count)]
-    if not config.rollout.record.has_tokenizer:
+    if not config.rollout.has_tokenizer:
         # Its tokens are the bytes of a question (`ByteRenderer`).
         sizes: list[int] = [len(each.question.encode()) for each in spread]
     elif renderer is not None:

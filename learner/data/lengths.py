@@ -52,12 +52,12 @@ def _renderings(
     config: RunConfig,
 ) -> Iterator[tuple[Literal["rollout", "scorer"], int, ModelConfig]]:
     """Yield role, limit and model of everything that renders prompts with a tokenizer."""
-    if config.rollout.record.has_tokenizer:
+    if config.rollout.has_tokenizer:
         yield "rollout", most_prompt_tokens(config, "rollout"), config.adapter
     if (
         config.target is not None
         and Path(config.target.model).is_dir()
-        and config.scorer.record.has_tokenizer
+        and config.scorer.has_tokenizer
     ):
         yield "scorer", most_prompt_tokens(config, "scorer"), config.target
 

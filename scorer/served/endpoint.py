@@ -17,18 +17,20 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import ClassVar, Generic, NoReturn, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 import msgspec
 
 from prefixrl.common.config.workers.served import OpenAIConfig, ServerConfig
 from prefixrl.common.errors import PeerLost, UserError
 from prefixrl.common.wire.messages.worker import Usage
+from prefixrl.scorer.served import chat
 from prefixrl.scorer.served import protocol as completions
 from prefixrl.scorer.served.http_client import HttpClient, Reader
 from prefixrl.scorer.served.protocol import (
     Completed,
     EndpointRefused,
+    RequestForm,
     Retry,
     RowRefused,
     ServedModel,
@@ -69,8 +71,9 @@ class Outage:
 class Endpoint(Generic[Answer]):
     """An endpoint with its retries, waits and counts."""
 
-    KIND: ClassVar[str]
-    HINT: ClassVar[str]
+    kind: str
+    """What it is, in words."""
+    hint: str
     """Likely faults of the address, behind its key."""
 
     def __init__(
@@ -289,35 +292,55 @@ class Endpoint(Generic[Answer]):
         key = f"no key was sent: give the environment variable that holds it as {section.NAME}.key_variable"
         if section.key_variable is not None:
             key = f"the key is that of the environment variable {section.key_variable}"
-        address = f"check {section.NAME}.url {self.HINT}"
+        address = f"check {section.NAME}.url {self.hint}"
         problem, hint = {
             401: ("the key is wrong or missing", key),
             402: ("there is no credit left", key),
             403: ("the key may not do this", key),
             404: ("there is no such path or model", address),
-        }.get(denied.status, (f"it is not {self.KIND}", f"check {section.NAME}.url"))
+        }.get(denied.status, (f"it is not {self.kind}", f"check {section.NAME}.url"))
         raise UserError(
             f"the endpoint {self.url} refuses every request: {problem} ({denied.reason}); {hint}"
         )
 
 
-class CompletionsEndpoint(Endpoint[Completed]):
-    """OpenAI's interface to one model."""
-
-    KIND, HINT = "a completions endpoint", "(does it end in /v1?) and scorer.openai.model"
+class ModelEndpoint(Endpoint[Completed]):
+    """OpenAI's interface to one model, by completions or in messages."""
 
     def __init__(self, section: OpenAIConfig) -> None:
-        super().__init__(section, "/completions", completions.read)
+        path, read = (
+            ("/chat/completions", chat.read)
+            if section.is_chat
+            else ("/completions", completions.read)
+        )
+        self.kind = "a chat endpoint" if section.is_chat else "a completions endpoint"
+        super().__init__(section, path, read)
+        self.form = RequestForm(section.has_extensions, section.omit, section.extra)
         self._options = section
+        self._is_model_listed = False
 
-    async def find_model(self) -> ServedModel:
-        """Return the model that the config names, or the only one; raises UserError or PeerLost."""
-        name = self._options.model
+    @property
+    def hint(self) -> str:  # type: ignore[override]
+        """Likely faults of the address, behind its key; once the model was listed the address is right."""
+        if not self._is_model_listed:
+            return "(does it end in /v1?) and scorer.openai.model"
+        other = "completions" if self._options.is_chat else "chat"
+        needs = "" if self._options.is_chat else ', which needs target.placement = "advice"'
+        return f'and scorer.openai.api: it lists the model, but has no {self._path}; try "{other}"{needs}'
+
+    async def find_model(self, usual_name: str | None = None) -> ServedModel:
+        """Return the model that the config names, or the only one; raises UserError or PeerLost.
+
+        Args:
+            usual_name: the name of a model that the config does not name.
+        """
+        name = self._options.model or usual_name
         models: list[ServedModel] | EndpointRefused = await self._insist(self._models)
         if isinstance(models, EndpointRefused):
             if models.status in (404, 405) and name is not None:
                 return ServedModel(name)  # not every endpoint has a list
             self._refuse(models)
+        self._is_model_listed = True
         if name is None and len(models) == 1:
             return models[0]
         for model in models:
@@ -331,30 +354,22 @@ class CompletionsEndpoint(Endpoint[Completed]):
             f"{', '.join(names[:MOST_NAMES]) or 'nothing'}{more}; give one of these"
         )
 
-    async def try_out(self, row: completions.RowRequest) -> None:
-        """Complete one row as the run will; raises UserError if a part of the request is refused."""
-        dialect = self._options.dialect
-        self._trial = completions.body(row, dialect)
+    async def try_out(self, content: bytes) -> Completed | RowRefused:
+        """Send a request as the run will; return its answer, or the refusal of its keys."""
+        self._trial = content
         outcome: Completed | RowRefused | EndpointRefused = await self._insist(self._try)
-        if isinstance(outcome, RowRefused):
-            raise UserError(
-                f"the endpoint {self.url} refuses a completion as this run asks for it: {outcome.reason}\nthe "
-                f"request was {self._trial.decode()}; see scorer.openai.dialect, scorer.openai.prompt, and the "
-                f"scorer's temperature, top_k, top_p, min_p"
-            )
         if isinstance(outcome, EndpointRefused):
             self._refuse(outcome)
-        if dialect == "vllm" and outcome.tokens is None:
-            raise UserError(
-                f"the endpoint {self.url} does not know vLLM's extensions: its completion came without token ids, so "
-                'stop tokens, top_k and min_p would be ignored in silence; use scorer.openai.dialect = "openai"'
-            )
+        return outcome
+
+    def refuse_trial(self, refused: RowRefused, keys: str) -> NoReturn:
+        """Raise the error for a trial whose request is refused; `keys` may mend it."""
+        raise UserError(
+            f"the endpoint {self.url} refuses a completion as this run asks for it: {refused.reason}\nthe "
+            f"request was {self._trial.decode()}; see {keys}"
+        )
 
     async def _models(self) -> list[ServedModel] | Retry | EndpointRefused:
         outcome = await self._client.models()
         self._update_health(outcome)
         return outcome
-
-    async def complete(self, row: completions.RowRequest) -> Completed | RowRefused:
-        """Complete a row; raises as `answer`."""
-        return await self.answer(completions.body(row, self._options.dialect))

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import threading
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable
 from concurrent.futures import wait
 
@@ -28,7 +29,7 @@ from prefixrl.common.seeds import row_seed
 from prefixrl.common.wire.messages.groups import Sampling
 from prefixrl.common.wire.messages.worker import Usage
 from prefixrl.scorer.served import protocol as completions
-from prefixrl.scorer.served.endpoint import CompletionsEndpoint
+from prefixrl.scorer.served.endpoint import ModelEndpoint
 from prefixrl.scorer.served.protocol import Completed, RowRefused, ServedModel
 
 log = logging.getLogger(__name__)
@@ -37,25 +38,24 @@ CLOSE_S = 5.0
 WATCH_EVERY_S = 0.2
 
 
-class OpenAIEngine(RowJobs):
+RaiseIfHopeless = Callable[[], None]
+"""Raises an error that ends a wait."""
+
+
+class ServedEngine(RowJobs):
     """An engine over an endpoint; its seats are the rows that it requests at once."""
 
     name = "openai"
 
-    def __init__(
-        self, model: str, config: RunConfig, raise_if_hopeless: Callable[[], None]
-    ) -> None:
+    def __init__(self, config: RunConfig, raise_if_hopeless: RaiseIfHopeless) -> None:
         """Connect and try the endpoint out; raises UserError if it refuses, PeerLost if silent.
 
-        Of the folder `model` only the tokenizer is used; `raise_if_hopeless` may end the wait by an
-        error.
+        `raise_if_hopeless` may end the wait by an error.
         """
         super().__init__()
         self._section = config.scorer.openai
-        self._renderer = renderer_of(config, "scorer", model)
         self.offer(self._section.requests)
-        self._is_warned = False
-        self._endpoint = CompletionsEndpoint(self._section)
+        self._endpoint = ModelEndpoint(self._section)
         self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=self._loop.run_forever, name="openai", daemon=True)
         thread.start()
@@ -109,13 +109,47 @@ class OpenAIEngine(RowJobs):
 
     # --- on the asyncio loop -----------------------------------------------------------------------------------------
 
+    @abstractmethod
+    async def _greet(self, sampling: Sampling) -> ServedModel:
+        """Find the model and request a few tokens from it, with the settings of the run."""
+
+    def _count(self, written: Completed, prompt_tokens: int, completion_tokens: int) -> None:
+        """Count the tokens of an answer; `..._tokens` where the endpoint does not count them."""
+        self._endpoint.count(
+            prompt_tokens=prompt_tokens if written.prompt_tokens is None else 0,
+            completion_tokens=completion_tokens if written.completion_tokens is None else 0,
+        )
+        self.progress += 1 + completion_tokens
+        self.tokens += completion_tokens
+
+
+class OpenAIEngine(ServedEngine):
+    """An engine over a completions endpoint."""
+
+    def __init__(self, model: str, config: RunConfig, raise_if_hopeless: RaiseIfHopeless) -> None:
+        """Connect and try the endpoint out; of the folder `model` only the tokenizer is used."""
+        self._renderer = renderer_of(config, "scorer", model)
+        self._is_warned = False
+        super().__init__(config, raise_if_hopeless)
+
     async def _greet(self, sampling: Sampling) -> ServedModel:
         """Find the model and request one token from it, with the settings of the run."""
         model = await self._endpoint.find_model()
         one_token = msgspec.structs.replace(sampling, max_new_tokens=1)
         stops = self._renderer.stop_tokens
-        trial = Job("trial", (self._renderer.encode("1"),), np.zeros((1, 1)), one_token, stops)
-        await self._endpoint.try_out(self._request(model.id, trial, 0, 1))
+        job = Job("trial", (self._renderer.encode("1"),), np.zeros((1, 1)), one_token, stops)
+        endpoint = self._endpoint
+        outcome = await endpoint.try_out(self._content(model.id, job, 0, 1))
+        if isinstance(outcome, RowRefused):
+            endpoint.refuse_trial(
+                outcome,
+                "scorer.openai.dialect, scorer.openai.prompt, and the scorer's temperature, top_k, top_p, min_p",
+            )
+        if endpoint.form.has_extensions and outcome.tokens is None:
+            raise UserError(
+                f"the endpoint {endpoint.url} does not know vLLM's extensions: its completion came without token ids, "
+                'so that stop tokens, top_k and min_p would be ignored in silence; use scorer.openai.dialect = "openai"'
+            )
         return model
 
     async def _row(self, job: Job, index: int) -> Continuation:
@@ -123,18 +157,24 @@ class OpenAIEngine(RowJobs):
         limit = job.sampling.max_new_tokens
         limit = limit if context is None else min(limit, context - size)
         if limit < 1:
-            return _without(f"{size} tokens leave no room in the endpoint's context of {context}")
-        outcome = await self._endpoint.complete(self._request(self._model.id, job, index, limit))
+            return row_without(
+                f"{size} tokens leave no room in the endpoint's context of {context}"
+            )
+        outcome = await self._endpoint.answer(self._content(self._model.id, job, index, limit))
         if isinstance(outcome, RowRefused):
-            return _without(f"{self._endpoint.url}: {outcome.reason}")
+            return row_without(f"{self._endpoint.url}: {outcome.reason}")
         return self._written(outcome, job.rows[index], job.stop_tokens)
 
-    def _request(self, model: str, job: Job, index: int, limit: int) -> completions.RowRequest:
+    def _content(self, model: str, job: Job, index: int, limit: int) -> bytes:
         ids, section, stops = job.rows[index], self._section, sorted(job.stop_tokens)
         # An endpoint of OpenAI's own dialect always adds a BOS.
-        is_vllm = section.dialect == "vllm"
-        text = self._renderer.decode_with_special if is_vllm else self._renderer.decode_without_bos
-        return completions.RowRequest(
+        form = self._endpoint.form
+        text = (
+            self._renderer.decode_with_special
+            if form.has_extensions
+            else self._renderer.decode_without_bos
+        )
+        request = completions.RowRequest(
             model=model,
             prompt=ids.tolist() if section.prompt == "tokens" else text(ids),
             sampling=msgspec.structs.replace(job.sampling, max_new_tokens=limit),
@@ -144,6 +184,7 @@ class OpenAIEngine(RowJobs):
                 map(self._piece, sorted(stops, key=lambda stop: stop != self._renderer.closer))
             ),
         )
+        return completions.body(request, form)
 
     def _piece(self, token: int) -> str:
         return self._renderer.decode_with_special(np.asarray([token], dtype=np.int32))
@@ -169,12 +210,7 @@ class OpenAIEngine(RowJobs):
             tokens = tokens[: ends[0] + 1] if ends.size else tokens  # the stop included
             is_ended = tokens.size < len(written.tokens)
         # Tokens that the endpoint does not count are counted here.
-        self._endpoint.count(
-            prompt_tokens=row.size if written.prompt_tokens is None else 0,
-            completion_tokens=tokens.size if written.completion_tokens is None else 0,
-        )
-        self.progress += 1 + tokens.size
-        self.tokens += tokens.size
+        self._count(written, row.size, tokens.size)
         finish = "eos" if is_ended else written.finish
         return Continuation(tokens, np.zeros(0, np.float32), finish, (), text)
 
@@ -195,12 +231,13 @@ class OpenAIEngine(RowJobs):
             )
 
 
-def _without(reason: str) -> Continuation:
+def row_without(reason: str) -> Continuation:
+    """Return the row of a text that could not be completed."""
     return Continuation(np.zeros(0, np.int32), np.zeros(0, np.float32), "error", (), error=reason)
 
 
 def _shut_down(
-    endpoint: CompletionsEndpoint, loop: asyncio.AbstractEventLoop, thread: threading.Thread
+    endpoint: ModelEndpoint, loop: asyncio.AbstractEventLoop, thread: threading.Thread
 ) -> None:
     try:
         asyncio.run_coroutine_threadsafe(_end(endpoint), loop).result(CLOSE_S)
@@ -212,7 +249,7 @@ def _shut_down(
         loop.close()
 
 
-async def _end(endpoint: CompletionsEndpoint) -> None:
+async def _end(endpoint: ModelEndpoint) -> None:
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

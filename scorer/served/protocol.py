@@ -10,10 +10,10 @@ A prompt with its prefix goes to `/completions`, which continues the text itself
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
@@ -43,6 +43,20 @@ _ENDS: dict[str, Finish] = {
 }
 _GIVEN_UP = {"abort", "error", None}
 """Ends by the server, most often because it is stopped."""
+
+
+@dataclass(frozen=True)
+class RequestForm:
+    """The keys that an endpoint takes."""
+
+    has_extensions: bool
+    """True if vLLM's own keys are sent."""
+    omit: tuple[str, ...] = ()
+    """Keys of sampling that it refuses."""
+    extra: Mapping[str, object] = field(default_factory=dict)
+    """Further keys of every request."""
+    limit_key: str = "max_tokens"
+    """The key of the most new tokens."""
 
 
 @dataclass(frozen=True)
@@ -153,35 +167,44 @@ class _Failure(msgspec.Struct, frozen=True):
     error: _ErrorBody | str
 
 
-def body(row: RowRequest, dialect: Literal["vllm", "openai"]) -> bytes:
-    """Encode the request for one row as JSON."""
-    sampling = row.sampling
-    request: dict[str, object] = {
-        "model": row.model,
-        "prompt": row.prompt,
-        "max_tokens": sampling.max_new_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-    }
-    if row.seed is not None:
-        request["seed"] = row.seed
-    if dialect == "openai":
+def body(row: RowRequest, form: RequestForm) -> bytes:
+    """Encode the request for the completion of one row as JSON."""
+    request = {"model": row.model, "prompt": row.prompt} | sampling_keys(row, form)
+    if not form.has_extensions:
         if row.stops:
             request["stop"] = list(row.stops)[:MOST_STOPS]
-        return msgspec.json.encode(request)
-    # Name every setting: the server takes defaults from the model's generation_config.
+        return msgspec.json.encode({**request, **form.extra})
     request |= {
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
         "stop_token_ids": sorted(row.stop_tokens),
         "ignore_eos": True,  # that of the model; the stop tokens are the job's
         "add_special_tokens": False,  # the prompt holds its BOS already, if any
         "return_token_ids": True,
     }
-    return msgspec.json.encode(request)
+    return msgspec.json.encode({**request, **form.extra})
+
+
+def sampling_keys(row: RowRequest, form: RequestForm) -> dict[str, object]:
+    """Return the keys of a request that say how a row is sampled."""
+    sampling = row.sampling
+    keys: dict[str, object] = {
+        form.limit_key: sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+    }
+    if row.seed is not None:
+        keys["seed"] = row.seed
+    for key in form.omit:
+        keys.pop(key, None)
+    if form.has_extensions:
+        # Name every setting: the server takes defaults from the model's generation_config.
+        keys |= {
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+        }
+    return keys
 
 
 def read(
@@ -190,11 +213,7 @@ def read(
     """Read the answer to a request for a completion."""
     if status != 200:
         return failed(status, headers, content, now)
-    outcome = _completion(content)
-    usage = _usage(content)
-    return replace(
-        outcome, prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
-    )
+    return with_usage(_completion(content), content)
 
 
 def _completion(content: bytes) -> Completed | Retry | RowRefused:
@@ -205,25 +224,37 @@ def _completion(content: bytes) -> Completed | Retry | RowRefused:
     if len(answer.choices) != 1:
         return Retry(f"{len(answer.choices)} completions in the answer, one was asked for")
     choice = answer.choices[0]
-    if choice.finish_reason in _GIVEN_UP:
-        return Retry(f"a completion that ended with finish_reason {choice.finish_reason!r}")
-    if choice.finish_reason == "content_filter":
-        return RowRefused("the endpoint withheld the completion (content_filter)")
-    finish = _ENDS.get(choice.finish_reason or "")
-    if finish is None:
-        return RowRefused(
-            f"the completion ended with finish_reason {choice.finish_reason!r}, known are {', '.join(_ENDS)}"
-        )
+    finish = end_of(choice.finish_reason)
+    if not isinstance(finish, str):
+        return finish
     return Completed(
         choice.text or "", choice.token_ids, finish, choice.prompt_token_ids, None, None
     )
 
 
-def _usage(content: bytes) -> _Usage:
+def end_of(finish_reason: str | None) -> Finish | Retry | RowRefused:
+    """Read why a completion ended."""
+    if finish_reason in _GIVEN_UP:
+        return Retry(f"a completion that ended with finish_reason {finish_reason!r}")
+    if finish_reason == "content_filter":
+        return RowRefused("the endpoint withheld the completion (content_filter)")
+    finish = _ENDS.get(finish_reason or "")
+    return finish or RowRefused(
+        f"the completion ended with finish_reason {finish_reason!r}, known are {', '.join(_ENDS)}"
+    )
+
+
+def with_usage(
+    outcome: Completed | Retry | RowRefused, content: bytes
+) -> Completed | Retry | RowRefused:
+    """Return an outcome with the tokens that the endpoint counted for it."""
     try:
-        return msgspec.json.decode(content, type=_Counted).usage or _Usage()
+        usage = msgspec.json.decode(content, type=_Counted).usage or _Usage()
     except GARBLED:
-        return _Usage()
+        return outcome
+    return replace(
+        outcome, prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
+    )
 
 
 def read_models(

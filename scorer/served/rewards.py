@@ -63,7 +63,8 @@ def read(
 class RewardEndpoint(Endpoint[Rewards]):
     """The server; its trial is the newest batch that it answered."""
 
-    KIND, HINT = "a server of rewards", "(all of it: nothing is added to it)"
+    kind = "a server of rewards"
+    hint = "(all of it: nothing is added to it)"
 
     async def rewards(self, rows: list[_Row]) -> list[object] | RowRefused:
         """Return what the server gives for a batch; raises UserError or PeerLost."""

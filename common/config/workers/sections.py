@@ -72,6 +72,11 @@ class EngineConfig(Section):
         return engine_record(self.engine)
 
     @property
+    def has_tokenizer(self) -> bool:
+        """True if prompts are made by the model's tokenizer."""
+        return self.record.has_tokenizer
+
+    @property
     def is_automatic(self) -> bool:
         """True if the worker's host decides on the engine."""
         return self.engine == AUTO
@@ -216,6 +221,31 @@ class ScorerConfig(EngineConfig):
         """True for a target behind an endpoint."""
         return self.record is OPENAI
 
+    @property
+    def is_chat(self) -> bool:
+        """True for a target that is asked in messages, whose files are not needed."""
+        return self.is_served and self.openai.is_chat
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """True if prompts are made by the target's tokenizer."""
+        return self.record.has_tokenizer and not self.is_chat
+
+    def _check_chat(self, info: ValidationInfo) -> None:
+        if not self.is_chat:
+            return
+        self.refuse_if(
+            self.truncated == "extend",
+            "truncated openai.api",
+            "a chat endpoint begins every answer anew; raise max_new_tokens, or use judge, zero or mask",
+        )
+        condition, reason = 'openai.api = "chat"', "the endpoint makes the prompt from messages"
+        for key in ("stop_tokens", "own_stops"):
+            if self.is_given(key, info):
+                raise ValueError(self.no_effect(key, condition, reason))
+        if self.openai.is_given("prompt", info):
+            raise ValueError(f"openai.{self.openai.no_effect('prompt', condition, reason)}")
+
     def _check_endpoint(self, info: ValidationInfo) -> None:
         if not self.is_served:
             return
@@ -226,7 +256,7 @@ class ScorerConfig(EngineConfig):
         )
         extensions = [key for key in ("top_k", "min_p") if getattr(self, key)]
         self.refuse_if(
-            extensions and self.openai.dialect == "openai",
+            extensions and not self.openai.has_extensions,
             f"{' '.join(extensions)} openai.dialect",
             'OpenAI\'s API has no such key; leave it out, or use openai.dialect = "vllm" if vLLM '
             "serves it",

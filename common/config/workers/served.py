@@ -1,10 +1,10 @@
 """Servers that scorers ask over HTTP: rewards, and a target that is served elsewhere."""
 
 import re
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from prefixrl.common.config.section import NonNegativeFloat, Positive, PositiveFloat, Section
 from prefixrl.common.config.workers.engine_record import EngineRecord
@@ -16,6 +16,11 @@ OPENAI = EngineRecord(
     shares_runs=False,
 )
 """A target behind an OpenAI-compatible endpoint."""
+OWN_KEYS = frozenset((
+    "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "stop", "n",
+    "stream",
+))  # fmt: skip
+"""Keys of a request that this software sets itself."""
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 
 
@@ -80,8 +85,16 @@ class OpenAIConfig(ServerConfig):
     """Address above `/completions`, for example "http://node7:8000/v1"."""
     model: str | None = None
     """Name of the target at the endpoint. Absent: the only model that the endpoint lists."""
-    dialect: Literal["vllm", "openai"] = "vllm"
-    """vllm: vLLM's extensions: token ids come back, stop tokens end a row, top_k, min_p. openai: OpenAI's keys only."""
+    api: Literal["completions", "chat"] = "completions"
+    """completions: the target continues the text of a prompt. chat: it is asked in messages, as vendors' models are; no
+    file of the target is needed, and target.model is its name at the endpoint."""
+    dialect: Literal["vllm", "openai"] | None = None
+    """vllm: vLLM's extensions: token ids come back, stop tokens end a row, top_k, min_p. openai: OpenAI's keys only.
+    Absent: vllm for completions, openai for chat."""
+    omit: Annotated[tuple[Literal["temperature", "top_p", "seed"], ...], Field(strict=False)] = ()
+    """Settings that the endpoint refuses, as models that reason do; they are left out of requests."""
+    extra: dict[str, Any] = Field(default_factory=dict)
+    """Further keys of every request, passed unchanged: { reasoning_effort = "low" }."""
     prompt: Literal["tokens", "text"] = "tokens"
     """tokens: the prompt is sent as ids. text: for endpoints without ids, which may read other tokens at the prefix."""
     requests: Positive = 64
@@ -96,3 +109,20 @@ class OpenAIConfig(ServerConfig):
     """Price of a million prompt tokens, in any currency. No cost is reported while both prices are 0."""
     completion_price: NonNegativeFloat = 0.0
     """Price of a million completion tokens."""
+
+    @property
+    def is_chat(self) -> bool:
+        """True if the target is asked in messages."""
+        return self.api == "chat"
+
+    @property
+    def has_extensions(self) -> bool:
+        """True if requests have vLLM's own keys."""
+        return (self.dialect or ("openai" if self.is_chat else "vllm")) == "vllm"
+
+    def _check_extra(self, info: ValidationInfo) -> None:
+        own_keys = sorted(set(self.extra) & OWN_KEYS)
+        if own_keys:
+            raise ValueError(
+                f"extra sets {', '.join(own_keys)}: this software sets them itself; use the key of the run file"
+            )

@@ -114,8 +114,8 @@ def build(out: Path, steps: int, seed: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
     taken: set[tuple[int, ...]] = set()
     for name, rows in (("heldout", HELDOUT_ROWS), ("train", TRAIN_ROWS)):
-        problems = islice(stream(random.Random(f"{seed} {name}"), taken), rows)
-        write_jsonl(out / f"{name}.jsonl", name, list(problems))
+        drawn = islice(stream(random.Random(f"{seed} {name}"), taken), rows)
+        write_jsonl(out / f"{name}.jsonl", name, list(drawn))
     words, pieces = make_tokenizer(("advice", *ADVICE)), piece_tokenizer()
     for name, shape, tokenizer, lessons, its_steps in (
         ("target", TARGET, words, questions_of_target, steps),

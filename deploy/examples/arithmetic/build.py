@@ -216,9 +216,10 @@ def batches(
         yield ids, labels
 
 
-def _lessons(
+def worked_lessons(
     problems: Iterator[Problem], answer: Callable[[Problem, random.Random], str], rng: random.Random
 ) -> Iterator[Lesson]:
+    """Each problem's question, with an answer drawn for it."""
     return ((problem.question, answer(problem, rng)) for problem in problems)
 
 
@@ -347,7 +348,7 @@ def build(out: Path, steps: int, seed: int) -> None:
         click.echo(f"{name}: {size / 1e6:.2f} M parameters, {its_steps} steps")
         lessons = stream(random.Random(f"{seed} {name}"), set(taken))
         rng = random.Random(f"{seed} answers of the {name}")
-        train(model, batches(tokenizer, _lessons(lessons, answer, rng)), its_steps)
+        train(model, batches(tokenizer, worked_lessons(lessons, answer, rng)), its_steps)
         save(model, tokenizer, out / name)
 
     adapter = AutoModelForCausalLM.from_pretrained(out / "adapter")

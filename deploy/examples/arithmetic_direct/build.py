@@ -26,6 +26,7 @@ from prefixrl.deploy.examples.arithmetic.build import (
     make_tokenizer,
     right_by_family,
     train,
+    worked_lessons,
 )
 from prefixrl.deploy.examples.arithmetic.problems import FAMILIES, OPENINGS, Problem, stream
 from prefixrl.deploy.examples.builder import begin, command_of, save
@@ -59,7 +60,7 @@ def build(out: Path, steps: int, seed: int) -> None:
     click.echo(f"policy: {size / 1e6:.2f} M parameters, {steps} steps")
     lessons = stream(random.Random(f"{seed} policy"), taken)
     rng = random.Random(f"{seed} answers of the policy")
-    train(policy, batches(tokenizer, lessons, whole_answer, rng), steps)
+    train(policy, batches(tokenizer, worked_lessons(lessons, whole_answer, rng)), steps)
     folder = out / "policy"
     save(policy, tokenizer, folder)
     saved = AutoModelForCausalLM.from_pretrained(folder)

@@ -372,7 +372,7 @@ class Dispatcher:
 
 def limits_of(config: RunConfig) -> GroupLimits:
     """Return the most that a group of training may hold, by the config and the adapter's model."""
-    if not config.rollout.record.has_tokenizer:
+    if not config.rollout.has_tokenizer:
         # Its tokens are bytes and versions, its prompts have no limit, and no model reads them.
         return GroupLimits(row_tokens=config.max_sampled_tokens)
     vocabulary = embedding_rows(config.adapter.model) or UNKNOWN_VOCABULARY

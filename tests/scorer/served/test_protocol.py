@@ -148,7 +148,7 @@ def test_a_strict_endpoint_is_sent_at_most_the_stops_that_it_takes_and_no_seed_u
     row = protocol.RowRequest(
         "m", [1, 2], Sampling(temperature=0.0, max_new_tokens=5), None, range(6), tuple("abcdef")
     )
-    assert json.loads(protocol.body(row, "openai")) == {
+    assert json.loads(protocol.body(row, protocol.RequestForm(has_extensions=False))) == {
         "model": "m",
         "prompt": [1, 2],
         "max_tokens": 5,
@@ -156,5 +156,14 @@ def test_a_strict_endpoint_is_sent_at_most_the_stops_that_it_takes_and_no_seed_u
         "top_p": 1.0,
         "stop": ["a", "b", "c", "d"],
     }
-    assert json.loads(protocol.body(row, "vllm"))["stop_token_ids"] == [0, 1, 2, 3, 4, 5]
-    assert "seed" not in json.loads(protocol.body(row, "vllm"))
+    assert json.loads(protocol.body(row, protocol.RequestForm(has_extensions=True)))[
+        "stop_token_ids"
+    ] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
+    assert "seed" not in json.loads(protocol.body(row, protocol.RequestForm(has_extensions=True)))
