@@ -206,7 +206,8 @@ def _kept(path: Path, sources: tuple[Source, ...], code: CodeMode) -> tuple[Sour
 
 def _prepare(evaluation: OfflineRun, fresh: bool) -> None:
     """Make an evaluation's directory; raise ConfigError if it is in use, or its checkpoint gone."""
-    directory, data = evaluation.directory, evaluation.config.data
+    directory = evaluation.directory
+    data = evaluation.config.data
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     with own(directory):
         if fresh and (directory / planning.PLAN_FILE).exists():

@@ -70,7 +70,8 @@ def resumed(directory: Path, changes: tuple[str, ...]) -> Path:
             )
     new = changed(config, (*moved, *changes), "--change")
     with own(directory):
-        iteration, now_s = newest_checkpoint(directory), time.time()
+        iteration = newest_checkpoint(directory)
+        now_s = time.time()
         if (length := new.algorithm.iterations) is not None and length < iteration:
             raise ConfigError(
                 f"--change algorithm.iterations={length}: the run has a checkpoint of {iteration} iterations; "

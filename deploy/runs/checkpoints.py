@@ -53,7 +53,8 @@ def config_of(run: Path, settings: tuple[str, ...]) -> RunConfig:
 def weights_of(run: Path, config: RunConfig, checkpoint: str, is_averaged: bool) -> Weights:
     """Return the weights of a checkpoint: iterations, `latest`, `best`; raise ConfigError."""
     if checkpoint == "0":
-        version, model = 0, config.adapter.start
+        version = 0
+        model = config.adapter.start
     else:
         folders = checkpoints(run / "checkpoints")
         if not folders:

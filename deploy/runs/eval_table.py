@@ -145,7 +145,8 @@ def _lines(results: list[ArmResult]) -> list[tuple[str, ...]]:
         if _is_of_one_kind(group):
             mean, (low, high) = over_runs([result.accuracy.accuracy for result in group])
             counts = ("", "", str(min(result.accuracy.problems for result in group)), "")
-            runs, interval = f"{len(group)} runs", f"{low:.3f} to {high:.3f}"
+            runs = f"{len(group)} runs"
+            interval = f"{low:.3f} to {high:.3f}"
             first = group[0]
             lines.append(
                 (first.set, runs, first.arm, first.decoding, f"{mean:.3f}", interval, *counts)

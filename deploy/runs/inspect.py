@@ -102,7 +102,8 @@ def inspect(directory: Path, as_json: bool) -> Iterator[str]:
 def checked(directory: Path) -> str:
     """Return the counts of all groups; raise DataError for faults, else as `inspect`."""
     check_format(directory)
-    config, path = config_of(directory, ()), _journal_of(directory)
+    config = config_of(directory, ())
+    path = _journal_of(directory)
     past = history(journal.read(path), config.algorithm.max_staleness)
     counts = ", ".join(f"{count} {state}" for state, count in sorted(past.counts.items()))
     summary = (
@@ -182,7 +183,8 @@ def newest_groups(directory: Path) -> list[TrainedGroup]:
 
 
 def _trained(group: ScoredGroup, iteration: int, advantages: list[float]) -> TrainedGroup:
-    worth, rows = iter(advantages), []
+    worth = iter(advantages)
+    rows = []
     for row, verdict in zip(group.prefixes.rows, group.verdicts, strict=True):
         tokens = token_ids(row.tokens)
         values = {

@@ -48,7 +48,8 @@ def report(run_directory: Path) -> None:
 def read(directory: Path) -> tuple[documents.Summary | None, list[documents.MetricsLine]]:
     """Return the summary, if written, and all metrics lines; raise ConfigError or DataError."""
     check_format(directory)
-    path, metrics = directory / documents.SUMMARY_FILE, directory / documents.METRICS_FILE
+    path = directory / documents.SUMMARY_FILE
+    metrics = directory / documents.METRICS_FILE
     if not metrics.exists():
         raise ConfigError(f"{directory} holds no run that trained anything (no file {metrics})")
     return json_lines.document(path, documents.Summary), json_lines.read(
@@ -110,7 +111,8 @@ def _tables(summary: documents.Summary) -> list[Cells]:
     for arm in (arm for arm in documents.ARMS if arm in summary.accuracy):
         low, high = summary.accuracy_ci95[arm]
         sampled = f"{summary.accuracy_sampled[arm]:.3f}" if arm in summary.accuracy_sampled else ""
-        accuracy, interval = f"{summary.accuracy[arm]:.3f}", f"{low:.3f} to {high:.3f}"
+        accuracy = f"{summary.accuracy[arm]:.3f}"
+        interval = f"{low:.3f} to {high:.3f}"
         arms.append([arm_name(arm, summary.versions), accuracy, interval, sampled])
     tables: list[Cells] = [(("arm", "greedy", "95% interval", "sampled"), arms)]
     shares = summary.accuracy_by_family

@@ -123,7 +123,8 @@ def samples(
 def follow(directory: Path, as_json: bool, stopped: Callable[[], bool]) -> Iterator[str]:
     """Yield the samples of each iteration as it is trained, until stopped."""
     check_holds_run(directory)
-    decode, last = decoder(directory), -1
+    decode = decoder(directory)
+    last = -1
     while not stopped():
         newest = last
         for group in trained_groups(directory, last + 1):

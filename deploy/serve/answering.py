@@ -60,7 +60,10 @@ class Answering:
         self, config: RunConfig, adapter: Model, target: Model | None, suffix: str = ""
     ) -> None:
         """`target`: None in direct mode. `suffix` is put behind every problem."""
-        self._config, self._adapter, self._target, self._suffix = config, adapter, target, suffix
+        self._config = config
+        self._adapter = adapter
+        self._target = target
+        self._suffix = suffix
         limit = config.evaluation.max_new_tokens or config.scorer.max_new_tokens
         self._completion_tokens = (
             0 if target is None else limit + config.scorer.most_extension_tokens
@@ -121,7 +124,9 @@ class Answering:
             raise errors.exceptions[0] from None
 
     async def _answer(self, answer: "_Answer", emit: Emit) -> None:
-        config, request, room = self._config, answer.request, self._adapter.engine.most_positions
+        config = self._config
+        request = answer.request
+        room = self._adapter.engine.most_positions
         most = min(config.max_sampled_tokens, room - answer.prompt.adapter.size)
         limit = most if request.max_tokens is None else min(most, request.max_tokens)
         row = SharedRow(
@@ -159,7 +164,8 @@ class Answering:
         text = StreamedText(
             model.renderer.text, (*answer.request.stop, *self._config.scorer.stop_texts)
         )
-        tokens, index = begun, answer.index
+        tokens = begun
+        index = answer.index
         first = text.add(tokens, is_last=row is None) if begun.size else ""
         if row is None or text.is_stopped:
             await emit(
@@ -219,7 +225,8 @@ class StreamedText:
     """The text of one growing answer: its parts, end to end, are the whole answer. It ends before a stop."""
 
     def __init__(self, text_of: Callable[[TokenIds], str], stops: Sequence[str]) -> None:
-        self._text_of, self._stops = text_of, tuple(stops)
+        self._text_of = text_of
+        self._stops = tuple(stops)
         self._given = ""
         self.is_stopped = False
         """True once a stop text came; the answer ends before it."""

@@ -50,7 +50,9 @@ class ApiError(Exception):
         retry_s: int | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        self.status = status
+        self.param = param
+        self.code = code
         self.headers = {} if retry_s is None else {"Retry-After": str(retry_s)}
         """Time after which the same request may be answered."""
 

@@ -50,7 +50,9 @@ class CompletionService:
     """The server's state: models, limits, open answers."""
 
     def __init__(self, answering: Answering, limits: Limits, policy: Policy) -> None:
-        self._answering, self._limits, self._policy = answering, limits, policy
+        self._answering = answering
+        self._limits = limits
+        self._policy = policy
         self._started_s = int(time.time())
         self.open_rows = 0
         """Number of answers that wait or are written."""
@@ -130,7 +132,8 @@ class CompletionService:
             self._limits.model, api_request.is_chat, api_request.stream_options.include_usage
         )
         prompts = await self._answering.prompts(api_request)
-        usage, parts = TokenCounts(sum(each.tokens for each in prompts)), list[AnswerPart]()
+        usage = TokenCounts(sum(each.tokens for each in prompts))
+        parts = list[AnswerPart]()
         choices = len(prompts) * api_request.n
 
         async def stream(body: bytes, is_last: bool = False) -> None:
@@ -169,7 +172,9 @@ class _Endpoint:
     """A route as an application: it checks host and key, and answers errors in OpenAI's form."""
 
     def __init__(self, answer: Handler, key: str | None, needs_key: bool = True) -> None:
-        self._answer, self._key, self._needs_key = answer, key, needs_key
+        self._answer = answer
+        self._key = key
+        self._needs_key = needs_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_begun = False
@@ -193,7 +198,8 @@ class _Endpoint:
                 await _send(request, send, error.document, error.status, error.headers)
 
     def _check(self, request: Request) -> None:
-        host, authorization = request.url.hostname or "", request.headers.get("authorization")
+        host = request.url.hostname or ""
+        authorization = request.headers.get("authorization")
         if refused := refusal(host, authorization, self._key, self._needs_key):
             raise ApiError(*refused, code="invalid_api_key" if refused[0] == 401 else None)
 

@@ -74,7 +74,9 @@ class EngineThread:
         self, engine: Engine, name: str, on_fault: Callable[[], None] = lambda: None
     ) -> None:
         """Start the thread. `on_fault` is called, in the thread, when the engine has failed."""
-        self._engine, self.name, self.on_fault = engine, name, on_fault
+        self._engine = engine
+        self.name = name
+        self.on_fault = on_fault
         self.most_positions: int = getattr(engine, "most_positions", None) or sys.maxsize
         self.fault: Exception | None = None
         """Error that ended the thread."""
@@ -93,7 +95,8 @@ class EngineThread:
 
     async def pieces(self, row: SharedRow) -> AsyncGenerator[Continuation, None]:
         """Yield the continuation of a row piece by piece, up to a stop or its limit."""
-        decoded, limit = 0, row.sampling.max_new_tokens
+        decoded = 0
+        limit = row.sampling.max_new_tokens
         tokens = row.tokens
         while decoded < limit:
             size = min(PIECE_TOKENS, limit - decoded)
@@ -170,7 +173,8 @@ class EngineThread:
         while self._waiting and self._has_room():
             oldest = self._waiting[0]
             most = self._engine.seats if self._engine.takes_runs else 1
-            alike, later = list[_Piece](), deque[_Piece]()
+            alike = list[_Piece]()
+            later = deque[_Piece]()
             for piece in self._waiting:
                 if piece.future.cancelled():
                     continue
@@ -185,7 +189,8 @@ class EngineThread:
         return sum(map(len, self._open.values())) < self._engine.room
 
     def _begin(self, pieces: list[_Piece]) -> None:
-        row, key = pieces[0].row, next(self._keys)
+        row = pieces[0].row
+        key = next(self._keys)
         uniforms = np.stack([each.row.uniforms for each in pieces])
         rows = tuple(each.row.tokens for each in pieces)
         job = Job(

@@ -56,7 +56,8 @@ class Format:
         self, parts: Sequence[AnswerPart], choices: int, usage: TokenCounts
     ) -> dict[str, Any]:
         """Return a whole answer."""
-        texts, ends = [""] * choices, [""] * choices
+        texts = [""] * choices
+        ends = [""] * choices
         for part in parts:
             texts[part.index] += part.text
             ends[part.index] = part.finish or ends[part.index]

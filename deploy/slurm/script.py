@@ -155,7 +155,8 @@ def arrays(run: RunOnSlurm) -> dict[Role, str]:
 
 def heterogeneous(run: RunOnSlurm) -> str:
     """Return the script of one job with a group of nodes per role."""
-    groups, steps = [], {}
+    groups = []
+    steps = {}
     for group, role in enumerate(ROLES):
         count = run.processes(role)
         common = _options_of_job(run, "run", run.log("slurm-%j.log")) if group == 0 else []
@@ -210,8 +211,10 @@ def _options_of_job(run: RunOnSlurm, role: Script, log: str) -> list[str]:
 
 
 def _site(run: RunOnSlurm, role: Role) -> list[str]:
-    slurm, section = run.config.slurm, run.section(role)
-    partition, time = section.partition or slurm.partition, section.time or slurm.time
+    slurm = run.config.slurm
+    section = run.section(role)
+    partition = section.partition or slurm.partition
+    time = section.time or slurm.time
     options = {"account": slurm.account, "partition": partition, "time": time}
     return [
         *(f"--{key}={value}" for key, value in options.items() if value),

@@ -104,7 +104,8 @@ def track(directory: Path, config: LogConfig, ended: Callable[[], bool]) -> None
             for name, options in config.chosen_trackers.items()
         }
     )
-    metrics, sampled_s = MetricsFile(directory / METRICS_FILE), 0.0
+    metrics = MetricsFile(directory / METRICS_FILE)
+    sampled_s = 0.0
     try:
         while True:
             is_last = ended()
@@ -159,7 +160,8 @@ class WorkingTrackers:
 
 def _send_samples(directory: Path, trackers: WorkingTrackers) -> None:
     try:
-        decode, newest = decoder(directory), newest_groups(directory)
+        decode = decoder(directory)
+        newest = newest_groups(directory)
     except UserError as fault:
         log.warning("no samples are sent: %s", fault)
         return
@@ -179,10 +181,8 @@ class MetricsFile:
         """Return what was appended; after a resume replaced the file, the lines that differ."""
         changed = []
         for text in (line for block in self._added.blocks() for line in block.splitlines()):
-            line, digest = (
-                msgspec.json.decode(text, type=MetricsLine),
-                xxhash.xxh3_64_hexdigest(text),
-            )
+            line = msgspec.json.decode(text, type=MetricsLine)
+            digest = xxhash.xxh3_64_hexdigest(text)
             if self._sent.get(line.iteration) != digest:
                 self._sent[line.iteration] = digest
                 changed.append(line)

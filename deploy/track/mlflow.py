@@ -19,7 +19,8 @@ class ExperimentRun:
         """Begin or go on; raise ConfigError without the package."""
         self._mlflow = mlflow = imported_package("mlflow")
         try:
-            place, client = mlflow.set_experiment(experiment).experiment_id, mlflow.MlflowClient()
+            place = mlflow.set_experiment(experiment).experiment_id
+            client = mlflow.MlflowClient()
         except mlflow.MlflowException as fault:
             raise ConfigError(
                 f"log.mlflow: {fault}; MLFLOW_TRACKING_URI names the server"

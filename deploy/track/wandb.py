@@ -18,7 +18,9 @@ class LoggedRun:
     """One run of Weights & Biases, or of trackio, which has the same calls; also over resumes."""
 
     def __init__(self, module: Any, run: Any, takes_steps: bool) -> None:
-        self._module, self._run, self._takes_steps = module, run, takes_steps
+        self._module = module
+        self._run = run
+        self._takes_steps = takes_steps
 
     def write(self, lines: Sequence[MetricsLine]) -> None:
         """Send the columns of each line."""

@@ -43,13 +43,13 @@ def progress_of(recent: Sequence[MetricsLine], is_saving: bool) -> Progress:
     """Measure the time of an iteration over the newest lines, which are in order."""
     if not recent:
         return Progress(is_saving=is_saving)
-    first, last = recent[-RECENT:][0], recent[-1]
-    passed_s, iterations = (
-        last.since_start_s - first.since_start_s,
-        last.iteration - first.iteration,
-    )
+    first = recent[-RECENT:][0]
+    last = recent[-1]
+    passed_s = last.since_start_s - first.since_start_s
+    iterations = last.iteration - first.iteration
     if iterations <= 0 or passed_s <= 0.0:
-        passed_s, iterations = last.since_start_s, last.iteration + 1
+        passed_s = last.since_start_s
+        iterations = last.iteration + 1
     return Progress(last, passed_s / iterations, is_saving)
 
 
@@ -234,7 +234,8 @@ def details(document: StatusDocument, progress: Progress) -> Iterator[tuple[str,
     """Yield what the status line leaves out, by name; texts may be empty."""
     newest = progress.newest
     if newest:
-        speeds, busy = newest.tokens_per_s, newest.busy_fraction
+        speeds = newest.tokens_per_s
+        busy = newest.busy_fraction
         of_learner = [
             learner_phase(document, progress),
             *([f"busy {percent(busy['learner'])}"] if "learner" in busy else []),

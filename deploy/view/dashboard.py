@@ -74,7 +74,8 @@ class Dashboard:
     """The runs of a folder, and the feeds of those that were viewed."""
 
     def __init__(self, folder: Path, key: str | None = None) -> None:
-        self._folder, self._key = folder.resolve(), key
+        self._folder = folder.resolve()
+        self._key = key
         self._feeds: dict[str, Feed] = {}
         self.is_over = lambda: False
 
@@ -129,7 +130,8 @@ class Dashboard:
         return states
 
     async def _follow(self, request: Request) -> Response:
-        names, runs = request.query_params.getlist("run"), self._runs()
+        names = request.query_params.getlist("run")
+        runs = self._runs()
         if not 0 < len(set(names)) <= MOST_RUNS or not set(names) <= runs.keys():
             return PlainTextResponse(
                 f"give run=NAME, at most {MOST_RUNS} of those in /api/runs", 404

@@ -69,7 +69,9 @@ class Feed:
     """One run, for all who view it."""
 
     def __init__(self, run: Path) -> None:
-        self._run, self._curves, self._broker = run, Curves(run), BrokerView(run)
+        self._run = run
+        self._curves = Curves(run)
+        self._broker = BrokerView(run)
         self._version = 0
         self._parts: dict[str, tuple[int, bytes]] = {}
         """The newest of each part but the curves, with the version in which it changed."""
@@ -105,7 +107,8 @@ class Feed:
 
     def _read_due_parts(self) -> None:
         """Read the parts that are due."""
-        is_first, begun_s = not self._parts, time.thread_time()
+        is_first = not self._parts
+        begun_s = time.thread_time()
         for name, part in self._read():
             self._keep_part(name, msgspec.json.encode(part))
         used_s = (
@@ -165,7 +168,8 @@ class Feed:
             return b""
         begun_s = time.thread_time()
         try:
-            decode, groups = decoder(self._run), newest_groups(self._run)
+            decode = decoder(self._run)
+            groups = newest_groups(self._run)
         except (UserError, OSError):
             return b""
         finally:

@@ -140,7 +140,8 @@ class View:
             or passed_s >= SILENT_S
         )
         if is_due:
-            self._told, self._line_s = now, now_s
+            self._told = now
+            self._line_s = now_s
         return is_due
 
     def _alarms_begun(self, lines: Sequence[MetricsLine]) -> list[str]:

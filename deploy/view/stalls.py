@@ -85,7 +85,8 @@ class Watchdog:
         )
         self.stall = stall_of(document) if document is not None and idle_s >= self.stall_s else ""
         if self.stall:
-            faults[RUN], since_s[RUN] = f"makes {self.stall}", now_s - idle_s
+            faults[RUN] = f"makes {self.stall}"
+            since_s[RUN] = now_s - idle_s
         elif broker and broker.label in faults and self._answered_s is not None:
             silent_s = now_s - max(self._answered_s, self._back_s)
             self.stall = (
@@ -98,7 +99,8 @@ class Watchdog:
     def _is_silent(self, now_s: float, answers: bool, broker: Watched) -> bool:
         """Return True if this broker has answered before, and does not now."""
         if answers or broker.pid != self._broker_pid:
-            self._broker_pid, self._answered_s = broker.pid, now_s if answers else None
+            self._broker_pid = broker.pid
+            self._answered_s = now_s if answers else None
         return not answers and self._answered_s is not None
 
     def _over(self, faults: Mapping[str, str], now_s: float) -> list[str]:

@@ -63,16 +63,15 @@ def check_fit(config: RunConfig, prompt_tokens: int) -> None:
 
 def planned(config: RunConfig, prompt_tokens: int) -> tuple[Plan, Lengths]:
     """Return the plan of a full iteration whose rows are all as long as they may be."""
-    learner, algorithm, samples = (
-        config.learner,
-        config.algorithm,
-        config.algorithm.samples_per_prompt,
-    )
+    learner = config.learner
+    algorithm = config.algorithm
+    samples = config.algorithm.samples_per_prompt
     lengths = [(prompt_tokens, config.max_sampled_tokens)] * (
         algorithm.groups_per_iteration * samples
     )
     groups = [row // samples for row in range(len(lengths))]
-    minibatches, tokens = algorithm.minibatches_of(len(lengths)), learner.micro_batch_tokens
+    minibatches = algorithm.minibatches_of(len(lengths))
+    tokens = learner.micro_batch_tokens
     is_shared = shares_prompts(
         learner, "cpu" if learner.device == "cpu" else "cuda", config.mode == "direct"
     )
@@ -86,19 +85,23 @@ def rank_plan(config: RunConfig, prompt_tokens: int) -> RankPlan | None:
     size = parameters(config.adapter.model)
     if size is None:
         return None
-    learner, algorithm, sampled = config.learner, config.algorithm, config.max_sampled_tokens
+    learner = config.learner
+    algorithm = config.algorithm
+    sampled = config.max_sampled_tokens
     zero = learner.deepspeed.get("zero_optimization", {})
     plan, lengths = planned(config, prompt_tokens)
     micros = [micro for minibatch in plan for share in minibatch for micro in share if micro]
     widths = [max(line_tokens(line, lengths) for line in micro) for micro in micros]
     padded = [width * len(micro) for width, micro in zip(widths, micros, strict=True)]
-    padded_tokens, longest_tokens = max(padded), widths[padded.index(max(padded))]
+    padded_tokens = max(padded)
+    longest_tokens = widths[padded.index(max(padded))]
     # Where a minibatch is one forward, the config's limit is more than there is.
     is_filled = any(len(share) > 1 for minibatch in plan for share in minibatch)
     low_rank = (
         (learner.lora.rank, *_low_rank_parameters(config, learner.lora)) if learner.lora else None
     )
-    stage, (reward_parameters, reward_copies) = int(zero.get("stage", 0)), _reward_model(config)
+    stage = int(zero.get("stage", 0))
+    (reward_parameters, reward_copies) = _reward_model(config)
     return RankPlan(
         parameters=size[0],
         dtype_bytes=_DTYPE_BYTES[learner.dtype],
@@ -136,7 +139,8 @@ def _reward_model(config: RunConfig) -> tuple[int, int]:
         or parameters(config.adapter.model)
         or (0, "")
     )
-    is_trained, is_frozen = settings.update != "none", settings.reference == "freeze"
+    is_trained = settings.update != "none"
+    is_frozen = settings.reference == "freeze"
     # Without its low-rank matrices the trained model is its own reference.
     is_own = is_trained and config.learner.lora is not None and settings.reference_model is None
     return size[0], int(not is_trained) + int(is_frozen and not is_own)
@@ -211,7 +215,8 @@ def out_of_memory(config: RunConfig, prompt_tokens: int, limit: int, peak: int) 
 
 
 def _states_text(plan: RankPlan) -> str:
-    models, states = len(plan.trained) - int(plan.is_reward_trained), []
+    models = len(plan.trained) - int(plan.is_reward_trained)
+    states = []
     if plan.low_rank is None:
         states = [
             f"{models} trained with optimiser",
@@ -263,11 +268,14 @@ def engine(
     size = parameters(model)
     if size is None:
         return f"a {role}'s model: {unknown_size(model)}"
-    width, weights, row_tokens = 2, _on_disk(model), prompt_tokens + config.max_sampled_tokens
+    width = 2
+    weights = _on_disk(model)
+    row_tokens = prompt_tokens + config.max_sampled_tokens
     if role == "scorer":
         row_tokens += config.scorer.max_new_tokens
     else:
-        width, weights = _DTYPE_BYTES[config.learner.dtype], 0
+        width = _DTYPE_BYTES[config.learner.dtype]
+        weights = 0
     if config.bitwise or record.memory is None:
         row_tokens += 0 if config.bitwise else int(SPARE_COLUMNS * row_tokens)
         rows = config.embedded_seats(role)
@@ -328,7 +336,8 @@ def _batch(config: RunConfig, section: RolloutConfig | ScorerConfig, role: str, 
         whose = "by transformers, " if section.is_automatic else ""
         return f"{whose}the {rows} rows of a task are one forward, for texts that are the same bit by bit (bitwise)"
     either = f"by vLLM, where that is installed and a GPU is there, {rows} rows at once; else by transformers, "
-    whose, rows = either if section.is_automatic else "", config.embedded_seats(role)
+    whose = either if section.is_automatic else ""
+    rows = config.embedded_seats(role)
     return f"{whose}{rows} rows at once, which join and leave between tokens; bitwise = true would hold tasks together"
 
 
@@ -377,7 +386,8 @@ def process_footprint(config: RunConfig) -> ProcessFootprint | None:
         return None
     on_disk = _on_disk(prm.model) if prm.dtype == "auto" else 0
     width = on_disk / size[0] or _DTYPE_BYTES.get(prm.dtype, 2)
-    shape, is_vllm = shape_of(prm.model), prm.engine == "vllm"
+    shape = shape_of(prm.model)
+    is_vllm = prm.engine == "vllm"
     has_context = (
         config.target is not None
         and config.scorer.record is TRANSFORMERS
@@ -405,7 +415,8 @@ def process_share(config: RunConfig, limit: int) -> float:
 
 def process_lines(config: RunConfig, limit: int | None) -> list[str]:
     """Return the line of a scorer's process reward model; none without."""
-    prm, footprint = config.scorer.prm, process_footprint(config)
+    prm = config.scorer.prm
+    footprint = process_footprint(config)
     if prm is None:
         return []
     if footprint is None:
@@ -435,15 +446,11 @@ def process_fault(config: RunConfig, limit: int) -> str:
     footprint = _on_gpu(config)
     if footprint is None or footprint.needed <= int(limit * (footprint.declared_share or 1.0)):
         return ""
-    where, remedy = (
-        f"{limit / GIB:.1f} GiB",
-        "lower scorer.prm.batch_tokens, or name a smaller model",
-    )
+    where = f"{limit / GIB:.1f} GiB"
+    remedy = "lower scorer.prm.batch_tokens, or name a smaller model"
     if footprint.declared_share is not None:
-        where, remedy = (
-            f"{footprint.declared_share:.2f} of {where}",
-            f"raise scorer.prm.gpu_memory_utilization, {remedy}",
-        )
+        where = f"{footprint.declared_share:.2f} of {where}"
+        remedy = f"raise scorer.prm.gpu_memory_utilization, {remedy}"
     return (
         f"the process reward model needs {footprint.needed / GIB:.1f} GiB ({footprint.weights / GIB:.1f} of weights) "
         f"and has {where}; {remedy}"

@@ -39,7 +39,8 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """Number of parameters."""
-        queries, keys = self.heads * self.head_size, 2 * self.kv_heads * self.head_size
+        queries = self.heads * self.head_size
+        keys = 2 * self.kv_heads * self.head_size
         layer = self.hidden * (2 * queries + keys + 3 * self.intermediate + 2)
         layer += (queries + keys) if self.is_biased else 0
         return self.layers * layer + self.hidden + self.embedding * (1 if self.is_tied else 2)
@@ -123,7 +124,8 @@ class Footprint:
 def learner_footprint(plan: RankPlan) -> Footprint:
     """Return the bytes of one rank."""
     device, host = _states(plan)
-    shape, buckets = plan.shape, _buckets(plan)
+    shape = plan.shape
+    buckets = _buckets(plan)
     activations = last = logits = tied = step = 0
     if shape is not None:
         activations, last = activation_bytes(shape, plan)
@@ -172,19 +174,19 @@ def _most_at_once(activations: int, last: int, logits: int, tied: int, buckets: 
 
 def _states(plan: RankPlan) -> tuple[int, int]:
     """Return bytes on the device and in the host's memory."""
-    width, ranks = plan.dtype_bytes, plan.ranks
+    width = plan.dtype_bytes
+    ranks = plan.ranks
     models = 2 if plan.has_critic else 1
     frozen = (models if plan.low_rank else 0) + int(
         plan.has_reference and (plan.has_anchor or not plan.low_rank)
     )
     rewards = plan.reward_copies + (1 if plan.low_rank and plan.is_reward_trained else 0)
     divisor = ranks if plan.stage == 3 else 1
-    device, host = (
-        (frozen * plan.parameters + rewards * plan.reward_parameters) * width // divisor,
-        0,
-    )
+    device = (frozen * plan.parameters + rewards * plan.reward_parameters) * width // divisor
+    host = 0
     trained = [trained_bytes(each, width, plan.stage, ranks) for each in plan.trained]
-    weights, optimiser_bytes = sum(each for each, _ in trained), sum(each for _, each in trained)
+    weights = sum(each for each, _ in trained)
+    optimiser_bytes = sum(each for _, each in trained)
     if plan.has_average:
         averaged = plan.trained[0] + (plan.trained[-1] if plan.is_reward_trained else 0)
         optimiser_bytes += FP32 * averaged // (ranks if plan.stage else 1)
@@ -209,7 +211,8 @@ def trained_bytes(parameters: int, width: int, stage: int, ranks: int) -> tuple[
 
 
 def _buckets(plan: RankPlan) -> _Buckets:
-    width, largest = plan.dtype_bytes, max(plan.trained)
+    width = plan.dtype_bytes
+    largest = max(plan.trained)
     size = min(plan.bucket, largest)
     full_at = size / max(1, largest)
     if plan.stage == 0:  # one rank has nothing to reduce
@@ -228,7 +231,8 @@ def _buckets(plan: RankPlan) -> _Buckets:
 
 def activation_bytes(shape: ModelShape, plan: RankPlan) -> tuple[int, int]:
     """Return what a forward pass keeps for its backward, the head apart, and one layer's share."""
-    width, tokens = plan.dtype_bytes, plan.micro_batch_tokens
+    width = plan.dtype_bytes
+    tokens = plan.micro_batch_tokens
     rank = plan.low_rank[0] if plan.low_rank else None
     layer = layer_bytes(shape, width, plan.row_tokens, rank)
     # The last norm, and the positions' sines and cosines.

@@ -24,11 +24,10 @@ def host_gib(config: RunConfig, role: str) -> int:
 
     Weights are there twice while they are loaded, and all that is on the device where that is the CPU.
     """
-    model, tokens = (
-        config.model_of("scorer" if role == "scorer" else "rollout"),
-        config.rollout.max_prompt_tokens,
-    )
-    prm, section = config.scorer.prm if role == "scorer" else None, config.engine_section(role)
+    model = config.model_of("scorer" if role == "scorer" else "rollout")
+    tokens = config.rollout.max_prompt_tokens
+    prm = config.scorer.prm if role == "scorer" else None
+    section = config.engine_section(role)
     for folder in [model] * (role == "learner" or config.loads_model(role)) + (
         [prm.model] if prm else []
     ):
@@ -43,7 +42,8 @@ def host_gib(config: RunConfig, role: str) -> int:
         else 0
     )
     if role == "learner" and (plan := budget.rank_plan(config, tokens)):
-        rank, weights = learner_footprint(plan), plan.dtype_bytes * plan.parameters
+        rank = learner_footprint(plan)
+        weights = plan.dtype_bytes * plan.parameters
         # torch rounds each pinned buffer up to a power of two.
         size = (
             2 * (weights + plan.dtype_bytes * plan.reward_parameters)

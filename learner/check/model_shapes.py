@@ -32,7 +32,8 @@ def shape_of(model: str) -> ModelShape | None:
         sizes = read_json(path, _Sizes)
     except ConfigError:
         return None  # sizes are left to the defaults of its family, or the file is no config: loading the model says so
-    kinds, heads = set(sizes.architectures or ()), sizes.num_attention_heads
+    kinds = set(sizes.architectures or ())
+    heads = sizes.num_attention_heads
     if not kinds & (LLAMA_LIKE | BIASED):
         return None
     return ModelShape(
@@ -80,7 +81,8 @@ def parameters(model: str) -> tuple[int, str] | None:
     name = model.rsplit("/", 1)[-1]
     if QUANTISED.search(name):
         return None
-    shape, path = _published(model), cached_file(model, "config.json")
+    shape = _published(model)
+    path = cached_file(model, "config.json")
     # A folder may be called like a model that it does not hold.
     if path is not None and (shape is None or os.path.isdir(model)):
         counted = _counted(str(path.parent))

@@ -78,10 +78,12 @@ def _positions(
 
 
 def _arithmetic(config: RunConfig, count: int) -> list[str]:
-    algorithm, samples = config.algorithm, config.algorithm.samples_per_prompt
+    algorithm = config.algorithm
+    samples = config.algorithm.samples_per_prompt
     rows = algorithm.groups_per_iteration * samples
     window = algorithm.groups_per_iteration * (algorithm.max_staleness + 1)
-    times, factor = config.scorer.continuations, config.filter.over_sampling
+    times = config.scorer.continuations
+    factor = config.filter.over_sampling
     cap = math.ceil(Fraction(str(factor)) * window)
     over_sampled = f", {factor:g} times over for what the filter takes" if factor > 1 else ""
     texts = "prefixes" if config.mode == "prefix" else "answers"
@@ -89,7 +91,8 @@ def _arithmetic(config: RunConfig, count: int) -> list[str]:
         algorithm.bound_ratio if algorithm.bound_ratio and algorithm.loss_function is None else 1.0
     )
     longer = math.sqrt(config.max_sampled_tokens / BOUND_TOKENS)
-    iterations, steps = config.iterations_in_all(count), min(algorithm.minibatches, rows)
+    iterations = config.iterations_in_all(count)
+    steps = min(algorithm.minibatches, rows)
     return [
         f"{count} training problems; {config.groups_in_all(count)} groups in {iterations} iterations",
         f"an iteration: {algorithm.groups_per_iteration} groups x {samples} rows = {rows} rows, "
@@ -174,7 +177,8 @@ def summed_rate(peak: float, steps: int, warmup_ratio: float, min_ratio: float) 
 
 def _evaluations(config: RunConfig, trained: int, held_out: int) -> list[str]:
     """Return the work of the evaluations before and after training."""
-    settings, arms = config.evaluation, 1 if config.mode == "direct" else 2
+    settings = config.evaluation
+    arms = 1 if config.mode == "direct" else 2
     rows = config.algorithm.groups_per_iteration * config.algorithm.samples_per_prompt
     candidates = 1 + len(settings.fixed_prefixes) + settings.sampled_candidates
     choice = (arms - 1) * candidates * min(settings.selection_problems, trained)
@@ -192,11 +196,9 @@ def _evaluations(config: RunConfig, trained: int, held_out: int) -> list[str]:
 
 def _reach(config: RunConfig, count: int) -> list[str]:
     """Return how far the learning rate can move a weight, and a warning where that is nothing."""
-    section, steps, weights = (
-        config.learner,
-        config.steps_in_all(count),
-        parameters(config.adapter.model),
-    )
+    section = config.learner
+    steps = config.steps_in_all(count)
+    weights = parameters(config.adapter.model)
     reach = summed_rate(section.actor_lr, steps, section.warmup_ratio, section.min_lr_ratio)
     lines = [
         f"learner.actor_lr = {section.actor_lr:g} over {steps} optimiser steps: no weight moves by more than about "
@@ -214,7 +216,8 @@ def _reach(config: RunConfig, count: int) -> list[str]:
 
 
 def _memory(config: RunConfig, prompt_tokens: int) -> list[str]:
-    limit, plan = budget.device_bytes(config), budget.rank_plan(config, prompt_tokens)
+    limit = budget.device_bytes(config)
+    plan = budget.rank_plan(config, prompt_tokens)
     models = {"adapter": config.adapter.model}
     if config.target is not None and not config.scorer.is_served:
         models["target"] = config.target.model

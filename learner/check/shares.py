@@ -59,7 +59,8 @@ def demands(config: RunConfig, limit_bytes: int, prompt_tokens: int) -> dict[str
             continue
         section = config.engine_section(role)
         memory = section.record.memory
-        cache, declared_bytes = engine.row_cache, memory.cache_bytes(section) if memory else None
+        cache = engine.row_cache
+        declared_bytes = memory.cache_bytes(section) if memory else None
         if role == "rollout":
             cache = declared_bytes or min(
                 max(engine.rows * cache, GIB // 4) if cache else MOST_CACHE_BYTES, MOST_CACHE_BYTES
@@ -154,7 +155,8 @@ def _fault(
 ) -> str:
     parts = []
     for name in names:
-        share, least = shares.get(_role(name), 0.0), demanded.get(_role(name), NOTHING).least
+        share = shares.get(_role(name), 0.0)
+        least = demanded.get(_role(name), NOTHING).least
         parts.append(f"{name} at least {least:.2f}" if share < least else f"{name} {share:.2f}")
     parts += [f"process reward model {beside:.2f}"] * (beside > 0)
     count = f"{len(names)} process{'es' if len(names) > 1 else ''} and {budget.FREE:g} left free"

@@ -48,7 +48,8 @@ def _cuda(config: RunConfig) -> str:
         [has_cuda("cuda" if gpus_here() else getattr(config, role).device, role) for role in used]
     ):
         return f"torch {torch.__version__} on the CPU"
-    count, name = torch.cuda.device_count(), torch.cuda.get_device_name(0)
+    count = torch.cuda.device_count()
+    name = torch.cuda.get_device_name(0)
     return f"torch {torch.__version__}, CUDA {torch.version.cuda}, {count} x {name}; driver: {driver()}"
 
 
@@ -90,10 +91,8 @@ def _locks(config: RunConfig) -> str:
 
 
 def _shared_memory(_config: RunConfig) -> str:
-    free, least = (
-        shutil.disk_usage(SHARED).free,
-        SHARED_BYTES_OF_GPUS if gpus_here() else SHARED_BYTES,
-    )
+    free = shutil.disk_usage(SHARED).free
+    least = SHARED_BYTES_OF_GPUS if gpus_here() else SHARED_BYTES
     if free < least:
         raise ConfigError(
             f"{in_mib(free)} are free and {in_mib(least)} needed; a container gets more by --shm-size=8g"
@@ -127,15 +126,14 @@ CHECKS: dict[str, Callable[[RunConfig], str | None]] = {
 def main(run_file: Path | None, settings: tuple[str, ...]) -> None:
     """Tell what this host has and lacks for the run described by RUN_FILE, or for any."""
     with exit_codes():
-        config, is_fit = (
-            load(run_file, settings) if run_file else from_flags(ANY_RUN, settings),
-            True,
-        )
+        config = load(run_file, settings) if run_file else from_flags(ANY_RUN, settings)
+        is_fit = True
         for name, check in CHECKS.items():
             try:
                 line = f"ok   {name}: {check(config) or 'enough'}"
             except (UserError, OSError) as error:
-                line, is_fit = f"not  {name}: {error}", False
+                line = f"not  {name}: {error}"
+                is_fit = False
             click.echo(printable(line))
         raise SystemExit(0 if is_fit else ConfigError.exit_code)
 

@@ -89,7 +89,8 @@ def given_rows(config: RunConfig) -> list[GivenRow]:
 
 
 def _given(row: problems.ReadRow, other_columns: dict[str, object], number: int) -> GivenRow:
-    at, problem = row.origin, row.problem
+    at = row.origin
+    problem = row.problem
     bad = AnswerLine(
         source=at.source,
         file=at.file,
@@ -132,7 +133,8 @@ class AnswerGeneration:
             block_rows.append(row)
             block_problems += [row.problem] if row.problem else []
             if len(block_problems) == ROWS_PER_ITEM or number == len(rows):
-                name, plan = f"rows-{number}", self._plan
+                name = f"rows-{number}"
+                plan = self._plan
                 question = EvaluationRequest(
                     name, 0, block_problems, plan.decoding, samples=plan.samples
                 )
@@ -140,7 +142,8 @@ class AnswerGeneration:
                     block_rows,
                     question.message(self._config, self._texts) if block_problems else None,
                 )
-                block_rows, block_problems = [], []
+                block_rows = []
+                block_problems = []
 
     def run(self, client: BrokerClient, stop: StopSignal) -> None:
         """Answer everything; raise PeerLost if nothing is answered for `evaluation.timeout_s`."""
@@ -159,7 +162,8 @@ class AnswerGeneration:
             self.write()
             if time.monotonic() - progressed_s > self._config.evaluation.timeout_s:
                 waiting = next(block.rows for block in self._open if not block.is_done)
-                first, last = waiting[0].answer, waiting[-1].answer
+                first = waiting[0].answer
+                last = waiting[-1].answer
                 raise PeerLost(
                     f"no answer within {self._config.evaluation.timeout_s:g} s (evaluation.timeout_s); waiting for "
                     f"{first.file} row {first.row} to {last.file} row {last.row}; see the logs of rollouts and scorers"
@@ -197,7 +201,8 @@ class AnswerGeneration:
         if row.problem is None or block.answers is None:
             yield row.answer
             return
-        number, is_direct = row.problem.prompt_id, self._config.mode == "direct"
+        number = row.problem.prompt_id
+        is_direct = self._config.mode == "direct"
         group = block.answers.groups.get(number)
         if group is None:
             cause = block.answers.causes.get(
@@ -209,7 +214,8 @@ class AnswerGeneration:
         for judged_row, prefix, verdict in zip(
             rows, group.prefixes.rows, group.verdicts, strict=True
         ):
-            is_error, tokens = judged_row.status == "error", int(token_ids(prefix.tokens).size)
+            is_error = judged_row.status == "error"
+            tokens = int(token_ids(prefix.tokens).size)
             yield msgspec.structs.replace(
                 row.answer,
                 sample=judged_row.sample,

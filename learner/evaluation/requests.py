@@ -176,7 +176,8 @@ class EvaluationRequests:
 
     def ask_problems(self, question: EvaluationRequest) -> None:
         """Have problems judged, unless a file holds the answers already."""
-        name, request = question.name, question.message(self._config, self.texts)
+        name = question.name
+        request = question.message(self._config, self.texts)
         self._families |= {each.prompt_id: each.family for each in question.problems}
         if self.path(name).exists() and self._answered.get(name) == digest(request):
             self._take_rows(
@@ -225,7 +226,8 @@ class EvaluationRequests:
     def gather(self) -> None:
         """Take what is finished."""
         for answers in self.open.gather():
-            request, groups = answers.request, answers.groups.values()
+            request = answers.request
+            groups = answers.groups.values()
             weights = {(group.version, group.weights_digest) for group in groups}
             if answers.loss:
                 self._give_up_evaluation(request.name, answers.loss)
@@ -254,7 +256,8 @@ class EvaluationRequests:
         when_there_is_room(write, self._directory, what, self._stop.end_disk_wait)
 
     def _take_rows(self, request: Evaluate, rows: list[EvaluatedRow]) -> None:
-        name, expected = request.name, len(request.prompts) * request.samples
+        name = request.name
+        expected = len(request.prompts) * request.samples
         self.rows[name] = rows
         if accuracy(rows) is None:
             self._give_up_evaluation(name, "no verdict on any problem, every row ended in an error")
@@ -296,7 +299,8 @@ def judged(
 ) -> list[EvaluatedRow]:
     """Return a row per answer of a group. `trained`: iterations behind the broker's version 0."""
     # In direct mode the adapter wrote the completion itself.
-    is_direct, prompt_id = config.mode == "direct", group.prefixes.prompt.prompt_id
+    is_direct = config.mode == "direct"
+    prompt_id = group.prefixes.prompt.prompt_id
     of_all: dict[str, Any] = {"prompt_id": prompt_id, "family": families.get(prompt_id, "")}
     of_all["version"] = group.version + trained if group.version >= 0 else NO_ADAPTER
     rows = []

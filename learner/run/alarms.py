@@ -45,7 +45,9 @@ class Alarms:
         self._least_share = 1.0
         self._noise = 0.0
         self._without_reward = 0
-        self._looks, self._first_sum, self._squares = 0, 0.0, 0.0
+        self._looks = 0
+        self._first_sum = 0.0
+        self._squares = 0.0
         self._newest: deque[float] = deque(maxlen=FLAT_SPAN)
 
     def new_sentences(self, iteration: int, figures: Mapping[str, float]) -> list[str]:
@@ -80,7 +82,8 @@ class Alarms:
 
     def _entropy(self, figures: Mapping[str, float]) -> str:
         """Return the sentence for an entropy that fell while the reward fell too, else an empty one."""
-        entropy, reward = figures.get("entropy"), figures.get("reward")
+        entropy = figures.get("entropy")
+        reward = figures.get("reward")
         if entropy is None or reward is None:
             return ""
         self._reward = (
@@ -101,7 +104,8 @@ class Alarms:
 
     def _exploration(self, figures: Mapping[str, float]) -> str:
         """Return the sentence for an entropy that is gone before the task is learned, else an empty one."""
-        entropy, reward = figures.get("entropy"), figures.get("reward", 1.0)
+        entropy = figures.get("entropy")
+        reward = figures.get("reward", 1.0)
         first = sum(self._first_entropies) / max(1, len(self._first_entropies))
         if (
             entropy is None
@@ -165,7 +169,8 @@ class Alarms:
         self._first_sum += reward if self._looks < FLAT_SPAN else 0.0
         self._looks += 1
         self._newest.append(reward)
-        first, newest = self._first_sum / FLAT_SPAN, sum(self._newest) / FLAT_SPAN
+        first = self._first_sum / FLAT_SPAN
+        newest = sum(self._newest) / FLAT_SPAN
         error = math.sqrt(self._squares / self._looks * 2 / FLAT_SPAN)
         most = FLAT_ENDS if "plateau" in self.ringing else FLAT_BEGINS
         is_mixed = figures.get("uniform_groups_fraction", 0.0) <= 1.0 - MIXED

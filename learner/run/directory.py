@@ -156,7 +156,8 @@ def inputs(directory: Path) -> Inputs | None:
 
 
 def _inputs(config: RunConfig) -> Inputs:
-    reward, adapter = config.implicit_reward, config.adapter
+    reward = config.implicit_reward
+    adapter = config.adapter
     has_anchor = (
         config.algorithm.kl > 0 and adapter.init_from is not None and adapter.reference == "model"
     )

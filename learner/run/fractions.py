@@ -59,7 +59,8 @@ def by_source(
     filtered: Mapping[str, int] | None = None,
 ) -> dict[str, float]:
     """Return reward, accuracy and filtered fraction of every source; one with families has them in all, too."""
-    rewards, outcomes = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    rewards = defaultdict[str, list[float]](list)
+    outcomes = defaultdict[str, list[float]](list)
     for group in groups:
         for name in _names(group.source):
             rewards[name] += group.rewards

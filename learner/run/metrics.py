@@ -80,7 +80,8 @@ class MetricsLog:
     ) -> None:
         """Write the lines of one iteration, and log the alarms that begin with it."""
         now_s = self.since_run_began_s(times.since_start_s)
-        interval_s, self._written_s = now_s - self._written_s, now_s
+        interval_s = now_s - self._written_s
+        self._written_s = now_s
         rollouts = [each for each in status.workers if each.role == "rollout"]
         slopes = [each.probe_slope for each in rollouts if each.probe_slope is not None]
         ages = [batch.iteration - group.version for group in batch.groups]
@@ -151,9 +152,11 @@ def _mean(batch: Batch) -> StageTimes:
 
 
 def _tokens_per_s(batch: Batch, interval_s: float, trained_s: float) -> dict[str, float]:
-    interval_s, trained_s = max(interval_s, 1e-9), max(trained_s, 1e-9)
+    interval_s = max(interval_s, 1e-9)
+    trained_s = max(trained_s, 1e-9)
     lengths = [length for group in batch.groups for length in group.lengths]
-    prompts, sampled = sum(prompt for prompt, _ in lengths), sum(tokens for _, tokens in lengths)
+    prompts = sum(prompt for prompt, _ in lengths)
+    sampled = sum(tokens for _, tokens in lengths)
     completed = sum(group.completion_tokens for group in batch.groups)
     return {
         "rollout": sampled / interval_s,

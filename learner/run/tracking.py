@@ -27,7 +27,8 @@ class Tracking:
 
     def __init__(self, directory: Path) -> None:
         """Start it; it ends with its stdin, also where this process is killed."""
-        self._directory, self._is_lost = directory, False
+        self._directory = directory
+        self._is_lost = False
         command = [
             sys.executable,
             "-P",
