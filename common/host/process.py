@@ -305,11 +305,11 @@ def own(directory: Path) -> TextIO:
     return lock
 
 
-def write_atomically(path: Path, content: str) -> None:
-    """Replace a text file at once: a reader, even after a power cut, sees old or new content."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace a file at once: a reader, even after a power cut, sees old or new content."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(content, encoding="utf-8")
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
         # Without it a name may reach the disk before its content.
         sync(temporary)
         temporary.replace(path)

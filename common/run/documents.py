@@ -1,10 +1,12 @@
 """Documents of a learner that commands read: metrics, advantages, summary."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
 from prefixrl.common.evaluation.accuracy import Interval, Point
+from prefixrl.common.run import json_lines
 from prefixrl.common.run.status import AdmissionStatus, UsageTotal
 from prefixrl.common.wire.messages.groups import StageTimes
 
@@ -240,6 +242,21 @@ def memory_words(ranks: Mapping[str, float]) -> str:
         return ""
     ratio = measured / forecast
     return f"forecast {forecast:.1f} GiB per rank, measured at most {measured:.1f}, a ratio of {ratio:.2f}"
+
+
+def metrics_of(run: Path) -> list[MetricsLine]:
+    """Return the lines of all iterations of a run; raise DataError for a damaged one."""
+    return json_lines.read(run / METRICS_FILE, MetricsLine)
+
+
+def newest_metrics(run: Path, count: int = 1) -> list[MetricsLine]:
+    """Return the last whole lines of the metrics of a run, in order."""
+    return json_lines.newest(run / METRICS_FILE, MetricsLine, count)
+
+
+def summary_of(run: Path) -> Summary | None:
+    """Return the summary of a run, None before its end; raise DataError for a damaged one."""
+    return json_lines.document(run / SUMMARY_FILE, Summary)
 
 
 LEFT_OUT = ("histograms", "engines")

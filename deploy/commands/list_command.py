@@ -13,7 +13,7 @@ from prefixrl.common.errors import UserError
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.worker.command import PATH
 from prefixrl.deploy.runs.checkpoints import PLACE, config_of, flat_settings
-from prefixrl.deploy.runs.tables import cell
+from prefixrl.deploy.runs.tables import cell, figure
 from prefixrl.deploy.view.run_state import runs_below, state_of
 
 ARM_NAMES = {"untrained_adapter": "adapter@0", "trained_adapter": "adapter, trained"}
@@ -57,9 +57,9 @@ def listing(folder: Path) -> Table:
             table.add_row(name, cell(f"unreadable: {fault}"))
             continue
         total = f"/{state.total_iterations}" if state.total_iterations else ""
-        accuracy = _figure(state.accuracy.get("trained_adapter"))
+        accuracy = figure(state.accuracy.get("trained_adapter"))
         table.add_row(
-            name, state.state, f"{state.iterations}{total}", _figure(state.reward), accuracy
+            name, state.state, f"{state.iterations}{total}", figure(state.reward), accuracy
         )
     return table
 
@@ -73,16 +73,12 @@ def comparison(runs: list[Path]) -> Table:
     table = Table("", *(Column(cell(state.directory)) for state in states), box=box.SIMPLE_HEAD)
     table.add_row("state", *(state.state for state in states))
     table.add_row("iterations", *(str(state.iterations) for state in states))
-    table.add_row("reward of the newest iteration", *(_figure(state.reward) for state in states))
+    table.add_row("reward of the newest iteration", *(figure(state.reward) for state in states))
     for arm in dict.fromkeys(chain.from_iterable(state.accuracy for state in states)):
         name = ARM_NAMES.get(arm, arm)
-        table.add_row(f"accuracy, {name}", *(_figure(state.accuracy.get(arm)) for state in states))
+        table.add_row(f"accuracy, {name}", *(figure(state.accuracy.get(arm)) for state in states))
     for key in dict.fromkeys(chain.from_iterable(settings)):
         values = [setting.get(key, "") for setting in settings]
         if key.split(".")[0] not in PLACE and len(set(values)) > 1:
             table.add_row(cell(key), *map(cell, values))
     return table
-
-
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"

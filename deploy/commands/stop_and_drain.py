@@ -11,13 +11,14 @@ import msgspec
 from prefixrl.common.errors import ConfigError, PeerLost, TrainingFault, to_copy
 from prefixrl.common.host.exit_codes import printable
 from prefixrl.common.run.disk import held_bytes, in_mib
+from prefixrl.common.run.documents import newest_metrics
 from prefixrl.common.run.status import StatusDocument, WorkerStatus
 from prefixrl.common.wire.messages.learner import Accepted, DrainWorker, GetStatus, HaltRun, Status
 from prefixrl.common.wire.requester import Requester
 from prefixrl.deploy.runs.checkpoints import run_directory_argument
 from prefixrl.deploy.runs.tables import console
 from prefixrl.deploy.view.console import in_order, workers_table
-from prefixrl.deploy.view.run_state import is_going_on, newest_lines, operator, state_of
+from prefixrl.deploy.view.run_state import is_going_on, operator, state_of
 
 ANSWER_S = 5.0
 TICK_S = 0.2
@@ -131,7 +132,7 @@ def _present_work(directory: Path) -> str:
             document = document_of(asking)
     except (PeerLost, ConfigError):
         return "its broker does not answer, and its learner has not ended"
-    newest = newest_lines(directory)
+    newest = newest_metrics(directory)
     if not document.workers and not newest:
         return "the learner is loading its models"
     lately = f" (the newest one took {newest[0].trained_s:.0f} s)" if newest else ""

@@ -25,6 +25,16 @@ def cell(text: str) -> Text:
     return Text(printable(text))
 
 
+def figure(value: float | None) -> str:
+    """Return a share or a mean for a table, "" for None."""
+    return "" if value is None else f"{value:.3f}"
+
+
+def interval(ends: tuple[float, float]) -> str:
+    """Return the ends of an interval for a table."""
+    return "{:.3f} to {:.3f}".format(*ends)
+
+
 def table_of(columns: Iterable[str], rows: Iterable[Iterable[str]], no_wrap: bool = False) -> Table:
     """Return a table of plain texts; `no_wrap`: cells are not folded."""
     table = Table(*(Column(cell(name), no_wrap=no_wrap) for name in columns), box=box.SIMPLE_HEAD)

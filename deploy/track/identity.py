@@ -17,7 +17,7 @@ def identity_at(directory: Path, tracker: str, make: Callable[[], str]) -> str:
     """Return the id that the run has at a tracker, made at the first time: later trackers go on under it."""
     path = directory / f"{tracker}.json"
     if not path.exists():
-        write_atomically(path, msgspec.json.encode({"id": make()}).decode())
+        write_atomically(path, msgspec.json.encode({"id": make()}))
     return read_json(path, dict[str, str])["id"]
 
 

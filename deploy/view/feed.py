@@ -17,7 +17,7 @@ import msgspec
 
 from prefixrl.common.errors import UserError
 from prefixrl.common.run.directory_format import STARTS_FILE
-from prefixrl.common.run.documents import END_FILE, METRICS_FILE, SUMMARY_FILE
+from prefixrl.common.run.documents import END_FILE, METRICS_FILE, SUMMARY_FILE, newest_metrics
 from prefixrl.deploy.runs.curves import Curves
 from prefixrl.deploy.runs.inspect import newest_groups
 from prefixrl.deploy.runs.report import page_part
@@ -31,7 +31,7 @@ from prefixrl.deploy.runs.samples import (
 )
 from prefixrl.deploy.view.console import RECENT, details, learner_phase, status_line
 from prefixrl.deploy.view.live_view import BrokerView, progress_in
-from prefixrl.deploy.view.run_state import RunStatus, is_locked, newest_lines, state_of
+from prefixrl.deploy.view.run_state import RunStatus, is_locked, state_of
 
 TICK_S, LEAST_PAUSE_S, MOST_PAUSE_S = 1.0, 0.9, 15.0
 """Time between two questions of a viewer, and between two looks at a run, which is shorter: none comes too early."""
@@ -152,7 +152,7 @@ class Feed:
         if (status := self._broker.newest_document()) is None:
             self._ask_after_s = now_s + ASK_AGAIN_S
             return None
-        progress = progress_in(self._run, newest_lines(self._run, RECENT))
+        progress = progress_in(self._run, newest_metrics(self._run, RECENT))
         return {
             "line": status_line(status, progress),
             "phase": learner_phase(status, progress),

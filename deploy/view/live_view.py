@@ -9,7 +9,7 @@ from rich.live import Live
 
 from prefixrl.common.errors import ConfigError, PeerLost, Refusal
 from prefixrl.common.host.exit_codes import printable
-from prefixrl.common.run.documents import AlarmSpans, MetricsLine
+from prefixrl.common.run.documents import AlarmSpans, MetricsLine, newest_metrics
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
 from prefixrl.common.wire.messages.learner import GetStatus, Status
@@ -23,7 +23,6 @@ from prefixrl.deploy.view.console import (
     progress_of,
     status_line,
 )
-from prefixrl.deploy.view.run_state import newest_lines
 
 REFRESH_S = 0.5
 LINE_S, SILENT_S = 10.0, 60.0
@@ -38,7 +37,7 @@ def progress_in(directory: Path, recent: Sequence[MetricsLine]) -> Progress:
 def render(document: bytes, directory: Path) -> None:
     """Print a status document."""
     status = msgspec.json.decode(document, type=StatusDocument)
-    console().print(picture(status, progress_in(directory, newest_lines(directory, RECENT))))
+    console().print(picture(status, progress_in(directory, newest_metrics(directory, RECENT))))
 
 
 class BrokerView:
@@ -115,7 +114,7 @@ class View:
         document = self.document = self._broker.newest_document()
         if document is None:
             return
-        recent = newest_lines(self._directory, RECENT)
+        recent = newest_metrics(self._directory, RECENT)
         for text in self._alarms_begun(recent):
             self.announce(f"ALARM {text}")
         progress = progress_in(self._directory, recent)

@@ -89,8 +89,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
 def state_of(run: Path) -> RunStatus:
     """Return the state of one run; raises ConfigError if there is no run, or a run of another release."""
     config = config_of(run, ())
-    newest = next(iter(newest_lines(run)), None)
-    summary = json_lines.document(run / documents.SUMMARY_FILE, documents.Summary)
+    newest = next(iter(documents.newest_metrics(run)), None)
+    summary = documents.summary_of(run)
     is_running = is_locked(run)
     end = None if is_running else json_lines.document(run / documents.END_FILE, documents.RunEnd)
     total = config.algorithm.iterations or _iterations_by_epochs(run, config)
@@ -219,15 +219,10 @@ def fetch(run: Path, answer_s: float = 3.0) -> bytes:
 def rung_alarms(run: Path) -> list[str]:
     """Return the alarms that rang in a run, a line each, from its files."""
     try:
-        lines = json_lines.read(run / documents.METRICS_FILE, documents.MetricsLine)
+        lines = documents.metrics_of(run)
     except DataError:
         return []  # the damage is told by the commands that need every line
     return [documents.alarm_words(each) for each in documents.alarm_spans(lines)]
-
-
-def newest_lines(run: Path, count: int = 1) -> list[documents.MetricsLine]:
-    """Return the last complete lines of metrics.jsonl, in order."""
-    return json_lines.newest(run / documents.METRICS_FILE, documents.MetricsLine, count)
 
 
 def log_tail(path: Path, count: int) -> list[str]:

@@ -101,7 +101,7 @@ class Arms:
         sampled = Counter(tokenizer.without_stop(token_ids(row.tokens)).tobytes() for row in rows)
         for tokens, _ in sampled.most_common(self._config.evaluation.sampled_candidates):
             texts.setdefault(tokenizer.text(token_ids(tokens)), tokens)
-        document = msgspec.json.encode(texts).decode()
+        document = msgspec.json.encode(texts)
         self.requests.keep(
             lambda: write_atomically(self._candidates_file, document), self._candidates_file.name
         )

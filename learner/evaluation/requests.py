@@ -243,7 +243,7 @@ class EvaluationRequests:
 
     def _write(self, request: Evaluate, rows: Sequence[EvaluatedRow]) -> None:
         self._answered[request.name] = digest(request)
-        answered = msgspec.json.encode(self._answered).decode()
+        answered = msgspec.json.encode(self._answered)
 
         def write() -> None:
             json_lines.write(self.path(request.name), rows)

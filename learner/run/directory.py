@@ -99,24 +99,22 @@ class RunDirectory:
         finally:
             # The disk may be full: that is no reason to hide why the run ended.
             with contextlib.suppress(OSError):
-                write_atomically(path, msgspec.json.encode(end).decode())
+                write_atomically(path, msgspec.json.encode(end))
 
     def _adopt_inputs(self, present: "Inputs") -> None:
         earlier = inputs(self.path) or present
-        # What an earlier release did not record is taken as it is now.
-        recorded = {
-            name: was for name in Inputs.__struct_fields__ if (was := getattr(earlier, name))
-        }
-        names = [name for name, was in recorded.items() if was != getattr(present, name)]
-        if changed := ", ".join(
-            KEYS_OF_INPUTS.get(name, name.replace("_", ".", 1)) for name in names
-        ):
+        names = [
+            KEYS_OF_INPUTS.get(name, name.replace("_", ".", 1))
+            for name in Inputs.__struct_fields__
+            # What an earlier release did not record is taken as it is now.
+            if getattr(earlier, name) not in (None, (), "", getattr(present, name))
+        ]
+        if changed := ", ".join(names):
             raise ConfigError(
                 f"{self.path} holds a run whose input files were others: {changed} changed since it began; {REMEDY}"
             )
-        write_atomically(
-            self.path / "inputs.json", msgspec.json.format(msgspec.json.encode(present)).decode()
-        )
+        document = msgspec.json.format(msgspec.json.encode(present))
+        write_atomically(self.path / "inputs.json", document)
 
 
 class Inputs(msgspec.Struct, frozen=True):

@@ -64,24 +64,25 @@ def by_source(
     for group in groups:
         for name in _names(group.source):
             rewards[name] += group.rewards
-            outcomes[name] += (
-                group.outcomes or group.rewards
-            )  # with step rewards an answer's reward is no verdict
-    figures = {f"reward/{name}": sum(each) / len(each) for name, each in rewards.items() if each}
-    figures |= {
-        f"accuracy/{name}": sum(map(is_right, each)) / len(each)
-        for name, each in outcomes.items()
-        if each
+            # With step rewards an answer's reward is no verdict.
+            outcomes[name] += map(is_right, group.outcomes or group.rewards)
+    figures = {
+        f"{figure}/{name}": sum(values) / len(values)
+        for figure, values_by_name in (("reward", rewards), ("accuracy", outcomes))
+        for name, values in values_by_name.items()
+        if values
     }
-    judged: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for is_filtered, counts in enumerate((passed or {}, filtered or {})):
+    filtered_groups = Counter[str]()
+    judged_groups = Counter[str]()
+    for source, count in (filtered or {}).items():
+        filtered_groups.update(dict.fromkeys(_names(source), count))
+    for counts in (passed or {}, filtered or {}):
         for source, count in counts.items():
-            for name in _names(source):
-                judged[name][is_filtered] += count
+            judged_groups.update(dict.fromkeys(_names(source), count))
     return figures | {
-        f"filtered_fraction/{name}": each[1] / sum(each)
-        for name, each in judged.items()
-        if sum(each)
+        f"filtered_fraction/{name}": filtered_groups[name] / count
+        for name, count in judged_groups.items()
+        if count
     }
 
 
@@ -91,13 +92,12 @@ def is_right(reward: float) -> bool:
 
 
 def _names(source: str) -> list[str]:
-    whole = source.partition("/")[0]
-    return list(dict.fromkeys(name for name in (whole, source) if name))
+    return sorted({source.partition("/")[0], source} - {""})
 
 
 def statuses(groups: Sequence[BatchGroup]) -> dict[str, int]:
     """Return the texts of a batch's groups by verdict."""
-    counts: Counter[str] = Counter()
+    counts = Counter[str]()
     for group in groups:
         counts.update(group.statuses)
     return dict(counts)

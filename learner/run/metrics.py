@@ -56,11 +56,12 @@ class MetricsLog:
         self._advantages = directory / ADVANTAGES_FILE
         _keep_before(self._metrics, MetricsLine, iteration)
         _keep_before(self._advantages, AdvantageLine, iteration)
-        lines = self.lines()
         self._alarms = Alarms()
-        for line in lines:
+        self._before_s = 0.0
+        for line in self.lines():
             self._alarms.new_sentences(line.iteration, line.figures)
-        self._before_s = self._written_s = lines[-1].since_start_s if lines else 0.0
+            self._before_s = line.since_start_s
+        self._written_s = self._before_s
 
     def lines(self) -> list[MetricsLine]:
         """Return the lines of all iterations so far, by this learner process or an earlier process."""
@@ -155,13 +156,12 @@ def _tokens_per_s(batch: Batch, interval_s: float, trained_s: float) -> dict[str
     interval_s = max(interval_s, 1e-9)
     trained_s = max(trained_s, 1e-9)
     lengths = [length for group in batch.groups for length in group.lengths]
-    prompts = sum(prompt for prompt, _ in lengths)
     sampled = sum(tokens for _, tokens in lengths)
     completed = sum(group.completion_tokens for group in batch.groups)
     return {
         "rollout": sampled / interval_s,
         "scorer": completed / interval_s,
-        "learner": (prompts + sampled) / trained_s,
+        "learner": sum(map(sum, lengths)) / trained_s,
     }
 
 
