@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,20 +110,18 @@ def place(processes: Sequence[Process], gpu_count: int) -> Placement:
     return placed
 
 
-def neighbours(placed: Mapping[str, tuple[int, ...]]) -> dict[int, list[str]]:
+def neighbours(placed: Placement) -> dict[int, list[str]]:
     """Return the processes of each GPU that has any."""
     gpus = sorted(set().union(*placed.values()))
     return {gpu: [name for name, chosen in placed.items() if gpu in chosen] for gpu in gpus}
 
 
-def described(placed: Mapping[str, tuple[int, ...]]) -> str:
+def described(placed: Placement) -> str:
     """Return one sentence for a person."""
     return "; ".join(f"GPU {gpu}: {', '.join(names)}" for gpu, names in neighbours(placed).items())
 
 
-def visible(
-    placed: Mapping[str, tuple[int, ...]], gpus: Sequence[str], name: str
-) -> dict[str, str]:
+def visible(placed: Placement, gpus: Sequence[str], name: str) -> dict[str, str]:
     """Return the environment that shows a process its GPUs; the learner's has the placement, too."""
     if not gpus:
         return {}
@@ -131,7 +129,7 @@ def visible(
     return environment | ({VARIABLE: written(placed)} if name == LEARNER else {})
 
 
-def written(placed: Mapping[str, tuple[int, ...]]) -> str:
+def written(placed: Placement) -> str:
     """Return a placement as one argument of a command."""
     return ";".join(f"{name}={','.join(map(str, gpus))}" for name, gpus in placed.items())
 

@@ -12,7 +12,6 @@ from prefixrl.common.host.exit_codes import printable
 from prefixrl.common.run.documents import AlarmSpans, MetricsLine, newest_metrics
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
-from prefixrl.common.wire.messages.learner import GetStatus, Status
 from prefixrl.common.wire.requester import Requester
 from prefixrl.deploy.runs.tables import console
 from prefixrl.deploy.view.console import (
@@ -23,6 +22,7 @@ from prefixrl.deploy.view.console import (
     progress_of,
     status_line,
 )
+from prefixrl.deploy.view.run_state import document_of
 
 REFRESH_S = 0.5
 LINE_S, SILENT_S = 10.0, 60.0
@@ -56,9 +56,7 @@ class BrokerView:
                 self._requester = Requester(
                     address_in(self._directory, "operator"), "operator", answer_s=1.0
                 )
-            return msgspec.json.decode(
-                self._requester.ask_broker(GetStatus(), Status)[0].document, type=StatusDocument
-            )
+            return document_of(self._requester)
         except (PeerLost, Refusal, ConfigError):
             return None
 
@@ -125,11 +123,9 @@ class View:
 
     def _is_line_due(self, document: StatusDocument, now_s: float) -> bool:
         """Return True at a change of phase or of the workers in trouble, and at intervals."""
-        phase = (
-            document.learner_phase
-            if document.learner_phase in ("loading", "ending")
-            else "training"
-        )
+        phase = document.learner_phase
+        if phase not in ("loading", "ending"):
+            phase = "training"
         held_up = frozenset(each.name for each in document.workers if is_held_up(each))
         now = (phase, held_up, document.iteration, document.evaluations.get("judged"))
         passed_s = now_s - self._line_s
@@ -146,11 +142,8 @@ class View:
     def _alarms_begun(self, lines: Sequence[MetricsLine]) -> list[str]:
         """Return the alarms that began since the last call; at first, those that ring still."""
         earlier = len(self._alarms.found)
-        for line in (
-            lines[-1:]
-            if self._seen is None
-            else [each for each in lines if each.iteration > self._seen]
-        ):
-            self._alarms.add(line.iteration, line.alarms)
-            self._seen = line.iteration
+        for line in lines[-1:] if self._seen is None else lines:
+            if self._seen is None or line.iteration > self._seen:
+                self._alarms.add(line.iteration, line.alarms)
+                self._seen = line.iteration
         return [f"iteration {each.first}: {each.text}" for each in self._alarms.found[earlier:]]

@@ -3,7 +3,7 @@
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +13,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, DataError, Halted, PeerLost, to_copy
 from prefixrl.common.run import documents, json_lines
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
+from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
 from prefixrl.common.wire.messages.learner import GetStatus, Status
 from prefixrl.common.wire.requester import Requester
@@ -48,7 +49,11 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         """Return in one or two sentences how the run ended, and the command that resumes it."""
         directory = Path(self.directory)
-        at = f"{self.iterations}{f' of {self.total_iterations}' if self.total_iterations else ''}"
+        at = (
+            f"{self.iterations} of {self.total_iterations}"
+            if self.total_iterations
+            else str(self.iterations)
+        )
         log = directory / LEARNER_LOG
         see = f" (see {log})" if log.exists() else ""
         again = to_copy("prefixrl resume", directory)
@@ -60,9 +65,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
                 page = directory / "report.html"
                 how = to_copy("prefixrl report", directory)
                 report = f"report: {page}" if page.exists() else f"{how} writes its report"
-                return f"finished: {at} iterations; {report}" + (
-                    f"\n{accuracy}" if accuracy else ""
-                )
+                return f"finished: {at} iterations; {report}\n{accuracy}".rstrip()
             case "stopped":
                 return f"stopped at iteration {at}, and saved; {again} resumes it"
             case "failed":
@@ -72,12 +75,9 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
                 )
             case "killed":
                 words = log_tail(log, 1) if log.exists() else []
-                newest = newest_checkpoint(directory)
-                newest_words = (
-                    f" ({newest} iterations)"
-                    if newest
-                    else ", of which there is none: from the beginning"
-                )
+                newest_words = ", of which there is none: from the beginning"
+                if newest := newest_checkpoint(directory):
+                    newest_words = f" ({newest} iterations)"
                 return (
                     f"killed at iteration {at}: the learner left no word of its end{see}"
                     f"{f'; the newest line there: {words[0].strip()[:MOST_WORDS]}' if words else ''}\n"
@@ -201,10 +201,14 @@ def operator(run: Path, answer_s: float = 3.0) -> Iterator[Requester]:
     except PeerLost as error:
         remedy = f"is the learner running? ({to_copy('prefixrl resume', run)} resumes the run)"
         raise PeerLost("\n".join([f"{error}; {remedy}", *rung_alarms(run)])) from None
-    try:
+    with closing(requester):
         yield requester
-    finally:
-        requester.close()
+
+
+def document_of(asking: Requester) -> StatusDocument:
+    """Return the state of the run now."""
+    document = asking.ask_broker(GetStatus(), Status)[0].document
+    return msgspec.json.decode(document, type=StatusDocument)
 
 
 def fetch(run: Path, answer_s: float = 3.0) -> bytes:

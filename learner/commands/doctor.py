@@ -44,13 +44,11 @@ def _cuda(config: RunConfig) -> str:
     from prefixrl.common.host.cuda import driver, has_cuda
 
     used = [role for role in ("learner", "rollout", "scorer") if config.gpus_of(role)]
-    if not any(
-        [has_cuda("cuda" if gpus_here() else getattr(config, role).device, role) for role in used]
-    ):
+    devices = {role: "cuda" if gpus_here() else getattr(config, role).device for role in used}
+    if not any([has_cuda(device, role) for role, device in devices.items()]):
         return f"torch {torch.__version__} on the CPU"
-    count = torch.cuda.device_count()
-    name = torch.cuda.get_device_name(0)
-    return f"torch {torch.__version__}, CUDA {torch.version.cuda}, {count} x {name}; driver: {driver()}"
+    gpus = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+    return f"torch {torch.__version__}, CUDA {torch.version.cuda}, {gpus}; driver: {driver()}"
 
 
 def _engines(config: RunConfig) -> str:
@@ -63,10 +61,6 @@ def _engines(config: RunConfig) -> str:
             module, _, function = record.check.partition(":")
             words.append(f"{name} {getattr(importlib.import_module(module), function)()}")
     return "; ".join(words) or "no package is needed"
-
-
-def _plugins(_config: RunConfig) -> str:
-    return "; ".join(loaded_plugins()) or "none is installed"
 
 
 def _sandbox(config: RunConfig) -> str:
@@ -82,9 +76,8 @@ def _sandbox(config: RunConfig) -> str:
 
 
 def _locks(config: RunConfig) -> str:
-    folder = next(
-        each for each in (Path(config.directory).absolute() / "any").parents if each.is_dir()
-    )
+    directory = Path(config.directory).absolute()
+    folder = next(filter(Path.is_dir, (directory, *directory.parents)))
     with tempfile.TemporaryDirectory(dir=folder) as inner:
         own(Path(inner)).close()
     return f"{folder} has them"
@@ -110,7 +103,7 @@ def _broker(config: RunConfig) -> str:
 CHECKS: dict[str, Callable[[RunConfig], str | None]] = {
     "CUDA": _cuda,
     "engines": _engines,
-    "plug-ins": _plugins,
+    "plug-ins": lambda _: "; ".join(loaded_plugins()) or "none is installed",
     "sandbox": _sandbox,
     "file locks": _locks,
     "/dev/shm": _shared_memory,

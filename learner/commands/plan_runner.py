@@ -67,12 +67,14 @@ def answer(plan: OfflinePlan, config: RunConfig) -> None:
 @contextmanager
 def serving(config: RunConfig) -> Iterator[tuple[BrokerClient, StopSignal]]:
     """Run a broker that trains nothing; yield a client and what ends its waits; stop the workers after it."""
-    with closing(Servers(config, Path(config.directory), 0, trains=False)) as servers:
+    with (
+        closing(Servers(config, Path(config.directory), 0, trains=False)) as servers,
         # An operator that halts the broker does not end the wait: its client learns of it, the caller does not.
-        with closing(BrokerClient(servers.address, StopSignal(servers=servers))) as client:
-            yield client, StopSignal(servers=servers)
-            servers.expect_end()
-            client.stop("everything is judged")
+        closing(BrokerClient(servers.address, StopSignal(servers=servers))) as client,
+    ):
+        yield client, StopSignal(servers=servers)
+        servers.expect_end()
+        client.stop("everything is judged")
 
 
 @click.command()
