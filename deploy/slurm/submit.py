@@ -41,18 +41,18 @@ def with_memory(configs: Sequence[RunConfig]) -> list[RunConfig]:
         raise ConfigError(forecast.stderr.removeprefix("error: ").strip())
     completed = []
     for config, needed in zip(configs, json.loads(forecast.stdout), strict=True):
-        slurm = config.slurm
-        for role, gib in needed.items():
-            slurm = slurm.model_copy(
-                update={role: getattr(slurm, role).model_copy(update={"memory_gib": gib})}
-            )
+        sections = {
+            role: getattr(config.slurm, role).model_copy(update={"memory_gib": gib})
+            for role, gib in needed.items()
+        }
+        slurm = config.slurm.model_copy(update=sections)
         completed.append(config.model_copy(update={"slurm": slurm}))
     return completed
 
 
 def scripts_of(run: RunOnSlurm, layout: Layout) -> dict[Script, str]:
     """Return the scripts by name; with `het` the arrays are there too, for `prefixrl scale`."""
-    apart: dict[Script, str] = {role: text for role, text in arrays(run).items()}
+    apart: dict[Script, str] = {**arrays(run)}
     if layout == "het":
         del apart["learner"]
         apart["run"] = heterogeneous(run)

@@ -31,9 +31,8 @@ def checkpoint_bytes(plan: RankPlan) -> int:
 
 def most_bytes(plan: RankPlan, checkpoints: int) -> int:
     """Return the most that checkpoints and versions take, one checkpoint being written."""
-    return (checkpoints + 1) * checkpoint_bytes(
-        plan
-    ) + VERSIONS * plan.parameters * plan.dtype_bytes
+    versions = VERSIONS * plan.parameters * plan.dtype_bytes
+    return (checkpoints + 1) * checkpoint_bytes(plan) + versions
 
 
 def most_kept(config: RunConfig) -> int:

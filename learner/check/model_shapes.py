@@ -75,9 +75,8 @@ def parameters(model: str) -> tuple[int, str] | None:
     None where a hub name says neither the number nor the bits of a weight, and no config on this host tells.
     """
     if has_weights(model):
-        return sum(
-            math.prod(each.shape) for each in tensor_headers(model, model).values()
-        ), "from its files"
+        headers = tensor_headers(model, model).values()
+        return sum(math.prod(each.shape) for each in headers), "from its files"
     name = model.rsplit("/", 1)[-1]
     if QUANTISED.search(name):
         return None
@@ -120,11 +119,7 @@ def _counted(folder: str) -> int | None:
 
 def _published(model: str) -> ModelShape | None:
     name = model.rsplit("/", 1)[-1]
-    return next(
-        (
-            shape
-            for known, shape in PUBLISHED.items()
-            if re.match(rf"{re.escape(known)}(-|$)", name)
-        ),
-        None,
-    )
+    for beginning, shape in PUBLISHED.items():
+        if name == beginning or name.startswith(f"{beginning}-"):
+            return shape
+    return None
