@@ -4,7 +4,6 @@ import contextlib
 import logging
 import math
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 
 from prefixrl.common.config.learner import LogConfig
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.grouping import grouped
 from prefixrl.common.host.memory_use import memory_now
 from prefixrl.common.run.documents import MetricsLine, columns, newest_metrics
 
@@ -39,11 +39,8 @@ class Number(NamedTuple):
 
 def text_of(numbers: Iterable[Number]) -> str:
     """Return numbers in the text format; those of one name stand together."""
-    by_name = defaultdict[str, list[Number]](list)
-    for number in numbers:
-        by_name[number.name].append(number)
     lines = []
-    for name, same_name in by_name.items():
+    for name, same_name in grouped((number.name, number) for number in numbers).items():
         lines.append(f"# TYPE {name} {same_name[0].kind}")
         for number in same_name:
             labels = ",".join(

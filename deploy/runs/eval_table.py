@@ -1,12 +1,13 @@
 """The table of `prefixrl eval`: lines per set, arm and decoding, and over several runs."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations, compress
 from operator import itemgetter
 
 from prefixrl.common.evaluation.accuracy import CHOICES, difference, over_runs
 from prefixrl.common.evaluation.plans import ArmResult
+from prefixrl.common.grouping import grouped
 from prefixrl.deploy.runs.tables import cell, console, figure, interval, table_of
 
 SAMPLED_NOTE = (
@@ -79,9 +80,9 @@ def _searched(results: list[ArmResult]) -> list[tuple[str, ...]]:
 
 def _pairs(results: list[ArmResult]) -> list[tuple[str, ...]]:
     """Return a line for every two arms that answered the same problems in the same way."""
-    together: dict[tuple[str, str, str], list[ArmResult]] = defaultdict(list)
-    for result in results:
-        together[result.set, result.decoding, result.questions_digest].append(result)
+    together = grouped(
+        ((result.set, result.decoding, result.questions_digest), result) for result in results
+    )
     lines = []
     for (name, decoding, _), group in together.items():
         has_runs = len({result.run for result in group}) > 1
@@ -144,9 +145,7 @@ def _lines(results: list[ArmResult]) -> list[tuple[str, ...]]:
 
 def _over_runs(results: list[ArmResult]) -> list[list[ArmResult]]:
     """Return the results of one arm on one set over several runs."""
-    together: dict[tuple[str, str, str], list[ArmResult]] = defaultdict(list)
-    for result in results:
-        together[result.set, result.arm, result.decoding].append(result)
+    together = grouped(((result.set, result.arm, result.decoding), result) for result in results)
     return [each for each in together.values() if 1 < len({one.run for one in each}) == len(each)]
 
 

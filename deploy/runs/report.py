@@ -29,7 +29,7 @@ from prefixrl.deploy.runs.eval_table import PAIR_COLUMNS, PAIRS_NOTE, pair_figur
 from prefixrl.deploy.runs.inspect import TrainedGroup, trained_groups
 from prefixrl.deploy.runs.report_page import page
 from prefixrl.deploy.runs.samples import SAMPLES, ShownSamples, commonest, decoder, shown_samples
-from prefixrl.deploy.runs.tables import cell, figure, interval, table_of
+from prefixrl.deploy.runs.tables import cell, counted, figure, interval, table_of
 
 CHANCE = 0.05
 """Most chance of so unequal numbers of problems at which a gain or a loss is shown."""
@@ -137,7 +137,7 @@ def _facts(summary: documents.Summary) -> list[tuple[str, str]]:
         for arm in documents.ARMS
         if summary.accuracy_interval.get(arm) == "bootstrap"
     ]
-    crossed = f"{_counted(ages.token_histogram)}; {ages.crossed_fraction:.1%} of the rows crossed an update"
+    crossed = f"{counted(ages.token_histogram)}; {ages.crossed_fraction:.1%} of the rows crossed an update"
     facts = {
         "means of rewards, with bootstrap intervals": ", ".join(means),
         "evaluations that are incomplete": ", ".join(summary.evaluations_incomplete),
@@ -145,10 +145,10 @@ def _facts(summary: documents.Summary) -> list[tuple[str, str]]:
         "best fixed prefix": fixed,
         "trained rows cut by the length limit": f"{summary.truncated_fraction:.1%}",
         "groups": ", ".join(f"{count} {name}" for name, count in summary.groups.items()),
-        "trained groups by age in versions": f"{_counted(ages.histogram)} ({rule})",
+        "trained groups by age in versions": f"{counted(ages.histogram)} ({rule})",
         "trained tokens by age in versions": crossed if ages.crossed_fraction else "",
         "versions": f"{summary.versions}, {summary.optimizer_steps} optimiser steps",
-        "uploads": _counted(summary.uploads),
+        "uploads": counted(summary.uploads),
         "busy": busy,
         "engines": engines,
         "the target's endpoint": str(summary.endpoint or ""),
@@ -156,10 +156,6 @@ def _facts(summary: documents.Summary) -> list[tuple[str, str]]:
         "time": f"{summary.wall_s:.0f} s; a publication held the learner up for {summary.publish_s:.2g} s",
     }
     return [(name, text) for name, text in facts.items() if text]
-
-
-def _counted(histogram: dict[str, int]) -> str:
-    return ", ".join(f"{age}: {count}" for age, count in histogram.items())
 
 
 def page_part(directory: Path) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """Tables of plain texts, for a terminal or a file."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich import box
 from rich.console import Console
@@ -33,6 +33,11 @@ def figure(value: float | None) -> str:
 def interval(ends: tuple[float, float]) -> str:
     """Return the ends of an interval for a table."""
     return "{:.3f} to {:.3f}".format(*ends)
+
+
+def counted(histogram: Mapping[str, int]) -> str:
+    """Return counts by name, as `0: 3, 1: 2`."""
+    return ", ".join(f"{name}: {count}" for name, count in histogram.items())
 
 
 def table_of(columns: Iterable[str], rows: Iterable[Iterable[str]], no_wrap: bool = False) -> Table:

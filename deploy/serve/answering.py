@@ -39,18 +39,8 @@ class Model:
     renderer: Renderer
 
 
-@dataclass(frozen=True)
-class Prompted:
-    """A problem as the models read it."""
-
-    adapter: TokenIds
-    target: TokenIds | None
-    """None in direct mode."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the prompt of the model that ends the answer."""
-        return (self.adapter if self.target is None else self.target).size
+Prompts = list[TokenIds]
+"""The prompts of one problem, that of the model that ends the answer last: the adapter's, then the target's if any."""
 
 
 class Answering:
@@ -82,13 +72,13 @@ class Answering:
         """The loaded models."""
         return [self._adapter] if self._target is None else [self._adapter, self._target]
 
-    async def prompts(self, request: ApiRequest) -> list[Prompted]:
+    async def prompts(self, request: ApiRequest) -> list[Prompts]:
         """Render every problem; raises ApiError for one that is too long."""
         return await asyncio.get_running_loop().run_in_executor(
             self._tokenizing, self._prompts, request
         )
 
-    def _prompts(self, request: ApiRequest) -> list[Prompted]:
+    def _prompts(self, request: ApiRequest) -> list[Prompts]:
         prompts = []
         for problem in request.problems:
             try:
@@ -102,10 +92,10 @@ class Answering:
                 raise ApiError(
                     400, f"{name}: {error}; {remedy}", name, "context_length_exceeded"
                 ) from None
-            prompts.append(Prompted(rendered[0], None if self._target is None else rendered[1]))
+            prompts.append(rendered)
         return prompts
 
-    async def answer(self, request: ApiRequest, prompts: list[Prompted], emit: Emit) -> None:
+    async def answer(self, request: ApiRequest, prompts: list[Prompts], emit: Emit) -> None:
         """Write all answers, side by side; `emit` gets their parts."""
         seed = secrets.randbits(63) if request.seed is None else request.seed
         try:
@@ -127,10 +117,10 @@ class Answering:
         config = self._config
         request = answer.request
         room = self._adapter.engine.most_positions
-        most = min(config.max_sampled_tokens, room - answer.prompt.adapter.size)
+        most = min(config.max_sampled_tokens, room - answer.prompts[0].size)
         limit = most if request.max_tokens is None else min(most, request.max_tokens)
         row = SharedRow(
-            answer.prompt.adapter,
+            answer.prompts[0],
             answer.draws("prefix", limit),
             answer.sampling(config.rollout_sampling(0.0), limit),
             self._adapter.renderer.stop_tokens,
@@ -146,8 +136,7 @@ class Answering:
         limit = self._completion_tokens
         if request.max_tokens is not None:
             limit = min(limit, request.max_tokens - prefix.size)
-        assert answer.prompt.target is not None
-        tokens = np.concatenate([answer.prompt.target, prefix])
+        tokens = np.concatenate([answer.prompts[-1], prefix])
         limit = min(limit, self._target.engine.most_positions - tokens.size)
         row = SharedRow(
             tokens,
@@ -198,7 +187,7 @@ class _Answer:
     """One requested answer."""
 
     request: ApiRequest
-    prompt: Prompted
+    prompts: Prompts
     seed: int
     index: int
     """Its number among all answers of the request."""

@@ -4,7 +4,6 @@ Accuracy is greedy, on the held-out problems. The best evaluation of a run was c
 for it; means are over the last versions, which nothing chose.
 """
 
-from collections import defaultdict
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -15,6 +14,7 @@ from prefixrl.common.config.load import CONFIG_FILE
 from prefixrl.common.config.section import toml
 from prefixrl.common.errors import UserError
 from prefixrl.common.evaluation.accuracy import EvaluatedRow, accuracy, over_runs
+from prefixrl.common.grouping import grouped
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.documents import summary_of
 from prefixrl.deploy.runs.tables import console, figure, interval, table_of
@@ -108,11 +108,14 @@ def print_tables(sweep: Sweep) -> None:
 
 def _over_seeds(results: list[RunResult], axes: list[str]) -> Table:
     """Return a line per setting that several finished runs share, the best mean first."""
-    groups: dict[object, list[RunResult]] = defaultdict(list)
-    for result in results:
-        settings = {key: toml(value) for key, value in result.run.values.items() if key != SEED}
-        if result.last is not None:
-            groups[tuple(sorted(settings.items()))].append(result)
+    groups = grouped(
+        (
+            frozenset((key, toml(value)) for key, value in each.run.values.items() if key != SEED),
+            each,
+        )
+        for each in results
+        if each.last is not None
+    )
     rows = []
     several = [
         (over_runs([each.last or 0.0 for each in group]), group)

@@ -9,11 +9,12 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from prefixrl.common.grouping import grouped
 from prefixrl.common.host.exit_codes import printable
 from prefixrl.common.run.documents import MetricsLine, memory_words
 from prefixrl.common.run.status import StatusDocument, WorkerStatus
 from prefixrl.common.wire.messages.worker import MemoryUse
-from prefixrl.deploy.runs.tables import cell
+from prefixrl.deploy.runs.tables import cell, counted
 from prefixrl.deploy.view.bottleneck import bottleneck_words
 from prefixrl.deploy.view.stalls import stall_of
 
@@ -249,9 +250,7 @@ def details(document: StatusDocument, progress: Progress) -> Iterator[tuple[str,
     yield "bottleneck", _bottleneck(document, newest) if newest else ""
     yield "groups", counts_in_words(document.queues)
     if document.total_iterations:
-        ages = (
-            ", ".join(f"{age}: {count}" for age, count in document.age_histogram.items()) or "none"
-        )
+        ages = counted(document.age_histogram) or "none"
         yield (
             "trained groups by age",
             f"{ages}; mean age {document.mean_age:.2f}, window {document.window}",
@@ -265,11 +264,9 @@ def details(document: StatusDocument, progress: Progress) -> Iterator[tuple[str,
         )
         yield "drift by age", "; ".join(drift)
     if document.crossed_fraction:
-        tokens = ", ".join(f"{age}: {count}" for age, count in document.token_age_histogram.items())
-        yield (
-            "trained tokens by age",
-            f"{tokens}; {document.crossed_fraction:.1%} of the rows crossed an update",
-        )
+        tokens = counted(document.token_age_histogram)
+        crossed = f"{document.crossed_fraction:.1%} of the rows crossed an update"
+        yield "trained tokens by age", f"{tokens}; {crossed}"
     yield "ended untrained", counts_in_words(document.causes)
     if document.filter:
         yield "the filter let pass", f"{document.filter.passed} of {document.filter.judged}"
@@ -294,15 +291,11 @@ def _bottleneck(document: StatusDocument, newest: MetricsLine) -> str:
 
 def _memory(sizes: Mapping[str, MemoryUse]) -> str:
     """Return the memory of each process, of the workers of a role together."""
-    kinds: dict[str, list[str]] = {}
-    for name in sizes:
-        kinds.setdefault(name.partition("-")[0], []).append(name)
     sizes_in_words = []
-    for kind, names in kinds.items():
+    for kind, names in grouped((name.partition("-")[0], name) for name in sizes).items():
         size_mib = sum(sizes[name].share_bytes for name in names) / 2**20
-        sizes_in_words.append(
-            f"{names[0] if len(names) == 1 else f'{len(names)} {kind}s'} {size_mib:,.0f} MiB"
-        )
+        processes = names[0] if len(names) == 1 else f"{len(names)} {kind}s"
+        sizes_in_words.append(f"{processes} {size_mib:,.0f} MiB")
     return ", ".join(sizes_in_words)
 
 

@@ -60,7 +60,7 @@ def host_gib(config: RunConfig, role: str) -> int:
 
 if __name__ == "__main__":
     with exit_codes():
-        needed = []
+        needed: list[dict[str, int]] = []
         for line in sys.stdin:
             config = from_json(line, "the config")
             needed.append({})

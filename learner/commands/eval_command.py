@@ -1,6 +1,5 @@
 """The arms of `prefixrl eval`: judges adapters and fixed prefixes on held-out problems."""
 
-from collections import defaultdict
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -16,11 +15,11 @@ from prefixrl.common.evaluation.plans import (
     EvaluationResults,
     OfflinePlan,
 )
+from prefixrl.common.grouping import grouped
 from prefixrl.common.prompts.rendering import texts_of
 from prefixrl.common.wire.packing import pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.data import problems
-from prefixrl.learner.data.problems import Problem
 from prefixrl.learner.evaluation.clustering import representatives
 from prefixrl.learner.evaluation.majority import with_votes
 from prefixrl.learner.evaluation.requests import (
@@ -51,9 +50,7 @@ class CheckpointEvaluation:
         folder = Path(config.directory) / "evaluations"
         folder.mkdir(exist_ok=True)
         self._requests = EvaluationRequests(config, client, folder, 0, plan.version, stop)
-        held_out = defaultdict[str, list[Problem]](list)
-        for problem in problems.held_out(config):
-            held_out[problem.source].append(problem)
+        held_out = grouped((problem.source, problem) for problem in problems.held_out(config))
         most = config.evaluation.problems
         self._sets = {name: members[:most] for name, members in held_out.items()}
         training = problems.training(config)
