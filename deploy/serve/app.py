@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 MOST_BODY_BYTES = 2**20
 BODY_S = 20.0
 """Longest time for a body to arrive."""
-RETRY_S = 1
 JSON = "application/json"
 ROUTES = "GET /health, GET /v1/models, POST /v1/completions, POST /v1/chat/completions"
 Handler = Callable[[Request, Send], Awaitable[None]]
@@ -70,12 +69,12 @@ class CompletionService:
         return Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route})
 
     async def _health(self, request: Request, send: Send) -> None:
-        engines = {model.engine.name: model.engine for model in self._answering.models}
-        is_well = all(engine.fault is None for engine in engines.values())
+        engines = [model.engine for model in self._answering.models]
+        is_well = all(engine.fault is None for engine in engines)
         document = {
             "status": "ok" if is_well else "failed",
             "open_answers": self.open_rows,
-            "engine_rows": {name: engine.rows for name, engine in engines.items()},
+            "engine_rows": {engine.name: engine.rows for engine in engines},
         }
         await _send(request, send, document, 200 if is_well else 503)
 
@@ -94,11 +93,8 @@ class CompletionService:
         await _send(request, send, {"object": "list", "data": [model]} if name is None else model)
 
     async def _answered(self, request: Request, send: Send) -> None:
-        api_request = read(
-            await _body(request),
-            self._limits,
-            is_chat=request.url.path.endswith("/chat/completions"),
-        )
+        is_chat = request.url.path.endswith("/chat/completions")
+        api_request = read(await _body(request), self._limits, is_chat)
         deadline_s = self._policy.deadline_s
         with self._admitted(len(api_request.problems) * api_request.n):
             try:
@@ -119,7 +115,7 @@ class CompletionService:
             )
         if self.open_rows + rows > most:
             said = f"{self.open_rows} answers are open, {most} at most (prefixrl serve --most-answers); ask again later"
-            raise ApiError(429, said, code="queue_full", retry_s=RETRY_S)
+            raise ApiError(429, said, code="queue_full")
         self.open_rows += rows
         try:
             yield
@@ -147,10 +143,8 @@ class CompletionService:
                 await stream(event)
 
         if api_request.stream:
-            headers = [
-                (b"content-type", b"text/event-stream; charset=utf-8"),
-                (b"cache-control", b"no-cache"),
-            ]
+            content_type = (b"content-type", b"text/event-stream; charset=utf-8")
+            headers = [content_type, (b"cache-control", b"no-cache")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await stream(form.opening(choices))
         try:
@@ -186,7 +180,10 @@ class _Endpoint:
 
         request = Request(scope, receive)
         try:
-            self._check(request)
+            host = request.url.hostname or ""
+            authorization = request.headers.get("authorization")
+            if refused := refusal(host, authorization, self._key, self._needs_key):
+                raise ApiError(*refused, code="invalid_api_key" if refused[0] == 401 else None)
             await self._answer(request, noted)
         except (ClientGone, ClientDisconnect):
             log.info("a client left before its answer was whole")
@@ -197,12 +194,6 @@ class _Endpoint:
             else:
                 await _send(request, send, error.document, error.status, error.headers)
 
-    def _check(self, request: Request) -> None:
-        host = request.url.hostname or ""
-        authorization = request.headers.get("authorization")
-        if refused := refusal(host, authorization, self._key, self._needs_key):
-            raise ApiError(*refused, code="invalid_api_key" if refused[0] == 401 else None)
-
 
 async def _send(
     request: Request,
@@ -211,9 +202,8 @@ async def _send(
     status: int = 200,
     headers: dict[str, str] | None = None,
 ) -> None:
-    await Response(msgspec.json.encode(document), status, headers, JSON)(
-        request.scope, request.receive, send
-    )
+    response = Response(msgspec.json.encode(document), status, headers, JSON)
+    await response(request.scope, request.receive, send)
 
 
 async def _unless_gone(receive: Receive, work: Awaitable[None]) -> None:

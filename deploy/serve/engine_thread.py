@@ -95,23 +95,17 @@ class EngineThread:
 
     async def pieces(self, row: SharedRow) -> AsyncGenerator[Continuation, None]:
         """Yield the continuation of a row piece by piece, up to a stop or its limit."""
-        decoded = 0
         limit = row.sampling.max_new_tokens
         tokens = row.tokens
-        while decoded < limit:
+        for decoded in range(0, limit, PIECE_TOKENS):
             size = min(PIECE_TOKENS, limit - decoded)
             sampling = msgspec.structs.replace(row.sampling, max_new_tokens=size)
-            piece = replace(
-                row,
-                tokens=tokens,
-                uniforms=row.uniforms[decoded : decoded + size],
-                sampling=sampling,
-            )
+            uniforms = row.uniforms[decoded : decoded + size]
+            piece = replace(row, tokens=tokens, uniforms=uniforms, sampling=sampling)
             written = await self._decoded(piece)
             yield written
             if written.finish == "eos":
                 return
-            decoded += size
             tokens = np.concatenate([tokens, written.tokens])
 
     async def _decoded(self, row: SharedRow) -> Continuation:
@@ -198,8 +192,7 @@ class EngineThread:
         )
         try:
             self._engine.submit(job)
+            self._open[key] = pieces
         except PrefixRLError as error:
             for piece in pieces:
                 piece.settle(error)
-        else:
-            self._open[key] = pieces

@@ -11,7 +11,6 @@ import stat
 from collections.abc import Iterator
 from hmac import compare_digest
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -145,19 +144,20 @@ class _Server(uvicorn.Server):
 
 def server_of(app: ASGIApp, drain_s: float) -> uvicorn.Server:
     """Return a server; once it is asked to stop, open requests have `drain_s` to end."""
-    options: dict[str, Any] = {
-        "loop": "asyncio",
-        "http": _Connection,
-        "ws": "none",
-        "lifespan": "off",
-    }
     # uvicorn has a line for each connection that is too many.
     logging.getLogger("uvicorn.error").addFilter(LineBudget())
-    options |= {
-        "log_config": None,
-        "access_log": False,
-        "server_header": False,
-        "proxy_headers": False,
-    }
-    options |= {"limit_concurrency": MOST_CONNECTIONS, "timeout_keep_alive": KEEP_ALIVE_S}
-    return _Server(uvicorn.Config(app, **options, timeout_graceful_shutdown=int(drain_s)))
+    config = uvicorn.Config(
+        app,
+        loop="asyncio",
+        http=_Connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(drain_s),
+    )
+    return _Server(config)
