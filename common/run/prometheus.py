@@ -15,7 +15,7 @@ from prefixrl.common.config.learner import LogConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.grouping import grouped
 from prefixrl.common.host.memory_use import memory_now
-from prefixrl.common.run.documents import MetricsLine, columns, newest_metrics
+from prefixrl.common.run.documents import columns, newest_metrics
 
 log = logging.getLogger(__name__)
 
@@ -58,21 +58,16 @@ def _value(value: float) -> str:
     return "+Inf" if value > 0 else "-Inf"
 
 
-def numbers_of(line: MetricsLine) -> Iterator[Number]:
-    """Yield the columns of a line: `figures/reward` is prefixrl_figures with the label `of`."""
-    for column, value in columns(line).items():
-        name, _, label = column.partition("/")
-        yield Number(f"prefixrl_{name}", value, {"of": label} if label else {})
-    for kind in line.alarms:
-        yield Number("prefixrl_alarm", 1.0, {"of": kind})
-
-
 def numbers_of_run(directory: Path) -> Iterator[Number]:
-    """Yield the numbers of a run's newest iteration, from its metrics."""
+    """Yield the numbers of a run's newest iteration: `figures/reward` is prefixrl_figures with the label `of`."""
     yield info("learner", directory)
     yield from memory()
     for newest in newest_metrics(directory):
-        yield from numbers_of(newest)
+        for column, value in columns(newest).items():
+            name, _, label = column.partition("/")
+            yield Number(f"prefixrl_{name}", value, {"of": label} if label else {})
+        for kind in newest.alarms:
+            yield Number("prefixrl_alarm", 1.0, {"of": kind})
 
 
 def info(role: str, directory: Path) -> Number:

@@ -9,7 +9,6 @@ from typing import Literal
 
 import msgspec
 
-from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, DataError, Halted, PeerLost, to_copy
 from prefixrl.common.run import documents, json_lines
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
@@ -93,7 +92,10 @@ def state_of(run: Path) -> RunStatus:
     summary = documents.summary_of(run)
     is_running = is_locked(run)
     end = None if is_running else json_lines.document(run / documents.END_FILE, documents.RunEnd)
-    total = config.algorithm.iterations or _iterations_by_epochs(run, config)
+    total = config.algorithm.iterations
+    path = run / "data" / "train.jsonl"
+    if not total and path.exists() and (problems := path.read_bytes().count(b"\n")):
+        total = config.iterations_in_all(problems)
     # A run that was extended has the summary of its first end until it reaches its second.
     is_complete = summary is not None and summary.versions >= (total or 0)
     state: State = "failed"
@@ -115,13 +117,6 @@ def state_of(run: Path) -> RunStatus:
         exit_code=end.exit_code if end else None,
         reason=end.reason if end else "",
     )
-
-
-def _iterations_by_epochs(run: Path, config: RunConfig) -> int | None:
-    """Return the iterations that the epochs make; None before the run has read its data."""
-    path = run / "data" / "train.jsonl"
-    problems = path.read_bytes().count(b"\n") if path.exists() else 0
-    return config.iterations_in_all(problems) if problems else None
 
 
 def nothing_left(run: Path) -> str:
