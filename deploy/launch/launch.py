@@ -170,7 +170,15 @@ class Launcher:
         self._watchdog = Watchdog(config.launch.stall_s)
 
     def _child(self, name: str, module: str, arguments: list[str]) -> Child:
-        environment = _common_environment() | visible(self._placed, self._gpus, name)
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            # A log is no place for bars that are drawn over and over.
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            PARENT_VARIABLE: str(os.getpid()),
+            **visible(self._placed, self._gpus, name),
+        }
         command = [sys.executable, "-m", module, *arguments]
         return Child(name, command, self._directory / "logs" / f"{name}.log", environment)
 
@@ -339,18 +347,6 @@ class Launcher:
             f"{child.name} ended with exit code {code}: starting it again ({child.budget.used})"
         )
         child.start()
-
-
-def _common_environment() -> dict[str, str]:
-    """Return the environment that all children share."""
-    return {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        # A log is no place for bars that are drawn over and over.
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        PARENT_VARIABLE: str(os.getpid()),
-    }
 
 
 def stop_s(config: RunConfig) -> float:

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import chain, count
 
 import msgspec
 import numpy as np
@@ -139,14 +139,9 @@ class EngineThread:
         except Exception as error:  # noqa: BLE001  an engine may raise anything; every waiting client must hear of it
             self.fault = error
             self.on_fault()
-        self._fail_all(self.fault)
-
-    def _fail_all(self, fault: Exception) -> None:
-        while not self._new.empty():
-            if (piece := self._new.get()) is not None:
-                self._waiting.append(piece)
-        for piece in (*self._waiting, *(each for job in self._open.values() for each in job)):
-            piece.settle(fault)
+        self._take_new()
+        for piece in chain(self._waiting, *self._open.values()):
+            piece.settle(self.fault)
         self._waiting.clear()
         self._open.clear()
 

@@ -76,14 +76,10 @@ def track_command(
             run_directory, LogConfig.model_validate(settings_of(run_directory)["log"]), stdin_ended
         )
         return
-    wandb = (
-        WandbConfig(project=project, mode="offline" if offline else "online") if project else None
-    )
-    track(
-        run_directory,
-        LogConfig(wandb=wandb, **options),
-        stop_event().is_set if follows else lambda: True,
-    )
+    if project:
+        options["wandb"] = WandbConfig(project=project, mode="offline" if offline else "online")
+    ended = stop_event().is_set if follows else lambda: True
+    track(run_directory, LogConfig(**options), ended)
 
 
 def stdin_ended() -> bool:
@@ -98,12 +94,11 @@ def track(directory: Path, config: LogConfig, ended: Callable[[], bool]) -> None
         raise ConfigError(
             f"nothing to send to: give one of --{', --'.join(TRACKERS)}, or [log] in the run file"
         )
-    trackers = WorkingTrackers(
-        {
-            f"log.{name}": partial(tracker_of(name).open, directory, options)
-            for name, options in config.chosen_trackers.items()
-        }
-    )
+    makers = {
+        f"log.{name}": partial(tracker_of(name).open, directory, options)
+        for name, options in config.chosen_trackers.items()
+    }
+    trackers = WorkingTrackers(makers)
     metrics = MetricsFile(directory / METRICS_FILE)
     sampled_s = 0.0
     try:

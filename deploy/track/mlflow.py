@@ -26,11 +26,10 @@ class ExperimentRun:
                 f"log.mlflow: {fault}; MLFLOW_TRACKING_URI names the server"
             ) from None
         name = directory.resolve().name
-        mlflow.start_run(
-            identity_at(
-                directory, "mlflow", lambda: client.create_run(place, run_name=name).info.run_id
-            )
+        run_id = identity_at(
+            directory, "mlflow", lambda: client.create_run(place, run_name=name).info.run_id
         )
+        mlflow.start_run(run_id)
         mlflow.log_dict(settings_of(directory), "config.json")
 
     def write(self, lines: Sequence[MetricsLine]) -> None:

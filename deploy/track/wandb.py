@@ -32,10 +32,8 @@ class LoggedRun:
         rows = [[*msgspec.structs.astuple(sample)] for sample in samples]
         iteration = samples[0].iteration if samples else 0
         table = self._module.Table(columns=list(SampleText.__struct_fields__), data=rows)
-        self._run.log(
-            {"samples": table, "iteration": iteration},
-            step=iteration if self._takes_steps else None,
-        )
+        step = iteration if self._takes_steps else None
+        self._run.log({"samples": table, "iteration": iteration}, step=step)
 
     def close(self) -> None:
         """Send what is left."""

@@ -137,7 +137,15 @@ def status_line(document: StatusDocument, progress: Progress) -> str:
     parts = [f"it {document.iteration}/{document.total_iterations} {trained}"]
     if newest := progress.newest:
         tokens_per_s = sum(newest.tokens_per_s.get(role, 0.0) for role in ("rollout", "scorer"))
-        parts += [*_figures(newest), f"{compact(tokens_per_s)} tok/s"]
+        formats = {
+            "reward": "reward {:.2f}",
+            "reference_kl": "KL {:.2g}",
+            "entropy": "entropy {:.2f}",
+        }
+        for name, text in formats.items():
+            if name in newest.figures:
+                parts.append(text.format(newest.figures[name]))
+        parts += [f"age {newest.mean_age:.1f}", f"{compact(tokens_per_s)} tok/s"]
     if document.iteration >= document.total_iterations:
         parts.append("training done")
     elif progress.iteration_s is not None:
@@ -147,14 +155,6 @@ def status_line(document: StatusDocument, progress: Progress) -> str:
     if not phase.startswith(("loading", "waiting ", "judging")):
         phase = ""
     return "; ".join(filter(None, [" ".join(parts), phase, *_remarks(document)]))
-
-
-def _figures(line: MetricsLine) -> Iterator[str]:
-    formats = {"reward": "reward {:.2f}", "reference_kl": "KL {:.2g}", "entropy": "entropy {:.2f}"}
-    yield from (
-        text.format(line.figures[name]) for name, text in formats.items() if name in line.figures
-    )
-    yield f"age {line.mean_age:.1f}"
 
 
 def _remarks(document: StatusDocument) -> Iterator[str]:

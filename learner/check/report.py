@@ -66,9 +66,9 @@ def _positions(
     """Return a warning per model that has not the positions for a usual prompt and the longest answer."""
     lines = []
     for section, renderer in renderers.items():
-        behind = config.max_sampled_tokens + (
-            config.scorer.max_new_tokens if section == "target" else 0
-        )
+        behind = config.max_sampled_tokens
+        if section == "target":
+            behind += config.scorer.max_new_tokens
         if prompt_tokens + behind > (renderer.positions or math.inf):
             lines.append(
                 f"warning: {section}: a prompt of about {prompt_tokens} tokens and {behind} behind it are more than "
@@ -87,9 +87,7 @@ def _arithmetic(config: RunConfig, count: int) -> list[str]:
     cap = math.ceil(Fraction(str(factor)) * window)
     over_sampled = f", {factor:g} times over for what the filter takes" if factor > 1 else ""
     texts = "prefixes" if config.mode == "prefix" else "answers"
-    bound = (
-        algorithm.bound_ratio if algorithm.bound_ratio and algorithm.loss_function is None else 1.0
-    )
+    bound = (algorithm.bound_ratio or 1.0) if algorithm.loss_function is None else 1.0
     longer = math.sqrt(config.max_sampled_tokens / BOUND_TOKENS)
     iterations = config.iterations_in_all(count)
     steps = min(algorithm.minibatches, rows)
@@ -97,11 +95,7 @@ def _arithmetic(config: RunConfig, count: int) -> list[str]:
         f"{count} training problems; {config.groups_in_all(count)} groups in {iterations} iterations",
         f"an iteration: {algorithm.groups_per_iteration} groups x {samples} rows = {rows} rows, "
         f"{algorithm.ppo_epochs} x {steps} optimiser steps; {config.steps_in_all(count)} in all",
-        *(
-            [f"every prefix completed {times} times: {times * rows} completions"]
-            if times > 1
-            else []
-        ),
+        *[f"every prefix completed {times} times: {times * rows} completions"] * (times > 1),
         f"under way at once: at most {cap} groups = {cap * samples} {texts} of up to {config.max_sampled_tokens} "
         f"tokens (window of {algorithm.max_staleness} versions{over_sampled})",
         f"a row of so many tokens is pushed up to {bound ** max(1.0, longer):.3g} times (bound_ratio; 1: no bound)",
@@ -132,18 +126,13 @@ def prompt_length(
         # Its tokens are the bytes of a question (`ByteRenderer`).
         sizes: list[int] = [len(each.question.encode()) for each in spread]
     elif renderer is not None:
-        sizes = [
-            size for each in spread if (size := _rendered_tokens(renderer, each)) is not None
-        ] or [most]
+        lengths = (_rendered_tokens(renderer, problem) for problem in spread)
+        sizes = list(filter(None, lengths)) or [most]
     else:
-        around = sum(
-            len(text or "") for text in (config.adapter.prompt_template, config.adapter.system)
-        )
+        around = len(config.adapter.prompt_template or "") + len(config.adapter.system or "")
         chars = around + sum(len(text_of(each)) for each in spread) / count
-        guess = math.ceil(chars / TOKEN_CHARS) + TEMPLATE_TOKENS
-        return min(
-            most, guess
-        ), "guessed from their characters: the adapter's tokenizer is not on this host"
+        guess = min(most, math.ceil(chars / TOKEN_CHARS) + TEMPLATE_TOKENS)
+        return guess, "guessed from their characters: the adapter's tokenizer is not on this host"
     return math.ceil(sum(sizes) / len(sizes)), f"the mean of {count} questions of data.train"
 
 
@@ -183,15 +172,11 @@ def _evaluations(config: RunConfig, trained: int, held_out: int) -> list[str]:
     candidates = 1 + len(settings.fixed_prefixes) + settings.sampled_candidates
     choice = (arms - 1) * candidates * min(settings.selection_problems, trained)
     judged = arms * 2 * min(held_out, settings.problems or held_out)  # greedy and sampled
-    chosen = (
-        f" ({choice} of them to choose a fixed prefix: evaluation.selection_problems)"
-        if choice
-        else ""
-    )
-    words = (
-        f"evaluation beside the first iterations: {judged + choice} answers{chosen}, as many as in"
-    )
-    return [f"{words} {(judged + choice) / rows:.1f} iterations; {judged} after training"]
+    chosen = f" ({choice} of them to choose a fixed prefix: evaluation.selection_problems)"
+    return [
+        f"evaluation beside the first iterations: {judged + choice} answers{chosen if choice else ''}, as many as in "
+        f"{(judged + choice) / rows:.1f} iterations; {judged} after training"
+    ]
 
 
 def _reach(config: RunConfig, count: int) -> list[str]:
@@ -204,9 +189,8 @@ def _reach(config: RunConfig, count: int) -> list[str]:
         f"learner.actor_lr = {section.actor_lr:g} over {steps} optimiser steps: no weight moves by more than about "
         f"{reach:.1e} in the whole run"
     ]
-    least, size = next(
-        (each for most, each in LEAST_REACH.items() if weights and weights[0] < most), (0.0, "")
-    )
+    sizes = (each for most, each in LEAST_REACH.items() if weights and weights[0] < most)
+    least, size = next(sizes, (0.0, ""))
     if weights and reach < least:
         lines.append(
             f"warning: that hardly moves a model of {weights[0] / 1e6:,.1f} M parameters; raise learner.actor_lr (to "
@@ -230,8 +214,5 @@ def _memory(config: RunConfig, prompt_tokens: int) -> list[str]:
 
 
 def _size(model: str) -> str:
-    return (
-        f"{size[0] / 1e6:,.1f} M parameters ({size[1]})"
-        if (size := parameters(model))
-        else unknown_size(model)
-    )
+    size = parameters(model)
+    return f"{size[0] / 1e6:,.1f} M parameters ({size[1]})" if size else unknown_size(model)

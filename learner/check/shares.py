@@ -94,27 +94,18 @@ def divide(placed: Placement, demanded: dict[str, Demand]) -> Shares:
     chosen = {}
     if rollout.share is None and any("rollout" in roles[gpu] for gpu in crowded):
         shares["rollout"] = chosen["rollout"] = math.ceil(100 * rollout.least) / 100
-    if scorer.share is None:
+    scorers = {gpu: roles[gpu].count("scorer") for gpu in crowded if "scorer" in roles[gpu]}
+    if scorer.share is None and scorers:
         free_shares = [1.0]
-        for gpu in crowded:
-            if scorers := roles[gpu].count("scorer"):
-                other_shares = (
-                    sum(shares.get(role, 0.0) for role in roles[gpu] if role != "scorer")
-                    + beside[gpu]
-                )
-                free_shares.append(
-                    math.floor(100 * (1.0 - budget.FREE - other_shares) / scorers) / 100
-                )
-        if len(free_shares) > 1:
-            shares["scorer"] = chosen["scorer"] = min(free_shares)
+        for gpu, count in scorers.items():
+            others = sum(shares.get(role, 0.0) for role in roles[gpu] if role != "scorer")
+            free = 1.0 - budget.FREE - (others + beside[gpu])
+            free_shares.append(math.floor(100 * free / count) / 100)
+        shares["scorer"] = chosen["scorer"] = min(free_shares)
     for gpu in crowded:
-        is_starved = any(
-            chosen.get(role, 1.0) < demanded[role].least for role in roles[gpu] if role in demanded
-        )
-        if (
-            is_starved
-            or sum(shares.get(role, 0.0) for role in roles[gpu]) + beside[gpu] > 1.0 - budget.FREE
-        ):
+        needs = (demanded.get(role, NOTHING).least > chosen.get(role, 1.0) for role in roles[gpu])
+        sum_of_shares = sum(shares.get(role, 0.0) for role in roles[gpu]) + beside[gpu]
+        if any(needs) or sum_of_shares > 1.0 - budget.FREE:
             raise ConfigError(_fault(gpu, here[gpu], shares, demanded, beside[gpu]))
     return Shares(chosen, [_line(gpu, names, shares, beside[gpu]) for gpu, names in here.items()])
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import xxhash
@@ -180,10 +179,8 @@ class EvaluationRequests:
         request = question.message(self._config, self.texts)
         self._families |= {each.prompt_id: each.family for each in question.problems}
         if self.path(name).exists() and self._answered.get(name) == digest(request):
-            self._take_rows(
-                request,
-                msgspec.json.Decoder(EvaluatedRow).decode_lines(self.path(name).read_bytes()),
-            )
+            lines = self.path(name).read_bytes()
+            self._take_rows(request, msgspec.json.Decoder(EvaluatedRow).decode_lines(lines))
         elif question.problems and not self.open.send_request(request):
             self._give_up_evaluation(
                 name,
@@ -202,14 +199,11 @@ class EvaluationRequests:
 
     def best(self, beginning: str, candidates: Mapping[str, bytes]) -> bytes | None:
         """Return the candidate with the most right answers; None if no candidate could be judged."""
-        judged = (
-            (accuracy(self.rows.get(f"{beginning}{index}", [])), index)
-            for index in range(len(candidates))
-        )
-        accuracies = {
-            tuple(candidates.values())[index]: found.accuracy for found, index in judged if found
-        }
-        return max(accuracies, key=lambda tokens: accuracies[tokens], default=None)
+        accuracies = {}
+        for index, tokens in enumerate(candidates.values()):
+            if result := accuracy(self.rows.get(f"{beginning}{index}", [])):
+                accuracies[tokens] = result.accuracy
+        return max(accuracies, key=accuracies.__getitem__, default=None)
 
     def adopt(self, question: EvaluationRequest, twin: str) -> bool:
         """Take the rows of `twin`, which asked the same; return False where it is not complete."""
@@ -301,16 +295,17 @@ def judged(
     # In direct mode the adapter wrote the completion itself.
     is_direct = config.mode == "direct"
     prompt_id = group.prefixes.prompt.prompt_id
-    of_all: dict[str, Any] = {"prompt_id": prompt_id, "family": families.get(prompt_id, "")}
-    of_all["version"] = group.version + trained if group.version >= 0 else NO_ADAPTER
     rows = []
     for sample, (row, verdict) in enumerate(zip(group.prefixes.rows, group.verdicts, strict=True)):
-        figures = of_all | {
+        fields = common_fields(EvaluatedRow, group, verdict) | {
+            "prompt_id": prompt_id,
+            "family": families.get(prompt_id, ""),
+            "version": group.version + trained if group.version >= 0 else NO_ADAPTER,
             "sample": sample,
             "prefix": "" if is_direct else texts.text(token_ids(row.tokens)),
+            "scores": verdict.process.scores if verdict.process else None,
         }
-        figures["scores"] = verdict.process.scores if verdict.process else None
-        rows.append(EvaluatedRow(**common_fields(EvaluatedRow, group, verdict) | figures))
+        rows.append(EvaluatedRow(**fields))
     return rows
 
 
