@@ -49,7 +49,7 @@ class Answering:
     def __init__(
         self, config: RunConfig, adapter: Model, target: Model | None, suffix: str = ""
     ) -> None:
-        """`target`: None in direct mode. `suffix` is put behind every problem."""
+        """`target` is None in direct mode. `suffix` is appended to every problem."""
         self._config = config
         self._adapter = adapter
         self._target = target
@@ -73,7 +73,7 @@ class Answering:
         return [self._adapter] if self._target is None else [self._adapter, self._target]
 
     async def prompts(self, request: ApiRequest) -> list[Prompts]:
-        """Render every problem; raises ApiError for one that is too long."""
+        """Render every problem; raise ApiError for a problem that is too long."""
         return await asyncio.get_running_loop().run_in_executor(
             self._tokenizing, self._prompts, request
         )
@@ -96,7 +96,7 @@ class Answering:
         return prompts
 
     async def answer(self, request: ApiRequest, prompts: list[Prompts], emit: Emit) -> None:
-        """Write all answers, side by side; `emit` gets their parts."""
+        """Write all answers at the same time; `emit` receives their parts."""
         seed = secrets.randbits(63) if request.seed is None else request.seed
         try:
             async with asyncio.TaskGroup() as group:
@@ -149,7 +149,7 @@ class Answering:
     async def _finish(
         self, answer: "_Answer", model: Model, row: SharedRow | None, begun: TokenIds, emit: Emit
     ) -> None:
-        """Write the rest of an answer that is `begun`; row None: nothing is left to write."""
+        """Write the rest of an answer that starts with `begun`. Row None: the answer is complete."""
         text = StreamedText(
             model.renderer.text, (*answer.request.stop, *self._config.scorer.stop_texts)
         )
@@ -211,17 +211,17 @@ class _Answer:
 
 
 class StreamedText:
-    """The text of one growing answer: its parts, end to end, are the whole answer. It ends before a stop."""
+    """The text of one growing answer. Its parts in order make up the whole answer, which ends before a stop text."""
 
     def __init__(self, text_of: Callable[[TokenIds], str], stops: Sequence[str]) -> None:
         self._text_of = text_of
         self._stops = tuple(stops)
         self._given = ""
         self.is_stopped = False
-        """True once a stop text came; the answer ends before it."""
+        """True after a stop text was found; the answer ends before it."""
 
     def add(self, ids: TokenIds, is_last: bool) -> str:
-        """Return the text that `ids`, all tokens so far, add to the parts before."""
+        """Return the text that is new in `ids`, all tokens so far."""
         whole = self._text_of(ids)
         ends = [at for stop in self._stops if (at := whole.find(stop)) >= 0]
         if ends:

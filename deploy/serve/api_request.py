@@ -1,6 +1,6 @@
-"""The JSON of requests, and the errors that refuse them, in OpenAI's form. Pure.
+"""The JSON of requests, and the errors that refuse requests, in OpenAI's form. Pure.
 
-A field that cannot be honoured is refused, unless its value asks for nothing: silence would be a wrong answer.
+A field that the server cannot honour is refused, unless its value has no effect: to ignore it would be a wrong answer.
 """
 
 import json
@@ -27,7 +27,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "stream_options.include_obfuscation": (False,),
 }
-"""Fields of OpenAI's that are accepted only with values that ask for nothing, or null."""
+"""Fields of OpenAI's interface that are accepted only with null, or with a value that has no effect."""
 IGNORED = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "user"})
 """Fields that change no answer."""
 REMEDIES = {
@@ -241,7 +241,7 @@ class ChatRequest(ApiRequest):
 
 
 def read(body: bytes, limits: Limits, is_chat: bool) -> ApiRequest:
-    """Return the request of a body; raises ApiError."""
+    """Return the request in a body; raise ApiError for an invalid body."""
     try:
         request = (ChatRequest if is_chat else CompletionRequest).model_validate_json(body)
     except ValidationError as errors:

@@ -1,4 +1,4 @@
-"""The routes: admission, deadlines, and the end of requests whose client has gone."""
+"""The routes of the server: it admits requests, holds deadlines, and drops requests whose client has disconnected."""
 
 import asyncio
 import contextlib
@@ -34,9 +34,9 @@ class Policy:
     """The limits of the server."""
 
     key: str | None
-    """None: everybody who reaches the loopback address may ask."""
+    """None: every client that reaches the loopback address may send requests."""
     most_rows: int
-    """Most answers that wait or are written, of all clients."""
+    """Largest number of answers that wait or are being written, over all clients."""
     deadline_s: float
     """Longest time for one request."""
 
@@ -46,7 +46,7 @@ class ClientGone(Exception):
 
 
 class CompletionService:
-    """The server's state: models, limits, open answers."""
+    """The state of the server: its models, its limits and the number of open answers."""
 
     def __init__(self, answering: Answering, limits: Limits, policy: Policy) -> None:
         self._answering = answering
@@ -54,7 +54,7 @@ class CompletionService:
         self._policy = policy
         self._started_s = int(time.time())
         self.open_rows = 0
-        """Number of answers that wait or are written."""
+        """Number of answers that wait or are being written."""
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -163,7 +163,7 @@ class CompletionService:
 
 
 class _Endpoint:
-    """A route as an application: it checks host and key, and answers errors in OpenAI's form."""
+    """A route as an ASGI application: it checks Host and key, and reports errors in OpenAI's form."""
 
     def __init__(self, answer: Handler, key: str | None, needs_key: bool = True) -> None:
         self._answer = answer
@@ -207,7 +207,7 @@ async def _send(
 
 
 async def _unless_gone(receive: Receive, work: Awaitable[None]) -> None:
-    """Do the work, and give it up when the client has gone."""
+    """Do the work; cancel it and raise ClientGone when the client disconnects."""
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -226,7 +226,7 @@ async def _unless_gone(receive: Receive, work: Awaitable[None]) -> None:
 
 
 async def _body(request: Request) -> bytes:
-    """Return the body; raises ApiError for one of another type, too large or too slow."""
+    """Return the body; raise ApiError for a body of another type, or one that is too large or too slow."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON:
         # A web page can send other types to loopback without asking its browser's leave.

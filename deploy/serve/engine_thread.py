@@ -1,11 +1,11 @@
-"""An engine in a thread of its own, which rows of many clients share.
+"""An engine in its own thread, which the rows of many clients share.
 
     coroutine per answer ── a piece of at most PIECE_TOKENS ──▶ thread: jobs of alike pieces ──▶ engine
                 ▲ continuation ───────────────────────────────────────────────────────────────────┘
 
-A row is decoded in pieces, each a job of its own. So new rows join between two pieces, text goes out while it grows,
-and of a client that has gone at most one piece is decoded. vLLM's prefix cache keeps what pieces share; transformers
-computes it again.
+A row is decoded in pieces, and each piece is a job. So new rows can join between two pieces, text is sent while it
+grows, and at most one piece is decoded for a client that has disconnected. vLLM's prefix cache keeps what the pieces
+share; transformers computes it again.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ from prefixrl.common.errors import PeerLost, PrefixRLError
 from prefixrl.common.wire.messages.groups import Sampling
 
 PIECE_TOKENS = 16
-"""Few enough to be read as they come."""
+"""Few enough tokens that a person can read the text as it arrives."""
 STEP_S = 0.002
-"""Longest wait for the engine: new rows are not seen meanwhile."""
+"""Longest wait for the engine; new rows are noticed after it."""
 IDLE_S = 0.1
 END_S = 30.0
 
@@ -59,7 +59,7 @@ class _Piece:
         return self.row.sampling, self.row.stop_tokens, self.row.masked_tokens
 
     def settle(self, outcome: Continuation | Exception) -> None:
-        """Hand the outcome to the coroutine, if it still waits."""
+        """Give the outcome to the coroutine if it still waits."""
         with suppress(InvalidStateError):
             if isinstance(outcome, Exception):
                 self.future.set_exception(outcome)
@@ -118,7 +118,7 @@ class EngineThread:
         return await asyncio.wrap_future(piece.future)
 
     def close(self) -> None:
-        """End the thread, whose rows get an error; raises PeerLost if the engine does not return."""
+        """End the thread; its rows get an error. Raise PeerLost if the engine does not return."""
         self._is_closing = True
         self._new.put(None)
         self._thread.join(END_S)
@@ -146,7 +146,7 @@ class EngineThread:
         self._open.clear()
 
     def _take_new(self) -> None:
-        """Take what came; wait a moment where there is nothing else to do."""
+        """Take the pieces that arrived; wait a moment if there is no other work."""
         is_idle = not (self._waiting or self._open)
         while True:
             try:
@@ -158,7 +158,7 @@ class EngineThread:
                 self._waiting.append(piece)
 
     def _submit(self) -> None:
-        """Hand waiting pieces to the engine while it has room; drop those whose client has left."""
+        """Give waiting pieces to the engine while it has room; drop the pieces of clients that have disconnected."""
         while self._waiting and self._has_room():
             oldest = self._waiting[0]
             most = self._engine.seats if self._engine.takes_runs else 1

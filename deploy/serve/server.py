@@ -101,7 +101,7 @@ def _ended(models: list[Model]) -> int:
 
 
 def _servable(config: RunConfig) -> RunConfig:
-    """Return the config whose models can be loaded here; raises ConfigError for other engines."""
+    """Return a config whose models can be loaded here; raise ConfigError for an engine without a model."""
     roles = ("rollout", "scorer") if config.mode == "prefix" else ("rollout",)
     sections = {role: getattr(config, role) for role in roles}
     for role, section in sections.items():

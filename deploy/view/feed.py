@@ -61,8 +61,10 @@ def _state(run: Path, _marks: tuple[object, ...]) -> RunStatus:
 
 
 def _mark(path: Path) -> tuple[int, int]:
-    status = path.stat() if path.exists() else None
-    return (status.st_mtime_ns, status.st_size) if status else (0, 0)
+    if not path.exists():
+        return 0, 0
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
 
 
 class Feed:

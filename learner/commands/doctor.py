@@ -44,8 +44,9 @@ def _cuda(config: RunConfig) -> str:
     from prefixrl.common.host.cuda import driver, has_cuda
 
     used = [role for role in ("learner", "rollout", "scorer") if config.gpus_of(role)]
-    devices = {role: "cuda" if gpus_here() else getattr(config, role).device for role in used}
-    if not any([has_cuda(device, role) for role, device in devices.items()]):
+    if not any(
+        [has_cuda("cuda" if gpus_here() else getattr(config, role).device, role) for role in used]
+    ):
         return f"torch {torch.__version__} on the CPU"
     gpus = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
     return f"torch {torch.__version__}, CUDA {torch.version.cuda}, {gpus}; driver: {driver()}"
