@@ -89,7 +89,7 @@ def command_for(directory: Path, role: str, name: str) -> str:
     if not endpoint_file.exists():
         raise ConfigError(f"{directory} names no endpoint yet: start the learner first")
     endpoint = endpoint_file.read_text(encoding="utf-8").strip()
-    config = from_json((directory / "config.json").read_text(encoding="utf-8"))
+    config = from_json((directory / "config.json").read_bytes())
     command = [f"prefixrl-{role}", "--connect", endpoint, "--key", key_file.name]
     if role == "scorer":
         command += flags(config)

@@ -129,15 +129,11 @@ class View:
         held_up = frozenset(each.name for each in document.workers if is_held_up(each))
         now = (phase, held_up, document.iteration, document.evaluations.get("judged"))
         passed_s = now_s - self._line_s
-        is_due = (
-            now[:2] != self._told[:2]
-            or (now != self._told and passed_s >= LINE_S)
-            or passed_s >= SILENT_S
-        )
-        if is_due:
-            self._told = now
-            self._line_s = now_s
-        return is_due
+        if now[:2] == self._told[:2] and passed_s < (SILENT_S if now == self._told else LINE_S):
+            return False
+        self._told = now
+        self._line_s = now_s
+        return True
 
     def _alarms_begun(self, lines: Sequence[MetricsLine]) -> list[str]:
         """Return the alarms that began since the last call; at first, those that ring still."""

@@ -54,14 +54,12 @@ class Tracking:
         assert self._process.stdin
         self._process.stdin.close()
         try:
-            code = self._process.wait(FLUSH_S)
+            if self._process.wait(FLUSH_S):
+                self.check()
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
             self._report_loss(f"did not end within {FLUSH_S:.0f} s and was killed")
-        else:
-            if code and not self._is_lost:
-                self._report_loss(f"ended with exit code {code}")
 
     def _report_loss(self, how: str) -> None:
         self._is_lost = True
