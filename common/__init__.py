@@ -27,6 +27,5 @@ run/         the other files that a run leaves
 evaluation/  plans of evaluations, and the figures of judged answers
 host/        the machine: signals, logs, GPUs, hub folders, systemd
 errors.py    the errors that end a process, and their exit codes
-grouping.py  values by key
 seeds.py     every seed is a hash of the run's seed and its purpose
 """

@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from prefixrl.common.grouping import grouped
+from prefixrl.common.evaluation.grouping import grouped
 from prefixrl.common.wire.verdicts import Aggregate, aggregated
 
 Z_975 = 1.959964

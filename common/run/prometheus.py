@@ -13,7 +13,7 @@ import msgspec
 
 from prefixrl.common.config.learner import LogConfig
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.grouping import grouped
+from prefixrl.common.evaluation.grouping import grouped
 from prefixrl.common.host.memory_use import memory_now
 from prefixrl.common.run.documents import columns, newest_metrics
 

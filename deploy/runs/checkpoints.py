@@ -12,7 +12,7 @@ import msgspec
 from prefixrl.common.config.load import changed, from_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.grouping import grouped
+from prefixrl.common.evaluation.grouping import grouped
 from prefixrl.common.journal import journal
 from prefixrl.common.journal.records import VersionPublished
 from prefixrl.common.run.directory_format import check_holds_run, checkpoints

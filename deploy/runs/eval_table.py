@@ -6,8 +6,8 @@ from itertools import combinations, compress
 from operator import itemgetter
 
 from prefixrl.common.evaluation.accuracy import CHOICES, difference, over_runs
+from prefixrl.common.evaluation.grouping import grouped
 from prefixrl.common.evaluation.plans import ArmResult
-from prefixrl.common.grouping import grouped
 from prefixrl.deploy.runs.tables import cell, console, figure, interval, table_of
 
 SAMPLED_NOTE = (

@@ -1,4 +1,4 @@
-"""The routes of the server: it admits requests, holds deadlines, and drops requests whose client has disconnected."""
+"""The routes: admission of requests, their deadlines, and the end of requests whose client has disconnected."""
 
 import asyncio
 import contextlib

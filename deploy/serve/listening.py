@@ -1,4 +1,4 @@
-"""What both HTTP servers of this package share: the check of key and Host, the socket, limits, and an orderly end."""
+"""The common part of both HTTP servers: it checks key and Host, listens, limits connections and ends in order."""
 
 import asyncio
 import base64

@@ -14,7 +14,7 @@ from prefixrl.common.config.load import CONFIG_FILE
 from prefixrl.common.config.section import toml
 from prefixrl.common.errors import UserError
 from prefixrl.common.evaluation.accuracy import EvaluatedRow, accuracy, over_runs
-from prefixrl.common.grouping import grouped
+from prefixrl.common.evaluation.grouping import grouped
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.documents import summary_of
 from prefixrl.deploy.runs.tables import console, figure, interval, table_of

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from prefixrl.common.grouping import grouped
+from prefixrl.common.evaluation.grouping import grouped
 from prefixrl.common.host.exit_codes import printable
 from prefixrl.common.run.documents import MetricsLine, memory_words
 from prefixrl.common.run.status import StatusDocument, WorkerStatus

@@ -98,8 +98,8 @@ def divide(placed: Placement, demanded: dict[str, Demand]) -> Shares:
     if scorer.share is None and scorers:
         free_shares = [1.0]
         for gpu, count in scorers.items():
-            others = sum(shares.get(role, 0.0) for role in roles[gpu] if role != "scorer")
-            free = 1.0 - budget.FREE - (others + beside[gpu])
+            other_shares = sum(shares.get(role, 0.0) for role in roles[gpu] if role != "scorer")
+            free = 1.0 - budget.FREE - (other_shares + beside[gpu])
             free_shares.append(math.floor(100 * free / count) / 100)
         shares["scorer"] = chosen["scorer"] = min(free_shares)
     for gpu in crowded:

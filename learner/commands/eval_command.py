@@ -8,6 +8,7 @@ from prefixrl.common.config.foreign.files import read_json
 from prefixrl.common.config.foreign.verifier import MATHEMATICS
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.evaluation.accuracy import accuracy, means_by_problem
+from prefixrl.common.evaluation.grouping import grouped
 from prefixrl.common.evaluation.plans import (
     GREEDY,
     SAMPLED,
@@ -15,7 +16,6 @@ from prefixrl.common.evaluation.plans import (
     EvaluationResults,
     OfflinePlan,
 )
-from prefixrl.common.grouping import grouped
 from prefixrl.common.prompts.rendering import texts_of
 from prefixrl.common.wire.packing import pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
