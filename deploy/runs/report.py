@@ -111,11 +111,15 @@ def _tables(summary: documents.Summary) -> list[Cells]:
     tables: list[Cells] = [(("arm", "greedy", "95% interval", "sampled"), arms)]
     shares = summary.accuracy_by_family
     if families := sorted(set().union(*shares.values())):
+        judged = {arm: name for arm, name in names.items() if arm in shares}
         rows = [
-            [name, *(f"{shares[arm][name]:.2f}" if name in shares[arm] else "" for arm in names)]
-            for name in families
+            [
+                family,
+                *(f"{shares[arm][family]:.2f}" if family in shares[arm] else "" for arm in judged),
+            ]
+            for family in families
         ]
-        tables.append((("family, greedy", *names.values()), rows))
+        tables.append((("family, greedy", *judged.values()), rows))
     return tables
 
 
