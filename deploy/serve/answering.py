@@ -171,14 +171,11 @@ class Answering:
                 is_ended = piece.finish == "eos"
                 whole = model.renderer.without_stop(tokens) if is_ended else tokens
                 new = text.add(whole, is_last=is_ended or not left_tokens)
-                is_stop = is_ended or text.is_stopped
-                finish: Finish | None = None
-                if is_stop:
+                finish: Finish | None = None if left_tokens else "length"
+                if is_ended or text.is_stopped:
                     finish = "stop"
-                elif not left_tokens:
-                    finish = "length"
                 await emit(AnswerPart(index, new, piece.tokens.size, finish))
-                if is_stop:
+                if finish:
                     return
 
 

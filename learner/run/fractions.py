@@ -10,25 +10,26 @@ def batch_fractions(groups: Sequence[BatchGroup]) -> dict[str, float]:
     """Return the figures that `docs/data.md` describes, by name."""
     judged = sum(group.judged for group in groups)
     masked = sum(group.statuses.get("truncated", 0) for group in groups)
-    rows = sum(len(group.rewards) for group in groups)
+    rows = max(1, sum(len(group.rewards) for group in groups))
     texts = Counter(text for group in groups for text in group.texts)
     parts = defaultdict[str, list[float]](list)
-    for name, values in (item for group in groups for item in group.parts.items()):
-        parts[name] += values
+    for group in groups:
+        for name, values in group.parts.items():
+            parts[name] += values
     return {
         # Judged texts that a length limit cut: answers in direct mode, else completions of the target.
         "truncated_fraction": sum(group.truncated for group in groups) / max(1, judged),
         # Texts that are left out because a length limit cut them.
         "truncated_masked_fraction": masked / max(1, masked + judged),
         # Rows whose prefix reached the target as text, encoded by a tokenizer of another family.
-        "prefix_as_text_fraction": sum(group.as_text for group in groups) / max(1, rows),
+        "prefix_as_text_fraction": sum(group.as_text for group in groups) / rows,
         # Rows whose prefix alone has an answer in a box: the adapter answers, the target only repeats it.
-        "answer_in_prefix_fraction": sum(group.answered for group in groups) / max(1, rows),
+        "answer_in_prefix_fraction": sum(group.answered for group in groups) / rows,
         # Rows with a special token that is no stop; 0 where these are masked.
-        "control_tokens_fraction": sum(group.with_control for group in groups) / max(1, rows),
+        "control_tokens_fraction": sum(group.with_control for group in groups) / rows,
         # Rows with the commonest text of the adapter, and different texts over rows.
-        "commonest_text_fraction": max(texts.values(), default=0) / max(1, rows),
-        "distinct_texts_fraction": len(texts) / max(1, rows),
+        "commonest_text_fraction": max(texts.values(), default=0) / rows,
+        "distinct_texts_fraction": len(texts) / rows,
         # Judged texts that a scorer's cache held.
         "cached_fraction": sum(group.cached for group in groups) / max(1, judged),
         **process_figures(groups),
