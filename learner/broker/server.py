@@ -36,7 +36,7 @@ from prefixrl.common.wire.transport import (
 )
 from prefixrl.learner.broker.batches import BatchAnswers
 from prefixrl.learner.broker.peers import Peers, why_not
-from prefixrl.learner.broker.status import StatusSources, UsageFile, document
+from prefixrl.learner.broker.status import UsageFile, document
 from prefixrl.learner.broker.workers.dispatch import Dispatcher
 from prefixrl.learner.broker.workers.identity import RunState
 from prefixrl.learner.broker.workers.versions import Versions, probe_of
@@ -96,17 +96,9 @@ class Broker:
         self.batches = BatchAnswers(config, dispatcher, run.problems, run.start)
         self.usage_file = UsageFile(Path(config.directory), config.scorer.openai)
         self.server = server
-        self._status = StatusSources(
-            run.header.run_id,
-            config.directory,
-            dispatcher,
-            self.batches,
-            self.usage_file,
-            journal,
-            time.monotonic(),
-        )
+        self.started_s = time.monotonic()
         self._disk = FullDisk(Path(config.directory), "the journal")
-        self._malformed = 0
+        self.malformed = 0
         """Messages that were not accepted: no message at all, or refused."""
         self._peers = Peers()
         self._counted_s = 0.0
@@ -121,14 +113,15 @@ class Broker:
             now_s = time.monotonic()
             self._give_up_lost(now_s)
             if obstacle := self._disk.why:
-                for peer, (message, payload) in self.batches.put_off(obstacle, now_s).items():
-                    self._send(peer, message, payload)
+                for peer, answer in self.batches.put_off(obstacle, now_s).items():
+                    self._send(peer, *answer)
             else:
                 # Before work is given: a batch that goes to the learner makes room for groups.
                 self.outbox.add_batches(self.batches.answers(now_s))
                 self.dispatcher.dispatch(now_s)
             if self._write_records(now_s):
-                self._send_after_sync()
+                for outgoing in self.outbox.after_sync():
+                    self._send(*outgoing)
                 if self.journal.is_long:
                     self._begin_segment(now_s)
             elif self.outbox.batches:
@@ -177,8 +170,8 @@ class Broker:
                 timeout_s, lambda peer: peer in self._peers or peer in workers
             )
         except Malformed as error:
-            self._malformed += 1
-            log.warning("ignored a malformed message, %d in all: %s", self._malformed, error)
+            self.malformed += 1
+            log.warning("ignored a malformed message, %d in all: %s", self.malformed, error)
             return None
         except Unlisted as error:
             self._shut_out(error.peer)
@@ -203,11 +196,6 @@ class Broker:
             return False
         self.ledger.records = []
         return True
-
-    def _send_after_sync(self) -> None:
-        """Send what waited for the journal."""
-        for peer, message, payload in self.outbox.after_sync():
-            self._send(peer, message, payload)
 
     def _begin_segment(self, now_s: float) -> None:
         """Close a long segment of the journal; the next one begins with the state so far."""
@@ -278,7 +266,7 @@ class Broker:
             CAUSE.reset(cause)
 
     def _refuse(self, peer: bytes, message: rank_messages.ToBroker, reason: str) -> None:
-        self._malformed += 1
+        self.malformed += 1
         reason = cut_text(reason)  # it may name what a peer sent
         worker = self.dispatcher.registry.by_identity.get(peer)
         if worker is not None:
@@ -428,9 +416,7 @@ class Broker:
             case rank_messages.GetGroups() | rank_messages.GetEvaluation():
                 return self.batches.fetched(message) or (None, [])
             case rank_messages.GetStatus():
-                return rank_messages.Status(
-                    msgspec.json.encode(document(self._status, self._malformed, now_s))
-                ), []
+                return rank_messages.Status(msgspec.json.encode(document(self, now_s))), []
             case rank_messages.IterationDone():
                 self.batches.iteration_done(message, now_s)
             case rank_messages.Published(note):

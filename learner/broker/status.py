@@ -1,9 +1,11 @@
 """The status document, built from the parts of the broker; the usage of a served target."""
 
 import os
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,13 +14,13 @@ from prefixrl.common.config.workers.served import OpenAIConfig
 from prefixrl.common.errors import is_crowded, is_full
 from prefixrl.common.host.memory_use import memory_now
 from prefixrl.common.host.process import write_atomically
-from prefixrl.common.journal.journal import Journal
 from prefixrl.common.run import status
 from prefixrl.common.wire.messages.fields import common_fields
 from prefixrl.common.wire.messages.worker import MemoryUse, Usage
-from prefixrl.learner.broker.batches import BatchAnswers
-from prefixrl.learner.broker.workers.dispatch import Dispatcher
 from prefixrl.learner.broker.workers.workers import Worker
+
+if TYPE_CHECKING:
+    from prefixrl.learner.broker.server import Broker
 
 SAVE_EVERY_S = 2.0
 MOST_SCORERS = 256
@@ -89,28 +91,15 @@ _ROLES = ("rollout", "scorer")
 _COUNTED = set(status.GroupCounts.__struct_fields__) - {"outstanding"}
 
 
-@dataclass(frozen=True)
-class StatusSources:
-    """The parts of a broker that a status document is built from."""
-
-    run_id: str
-    directory: str
-    dispatcher: Dispatcher
-    batches: BatchAnswers
-    usage_file: UsageFile
-    journal: Journal
-    started_s: float
-
-
-def document(sources: StatusSources, malformed: int, now_s: float) -> status.StatusDocument:
-    """Return the state of a run now; `malformed` counts refused messages."""
-    dispatcher, batches, ledger = sources.dispatcher, sources.batches, sources.dispatcher.ledger
+def document(broker: "Broker", now_s: float) -> status.StatusDocument:
+    """Return the state of a run now."""
+    dispatcher, batches, ledger = broker.dispatcher, broker.batches, broker.ledger
     counts, rate = ledger.counts, ledger.pass_rate
     trains_nothing = ledger.window.iterations == 0
     workers = [_worker(each, now_s) for each in dispatcher.registry.by_identity.values()]
     return status.StatusDocument(
-        run_id=sources.run_id,
-        directory=sources.directory,
+        run_id=broker.run.header.run_id,
+        directory=broker.config.directory,
         broker_pid=os.getpid(),
         iteration=ledger.completed,
         total_iterations=0 if trains_nothing else batches.total_iterations,
@@ -148,29 +137,29 @@ def document(sources: StatusSources, malformed: int, now_s: float) -> status.Sta
         learner_phase="" if trains_nothing else batches.phase,
         learner_waits_s=batches.waits_s(now_s),
         last_event=dispatcher.last_event,
-        idle_s=now_s - max(dispatcher.event_s, sources.started_s),
-        malformed_messages=malformed,
-        journal_bytes=sources.journal.size_bytes,
-        up_s=now_s - sources.started_s,
+        idle_s=now_s - max(dispatcher.event_s, broker.started_s),
+        malformed_messages=broker.malformed,
+        journal_bytes=broker.journal.size_bytes,
+        up_s=now_s - broker.started_s,
         evaluations=dispatcher.evaluations.counts(),
-        endpoint=sources.usage_file.total(),
+        endpoint=broker.usage_file.total(),
         completions=dict(dispatcher.completions),
         is_halting=batches.is_halting,
-        memory=_memory(sources),
+        memory=_memory(broker),
         drained=[
             status.DrainedWorker(host=host, pid=pid) for host, pid in dispatcher.registry.drained
         ],
     )
 
 
-def _memory(sources: StatusSources) -> dict[str, MemoryUse]:
+def _memory(broker: "Broker") -> dict[str, MemoryUse]:
     """Return the memory of each process that has reported it."""
     memory_by_process = {"broker": memory_now()}
     memory_by_process |= {
-        f"rank-{rank}": memory for rank, memory in sorted(sources.batches.memory.items())
+        f"rank-{rank}": memory for rank, memory in sorted(broker.batches.memory.items())
     }
     memory_by_process |= {
-        worker.name: worker.memory for worker in sources.dispatcher.registry.by_identity.values()
+        worker.name: worker.memory for worker in broker.dispatcher.registry.by_identity.values()
     }
     return {name: memory for name, memory in memory_by_process.items() if memory is not None}
 
@@ -188,8 +177,8 @@ def _worker(worker: Worker, now_s: float) -> status.WorkerStatus:
 
 def _busy_fractions(workers: Sequence[status.WorkerStatus]) -> dict[str, float]:
     """Return the mean busy fraction of each role that has worked."""
-    shares: dict[str, list[float]] = {"rollout": [], "scorer": []}
+    fractions: dict[str, list[float]] = defaultdict(list)
     for worker in workers:
         if worker.busy_fraction is not None:
-            shares[worker.role].append(worker.busy_fraction)
-    return {role: sum(each) / len(each) for role, each in shares.items() if each}
+            fractions[worker.role].append(worker.busy_fraction)
+    return {role: fmean(fractions[role]) for role in _ROLES if role in fractions}

@@ -60,7 +60,7 @@ class JournaledState:
                 f"iteration {iteration} cannot be trained: no batch of it was handed out"
             )
         for seq in self.batches.pop(iteration):
-            group = self._live.pop(seq)
+            group = self._live.take_out(seq)
             assert group.result is not None and group.version is not None, (
                 "what is trained was scored"
             )
@@ -102,7 +102,7 @@ class JournaledState:
             case records.GroupEnded(
                 seq=seq, state=state, cause=cause, requeued=requeued, faults=faults
             ):
-                group = self._live.pop(seq)
+                group = self._live.take_out(seq)
                 self.counts.note_ended(state, cause, faults)
                 if requeued:
                     self._requeued.append((group.prompt, group.requeues + (cause != SURPLUS)))
@@ -122,7 +122,7 @@ class JournaledState:
             next_prompt=self._next_prompt,
             requeued=tuple(self._requeued),
             batches=dict(self.batches),
-            live=tuple(map(_live_group, self._live)),
+            live=tuple(map(_live_group, self._live.values())),
             totals=copy.deepcopy(self.counts),
             failures=tuple(self.failures.newest),
             passed=tuple(self.pass_rate.newest) if self.pass_rate else (),
