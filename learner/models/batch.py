@@ -11,20 +11,20 @@ from torch import Tensor
 
 from prefixrl.common.wire.messages.groups import ScoredGroup
 from prefixrl.common.wire.messages.learner import Batch
-from prefixrl.common.wire.packing import logprobs, token_ids, token_versions
+from prefixrl.common.wire.packing import Logprobs, TokenIds, logprobs, token_ids, token_versions
 
 
 @dataclass(frozen=True)
 class Sample:
     """One sampled prefix (in direct mode: one answer) with its verdict."""
 
-    prompt_tokens: NDArray[np.int32]
-    tokens: NDArray[np.int32]
+    prompt_tokens: TokenIds
+    tokens: TokenIds
     """As sampled, with the EOS that ended them."""
-    logprobs: NDArray[np.float32]
+    logprobs: Logprobs
     reward: float
     group: int
-    versions: NDArray[np.int32]
+    versions: TokenIds
     steps: tuple[tuple[int, float], ...] = ()
     """Tokens up to the end of each step, and its score; empty without a process reward model."""
 

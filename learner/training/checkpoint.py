@@ -20,6 +20,7 @@ import logging
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -35,7 +36,7 @@ from prefixrl.common.host.process import sync
 from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.run.directory_format import checkpoints
 from prefixrl.common.run.disk import free_bytes, held_bytes, in_mib
-from prefixrl.learner.models import distributed
+from prefixrl.learner.models.distributed import sum_over_ranks
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.models.optimizers import restored, saved_state
 from prefixrl.learner.models.trained_model import TrainedModel
@@ -186,45 +187,43 @@ def save(directory: Path, models: Models, state: TrainerState) -> Path:
     return final
 
 
+@dataclass
 class _Writing:
     """A checkpoint being written: of a part that fails every rank learns before the next."""
 
-    def __init__(self, directory: Path, beside: Path, iteration: int, models: Models) -> None:
-        self._directory, self._beside, self._iteration, self._models = (
-            directory,
-            beside,
-            iteration,
-            models,
-        )
-        self._fault: Exception | None = None
+    directory: Path
+    beside: Path
+    iteration: int
+    models: Models
+    fault: Exception | None = None
 
     def part(self, write: Callable[[], object]) -> None:
         """Write a part unless an earlier one failed; it may hold no collective."""
-        if self._fault is None:
+        if self.fault is None:
             try:
                 write()
             except (OSError, SafetensorError, DataError) as fault:
-                self._fault = fault
+                self.fault = fault
 
     def export(self, folder: Path, model: TrainedModel, source: str) -> None:
         """Write an exported model. A collective."""
-        weights = self._models.state_dict_for_publication(model)
-        if self._models.rank == 0:
-            self.part(lambda: write_export(folder, weights, source, self._models.dtype))
+        weights = self.models.state_dict_for_publication(model)
+        if self.models.rank == 0:
+            self.part(lambda: write_export(folder, weights, source, self.models.dtype))
 
     def together(self) -> None:
         """Wait for all ranks; raise NotSaved on all if one failed."""
-        failed = torch.tensor([float(self._fault is not None)], device=self._models.device)
-        if not distributed.sum_over_ranks(failed).item():
+        failed = torch.tensor([float(self.fault is not None)], device=self.models.device)
+        if not sum_over_ranks(failed).item():
             return
-        if self._models.rank == 0:
-            shutil.rmtree(self._beside, ignore_errors=True)
-        *_, newest = None, *checkpoints(self._directory).values()
+        if self.models.rank == 0:
+            shutil.rmtree(self.beside, ignore_errors=True)
+        *_, newest = None, *checkpoints(self.directory).values()
         older = f"the newest one is {newest}" if newest else "there is no older one"
         raise NotSaved(
-            f"the checkpoint of iteration {self._iteration} could not be written: "
-            f"{self._fault or 'another rank failed, its log has the cause'}; "
-            f"{in_mib(free_bytes(self._directory))} are free there; {older}"
+            f"the checkpoint of iteration {self.iteration} could not be written: "
+            f"{self.fault or 'another rank failed, its log has the cause'}; "
+            f"{in_mib(free_bytes(self.directory))} are free there; {older}"
         )
 
 
@@ -266,11 +265,10 @@ def load(directory: Path, models: Models) -> TrainerState | None:
     Raises:
         DataError: it was written by another number of ranks, ZeRO stage or precision.
     """
+    # Rank 0 alone looks, and tells the others one more than its iteration: 0 is none.
     newest = latest(directory) if models.rank == 0 else None
-    newest_iteration = torch.tensor(
-        [-1 if newest is None else int(newest.name[5:])], device=models.device
-    )
-    iteration = int(distributed.from_rank_0(newest_iteration).item())
+    behind = torch.tensor([int(newest.name[5:]) + 1 if newest else 0], device=models.device)
+    iteration = int(sum_over_ranks(behind).item()) - 1
     if iteration < 0:
         return None
     folder = directory / f"step_{iteration:08d}"

@@ -12,6 +12,7 @@ from prefixrl.learner.models.batch import IterationData, PreparedMicroBatch
 from prefixrl.learner.models.distributed import sum_over_ranks
 from prefixrl.learner.models.trained_model import StepReport
 from prefixrl.learner.training import ppo
+from prefixrl.learner.training.plan import by_group
 
 Report = dict[str, float]
 
@@ -46,14 +47,6 @@ class IterationMetrics:
 
 
 @dataclass(frozen=True)
-class Whitening:
-    """Moments before whitening; `is_floored`: the floor on the deviation took effect."""
-
-    moments: tuple[float, ...]
-    is_floored: bool
-
-
-@dataclass(frozen=True)
 class StepSums:
     """One optimiser step on this rank: sums to be added over ranks, reports already global."""
 
@@ -70,7 +63,10 @@ class StepSums:
 class IterationFacts:
     """Facts of one iteration besides the sums of its steps."""
 
-    whitening: Whitening
+    moments: Sequence[float]
+    """Moments of the advantages before whitening."""
+    is_floored: bool
+    """The floor on their deviation took effect."""
     ratio: ppo.Ratio
     bound_ratio: float
     steps_left_out: int
@@ -96,7 +92,7 @@ def report(
     totals = {name: sum(sums[name] for sums in scalars) for name in scalars[0]}
     reports = tuple(_step_report(sums, step) for sums, step in zip(scalars, steps, strict=True))
     row_advantages = _row_advantages(data, micro_batches)
-    figures = means(totals, facts.whitening.moments)
+    figures = means(totals, facts.moments)
     figures |= reward_figures(data.rewards, data.groups)
     figures |= noise_figures(micro_batches, facts.bound_ratio)
     oldest, newest = _row_ages(micro_batches)
@@ -109,9 +105,8 @@ def report(
         "tokens": float(sum(sampled for _, sampled in data.lengths)),
         "forward_tokens": float(facts.forward_tokens),
         "padded_tokens": float(facts.padded_tokens),
-        "zero_advantage_rows_fraction": sum(each == 0.0 for each in row_advantages)
-        / len(row_advantages),
-        "whitening_floor_hit": float(facts.whitening.is_floored),
+        "zero_advantage_rows_fraction": row_advantages.count(0.0) / len(row_advantages),
+        "whitening_floor_hit": float(facts.is_floored),
         "steps_left_out": float(facts.steps_left_out),
     }
     figures = {name: figure for name, figure in figures.items() if math.isfinite(figure)}
@@ -288,13 +283,11 @@ def means(sums: Report, moments: Sequence[float]) -> Report:
 
 def reward_figures(rewards: Sequence[float], groups: Sequence[int]) -> Report:
     """Return moments of the rewards, and shares of groups that teach a group baseline nothing."""
-    by_group: dict[int, list[float]] = {}
-    for reward, group in zip(rewards, groups, strict=True):
-        by_group.setdefault(group, []).append(reward)
+    of_groups = by_group(rewards, groups).values()
     mean = sum(rewards) / len(rewards)
 
     def share_of_groups(which: Callable[[list[float]], bool]) -> float:
-        return sum(which(seen) for seen in by_group.values()) / len(by_group)
+        return sum(map(which, of_groups)) / len(of_groups)
 
     return {
         "reward": mean,

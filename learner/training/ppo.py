@@ -183,7 +183,10 @@ def policy_loss(
     per_token = torch.zeros_like(logprobs)
     if settings.loss_function is None:
         surrogate, is_clipped = _surrogate(terms, log_ratio, settings)
-        is_bounded = _is_bounded(terms, logprobs.detach(), behaviour, settings)
+        if math.isfinite(settings.bound_ratio):
+            is_bounded = mask & is_past_ratio(
+                logprobs.detach(), behaviour, mask, terms.advantages, settings.bound_ratio
+            )
         # A bounded token still counts in N: it is only not pushed any further.
         per_token = -torch.where(is_bounded, surrogate.detach(), surrogate)
     per_token = per_token + _regularisers(terms, logprobs, settings)
@@ -209,9 +212,16 @@ def policy_loss(
 def _surrogate(
     terms: PolicyTerms, log_ratio: Tensor, settings: PolicySettings
 ) -> tuple[Tensor, Tensor]:
-    """Return each token's clipped surrogate, and the positions of active clips."""
+    """Return each token's min(rho A, clip(rho) A) with the dual clip, and the positions of active clips."""
     advantages = torch.where(terms.mask, terms.advantages, 0.0)
-    surrogate, is_clipped = _clipped(log_ratio.exp(), advantages, settings)
+    ratio = log_ratio.exp()
+    high = settings.clip if settings.clip_high is None else settings.clip_high
+    free = ratio * advantages
+    surrogate = torch.minimum(free, ratio.clamp(1.0 - settings.clip, 1.0 + high) * advantages)
+    if math.isfinite(settings.dual_clip):
+        bounded = torch.maximum(surrogate, settings.dual_clip * advantages)
+        surrogate = torch.where(advantages < 0, bounded, surrogate)
+    is_clipped = surrogate != free
     if settings.ratio == "prefix" and not settings.is_one_action:
         # At ratio 1 the gradient is then that of the ratios of tokens, and so is its share beside
         # entropy and KL.
@@ -235,27 +245,6 @@ def _weights(importance: Tensor, settings: PolicySettings) -> Tensor:
     if settings.above_cap == "mask":
         return torch.where(importance > settings.importance_cap, 0.0, importance)
     return importance.clamp(max=settings.importance_cap)
-
-
-def _clipped(ratio: Tensor, advantages: Tensor, settings: PolicySettings) -> tuple[Tensor, Tensor]:
-    """Return min(rho A, clip(rho) A) with the dual clip, and the positions of active bounds."""
-    high = settings.clip if settings.clip_high is None else settings.clip_high
-    free = ratio * advantages
-    surrogate = torch.minimum(free, ratio.clamp(1.0 - settings.clip, 1.0 + high) * advantages)
-    if math.isfinite(settings.dual_clip):
-        bounded = torch.maximum(surrogate, settings.dual_clip * advantages)
-        surrogate = torch.where(advantages < 0, bounded, surrogate)
-    return surrogate, surrogate != free
-
-
-def _is_bounded(
-    terms: PolicyTerms, logprobs: Tensor, behaviour: Tensor, settings: PolicySettings
-) -> Tensor:
-    """Return True where the bound on the distance from mu takes the gradient away."""
-    if not math.isfinite(settings.bound_ratio):
-        return torch.zeros_like(terms.mask)
-    is_past = is_past_ratio(logprobs, behaviour, terms.mask, terms.advantages, settings.bound_ratio)
-    return is_past & terms.mask
 
 
 def value_loss(
@@ -346,10 +335,8 @@ def drift_sums(
     )
     per_row = log_ratios(proximal, behaviour, mask, "prefix").double().exp()
     rows = torch.stack([torch.ones_like(per_row), per_row, per_row.square()], dim=-1)
-    first, row_ages = (
-        units(mask, "prefix"),
-        torch.where(mask, ages, 0).max(dim=1, keepdim=True).values.expand_as(ages),
-    )
+    first = units(mask, "prefix")
+    row_ages = torch.where(mask, ages, 0).amax(dim=1, keepdim=True).expand_as(ages)
     sums = torch.zeros(oldest + 1, _FIELDS, dtype=torch.float64, device=mask.device)
     sums[:, :4].index_add_(0, ages[mask], tokens[mask])
     sums[:, 4:].index_add_(0, row_ages[first], rows[first])

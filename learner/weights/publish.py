@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from prefixrl.common.errors import PeerLost, PrefixRLError, TrainingFault
 from prefixrl.common.journal.crash_points import crash_point
@@ -22,7 +21,7 @@ from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.common.wire.address import Address
 from prefixrl.common.wire.messages.fields import VERSIONS_KEPT
 from prefixrl.common.wire.messages.weights import WeightsNote
-from prefixrl.common.wire.packing import ProbeRow, pack_logprobs, pack_tokens
+from prefixrl.common.wire.packing import Logprobs, ProbeRow, pack_logprobs, pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.run.stop import StopSignal
 from prefixrl.learner.weights.copies import HostCopies, HostCopy, not_finite
@@ -46,7 +45,7 @@ class _Handed:
 
     version: int
     copied: HostCopy
-    probe_logprobs: NDArray[np.float32]
+    probe_logprobs: Logprobs
     finish: Callable[[Tensors], Tensors]
 
 
@@ -98,7 +97,7 @@ class Publisher:
         self,
         version: int,
         weights: Iterable[tuple[str, torch.Tensor]],
-        probe_logprobs: NDArray[np.float32],
+        probe_logprobs: Logprobs,
         finish: Callable[[Tensors], Tensors] = lambda copied: copied,
     ) -> None:
         """Hand over a copy of weights that may change as soon as this returns; raises TrainingFault."""
@@ -199,7 +198,7 @@ class Publisher:
 
 
 def weights_note(
-    version: int, digest: str, rows: Sequence[ProbeRow], logprobs: NDArray[np.float32]
+    version: int, digest: str, rows: Sequence[ProbeRow], logprobs: Logprobs
 ) -> WeightsNote:
     """Return the announcement of a version with its probe."""
     tokens = np.concatenate([part for row in rows for part in row])

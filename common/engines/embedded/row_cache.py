@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from prefixrl.common.config.run import SPARE_COLUMNS
 
-KeysAndValues = tuple[torch.Tensor, torch.Tensor]
+KeysAndValues = tuple[Tensor, Tensor]
 """Keys and values of one layer, shape (rows, heads, columns, size of a head) each."""
 LEAST_COLUMNS = 64
 
@@ -44,12 +45,12 @@ class _Block(CacheLayerMixin):
         self._place = place
         self.tensors: KeysAndValues = (like[0][:0, :, :0], like[1][:0, :, :0])
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         raise AssertionError("rows join before they are decoded")
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         rows = self._place.rows
         low = self._place.low
         at = self._place.at
@@ -87,9 +88,7 @@ class RowCache(Cache):
         place.at = 0
         place.starts.clear()
 
-    def join(
-        self, computed: Sequence[KeysAndValues], mask: torch.Tensor, source: Sequence[int]
-    ) -> None:
+    def join(self, computed: Sequence[KeysAndValues], mask: Tensor, source: Sequence[int]) -> None:
         """Append rows, the i-th being row `source[i]` of a forward, whose `mask` tells text from padding."""
         place = self._place
         width = mask.shape[1]
@@ -110,7 +109,7 @@ class RowCache(Cache):
         place.starts += [begin + padding[each] for each in source]
         place.rows, place.low = after, min(place.starts)
 
-    def begin_step(self) -> torch.Tensor:
+    def begin_step(self) -> Tensor:
         """Open a column for one more token of every row; return the mask of its forward."""
         place = self._place
         self._make_room(place.rows, 0)

@@ -19,13 +19,12 @@ from prefixrl.common.wire.messages.fields import MOST_ROWS
 from prefixrl.common.wire.messages.groups import Finish, Sampling
 from prefixrl.common.wire.messages.weights import EngineChecksum
 from prefixrl.common.wire.messages.worker import ModelDigests, Ready, Usage
+from prefixrl.common.wire.packing import Logprobs as Logprobs
 from prefixrl.common.wire.packing import ProbeRow
+from prefixrl.common.wire.packing import TokenIds as TokenIds
 
 if TYPE_CHECKING:
     import torch
-
-TokenIds = NDArray[np.int32]
-Logprobs = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Continuation:
     """Continuation of a row: ids as drawn, their logprobs when sampled, and its end."""
 
     tokens: TokenIds
-    logprobs: NDArray[np.float32]
+    logprobs: Logprobs
     """Empty for scorers, which do not read them."""
     finish: Finish
     spans: tuple[tuple[int, int], ...]
@@ -173,7 +172,7 @@ class AdapterEngine(Engine):
         return digest_of(self.weights())
 
     @abstractmethod
-    def score(self, rows: Sequence[ProbeRow]) -> NDArray[np.float32]:
+    def score(self, rows: Sequence[ProbeRow]) -> Logprobs:
         """Return the logprobs of the scored tokens of a probe, at temperature 1, end to end."""
 
     @abstractmethod
@@ -226,7 +225,7 @@ def spans_of(versions: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 
 def score_rows(
-    logprobs: Callable[[TokenIds, float], NDArray[np.float32]], rows: Sequence[ProbeRow]
+    logprobs: Callable[[TokenIds, float], Logprobs], rows: Sequence[ProbeRow]
 ) -> Logprobs:
     """Return the logprobs of a probe, row by row, from those of whole texts."""
     scored = [logprobs(np.concatenate(row), 1.0)[max(0, row[0].size - 1) :] for row in rows]

@@ -9,7 +9,17 @@ the records after it, hold the same.
 import copy
 from collections import deque
 
-from prefixrl.common.journal import records
+from prefixrl.common.journal.records import (
+    BatchFormed,
+    GroupEnded,
+    GroupIssued,
+    GroupScored,
+    GroupTotals,
+    LedgerState,
+    LiveGroup,
+    Record,
+    tally,
+)
 from prefixrl.learner.broker.groups.filtering import (
     AccuracyFilter,
     FailureShare,
@@ -36,7 +46,7 @@ class JournaledState:
         accuracy_filter: AccuracyFilter | None,
     ) -> None:
         self.window = window
-        self.counts = records.GroupTotals()
+        self.counts = GroupTotals()
         self.completed = 0
         """Number of iterations that every rank has finished; also the newest version."""
         self.batches: dict[int, tuple[int, ...]] = {}
@@ -68,17 +78,17 @@ class JournaledState:
             self.counts.note_trained(group.result, iteration - group.version, iteration)
         self.completed += 1
 
-    def apply(self, record: records.Record) -> None:
+    def apply(self, record: Record) -> None:
         """Apply one record."""
         match record:
-            case records.GroupIssued(seq, prompt, requeues):
+            case GroupIssued(seq, prompt, requeues):
                 if prompt < self._next_prompt:
                     self._requeued.remove((prompt, requeues))
                 self._live.add(Group(seq, prompt, requeues))
                 self._next_seq = max(self._next_seq, seq + 1)
                 self._next_prompt = max(self._next_prompt, prompt + 1)
                 self.counts.issued += 1
-            case records.GroupScored(scored):
+            case GroupScored(scored):
                 group = self._live[scored.prefixes.seq]
                 is_spare = spare_cause(scored, self._filter) is not None
                 self._live.move(group, "spare" if is_spare else "scored", scored.version)
@@ -90,18 +100,16 @@ class JournaledState:
                 )
                 if self.pass_rate:
                     self.pass_rate.count_groups(not is_spare)
-                    records.tally(
+                    tally(
                         self.counts.passed_by_source,
                         self._prompts.source(group.prompt),
                         int(not is_spare),
                     )
-            case records.BatchFormed(iteration, seqs):
+            case BatchFormed(iteration, seqs):
                 self.batches[iteration] = seqs
                 for seq in seqs:
                     self._live.move(self._live[seq], "batched", self._live[seq].version)
-            case records.GroupEnded(
-                seq=seq, state=state, cause=cause, requeued=requeued, faults=faults
-            ):
+            case GroupEnded(seq=seq, state=state, cause=cause, requeued=requeued, faults=faults):
                 group = self._live.take_out(seq)
                 self.counts.note_ended(state, cause, faults)
                 if requeued:
@@ -110,13 +118,11 @@ class JournaledState:
                     self.failures.count_groups(float(state != "filtered"))
                 if self.pass_rate and state == "filtered":
                     self.pass_rate.count_groups(*[False] * is_new)
-                    records.tally(
-                        self.counts.filtered_by_source, self._prompts.source(group.prompt)
-                    )
+                    tally(self.counts.filtered_by_source, self._prompts.source(group.prompt))
 
-    def state(self) -> records.LedgerState:
+    def state(self) -> LedgerState:
         """Return the state that the records give, without leases and queues."""
-        return records.LedgerState(
+        return LedgerState(
             completed=self.completed,
             next_seq=self._next_seq,
             next_prompt=self._next_prompt,
@@ -128,7 +134,7 @@ class JournaledState:
             passed=tuple(self.pass_rate.newest) if self.pass_rate else (),
         )
 
-    def restore(self, state: records.LedgerState) -> None:
+    def restore(self, state: LedgerState) -> None:
         """Restore a state; call this before any record is applied."""
         assert not self.counts.issued, "a segment is restored first"
         self.completed, self.batches = state.completed, dict(state.batches)
@@ -152,10 +158,10 @@ class JournaledState:
             )
 
 
-def _live_group(group: Group) -> records.LiveGroup:
+def _live_group(group: Group) -> LiveGroup:
     # Leases and prefixes are lost with a broker: groups without scores are sampled again.
     match group.state:
         case "spare" | "scored" | "batched" as state:
-            return records.LiveGroup(group.seq, group.prompt, group.requeues, state, group.result)
+            return LiveGroup(group.seq, group.prompt, group.requeues, state, group.result)
         case _:
-            return records.LiveGroup(group.seq, group.prompt, group.requeues)
+            return LiveGroup(group.seq, group.prompt, group.requeues)
