@@ -8,9 +8,9 @@ from prefixrl.common.config.objectives import (
     KEY_RULES,
     OBJECTIVES,
     ObjectiveRecord,
+    checked_objective,
     names_with,
     objective_record,
-    refusal_of_name,
 )
 from prefixrl.common.config.section import (
     AboveOne,
@@ -53,15 +53,9 @@ BOUND_TOKENS = 32
 shorter."""
 
 
-def _known_name(name: str) -> str:
-    if objective_record(name) is None:
-        raise ValueError(refusal_of_name(name))
-    return name
-
-
 Name = Annotated[
     str,
-    AfterValidator(_known_name),
+    AfterValidator(checked_objective),
     WithJsonSchema({"anyOf": [{"enum": list(OBJECTIVES)}, {"type": "string"}]}),
 ]
 
@@ -211,21 +205,15 @@ class AlgorithmConfig(Section):
             raise ValueError("\n    ".join(sentences))
 
     def _check_conditions(self, info: ValidationInfo) -> None:
-        if not self.is_whitened and self.is_given("whiten_floor", info):
+        if not self.is_whitened:
             condition = assigned("name", self.name)
             condition += " and whiten = false" if self.whiten is False else ""
-            raise ValueError(
-                self.no_effect("whiten_floor", condition, "advantages are not whitened")
-            )
-        if not self.is_given("min_ess", info):
-            return
+            self.refuse_given(["whiten_floor"], condition, "advantages are not whitened", info)
         if self.max_staleness == 0:
-            reason = "no sample is ever old"
-            raise ValueError(self.no_effect("min_ess", "max_staleness = 0", reason))
+            self.refuse_given(["min_ess"], "max_staleness = 0", "no sample is ever old", info)
         if self.admission != "just_in_time":
             reason = "all that the window allows is begun anyway"
-            condition = assigned("admission", self.admission)
-            raise ValueError(self.no_effect("min_ess", condition, reason))
+            self.refuse_given(["min_ess"], assigned("admission", self.admission), reason, info)
 
     def _check_pairs(self, info: ValidationInfo) -> None:
         self.refuse_if(
@@ -247,9 +235,14 @@ class AlgorithmConfig(Section):
             "least 2 per prompt, or use a name with a critic",
         )
 
+    @property
+    def full_rows(self) -> int:
+        """Rows of an iteration that has all of its groups."""
+        return self.groups_per_iteration * self.samples_per_prompt
+
     def minibatches_of(self, rows: int) -> int:
         """Return the minibatches of a batch: fewer, in proportion, where it has fewer rows than all."""
-        full = self.groups_per_iteration * self.samples_per_prompt
+        full = self.full_rows
         return max(
             1, min(self.minibatches, rows, (2 * self.minibatches * rows + full) // (2 * full))
         )

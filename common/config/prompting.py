@@ -45,11 +45,9 @@ class ModelConfig(Section):
 
     def _check_templates(self, info: ValidationInfo) -> None:
         if self.chat_template is False:
-            for key in filter(
-                lambda each: self.is_given(each, info), ("system", "template_options")
-            ):
-                reason = "there is no chat template that could use it"
-                raise ValueError(self.no_effect(key, "chat_template = false", reason))
+            reason = "there is no chat template that could use it"
+            keys = ("system", "template_options")
+            self.refuse_given(keys, "chat_template = false", reason, info)
         for key in ("chat_template", "prompt_template"):
             self.refuse_if(
                 getattr(self, key) == "", key, "neither a file nor a template; leave it out"

@@ -170,9 +170,9 @@ class RewardConfig(ServerConfig):
             "weights",
             "there are no parts of a reward without function or url",
         )
-        for key in ("rows", "requests", "request_s", "patience_s", "key_variable"):
-            if self.url is None and self.is_given(key, info):
-                raise ValueError(self.no_effect(key, "url absent", "no server is asked"))
+        if self.url is None:
+            keys = ("rows", "requests", "request_s", "patience_s", "key_variable")
+            self.refuse_given(keys, "url absent", "no server is asked", info)
 
 
 class RunConfig(Section):
@@ -265,17 +265,14 @@ class RunConfig(Section):
             "no version is judged in training, so none is known to be the best; give "
             "evaluation.every, or leave keep_best out",
         )
-        self.refuse_if(
-            self.reward.function is not None and self.data.code != "none",
-            "reward.function data.code",
-            "the function judges every answer, so no program would be run; leave one of them out",
-        )
-        self.refuse_if(
-            self.reward.url is not None and self.data.code != "none",
-            "reward.url data.code",
-            "the server judges every answer, so no program would be run; leave one of them out",
-        )
-        rows = self.algorithm.groups_per_iteration * self.algorithm.samples_per_prompt
+        for key, judge in (("function", "function"), ("url", "server")):
+            self.refuse_if(
+                getattr(self.reward, key) is not None and self.data.code != "none",
+                f"reward.{key} data.code",
+                f"the {judge} judges every answer, so no program would be run; leave one of them "
+                f"out",
+            )
+        rows = self.algorithm.full_rows
         self.refuse_if(
             self.algorithm.minibatches > rows,
             "algorithm.minibatches algorithm.groups_per_iteration algorithm.samples_per_prompt",
@@ -356,30 +353,21 @@ class RunConfig(Section):
             "batch_timeout_s must exceed both",
         )
         # A wait inside a scorer must end before the broker or the learner gives up.
-        dead_scorer = (
-            "a scorer would count as dead before its request times out; request_s must be shorter"
-        )
-        if self.scorer.is_served:
+        for server, is_asked, words in (
+            (self.scorer.openai, self.scorer.is_served, "endpoint"),
+            (self.reward, self.reward.url, "server of rewards"),
+        ):
             self.refuse_if(
-                self.scorer.openai.request_s >= stall_s,
-                "scorer.openai.request_s broker.stall_s",
-                dead_scorer,
+                is_asked and server.request_s >= stall_s,
+                f"{server.NAME}.request_s broker.stall_s",
+                "a scorer would count as dead before its request times out; request_s must be "
+                "shorter",
             )
             self.refuse_if(
-                self.scorer.openai.patience_s >= batch_timeout_s,
-                "scorer.openai.patience_s learner.batch_timeout_s",
-                "the learner would end before scorers that wait for the endpoint; "
-                "batch_timeout_s must exceed it",
-            )
-        if self.reward.url:
-            self.refuse_if(
-                self.reward.request_s >= stall_s, "reward.request_s broker.stall_s", dead_scorer
-            )
-            self.refuse_if(
-                self.reward.patience_s >= batch_timeout_s,
-                "reward.patience_s learner.batch_timeout_s",
-                "the learner would end before scorers that wait for the server of rewards; "
-                "batch_timeout_s must exceed it",
+                is_asked and server.patience_s >= batch_timeout_s,
+                f"{server.NAME}.patience_s learner.batch_timeout_s",
+                f"the learner would end before scorers that wait for the {words}; "
+                f"batch_timeout_s must exceed it",
             )
 
     def _check_matrices(self, info: ValidationInfo) -> None:
@@ -473,11 +461,8 @@ class RunConfig(Section):
 
     def model_of(self, role: Literal["rollout", "scorer"]) -> str:
         """Return the model a worker loads; in direct mode a scorer reads only its tokenizer."""
-        return (
-            self.adapter.start
-            if self.model_section(role) is self.adapter
-            else self.model_section(role).model
-        )
+        section = self.model_section(role)
+        return section.start if isinstance(section, AdapterConfig) else section.model
 
     def loads_model(self, role: str) -> bool:
         """Return True if a worker has an engine with weights, a process reward model apart."""
@@ -492,15 +477,10 @@ class RunConfig(Section):
 
     def verifier_children(self, cores: int = 1024) -> int:
         """Return the children of a scorer's verifier on so many cores; the default is a host with enough."""
-        algorithm = self.algorithm
         free = cores - self.own_cores("scorer")
-        rows = (
-            algorithm.groups_per_iteration
-            * algorithm.samples_per_prompt
-            * self.scorer.continuations
-        )
+        texts = self.algorithm.full_rows * self.scorer.continuations
         return self.scorer.verifier_children or max(
-            1, min(math.ceil(rows / self.launch.scorers / 64), free, 4)
+            1, min(math.ceil(texts / self.launch.scorers / 64), free, 4)
         )
 
     def gpus_of(self, role: str) -> int:
@@ -533,7 +513,4 @@ class RunConfig(Section):
             self.groups_in_all(problems) - (iterations - 1) * algorithm.groups_per_iteration
         )
         last = algorithm.minibatches_of(last_groups * algorithm.samples_per_prompt)
-        full = algorithm.minibatches_of(
-            algorithm.groups_per_iteration * algorithm.samples_per_prompt
-        )
-        return algorithm.ppo_epochs * ((iterations - 1) * full + last)
+        return algorithm.ppo_epochs * ((iterations - 1) * algorithm.minibatches + last)

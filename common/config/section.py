@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -53,6 +53,14 @@ class Section(BaseModel):
         if info.context:
             return key in self.model_fields_set
         return bool(getattr(self, key) != type(self).model_fields[key].get_default())
+
+    def refuse_given(
+        self, keys: Iterable[str], condition: str, reason: str, info: ValidationInfo
+    ) -> None:
+        """Raise ValueError for the first given key of these, which have no effect under a condition."""
+        for key in keys:
+            if self.is_given(key, info):
+                raise ValueError(self.no_effect(key, condition, reason))
 
     def refuse_without_effect(self, tables: Mapping[str, OnlyWith], info: ValidationInfo) -> None:
         """Raise ValueError naming each key without effect, by tables of controlling keys."""

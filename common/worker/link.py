@@ -72,7 +72,8 @@ class Link:
         self, find: Find, role: Role, heartbeat_s: float = 1.0, number: int | None = None
     ) -> None:
         self._find = find
-        self._address = find()
+        self.address = find()
+        """The broker's address, as far as this process knows."""
         self.name: str = role
         self.vitals = Vitals()
         self.is_drained = False
@@ -106,18 +107,12 @@ class Link:
         self._thread.start()
 
     @property
-    def address(self) -> Address:
-        """The broker's address, as far as this process knows."""
-        return self._address
-
-    @property
     def endpoint(self) -> str:
         """The endpoint of that address."""
-        return self._address.endpoint
+        return self.address.endpoint
 
     def _connected(self) -> Client[FromBroker, ToBroker]:
-        address = self._address
-        return Client(address.endpoint, FromBroker, self._incarnation.encode(), address.key)
+        return Client(self.endpoint, FromBroker, self._incarnation.encode(), self.address.key)
 
     # --- for the work loop -------------------------------------------------------------------------------------------
 
@@ -125,22 +120,9 @@ class Link:
         self, timeout_s: float = FIRST_CONTACT_S, stopping: Callable[[], bool] = lambda: False
     ) -> messages.Welcome:
         """Wait for the broker's Welcome; raises PeerLost, Refusal or RunIsOver."""
-        answer = self._first_answer(timeout_s, stopping)
-        if isinstance(answer, messages.Reject):
-            raise Refusal(answer.reason)
-        if isinstance(answer, messages.Done):
-            raise RunIsOver(f"there is nothing to do: {answer.reason}")
-        if answer.protocol != PROTOCOL:
-            raise Refusal(
-                f"the broker speaks protocol {answer.protocol}, this process {PROTOCOL}; use one release"
-            )
-        return answer
-
-    def _first_answer(
-        self, timeout_s: float, stopping: Callable[[], bool]
-    ) -> messages.Welcome | messages.Reject | messages.Done:
+        answer = None
         deadline_s = time.monotonic() + timeout_s
-        while True:
+        while answer is None:
             if self._failure is not None:
                 raise self._failure
             if stopping():
@@ -151,7 +133,16 @@ class Link:
                     f"no broker answered at {self.endpoint} within {timeout_s:g} s; {self._why_silent}"
                 )
             with contextlib.suppress(queue.Empty):
-                return self._welcome.get(timeout=min(left_s, TICK_S))
+                answer = self._welcome.get(timeout=min(left_s, TICK_S))
+        if isinstance(answer, messages.Reject):
+            raise Refusal(answer.reason)
+        if isinstance(answer, messages.Done):
+            raise RunIsOver(f"there is nothing to do: {answer.reason}")
+        if answer.protocol != PROTOCOL:
+            raise Refusal(
+                f"the broker speaks protocol {answer.protocol}, this process {PROTOCOL}; use one release"
+            )
+        return answer
 
     def send(self, message: ToBroker) -> None:
         """Send a message; results are sent again until the broker acknowledges them."""
@@ -231,10 +222,10 @@ class Link:
 
     def _reconnect(self, now_s: float) -> None:
         """Connect again while the broker is silent: where it moved to, or where it was."""
-        if now_s - self._heard_s > LOOK_S and (address := self._newest_address()) != self._address:
+        if now_s - self._heard_s > LOOK_S and (address := self._newest_address()) != self.address:
             log.info("the broker has moved from %s to %s", self.endpoint, address.endpoint)
             old = self._client
-            self._address = address
+            self.address = address
             self._client = self._connected()
             self._renewed_s = now_s
             old.close()
@@ -247,7 +238,7 @@ class Link:
         try:
             return self._find()
         except (OSError, ConfigError):
-            return self._address
+            return self.address
 
     def _send_waiting(self, now_s: float) -> None:
         while self._known:
