@@ -218,7 +218,7 @@ class Learner:
         if self.rank_zero:
             # Later it would wait for the disk inside a collective, whose limit is shorter.
             with self.patience():
-                self.rank_zero.publisher.wait_for_room()
+                self.rank_zero.publisher.copies.wait_for_room()
         waited_from_s = time.monotonic()
         rank, ranks = self.models.rank, self.models.world_size
         batch = self.client.next_batch(

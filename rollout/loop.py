@@ -116,7 +116,7 @@ class Rollout(WorkLoop[PrefixTask]):
             case Beat(latest) if latest is not None and self.swap.news(latest):
                 self._fetcher.want_version(latest.version, latest.digest)
             case Swap():
-                self.swap.granted()
+                self.swap.is_granted = True
             case Welcome():
                 self._fetcher.use(WeightsSource.from_welcome(message, self._link.address))
                 super()._handle(message)

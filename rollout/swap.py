@@ -38,7 +38,8 @@ class WeightSwap:
         self.staged: Snapshot | None = None
         """Fetched version that waits to be installed."""
         self._offer_s = self._proof_s = 0.0
-        self._is_granted = False
+        self.is_granted = False
+        """True from the broker's Swap to the installation."""
         self._proof: Installed | None = None
         self._before: PreviousProof | None = None
         """The version that was proved last, scored with the present probe."""
@@ -74,15 +75,11 @@ class WeightSwap:
         self._offer_s = now_s + OFFER_AGAIN_S
         return Staged(self.staged.version)
 
-    def granted(self) -> None:
-        """Note that the broker allowed the swap."""
-        self._is_granted = True
-
     def due(self, open_tasks: Collection[PrefixTask]) -> Snapshot | None:
         """Return the snapshot to install now, once; None where there is none or a task forbids it."""
-        if not self._is_granted or not self._may_install(open_tasks):
+        if not self.is_granted or not self._may_install(open_tasks):
             return None
-        self._is_granted = False
+        self.is_granted = False
         snapshot = self.staged
         self.staged = None
         if snapshot is not None:

@@ -11,6 +11,7 @@ from prefixrl.common.config.section import (
     Positive,
     PositiveFloat,
     Section,
+    Several,
 )
 
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
@@ -24,7 +25,7 @@ class LoraConfig(Section):
     """Rank of the matrices."""
     alpha: Positive = 32
     """Scale: the product of the two matrices is multiplied by alpha / rank."""
-    target_modules: Annotated[tuple[str, ...], Field(strict=False)] = ("all-linear",)
+    target_modules: Several[str] = ("all-linear",)
     """Name endings of the linear layers that get matrices; all-linear: every one but the output head."""
     publish: Literal["matrices", "merged"] = "matrices"
     """matrices: rollouts get the matrices of a version and apply them as the learner does. merged: they get whole

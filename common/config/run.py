@@ -1,7 +1,7 @@
 """The config of a run: one tree, validated whole, the same for every daemon."""
 
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
@@ -13,11 +13,13 @@ from prefixrl.common.config.objectives import objective_record
 from prefixrl.common.config.prompting import AdapterConfig, ModelConfig
 from prefixrl.common.config.section import (
     Fraction,
+    Identifier,
     Mode,
     NonNegative,
     Positive,
     PositiveFloat,
     Section,
+    Several,
 )
 from prefixrl.common.config.step_rewards import ImplicitRewardConfig
 from prefixrl.common.config.workers import launch as launch_sections
@@ -85,7 +87,7 @@ class CheckpointConfig(Section):
     """Number of checkpoints that stay besides: those whose version had the highest greedy accuracy on the held-out
     problems. Every version that `evaluation.every` has judged is then saved; the link `checkpoints/best` names the
     best."""
-    upload: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    upload: Several[str] = ()
     """Program and arguments of a command for every complete checkpoint, whose folder is its last argument. It runs on
     the learner's host while training goes on, and must bear to be repeated. Empty: none."""
     upload_s: PositiveFloat = 3600.0
@@ -116,7 +118,7 @@ class EvaluationConfig(Section):
     """Token limit of completions in evaluations. Absent: `scorer.max_new_tokens`."""
     problems: Positive | None = None
     """Most held-out problems used. Absent: all."""
-    fixed_prefixes: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    fixed_prefixes: Several[str] = ()
     """Candidates for the best fixed prefix, besides the most frequent sampled ones."""
     selection_problems: Positive = 128
     """Training problems used to choose the fixed prefix."""
@@ -135,9 +137,7 @@ class RewardConfig(ServerConfig):
     """`file.py:name` of (question, text, gold) -> reward in [0, 1], called instead of the verifier, or after it; or of
     -> a dict with `reward` and other numbers, which are logged as parts. A name alone: the function of an installed
     package."""
-    environment: Annotated[
-        tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], ...], Field(strict=False)
-    ] = ()
+    environment: Several[Identifier] = ()
     """Names of variables of the scorer's host that the function finds in its environment; else it has only PATH and
     its like."""
     weights: dict[str, float] = Field(default_factory=dict)

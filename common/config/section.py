@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from functools import reduce
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
@@ -18,6 +18,10 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 AboveOne = Annotated[float, Field(gt=1, allow_inf_nan=False)]
 
+Item = TypeVar("Item")
+Several = Annotated[tuple[Item, ...], Field(strict=False)]
+"""A list of the run file."""
+Identifier = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 OrOff = BeforeValidator(lambda value: None if value == "off" else value)
 """For a key that is on by default: "off" stands for None, since TOML has no word for it."""
 

@@ -128,17 +128,13 @@ class TrainedModel:
 
     def _plain_step(self) -> StepReport:
         """Clip and step at stage 0, which checks nothing itself; all ranks see one norm of averaged gradients."""
-        trained = [
-            parameter for parameter in self.engine.module.parameters() if parameter.grad is not None
-        ]
-        norm = torch.nn.utils.get_total_norm(
-            [parameter.grad for parameter in trained if parameter.grad is not None]
+        # DeepSpeed would measure the norm once more.
+        norm = torch.nn.utils.clip_grad_norm_(
+            self.engine.module.parameters(), self._config.grad_clip
         )
         if not math.isfinite(norm):
             self.engine.zero_grad()
             return StepReport(False, math.inf)
-        # DeepSpeed would measure the norm once more.
-        torch.nn.utils.clip_grads_with_norm_(trained, self._config.grad_clip, norm)
         self.engine.step()
         return StepReport(True, float(norm))
 

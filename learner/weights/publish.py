@@ -83,7 +83,7 @@ class Publisher:
         self._run_end = _RunEnd(stop or StopSignal())
         self._probe = probe
         self._queue: queue.Queue[_Handed | None] = queue.Queue(QUEUED)
-        self._copies = HostCopies(self)
+        self.copies = HostCopies(self)
         self._failure: BaseException | None = None
         self.newest = -1
         self.digests: dict[int, str] = {}
@@ -101,13 +101,9 @@ class Publisher:
         finish: Callable[[Tensors], Tensors] = lambda copied: copied,
     ) -> None:
         """Hand over a copy of weights that may change as soon as this returns; raises TrainingFault."""
-        copied, bad = self._copies.copy(weights)
+        copied, bad = self.copies.copy(weights)
         _refuse(version, bad)
         self._hand_over(_Handed(version, copied, probe_logprobs, finish))
-
-    def wait_for_room(self) -> None:
-        """Wait until the next copy finds free buffers; raise as `check` does."""
-        self._copies.wait_for_room()
 
     def _hand_over(self, handed: _Handed) -> None:
         while True:

@@ -9,13 +9,15 @@ from pydantic import Field, ValidationInfo
 
 from prefixrl.common.config import section as bounds
 from prefixrl.common.config.section import (
+    Identifier,
     NonNegative,
     NonNegativeFloat,
     Positive,
     PositiveFloat,
     Section,
+    Several,
 )
-from prefixrl.common.config.step_rewards import ProcessModelConfig
+from prefixrl.common.config.step_rewards import NotEmpty, ProcessModelConfig
 from prefixrl.common.config.workers.engine_record import AUTO, EngineRecord
 from prefixrl.common.config.workers.engines import (
     ENGINES,
@@ -47,7 +49,7 @@ class EngineConfig(Section):
     vllm: VllmConfig = VllmConfig()
     engine_options: dict[str, Any] = Field(default={})
     """Options of an engine that an installed package adds (`common/config/workers/engine_record.py`)."""
-    stop_tokens: Annotated[tuple[int | str, ...], Field(strict=False)] = ()
+    stop_tokens: Several[int | str] = ()
     """Tokens that end a text besides the model's own stops, each as id or as text that is one token of the model."""
     own_stops: bool = True
     """The model's own stops end a text: every eos that tokenizer, config and generation config name, and the token that
@@ -186,7 +188,7 @@ class ScorerConfig(EngineConfig):
     evaluations it is judged as it is. extend: it is continued once by extension_tokens, then judged."""
     extension_tokens: Positive | None = None
     """Tokens added with truncated = "extend". Absent: max_new_tokens."""
-    stop_texts: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)] = ()
+    stop_texts: Several[NotEmpty] = ()
     """A text is judged only up to the first of these: for base models, whose next invented problem begins so."""
     boxes: Literal["last", "sentence"] = "last"
     """Boxes that are the answer. last: the last one. sentence: for a gold answer that is a list, all those that "and",
@@ -196,9 +198,7 @@ class ScorerConfig(EngineConfig):
     iteration, at most 4, and no more than its host has cores beside those of its engine (4; 1 without one)."""
     verify_timeout_s: Positive = 5
     """Longest time for one answer; then it is wrong, or with a user's function an error."""
-    program_packages: Annotated[
-        tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], ...], Field(strict=False)
-    ] = ()
+    program_packages: Several[Identifier] = ()
     """Packages that programs of `data.code` may import beside the standard library, installed where scorers run:
     ["numpy"]."""
     keep_completions: bool = False

@@ -83,9 +83,7 @@ class RowCache(Cache):
     def clear(self) -> None:
         """Let all rows leave."""
         place = self._place
-        place.rows = 0
-        place.low = 0
-        place.at = 0
+        place.rows = place.low = place.at = 0
         place.starts.clear()
 
     def join(self, computed: Sequence[KeysAndValues], mask: Tensor, source: Sequence[int]) -> None:
@@ -170,14 +168,16 @@ class RowCache(Cache):
         wide = max(LEAST_COLUMNS, columns + int(SPARE_COLUMNS * columns) + 1)
         old = slice(place.low, place.at)
         new = slice(columns - (place.at - place.low), columns)
+
+        def widened(stored: Tensor) -> Tensor:
+            # Zeros, since what is masked is multiplied by 0, and what memory holds may be no number.
+            more = stored.new_zeros(tall, stored.shape[1], wide, stored.shape[3])
+            more[: place.rows, :, new] = stored[: place.rows, :, old]
+            return more
+
         for block in self._blocks:
             keys, values = block.tensors
-            # Zeros, since what is masked is multiplied by 0, and what memory holds may be no number.
-            more_keys = keys.new_zeros(tall, keys.shape[1], wide, keys.shape[3])
-            more_values = values.new_zeros(tall, values.shape[1], wide, values.shape[3])
-            more_keys[: place.rows, :, new] = keys[: place.rows, :, old]
-            more_values[: place.rows, :, new] = values[: place.rows, :, old]
-            block.tensors = more_keys, more_values
+            block.tensors = widened(keys), widened(values)
         mask = self._mask.new_zeros(tall, wide)
         mask[: place.rows, new] = self._mask[: place.rows, old]
         self._mask = mask

@@ -196,7 +196,8 @@ class Ledger(JournaledState):
         elif fault.state == "expired":
             self.expire(seq, fault.cause, faults)
         else:
-            self.newest_error = fault.cause if fault.state == "failed" else self.newest_error
+            if fault.state == "failed":
+                self.newest_error = fault.cause
             self.end(seq, fault.state, fault.cause, faults)
 
     def _may_take(self, group: GroupPrefixes, version: int, states: tuple[State, ...]) -> bool:
@@ -257,20 +258,20 @@ class Ledger(JournaledState):
     def expire(self, seq: int, cause: str, faults: dict[str, int] | None = None) -> None:
         """End a group without a result; requeue its prompt, or fail it after the last requeue."""
         again = self._live[seq].requeues < self.limits.requeues
-        state: Literal["expired", "failed"] = "expired" if again else "failed"
-        self._append(
-            GroupEnded(seq=seq, state=state, cause=cause, requeued=again, faults=faults or {})
-        )
+        self.end(seq, "expired" if again else "failed", cause, faults, again)
 
     def end(
         self,
         seq: int,
-        state: Literal["filtered", "failed"],
+        state: Literal["filtered", "failed", "expired"],
         cause: str,
         faults: dict[str, int] | None = None,
+        requeued: bool = False,
     ) -> None:
-        """End a live group untrained, without requeueing its prompt."""
-        self._append(GroupEnded(seq=seq, state=state, cause=cause, faults=faults or {}))
+        """End a live group untrained; `requeued`: its prompt is issued again."""
+        self._append(
+            GroupEnded(seq=seq, state=state, cause=cause, requeued=requeued, faults=faults or {})
+        )
 
     def _end_surplus(self, is_filled: bool = False) -> None:
         """End the groups that fit no iteration after a group was accepted or a batch was chosen."""
@@ -292,9 +293,7 @@ class Ledger(JournaledState):
         """End a surplus group: a spare as filtered, another group with its prompt requeued."""
         cause = spare_cause(group.result, self._filter) if group.result else None
         state: Literal["filtered", "expired"] = "filtered" if cause else "expired"
-        self._append(
-            GroupEnded(seq=group.seq, state=state, cause=cause or SURPLUS, requeued=not cause)
-        )
+        self.end(group.seq, state, cause or SURPLUS, requeued=not cause)
 
     def batch(self, iteration: int) -> Choice | NotYetChosen | Starved | None:
         """Return the groups of an iteration, the groups to wait for, or the reason to end; None: the run is over."""

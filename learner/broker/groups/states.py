@@ -90,10 +90,6 @@ class SampleItem:
     seqs: tuple[int, ...]
     version: int
 
-    def only(self, seqs: Container[int]) -> "SampleItem":
-        """Return the part with these groups."""
-        return replace(self, seqs=tuple(seq for seq in self.seqs if seq in seqs))
-
 
 @dataclass(frozen=True)
 class ScoreItem:

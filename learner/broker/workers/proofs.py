@@ -111,18 +111,14 @@ def judge(
     engine: Logprobs, learner: Logprobs, before: tuple[Logprobs, Logprobs] | None, tolerance: float
 ) -> ProbeVerdict:
     """Judge an installation; `before` holds both logprobs of the version that the engine proved last."""
-    distance = mismatch(engine, learner)
-    if not math.isfinite(distance):
-        return ProbeVerdict("refused", distance, tolerance, None)
-    if before is None:
-        return ProbeVerdict(
-            "unclear" if distance <= tolerance else "refused", distance, tolerance, None
-        )
-    limit = max(tolerance, TIMES_CALIBRATED * mismatch(*before))
-    engine_before, learner_before = (each.astype(np.float64) for each in before)
-    fit = slope(engine - engine_before, learner - learner_before, engine_before - learner_before)
-    if fit.outcome != "unclear":
-        return ProbeVerdict(fit.outcome, distance, limit, fit)
+    distance, limit, fit = mismatch(engine, learner), tolerance, None
+    if before is not None and math.isfinite(distance):
+        limit = max(tolerance, TIMES_CALIBRATED * mismatch(*before))
+        was_engine, was_learner = (each.astype(np.float64) for each in before)
+        fit = slope(engine - was_engine, learner - was_learner, was_engine - was_learner)
+        if fit.outcome != "unclear":
+            return ProbeVerdict(fit.outcome, distance, limit, fit)
+    # A distance that is no number is not within the limit.
     return ProbeVerdict("unclear" if distance <= limit else "refused", distance, limit, fit)
 
 
