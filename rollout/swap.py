@@ -112,7 +112,13 @@ class WeightSwap:
         try:
             engine.install(snapshot)
         except ValueError as error:
-            self._count_refusal(snapshot.version, error)
+            self._refusals += 1
+            failed = f"version {snapshot.version} could not be installed {self._refusals} times in a row: {error}"
+            log.warning(
+                "version %d cannot be installed: %s; fetching again", snapshot.version, error
+            )
+            if self._refusals >= REFUSALS_ALLOWED:
+                raise Refusal(failed) from None
             return False
         self._refusals = 0
         self.version = snapshot.version
@@ -128,15 +134,6 @@ class WeightSwap:
         if self._wants_checksum:
             self.unclear(engine.checksum)
         return True
-
-    def _count_refusal(self, version: int, error: ValueError) -> None:
-        self._refusals += 1
-        log.warning("version %d cannot be installed: %s; fetching again", version, error)
-        if self._refusals >= REFUSALS_ALLOWED:
-            fault = (
-                f"version {version} could not be installed {self._refusals} times in a row: {error}"
-            )
-            raise Refusal(fault) from None
 
     def unclear(self, checksum: Callable[[], EngineChecksum]) -> None:
         """Add the checksum of the installed weights to the proof and send it again, once."""

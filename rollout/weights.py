@@ -252,7 +252,12 @@ class Fetcher:
     def _pull(
         self, client: Client[FromWeights, ToWeights], manifest: Manifest, alive: Callable[[], None]
     ) -> Staging:
-        staging = self._resumed(manifest)
+        # An interrupted pull of the same bytes goes on.
+        if self._staging is None or self._staging.manifest != manifest:
+            self._staging = None  # frees its memory for the next one
+            memory = self._files.take_memory(manifest.size_bytes)
+            self._staging = Staging(manifest, memory, self._held)
+        staging = self._staging
         to_ask = staging.missing()
         under_way = dict[int, int]()
         while not staging.is_complete:
@@ -267,15 +272,6 @@ class Fetcher:
             self._receive(client, staging, under_way)
             alive()
         return staging
-
-    def _resumed(self, manifest: Manifest) -> Staging:
-        """Return the interrupted pull of the same bytes, else a fresh start."""
-        if self._staging is None or self._staging.manifest != manifest:
-            self._staging = None  # frees its memory for the next one
-            self._staging = Staging(
-                manifest, self._files.take_memory(manifest.size_bytes), self._held
-            )
-        return self._staging
 
     def _receive(
         self, client: Client[FromWeights, ToWeights], staging: Staging, under_way: dict[int, int]

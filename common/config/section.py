@@ -91,20 +91,17 @@ class Section(BaseModel):
         """Return the sentence that refuses one key."""
         return f"{assigned(key, getattr(self, key))} has no effect with {condition}: {reason}; leave {key} out"
 
-    def conflict(self, keys: str, reason: str) -> ValueError:
-        """Return the refusal of keys that do not go together, or of a key at its value.
+    def refuse_if(self, is_refused: object, keys: str, reason: str) -> None:
+        """Raise ValueError for keys that do not go together, or for a key at its value, if the condition holds.
 
         Args:
+            is_refused: the condition.
             keys: their names from this section on, with a space between two.
             reason: why they are refused, and the remedy.
         """
-        values = [assigned(key, reduce(getattr, key.split("."), self)) for key in keys.split()]
-        return ValueError(f"{' with '.join(values)}: {reason}")
-
-    def refuse_if(self, is_refused: object, keys: str, reason: str) -> None:
-        """Raise the conflict of these keys if the condition holds."""
         if is_refused:
-            raise self.conflict(keys, reason)
+            values = [assigned(key, reduce(getattr, key.split("."), self)) for key in keys.split()]
+            raise ValueError(f"{' with '.join(values)}: {reason}")
 
 
 def assigned(key: str, value: object) -> str:

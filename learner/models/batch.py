@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -212,9 +213,7 @@ def iteration_data(batch: Batch, shard: Mapping[int, ScoredGroup]) -> IterationD
         outcome for group in batch.groups for outcome in group.outcomes or group.rewards
     )
     groups = tuple(index for index, group in enumerate(batch.groups) for _ in group.lengths)
-    first_row = [0]
-    for group in batch.groups:
-        first_row.append(first_row[-1] + len(group.lengths))
+    first_row = list(accumulate((len(group.lengths) for group in batch.groups), initial=0))
     samples: dict[int, Sample] = {}
     for index, scored in shard.items():
         if scored.prefixes.seq != batch.groups[index].seq:

@@ -21,12 +21,10 @@ GATHER_NUMEL = 64 * 1024 * 1024
 BUCKET = 200_000_000
 """Parameters reduced over ranks at a time: in flight a bucket takes 6 bytes each, and a larger one is no faster."""
 
-OWN_DEEPSPEED_KEYS = [
+OWN_DEEPSPEED_KEYS = {
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
     "gradient_accumulation_steps",
-]
-OWN_DEEPSPEED_KEYS += [
     "managed_gradient_accumulation",
     "gradient_clipping",
     "optimizer",
@@ -34,7 +32,7 @@ OWN_DEEPSPEED_KEYS += [
     "fp16",
     "bf16",
     "data_types",
-]
+}
 """Keys of DeepSpeed's config that the learner decides itself."""
 
 
@@ -206,7 +204,7 @@ class TrainedModel:
 
 def deepspeed_settings(config: LearnerConfig, parameters: int) -> dict[str, Any]:
     """Return DeepSpeed's config: the user's, with the keys that the learner decides; raise ConfigError."""
-    reserved = sorted(set(config.deepspeed) & set(OWN_DEEPSPEED_KEYS))
+    reserved = sorted(OWN_DEEPSPEED_KEYS & config.deepspeed.keys())
     if reserved:
         raise ConfigError(
             f"learner.deepspeed sets {', '.join(reserved)}, which follow from other settings (learner.dtype, "

@@ -272,11 +272,14 @@ def means(sums: Report, moments: Sequence[float]) -> Report:
     figures |= {name: total / tokens for name, total in sums.items() if name.startswith("loss/")}
     if "value_tokens" in sums:
         values = max(sums["value_tokens"], 1.0)
+        of_returns = sums["return_squared"] / values - (sums["return"] / values) ** 2
+        of_errors = sums["value_error_squared"] / values - (sums["value_error"] / values) ** 2
         figures |= {
             "value_clip_fraction": sums["value_clipped"] / values,
             "value": sums["value"] / values,
             "return": sums["return"] / values,
-            "explained_variance": _explained_variance(sums, values),
+            # 0 where all returns are equal.
+            "explained_variance": 1.0 - of_errors / of_returns if of_returns > 1e-12 else 0.0,
         }
     return figures
 
@@ -297,10 +300,3 @@ def reward_figures(rewards: Sequence[float], groups: Sequence[int]) -> Report:
         "all_wrong_groups_fraction": share_of_groups(lambda seen: max(seen) <= 0.0),
         "groups_of_one_fraction": share_of_groups(lambda seen: len(seen) == 1),
     }
-
-
-def _explained_variance(sums: Report, tokens: float) -> float:
-    """Return 1 - Var(R - V) / Var(R); 0 where all returns are equal."""
-    of_returns = sums["return_squared"] / tokens - (sums["return"] / tokens) ** 2
-    of_errors = sums["value_error_squared"] / tokens - (sums["value_error"] / tokens) ** 2
-    return 1.0 - of_errors / of_returns if of_returns > 1e-12 else 0.0

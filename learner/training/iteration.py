@@ -157,8 +157,11 @@ def _take_steps(
         if any(micro_batch.is_proximal_late for micro_batch in minibatch):
             micro_batches[index] = _with_proximal(iteration, minibatch, step.logprobs)
         # Every rank leaves the same steps out: the KL is that of all ranks.
-        if algorithm.kl_limit is not None and _kl(step) > algorithm.kl_limit:
-            break
+        if algorithm.kl_limit is not None:
+            sums = torch.stack([step.sums["approx_kl"], step.sums["tokens"]])
+            kl, tokens = sum_over_ranks(sums).tolist()
+            if kl / max(tokens, 1.0) > algorithm.kl_limit:
+                break
     left_out = len(planned) - len(steps)
     models.optimizer_steps += left_out
     return steps, left_out
@@ -407,11 +410,3 @@ def _backward_critic(
     )
     models.critic.backward(loss, is_last)
     return sums | {"value_loss": loss.detach().double()}
-
-
-def _kl(step: StepSums) -> float:
-    """Return KL(p || theta) per token of one optimiser step, over all ranks."""
-    total, tokens = sum_over_ranks(
-        torch.stack([step.sums["approx_kl"], step.sums["tokens"]])
-    ).tolist()
-    return float(total / max(tokens, 1.0))

@@ -197,7 +197,7 @@ def policy_loss(
     if settings.loss_function is not None:
         total, reported = settings.loss_function(replace(terms, proximal=proximal))
         loss = loss + total / normaliser
-    unit = units(mask, settings.ratio)
+    unit, weight_unit = (units(mask, ratio) for ratio in (settings.ratio, weight_ratio))
     with torch.no_grad():
         return loss, _token_sums(terms, logprobs, proximal, behaviour) | reported | {
             "units": unit.sum().double(),
@@ -205,7 +205,10 @@ def policy_loss(
             "bounded": _total(is_bounded, mask),
             "ratio": _total(log_ratio.exp(), unit),
             "log_ratio_bins": bin_counts(log_ratio[unit], LOG_RATIO_EDGES),
-            **_weight_sums(importance, units(mask, weight_ratio), settings.importance_cap),
+            "weights": weight_unit.sum().double(),
+            "importance": _total(importance, weight_unit),
+            "importance_squared": _total(importance.double().square(), weight_unit),
+            "importance_capped": _total(importance > settings.importance_cap, weight_unit),
         }
 
 
@@ -294,15 +297,6 @@ def _token_sums(terms: PolicyTerms, logprobs: Tensor, proximal: Tensor, behaviou
     return sums
 
 
-def _weight_sums(importance: Tensor, unit: Tensor, cap: float) -> Sums:
-    return {
-        "weights": unit.sum().double(),
-        "importance": _total(importance, unit),
-        "importance_squared": _total(importance.double().square(), unit),
-        "importance_capped": _total(importance > cap, unit),
-    }
-
-
 def bin_counts(values: Tensor, edges: Sequence[float]) -> Tensor:
     """Count `values` in (edges[i-1], edges[i]], outer bins open: float64, (edges + 1,)."""
     bins = torch.bucketize(
@@ -347,9 +341,9 @@ def drift_by_age(sums: Tensor) -> tuple[AgeDrift, ...]:
     """Return the drift of every age that was trained and is finite, youngest first."""
     drifts = (_drift(age, row) for age, row in enumerate(sums.tolist()) if row[0])
     return tuple(
-        drift
-        for drift in drifts
-        if math.isfinite(drift.gap + drift.ess_fraction + drift.row_ess_fraction)
+        each
+        for each in drifts
+        if math.isfinite(each.gap + each.ess_fraction + each.row_ess_fraction)
     )
 
 
@@ -359,8 +353,7 @@ def drift_figures(sums: Tensor) -> dict[str, float]:
     `row_ess_fraction`: of whole rows. `engine_mismatch_gap` (age 0) is there only where such samples are,
     `old_ess_fraction` (tokens of age 1 and more) and `fresh_ess_fraction` (age 0) where they are enough to judge by.
     """
-    whole, old = _drift(0, sums.sum(dim=0).tolist()), _drift(0, sums[1:].sum(dim=0).tolist())
-    fresh = _drift(0, sums[0].tolist())
+    whole, old, fresh = (_drift(0, part.sum(dim=0).tolist()) for part in (sums, sums[1:], sums[:1]))
     figures = {"row_ess_fraction": whole.row_ess_fraction}
     if fresh.tokens:
         figures["engine_mismatch_gap"] = fresh.gap

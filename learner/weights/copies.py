@@ -47,7 +47,12 @@ class HostCopies:
         sums: dict[str, Tensor] = {}
         for name, tensor in weights:
             sums[name] = tensor.sum()
-            self._copy(_buffer(buffers, name, tensor), tensor)
+            buffer = buffers.get(name)
+            if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
+                buffer = buffers[name] = torch.empty(
+                    tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda
+                )
+            self._copy(buffer, tensor)
         for outdated in set(buffers) - set(sums):
             del buffers[outdated]
         copied_event = None
@@ -87,14 +92,6 @@ class HostCopies:
             buffer.copy_(tensor, non_blocking=True)
         # ZeRO-3 frees what it gathered before the copy may be done.
         tensor.record_stream(self._stream)
-
-
-def _buffer(buffers: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
-    """Return a buffer for a weight; make it if no buffer fits."""
-    buffer = buffers.get(name)
-    if buffer is None or (buffer.shape, buffer.dtype) != (like.shape, like.dtype):
-        buffer = buffers[name] = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
-    return buffer
 
 
 def suspicious(sums: Mapping[str, Tensor]) -> list[str]:

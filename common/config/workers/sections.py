@@ -49,7 +49,7 @@ class EngineConfig(Section):
     vllm: VllmConfig = VllmConfig()
     engine_options: dict[str, Any] = Field(default={})
     """Options of an engine that an installed package adds (`common/config/workers/engine_record.py`)."""
-    stop_tokens: Several[int | str] = ()
+    stop_tokens: Annotated[tuple[int | str, ...], Field(strict=False)] = ()
     """Tokens that end a text besides the model's own stops, each as id or as text that is one token of the model."""
     own_stops: bool = True
     """The model's own stops end a text: every eos that tokenizer, config and generation config name, and the token that

@@ -111,18 +111,15 @@ class Admission:
         under_way = _under_way(states)
         ahead = under_way - states.get("scoring", 0)
         lacking = self._room(version - completed, 0.0, accepted, under_way)
+        fewest = max(0, min(item_groups, lacking))
         if self._room(version - completed, self.cap, accepted, under_way) < item_groups:
-            return max(0, min(item_groups, lacking))
+            return fewest
         if not under_way and scored < self._window.batch_groups:
             return item_groups  # the learner will wait for groups that no worker has begun
         # The lead counts as of the newest version: a rollout that will install it soon has a batch less to begin.
         room = self.lead - self._window.batch_groups * (completed - version) - scored
-        if (
-            under_way + item_groups <= self._window.over_sampling * room
-            and ahead + item_groups <= self._most_ahead()
-        ):
-            return item_groups
-        return max(0, min(item_groups, lacking))
+        is_needed = under_way + item_groups <= self._window.over_sampling * room
+        return item_groups if is_needed and ahead + item_groups <= self._most_ahead() else fewest
 
     def may_resample(self, version: int, completed: int) -> bool:
         """Return True if groups that have a place already may be sampled at this version."""

@@ -84,12 +84,9 @@ def objection(group: ScoredGroup, band: AccuracyFilter | None) -> Objection | No
 def spare_cause(group: ScoredGroup, band: AccuracyFilter | None) -> str | None:
     """Return why a scored group is only a spare; None if it is trained or ends."""
     fault = objection(group, band) if band and band.fills else None
-    is_useful = (
-        fault is not None
-        and fault.state == "filtered"
-        and any(each.is_judged for each in group.verdicts)
-    )
-    return fault.cause if fault and is_useful else None
+    if fault is None or fault.state != "filtered":
+        return None
+    return fault.cause if any(each.is_judged for each in group.verdicts) else None
 
 
 @dataclass

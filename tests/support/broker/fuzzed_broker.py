@@ -117,7 +117,7 @@ class FuzzedBroker:
         if role not in self._honest and (valid is None or self._draw.random() > VALID_SHARE):
             raw = self._mutator.changed(raw)
         try:
-            message = cast(ToBroker, _decode(self._decoder, [raw], peer))
+            message = cast(ToBroker, _decode(self._decoder, raw, peer))
         except Malformed:
             self.counts["malformed"] += 1
             return
