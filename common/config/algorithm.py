@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, WithJsonSchema, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
 from prefixrl.common.config.objectives import (
     KEY_RULES,
@@ -177,7 +177,7 @@ class AlgorithmConfig(Section):
             )
         return {**record.defaults, **document}
 
-    def _check_keys(self, info: ValidationInfo) -> None:
+    def _check_keys(self) -> None:
         allowed = {"reward": ("k1",), "loss": ("k2", "k3")}[self.kl_placement]
         self.refuse_if(
             self.kl_estimator not in allowed,
@@ -190,32 +190,32 @@ class AlgorithmConfig(Section):
             for key, rule in KEY_RULES.items()
             if not rule.has_effect(self.record)
         }
-        self.refuse_without_effect({"name": by_name, "correction": WITH_CORRECTION}, info)
+        self.refuse_without_effect({"name": by_name, "correction": WITH_CORRECTION})
 
-    def _check_loss_function(self, info: ValidationInfo) -> None:
+    def _check_loss_function(self) -> None:
         if self.loss_function is None:
             return
         condition = assigned("loss_function", self.loss_function)
         sentences = [
             self.no_effect(key, condition, "the function is the whole surrogate")
             for key in OF_THE_SURROGATE
-            if self.is_given(key, info)
+            if self.is_given(key)
         ]
         if sentences:
             raise ValueError("\n    ".join(sentences))
 
-    def _check_conditions(self, info: ValidationInfo) -> None:
+    def _check_conditions(self) -> None:
         if not self.is_whitened:
             condition = assigned("name", self.name)
             condition += " and whiten = false" if self.whiten is False else ""
-            self.refuse_given(["whiten_floor"], condition, "advantages are not whitened", info)
+            self.refuse_given(["whiten_floor"], condition, "advantages are not whitened")
         if self.max_staleness == 0:
-            self.refuse_given(["min_ess"], "max_staleness = 0", "no sample is ever old", info)
+            self.refuse_given(["min_ess"], "max_staleness = 0", "no sample is ever old")
         if self.admission != "just_in_time":
             reason = "all that the window allows is begun anyway"
-            self.refuse_given(["min_ess"], assigned("admission", self.admission), reason, info)
+            self.refuse_given(["min_ess"], assigned("admission", self.admission), reason)
 
-    def _check_pairs(self, info: ValidationInfo) -> None:
+    def _check_pairs(self) -> None:
         self.refuse_if(
             self.kl_limit is not None and self.minibatches * self.ppo_epochs == 1,
             "kl_limit minibatches ppo_epochs",
@@ -291,16 +291,16 @@ class FilterConfig(Section):
         """True if any group may be left out."""
         return self.accuracy is not None or self.truncated is not None
 
-    def _check_band(self, info: ValidationInfo) -> None:
+    def _check_band(self) -> None:
         if not self.is_on:
-            self.refuse_without_effect({"accuracy": _WITH_ACCURACY}, info)
+            self.refuse_without_effect({"accuracy": _WITH_ACCURACY})
         self.refuse_if(
             self.fill == "prioritise" and self.over_sampling == 1,
             "fill over_sampling",
             "groups that fail would be trained as without a filter; raise over_sampling, or use "
             'fill = "resample"',
         )
-        self.refuse_without_effect({"fill": _WITH_FILL}, info)
+        self.refuse_without_effect({"fill": _WITH_FILL})
         low, high = self.accuracy or (0.0, 0.5)
         self.refuse_if(low > high, "accuracy", "the low end is above the high end")
         self.refuse_if(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from prefixrl.common.config.foreign.files import read_toml
 from prefixrl.common.config.foreign.verifier import (
@@ -146,7 +146,7 @@ class Source(Section):
     answer_reading: Reading | None = None
     """Replaces `data.answer_reading` for this source."""
 
-    def _check_place(self, info: ValidationInfo) -> None:
+    def _check_place(self) -> None:
         if self.name is None and self.path is None:
             raise ValueError(
                 "name and path are missing; give a problem set, or a file, a folder or hf:OWNER/NAME"
@@ -253,7 +253,7 @@ class DataConfig(Section):
             )
         return paths
 
-    def _check_weights(self, info: ValidationInfo) -> None:
+    def _check_weights(self) -> None:
         _check_question(self)
         weights = [source.weight for source in self.train]
         if None in weights and any(weights):

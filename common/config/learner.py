@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 
 from prefixrl.common.config.foreign.plugins import plugins
 from prefixrl.common.config.section import (
@@ -88,7 +88,7 @@ class LearnerConfig(Section):
     deepspeed: dict[str, Any] = Field(default_factory=lambda: {"zero_optimization": {"stage": 0}})
     """DeepSpeed's own configuration, passed unchanged. Absent: ZeRO stage 0."""
 
-    def _check_sharing(self, info: ValidationInfo) -> None:
+    def _check_sharing(self) -> None:
         takes_no_mask = self.attn_implementation in ("varlen", "flash_attention_2")
         self.refuse_if(
             self.shared_prompts and (self.packed or takes_no_mask),

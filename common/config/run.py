@@ -3,7 +3,7 @@
 import math
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import Field, model_validator
 
 from prefixrl.common.config import section as bounds
 from prefixrl.common.config.algorithm import AlgorithmConfig, FilterConfig
@@ -64,7 +64,7 @@ class BrokerConfig(Section):
     journal_segment_mib: PositiveFloat = 64.0
     """Size in MiB at which a file of the journal is closed and compressed. A restart reads the newest one or two."""
 
-    def _check_beats(self, info: ValidationInfo) -> None:
+    def _check_beats(self) -> None:
         self.refuse_if(
             self.silence_s < 3 * self.heartbeat_s,
             "silence_s heartbeat_s",
@@ -159,7 +159,7 @@ class RewardConfig(ServerConfig):
         """True where the verifier is not asked, or only by a function."""
         return self.function is not None or self.url is not None
 
-    def _check_keys(self, info: ValidationInfo) -> None:
+    def _check_keys(self) -> None:
         self.refuse_if(
             self.function and self.url,
             "function url",
@@ -172,7 +172,7 @@ class RewardConfig(ServerConfig):
         )
         if self.url is None:
             keys = ("rows", "requests", "request_s", "patience_s", "key_variable")
-            self.refuse_given(keys, "url absent", "no server is asked", info)
+            self.refuse_given(keys, "url absent", "no server is asked")
 
 
 class RunConfig(Section):
@@ -208,7 +208,7 @@ class RunConfig(Section):
     launch: launch_sections.LaunchConfig = launch_sections.LaunchConfig()
     slurm: launch_sections.SlurmConfig = launch_sections.SlurmConfig()
 
-    def _check_mode(self, info: ValidationInfo) -> None:
+    def _check_mode(self) -> None:
         self.refuse_if(
             (self.algorithm.iterations is None) == (self.data.epochs is None),
             "algorithm.iterations data.epochs",
@@ -234,12 +234,12 @@ class RunConfig(Section):
             f"{name}.{sentence}"
             for name, section in self
             if isinstance(section, Section)
-            for sentence in section.without_effect(section.ONLY_IN_MODE, "mode", self.mode, info)
+            for sentence in section.without_effect(section.ONLY_IN_MODE, "mode", self.mode)
         ]
         if useless:
             raise ValueError("\n  ".join(useless))
 
-    def _check_bitwise(self, info: ValidationInfo) -> None:
+    def _check_bitwise(self) -> None:
         if not self.bitwise:
             return
         batched = "its texts depend on what else is in the batch; leave one of them out"
@@ -258,7 +258,7 @@ class RunConfig(Section):
             "cached texts were computed beside other rows; leave one of them out",
         )
 
-    def _check_rewards(self, info: ValidationInfo) -> None:
+    def _check_rewards(self) -> None:
         self.refuse_if(
             self.checkpoint.keep_best and not self.evaluation.every,
             "checkpoint.keep_best evaluation.every",
@@ -294,7 +294,7 @@ class RunConfig(Section):
             return document
         return {**document, "implicit_reward": document.get("implicit_reward") or {}}
 
-    def _check_process_rewards(self, info: ValidationInfo) -> None:
+    def _check_process_rewards(self) -> None:
         settings = self.implicit_reward
         algorithm = self.algorithm
         prm = self.scorer.prm
@@ -322,11 +322,9 @@ class RunConfig(Section):
             "its scores would have no weight; leave [scorer.prm] out, or raise "
             "outcome_coefficient above 0",
         )
-        self._refuse_useless_discounts(settings, info)
+        self._refuse_useless_discounts(settings)
 
-    def _refuse_useless_discounts(
-        self, settings: ImplicitRewardConfig, info: ValidationInfo
-    ) -> None:
+    def _refuse_useless_discounts(self, settings: ImplicitRewardConfig) -> None:
         """Refuse keys of [implicit_reward] that the objective has no use for."""
         name = f'algorithm.name = "{self.algorithm.name}"'
         reasons: dict[str, str] = {}
@@ -338,12 +336,12 @@ class RunConfig(Section):
         sentences = [
             f"implicit_reward.{settings.no_effect(key, name, reason)}"
             for key, reason in reasons.items()
-            if settings.is_given(key, info)
+            if settings.is_given(key)
         ]
         if sentences:
             raise ValueError("\n  ".join(sentences))
 
-    def _check_waits(self, info: ValidationInfo) -> None:
+    def _check_waits(self) -> None:
         batch_timeout_s = self.learner.batch_timeout_s
         stall_s = self.broker.stall_s
         self.refuse_if(
@@ -370,7 +368,7 @@ class RunConfig(Section):
                 f"batch_timeout_s must exceed it",
             )
 
-    def _check_matrices(self, info: ValidationInfo) -> None:
+    def _check_matrices(self) -> None:
         lora = self.learner.lora
         if lora is None:
             return
@@ -384,7 +382,7 @@ class RunConfig(Section):
         if objection and not self.rollout.is_automatic:
             raise ValueError(objection)
 
-    def _check_task_size(self, info: ValidationInfo) -> None:
+    def _check_task_size(self) -> None:
         rollout = self.rollout
         samples = self.algorithm.samples_per_prompt
         continuations = self.scorer.continuations
@@ -402,7 +400,7 @@ class RunConfig(Section):
             f"{MOST_TASK_BYTES / 2**20:.0f}; lower groups_per_task",
         )
 
-    def _check_devices(self, info: ValidationInfo) -> None:
+    def _check_devices(self) -> None:
         launch = self.launch
         devices = launch.devices
         for role, gpus_of_processes, count in (

@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo
+from pydantic import Field
 
 from prefixrl.common.config.section import (
     Fraction,
@@ -110,10 +110,10 @@ class ProcessModelConfig(Section):
         """The text between two steps of an answer."""
         return self.separator or _SEPARATORS[self.format]
 
-    def _check_scores(self, info: ValidationInfo) -> None:
-        self.refuse_without_effect({"format": _WITH_FORMAT, "placement": _WITH_PLACEMENT}, info)
+    def _check_scores(self) -> None:
+        self.refuse_without_effect({"format": _WITH_FORMAT, "placement": _WITH_PLACEMENT})
         if self.gpu_memory_utilization is not None:
-            self.refuse_without_effect({"engine": _WITH_ENGINE}, info)
+            self.refuse_without_effect({"engine": _WITH_ENGINE})
         self.refuse_if(
             self.coefficient == 0,
             "coefficient",
@@ -170,7 +170,7 @@ class ImplicitRewardConfig(Section):
     grad_clip: Annotated[float, Field(gt=0)] = 10.0
     """Largest gradient norm of a step."""
 
-    def _check_effect(self, info: ValidationInfo) -> None:
+    def _check_effect(self) -> None:
         self.refuse_if(
             self.coefficient == 0 and self.outcome_coefficient == 0,
             "coefficient outcome_coefficient",

@@ -5,7 +5,7 @@ A model's generation_config has no influence; penalties on repetition are not of
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo
+from pydantic import Field
 
 from prefixrl.common.config import section as bounds
 from prefixrl.common.config.section import (
@@ -61,7 +61,7 @@ class EngineConfig(Section):
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Draw only from tokens at least this many times as likely as the most likely one."""
 
-    def _check_options(self, info: ValidationInfo) -> None:
+    def _check_options(self) -> None:
         self.refuse_if(
             bool(self.engine_options) and self.engine in (AUTO, *ENGINES),
             "engine_options engine",
@@ -78,7 +78,7 @@ class EngineConfig(Section):
         """True if the worker's host decides on the engine."""
         return self.engine == AUTO
 
-    def _check_stops(self, info: ValidationInfo) -> None:
+    def _check_stops(self) -> None:
         if not self.own_stops and not self.stop_tokens:
             raise ValueError(
                 "own_stops = false without stop_tokens: no text would ever end; name tokens that "
@@ -132,7 +132,7 @@ class RolloutConfig(EngineConfig):
     """drain: new weights are installed after the last task is done, so every answer has one version. in_flight: running
     answers pause and continue with the new weights, and the version of every token is recorded; for long answers."""
 
-    def _check_draws(self, info: ValidationInfo) -> None:
+    def _check_draws(self) -> None:
         truncations = self.truncations()
         if truncations and not self.allow_biased_ratios:
             raise ValueError(
@@ -216,7 +216,7 @@ class ScorerConfig(EngineConfig):
         """True for a target behind an endpoint."""
         return self.record is OPENAI
 
-    def _check_endpoint(self, info: ValidationInfo) -> None:
+    def _check_endpoint(self) -> None:
         if not self.is_served:
             return
         self.refuse_if(
@@ -232,7 +232,7 @@ class ScorerConfig(EngineConfig):
             "serves it",
         )
 
-    def _check_shares(self, info: ValidationInfo) -> None:
+    def _check_shares(self) -> None:
         target_share = self.vllm.gpu_memory_utilization
         prm = self.prm
         is_one_device = prm is not None and prm.device != "cpu" and self.device != "cpu"
@@ -250,7 +250,7 @@ class ScorerConfig(EngineConfig):
             f"{target_share + prm.device_share:.2f} of its memory; lower one"
         )
 
-    def _check_texts(self, info: ValidationInfo) -> None:
+    def _check_texts(self) -> None:
         self.refuse_if(
             self.extension_tokens is not None and self.truncated != "extend",
             "extension_tokens truncated",
