@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from prefixrl.common.errors import PeerLost, PrefixRLError
 from prefixrl.common.host.process import keep_receive_buffers
@@ -71,8 +72,7 @@ class PullCounts:
     """Time of the pulls that ended with a version."""
 
 
-@dataclass(frozen=True)
-class WeightsSource:
+class WeightsSource(NamedTuple):
     """The weight server as this process reaches it."""
 
     endpoint: str

@@ -19,12 +19,10 @@ from prefixrl.common.engines.interface.base import (
     Job,
     JobResult,
     OpenJob,
-    own_checksum,
     room_of,
     spans_of,
 )
 from prefixrl.common.weights.snapshot import Snapshot, manifest_of
-from prefixrl.common.wire.messages.weights import EngineChecksum
 from prefixrl.common.wire.packing import ProbeRow
 
 if TYPE_CHECKING:
@@ -67,7 +65,6 @@ class SimulatedEngine(AdapterEngine):
         self.room = room_of(self.seats)
         self._role = role
         self._version = 0
-        self._digest = ""
         self._mean_s = config.prefix_s if role == "rollout" else config.completion_s
         self._sigma = config.completion_sigma if role == "scorer" else 0.0
         self._most_s = config.completion_limit_s or math.inf if role == "scorer" else math.inf
@@ -176,10 +173,6 @@ class SimulatedEngine(AdapterEngine):
     def score(self, rows: Sequence[ProbeRow]) -> NDArray[np.float32]:
         """Return zeros: a run with simulated rollouts publishes zero probes."""
         return np.zeros(sum(scored.size for _, scored in rows), dtype=np.float32)
-
-    def checksum(self) -> EngineChecksum:
-        """Return the digest of the weights, which stand in memory as they are published."""
-        return own_checksum(self.digest(), self._digest)
 
 
 def load_simulated(model: str, role: str, config: RunConfig) -> SimulatedEngine:

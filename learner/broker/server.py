@@ -393,7 +393,7 @@ class Broker:
 
     def _ready(self, worker: Worker, ready: worker_messages.Ready, now_s: float) -> None:
         check_offer(ready)
-        section = self.config.rollout if worker.role == "rollout" else self.config.scorer
+        section = self.config.engine_section(worker.role)
         if ready.engine != section.engine and not (may_share_run(ready.engine, section.engine)):
             raise ValueError(
                 f"its engine is {ready.engine}, the run's {worker.role}.engine is {section.engine}"

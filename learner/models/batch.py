@@ -118,6 +118,10 @@ class PreparedMicroBatch:
     """True before the first optimiser step if its forward is to tell `proximal`; 0 until then."""
 
 
+MicroBatches = list[list[PreparedMicroBatch]]
+"""Those of a rank, by minibatch."""
+
+
 def pad(samples: Sequence[Sample], pad_id: int) -> PaddedRows:
     """Stack rows of any lengths, each as a line with its own prompt; errors as `pad_lines`."""
     return pad_lines([[sample] for sample in samples], pad_id)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,16 +20,14 @@ ADVANTAGE_EDGES = tuple(edge / 2 for edge in range(-8, 9))
 AGE_EDGES = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 
 
-@dataclass(frozen=True)
-class Histogram:
+class Histogram(NamedTuple):
     """`counts[i]` values lay in (edges[i-1], edges[i]]; the first and last bins are open."""
 
     edges: tuple[float, ...]
     counts: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class IterationMetrics:
+class IterationMetrics(NamedTuple):
     """Everything `train_iteration` returns; equal on every rank."""
 
     means: Report
@@ -46,8 +44,7 @@ class IterationMetrics:
     """Distance of the engine's policy from the learner's, for every age that was trained."""
 
 
-@dataclass(frozen=True)
-class StepSums:
+class StepSums(NamedTuple):
     """One optimiser step on this rank: sums to be added over ranks, reports already global."""
 
     sums: ppo.Sums
@@ -59,8 +56,7 @@ class StepSums:
     """None without a critic."""
 
 
-@dataclass(frozen=True)
-class IterationFacts:
+class IterationFacts(NamedTuple):
     """Facts of one iteration besides the sums of its steps."""
 
     moments: Sequence[float]

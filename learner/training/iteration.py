@@ -26,6 +26,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import TrainingFault
 from prefixrl.learner.models.batch import (
     IterationData,
+    MicroBatches,
     PreparedMicroBatch,
     Sample,
     filler_row,
@@ -51,11 +52,7 @@ from prefixrl.learner.training.objectives import (
     value_mask,
 )
 from prefixrl.learner.training.plan import MicroBatch, Plan, forward_tokens, plan_iteration
-from prefixrl.learner.training.process_rewards import (
-    MicroBatches,
-    with_process_rewards,
-    with_step_rewards,
-)
+from prefixrl.learner.training.process_rewards import with_process_rewards, with_step_rewards
 
 PAD_ID = 0
 """Any id will do: padded positions are outside every mask, and no position after them counts."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from prefixrl.common.config.step_rewards import ImplicitRewardConfig
 from prefixrl.common.errors import TrainingFault
-from prefixrl.learner.models.batch import IterationData, PreparedMicroBatch
+from prefixrl.learner.models.batch import IterationData, MicroBatches, PreparedMicroBatch
 from prefixrl.learner.models.distributed import gather_over_ranks, sum_over_ranks
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.models.trained_model import StepReport
@@ -31,8 +31,6 @@ from prefixrl.learner.training.step_scores import (
     step_baselines,
     step_moments,
 )
-
-MicroBatches = list[list[PreparedMicroBatch]]
 
 
 def with_process_rewards(

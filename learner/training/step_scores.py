@@ -20,7 +20,7 @@ from prefixrl.learner.training.plan import by_group
 class StepMoments(NamedTuple):
     """The scores of one row: their number, mean, and sum of squared deviations from it."""
 
-    count: float
+    number: float
     mean: float
     deviations: float
 
@@ -66,9 +66,9 @@ def step_baselines(
 
 def _zscore(rows: Sequence[StepMoments], floor: float) -> RowBaseline:
     """Return the baseline of a group; scale 0 where a row is alone or all scores are equal."""
-    count = sum(each.count for each in rows)
-    mean = math.fsum(each.count * each.mean for each in rows) / count
-    deviations = math.fsum(each.deviations + each.count * (each.mean - mean) ** 2 for each in rows)
+    count = sum(each.number for each in rows)
+    mean = math.fsum(each.number * each.mean for each in rows) / count
+    deviations = math.fsum(each.deviations + each.number * (each.mean - mean) ** 2 for each in rows)
     if len(rows) == 1 or deviations == 0.0:
         return RowBaseline(mean, 0.0)
     return RowBaseline(mean, 1.0 / (math.sqrt(deviations / (count - 1)) + floor))

@@ -6,7 +6,7 @@ filled by a stream of their own; the next change of a weight waits for it on the
 
 import queue
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +18,7 @@ SETS = 2
 LOOK_EVERY_S = 0.5
 
 
-@dataclass(frozen=True)
-class HostCopy:
+class HostCopy(NamedTuple):
     """Weights of one version; the buffers are its reader's until it releases them."""
 
     tensors: dict[str, Tensor]

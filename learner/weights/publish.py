@@ -6,8 +6,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -39,8 +39,7 @@ QUEUED = 2
 Tensors = dict[str, torch.Tensor]
 
 
-@dataclass(frozen=True)
-class _Handed:
+class _Handed(NamedTuple):
     """A version on its way to the thread."""
 
     version: int

@@ -19,7 +19,6 @@ from prefixrl.common.engines.interface.base import (
     OpenJob,
     TokenIds,
     check_fit,
-    own_checksum,
     score_rows,
     spans_of,
 )
@@ -29,7 +28,6 @@ from prefixrl.common.models.loading import Dtype, load_model
 from prefixrl.common.weights.low_rank import LayerProducts, LowRank, are_low_rank, pairs
 from prefixrl.common.weights.snapshot import Snapshot
 from prefixrl.common.wire.messages.groups import Finish, Sampling
-from prefixrl.common.wire.messages.weights import EngineChecksum
 from prefixrl.common.wire.packing import Logprobs, ProbeRow
 
 DRAW_CELLS = 2**25
@@ -113,7 +111,6 @@ class EmbeddedEngine(AdapterEngine):
         layers = dict(self._model.named_modules()) if low_rank else {}
         self._products = LayerProducts(layers, low_rank.scale) if low_rank else None
         self._version = 0
-        self._digest = ""
         self.most_positions = positions_of(self._model.config.get_text_config().to_dict())
         """Most tokens of a row, at which it ends as if cut; None where the model names no limit."""
         self._prepare()
@@ -219,10 +216,6 @@ class EmbeddedEngine(AdapterEngine):
     def score(self, rows: Sequence[ProbeRow]) -> Logprobs:
         """Return the logprobs of the scored tokens of a probe, at temperature 1, end to end."""
         return score_rows(self.logprobs, rows)
-
-    def checksum(self) -> EngineChecksum:
-        """Return the digest of the weights, which stand in memory as they are published."""
-        return own_checksum(self.digest(), self._digest)
 
 
 def _make_float32_logits(layer: torch.nn.Linear) -> None:

@@ -10,7 +10,7 @@ texts, since the padding between head and tail would count as part of its window
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,8 +24,7 @@ WORTH = 0.25
 """Least share of the tokens that heads of their own must save, since they are one more forward."""
 
 
-@dataclass(frozen=True)
-class Prefilled:
+class Prefilled(NamedTuple):
     """Keys and values of texts, and the logits of what follows them."""
 
     layers: list[KeysAndValues]

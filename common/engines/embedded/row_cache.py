@@ -126,12 +126,7 @@ class RowCache(Cache):
         first = place.rows
         after = place.rows + len(source)
         self._make_room(after, 0)
-        index = torch.tensor(source, device=self._mask.device)
-        used = slice(place.low, place.at)
-        for block in self._blocks:
-            for stored in block.tensors:
-                stored[first:after, :, used] = stored[index, :, used]
-        self._mask[first:after] = self._mask[index]
+        self._copy(slice(first, after), torch.tensor(source, device=self._mask.device))
         place.starts += [place.starts[each] for each in source]
         place.rows = after
 
@@ -144,16 +139,20 @@ class RowCache(Cache):
         moved = list(zip(holes, movers, strict=True))
         if moved:
             into, row = torch.tensor(moved, device=self._mask.device).T
-            used = slice(place.low, place.at)
-            for block in self._blocks:
-                for stored in block.tensors:
-                    stored[into, :, used] = stored[row, :, used]
-            self._mask[into] = self._mask[row]
+            self._copy(into, row)
             for hole, mover in moved:
                 place.starts[hole] = place.starts[mover]
         del place.starts[remaining:]
         place.rows, place.low = remaining, min(place.starts, default=place.at)
         return moved
+
+    def _copy(self, into: slice | Tensor, source: Tensor) -> None:
+        """Copy some rows over others."""
+        used = slice(self._place.low, self._place.at)
+        for block in self._blocks:
+            for stored in block.tensors:
+                stored[into, :, used] = stored[source, :, used]
+        self._mask[into] = self._mask[source]
 
     def _make_room(self, rows: int, width: int) -> None:
         """Make room for this many rows, newcomers of `width` columns, and one column more."""

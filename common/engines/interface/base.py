@@ -159,6 +159,9 @@ class Engine:
 class AdapterEngine(Engine):
     """An engine of a rollout: its weights can be replaced, and it scores given text."""
 
+    _digest = ""
+    """Digest of the version installed last, for an engine that holds weights as they are published."""
+
     @abstractmethod
     def install(self, snapshot: Snapshot) -> None:
         """Replace all weights, for running jobs too; ValueError, changing nothing, unless they fit."""
@@ -175,9 +178,13 @@ class AdapterEngine(Engine):
     def score(self, rows: Sequence[ProbeRow]) -> Logprobs:
         """Return the logprobs of the scored tokens of a probe, at temperature 1, end to end."""
 
-    @abstractmethod
     def checksum(self) -> EngineChecksum:
-        """Return a checksum of the weights that it computes with; slow, so only where it is needed."""
+        """Return a checksum of the weights that it computes with; slow, so only where it is needed.
+
+        It is their digest where they stand in memory as they are published.
+        """
+        digest = self.digest()
+        return EngineChecksum(digest, "snapshot" if digest == self._digest else "other")
 
 
 def room_of(seats: int) -> int:
@@ -235,8 +242,3 @@ def score_rows(
 def digest_of(tensors: "Mapping[str, torch.Tensor]") -> str:
     """Return the digest of weights, on whatever device, as the learner would publish them."""
     return describe(0, {name: tensor.cpu() for name, tensor in tensors.items()}).digest
-
-
-def own_checksum(digest: str, published: str) -> EngineChecksum:
-    """Return the checksum of weights that are held as they are published, by both digests."""
-    return EngineChecksum(digest, "snapshot" if digest == published else "other")

@@ -22,7 +22,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from prefixrl.common.config.algorithm import AdmissionRule
 from prefixrl.learner.broker.groups.window import Window
@@ -46,8 +46,7 @@ NEWEST_SHARE = 0.1
 Change = Literal["tightened", "restored"]
 
 
-@dataclass(frozen=True)
-class Supply:
+class Supply(NamedTuple):
     """The workers that are ready."""
 
     rollouts: int = 0

@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from prefixrl.common.config.algorithm import is_within
 from prefixrl.common.wire.messages.groups import UNJUDGED, ScoredGroup, TextVerdict
@@ -53,8 +53,7 @@ class AccuracyFilter:
         return CUT[self.truncated]
 
 
-@dataclass(frozen=True)
-class Objection:
+class Objection(NamedTuple):
     """The reason why a scored group is not trained, and the state in which it ends."""
 
     state: Literal["failed", "filtered", "expired"]
@@ -156,8 +155,7 @@ class FailureShare:
         return math.fsum(self.newest) / max(1, len(self.newest))
 
 
-@dataclass(frozen=True)
-class Starved:
+class Starved(NamedTuple):
     """The finding that there will be no next batch."""
 
     why: Literal["filter", "failures", "data"]

@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from prefixrl.learner.broker.groups.states import Group
 
@@ -119,15 +120,13 @@ def _due_by(deadlines: Deadlines) -> Iterator[tuple[int, int]]:
             yield due, total
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """Groups of one iteration, in training order (deadline, then sequence number)."""
 
     seqs: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class NotYetChosen:
+class NotYetChosen(NamedTuple):
     """Groups that must be scored before a choice is allowed; empty: too few groups exist."""
 
     for_seqs: tuple[int, ...]

@@ -9,8 +9,7 @@ Where the change is too small beside the noise of either, the checksum of the en
 """
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +30,7 @@ TIMES_CALIBRATED = 3.0
 CHECKSUMS_KEPT = 64
 
 
-@dataclass(frozen=True)
-class Slope:
+class Slope(NamedTuple):
     """The engine's change of logprobs in units of the learner's."""
 
     value: float
@@ -55,8 +53,7 @@ class Slope:
         return "proved" if abs(self.value - 1.0) <= margin else "refused"
 
 
-@dataclass(frozen=True)
-class ProbeVerdict:
+class ProbeVerdict(NamedTuple):
     """The verdict of the logprobs alone about an installation."""
 
     outcome: Outcome
