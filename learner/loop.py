@@ -120,21 +120,16 @@ class RankZeroParts:
         # A broker that is restarted from now on begins with the next iteration.
         self.servers.completed = version
         self.arms.advance(version)
-        relative_ess = self._relative_ess(metrics.means)
+        self.fresh_ess = metrics.means.get("fresh_ess_fraction", self.fresh_ess)
+        old_ess = metrics.means.get("old_ess_fraction", math.nan)
+        # None without old samples.
+        relative_ess = old_ess / max(self.fresh_ess, 1e-9) if math.isfinite(old_ess) else None
         crash_point("iteration.trained")
         client.iteration_done(batch.iteration, optimizer_steps, relative_ess)
         crash_point("iteration.told")
         self.service.status(f"iteration {version}")
         self.metrics.write(batch, metrics, optimizer_steps, times, client.status())
         crash_point("iteration.noted")
-
-    def _relative_ess(self, means: Mapping[str, float]) -> float | None:
-        """Return the effective sample size of old samples over that of fresh ones; None without old ones."""
-        self.fresh_ess = means.get("fresh_ess_fraction", self.fresh_ess)
-        old_ess = means.get("old_ess_fraction")
-        if old_ess is None or not math.isfinite(old_ess):
-            return None
-        return old_ess / max(self.fresh_ess, 1e-9)
 
     def publish(
         self,

@@ -19,7 +19,7 @@ import msgspec
 
 from prefixrl.common.errors import ConfigError, PeerLost, PrefixRLError, Refusal, RunIsOver
 from prefixrl.common.host.memory_use import memory_now
-from prefixrl.common.wire.address import Address, Find
+from prefixrl.common.wire.address import Find
 from prefixrl.common.wire.messages import worker as messages
 from prefixrl.common.wire.messages.fields import Role, cut_text
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
@@ -78,11 +78,11 @@ class Link:
         self.vitals = Vitals()
         self.is_drained = False
         """True once the operator wants this worker to leave."""
-        self.inbox: queue.SimpleQueue[FromBroker] = queue.SimpleQueue()
+        self.inbox = queue.SimpleQueue[FromBroker]()
         self._incarnation = secrets.token_hex(8)
         self._hello = hello(role, self._incarnation, number)
         self._client = self._connected()
-        self._outgoing: queue.SimpleQueue[ToBroker] = queue.SimpleQueue()
+        self._outgoing = queue.SimpleQueue[ToBroker]()
         self._unacknowledged: dict[str, tuple[Result, float]] = {}
         self._welcome: queue.SimpleQueue[messages.Welcome | messages.Reject | messages.Done] = (
             queue.SimpleQueue()
@@ -222,7 +222,11 @@ class Link:
 
     def _reconnect(self, now_s: float) -> None:
         """Connect again while the broker is silent: where it moved to, or where it was."""
-        if now_s - self._heard_s > LOOK_S and (address := self._newest_address()) != self.address:
+        address = self.address
+        if now_s - self._heard_s > LOOK_S:
+            with contextlib.suppress(OSError, ConfigError):  # a file that is half there
+                address = self._find()
+        if address != self.address:
             log.info("the broker has moved from %s to %s", self.endpoint, address.endpoint)
             old = self._client
             self.address = address
@@ -232,13 +236,6 @@ class Link:
         elif now_s - max(self._heard_s, self._renewed_s) > RENEW_S:
             self._renewed_s = now_s
             self._client.renew()
-
-    def _newest_address(self) -> Address:
-        """Return the broker's address as it is now; a file that is half there changes nothing."""
-        try:
-            return self._find()
-        except (OSError, ConfigError):
-            return self.address
 
     def _send_waiting(self, now_s: float) -> None:
         while self._known:

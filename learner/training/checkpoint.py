@@ -15,6 +15,7 @@ later, which its digests show. Old checkpoints are removed (`run/retention.py`) 
 """
 
 import errno
+import hashlib
 import json
 import logging
 import random
@@ -139,11 +140,8 @@ def entries(folder: Path) -> Iterator[FileEntry]:
 
 
 def _digest(path: Path) -> str:
-    hasher = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            hasher.update(block)
-    return hasher.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 CARRIED_FILES = (
@@ -175,7 +173,10 @@ def save(directory: Path, models: Models, state: TrainerState) -> Path:
     written.together()
     crash_point("checkpoint.begun")
     written.part(lambda: _write_rank(beside / f"rank_{models.rank:05d}", models))
-    for name, model, source in _exported(models):
+    exported = [("hf", models.actor, models.source)]
+    if models.reward and models.reward.trained:
+        exported.append(("hf_reward", models.reward.trained, models.reward.source))
+    for name, model, source in exported:
         written.export(beside / name, model, source)
         if model.ema:
             with model.averaged():
@@ -273,34 +274,26 @@ def load(directory: Path, models: Models) -> TrainerState | None:
         return None
     folder = directory / f"step_{iteration:08d}"
     manifest = read_manifest(folder)
-    here = {
-        "learner ranks": models.world_size,
-        "ZeRO stage": models.actor.stage,
-        "learner.dtype": models.dtype,
-        "critic": "one" if models.critic else "none",
-        "a trained implicit reward model": "one"
-        if models.reward and models.reward.trained
-        else "none",
+    trained = dict(_trained_models(models))
+    shares = {Path(entry.path).name for entry in manifest.files}
+    here_and_saved: dict[str, tuple[object, object]] = {
+        "learner ranks": (models.world_size, manifest.state.world_size),
+        "ZeRO stage": (models.actor.stage, manifest.zero_stage),
+        "learner.dtype": (models.dtype, manifest.dtype),
     }
-    has_critic, has_reward = (
-        any(entry.path.endswith(f"/{name}.safetensors") for entry in manifest.files)
-        for name in ("critic", "reward")
-    )
-    saved = (
-        manifest.state.world_size,
-        manifest.zero_stage,
-        manifest.dtype,
-        "one" if has_critic else "none",
-        "one" if has_reward else "none",
-    )
-    for (name, now), then in zip(here.items(), saved, strict=True):
+    for part, name in (("critic", "critic"), ("reward", "a trained implicit reward model")):
+        here_and_saved[name] = (
+            "one" if part in trained else "none",
+            "one" if f"{part}.safetensors" in shares else "none",
+        )
+    for name, (now, then) in here_and_saved.items():
         if now != then:
             raise DataError(
                 f"{folder} was written with {name} = {then}, this run has {now}; resume with {then}, or start a new "
                 f"run from the weights in {folder / 'hf'}"
             )
     share = folder / f"rank_{models.rank:05d}"
-    for name, model in _trained_models(models):
+    for name, model in trained.items():
         _restore(model, load_file(share / f"{name}.safetensors"))
     _restore_random(load_file(share / "random.safetensors"))
     models.optimizer_steps = manifest.state.optimizer_steps
@@ -352,12 +345,6 @@ def latest(directory: Path) -> Path | None:
             f"one, or remove them to begin again at iteration 0"
         )
     return None
-
-
-def _exported(models: Models) -> Iterator[tuple[str, TrainedModel, str]]:
-    yield "hf", models.actor, models.source
-    if models.reward and models.reward.trained:
-        yield "hf_reward", models.reward.trained, models.reward.source
 
 
 def write_export(folder: Path, weights: dict[str, Tensor], model_source: str, dtype: str) -> None:

@@ -34,7 +34,7 @@ class HostCopies:
     def __init__(self, reader: ServerCheck) -> None:
         """`reader`: gives buffers back; its check may raise to end a wait for them."""
         self._reader = reader
-        self._free: queue.Queue[dict[str, Tensor]] = queue.Queue()
+        self._free = queue.Queue[dict[str, Tensor]]()
         for _ in range(SETS):
             self._free.put({})
         self._stream: torch.cuda.Stream | None = None

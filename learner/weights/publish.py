@@ -81,7 +81,7 @@ class Publisher:
         self._deltas = deltas
         self._run_end = _RunEnd(stop or StopSignal())
         self._probe = probe
-        self._queue: queue.Queue[_Handed | None] = queue.Queue(QUEUED)
+        self._queue = queue.Queue[_Handed | None](QUEUED)
         self.copies = HostCopies(self)
         self._failure: BaseException | None = None
         self.newest = -1
@@ -180,11 +180,9 @@ class Publisher:
             manifest.size_bytes,
             len(manifest.tensors),
         )
-        forgotten = self.digests.keys() - self.pinned - set(range(version - VERSIONS_KEPT, version))
-        self.digests = {
-            each: known for each, known in self.digests.items() if each not in forgotten
-        }
-        self.digests[version] = manifest.digest
+        needed = self.pinned.union(range(version - VERSIONS_KEPT, version))
+        older = {each: known for each, known in self.digests.items() if each in needed}
+        self.digests = older | {version: manifest.digest}
         self.newest = version
         prune(self._directory, {version - back for back in range(KEPT)} | self.pinned)
 

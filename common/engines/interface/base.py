@@ -96,7 +96,7 @@ class Engine:
     def __init__(self) -> None:
         self._open: dict[str, OpenJob] = {}
         """Jobs in the order in which they came."""
-        self._queue: deque[Any] = deque()
+        self._queue = deque[Any]()
         """Rows that wait for a seat, each with the `entry` of its job."""
         self.progress = 0
         self.tokens = 0

@@ -118,7 +118,11 @@ class Admission:
         # The lead counts as of the newest version: a rollout that will install it soon has a batch less to begin.
         room = self.lead - self._window.batch_groups * (completed - version) - scored
         is_needed = under_way + item_groups <= self._window.over_sampling * room
-        return item_groups if is_needed and ahead + item_groups <= self._most_ahead() else fewest
+        times, slots = self.times, self.supply.scoring_slots
+        if slots and times.scoring_s:
+            items = slots * (AHEAD + times.sampling_s / times.scoring_s) + self.supply.rollouts
+            is_needed &= ahead + item_groups <= self._groups_per_item * items
+        return item_groups if is_needed else fewest
 
     def may_resample(self, version: int, completed: int) -> bool:
         """Return True if groups that have a place already may be sampled at this version."""
@@ -131,14 +135,6 @@ class Admission:
         """Return the room of a window that is `cap` groups wide instead of B S."""
         needed = max(0, math.floor(self._window.batch_groups * (newer + 1) + cap) - accepted)
         return math.ceil(self._window.over_sampling * needed) - under_way
-
-    def _most_ahead(self) -> float:
-        times, slots = self.times, self.supply.scoring_slots
-        if not slots or not times.scoring_s:
-            return math.inf
-        return self._groups_per_item * (
-            slots * (AHEAD + times.sampling_s / times.scoring_s) + self.supply.rollouts
-        )
 
     def finish_iteration(
         self, iteration_s: float, waited_s: float, states: Mapping[str, int], old_ess: float | None

@@ -70,7 +70,7 @@ class EvaluationQueue:
         self._run_seed, self._attempts = run_seed, attempts
         self.runs: dict[str, EvaluationRun] = {}
         self._published: dict[int, str] = {}
-        self._forgotten: Counter[str] = Counter(asked=0, judged=0, failed=0)
+        self._forgotten = Counter[str](asked=0, judged=0, failed=0)
         self._next = 0
 
     def add(self, request: Evaluate) -> None:

@@ -129,7 +129,7 @@ class FailureShare:
     """Share of rows without sample or verdict, over the newest groups ended or accepted."""
 
     def __init__(self, groups: int, most: float) -> None:
-        self.newest: deque[float] = deque(maxlen=groups)
+        self.newest = deque[float](maxlen=groups)
         """Share of failed rows of each group."""
         self.most = most
         self._failing = 0

@@ -57,7 +57,7 @@ class JournaledState:
         self._filter = accuracy_filter
         self._prompts = prompts
         self._live = LiveGroups()
-        self._requeued: deque[tuple[int, int]] = deque()
+        self._requeued = deque[tuple[int, int]]()
         self._next_seq = 0
         self._next_prompt = 0
 

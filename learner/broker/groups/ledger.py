@@ -65,7 +65,7 @@ class Ledger(JournaledState):
         self.records: list[Record] = []
         self.newest_error = ""
         """Error of the newest row that could not be sampled or judged."""
-        self._resample: deque[tuple[int, ...]] = deque()
+        self._resample = deque[tuple[int, ...]]()
         self._unscored_items: list[tuple[int, tuple[int, ...], int, ScoreItem]] = []
         """A heap: by version, then by groups."""
         self._queued = count()
@@ -223,7 +223,7 @@ class Ledger(JournaledState):
 
     def _due(self, *states: State) -> Counter[int]:
         """Return the number of groups with a version in these states, by deadline."""
-        due: Counter[int] = Counter()
+        due = Counter[int]()
         for (state, version), groups in self._live.counts.items():
             if version is not None and state in states:
                 due[self.window.deadline(version)] += groups

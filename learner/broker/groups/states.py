@@ -48,7 +48,7 @@ class LiveGroups(dict[int, Group]):
     """Live groups by sequence number, counted by state and version as these change."""
 
     def __init__(self) -> None:
-        self.counts: Counter[tuple[State, int | None]] = Counter()
+        self.counts = Counter[tuple[State, int | None]]()
         """Number of groups by state and version; no entry is 0."""
 
     def add(self, group: Group) -> None:

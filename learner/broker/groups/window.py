@@ -84,7 +84,7 @@ class Window:
     @staticmethod
     def smallest(deadlines: Counter[int], size: int) -> Counter[int]:
         """Return the `size` smallest deadlines, or all if there are fewer."""
-        smallest: Counter[int] = Counter()
+        smallest = Counter[int]()
         for due in sorted(deadlines):
             smallest[due] = min(deadlines[due], size - smallest.total())
         return smallest
@@ -136,8 +136,8 @@ def choose(
     window: Window,
     iteration: int,
     size: int,
-    scored: Sequence[tuple[int, int]],
-    unscored: Sequence[tuple[int, int]],
+    scored: Sequence[Entry],
+    unscored: Sequence[Entry],
 ) -> Choice | NotYetChosen:
     """Choose the batch of `iteration`, or what to wait for.
 

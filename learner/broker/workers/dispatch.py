@@ -87,8 +87,8 @@ class Dispatcher:
             "scorer": self._scoring_work(rows, "train", self._sampling[1]),
         }
         self.outbox = Outbox()
-        self.losses: Counter[str] = Counter()
-        self.completions: Counter[str] = Counter(judged=0, cached=0)
+        self.losses = Counter[str]()
+        self.completions = Counter[str](judged=0, cached=0)
         self.last_event, self.event_s = "", -math.inf
         self.stages = StageClock()
 
