@@ -154,9 +154,7 @@ class Link:
         if self._failure is not None:
             raise self._failure
         try:
-            message = (
-                self.inbox.get(timeout=timeout_s) if timeout_s > 0 else self.inbox.get_nowait()
-            )
+            message = self.inbox.get(timeout_s > 0, timeout_s)
         except queue.Empty:
             return None
         if isinstance(message, messages.Reject):

@@ -84,18 +84,19 @@ class BrokerClient:
                 return Halt(iteration)
             finally:
                 self._may_give_up = False
-            if isinstance(answer, RunOver | Halt):
-                return answer
-            if isinstance(answer, Done):
-                if request.rank == 0:
-                    raise PeerLost(f"the broker ended, and no rank had stopped it: {answer.reason}")
-                return RunOver(iteration)  # rank 0 stopped the run before this one asked
-            if isinstance(answer, CannotGoOn):
-                raise NothingToTrain(answer.reason)
-            if isinstance(answer, Batch) and answer.iteration == iteration:
-                return answer
-            if isinstance(answer, NotYet):
-                waiting_for = answer.waiting_for
+            match answer:
+                case RunOver() | Halt():
+                    return answer
+                case Done(reason):
+                    if request.rank == 0:
+                        raise PeerLost(f"the broker ended, and no rank had stopped it: {reason}")
+                    return RunOver(iteration)  # rank 0 stopped the run before this one asked
+                case CannotGoOn(reason):
+                    raise NothingToTrain(reason)
+                case Batch() if answer.iteration == iteration:
+                    return answer
+                case NotYet():
+                    waiting_for = answer.waiting_for
             waited_s = time.monotonic() - from_s
             if waiting_for and waited_s >= log_after_s:
                 log.info("iteration %d has waited %.0f s for %s", iteration, waited_s, waiting_for)

@@ -170,13 +170,12 @@ class Models:
 
     def facts(self) -> tuple[str, ...]:
         """Return what decides on this rank's speed and memory, for a line of its log."""
-        attention = f"{self.hf_config._attn_implementation} attention, {'packed' if self.is_packed else 'padded'} rows"
-        prompts, stage = f"shared prompts: {'yes' if self.is_shared else 'no'}", self.actor.stage
+        rows = "packed" if self.is_packed else "padded"
         return (
             f"rank {self.rank} of {self.world_size}",
-            f"DeepSpeed, ZeRO stage {stage}",
-            attention,
-            prompts,
+            f"DeepSpeed, ZeRO stage {self.actor.stage}",
+            f"{self.hf_config._attn_implementation} attention, {rows} rows",
+            f"shared prompts: {'yes' if self.is_shared else 'no'}",
             self.dtype,
         )
 

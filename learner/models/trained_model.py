@@ -80,11 +80,7 @@ class TrainedModel:
                 # transformers keeps all activations of a layer in evaluation mode; what drops out stays in it.
                 layer.training = True
         self._ema_decay = ema_decay
-        self.ema = (
-            {name: weights.detach().clone() for name, weights in self.masters().items()}
-            if ema_decay
-            else {}
-        )
+        self.ema = self._copied_masters() if ema_decay else {}
         """Moving average of `masters`; empty without an average."""
         self._peak_lr, self._config, self._world_size = lr, config, world_size
         self._bad_losses = torch.zeros((), device=device)
@@ -158,6 +154,9 @@ class TrainedModel:
             partitions = optimizer.single_partition_of_fp32_groups
         return {f"partition.{index}": partition for index, partition in enumerate(partitions)}
 
+    def _copied_masters(self) -> dict[str, Tensor]:
+        return {name: weights.detach().clone() for name, weights in self.masters().items()}
+
     def masters_changed(self) -> None:
         """Copy `masters` to the weights of the forward after they were written to. A collective."""
         optimizer = self.engine.optimizer
@@ -172,8 +171,7 @@ class TrainedModel:
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
         """Use the moving average as weights for a while. Entering and leaving are collectives."""
-        masters = self.masters()
-        trained = {name: weights.detach().clone() for name, weights in masters.items()}
+        trained = self._copied_masters()
         self._become(self.ema)
         try:
             yield
