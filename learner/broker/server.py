@@ -37,7 +37,7 @@ from prefixrl.common.wire.transport import (
 )
 from prefixrl.learner.broker.batches import BatchAnswers
 from prefixrl.learner.broker.peers import Peers, why_not
-from prefixrl.learner.broker.status import UsageFile, document
+from prefixrl.learner.broker.status import StatusSources, UsageFile, document
 from prefixrl.learner.broker.workers.dispatch import Dispatcher
 from prefixrl.learner.broker.workers.identity import RunState
 from prefixrl.learner.broker.workers.versions import Versions, probe_of
@@ -96,9 +96,17 @@ class Broker:
         self.batches = BatchAnswers(config, dispatcher, run.problems, run.start)
         self.usage_file = UsageFile(Path(config.directory), config.scorer.openai)
         self.server = server
-        self.started_s = time.monotonic()
+        self._status = StatusSources(
+            run.header.run_id,
+            config.directory,
+            dispatcher,
+            self.batches,
+            self.usage_file,
+            journal,
+            time.monotonic(),
+        )
         self._disk = FullDisk(Path(config.directory), "the journal")
-        self.malformed = 0
+        self._malformed = 0
         """Messages that were not accepted: no message at all, or refused."""
         self._peers = Peers()
         self._counted_s = 0.0
@@ -178,8 +186,8 @@ class Broker:
                 timeout_s, lambda peer: peer in self._peers or peer in workers
             )
         except Malformed as error:
-            self.malformed += 1
-            log.warning("ignored a malformed message, %d in all: %s", self.malformed, error)
+            self._malformed += 1
+            log.warning("ignored a malformed message, %d in all: %s", self._malformed, error)
             return None
         except Unlisted as error:
             self._shut_out(error.peer)
@@ -266,7 +274,7 @@ class Broker:
             CAUSE.reset(cause)
 
     def _refuse(self, peer: bytes, message: rank_messages.ToBroker, reason: str) -> None:
-        self.malformed += 1
+        self._malformed += 1
         reason = cut_text(reason)  # it may name what a peer sent
         worker = self.dispatcher.registry.by_identity.get(peer)
         if worker is not None:
@@ -412,7 +420,9 @@ class Broker:
             case rank_messages.GetGroups() | rank_messages.GetEvaluation():
                 return self.batches.fetched(message) or (None, [])
             case rank_messages.GetStatus():
-                return rank_messages.Status(msgspec.json.encode(document(self, now_s))), []
+                return rank_messages.Status(
+                    msgspec.json.encode(document(self._status, self._malformed, now_s))
+                ), []
             case rank_messages.IterationDone():
                 self.batches.iteration_done(message, now_s)
             case rank_messages.Published(note):

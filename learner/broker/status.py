@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,6 +14,7 @@ from prefixrl.common.config.workers.served import OpenAIConfig
 from prefixrl.common.errors import is_crowded, is_full
 from prefixrl.common.host.memory_use import memory_now
 from prefixrl.common.host.process import write_atomically
+from prefixrl.common.journal.journal import Journal
 from prefixrl.common.run.status import (
     USAGE_FILE,
     AdmissionStatus,
@@ -27,10 +28,9 @@ from prefixrl.common.run.status import (
 )
 from prefixrl.common.wire.messages.fields import common_fields
 from prefixrl.common.wire.messages.worker import MemoryUse, Usage
+from prefixrl.learner.broker.batches import BatchAnswers
+from prefixrl.learner.broker.workers.dispatch import Dispatcher
 from prefixrl.learner.broker.workers.workers import Worker
-
-if TYPE_CHECKING:
-    from prefixrl.learner.broker.server import Broker
 
 SAVE_EVERY_S = 2.0
 MOST_SCORERS = 256
@@ -99,15 +99,27 @@ _ROLES = ("rollout", "scorer")
 _COUNTED = set(GroupCounts.__struct_fields__) - {"outstanding"}
 
 
-def document(broker: "Broker", now_s: float) -> StatusDocument:
-    """Return the state of a run now."""
-    dispatcher, batches, ledger = broker.dispatcher, broker.batches, broker.ledger
+class StatusSources(NamedTuple):
+    """The parts of a broker that a status document is built from."""
+
+    run_id: str
+    directory: str
+    dispatcher: Dispatcher
+    batches: BatchAnswers
+    usage_file: UsageFile
+    journal: Journal
+    started_s: float
+
+
+def document(sources: StatusSources, malformed: int, now_s: float) -> StatusDocument:
+    """Return the state of a run now; `malformed` counts refused messages."""
+    dispatcher, batches, ledger = sources.dispatcher, sources.batches, sources.dispatcher.ledger
     counts, rate = ledger.counts, ledger.pass_rate
     trains_nothing = ledger.window.iterations == 0
     workers = [_worker(each, now_s) for each in dispatcher.registry.by_identity.values()]
     return StatusDocument(
-        run_id=broker.run.header.run_id,
-        directory=broker.config.directory,
+        run_id=sources.run_id,
+        directory=sources.directory,
         broker_pid=os.getpid(),
         iteration=ledger.completed,
         total_iterations=0 if trains_nothing else batches.total_iterations,
@@ -145,27 +157,27 @@ def document(broker: "Broker", now_s: float) -> StatusDocument:
         learner_phase="" if trains_nothing else batches.phase,
         learner_waits_s=batches.waits_s(now_s),
         last_event=dispatcher.last_event,
-        idle_s=now_s - max(dispatcher.event_s, broker.started_s),
-        malformed_messages=broker.malformed,
-        journal_bytes=broker.journal.size_bytes,
-        up_s=now_s - broker.started_s,
+        idle_s=now_s - max(dispatcher.event_s, sources.started_s),
+        malformed_messages=malformed,
+        journal_bytes=sources.journal.size_bytes,
+        up_s=now_s - sources.started_s,
         evaluations=dispatcher.evaluations.counts(),
-        endpoint=broker.usage_file.total(),
+        endpoint=sources.usage_file.total(),
         completions=dict(dispatcher.completions),
         is_halting=batches.is_halting,
-        memory=_memory(broker),
+        memory=_memory(sources),
         drained=[DrainedWorker(host=host, pid=pid) for host, pid in dispatcher.registry.drained],
     )
 
 
-def _memory(broker: "Broker") -> dict[str, MemoryUse]:
+def _memory(sources: StatusSources) -> dict[str, MemoryUse]:
     """Return the memory of each process that has reported it."""
     memory_by_process = {"broker": memory_now()}
     memory_by_process |= {
-        f"rank-{rank}": memory for rank, memory in sorted(broker.batches.memory.items())
+        f"rank-{rank}": memory for rank, memory in sorted(sources.batches.memory.items())
     }
     memory_by_process |= {
-        worker.name: worker.memory for worker in broker.dispatcher.registry.by_identity.values()
+        worker.name: worker.memory for worker in sources.dispatcher.registry.by_identity.values()
     }
     return {name: memory for name, memory in memory_by_process.items() if memory is not None}
 
