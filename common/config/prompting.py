@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import Field, ValidationInfo
+from pydantic import Field
 
 from prefixrl.common.config.section import Section
 from prefixrl.common.errors import ConfigError, to_copy
@@ -43,13 +43,11 @@ class ModelConfig(Section):
     """Text around a question, for example worked examples before it, with {problem} in its place: a file (the newline
     at its end is left out), or the text itself. With a chat template it is the user turn, without one the prompt."""
 
-    def _check_templates(self, info: ValidationInfo) -> None:
+    def _check_templates(self) -> None:
         if self.chat_template is False:
-            for key in filter(
-                lambda each: self.is_given(each, info), ("system", "template_options")
-            ):
-                reason = "there is no chat template that could use it"
-                raise ValueError(self.no_effect(key, "chat_template = false", reason))
+            reason = "there is no chat template that could use it"
+            keys = ("system", "template_options")
+            self.refuse_given(keys, "chat_template = false", reason)
         for key in ("chat_template", "prompt_template"):
             self.refuse_if(
                 getattr(self, key) == "", key, "neither a file nor a template; leave it out"
