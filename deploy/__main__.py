@@ -26,7 +26,7 @@ class LateCommands(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         """Return a command, imported now."""
         if name in COMMANDS:
-            module, _, attribute = COMMANDS[name].target.partition(":")
+            module, _, attribute = COMMANDS[name][0].partition(":")
             return cast("click.Command", getattr(importlib.import_module(module), attribute))
         with exit_codes():
             plugin = plugins("commands").get(name)
@@ -41,7 +41,7 @@ class LateCommands(click.Group):
         self.list_commands(context)
         for title, group in groups_with_plugins().items():
             with formatter.section(title):
-                formatter.write_dl([(name, entry.sentence) for name, entry in group.items()])
+                formatter.write_dl([(name, sentence) for name, (_, sentence) in group.items()])
 
     def shell_complete(self, context: click.Context, incomplete: str) -> "list[CompletionItem]":
         """Complete the name of a command."""
@@ -50,9 +50,9 @@ class LateCommands(click.Group):
         if incomplete.startswith("-"):
             return super().shell_complete(context, incomplete)
         return [
-            CompletionItem(name, help=entry.sentence)
+            CompletionItem(name, help=sentence)
             for group in groups_with_plugins().values()
-            for name, entry in sorted(group.items())
+            for name, (_, sentence) in sorted(group.items())
             if name.startswith(incomplete)
         ]
 

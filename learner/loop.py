@@ -93,18 +93,6 @@ class WorkTimes:
         )
 
 
-class TrainedIteration(NamedTuple):
-    """The outcome of a trained iteration."""
-
-    batch: Batch
-    metrics: IterationMetrics
-    optimizer_steps: int
-    """Optimiser steps of the run so far."""
-    trained_s: float
-    ranks: Mapping[str, float]
-    """Figures of `speed.rank_figures`."""
-
-
 @dataclass
 class RankZeroParts:
     """Parts of rank 0 alone: child processes, publisher, evaluations, metrics, uploads."""
@@ -120,31 +108,28 @@ class RankZeroParts:
     """Newest known effective sample size of samples of age 0: 1, less what engine and learner differ by."""
 
     def finish_iteration(
-        self, client: BrokerClient, trained: TrainedIteration, work_times: WorkTimes
+        self,
+        client: BrokerClient,
+        batch: Batch,
+        metrics: IterationMetrics,
+        optimizer_steps: int,
+        times: Times,
     ) -> None:
         """Report a trained iteration to the broker first, then write it to the files."""
-        version = trained.batch.iteration + 1
+        version = batch.iteration + 1
         # A broker that is restarted from now on begins with the next iteration.
         self.servers.completed = version
         self.arms.advance(version)
-        relative_ess = self._relative_ess(trained.metrics.means)
+        self.fresh_ess = metrics.means.get("fresh_ess_fraction", self.fresh_ess)
+        old_ess = metrics.means.get("old_ess_fraction", math.nan)
+        # None without old samples.
+        relative_ess = old_ess / max(self.fresh_ess, 1e-9) if math.isfinite(old_ess) else None
         crash_point("iteration.trained")
-        client.iteration_done(version - 1, trained.optimizer_steps, relative_ess)
+        client.iteration_done(batch.iteration, optimizer_steps, relative_ess)
         crash_point("iteration.told")
-        times = work_times.of_iteration(trained.trained_s, trained.ranks)
         self.service.status(f"iteration {version}")
-        self.metrics.write(
-            trained.batch, trained.metrics, trained.optimizer_steps, times, client.status()
-        )
+        self.metrics.write(batch, metrics, optimizer_steps, times, client.status())
         crash_point("iteration.noted")
-
-    def _relative_ess(self, means: Mapping[str, float]) -> float | None:
-        """Return the effective sample size of old samples over that of fresh ones; None without old ones."""
-        self.fresh_ess = means.get("fresh_ess_fraction", self.fresh_ess)
-        old_ess = means.get("old_ess_fraction")
-        if old_ess is None or not math.isfinite(old_ess):
-            return None
-        return old_ess / max(self.fresh_ess, 1e-9)
 
     def publish(
         self,
@@ -228,7 +213,7 @@ class Learner:
         if self.rank_zero:
             # Later it would wait for the disk inside a collective, whose limit is shorter.
             with self.patience():
-                self.rank_zero.publisher.wait_for_room()
+                self.rank_zero.publisher.copies.wait_for_room()
         waited_from_s = time.monotonic()
         rank, ranks = self.models.rank, self.models.world_size
         batch = self.client.next_batch(
@@ -262,9 +247,10 @@ class Learner:
         self.times.busy_s += trained_s
         self.iteration += 1
         if self.rank_zero:
-            steps = self.models.optimizer_steps
-            trained = TrainedIteration(work.batch, metrics, steps, trained_s, ranks)
-            self.rank_zero.finish_iteration(self.client, trained, self.times)
+            times = self.times.of_iteration(trained_s, ranks)
+            self.rank_zero.finish_iteration(
+                self.client, work.batch, metrics, self.models.optimizer_steps, times
+            )
 
     def publish(self) -> None:
         """Hand the current version to the publisher; a collective, so every rank calls it."""
@@ -355,15 +341,15 @@ class Learner:
 
     def check_background(self) -> None:
         """Collect finished evaluations; raise if a child process cannot be restarted."""
-        if self.rank_zero:
-            self.rank_zero.publisher.check()
-            awaited = self.rank_zero.arms.awaited
-            self.rank_zero.arms.gather(dict(self.rank_zero.publisher.digests))
-            if self.config.checkpoint.keep_best and self.rank_zero.arms.awaited != awaited:
-                self.remove_old(self.rank_zero)
-            self.rank_zero.servers.check()
-            if self.rank_zero.tracking:
-                self.rank_zero.tracking.check()
+        if zero := self.rank_zero:
+            zero.publisher.check()
+            awaited = zero.arms.awaited
+            zero.arms.gather(dict(zero.publisher.digests))
+            if self.config.checkpoint.keep_best and zero.arms.awaited != awaited:
+                self.remove_old(zero)
+            zero.servers.check()
+            if zero.tracking:
+                zero.tracking.check()
 
     def give_up_run(self, fault: NothingToTrain) -> None:
         """Save, then stop broker and workers: a restart would fail as well. Every rank calls it."""
@@ -379,21 +365,19 @@ class Learner:
             Halted: asked to stop while the last version was judged; what is judged stands in files.
             PeerLost: broker or weight server ended and cannot be restarted.
         """
-        if not self.rank_zero:
+        if (zero := self.rank_zero) is None:
             return
         with self.patience():
-            self.rank_zero.publisher.flush(self.iteration)
-        self.rank_zero.arms.finish()
-        self.remove_old(self.rank_zero)
-        self.rank_zero.uploads.wait(self.stop, self.iteration)
-        metrics = self.rank_zero.metrics
-        up_s = time.monotonic() - self.times.started_s
+            zero.publisher.flush(self.iteration)
+        zero.arms.finish()
+        self.remove_old(zero)
+        zero.uploads.wait(self.stop, self.iteration)
         result = summary.summarise(
             self.client.status(),
-            self.rank_zero.arms.outcome(),
-            metrics.lines(),
+            zero.arms.outcome(),
+            zero.metrics.lines(),
             self.models.optimizer_steps,
-            metrics.since_run_began_s(up_s),
+            zero.metrics.since_run_began_s(time.monotonic() - self.times.started_s),
         )
         merged = summary.merged(
             msgspec.structs.replace(result, uploads=counts(self.directory)), self.directory
@@ -402,5 +386,5 @@ class Learner:
         end_judging = partial(self.stop.end_judging, self.iteration)
         when_there_is_room(write, self.directory, "the summary", end_judging)
         log.info("finished after %d iterations", self.iteration)
-        self.rank_zero.servers.expect_end()
+        zero.servers.expect_end()
         self.client.stop("the run is finished")

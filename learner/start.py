@@ -4,6 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -208,18 +209,17 @@ class _Moved(PeerLost):
     """The broker listens at another address now."""
 
 
+@dataclass
 class _BrokerAddress:
     """The address of rank 0's broker, as a rank above 0 found it in the run directory."""
 
-    def __init__(self, directory: Path, stop: StopSignal) -> None:
-        """Wait for the file that names it."""
-        self._directory = directory
-        self._stop = stop
-        self.address = _address(directory, stop)
+    directory: Path
+    stop: StopSignal
+    address: Address
 
     def check(self) -> None:
         """Raise `_Moved` if the broker listens at another address now."""
-        now = _address(self._directory, self._stop)
+        now = _address(self.directory, self.stop)
         if now != self.address:
             raise _Moved(f"the broker has moved from {self.address.endpoint} to {now.endpoint}")
 
@@ -230,7 +230,7 @@ def join(directory: Path, stop: StopSignal) -> BrokerClient:
     A file of an earlier start may stand there while rank 0 reads its data and the broker its journal.
     """
     while True:
-        broker = _BrokerAddress(directory, stop)
+        broker = _BrokerAddress(directory, stop, _address(directory, stop))
         try:
             return BrokerClient(broker.address, stop.beside(broker))
         except _Moved as moved:

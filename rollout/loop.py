@@ -116,7 +116,7 @@ class Rollout(WorkLoop[PrefixTask]):
             case Beat(latest) if latest is not None and self.swap.news(latest):
                 self._fetcher.want_version(latest.version, latest.digest)
             case Swap():
-                self.swap.granted()
+                self.swap.is_granted = True
             case Welcome():
                 self._fetcher.use(WeightsSource.from_welcome(message, self._link.address))
                 super()._handle(message)
@@ -142,10 +142,8 @@ class Rollout(WorkLoop[PrefixTask]):
     def _deliver_held(self) -> None:
         """Deliver the results that waited for the proof of the installed weights."""
         self.swap.proved()
-        results = self._held
-        self._held = []
-        for result in results:
-            self._deliver(result)
+        while self._held:
+            self._deliver(self._held.pop(0))
 
     def _start(self, task: PrefixTask) -> None:
         if task.version != self.swap.version:
@@ -181,9 +179,8 @@ class Rollout(WorkLoop[PrefixTask]):
 
     def _throw_away(self) -> None:
         """Discard everything that the installed weights wrote: they will never be proved."""
-        for result in self._held:
-            self._hand_back(result.key)
-        self._held.clear()
+        while self._held:
+            self._hand_back(self._held.pop(0).key)
         self._unusable.update(self._open)
 
     def _hand_back(self, key: str) -> None:

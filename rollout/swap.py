@@ -38,7 +38,8 @@ class WeightSwap:
         self.staged: Snapshot | None = None
         """Fetched version that waits to be installed."""
         self._offer_s = self._proof_s = 0.0
-        self._is_granted = False
+        self.is_granted = False
+        """True from the broker's Swap to the installation."""
         self._proof: Installed | None = None
         self._before: PreviousProof | None = None
         """The version that was proved last, scored with the present probe."""
@@ -74,15 +75,11 @@ class WeightSwap:
         self._offer_s = now_s + OFFER_AGAIN_S
         return Staged(self.staged.version)
 
-    def granted(self) -> None:
-        """Note that the broker allowed the swap."""
-        self._is_granted = True
-
     def due(self, open_tasks: Collection[PrefixTask]) -> Snapshot | None:
         """Return the snapshot to install now, once; None where there is none or a task forbids it."""
-        if not self._is_granted or not self._may_install(open_tasks):
+        if not self.is_granted or not self._may_install(open_tasks):
             return None
-        self._is_granted = False
+        self.is_granted = False
         snapshot = self.staged
         self.staged = None
         if snapshot is not None:
@@ -115,7 +112,13 @@ class WeightSwap:
         try:
             engine.install(snapshot)
         except ValueError as error:
-            self._count_refusal(snapshot.version, error)
+            self._refusals += 1
+            failed = f"version {snapshot.version} could not be installed {self._refusals} times in a row: {error}"
+            log.warning(
+                "version %d cannot be installed: %s; fetching again", snapshot.version, error
+            )
+            if self._refusals >= REFUSALS_ALLOWED:
+                raise Refusal(failed) from None
             return False
         self._refusals = 0
         self.version = snapshot.version
@@ -131,15 +134,6 @@ class WeightSwap:
         if self._wants_checksum:
             self.unclear(engine.checksum)
         return True
-
-    def _count_refusal(self, version: int, error: ValueError) -> None:
-        self._refusals += 1
-        log.warning("version %d cannot be installed: %s; fetching again", version, error)
-        if self._refusals >= REFUSALS_ALLOWED:
-            fault = (
-                f"version {version} could not be installed {self._refusals} times in a row: {error}"
-            )
-            raise Refusal(fault) from None
 
     def unclear(self, checksum: Callable[[], EngineChecksum]) -> None:
         """Add the checksum of the installed weights to the proof and send it again, once."""

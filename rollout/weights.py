@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from prefixrl.common.errors import PeerLost, PrefixRLError
 from prefixrl.common.host.process import keep_receive_buffers
@@ -38,6 +39,8 @@ from prefixrl.rollout.host import HostShare
 from prefixrl.rollout.staging import Staging
 
 log = logging.getLogger(__name__)
+
+WeightsClient = Client[FromWeights, ToWeights]
 
 WINDOW_BYTES = 16 * 2**20
 """Bytes asked for ahead of what is being received."""
@@ -71,8 +74,7 @@ class PullCounts:
     """Time of the pulls that ended with a version."""
 
 
-@dataclass(frozen=True)
-class WeightsSource:
+class WeightsSource(NamedTuple):
     """The weight server as this process reaches it."""
 
     endpoint: str
@@ -107,7 +109,7 @@ class Fetcher:
         self._served = NOTHING
         """Weights that were wanted when the newest version came: the server may have had a newer one."""
         self._changed = threading.Event()
-        self._staged: queue.SimpleQueue[Snapshot] = queue.SimpleQueue()
+        self._staged = queue.SimpleQueue[Snapshot]()
         self._failure: BaseException | None = None
         self._damaged_in_a_row = self._useless_in_a_row = 0
         self._must_pull = False
@@ -150,7 +152,7 @@ class Fetcher:
         return newest
 
     def _run(self) -> None:
-        client: Client[FromWeights, ToWeights] | None = None
+        client: WeightsClient | None = None
         try:
             while True:
                 while not self._changed.wait(DRAIN_S):
@@ -184,19 +186,17 @@ class Fetcher:
                 client.close()
             self._files.close()
 
-    def _fetch(
-        self, client: Client[FromWeights, ToWeights], version_digest: tuple[int, str]
-    ) -> bool:
+    def _fetch(self, client: WeightsClient, version_digest: tuple[int, str]) -> bool:
         """Try once; raises PeerLost when a version arrived damaged too often."""
         started_s = time.monotonic()
         try:
             snapshot = self._held = self._shared_pull(client, version_digest[0])
-        except (BadSnapshot, Malformed) as error:
-            self._give_up_damaged(version_digest[0], error)
-            return False
-        except (PeerLost, OSError) as error:
+        except (BadSnapshot, Malformed, PeerLost, OSError) as error:
             self.counts.retries += 1
-            log.warning("weights of version %d: %s; asking again", version_digest[0], error)
+            if isinstance(error, BadSnapshot | Malformed):
+                self._discard_damaged(version_digest[0], error)
+            else:
+                log.warning("weights of version %d: %s; asking again", version_digest[0], error)
             time.sleep(ASK_AGAIN_S)
             return False
         self._staging = None
@@ -208,10 +208,9 @@ class Fetcher:
         self._staged.put(snapshot)
         return True
 
-    def _give_up_damaged(self, version: int, error: Exception) -> None:
-        """Discard everything pulled, so that the next pull is a full one."""
+    def _discard_damaged(self, version: int, error: Exception) -> None:
+        """Discard everything pulled, so that the next pull is a full one; PeerLost after too many."""
         self._staging = self._held = None
-        self.counts.retries += 1
         self.counts.damaged += 1
         self._damaged_in_a_row += 1
         times = self._damaged_in_a_row
@@ -220,9 +219,8 @@ class Fetcher:
             raise PeerLost(
                 f"version {version} arrived damaged {times} times in a row: {error}"
             ) from None
-        time.sleep(ASK_AGAIN_S)
 
-    def _shared_pull(self, client: Client[FromWeights, ToWeights], version: int) -> Snapshot:
+    def _shared_pull(self, client: WeightsClient, version: int) -> Snapshot:
         """Return `version`, or the newest one where that is gone, pulled here or by another rollout."""
         manifest = self._manifest(client, version)
         check_manifest(manifest)
@@ -250,9 +248,14 @@ class Fetcher:
         return snapshot
 
     def _pull(
-        self, client: Client[FromWeights, ToWeights], manifest: Manifest, alive: Callable[[], None]
+        self, client: WeightsClient, manifest: Manifest, alive: Callable[[], None]
     ) -> Staging:
-        staging = self._resumed(manifest)
+        # An interrupted pull of the same bytes goes on.
+        if self._staging is None or self._staging.manifest != manifest:
+            self._staging = None  # frees its memory for the next one
+            memory = self._files.take_memory(manifest.size_bytes)
+            self._staging = Staging(manifest, memory, self._held)
+        staging = self._staging
         to_ask = staging.missing()
         under_way = dict[int, int]()
         while not staging.is_complete:
@@ -268,18 +271,7 @@ class Fetcher:
             alive()
         return staging
 
-    def _resumed(self, manifest: Manifest) -> Staging:
-        """Return the interrupted pull of the same bytes, else a fresh start."""
-        if self._staging is None or self._staging.manifest != manifest:
-            self._staging = None  # frees its memory for the next one
-            self._staging = Staging(
-                manifest, self._files.take_memory(manifest.size_bytes), self._held
-            )
-        return self._staging
-
-    def _receive(
-        self, client: Client[FromWeights, ToWeights], staging: Staging, under_way: dict[int, int]
-    ) -> None:
+    def _receive(self, client: WeightsClient, staging: Staging, under_way: dict[int, int]) -> None:
         message, frames = self._answer(client, "chunk")
         if isinstance(message, Gone):
             raise PeerLost(
@@ -292,7 +284,7 @@ class Fetcher:
                 self._useless_in_a_row = 0
             staging.put(number, frames)
 
-    def _manifest(self, client: Client[FromWeights, ToWeights], version: int) -> Manifest:
+    def _manifest(self, client: WeightsClient, version: int) -> Manifest:
         client.send(GetManifest(version), timeout_s=ANSWER_S)
         while True:
             match self._answer(client, "manifest")[0]:
@@ -305,9 +297,7 @@ class Fetcher:
                     version = latest
                     client.send(GetManifest(version), timeout_s=ANSWER_S)
 
-    def _answer(
-        self, client: Client[FromWeights, ToWeights], what: str
-    ) -> tuple[FromWeights, list[memoryview]]:
+    def _answer(self, client: WeightsClient, what: str) -> tuple[FromWeights, list[memoryview]]:
         """Return the next answer; PeerLost where none comes, BadSnapshot where too many led to nothing."""
         answer = client.receive_views(ANSWER_S)
         if answer is None:

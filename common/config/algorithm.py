@@ -2,16 +2,27 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, WithJsonSchema, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
-from prefixrl.common.config import section as bounds
 from prefixrl.common.config.objectives import (
     KEY_RULES,
     OBJECTIVES,
     ObjectiveRecord,
+    checked_objective,
     names_with,
     objective_record,
-    refusal_of_name,
+)
+from prefixrl.common.config.section import (
+    AboveOne,
+    Fraction,
+    NonNegative,
+    NonNegativeFloat,
+    OnlyWith,
+    OrOff,
+    Positive,
+    PositiveFloat,
+    Section,
+    assigned,
 )
 from prefixrl.common.errors import ConfigError
 
@@ -32,7 +43,7 @@ OF_THE_SURROGATE = (
 )
 """Keys that have no effect with a loss function of the user's own."""
 
-WITH_CORRECTION: bounds.OnlyWith = dict.fromkeys(
+WITH_CORRECTION: OnlyWith = dict.fromkeys(
     ("importance_cap", "importance_above_cap", "importance_ratio"),
     (("decoupled",), "the others have no weight p/mu"),
 )
@@ -42,31 +53,25 @@ BOUND_TOKENS = 32
 shorter."""
 
 
-def _known_name(name: str) -> str:
-    if objective_record(name) is None:
-        raise ValueError(refusal_of_name(name))
-    return name
-
-
 Name = Annotated[
     str,
-    AfterValidator(_known_name),
+    AfterValidator(checked_objective),
     WithJsonSchema({"anyOf": [{"enum": list(OBJECTIVES)}, {"type": "string"}]}),
 ]
 
 
-class AlgorithmConfig(bounds.Section):
+class AlgorithmConfig(Section):
     """The objective, the window of versions, and the steps of an iteration."""
 
     name: Name = "gae"
     """The objective: a built-in one (docs/objectives.md), or that of an installed package."""
-    groups_per_iteration: bounds.Positive = 512
+    groups_per_iteration: Positive = 512
     """Problems of an iteration; each has a group of samples."""
-    samples_per_prompt: bounds.Positive = 8
+    samples_per_prompt: Positive = 8
     """Samples of a group."""
-    iterations: bounds.Positive | None = None
+    iterations: Positive | None = None
     """Iterations of the run; exclusive with `data.epochs`."""
-    max_staleness: bounds.NonNegative = 2
+    max_staleness: NonNegative = 2
     """S: no sample is trained more than S versions after the one that wrote it. 0 is synchronous PPO."""
     admission: AdmissionRule = "just_in_time"
     """just_in_time: only as much is begun as keeps learner and scorers busy, so that most samples are younger than S.
@@ -78,38 +83,38 @@ class AlgorithmConfig(bounds.Section):
     """The form of the policy loss where the behaviour policy is not the current one; see docs/objectives.md."""
     ratio: Ratio | None = None
     """One ratio per token, one per prefix (the product), or its geometric mean; absent: token, with appo prefix."""
-    importance_cap: bounds.PositiveFloat = 2.0
+    importance_cap: PositiveFloat = 2.0
     """Largest weight p/mu of a token (docs/objectives.md)."""
     importance_above_cap: Literal["truncate", "mask"] = "truncate"
     """A weight p/mu above the cap counts as the cap, or as 0; N counts the token either way."""
     importance_ratio: Ratio | None = None
     """Granularity of the weight p/mu: of the token, of the whole prefix, or the mean of the prefix; absent: `ratio`."""
-    bound_ratio: Annotated[bounds.AboveOne | None, bounds.OrOff] = 1.6
+    bound_ratio: Annotated[AboveOne | None, OrOff] = 1.6
     """"off", or a bound: a row whose theta/mu is past it, or past 1 over it, is pushed no further that way. It
     is that of rows of up to 32 tokens; of n tokens it is bound_ratio to the power of the root of n / 32."""
-    minibatches: bounds.Positive = 8
+    minibatches: Positive = 8
     """Optimiser steps per PPO epoch."""
-    ppo_epochs: bounds.Positive = 1
+    ppo_epochs: Positive = 1
     """Passes over an iteration's samples."""
-    kl_limit: bounds.PositiveFloat | None = None
+    kl_limit: PositiveFloat | None = None
     """Limit on KL(p||theta) of an optimiser step; above it the iteration's remaining steps are left out."""
-    gamma: bounds.Fraction = 1.0
+    gamma: Fraction = 1.0
     """Discount per token."""
-    gae_lambda: bounds.Fraction = 0.95
+    gae_lambda: Fraction = 0.95
     """Lambda of generalised advantage estimation."""
-    clip: bounds.PositiveFloat = 0.2
+    clip: PositiveFloat = 0.2
     """The ratio is clipped to [1 - clip, 1 + clip]."""
-    clip_high: bounds.PositiveFloat | None = None
+    clip_high: PositiveFloat | None = None
     """The ratio is clipped to [1 - clip, 1 + clip_high]; absent: `clip`."""
-    dual_clip: Annotated[bounds.AboveOne | None, bounds.OrOff] = 3.0
+    dual_clip: Annotated[AboveOne | None, OrOff] = 3.0
     """"off", or a bound on the loss of a token of negative advantage, as a multiple of that advantage."""
-    value_clip: bounds.PositiveFloat = 0.2
+    value_clip: PositiveFloat = 0.2
     """Farthest that a value may move from the one measured before the iteration."""
-    critic_warmup_steps: bounds.NonNegative = 0
+    critic_warmup_steps: NonNegative = 0
     """Optimiser steps at the start of the run in which only the critic learns."""
     zscore: Literal["group", "buffer"] = "group"
     """grpo: a reward is standardised by mean and deviation of its group, or of the whole iteration (buffer)."""
-    kl: bounds.NonNegativeFloat = 1e-3
+    kl: NonNegativeFloat = 1e-3
     """Coefficient of the KL to the initial adapter; 0 drops the reference model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
     """Estimator of the KL to the initial adapter, as in Schulman's note of 2020."""
@@ -119,7 +124,7 @@ class AlgorithmConfig(bounds.Section):
     """Entropy bonus, added to the objective: positive keeps the policy random."""
     whiten: bool | None = None
     """true: advantages are whitened once per iteration. Absent: with gae, tppo, appo, reinforce_baseline and prime."""
-    whiten_floor: bounds.PositiveFloat = 1e-4
+    whiten_floor: PositiveFloat = 1e-4
     """Least deviation by which whitened advantages are divided."""
     aggregation: Literal["token", "sequence"] = "token"
     """Mean of the policy loss over tokens, or over samples of each one's mean."""
@@ -172,7 +177,7 @@ class AlgorithmConfig(bounds.Section):
             )
         return {**record.defaults, **document}
 
-    def _check_keys(self, info: ValidationInfo) -> None:
+    def _check_keys(self) -> None:
         allowed = {"reward": ("k1",), "loss": ("k2", "k3")}[self.kl_placement]
         self.refuse_if(
             self.kl_estimator not in allowed,
@@ -180,43 +185,37 @@ class AlgorithmConfig(bounds.Section):
             "k1 in a loss has no expected gradient, k2 and k3 in a reward are biased; use "
             + " or ".join(allowed),
         )
-        by_name: bounds.OnlyWith = {
+        by_name: OnlyWith = {
             key: (names_with(key), rule.reason)
             for key, rule in KEY_RULES.items()
             if not rule.has_effect(self.record)
         }
-        self.refuse_without_effect({"name": by_name, "correction": WITH_CORRECTION}, info)
+        self.refuse_without_effect({"name": by_name, "correction": WITH_CORRECTION})
 
-    def _check_loss_function(self, info: ValidationInfo) -> None:
+    def _check_loss_function(self) -> None:
         if self.loss_function is None:
             return
-        condition = bounds.assigned("loss_function", self.loss_function)
+        condition = assigned("loss_function", self.loss_function)
         sentences = [
             self.no_effect(key, condition, "the function is the whole surrogate")
             for key in OF_THE_SURROGATE
-            if self.is_given(key, info)
+            if self.is_given(key)
         ]
         if sentences:
             raise ValueError("\n    ".join(sentences))
 
-    def _check_conditions(self, info: ValidationInfo) -> None:
-        if not self.is_whitened and self.is_given("whiten_floor", info):
-            condition = bounds.assigned("name", self.name)
+    def _check_conditions(self) -> None:
+        if not self.is_whitened:
+            condition = assigned("name", self.name)
             condition += " and whiten = false" if self.whiten is False else ""
-            raise ValueError(
-                self.no_effect("whiten_floor", condition, "advantages are not whitened")
-            )
-        if not self.is_given("min_ess", info):
-            return
+            self.refuse_given(["whiten_floor"], condition, "advantages are not whitened")
         if self.max_staleness == 0:
-            reason = "no sample is ever old"
-            raise ValueError(self.no_effect("min_ess", "max_staleness = 0", reason))
+            self.refuse_given(["min_ess"], "max_staleness = 0", "no sample is ever old")
         if self.admission != "just_in_time":
             reason = "all that the window allows is begun anyway"
-            condition = bounds.assigned("admission", self.admission)
-            raise ValueError(self.no_effect("min_ess", condition, reason))
+            self.refuse_given(["min_ess"], assigned("admission", self.admission), reason)
 
-    def _check_pairs(self, info: ValidationInfo) -> None:
+    def _check_pairs(self) -> None:
         self.refuse_if(
             self.kl_limit is not None and self.minibatches * self.ppo_epochs == 1,
             "kl_limit minibatches ppo_epochs",
@@ -236,9 +235,14 @@ class AlgorithmConfig(bounds.Section):
             "least 2 per prompt, or use a name with a critic",
         )
 
+    @property
+    def full_rows(self) -> int:
+        """Rows of an iteration that has all of its groups."""
+        return self.groups_per_iteration * self.samples_per_prompt
+
     def minibatches_of(self, rows: int) -> int:
         """Return the minibatches of a batch: fewer, in proportion, where it has fewer rows than all."""
-        full = self.groups_per_iteration * self.samples_per_prompt
+        full = self.full_rows
         return max(
             1, min(self.minibatches, rows, (2 * self.minibatches * rows + full) // (2 * full))
         )
@@ -252,20 +256,20 @@ def is_within(mean: float, low: float, high: float) -> bool:
     return low - ROUNDING <= mean <= high + ROUNDING
 
 
-_WITH_ACCURACY: bounds.OnlyWith = dict.fromkeys(
+_WITH_ACCURACY: OnlyWith = dict.fromkeys(
     ("over_sampling", "fill", "limit_batches", "min_pass_rate"),
     (([0.01, 0.99],), "without a filter every group is trained and none has to be replaced"),
 )
-_WITH_FILL: bounds.OnlyWith = dict.fromkeys(
+_WITH_FILL: OnlyWith = dict.fromkeys(
     ("limit_batches", "min_pass_rate"),
     (("resample",), "groups that fail fill an iteration, so that none waits for ever"),
 )
 
 
-class FilterConfig(bounds.Section):
+class FilterConfig(Section):
     """Groups to leave out, which other problems replace."""
 
-    accuracy: Annotated[tuple[bounds.Fraction, bounds.Fraction], Field(strict=False)] | None = None
+    accuracy: Annotated[tuple[Fraction, Fraction], Field(strict=False)] | None = None
     """[low, high]: only groups of mean reward within, ends included, are trained. Absent: all. DAPO: [0.01, 0.99]. With
     scorer.prm the rewards meant are the verifier's, without scores of steps."""
     truncated: Literal["any", "all"] | None = None
@@ -277,9 +281,9 @@ class FilterConfig(bounds.Section):
     fill: Literal["resample", "prioritise"] = "resample"
     """resample: other problems replace groups that do not pass, however many it takes (PRIME, DAPO). prioritise: where
     over_sampling times as many groups failed as an iteration lacks, the failed ones fill it (verl)."""
-    limit_batches: bounds.Positive = 10
+    limit_batches: Positive = 10
     """The pass rate is measured over the newest limit_batches x algorithm.groups_per_iteration judged groups."""
-    min_pass_rate: bounds.Fraction = 0.01
+    min_pass_rate: Fraction = 0.01
     """The run ends, and reports the figures, when an iteration waits and the pass rate is 0 or below this."""
 
     @property
@@ -287,16 +291,16 @@ class FilterConfig(bounds.Section):
         """True if any group may be left out."""
         return self.accuracy is not None or self.truncated is not None
 
-    def _check_band(self, info: ValidationInfo) -> None:
+    def _check_band(self) -> None:
         if not self.is_on:
-            self.refuse_without_effect({"accuracy": _WITH_ACCURACY}, info)
+            self.refuse_without_effect({"accuracy": _WITH_ACCURACY})
         self.refuse_if(
             self.fill == "prioritise" and self.over_sampling == 1,
             "fill over_sampling",
             "groups that fail would be trained as without a filter; raise over_sampling, or use "
             'fill = "resample"',
         )
-        self.refuse_without_effect({"fill": _WITH_FILL}, info)
+        self.refuse_without_effect({"fill": _WITH_FILL})
         low, high = self.accuracy or (0.0, 0.5)
         self.refuse_if(low > high, "accuracy", "the low end is above the high end")
         self.refuse_if(
@@ -318,7 +322,7 @@ class FilterConfig(bounds.Section):
         nearest = sorted(sorted(means, key=lambda mean: max(low - mean, mean - high))[:2])
         times = f" and scorer.continuations = {continuations}" if continuations > 1 else ""
         raise ValueError(
-            f"{bounds.assigned('filter.accuracy', self.accuracy)} with algorithm.samples_per_prompt"
+            f"{assigned('filter.accuracy', self.accuracy)} with algorithm.samples_per_prompt"
             f" = {samples_per_prompt}{times}: no group can pass, its mean reward is one of "
             f"0/{texts} ... {texts}/{texts}; the nearest are "
             f"{' and '.join(f'{mean:.3g}' for mean in nearest)}; widen the band or sample more "

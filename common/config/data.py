@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from prefixrl.common.config.foreign.files import read_toml
 from prefixrl.common.config.foreign.verifier import (
@@ -17,7 +17,7 @@ from prefixrl.common.config.foreign.verifier import (
     WITH_MATHEMATICAL_GOLD,
     check_verifier,
 )
-from prefixrl.common.config.section import Positive, PositiveFloat, Section
+from prefixrl.common.config.section import Positive, PositiveFloat, Section, Several
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.wire.messages.groups import CodeMode
 
@@ -121,11 +121,9 @@ class Source(Section):
     split: str | None = None
     """For a folder or hub dataset: train, test, train+test, …; needed if it has several. Absent: the set's (in
     `eval` its test split)."""
-    where: dict[str, Annotated[tuple[str | int, ...], Field(strict=False)]] = Field(default={})
+    where: dict[str, Several[str | int]] = Field(default={})
     """Only rows with one of these values in these columns: where = { level = [3, 4, 5] }."""
-    without: Annotated[
-        tuple[Annotated["Source", BeforeValidator(_as_table)], ...], Field(strict=False)
-    ] = ()
+    without: Several[Annotated["Source", BeforeValidator(_as_table)]] = ()
     """Sources whose questions are left out of this one."""
     weight: PositiveFloat | None = None
     """Share of the training prompts, relative to other weights; without any all problems are equally frequent."""
@@ -148,7 +146,7 @@ class Source(Section):
     answer_reading: Reading | None = None
     """Replaces `data.answer_reading` for this source."""
 
-    def _check_place(self, info: ValidationInfo) -> None:
+    def _check_place(self) -> None:
         if self.name is None and self.path is None:
             raise ValueError(
                 "name and path are missing; give a problem set, or a file, a folder or hf:OWNER/NAME"
@@ -255,7 +253,7 @@ class DataConfig(Section):
             )
         return paths
 
-    def _check_weights(self, info: ValidationInfo) -> None:
+    def _check_weights(self) -> None:
         _check_question(self)
         weights = [source.weight for source in self.train]
         if None in weights and any(weights):

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo
+from pydantic import Field
 
 from prefixrl.common.config.section import Fraction, NonNegativeFloat, PositiveFloat, Section
 
@@ -39,7 +39,7 @@ class ImplicitRewardConfig(Section):
     grad_clip: Annotated[float, Field(gt=0)] = 10.0
     """Largest gradient norm of a step."""
 
-    def _check_effect(self, info: ValidationInfo) -> None:
+    def _check_effect(self) -> None:
         self.refuse_if(
             self.coefficient == 0 and self.outcome_coefficient == 0,
             "coefficient outcome_coefficient",

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 
 from prefixrl.common.config.foreign.plugins import plugins
 from prefixrl.common.config.section import (
@@ -11,6 +11,7 @@ from prefixrl.common.config.section import (
     Positive,
     PositiveFloat,
     Section,
+    Several,
 )
 
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
@@ -24,7 +25,7 @@ class LoraConfig(Section):
     """Rank of the matrices."""
     alpha: Positive = 32
     """Scale: the product of the two matrices is multiplied by alpha / rank."""
-    target_modules: Annotated[tuple[str, ...], Field(strict=False)] = ("all-linear",)
+    target_modules: Several[str] = ("all-linear",)
     """Name endings of the linear layers that get matrices; all-linear: every one but the output head."""
     publish: Literal["matrices", "merged"] = "matrices"
     """matrices: rollouts get the matrices of a version and apply them as the learner does. merged: they get whole
@@ -87,7 +88,7 @@ class LearnerConfig(Section):
     deepspeed: dict[str, Any] = Field(default_factory=lambda: {"zero_optimization": {"stage": 0}})
     """DeepSpeed's own configuration, passed unchanged. Absent: ZeRO stage 0."""
 
-    def _check_sharing(self, info: ValidationInfo) -> None:
+    def _check_sharing(self) -> None:
         takes_no_mask = self.attn_implementation in ("varlen", "flash_attention_2")
         self.refuse_if(
             self.shared_prompts and (self.packed or takes_no_mask),

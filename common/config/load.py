@@ -8,7 +8,9 @@ import difflib
 import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
@@ -21,12 +23,10 @@ from prefixrl.common.config.data import resolve
 from prefixrl.common.config.foreign import user_function
 from prefixrl.common.config.foreign.files import explained, read_bytes, read_toml
 from prefixrl.common.config.foreign.verifier import load_verifier
-from prefixrl.common.config.implicit_reward import ImplicitRewardConfig
 from prefixrl.common.config.prompting import GGUF, checkpoint_of
 from prefixrl.common.config.run import CheckpointConfig, RunConfig
 from prefixrl.common.config.section import FROM_RUN_FILE, Section
 from prefixrl.common.config.templates import AnyModel, adviser, with_texts
-from prefixrl.common.config.workers.sections import ScorerConfig
 from prefixrl.common.errors import ConfigError, to_copy
 
 AnySection = TypeVar("AnySection", bound=Section)
@@ -82,10 +82,8 @@ def changed(config: RunConfig, settings: tuple[str, ...], where: str) -> RunConf
     document = config.model_dump(mode="json")
     for setting in settings:
         _apply(document, setting)
-    try:
+    with _faults_explained(where):
         config = RunConfig.model_validate_json(json.dumps(document))
-    except ValidationError as error:
-        raise ConfigError(f"{where}: {_explained(error)}") from None
     # Templates that were read before stay as they are; a file in a setting is read now.
     adapter = with_texts(config.adapter, "adapter", Path.cwd())
     target = config.target and with_texts(config.target, "target", Path.cwd())
@@ -94,11 +92,9 @@ def changed(config: RunConfig, settings: tuple[str, ...], where: str) -> RunConf
 
 def from_json(text: str | bytes, where: str = "the broker's config") -> RunConfig:
     """Read a resolved config; raises ConfigError naming `where` if this release cannot read it."""
-    try:
+    fault = f"{where} cannot be read by this release (was it written by another one?)"
+    with _faults_explained(fault):
         return RunConfig.model_validate_json(text)
-    except ValidationError as error:
-        fault = f"{where} cannot be read by this release (was it written by another one?)"
-        raise ConfigError(f"{fault}: {_explained(error)}") from None
 
 
 def _apply(document: dict[str, Any], setting: str) -> None:
@@ -129,18 +125,22 @@ def _apply(document: dict[str, Any], setting: str) -> None:
 def _validate(document: dict[str, Any], settings: tuple[str, ...], where: str) -> RunConfig:
     for setting in settings:
         _apply(document, setting)
-    try:
+    with _faults_explained(where):
         return RunConfig.model_validate(document, context=FROM_RUN_FILE)
+
+
+@contextmanager
+def _faults_explained(where: str) -> Iterator[None]:
+    """Raise ConfigError with a line for each fault that validation finds."""
+    try:
+        yield
     except ValidationError as error:
-        raise ConfigError(f"{where}: {_explained(error)}") from None
-
-
-def _explained(error: ValidationError) -> str:
-    lines = [
-        _explain(fault["loc"], fault["type"], fault["msg"], fault.get("input"))
-        for fault in error.errors()
-    ]
-    return f"{len(lines)} problem{'s' if len(lines) > 1 else ''}\n" + "\n".join(lines)
+        lines = [
+            _explain(fault["loc"], fault["type"], fault["msg"], fault.get("input"))
+            for fault in error.errors()
+        ]
+        count = f"{len(lines)} problem{'s' if len(lines) > 1 else ''}"
+        raise ConfigError("\n".join([f"{where}: {count}", *lines])) from None
 
 
 def _explain(loc: tuple[int | str, ...], kind: str, message: str, value: object) -> str:
@@ -202,11 +202,12 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
     if config.reward.is_own and data.answer_reading is None:
         # The function reads gold answers in its own way.
         data = data.model_copy(update={"answer_reading": "as_it_is"})
-    functions = {
-        key: user_function.resolve(key, function_ref, base)
-        for key in user_function.CALLS
-        if (function_ref := attrgetter(key)(config)) is not None
-    }
+    functions: dict[str, dict[str, str]] = defaultdict(dict)
+    for key in user_function.CALLS:
+        section, _, name = key.partition(".")
+        if (function_ref := attrgetter(key)(config)) is not None:
+            functions[section][name] = user_function.resolve(key, function_ref, base)
+    prm = _with_models(config.scorer.prm, "scorer.prm", base)
     target = config.target
     if target is not None:
         # Behind a chat endpoint the model is a name there, and nothing of it is read here.
@@ -217,11 +218,11 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
         "adapter": adviser(adapter, target),
         "target": target,
         "data": resolve(data, base),
-        "scorer": _with_process_model(config.scorer, base),
-        "implicit_reward": _with_reward_models(config.implicit_reward, base),
+        "scorer": config.scorer.model_copy(update={"prm": prm}),
+        "implicit_reward": _with_models(config.implicit_reward, "implicit_reward", base),
         "checkpoint": _with_upload(config.checkpoint, base),
-        "reward": _with_functions(config.reward, "reward", functions),
-        "algorithm": _with_functions(config.algorithm, "algorithm", functions),
+        "reward": config.reward.model_copy(update=functions["reward"]),
+        "algorithm": config.algorithm.model_copy(update=functions["algorithm"]),
     }
     return config.model_copy(update=resolved)
 
@@ -246,25 +247,14 @@ def _with_folder(model: AnyModel, section: str, base: Path) -> AnyModel:
     return with_texts(model.model_copy(update={"model": folder}), section, base)
 
 
-def _with_process_model(scorer: ScorerConfig, base: Path) -> ScorerConfig:
-    if scorer.prm is None:
-        return scorer
-    folder = _model_folder("scorer.prm.model", scorer.prm.model, base)
-    prm = scorer.prm.model_copy(update={"model": folder})
-    return scorer.model_copy(update={"prm": prm})
-
-
-def _with_reward_models(
-    reward: ImplicitRewardConfig | None, base: Path
-) -> ImplicitRewardConfig | None:
-    if reward is None:
-        return None
+def _with_models(section: AnySection | None, name: str, base: Path) -> AnySection | None:
+    """Return a section, if it is there, with the absolute paths of its models."""
     folders = {
-        key: _model_folder(f"implicit_reward.{key}", name, base)
+        key: _model_folder(f"{name}.{key}", model, base)
         for key in ("model", "reference_model")
-        if (name := getattr(reward, key)) is not None
+        if (model := getattr(section, key, None)) is not None
     }
-    return reward.model_copy(update=folders)
+    return section and section.model_copy(update=folders)
 
 
 def _with_upload(checkpoint: CheckpointConfig, base: Path) -> CheckpointConfig:
@@ -274,13 +264,3 @@ def _with_upload(checkpoint: CheckpointConfig, base: Path) -> CheckpointConfig:
         program = str((base / os.path.expanduser(upload[0])).resolve())
         upload = (program, *upload[1:])
     return checkpoint.model_copy(update={"upload": upload})
-
-
-def _with_functions(section: AnySection, name: str, functions: Mapping[str, str]) -> AnySection:
-    """Return a section with its resolved functions, by keys of the run file."""
-    of_section = {
-        key.removeprefix(f"{name}."): function_ref
-        for key, function_ref in functions.items()
-        if key.startswith(f"{name}.")
-    }
-    return section.model_copy(update=of_section)

@@ -187,14 +187,16 @@ def _plugged_in(plugin: Plugin) -> ObjectiveRecord:
     return load_plugin(plugin, ObjectiveRecord, "an ObjectiveRecord")
 
 
-def refusal_of_name(name: str) -> str:
-    """Return the sentence that refuses a name without a record."""
+def checked_objective(name: str) -> str:
+    """Return the name of an objective; ValueError for a name without a record."""
+    if objective_record(name) is not None:
+        return name
     added = ", ".join(
         f"{plugin.name} ({plugin.package})" for plugin in plugins("objectives").values()
     )
     nearest = difflib.get_close_matches(name, names("objectives", OBJECTIVES), n=1, cutoff=0.5)
     near = f"; did you mean {nearest[0]!r}?" if nearest else "."
-    return (
+    raise ValueError(
         f'"{name}" is no objective{near} The names are {", ".join(OBJECTIVES)}; names that '
         f"installed packages add: {added or 'none'}; a package that adds another one must be "
         f"installed on this host"

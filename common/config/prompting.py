@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationInfo
+from pydantic import Field
 
 from prefixrl.common.config.section import Section
 from prefixrl.common.errors import ConfigError, to_copy
@@ -44,13 +44,11 @@ class ModelConfig(Section):
     """Text around a question, for example worked examples before it, with {problem} in its place: a file (the newline
     at its end is left out), or the text itself. With a chat template it is the user turn, without one the prompt."""
 
-    def _check_templates(self, info: ValidationInfo) -> None:
+    def _check_templates(self) -> None:
         if self.chat_template is False:
-            for key in filter(
-                lambda each: self.is_given(each, info), ("system", "template_options")
-            ):
-                reason = "there is no chat template that could use it"
-                raise ValueError(self.no_effect(key, "chat_template = false", reason))
+            reason = "there is no chat template that could use it"
+            keys = ("system", "template_options")
+            self.refuse_given(keys, "chat_template = false", reason)
         for key in ("chat_template", "prompt_template"):
             self.refuse_if(
                 getattr(self, key) == "", key, "neither a file nor a template; leave it out"
@@ -78,8 +76,8 @@ class TargetConfig(ModelConfig):
         """True if the prefix stands in the question."""
         return self.placement == "advice"
 
-    def _check_bare(self, info: ValidationInfo) -> None:
-        if not self.has_advice and self.is_given("bare_template", info):
+    def _check_bare(self) -> None:
+        if not self.has_advice and self.is_given("bare_template"):
             reason = "the target continues the prefix"
             raise ValueError(self.no_effect("bare_template", 'placement = "answer"', reason))
 

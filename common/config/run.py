@@ -1,9 +1,9 @@
 """The config of a run: one tree, validated whole, the same for every daemon."""
 
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import Field, model_validator
 
 from prefixrl.common.config import section as bounds
 from prefixrl.common.config.algorithm import AlgorithmConfig, FilterConfig
@@ -14,11 +14,13 @@ from prefixrl.common.config.objectives import objective_record
 from prefixrl.common.config.prompting import AdapterConfig, ModelConfig, TargetConfig
 from prefixrl.common.config.section import (
     Fraction,
+    Identifier,
     Mode,
     NonNegative,
     Positive,
     PositiveFloat,
     Section,
+    Several,
 )
 from prefixrl.common.config.workers import launch as launch_sections
 from prefixrl.common.config.workers.sections import RolloutConfig, ScorerConfig
@@ -62,7 +64,7 @@ class BrokerConfig(Section):
     journal_segment_mib: PositiveFloat = 64.0
     """Size in MiB at which a file of the journal is closed and compressed. A restart reads the newest one or two."""
 
-    def _check_beats(self, info: ValidationInfo) -> None:
+    def _check_beats(self) -> None:
         self.refuse_if(
             self.silence_s < 3 * self.heartbeat_s,
             "silence_s heartbeat_s",
@@ -85,7 +87,7 @@ class CheckpointConfig(Section):
     """Number of checkpoints that stay besides: those whose version had the highest greedy accuracy on the held-out
     problems. Every version that `evaluation.every` has judged is then saved; the link `checkpoints/best` names the
     best."""
-    upload: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    upload: Several[str] = ()
     """Program and arguments of a command for every complete checkpoint, whose folder is its last argument. It runs on
     the learner's host while training goes on, and must bear to be repeated. Empty: none."""
     upload_s: PositiveFloat = 3600.0
@@ -116,7 +118,7 @@ class EvaluationConfig(Section):
     """Token limit of completions in evaluations. Absent: `scorer.max_new_tokens`."""
     problems: Positive | None = None
     """Most held-out problems used. Absent: all."""
-    fixed_prefixes: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    fixed_prefixes: Several[str] = ()
     """Candidates for the best fixed prefix, besides the most frequent sampled ones."""
     selection_problems: Positive = 128
     """Training problems used to choose the fixed prefix."""
@@ -135,9 +137,7 @@ class RewardConfig(ServerConfig):
     """`file.py:name` of (question, text, gold) -> reward in [0, 1], called instead of the verifier, or after it; or of
     -> a dict with `reward` and other numbers, which are logged as parts. A name alone: the function of an installed
     package."""
-    environment: Annotated[
-        tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], ...], Field(strict=False)
-    ] = ()
+    environment: Several[Identifier] = ()
     """Names of variables of the scorer's host that the function finds in its environment; else it has only PATH and
     its like."""
     weights: dict[str, float] = Field(default_factory=dict)
@@ -161,7 +161,7 @@ class RewardConfig(ServerConfig):
         """True where the verifier is not asked, or only by a function."""
         return self.function is not None or self.url is not None
 
-    def _check_keys(self, info: ValidationInfo) -> None:
+    def _check_keys(self) -> None:
         self.refuse_if(
             self.function and self.url,
             "function url",
@@ -172,9 +172,9 @@ class RewardConfig(ServerConfig):
             "weights",
             "there are no parts of a reward without function or url",
         )
-        for key in ("rows", "requests", "request_s", "patience_s", "key_variable"):
-            if self.url is None and self.is_given(key, info):
-                raise ValueError(self.no_effect(key, "url absent", "no server is asked"))
+        if self.url is None:
+            keys = ("rows", "requests", "request_s", "patience_s", "key_variable")
+            self.refuse_given(keys, "url absent", "no server is asked")
 
 
 class RunConfig(Section):
@@ -210,7 +210,7 @@ class RunConfig(Section):
     launch: launch_sections.LaunchConfig = launch_sections.LaunchConfig()
     slurm: launch_sections.SlurmConfig = launch_sections.SlurmConfig()
 
-    def _check_mode(self, info: ValidationInfo) -> None:
+    def _check_mode(self) -> None:
         self.refuse_if(
             (self.algorithm.iterations is None) == (self.data.epochs is None),
             "algorithm.iterations data.epochs",
@@ -236,21 +236,21 @@ class RunConfig(Section):
             f"{name}.{sentence}"
             for name, section in self
             if isinstance(section, Section)
-            for sentence in section.without_effect(section.ONLY_IN_MODE, "mode", self.mode, info)
+            for sentence in section.without_effect(section.ONLY_IN_MODE, "mode", self.mode)
         ]
         if useless:
             raise ValueError("\n  ".join(useless))
 
-    def _check_chat(self, info: ValidationInfo) -> None:
+    def _check_chat(self) -> None:
         if self.target is None or not self.scorer.is_chat:
             return
         for key in ("chat_template", "template_options"):
-            if self.target.is_given(key, info):
+            if self.target.is_given(key):
                 condition = 'scorer.openai.api = "chat"'
                 reason = "the endpoint makes the prompt from messages"
                 raise ValueError(f"target.{self.target.no_effect(key, condition, reason)}")
 
-    def _check_bitwise(self, info: ValidationInfo) -> None:
+    def _check_bitwise(self) -> None:
         if not self.bitwise:
             return
         batched = "its texts depend on what else is in the batch; leave one of them out"
@@ -269,24 +269,21 @@ class RunConfig(Section):
             "cached texts were computed beside other rows; leave one of them out",
         )
 
-    def _check_rewards(self, info: ValidationInfo) -> None:
+    def _check_rewards(self) -> None:
         self.refuse_if(
             self.checkpoint.keep_best and not self.evaluation.every,
             "checkpoint.keep_best evaluation.every",
             "no version is judged in training, so none is known to be the best; give "
             "evaluation.every, or leave keep_best out",
         )
-        self.refuse_if(
-            self.reward.function is not None and self.data.code != "none",
-            "reward.function data.code",
-            "the function judges every answer, so no program would be run; leave one of them out",
-        )
-        self.refuse_if(
-            self.reward.url is not None and self.data.code != "none",
-            "reward.url data.code",
-            "the server judges every answer, so no program would be run; leave one of them out",
-        )
-        rows = self.algorithm.groups_per_iteration * self.algorithm.samples_per_prompt
+        for key, judge in (("function", "function"), ("url", "server")):
+            self.refuse_if(
+                getattr(self.reward, key) is not None and self.data.code != "none",
+                f"reward.{key} data.code",
+                f"the {judge} judges every answer, so no program would be run; leave one of them "
+                f"out",
+            )
+        rows = self.algorithm.full_rows
         self.refuse_if(
             self.algorithm.minibatches > rows,
             "algorithm.minibatches algorithm.groups_per_iteration algorithm.samples_per_prompt",
@@ -308,7 +305,7 @@ class RunConfig(Section):
             return document
         return {**document, "implicit_reward": document.get("implicit_reward") or {}}
 
-    def _check_process_rewards(self, info: ValidationInfo) -> None:
+    def _check_process_rewards(self) -> None:
         settings = self.implicit_reward
         algorithm = self.algorithm
         prm = self.scorer.prm
@@ -336,11 +333,9 @@ class RunConfig(Section):
             "its scores would have no weight; leave [scorer.prm] out, or raise "
             "outcome_coefficient above 0",
         )
-        self._refuse_useless_discounts(settings, info)
+        self._refuse_useless_discounts(settings)
 
-    def _refuse_useless_discounts(
-        self, settings: ImplicitRewardConfig, info: ValidationInfo
-    ) -> None:
+    def _refuse_useless_discounts(self, settings: ImplicitRewardConfig) -> None:
         """Refuse keys of [implicit_reward] that the objective has no use for."""
         name = f'algorithm.name = "{self.algorithm.name}"'
         reasons: dict[str, str] = {}
@@ -352,12 +347,12 @@ class RunConfig(Section):
         sentences = [
             f"implicit_reward.{settings.no_effect(key, name, reason)}"
             for key, reason in reasons.items()
-            if settings.is_given(key, info)
+            if settings.is_given(key)
         ]
         if sentences:
             raise ValueError("\n  ".join(sentences))
 
-    def _check_waits(self, info: ValidationInfo) -> None:
+    def _check_waits(self) -> None:
         batch_timeout_s = self.learner.batch_timeout_s
         stall_s = self.broker.stall_s
         self.refuse_if(
@@ -367,33 +362,24 @@ class RunConfig(Section):
             "batch_timeout_s must exceed both",
         )
         # A wait inside a scorer must end before the broker or the learner gives up.
-        dead_scorer = (
-            "a scorer would count as dead before its request times out; request_s must be shorter"
-        )
-        if self.scorer.is_served:
+        for server, is_asked, words in (
+            (self.scorer.openai, self.scorer.is_served, "endpoint"),
+            (self.reward, self.reward.url, "server of rewards"),
+        ):
             self.refuse_if(
-                self.scorer.openai.request_s >= stall_s,
-                "scorer.openai.request_s broker.stall_s",
-                dead_scorer,
+                is_asked and server.request_s >= stall_s,
+                f"{server.NAME}.request_s broker.stall_s",
+                "a scorer would count as dead before its request times out; request_s must be "
+                "shorter",
             )
             self.refuse_if(
-                self.scorer.openai.patience_s >= batch_timeout_s,
-                "scorer.openai.patience_s learner.batch_timeout_s",
-                "the learner would end before scorers that wait for the endpoint; "
-                "batch_timeout_s must exceed it",
-            )
-        if self.reward.url:
-            self.refuse_if(
-                self.reward.request_s >= stall_s, "reward.request_s broker.stall_s", dead_scorer
-            )
-            self.refuse_if(
-                self.reward.patience_s >= batch_timeout_s,
-                "reward.patience_s learner.batch_timeout_s",
-                "the learner would end before scorers that wait for the server of rewards; "
-                "batch_timeout_s must exceed it",
+                is_asked and server.patience_s >= batch_timeout_s,
+                f"{server.NAME}.patience_s learner.batch_timeout_s",
+                f"the learner would end before scorers that wait for the {words}; "
+                f"batch_timeout_s must exceed it",
             )
 
-    def _check_matrices(self, info: ValidationInfo) -> None:
+    def _check_matrices(self) -> None:
         lora = self.learner.lora
         if lora is None:
             return
@@ -407,7 +393,7 @@ class RunConfig(Section):
         if objection and not self.rollout.is_automatic:
             raise ValueError(objection)
 
-    def _check_task_size(self, info: ValidationInfo) -> None:
+    def _check_task_size(self) -> None:
         rollout = self.rollout
         samples = self.algorithm.samples_per_prompt
         continuations = self.scorer.continuations
@@ -425,7 +411,7 @@ class RunConfig(Section):
             f"{MOST_TASK_BYTES / 2**20:.0f}; lower groups_per_task",
         )
 
-    def _check_devices(self, info: ValidationInfo) -> None:
+    def _check_devices(self) -> None:
         launch = self.launch
         devices = launch.devices
         for role, gpus_of_processes, count in (
@@ -489,11 +475,8 @@ class RunConfig(Section):
 
     def model_of(self, role: Literal["rollout", "scorer"]) -> str:
         """Return the model a worker loads; in direct mode a scorer reads only its tokenizer."""
-        return (
-            self.adapter.start
-            if self.model_section(role) is self.adapter
-            else self.model_section(role).model
-        )
+        section = self.model_section(role)
+        return section.start if isinstance(section, AdapterConfig) else section.model
 
     def loads_model(self, role: str) -> bool:
         """Return True if a worker has an engine with weights, a process reward model apart."""
@@ -508,15 +491,10 @@ class RunConfig(Section):
 
     def verifier_children(self, cores: int = 1024) -> int:
         """Return the children of a scorer's verifier on so many cores; the default is a host with enough."""
-        algorithm = self.algorithm
         free = cores - self.own_cores("scorer")
-        rows = (
-            algorithm.groups_per_iteration
-            * algorithm.samples_per_prompt
-            * self.scorer.continuations
-        )
+        texts = self.algorithm.full_rows * self.scorer.continuations
         return self.scorer.verifier_children or max(
-            1, min(math.ceil(rows / self.launch.scorers / 64), free, 4)
+            1, min(math.ceil(texts / self.launch.scorers / 64), free, 4)
         )
 
     def gpus_of(self, role: str) -> int:
@@ -549,7 +527,4 @@ class RunConfig(Section):
             self.groups_in_all(problems) - (iterations - 1) * algorithm.groups_per_iteration
         )
         last = algorithm.minibatches_of(last_groups * algorithm.samples_per_prompt)
-        full = algorithm.minibatches_of(
-            algorithm.groups_per_iteration * algorithm.samples_per_prompt
-        )
-        return algorithm.ppo_epochs * ((iterations - 1) * full + last)
+        return algorithm.ppo_epochs * ((iterations - 1) * algorithm.minibatches + last)

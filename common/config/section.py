@@ -2,9 +2,10 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from functools import reduce
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
@@ -18,9 +19,15 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 AboveOne = Annotated[float, Field(gt=1, allow_inf_nan=False)]
 
+Item = TypeVar("Item")
+Several = Annotated[tuple[Item, ...], Field(strict=False)]
+"""A list of the run file."""
+Identifier = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 OrOff = BeforeValidator(lambda value: None if value == "off" else value)
 """For a key that is on by default: "off" stands for None, since TOML has no word for it."""
 
+_is_run_file = ContextVar("is_run_file", default=False)
+"""True while the section that is checked is a part of a user's run file."""
 FROM_RUN_FILE = {"is_run_file": True}
 """Validation context of a user's run file: keys without effect are refused there even at their default values. A
 resolved config, which names every key, is validated without it."""
@@ -43,56 +50,58 @@ class Section(BaseModel):
     @model_validator(mode="after")
     def _checked(self, info: ValidationInfo) -> Self:
         """Call every `_check_...` of a section, those of its base first; each raises ValueError for what it refuses."""
+        _is_run_file.set(bool(info.context))
         for kind in (each for each in reversed(type(self).__mro__) if issubclass(each, Section)):
             for check in (each for name, each in vars(kind).items() if name.startswith("_check_")):
-                check(self, info)
+                check(self)
         return self
 
-    def is_given(self, key: str, info: ValidationInfo) -> bool:
+    def is_given(self, key: str) -> bool:
         """Return True if the user set a key; in a resolved config, if it is not at its default."""
-        if info.context:
+        if _is_run_file.get():
             return key in self.model_fields_set
         return bool(getattr(self, key) != type(self).model_fields[key].get_default())
 
-    def refuse_without_effect(self, tables: Mapping[str, OnlyWith], info: ValidationInfo) -> None:
+    def refuse_given(self, keys: Iterable[str], condition: str, reason: str) -> None:
+        """Raise ValueError for the first given key of these, which have no effect under a condition."""
+        for key in keys:
+            if self.is_given(key):
+                raise ValueError(self.no_effect(key, condition, reason))
+
+    def refuse_without_effect(self, tables: Mapping[str, OnlyWith]) -> None:
         """Raise ValueError naming each key without effect, by tables of controlling keys."""
         sentences = [
             sentence
             for control, table in tables.items()
-            for sentence in self.without_effect(table, control, getattr(self, control), info)
+            for sentence in self.without_effect(table, control, getattr(self, control))
         ]
         if sentences:
             raise ValueError("\n    ".join(sentences))
 
-    def without_effect(
-        self, table: OnlyWith, control: str, value: object, info: ValidationInfo
-    ) -> list[str]:
+    def without_effect(self, table: OnlyWith, control: str, value: object) -> list[str]:
         """Return a sentence for every given key of `table` without effect while `control = value`."""
         return [
             f"{self.no_effect(key, assigned(control, value), reason)}, or use {control} = "
             f"{' or '.join(map(toml, values))}"
             for key, (values, reason) in table.items()
-            if value not in values and self.is_given(key, info)
+            if value not in values and self.is_given(key)
         ]
 
     def no_effect(self, key: str, condition: str, reason: str) -> str:
         """Return the sentence that refuses one key."""
         return f"{assigned(key, getattr(self, key))} has no effect with {condition}: {reason}; leave {key} out"
 
-    def conflict(self, keys: str, reason: str) -> ValueError:
-        """Return the refusal of keys that do not go together, or of a key at its value.
+    def refuse_if(self, is_refused: object, keys: str, reason: str) -> None:
+        """Raise ValueError for keys that do not go together, or for a key at its value, if the condition holds.
 
         Args:
+            is_refused: the condition.
             keys: their names from this section on, with a space between two.
             reason: why they are refused, and the remedy.
         """
-        values = [assigned(key, reduce(getattr, key.split("."), self)) for key in keys.split()]
-        return ValueError(f"{' with '.join(values)}: {reason}")
-
-    def refuse_if(self, is_refused: object, keys: str, reason: str) -> None:
-        """Raise the conflict of these keys if the condition holds."""
         if is_refused:
-            raise self.conflict(keys, reason)
+            values = [assigned(key, reduce(getattr, key.split("."), self)) for key in keys.split()]
+            raise ValueError(f"{' with '.join(values)}: {reason}")
 
 
 def assigned(key: str, value: object) -> str:

@@ -13,9 +13,16 @@ from numpy.typing import NDArray
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.workers.simulated import SimulatedConfig
-from prefixrl.common.engines.interface import base
+from prefixrl.common.engines.interface.base import (
+    AdapterEngine,
+    Continuation,
+    Job,
+    JobResult,
+    OpenJob,
+    room_of,
+    spans_of,
+)
 from prefixrl.common.weights.snapshot import Snapshot, manifest_of
-from prefixrl.common.wire.messages.weights import EngineChecksum
 from prefixrl.common.wire.packing import ProbeRow
 
 if TYPE_CHECKING:
@@ -41,12 +48,12 @@ class _Row:
 
 
 class _Waiting(NamedTuple):
-    entry: base.OpenJob
+    entry: OpenJob
     number: int
     submitted_s: float
 
 
-class SimulatedEngine(base.AdapterEngine):
+class SimulatedEngine(AdapterEngine):
     """Engine whose rows take a declared time; a scorer's rows return their script."""
 
     name = "simulated"
@@ -55,10 +62,9 @@ class SimulatedEngine(base.AdapterEngine):
     def __init__(self, role: str, config: SimulatedConfig, rows_per_job: int = 1) -> None:
         super().__init__()
         self.seats = config.seats or TASKS * rows_per_job
-        self.room = base.room_of(self.seats)
+        self.room = room_of(self.seats)
         self._role = role
         self._version = 0
-        self._digest = ""
         self._mean_s = config.prefix_s if role == "rollout" else config.completion_s
         self._sigma = config.completion_sigma if role == "scorer" else 0.0
         self._most_s = config.completion_limit_s or math.inf if role == "scorer" else math.inf
@@ -75,10 +81,10 @@ class SimulatedEngine(base.AdapterEngine):
             max(0.0, min(now_s, row.ends_s) - row.started_s) for row in self._seated
         )
 
-    def submit(self, job: base.Job) -> None:
+    def submit(self, job: Job) -> None:
         """Queue the rows of a job; each starts when a seat is free."""
         now_s = time.monotonic()
-        entry = self._open[job.key] = base.OpenJob(job, len(job.rows))
+        entry = self._open[job.key] = OpenJob(job, len(job.rows))
         self._queue.extend(_Waiting(entry, index, now_s) for index in range(len(job.rows)))
         while self._queue and len(self._seated) < self.seats:
             self._seat(now_s)
@@ -100,7 +106,7 @@ class SimulatedEngine(base.AdapterEngine):
             self._seated, _Row(started_s + lasts_s, entry.job.key, index, started_s, versions)
         )
 
-    def step(self, timeout_s: float) -> list[base.JobResult]:
+    def step(self, timeout_s: float) -> list[JobResult]:
         """Wait for the next row to end, at most `timeout_s`; return the jobs that finished."""
         if not self._seated:
             return []
@@ -108,7 +114,7 @@ class SimulatedEngine(base.AdapterEngine):
         if wait_s > 0:
             time.sleep(wait_s)
         self.progress += 1
-        results = list[base.JobResult]()
+        results = list[JobResult]()
         now_s = time.monotonic()
         while self._seated and self._seated[0].ends_s <= now_s:
             ended = heapq.heappop(self._seated)
@@ -121,15 +127,15 @@ class SimulatedEngine(base.AdapterEngine):
             )
         return results
 
-    def _written(self, job: base.Job, row: _Row) -> base.Continuation:
+    def _written(self, job: Job, row: _Row) -> Continuation:
         text = row.versions
-        spans = base.spans_of(row.versions.tolist())
+        spans = spans_of(row.versions.tolist())
         if self._role == "scorer":
             assert job.script is not None, "a simulated target returns the script of its job"
             text = job.script[row.index]
             spans = ()
         self.tokens += text.size
-        return base.Continuation(text, np.full(text.size, -1.0, dtype=np.float32), "eos", spans)
+        return Continuation(text, np.full(text.size, -1.0, dtype=np.float32), "eos", spans)
 
     def install(self, snapshot: Snapshot) -> None:
         """Keep the weights; running rows write the rest of their tokens with the new version."""
@@ -167,10 +173,6 @@ class SimulatedEngine(base.AdapterEngine):
     def score(self, rows: Sequence[ProbeRow]) -> NDArray[np.float32]:
         """Return zeros: a run with simulated rollouts publishes zero probes."""
         return np.zeros(sum(scored.size for _, scored in rows), dtype=np.float32)
-
-    def checksum(self) -> EngineChecksum:
-        """Return the digest of the weights, which stand in memory as they are published."""
-        return base.own_checksum(self.digest(), self._digest)
 
 
 def load_simulated(model: str, role: str, config: RunConfig) -> SimulatedEngine:

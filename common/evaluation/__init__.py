@@ -2,4 +2,5 @@
 
 plans.py      plans, results and answers of `prefixrl eval` and `prefixrl generate`
 accuracy.py   judged rows, the figures of one arm, the difference of two; pure
+grouping.py   values by key; pure
 """

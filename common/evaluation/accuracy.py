@@ -11,13 +11,13 @@ rows have the same vote.
 
 import math
 import statistics
-from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
 import numpy as np
 
+from prefixrl.common.evaluation.grouping import grouped
 from prefixrl.common.wire.verdicts import Aggregate, aggregated
 
 Z_975 = 1.959964
@@ -26,6 +26,8 @@ RESAMPLES_AT_ONCE = 100
 AGGREGATES: tuple[Aggregate, ...] = ("last", "min", "product")
 CHOICES = tuple(f"prm_{how}_{by}" for by in ("max", "vote") for how in AGGREGATES)
 
+Ends = tuple[float, float]
+"""The ends of an interval."""
 Interval = Literal["wilson", "bootstrap"]
 """wilson: for a fraction of problems, each answered once, right or wrong. bootstrap: for a mean over problems."""
 
@@ -64,7 +66,7 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
 
     accuracy: float
     """With one answer per problem pass@1, with several avg@n."""
-    ci95: tuple[float, float]
+    ci95: Ends
     interval: Interval
     """Kind of `ci95`."""
     problems: int
@@ -86,10 +88,10 @@ class Point(msgspec.Struct, frozen=True):
 
     version: int
     accuracy: float
-    ci95: tuple[float, float]
+    ci95: Ends
 
 
-def wilson(right: float, count: int) -> tuple[float, float]:
+def wilson(right: float, count: int) -> Ends:
     """Return Wilson's 95% score interval for a proportion (Wilson 1927)."""
     from scipy.stats import binomtest
 
@@ -101,15 +103,15 @@ def wilson(right: float, count: int) -> tuple[float, float]:
     return float(low.low), float(high.high)
 
 
-def bootstrap(means: Sequence[float]) -> tuple[float, float]:
+def bootstrap(means: Sequence[float]) -> Ends:
     """Return the 95% bootstrap interval of the mean of rewards in [0, 1]."""
     # Without spread, Wilson's interval is wider than any that such rewards can need.
-    return (
-        wilson(sum(means), len(means)) if min(means) == max(means) else percentile_interval(means)
-    )
+    if min(means) == max(means):
+        return wilson(sum(means), len(means))
+    return percentile_interval(means)
 
 
-def percentile_interval(values: Sequence[float]) -> tuple[float, float]:
+def percentile_interval(values: Sequence[float]) -> Ends:
     """Return the 95% percentile interval of the mean, from `RESAMPLES` draws (Efron 1979)."""
     from scipy.stats import bootstrap as resample
 
@@ -132,17 +134,13 @@ def pass_at(right: int, count: int, k: int) -> float:
 
 def majority_reward(rows: Sequence[EvaluatedRow]) -> float:
     """Return the reward of the most frequent answer, the earliest of several; 0 without any."""
-    votes = Counter(row.ballot for row in rows if row.ballot)
-    winners = [winner for winner, _ in votes.most_common(1)]
-    return next((row.reward for row in rows if row.ballot in winners), 0.0)
+    rewards = grouped((row.ballot, row.reward) for row in rows if row.ballot)
+    return max(rewards.values(), key=len, default=[0.0])[0]
 
 
 def means_by_problem(rows: Sequence[EvaluatedRow]) -> dict[str, float]:
     """Return the mean reward of each problem's judged answers."""
-    rewards: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        if row.status != "error":
-            rewards[row.prompt_id].append(row.reward)
+    rewards = grouped((row.prompt_id, row.reward) for row in rows if row.status != "error")
     return {name: statistics.fmean(values) for name, values in rewards.items()}
 
 
@@ -151,14 +149,10 @@ def accuracy(rows: Sequence[EvaluatedRow]) -> Accuracy | None:
     judged = [row for row in rows if row.status != "error"]
     if not judged:
         return None
-    problems: dict[str, list[EvaluatedRow]] = defaultdict(list)
-    for row in judged:
-        problems[row.prompt_id].append(row)
+    problems = list(grouped((row.prompt_id, row) for row in judged).values())
     means = list(means_by_problem(judged).values())
-    families: dict[str, list[float]] = defaultdict(list)
-    for answers, mean in zip(problems.values(), means, strict=True):
-        families[answers[0].family].append(mean)
-    samples = max(len(each) for each in problems.values())
+    families = grouped(zip((rows[0].family for rows in problems), means, strict=True))
+    samples = max(map(len, problems))
     is_binary = all(row.reward in (0.0, 1.0) for row in judged)
     is_share = is_binary and samples == 1
     return Accuracy(
@@ -169,9 +163,9 @@ def accuracy(rows: Sequence[EvaluatedRow]) -> Accuracy | None:
         by_family={name: statistics.fmean(each) for name, each in sorted(families.items()) if name},
         truncated_fraction=sum(row.finish == "length" for row in judged) / len(judged),
         samples=samples,
-        majority=statistics.fmean(map(majority_reward, problems.values())) if samples > 1 else None,
-        pass_at=_pass_at(list(problems.values())) if is_binary and samples > 1 else {},
-        chosen=_chosen(list(problems.values())) if samples > 1 else {},
+        majority=statistics.fmean(map(majority_reward, problems)) if samples > 1 else None,
+        pass_at=_pass_at(problems) if is_binary and samples > 1 else {},
+        chosen=_chosen(problems) if samples > 1 else {},
     )
 
 
@@ -185,7 +179,7 @@ def _chosen(problems: Sequence[Sequence[EvaluatedRow]]) -> dict[str, float]:
 
 def _pass_at(problems: Sequence[Sequence[EvaluatedRow]]) -> dict[str, float]:
     """Return pass@k for k = 1, 2, 4, ... up to the fewest answers of a problem, that included."""
-    fewest = min(len(each) for each in problems)
+    fewest = min(map(len, problems))
     counts = [(sum(row.reward == 1.0 for row in each), len(each)) for each in problems]
     return {
         str(k): statistics.fmean(pass_at(right, count, k) for right, count in counts)
@@ -193,7 +187,7 @@ def _pass_at(problems: Sequence[Sequence[EvaluatedRow]]) -> dict[str, float]:
     }
 
 
-def over_runs(accuracies: Sequence[float]) -> tuple[float, tuple[float, float]]:
+def over_runs(accuracies: Sequence[float]) -> tuple[float, Ends]:
     """Return mean and Student's 95% interval over two or more runs that differ in their seed."""
     from scipy.stats import t
 
@@ -216,25 +210,20 @@ def chosen_rewards(rows: Sequence[EvaluatedRow]) -> dict[str, float]:
     for how in AGGREGATES:
         scores = [aggregated(row.scores or (), how) for row in answered]
         best = max(range(len(answered)), key=scores.__getitem__)
-        winner = _most_voted([row.ballot for row in answered], scores)
+        # The ballot with the highest sum of scores, the earliest of several.
+        parts = grouped(zip((row.ballot for row in answered), scores, strict=True))
+        sums = {ballot: math.fsum(values) for ballot, values in parts.items()}
+        winner = max(sums, key=sums.__getitem__)
         rewards[f"prm_{how}_max"] = answered[best].reward
         rewards[f"prm_{how}_vote"] = next(row.reward for row in answered if row.ballot == winner)
     return rewards
-
-
-def _most_voted(ballots: Sequence[str], scores: Sequence[float]) -> str:
-    """Return the ballot with the highest sum of scores, the earliest of several."""
-    parts: dict[str, list[float]] = defaultdict(list)
-    for ballot, score in zip(ballots, scores, strict=True):
-        parts[ballot].append(score)
-    return max(parts, key=lambda ballot: math.fsum(parts[ballot]))
 
 
 class Difference(msgspec.Struct, frozen=True):
     """Mean rewards of one arm less those of another, over the problems that both have."""
 
     mean: float
-    ci95: tuple[float, float]
+    ci95: Ends
     better: int
     """Problems on which the first arm has the higher mean reward."""
     worse: int
@@ -268,7 +257,7 @@ def difference(first: Mapping[str, float], second: Mapping[str, float]) -> Diffe
     )
 
 
-def agresti_min(better: int, worse: int, problems: int) -> tuple[float, float]:
+def agresti_min(better: int, worse: int, problems: int) -> Ends:
     """Return the 95% interval: Wald's, with half a problem more in each of the four cells."""
     gap = better - worse
     total = problems + 2

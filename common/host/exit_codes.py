@@ -23,15 +23,19 @@ def exit_codes() -> Iterator[None]:
     try:
         yield
     except PrefixRLError as error:
-        sys.stderr.write(printable(f"error: {error}\n" if error.is_fault else f"{error}\n"))
-        sys.stderr.flush()
-        raise SystemExit(error.exit_code) from None
+        words = f"error: {error}" if error.is_fault else str(error)
+        code = error.exit_code
     except OSError as error:
-        said = f"the disk is full: {error}; make room there and start again"
-        if not is_full(error):
-            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM) or not error.filename:
-                raise
-            said = f"{error.filename} may not be written or read: {error.strerror}; choose another place, or allow it"
-        sys.stderr.write(printable(f"error: {said}\n"))
-        sys.stderr.flush()
-        raise SystemExit(UserError.exit_code) from None
+        code = UserError.exit_code
+        if is_full(error):
+            words = f"error: the disk is full: {error}; make room there and start again"
+        elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and error.filename:
+            place = f"error: {error.filename} may not be written or read: {error.strerror}"
+            words = f"{place}; choose another place, or allow it"
+        else:
+            raise
+    else:
+        return
+    sys.stderr.write(printable(f"{words}\n"))
+    sys.stderr.flush()
+    raise SystemExit(code)

@@ -1,6 +1,7 @@
 """Folders of models and datasets on this host: the folder given, or a hub snapshot."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,7 @@ def model_folder(model: str, needs_weights: bool = True) -> str:
     remedy = (
         "give a local folder, or fetch it where there is a network (`hf download`); a gated model"
     )
-    return _fetched(
-        fault, remedy, model, allow_patterns=list(FILES if needs_weights else TOKENIZER_FILES)
-    )
+    return _fetched(fault, remedy, model, FILES if needs_weights else TOKENIZER_FILES)
 
 
 def cached_file(model: str, name: str) -> Path | None:
@@ -48,20 +47,15 @@ def dataset_folder(dataset: str) -> str:
         f"fetch it where there is a network ({to_copy('hf download --repo-type dataset', name)}) and give the folder "
         'instead of the name (that of a problem set as [data.paths] NAME = "FOLDER"); a gated dataset'
     )
-    options = {
-        "repo_type": "dataset",
-        "revision": revision or None,
-        "allow_patterns": list(DATA_FILES),
-    }
-    return _fetched(fault, remedy, name, **options)
+    return _fetched(fault, remedy, name, DATA_FILES, repo_type="dataset", revision=revision or None)
 
 
-def _fetched(fault: str, remedy: str, name: str, **options: Any) -> str:
+def _fetched(fault: str, remedy: str, name: str, patterns: Sequence[str], **options: Any) -> str:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        return str(snapshot_download(name, **options))
+        return str(snapshot_download(name, allow_patterns=list(patterns), **options))
     except (OSError, ValueError, HfHubHTTPError) as error:
         reason = str(error).strip().split("\n")[0]
         raise DataError(f"{fault}: {reason}\n{remedy} needs HF_TOKEN in the environment") from error

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextvars import ContextVar
 
@@ -27,7 +28,7 @@ class LineBudget(logging.Filter):
         self._clock = clock
         self._left: dict[object, tuple[float, float]] = {}
         """By kind or peer, the lines left at a time."""
-        self._left_out: dict[str, int] = {}
+        self._left_out = Counter[str]()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True for a line that is written."""
@@ -36,7 +37,7 @@ class LineBudget(logging.Filter):
         peer = CAUSE.get()
         has_room = not peer or self._spend_line(peer, PER_PEER, PER_PEER_S, now_s)
         if not has_room or not self._spend_line(kind, PER_KIND, PER_KIND_S, now_s):
-            self._left_out[kind] = self._left_out.get(kind, 0) + 1
+            self._left_out[kind] += 1
             return False
         text = record.getMessage()
         if left_out := self._left_out.pop(kind, 0):

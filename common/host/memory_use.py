@@ -16,15 +16,13 @@ def memory_now() -> MemoryUse | None:
         lines = ROLLUP.read_text(encoding="ascii").splitlines()[1:]
     except OSError:
         return None  # no such file, no right to read it, no descriptor left: no process is to end for a figure
-    size_bytes = {
-        name: 1024 * int(rest.split()[0])
-        for name, _, rest in (line.partition(":") for line in lines)
-    }
-    if not size_bytes:
+    kib = {words[0]: int(words[1]) for words in map(str.split, lines)}
+    if not kib:
         return None
-    own_bytes = size_bytes["Private_Clean"] + size_bytes["Private_Dirty"]
     return MemoryUse(
-        resident_bytes=size_bytes["Rss"], own_bytes=own_bytes, share_bytes=size_bytes["Pss"]
+        resident_bytes=1024 * kib["Rss:"],
+        own_bytes=1024 * (kib["Private_Clean:"] + kib["Private_Dirty:"]),
+        share_bytes=1024 * kib["Pss:"],
     )
 
 
@@ -57,16 +55,12 @@ def _free_in_groups(top: Path, path: str, limit: str, usage: str, prefix: str) -
                 int((folder / name).read_text(encoding="ascii")) for name in (limit, usage)
             )
             pages = _numbers(folder / "memory.stat")
-            yield (
-                most
-                - used
-                + pages.get(f"{prefix}inactive_file", 0)
-                + pages.get(f"{prefix}active_file", 0)
-            )
+            kinds = (f"{prefix}inactive_file", f"{prefix}active_file")
+            yield most - used + sum(pages.get(kind, 0) for kind in kinds)
         if folder == top:
             return
 
 
 def _numbers(file: Path) -> dict[str, int]:
-    lines = (line.split() for line in file.read_text(encoding="ascii").splitlines())
-    return {words[0]: int(words[1]) for words in lines}
+    lines = file.read_text(encoding="ascii").splitlines()
+    return {words[0]: int(words[1]) for words in map(str.split, lines)}

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +27,8 @@ def gpus_here() -> tuple[str, ...]:
     """Return this machine's GPUs as CUDA names them, as far as this process may see them."""
     visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible_devices is not None:  # -1, and SLURM's NoDevFiles, are no GPU
-        return tuple(
-            each.strip()
-            for each in visible_devices.split(",")
-            if each.strip() not in ("", "-1", "NoDevFiles")
-        )
+        names = map(str.strip, visible_devices.split(","))
+        return tuple(name for name in names if name not in ("", "-1", "NoDevFiles"))
     listing = ""
     with suppress(OSError, subprocess.TimeoutExpired):
         listing = subprocess.run(
@@ -57,14 +54,11 @@ class Process:
 def processes_of(config: RunConfig, with_learner: bool = True) -> list[Process]:
     """Return the processes of a run on one machine, the learner's ranks as one."""
     launch = config.launch
-    devices = config.launch.devices
+    devices = launch.devices
+    learner_gpus = launch.learner_ranks * config.gpus_of("learner")
     processes = []
     if with_learner:
-        processes.append(
-            Process(
-                LEARNER, launch.learner_ranks * config.gpus_of("learner"), devices.learner or None
-            )
-        )
+        processes.append(Process(LEARNER, learner_gpus, devices.learner or None))
     for role, count, chosen in (
         ("rollout", launch.rollouts, devices.rollout),
         ("scorer", launch.scorers, devices.scorer),
@@ -95,44 +89,39 @@ def place(processes: Sequence[Process], gpu_count: int) -> Placement:
             )
     is_enough = sum(process.gpus for process in processes) <= gpu_count
     # GPUs that the run file names are taken first, so that the others go around them.
-    used: Counter[int] = Counter(dict.fromkeys(range(gpu_count), 0))
+    used = Counter(dict.fromkeys(range(gpu_count), 0))
     for process in processes:
         used.update(process.chosen_gpus or ())
     placed: Placement = {}
     guests = 0
     for process in processes:
         host = placed.get(LEARNER, ())
-        if process.chosen_gpus is not None:
-            placed[process.name] = process.chosen_gpus
-            continue
-        # A guest shares a GPU of the learner only where there are too few for all.
-        if process.is_guest and host and not is_enough:
-            chosen: tuple[int, ...] = (host[guests % len(host)],)
-            guests += 1
-        else:
-            chosen = tuple(sorted(sorted(used, key=lambda gpu: (used[gpu], gpu))[: process.gpus]))
-        used.update(chosen)
+        chosen = process.chosen_gpus
+        if chosen is None:
+            # A guest shares a GPU of the learner only where there are too few for all.
+            if process.is_guest and host and not is_enough:
+                chosen = (host[guests % len(host)],)
+                guests += 1
+            else:
+                least_used = sorted(used, key=lambda gpu: (used[gpu], gpu))
+                chosen = tuple(sorted(least_used[: process.gpus]))
+            used.update(chosen)
         placed[process.name] = chosen
     return placed
 
 
-def neighbours(placed: Mapping[str, tuple[int, ...]]) -> dict[int, list[str]]:
+def neighbours(placed: Placement) -> dict[int, list[str]]:
     """Return the processes of each GPU that has any."""
-    by_gpu: dict[int, list[str]] = {}
-    for name, gpus in placed.items():
-        for gpu in gpus:
-            by_gpu.setdefault(gpu, []).append(name)
-    return dict(sorted(by_gpu.items()))
+    gpus = sorted(set().union(*placed.values()))
+    return {gpu: [name for name, chosen in placed.items() if gpu in chosen] for gpu in gpus}
 
 
-def described(placed: Mapping[str, tuple[int, ...]]) -> str:
+def described(placed: Placement) -> str:
     """Return one sentence for a person."""
     return "; ".join(f"GPU {gpu}: {', '.join(names)}" for gpu, names in neighbours(placed).items())
 
 
-def visible(
-    placed: Mapping[str, tuple[int, ...]], gpus: Sequence[str], name: str
-) -> dict[str, str]:
+def visible(placed: Placement, gpus: Sequence[str], name: str) -> dict[str, str]:
     """Return the environment that shows a process its GPUs; the learner's has the placement, too."""
     if not gpus:
         return {}
@@ -140,7 +129,7 @@ def visible(
     return environment | ({VARIABLE: written(placed)} if name == LEARNER else {})
 
 
-def written(placed: Mapping[str, tuple[int, ...]]) -> str:
+def written(placed: Placement) -> str:
     """Return a placement as one argument of a command."""
     return ";".join(f"{name}={','.join(map(str, gpus))}" for name, gpus in placed.items())
 

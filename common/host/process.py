@@ -118,9 +118,7 @@ def allow_many_files() -> None:
             f"a process may have {hard} files open here (ulimit -Hn); this one needs {LEAST_FILES} and one for each "
             f"connection: raise the limit (4096, for example)"
         )
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE, (min(MOST_FILES, hard) if soft < MOST_FILES else soft, hard)
-    )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(MOST_FILES, hard)), hard))
 
 
 def is_gone(host: str, pid: int) -> bool:
@@ -159,12 +157,11 @@ def handle_stops(
             os.close(nowhere)
         handler(number, frame)
 
-    heard = [
-        each
-        for each in numbers
-        if each != signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN
-    ]
-    return {number: signal.signal(number, handle) for number in heard}
+    return {
+        number: signal.signal(number, handle)
+        for number in numbers
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+    }
 
 
 class AskedToStop(BaseException):
@@ -305,11 +302,11 @@ def own(directory: Path) -> TextIO:
     return lock
 
 
-def write_atomically(path: Path, content: str) -> None:
-    """Replace a text file at once: a reader, even after a power cut, sees old or new content."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace a file at once: a reader, even after a power cut, sees old or new content."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(content, encoding="utf-8")
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
         # Without it a name may reach the disk before its content.
         sync(temporary)
         temporary.replace(path)

@@ -17,12 +17,13 @@ def start_line(device: str, *facts: str) -> str:
     resident = (
         f"{memory.resident_bytes / GIB:.2f} GiB resident" if memory else "its memory is not known"
     )
+    known_facts = filter(None, facts)
     if torch is None:
-        return "; ".join(("no device: torch is not loaded", *filter(None, facts), resident))
+        return "; ".join(("no device: torch is not loaded", *known_facts, resident))
     build = f"torch {torch.__version__}"
     if device == "cpu" or not torch.cuda.is_available():
         cpu = f"cpu ({torch.backends.cpu.get_cpu_capability()}), {torch.get_num_threads()} threads"
-        return "; ".join((cpu, build, *filter(None, facts), resident))
+        return "; ".join((cpu, build, *known_facts, resident))
     # Late: it imports torch.
     from prefixrl.common.host.cuda import driver
 
@@ -30,7 +31,5 @@ def start_line(device: str, *facts: str) -> str:
     allocated = torch.cuda.memory_allocated(index) / GIB
     reserved = torch.cuda.memory_reserved(index) / GIB
     memory_words = f"{allocated:.2f} GiB allocated, {reserved:.2f} reserved on it; {resident}"
-    where = f"{index}, {torch.cuda.get_device_name(index)}", f"driver: {driver()}"
-    return "; ".join(
-        (*where, f"{build}, CUDA {torch.version.cuda}", *filter(None, facts), memory_words)
-    )
+    where = f"{index}, {torch.cuda.get_device_name(index)}; driver: {driver()}"
+    return "; ".join((where, f"{build}, CUDA {torch.version.cuda}", *known_facts, memory_words))

@@ -8,11 +8,9 @@ def rendered(package: str, name: str, **values: object) -> str:
     # Late: most commands render nothing.
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-    folder = files(package)
-    loader = FunctionLoader(lambda name: (folder / name).read_text(encoding="utf-8"))
     # A template is a text file, no web page: nothing is escaped.
     environment = Environment(
-        loader=loader,
+        loader=FunctionLoader(lambda name: (files(package) / name).read_text(encoding="utf-8")),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -13,7 +13,11 @@ MOST_CAUSES, OTHERS = 64, "other causes"
 """Number of causes counted one by one; later causes, which workers word, are counted together."""
 
 
-class RunHeader(msgspec.Struct, frozen=True, tag=True):
+class Tagged(msgspec.Struct, frozen=True, tag=True):
+    """A record; its tag is its class name."""
+
+
+class RunHeader(Tagged, frozen=True):
     """First record: the identity of the run."""
 
     run_id: str
@@ -22,13 +26,13 @@ class RunHeader(msgspec.Struct, frozen=True, tag=True):
     """Secret key of `broker/workers/task_names.py`: it signs tasks, also those of an earlier broker."""
 
 
-class VersionPublished(msgspec.Struct, frozen=True, tag=True):
+class VersionPublished(Tagged, frozen=True):
     """A version and its digest, which may be another one after a resume."""
 
     note: WeightsNote
 
 
-class GroupIssued(msgspec.Struct, frozen=True, tag=True):
+class GroupIssued(Tagged, frozen=True):
     """A group was created; `prompt` is its prompt_index, of a requeued group its first one."""
 
     seq: int
@@ -36,20 +40,20 @@ class GroupIssued(msgspec.Struct, frozen=True, tag=True):
     requeues: int
 
 
-class GroupScored(msgspec.Struct, frozen=True, tag=True):
+class GroupScored(Tagged, frozen=True):
     """A complete result was accepted."""
 
     group: ScoredGroup
 
 
-class BatchFormed(msgspec.Struct, frozen=True, tag=True):
+class BatchFormed(Tagged, frozen=True):
     """An iteration's groups, in training order."""
 
     iteration: int
     seqs: tuple[int, ...]
 
 
-class GroupEnded(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class GroupEnded(Tagged, frozen=True, kw_only=True):
     """A group ended untrained. `requeued`: its prompt will be issued again as a new group."""
 
     seq: int
@@ -154,7 +158,7 @@ class LedgerState(msgspec.Struct, frozen=True):
     """The newest verdicts of the filter."""
 
 
-class SegmentStart(msgspec.Struct, frozen=True, tag=True):
+class SegmentStart(Tagged, frozen=True):
     """First record of every segment but the first. A resume here needs no earlier record."""
 
     before_bytes: int

@@ -58,9 +58,9 @@ def tensor_headers(folder: str, called: str) -> dict[str, TensorHeader]:
     return headers
 
 
-def some_names(names: list[str], most: int = 4) -> str:
-    """Return the first of many names."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def some_names(names: list[str]) -> str:
+    """Return the first four of many names."""
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _of_file(path: Path, called: str) -> dict[str, TensorHeader]:

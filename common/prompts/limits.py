@@ -44,7 +44,7 @@ def most_prompt_tokens(
     config: RunConfig, role: Literal["rollout", "scorer"], model: str | None = None
 ) -> int:
     """Return the longest prompt of a role: its key's, or less to leave positions for a prefix and a token."""
-    most = (config.rollout if role == "rollout" else config.scorer).max_prompt_tokens
+    most = config.engine_section(role).max_prompt_tokens
     positions = positions_of(document_of(model or config.model_section(role).model))
     is_continued = config.mode == "prefix" and not (role == "scorer" and config.has_advice)
     behind = 1 + (config.max_sampled_tokens if is_continued else 0)

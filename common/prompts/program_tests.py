@@ -100,13 +100,11 @@ def _arguments(value: Any) -> list[Any] | dict[str, Any]:
             f"{value!r:.40} where there should be arguments as a list, an object or lines of JSON"
         )
     values = [json.loads(line) for line in value.splitlines()] if isinstance(value, str) else value
-    numbered = [
-        each if isinstance(each, dict) and all(map(str.isdecimal, each)) else None
-        for each in values
-    ]
     return [
-        {int(key): many[key] for key in many} if many else one
-        for one, many in zip(values, numbered, strict=True)
+        {int(key): item for key, item in each.items()}
+        if isinstance(each, dict) and all(map(str.isdecimal, each))
+        else each
+        for each in values
     ]
 
 

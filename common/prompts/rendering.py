@@ -31,7 +31,7 @@ Role = Literal["rollout", "scorer"]
 
 def renderer_of(config: RunConfig, role: Role, model: str | None = None) -> "Renderer":
     """Return the renderer of a role by the run file; `model`: its folder on this host."""
-    section = config.rollout if role == "rollout" else config.scorer
+    section = config.engine_section(role)
     model_config = config.model_section(role)
     renderer = Renderer(
         model or model_config.model,

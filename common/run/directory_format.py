@@ -32,7 +32,7 @@ class DirectoryFormat(msgspec.Struct, frozen=True):
 def write_format(directory: Path) -> None:
     """Mark a directory as one of this release; to be called before `config.json` is written."""
     mark = DirectoryFormat(FORMAT, version("prefixrl"))
-    write_atomically(directory / FORMAT_FILE, msgspec.json.encode(mark).decode() + "\n")
+    write_atomically(directory / FORMAT_FILE, msgspec.json.encode(mark) + b"\n")
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:
@@ -52,9 +52,8 @@ def check_holds_run(directory: Path) -> None:
 def check_format(directory: Path) -> None:
     """Raise ConfigError where a directory holds a run of another release; change nothing."""
     format_file = directory / FORMAT_FILE
-    holds_a_run = (
-        directory / "config.json"
-    ).exists()  # first: a learner that starts now writes the format before it
+    # First: a learner that starts now writes the format before it.
+    holds_a_run = (directory / "config.json").exists()
     if format_file.exists():
         remedy = "restore it, choose another directory, or start anew (prefixrl launch --fresh)"
         mark = read_json(
@@ -111,7 +110,7 @@ def note_start(directory: Path, iteration: int) -> None:
         iteration=iteration,
         host=socket.gethostname(),
         python=platform.python_version(),
-        packages={name: _version(name) for name in PACKAGES if _version(name)},
+        packages={name: release for name in PACKAGES if (release := _version(name))},
         commit=_commit(),
     )
     json_lines.append(directory / STARTS_FILE, [line])

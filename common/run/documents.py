@@ -1,11 +1,13 @@
 """Documents of a learner that commands read: metrics, advantages, summary."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
 from prefixrl.common.evaluation.accuracy import Interval, Point
-from prefixrl.common.run.status import AdmissionStatus, UsageTotal
+from prefixrl.common.run import json_lines
+from prefixrl.common.run.status import AdmissionStatus, Counts, UsageTotal
 from prefixrl.common.wire.messages.groups import StageTimes
 
 METRICS_FILE = "metrics.jsonl"
@@ -16,6 +18,10 @@ END_FILE = "end.json"
 """`RunEnd` of the learner that worked last; absent while one works, and after one that was killed."""
 ARMS = ("no_prefix", "fixed_prefix", "untrained_adapter", "trained_adapter")
 """Arms of a run in the order in which they are reported."""
+
+
+Figures = dict[str, float]
+"""Numbers by name, or by arm."""
 
 
 class AgeDrift(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,33 +47,33 @@ class MetricsLine(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     """The version this iteration made."""
     optimizer_steps: int
-    figures: dict[str, float]
-    ages: dict[str, int]
+    figures: Figures
+    ages: Counts
     """Groups of the batch by age in versions, that of their oldest token."""
     mean_age: float
     """Mean age of these groups."""
     admission: AdmissionStatus
     """Lead and cap after this iteration, and the wait for groups."""
-    statuses: dict[str, int]
+    statuses: Counts
     """Texts of the batch by verdict (docs/verification.md): one per row, or `scorer.continuations` of them."""
     histograms: dict[str, dict[str, list[float]]]
     stages: StageTimes
     """Means over the batch's groups."""
-    waited_for_s: dict[str, float]
+    waited_for_s: Figures
     """Time in which the broker had no batch to give, by cause: rollouts, scorers, or another rank's report."""
-    tokens_per_s: dict[str, float]
+    tokens_per_s: Figures
     """rollout, scorer: tokens of the batch over the time since the batch before; learner: while it trained."""
-    busy_fraction: dict[str, float]
+    busy_fraction: Figures
     """Row-seconds in a seat over seats x time by role, since each worker's first lease; learner: its share of time."""
     engine_mismatch: float
     """Largest difference from the learner that nine of ten positions of a rollout's probe keep below."""
-    proofs: dict[str, int] = {}
+    proofs: Counts = {}
     """Rollouts by what their present version was admitted by: digest, change or checksum (docs/weights.md)."""
     probe_slope: float | None = None
     """Slope of the rollouts' newest probes that is farthest from 1; None where no change could be seen."""
-    ended: dict[str, int]
+    ended: Counts
     """Groups that ended untrained so far, by state and cause."""
-    losses: dict[str, int]
+    losses: Counts
     """Workers and tasks lost so far, by cause."""
     waited_s: float
     trained_s: float
@@ -79,13 +85,13 @@ class MetricsLine(msgspec.Struct, frozen=True, kw_only=True):
     """Distance of the policy from its samples, by their age; age 0 shows what engine and learner differ by."""
     engines: dict[str, tuple[str, ...]] = {}
     """Engines of the connected workers, by role."""
-    waiting_rows: dict[str, int] = {}
+    waiting_rows: Counts = {}
     """Rows that waited in the engines of a role for a seat, when the line was written."""
     alarms: dict[str, str] = {}
     """Alarms that ring after this iteration, in words, by kind: the kinds are in docs/console.md."""
     endpoint: UsageTotal | None = None
     """Usage of the target's endpoint so far; None unless the target is served elsewhere."""
-    ranks: dict[str, float] = {}
+    ranks: Figures = {}
     """Figures of each learner rank: tokens_per_s/0 and, on CUDA, tflop_per_s, peak_allocated_gib, peak_reserved_gib.
     forecast_gib: what a rank was expected to reserve, as by `--check` but without the device's own context."""
 
@@ -133,9 +139,9 @@ class Staleness(msgspec.Struct, frozen=True, kw_only=True):
     max_trained: int
     mean_trained: float
     """Mean over the groups."""
-    histogram: dict[str, int]
+    histogram: Counts
     """Groups, by the age of their oldest token."""
-    token_histogram: dict[str, int]
+    token_histogram: Counts
     crossed_fraction: float
     """Fraction of the rows with tokens of more than one version."""
 
@@ -144,26 +150,26 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `summary.json`: accuracies by judged arm, greedy but for `*_sampled`."""
 
     run_id: str
-    accuracy: dict[str, float]
+    accuracy: Figures
     accuracy_ci95: dict[str, tuple[float, float]]
     accuracy_interval: dict[str, Interval]
     """The kind of `accuracy_ci95`: Wilson's where all rewards are 0 or 1, else a bootstrap over problems."""
-    accuracy_sampled: dict[str, float]
+    accuracy_sampled: Figures
     accuracy_by_family: dict[str, dict[str, float]]
     accuracy_by_version: list[Point]
     """The adapter, greedy: before training, every `evaluation.every` versions, after training."""
     truncated_fraction: float
     """Fraction of the trained rows that a length limit cut."""
-    accuracy_truncated: dict[str, float]
+    accuracy_truncated: Figures
     """Fraction of the evaluated rows that a length limit cut, by arm, greedy."""
     fixed_prefix: str
     evaluations_incomplete: list[str]
     eval_problems: int
     verifier_errors: int
-    groups: dict[str, int]
-    causes: dict[str, int]
+    groups: Counts
+    causes: Counts
     """Untrained groups by state and cause."""
-    row_errors: dict[str, int]
+    row_errors: Counts
     """Texts of training groups without a verdict, by the kind of failure."""
     cached_fraction: float
     """Fraction of all judged texts, evaluations' included, that a scorer's cache held; since the broker started."""
@@ -172,16 +178,16 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     staleness: Staleness
     versions: int
     optimizer_steps: int
-    busy_fraction: dict[str, float]
+    busy_fraction: Figures
     """Fraction by role when the last iteration ended, since the learner that trained it had started."""
     engine: dict[str, str]
     """Engines that worked for the run, by role."""
-    losses: dict[str, int]
+    losses: Counts
     wall_s: float
     """Running time of all learners; a killed learner counts until its last kept iteration."""
     publish_s: float = 0.0
     """Mean time in which a publication held the learner up."""
-    uploads: dict[str, int] = {}
+    uploads: Counts = {}
     """Uploads of checkpoints by outcome: done, failed."""
     alarms: list[AlarmSpan] = []
     """Alarms that rang, in the order in which they began."""
@@ -203,7 +209,7 @@ class AlarmSpans:
 
     def __init__(self) -> None:
         self.found: list[AlarmSpan] = []
-        self._ringing: dict[str, int] = {}
+        self._ringing: Counts = {}
 
     def add(self, iteration: int, alarms: Mapping[str, str]) -> None:
         """Take the alarms that ring after an iteration, the one after that of the call before."""
@@ -242,11 +248,26 @@ def memory_words(ranks: Mapping[str, float]) -> str:
     return f"forecast {forecast:.1f} GiB per rank, measured at most {measured:.1f}, a ratio of {ratio:.2f}"
 
 
+def metrics_of(run: Path) -> list[MetricsLine]:
+    """Return the lines of all iterations of a run; raise DataError for a damaged one."""
+    return json_lines.read(run / METRICS_FILE, MetricsLine)
+
+
+def newest_metrics(run: Path, count: int = 1) -> list[MetricsLine]:
+    """Return the last whole lines of the metrics of a run, in order."""
+    return json_lines.newest(run / METRICS_FILE, MetricsLine, count)
+
+
+def summary_of(run: Path) -> Summary | None:
+    """Return the summary of a run, None before its end; raise DataError for a damaged one."""
+    return json_lines.document(run / SUMMARY_FILE, Summary)
+
+
 LEFT_OUT = ("histograms", "engines")
 """Fields that are no number per iteration."""
 
 
-def columns(line: MetricsLine) -> dict[str, float]:
+def columns(line: MetricsLine) -> Figures:
     """Return the numbers of an iteration by name, such as `figures/reward`, `drift/0/rows`."""
     document = msgspec.to_builtins(line)
     return dict(_flat({name: each for name, each in document.items() if name not in LEFT_OUT}, ""))

@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -51,8 +51,7 @@ def newest(path: Path, kind: type[Line], count: int = 1) -> list[Line]:
     if not path.exists():
         return []
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-        tail = file.read()
+        tail = _tail_of(file)
     texts = tail[: tail.rfind(b"\n") + 1].splitlines()[-count:]
     try:
         return [msgspec.json.decode(text, type=kind) for text in texts]
@@ -99,16 +98,14 @@ class AddedLines:
 
 def document(path: Path, kind: type[Line]) -> Line | None:
     """Return the one document of a file, None without a file; raise DataError for a damaged one."""
-    return (
-        read_json(path, kind, DataError, "restore it, or remove it if it can be missed")
-        if path.exists()
-        else None
-    )
+    if not path.exists():
+        return None
+    return read_json(path, kind, DataError, "restore it, or remove it if it can be missed")
 
 
 def write(path: Path, rows: Iterable[msgspec.Struct]) -> None:
     """Replace a file by these rows."""
-    write_atomically(path, msgspec.json.Encoder().encode_lines(rows).decode())
+    write_atomically(path, msgspec.json.Encoder().encode_lines(rows))
 
 
 def append(path: Path, rows: Iterable[msgspec.Struct]) -> None:
@@ -125,17 +122,21 @@ def append(path: Path, rows: Iterable[msgspec.Struct]) -> None:
             raise
 
 
-def _end_last_line(file: io.FileIO) -> None:
-    """Give the last line of a file its line end, or remove it if it was cut."""
+def _tail_of(file: BinaryIO | io.FileIO) -> bytes:
+    """Return the end of a file, as far as it may belong to its newest lines."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - TAIL_BYTES))
-    tail = file.read()
-    line = tail[tail.rfind(b"\n") + 1 :]
+    return file.read()
+
+
+def _end_last_line(file: io.FileIO) -> None:
+    """Give the last line of a file its line end, or remove it if it was cut."""
+    line = _tail_of(file).rpartition(b"\n")[2]
     if not line:
         return
     try:
         msgspec.json.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        file.truncate(size - len(line))
+        file.truncate(file.tell() - len(line))
     else:
         file.write(b"\n")

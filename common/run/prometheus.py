@@ -3,18 +3,19 @@
 import contextlib
 import logging
 import math
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from prefixrl.common.config.learner import LogConfig
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.evaluation.grouping import grouped
 from prefixrl.common.host.memory_use import memory_now
-from prefixrl.common.run import json_lines
-from prefixrl.common.run.documents import METRICS_FILE, MetricsLine, columns
+from prefixrl.common.run.documents import columns, newest_metrics
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +39,8 @@ class Number(NamedTuple):
 
 def text_of(numbers: Iterable[Number]) -> str:
     """Return numbers in the text format; those of one name stand together."""
-    by_name: dict[str, list[Number]] = {}
-    for number in numbers:
-        by_name.setdefault(number.name, []).append(number)
     lines = []
-    for name, same_name in by_name.items():
+    for name, same_name in grouped((number.name, number) for number in numbers).items():
         lines.append(f"# TYPE {name} {same_name[0].kind}")
         for number in same_name:
             labels = ",".join(
@@ -60,21 +58,16 @@ def _value(value: float) -> str:
     return "+Inf" if value > 0 else "-Inf"
 
 
-def numbers_of(line: MetricsLine) -> Iterator[Number]:
-    """Yield the columns of a line: `figures/reward` is prefixrl_figures with the label `of`."""
-    for column, value in columns(line).items():
-        name, _, label = column.partition("/")
-        yield Number(f"prefixrl_{name}", value, {"of": label} if label else {})
-    for kind in line.alarms:
-        yield Number("prefixrl_alarm", 1.0, {"of": kind})
-
-
 def numbers_of_run(directory: Path) -> Iterator[Number]:
-    """Yield the numbers of a run's newest iteration, from its metrics."""
+    """Yield the numbers of a run's newest iteration: `figures/reward` is prefixrl_figures with the label `of`."""
     yield info("learner", directory)
     yield from memory()
-    for newest in json_lines.newest(directory / METRICS_FILE, MetricsLine):
-        yield from numbers_of(newest)
+    for newest in newest_metrics(directory):
+        for column, value in columns(newest).items():
+            name, _, label = column.partition("/")
+            yield Number(f"prefixrl_{name}", value, {"of": label} if label else {})
+        for kind in newest.alarms:
+            yield Number("prefixrl_alarm", 1.0, {"of": kind})
 
 
 def info(role: str, directory: Path) -> Number:
@@ -84,22 +77,17 @@ def info(role: str, directory: Path) -> Number:
 
 def memory() -> Iterator[Number]:
     """Yield the memory of this process: resident, its own alone, and its share of it all."""
-    use = memory_now()
-    if use is not None:
-        sizes = (
-            ("resident", use.resident_bytes),
-            ("own", use.own_bytes),
-            ("share", use.share_bytes),
-        )
-        for name, size_bytes in sizes:
-            yield Number("prefixrl_memory_bytes", float(size_bytes), {"of": name})
+    if use := memory_now():
+        for name, size_bytes in msgspec.structs.asdict(use).items():
+            label = name.removesuffix("_bytes")
+            yield Number("prefixrl_memory_bytes", float(size_bytes), {"of": label})
 
 
 def port_of(base: int, name: str) -> int:
     """Return the port of a process by its name: learner, rollout-0, scorer-12."""
     role, _, number = name.partition("-")
-    first = {"rollout": FIRST_ROLLOUT, "scorer": FIRST_SCORER}.get(role, 0)
-    return base + first + int(number or 0)
+    first = {"rollout": FIRST_ROLLOUT, "scorer": FIRST_SCORER}
+    return base + first.get(role, 0) + int(number or 0)
 
 
 @contextlib.contextmanager
@@ -108,21 +96,22 @@ def exposed(config: LogConfig, name: str, read: Callable[[], Iterable[Number]]) 
     if not config.prometheus_port:
         yield 0
         return
-    server = _listening(config, port_of(config.prometheus_port, name), name, read)
-    thread = threading.Thread(
-        target=server.serve_forever, args=(POLL_S,), name="prometheus", daemon=True
-    )
-    thread.start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
+    with _listening(config, name, read) as server:
+        thread = threading.Thread(
+            target=server.serve_forever, args=(POLL_S,), name="prometheus", daemon=True
+        )
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
 
 
 def _listening(
-    config: LogConfig, port: int, name: str, read: Callable[[], Iterable[Number]]
+    config: LogConfig, name: str, read: Callable[[], Iterable[Number]]
 ) -> ThreadingHTTPServer:
+    """Return a server that answers with the numbers that `read` returns; ConfigError for a port that is taken."""
+
     class Handler(BaseHTTPRequestHandler):
         timeout = CLIENT_S
 
@@ -140,12 +129,11 @@ def _listening(
         def log_message(self, format: str, *args: object) -> None:
             log.debug(format, *args)
 
+    port = port_of(config.prometheus_port, name)
     try:
         server = ThreadingHTTPServer((config.prometheus_host, port), Handler)
     except (OSError, OverflowError) as error:
-        reason = (
-            os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-        )
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(
             f"log.prometheus_port = {config.prometheus_port}: {name} cannot listen at {config.prometheus_host}:{port}: "
             f"{reason}; choose another port, of which the {FIRST_SCORER} and more after it are free, or 0 for none"

@@ -13,6 +13,8 @@ USAGE_FILE = "usage.json"
 """In the run directory: `Usage` of the endpoint that serves the target, by scorer."""
 
 
+Counts = dict[str, int]
+"""Numbers of things by name."""
 LearnerPhase = Literal["", "loading", "waiting", "training", "publishing", "ending"]
 """publishing: from the end of an iteration until it asks for the next batch, so it may save too. "": there is none."""
 
@@ -122,9 +124,10 @@ def total_usage(counts: Iterable[Usage], section: OpenAIConfig) -> UsageTotal:
     """Add up the usage of all scorers, at the prices of a config."""
     rows = [msgspec.structs.asdict(usage) for usage in counts]
     sums = {name: sum(row[name] for row in rows) for name in Usage.__struct_fields__}
-    prices = section.prompt_price, section.completion_price
-    cost = (sums["prompt_tokens"] * prices[0] + sums["completion_tokens"] * prices[1]) / 1e6
-    return UsageTotal(**sums, cost=cost if any(prices) else None)
+    cost = sums["prompt_tokens"] * section.prompt_price
+    cost += sums["completion_tokens"] * section.completion_price
+    has_price = section.prompt_price or section.completion_price
+    return UsageTotal(**sums, cost=cost / 1e6 if has_price else None)
 
 
 class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,34 +141,34 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     total_iterations: int
     """0 where nothing is trained: for `prefixrl eval` and `generate`."""
     groups: GroupCounts
-    causes: dict[str, int]
+    causes: Counts
     """Untrained groups by state and cause."""
-    passed_by_source: dict[str, int] = {}
+    passed_by_source: Counts = {}
     """Groups that a filter let pass so far, by source."""
-    filtered_by_source: dict[str, int] = {}
+    filtered_by_source: Counts = {}
     """Groups that a filter left out so far, by source."""
-    row_errors: dict[str, int]
+    row_errors: Counts
     """Texts without a verdict, by the kind of failure. A row is one text, or `scorer.continuations` of them."""
     filter: FilterStatus | None
     """None where no group was judged by a filter."""
-    queues: dict[str, int]
+    queues: Counts
     """Live groups by state."""
     window: int
     mean_age: float
     """Mean age of the trained groups in versions."""
     admission: AdmissionStatus
-    age_histogram: dict[str, int]
+    age_histogram: Counts
     """Trained groups by age in versions; the age of their oldest token."""
-    token_age_histogram: dict[str, int]
+    token_age_histogram: Counts
     """Trained tokens by age in versions."""
     crossed_fraction: float
     """Fraction of the trained rows that were begun with one version and ended with another."""
     workers: list[WorkerStatus]
     busy_fraction: dict[str, float]
     """Mean over the workers of a role."""
-    waiting_rows: dict[str, int]
+    waiting_rows: Counts
     """Rows that wait in the engines of a role for a seat."""
-    losses: dict[str, int]
+    losses: Counts
     truncated_fraction: float
     """Fraction of the newest batch's rows that a length limit cut."""
     waiting_for: str
@@ -180,11 +183,11 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     malformed_messages: int
     journal_bytes: int
     up_s: float
-    evaluations: dict[str, int] = {}
+    evaluations: Counts = {}
     """Problems asked for, judged and failed, over all evaluations since the broker started."""
-    completions: dict[str, int] = {}
+    completions: Counts = {}
     """Texts judged since the broker started, evaluations included; and those that a scorer's cache held."""
-    rows_left_out: dict[str, int] = {}
+    rows_left_out: Counts = {}
     """Rows of accepted groups that are never trained, by cause: truncated, error."""
     endpoint: UsageTotal | None = None
     """None unless the target is served elsewhere."""

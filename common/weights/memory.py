@@ -11,6 +11,7 @@ import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +34,7 @@ class Memory:
         return self.data.data
 
 
-@dataclass(frozen=True)
-class _File:
+class _File(NamedTuple):
     size_bytes: int
     descriptor: int
     mapped: mmap.mmap

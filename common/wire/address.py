@@ -4,10 +4,9 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.wire import interfaces
@@ -23,8 +22,7 @@ REBIND_S = 10.0
 Bound = TypeVar("Bound")
 
 
-@dataclass(frozen=True)
-class Address:
+class Address(NamedTuple):
     """A broker's endpoint, and the key that proves one to the other."""
 
     endpoint: str

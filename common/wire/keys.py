@@ -125,8 +125,8 @@ def make_keys(directory: Path) -> None:
         _write_clients(folder / CLIENTS_FILE, by_public)
 
 
-def add_client(directory: Path, name: str, role: KeyRole = "worker") -> Path:
-    """Let a new key in; returns its file, to be copied to where it is used; raises ConfigError."""
+def add_client(directory: Path, name: str) -> Path:
+    """Let a worker's new key in; returns its file, to be copied to its host; raises ConfigError."""
     folder = directory / KEYS_FOLDER
     path = client_key_file(directory, name)
     if not NAME.fullmatch(name) or name == SERVER:
@@ -140,8 +140,8 @@ def add_client(directory: Path, name: str, role: KeyRole = "worker") -> Path:
     pair = _new_pair()
     with _locked(folder):
         by_public = _read_clients(folder / CLIENTS_FILE)
-        _write_private(path, ClientKey(name, role, pair, _server_pair(directory).public))
-        _write_clients(folder / CLIENTS_FILE, by_public | {pair.public: Listed(name, role)})
+        _write_private(path, ClientKey(name, "worker", pair, _server_pair(directory).public))
+        _write_clients(folder / CLIENTS_FILE, by_public | {pair.public: Listed(name, "worker")})
     return path
 
 

@@ -18,7 +18,9 @@ from prefixrl.common.wire.messages.groups import (
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.verdicts import row_verdict
 
-ProbeRow = tuple[NDArray[np.int32], NDArray[np.int32]]
+TokenIds = NDArray[np.int32]
+Logprobs = NDArray[np.float32]
+ProbeRow = tuple[TokenIds, TokenIds]
 """Tokens given, and tokens scored after them."""
 TOKEN_BYTES = 4
 MOST_LOGPROB = 1e-6
@@ -40,17 +42,17 @@ class GroupLimits:
 UNLIMITED = GroupLimits()
 
 
-def pack_tokens(ids: list[int] | NDArray[np.int32]) -> bytes:
+def pack_tokens(ids: list[int] | TokenIds) -> bytes:
     """Pack token ids as little-endian int32 bytes."""
     return np.asarray(ids, dtype="<i4").tobytes()
 
 
-def pack_logprobs(values: list[float] | NDArray[np.float32]) -> bytes:
+def pack_logprobs(values: list[float] | Logprobs) -> bytes:
     """Pack logprobs as little-endian float32 bytes."""
     return np.asarray(values, dtype="<f4").tobytes()
 
 
-def token_ids(packed: bytes, vocabulary: int = UNLIMITED.vocabulary) -> NDArray[np.int32]:
+def token_ids(packed: bytes, vocabulary: int = UNLIMITED.vocabulary) -> TokenIds:
     """Read packed token ids, shape (tokens,); ValueError unless all are of the vocabulary."""
     if len(packed) % 4:
         raise ValueError(f"packed token ids of {len(packed)} bytes are not whole int32 values")
@@ -63,7 +65,7 @@ def token_ids(packed: bytes, vocabulary: int = UNLIMITED.vocabulary) -> NDArray[
     return ids
 
 
-def probe_rows(tokens: NDArray[np.int32], sizes: Sequence[tuple[int, int]]) -> list[ProbeRow]:
+def probe_rows(tokens: TokenIds, sizes: Sequence[tuple[int, int]]) -> list[ProbeRow]:
     """Return the rows of a probe, given and scored tokens; ValueError unless the sizes fit."""
     sizes = sizes or ((min(1, tokens.size), max(0, tokens.size - 1)),)
     if sum(map(sum, sizes)) != tokens.size:
@@ -82,7 +84,7 @@ def probe_positions(note: WeightsNote) -> int:
     )
 
 
-def logprobs(packed: bytes, tokens: int) -> NDArray[np.float32]:
+def logprobs(packed: bytes, tokens: int) -> Logprobs:
     """Read packed logprobs, shape (tokens,); raises ValueError unless all are finite and <= 0."""
     if len(packed) != 4 * tokens:
         raise ValueError(f"packed logprobs hold {len(packed) / 4:g} values for {tokens} tokens")
@@ -170,7 +172,7 @@ def _check_length(text: str, most: int) -> None:
         raise ValueError(f"a text of {len(text)} characters, allowed are {most}")
 
 
-def token_versions(row: Row) -> NDArray[np.int32]:
+def token_versions(row: Row) -> TokenIds:
     """Return the version that sampled each token of a row, shape (tokens,)."""
     versions = np.asarray([span.version for span in row.spans], dtype=np.int32)
     return np.repeat(versions, [span.tokens for span in row.spans])

@@ -122,13 +122,12 @@ class Requester:
             received = self._client.receive(left_s)
             if received is None:
                 return None
-            message = received[0]
+            message, frames = received
             if isinstance(message, Reject):
                 raise Refusal(message.reason)
             if isinstance(message, Unknown):
                 self._client.send(self._hello, self._tag, timeout_s=self._try_s)
                 return None
-            frames = received[1]
             if frames and is_tag(frames[0]):
                 if frames[0] != self._tag:
                     continue  # the second answer to an earlier request that was sent twice

@@ -231,7 +231,7 @@ class Server(Generic[In, Out]):
         tag = frames.pop(0) if is_tag(frames[0]) else b""
         encoded = b"".join(frames) if len(frames) > 1 else frames[0]
         frames.clear()  # a copy less while a large message is decoded
-        message = cast(In, _decode(self._decoder, [encoded], peer))
+        message = cast(In, _decode(self._decoder, encoded, peer))
         return Received(peer, message, tag, client)
 
     def _kept(self, first: zmq.Frame, most_bytes: int) -> tuple[list[bytes], int, int]:
@@ -356,15 +356,15 @@ class Client(Generic[In, Out]):
                 self._wake_read.recv(4096)
         if self._socket not in ready:
             return None
-        frames = self._socket.recv_multipart()
-        return cast(In, _decode(self._decoder, frames, b"server")), frames[1:]
+        first, *payload = self._socket.recv_multipart()
+        return cast(In, _decode(self._decoder, first, b"server")), payload
 
     def receive_views(self, timeout_s: float) -> tuple[In, list[memoryview]] | None:
         """Receive payload frames as views of the memory they arrived in, to be copied on."""
         if not self._socket.poll(max(0, int(timeout_s * 1000)), zmq.POLLIN):
             return None
-        frames = [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
-        return cast(In, _decode(self._decoder, frames, b"server")), frames[1:]
+        first, *payload = (frame.buffer for frame in self._socket.recv_multipart(copy=False))
+        return cast(In, _decode(self._decoder, first, b"server")), payload
 
     def send(self, message: Out, tag: bytes = b"", timeout_s: float = 5.0) -> None:
         """Hand a message to the connection; raises PeerLost after `timeout_s`, Refusal."""
@@ -403,12 +403,10 @@ class Client(Generic[In, Out]):
 
 
 def _decode(
-    decoder: msgspec.msgpack.Decoder[object], frames: Sequence[bytes | memoryview], peer: bytes
+    decoder: msgspec.msgpack.Decoder[object], frame: bytes | memoryview, peer: bytes
 ) -> object:
     try:
-        if not frames:
-            raise ValueError("no frame")
-        return decoder.decode(frames[0])
+        return decoder.decode(frame)
     # msgspec raises UnicodeDecodeError (a ValueError) for invalid UTF-8 and RecursionError for deep nesting:
     # catching only DecodeError would let one hostile message end the process.
     except (ValueError, RecursionError, MemoryError, OverflowError, msgspec.MsgspecError) as error:

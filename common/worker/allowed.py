@@ -4,7 +4,7 @@ A config comes from another host. It must not be able to have a file executed he
 sent somewhere, because it says so.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from prefixrl.common.config.foreign.user_function import is_file
 from prefixrl.common.config.run import RunConfig
@@ -14,8 +14,7 @@ FUNCTION_FLAG = "--allow-function"
 SECRET_FLAG = "--secret"
 
 
-@dataclass(frozen=True)
-class Allowed:
+class Allowed(NamedTuple):
     """The permissions of a worker's command line."""
 
     functions: tuple[str, ...] = ()

@@ -5,10 +5,9 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
@@ -29,8 +28,7 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S = 0.2
 
 
-@dataclass(frozen=True)
-class Overrides:
+class Overrides(NamedTuple):
     """Settings that may differ per host."""
 
     model: str | None = None
@@ -40,8 +38,7 @@ class Overrides:
     number: int | None = None
 
 
-@dataclass(frozen=True)
-class WorkerSession:
+class WorkerSession(NamedTuple):
     """A worker that is enrolled and has not loaded its model."""
 
     link: Link

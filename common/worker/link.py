@@ -19,7 +19,7 @@ import msgspec
 
 from prefixrl.common.errors import ConfigError, PeerLost, PrefixRLError, Refusal, RunIsOver
 from prefixrl.common.host.memory_use import memory_now
-from prefixrl.common.wire.address import Address, Find
+from prefixrl.common.wire.address import Find
 from prefixrl.common.wire.messages import worker as messages
 from prefixrl.common.wire.messages.fields import Role, cut_text
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
@@ -72,16 +72,17 @@ class Link:
         self, find: Find, role: Role, heartbeat_s: float = 1.0, number: int | None = None
     ) -> None:
         self._find = find
-        self._address = find()
+        self.address = find()
+        """The broker's address, as far as this process knows."""
         self.name: str = role
         self.vitals = Vitals()
         self.is_drained = False
         """True once the operator wants this worker to leave."""
-        self.inbox: queue.SimpleQueue[FromBroker] = queue.SimpleQueue()
+        self.inbox = queue.SimpleQueue[FromBroker]()
         self._incarnation = secrets.token_hex(8)
         self._hello = hello(role, self._incarnation, number)
         self._client = self._connected()
-        self._outgoing: queue.SimpleQueue[ToBroker] = queue.SimpleQueue()
+        self._outgoing = queue.SimpleQueue[ToBroker]()
         self._unacknowledged: dict[str, tuple[Result, float]] = {}
         self._welcome: queue.SimpleQueue[messages.Welcome | messages.Reject | messages.Done] = (
             queue.SimpleQueue()
@@ -106,18 +107,12 @@ class Link:
         self._thread.start()
 
     @property
-    def address(self) -> Address:
-        """The broker's address, as far as this process knows."""
-        return self._address
-
-    @property
     def endpoint(self) -> str:
         """The endpoint of that address."""
-        return self._address.endpoint
+        return self.address.endpoint
 
     def _connected(self) -> Client[FromBroker, ToBroker]:
-        address = self._address
-        return Client(address.endpoint, FromBroker, self._incarnation.encode(), address.key)
+        return Client(self.endpoint, FromBroker, self._incarnation.encode(), self.address.key)
 
     # --- for the work loop -------------------------------------------------------------------------------------------
 
@@ -125,22 +120,9 @@ class Link:
         self, timeout_s: float = FIRST_CONTACT_S, stopping: Callable[[], bool] = lambda: False
     ) -> messages.Welcome:
         """Wait for the broker's Welcome; raises PeerLost, Refusal or RunIsOver."""
-        answer = self._first_answer(timeout_s, stopping)
-        if isinstance(answer, messages.Reject):
-            raise Refusal(answer.reason)
-        if isinstance(answer, messages.Done):
-            raise RunIsOver(f"there is nothing to do: {answer.reason}")
-        if answer.protocol != PROTOCOL:
-            raise Refusal(
-                f"the broker speaks protocol {answer.protocol}, this process {PROTOCOL}; use one release"
-            )
-        return answer
-
-    def _first_answer(
-        self, timeout_s: float, stopping: Callable[[], bool]
-    ) -> messages.Welcome | messages.Reject | messages.Done:
+        answer = None
         deadline_s = time.monotonic() + timeout_s
-        while True:
+        while answer is None:
             if self._failure is not None:
                 raise self._failure
             if stopping():
@@ -151,7 +133,16 @@ class Link:
                     f"no broker answered at {self.endpoint} within {timeout_s:g} s; {self._why_silent}"
                 )
             with contextlib.suppress(queue.Empty):
-                return self._welcome.get(timeout=min(left_s, TICK_S))
+                answer = self._welcome.get(timeout=min(left_s, TICK_S))
+        if isinstance(answer, messages.Reject):
+            raise Refusal(answer.reason)
+        if isinstance(answer, messages.Done):
+            raise RunIsOver(f"there is nothing to do: {answer.reason}")
+        if answer.protocol != PROTOCOL:
+            raise Refusal(
+                f"the broker speaks protocol {answer.protocol}, this process {PROTOCOL}; use one release"
+            )
+        return answer
 
     def send(self, message: ToBroker) -> None:
         """Send a message; results are sent again until the broker acknowledges them."""
@@ -163,9 +154,7 @@ class Link:
         if self._failure is not None:
             raise self._failure
         try:
-            message = (
-                self.inbox.get(timeout=timeout_s) if timeout_s > 0 else self.inbox.get_nowait()
-            )
+            message = self.inbox.get(timeout_s > 0, timeout_s)
         except queue.Empty:
             return None
         if isinstance(message, messages.Reject):
@@ -231,23 +220,20 @@ class Link:
 
     def _reconnect(self, now_s: float) -> None:
         """Connect again while the broker is silent: where it moved to, or where it was."""
-        if now_s - self._heard_s > LOOK_S and (address := self._newest_address()) != self._address:
+        address = self.address
+        if now_s - self._heard_s > LOOK_S:
+            with contextlib.suppress(OSError, ConfigError):  # a file that is half there
+                address = self._find()
+        if address != self.address:
             log.info("the broker has moved from %s to %s", self.endpoint, address.endpoint)
             old = self._client
-            self._address = address
+            self.address = address
             self._client = self._connected()
             self._renewed_s = now_s
             old.close()
         elif now_s - max(self._heard_s, self._renewed_s) > RENEW_S:
             self._renewed_s = now_s
             self._client.renew()
-
-    def _newest_address(self) -> Address:
-        """Return the broker's address as it is now; a file that is half there changes nothing."""
-        try:
-            return self._find()
-        except (OSError, ConfigError):
-            return self._address
 
     def _send_waiting(self, now_s: float) -> None:
         while self._known:

@@ -38,9 +38,9 @@ class Drain:
 
     def is_over(self, open_tasks: int, now_s: float) -> bool:
         """Return True when the worker is to leave: all is done, time is up, or asked twice."""
-        if self._until_s is None:
-            return False
-        return not open_tasks or now_s >= self._until_s or self._requests() > 1
+        return self._until_s is not None and (
+            not open_tasks or now_s >= self._until_s or self._requests() > 1
+        )
 
 
 def handed_back(task: PrefixTask | ScoreTask) -> Refused:

@@ -80,11 +80,9 @@ def explained(key: str | None) -> Iterator[str]:
     if not matches:
         near = difflib.get_close_matches(key, [each.key for each in entries], n=3, cutoff=0.75)
         hint = (
-            f"; did you mean {', '.join(near)}?"
-            if near
-            else "; `prefixrl config` lists the sections"
+            f"did you mean {', '.join(near)}?" if near else "`prefixrl config` lists the sections"
         )
-        raise ConfigError(f"{key}: there is no such key or section{hint}")
+        raise ConfigError(f"{key}: there is no such key or section; {hint}")
     for setting in matches:
         yield from _long(setting)
 
@@ -109,14 +107,8 @@ def page() -> str:
     entries = settings()
     lines = [PAGE, *_table(entries, "")]
     for section in (each for each in entries if each.is_section):
-        lines += [
-            "",
-            f"## `[{section.key}]`",
-            "",
-            section.sentence,
-            "",
-            *_table(entries, f"{section.key}."),
-        ]
+        lines += ["", f"## `[{section.key}]`", "", section.sentence, ""]
+        lines += _table(entries, f"{section.key}.")
     return "\n".join(lines) + "\n"
 
 
@@ -127,10 +119,8 @@ def _table(entries: tuple[Setting, ...], prefix: str) -> Iterator[str]:
     for setting in entries:
         name = setting.key.removeprefix(prefix)
         if setting.key.startswith(prefix) and "." not in name and not setting.is_section:
-            default = (
-                f"`{setting.default}`"
-                if setting.default not in ("", "required")
-                else setting.default
-            )
+            default = setting.default
+            if default not in ("", "required"):
+                default = f"`{default}`"
             cells = (f"`{name}`", setting.values, default, setting.sentence)
             yield f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |"

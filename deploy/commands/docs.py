@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -21,11 +20,19 @@ _ROW = re.compile(r"\| \[(\w+)\]\(\w+\.md\) \| (.*) \|")
 @click.argument("topic", required=False)
 def docs(topic: str | None) -> None:
     """Print the page TOPIC of the documentation; without one, list the pages."""
+    pages = sorted(path.stem for path in FOLDER.glob("*.md"))
     if topic:
-        click.echo(page_of(topic), nl=False)
-    else:
-        for line in topics():
-            click.echo(line)
+        name = topic.removesuffix(".md").replace("-", "_")
+        if name not in pages:
+            raise ConfigError(f"there is no page {topic!r}; there are: {', '.join(pages)}")
+        click.echo(_text(name), nl=False)
+        return
+    questions = dict(_ROW.findall(_text(INDEX)))
+    width = max(map(len, questions))
+    click.echo("`prefixrl docs TOPIC` prints a page:\n")
+    for name in pages:
+        if name != INDEX:
+            click.echo(f"{name:{width}}  {questions.get(name, '')}".rstrip())
 
 
 @click.command()
@@ -51,11 +58,8 @@ def example(name: str | None, directory: Path | None) -> None:
     for path in (*folder.glob("*.py"), *folder.glob("*.toml")):
         text = path.read_text(encoding="utf-8").replace(f"prefixrl.deploy.examples.{name}.", "")
         path.write_text(text.replace('"../', f'"{EXAMPLES}/'), encoding="utf-8")
-    what = (
-        f": {to_copy('prefixrl launch', folder / 'run.toml')} trains it"
-        if (folder / "run.toml").exists()
-        else ""
-    )
+    run_file = folder / "run.toml"
+    what = f": {to_copy('prefixrl launch', run_file)} trains it" if run_file.exists() else ""
     click.echo(f"{folder} holds the example {name}{what}")
 
 
@@ -70,24 +74,6 @@ def completion(context: click.Context, shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind, "click makes the script of each"
     click.echo(kind(context.find_root().command, {}, "prefixrl", "_PREFIXRL_COMPLETE").source())
-
-
-def topics() -> Iterator[str]:
-    """Yield a line per page: its topic, and the question that it answers."""
-    questions = dict(_ROW.findall(_text(INDEX)))
-    width = max(map(len, questions))
-    yield "`prefixrl docs TOPIC` prints a page:\n"
-    for topic in sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != INDEX):
-        yield f"{topic:{width}}  {questions.get(topic, '')}".rstrip()
-
-
-def page_of(topic: str) -> str:
-    """Return a page as Markdown; raises ConfigError."""
-    pages = sorted(path.stem for path in FOLDER.glob("*.md"))
-    name = topic.removesuffix(".md").replace("-", "_")
-    if name not in pages:
-        raise ConfigError(f"there is no page {topic!r}; there are: {', '.join(pages)}")
-    return _text(name)
 
 
 def _text(name: str) -> str:

@@ -91,12 +91,12 @@ def evaluate(runs: list[Path], options: EvaluateOptions, out: Path | None) -> in
     _check_arms(runs, options.arms)
     names = [run.resolve().name for run in runs]
     labels = names if len(set(names)) == len(names) else map(str, runs)
-    evaluations = [
+    planned = (
         _plan(run, label, checkpoint, options, is_first=index == 0)
         for run, label in zip(runs, labels, strict=True)
         for index, checkpoint in enumerate(options.checkpoints or (checkpoints.LATEST,))
-    ]
-    evaluations = [evaluation for evaluation in evaluations if evaluation.plan.arms]
+    )
+    evaluations = [evaluation for evaluation in planned if evaluation.plan.arms]
     # All of them at once: a run that is training removes checkpoints while the first is judged.
     for evaluation in evaluations:
         _prepare(evaluation, options.fresh)
@@ -206,7 +206,8 @@ def _kept(path: Path, sources: tuple[Source, ...], code: CodeMode) -> tuple[Sour
 
 def _prepare(evaluation: OfflineRun, fresh: bool) -> None:
     """Make an evaluation's directory; raise ConfigError if it is in use, or its checkpoint gone."""
-    directory, data = evaluation.directory, evaluation.config.data
+    directory = evaluation.directory
+    data = evaluation.config.data
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     with own(directory):
         if fresh and (directory / planning.PLAN_FILE).exists():

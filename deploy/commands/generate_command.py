@@ -212,11 +212,8 @@ def _check_is_no_source(out: Path | None, options: GenerateOptions, data: DataCo
         is_same = out.exists() and path.exists() and out.samefile(path)
         if is_same or (path.is_dir() and out.resolve().is_relative_to(path.resolve())):
             raise ConfigError(f"--out {out}: problems are read from {path}; give a file elsewhere")
-    if (
-        STDIN in (options.sets or (STDIN,))
-        and out.is_file()
-        and os.path.samestat(out.stat(), os.fstat(0))
-    ):
+    reads_stdin = STDIN in (options.sets or (STDIN,))
+    if reads_stdin and out.is_file() and os.path.samestat(out.stat(), os.fstat(0)):
         raise ConfigError(f"--out {out}: problems are read from it, as stdin; give another file")
 
 
@@ -295,13 +292,13 @@ def _of_models(
     sets = _paths(options, directory)
     document: dict[str, Any] = {
         "directory": str(directory),
-        "mode": "direct" if options.target is None else "prefix",
+        "mode": "direct",
         "adapter": {"model": options.adapter},
         "data": {"train": list(sets)},
         "algorithm": {"iterations": 1},
     }
     if options.target is not None:
-        document["target"] = {"model": options.target}
+        document |= {"mode": "prefix", "target": {"model": options.target}}
     config = from_flags(document, options.all_settings)
     return checkpoints.Weights(0, config.adapter.model), config, sets
 

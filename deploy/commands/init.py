@@ -97,11 +97,7 @@ def _has_families(data: str) -> bool:
 
 def _size_of(adapter: str) -> Size:
     """Return the size of a local model by its files; raises ConfigError for another."""
-    weights = (
-        sum(path.stat().st_size for path in Path(adapter).glob("*.safetensors"))
-        if Path(adapter).is_dir()
-        else 0
-    )
+    weights = sum(path.stat().st_size for path in Path(adapter).glob("*.safetensors"))
     if not weights:
         raise ConfigError(
             f"give --size, one of {', '.join(RECIPES)}: it follows from the weights of the adapter, and {adapter} is "

@@ -72,12 +72,10 @@ def change(directory: Path, added: str | None, removed: str | None, is_new: bool
 
 def listing(directory: Path) -> str:
     """Return a line per key that is let in: its name, its role and its file."""
-    clients = keys.clients(directory)
-    lines = [
+    return "\n".join(
         f"{each.name:<20} {each.role:<10} {keys.client_key_file(directory, each.name)}"
-        for each in clients
-    ]
-    return "\n".join(lines)
+        for each in keys.clients(directory)
+    )
 
 
 def command_for(directory: Path, role: str, name: str) -> str:
@@ -91,18 +89,18 @@ def command_for(directory: Path, role: str, name: str) -> str:
     if not endpoint_file.exists():
         raise ConfigError(f"{directory} names no endpoint yet: start the learner first")
     endpoint = endpoint_file.read_text(encoding="utf-8").strip()
-    config = from_json((directory / "config.json").read_text(encoding="utf-8"))
-    allowed = flags(config) if role == "scorer" else []
-    command = shlex.join(
-        [f"prefixrl-{role}", "--connect", endpoint, "--key", key_file.name, *allowed]
-    )
+    config = from_json((directory / "config.json").read_bytes())
+    command = [f"prefixrl-{role}", "--connect", endpoint, "--key", key_file.name]
+    if role == "scorer":
+        command += flags(config)
     model = config.model_of("rollout" if role == "rollout" else "scorer")
     lines = [
         f"# copy {key_file} to the other host; only its user may read it (chmod 600 {shlex.quote(key_file.name)})",
-        *([NOT_REACHABLE.format(endpoint=endpoint)] if is_on_this_host(endpoint) else []),
         f"# where the model {model} lies in another folder there, add --model FOLDER",
-        command,
+        shlex.join(command),
     ]
+    if is_on_this_host(endpoint):
+        lines.insert(1, NOT_REACHABLE.format(endpoint=endpoint))
     return "\n".join(lines)
 
 

@@ -5,15 +5,14 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich import box
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from prefixrl.common.errors import UserError
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.worker.command import PATH
 from prefixrl.deploy.runs.checkpoints import PLACE, config_of, flat_settings
-from prefixrl.deploy.runs.tables import cell
+from prefixrl.deploy.runs.tables import figure, table_of
 from prefixrl.deploy.view.run_state import runs_below, state_of
 
 ARM_NAMES = {"untrained_adapter": "adapter@0", "trained_adapter": "adapter, trained"}
@@ -40,27 +39,20 @@ def compare(runs: tuple[Path, ...]) -> None:
 
 def listing(folder: Path) -> Table:
     """Return a table of the runs in a folder; a run that cannot be read is a row with its fault."""
-    # A name that is cut names no run; a long fault is folded instead.
-    table = Table(
-        Column("run", no_wrap=True),
-        "state",
-        "iterations",
-        "reward",
-        "adapter, trained",
-        box=box.SIMPLE_HEAD,
-    )
+    rows = []
     for run in runs_below(folder):
-        name = cell(str(run.relative_to(folder)))
+        rows.append([str(run.relative_to(folder))])
         try:
             state = state_of(run)
         except UserError as fault:
-            table.add_row(name, cell(f"unreadable: {fault}"))
+            rows[-1].append(f"unreadable: {fault}")
             continue
         total = f"/{state.total_iterations}" if state.total_iterations else ""
-        accuracy = _figure(state.accuracy.get("trained_adapter"))
-        table.add_row(
-            name, state.state, f"{state.iterations}{total}", _figure(state.reward), accuracy
-        )
+        figures = map(figure, (state.reward, state.accuracy.get("trained_adapter")))
+        rows[-1] += [state.state, f"{state.iterations}{total}", *figures]
+    table = table_of(("run", "state", "iterations", "reward", "adapter, trained"), rows)
+    # A name that is cut names no run; a long fault is folded instead.
+    table.columns[0].no_wrap = True
     return table
 
 
@@ -70,19 +62,16 @@ def comparison(runs: list[Path]) -> Table:
         check_format(run)
     states = [state_of(run) for run in runs]
     settings = [flat_settings(config_of(run, ()).model_dump(mode="json")) for run in runs]
-    table = Table("", *(Column(cell(state.directory)) for state in states), box=box.SIMPLE_HEAD)
-    table.add_row("state", *(state.state for state in states))
-    table.add_row("iterations", *(str(state.iterations) for state in states))
-    table.add_row("reward of the newest iteration", *(_figure(state.reward) for state in states))
+    rows = [
+        ["state", *(state.state for state in states)],
+        ["iterations", *(str(state.iterations) for state in states)],
+        ["reward of the newest iteration", *(figure(state.reward) for state in states)],
+    ]
     for arm in dict.fromkeys(chain.from_iterable(state.accuracy for state in states)):
         name = ARM_NAMES.get(arm, arm)
-        table.add_row(f"accuracy, {name}", *(_figure(state.accuracy.get(arm)) for state in states))
+        rows.append([f"accuracy, {name}", *(figure(state.accuracy.get(arm)) for state in states)])
     for key in dict.fromkeys(chain.from_iterable(settings)):
         values = [setting.get(key, "") for setting in settings]
         if key.split(".")[0] not in PLACE and len(set(values)) > 1:
-            table.add_row(cell(key), *map(cell, values))
-    return table
-
-
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+            rows.append([key, *values])
+    return table_of(("", *(state.directory for state in states)), rows)

@@ -79,10 +79,7 @@ def follow(paths: list[Path], count: int, stopped: Callable[[], bool]) -> Iterat
         yield from (mark.format(stem=path.stem, line=line) for line in log_tail(path, count))
     while not stopped():
         for new in added:
-            for line in (
-                line
-                for block in new.blocks()
-                for line in block.decode(errors="replace").splitlines()
-            ):
-                yield mark.format(stem=new.path.stem, line=line)
+            for block in new.blocks():
+                for line in block.decode(errors="replace").splitlines():
+                    yield mark.format(stem=new.path.stem, line=line)
         time.sleep(POLL_S)

@@ -19,9 +19,9 @@ from prefixrl.common.config.load import CONFIG_FILE, load
 from prefixrl.common.config.section import toml
 from prefixrl.common.errors import ConfigError, PeerLost, TrainingFault
 from prefixrl.common.journal import journal
-from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import check_holds_run
-from prefixrl.common.run.documents import METRICS_FILE, SUMMARY_FILE, MetricsLine, Summary, columns
+from prefixrl.common.run.documents import columns, metrics_of, summary_of
+from prefixrl.common.worker.command import set_flags
 from prefixrl.deploy.commands.stop_and_drain import stop
 from prefixrl.deploy.runs.checkpoints import flat
 from prefixrl.deploy.runs.inspect import trained_groups
@@ -72,23 +72,17 @@ class Run:
 
     def status(self) -> dict[str, Any]:
         """Return state, iterations, newest reward, exit code and last words."""
-        document: dict[str, Any] = msgspec.to_builtins(state_of(self.directory))
-        return document
+        return {**msgspec.to_builtins(state_of(self.directory))}
 
     def live(self) -> dict[str, Any] | None:
         """Return the broker's document of a running run; None for any other run."""
-        try:
-            document = fetch(self.directory)
-        except (ConfigError, PeerLost):
-            return None
-        status: dict[str, Any] = msgspec.json.decode(document)
-        return status
+        with suppress(ConfigError, PeerLost):
+            return msgspec.json.decode(fetch(self.directory), type=dict[str, Any])
+        return None
 
     def metrics(self) -> list[dict[str, float]]:
         """Return a flat dict per iteration, with the names of the columns of `prefixrl export`."""
-        return [
-            columns(line) for line in json_lines.read(self.directory / METRICS_FILE, MetricsLine)
-        ]
+        return list(map(columns, metrics_of(self.directory)))
 
     def samples(self, iteration: int | None = None) -> list[dict[str, Any]]:
         """Return a flat dict per trained row: of one iteration, or of all of them."""
@@ -103,8 +97,8 @@ class Run:
 
     def summary(self) -> dict[str, Any] | None:
         """Return the results of a run that reached its end; None before its end."""
-        summary = json_lines.document(self.directory / SUMMARY_FILE, Summary)
-        return None if summary is None else dict(msgspec.to_builtins(summary))
+        summary: dict[str, Any] | None = msgspec.to_builtins(summary_of(self.directory))
+        return summary
 
 
 class _Launched(threading.Thread):
@@ -182,21 +176,19 @@ def launch(
     words. KeyboardInterrupt: it was interrupted, and saved.
     """
     path, tree = (os.devnull, config) if isinstance(config, dict) else (os.fspath(config), {})
-    values = {key: value for key, value in flat(tree) if value is not None} | dict(
-        flat(settings or {})
-    )
-    values |= {"reward.function": reference(reward)} if reward else {}
+    values = {key: value for key, value in flat(tree) if value is not None}
+    values |= dict(flat(settings or {}))
+    if reward:
+        values["reward.function"] = reference(reward)
     words = tuple(f"{key}={toml(value)}" for key, value in values.items())
     directory = Path(load(path, words).directory)
-    flags = [part for each in words for part in ("--set", each)] + (["--fresh"] if fresh else [])
+    flags = set_flags(words) + ["--fresh"] * fresh
     launched = _Launched([sys.executable, "-m", "prefixrl.deploy", "launch", path, *flags], quiet)
-    while (
-        not wait
-        and launched.is_alive()
-        and not (is_locked(directory) and (directory / CONFIG_FILE).exists())
-    ):
+    # The run has begun once a learner works there and has written the config.
+    while not wait and not (is_locked(directory) and (directory / CONFIG_FILE).exists()):
         time.sleep(TICK_S)
-    if wait or not launched.is_alive():
+        wait = not launched.is_alive()
+    if wait:
         launched.end()
     run = Run(directory)
     run._launched = launched

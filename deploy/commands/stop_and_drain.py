@@ -11,13 +11,13 @@ import msgspec
 from prefixrl.common.errors import ConfigError, PeerLost, TrainingFault, to_copy
 from prefixrl.common.host.exit_codes import printable
 from prefixrl.common.run.disk import held_bytes, in_mib
-from prefixrl.common.run.status import StatusDocument, WorkerStatus
-from prefixrl.common.wire.messages.learner import Accepted, DrainWorker, GetStatus, HaltRun, Status
-from prefixrl.common.wire.requester import Requester
+from prefixrl.common.run.documents import newest_metrics
+from prefixrl.common.run.status import WorkerStatus
+from prefixrl.common.wire.messages.learner import Accepted, DrainWorker, HaltRun
 from prefixrl.deploy.runs.checkpoints import run_directory_argument
 from prefixrl.deploy.runs.tables import console
 from prefixrl.deploy.view.console import in_order, workers_table
-from prefixrl.deploy.view.run_state import is_going_on, newest_lines, operator, state_of
+from prefixrl.deploy.view.run_state import document_of, is_going_on, operator, state_of
 
 ANSWER_S = 5.0
 TICK_S = 0.2
@@ -78,13 +78,6 @@ def workers_command(
         console().print(workers_table(workers(run_directory), is_wide=True))
 
 
-def document_of(asking: Requester) -> StatusDocument:
-    """Return the state of the run now."""
-    return msgspec.json.decode(
-        asking.ask_broker(GetStatus(), Status)[0].document, type=StatusDocument
-    )
-
-
 def workers(directory: Path) -> list[WorkerStatus]:
     """Return the workers that are connected, by role and number."""
     with operator(directory, ANSWER_S) as asking:
@@ -131,7 +124,7 @@ def _present_work(directory: Path) -> str:
             document = document_of(asking)
     except (PeerLost, ConfigError):
         return "its broker does not answer, and its learner has not ended"
-    newest = newest_lines(directory)
+    newest = newest_metrics(directory)
     if not document.workers and not newest:
         return "the learner is loading its models"
     lately = f" (the newest one took {newest[0].trained_s:.0f} s)" if newest else ""
@@ -141,26 +134,23 @@ def _present_work(directory: Path) -> str:
     return "the learner ends the last evaluation, or saves"
 
 
-def drain(
-    directory: Path, name: str, timeout_s: float, tell: Callable[[str], None] = click.echo
-) -> None:
+def drain(directory: Path, name: str, timeout_s: float) -> None:
     """Have a worker hand back what it holds and leave, and return then; ConfigError, PeerLost after `timeout_s`."""
     with operator(directory, ANSWER_S) as asking:
         connected = document_of(asking).workers
-        if name not in (names := [each.name for each in connected]):
+        names = [each.name for each in connected]
+        if name not in names:
             raise ConfigError(
                 f"the run has no worker {name!r}; it has {', '.join(names) or 'none'}"
             )
-        role = next(each.role for each in connected if each.name == name)
-        peers = [
-            each.name
-            for each in connected
-            if each.role == role and each.name != name and each.phase != "leaving"
-        ]
+        role = connected[names.index(name)].role
+        staying = [each for each in connected if each.name != name and each.phase != "leaving"]
         asking.ask_broker(DrainWorker(name), Accepted)
-        tell(f"asked {name} to leave: it takes no new task, and ends or hands back those it has")
-        if not peers:
-            tell(f"it was the last {role}: the run waits until another one joins")
+        click.echo(
+            f"asked {name} to leave: it takes no new task, and ends or hands back those it has"
+        )
+        if role not in [each.role for each in staying]:
+            click.echo(f"it was the last {role}: the run waits until another one joins")
         deadline_s = time.monotonic() + timeout_s
         while remaining := [each for each in document_of(asking).workers if each.name == name]:
             if time.monotonic() > deadline_s:
@@ -169,4 +159,4 @@ def drain(
                     f"{remaining[0].phase}: {remaining[0].state}, with {remaining[0].leases} tasks. It gets no new ones"
                 )
             time.sleep(TICK_S)
-    tell(f"{name} has left")
+    click.echo(f"{name} has left")

@@ -6,7 +6,6 @@
 A log that cannot be written, on a disk that is full, loses lines; the console still has them.
 """
 
-import contextlib
 import os
 import queue
 import re
@@ -154,11 +153,8 @@ def _servers_of(pid: int) -> list[Watched]:
         return servers  # it has ended
     children = b" ".join(_content(Path(f"/proc/{pid}/task/{each}/children")) for each in threads)
     for child_pid in map(int, children.split()):
-        title = (
-            _content(Path(f"/proc/{child_pid}/cmdline"))
-            .partition(b"\0")[0]
-            .decode(errors="replace")
-        )
+        command = _content(Path(f"/proc/{child_pid}/cmdline")).decode(errors="replace")
+        title = command.partition("\0")[0]
         if title.startswith("prefixrl-"):
             servers.append(
                 Watched(title.removeprefix("prefixrl-"), child_pid, _is_stopped(child_pid))
@@ -178,7 +174,5 @@ def _content(path: Path) -> bytes:
 
 def _is_stopped(pid: int) -> bool:
     """Return True for a process that a signal stopped."""
-    with contextlib.suppress(OSError):
-        # The name in brackets may hold anything.
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] == b"T"
-    return False
+    # The name in brackets may hold anything.
+    return _content(Path(f"/proc/{pid}/stat")).rpartition(b") ")[2][:1] == b"T"

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from prefixrl.common.host.process import (
 )
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format, checkpoints
 from prefixrl.common.run.disk import held_bytes
-from prefixrl.common.run.status import StatusDocument
+from prefixrl.common.run.status import DrainedWorker
 from prefixrl.common.wire.address import ENDPOINT_FILE, mark_of
 from prefixrl.common.wire.keys import KEYS_FOLDER
 from prefixrl.common.worker.allowed import flags as allowances
@@ -52,7 +53,7 @@ from prefixrl.deploy.launch.child_process import Child, running_processes
 from prefixrl.deploy.runs.checkpoints import newest_checkpoint
 from prefixrl.deploy.runs.report import print_table, write_report
 from prefixrl.deploy.view.live_view import View
-from prefixrl.deploy.view.run_state import fetch, nothing_left
+from prefixrl.deploy.view.run_state import document_of, nothing_left, operator
 from prefixrl.deploy.view.stalls import Watchdog
 
 LEARNER_RESTARTS = 3
@@ -114,10 +115,8 @@ def launch(
         try:
             write_report(directory)
         except OSError as fault:
-            click.echo(
-                f"no report: {fault}; {to_copy('prefixrl report', directory)} writes it later",
-                err=True,
-            )
+            remedy = f"{to_copy('prefixrl report', directory)} writes it later"
+            click.echo(f"no report: {fault}; {remedy}", err=True)
         print_table(directory)
     else:
         launcher.report_failure(code)
@@ -137,19 +136,13 @@ def _throw_away(directory: Path) -> None:
 
 def _holds_a_run(directory: Path) -> bool:
     """Return True for the directory of a run of any release, even of one that began just now."""
-    if {path.name for path in directory.iterdir()} <= {
-        "logs",
-        "slurm",
-        "lock",
-        KEYS_FOLDER,
-        FORMAT_FILE,
-    }:
+    early_names = {"logs", "slurm", "lock", KEYS_FOLDER, FORMAT_FILE}
+    if early_names.issuperset(path.name for path in directory.iterdir()):
         return True
-    try:
+    with suppress(OSError, msgspec.MsgspecError):
         config = msgspec.json.decode((directory / "config.json").read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError):
-        return False
-    return config.keys() >= KEYS_OF_A_RUN
+        return config.keys() >= KEYS_OF_A_RUN
+    return False
 
 
 class Launcher:
@@ -177,7 +170,15 @@ class Launcher:
         self._watchdog = Watchdog(config.launch.stall_s)
 
     def _child(self, name: str, module: str, arguments: list[str]) -> Child:
-        environment = _common_environment() | visible(self._placed, self._gpus, name)
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            # A log is no place for bars that are drawn over and over.
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            PARENT_VARIABLE: str(os.getpid()),
+            **visible(self._placed, self._gpus, name),
+        }
         command = [sys.executable, "-m", module, *arguments]
         return Child(name, command, self._directory / "logs" / f"{name}.log", environment)
 
@@ -218,9 +219,8 @@ class Launcher:
         return f"http://{DASHBOARD[0]}:{port}/"
 
     def _stop(self, children: list[Child], patience_s: float) -> None:
-        end_children(
-            [child.process for child in children if child.process], patience_s, with_groups=True
-        )
+        processes = [child.process for child in children if child.process]
+        end_children(processes, patience_s, with_groups=True)
 
     def fault_of_stop(self) -> str:
         """Return what went wrong in a stop, and where a next start begins; "" if all is saved."""
@@ -231,17 +231,14 @@ class Launcher:
         if code == -signal.SIGKILL:
             why = f"the learner had not saved after {stop_s(self._config):.0f} s and was killed; raise launch.stop_s"
         else:
-            end = (
-                self.learner.error()
-                or f"the end of {self.learner.log_path}:\n{self.learner.tail()}"
-            )
-            why = f"the learner ended with exit code {code}: {end}"
+            end = f"the end of {self.learner.log_path}:\n{self.learner.tail()}"
+            why = f"the learner ended with exit code {code}: {self.learner.error() or end}"
         return f"{why}; {begins}"
 
     def report_failure(self, code: int) -> None:
         """Print why the learner ended; raise ConfigError where the user made the mistake."""
-        if code == ConfigError.exit_code and self.learner.error():
-            raise ConfigError(self.learner.error())
+        if code == ConfigError.exit_code and (words := self.learner.error()):
+            raise ConfigError(words)
         end = f"the {self.learner.name} ended with exit code {code}; the end of {self.learner.log_path}:"
         click.echo(f"{end}\n{self.learner.tail()}", err=True)
 
@@ -332,13 +329,13 @@ class Launcher:
     def _is_drained(self, worker: Child) -> bool:
         """Return True if the operator drained a worker: no other is started in its place."""
         assert worker.process
+        process = DrainedWorker(host=socket.gethostname(), pid=worker.process.pid)
         try:
-            document = msgspec.json.decode(fetch(self._directory, ASK_S), type=StatusDocument)
+            with operator(self._directory, ASK_S) as asking:
+                is_drained = process in document_of(asking).drained
         except (PeerLost, UserError):
             return False
-        if worker.process.pid not in [
-            each.pid for each in document.drained if each.host == socket.gethostname()
-        ]:
+        if not is_drained:
             return False
         self._view.announce(
             f"{worker.name} was drained and stays away; the next launch starts it again"
@@ -352,21 +349,9 @@ class Launcher:
         child.start()
 
 
-def _common_environment() -> dict[str, str]:
-    """Return the environment that all children share."""
-    return {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        # A log is no place for bars that are drawn over and over.
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        PARENT_VARIABLE: str(os.getpid()),
-    }
-
-
 def stop_s(config: RunConfig) -> float:
     """Return the time for the learner to stop, by the size of a checkpoint if not configured."""
     if config.launch.stop_s is not None:
         return config.launch.stop_s
-    *_, newest = [None, *checkpoints(Path(config.directory) / "checkpoints").values()]
-    return STOP_S + (held_bytes(newest) if newest else 0) / SAVED_BYTES_PER_S
+    saved = [*checkpoints(Path(config.directory) / "checkpoints").values()]
+    return STOP_S + sum(map(held_bytes, saved[-1:])) / SAVED_BYTES_PER_S

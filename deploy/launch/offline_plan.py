@@ -84,7 +84,7 @@ class OfflineRun:
 
     def write_plan(self) -> None:
         """Write the plan for the process that carries it out."""
-        write_atomically(self.directory / PLAN_FILE, msgspec.json.encode(self.plan).decode())
+        write_atomically(self.directory / PLAN_FILE, msgspec.json.encode(self.plan))
 
     def launcher(self, name: str, **options: Any) -> Launcher:
         """Return the launcher of that process, under a name for its log, and of its workers."""

@@ -70,18 +70,17 @@ def resumed(directory: Path, changes: tuple[str, ...]) -> Path:
             )
     new = changed(config, (*moved, *changes), "--change")
     with own(directory):
-        iteration, now_s = newest_checkpoint(directory), time.time()
+        iteration = newest_checkpoint(directory)
         if (length := new.algorithm.iterations) is not None and length < iteration:
             raise ConfigError(
                 f"--change algorithm.iterations={length}: the run has a checkpoint of {iteration} iterations; "
                 f"{iteration} ends it there, with its last evaluation and summary"
             )
-        values = {key: (attrgetter(key)(config), attrgetter(key)(new)) for key in CHANGEABLE}
-        lines = [
-            ChangeLine(now_s, iteration, key, *both)
-            for key, both in values.items()
-            if both[0] != both[1]
-        ]
+        lines = []
+        for key in CHANGEABLE:
+            before, after = map(attrgetter(key), (config, new))
+            if before != after:
+                lines.append(ChangeLine(time.time(), iteration, key, before, after))
         json_lines.append(directory / CHANGES_FILE, lines)
         write_atomically(run_file, new.model_dump_json(indent=2))
     return run_file

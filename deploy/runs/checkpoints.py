@@ -12,6 +12,7 @@ import msgspec
 from prefixrl.common.config.load import changed, from_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.evaluation.grouping import grouped
 from prefixrl.common.journal import journal
 from prefixrl.common.journal.records import VersionPublished
 from prefixrl.common.run.directory_format import check_holds_run, checkpoints
@@ -53,7 +54,8 @@ def config_of(run: Path, settings: tuple[str, ...]) -> RunConfig:
 def weights_of(run: Path, config: RunConfig, checkpoint: str, is_averaged: bool) -> Weights:
     """Return the weights of a checkpoint: iterations, `latest`, `best`; raise ConfigError."""
     if checkpoint == "0":
-        version, model = 0, config.adapter.start
+        version = 0
+        model = config.adapter.start
     else:
         folders = checkpoints(run / "checkpoints")
         if not folders:
@@ -64,9 +66,7 @@ def weights_of(run: Path, config: RunConfig, checkpoint: str, is_averaged: bool)
         if (best := run / "checkpoints" / BEST).is_dir():
             versions[BEST] = int(best.resolve().name[5:])
         if checkpoint not in versions:
-            choices = ", ".join(
-                ["0", *map(str, sorted(folders)), *([BEST] if BEST in versions else [])]
-            )
+            choices = ", ".join(["0", *(name for name in versions if name != LATEST)])
             raise ConfigError(
                 f"--checkpoint {checkpoint}: {run} keeps {choices} and {LATEST} (checkpoint.keep)"
             )
@@ -79,23 +79,18 @@ def weights_of(run: Path, config: RunConfig, checkpoint: str, is_averaged: bool)
         model = str(folder.resolve())
     lora = config.learner.lora
     # Version 0 goes out whole; a checkpoint holds later ones merged, which have another digest than the matrices.
-    is_of_matrices = version > 0 and lora is not None and lora.publish == "matrices"
-    return Weights(
-        version, model, () if is_averaged or is_of_matrices else _published(run).get(version, ())
-    )
+    if is_averaged or (version > 0 and lora is not None and lora.publish == "matrices"):
+        return Weights(version, model)
+    return Weights(version, model, _published(run).get(version, ()))
 
 
 @functools.cache
 def _published(run: Path) -> dict[int, tuple[str, ...]]:
     """Return the digests of each version; a long journal is read once for all checkpoints."""
-    digests: dict[int, tuple[str, ...]] = {}
-    for record in journal.read(run / journal.FOLDER):
-        if isinstance(record, VersionPublished):
-            digests[record.note.version] = (
-                *digests.get(record.note.version, ()),
-                record.note.digest,
-            )
-    return digests
+    records = journal.read(run / journal.FOLDER)
+    notes = (record.note for record in records if isinstance(record, VersionPublished))
+    digests = grouped((note.version, note.digest) for note in notes)
+    return {version: tuple(names) for version, names in digests.items()}
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

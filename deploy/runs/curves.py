@@ -46,9 +46,9 @@ def thinned(values: Sequence[float] | np.ndarray, step: int) -> Thinned:
     return Thinned(means, np.fmin.reduceat(column, begins), np.fmax.reduceat(column, begins))
 
 
-def step_for(rows: int, most: int = MOST_POINTS) -> int:
-    """Return the smallest power of two of which `most` buckets hold so many rows."""
-    return 1 << max(0, (max(1, rows) - 1) // most).bit_length()
+def step_for(rows: int) -> int:
+    """Return the smallest power of two of which `MOST_POINTS` buckets hold so many rows."""
+    return 1 << (max(0, rows - 1) // MOST_POINTS).bit_length()
 
 
 class Curves:

@@ -1,13 +1,14 @@
 """The table of `prefixrl eval`: lines per set, arm and decoding, and over several runs."""
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping
-from itertools import combinations
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import combinations, compress
+from operator import itemgetter
 
 from prefixrl.common.evaluation.accuracy import CHOICES, difference, over_runs
+from prefixrl.common.evaluation.grouping import grouped
 from prefixrl.common.evaluation.plans import ArmResult
-from prefixrl.common.host.exit_codes import printable
-from prefixrl.deploy.runs.tables import console, table_of
+from prefixrl.deploy.runs.tables import cell, console, figure, interval, table_of
 
 SAMPLED_NOTE = (
     "several answers to a problem: their mean; maj: the answer given most often; pass: one of so many right; the "
@@ -46,7 +47,7 @@ PAIR_COLUMNS = (
     "by chance",
 )
 SEARCH_COLUMNS = ("set", "run", "arm", "decoding", "accuracy", "maj", *CHOICES)
-_Lines = tuple[list[str], list[list[str]]]
+_Lines = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 def print_results(results: list[ArmResult], incomplete: list[str]) -> None:
@@ -54,7 +55,7 @@ def print_results(results: list[ArmResult], incomplete: list[str]) -> None:
     for columns, lines in _tables(results):
         console().print(table_of(columns, lines))
     for note in _notes(results, incomplete):
-        console().print(printable(note), markup=False, highlight=False)
+        console().print(cell(note))
 
 
 def markdown(results: list[ArmResult], incomplete: list[str]) -> str:
@@ -67,28 +68,21 @@ def markdown(results: list[ArmResult], incomplete: list[str]) -> str:
 
 def _searched(results: list[ArmResult]) -> list[tuple[str, ...]]:
     """Return a line for every arm among whose answers a process reward model chose."""
-    return [
-        (
-            *(
-                result.set,
-                result.run,
-                _arm(result),
-                result.decoding,
-                f"{result.accuracy.accuracy:.3f}",
-            ),
-            "" if result.accuracy.majority is None else f"{result.accuracy.majority:.3f}",
-            *(f"{result.accuracy.chosen[name]:.3f}" for name in CHOICES),
-        )
-        for result in results
-        if result.accuracy.chosen
-    ]
+    lines = []
+    for result in results:
+        judged = result.accuracy
+        if judged.chosen:
+            choices = (judged.chosen[name] for name in CHOICES)
+            figures = map(figure, (judged.accuracy, judged.majority, *choices))
+            lines.append((*_names(result), *figures))
+    return lines
 
 
 def _pairs(results: list[ArmResult]) -> list[tuple[str, ...]]:
     """Return a line for every two arms that answered the same problems in the same way."""
-    together: dict[tuple[str, str, str], list[ArmResult]] = defaultdict(list)
-    for result in results:
-        together[result.set, result.decoding, result.questions_digest].append(result)
+    together = grouped(
+        ((result.set, result.decoding, result.questions_digest), result) for result in results
+    )
     lines = []
     for (name, decoding, _), group in together.items():
         has_runs = len({result.run for result in group}) > 1
@@ -107,57 +101,51 @@ def pair_figures(means: Mapping[str, float], baseline: Mapping[str, float]) -> t
     if (gain := difference(means, baseline)) is None:
         return ()
     low, high = gain.ci95
-    figures = (
-        f"{gain.mean:+.3f}",
-        f"{low:+.3f} to {high:+.3f}",
-        str(gain.better),
-        str(gain.worse),
-    )
-    return (*figures, str(gain.problems), f"{gain.chance:.3g}")
+    counts = map(str, (gain.better, gain.worse, gain.problems))
+    return (f"{gain.mean:+.3f}", f"{low:+.3f} to {high:+.3f}", *counts, f"{gain.chance:.3g}")
 
 
 def _arm(result: ArmResult) -> str:
     return f"{result.arm}@{result.version}" if result.version >= 0 else result.arm
 
 
+def _names(result: ArmResult) -> tuple[str, ...]:
+    return (result.set, result.run, _arm(result), result.decoding)
+
+
 def _tables(results: list[ArmResult]) -> list[_Lines]:
     """Return columns and lines of every table that has lines."""
-    tables = [_trimmed(COLUMNS, _lines(results)), _trimmed(SEARCH_COLUMNS, _searched(results))]
-    tables.append((list(PAIR_COLUMNS), [list(pair) for pair in _pairs(results)]))
+    tables = [
+        _trimmed(COLUMNS, _lines(results)),
+        _trimmed(SEARCH_COLUMNS, _searched(results)),
+        (PAIR_COLUMNS, _pairs(results)),
+    ]
     return [table for table in tables if table[1]]
 
 
 def _trimmed(columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> _Lines:
     """Return columns and lines; leave out empty columns, and `set` and `run` if all are alike."""
-    indices = []
-    for index, name in enumerate(columns):
-        cells = {line[index] for line in lines}
-        if len(cells) > 1 if name in ("set", "run") else cells != {""}:
-            indices.append(index)
-    return [columns[index] for index in indices], [
-        [line[index] for index in indices] for line in lines
-    ]
+    is_shown = []
+    for name, *cells in zip(columns, *lines, strict=True):
+        is_shown.append(len(set(cells)) > 1 if name in ("set", "run") else any(cells))
+    return list(compress(columns, is_shown)), [list(compress(line, is_shown)) for line in lines]
 
 
 def _lines(results: list[ArmResult]) -> list[tuple[str, ...]]:
     lines = [_line(result) for result in results]
     for group in _over_runs(results):
         if _is_of_one_kind(group):
-            mean, (low, high) = over_runs([result.accuracy.accuracy for result in group])
-            counts = ("", "", str(min(result.accuracy.problems for result in group)), "")
-            runs, interval = f"{len(group)} runs", f"{low:.3f} to {high:.3f}"
+            mean, ends = over_runs([result.accuracy.accuracy for result in group])
+            fewest = min(result.accuracy.problems for result in group)
             first = group[0]
-            lines.append(
-                (first.set, runs, first.arm, first.decoding, f"{mean:.3f}", interval, *counts)
-            )
-    return sorted(lines, key=lambda line: line[0])
+            names = (first.set, f"{len(group)} runs", first.arm, first.decoding)
+            lines.append((*names, figure(mean), interval(ends), "", "", str(fewest), ""))
+    return sorted(lines, key=itemgetter(0))
 
 
 def _over_runs(results: list[ArmResult]) -> list[list[ArmResult]]:
     """Return the results of one arm on one set over several runs."""
-    together: dict[tuple[str, str, str], list[ArmResult]] = defaultdict(list)
-    for result in results:
-        together[result.set, result.arm, result.decoding].append(result)
+    together = grouped(((result.set, result.arm, result.decoding), result) for result in results)
     return [each for each in together.values() if 1 < len({one.run for one in each}) == len(each)]
 
 
@@ -167,13 +155,16 @@ def _is_of_one_kind(results: list[ArmResult]) -> bool:
 
 def _line(result: ArmResult) -> tuple[str, ...]:
     judged = result.accuracy
-    low, high = judged.ci95
-    majority = "" if judged.majority is None else f"{judged.majority:.3f}"
     most = max(judged.pass_at, key=int, default="")
-    pass_at = f"{judged.pass_at[most]:.3f} of {most}" if len(judged.pass_at) > 1 else ""
-    figures = f"{judged.accuracy:.3f}", f"{low:.3f} to {high:.3f}", majority, pass_at
-    names = result.set, result.run, _arm(result), result.decoding
-    return (*names, *figures, str(judged.problems), f"{judged.truncated_fraction:.1%}")
+    return (
+        *_names(result),
+        figure(judged.accuracy),
+        interval(judged.ci95),
+        figure(judged.majority),
+        f"{judged.pass_at[most]:.3f} of {most}" if len(judged.pass_at) > 1 else "",
+        str(judged.problems),
+        f"{judged.truncated_fraction:.1%}",
+    )
 
 
 def _notes(results: list[ArmResult], incomplete: list[str]) -> list[str]:
@@ -181,10 +172,10 @@ def _notes(results: list[ArmResult], incomplete: list[str]) -> list[str]:
     errors = sum(each.errors for each in results)
     several = _over_runs(results)
     mixed = sorted({each[0].arm for each in several if not _is_of_one_kind(each)})
-    problem_sets = {(each.set, each.questions_digest) for each in results}
-    unequal = sorted(
-        name for name, digests in Counter(name for name, _ in problem_sets).items() if digests > 1
+    problem_sets = Counter(
+        name for name, _ in {(each.set, each.questions_digest) for each in results}
     )
+    unequal = sorted(name for name, digests in problem_sets.items() if digests > 1)
     notes = [SAMPLED_NOTE] if any(each.accuracy.samples > 1 for each in results) else []
     if any(map(_is_of_one_kind, several)):
         notes.append("a line of several runs: their mean, with Student's interval over runs")

@@ -1,14 +1,14 @@
 """`prefixrl export`: the metrics of a run as one table, a row per iteration."""
 
 import csv
+from itertools import chain
 from pathlib import Path
 
 import click
 
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import check_format
-from prefixrl.common.run.documents import METRICS_FILE, MetricsLine, columns
+from prefixrl.common.run.documents import columns, metrics_of
 from prefixrl.deploy.runs.checkpoints import run_directory_argument
 
 Table = tuple[list[str], list[dict[str, float]]]
@@ -27,10 +27,10 @@ def export_command(run_directory: Path, out: Path) -> None:
 def table(directory: Path) -> Table:
     """Return all iterations; raises ConfigError if none is trained, DataError if damaged."""
     check_format(directory)
-    rows = [columns(line) for line in json_lines.read(directory / METRICS_FILE, MetricsLine)]
+    rows = list(map(columns, metrics_of(directory)))
     if not rows:
         raise ConfigError(f"{directory}: no iteration is trained yet, so there are no metrics")
-    return list(dict.fromkeys(name for row in rows for name in row)), rows
+    return list(dict.fromkeys(chain.from_iterable(rows))), rows
 
 
 def export(directory: Path, out: Path) -> int:

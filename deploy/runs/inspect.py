@@ -17,10 +17,9 @@ from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import (
     ADVANTAGES_FILE,
     END_FILE,
-    METRICS_FILE,
     AdvantageLine,
-    MetricsLine,
     RunEnd,
+    newest_metrics,
 )
 from prefixrl.common.wire.messages.fields import common_fields
 from prefixrl.common.wire.messages.groups import ScoredGroup, StepScores, TextVerdict, VersionSpan
@@ -102,7 +101,8 @@ def inspect(directory: Path, as_json: bool) -> Iterator[str]:
 def checked(directory: Path) -> str:
     """Return the counts of all groups; raise DataError for faults, else as `inspect`."""
     check_format(directory)
-    config, path = config_of(directory, ()), _journal_of(directory)
+    config = config_of(directory, ())
+    path = _journal_of(directory)
     past = history(journal.read(path), config.algorithm.max_staleness)
     counts = ", ".join(f"{count} {state}" for state, count in sorted(past.counts.items()))
     summary = (
@@ -133,8 +133,8 @@ def _versions(group: TrainedGroup) -> str:
 
 def _losses(directory: Path) -> dict[str, Counter[str]]:
     """Count groups that ended untrained and texts without a verdict, by cause."""
-    ended: Counter[str] = Counter()
-    errors: Counter[str] = Counter()
+    ended = Counter[str]()
+    errors = Counter[str]()
     for record in journal.read(directory / journal.FOLDER):
         if isinstance(record, GroupScored):
             errors.update(record.group.faults)
@@ -172,9 +172,9 @@ def trained_groups(directory: Path, since: int | None = None) -> Iterator[Traine
 
 def newest_groups(directory: Path) -> list[TrainedGroup]:
     """Return the groups of the newest iteration from the end of the journal, if any."""
-    newest_line = json_lines.newest(directory / METRICS_FILE, MetricsLine)
+    since = max((line.iteration for line in newest_metrics(directory)), default=0)
     groups: list[TrainedGroup] = []
-    for group in trained_groups(directory, newest_line[0].iteration if newest_line else 0):
+    for group in trained_groups(directory, since):
         if groups and group.version_trained != groups[-1].version_trained:
             groups.clear()
         groups.append(group)
@@ -182,7 +182,8 @@ def newest_groups(directory: Path) -> list[TrainedGroup]:
 
 
 def _trained(group: ScoredGroup, iteration: int, advantages: list[float]) -> TrainedGroup:
-    worth, rows = iter(advantages), []
+    worth = iter(advantages)
+    rows = []
     for row, verdict in zip(group.prefixes.rows, group.verdicts, strict=True):
         tokens = token_ids(row.tokens)
         values = {

@@ -20,7 +20,6 @@ from prefixrl.common.evaluation.accuracy import (
     means_by_problem,
 )
 from prefixrl.common.evaluation.plans import GREEDY, SAMPLED
-from prefixrl.common.host.exit_codes import printable
 from prefixrl.common.host.process import write_atomically
 from prefixrl.common.run import documents, json_lines
 from prefixrl.common.run.directory_format import STARTS_FILE, StartLine, check_format
@@ -30,7 +29,7 @@ from prefixrl.deploy.runs.eval_table import PAIR_COLUMNS, PAIRS_NOTE, pair_figur
 from prefixrl.deploy.runs.inspect import TrainedGroup, trained_groups
 from prefixrl.deploy.runs.report_page import page
 from prefixrl.deploy.runs.samples import SAMPLES, ShownSamples, commonest, decoder, shown_samples
-from prefixrl.deploy.runs.tables import table_of
+from prefixrl.deploy.runs.tables import cell, counted, figure, interval, table_of
 
 CHANCE = 0.05
 """Most chance of so unequal numbers of problems at which a gain or a loss is shown."""
@@ -48,12 +47,10 @@ def report(run_directory: Path) -> None:
 def read(directory: Path) -> tuple[documents.Summary | None, list[documents.MetricsLine]]:
     """Return the summary, if written, and all metrics lines; raise ConfigError or DataError."""
     check_format(directory)
-    path, metrics = directory / documents.SUMMARY_FILE, directory / documents.METRICS_FILE
+    metrics = directory / documents.METRICS_FILE
     if not metrics.exists():
         raise ConfigError(f"{directory} holds no run that trained anything (no file {metrics})")
-    return json_lines.document(path, documents.Summary), json_lines.read(
-        metrics, documents.MetricsLine
-    )
+    return documents.summary_of(directory), documents.metrics_of(directory)
 
 
 def write_report(directory: Path) -> None:
@@ -61,13 +58,12 @@ def write_report(directory: Path) -> None:
     summary, lines = read(directory)
     curves = Curves(directory)
     curves.read()
-    state = {
-        "state": "finished" if summary else "",
-        "iterations": len(lines),
-        "words": f"{len(lines)} iterations trained",
-    }
     parts = {
-        "state": state,
+        "state": {
+            "state": "finished" if summary else "",
+            "iterations": len(lines),
+            "words": f"{len(lines)} iterations trained",
+        },
         "page": page_part(directory),
         "alarms": curves.alarms.found,
         "curves": curves.document(),
@@ -81,48 +77,49 @@ def print_table(directory: Path) -> None:
     summary, lines = read(directory)
     console = Console()
     for alarm in documents.alarm_spans(lines):
-        console.print(
-            printable(documents.alarm_words(alarm)), highlight=False, markup=False, soft_wrap=True
-        )
+        console.print(cell(documents.alarm_words(alarm)), soft_wrap=True)
     if summary is None:
-        console.print(
-            f"{len(lines)} iterations trained, not finished; {directory}", highlight=False
-        )
+        console.print(cell(f"{len(lines)} iterations trained, not finished; {directory}"))
         return
     if not summary.accuracy and not summary.evaluations_incomplete:
-        console.print(
-            "nothing was judged: the run has no held-out problems (data.eval)", highlight=False
-        )
+        console.print("nothing was judged: the run has no held-out problems (data.eval)")
     for columns, rows in _tables(summary) if summary.accuracy else ():
         console.print(table_of(columns, rows, no_wrap=True))
     if gain := _gain(summary, directory):
-        console.print(printable(gain), highlight=False, markup=False, soft_wrap=True)
+        console.print(cell(gain), soft_wrap=True)
     for name, value in _facts(summary):
-        console.print(printable(f"{name}: {value}"), highlight=False, markup=False)
+        console.print(cell(f"{name}: {value}"))
     command = to_copy("prefixrl samples", directory)
     hint = f"everything is in {directory}, report.html is its page; {command} shows what the adapter wrote"
-    console.print(hint, highlight=False, markup=False, soft_wrap=True)
+    console.print(cell(hint), soft_wrap=True)
 
 
 def _tables(summary: documents.Summary) -> list[Cells]:
     """Return the table of arms and that of families, if any, with "" for what was not judged."""
-    arms = []
-    for arm in (arm for arm in documents.ARMS if arm in summary.accuracy):
-        low, high = summary.accuracy_ci95[arm]
-        sampled = f"{summary.accuracy_sampled[arm]:.3f}" if arm in summary.accuracy_sampled else ""
-        accuracy, interval = f"{summary.accuracy[arm]:.3f}", f"{low:.3f} to {high:.3f}"
-        arms.append([arm_name(arm, summary.versions), accuracy, interval, sampled])
+    names = {
+        arm: arm_name(arm, summary.versions) for arm in documents.ARMS if arm in summary.accuracy
+    }
+    arms = [
+        [
+            name,
+            figure(summary.accuracy[arm]),
+            interval(summary.accuracy_ci95[arm]),
+            figure(summary.accuracy_sampled.get(arm)),
+        ]
+        for arm, name in names.items()
+    ]
     tables: list[Cells] = [(("arm", "greedy", "95% interval", "sampled"), arms)]
     shares = summary.accuracy_by_family
-    if families := sorted({family for each in shares.values() for family in each}):
-        judged = [arm for arm in documents.ARMS if arm in shares]
+    if families := sorted(set().union(*shares.values())):
+        judged = {arm: name for arm, name in names.items() if arm in shares}
         rows = [
-            [name, *(f"{shares[arm][name]:.2f}" if name in shares[arm] else "" for arm in judged)]
-            for name in families
+            [
+                family,
+                *(f"{shares[arm][family]:.2f}" if family in shares[arm] else "" for arm in judged),
+            ]
+            for family in families
         ]
-        tables.append(
-            (("family, greedy", *(arm_name(arm, summary.versions) for arm in judged)), rows)
-        )
+        tables.append((("family, greedy", *judged.values()), rows))
     return tables
 
 
@@ -138,43 +135,36 @@ def _facts(summary: documents.Summary) -> list[tuple[str, str]]:
     ages = summary.staleness
     rule = f"mean {ages.mean_trained:.2f}, window {ages.window}, admission {ages.admission}"
     engines = ", ".join(f"{role} {engine}" for role, engine in summary.engine.items())
-    fixed = [("best fixed prefix", repr(summary.fixed_prefix))]
+    fixed = repr(summary.fixed_prefix) if "fixed_prefix" in summary.accuracy else ""
     means = [
         arm_name(arm, summary.versions)
         for arm in documents.ARMS
         if summary.accuracy_interval.get(arm) == "bootstrap"
     ]
-    missing = summary.evaluations_incomplete
-    crossed = f"{_counted(ages.token_histogram)}; {ages.crossed_fraction:.1%} of the rows crossed an update"
-    return [
-        *([("means of rewards, with bootstrap intervals", ", ".join(means))] if means else []),
-        *([("evaluations that are incomplete", ", ".join(missing))] if missing else []),
-        ("held-out problems", str(summary.eval_problems)),
-        *(fixed if "fixed_prefix" in summary.accuracy else []),
-        ("trained rows cut by the length limit", f"{summary.truncated_fraction:.1%}"),
-        ("groups", ", ".join(f"{count} {name}" for name, count in summary.groups.items())),
-        ("trained groups by age in versions", f"{_counted(ages.histogram)} ({rule})"),
-        *([("trained tokens by age in versions", crossed)] if ages.crossed_fraction else []),
-        ("versions", f"{summary.versions}, {summary.optimizer_steps} optimiser steps"),
-        *([("uploads", _counted(summary.uploads))] if summary.uploads else []),
-        ("busy", busy),
-        ("engines", engines),
-        *([("the target's endpoint", str(summary.endpoint))] if summary.endpoint else []),
-        *([("the learner's memory", summary.learner_memory)] if summary.learner_memory else []),
-        (
-            "time",
-            f"{summary.wall_s:.0f} s; a publication held the learner up for {summary.publish_s:.2g} s",
-        ),
-    ]
-
-
-def _counted(histogram: dict[str, int]) -> str:
-    return ", ".join(f"{age}: {count}" for age, count in histogram.items())
+    crossed = f"{counted(ages.token_histogram)}; {ages.crossed_fraction:.1%} of the rows crossed an update"
+    facts = {
+        "means of rewards, with bootstrap intervals": ", ".join(means),
+        "evaluations that are incomplete": ", ".join(summary.evaluations_incomplete),
+        "held-out problems": str(summary.eval_problems),
+        "best fixed prefix": fixed,
+        "trained rows cut by the length limit": f"{summary.truncated_fraction:.1%}",
+        "groups": ", ".join(f"{count} {name}" for name, count in summary.groups.items()),
+        "trained groups by age in versions": f"{counted(ages.histogram)} ({rule})",
+        "trained tokens by age in versions": crossed if ages.crossed_fraction else "",
+        "versions": f"{summary.versions}, {summary.optimizer_steps} optimiser steps",
+        "uploads": counted(summary.uploads),
+        "busy": busy,
+        "engines": engines,
+        "the target's endpoint": str(summary.endpoint or ""),
+        "the learner's memory": summary.learner_memory,
+        "time": f"{summary.wall_s:.0f} s; a publication held the learner up for {summary.publish_s:.2g} s",
+    }
+    return [(name, text) for name, text in facts.items() if text]
 
 
 def page_part(directory: Path) -> dict[str, object]:
     """Return the part of a run's page that seldom changes; raise DataError for a damaged file."""
-    summary = json_lines.document(directory / documents.SUMMARY_FILE, documents.Summary)
+    summary = documents.summary_of(directory)
     tables: list[tuple[str, str, Cells]] = []
     if summary and summary.accuracy:
         names = ("Held-out problems", "Held-out problems by family")
@@ -182,9 +172,7 @@ def page_part(directory: Path) -> dict[str, object]:
         tables += _differences(summary, directory)
     path = directory / "config.json"
     config: dict[str, Any] = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
-    models = [
-        (role, section["model"]) for role in ("adapter", "target") if (section := config.get(role))
-    ]
+    models = [(role, config[role]["model"]) for role in ("adapter", "target") if config.get(role)]
     return {
         "directory": str(directory.resolve()),
         "tables": [(name, note, *cells) for name, note, cells in tables],
@@ -199,14 +187,11 @@ def page_part(directory: Path) -> dict[str, object]:
 def judged_points(directory: Path) -> list[Point]:
     """Return the adapter's accuracy by version, as far as it is judged."""
     names = ("untrained_adapter", "adapter@*", "trained_adapter")
-    paths = [
-        path
-        for name in names
-        for path in (directory / "evaluations").glob(f"{name}.{GREEDY}.jsonl")
-    ]
-    points = {
-        point.version: point for path in paths if (point := _point(path, path.stat().st_mtime_ns))
-    }
+    points: dict[int, Point] = {}
+    for name in names:
+        for path in (directory / "evaluations").glob(f"{name}.{GREEDY}.jsonl"):
+            if point := _point(path, path.stat().st_mtime_ns):
+                points[point.version] = point
     return [points[version] for version in sorted(points)]
 
 
@@ -221,14 +206,12 @@ def _means(
     summary: documents.Summary, directory: Path, decoding: str
 ) -> dict[str, dict[str, float]]:
     """Return the mean reward of each problem by judged arm."""
-    files = {
-        arm: directory / "evaluations" / f"{arm}.{decoding}.jsonl"
-        for arm in documents.ARMS
-        if arm in summary.accuracy
-    }
-    return {
-        arm: means_by_problem(json_lines.read(path, EvaluatedRow)) for arm, path in files.items()
-    }
+    means = {}
+    for arm in documents.ARMS:
+        if arm in summary.accuracy:
+            path = directory / "evaluations" / f"{arm}.{decoding}.jsonl"
+            means[arm] = means_by_problem(json_lines.read(path, EvaluatedRow))
+    return means
 
 
 def _differences(summary: documents.Summary, directory: Path) -> list[tuple[str, str, Cells]]:
@@ -238,14 +221,8 @@ def _differences(summary: documents.Summary, directory: Path) -> list[tuple[str,
         means = _means(summary, directory, decoding)
         for baseline, other in combinations(means, 2):
             if figures := pair_figures(means[other], means[baseline]):
-                rows.append(
-                    [
-                        decoding,
-                        arm_name(other, summary.versions),
-                        arm_name(baseline, summary.versions),
-                        *figures,
-                    ]
-                )
+                names = (arm_name(arm, summary.versions) for arm in (other, baseline))
+                rows.append([decoding, *names, *figures])
     return [("Paired differences", PAIRS_NOTE, (PAIR_COLUMNS[1:], rows))] if rows else []
 
 

@@ -3,16 +3,15 @@
 import base64
 import hashlib
 import re
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 FOLDER = Path(__file__).parent / "page"
 """The files of the page, as the dashboard serves them."""
-SCRIPT, STYLE = (
-    re.compile(r'<script src="([\w.]+)"></script>'),
-    re.compile(r'<link rel="stylesheet" href="([\w.]+)">'),
-)
+SCRIPT = re.compile(r'<script src="([\w.]+)"></script>')
+STYLE = re.compile(r'<link rel="stylesheet" href="([\w.]+)">')
 
 
 def page(message: object) -> str:
@@ -24,20 +23,16 @@ def page(message: object) -> str:
 
     def inlined(kind: str, match: re.Match[str]) -> str:
         text = (FOLDER / match[1]).read_text(encoding="utf-8")
-        digests[kind].append(
-            f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-        )
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        digests[kind].append(f"'sha256-{digest}'")
         return f"<{kind}>{text}</{kind}>"
 
     html = (FOLDER / "index.html").read_text(encoding="utf-8")
-    html = STYLE.sub(
-        lambda match: inlined("style", match),
-        SCRIPT.sub(lambda match: inlined("script", match), html),
-    )
+    html = SCRIPT.sub(partial(inlined, "script"), html)
+    html = STYLE.sub(partial(inlined, "style"), html)
     rules = [f"{kind}-src {' '.join(each)}" for kind, each in digests.items()]
-    policy = "; ".join(
-        ["default-src 'none'", *rules, "img-src data:", "base-uri 'none'", "form-action 'none'"]
-    )
+    rules += ["img-src data:", "base-uri 'none'", "form-action 'none'"]
+    policy = "; ".join(["default-src 'none'", *rules])
     head = f'<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
     # No text of a model can end the block: it has no "<".
     data = msgspec.json.encode(message).decode().replace("<", "\\u003c")

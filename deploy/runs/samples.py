@@ -1,10 +1,10 @@
 """`prefixrl samples`: the texts of a run, with their verdicts and advantages."""
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import groupby, takewhile
+from itertools import chain, groupby, islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from prefixrl.common.wire.packing import pack_tokens, token_ids
 from prefixrl.deploy.runs.checkpoints import run_directory_argument
 from prefixrl.deploy.runs.inspect import TrainedGroup, newest_groups, trained_groups
 
+Decode = Callable[[list[int]], str]
+"""The way from tokens to text."""
 COMMONEST = 5
 TRENDS = 8
 FOLLOW_S = 2.0
@@ -106,7 +108,7 @@ def samples(
         raise ConfigError(f"--iteration {number}: trained are 0 to {last}")
     groups = newest if number == last else trained_groups(directory, number)
     of_it = takewhile(lambda group: group.version_trained == number, groups)
-    texts = [each for group in of_it for each in texts_of(group, decode)]
+    texts = [text for group in of_it for text in texts_of(group, decode)]
     if order:
         texts.sort(key=lambda each: each.advantage or 0.0, reverse=order == "best")
     if as_json:
@@ -114,16 +116,16 @@ def samples(
         return
     yield from _trend(commonest(trained_groups(directory), last, decode))
     yield ""
-    for sample in list(
-        {(each.group, each.prefix, each.completion): each for each in texts}.values()
-    )[:count]:
+    different = {(each.group, each.prefix, each.completion): each for each in texts}
+    for sample in islice(different.values(), count):
         yield from lines_of(sample)
 
 
 def follow(directory: Path, as_json: bool, stopped: Callable[[], bool]) -> Iterator[str]:
     """Yield the samples of each iteration as it is trained, until stopped."""
     check_holds_run(directory)
-    decode, last = decoder(directory), -1
+    decode = decoder(directory)
+    last = -1
     while not stopped():
         newest = last
         for group in trained_groups(directory, last + 1):
@@ -134,7 +136,7 @@ def follow(directory: Path, as_json: bool, stopped: Callable[[], bool]) -> Itera
         time.sleep(FOLLOW_S)
 
 
-def texts_of(group: TrainedGroup, decode: Callable[[list[int]], str]) -> list[SampleText]:
+def texts_of(group: TrainedGroup, decode: Decode) -> list[SampleText]:
     """Return the rows of a group as text."""
     texts = []
     for row in group.rows:
@@ -151,52 +153,45 @@ def texts_of(group: TrainedGroup, decode: Callable[[list[int]], str]) -> list[Sa
 
 def shown_samples(
     newest: Iterable[TrainedGroup],
-    decode: Callable[[list[int]], str],
+    decode: Decode,
     common: Iterable[Common],
     early: Iterable[TrainedGroup] = (),
 ) -> ShownSamples:
     """Choose what a page shows of an iteration's groups: a row per group, and its best and worst, each text once."""
-    rows, firsts = [
-        [texts for group in groups if (texts := texts_of(group, decode))]
-        for groups in (newest, early)
-    ]
-    ranked = sorted((row for each in rows for row in each), key=lambda row: row.advantage or 0.0)
-    best, worst = (
-        list({(row.group, row.prefix): row for row in each}.values())
-        for each in (ranked[::-1], ranked)
-    )
+    rows = [texts_of(group, decode) for group in newest]
+    firsts = [texts_of(group, decode)[:1] for group in early]
+    ranked = sorted(chain(*rows), key=lambda row: row.advantage or 0.0)
     kinds = {
-        "Newest": [each[0] for each in rows],
-        "Best": best,
-        "Worst": worst,
-        "Early": [each[0] for each in firsts],
+        "Newest": chain(*(texts[:1] for texts in rows)),
+        "Best": {(row.group, row.prefix): row for row in reversed(ranked)}.values(),
+        "Worst": {(row.group, row.prefix): row for row in ranked}.values(),
+        "Early": chain(*firsts),
     }
-    groups = [(name, each[:SAMPLES]) for name, each in kinds.items()]
-    fault = "" if rows else "no samples: nothing is trained yet"
+    groups = [(name, list(islice(samples, SAMPLES))) for name, samples in kinds.items()]
+    fault = "" if ranked else "no samples: nothing is trained yet"
     return ShownSamples(groups, [each for each in common if each.share >= LEAST_SHARE], fault)
 
 
-def commonest(
-    groups: Iterable[TrainedGroup], last: int, decode: Callable[[list[int]], str]
-) -> list[Common]:
+def commonest(groups: Iterable[TrainedGroup], last: int, decode: Decode) -> list[Common]:
     """Return the commonest texts of each of a few spans of iterations, the newest span last."""
     width = -(-(last + 1) // TRENDS)
     commonest_texts: list[Common] = []
     for span, span_groups in groupby(
         groups, key=lambda group: min(group.version_trained, last) // width
     ):
-        rewards: dict[bytes, list[float]] = defaultdict(lambda: [0, 0.0])
+        counts = Counter[bytes]()
+        rewards = defaultdict[bytes, float](float)
         for row in (row for group in span_groups for row in group.rows):
-            totals = rewards[pack_tokens(row.prefix_ids)]
-            totals[0] += 1
-            totals[1] += row.reward
-        rows = sum(count for count, _ in rewards.values())
-        top = sorted(rewards.items(), key=lambda item: (-item[1][0], item[0]))[:COMMONEST]
+            tokens = pack_tokens(row.prefix_ids)
+            counts[tokens] += 1
+            rewards[tokens] += row.reward
         ends = span * width, min(last, (span + 1) * width - 1)
-        commonest_texts += [
-            Common(*ends, decode(token_ids(tokens).tolist()), count / rows, total / count)
-            for tokens, (count, total) in top
-        ]
+        for tokens, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[
+            :COMMONEST
+        ]:
+            text = decode(token_ids(tokens).tolist())
+            share = count / counts.total()
+            commonest_texts.append(Common(*ends, text, share, rewards[tokens] / count))
     return commonest_texts
 
 
@@ -234,7 +229,7 @@ def _indented(text: str) -> str:
     return text.replace("\n", f"\n{' ' * TEXT_COLUMN}")
 
 
-def decoder(directory: Path) -> Callable[[list[int]], str]:
+def decoder(directory: Path) -> Decode:
     """Return the adapter's way from tokens to text; raise DataError without one."""
     config: dict[str, Any] = read_json(directory / "config.json", dict[str, Any])
     model = str(config["adapter"]["model"])
@@ -253,9 +248,7 @@ def decoder(directory: Path) -> Callable[[list[int]], str]:
     return _shows_every_id(slow, slow.decode)
 
 
-def _shows_every_id(
-    tokenizer: Any, decode: Callable[[list[int]], str]
-) -> Callable[[list[int]], str]:
+def _shows_every_id(tokenizer: Any, decode: Decode) -> Decode:
     """Return a way from tokens to text that gives ids without a token, which decode to nothing, as `<id 64>`."""
     vocabulary = frozenset(tokenizer.get_vocab().values())
 

@@ -31,9 +31,8 @@ def prompt_lines(config: RunConfig, question: str, prefix: str) -> Iterator[str]
     renderers: dict[str, Renderer] = {}
     for section, role in roles(config):
         model = config.model_section(role).model
-        renderer = renderers[section] = renderer_of(
-            config, role, model_folder(model, needs_weights=False)
-        )
+        folder = model_folder(model, needs_weights=False)
+        renderer = renderers[section] = renderer_of(config, role, folder)
         try:
             ids = renderer.prompt(question)
         except ValueError as error:

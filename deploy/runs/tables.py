@@ -1,7 +1,7 @@
 """Tables of plain texts, for a terminal or a file."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich import box
 from rich.console import Console
@@ -23,6 +23,21 @@ def console(is_on_stderr: bool = False) -> Console:
 def cell(text: str) -> Text:
     """Return a worker's text as it is: rich would read markup in it."""
     return Text(printable(text))
+
+
+def figure(value: float | None) -> str:
+    """Return a share or a mean for a table, "" for None."""
+    return "" if value is None else f"{value:.3f}"
+
+
+def interval(ends: tuple[float, float]) -> str:
+    """Return the ends of an interval for a table."""
+    return "{:.3f} to {:.3f}".format(*ends)
+
+
+def counted(histogram: Mapping[str, int]) -> str:
+    """Return counts by name, as `0: 3, 1: 2`."""
+    return ", ".join(f"{name}: {count}" for name, count in histogram.items())
 
 
 def table_of(columns: Iterable[str], rows: Iterable[Iterable[str]], no_wrap: bool = False) -> Table:

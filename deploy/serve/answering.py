@@ -39,20 +39,9 @@ class Model:
     renderer: Renderer
 
 
-@dataclass(frozen=True)
-class Prompted:
-    """A problem as the models read it."""
-
-    adapter: TokenIds
-    target: TokenIds | None
-    """The target's prompt without advice. None in direct mode."""
-    problem: str = ""
-    system: str = ""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the prompt of the model that ends the answer."""
-        return (self.adapter if self.target is None else self.target).size
+Prompts = list[TokenIds]
+"""The prompts of one problem, that of the model that ends the answer last: the adapter's, then the target's if any.
+With `target.placement = "advice"` the target's is the prompt without advice."""
 
 
 class Answering:
@@ -61,8 +50,11 @@ class Answering:
     def __init__(
         self, config: RunConfig, adapter: Model, target: Model | None, suffix: str = ""
     ) -> None:
-        """`target`: None in direct mode. `suffix` is put behind every problem."""
-        self._config, self._adapter, self._target, self._suffix = config, adapter, target, suffix
+        """`target` is None in direct mode. `suffix` is appended to every problem."""
+        self._config = config
+        self._adapter = adapter
+        self._target = target
+        self._suffix = suffix
         limit = config.evaluation.max_new_tokens or config.scorer.max_new_tokens
         self._completion_tokens = (
             0 if target is None else limit + config.scorer.most_extension_tokens
@@ -81,13 +73,13 @@ class Answering:
         """The loaded models."""
         return [self._adapter] if self._target is None else [self._adapter, self._target]
 
-    async def prompts(self, request: ApiRequest) -> list[Prompted]:
-        """Render every problem; raises ApiError for one that is too long."""
+    async def prompts(self, request: ApiRequest) -> list[Prompts]:
+        """Render every problem; raise ApiError for a problem that is too long."""
         return await asyncio.get_running_loop().run_in_executor(
             self._tokenizing, self._prompts, request
         )
 
-    def _prompts(self, request: ApiRequest) -> list[Prompted]:
+    def _prompts(self, request: ApiRequest) -> list[Prompts]:
         prompts = []
         for problem in request.problems:
             try:
@@ -101,13 +93,11 @@ class Answering:
                 raise ApiError(
                     400, f"{name}: {error}; {remedy}", name, "context_length_exceeded"
                 ) from None
-            target = None if self._target is None else rendered[1]
-            asked = problem + self._suffix
-            prompts.append(Prompted(rendered[0], target, asked, request.system))
+            prompts.append(rendered)
         return prompts
 
-    async def answer(self, request: ApiRequest, prompts: list[Prompted], emit: Emit) -> None:
-        """Write all answers, side by side; `emit` gets their parts."""
+    async def answer(self, request: ApiRequest, prompts: list[Prompts], emit: Emit) -> None:
+        """Write all answers at the same time; `emit` receives their parts."""
         seed = secrets.randbits(63) if request.seed is None else request.seed
         try:
             async with asyncio.TaskGroup() as group:
@@ -125,11 +115,13 @@ class Answering:
             raise errors.exceptions[0] from None
 
     async def _answer(self, answer: "_Answer", emit: Emit) -> None:
-        config, request, room = self._config, answer.request, self._adapter.engine.most_positions
-        most = min(config.max_sampled_tokens, room - answer.prompt.adapter.size)
+        config = self._config
+        request = answer.request
+        room = self._adapter.engine.most_positions
+        most = min(config.max_sampled_tokens, room - answer.prompts[0].size)
         limit = most if request.max_tokens is None else min(most, request.max_tokens)
         row = SharedRow(
-            answer.prompt.adapter,
+            answer.prompts[0],
             answer.draws("prefix", limit),
             answer.sampling(config.rollout_sampling(0.0), limit),
             self._adapter.renderer.stop_tokens,
@@ -160,25 +152,27 @@ class Answering:
         self, answer: "_Answer", written: TokenIds, text: str | None
     ) -> tuple[TokenIds, TokenIds]:
         """Return the target's prompt and the beginning of its answer."""
-        assert self._target is not None and answer.prompt.target is not None
+        assert self._target is not None
+        bare = answer.prompts[-1]
         if not self._config.has_advice:
-            prefix = continued_prefix(self._target.renderer, written, text)[0]
-            return answer.prompt.target, prefix
-        asked = answer.prompt
+            return bare, continued_prefix(self._target.renderer, written, text)[0]
+        request = answer.request
+        problem = request.problems[answer.index // request.n] + self._suffix
         try:
-            prompt = self._target.renderer.prompt(asked.problem, asked.system, (), text or "")
+            prompt = self._target.renderer.prompt(problem, request.system, (), text or "")
         except ValueError:  # the target can be asked without this advice
-            return answer.prompt.target, _NO_TOKENS
+            return bare, _NO_TOKENS
         return prompt, _NO_TOKENS
 
     async def _finish(
         self, answer: "_Answer", model: Model, row: SharedRow | None, begun: TokenIds, emit: Emit
     ) -> None:
-        """Write the rest of an answer that is `begun`; row None: nothing is left to write."""
+        """Write the rest of an answer that starts with `begun`. Row None: the answer is complete."""
         text = StreamedText(
             model.renderer.text, (*answer.request.stop, *self._config.scorer.stop_texts)
         )
-        tokens, index = begun, answer.index
+        tokens = begun
+        index = answer.index
         first = text.add(tokens, is_last=row is None) if begun.size else ""
         if row is None or text.is_stopped:
             await emit(
@@ -195,14 +189,11 @@ class Answering:
                 is_ended = piece.finish == "eos"
                 whole = model.renderer.without_stop(tokens) if is_ended else tokens
                 new = text.add(whole, is_last=is_ended or not left_tokens)
-                is_stop = is_ended or text.is_stopped
-                finish: Finish | None = None
-                if is_stop:
+                finish: Finish | None = None if left_tokens else "length"
+                if is_ended or text.is_stopped:
                     finish = "stop"
-                elif not left_tokens:
-                    finish = "length"
                 await emit(AnswerPart(index, new, piece.tokens.size, finish))
-                if is_stop:
+                if finish:
                     return
 
 
@@ -211,7 +202,7 @@ class _Answer:
     """One requested answer."""
 
     request: ApiRequest
-    prompt: Prompted
+    prompts: Prompts
     seed: int
     index: int
     """Its number among all answers of the request."""
@@ -235,16 +226,17 @@ class _Answer:
 
 
 class StreamedText:
-    """The text of one growing answer: its parts, end to end, are the whole answer. It ends before a stop."""
+    """The text of one growing answer. Its parts in order make up the whole answer, which ends before a stop text."""
 
     def __init__(self, text_of: Callable[[TokenIds], str], stops: Sequence[str]) -> None:
-        self._text_of, self._stops = text_of, tuple(stops)
+        self._text_of = text_of
+        self._stops = tuple(stops)
         self._given = ""
         self.is_stopped = False
-        """True once a stop text came; the answer ends before it."""
+        """True after a stop text was found; the answer ends before it."""
 
     def add(self, ids: TokenIds, is_last: bool) -> str:
-        """Return the text that `ids`, all tokens so far, add to the parts before."""
+        """Return the text that is new in `ids`, all tokens so far."""
         whole = self._text_of(ids)
         ends = [at for stop in self._stops if (at := whole.find(stop)) >= 0]
         if ends:

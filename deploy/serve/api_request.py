@@ -1,11 +1,12 @@
-"""The JSON of requests, and the errors that refuse them, in OpenAI's form. Pure.
+"""The JSON of requests, and the errors that refuse requests, in OpenAI's form. Pure.
 
-A field that cannot be honoured is refused, unless its value asks for nothing: silence would be a wrong answer.
+A field that the server cannot honour is refused, unless its value has no effect: to ignore it would be a wrong answer.
 """
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NoReturn
+from http import HTTPStatus
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -26,7 +27,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "stream_options.include_obfuscation": (False,),
 }
-"""Fields of OpenAI's that are accepted only with values that ask for nothing, or null."""
+"""Fields of OpenAI's interface that are accepted only with null, or with a value that has no effect."""
 IGNORED = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "user"})
 """Fields that change no answer."""
 REMEDIES = {
@@ -36,6 +37,8 @@ REMEDIES = {
 }
 MOST_STOPS, MOST_CHOICES, MOST_PROBLEMS = 4, 128, 256
 _SHOWN_CHARS = 80
+RETRY_S = "1"
+"""Seconds after which a request that found too many others may be answered."""
 
 
 class ApiError(Exception):
@@ -47,23 +50,21 @@ class ApiError(Exception):
         message: str,
         param: str | None = None,
         code: str | None = None,
-        retry_s: int | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.param, self.code = status, param, code
-        self.headers = {} if retry_s is None else {"Retry-After": str(retry_s)}
-        """Time after which the same request may be answered."""
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = {"Retry-After": RETRY_S} if status == HTTPStatus.TOO_MANY_REQUESTS else {}
 
     @property
     def document(self) -> dict[str, Any]:
         """The body of the answer."""
         kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-        kind = kinds.get(
-            self.status, "invalid_request_error" if self.status < 500 else "server_error"
-        )
-        return {
-            "error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        }
+        other = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = kinds.get(self.status, other)
+        fields = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": fields}
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,9 @@ class _Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, value: object) -> object:
-        return (
-            {key: each for key, each in value.items() if each is not None}
-            if isinstance(value, dict)
-            else value
-        )
+        if not isinstance(value, dict):
+            return value
+        return {key: each for key, each in value.items() if each is not None}
 
 
 NotBlank = Annotated[str, Field(pattern=r"\S")]
@@ -162,15 +161,17 @@ class ApiRequest(_Fields):
                 404, f"model = {_as_json(self.model)}: {remedy}", "model", "model_not_found"
             )
         if self.n > 1 and self.temperature == 0.0:
-            _refuse(
+            raise _refusal(
                 "n",
                 self.n,
-                "1 at temperature 0",
+                "allowed is 1 at temperature 0",
                 "greedy answers are all alike; give a temperature above 0",
             )
         if (self.max_tokens or 0) > limits.most_tokens:
             remedy = "the most is the run's own limit, which `prefixrl serve --set` can raise"
-            _refuse("max_tokens", self.max_tokens, f"1 to {limits.most_tokens}", remedy)
+            raise _refusal(
+                "max_tokens", self.max_tokens, f"allowed is 1 to {limits.most_tokens}", remedy
+            )
         options = self.stream_options.model_extra or {}
         stream_options = {f"stream_options.{name}": value for name, value in options.items()}
         for name, value in ((self.model_extra or {}) | stream_options).items():
@@ -181,8 +182,8 @@ class ApiRequest(_Fields):
                 for each in neutral
             )
             if name not in IGNORED and not is_neutral:
-                allowed = " or ".join(("null", *map(_as_json, neutral)))
-                _refuse(name, value, allowed, "this server does not offer it; leave it out")
+                allowed = f"allowed is {' or '.join(('null', *map(_as_json, neutral)))}"
+                raise _refusal(name, value, allowed, "this server does not offer it; leave it out")
 
 
 class CompletionRequest(ApiRequest):
@@ -218,17 +219,21 @@ class ChatRequest(ApiRequest):
         roles = [each.role for each in self.messages]
         if roles not in (["user"], ["system", "user"], ["developer", "user"]):
             remedy = "the adapter was trained on single problems and has seen no earlier turns; send the last one alone"
-            _refuse("messages", roles, 'the roles ["user"] or ["system", "user"]', remedy)
+            raise _refusal(
+                "messages", roles, 'allowed is the roles ["user"] or ["system", "user"]', remedy
+            )
         if len(roles) == 2 and limits.own_system is not None:
             remedy = f"the run has its own ({limits.own_system}); leave it out"
-            _refuse("messages.0", self.messages[0].content, "no system message", remedy)
+            raise _refusal(
+                "messages.0", self.messages[0].content, "allowed is no system message", remedy
+            )
         if self.max_completion_tokens is not None:
             if self.max_tokens not in (None, self.max_completion_tokens):
                 limits_given = [self.max_tokens, self.max_completion_tokens]
-                _refuse(
+                raise _refusal(
                     "max_tokens",
                     limits_given,
-                    "one limit",
+                    "allowed is one limit",
                     "give max_tokens or max_completion_tokens",
                 )
             self.max_tokens = self.max_completion_tokens
@@ -236,7 +241,7 @@ class ChatRequest(ApiRequest):
 
 
 def read(body: bytes, limits: Limits, is_chat: bool) -> ApiRequest:
-    """Return the request of a body; raises ApiError."""
+    """Return the request in a body; raise ApiError for an invalid body."""
     try:
         request = (ChatRequest if is_chat else CompletionRequest).model_validate_json(body)
     except ValidationError as errors:
@@ -259,9 +264,6 @@ def _as_json(value: object) -> str:
 
 
 def _refusal(name: str, value: object, rule: str, remedy: str) -> ApiError:
+    """Return the error for a field whose value breaks a rule."""
     message = f"{name or 'the body'} = {_as_json(value)}: {rule}; {remedy}"
     return ApiError(400, message, name.partition(".")[0] or None, "invalid_value")
-
-
-def _refuse(name: str, value: object, allowed: str, remedy: str) -> NoReturn:
-    raise _refusal(name, value, f"allowed is {allowed}", remedy)

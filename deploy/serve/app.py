@@ -1,4 +1,4 @@
-"""The routes: admission, deadlines, and the end of requests whose client has gone."""
+"""The routes: admission of requests, their deadlines, and the end of requests whose client has disconnected."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 MOST_BODY_BYTES = 2**20
 BODY_S = 20.0
 """Longest time for a body to arrive."""
-RETRY_S = 1
 JSON = "application/json"
 ROUTES = "GET /health, GET /v1/models, POST /v1/completions, POST /v1/chat/completions"
 Handler = Callable[[Request, Send], Awaitable[None]]
@@ -35,9 +34,9 @@ class Policy:
     """The limits of the server."""
 
     key: str | None
-    """None: everybody who reaches the loopback address may ask."""
+    """None: every client that reaches the loopback address may send requests."""
     most_rows: int
-    """Most answers that wait or are written, of all clients."""
+    """Largest number of answers that wait or are being written, over all clients."""
     deadline_s: float
     """Longest time for one request."""
 
@@ -47,13 +46,15 @@ class ClientGone(Exception):
 
 
 class CompletionService:
-    """The server's state: models, limits, open answers."""
+    """The state of the server: its models, its limits and the number of open answers."""
 
     def __init__(self, answering: Answering, limits: Limits, policy: Policy) -> None:
-        self._answering, self._limits, self._policy = answering, limits, policy
+        self._answering = answering
+        self._limits = limits
+        self._policy = policy
         self._started_s = int(time.time())
         self.open_rows = 0
-        """Number of answers that wait or are written."""
+        """Number of answers that wait or are being written."""
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -68,12 +69,12 @@ class CompletionService:
         return Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route})
 
     async def _health(self, request: Request, send: Send) -> None:
-        engines = {model.engine.name: model.engine for model in self._answering.models}
-        is_well = all(engine.fault is None for engine in engines.values())
+        engines = [model.engine for model in self._answering.models]
+        is_well = all(engine.fault is None for engine in engines)
         document = {
             "status": "ok" if is_well else "failed",
             "open_answers": self.open_rows,
-            "engine_rows": {name: engine.rows for name, engine in engines.items()},
+            "engine_rows": {engine.name: engine.rows for engine in engines},
         }
         await _send(request, send, document, 200 if is_well else 503)
 
@@ -92,11 +93,8 @@ class CompletionService:
         await _send(request, send, {"object": "list", "data": [model]} if name is None else model)
 
     async def _answered(self, request: Request, send: Send) -> None:
-        api_request = read(
-            await _body(request),
-            self._limits,
-            is_chat=request.url.path.endswith("/chat/completions"),
-        )
+        is_chat = request.url.path.endswith("/chat/completions")
+        api_request = read(await _body(request), self._limits, is_chat)
         deadline_s = self._policy.deadline_s
         with self._admitted(len(api_request.problems) * api_request.n):
             try:
@@ -117,7 +115,7 @@ class CompletionService:
             )
         if self.open_rows + rows > most:
             said = f"{self.open_rows} answers are open, {most} at most (prefixrl serve --most-answers); ask again later"
-            raise ApiError(429, said, code="queue_full", retry_s=RETRY_S)
+            raise ApiError(429, said, code="queue_full")
         self.open_rows += rows
         try:
             yield
@@ -130,7 +128,8 @@ class CompletionService:
             self._limits.model, api_request.is_chat, api_request.stream_options.include_usage
         )
         prompts = await self._answering.prompts(api_request)
-        usage, parts = TokenCounts(sum(each.tokens for each in prompts)), list[AnswerPart]()
+        usage = TokenCounts(sum(each[-1].size for each in prompts))
+        parts = list[AnswerPart]()
         choices = len(prompts) * api_request.n
 
         async def stream(body: bytes, is_last: bool = False) -> None:
@@ -144,10 +143,8 @@ class CompletionService:
                 await stream(event)
 
         if api_request.stream:
-            headers = [
-                (b"content-type", b"text/event-stream; charset=utf-8"),
-                (b"cache-control", b"no-cache"),
-            ]
+            content_type = (b"content-type", b"text/event-stream; charset=utf-8")
+            headers = [content_type, (b"cache-control", b"no-cache")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await stream(form.opening(choices))
         try:
@@ -166,10 +163,12 @@ class CompletionService:
 
 
 class _Endpoint:
-    """A route as an application: it checks host and key, and answers errors in OpenAI's form."""
+    """A route as an ASGI application: it checks Host and key, and reports errors in OpenAI's form."""
 
     def __init__(self, answer: Handler, key: str | None, needs_key: bool = True) -> None:
-        self._answer, self._key, self._needs_key = answer, key, needs_key
+        self._answer = answer
+        self._key = key
+        self._needs_key = needs_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_begun = False
@@ -181,7 +180,10 @@ class _Endpoint:
 
         request = Request(scope, receive)
         try:
-            self._check(request)
+            host = request.url.hostname or ""
+            authorization = request.headers.get("authorization")
+            if refused := refusal(host, authorization, self._key, self._needs_key):
+                raise ApiError(*refused, code="invalid_api_key" if refused[0] == 401 else None)
             await self._answer(request, noted)
         except (ClientGone, ClientDisconnect):
             log.info("a client left before its answer was whole")
@@ -192,11 +194,6 @@ class _Endpoint:
             else:
                 await _send(request, send, error.document, error.status, error.headers)
 
-    def _check(self, request: Request) -> None:
-        host, authorization = request.url.hostname or "", request.headers.get("authorization")
-        if refused := refusal(host, authorization, self._key, self._needs_key):
-            raise ApiError(*refused, code="invalid_api_key" if refused[0] == 401 else None)
-
 
 async def _send(
     request: Request,
@@ -205,13 +202,12 @@ async def _send(
     status: int = 200,
     headers: dict[str, str] | None = None,
 ) -> None:
-    await Response(msgspec.json.encode(document), status, headers, JSON)(
-        request.scope, request.receive, send
-    )
+    response = Response(msgspec.json.encode(document), status, headers, JSON)
+    await response(request.scope, request.receive, send)
 
 
 async def _unless_gone(receive: Receive, work: Awaitable[None]) -> None:
-    """Do the work, and give it up when the client has gone."""
+    """Do the work; cancel it and raise ClientGone when the client disconnects."""
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -230,7 +226,7 @@ async def _unless_gone(receive: Receive, work: Awaitable[None]) -> None:
 
 
 async def _body(request: Request) -> bytes:
-    """Return the body; raises ApiError for one of another type, too large or too slow."""
+    """Return the body; raise ApiError for a body of another type, or one that is too large or too slow."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON:
         # A web page can send other types to loopback without asking its browser's leave.

@@ -1,11 +1,11 @@
-"""An engine in a thread of its own, which rows of many clients share.
+"""An engine in its own thread, which the rows of many clients share.
 
     coroutine per answer ── a piece of at most PIECE_TOKENS ──▶ thread: jobs of alike pieces ──▶ engine
                 ▲ continuation ───────────────────────────────────────────────────────────────────┘
 
-A row is decoded in pieces, each a job of its own. So new rows join between two pieces, text goes out while it grows,
-and of a client that has gone at most one piece is decoded. vLLM's prefix cache keeps what pieces share; transformers
-computes it again.
+A row is decoded in pieces, and each piece is a job. So new rows can join between two pieces, text is sent while it
+grows, and at most one piece is decoded for a client that has disconnected. vLLM's prefix cache keeps what the pieces
+share; transformers computes it again.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import chain, count
 
 import msgspec
 import numpy as np
@@ -28,9 +28,9 @@ from prefixrl.common.errors import PeerLost, PrefixRLError
 from prefixrl.common.wire.messages.groups import Sampling
 
 PIECE_TOKENS = 16
-"""Few enough to be read as they come."""
+"""Few enough tokens that a person can read the text as it arrives."""
 STEP_S = 0.002
-"""Longest wait for the engine: new rows are not seen meanwhile."""
+"""Longest wait for the engine; new rows are noticed after it."""
 IDLE_S = 0.1
 END_S = 30.0
 
@@ -59,7 +59,7 @@ class _Piece:
         return self.row.sampling, self.row.stop_tokens, self.row.masked_tokens
 
     def settle(self, outcome: Continuation | Exception) -> None:
-        """Hand the outcome to the coroutine, if it still waits."""
+        """Give the outcome to the coroutine if it still waits."""
         with suppress(InvalidStateError):
             if isinstance(outcome, Exception):
                 self.future.set_exception(outcome)
@@ -74,7 +74,9 @@ class EngineThread:
         self, engine: Engine, name: str, on_fault: Callable[[], None] = lambda: None
     ) -> None:
         """Start the thread. `on_fault` is called, in the thread, when the engine has failed."""
-        self._engine, self.name, self.on_fault = engine, name, on_fault
+        self._engine = engine
+        self.name = name
+        self.on_fault = on_fault
         self.most_positions: int = getattr(engine, "most_positions", None) or sys.maxsize
         self.fault: Exception | None = None
         """Error that ended the thread."""
@@ -93,22 +95,17 @@ class EngineThread:
 
     async def pieces(self, row: SharedRow) -> AsyncGenerator[Continuation, None]:
         """Yield the continuation of a row piece by piece, up to a stop or its limit."""
-        decoded, limit = 0, row.sampling.max_new_tokens
+        limit = row.sampling.max_new_tokens
         tokens = row.tokens
-        while decoded < limit:
+        for decoded in range(0, limit, PIECE_TOKENS):
             size = min(PIECE_TOKENS, limit - decoded)
             sampling = msgspec.structs.replace(row.sampling, max_new_tokens=size)
-            piece = replace(
-                row,
-                tokens=tokens,
-                uniforms=row.uniforms[decoded : decoded + size],
-                sampling=sampling,
-            )
+            uniforms = row.uniforms[decoded : decoded + size]
+            piece = replace(row, tokens=tokens, uniforms=uniforms, sampling=sampling)
             written = await self._decoded(piece)
             yield written
             if written.finish == "eos":
                 return
-            decoded += size
             tokens = np.concatenate([tokens, written.tokens])
 
     async def _decoded(self, row: SharedRow) -> Continuation:
@@ -121,7 +118,7 @@ class EngineThread:
         return await asyncio.wrap_future(piece.future)
 
     def close(self) -> None:
-        """End the thread, whose rows get an error; raises PeerLost if the engine does not return."""
+        """End the thread; its rows get an error. Raise PeerLost if the engine does not return."""
         self._is_closing = True
         self._new.put(None)
         self._thread.join(END_S)
@@ -142,19 +139,14 @@ class EngineThread:
         except Exception as error:  # noqa: BLE001  an engine may raise anything; every waiting client must hear of it
             self.fault = error
             self.on_fault()
-        self._fail_all(self.fault)
-
-    def _fail_all(self, fault: Exception) -> None:
-        while not self._new.empty():
-            if (piece := self._new.get()) is not None:
-                self._waiting.append(piece)
-        for piece in (*self._waiting, *(each for job in self._open.values() for each in job)):
-            piece.settle(fault)
+        self._take_new()
+        for piece in chain(self._waiting, *self._open.values()):
+            piece.settle(self.fault)
         self._waiting.clear()
         self._open.clear()
 
     def _take_new(self) -> None:
-        """Take what came; wait a moment where there is nothing else to do."""
+        """Take the pieces that arrived; wait a moment if there is no other work."""
         is_idle = not (self._waiting or self._open)
         while True:
             try:
@@ -166,11 +158,12 @@ class EngineThread:
                 self._waiting.append(piece)
 
     def _submit(self) -> None:
-        """Hand waiting pieces to the engine while it has room; drop those whose client has left."""
+        """Give waiting pieces to the engine while it has room; drop the pieces of clients that have disconnected."""
         while self._waiting and self._has_room():
             oldest = self._waiting[0]
             most = self._engine.seats if self._engine.takes_runs else 1
-            alike, later = list[_Piece](), deque[_Piece]()
+            alike = list[_Piece]()
+            later = deque[_Piece]()
             for piece in self._waiting:
                 if piece.future.cancelled():
                     continue
@@ -185,7 +178,8 @@ class EngineThread:
         return sum(map(len, self._open.values())) < self._engine.room
 
     def _begin(self, pieces: list[_Piece]) -> None:
-        row, key = pieces[0].row, next(self._keys)
+        row = pieces[0].row
+        key = next(self._keys)
         uniforms = np.stack([each.row.uniforms for each in pieces])
         rows = tuple(each.row.tokens for each in pieces)
         job = Job(
@@ -193,8 +187,7 @@ class EngineThread:
         )
         try:
             self._engine.submit(job)
+            self._open[key] = pieces
         except PrefixRLError as error:
             for piece in pieces:
                 piece.settle(error)
-        else:
-            self._open[key] = pieces

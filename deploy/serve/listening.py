@@ -1,4 +1,4 @@
-"""The part of every HTTP server of this package: key, Host, socket, limits of a connection, an end in order."""
+"""The common part of both HTTP servers: it checks key and Host, listens, limits connections and ends in order."""
 
 import asyncio
 import base64
@@ -11,7 +11,6 @@ import stat
 from collections.abc import Iterator
 from hmac import compare_digest
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -23,7 +22,7 @@ from prefixrl.common.host.process import handle_stops
 from prefixrl.common.wire.address import is_loopback
 
 HEADER_S = 10.0
-"""Longest time for the head of a request to arrive."""
+"""Longest time in which the headers of a request must arrive."""
 KEEP_ALIVE_S = 30
 MOST_CONNECTIONS = 2048
 BACKLOG = 512
@@ -31,7 +30,7 @@ LEAST_KEY_CHARS = 16
 
 
 def key_of(host: str, variable: str | None, file: Path | None) -> str | None:
-    """Return the API key; raises ConfigError for an unfit or missing key."""
+    """Return the API key, None where none is needed; raise ConfigError for a weak or missing key."""
     if variable is not None and file is not None:
         raise ConfigError("--key-variable and --key-file: two sources of one key; give one")
     if file is not None:
@@ -69,7 +68,7 @@ def _read(file: Path) -> str:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; raises ConfigError."""
+    """Return a listening socket; raise ConfigError where host and port cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
@@ -80,7 +79,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> str:
-    """Return the beginning of the URLs of a server."""
+    """Return the URL of a server, without a path."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -88,7 +87,7 @@ def address_of(listener: socket.socket) -> str:
 def refusal(
     host: str, authorization: str | None, key: str | None, needs_key: bool = True
 ) -> tuple[int, str] | None:
-    """Return status and reason where a request must not be answered, by its Host and its key. Pure."""
+    """Return status and reason of a refusal, by Host and key of a request; None for a request that may be answered."""
     if key is None and not is_loopback(host):
         # A web page may have its own name point to loopback.
         said = f"Host {host!r}: without a key only localhost, 127.0.0.1 and ::1 are allowed; use one of them"
@@ -106,7 +105,7 @@ def refusal(
 
 
 class _Connection(H11Protocol):
-    """A connection whose client must send a whole head in time: uvicorn has no limit for it."""
+    """A connection whose client must send all headers in time: uvicorn has no such limit."""
 
     _late: asyncio.TimerHandle | None = None
 
@@ -131,7 +130,7 @@ class _Connection(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """A server that any stop signal ends in order, with exit code 0: uvicorn raises the signal again at its end."""
+    """A server that ends in order at any stop signal, with exit code 0: uvicorn alone would raise the signal again."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -144,20 +143,21 @@ class _Server(uvicorn.Server):
 
 
 def server_of(app: ASGIApp, drain_s: float) -> uvicorn.Server:
-    """Return a server; once it is asked to stop, open requests have `drain_s` to end."""
-    options: dict[str, Any] = {
-        "loop": "asyncio",
-        "http": _Connection,
-        "ws": "none",
-        "lifespan": "off",
-    }
+    """Return a server; when it is asked to stop, open requests have `drain_s` to finish."""
     # uvicorn has a line for each connection that is too many.
     logging.getLogger("uvicorn.error").addFilter(LineBudget())
-    options |= {
-        "log_config": None,
-        "access_log": False,
-        "server_header": False,
-        "proxy_headers": False,
-    }
-    options |= {"limit_concurrency": MOST_CONNECTIONS, "timeout_keep_alive": KEEP_ALIVE_S}
-    return _Server(uvicorn.Config(app, **options, timeout_graceful_shutdown=int(drain_s)))
+    config = uvicorn.Config(
+        app,
+        loop="asyncio",
+        http=_Connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(drain_s),
+    )
+    return _Server(config)

@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -34,12 +34,7 @@ class TokenCounts:
     @property
     def document(self) -> dict[str, int]:
         """The counts as OpenAI names them."""
-        total = self.prompt_tokens + self.completion_tokens
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": total,
-        }
+        return asdict(self) | {"total_tokens": self.prompt_tokens + self.completion_tokens}
 
 
 @dataclass
@@ -56,18 +51,18 @@ class Format:
         self, parts: Sequence[AnswerPart], choices: int, usage: TokenCounts
     ) -> dict[str, Any]:
         """Return a whole answer."""
-        texts, ends = [""] * choices, [""] * choices
+        texts = [""] * choices
+        ends = [""] * choices
         for part in parts:
             texts[part.index] += part.text
             ends[part.index] = part.finish or ends[part.index]
         documents = []
-        for index, text in enumerate(texts):
-            message = {"role": "assistant", "content": text, "refusal": None}
-            documents.append(
-                _choice(
-                    index, ends[index], **({"message": message} if self.is_chat else {"text": text})
-                )
-            )
+        for index, (text, end) in enumerate(zip(texts, ends, strict=True)):
+            if self.is_chat:
+                message = {"role": "assistant", "content": text, "refusal": None}
+                documents.append(_choice(index, end, message=message))
+            else:
+                documents.append(_choice(index, end, text=text))
         return self._document(documents, "chat.completion") | {"usage": usage.document}
 
     def opening(self, choices: int) -> bytes:
@@ -78,19 +73,14 @@ class Format:
 
     def event(self, part: AnswerPart) -> bytes:
         """Return the events of a part: none without text, unless it ends an answer."""
-        if not self.is_chat:
-            is_empty = not part.text and part.finish is None
-            return (
-                b"" if is_empty else self._event([_choice(part.index, part.finish, text=part.text)])
-            )
-        text = (
-            self._event([_choice(part.index, None, delta={"content": part.text})])
-            if part.text
-            else b""
-        )
-        return text + (
-            self._event([_choice(part.index, part.finish, delta={})]) if part.finish else b""
-        )
+        choices = []
+        if not self.is_chat and (part.text or part.finish):
+            choices.append(_choice(part.index, part.finish, text=part.text))
+        if self.is_chat and part.text:
+            choices.append(_choice(part.index, None, delta={"content": part.text}))
+        if self.is_chat and part.finish:
+            choices.append(_choice(part.index, part.finish, delta={}))
+        return b"".join(self._event([choice]) for choice in choices)
 
     def ending(self, usage: TokenCounts) -> bytes:
         """Return the events behind the text."""

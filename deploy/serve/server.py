@@ -70,12 +70,12 @@ def serve(options: ServeOptions) -> int:
         )
         name = options.name or options.run.resolve().name
         sections = {"adapter": config.adapter, "target": config.target}
-        systems = [
+        systems = (
             f"{role}.system"
             for role, model in sections.items()
             if model and model.system is not None
-        ]
-        limits = Limits(name, answering.most_tokens, systems[0] if systems else None)
+        )
+        limits = Limits(name, answering.most_tokens, next(systems, None))
         policy = Policy(key, options.most_answers, options.deadline)
         server = server_of(CompletionService(answering, limits, policy).app(), options.deadline)
         for model in models:
@@ -88,12 +88,12 @@ def serve(options: ServeOptions) -> int:
 
 def _ended(models: list[Model]) -> int:
     """Stop the engines; raise the error of one that failed."""
-    faults = [model.engine.fault for model in models if model.engine.fault is not None]
+    fault = next(filter(None, (model.engine.fault for model in models)), None)
     for model in models:
         model.engine.close()
-    for fault in faults:
-        if isinstance(fault, PrefixRLError):
-            raise fault
+    if isinstance(fault, PrefixRLError):
+        raise fault
+    if fault:
         log.error("an engine failed", exc_info=fault)
         return 1
     click.echo("stopped", err=True)
@@ -101,7 +101,7 @@ def _ended(models: list[Model]) -> int:
 
 
 def _servable(config: RunConfig) -> RunConfig:
-    """Return the config whose models can be loaded here; raises ConfigError for other engines."""
+    """Return a config whose models can be loaded here; raise ConfigError for an engine without a model."""
     roles = ("rollout", "scorer") if config.mode == "prefix" else ("rollout",)
     sections = {role: getattr(config, role) for role in roles}
     for role, section in sections.items():
@@ -111,18 +111,14 @@ def _servable(config: RunConfig) -> RunConfig:
                 f'{role}.engine = "{section.engine}": `prefixrl serve` loads the models itself; allowed are '
                 f"{AUTO}, {', '.join(loadable)}; give --set {role}.engine=transformers"
             )
-    sizes = {role: section.record.memory for role, section in sections.items()}
-    has_share = any(
-        memory is not None and memory.share(sections[role]) is not None
-        for role, memory in sizes.items()
-    )
+    sized = {role: section for role, section in sections.items() if section.record.memory}
+    has_share = any(section.record.memory.share(section) is not None for section in sized.values())
     if config.mode == "direct" or has_share or not torch.cuda.is_available():
         return config
     shares = {"rollout": ADAPTER_SHARE, "scorer": TARGET_SHARE}
     changed = {
-        role: memory.with_share(sections[role], shares[role], None)
-        for role, memory in sizes.items()
-        if memory is not None
+        role: section.record.memory.with_share(section, shares[role], None)
+        for role, section in sized.items()
     }
     return config.model_copy(update=changed)
 

@@ -45,7 +45,7 @@ def write_scripts(directory: Path, scripts: dict[Script, str]) -> None:
 def write_submission(directory: Path, submission: Submission) -> None:
     """Record the submitted jobs."""
     write_atomically(
-        directory / FOLDER / RECORD, msgspec.json.format(msgspec.json.encode(submission)).decode()
+        directory / FOLDER / RECORD, msgspec.json.format(msgspec.json.encode(submission))
     )
 
 

@@ -21,7 +21,8 @@ OF_A_POD = "broker.listen=tcp://eth0:5555"
 
 def in_pods(run: RunOnSlurm, mount: Path) -> RunOnSlurm:
     """Return a run with the paths of its pods, where `mount` is the run file's folder; raise ConfigError."""
-    folder, function = run.run_file.parent, run.config.reward.function
+    folder = run.run_file.parent
+    function = run.config.reward.function
 
     def moved(key: str, text: str) -> str:
         path = Path(text)

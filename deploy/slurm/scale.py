@@ -1,5 +1,6 @@
 """`prefixrl scale`: more or fewer workers of a run under SLURM, while it goes on."""
 
+import heapq
 from pathlib import Path
 from typing import Literal
 
@@ -16,10 +17,9 @@ from prefixrl.deploy.slurm.script import WORKERS, Worker, job_name
 
 def leaving(workers: list[QueuedJob], count: int) -> list[QueuedJob]:
     """Return the workers that end first: waiting workers, then the newest, by array and index."""
-    in_order = sorted(
-        workers, key=lambda each: (each.is_waiting, [int(part) for part in each.job_id.split("_")])
+    return heapq.nlargest(
+        count, workers, lambda job: (job.is_waiting, [int(part) for part in job.job_id.split("_")])
     )
-    return in_order[::-1][:count]
 
 
 def scale(directory: Path, roles: Literal["rollouts", "scorers"], count: int) -> None:
@@ -55,20 +55,14 @@ def scale(directory: Path, roles: Literal["rollouts", "scorers"], count: int) ->
     write_submission(directory, submission)
     scheduler.cancel([each.job_id for each in ended if each.is_waiting])
     scheduler.stop([each.job_id for each in ended if not each.is_waiting])
-    said = (
-        f"{len(ended)} {roles} end ({', '.join(names)}), {count} stay"
-        if ended
-        else f"{count} {roles}, as before"
-    )
-    click.echo(said)
+    change = f"{len(ended)} {roles} end ({', '.join(names)}), {count} stay"
+    click.echo(change if ended else f"{count} {roles}, as before")
 
 
 def _workers(directory: Path, role: Worker, submission: Submission) -> list[QueuedJob]:
     """List the workers of a role that stay; forget leaving workers that are gone."""
     jobs = scheduler.queued(*(job_name(directory, each) for each in WORKERS))
-    submission.leaving = [
-        each for each in submission.leaving if each in {job.job_id for job in jobs}
-    ]
+    submission.leaving = [job.job_id for job in jobs if job.job_id in submission.leaving]
     name = job_name(directory, role)
     return [job for job in jobs if job.name == name and job.job_id not in submission.leaving]
 

@@ -36,11 +36,8 @@ def check(script: Path) -> None:
     try:
         _call("sbatch", NOT_SUBMITTED, str(script))
     except ConfigError as error:
-        requests = re.findall(
-            r"^#SBATCH (--(?:[cg]pus-per|mem|nodes|ntasks=)\S*)",
-            script.read_text("utf-8"),
-            re.MULTILINE,
-        )
+        pattern = r"(?m)^#SBATCH (--(?:[cg]pus-per|mem|nodes|ntasks=)\S*)"
+        requests = re.findall(pattern, script.read_text("utf-8"))
         raise ConfigError(
             f"{error}; {script} asks for {' '.join(requests)}: lower [launch] or [slurm]"
         ) from None

@@ -18,6 +18,7 @@ from prefixrl.common.host.placement import processes_of
 from prefixrl.common.host.template import rendered
 from prefixrl.common.wire.address import is_on_this_host
 from prefixrl.common.worker.allowed import flags as allowances
+from prefixrl.common.worker.command import set_flags
 
 Role = Literal["learner", "rollout", "scorer"]
 Worker = Literal["rollout", "scorer"]
@@ -63,16 +64,13 @@ class RunOnSlurm:
     def processes(self, role: Role) -> int:
         """Return the number of processes that the run file has for a role."""
         launch = self.config.launch
-        return {
-            "learner": launch.learner_ranks,
-            "rollout": launch.rollouts,
-            "scorer": launch.scorers,
-        }[role]
+        counts = {"learner": launch.learner_ranks, "rollout": launch.rollouts}
+        return counts.get(role, launch.scorers)
 
     def section(self, role: Role) -> SlurmRole:
         """Return the role's part of `[slurm]`."""
-        slurm = self.config.slurm
-        return {"learner": slurm.learner, "rollout": slurm.rollout, "scorer": slurm.scorer}[role]
+        section: SlurmRole = getattr(self.config.slurm, role)
+        return section
 
     def gpus(self, role: Role) -> int:
         """Return the GPUs of each process of a role."""
@@ -83,40 +81,28 @@ class RunOnSlurm:
         """Return the cores of each process of a role."""
         if (cpus := self.section(role).cpus) is not None:
             return cpus
-        return self.config.own_cores(role) + (
-            self.config.verifier_children() if role == "scorer" else 0
-        )
+        children = self.config.verifier_children() if role == "scorer" else 0
+        return self.config.own_cores(role) + children
 
     @property
     def gpus_of_all(self) -> int:
         """Return the fewest GPUs for the whole run: `prefixrl launch` puts rollouts on the GPUs of the learner."""
         processes = processes_of(self.config)
-        guests = (
-            sum(each.is_guest and each.chosen_gpus is None for each in processes)
-            if self.gpus("learner")
-            else 0
-        )
-        gpu_counts = [gpu + 1 for each in processes for gpu in each.chosen_gpus or ()]
-        return max(
-            [sum(self.processes(role) * self.gpus(role) for role in ROLES) - guests, *gpu_counts]
-        )
+        gpus = sum(self.processes(role) * self.gpus(role) for role in ROLES)
+        if self.gpus("learner"):
+            gpus -= sum(each.is_guest and each.chosen_gpus is None for each in processes)
+        return max([gpus, *(gpu + 1 for each in processes for gpu in each.chosen_gpus or ())])
 
     def command(self, role: Role) -> list[str]:
         """Return the command of one process."""
         if role != "learner":
             allowed = allowances(self.config) if role == "scorer" else []
             return [f"prefixrl-{role}", "--run", str(self.directory), *allowed]
-        listen = (
-            ()
-            if "listen" in self.config.broker.model_fields_set
-            else (f"broker.listen={self.listen}",)
-        )
-        settings = (*self.settings, *listen, f"directory={self.directory}")
-        return [
-            "prefixrl-learner",
-            str(self.run_file),
-            *(part for each in settings for part in ("--set", each)),
-        ]
+        settings = self.settings
+        if "listen" not in self.config.broker.model_fields_set:
+            settings += (f"broker.listen={self.listen}",)
+        flags = set_flags((*settings, f"directory={self.directory}"))
+        return ["prefixrl-learner", str(self.run_file), *flags]
 
     def log(self, name: str, folder: str = "logs") -> str:
         """Return the option with a log's path; percent signs of its folder are escaped."""
@@ -155,7 +141,8 @@ def arrays(run: RunOnSlurm) -> dict[Role, str]:
 
 def heterogeneous(run: RunOnSlurm) -> str:
     """Return the script of one job with a group of nodes per role."""
-    groups, steps = [], {}
+    groups = []
+    steps = {}
     for group, role in enumerate(ROLES):
         count = run.processes(role)
         common = _options_of_job(run, "run", run.log("slurm-%j.log")) if group == 0 else []
@@ -186,22 +173,24 @@ def whole_runs(run: RunOnSlurm, configs: Sequence[RunConfig], command: Sequence[
         sum(each.processes(role) * (each.section(role).memory_gib or 0) for role in ROLES)
         for each in alike
     )
-    kind = f"{run.section('learner').gpu_type}:" if run.section("learner").gpu_type else ""
     resources = ["--ntasks=1", "--nodes=1", f"--cpus-per-task={cpus}"]
-    resources += [f"--gpus-per-node={kind}{gpus}"] * bool(gpus) + [f"--mem={memory}G"] * bool(
-        memory
-    )
+    resources += _gpu_options(run, "learner", "node", gpus)
+    if memory:
+        resources.append(f"--mem={memory}G")
     options = [
         *_options_of_job(run, "sweep", run.log("%A_%a.log", "slurm")),
         *_site(run, "learner"),
         *resources,
+        f"--array=0-{len(configs) - 1}",
     ]
     step = _step("learner", resources, command)
-    return _script(
-        run,
-        [[*options, f"--array=0-{len(configs) - 1}"]],
-        {"learner": f'{step} "$SLURM_ARRAY_TASK_ID"'},
-    )
+    return _script(run, [options], {"learner": f'{step} "$SLURM_ARRAY_TASK_ID"'})
+
+
+def _gpu_options(run: RunOnSlurm, role: Role, per: str, count: int) -> list[str]:
+    """Return the option that asks for GPUs `per` node or task, none for 0 GPUs."""
+    kind = run.section(role).gpu_type
+    return [f"--gpus-per-{per}={f'{kind}:' if kind else ''}{count}"] if count else []
 
 
 def _options_of_job(run: RunOnSlurm, role: Script, log: str) -> list[str]:
@@ -210,14 +199,13 @@ def _options_of_job(run: RunOnSlurm, role: Script, log: str) -> list[str]:
 
 
 def _site(run: RunOnSlurm, role: Role) -> list[str]:
-    slurm, section = run.config.slurm, run.section(role)
-    partition, time = section.partition or slurm.partition, section.time or slurm.time
+    slurm = run.config.slurm
+    section = run.section(role)
+    partition = section.partition or slurm.partition
+    time = section.time or slurm.time
     options = {"account": slurm.account, "partition": partition, "time": time}
-    return [
-        *(f"--{key}={value}" for key, value in options.items() if value),
-        *slurm.sbatch,
-        *section.sbatch,
-    ]
+    given_options = [f"--{key}={value}" for key, value in options.items() if value]
+    return [*given_options, *slurm.sbatch, *section.sbatch]
 
 
 def _resources(run: RunOnSlurm, role: Role, tasks: int) -> list[str]:
@@ -227,7 +215,6 @@ def _resources(run: RunOnSlurm, role: Role, tasks: int) -> list[str]:
     cpus = run.cpus(role)
     nodes = run.config.slurm.learner.nodes
     options = [f"--ntasks={tasks}", f"--cpus-per-task={cpus}"]
-    kind = f"{section.gpu_type}:" if section.gpu_type else ""
     if role == "learner":
         if tasks % nodes:
             raise ConfigError(
@@ -236,9 +223,9 @@ def _resources(run: RunOnSlurm, role: Role, tasks: int) -> list[str]:
             )
         options += [f"--nodes={nodes}", f"--ntasks-per-node={tasks // nodes}"]
         # Per node, not per task: ranks that see each other's GPUs copy between them directly.
-        options += [f"--gpus-per-node={kind}{gpus * tasks // nodes}"] * bool(gpus)
+        options += _gpu_options(run, role, "node", gpus * tasks // nodes)
     else:
-        options += [f"--gpus-per-task={kind}{gpus}"] * bool(gpus)
+        options += _gpu_options(run, role, "task", gpus)
     if section.memory_gib:
         options.append(f"--mem-per-cpu={-(-section.memory_gib * 1024 // cpus)}M")
     return options

@@ -41,11 +41,11 @@ def with_memory(configs: Sequence[RunConfig]) -> list[RunConfig]:
         raise ConfigError(forecast.stderr.removeprefix("error: ").strip())
     completed = []
     for config, needed in zip(configs, json.loads(forecast.stdout), strict=True):
-        slurm = config.slurm
-        for role, gib in needed.items():
-            slurm = slurm.model_copy(
-                update={role: getattr(slurm, role).model_copy(update={"memory_gib": gib})}
-            )
+        sections = {
+            role: getattr(config.slurm, role).model_copy(update={"memory_gib": gib})
+            for role, gib in needed.items()
+        }
+        slurm = config.slurm.model_copy(update=sections)
         completed.append(config.model_copy(update={"slurm": slurm}))
     return completed
 

@@ -83,11 +83,8 @@ def _is_finished(run: SweptRun) -> bool:
 def _check_same(before: RunConfig, now: RunConfig) -> None:
     """Raise ConfigError if a run finished with other settings than the sweep has for it now."""
     old, new = (flat_settings(each.model_dump(mode="json")) for each in (before, now))
-    differing = [
-        f"{key}: {old.get(key)} -> {new.get(key)}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and key.split(".")[0] not in FREE
-    ]
+    changed = {key for key, _ in old.items() ^ new.items() if key.split(".")[0] not in FREE}
+    differing = [f"{key}: {old.get(key)} -> {new.get(key)}" for key in sorted(changed)]
     if differing:
         raise ConfigError(
             f"{before.directory} holds a finished run with other settings: {'; '.join(differing)}; restore the sweep "

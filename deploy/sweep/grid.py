@@ -108,23 +108,21 @@ def read(file: Path) -> Sweep:
     runs = []
     for index, values in enumerate(combined):
         place = directory / f"{index:03d}"
-        settings = {**common, **values, "directory": str(place)}
-        runs.append(
-            SweptRun(
-                index, place, values, tuple(f"{key}={toml(each)}" for key, each in settings.items())
-            )
-        )
+        tree = {**common, **values, "directory": str(place)}
+        settings = tuple(f"{key}={toml(value)}" for key, value in tree.items())
+        runs.append(SweptRun(index, place, values, settings))
     return Sweep(file.resolve(), run_file, directory, tuple(runs))
 
 
 def combinations(block: Values) -> Iterator[Values]:
     """Yield every combination of a block's values; the last key changes fastest."""
+    axes = []
     for key, value in block.items():
         if value == []:
             raise ConfigError(
                 f"{key} = []: no value to try; leave it out, or give [[]] for an empty list"
             )
-    axes = [value if isinstance(value, list) else [value] for value in block.values()]
+        axes.append(value if isinstance(value, list) else [value])
     for values in itertools.product(*axes):
         yield dict(zip(block, values, strict=True))
 

@@ -4,8 +4,8 @@ Accuracy is greedy, on the held-out problems. The best evaluation of a run was c
 for it; means are over the last versions, which nothing chose.
 """
 
-from collections import defaultdict
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 from rich.table import Table
@@ -14,9 +14,10 @@ from prefixrl.common.config.load import CONFIG_FILE
 from prefixrl.common.config.section import toml
 from prefixrl.common.errors import UserError
 from prefixrl.common.evaluation.accuracy import EvaluatedRow, accuracy, over_runs
+from prefixrl.common.evaluation.grouping import grouped
 from prefixrl.common.run import json_lines
-from prefixrl.common.run.documents import SUMMARY_FILE, Summary
-from prefixrl.deploy.runs.tables import console, table_of
+from prefixrl.common.run.documents import summary_of
+from prefixrl.deploy.runs.tables import console, figure, interval, table_of
 from prefixrl.deploy.sweep.grid import Sweep, SweptRun, Values
 from prefixrl.deploy.view.run_state import state_of
 
@@ -62,7 +63,7 @@ def _judged(directory: Path) -> dict[int, float]:
     for path in (directory / "evaluations").glob("adapter@*.greedy.jsonl"):
         if score := accuracy(json_lines.read(path, EvaluatedRow)):
             judged[int(path.name.removeprefix("adapter@").partition(".")[0])] = score.accuracy
-    if summary := json_lines.document(directory / SUMMARY_FILE, Summary):
+    if summary := summary_of(directory):
         judged |= {
             point.version: point.accuracy for point in summary.accuracy_by_version if point.version
         }
@@ -75,7 +76,7 @@ def tables(sweep: Sweep) -> list[Table]:
     keys = dict.fromkeys(key for run in sweep.runs for key in run.values)
     axes = [key for key in keys if len({toml(run.values.get(key)) for run in sweep.runs}) > 1]
     judged = [result.best for result in results if result.best]
-    winner = max(judged, key=lambda best: best[0], default=None)
+    winner = max(judged, key=itemgetter(0), default=None)
     rows = [
         [
             str(result.run.index),
@@ -83,13 +84,13 @@ def tables(sweep: Sweep) -> list[Table]:
             result.state,
             result.iterations,
             _best_cell(result, winner),
-            "" if result.last is None else f"{result.last:.3f}",
+            figure(result.last),
         ]
         for result in results
     ]
     runs = table_of(["run", *axes, "state", "iterations", "best (version)", "last"], rows)
     seeds = _over_seeds(results, [axis for axis in axes if axis != SEED])
-    return [runs, *([seeds] if seeds.row_count else [])]
+    return [runs, seeds] if seeds.row_count else [runs]
 
 
 def _best_cell(result: RunResult, winner: tuple[float, int] | None) -> str:
@@ -107,24 +108,24 @@ def print_tables(sweep: Sweep) -> None:
 
 def _over_seeds(results: list[RunResult], axes: list[str]) -> Table:
     """Return a line per setting that several finished runs share, the best mean first."""
-    groups: dict[tuple[str, ...], list[RunResult]] = defaultdict(list)
-    for result in results:
-        settings = sorted(
-            f"{key}={toml(value)}" for key, value in result.run.values.items() if key != SEED
+    groups = grouped(
+        (
+            frozenset((key, toml(value)) for key, value in each.run.values.items() if key != SEED),
+            each,
         )
-        if result.last is not None:
-            groups[tuple(settings)].append(result)
+        for each in results
+        if each.last is not None
+    )
     rows = []
     several = [
         (over_runs([each.last or 0.0 for each in group]), group)
         for group in groups.values()
         if len(group) > 1
     ]
-    for (mean, (low, high)), group in sorted(several, key=lambda pair: -pair[0][0]):
+    for (mean, ends), group in sorted(several, key=lambda pair: -pair[0][0]):
         numbers = ", ".join(str(each.run.index) for each in group)
-        rows.append(
-            [numbers, *_cells(group[0].run.values, axes), f"{mean:.3f}", f"{low:.3f} to {high:.3f}"]
-        )
+        settings = _cells(group[0].run.values, axes)
+        rows.append([numbers, *settings, figure(mean), interval(ends)])
     return table_of(["runs", *axes, "mean of last", "95% t-interval"], rows)
 
 

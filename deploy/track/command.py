@@ -2,8 +2,8 @@
 
     learner ── metrics.jsonl, journal ──▶ this process ──▶ TensorBoard, W&B, trackio, MLflow, ...
 
-The learner starts it where `[log]` asks for a tracker and ends it by closing its stdin: what a tracker waits for, and
-what it fails at, never holds up training. After a resume the same run goes on.
+The learner starts this process if `[log]` names a tracker, and ends it by closing its stdin. So a tracker that waits or
+fails never delays training. After a resume the same run of the tracker continues.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 2.0
 SAMPLES_S = 300.0
-"""Time between two tables of samples: for each the journal is read."""
+"""Time between two tables of samples; for each table the journal is read."""
 SAMPLES = 16
 
 
@@ -76,35 +76,31 @@ def track_command(
             run_directory, LogConfig.model_validate(settings_of(run_directory)["log"]), stdin_ended
         )
         return
-    wandb = (
-        WandbConfig(project=project, mode="offline" if offline else "online") if project else None
-    )
-    track(
-        run_directory,
-        LogConfig(wandb=wandb, **options),
-        stop_event().is_set if follows else lambda: True,
-    )
+    if project:
+        options["wandb"] = WandbConfig(project=project, mode="offline" if offline else "online")
+    ended = stop_event().is_set if follows else lambda: True
+    track(run_directory, LogConfig(**options), ended)
 
 
 def stdin_ended() -> bool:
-    """Return True once the starter of this process has closed its stdin, or is gone."""
+    """Return True after the process that started this one has closed its stdin, or has ended."""
     return bool(select.select([0], [], [], 0.0)[0]) and os.read(0, 4096) == b""
 
 
 def track(directory: Path, config: LogConfig, ended: Callable[[], bool]) -> None:
-    """Send all metrics until `ended`; raises UserError for what cannot work."""
+    """Send all metrics until `ended` returns True; raise UserError if no tracker works."""
     check_format(directory)
     if not config.chosen_trackers:
         raise ConfigError(
             f"nothing to send to: give one of --{', --'.join(TRACKERS)}, or [log] in the run file"
         )
-    trackers = WorkingTrackers(
-        {
-            f"log.{name}": partial(tracker_of(name).open, directory, options)
-            for name, options in config.chosen_trackers.items()
-        }
-    )
-    metrics, sampled_s = MetricsFile(directory / METRICS_FILE), 0.0
+    makers = {
+        f"log.{name}": partial(tracker_of(name).open, directory, options)
+        for name, options in config.chosen_trackers.items()
+    }
+    trackers = WorkingTrackers(makers)
+    metrics = MetricsFile(directory / METRICS_FILE)
+    sampled_s = 0.0
     try:
         while True:
             is_last = ended()
@@ -122,7 +118,7 @@ def track(directory: Path, config: LogConfig, ended: Callable[[], bool]) -> None
 
 
 class WorkingTrackers:
-    """The trackers that work; one that fails is left out and named, the failure of the last one is raised."""
+    """The trackers that work. A tracker that fails is logged and left out; the failure of the last one is raised."""
 
     def __init__(self, makers: Mapping[str, Callable[[], OpenTracker]]) -> None:
         """Open all of them."""
@@ -159,7 +155,8 @@ class WorkingTrackers:
 
 def _send_samples(directory: Path, trackers: WorkingTrackers) -> None:
     try:
-        decode, newest = decoder(directory), newest_groups(directory)
+        decode = decoder(directory)
+        newest = newest_groups(directory)
     except UserError as fault:
         log.warning("no samples are sent: %s", fault)
         return
@@ -168,7 +165,7 @@ def _send_samples(directory: Path, trackers: WorkingTrackers) -> None:
 
 
 class MetricsFile:
-    """The lines of `metrics.jsonl` that are new, or other than before."""
+    """The lines of `metrics.jsonl` that are new or have changed."""
 
     def __init__(self, path: Path) -> None:
         """Begin before the first line."""
@@ -176,13 +173,11 @@ class MetricsFile:
         self._sent: dict[int, str] = {}
 
     def changed(self) -> list[MetricsLine]:
-        """Return what was appended; after a resume replaced the file, the lines that differ."""
+        """Return the appended lines; after a resume has replaced the file, the lines that differ."""
         changed = []
         for text in (line for block in self._added.blocks() for line in block.splitlines()):
-            line, digest = (
-                msgspec.json.decode(text, type=MetricsLine),
-                xxhash.xxh3_64_hexdigest(text),
-            )
+            line = msgspec.json.decode(text, type=MetricsLine)
+            digest = xxhash.xxh3_64_hexdigest(text)
             if self._sent.get(line.iteration) != digest:
                 self._sent[line.iteration] = digest
                 changed.append(line)

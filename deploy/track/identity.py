@@ -14,10 +14,10 @@ from prefixrl.common.host.process import write_atomically
 
 
 def identity_at(directory: Path, tracker: str, make: Callable[[], str]) -> str:
-    """Return the id that the run has at a tracker, made at the first time: later trackers go on under it."""
+    """Return the id of the run at a tracker. The first call makes the id; later calls return the same one."""
     path = directory / f"{tracker}.json"
     if not path.exists():
-        write_atomically(path, msgspec.json.encode({"id": make()}).decode())
+        write_atomically(path, msgspec.json.encode({"id": make()}))
     return read_json(path, dict[str, str])["id"]
 
 

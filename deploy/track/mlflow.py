@@ -19,17 +19,17 @@ class ExperimentRun:
         """Begin or go on; raise ConfigError without the package."""
         self._mlflow = mlflow = imported_package("mlflow")
         try:
-            place, client = mlflow.set_experiment(experiment).experiment_id, mlflow.MlflowClient()
+            place = mlflow.set_experiment(experiment).experiment_id
+            client = mlflow.MlflowClient()
         except mlflow.MlflowException as fault:
             raise ConfigError(
                 f"log.mlflow: {fault}; MLFLOW_TRACKING_URI names the server"
             ) from None
         name = directory.resolve().name
-        mlflow.start_run(
-            identity_at(
-                directory, "mlflow", lambda: client.create_run(place, run_name=name).info.run_id
-            )
+        run_id = identity_at(
+            directory, "mlflow", lambda: client.create_run(place, run_name=name).info.run_id
         )
+        mlflow.start_run(run_id)
         mlflow.log_dict(settings_of(directory), "config.json")
 
     def write(self, lines: Sequence[MetricsLine]) -> None:

@@ -1,9 +1,9 @@
 """TensorBoard: event files in the run directory."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from prefixrl.common.run.documents import MetricsLine, columns
 from prefixrl.common.run.tracker import SampleText, Tracker
@@ -20,17 +20,15 @@ class EventFiles:
 
         self._folder = directory / "tensorboard"
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._open: Callable[[int], Any] = lambda first: SummaryWriter(
-            str(self._folder), purge_step=first
-        )
-        self._writer = self._open(0)
+        self._open = partial(SummaryWriter, str(self._folder))
+        self._writer = self._open(purge_step=0)
         self._next = 0
 
     def write(self, lines: Sequence[MetricsLine]) -> None:
         """Write scalars; lines that come again take the place of the first ones."""
         if lines[0].iteration < self._next:
             self._writer.close()
-            self._writer = self._open(lines[0].iteration)
+            self._writer = self._open(purge_step=lines[0].iteration)
         for line in lines:
             for name, value in columns(line).items():
                 self._writer.add_scalar(name, value, line.iteration)

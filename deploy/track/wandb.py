@@ -18,7 +18,9 @@ class LoggedRun:
     """One run of Weights & Biases, or of trackio, which has the same calls; also over resumes."""
 
     def __init__(self, module: Any, run: Any, takes_steps: bool) -> None:
-        self._module, self._run, self._takes_steps = module, run, takes_steps
+        self._module = module
+        self._run = run
+        self._takes_steps = takes_steps
 
     def write(self, lines: Sequence[MetricsLine]) -> None:
         """Send the columns of each line."""
@@ -30,10 +32,8 @@ class LoggedRun:
         rows = [[*msgspec.structs.astuple(sample)] for sample in samples]
         iteration = samples[0].iteration if samples else 0
         table = self._module.Table(columns=list(SampleText.__struct_fields__), data=rows)
-        self._run.log(
-            {"samples": table, "iteration": iteration},
-            step=iteration if self._takes_steps else None,
-        )
+        step = iteration if self._takes_steps else None
+        self._run.log({"samples": table, "iteration": iteration}, step=step)
 
     def close(self) -> None:
         """Send what is left."""

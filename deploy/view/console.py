@@ -5,15 +5,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Column, Table
+from rich.console import Group
+from rich.table import Table
 from rich.text import Text
 
+from prefixrl.common.evaluation.grouping import grouped
 from prefixrl.common.host.exit_codes import printable
 from prefixrl.common.run.documents import MetricsLine, memory_words
 from prefixrl.common.run.status import StatusDocument, WorkerStatus
 from prefixrl.common.wire.messages.worker import MemoryUse
-from prefixrl.deploy.runs.tables import cell
+from prefixrl.deploy.runs.tables import cell, counted
 from prefixrl.deploy.view.bottleneck import bottleneck_words
 from prefixrl.deploy.view.stalls import stall_of
 
@@ -43,13 +44,13 @@ def progress_of(recent: Sequence[MetricsLine], is_saving: bool) -> Progress:
     """Measure the time of an iteration over the newest lines, which are in order."""
     if not recent:
         return Progress(is_saving=is_saving)
-    first, last = recent[-RECENT:][0], recent[-1]
-    passed_s, iterations = (
-        last.since_start_s - first.since_start_s,
-        last.iteration - first.iteration,
-    )
+    first = recent[-RECENT:][0]
+    last = recent[-1]
+    passed_s = last.since_start_s - first.since_start_s
+    iterations = last.iteration - first.iteration
     if iterations <= 0 or passed_s <= 0.0:
-        passed_s, iterations = last.since_start_s, last.iteration + 1
+        passed_s = last.since_start_s
+        iterations = last.iteration + 1
     return Progress(last, passed_s / iterations, is_saving)
 
 
@@ -99,7 +100,7 @@ def learner_phase(document: StatusDocument, progress: Progress) -> str:
 
 def judged(document: StatusDocument) -> str:
     """Return the numbers of judged and of requested problems, in words."""
-    counts = {"asked": 0, "judged": 0, "failed": 0} | document.evaluations
+    counts = Counter(document.evaluations)
     if not counts["asked"]:
         return "nothing asked yet"
     failed = f", {counts['failed']} failed" if counts["failed"] else ""
@@ -113,12 +114,13 @@ def is_held_up(worker: WorkerStatus) -> bool:
 
 def held_up(document: StatusDocument) -> list[str]:
     """Return what workers wait for, and the functions of the user's that fail."""
-    stuck = [each for each in document.workers if is_held_up(each)]
-    names = [f"{worker.name}: {worker.state}" for worker in stuck[:NAMED_WORKERS]]
-    if document.idle_s >= STANDS_STILL_S and document.total_iterations:
-        names.insert(0, stall_of(document))
+    stuck = [f"{each.name}: {each.state}" for each in document.workers if is_held_up(each)]
     more = len(stuck) - NAMED_WORKERS
-    return [*names, *([f"and {more} more workers that wait or fail"] if more > 0 else [])]
+    if more > 0:
+        stuck[NAMED_WORKERS:] = [f"and {more} more workers that wait or fail"]
+    if document.idle_s >= STANDS_STILL_S and document.total_iterations:
+        stuck.insert(0, stall_of(document))
+    return stuck
 
 
 # --- the status line -------------------------------------------------------------------------------------------------
@@ -127,50 +129,45 @@ def held_up(document: StatusDocument) -> list[str]:
 def status_line(document: StatusDocument, progress: Progress) -> str:
     """Return the state of a run in one line."""
     if not document.total_iterations:
-        busy = ", ".join(
-            f"{role} {percent(share)}" for role, share in document.busy_fraction.items()
-        )
-        return "; ".join(
-            [judged(document), *([f"busy: {busy}"] if busy else []), *_remarks(document)]
-        )
+        shares = document.busy_fraction.items()
+        busy = ", ".join(f"{role} {percent(share)}" for role, share in shares)
+        parts = [judged(document), f"busy: {busy}" if busy else "", *_remarks(document)]
+        return "; ".join(filter(None, parts))
     trained = percent(min(1.0, document.iteration / document.total_iterations))
     parts = [f"it {document.iteration}/{document.total_iterations} {trained}"]
     if newest := progress.newest:
         tokens_per_s = sum(newest.tokens_per_s.get(role, 0.0) for role in ("rollout", "scorer"))
-        parts += [*_figures(newest), f"{compact(tokens_per_s)} tok/s"]
+        formats = {
+            "reward": "reward {:.2f}",
+            "reference_kl": "KL {:.2g}",
+            "entropy": "entropy {:.2f}",
+        }
+        for name, text in formats.items():
+            if name in newest.figures:
+                parts.append(text.format(newest.figures[name]))
+        parts += [f"age {newest.mean_age:.1f}", f"{compact(tokens_per_s)} tok/s"]
     if document.iteration >= document.total_iterations:
         parts.append("training done")
     elif progress.iteration_s is not None:
         left_s = progress.iteration_s * (document.total_iterations - document.iteration)
         parts.append(f"{progress.iteration_s:.2g} s/it training left {duration(left_s)}")
     phase = learner_phase(document, progress)
-    phases = [phase] if phase.startswith(("loading", "waiting ", "judging")) else []
-    return "; ".join([" ".join(parts), *phases, *_remarks(document)])
+    if not phase.startswith(("loading", "waiting ", "judging")):
+        phase = ""
+    return "; ".join(filter(None, [" ".join(parts), phase, *_remarks(document)]))
 
 
-def _figures(line: MetricsLine) -> Iterator[str]:
-    formats = {"reward": "reward {:.2f}", "reference_kl": "KL {:.2g}", "entropy": "entropy {:.2f}"}
-    yield from (
-        text.format(line.figures[name]) for name, text in formats.items() if name in line.figures
-    )
-    yield f"age {line.mean_age:.1f}"
-
-
-def _remarks(document: StatusDocument) -> list[str]:
-    """Return what is wrong, and what costs money."""
-    loading = ", ".join(each.name for each in document.workers if each.phase == "loading")
-    cut = document.truncated_fraction
-    return [
-        *([f"loading: {loading}"] if loading else []),
-        *([f"cut by the length limit {percent(cut)}"] if cut else []),
-        *(
-            [f"texts without a verdict: {counts_in_words(document.row_errors)}"]
-            if document.row_errors
-            else []
-        ),
-        *([f"endpoint: {document.endpoint}"] if document.endpoint else []),
-        *held_up(document),
-    ]
+def _remarks(document: StatusDocument) -> Iterator[str]:
+    """Yield what is wrong, and what costs money."""
+    if loading := ", ".join(each.name for each in document.workers if each.phase == "loading"):
+        yield f"loading: {loading}"
+    if cut := document.truncated_fraction:
+        yield f"cut by the length limit {percent(cut)}"
+    if document.row_errors:
+        yield f"texts without a verdict: {counts_in_words(document.row_errors)}"
+    if document.endpoint:
+        yield f"endpoint: {document.endpoint}"
+    yield from held_up(document)
 
 
 # --- the picture -----------------------------------------------------------------------------------------------------
@@ -179,21 +176,20 @@ def _remarks(document: StatusDocument) -> list[str]:
 def picture(document: StatusDocument, progress: Progress, height: int | None = None) -> Group:
     """Return alarms, the status line and the workers; details too where the height has no limit."""
     alarms = progress.newest.alarms.values() if progress.newest else ()
-    parts: list[RenderableType] = [
-        # The log and the report say what to do about an alarm.
-        *(
-            Text(printable(f"! {text if height is None else text.partition('; ')[0]}"), "bold red")
-            for text in alarms
-        ),
-        cell(status_line(document, progress)),
-    ]
+    lines = [f"! {text}" for text in alarms]
+    lower_lines = [f"{name}: {text}" for name, text in details(document, progress) if text]
     most = None
     if height is not None:
+        # The log and the report say what to do about an alarm.
+        lines = [line.partition("; ")[0] for line in lines]
+        lower_lines = []
         most = max(1, height - 10)  # the status line and the alarms may need some lines each
-    parts.append(workers_table(document.workers, most))
-    if height is None:
-        parts += [cell(f"{name}: {text}") for name, text in details(document, progress) if text]
-    return Group(*parts)
+    return Group(
+        *(Text(printable(line), "bold red") for line in lines),
+        cell(status_line(document, progress)),
+        workers_table(document.workers, most),
+        *map(cell, lower_lines),
+    )
 
 
 def in_order(workers: Sequence[WorkerStatus]) -> list[WorkerStatus]:
@@ -206,16 +202,17 @@ def workers_table(
 ) -> Table:
     """Return a row per worker; `is_wide`: also its host, process, engine and state."""
     workers = in_order(workers)
-    wide = ["host", "pid", "engine"] if is_wide else []
-    numbers = ["version", "rows", "waiting", "busy", "tokens/s", "done"]
-    columns = [Column(each, no_wrap=True) for each in ("worker", "phase", *wide)]
-    columns += [Column(each, justify="right") for each in numbers]
-    table = Table(
-        *columns, *(["state"] if is_wide else []), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("worker", "phase", *(["host", "pid", "engine"] if is_wide else [])):
+        table.add_column(name, no_wrap=True)
+    for name in ("version", "rows", "waiting", "busy", "tokens/s", "done"):
+        table.add_column(name, justify="right")
+    if is_wide:
+        table.add_column("state")
     for worker in workers[:most]:
-        where = [worker.host, str(worker.pid), worker.engine] if is_wide else []
-        figures = [
+        row = [
+            worker.name,
+            worker.phase,
             str(worker.version) if worker.role == "rollout" and worker.version >= 0 else "",
             f"{worker.rows}/{worker.seats}",
             compact(worker.waiting_rows),
@@ -223,8 +220,10 @@ def workers_table(
             compact(worker.tokens_per_s),
             compact(worker.tasks_done),
         ]
-        state = [worker.state] if is_wide else []
-        table.add_row(*map(cell, [worker.name, worker.phase, *where, *figures, *state]))
+        if is_wide:
+            row[2:2] = [worker.host, str(worker.pid), worker.engine]
+            row.append(worker.state)
+        table.add_row(*map(cell, row))
     if most is not None and len(workers) > most:
         table.add_row(f"and {len(workers) - most} more")
     return table
@@ -234,31 +233,24 @@ def details(document: StatusDocument, progress: Progress) -> Iterator[tuple[str,
     """Yield what the status line leaves out, by name; texts may be empty."""
     newest = progress.newest
     if newest:
-        speeds, busy = newest.tokens_per_s, newest.busy_fraction
+        speeds = newest.tokens_per_s
+        busy = newest.busy_fraction
         of_learner = [
             learner_phase(document, progress),
-            *([f"busy {percent(busy['learner'])}"] if "learner" in busy else []),
-            *([f"{compact(speeds['learner'])} tokens/s"] if "learner" in speeds else []),
+            f"busy {percent(busy['learner'])}" if "learner" in busy else "",
+            f"{compact(speeds['learner'])} tokens/s" if "learner" in speeds else "",
         ]
         yield "learner", ", ".join(filter(None, of_learner))
         yield "learner's memory", memory_words(newest.ranks)
-        norm, share = (
-            newest.figures.get(name) for name in ("actor_grad_norm", "commonest_text_fraction")
-        )
-        yield "grad norm", "" if norm is None else f"{norm:.3g}"
-        different = percent(newest.figures.get("distinct_texts_fraction", 0.0))
-        yield (
-            "texts",
-            ""
-            if share is None
-            else f"the commonest in {percent(share)} of the rows, {different} differ",
-        )
+        if (norm := newest.figures.get("actor_grad_norm")) is not None:
+            yield "grad norm", f"{norm:.3g}"
+        if (share := newest.figures.get("commonest_text_fraction")) is not None:
+            different = percent(newest.figures.get("distinct_texts_fraction", 0.0))
+            yield "texts", f"the commonest in {percent(share)} of the rows, {different} differ"
     yield "bottleneck", _bottleneck(document, newest) if newest else ""
     yield "groups", counts_in_words(document.queues)
     if document.total_iterations:
-        ages = (
-            ", ".join(f"{age}: {count}" for age, count in document.age_histogram.items()) or "none"
-        )
+        ages = counted(document.age_histogram) or "none"
         yield (
             "trained groups by age",
             f"{ages}; mean age {document.mean_age:.2f}, window {document.window}",
@@ -272,11 +264,9 @@ def details(document: StatusDocument, progress: Progress) -> Iterator[tuple[str,
         )
         yield "drift by age", "; ".join(drift)
     if document.crossed_fraction:
-        tokens = ", ".join(f"{age}: {count}" for age, count in document.token_age_histogram.items())
-        yield (
-            "trained tokens by age",
-            f"{tokens}; {document.crossed_fraction:.1%} of the rows crossed an update",
-        )
+        tokens = counted(document.token_age_histogram)
+        crossed = f"{document.crossed_fraction:.1%} of the rows crossed an update"
+        yield "trained tokens by age", f"{tokens}; {crossed}"
     yield "ended untrained", counts_in_words(document.causes)
     if document.filter:
         yield "the filter let pass", f"{document.filter.passed} of {document.filter.judged}"
@@ -301,15 +291,11 @@ def _bottleneck(document: StatusDocument, newest: MetricsLine) -> str:
 
 def _memory(sizes: Mapping[str, MemoryUse]) -> str:
     """Return the memory of each process, of the workers of a role together."""
-    kinds: dict[str, list[str]] = {}
-    for name in sizes:
-        kinds.setdefault(name.partition("-")[0], []).append(name)
     sizes_in_words = []
-    for kind, names in kinds.items():
+    for kind, names in grouped((name.partition("-")[0], name) for name in sizes).items():
         size_mib = sum(sizes[name].share_bytes for name in names) / 2**20
-        sizes_in_words.append(
-            f"{names[0] if len(names) == 1 else f'{len(names)} {kind}s'} {size_mib:,.0f} MiB"
-        )
+        processes = names[0] if len(names) == 1 else f"{len(names)} {kind}s"
+        sizes_in_words.append(f"{processes} {size_mib:,.0f} MiB")
     return ", ".join(sizes_in_words)
 
 

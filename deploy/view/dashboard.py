@@ -7,6 +7,7 @@ The page is the one of report.html (runs/page). A run is found by its name in th
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from http import HTTPStatus
 from pathlib import Path
 
 import click
@@ -74,7 +75,8 @@ class Dashboard:
     """The runs of a folder, and the feeds of those that were viewed."""
 
     def __init__(self, folder: Path, key: str | None = None) -> None:
-        self._folder, self._key = folder.resolve(), key
+        self._folder = folder.resolve()
+        self._key = key
         self._feeds: dict[str, Feed] = {}
         self.is_over = lambda: False
 
@@ -89,15 +91,12 @@ class Dashboard:
 
     async def _guarded(self, request: Request, answer: RequestResponseEndpoint) -> Response:
         """Let in who may ask, and name in every answer what a browser may do with it."""
-        if refused := refusal(
-            request.url.hostname or "", request.headers.get("authorization"), self._key
-        ):
-            ask = (
-                {"www-authenticate": 'Basic realm="prefixrl, any user name"'}
-                if refused[0] == 401
-                else None
-            )
-            response: Response = PlainTextResponse(refused[1], refused[0], ask)
+        authorization = request.headers.get("authorization")
+        if refused := refusal(request.url.hostname or "", authorization, self._key):
+            status, reason = refused
+            response: Response = PlainTextResponse(reason, status)
+            if status == HTTPStatus.UNAUTHORIZED:
+                response.headers["www-authenticate"] = 'Basic realm="prefixrl, any user name"'
         else:
             response = await answer(request)
         response.headers.update(HEADERS)
@@ -129,7 +128,8 @@ class Dashboard:
         return states
 
     async def _follow(self, request: Request) -> Response:
-        names, runs = request.query_params.getlist("run"), self._runs()
+        names = request.query_params.getlist("run")
+        runs = self._runs()
         if not 0 < len(set(names)) <= MOST_RUNS or not set(names) <= runs.keys():
             return PlainTextResponse(
                 f"give run=NAME, at most {MOST_RUNS} of those in /api/runs", 404

@@ -17,7 +17,7 @@ import msgspec
 
 from prefixrl.common.errors import UserError
 from prefixrl.common.run.directory_format import STARTS_FILE
-from prefixrl.common.run.documents import END_FILE, METRICS_FILE, SUMMARY_FILE
+from prefixrl.common.run.documents import END_FILE, METRICS_FILE, SUMMARY_FILE, newest_metrics
 from prefixrl.deploy.runs.curves import Curves
 from prefixrl.deploy.runs.inspect import newest_groups
 from prefixrl.deploy.runs.report import page_part
@@ -31,7 +31,7 @@ from prefixrl.deploy.runs.samples import (
 )
 from prefixrl.deploy.view.console import RECENT, details, learner_phase, status_line
 from prefixrl.deploy.view.live_view import BrokerView, progress_in
-from prefixrl.deploy.view.run_state import RunStatus, is_locked, newest_lines, state_of
+from prefixrl.deploy.view.run_state import RunStatus, is_locked, state_of
 
 TICK_S, LEAST_PAUSE_S, MOST_PAUSE_S = 1.0, 0.9, 15.0
 """Time between two questions of a viewer, and between two looks at a run, which is shorter: none comes too early."""
@@ -61,15 +61,19 @@ def _state(run: Path, _marks: tuple[object, ...]) -> RunStatus:
 
 
 def _mark(path: Path) -> tuple[int, int]:
-    status = path.stat() if path.exists() else None
-    return (status.st_mtime_ns, status.st_size) if status else (0, 0)
+    if not path.exists():
+        return 0, 0
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
 
 
 class Feed:
     """One run, for all who view it."""
 
     def __init__(self, run: Path) -> None:
-        self._run, self._curves, self._broker = run, Curves(run), BrokerView(run)
+        self._run = run
+        self._curves = Curves(run)
+        self._broker = BrokerView(run)
         self._version = 0
         self._parts: dict[str, tuple[int, bytes]] = {}
         """The newest of each part but the curves, with the version in which it changed."""
@@ -105,7 +109,8 @@ class Feed:
 
     def _read_due_parts(self) -> None:
         """Read the parts that are due."""
-        is_first, begun_s = not self._parts, time.thread_time()
+        is_first = not self._parts
+        begun_s = time.thread_time()
         for name, part in self._read():
             self._keep_part(name, msgspec.json.encode(part))
         used_s = (
@@ -149,7 +154,7 @@ class Feed:
         if (status := self._broker.newest_document()) is None:
             self._ask_after_s = now_s + ASK_AGAIN_S
             return None
-        progress = progress_in(self._run, newest_lines(self._run, RECENT))
+        progress = progress_in(self._run, newest_metrics(self._run, RECENT))
         return {
             "line": status_line(status, progress),
             "phase": learner_phase(status, progress),
@@ -165,7 +170,8 @@ class Feed:
             return b""
         begun_s = time.thread_time()
         try:
-            decode, groups = decoder(self._run), newest_groups(self._run)
+            decode = decoder(self._run)
+            groups = newest_groups(self._run)
         except (UserError, OSError):
             return b""
         finally:

@@ -9,10 +9,9 @@ from rich.live import Live
 
 from prefixrl.common.errors import ConfigError, PeerLost, Refusal
 from prefixrl.common.host.exit_codes import printable
-from prefixrl.common.run.documents import AlarmSpans, MetricsLine
+from prefixrl.common.run.documents import AlarmSpans, MetricsLine, newest_metrics
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
-from prefixrl.common.wire.messages.learner import GetStatus, Status
 from prefixrl.common.wire.requester import Requester
 from prefixrl.deploy.runs.tables import console
 from prefixrl.deploy.view.console import (
@@ -23,7 +22,7 @@ from prefixrl.deploy.view.console import (
     progress_of,
     status_line,
 )
-from prefixrl.deploy.view.run_state import newest_lines
+from prefixrl.deploy.view.run_state import document_of
 
 REFRESH_S = 0.5
 LINE_S, SILENT_S = 10.0, 60.0
@@ -38,7 +37,7 @@ def progress_in(directory: Path, recent: Sequence[MetricsLine]) -> Progress:
 def render(document: bytes, directory: Path) -> None:
     """Print a status document."""
     status = msgspec.json.decode(document, type=StatusDocument)
-    console().print(picture(status, progress_in(directory, newest_lines(directory, RECENT))))
+    console().print(picture(status, progress_in(directory, newest_metrics(directory, RECENT))))
 
 
 class BrokerView:
@@ -57,9 +56,7 @@ class BrokerView:
                 self._requester = Requester(
                     address_in(self._directory, "operator"), "operator", answer_s=1.0
                 )
-            return msgspec.json.decode(
-                self._requester.ask_broker(GetStatus(), Status)[0].document, type=StatusDocument
-            )
+            return document_of(self._requester)
         except (PeerLost, Refusal, ConfigError):
             return None
 
@@ -115,7 +112,7 @@ class View:
         document = self.document = self._broker.newest_document()
         if document is None:
             return
-        recent = newest_lines(self._directory, RECENT)
+        recent = newest_metrics(self._directory, RECENT)
         for text in self._alarms_begun(recent):
             self.announce(f"ALARM {text}")
         progress = progress_in(self._directory, recent)
@@ -126,31 +123,23 @@ class View:
 
     def _is_line_due(self, document: StatusDocument, now_s: float) -> bool:
         """Return True at a change of phase or of the workers in trouble, and at intervals."""
-        phase = (
-            document.learner_phase
-            if document.learner_phase in ("loading", "ending")
-            else "training"
-        )
+        phase = document.learner_phase
+        if phase not in ("loading", "ending"):
+            phase = "training"
         held_up = frozenset(each.name for each in document.workers if is_held_up(each))
         now = (phase, held_up, document.iteration, document.evaluations.get("judged"))
         passed_s = now_s - self._line_s
-        is_due = (
-            now[:2] != self._told[:2]
-            or (now != self._told and passed_s >= LINE_S)
-            or passed_s >= SILENT_S
-        )
-        if is_due:
-            self._told, self._line_s = now, now_s
-        return is_due
+        if now[:2] == self._told[:2] and passed_s < (SILENT_S if now == self._told else LINE_S):
+            return False
+        self._told = now
+        self._line_s = now_s
+        return True
 
     def _alarms_begun(self, lines: Sequence[MetricsLine]) -> list[str]:
         """Return the alarms that began since the last call; at first, those that ring still."""
         earlier = len(self._alarms.found)
-        for line in (
-            lines[-1:]
-            if self._seen is None
-            else [each for each in lines if each.iteration > self._seen]
-        ):
-            self._alarms.add(line.iteration, line.alarms)
-            self._seen = line.iteration
+        for line in lines[-1:] if self._seen is None else lines:
+            if self._seen is None or line.iteration > self._seen:
+                self._alarms.add(line.iteration, line.alarms)
+                self._seen = line.iteration
         return [f"iteration {each.first}: {each.text}" for each in self._alarms.found[earlier:]]

@@ -3,16 +3,16 @@
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, DataError, Halted, PeerLost, to_copy
 from prefixrl.common.run import documents, json_lines
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
+from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
 from prefixrl.common.wire.messages.learner import GetStatus, Status
 from prefixrl.common.wire.requester import Requester
@@ -48,7 +48,11 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         """Return in one or two sentences how the run ended, and the command that resumes it."""
         directory = Path(self.directory)
-        at = f"{self.iterations}{f' of {self.total_iterations}' if self.total_iterations else ''}"
+        at = (
+            f"{self.iterations} of {self.total_iterations}"
+            if self.total_iterations
+            else str(self.iterations)
+        )
         log = directory / LEARNER_LOG
         see = f" (see {log})" if log.exists() else ""
         again = to_copy("prefixrl resume", directory)
@@ -60,9 +64,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
                 page = directory / "report.html"
                 how = to_copy("prefixrl report", directory)
                 report = f"report: {page}" if page.exists() else f"{how} writes its report"
-                return f"finished: {at} iterations; {report}" + (
-                    f"\n{accuracy}" if accuracy else ""
-                )
+                return f"finished: {at} iterations; {report}\n{accuracy}".rstrip()
             case "stopped":
                 return f"stopped at iteration {at}, and saved; {again} resumes it"
             case "failed":
@@ -72,12 +74,9 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
                 )
             case "killed":
                 words = log_tail(log, 1) if log.exists() else []
-                newest = newest_checkpoint(directory)
-                newest_words = (
-                    f" ({newest} iterations)"
-                    if newest
-                    else ", of which there is none: from the beginning"
-                )
+                newest_words = ", of which there is none: from the beginning"
+                if newest := newest_checkpoint(directory):
+                    newest_words = f" ({newest} iterations)"
                 return (
                     f"killed at iteration {at}: the learner left no word of its end{see}"
                     f"{f'; the newest line there: {words[0].strip()[:MOST_WORDS]}' if words else ''}\n"
@@ -89,11 +88,14 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
 def state_of(run: Path) -> RunStatus:
     """Return the state of one run; raises ConfigError if there is no run, or a run of another release."""
     config = config_of(run, ())
-    newest = next(iter(newest_lines(run)), None)
-    summary = json_lines.document(run / documents.SUMMARY_FILE, documents.Summary)
+    newest = next(iter(documents.newest_metrics(run)), None)
+    summary = documents.summary_of(run)
     is_running = is_locked(run)
     end = None if is_running else json_lines.document(run / documents.END_FILE, documents.RunEnd)
-    total = config.algorithm.iterations or _iterations_by_epochs(run, config)
+    total = config.algorithm.iterations
+    path = run / "data" / "train.jsonl"
+    if not total and path.exists() and (problems := path.read_bytes().count(b"\n")):
+        total = config.iterations_in_all(problems)
     # A run that was extended has the summary of its first end until it reaches its second.
     is_complete = summary is not None and summary.versions >= (total or 0)
     state: State = "failed"
@@ -115,13 +117,6 @@ def state_of(run: Path) -> RunStatus:
         exit_code=end.exit_code if end else None,
         reason=end.reason if end else "",
     )
-
-
-def _iterations_by_epochs(run: Path, config: RunConfig) -> int | None:
-    """Return the iterations that the epochs make; None before the run has read its data."""
-    path = run / "data" / "train.jsonl"
-    problems = path.read_bytes().count(b"\n") if path.exists() else 0
-    return config.iterations_in_all(problems) if problems else None
 
 
 def nothing_left(run: Path) -> str:
@@ -201,10 +196,14 @@ def operator(run: Path, answer_s: float = 3.0) -> Iterator[Requester]:
     except PeerLost as error:
         remedy = f"is the learner running? ({to_copy('prefixrl resume', run)} resumes the run)"
         raise PeerLost("\n".join([f"{error}; {remedy}", *rung_alarms(run)])) from None
-    try:
+    with closing(requester):
         yield requester
-    finally:
-        requester.close()
+
+
+def document_of(asking: Requester) -> StatusDocument:
+    """Return the state of the run now."""
+    document = asking.ask_broker(GetStatus(), Status)[0].document
+    return msgspec.json.decode(document, type=StatusDocument)
 
 
 def fetch(run: Path, answer_s: float = 3.0) -> bytes:
@@ -219,15 +218,10 @@ def fetch(run: Path, answer_s: float = 3.0) -> bytes:
 def rung_alarms(run: Path) -> list[str]:
     """Return the alarms that rang in a run, a line each, from its files."""
     try:
-        lines = json_lines.read(run / documents.METRICS_FILE, documents.MetricsLine)
+        lines = documents.metrics_of(run)
     except DataError:
         return []  # the damage is told by the commands that need every line
     return [documents.alarm_words(each) for each in documents.alarm_spans(lines)]
-
-
-def newest_lines(run: Path, count: int = 1) -> list[documents.MetricsLine]:
-    """Return the last complete lines of metrics.jsonl, in order."""
-    return json_lines.newest(run / documents.METRICS_FILE, documents.MetricsLine, count)
 
 
 def log_tail(path: Path, count: int) -> list[str]:

@@ -68,47 +68,41 @@ class Watchdog:
         }
         since_s = dict.fromkeys(faults, now_s)
         broker = next((each for each in processes if each.name == BROKER), None)
-        if (
-            broker
-            and self._is_silent(now_s, document is not None, broker)
-            and self._answered_s is not None
-        ):
+        silent_since_s = self._silent_since_s(now_s, document is not None, broker)
+        if broker and silent_since_s is not None:
             faults.setdefault(broker.label, "has not answered for {}; without it nothing goes on")
-            since_s.setdefault(broker.label, self._answered_s)
+            since_s.setdefault(broker.label, silent_since_s)
         if now_s - self._checked_s > AWAY_S:
             self._back_s = now_s
         self._checked_s = now_s
-        idle_s = (
-            min(document.idle_s, now_s - self._back_s)
-            if document is not None and _works(document)
-            else 0.0
-        )
-        self.stall = stall_of(document) if document is not None and idle_s >= self.stall_s else ""
-        if self.stall:
-            faults[RUN], since_s[RUN] = f"makes {self.stall}", now_s - idle_s
+        self.stall = ""
+        idle_s = 0.0
+        if document is not None and _works(document):
+            idle_s = min(document.idle_s, now_s - self._back_s)
+        if document is not None and idle_s >= self.stall_s:
+            self.stall = stall_of(document)
+            faults[RUN] = f"makes {self.stall}"
+            since_s[RUN] = now_s - idle_s
         elif broker and broker.label in faults and self._answered_s is not None:
             silent_s = now_s - max(self._answered_s, self._back_s)
-            self.stall = (
-                f"the {broker.label} has not answered for {silent_s:.0f} s"
-                if silent_s >= self.stall_s
-                else ""
-            )
+            if silent_s >= self.stall_s:
+                self.stall = f"the {broker.label} has not answered for {silent_s:.0f} s"
         return [*self._over(faults, now_s), *self._lasting(faults, since_s, now_s)]
 
-    def _is_silent(self, now_s: float, answers: bool, broker: Watched) -> bool:
-        """Return True if this broker has answered before, and does not now."""
-        if answers or broker.pid != self._broker_pid:
-            self._broker_pid, self._answered_s = broker.pid, now_s if answers else None
-        return not answers and self._answered_s is not None
+    def _silent_since_s(self, now_s: float, answers: bool, broker: Watched | None) -> float | None:
+        """Return the time of the last answer of a broker that does not answer now; None if it never answered."""
+        if broker and (answers or broker.pid != self._broker_pid):
+            self._broker_pid = broker.pid
+            self._answered_s = now_s if answers else None
+        return None if answers else self._answered_s
 
     def _over(self, faults: Mapping[str, str], now_s: float) -> list[str]:
-        over = {name: each for name, each in self._findings.items() if name not in faults}
-        for name in over:
-            del self._findings[name]
+        ended = [name for name in self._findings if name not in faults]
+        over = {name: self._findings.pop(name) for name in ended}
         return [
-            f"{name} goes on after {now_s - each.since_s:.0f} s"
-            for name, each in over.items()
-            if each.told_s
+            f"{name} goes on after {now_s - finding.since_s:.0f} s"
+            for name, finding in over.items()
+            if finding.told_s
         ]
 
     def _lasting(

@@ -12,9 +12,28 @@ from prefixrl.common.errors import NothingToTrain, PeerLost
 from prefixrl.common.host.memory_use import memory_now
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.address import Address
-from prefixrl.common.wire.messages import learner as messages
 from prefixrl.common.wire.messages.fields import cut_text
 from prefixrl.common.wire.messages.groups import ScoredGroup
+from prefixrl.common.wire.messages.learner import (
+    Accepted,
+    Batch,
+    CannotGoOn,
+    Evaluate,
+    EvaluationProgress,
+    Forget,
+    GetBatch,
+    GetEvaluation,
+    GetGroups,
+    GetStatus,
+    Groups,
+    Halt,
+    IterationDone,
+    NotYet,
+    Published,
+    RunOver,
+    Status,
+    Stop,
+)
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.messages.worker import Done
 from prefixrl.common.wire.requester import Requester
@@ -29,9 +48,7 @@ LOG_AFTER_S = 30.0
 STOP_S = 15.0
 """Longest wait for the answer to a Stop, a few times `requester.ASK_AGAIN_S`; later the broker counts as gone."""
 
-_Answer = (
-    messages.Batch | messages.RunOver | messages.Halt | messages.CannotGoOn | messages.NotYet | Done
-)
+_Answer = Batch | RunOver | Halt | CannotGoOn | NotYet | Done
 _BATCH_ANSWERS = cast("type[_Answer]", _Answer)
 
 
@@ -51,9 +68,7 @@ class BrokerClient:
         self._requester = Requester(address, "rank", ANSWER_S, self._check_wait)
         self._ask = self._requester.ask_broker
 
-    def next_batch(
-        self, request: messages.GetBatch, timeout_s: float
-    ) -> messages.Batch | messages.RunOver | messages.Halt:
+    def next_batch(self, request: GetBatch, timeout_s: float) -> Batch | RunOver | Halt:
         """Return a batch, or what every rank gets instead; raises PeerLost, NothingToTrain. A stop halts all."""
         from_s, waiting_for, iteration = time.monotonic(), "", request.iteration
         log_after_s = LOG_AFTER_S
@@ -66,21 +81,22 @@ class BrokerClient:
                 answer, _ = self._requester.ask_broker(request, _BATCH_ANSWERS)
             except _Unanswered:
                 log.warning("the broker does not answer: this rank stops without it")
-                return messages.Halt(iteration)
+                return Halt(iteration)
             finally:
                 self._may_give_up = False
-            if isinstance(answer, messages.RunOver | messages.Halt):
-                return answer
-            if isinstance(answer, Done):
-                if request.rank == 0:
-                    raise PeerLost(f"the broker ended, and no rank had stopped it: {answer.reason}")
-                return messages.RunOver(iteration)  # rank 0 stopped the run before this one asked
-            if isinstance(answer, messages.CannotGoOn):
-                raise NothingToTrain(answer.reason)
-            if isinstance(answer, messages.Batch) and answer.iteration == iteration:
-                return answer
-            if isinstance(answer, messages.NotYet):
-                waiting_for = answer.waiting_for
+            match answer:
+                case RunOver() | Halt():
+                    return answer
+                case Done(reason):
+                    if request.rank == 0:
+                        raise PeerLost(f"the broker ended, and no rank had stopped it: {reason}")
+                    return RunOver(iteration)  # rank 0 stopped the run before this one asked
+                case CannotGoOn(reason):
+                    raise NothingToTrain(reason)
+                case Batch() if answer.iteration == iteration:
+                    return answer
+                case NotYet():
+                    waiting_for = answer.waiting_for
             waited_s = time.monotonic() - from_s
             if waiting_for and waited_s >= log_after_s:
                 log.info("iteration %d has waited %.0f s for %s", iteration, waited_s, waiting_for)
@@ -97,40 +113,36 @@ class BrokerClient:
 
     def groups(self, iteration: int, indices: Sequence[int]) -> dict[int, ScoredGroup]:
         """Return groups of the batch of an iteration, by index in the batch."""
-        answer, payload = self._ask(messages.GetGroups(iteration, tuple(indices)), messages.Groups)
+        answer, payload = self._ask(GetGroups(iteration, tuple(indices)), Groups)
         return dict(zip(answer.groups, _groups(payload), strict=True))
 
     def iteration_done(
         self, iteration: int, optimizer_steps: int, relative_ess: float | None = None
     ) -> None:
         """Report a finished iteration, and the relative effective sample size of its old samples."""
-        self._ask(
-            messages.IterationDone(iteration, optimizer_steps, relative_ess), messages.Accepted
-        )
+        self._ask(IterationDone(iteration, optimizer_steps, relative_ess), Accepted)
 
     def published(self, note: WeightsNote) -> None:
         """Announce a version that workers can fetch now."""
-        self._ask(messages.Published(note), messages.Accepted)
+        self._ask(Published(note), Accepted)
 
-    def evaluate(self, request: messages.Evaluate) -> None:
+    def evaluate(self, request: Evaluate) -> None:
         """Start an evaluation; repeating it changes nothing."""
-        self._ask(request, messages.Accepted)
+        self._ask(request, Accepted)
 
-    def evaluation(self, name: str) -> tuple[messages.EvaluationProgress, list[ScoredGroup]]:
+    def evaluation(self, name: str) -> tuple[EvaluationProgress, list[ScoredGroup]]:
         """Return the progress of an evaluation and, once finished, its groups; `total` -1: unknown."""
-        answer, payload = self._ask(messages.GetEvaluation(name), messages.EvaluationProgress)
+        answer, payload = self._ask(GetEvaluation(name), EvaluationProgress)
         self._stop.is_halting = answer.is_halting
         return answer, _groups(payload)
 
     def forget(self, name: str) -> None:
         """Let the broker free an evaluation that was fetched."""
-        self._ask(messages.Forget(name), messages.Accepted)
+        self._ask(Forget(name), Accepted)
 
     def status(self) -> StatusDocument:
         """Return the status document of the run."""
-        return msgspec.json.decode(
-            self._ask(messages.GetStatus(), messages.Status)[0].document, type=StatusDocument
-        )
+        return msgspec.json.decode(self._ask(GetStatus(), Status)[0].document, type=StatusDocument)
 
     def stop(self, reason: str) -> None:
         """End the run: the broker stops every worker and itself. No answer is logged, no error."""
@@ -139,7 +151,7 @@ class BrokerClient:
             with contextlib.closing(
                 Requester(self._address, "rank", STOP_S, self._stop.check_servers)
             ) as stopping:
-                stopping.ask_broker(messages.Stop(cut_text(reason)), messages.Accepted)
+                stopping.ask_broker(Stop(cut_text(reason)), Accepted)
                 stopping.leave(reason)
         except PeerLost as error:
             log.warning("%s; perhaps workers are not stopped", error)

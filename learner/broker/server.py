@@ -9,6 +9,7 @@ Results are acknowledged after the journal holds them. While its disk is full no
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -42,6 +43,7 @@ from prefixrl.learner.broker.workers.identity import RunState
 from prefixrl.learner.broker.workers.versions import Versions, probe_of
 from prefixrl.learner.broker.workers.workers import Worker, check_offer
 
+Request = Received[rank_messages.ToBroker]
 MESSAGES = 64
 """Most messages of a turn; results wait for their acknowledgement until its end."""
 GATHER_S = 0.005
@@ -51,9 +53,7 @@ NAP_S = 0.002
 """Sleep when no message is there: a wake-up costs more than handling most messages."""
 
 
-def gathered(
-    receive: Callable[[float], Received[rank_messages.ToBroker] | None], wait_s: float
-) -> Iterator[Received[rank_messages.ToBroker]]:
+def gathered(receive: Callable[[float], Request | None], wait_s: float) -> Iterator[Request]:
     """Yield the messages of a turn; the first may take `wait_s`."""
     end_s = None
     for _ in range(MESSAGES):
@@ -121,16 +121,25 @@ class Broker:
             now_s = time.monotonic()
             self._give_up_lost(now_s)
             if obstacle := self._disk.why:
-                for peer, (message, payload) in self.batches.put_off(obstacle, now_s).items():
-                    self._send(peer, message, payload)
+                for peer, answer in self.batches.put_off(obstacle, now_s).items():
+                    self._send(peer, *answer)
             else:
                 # Before work is given: a batch that goes to the learner makes room for groups.
                 self.outbox.add_batches(self.batches.answers(now_s))
                 self.dispatcher.dispatch(now_s)
             if self._write_records(now_s):
-                self._send_after_sync()
+                for outgoing in self.outbox.after_sync():
+                    self._send(*outgoing)
                 if self.journal.is_long:
-                    self._begin_segment(now_s)
+                    # The next segment begins with the state so far.
+                    start = SegmentStart(
+                        self.journal.size_bytes,
+                        self.run.header,
+                        self.ledger.state(),
+                        self.run.identity.digests,
+                        self.versions.latest,
+                    )
+                    self._takes(partial(self.journal.begin_segment, start), now_s)
             elif self.outbox.batches:
                 self.outbox.batches = []
                 self.batches.withdraw_newest()  # the ranks ask again
@@ -169,7 +178,7 @@ class Broker:
             if self._stopping is not None:
                 return  # `_dismiss` handles the messages behind a Stop
 
-    def _receive(self, timeout_s: float) -> Received[rank_messages.ToBroker] | None:
+    def _receive(self, timeout_s: float) -> Request | None:
         """Return the next message; None after `timeout_s`, or for a message that is dropped."""
         try:
             workers = self.dispatcher.registry.by_identity
@@ -203,19 +212,6 @@ class Broker:
             return False
         self.ledger.records = []
         return True
-
-    def _send_after_sync(self) -> None:
-        """Send what waited for the journal."""
-        for peer, message, payload in self.outbox.after_sync():
-            self._send(peer, message, payload)
-
-    def _begin_segment(self, now_s: float) -> None:
-        """Close a long segment of the journal; the next one begins with the state so far."""
-        run, state, newest = self.run, self.ledger.state(), self.versions.latest
-        start = SegmentStart(
-            self.journal.size_bytes, run.header, state, run.identity.digests, newest
-        )
-        self._takes(lambda: self.journal.begin_segment(start), now_s)
 
     def _takes(self, write: Callable[[], None], now_s: float) -> bool:
         """Write to the journal; False while the disk is full; raises DiskFault, TrainingFault."""
@@ -256,7 +252,7 @@ class Broker:
         log.error("gave up %s: %s; it held %s", worker.label, reason, tasks or "nothing")
         self._send(worker.identity, worker_messages.Unknown())
 
-    def _handle_safely(self, received: Received[rank_messages.ToBroker]) -> None:
+    def _handle_safely(self, received: Request) -> None:
         """Handle a message; a fault in it ends its sender, never the process with the run's state."""
         peer, message = received.peer, received.message
         cause = CAUSE.set(peer)
@@ -291,7 +287,7 @@ class Broker:
         # If the fault left the ledger half changed, this raises, and the next broker rebuilds it from the journal.
         self.ledger.check()
 
-    def _handle(self, received: Received[rank_messages.ToBroker]) -> None:
+    def _handle(self, received: Request) -> None:
         peer, message, now_s = received.peer, received.message, time.monotonic()
         worker = self.dispatcher.registry.by_identity.get(peer)
         key = self._peers.key(peer) or (worker.key if worker is not None else "")
@@ -318,9 +314,7 @@ class Broker:
                 # The worker was given up meanwhile. It sends Hello and its result again.
                 self._send(peer, worker_messages.Unknown())
 
-    def _hello(
-        self, received: Received[rank_messages.ToBroker], hello: worker_messages.Hello, now_s: float
-    ) -> None:
+    def _hello(self, received: Request, hello: worker_messages.Hello, now_s: float) -> None:
         peer = received.peer
         if reason := why_not(hello.role, received.client):
             self._send(peer, worker_messages.Reject(reason))
@@ -337,9 +331,7 @@ class Broker:
             worker = self._enrol(received, hello, now_s)
             self._send(peer, self.run.welcome(worker.name, self.config, worker.beat_s))
 
-    def _enrol(
-        self, received: Received[rank_messages.ToBroker], hello: worker_messages.Hello, now_s: float
-    ) -> Worker:
+    def _enrol(self, received: Request, hello: worker_messages.Hello, now_s: float) -> Worker:
         """Register a worker; one that sends Hello again keeps its name and loses its leases."""
         worker = self.dispatcher.registry.by_identity.get(received.peer)
         if worker is not None:
@@ -405,7 +397,7 @@ class Broker:
 
     def _ready(self, worker: Worker, ready: worker_messages.Ready, now_s: float) -> None:
         check_offer(ready)
-        section = self.config.rollout if worker.role == "rollout" else self.config.scorer
+        section = self.config.engine_section(worker.role)
         if ready.engine != section.engine and not (may_share_run(ready.engine, section.engine)):
             raise ValueError(
                 f"its engine is {ready.engine}, the run's {worker.role}.engine is {section.engine}"

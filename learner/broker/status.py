@@ -1,9 +1,11 @@
 """The status document, built from the parts of the broker; the usage of a served target."""
 
 import os
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,7 +15,17 @@ from prefixrl.common.errors import is_crowded, is_full
 from prefixrl.common.host.memory_use import memory_now
 from prefixrl.common.host.process import write_atomically
 from prefixrl.common.journal.journal import Journal
-from prefixrl.common.run import status
+from prefixrl.common.run.status import (
+    USAGE_FILE,
+    AdmissionStatus,
+    DrainedWorker,
+    FilterStatus,
+    GroupCounts,
+    StatusDocument,
+    UsageTotal,
+    WorkerStatus,
+    total_usage,
+)
 from prefixrl.common.wire.messages.fields import common_fields
 from prefixrl.common.wire.messages.worker import MemoryUse, Usage
 from prefixrl.learner.broker.batches import BatchAnswers
@@ -32,7 +44,7 @@ class UsageFile:
     """Usage by scorer, kept in the run directory."""
 
     def __init__(self, directory: Path, section: OpenAIConfig) -> None:
-        self._path, self._section = directory / status.USAGE_FILE, section
+        self._path, self._section = directory / USAGE_FILE, section
         self._by_scorer: dict[str, Usage] = {}
         if self._path.exists():
             self._by_scorer = read_json(self._path, dict[str, Usage])
@@ -78,19 +90,16 @@ class UsageFile:
             return  # the journal reports what is full; the counts are written later
         self._is_saved = True
 
-    def total(self) -> status.UsageTotal | None:
+    def total(self) -> UsageTotal | None:
         """Return the total; None where no scorer uses an endpoint."""
-        return (
-            status.total_usage(self._by_scorer.values(), self._section) if self._by_scorer else None
-        )
+        return total_usage(self._by_scorer.values(), self._section) if self._by_scorer else None
 
 
 _ROLES = ("rollout", "scorer")
-_COUNTED = set(status.GroupCounts.__struct_fields__) - {"outstanding"}
+_COUNTED = set(GroupCounts.__struct_fields__) - {"outstanding"}
 
 
-@dataclass(frozen=True)
-class StatusSources:
+class StatusSources(NamedTuple):
     """The parts of a broker that a status document is built from."""
 
     run_id: str
@@ -102,19 +111,19 @@ class StatusSources:
     started_s: float
 
 
-def document(sources: StatusSources, malformed: int, now_s: float) -> status.StatusDocument:
+def document(sources: StatusSources, malformed: int, now_s: float) -> StatusDocument:
     """Return the state of a run now; `malformed` counts refused messages."""
     dispatcher, batches, ledger = sources.dispatcher, sources.batches, sources.dispatcher.ledger
     counts, rate = ledger.counts, ledger.pass_rate
     trains_nothing = ledger.window.iterations == 0
     workers = [_worker(each, now_s) for each in dispatcher.registry.by_identity.values()]
-    return status.StatusDocument(
+    return StatusDocument(
         run_id=sources.run_id,
         directory=sources.directory,
         broker_pid=os.getpid(),
         iteration=ledger.completed,
         total_iterations=0 if trains_nothing else batches.total_iterations,
-        groups=status.GroupCounts(
+        groups=GroupCounts(
             outstanding=ledger.outstanding, **{name: getattr(counts, name) for name in _COUNTED}
         ),
         causes=dict(counts.causes),
@@ -122,11 +131,11 @@ def document(sources: StatusSources, malformed: int, now_s: float) -> status.Sta
         filtered_by_source=dict(counts.filtered_by_source),
         row_errors=dict(counts.row_errors),
         rows_left_out=dict(counts.rows_left_out),
-        filter=status.FilterStatus(rate.passed, rate.judged) if rate and rate.judged else None,
+        filter=FilterStatus(rate.passed, rate.judged) if rate and rate.judged else None,
         queues=ledger.states(),
         window=ledger.window.max_staleness,
         mean_age=counts.mean_age,
-        admission=status.AdmissionStatus(
+        admission=AdmissionStatus(
             rule=ledger.admission.rule,
             lead_groups=ledger.admission.lead,
             cap_groups=ledger.admission.cap,
@@ -157,9 +166,7 @@ def document(sources: StatusSources, malformed: int, now_s: float) -> status.Sta
         completions=dict(dispatcher.completions),
         is_halting=batches.is_halting,
         memory=_memory(sources),
-        drained=[
-            status.DrainedWorker(host=host, pid=pid) for host, pid in dispatcher.registry.drained
-        ],
+        drained=[DrainedWorker(host=host, pid=pid) for host, pid in dispatcher.registry.drained],
     )
 
 
@@ -175,7 +182,7 @@ def _memory(sources: StatusSources) -> dict[str, MemoryUse]:
     return {name: memory for name, memory in memory_by_process.items() if memory is not None}
 
 
-def _worker(worker: Worker, now_s: float) -> status.WorkerStatus:
+def _worker(worker: Worker, now_s: float) -> WorkerStatus:
     phase = "leaving" if worker.is_leaving else str(worker.phase)
     figures = {
         "phase": phase,
@@ -183,13 +190,13 @@ def _worker(worker: Worker, now_s: float) -> status.WorkerStatus:
         "rows": worker.open_rows,
         "silent_s": now_s - worker.heard_s,
     }
-    return status.WorkerStatus(**common_fields(status.WorkerStatus, worker) | figures)
+    return WorkerStatus(**common_fields(WorkerStatus, worker) | figures)
 
 
-def _busy_fractions(workers: Sequence[status.WorkerStatus]) -> dict[str, float]:
+def _busy_fractions(workers: Sequence[WorkerStatus]) -> dict[str, float]:
     """Return the mean busy fraction of each role that has worked."""
-    shares: dict[str, list[float]] = {"rollout": [], "scorer": []}
+    fractions: dict[str, list[float]] = defaultdict(list)
     for worker in workers:
         if worker.busy_fraction is not None:
-            shares[worker.role].append(worker.busy_fraction)
-    return {role: sum(each) / len(each) for role, each in shares.items() if each}
+            fractions[worker.role].append(worker.busy_fraction)
+    return {role: fmean(fractions[role]) for role in _ROLES if role in fractions}

@@ -5,6 +5,8 @@ A process reward model lies on its scorer's first GPU: transformers takes what i
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 
 from prefixrl.common.config.learner import LoraConfig
@@ -63,22 +65,22 @@ def check_fit(config: RunConfig, prompt_tokens: int) -> None:
 
 def planned(config: RunConfig, prompt_tokens: int) -> tuple[Plan, Lengths]:
     """Return the plan of a full iteration whose rows are all as long as they may be."""
-    learner, algorithm, samples = (
-        config.learner,
-        config.algorithm,
-        config.algorithm.samples_per_prompt,
+    learner = config.learner
+    algorithm = config.algorithm
+    samples = algorithm.samples_per_prompt
+    rows = algorithm.groups_per_iteration * samples
+    lengths = [(prompt_tokens, config.max_sampled_tokens)] * rows
+    device = "cpu" if learner.device == "cpu" else "cuda"
+    plan = plan_iteration(
+        lengths,
+        [row // samples for row in range(rows)],
+        0,
+        config.launch.learner_ranks,
+        algorithm.minibatches_of(rows),
+        learner.micro_batch_tokens,
+        shares_prompts(learner, device, config.mode == "direct"),
     )
-    lengths = [(prompt_tokens, config.max_sampled_tokens)] * (
-        algorithm.groups_per_iteration * samples
-    )
-    groups = [row // samples for row in range(len(lengths))]
-    minibatches, tokens = algorithm.minibatches_of(len(lengths)), learner.micro_batch_tokens
-    is_shared = shares_prompts(
-        learner, "cpu" if learner.device == "cpu" else "cuda", config.mode == "direct"
-    )
-    return plan_iteration(
-        lengths, groups, 0, config.launch.learner_ranks, minibatches, tokens, is_shared
-    ), lengths
+    return plan, lengths
 
 
 def rank_plan(config: RunConfig, prompt_tokens: int) -> RankPlan | None:
@@ -86,27 +88,31 @@ def rank_plan(config: RunConfig, prompt_tokens: int) -> RankPlan | None:
     size = parameters(config.adapter.model)
     if size is None:
         return None
-    learner, algorithm, sampled = config.learner, config.algorithm, config.max_sampled_tokens
+    learner = config.learner
+    algorithm = config.algorithm
+    sampled = config.max_sampled_tokens
     zero = learner.deepspeed.get("zero_optimization", {})
     plan, lengths = planned(config, prompt_tokens)
-    micros = [micro for minibatch in plan for share in minibatch for micro in share if micro]
+    shares = list(chain(*plan))
+    micros = list(filter(None, chain(*shares)))
     widths = [max(line_tokens(line, lengths) for line in micro) for micro in micros]
-    padded = [width * len(micro) for width, micro in zip(widths, micros, strict=True)]
-    padded_tokens, longest_tokens = max(padded), widths[padded.index(max(padded))]
+    padded = [(width * len(micro), width) for width, micro in zip(widths, micros, strict=True)]
+    padded_tokens, longest_tokens = max(padded, key=itemgetter(0))
     # Where a minibatch is one forward, the config's limit is more than there is.
-    is_filled = any(len(share) > 1 for minibatch in plan for share in minibatch)
-    low_rank = (
-        (learner.lora.rank, *_low_rank_parameters(config, learner.lora)) if learner.lora else None
-    )
-    stage, (reward_parameters, reward_copies) = int(zero.get("stage", 0)), _reward_model(config)
+    if any(len(share) > 1 for share in shares):
+        padded_tokens = max(padded_tokens, learner.micro_batch_tokens)
+    low_rank = None
+    if learner.lora:
+        low_rank = (learner.lora.rank, *_low_rank_parameters(config, learner.lora))
+    stage = int(zero.get("stage", 0))
+    reward = config.implicit_reward
+    reward_parameters, reward_copies = _reward_model(config)
     return RankPlan(
         parameters=size[0],
         dtype_bytes=_DTYPE_BYTES[learner.dtype],
         stage=max(stage, 1) if learner.dtype == "bfloat16" else stage,
         ranks=config.launch.learner_ranks,
-        micro_batch_tokens=max(learner.micro_batch_tokens, padded_tokens)
-        if is_filled
-        else padded_tokens,
+        micro_batch_tokens=padded_tokens,
         row_tokens=longest_tokens,
         action_positions=max(sum(map(len, micro)) for micro in micros) * sampled,
         shape=shape_of(config.adapter.model),
@@ -120,8 +126,7 @@ def rank_plan(config: RunConfig, prompt_tokens: int) -> RankPlan | None:
         are_weights_offloaded=_is_offloaded(zero, "offload_param"),
         bucket=int(zero.get("reduce_bucket_size", BUCKET)),
         reward_parameters=reward_parameters,
-        is_reward_trained=config.implicit_reward is not None
-        and config.implicit_reward.update != "none",
+        is_reward_trained=reward is not None and reward.update != "none",
         reward_copies=reward_copies,
     )
 
@@ -131,12 +136,10 @@ def _reward_model(config: RunConfig) -> tuple[int, int]:
     settings = config.implicit_reward
     if settings is None:
         return 0, 0
-    size = (
-        parameters(settings.model or config.adapter.model)
-        or parameters(config.adapter.model)
-        or (0, "")
-    )
-    is_trained, is_frozen = settings.update != "none", settings.reference == "freeze"
+    models = filter(None, (settings.model, config.adapter.model))
+    size = next(filter(None, map(parameters, models)), (0, ""))
+    is_trained = settings.update != "none"
+    is_frozen = settings.reference == "freeze"
     # Without its low-rank matrices the trained model is its own reference.
     is_own = is_trained and config.learner.lora is not None and settings.reference_model is None
     return size[0], int(not is_trained) + int(is_frozen and not is_own)
@@ -159,11 +162,9 @@ def learner_lines(plan: RankPlan, limit: int | None) -> list[str]:
         "buckets": footprint.buckets,
         "optimiser's temporaries (not at the same time)": footprint.optimizer,
     }
-    device = (
-        f"{limit / GIB:.1f} GiB"
-        if limit
-        else "a device that is not here (learner.device_memory_gib)"
-    )
+    device = "a device that is not here (learner.device_memory_gib)"
+    if limit:
+        device = f"{limit / GIB:.1f} GiB"
     sum_text = f"most at a time (buckets fill while activations go), with the device's own context, of {device}"
     head = f"learner, per rank of {plan.ranks}, ZeRO stage {plan.stage}:"
     rows = [
@@ -182,12 +183,8 @@ def learner_fault(plan: RankPlan, limit: int) -> str:
     footprint = learner_footprint(plan)
     if footprint.peak <= limit:
         return ""
-    fitting = [f"{text} ({size / GIB:.1f} GiB)" for text, size in remedies(plan, limit)]
-    remedy = (
-        f"it would fit with {'; or with '.join(fitting)}"
-        if fitting
-        else "no setting tried here makes it fit"
-    )
+    fitting = _remedy_words(plan, limit)
+    remedy = f"it would fit with {fitting}" if fitting else "no setting tried here makes it fit"
     return (
         f"a learner rank needs {footprint.peak / GIB:.1f} GiB and its device has {limit / GIB:.1f} "
         f"(learner.device_memory_gib; absent, this host's): {remedy}"
@@ -200,33 +197,36 @@ def out_of_memory(config: RunConfig, prompt_tokens: int, limit: int, peak: int) 
     if plan is None:
         return f"at most {peak / GIB:.1f} GiB were held of {limit / GIB:.1f}; lower learner.micro_batch_tokens"
     forecast = learner_footprint(plan).peak
-    less = [
-        f"{text} ({size / GIB:.1f} GiB)"
-        for text, size in remedies(plan, int(0.9 * min(forecast, limit)))
-    ]
+    less = _remedy_words(plan, int(0.9 * min(forecast, limit)))
     return (
         f"at most {peak / GIB:.1f} GiB were held of {limit / GIB:.1f}, the forecast is {forecast / GIB:.1f}; less is "
-        f"needed with {'; or with '.join(less) or 'a smaller adapter alone'}, or with the GPU for the learner alone"
+        f"needed with {less or 'a smaller adapter alone'}, or with the GPU for the learner alone"
+    )
+
+
+def _remedy_words(plan: RankPlan, limit: int) -> str:
+    """Return the settings with which a rank fits, and its memory then; "" where none was found."""
+    return "; or with ".join(
+        f"{text} ({size / GIB:.1f} GiB)" for text, size in remedies(plan, limit)
     )
 
 
 def _states_text(plan: RankPlan) -> str:
-    models, states = len(plan.trained) - int(plan.is_reward_trained), []
+    models = len(plan.trained) - int(plan.is_reward_trained)
     if plan.low_rank is None:
-        states = [
-            f"{models} trained with optimiser",
-            *(["reference"] if plan.has_reference else []),
-        ]
+        states = [f"{models} trained with optimiser", "reference" if plan.has_reference else ""]
     else:
         matrices = "low-rank matrices not counted without the adapter's config.json"
         if plan.low_rank[1]:
             matrices = f"{sum(plan.trained):,} low-rank and head parameters with optimiser"
         states = [f"{models} frozen", matrices]
-    if plan.reward_parameters:
-        states += ["reward model"] if plan.is_reward_trained else []
-        states += [f"{plan.reward_copies} frozen of its size"] if plan.reward_copies else []
-    states += ["moving average"] if plan.has_average else []
-    return f"states ({', '.join(states)})"
+    if plan.reward_parameters and plan.is_reward_trained:
+        states.append("reward model")
+    if plan.reward_parameters and plan.reward_copies:
+        states.append(f"{plan.reward_copies} frozen of its size")
+    if plan.has_average:
+        states.append("moving average")
+    return f"states ({', '.join(filter(None, states))})"
 
 
 def _low_rank_parameters(config: RunConfig, settings: LoraConfig) -> tuple[int, int]:
@@ -263,26 +263,25 @@ def engine(
     size = parameters(model)
     if size is None:
         return f"a {role}'s model: {unknown_size(model)}"
-    width, weights, row_tokens = 2, _on_disk(model), prompt_tokens + config.max_sampled_tokens
+    row_tokens = prompt_tokens + config.max_sampled_tokens
     if role == "scorer":
+        width = 2
+        weights = _on_disk(model) or width * size[0]
         row_tokens += config.scorer.max_new_tokens
     else:
-        width, weights = _DTYPE_BYTES[config.learner.dtype], 0
-    if config.bitwise or record.memory is None:
-        row_tokens += 0 if config.bitwise else int(SPARE_COLUMNS * row_tokens)
-        rows = config.embedded_seats(role)
-    else:
+        width = _DTYPE_BYTES[config.learner.dtype]
+        weights = width * size[0]
+    if record.memory and not config.bitwise:
         rows = record.memory.seats(section, limit)
+    else:
+        rows = config.embedded_seats(role)
+        row_tokens += 0 if config.bitwise else int(SPARE_COLUMNS * row_tokens)
     shape = shape_of(model)
     token_cache = shape.cache_bytes(width) if shape else 0
-    room = (
-        None
-        if limit is None or shape is None or section.device == "cpu"
-        else int(limit * _device_share(config, role, limit))
-    )
-    return engine_footprint(
-        weights or width * size[0], token_cache, row_tokens, rows, record.gpus(section), room
-    )
+    room = None
+    if limit is not None and shape and section.device != "cpu":
+        room = int(limit * _device_share(config, role, limit))
+    return engine_footprint(weights, token_cache, row_tokens, rows, record.gpus(section), room)
 
 
 def _on_disk(model: str) -> int:
@@ -303,11 +302,9 @@ def engine_lines(config: RunConfig, role: str, prompt_tokens: int, limit: int | 
     footprint = engine(config, role, prompt_tokens, limit)
     if isinstance(footprint, str):
         return [footprint]
-    of_device = (
-        ""
-        if limit is None
-        else f" of {_device_share(config, role, limit):.2f} x {limit / GIB:.1f} GiB"
-    )
+    of_device = ""
+    if limit is not None:
+        of_device = f" of {_device_share(config, role, limit):.2f} x {limit / GIB:.1f} GiB"
     cache = "keys and values: not counted, since the model's shape is not known before it is on this host"
     if footprint.row_cache:
         cache = f"keys and values: {footprint.row_cache / 2**20:.1f} MiB per row of full length"
@@ -328,7 +325,8 @@ def _batch(config: RunConfig, section: RolloutConfig | ScorerConfig, role: str, 
         whose = "by transformers, " if section.is_automatic else ""
         return f"{whose}the {rows} rows of a task are one forward, for texts that are the same bit by bit (bitwise)"
     either = f"by vLLM, where that is installed and a GPU is there, {rows} rows at once; else by transformers, "
-    whose, rows = either if section.is_automatic else "", config.embedded_seats(role)
+    whose = either if section.is_automatic else ""
+    rows = config.embedded_seats(role)
     return f"{whose}{rows} rows at once, which join and leave between tokens; bitwise = true would hold tasks together"
 
 
@@ -394,8 +392,8 @@ def process_footprint(config: RunConfig) -> ProcessFootprint | None:
 
 
 def _on_gpu(config: RunConfig) -> ProcessFootprint | None:
-    is_on_gpu = config.scorer.prm is not None and config.scorer.prm.device != "cpu"
-    return process_footprint(config) if is_on_gpu else None
+    prm = config.scorer.prm
+    return process_footprint(config) if prm and prm.device != "cpu" else None
 
 
 def process_share(config: RunConfig, limit: int) -> float:
@@ -406,7 +404,8 @@ def process_share(config: RunConfig, limit: int) -> float:
 
 def process_lines(config: RunConfig, limit: int | None) -> list[str]:
     """Return the line of a scorer's process reward model; none without."""
-    prm, footprint = config.scorer.prm, process_footprint(config)
+    prm = config.scorer.prm
+    footprint = process_footprint(config)
     if prm is None:
         return []
     if footprint is None:
@@ -420,15 +419,11 @@ def process_lines(config: RunConfig, limit: int | None) -> list[str]:
         text += (
             f", {footprint.text_cache / 2**20:.1f} MiB of keys and values per text of full length"
         )
-    beside = (
-        ", beside its target" if config.target is not None and not config.scorer.is_served else ""
-    )
-    of = (
-        ""
-        if limit is None
-        else f"; {footprint.device_share(limit):.2f} of a GPU of {limit / GIB:.1f} GiB"
-    )
-    return [f"a scorer's process reward model{beside}: {text}{of}"]
+    if limit is not None:
+        text += f"; {footprint.device_share(limit):.2f} of a GPU of {limit / GIB:.1f} GiB"
+    has_target = config.target is not None and not config.scorer.is_served
+    beside = ", beside its target" if has_target else ""
+    return [f"a scorer's process reward model{beside}: {text}"]
 
 
 def process_fault(config: RunConfig, limit: int) -> str:
@@ -436,15 +431,11 @@ def process_fault(config: RunConfig, limit: int) -> str:
     footprint = _on_gpu(config)
     if footprint is None or footprint.needed <= int(limit * (footprint.declared_share or 1.0)):
         return ""
-    where, remedy = (
-        f"{limit / GIB:.1f} GiB",
-        "lower scorer.prm.batch_tokens, or name a smaller model",
-    )
+    where = f"{limit / GIB:.1f} GiB"
+    remedy = "lower scorer.prm.batch_tokens, or name a smaller model"
     if footprint.declared_share is not None:
-        where, remedy = (
-            f"{footprint.declared_share:.2f} of {where}",
-            f"raise scorer.prm.gpu_memory_utilization, {remedy}",
-        )
+        where = f"{footprint.declared_share:.2f} of {where}"
+        remedy = f"raise scorer.prm.gpu_memory_utilization, {remedy}"
     return (
         f"the process reward model needs {footprint.needed / GIB:.1f} GiB ({footprint.weights / GIB:.1f} of weights) "
         f"and has {where}; {remedy}"

@@ -31,9 +31,8 @@ def checkpoint_bytes(plan: RankPlan) -> int:
 
 def most_bytes(plan: RankPlan, checkpoints: int) -> int:
     """Return the most that checkpoints and versions take, one checkpoint being written."""
-    return (checkpoints + 1) * checkpoint_bytes(
-        plan
-    ) + VERSIONS * plan.parameters * plan.dtype_bytes
+    versions = VERSIONS * plan.parameters * plan.dtype_bytes
+    return (checkpoints + 1) * checkpoint_bytes(plan) + versions
 
 
 def most_kept(config: RunConfig) -> int:
@@ -47,7 +46,8 @@ def most_kept(config: RunConfig) -> int:
 
 def room_lines(config: RunConfig, plan: RankPlan) -> list[str]:
     """Return the line of the disk, and a warning where this host's has too little room."""
-    directory, fault = Path(config.directory), room_fault(config, plan)
+    directory = Path(config.directory)
+    fault = room_fault(config, plan)
     return [
         f"disk of {directory}: {_needed(config, plan)} beside journal and logs; "
         f"{in_mib(free_bytes(directory))} are free",
@@ -58,10 +58,8 @@ def room_lines(config: RunConfig, plan: RankPlan) -> list[str]:
 def room_fault(config: RunConfig, plan: RankPlan) -> str:
     """Return the refusal of a run that cannot fit the disk; what it holds counts as room."""
     directory = Path(config.directory)
-    present_bytes, free = (
-        sum(held_bytes(directory / name) for name in FOLDERS),
-        free_bytes(directory),
-    )
+    present_bytes = sum(held_bytes(directory / name) for name in FOLDERS)
+    free = free_bytes(directory)
     if most_bytes(plan, most_kept(config)) <= free + present_bytes:
         return ""
     return (

@@ -17,6 +17,7 @@ BUCKET = 200_000_000
 WHOLE_BUCKET = 500_000_000
 """The same at stage 0, where DeepSpeed has no setting for it."""
 FP32, ADAM = 4, 8
+MOST_REMEDIES = 3
 LINEAR_LAYERS = 7
 """q, k, v, o, gate, up and down."""
 
@@ -39,7 +40,8 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """Number of parameters."""
-        queries, keys = self.heads * self.head_size, 2 * self.kv_heads * self.head_size
+        queries = self.heads * self.head_size
+        keys = 2 * self.kv_heads * self.head_size
         layer = self.hidden * (2 * queries + keys + 3 * self.intermediate + 2)
         layer += (queries + keys) if self.is_biased else 0
         return self.layers * layer + self.hidden + self.embedding * (1 if self.is_tied else 2)
@@ -87,11 +89,12 @@ class RankPlan:
     @property
     def trained(self) -> tuple[int, ...]:
         """Trained parameters per model."""
-        actor, critic = self.low_rank[1:] if self.low_rank else (self.parameters, self.parameters)
-        reward = (
-            (actor if self.low_rank else self.reward_parameters,) if self.is_reward_trained else ()
-        )
-        return (actor, *((critic,) if self.has_critic else ()), *reward)
+        actor = critic = self.parameters
+        reward = self.reward_parameters
+        if self.low_rank:
+            _, actor, critic = self.low_rank
+            reward = actor
+        return (actor, *[critic] * self.has_critic, *[reward] * self.is_reward_trained)
 
 
 @dataclass(frozen=True)
@@ -115,15 +118,15 @@ class Footprint:
     @property
     def peak(self) -> int:
         """States, the larger of backward and step, and the device's own."""
-        return (
-            self.states + int(max(self.backward, self.optimizer) * (1 + FRAGMENTED)) + CONTEXT_BYTES
-        )
+        work = max(self.backward, self.optimizer)
+        return self.states + int(work * (1 + FRAGMENTED)) + CONTEXT_BYTES
 
 
 def learner_footprint(plan: RankPlan) -> Footprint:
     """Return the bytes of one rank."""
     device, host = _states(plan)
-    shape, buckets = plan.shape, _buckets(plan)
+    shape = plan.shape
+    buckets = _buckets(plan)
     activations = last = logits = tied = step = 0
     if shape is not None:
         activations, last = activation_bytes(shape, plan)
@@ -172,27 +175,30 @@ def _most_at_once(activations: int, last: int, logits: int, tied: int, buckets: 
 
 def _states(plan: RankPlan) -> tuple[int, int]:
     """Return bytes on the device and in the host's memory."""
-    width, ranks = plan.dtype_bytes, plan.ranks
-    models = 2 if plan.has_critic else 1
-    frozen = (models if plan.low_rank else 0) + int(
-        plan.has_reference and (plan.has_anchor or not plan.low_rank)
-    )
-    rewards = plan.reward_copies + (1 if plan.low_rank and plan.is_reward_trained else 0)
+    width = plan.dtype_bytes
+    ranks = plan.ranks
+    frozen = int(plan.has_reference and (plan.has_anchor or not plan.low_rank))
+    rewards = plan.reward_copies
+    if plan.low_rank:
+        # The matrices are trained, and the weights beside them are frozen.
+        frozen += 1 + plan.has_critic
+        rewards += plan.is_reward_trained
     divisor = ranks if plan.stage == 3 else 1
-    device, host = (
-        (frozen * plan.parameters + rewards * plan.reward_parameters) * width // divisor,
-        0,
-    )
+    device = (frozen * plan.parameters + rewards * plan.reward_parameters) * width // divisor
+    host = 0
     trained = [trained_bytes(each, width, plan.stage, ranks) for each in plan.trained]
-    weights, optimiser_bytes = sum(each for each, _ in trained), sum(each for _, each in trained)
+    weights, optimiser_bytes = map(sum, zip(*trained, strict=True))
     if plan.has_average:
         averaged = plan.trained[0] + (plan.trained[-1] if plan.is_reward_trained else 0)
         optimiser_bytes += FP32 * averaged // (ranks if plan.stage else 1)
-    for size, is_offloaded in (
-        (weights, plan.are_weights_offloaded),
-        (optimiser_bytes, plan.is_optimizer_offloaded),
-    ):
-        device, host = (device, host + size) if is_offloaded else (device + size, host)
+    if plan.are_weights_offloaded:
+        host += weights
+    else:
+        device += weights
+    if plan.is_optimizer_offloaded:
+        host += optimiser_bytes
+    else:
+        device += optimiser_bytes
     return device, host
 
 
@@ -209,7 +215,8 @@ def trained_bytes(parameters: int, width: int, stage: int, ranks: int) -> tuple[
 
 
 def _buckets(plan: RankPlan) -> _Buckets:
-    width, largest = plan.dtype_bytes, max(plan.trained)
+    width = plan.dtype_bytes
+    largest = max(plan.trained)
     size = min(plan.bucket, largest)
     full_at = size / max(1, largest)
     if plan.stage == 0:  # one rank has nothing to reduce
@@ -228,7 +235,8 @@ def _buckets(plan: RankPlan) -> _Buckets:
 
 def activation_bytes(shape: ModelShape, plan: RankPlan) -> tuple[int, int]:
     """Return what a forward pass keeps for its backward, the head apart, and one layer's share."""
-    width, tokens = plan.dtype_bytes, plan.micro_batch_tokens
+    width = plan.dtype_bytes
+    tokens = plan.micro_batch_tokens
     rank = plan.low_rank[0] if plan.low_rank else None
     layer = layer_bytes(shape, width, plan.row_tokens, rank)
     # The last norm, and the positions' sines and cosines.
@@ -242,18 +250,11 @@ def layer_bytes(shape: ModelShape, width: int, row_tokens: int, low_rank: int | 
     """Return what one layer saves per token; `row_tokens` 0: attention without a mask."""
     # With a mask, keys and values are repeated for every head of the queries.
     kv_heads = shape.heads if row_tokens else shape.kv_heads
-    attention = (
-        width * shape.head_size * 2 * (shape.heads + kv_heads)
-        + FP32 * shape.heads
-        + width * row_tokens
-    )
+    attention = FP32 * shape.heads + width * row_tokens
+    attention += width * shape.head_size * 2 * (shape.heads + kv_heads)
     mlp = 4 * width * shape.intermediate
-    return (
-        2 * norm_bytes(shape, width, low_rank)
-        + attention
-        + mlp
-        + LINEAR_LAYERS * width * (low_rank or 0)
-    )
+    matrices = LINEAR_LAYERS * width * (low_rank or 0)
+    return 2 * norm_bytes(shape, width, low_rank) + attention + mlp + matrices
 
 
 def norm_bytes(shape: ModelShape, width: int, low_rank: int | None) -> int:
@@ -272,7 +273,7 @@ def head_bytes(positions: int, shape: ModelShape, width: int, is_trained: bool =
     return block + hidden + (width * shape.embedding if is_trained else 0)
 
 
-def remedies(plan: RankPlan, limit_bytes: int, most: int = 3) -> list[tuple[str, int]]:
+def remedies(plan: RankPlan, limit_bytes: int) -> list[tuple[str, int]]:
     """Return settings with which the rank fits, and its bytes then: each alone, else two together."""
     alone = _changes(plan)
     together = (
@@ -281,7 +282,7 @@ def remedies(plan: RankPlan, limit_bytes: int, most: int = 3) -> list[tuple[str,
         for more, changed in _changes(first)
         if not more.startswith(text.split(" =")[0])
     )
-    return (_fitting(alone, limit_bytes) or _fitting(together, limit_bytes))[:most]
+    return (_fitting(alone, limit_bytes) or _fitting(together, limit_bytes))[:MOST_REMEDIES]
 
 
 def _fitting(changes: Iterable[tuple[str, RankPlan]], limit_bytes: int) -> list[tuple[str, int]]:
@@ -310,16 +311,16 @@ def _changes(plan: RankPlan) -> list[tuple[str, RankPlan]]:
         )
         changes.append((f"learner.micro_batch_tokens = {tokens}", smaller))
         tokens //= 2
+    stage = max(plan.stage, 2)
     for ranks in (2, 4, 8, 16, 32):
         if ranks > plan.ranks:
-            stage = max(plan.stage, 2)
             text = f"learner.deepspeed.zero_optimization.stage = {stage} and launch.learner_ranks = {ranks}"
             changes.append((text, replace(plan, stage=stage, ranks=ranks)))
     if plan.ranks > 1 and plan.stage < 3:
         changes.append(("learner.deepspeed.zero_optimization.stage = 3", replace(plan, stage=3)))
     if not plan.is_optimizer_offloaded:
         text = 'learner.deepspeed.zero_optimization.offload_optimizer.device = "cpu"'
-        changes.append((text, replace(plan, is_optimizer_offloaded=True, stage=max(plan.stage, 2))))
+        changes.append((text, replace(plan, is_optimizer_offloaded=True, stage=stage)))
     return changes
 
 

@@ -24,26 +24,25 @@ def host_gib(config: RunConfig, role: str) -> int:
 
     Weights are there twice while they are loaded, and all that is on the device where that is the CPU.
     """
-    model, tokens = (
-        config.model_of("scorer" if role == "scorer" else "rollout"),
-        config.rollout.max_prompt_tokens,
-    )
-    prm, section = config.scorer.prm if role == "scorer" else None, config.engine_section(role)
-    for folder in [model] * (role == "learner" or config.loads_model(role)) + (
-        [prm.model] if prm else []
-    ):
+    model = config.model_of("scorer" if role == "scorer" else "rollout")
+    tokens = config.rollout.max_prompt_tokens
+    prm = config.scorer.prm if role == "scorer" else None
+    section = config.engine_section(role)
+    models = [model] if role == "learner" or config.loads_model(role) else []
+    if prm:
+        models.append(prm.model)
+    for folder in models:
         if parameters(folder) is None:
             number = "20 and twice the GiB of its weights, or 0 for what the site gives"
             raise ConfigError(
                 f"slurm.{role}.memory_gib is absent, and of {folder}, {unknown_size(folder)}; write {number}"
             )
-    size = (
-        config.scorer.cache_bytes + CHILD_GIB * GIB * config.verifier_children()
-        if role == "scorer"
-        else 0
-    )
+    size = 0
+    if role == "scorer":
+        size = config.scorer.cache_bytes + CHILD_GIB * GIB * config.verifier_children()
     if role == "learner" and (plan := budget.rank_plan(config, tokens)):
-        rank, weights = learner_footprint(plan), plan.dtype_bytes * plan.parameters
+        rank = learner_footprint(plan)
+        weights = plan.dtype_bytes * plan.parameters
         # torch rounds each pinned buffer up to a power of two.
         size = (
             2 * (weights + plan.dtype_bytes * plan.reward_parameters)
@@ -61,16 +60,11 @@ def host_gib(config: RunConfig, role: str) -> int:
 
 if __name__ == "__main__":
     with exit_codes():
-        needed = []
-        for config in (from_json(line, "the config") for line in sys.stdin):
-            settings = {
-                role: getattr(config.slurm, role).memory_gib
-                for role in ("learner", "rollout", "scorer")
-            }
-            needed.append(
-                {
-                    role: host_gib(config, role) if gib is None else gib
-                    for role, gib in settings.items()
-                }
-            )
+        needed: list[dict[str, int]] = []
+        for line in sys.stdin:
+            config = from_json(line, "the config")
+            needed.append({})
+            for role in ("learner", "rollout", "scorer"):
+                gib = getattr(config.slurm, role).memory_gib
+                needed[-1][role] = host_gib(config, role) if gib is None else gib
         sys.stdout.write(json.dumps(needed))

@@ -32,7 +32,8 @@ def shape_of(model: str) -> ModelShape | None:
         sizes = read_json(path, _Sizes)
     except ConfigError:
         return None  # sizes are left to the defaults of its family, or the file is no config: loading the model says so
-    kinds, heads = set(sizes.architectures or ()), sizes.num_attention_heads
+    kinds = set(sizes.architectures or ())
+    heads = sizes.num_attention_heads
     if not kinds & (LLAMA_LIKE | BIASED):
         return None
     return ModelShape(
@@ -74,13 +75,13 @@ def parameters(model: str) -> tuple[int, str] | None:
     None where a hub name says neither the number nor the bits of a weight, and no config on this host tells.
     """
     if has_weights(model):
-        return sum(
-            math.prod(each.shape) for each in tensor_headers(model, model).values()
-        ), "from its files"
+        headers = tensor_headers(model, model).values()
+        return sum(math.prod(each.shape) for each in headers), "from its files"
     name = model.rsplit("/", 1)[-1]
     if QUANTISED.search(name):
         return None
-    shape, path = _published(model), cached_file(model, "config.json")
+    shape = _published(model)
+    path = cached_file(model, "config.json")
     # A folder may be called like a model that it does not hold.
     if path is not None and (shape is None or os.path.isdir(model)):
         counted = _counted(str(path.parent))
@@ -118,11 +119,7 @@ def _counted(folder: str) -> int | None:
 
 def _published(model: str) -> ModelShape | None:
     name = model.rsplit("/", 1)[-1]
-    return next(
-        (
-            shape
-            for known, shape in PUBLISHED.items()
-            if re.match(rf"{re.escape(known)}(-|$)", name)
-        ),
-        None,
-    )
+    for beginning, shape in PUBLISHED.items():
+        if name == beginning or name.startswith(f"{beginning}-"):
+            return shape
+    return None

@@ -66,9 +66,9 @@ def _positions(
     """Return a warning per model that has not the positions for a usual prompt and the longest answer."""
     lines = []
     for section, renderer in renderers.items():
-        behind = config.max_sampled_tokens + (
-            config.scorer.max_new_tokens if section == "target" else 0
-        )
+        behind = config.max_sampled_tokens
+        if section == "target":
+            behind += config.scorer.max_new_tokens
         if prompt_tokens + behind > (renderer.positions or math.inf):
             lines.append(
                 f"warning: {section}: a prompt of about {prompt_tokens} tokens and {behind} behind it are more than "
@@ -78,27 +78,24 @@ def _positions(
 
 
 def _arithmetic(config: RunConfig, count: int) -> list[str]:
-    algorithm, samples = config.algorithm, config.algorithm.samples_per_prompt
+    algorithm = config.algorithm
+    samples = config.algorithm.samples_per_prompt
     rows = algorithm.groups_per_iteration * samples
     window = algorithm.groups_per_iteration * (algorithm.max_staleness + 1)
-    times, factor = config.scorer.continuations, config.filter.over_sampling
+    times = config.scorer.continuations
+    factor = config.filter.over_sampling
     cap = math.ceil(Fraction(str(factor)) * window)
     over_sampled = f", {factor:g} times over for what the filter takes" if factor > 1 else ""
     texts = "prefixes" if config.mode == "prefix" else "answers"
-    bound = (
-        algorithm.bound_ratio if algorithm.bound_ratio and algorithm.loss_function is None else 1.0
-    )
+    bound = (algorithm.bound_ratio or 1.0) if algorithm.loss_function is None else 1.0
     longer = math.sqrt(config.max_sampled_tokens / BOUND_TOKENS)
-    iterations, steps = config.iterations_in_all(count), min(algorithm.minibatches, rows)
+    iterations = config.iterations_in_all(count)
+    steps = min(algorithm.minibatches, rows)
     return [
         f"{count} training problems; {config.groups_in_all(count)} groups in {iterations} iterations",
         f"an iteration: {algorithm.groups_per_iteration} groups x {samples} rows = {rows} rows, "
         f"{algorithm.ppo_epochs} x {steps} optimiser steps; {config.steps_in_all(count)} in all",
-        *(
-            [f"every prefix completed {times} times: {times * rows} completions"]
-            if times > 1
-            else []
-        ),
+        *[f"every prefix completed {times} times: {times * rows} completions"] * (times > 1),
         f"under way at once: at most {cap} groups = {cap * samples} {texts} of up to {config.max_sampled_tokens} "
         f"tokens (window of {algorithm.max_staleness} versions{over_sampled})",
         f"a row of so many tokens is pushed up to {bound ** max(1.0, longer):.3g} times (bound_ratio; 1: no bound)",
@@ -129,18 +126,13 @@ def prompt_length(
         # Its tokens are the bytes of a question (`ByteRenderer`).
         sizes: list[int] = [len(each.question.encode()) for each in spread]
     elif renderer is not None:
-        sizes = [
-            size for each in spread if (size := _rendered_tokens(renderer, each)) is not None
-        ] or [most]
+        lengths = (_rendered_tokens(renderer, problem) for problem in spread)
+        sizes = list(filter(None, lengths)) or [most]
     else:
-        around = sum(
-            len(text or "") for text in (config.adapter.prompt_template, config.adapter.system)
-        )
+        around = len(config.adapter.prompt_template or "") + len(config.adapter.system or "")
         chars = around + sum(len(text_of(each)) for each in spread) / count
-        guess = math.ceil(chars / TOKEN_CHARS) + TEMPLATE_TOKENS
-        return min(
-            most, guess
-        ), "guessed from their characters: the adapter's tokenizer is not on this host"
+        guess = min(most, math.ceil(chars / TOKEN_CHARS) + TEMPLATE_TOKENS)
+        return guess, "guessed from their characters: the adapter's tokenizer is not on this host"
     return math.ceil(sum(sizes) / len(sizes)), f"the mean of {count} questions of data.train"
 
 
@@ -174,37 +166,31 @@ def summed_rate(peak: float, steps: int, warmup_ratio: float, min_ratio: float) 
 
 def _evaluations(config: RunConfig, trained: int, held_out: int) -> list[str]:
     """Return the work of the evaluations before and after training."""
-    settings, arms = config.evaluation, 1 if config.mode == "direct" else 2
+    settings = config.evaluation
+    arms = 1 if config.mode == "direct" else 2
     rows = config.algorithm.groups_per_iteration * config.algorithm.samples_per_prompt
     candidates = 1 + len(settings.fixed_prefixes) + settings.sampled_candidates
     choice = (arms - 1) * candidates * min(settings.selection_problems, trained)
     judged = arms * 2 * min(held_out, settings.problems or held_out)  # greedy and sampled
-    chosen = (
-        f" ({choice} of them to choose a fixed prefix: evaluation.selection_problems)"
-        if choice
-        else ""
-    )
-    words = (
-        f"evaluation beside the first iterations: {judged + choice} answers{chosen}, as many as in"
-    )
-    return [f"{words} {(judged + choice) / rows:.1f} iterations; {judged} after training"]
+    chosen = f" ({choice} of them to choose a fixed prefix: evaluation.selection_problems)"
+    return [
+        f"evaluation beside the first iterations: {judged + choice} answers{chosen if choice else ''}, as many as in "
+        f"{(judged + choice) / rows:.1f} iterations; {judged} after training"
+    ]
 
 
 def _reach(config: RunConfig, count: int) -> list[str]:
     """Return how far the learning rate can move a weight, and a warning where that is nothing."""
-    section, steps, weights = (
-        config.learner,
-        config.steps_in_all(count),
-        parameters(config.adapter.model),
-    )
+    section = config.learner
+    steps = config.steps_in_all(count)
+    weights = parameters(config.adapter.model)
     reach = summed_rate(section.actor_lr, steps, section.warmup_ratio, section.min_lr_ratio)
     lines = [
         f"learner.actor_lr = {section.actor_lr:g} over {steps} optimiser steps: no weight moves by more than about "
         f"{reach:.1e} in the whole run"
     ]
-    least, size = next(
-        (each for most, each in LEAST_REACH.items() if weights and weights[0] < most), (0.0, "")
-    )
+    sizes = (each for most, each in LEAST_REACH.items() if weights and weights[0] < most)
+    least, size = next(sizes, (0.0, ""))
     if weights and reach < least:
         lines.append(
             f"warning: that hardly moves a model of {weights[0] / 1e6:,.1f} M parameters; raise learner.actor_lr (to "
@@ -214,7 +200,8 @@ def _reach(config: RunConfig, count: int) -> list[str]:
 
 
 def _memory(config: RunConfig, prompt_tokens: int) -> list[str]:
-    limit, plan = budget.device_bytes(config), budget.rank_plan(config, prompt_tokens)
+    limit = budget.device_bytes(config)
+    plan = budget.rank_plan(config, prompt_tokens)
     models = {"adapter": config.adapter.model}
     if config.target is not None and not config.scorer.is_served:
         models["target"] = config.target.model
@@ -227,8 +214,5 @@ def _memory(config: RunConfig, prompt_tokens: int) -> list[str]:
 
 
 def _size(model: str) -> str:
-    return (
-        f"{size[0] / 1e6:,.1f} M parameters ({size[1]})"
-        if (size := parameters(model))
-        else unknown_size(model)
-    )
+    size = parameters(model)
+    return f"{size[0] / 1e6:,.1f} M parameters ({size[1]})" if size else unknown_size(model)

@@ -59,7 +59,8 @@ def demands(config: RunConfig, limit_bytes: int, prompt_tokens: int) -> dict[str
             continue
         section = config.engine_section(role)
         memory = section.record.memory
-        cache, declared_bytes = engine.row_cache, memory.cache_bytes(section) if memory else None
+        cache = engine.row_cache
+        declared_bytes = memory.cache_bytes(section) if memory else None
         if role == "rollout":
             cache = declared_bytes or min(
                 max(engine.rows * cache, GIB // 4) if cache else MOST_CACHE_BYTES, MOST_CACHE_BYTES
@@ -93,27 +94,18 @@ def divide(placed: Placement, demanded: dict[str, Demand]) -> Shares:
     chosen = {}
     if rollout.share is None and any("rollout" in roles[gpu] for gpu in crowded):
         shares["rollout"] = chosen["rollout"] = math.ceil(100 * rollout.least) / 100
-    if scorer.share is None:
+    scorers = {gpu: roles[gpu].count("scorer") for gpu in crowded if "scorer" in roles[gpu]}
+    if scorer.share is None and scorers:
         free_shares = [1.0]
-        for gpu in crowded:
-            if scorers := roles[gpu].count("scorer"):
-                other_shares = (
-                    sum(shares.get(role, 0.0) for role in roles[gpu] if role != "scorer")
-                    + beside[gpu]
-                )
-                free_shares.append(
-                    math.floor(100 * (1.0 - budget.FREE - other_shares) / scorers) / 100
-                )
-        if len(free_shares) > 1:
-            shares["scorer"] = chosen["scorer"] = min(free_shares)
+        for gpu, count in scorers.items():
+            other_shares = sum(shares.get(role, 0.0) for role in roles[gpu] if role != "scorer")
+            free = 1.0 - budget.FREE - (other_shares + beside[gpu])
+            free_shares.append(math.floor(100 * free / count) / 100)
+        shares["scorer"] = chosen["scorer"] = min(free_shares)
     for gpu in crowded:
-        is_starved = any(
-            chosen.get(role, 1.0) < demanded[role].least for role in roles[gpu] if role in demanded
-        )
-        if (
-            is_starved
-            or sum(shares.get(role, 0.0) for role in roles[gpu]) + beside[gpu] > 1.0 - budget.FREE
-        ):
+        needs = (demanded.get(role, NOTHING).least > chosen.get(role, 1.0) for role in roles[gpu])
+        sum_of_shares = sum(shares.get(role, 0.0) for role in roles[gpu]) + beside[gpu]
+        if any(needs) or sum_of_shares > 1.0 - budget.FREE:
             raise ConfigError(_fault(gpu, here[gpu], shares, demanded, beside[gpu]))
     return Shares(chosen, [_line(gpu, names, shares, beside[gpu]) for gpu, names in here.items()])
 
@@ -154,7 +146,8 @@ def _fault(
 ) -> str:
     parts = []
     for name in names:
-        share, least = shares.get(_role(name), 0.0), demanded.get(_role(name), NOTHING).least
+        share = shares.get(_role(name), 0.0)
+        least = demanded.get(_role(name), NOTHING).least
         parts.append(f"{name} at least {least:.2f}" if share < least else f"{name} {share:.2f}")
     parts += [f"process reward model {beside:.2f}"] * (beside > 0)
     count = f"{len(names)} process{'es' if len(names) > 1 else ''} and {budget.FREE:g} left free"

@@ -48,8 +48,8 @@ def _cuda(config: RunConfig) -> str:
         [has_cuda("cuda" if gpus_here() else getattr(config, role).device, role) for role in used]
     ):
         return f"torch {torch.__version__} on the CPU"
-    count, name = torch.cuda.device_count(), torch.cuda.get_device_name(0)
-    return f"torch {torch.__version__}, CUDA {torch.version.cuda}, {count} x {name}; driver: {driver()}"
+    gpus = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+    return f"torch {torch.__version__}, CUDA {torch.version.cuda}, {gpus}; driver: {driver()}"
 
 
 def _engines(config: RunConfig) -> str:
@@ -62,10 +62,6 @@ def _engines(config: RunConfig) -> str:
             module, _, function = record.check.partition(":")
             words.append(f"{name} {getattr(importlib.import_module(module), function)()}")
     return "; ".join(words) or "no package is needed"
-
-
-def _plugins(_config: RunConfig) -> str:
-    return "; ".join(loaded_plugins()) or "none is installed"
 
 
 def _sandbox(config: RunConfig) -> str:
@@ -81,19 +77,16 @@ def _sandbox(config: RunConfig) -> str:
 
 
 def _locks(config: RunConfig) -> str:
-    folder = next(
-        each for each in (Path(config.directory).absolute() / "any").parents if each.is_dir()
-    )
+    directory = Path(config.directory).absolute()
+    folder = next(filter(Path.is_dir, (directory, *directory.parents)))
     with tempfile.TemporaryDirectory(dir=folder) as inner:
         own(Path(inner)).close()
     return f"{folder} has them"
 
 
 def _shared_memory(_config: RunConfig) -> str:
-    free, least = (
-        shutil.disk_usage(SHARED).free,
-        SHARED_BYTES_OF_GPUS if gpus_here() else SHARED_BYTES,
-    )
+    free = shutil.disk_usage(SHARED).free
+    least = SHARED_BYTES_OF_GPUS if gpus_here() else SHARED_BYTES
     if free < least:
         raise ConfigError(
             f"{in_mib(free)} are free and {in_mib(least)} needed; a container gets more by --shm-size=8g"
@@ -111,7 +104,7 @@ def _broker(config: RunConfig) -> str:
 CHECKS: dict[str, Callable[[RunConfig], str | None]] = {
     "CUDA": _cuda,
     "engines": _engines,
-    "plug-ins": _plugins,
+    "plug-ins": lambda _: "; ".join(loaded_plugins()) or "none is installed",
     "sandbox": _sandbox,
     "file locks": _locks,
     "/dev/shm": _shared_memory,
@@ -127,15 +120,14 @@ CHECKS: dict[str, Callable[[RunConfig], str | None]] = {
 def main(run_file: Path | None, settings: tuple[str, ...]) -> None:
     """Tell what this host has and lacks for the run described by RUN_FILE, or for any."""
     with exit_codes():
-        config, is_fit = (
-            load(run_file, settings) if run_file else from_flags(ANY_RUN, settings),
-            True,
-        )
+        config = load(run_file, settings) if run_file else from_flags(ANY_RUN, settings)
+        is_fit = True
         for name, check in CHECKS.items():
             try:
                 line = f"ok   {name}: {check(config) or 'enough'}"
             except (UserError, OSError) as error:
-                line, is_fit = f"not  {name}: {error}", False
+                line = f"not  {name}: {error}"
+                is_fit = False
             click.echo(printable(line))
         raise SystemExit(0 if is_fit else ConfigError.exit_code)
 

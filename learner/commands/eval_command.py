@@ -8,6 +8,7 @@ from prefixrl.common.config.foreign.files import read_json
 from prefixrl.common.config.foreign.verifier import MATHEMATICS
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.evaluation.accuracy import accuracy, means_by_problem
+from prefixrl.common.evaluation.grouping import grouped
 from prefixrl.common.evaluation.plans import (
     GREEDY,
     SAMPLED,
@@ -19,7 +20,6 @@ from prefixrl.common.prompts.rendering import texts_of
 from prefixrl.common.wire.packing import pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.data import problems
-from prefixrl.learner.data.problems import Problem
 from prefixrl.learner.evaluation.clustering import representatives
 from prefixrl.learner.evaluation.majority import with_votes
 from prefixrl.learner.evaluation.requests import (
@@ -43,46 +43,38 @@ class CheckpointEvaluation:
     ) -> None:
         self._plan = plan
         self._config = config
+        self._decodings = {GREEDY: (GREEDY, 1)}
+        """Decoding and answers per problem, by the end of the evaluation's name."""
+        if plan.samples:
+            self._decodings[f"{SAMPLED}{plan.samples}"] = (SAMPLED, plan.samples)
         folder = Path(config.directory) / "evaluations"
         folder.mkdir(exist_ok=True)
         self._requests = EvaluationRequests(config, client, folder, 0, plan.version, stop)
-        self._sets: dict[str, list[Problem]] = {}
-        for problem in problems.held_out(config):
-            self._sets.setdefault(problem.source, []).append(problem)
-        self._sets = {
-            name: loaded[: config.evaluation.problems] for name, loaded in self._sets.items()
-        }
+        held_out = grouped((problem.source, problem) for problem in problems.held_out(config))
+        most = config.evaluation.problems
+        self._sets = {name: members[:most] for name, members in held_out.items()}
         training = problems.training(config)
         self._selection = training[: config.evaluation.selection_problems]
         self._trained_on = {
-            name: problems.count_shared(training, each) for name, each in self._sets.items()
+            name: problems.count_shared(training, members) for name, members in self._sets.items()
         }
 
     def run(self) -> EvaluationResults:
         """Judge every arm on every set."""
-        for arm, version in (("no_prefix", NO_ADAPTER), ("adapter", 0)):
-            if arm in self._plan.arms:
-                self._ask_arm(arm, version, b"")
-        candidates = {
-            "fixed_prefix": self._fixed_prefixes,
-            "prefix_clustering": self._clustered_prefixes,
-        }
-        for arm, texts in candidates.items():
-            if arm in self._plan.arms and (best := self._best_of(arm, texts())) is not None:
-                self._ask_arm(arm, NO_ADAPTER, best)
+        if "no_prefix" in self._plan.arms:
+            self._ask_arm("no_prefix", NO_ADAPTER)
+        if "adapter" in self._plan.arms:
+            self._ask_arm("adapter", 0)
+        if "fixed_prefix" in self._plan.arms:
+            self._ask_best_of("fixed_prefix", self._fixed_prefixes())
+        if "prefix_clustering" in self._plan.arms:
+            self._ask_best_of("prefix_clustering", self._clustered_prefixes())
         self._wait("")
         return EvaluationResults(list(self._results()), self._requests.incomplete)
 
-    def _decodings(self) -> dict[str, tuple[str, int]]:
-        """Return decoding and answers per problem, by the end of the evaluation's name."""
-        samples = self._plan.samples
-        return {GREEDY: (GREEDY, 1)} | (
-            {f"{SAMPLED}{samples}": (SAMPLED, samples)} if samples else {}
-        )
-
-    def _ask_arm(self, arm: str, version: int, tokens: bytes) -> None:
+    def _ask_arm(self, arm: str, version: int, tokens: bytes = b"") -> None:
         for name, members in self._sets.items():
-            for end, (decoding, samples) in self._decodings().items():
+            for end, (decoding, samples) in self._decodings.items():
                 question = EvaluationRequest(
                     f"{arm}.{name}.{end}", version, members, decoding, tokens, samples
                 )
@@ -92,11 +84,12 @@ class CheckpointEvaluation:
         """Wait for the evaluations whose name begins so."""
         self._requests.wait(lambda name: name.startswith(beginning))
 
-    def _best_of(self, arm: str, texts: list[str]) -> bytes | None:
+    def _ask_best_of(self, arm: str, texts: list[str]) -> None:
         candidates = {text: pack_tokens(self._requests.texts.encode(text)) for text in texts}
         self._requests.ask_candidates(arm, f"{arm}-", candidates, self._selection)
         self._wait(f"{arm}-")
-        return self._requests.best(f"{arm}-", candidates)
+        if (best := self._requests.best(f"{arm}-", candidates)) is not None:
+            self._ask_arm(arm, NO_ADAPTER, best)
 
     def _fixed_prefixes(self) -> list[str]:
         """Return the candidates that the run itself tried, else the configured candidates."""
@@ -124,7 +117,7 @@ class CheckpointEvaluation:
     def _results(self) -> Iterator[ArmResult]:
         """Yield the result of every arm on every set of which something could be judged."""
         for (name, members), arm, end in product(
-            self._sets.items(), self._plan.arms, self._decodings()
+            self._sets.items(), self._plan.arms, self._decodings
         ):
             rows = self._requests.rows.get(f"{arm}.{name}.{end}", [])
             if (result := accuracy(rows)) is None:

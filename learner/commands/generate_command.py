@@ -17,6 +17,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.evaluation.plans import AnswerLine, OfflinePlan
 from prefixrl.common.prompts.rendering import texts_of
+from prefixrl.common.wire.messages.fields import common_fields
 from prefixrl.common.wire.messages.learner import Evaluate
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.learner.broker.client import BrokerClient
@@ -71,7 +72,7 @@ def given_rows(config: RunConfig) -> list[GivenRow]:
     for source, label in zip(sources, problems.labels(sources), strict=True):
         report = problems.SourceReport(label, source.path or "")
         for row in problems.rows_of(source, config.data, report, needs_all=False):
-            problem_columns = report.layout.columns if report.layout else frozenset()
+            problem_columns = report.layout.columns if report.layout else ()
             other_columns = {
                 name: value for name, value in row.values.items() if name not in problem_columns
             }
@@ -79,34 +80,27 @@ def given_rows(config: RunConfig) -> list[GivenRow]:
         log.info(
             "%s: %d rows, %d left out by where and without", label, report.rows, report.left_out
         )
-    usable = [row.problem for row in rows if row.problem is not None]
+    usable = [row.problem for row in rows if row.problem]
     for number, reason in unaskable(usable, config).items():
         answer = rows[int(number)].answer
-        rows[int(number)] = GivenRow(
-            msgspec.structs.replace(answer, status="bad_row", reason=reason), None
-        )
+        answer = msgspec.structs.replace(answer, status="bad_row", reason=reason)
+        rows[int(number)] = GivenRow(answer, None)
     return rows
 
 
 def _given(row: problems.ReadRow, other_columns: dict[str, object], number: int) -> GivenRow:
-    at, problem = row.origin, row.problem
-    bad = AnswerLine(
-        source=at.source,
-        file=at.file,
-        row=at.row,
-        status="bad_row",
-        reason=at.reason,
-        columns=dict(row.values),
-    )
+    problem = row.problem
+    origin = msgspec.structs.asdict(row.origin)
     if problem is None:
-        return GivenRow(bad, None)
-    problem_fields = {
-        "id": problem.prompt_id,
-        "question": problem.question,
-        "gold": problem.gold or None,
-    }
-    answer = msgspec.structs.replace(
-        bad, **problem_fields, family=problem.family, status="failed", columns=other_columns
+        return GivenRow(AnswerLine(**origin, status="bad_row", columns=dict(row.values)), None)
+    answer = AnswerLine(
+        **origin,
+        id=problem.prompt_id,
+        question=problem.question,
+        gold=problem.gold or None,
+        family=problem.family,
+        status="failed",
+        columns=other_columns,
     )
     return GivenRow(answer, msgspec.structs.replace(problem, prompt_id=str(number)))
 
@@ -130,17 +124,17 @@ class AnswerGeneration:
         block_problems: list[Problem] = []
         for number, row in enumerate(rows, start=1):
             block_rows.append(row)
-            block_problems += [row.problem] if row.problem else []
+            if row.problem:
+                block_problems.append(row.problem)
             if len(block_problems) == ROWS_PER_ITEM or number == len(rows):
-                name, plan = f"rows-{number}", self._plan
+                plan = self._plan
                 question = EvaluationRequest(
-                    name, 0, block_problems, plan.decoding, samples=plan.samples
+                    f"rows-{number}", 0, block_problems, plan.decoding, samples=plan.samples
                 )
-                yield Block(
-                    block_rows,
-                    question.message(self._config, self._texts) if block_problems else None,
-                )
-                block_rows, block_problems = [], []
+                message = question.message(self._config, self._texts)
+                yield Block(block_rows, message if block_problems else None)
+                block_rows = []
+                block_problems = []
 
     def run(self, client: BrokerClient, stop: StopSignal) -> None:
         """Answer everything; raise PeerLost if nothing is answered for `evaluation.timeout_s`."""
@@ -159,7 +153,8 @@ class AnswerGeneration:
             self.write()
             if time.monotonic() - progressed_s > self._config.evaluation.timeout_s:
                 waiting = next(block.rows for block in self._open if not block.is_done)
-                first, last = waiting[0].answer, waiting[-1].answer
+                first = waiting[0].answer
+                last = waiting[-1].answer
                 raise PeerLost(
                     f"no answer within {self._config.evaluation.timeout_s:g} s (evaluation.timeout_s); waiting for "
                     f"{first.file} row {first.row} to {last.file} row {last.row}; see the logs of rollouts and scorers"
@@ -197,32 +192,27 @@ class AnswerGeneration:
         if row.problem is None or block.answers is None:
             yield row.answer
             return
-        number, is_direct = row.problem.prompt_id, self._config.mode == "direct"
+        number = row.problem.prompt_id
+        is_direct = self._config.mode == "direct"
         group = block.answers.groups.get(number)
         if group is None:
-            cause = block.answers.causes.get(
-                number, "the broker returned neither an answer nor a cause"
-            )
+            silence = "the broker returned neither an answer nor a cause"
+            cause = block.answers.causes.get(number, silence)
             yield msgspec.structs.replace(row.answer, reason=cause)
             return
         rows = judged(group, self._config, self._texts, self._plan.version, {})
         for judged_row, prefix, verdict in zip(
             rows, group.prefixes.rows, group.verdicts, strict=True
         ):
-            is_error, tokens = judged_row.status == "error", int(token_ids(prefix.tokens).size)
-            yield msgspec.structs.replace(
-                row.answer,
-                sample=judged_row.sample,
-                version=judged_row.version,
-                weights_digest=judged_row.weights_digest,
-                status=verdict.status,
-                reason=judged_row.extracted if is_error else "",
-                prefix=judged_row.prefix,
-                completion=judged_row.completion,
-                extracted=None if is_error else judged_row.extracted or None,
-                reward=judged_row.reward if verdict.is_judged else None,
-                finish=judged_row.finish,
-                scores=judged_row.scores,
-                prefix_tokens=0 if is_direct else tokens,
-                completion_tokens=tokens if is_direct else verdict.completion_tokens,
-            )
+            is_error = judged_row.status == "error"
+            tokens = int(token_ids(prefix.tokens).size)
+            fields = common_fields(AnswerLine, judged_row) | {
+                "status": verdict.status,
+                "reason": judged_row.extracted if is_error else "",
+                "extracted": None if is_error else judged_row.extracted or None,
+                "reward": judged_row.reward if verdict.is_judged else None,
+                "family": row.answer.family,
+                "prefix_tokens": 0 if is_direct else tokens,
+                "completion_tokens": tokens if is_direct else verdict.completion_tokens,
+            }
+            yield msgspec.structs.replace(row.answer, **fields)

@@ -6,7 +6,7 @@ Rollouts load the checkpoint as version 0; the digest of their weights must be o
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import click
@@ -44,10 +44,8 @@ def judge(plan: OfflinePlan, config: RunConfig) -> None:
     problems.keep_missing(config)
     with serving(config) as (client, stop):
         results = CheckpointEvaluation(plan, config, client, stop).run()
-        write_atomically(
-            owned.path / RESULTS_FILE,
-            msgspec.json.format(msgspec.json.encode(results), indent=2).decode(),
-        )
+        document = msgspec.json.format(msgspec.json.encode(results))
+        write_atomically(owned.path / RESULTS_FILE, document)
 
 
 def answer(plan: OfflinePlan, config: RunConfig) -> None:
@@ -69,18 +67,14 @@ def answer(plan: OfflinePlan, config: RunConfig) -> None:
 @contextmanager
 def serving(config: RunConfig) -> Iterator[tuple[BrokerClient, StopSignal]]:
     """Run a broker that trains nothing; yield a client and what ends its waits; stop the workers after it."""
-    servers = Servers(config, Path(config.directory), 0, trains=False)
-    try:
+    with (
+        closing(Servers(config, Path(config.directory), 0, trains=False)) as servers,
         # An operator that halts the broker does not end the wait: its client learns of it, the caller does not.
-        client = BrokerClient(servers.address, StopSignal(servers=servers))
-        try:
-            yield client, StopSignal(servers=servers)
-            servers.expect_end()
-            client.stop("everything is judged")
-        finally:
-            client.close()
-    finally:
-        servers.close()
+        closing(BrokerClient(servers.address, StopSignal(servers=servers))) as client,
+    ):
+        yield client, StopSignal(servers=servers)
+        servers.expect_end()
+        client.stop("everything is judged")
 
 
 @click.command()

@@ -262,15 +262,12 @@ def count_shared(train: Sequence[Problem], held_out: Sequence[Problem]) -> int:
 
 def shared_lines(train: Loaded, held_out: Loaded) -> list[str]:
     """Return a warning where held-out questions are trained too."""
-    both = count_shared(train.problems, held_out.problems)
-    warning = f"{both} of {len(held_out.problems)} questions of data.eval are in data.train too, so that its accuracy"
-    return (
-        [
-            f"{warning} is partly that of training; take another split, or leave them out with `without`"
-        ]
-        if both
-        else []
-    )
+    if not (both := count_shared(train.problems, held_out.problems)):
+        return []
+    return [
+        f"{both} of {len(held_out.problems)} questions of data.eval are in data.train too, so that its accuracy is "
+        f"partly that of training; take another split, or leave them out with `without`"
+    ]
 
 
 def _fitting(loaded: Loaded, config: RunConfig) -> Loaded:

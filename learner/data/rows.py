@@ -222,14 +222,14 @@ def _guess(rows: Sequence[Values], answer: tuple[Column, ...]) -> Reading:
     return "as_it_is"
 
 
-def is_wanted(values: Mapping[str, object], layout: Layout) -> bool:
+def is_wanted(values: Values, layout: Layout) -> bool:
     """Return True if a row passes `where`; raise ValueError where one of its columns is missing."""
     return all(
         not _spellings(values, name).isdisjoint(wanted) for name, wanted in layout.where.items()
     )
 
 
-def _spellings(values: Mapping[str, object], name: str) -> set[str]:
+def _spellings(values: Values, name: str) -> set[str]:
     """Return the texts by which `where` may name a value."""
     # MATH writes "Level 3", MATH-500 writes 3, and a table that lacks some levels holds floats and NaN.
     if isinstance(value := column_value(values, name), float) and not math.isfinite(value):

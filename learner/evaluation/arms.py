@@ -5,7 +5,7 @@ greedy and sampled. The fixed prefix is the best on training problems among none
 that the untrained adapter writes most often.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -101,10 +101,9 @@ class Arms:
         sampled = Counter(tokenizer.without_stop(token_ids(row.tokens)).tobytes() for row in rows)
         for tokens, _ in sampled.most_common(self._config.evaluation.sampled_candidates):
             texts.setdefault(tokenizer.text(token_ids(tokens)), tokens)
-        document = msgspec.json.encode(texts).decode()
-        self.requests.keep(
-            lambda: write_atomically(self._candidates_file, document), self._candidates_file.name
-        )
+        document = msgspec.json.encode(texts)
+        path = self._candidates_file
+        self.requests.keep(lambda: write_atomically(path, document), path.name)
         self._ask_for(texts)
 
     def _ask_for(self, candidates: dict[str, bytes]) -> None:
@@ -149,10 +148,10 @@ class Arms:
 
     def results(self) -> dict[str, dict[str, Accuracy]]:
         """Return the accuracy by arm and decoding, of the arms of which something could be judged."""
-        results: dict[str, dict[str, Accuracy]] = {}
+        results = defaultdict[str, dict[str, Accuracy]](dict)
         for arm, decoding in product(ARMS, (GREEDY, SAMPLED)):
             if result := accuracy(self.requests.rows.get(f"{arm}.{decoding}", [])):
-                results.setdefault(arm, {})[decoding] = result
+                results[arm][decoding] = result
         return results
 
     def curve(self) -> list[Point]:
@@ -173,8 +172,7 @@ class Arms:
         rows = self.requests.rows
         names = map(".".join, product(ARMS, (GREEDY, SAMPLED)))
         errors = sum(row.status == "error" for name in names for row in rows.get(name, []))
-        fixed = rows.get(f"fixed_prefix.{GREEDY}")
-        prefix = fixed[0].prefix if fixed else ""
+        prefix = next((row.prefix for row in rows.get(f"fixed_prefix.{GREEDY}", [])), "")
         return EvaluationOutcome(
             self.results(), self.curve(), prefix, self.requests.incomplete, errors
         )

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import xxhash
@@ -176,13 +175,12 @@ class EvaluationRequests:
 
     def ask_problems(self, question: EvaluationRequest) -> None:
         """Have problems judged, unless a file holds the answers already."""
-        name, request = question.name, question.message(self._config, self.texts)
+        name = question.name
+        request = question.message(self._config, self.texts)
         self._families |= {each.prompt_id: each.family for each in question.problems}
         if self.path(name).exists() and self._answered.get(name) == digest(request):
-            self._take_rows(
-                request,
-                msgspec.json.Decoder(EvaluatedRow).decode_lines(self.path(name).read_bytes()),
-            )
+            lines = self.path(name).read_bytes()
+            self._take_rows(request, msgspec.json.Decoder(EvaluatedRow).decode_lines(lines))
         elif question.problems and not self.open.send_request(request):
             self._give_up_evaluation(
                 name,
@@ -201,14 +199,11 @@ class EvaluationRequests:
 
     def best(self, beginning: str, candidates: Mapping[str, bytes]) -> bytes | None:
         """Return the candidate with the most right answers; None if no candidate could be judged."""
-        judged = (
-            (accuracy(self.rows.get(f"{beginning}{index}", [])), index)
-            for index in range(len(candidates))
-        )
-        accuracies = {
-            tuple(candidates.values())[index]: found.accuracy for found, index in judged if found
-        }
-        return max(accuracies, key=lambda tokens: accuracies[tokens], default=None)
+        accuracies = {}
+        for index, tokens in enumerate(candidates.values()):
+            if result := accuracy(self.rows.get(f"{beginning}{index}", [])):
+                accuracies[tokens] = result.accuracy
+        return max(accuracies, key=accuracies.__getitem__, default=None)
 
     def adopt(self, question: EvaluationRequest, twin: str) -> bool:
         """Take the rows of `twin`, which asked the same; return False where it is not complete."""
@@ -225,7 +220,8 @@ class EvaluationRequests:
     def gather(self) -> None:
         """Take what is finished."""
         for answers in self.open.gather():
-            request, groups = answers.request, answers.groups.values()
+            request = answers.request
+            groups = answers.groups.values()
             weights = {(group.version, group.weights_digest) for group in groups}
             if answers.loss:
                 self._give_up_evaluation(request.name, answers.loss)
@@ -241,7 +237,7 @@ class EvaluationRequests:
 
     def _write(self, request: Evaluate, rows: Sequence[EvaluatedRow]) -> None:
         self._answered[request.name] = digest(request)
-        answered = msgspec.json.encode(self._answered).decode()
+        answered = msgspec.json.encode(self._answered)
 
         def write() -> None:
             json_lines.write(self.path(request.name), rows)
@@ -254,7 +250,8 @@ class EvaluationRequests:
         when_there_is_room(write, self._directory, what, self._stop.end_disk_wait)
 
     def _take_rows(self, request: Evaluate, rows: list[EvaluatedRow]) -> None:
-        name, expected = request.name, len(request.prompts) * request.samples
+        name = request.name
+        expected = len(request.prompts) * request.samples
         self.rows[name] = rows
         if accuracy(rows) is None:
             self._give_up_evaluation(name, "no verdict on any problem, every row ended in an error")
@@ -296,17 +293,19 @@ def judged(
 ) -> list[EvaluatedRow]:
     """Return a row per answer of a group. `trained`: iterations behind the broker's version 0."""
     # In direct mode the adapter wrote the completion itself.
-    is_direct, prompt_id = config.mode == "direct", group.prefixes.prompt.prompt_id
-    of_all: dict[str, Any] = {"prompt_id": prompt_id, "family": families.get(prompt_id, "")}
-    of_all["version"] = group.version + trained if group.version >= 0 else NO_ADAPTER
+    is_direct = config.mode == "direct"
+    prompt_id = group.prefixes.prompt.prompt_id
     rows = []
     for sample, (row, verdict) in enumerate(zip(group.prefixes.rows, group.verdicts, strict=True)):
-        figures = of_all | {
+        fields = common_fields(EvaluatedRow, group, verdict) | {
+            "prompt_id": prompt_id,
+            "family": families.get(prompt_id, ""),
+            "version": group.version + trained if group.version >= 0 else NO_ADAPTER,
             "sample": sample,
             "prefix": "" if is_direct else texts.text(token_ids(row.tokens)),
+            "scores": verdict.process.scores if verdict.process else None,
         }
-        figures["scores"] = verdict.process.scores if verdict.process else None
-        rows.append(EvaluatedRow(**common_fields(EvaluatedRow, group, verdict) | figures))
+        rows.append(EvaluatedRow(**fields))
     return rows
 
 

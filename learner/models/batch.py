@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -11,20 +12,20 @@ from torch import Tensor
 
 from prefixrl.common.wire.messages.groups import ScoredGroup
 from prefixrl.common.wire.messages.learner import Batch
-from prefixrl.common.wire.packing import logprobs, token_ids, token_versions
+from prefixrl.common.wire.packing import Logprobs, TokenIds, logprobs, token_ids, token_versions
 
 
 @dataclass(frozen=True)
 class Sample:
     """One sampled prefix (in direct mode: one answer) with its verdict."""
 
-    prompt_tokens: NDArray[np.int32]
-    tokens: NDArray[np.int32]
+    prompt_tokens: TokenIds
+    tokens: TokenIds
     """As sampled, with the EOS that ended them."""
-    logprobs: NDArray[np.float32]
+    logprobs: Logprobs
     reward: float
     group: int
-    versions: NDArray[np.int32]
+    versions: TokenIds
     steps: tuple[tuple[int, float], ...] = ()
     """Tokens up to the end of each step, and its score; empty without a process reward model."""
 
@@ -115,6 +116,10 @@ class PreparedMicroBatch:
     """Scores of steps at the tokens that end them, likewise; None where no score is a reward of its own."""
     is_proximal_late: bool = False
     """True before the first optimiser step if its forward is to tell `proximal`; 0 until then."""
+
+
+MicroBatches = list[list[PreparedMicroBatch]]
+"""Those of a rank, by minibatch."""
 
 
 def pad(samples: Sequence[Sample], pad_id: int) -> PaddedRows:
@@ -212,9 +217,7 @@ def iteration_data(batch: Batch, shard: Mapping[int, ScoredGroup]) -> IterationD
         outcome for group in batch.groups for outcome in group.outcomes or group.rewards
     )
     groups = tuple(index for index, group in enumerate(batch.groups) for _ in group.lengths)
-    first_row = [0]
-    for group in batch.groups:
-        first_row.append(first_row[-1] + len(group.lengths))
+    first_row = list(accumulate((len(group.lengths) for group in batch.groups), initial=0))
     samples: dict[int, Sample] = {}
     for index, scored in shard.items():
         if scored.prefixes.seq != batch.groups[index].seq:

@@ -63,13 +63,6 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def from_rank_0(tensor: Tensor) -> Tensor:
-    """Broadcast in place; returns the tensor."""
-    if dist.get_world_size() > 1:
-        dist.broadcast(tensor, src=0)
-    return tensor
-
-
 def gather_over_ranks(values: Tensor) -> Tensor:
     """Return the 1-d values of all ranks in their order. A collective; the numbers may differ."""
     rank, ranks = dist.get_rank(), dist.get_world_size()

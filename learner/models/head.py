@@ -175,18 +175,11 @@ class _TokenLogprobs(torch.autograd.Function):
             if of_bias is not None:
                 of_bias[block] = gradient.sum(dim=0)
             del gradient
-        return (
-            None,
-            of_bias,
-            None,
-            None,
-            None,
-            None,
-            *(
-                each if each is None else each.to(tensor.dtype)
-                for each, tensor in zip(sums, tensors, strict=True)
-            ),
-        )
+        of_tensors = [
+            each if each is None else each.to(tensor.dtype)
+            for each, tensor in zip(sums, tensors, strict=True)
+        ]
+        return None, of_bias, None, None, None, None, *of_tensors
 
 
 class _Logits:

@@ -6,7 +6,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -20,7 +19,7 @@ from prefixrl.common.models.loading import load_model
 from prefixrl.common.prompts.rendering import masked_tokens
 from prefixrl.common.prompts.tokenizer import load_tokenizer
 from prefixrl.common.seeds import derive
-from prefixrl.common.wire.packing import ProbeRow
+from prefixrl.common.wire.packing import Logprobs, ProbeRow
 from prefixrl.learner.models import backbone as parts
 from prefixrl.learner.models import distributed, lora, varlen
 from prefixrl.learner.models.attention import PACKED, attn_implementation, shares_prompts
@@ -171,13 +170,12 @@ class Models:
 
     def facts(self) -> tuple[str, ...]:
         """Return what decides on this rank's speed and memory, for a line of its log."""
-        attention = f"{self.hf_config._attn_implementation} attention, {'packed' if self.is_packed else 'padded'} rows"
-        prompts, stage = f"shared prompts: {'yes' if self.is_shared else 'no'}", self.actor.stage
+        rows = "packed" if self.is_packed else "padded"
         return (
             f"rank {self.rank} of {self.world_size}",
-            f"DeepSpeed, ZeRO stage {stage}",
-            attention,
-            prompts,
+            f"DeepSpeed, ZeRO stage {self.actor.stage}",
+            f"{self.hf_config._attn_implementation} attention, {rows} rows",
+            f"shared prompts: {'yes' if self.is_shared else 'no'}",
             self.dtype,
         )
 
@@ -238,9 +236,9 @@ class Models:
     @torch.no_grad()
     def probe_logprobs(
         self, rows: Sequence[ProbeRow], temperature: float = 1.0, most_tokens: int = 16384
-    ) -> NDArray[np.float32]:
+    ) -> Logprobs:
         """Return the logprobs of the scored tokens of all rows. A collective under ZeRO-3."""
-        row_logprobs: list[NDArray[np.float32]] = []
+        row_logprobs: list[Logprobs] = []
         width = max(prompt.size + scored.size for prompt, scored in rows)
         size = max(1, most_tokens // width)
         for start in range(0, len(rows), size):

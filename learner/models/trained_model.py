@@ -21,12 +21,10 @@ GATHER_NUMEL = 64 * 1024 * 1024
 BUCKET = 200_000_000
 """Parameters reduced over ranks at a time: in flight a bucket takes 6 bytes each, and a larger one is no faster."""
 
-OWN_DEEPSPEED_KEYS = [
+OWN_DEEPSPEED_KEYS = {
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
     "gradient_accumulation_steps",
-]
-OWN_DEEPSPEED_KEYS += [
     "managed_gradient_accumulation",
     "gradient_clipping",
     "optimizer",
@@ -34,7 +32,7 @@ OWN_DEEPSPEED_KEYS += [
     "fp16",
     "bf16",
     "data_types",
-]
+}
 """Keys of DeepSpeed's config that the learner decides itself."""
 
 
@@ -82,11 +80,7 @@ class TrainedModel:
                 # transformers keeps all activations of a layer in evaluation mode; what drops out stays in it.
                 layer.training = True
         self._ema_decay = ema_decay
-        self.ema = (
-            {name: weights.detach().clone() for name, weights in self.masters().items()}
-            if ema_decay
-            else {}
-        )
+        self.ema = self._copied_masters() if ema_decay else {}
         """Moving average of `masters`; empty without an average."""
         self._peak_lr, self._config, self._world_size = lr, config, world_size
         self._bad_losses = torch.zeros((), device=device)
@@ -128,17 +122,13 @@ class TrainedModel:
 
     def _plain_step(self) -> StepReport:
         """Clip and step at stage 0, which checks nothing itself; all ranks see one norm of averaged gradients."""
-        trained = [
-            parameter for parameter in self.engine.module.parameters() if parameter.grad is not None
-        ]
-        norm = torch.nn.utils.get_total_norm(
-            [parameter.grad for parameter in trained if parameter.grad is not None]
+        # DeepSpeed would measure the norm once more.
+        norm = torch.nn.utils.clip_grad_norm_(
+            self.engine.module.parameters(), self._config.grad_clip
         )
         if not math.isfinite(norm):
             self.engine.zero_grad()
             return StepReport(False, math.inf)
-        # DeepSpeed would measure the norm once more.
-        torch.nn.utils.clip_grads_with_norm_(trained, self._config.grad_clip, norm)
         self.engine.step()
         return StepReport(True, float(norm))
 
@@ -164,6 +154,9 @@ class TrainedModel:
             partitions = optimizer.single_partition_of_fp32_groups
         return {f"partition.{index}": partition for index, partition in enumerate(partitions)}
 
+    def _copied_masters(self) -> dict[str, Tensor]:
+        return {name: weights.detach().clone() for name, weights in self.masters().items()}
+
     def masters_changed(self) -> None:
         """Copy `masters` to the weights of the forward after they were written to. A collective."""
         optimizer = self.engine.optimizer
@@ -178,8 +171,7 @@ class TrainedModel:
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
         """Use the moving average as weights for a while. Entering and leaving are collectives."""
-        masters = self.masters()
-        trained = {name: weights.detach().clone() for name, weights in masters.items()}
+        trained = self._copied_masters()
         self._become(self.ema)
         try:
             yield
@@ -210,7 +202,7 @@ class TrainedModel:
 
 def deepspeed_settings(config: LearnerConfig, parameters: int) -> dict[str, Any]:
     """Return DeepSpeed's config: the user's, with the keys that the learner decides; raise ConfigError."""
-    reserved = sorted(set(config.deepspeed) & set(OWN_DEEPSPEED_KEYS))
+    reserved = sorted(OWN_DEEPSPEED_KEYS & config.deepspeed.keys())
     if reserved:
         raise ConfigError(
             f"learner.deepspeed sets {', '.join(reserved)}, which follow from other settings (learner.dtype, "

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from prefixrl.common.errors import ConfigError, Halted, PeerLost
 from prefixrl.common.host.process import PARENT_VARIABLE, end_children
@@ -28,8 +28,7 @@ KILL_AFTER_LOSS_S = 5.0
 TICK_S = 0.1
 
 
-@dataclass(frozen=True)
-class RankInfo:
+class RankInfo(NamedTuple):
     """This process among the learner's ranks."""
 
     rank: int

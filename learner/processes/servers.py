@@ -141,7 +141,13 @@ class Servers:
                     continue
                 died = f"the {name} (pid {process.pid}) ended with exit code {code}"
                 if code == UserError.exit_code:  # a restart would end in the same way
-                    self._is_users_fault, self.failure = True, f"{died}: {self._why_hopeless()}"
+                    why = "it said why, in the lines before this"
+                    if not (self._directory / CONFIG_FILE).exists():
+                        why = (
+                            f"{self._directory} was removed or replaced while the run went on, and nothing of it "
+                            f"can be resumed"
+                        )
+                    self._is_users_fault, self.failure = True, f"{died}: {why}"
                     continue
                 if not budget.use_restart(time.monotonic()):
                     self.failure = f"{died}, after {budget.most} restarts"
@@ -151,11 +157,6 @@ class Servers:
                     self._restart(name)
                 except OSError as error:
                     self.failure = f"{died}, and cannot be started again: {error}"
-
-    def _why_hopeless(self) -> str:
-        if (self._directory / CONFIG_FILE).exists():
-            return "it said why, in the lines before this"
-        return f"{self._directory} was removed or replaced while the run went on, and nothing of it can be resumed"
 
     def _restart(self, name: str) -> None:
         if name == BROKER:

@@ -29,6 +29,8 @@ FLAT_BEGINS, FLAT_ENDS = 2.0, 3.0
 """Rise in standard errors below which the reward is flat, and above which it is so no more."""
 MIXED = 0.1
 """Share of the groups whose rewards must differ. From equal rewards nothing can be learned: that is another fault."""
+Figures = Mapping[str, float]
+"""Figures of an iteration by name."""
 FIRST_ITERATIONS = 3
 SMOOTHING = 0.2
 
@@ -45,10 +47,12 @@ class Alarms:
         self._least_share = 1.0
         self._noise = 0.0
         self._without_reward = 0
-        self._looks, self._first_sum, self._squares = 0, 0.0, 0.0
+        self._looks = 0
+        self._first_sum = 0.0
+        self._squares = 0.0
         self._newest: deque[float] = deque(maxlen=FLAT_SPAN)
 
-    def new_sentences(self, iteration: int, figures: Mapping[str, float]) -> list[str]:
+    def new_sentences(self, iteration: int, figures: Figures) -> list[str]:
         """Return the sentences of alarms that begin at this iteration."""
         sentences = {
             "ess": self._ess(figures),
@@ -67,7 +71,7 @@ class Alarms:
         self.ringing = {name: text for name, text in sentences.items() if text}
         return begun
 
-    def _ess(self, figures: Mapping[str, float]) -> str:
+    def _ess(self, figures: Figures) -> str:
         """Return the sentence for old samples that count for little, else ""."""
         ess = figures.get("old_ess_fraction", 1.0)
         if ess >= LOW_ESS:
@@ -78,9 +82,10 @@ class Alarms:
             f"algorithm.max_staleness (docs/staleness.md)"
         )
 
-    def _entropy(self, figures: Mapping[str, float]) -> str:
+    def _entropy(self, figures: Figures) -> str:
         """Return the sentence for an entropy that fell while the reward fell too, else an empty one."""
-        entropy, reward = figures.get("entropy"), figures.get("reward")
+        entropy = figures.get("entropy")
+        reward = figures.get("reward")
         if entropy is None or reward is None:
             return ""
         self._reward = (
@@ -99,9 +104,10 @@ class Alarms:
             f"learning rate, a smaller algorithm.max_staleness or a larger algorithm.entropy"
         )
 
-    def _exploration(self, figures: Mapping[str, float]) -> str:
+    def _exploration(self, figures: Figures) -> str:
         """Return the sentence for an entropy that is gone before the task is learned, else an empty one."""
-        entropy, reward = figures.get("entropy"), figures.get("reward", 1.0)
+        entropy = figures.get("entropy")
+        reward = figures.get("reward", 1.0)
         first = sum(self._first_entropies) / max(1, len(self._first_entropies))
         if (
             entropy is None
@@ -115,7 +121,7 @@ class Alarms:
             f"Resume from an older one with a larger algorithm.entropy or a smaller learning rate"
         )
 
-    def _by_noise(self, figures: Mapping[str, float]) -> str:
+    def _by_noise(self, figures: Figures) -> str:
         """Return the sentence for tokens that `bound_ratio` holds though nothing was learned from them, else ""."""
         share = figures.get("bounded_by_noise_fraction")
         if share is None:
@@ -130,7 +136,7 @@ class Alarms:
             f'step. Raise bound_ratio or set it "off", or give both the same dtype (docs/objectives.md)'
         )
 
-    def _one_text(self, figures: Mapping[str, float]) -> str:
+    def _one_text(self, figures: Figures) -> str:
         """Return the sentence for one text in nearly all rows, if that is new, else ""."""
         share = figures.get("commonest_text_fraction")
         if share is None:
@@ -144,7 +150,7 @@ class Alarms:
             f"resume from an older checkpoint with a smaller learning rate or a larger algorithm.entropy"
         )
 
-    def _no_reward(self, figures: Mapping[str, float]) -> str:
+    def _no_reward(self, figures: Figures) -> str:
         """Return the sentence for iterations in which every answer had reward 0, else ""."""
         self._without_reward = self._without_reward + 1 if figures.get("reward") == 0.0 else 0
         if self._without_reward < NO_REWARD_ITERATIONS:
@@ -155,7 +161,7 @@ class Alarms:
             f"of the gold answers, and whether scorer.max_new_tokens cuts the answers (docs/your_own_task.md)"
         )
 
-    def _plateau(self, figures: Mapping[str, float]) -> str:
+    def _plateau(self, figures: Figures) -> str:
         """Return the sentence for a reward that is within its noise of where it began, else ""."""
         reward = figures.get("reward")
         if reward is None:
@@ -165,7 +171,8 @@ class Alarms:
         self._first_sum += reward if self._looks < FLAT_SPAN else 0.0
         self._looks += 1
         self._newest.append(reward)
-        first, newest = self._first_sum / FLAT_SPAN, sum(self._newest) / FLAT_SPAN
+        first = self._first_sum / FLAT_SPAN
+        newest = sum(self._newest) / FLAT_SPAN
         error = math.sqrt(self._squares / self._looks * 2 / FLAT_SPAN)
         most = FLAT_ENDS if "plateau" in self.ringing else FLAT_BEGINS
         is_mixed = figures.get("uniform_groups_fraction", 0.0) <= 1.0 - MIXED

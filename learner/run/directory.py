@@ -70,9 +70,7 @@ class RunDirectory:
     def _adopt(self, config: RunConfig, free_keys: frozenset[KeyPath]) -> None:
         config_file = self.path / "config.json"
         if config_file.exists():
-            before = from_json(
-                config_file.read_text(encoding="utf-8"), str(config_file)
-            ).model_dump()
+            before = from_json(config_file.read_bytes(), str(config_file)).model_dump()
             free = free_keys | {(section,) for section in FREE_SECTIONS}
             if changed := "\n".join(_changes(before, config.model_dump(), (), free)):
                 way = f"{to_copy('prefixrl resume', self.path)} goes on with those it has; else {REMEDY}"
@@ -99,24 +97,23 @@ class RunDirectory:
         finally:
             # The disk may be full: that is no reason to hide why the run ended.
             with contextlib.suppress(OSError):
-                write_atomically(path, msgspec.json.encode(end).decode())
+                write_atomically(path, msgspec.json.encode(end))
 
     def _adopt_inputs(self, present: "Inputs") -> None:
         earlier = inputs(self.path) or present
-        # What an earlier release did not record is taken as it is now.
-        recorded = {
-            name: was for name in Inputs.__struct_fields__ if (was := getattr(earlier, name))
-        }
-        names = [name for name, was in recorded.items() if was != getattr(present, name)]
-        if changed := ", ".join(
-            KEYS_OF_INPUTS.get(name, name.replace("_", ".", 1)) for name in names
-        ):
+        names = [
+            KEYS_OF_INPUTS.get(name, name.replace("_", ".", 1))
+            for name in Inputs.__struct_fields__
+            # What an earlier release did not record is taken as it is now.
+            if getattr(earlier, name) not in (None, (), "", getattr(present, name))
+        ]
+        if names:
             raise ConfigError(
-                f"{self.path} holds a run whose input files were others: {changed} changed since it began; {REMEDY}"
+                f"{self.path} holds a run whose input files were others: {', '.join(names)} changed since it began; "
+                f"{REMEDY}"
             )
-        write_atomically(
-            self.path / "inputs.json", msgspec.json.format(msgspec.json.encode(present)).decode()
-        )
+        document = msgspec.json.format(msgspec.json.encode(present))
+        write_atomically(self.path / "inputs.json", document)
 
 
 class Inputs(msgspec.Struct, frozen=True):
@@ -156,7 +153,8 @@ def inputs(directory: Path) -> Inputs | None:
 
 
 def _inputs(config: RunConfig) -> Inputs:
-    reward, adapter = config.implicit_reward, config.adapter
+    reward = config.implicit_reward
+    adapter = config.adapter
     has_anchor = (
         config.algorithm.kl > 0 and adapter.init_from is not None and adapter.reference == "model"
     )
@@ -199,11 +197,8 @@ def check_ports_are_free(listen: str, patience_s: float = 0.0) -> None:
     advertised(bound)
     _wait_until_free(bound, f"broker.listen = {listen!r}", patience_s)
     if weights != bound:
-        _wait_until_free(
-            weights,
-            f"the port of the weights, the one after broker.listen = {listen!r},",
-            patience_s,
-        )
+        name = f"the port of the weights, the one after broker.listen = {listen!r},"
+        _wait_until_free(weights, name, patience_s)
 
 
 def _wait_until_free(endpoint: str, name: str, patience_s: float) -> None:

@@ -10,27 +10,28 @@ def batch_fractions(groups: Sequence[BatchGroup]) -> dict[str, float]:
     """Return the figures that `docs/data.md` describes, by name."""
     judged = sum(group.judged for group in groups)
     masked = sum(group.statuses.get("truncated", 0) for group in groups)
-    rows = sum(len(group.rewards) for group in groups)
+    rows = max(1, sum(len(group.rewards) for group in groups))
     texts = Counter(text for group in groups for text in group.texts)
     parts = defaultdict[str, list[float]](list)
-    for name, values in (item for group in groups for item in group.parts.items()):
-        parts[name] += values
+    for group in groups:
+        for name, values in group.parts.items():
+            parts[name] += values
     return {
         # Judged texts that a length limit cut: answers in direct mode, else completions of the target.
         "truncated_fraction": sum(group.truncated for group in groups) / max(1, judged),
         # Texts that are left out because a length limit cut them.
         "truncated_masked_fraction": masked / max(1, masked + judged),
         # Rows whose prefix reached the target as text, encoded by a tokenizer of another family.
-        "prefix_as_text_fraction": sum(group.as_text for group in groups) / max(1, rows),
+        "prefix_as_text_fraction": sum(group.as_text for group in groups) / rows,
         # Rows whose prefix alone has an answer in a box: the adapter answers, the target only repeats it.
-        "answer_in_prefix_fraction": sum(group.answered for group in groups) / max(1, rows),
+        "answer_in_prefix_fraction": sum(group.answered for group in groups) / rows,
         # Rows whose prefix holds the gold answer: the target has only to repeat it.
-        "leak_fraction": sum(group.leaks for group in groups) / max(1, rows),
+        "leak_fraction": sum(group.leaks for group in groups) / rows,
         # Rows with a special token that is no stop; 0 where these are masked.
-        "control_tokens_fraction": sum(group.with_control for group in groups) / max(1, rows),
+        "control_tokens_fraction": sum(group.with_control for group in groups) / rows,
         # Rows with the commonest text of the adapter, and different texts over rows.
-        "commonest_text_fraction": max(texts.values(), default=0) / max(1, rows),
-        "distinct_texts_fraction": len(texts) / max(1, rows),
+        "commonest_text_fraction": max(texts.values(), default=0) / rows,
+        "distinct_texts_fraction": len(texts) / rows,
         # Judged texts that a scorer's cache held.
         "cached_fraction": sum(group.cached for group in groups) / max(1, judged),
         **process_figures(groups),
@@ -61,28 +62,30 @@ def by_source(
     filtered: Mapping[str, int] | None = None,
 ) -> dict[str, float]:
     """Return reward, accuracy and filtered fraction of every source; one with families has them in all, too."""
-    rewards, outcomes = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    rewards = defaultdict[str, list[float]](list)
+    outcomes = defaultdict[str, list[float]](list)
     for group in groups:
         for name in _names(group.source):
             rewards[name] += group.rewards
-            outcomes[name] += (
-                group.outcomes or group.rewards
-            )  # with step rewards an answer's reward is no verdict
-    figures = {f"reward/{name}": sum(each) / len(each) for name, each in rewards.items() if each}
-    figures |= {
-        f"accuracy/{name}": sum(map(is_right, each)) / len(each)
-        for name, each in outcomes.items()
-        if each
+            # With step rewards an answer's reward is no verdict.
+            outcomes[name] += map(is_right, group.outcomes or group.rewards)
+    figures = {
+        f"{figure}/{name}": sum(values) / len(values)
+        for figure, values_by_name in (("reward", rewards), ("accuracy", outcomes))
+        for name, values in values_by_name.items()
+        if values
     }
-    judged: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for is_filtered, counts in enumerate((passed or {}, filtered or {})):
+    filtered_groups = Counter[str]()
+    judged_groups = Counter[str]()
+    for source, count in (filtered or {}).items():
+        filtered_groups.update(dict.fromkeys(_names(source), count))
+    for counts in (passed or {}, filtered or {}):
         for source, count in counts.items():
-            for name in _names(source):
-                judged[name][is_filtered] += count
+            judged_groups.update(dict.fromkeys(_names(source), count))
     return figures | {
-        f"filtered_fraction/{name}": each[1] / sum(each)
-        for name, each in judged.items()
-        if sum(each)
+        f"filtered_fraction/{name}": filtered_groups[name] / count
+        for name, count in judged_groups.items()
+        if count
     }
 
 
@@ -92,13 +95,12 @@ def is_right(reward: float) -> bool:
 
 
 def _names(source: str) -> list[str]:
-    whole = source.partition("/")[0]
-    return list(dict.fromkeys(name for name in (whole, source) if name))
+    return sorted({source.partition("/")[0], source} - {""})
 
 
 def statuses(groups: Sequence[BatchGroup]) -> dict[str, int]:
     """Return the texts of a batch's groups by verdict."""
-    counts: Counter[str] = Counter()
+    counts = Counter[str]()
     for group in groups:
         counts.update(group.statuses)
     return dict(counts)

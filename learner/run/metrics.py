@@ -56,11 +56,12 @@ class MetricsLog:
         self._advantages = directory / ADVANTAGES_FILE
         _keep_before(self._metrics, MetricsLine, iteration)
         _keep_before(self._advantages, AdvantageLine, iteration)
-        lines = self.lines()
         self._alarms = Alarms()
-        for line in lines:
+        self._before_s = 0.0
+        for line in self.lines():
             self._alarms.new_sentences(line.iteration, line.figures)
-        self._before_s = self._written_s = lines[-1].since_start_s if lines else 0.0
+            self._before_s = line.since_start_s
+        self._written_s = self._before_s
 
     def lines(self) -> list[MetricsLine]:
         """Return the lines of all iterations so far, by this learner process or an earlier process."""
@@ -80,7 +81,8 @@ class MetricsLog:
     ) -> None:
         """Write the lines of one iteration, and log the alarms that begin with it."""
         now_s = self.since_run_began_s(times.since_start_s)
-        interval_s, self._written_s = now_s - self._written_s, now_s
+        interval_s = now_s - self._written_s
+        self._written_s = now_s
         rollouts = [each for each in status.workers if each.role == "rollout"]
         slopes = [each.probe_slope for each in rollouts if each.probe_slope is not None]
         ages = [batch.iteration - group.version for group in batch.groups]
@@ -151,14 +153,15 @@ def _mean(batch: Batch) -> StageTimes:
 
 
 def _tokens_per_s(batch: Batch, interval_s: float, trained_s: float) -> dict[str, float]:
-    interval_s, trained_s = max(interval_s, 1e-9), max(trained_s, 1e-9)
+    interval_s = max(interval_s, 1e-9)
+    trained_s = max(trained_s, 1e-9)
     lengths = [length for group in batch.groups for length in group.lengths]
-    prompts, sampled = sum(prompt for prompt, _ in lengths), sum(tokens for _, tokens in lengths)
+    sampled = sum(tokens for _, tokens in lengths)
     completed = sum(group.completion_tokens for group in batch.groups)
     return {
         "rollout": sampled / interval_s,
         "scorer": completed / interval_s,
-        "learner": (prompts + sampled) / trained_s,
+        "learner": sum(map(sum, lengths)) / trained_s,
     }
 
 

@@ -48,11 +48,8 @@ def removable(
 ) -> list[int]:
     """Return the iterations that go, oldest first."""
     stay = {*sorted(iterations)[-section.keep :], *best[: section.keep_best], *awaited}
-    return [
-        each
-        for each in sorted(iterations)
-        if each not in stay and not is_milestone(each, section.growth)
-    ]
+    stay |= set(milestones(max(iterations, default=0), section.growth))
+    return sorted(set(iterations) - stay)
 
 
 def prune(

@@ -1,5 +1,6 @@
 """Builds `summary.json`, the result of a finished run for people and programs."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,6 @@ from prefixrl.common.errors import DataError
 from prefixrl.common.evaluation.accuracy import Accuracy, Point
 from prefixrl.common.evaluation.plans import GREEDY, SAMPLED
 from prefixrl.common.host.process import write_atomically
-from prefixrl.common.run import json_lines
 from prefixrl.common.run.documents import (
     SUMMARY_FILE,
     MetricsLine,
@@ -18,6 +18,7 @@ from prefixrl.common.run.documents import (
     Summary,
     alarm_spans,
     memory_words,
+    summary_of,
 )
 from prefixrl.common.run.status import StatusDocument
 
@@ -50,10 +51,7 @@ def summarise(
     sampled = {arm: found[SAMPLED] for arm, found in evaluated.arms.items() if SAMPLED in found}
     rows = sum(line.figures["rows"] for line in lines)
     cut = sum(line.figures["rows"] * line.figures.get("truncated_fraction", 0.0) for line in lines)
-    trained, filtered = (
-        status.groups.trained,
-        status.groups.filtered,
-    )  # at its end a run holds no others
+    groups = status.groups  # at its end a run holds trained and filtered ones alone
     return Summary(
         run_id=status.run_id,
         accuracy={arm: each.accuracy for arm, each in greedy.items()},
@@ -68,12 +66,14 @@ def summarise(
         evaluations_incomplete=list(evaluated.incomplete),
         eval_problems=min((each.problems for each in greedy.values()), default=0),
         verifier_errors=evaluated.errors,
-        groups=msgspec.structs.asdict(status.groups),
+        groups=msgspec.structs.asdict(groups),
         causes=status.causes,
         row_errors=status.row_errors,
         cached_fraction=status.completions.get("cached", 0)
         / max(1, status.completions.get("judged", 0)),
-        filter_pass_fraction=None if status.filter is None else trained / (trained + filtered),
+        filter_pass_fraction=None
+        if status.filter is None
+        else groups.trained / (groups.trained + groups.filtered),
         staleness=Staleness(
             window=status.window,
             admission=status.admission.rule,
@@ -97,39 +97,36 @@ def summarise(
 
 
 def _engines(lines: Sequence[MetricsLine]) -> dict[str, str]:
-    names: dict[str, set[str]] = {}
+    names = defaultdict[str, set[str]](set)
     for line in lines:
         for role, engines in line.engines.items():
-            names.setdefault(role, set()).update(engines)
+            names[role].update(engines)
     return {role: ", ".join(sorted(engines)) for role, engines in names.items() if engines}
 
 
 def _losses(lines: Sequence[MetricsLine], status: StatusDocument) -> dict[str, int]:
     """Return the largest count of every cause; each broker counts since its own start."""
-    largest: dict[str, int] = {}
+    largest = defaultdict[str, int](int)
     for losses in (*(line.losses for line in lines), status.losses):
         for cause, count in losses.items():
-            largest[cause] = max(count, largest.get(cause, 0))
+            largest[cause] = max(count, largest[cause])
     return largest
 
 
 def merged(summary: Summary, directory: Path) -> Summary:
     """Return the summary with the longer time where an earlier learner finished the run."""
     try:
-        before = json_lines.document(directory / SUMMARY_FILE, Summary)
+        before = summary_of(directory)
     except DataError:
         before = None  # this one takes its place
     if before is None:
         return summary
     is_same = (before.run_id, before.versions) == (summary.run_id, summary.versions)
-    return msgspec.structs.replace(
-        summary, wall_s=max(before.wall_s, summary.wall_s) if is_same else summary.wall_s
-    )
+    wall_s = max(before.wall_s, summary.wall_s) if is_same else summary.wall_s
+    return msgspec.structs.replace(summary, wall_s=wall_s)
 
 
 def write(summary: Summary, directory: Path) -> None:
     """Write `summary.json`."""
-    write_atomically(
-        directory / SUMMARY_FILE,
-        msgspec.json.format(msgspec.json.encode(summary), indent=2).decode(),
-    )
+    document = msgspec.json.format(msgspec.json.encode(summary))
+    write_atomically(directory / SUMMARY_FILE, document)

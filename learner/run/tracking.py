@@ -27,7 +27,8 @@ class Tracking:
 
     def __init__(self, directory: Path) -> None:
         """Start it; it ends with its stdin, also where this process is killed."""
-        self._directory, self._is_lost = directory, False
+        self._directory = directory
+        self._is_lost = False
         command = [
             sys.executable,
             "-P",
@@ -53,14 +54,12 @@ class Tracking:
         assert self._process.stdin
         self._process.stdin.close()
         try:
-            code = self._process.wait(FLUSH_S)
+            if self._process.wait(FLUSH_S):
+                self.check()
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
             self._report_loss(f"did not end within {FLUSH_S:.0f} s and was killed")
-        else:
-            if code and not self._is_lost:
-                self._report_loss(f"ended with exit code {code}")
 
     def _report_loss(self, how: str) -> None:
         self._is_lost = True

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
 
 from prefixrl.common.config.run import CheckpointConfig
 from prefixrl.common.errors import ConfigError
@@ -56,39 +55,41 @@ class Uploads:
 
     def __init__(self, directory: Path, section: CheckpointConfig) -> None:
         """Begin with what a learner before this one left."""
-        self._directory, self._command, self._limit_s = directory, section.upload, section.upload_s
-        self._lock, self._closing = threading.Lock(), threading.Event()
-        self._running: int | None = None
-        lines = json_lines.read(directory / UPLOADS_FILE, UploadLine) if self._command else []
+        self._directory = directory
+        self._section = section
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._running = set[int]()
+        """The iteration that is being uploaded, if any."""
+        lines = json_lines.read(directory / UPLOADS_FILE, UploadLine) if section.upload else []
         self._done = {(line.iteration, line.digest) for line in lines if line.exit_code == 0}
         self._thread = ThreadPoolExecutor(1, "uploads")
         self.upload_new()
 
-    def upload_new(self) -> "Future[None] | None":
+    def upload_new(self) -> "Future[None]":
         """Upload in the thread what is there and was not uploaded, also what failed before."""
-        return self._thread.submit(self._upload_all) if self._command else None
+        return self._thread.submit(self._upload_all)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[set[int]]:
         """Start no upload inside the block; yield the iteration that is being uploaded, if any."""
         with self._lock:
-            yield set() if self._running is None else {self._running}
+            yield self._running
 
     def warn_of_removed(self, iterations: Sequence[int]) -> None:
         """Warn of removed checkpoints that were never uploaded."""
-        uploaded = {iteration for iteration, _ in self._done}
-        never = [str(iteration) for iteration in iterations if iteration not in uploaded]
-        if self._command and never:
+        never = set(iterations) - {iteration for iteration, _ in self._done}
+        if self._section.upload and never:
             log.warning(
                 "checkpoint %s was removed before it was uploaded: uploads fail, or take longer than checkpoints come; "
                 "raise checkpoint.keep or checkpoint.every",
-                ", ".join(never),
+                ", ".join(map(str, sorted(never))),
             )
 
     def wait(self, stop: StopSignal, iteration: int) -> None:
         """Upload every checkpoint of a run that ends at `iteration`, failed ones once more, unless a stop comes."""
         uploading = self.upload_new()
-        while uploading is not None and not uploading.done():
+        while not uploading.done():
             stop.end_judging(iteration)
             time.sleep(TICK_S)
 
@@ -98,13 +99,14 @@ class Uploads:
         self._thread.shutdown(cancel_futures=True)
 
     def _upload_all(self) -> None:
-        attempted = set[int]()
+        """Upload the checkpoints that are there now, the oldest first; each later checkpoint has a call of its own."""
         try:
-            while (checkpoint := self._next_checkpoint(attempted)) is not None:
-                iteration, folder, digest = checkpoint
-                attempted.add(iteration)
+            folders = checkpoints(self._directory / "checkpoints") if self._section.upload else {}
+            for iteration, folder in folders.items():
+                digest = self._digest_of_due(iteration, folder)
                 try:
-                    self._upload(iteration, folder, digest)
+                    if digest:
+                        self._upload(iteration, folder, digest)
                 except OSError as fault:
                     log.error(
                         "the upload of checkpoint %d failed or could not be noted: %s",
@@ -118,27 +120,25 @@ class Uploads:
             )
         except Exception:  # the end of a run waits for this thread
             log.exception("uploads failed; they are tried again with the next checkpoint")
+        finally:
+            self._running = set()
 
-    def _next_checkpoint(self, attempted: set[int]) -> tuple[int, Path, str] | None:
-        """Return the oldest checkpoint to upload; from now on it is not removed."""
+    def _digest_of_due(self, iteration: int, folder: Path) -> str:
+        """Return the digest of a checkpoint to upload, which is not removed from now on; "" for another one."""
+        manifest = folder / "manifest.json"
+        # A checkpoint may have been removed since the folder was listed, and none is removed under the lock.
         with self._lock:
-            self._running = None
-            for iteration, folder in sorted(checkpoints(self._directory / "checkpoints").items()):
-                manifest = folder / "manifest.json"
-                if self._closing.is_set() or iteration in attempted or not manifest.exists():
-                    continue
-                digest = file_digest(manifest)
-                if (iteration, digest) not in self._done:
-                    self._running = iteration
-                    return iteration, folder, digest
-        return None
+            digest = file_digest(manifest) if manifest.exists() else ""
+            if self._closing.is_set() or (iteration, digest) in self._done:
+                digest = ""
+            self._running = {iteration} if digest else set()
+        return digest
 
     def _upload(self, iteration: int, folder: Path, digest: str) -> None:
         log_path = self._directory / LOG_FILE
         log_path.parent.mkdir(exist_ok=True)
         began_s = time.monotonic()
-        with log_path.open("wb") as output:
-            code = self._exit_code([*self._command, str(folder)], output, began_s + self._limit_s)
+        code = self._exit_code([*self._section.upload, str(folder)], log_path)
         crash_point("upload.done")
         if code is None and self._closing.is_set():
             log.warning(
@@ -146,18 +146,18 @@ class Uploads:
                 iteration,
             )
             return
-        duration_s, last_line = time.monotonic() - began_s, _last_line(log_path)
+        duration_s = time.monotonic() - began_s
+        last_line = _last_line(log_path)
         if code == 0:
             self._done.add((iteration, digest))
             log.info("checkpoint %d is uploaded, after %.1f s", iteration, duration_s)
         else:
+            end = f"failed with exit code {code}"
             log.error(
                 "the upload of checkpoint %d %s after %.1f s: %s; it is tried again with the next checkpoint; its "
                 "output is in %s",
                 iteration,
-                "was ended (checkpoint.upload_s)"
-                if code is None
-                else f"failed with exit code {code}",
+                "was ended (checkpoint.upload_s)" if code is None else end,
                 duration_s,
                 last_line or "it printed nothing",
                 log_path,
@@ -165,18 +165,21 @@ class Uploads:
         line = UploadLine(time.time(), iteration, digest, code, duration_s, last_line)
         json_lines.append(self._directory / UPLOADS_FILE, [line])
 
-    def _exit_code(self, command: Sequence[str], output: IO[bytes], end_s: float) -> int | None:
+    def _exit_code(self, command: Sequence[str], log_path: Path) -> int | None:
         """Run a command; None where it was ended at its deadline, or because the learner ends."""
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        end_s = time.monotonic() + self._section.upload_s
+        with log_path.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         crash_point("upload.begun")
-        while process.poll() is None and not self._closing.is_set() and time.monotonic() < end_s:
-            time.sleep(TICK_S)
+        while process.poll() is None and time.monotonic() < end_s:
+            if self._closing.wait(TICK_S):
+                break
         code = process.poll()
         if code is None:
             _end_group(process)
@@ -187,16 +190,17 @@ def _last_line(log_path: Path) -> str:
     """Return the end of the last line that is not empty; a bar drawn over itself is many lines."""
     with log_path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 4 * LINE_CHARS))
-        lines = file.read().replace(b"\r", b"\n").decode(errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")[-LINE_CHARS:]
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    return "".join(lines[-1:])[-LINE_CHARS:]
 
 
 def _end_group(process: "subprocess.Popen[bytes]") -> None:
     """End a command with all processes that it started."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(END_S)
-        if number == signal.SIGTERM:
-            time.sleep(TICK_S)
+    os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(END_S)
+    # What the command started has a moment longer than the command.
+    time.sleep(TICK_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

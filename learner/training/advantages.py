@@ -10,6 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from prefixrl.learner.training.plan import by_group
+
 
 def token_rewards(rewards: Tensor, mask: Tensor, penalty: Tensor | None = None) -> Tensor:
     """Return the verdict at each row's last sampled token, less a penalty at every token.
@@ -77,9 +79,7 @@ def group_advantages(
         groups: the group of each row; rows of a group need not be neighbours, groups may differ in size.
         floor: added to the standard deviation; None not to divide at all.
     """
-    members: dict[int, list[float]] = {}
-    for reward, group in zip(rewards, groups, strict=True):
-        members.setdefault(group, []).append(reward)
+    members = by_group(rewards, groups)
     advantages = []
     for reward, group in zip(rewards, groups, strict=True):
         peers = members[group]

@@ -15,11 +15,13 @@ later, which its digests show. Old checkpoints are removed (`run/retention.py`) 
 """
 
 import errno
+import hashlib
 import json
 import logging
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -35,7 +37,7 @@ from prefixrl.common.host.process import sync
 from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.run.directory_format import checkpoints
 from prefixrl.common.run.disk import free_bytes, held_bytes, in_mib
-from prefixrl.learner.models import distributed
+from prefixrl.learner.models.distributed import sum_over_ranks
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.models.optimizers import restored, saved_state
 from prefixrl.learner.models.trained_model import TrainedModel
@@ -138,11 +140,8 @@ def entries(folder: Path) -> Iterator[FileEntry]:
 
 
 def _digest(path: Path) -> str:
-    hasher = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            hasher.update(block)
-    return hasher.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 CARRIED_FILES = (
@@ -174,7 +173,10 @@ def save(directory: Path, models: Models, state: TrainerState) -> Path:
     written.together()
     crash_point("checkpoint.begun")
     written.part(lambda: _write_rank(beside / f"rank_{models.rank:05d}", models))
-    for name, model, source in _exported(models):
+    exported = [("hf", models.actor, models.source)]
+    if models.reward and models.reward.trained:
+        exported.append(("hf_reward", models.reward.trained, models.reward.source))
+    for name, model, source in exported:
         written.export(beside / name, model, source)
         if model.ema:
             with model.averaged():
@@ -186,45 +188,43 @@ def save(directory: Path, models: Models, state: TrainerState) -> Path:
     return final
 
 
+@dataclass
 class _Writing:
     """A checkpoint being written: of a part that fails every rank learns before the next."""
 
-    def __init__(self, directory: Path, beside: Path, iteration: int, models: Models) -> None:
-        self._directory, self._beside, self._iteration, self._models = (
-            directory,
-            beside,
-            iteration,
-            models,
-        )
-        self._fault: Exception | None = None
+    directory: Path
+    beside: Path
+    iteration: int
+    models: Models
+    fault: Exception | None = None
 
     def part(self, write: Callable[[], object]) -> None:
         """Write a part unless an earlier one failed; it may hold no collective."""
-        if self._fault is None:
+        if self.fault is None:
             try:
                 write()
             except (OSError, SafetensorError, DataError) as fault:
-                self._fault = fault
+                self.fault = fault
 
     def export(self, folder: Path, model: TrainedModel, source: str) -> None:
         """Write an exported model. A collective."""
-        weights = self._models.state_dict_for_publication(model)
-        if self._models.rank == 0:
-            self.part(lambda: write_export(folder, weights, source, self._models.dtype))
+        weights = self.models.state_dict_for_publication(model)
+        if self.models.rank == 0:
+            self.part(lambda: write_export(folder, weights, source, self.models.dtype))
 
     def together(self) -> None:
         """Wait for all ranks; raise NotSaved on all if one failed."""
-        failed = torch.tensor([float(self._fault is not None)], device=self._models.device)
-        if not distributed.sum_over_ranks(failed).item():
+        failed = torch.tensor([float(self.fault is not None)], device=self.models.device)
+        if not sum_over_ranks(failed).item():
             return
-        if self._models.rank == 0:
-            shutil.rmtree(self._beside, ignore_errors=True)
-        *_, newest = None, *checkpoints(self._directory).values()
+        if self.models.rank == 0:
+            shutil.rmtree(self.beside, ignore_errors=True)
+        *_, newest = None, *checkpoints(self.directory).values()
         older = f"the newest one is {newest}" if newest else "there is no older one"
         raise NotSaved(
-            f"the checkpoint of iteration {self._iteration} could not be written: "
-            f"{self._fault or 'another rank failed, its log has the cause'}; "
-            f"{in_mib(free_bytes(self._directory))} are free there; {older}"
+            f"the checkpoint of iteration {self.iteration} could not be written: "
+            f"{self.fault or 'another rank failed, its log has the cause'}; "
+            f"{in_mib(free_bytes(self.directory))} are free there; {older}"
         )
 
 
@@ -266,43 +266,34 @@ def load(directory: Path, models: Models) -> TrainerState | None:
     Raises:
         DataError: it was written by another number of ranks, ZeRO stage or precision.
     """
+    # Rank 0 alone looks, and tells the others one more than its iteration: 0 is none.
     newest = latest(directory) if models.rank == 0 else None
-    newest_iteration = torch.tensor(
-        [-1 if newest is None else int(newest.name[5:])], device=models.device
-    )
-    iteration = int(distributed.from_rank_0(newest_iteration).item())
+    behind = torch.tensor([int(newest.name[5:]) + 1 if newest else 0], device=models.device)
+    iteration = int(sum_over_ranks(behind).item()) - 1
     if iteration < 0:
         return None
     folder = directory / f"step_{iteration:08d}"
     manifest = read_manifest(folder)
-    here = {
-        "learner ranks": models.world_size,
-        "ZeRO stage": models.actor.stage,
-        "learner.dtype": models.dtype,
-        "critic": "one" if models.critic else "none",
-        "a trained implicit reward model": "one"
-        if models.reward and models.reward.trained
-        else "none",
+    trained = dict(_trained_models(models))
+    shares = {Path(entry.path).name for entry in manifest.files}
+    here_and_saved: dict[str, tuple[object, object]] = {
+        "learner ranks": (models.world_size, manifest.state.world_size),
+        "ZeRO stage": (models.actor.stage, manifest.zero_stage),
+        "learner.dtype": (models.dtype, manifest.dtype),
     }
-    has_critic, has_reward = (
-        any(entry.path.endswith(f"/{name}.safetensors") for entry in manifest.files)
-        for name in ("critic", "reward")
-    )
-    saved = (
-        manifest.state.world_size,
-        manifest.zero_stage,
-        manifest.dtype,
-        "one" if has_critic else "none",
-        "one" if has_reward else "none",
-    )
-    for (name, now), then in zip(here.items(), saved, strict=True):
+    for part, name in (("critic", "critic"), ("reward", "a trained implicit reward model")):
+        here_and_saved[name] = (
+            "one" if part in trained else "none",
+            "one" if f"{part}.safetensors" in shares else "none",
+        )
+    for name, (now, then) in here_and_saved.items():
         if now != then:
             raise DataError(
                 f"{folder} was written with {name} = {then}, this run has {now}; resume with {then}, or start a new "
                 f"run from the weights in {folder / 'hf'}"
             )
     share = folder / f"rank_{models.rank:05d}"
-    for name, model in _trained_models(models):
+    for name, model in trained.items():
         _restore(model, load_file(share / f"{name}.safetensors"))
     _restore_random(load_file(share / "random.safetensors"))
     models.optimizer_steps = manifest.state.optimizer_steps
@@ -354,12 +345,6 @@ def latest(directory: Path) -> Path | None:
             f"one, or remove them to begin again at iteration 0"
         )
     return None
-
-
-def _exported(models: Models) -> Iterator[tuple[str, TrainedModel, str]]:
-    yield "hf", models.actor, models.source
-    if models.reward and models.reward.trained:
-        yield "hf_reward", models.reward.trained, models.reward.source
 
 
 def write_export(folder: Path, weights: dict[str, Tensor], model_source: str, dtype: str) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from prefixrl.learner.models.batch import IterationData, PreparedMicroBatch
 from prefixrl.learner.models.distributed import sum_over_ranks
 from prefixrl.learner.models.trained_model import StepReport
 from prefixrl.learner.training import ppo
+from prefixrl.learner.training.plan import by_group
 
 Report = dict[str, float]
 
@@ -19,16 +20,14 @@ ADVANTAGE_EDGES = tuple(edge / 2 for edge in range(-8, 9))
 AGE_EDGES = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 
 
-@dataclass(frozen=True)
-class Histogram:
+class Histogram(NamedTuple):
     """`counts[i]` values lay in (edges[i-1], edges[i]]; the first and last bins are open."""
 
     edges: tuple[float, ...]
     counts: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class IterationMetrics:
+class IterationMetrics(NamedTuple):
     """Everything `train_iteration` returns; equal on every rank."""
 
     means: Report
@@ -45,16 +44,7 @@ class IterationMetrics:
     """Distance of the engine's policy from the learner's, for every age that was trained."""
 
 
-@dataclass(frozen=True)
-class Whitening:
-    """Moments before whitening; `is_floored`: the floor on the deviation took effect."""
-
-    moments: tuple[float, ...]
-    is_floored: bool
-
-
-@dataclass(frozen=True)
-class StepSums:
+class StepSums(NamedTuple):
     """One optimiser step on this rank: sums to be added over ranks, reports already global."""
 
     sums: ppo.Sums
@@ -66,11 +56,13 @@ class StepSums:
     """None without a critic."""
 
 
-@dataclass(frozen=True)
-class IterationFacts:
+class IterationFacts(NamedTuple):
     """Facts of one iteration besides the sums of its steps."""
 
-    whitening: Whitening
+    moments: Sequence[float]
+    """Moments of the advantages before whitening."""
+    is_floored: bool
+    """The floor on their deviation took effect."""
     ratio: ppo.Ratio
     bound_ratio: float
     steps_left_out: int
@@ -96,7 +88,7 @@ def report(
     totals = {name: sum(sums[name] for sums in scalars) for name in scalars[0]}
     reports = tuple(_step_report(sums, step) for sums, step in zip(scalars, steps, strict=True))
     row_advantages = _row_advantages(data, micro_batches)
-    figures = means(totals, facts.whitening.moments)
+    figures = means(totals, facts.moments)
     figures |= reward_figures(data.rewards, data.groups)
     figures |= noise_figures(micro_batches, facts.bound_ratio)
     oldest, newest = _row_ages(micro_batches)
@@ -109,9 +101,8 @@ def report(
         "tokens": float(sum(sampled for _, sampled in data.lengths)),
         "forward_tokens": float(facts.forward_tokens),
         "padded_tokens": float(facts.padded_tokens),
-        "zero_advantage_rows_fraction": sum(each == 0.0 for each in row_advantages)
-        / len(row_advantages),
-        "whitening_floor_hit": float(facts.whitening.is_floored),
+        "zero_advantage_rows_fraction": row_advantages.count(0.0) / len(row_advantages),
+        "whitening_floor_hit": float(facts.is_floored),
         "steps_left_out": float(facts.steps_left_out),
     }
     figures = {name: figure for name, figure in figures.items() if math.isfinite(figure)}
@@ -277,24 +268,25 @@ def means(sums: Report, moments: Sequence[float]) -> Report:
     figures |= {name: total / tokens for name, total in sums.items() if name.startswith("loss/")}
     if "value_tokens" in sums:
         values = max(sums["value_tokens"], 1.0)
+        of_returns = sums["return_squared"] / values - (sums["return"] / values) ** 2
+        of_errors = sums["value_error_squared"] / values - (sums["value_error"] / values) ** 2
         figures |= {
             "value_clip_fraction": sums["value_clipped"] / values,
             "value": sums["value"] / values,
             "return": sums["return"] / values,
-            "explained_variance": _explained_variance(sums, values),
+            # 0 where all returns are equal.
+            "explained_variance": 1.0 - of_errors / of_returns if of_returns > 1e-12 else 0.0,
         }
     return figures
 
 
 def reward_figures(rewards: Sequence[float], groups: Sequence[int]) -> Report:
     """Return moments of the rewards, and shares of groups that teach a group baseline nothing."""
-    by_group: dict[int, list[float]] = {}
-    for reward, group in zip(rewards, groups, strict=True):
-        by_group.setdefault(group, []).append(reward)
+    of_groups = by_group(rewards, groups).values()
     mean = sum(rewards) / len(rewards)
 
     def share_of_groups(which: Callable[[list[float]], bool]) -> float:
-        return sum(which(seen) for seen in by_group.values()) / len(by_group)
+        return sum(map(which, of_groups)) / len(of_groups)
 
     return {
         "reward": mean,
@@ -304,10 +296,3 @@ def reward_figures(rewards: Sequence[float], groups: Sequence[int]) -> Report:
         "all_wrong_groups_fraction": share_of_groups(lambda seen: max(seen) <= 0.0),
         "groups_of_one_fraction": share_of_groups(lambda seen: len(seen) == 1),
     }
-
-
-def _explained_variance(sums: Report, tokens: float) -> float:
-    """Return 1 - Var(R - V) / Var(R); 0 where all returns are equal."""
-    of_returns = sums["return_squared"] / tokens - (sums["return"] / tokens) ** 2
-    of_errors = sums["value_error_squared"] / tokens - (sums["value_error"] / tokens) ** 2
-    return 1.0 - of_errors / of_returns if of_returns > 1e-12 else 0.0

@@ -9,14 +9,14 @@ holds the sum. The baseline b_p of a row is the mean of the mu_j of the others i
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from prefixrl.learner.training.advantages import last_tokens
+from prefixrl.learner.training.plan import by_group
 
 Granularity = Literal["token", "whole"]
 BaselineForm = Literal["paper", "code", "mean", "zscore", "none"]
@@ -68,18 +68,17 @@ def row_means(rewards: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, rewards, 0.0).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
 
 
-@dataclass(frozen=True)
-class RowBaselines:
-    """A token's reward r becomes scale x (r - offset); one of each per row."""
+class RowBaseline(NamedTuple):
+    """The baseline of a row: a token's reward r becomes scale x (r - offset)."""
 
-    offsets: list[float]
-    scales: list[float]
+    offset: float
+    scale: float
 
 
 def row_baselines(
     means: Sequence[float], groups: Sequence[int], form: BaselineForm, floor: float = 0.0
-) -> RowBaselines:
-    """Return the baselines of the process rewards.
+) -> list[RowBaseline]:
+    """Return the baselines of the process rewards, one per row.
 
     "paper" is PRIME's equation 5: the mean mu of the others. "code" is what its program does: K/(K-1) (r - mean mu),
     which adds (r - mu_i)/(K-1). "mean" is r less the group's mean, "zscore" that divided by the deviation of the mu
@@ -91,10 +90,8 @@ def row_baselines(
         groups: the group of each.
         floor: added to the deviation.
     """
-    members: dict[int, list[float]] = {}
-    for mean, group in zip(means, groups, strict=True):
-        members.setdefault(group, []).append(mean)
-    offsets, scales = [], []
+    members = by_group(means, groups)
+    baselines = []
     for mean, group in zip(means, groups, strict=True):
         group_means = members[group]
         count, total = len(group_means), sum(group_means)
@@ -110,9 +107,8 @@ def row_baselines(
         elif form == "zscore":
             deviation = (sum((each - offset) ** 2 for each in group_means) / (count - 1)) ** 0.5
             scale = 1.0 / (deviation + floor) if deviation > 0.0 else 0.0
-        offsets.append(offset)
-        scales.append(scale)
-    return RowBaselines(offsets, scales)
+        baselines.append(RowBaseline(offset, scale))
+    return baselines
 
 
 def pairwise_accuracy(
@@ -123,11 +119,8 @@ def pairwise_accuracy(
     Pairs weigh by the difference of their outcomes; equal scores count as half. A group whose outcomes are all equal
     has no pair and does not count; None where no group has one.
     """
-    members: dict[int, list[tuple[float, float]]] = {}
-    for score, outcome, group in zip(scores, outcomes, groups, strict=True):
-        members.setdefault(group, []).append((outcome, score))
     shares = []
-    for rows in members.values():
+    for rows in by_group(zip(outcomes, scores, strict=True), groups).values():
         right = weight = 0.0
         for better, high in rows:
             for worse, low in rows:

@@ -15,6 +15,7 @@ figures. Every decision to drop a step or to leave steps out is taken from reduc
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import TrainingFault
 from prefixrl.learner.models.batch import (
     IterationData,
+    MicroBatches,
     PreparedMicroBatch,
     Sample,
     filler_row,
@@ -39,7 +41,6 @@ from prefixrl.learner.training.figures import (
     IterationMetrics,
     Report,
     StepSums,
-    Whitening,
     report,
 )
 from prefixrl.learner.training.objectives import (
@@ -51,11 +52,7 @@ from prefixrl.learner.training.objectives import (
     value_mask,
 )
 from prefixrl.learner.training.plan import MicroBatch, Plan, forward_tokens, plan_iteration
-from prefixrl.learner.training.process_rewards import (
-    MicroBatches,
-    with_process_rewards,
-    with_step_rewards,
-)
+from prefixrl.learner.training.process_rewards import with_process_rewards, with_step_rewards
 
 PAD_ID = 0
 """Any id will do: padded positions are outside every mask, and no position after them counts."""
@@ -96,7 +93,7 @@ def train_iteration(
         for step, minibatch in enumerate(plan)
     ]
     measured, figures = _with_other_rewards(models, measured, data, config, objective)
-    whitening, micro_batches = _with_advantages(measured, data, objective)
+    advantage_moments, is_floored, micro_batches = _with_advantages(measured, data, objective)
     steps, left_out = _take_steps(
         models, micro_batches, data.iteration, algorithm, objective, total_steps
     )
@@ -104,7 +101,8 @@ def train_iteration(
     if models.is_packed:
         tokens = (tokens[0], tokens[0])
     facts = IterationFacts(
-        whitening,
+        advantage_moments,
+        is_floored,
         objective.policy.ratio,
         objective.policy.bound_ratio,
         left_out,
@@ -112,8 +110,7 @@ def train_iteration(
         *tokens,
         figures,
     )
-    trained = [micro_batch for minibatch in micro_batches for micro_batch in minibatch]
-    return report(data, trained, steps, facts)
+    return report(data, list(chain.from_iterable(micro_batches)), steps, facts)
 
 
 def _with_other_rewards(
@@ -157,8 +154,11 @@ def _take_steps(
         if any(micro_batch.is_proximal_late for micro_batch in minibatch):
             micro_batches[index] = _with_proximal(iteration, minibatch, step.logprobs)
         # Every rank leaves the same steps out: the KL is that of all ranks.
-        if algorithm.kl_limit is not None and _kl(step) > algorithm.kl_limit:
-            break
+        if algorithm.kl_limit is not None:
+            sums = torch.stack([step.sums["approx_kl"], step.sums["tokens"]])
+            kl, tokens = sum_over_ranks(sums).tolist()
+            if kl / max(tokens, 1.0) > algorithm.kl_limit:
+                break
     left_out = len(planned) - len(steps)
     models.optimizer_steps += left_out
     return steps, left_out
@@ -275,32 +275,29 @@ def _fault_of_weights(iteration: int, what: str) -> str:
 
 
 def _with_advantages(
-    micro_batches: Sequence[Sequence[PreparedMicroBatch]], data: IterationData, objective: Objective
-) -> tuple[Whitening, list[list[PreparedMicroBatch]]]:
-    """Compute advantages per row, then whiten with the moments over all ranks."""
+    micro_batches: MicroBatches, data: IterationData, objective: Objective
+) -> tuple[list[float], bool, MicroBatches]:
+    """Compute advantages per row, then whiten with the moments over all ranks.
+
+    Returns:
+        the moments before whitening, whether the floor on the deviation took effect, and the micro-batches.
+    """
     rewards = row_rewards(objective, data.rewards, data.groups)
     estimates = [
         [_estimate(micro_batch, rewards, objective) for micro_batch in minibatch]
         for minibatch in micro_batches
     ]
-    reduced = sum_over_ranks(
-        torch.stack(
-            [
-                _advantage_counts(micro_batch, objective)
-                for minibatch in estimates
-                for micro_batch in minibatch
-            ]
-        ).sum(dim=0)
-    )
+    counts = [_advantage_counts(each, objective) for each in chain.from_iterable(estimates)]
+    reduced = sum_over_ranks(torch.stack(counts).sum(dim=0))
     *sums, bad_logprobs = reduced.tolist()
     if bad_logprobs or not torch.isfinite(reduced).all():
         raise TrainingFault(
             _fault_of_weights(data.iteration, "logprobs" if bad_logprobs else "advantages")
         )
     if objective.whiten_floor is None:
-        return Whitening(tuple(sums), False), estimates
+        return sums, False, estimates
     is_floored = False
-    whitened: list[list[PreparedMicroBatch]] = []
+    whitened: MicroBatches = []
     for minibatch in estimates:
         whitened.append([])
         for micro_batch in minibatch:
@@ -308,16 +305,15 @@ def _with_advantages(
                 micro_batch.advantages, micro_batch.batch.mask, reduced[:3], objective.whiten_floor
             )
             whitened[-1].append(replace(micro_batch, advantages=advantages))
-    return Whitening(tuple(sums), is_floored), whitened
+    return sums, is_floored, whitened
 
 
 def _estimate(
     micro_batch: PreparedMicroBatch, rewards: Sequence[float], objective: Objective
 ) -> PreparedMicroBatch:
-    row_advantages = torch.zeros_like(micro_batch.batch.rewards)
-    if micro_batch.rows:
-        row_advantages = row_advantages.new_tensor([rewards[row] for row in micro_batch.rows])
-    return estimate(objective, micro_batch, row_advantages)
+    # A micro-batch without rows runs a filler.
+    of_rows = [rewards[row] for row in micro_batch.rows] or [0.0]
+    return estimate(objective, micro_batch, micro_batch.batch.rewards.new_tensor(of_rows))
 
 
 def _advantage_counts(micro_batch: PreparedMicroBatch, objective: Objective) -> Tensor:
@@ -327,17 +323,13 @@ def _advantage_counts(micro_batch: PreparedMicroBatch, objective: Objective) -> 
     return torch.cat([moments(micro_batch.advantages, counted), bad[None].double()])
 
 
-def _normalisers(
-    micro_batches: Sequence[Sequence[PreparedMicroBatch]], objective: Objective
-) -> list[tuple[float, float]]:
+def _normalisers(micro_batches: MicroBatches, objective: Objective) -> list[tuple[float, float]]:
     """Add up the denominators of each minibatch's policy and value loss over all ranks."""
-    counts = torch.stack(
-        [
-            torch.stack([denominators(objective, micro_batch) for micro_batch in own]).sum(dim=0)
-            for own in micro_batches
-        ]
-    )
-    return [(policy, value) for policy, value in sum_over_ranks(counts).tolist()]
+    counts = [
+        torch.stack([denominators(objective, micro_batch) for micro_batch in minibatch]).sum(dim=0)
+        for minibatch in micro_batches
+    ]
+    return [(policy, value) for policy, value in sum_over_ranks(torch.stack(counts)).tolist()]
 
 
 def _optimise(
@@ -415,11 +407,3 @@ def _backward_critic(
     )
     models.critic.backward(loss, is_last)
     return sums | {"value_loss": loss.detach().double()}
-
-
-def _kl(step: StepSums) -> float:
-    """Return KL(p || theta) per token of one optimiser step, over all ranks."""
-    total, tokens = sum_over_ranks(
-        torch.stack([step.sums["approx_kl"], step.sums["tokens"]])
-    ).tolist()
-    return float(total / max(tokens, 1.0))

@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -182,7 +181,9 @@ class UserLoss:
         terms = random_terms(torch.float32)
         whole, _ = self(terms)
         parts = sum(
-            self(_part_of_terms(terms, rows, tokens))[0]
+            self(PolicyTerms(**{name: each[rows, :tokens] for name, each in vars(terms).items()}))[
+                0
+            ]
             for rows, tokens in ((slice(0, 2), 6), (slice(2, 4), 2))
         )
         if not torch.isclose(whole, torch.as_tensor(parts), rtol=1e-3, atol=1e-4):
@@ -272,13 +273,6 @@ def random_terms(dtype: torch.dtype) -> PolicyTerms:
         drawn[name] = 0.3 * drawn[name] - 2.0
     columns: dict[str, Any] = dict(zip(names, masked(mask, *drawn.values()), strict=True))
     return PolicyTerms(**columns, mask=mask, ages=torch.ones(shape, dtype=torch.int64))
-
-
-def _part_of_terms(terms: PolicyTerms, rows: slice, tokens: int) -> PolicyTerms:
-    columns: Any = {
-        name: each[rows, :tokens] for name, each in vars(terms).items() if isinstance(each, Tensor)
-    }
-    return replace(terms, **columns)
 
 
 def _kind_of(value: object) -> str:

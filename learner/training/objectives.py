@@ -150,12 +150,12 @@ def _policy_settings(algorithm: AlgorithmConfig) -> PolicySettings:
         kl_in_loss=algorithm.kl if algorithm.kl_placement == "loss" else 0.0,
         kl_estimator=algorithm.kl_estimator,
         clip_high=algorithm.clip_high,
-        dual_clip=_limit(algorithm.dual_clip),
+        dual_clip=algorithm.dual_clip or math.inf,
         ratio=algorithm.ratio_used,
         importance_ratio=algorithm.importance_ratio,
         is_one_action=record.is_one_action,
         above_cap=algorithm.importance_above_cap,
-        bound_ratio=_limit(algorithm.bound_ratio),
+        bound_ratio=algorithm.bound_ratio or math.inf,
     )
     if algorithm.loss_function is None:
         return policy
@@ -209,10 +209,6 @@ def _process_baseline(objective: Objective, leave_one_out: BaselineForm) -> Base
         "mean": "mean",
     }
     return "zscore" if objective.std_floor is not None else forms[objective.baseline]
-
-
-def _limit(bound: float | None) -> float:
-    return math.inf if bound is None else bound
 
 
 def row_rewards(

@@ -8,12 +8,15 @@ ZeRO runs a collective in every backward, so all ranks must run the same number 
 gets empty micro-batches, for which the model runs a row of weight 0.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 from math import ceil, inf, isqrt
+from typing import TypeVar
 
 import numpy as np
 
+Value = TypeVar("Value")
 Line = tuple[int, ...]
 MicroBatch = tuple[Line, ...]
 Plan = tuple[tuple[tuple[MicroBatch, ...], ...], ...]
@@ -107,12 +110,17 @@ def plan_iteration(
     )
 
 
+def by_group(values: Iterable[Value], groups: Iterable[int]) -> dict[int, list[Value]]:
+    """Return the values of each group, in their order; `groups`: the group of each value."""
+    members: dict[int, list[Value]] = defaultdict(list)
+    for value, group in zip(values, groups, strict=True):
+        members[group].append(value)
+    return members
+
+
 def shuffled_rows(groups: Sequence[int], seed: int) -> tuple[int, ...]:
     """Return the rows group by group, groups in an order that depends only on number and seed."""
-    rows_of: dict[int, list[int]] = {}
-    for row, group in enumerate(groups):
-        rows_of.setdefault(group, []).append(row)
-    whole = list(rows_of.values())
+    whole = list(by_group(range(len(groups)), groups).values())
     return tuple(row for place in shuffled(len(whole), seed) for row in whole[place])
 
 

@@ -183,7 +183,10 @@ def policy_loss(
     per_token = torch.zeros_like(logprobs)
     if settings.loss_function is None:
         surrogate, is_clipped = _surrogate(terms, log_ratio, settings)
-        is_bounded = _is_bounded(terms, logprobs.detach(), behaviour, settings)
+        if math.isfinite(settings.bound_ratio):
+            is_bounded = mask & is_past_ratio(
+                logprobs.detach(), behaviour, mask, terms.advantages, settings.bound_ratio
+            )
         # A bounded token still counts in N: it is only not pushed any further.
         per_token = -torch.where(is_bounded, surrogate.detach(), surrogate)
     per_token = per_token + _regularisers(terms, logprobs, settings)
@@ -194,7 +197,7 @@ def policy_loss(
     if settings.loss_function is not None:
         total, reported = settings.loss_function(replace(terms, proximal=proximal))
         loss = loss + total / normaliser
-    unit = units(mask, settings.ratio)
+    unit, weight_unit = (units(mask, ratio) for ratio in (settings.ratio, weight_ratio))
     with torch.no_grad():
         return loss, _token_sums(terms, logprobs, proximal, behaviour) | reported | {
             "units": unit.sum().double(),
@@ -202,16 +205,26 @@ def policy_loss(
             "bounded": _total(is_bounded, mask),
             "ratio": _total(log_ratio.exp(), unit),
             "log_ratio_bins": bin_counts(log_ratio[unit], LOG_RATIO_EDGES),
-            **_weight_sums(importance, units(mask, weight_ratio), settings.importance_cap),
+            "weights": weight_unit.sum().double(),
+            "importance": _total(importance, weight_unit),
+            "importance_squared": _total(importance.double().square(), weight_unit),
+            "importance_capped": _total(importance > settings.importance_cap, weight_unit),
         }
 
 
 def _surrogate(
     terms: PolicyTerms, log_ratio: Tensor, settings: PolicySettings
 ) -> tuple[Tensor, Tensor]:
-    """Return each token's clipped surrogate, and the positions of active clips."""
+    """Return each token's min(rho A, clip(rho) A) with the dual clip, and the positions of active clips."""
     advantages = torch.where(terms.mask, terms.advantages, 0.0)
-    surrogate, is_clipped = _clipped(log_ratio.exp(), advantages, settings)
+    ratio = log_ratio.exp()
+    high = settings.clip if settings.clip_high is None else settings.clip_high
+    free = ratio * advantages
+    surrogate = torch.minimum(free, ratio.clamp(1.0 - settings.clip, 1.0 + high) * advantages)
+    if math.isfinite(settings.dual_clip):
+        bounded = torch.maximum(surrogate, settings.dual_clip * advantages)
+        surrogate = torch.where(advantages < 0, bounded, surrogate)
+    is_clipped = surrogate != free
     if settings.ratio == "prefix" and not settings.is_one_action:
         # At ratio 1 the gradient is then that of the ratios of tokens, and so is its share beside
         # entropy and KL.
@@ -235,27 +248,6 @@ def _weights(importance: Tensor, settings: PolicySettings) -> Tensor:
     if settings.above_cap == "mask":
         return torch.where(importance > settings.importance_cap, 0.0, importance)
     return importance.clamp(max=settings.importance_cap)
-
-
-def _clipped(ratio: Tensor, advantages: Tensor, settings: PolicySettings) -> tuple[Tensor, Tensor]:
-    """Return min(rho A, clip(rho) A) with the dual clip, and the positions of active bounds."""
-    high = settings.clip if settings.clip_high is None else settings.clip_high
-    free = ratio * advantages
-    surrogate = torch.minimum(free, ratio.clamp(1.0 - settings.clip, 1.0 + high) * advantages)
-    if math.isfinite(settings.dual_clip):
-        bounded = torch.maximum(surrogate, settings.dual_clip * advantages)
-        surrogate = torch.where(advantages < 0, bounded, surrogate)
-    return surrogate, surrogate != free
-
-
-def _is_bounded(
-    terms: PolicyTerms, logprobs: Tensor, behaviour: Tensor, settings: PolicySettings
-) -> Tensor:
-    """Return True where the bound on the distance from mu takes the gradient away."""
-    if not math.isfinite(settings.bound_ratio):
-        return torch.zeros_like(terms.mask)
-    is_past = is_past_ratio(logprobs, behaviour, terms.mask, terms.advantages, settings.bound_ratio)
-    return is_past & terms.mask
 
 
 def value_loss(
@@ -305,15 +297,6 @@ def _token_sums(terms: PolicyTerms, logprobs: Tensor, proximal: Tensor, behaviou
     return sums
 
 
-def _weight_sums(importance: Tensor, unit: Tensor, cap: float) -> Sums:
-    return {
-        "weights": unit.sum().double(),
-        "importance": _total(importance, unit),
-        "importance_squared": _total(importance.double().square(), unit),
-        "importance_capped": _total(importance > cap, unit),
-    }
-
-
 def bin_counts(values: Tensor, edges: Sequence[float]) -> Tensor:
     """Count `values` in (edges[i-1], edges[i]], outer bins open: float64, (edges + 1,)."""
     bins = torch.bucketize(
@@ -346,10 +329,8 @@ def drift_sums(
     )
     per_row = log_ratios(proximal, behaviour, mask, "prefix").double().exp()
     rows = torch.stack([torch.ones_like(per_row), per_row, per_row.square()], dim=-1)
-    first, row_ages = (
-        units(mask, "prefix"),
-        torch.where(mask, ages, 0).max(dim=1, keepdim=True).values.expand_as(ages),
-    )
+    first = units(mask, "prefix")
+    row_ages = torch.where(mask, ages, 0).amax(dim=1, keepdim=True).expand_as(ages)
     sums = torch.zeros(oldest + 1, _FIELDS, dtype=torch.float64, device=mask.device)
     sums[:, :4].index_add_(0, ages[mask], tokens[mask])
     sums[:, 4:].index_add_(0, row_ages[first], rows[first])
@@ -360,9 +341,9 @@ def drift_by_age(sums: Tensor) -> tuple[AgeDrift, ...]:
     """Return the drift of every age that was trained and is finite, youngest first."""
     drifts = (_drift(age, row) for age, row in enumerate(sums.tolist()) if row[0])
     return tuple(
-        drift
-        for drift in drifts
-        if math.isfinite(drift.gap + drift.ess_fraction + drift.row_ess_fraction)
+        each
+        for each in drifts
+        if math.isfinite(each.gap + each.ess_fraction + each.row_ess_fraction)
     )
 
 
@@ -372,8 +353,7 @@ def drift_figures(sums: Tensor) -> dict[str, float]:
     `row_ess_fraction`: of whole rows. `engine_mismatch_gap` (age 0) is there only where such samples are,
     `old_ess_fraction` (tokens of age 1 and more) and `fresh_ess_fraction` (age 0) where they are enough to judge by.
     """
-    whole, old = _drift(0, sums.sum(dim=0).tolist()), _drift(0, sums[1:].sum(dim=0).tolist())
-    fresh = _drift(0, sums[0].tolist())
+    whole, old, fresh = (_drift(0, part.sum(dim=0).tolist()) for part in (sums, sums[1:], sums[:1]))
     figures = {"row_ess_fraction": whole.row_ess_fraction}
     if fresh.tokens:
         figures["engine_mismatch_gap"] = fresh.gap

@@ -10,13 +10,14 @@ The formulas are in `implicit_reward.py`. Every rank calls the functions here fo
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, islice
 
 import torch
 from torch import Tensor
 
 from prefixrl.common.config.implicit_reward import ImplicitRewardConfig
 from prefixrl.common.errors import TrainingFault
-from prefixrl.learner.models.batch import IterationData, PreparedMicroBatch
+from prefixrl.learner.models.batch import IterationData, MicroBatches, PreparedMicroBatch
 from prefixrl.learner.models.distributed import gather_over_ranks, sum_over_ranks
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.models.trained_model import StepReport
@@ -30,8 +31,6 @@ from prefixrl.learner.training.step_scores import (
     step_baselines,
     step_moments,
 )
-
-MicroBatches = list[list[PreparedMicroBatch]]
 
 
 def with_process_rewards(
@@ -52,25 +51,20 @@ def with_process_rewards(
         TrainingFault: an outcome is outside [0, 1], or a score is not finite.
     """
     _check_outcomes(data)
-    references = [
-        [models.forward_reward_reference(micro_batch.batch) for micro_batch in minibatch]
-        for minibatch in measured
-    ]
+    micro_batches = list(chain.from_iterable(measured))
+    references = [models.forward_reward_reference(each.batch) for each in micro_batches]
     figures: Report = {}
     if settings.update == "before":
         figures |= _learn(models, settings.beta, measured, references, data.outcomes)
     scored = [
-        [
-            _score(models, settings, micro_batch, reference)
-            for micro_batch, reference in zip(minibatch, of_minibatch, strict=True)
-        ]
-        for minibatch, of_minibatch in zip(measured, references, strict=True)
+        _score(models, settings, micro_batch, reference)
+        for micro_batch, reference in zip(micro_batches, references, strict=True)
     ]
     if settings.update == "after":
         figures |= _learn(models, settings.beta, measured, references, data.outcomes)
     largest = _largest_return(scored, data.iteration)
     divisor = largest + implicit.NORM_FLOOR if settings.norm == "batch_norm" else 1.0
-    means, scores = _per_row(scored, measured, len(data.rewards), divisor)
+    means, scores = _per_row(scored, micro_batches, len(data.rewards), divisor)
     accuracy = implicit.pairwise_accuracy(scores, data.outcomes, data.groups)
     if accuracy is not None:
         figures["reward_model_accuracy"] = accuracy
@@ -81,14 +75,12 @@ def with_process_rewards(
     )
     # The baselines are means of divided rewards, so the rewards are divided first.
     rewarded = [
-        [
-            _with_process(micro_batch, rewards / divisor, counted, baselines, settings.coefficient)
-            for micro_batch, (rewards, counted) in zip(minibatch, of_minibatch, strict=True)
-        ]
-        for minibatch, of_minibatch in zip(measured, scored, strict=True)
+        _with_process(micro_batch, rewards / divisor, counted, baselines, settings.coefficient)
+        for micro_batch, (rewards, counted) in zip(micro_batches, scored, strict=True)
     ]
     figures["process_advantage_ratio"] = _advantage_ratio(rewarded, data, objective)
-    return rewarded, figures
+    remaining = iter(rewarded)
+    return [list(islice(remaining, len(minibatch))) for minibatch in measured], figures
 
 
 def _check_outcomes(data: IterationData) -> None:
@@ -101,17 +93,13 @@ def _check_outcomes(data: IterationData) -> None:
             )
 
 
-def _largest_return(scored: Sequence[Sequence[tuple[Tensor, Tensor]]], iteration: int) -> float:
+def _largest_return(scored: Sequence[tuple[Tensor, Tensor]], iteration: int) -> float:
     """Return the largest return of all ranks. A collective.
 
     Raises:
         TrainingFault: it is not finite; NaN and infinity are larger than any number here.
     """
-    returns = [
-        implicit.largest_return(rewards, counted)
-        for minibatch in scored
-        for rewards, counted in minibatch
-    ]
+    returns = [implicit.largest_return(*each) for each in scored]
     largest = float(gather_over_ranks(torch.stack(returns).amax()[None]).amax())
     if not math.isfinite(largest):
         raise TrainingFault(
@@ -133,13 +121,12 @@ def with_step_rewards(
         measured: [minibatch][micro-batch] of this rank.
     """
     own_rows = torch.zeros(len(data.rewards), 3, dtype=torch.float64)
-    for row in (
-        row for minibatch in measured for micro_batch in minibatch for row in micro_batch.rows
-    ):
-        steps = row_steps(data.samples[row])
-        own_rows[row] = torch.tensor(step_moments(steps), dtype=torch.float64)
+    for micro_batch in chain.from_iterable(measured):
+        for row in micro_batch.rows:
+            steps = row_steps(data.samples[row])
+            own_rows[row] = torch.tensor(step_moments(steps), dtype=torch.float64)
     sums = sum_over_ranks(own_rows.to(measured[0][0].batch.mask.device)).tolist()
-    moments = [StepMoments(int(count), *rest) for count, *rest in sums]
+    moments = [StepMoments(*row) for row in sums]
     groups = [0] * len(data.groups) if objective.is_one_group else data.groups
     baselines = step_baselines(
         moments, groups, objective.process_baseline, objective.std_floor or 0.0
@@ -157,15 +144,16 @@ def _step_rewards(
     micro_batch: PreparedMicroBatch,
     data: IterationData,
     objective: Objective,
-    baselines: implicit.RowBaselines,
+    baselines: Sequence[implicit.RowBaseline],
 ) -> Tensor:
     rewards = torch.zeros(
         micro_batch.batch.mask.shape
     )  # filled on the host: a device takes each entry as a call
     for index, row in enumerate(micro_batch.rows):
-        weight = objective.step_coefficient * baselines.scales[row]
+        offset, scale = baselines[row]
+        weight = objective.step_coefficient * scale
         for end, score in row_steps(data.samples[row]):
-            rewards[index, end - 1] += weight * (score - baselines.offsets[row])
+            rewards[index, end - 1] += weight * (score - offset)
     return rewards.to(micro_batch.batch.behaviour)
 
 
@@ -186,26 +174,23 @@ def _learn(
     models: Models,
     beta: float,
     measured: MicroBatches,
-    references: list[list[Tensor]],
+    references: Sequence[Tensor],
     outcomes: Sequence[float],
 ) -> Report:
     """Take one step per minibatch; return losses and norms, means over the steps. A collective."""
     assert models.reward is not None and models.reward.trained is not None, "a model that learns"
     trained = models.reward.trained
-    counts = torch.stack(
-        [
-            torch.stack(
-                [micro_batch.batch.mask.any(dim=1).sum() for micro_batch in minibatch]
-            ).sum()
-            for minibatch in measured
-        ]
+    counts = torch.tensor(
+        [sum(len(micro_batch.rows) for micro_batch in minibatch) for minibatch in measured],
+        dtype=torch.float64,
+        device=models.device,
     )
     losses, steps = [], []
-    for minibatch, of_minibatch, rows in zip(
-        measured, references, sum_over_ranks(counts.double()).tolist(), strict=True
-    ):
+    remaining = iter(references)
+    for minibatch, rows in zip(measured, sum_over_ranks(counts).tolist(), strict=True):
         total = torch.zeros((), dtype=torch.float64, device=models.device)
-        for index, (micro_batch, reference) in enumerate(zip(minibatch, of_minibatch, strict=True)):
+        for index, micro_batch in enumerate(minibatch):
+            reference = next(remaining)
             log_ratio = models.forward_reward(micro_batch.batch) - reference
             labels = reference.new_tensor([outcomes[row] for row in micro_batch.rows] or [0.0])
             loss = implicit.outcome_loss(
@@ -231,20 +216,18 @@ def _step_figures(losses: Sequence[float], steps: Sequence[StepReport]) -> Repor
 
 
 def _per_row(
-    scored: Sequence[Sequence[tuple[Tensor, Tensor]]],
-    measured: MicroBatches,
+    scored: Sequence[tuple[Tensor, Tensor]],
+    micro_batches: Sequence[PreparedMicroBatch],
     rows: int,
     divisor: float,
 ) -> tuple[list[float], list[float]]:
     """Return mean reward and score of every row of the iteration. A collective."""
-    device = measured[0][0].batch.mask.device
-    sums = torch.zeros(2, rows, dtype=torch.float64, device=device)
-    for minibatch, of_minibatch in zip(measured, scored, strict=True):
-        for micro_batch, (rewards, counted) in zip(minibatch, of_minibatch, strict=True):
-            if micro_batch.rows:
-                index = list(micro_batch.rows)
-                sums[0, index] = implicit.row_means(rewards / divisor, counted).double()
-                sums[1, index] = rewards.sum(dim=1).double()
+    sums = torch.zeros(2, rows, dtype=torch.float64, device=scored[0][0].device)
+    for micro_batch, (rewards, counted) in zip(micro_batches, scored, strict=True):
+        if micro_batch.rows:
+            index = list(micro_batch.rows)
+            sums[0, index] = implicit.row_means(rewards / divisor, counted).double()
+            sums[1, index] = rewards.sum(dim=1).double()
     means, scores = sum_over_ranks(sums).tolist()
     return means, scores
 
@@ -253,25 +236,24 @@ def _with_process(
     micro_batch: PreparedMicroBatch,
     rewards: Tensor,
     counted: Tensor,
-    baselines: implicit.RowBaselines,
+    baselines: Sequence[implicit.RowBaseline],
     coefficient: float,
 ) -> PreparedMicroBatch:
     """Return a micro-batch with its process rewards, less the baseline of each row."""
     if not micro_batch.rows:
         return replace(micro_batch, process=torch.zeros_like(rewards))
-    offsets = rewards.new_tensor([baselines.offsets[row] for row in micro_batch.rows])[:, None]
-    scales = rewards.new_tensor([baselines.scales[row] for row in micro_batch.rows])[:, None]
+    offsets, scales = rewards.new_tensor([baselines[row] for row in micro_batch.rows]).T[..., None]
     process = torch.where(counted, coefficient * scales * (rewards - offsets), 0.0)
     return replace(micro_batch, process=process)
 
 
 def _advantage_ratio(
-    micro_batches: MicroBatches, data: IterationData, objective: Objective
+    micro_batches: Sequence[PreparedMicroBatch], data: IterationData, objective: Objective
 ) -> float:
     """Return mean |return| of the process rewards over that of the outcomes. A collective."""
     outcomes = row_rewards(objective, data.rewards, data.groups)
-    sums = torch.zeros(2, dtype=torch.float64, device=micro_batches[0][0].batch.mask.device)
-    for micro_batch in (micro_batch for minibatch in micro_batches for micro_batch in minibatch):
+    sums = torch.zeros(2, dtype=torch.float64, device=micro_batches[0].batch.mask.device)
+    for micro_batch in micro_batches:
         process = micro_batch.process
         assert process is not None, "scored"
         mask = micro_batch.batch.mask

@@ -9,16 +9,11 @@ from prefixrl.learner.training.plan import Lengths, Plan, line_tokens
 
 def rank_figures(models: Models, plan: Plan, lengths: Lengths, took_s: float) -> dict[str, float]:
     """Return the figures of `own_figures` by name and rank, as `tokens_per_s/0`. A collective."""
-    of_rank = own_figures(models, plan, lengths, took_s)
-    of_ranks = {
-        name: gather_over_ranks(torch.tensor([each], device=models.device))
-        for name, each in of_rank.items()
-    }
-    return {
-        f"{name}/{rank}": each
-        for name, row in of_ranks.items()
-        for rank, each in enumerate(row.tolist())
-    }
+    figures: dict[str, float] = {}
+    for name, figure in own_figures(models, plan, lengths, took_s).items():
+        of_ranks = gather_over_ranks(torch.tensor([figure], device=models.device))
+        figures |= {f"{name}/{rank}": each for rank, each in enumerate(of_ranks.tolist())}
+    return figures
 
 
 def own_figures(models: Models, plan: Plan, lengths: Lengths, took_s: float) -> dict[str, float]:

@@ -10,17 +10,17 @@ group normalisation with process supervision (Shao et al. 2024, section 4.1.3), 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from prefixrl.learner.models.batch import Sample
-from prefixrl.learner.training.implicit_reward import BaselineForm, RowBaselines, row_baselines
+from prefixrl.learner.training.implicit_reward import BaselineForm, RowBaseline, row_baselines
+from prefixrl.learner.training.plan import by_group
 
 
-@dataclass(frozen=True)
-class StepMoments:
+class StepMoments(NamedTuple):
     """The scores of one row: their number, mean, and sum of squared deviations from it."""
 
-    count: int
+    number: float
     mean: float
     deviations: float
 
@@ -39,16 +39,16 @@ def row_steps(sample: Sample) -> tuple[tuple[int, float], ...]:
     return sample.steps or ((len(sample.tokens), 0.0),)
 
 
-def step_moments(steps: Sequence[tuple[int, float]]) -> tuple[int, float, float]:
-    """Return the fields of `StepMoments` for a row's steps."""
+def step_moments(steps: Sequence[tuple[int, float]]) -> StepMoments:
+    """Return the moments of a row's steps."""
     scores = [score for _, score in steps]
     mean = math.fsum(scores) / len(scores)
-    return len(scores), mean, math.fsum((score - mean) ** 2 for score in scores)
+    return StepMoments(len(scores), mean, math.fsum((score - mean) ** 2 for score in scores))
 
 
 def step_baselines(
     moments: Sequence[StepMoments], groups: Sequence[int], form: BaselineForm, floor: float
-) -> RowBaselines:
+) -> list[RowBaseline]:
     """Return the baselines of the scores of every row.
 
     Args:
@@ -60,20 +60,15 @@ def step_baselines(
     """
     if form != "zscore":
         return row_baselines([row.mean for row in moments], groups, form)
-    members: dict[int, list[StepMoments]] = {}
-    for row, group in zip(moments, groups, strict=True):
-        members.setdefault(group, []).append(row)
-    of_groups = {group: _zscore(own, floor) for group, own in members.items()}
-    return RowBaselines(
-        [of_groups[group][0] for group in groups], [of_groups[group][1] for group in groups]
-    )
+    of_groups = {group: _zscore(rows, floor) for group, rows in by_group(moments, groups).items()}
+    return [of_groups[group] for group in groups]
 
 
-def _zscore(rows: Sequence[StepMoments], floor: float) -> tuple[float, float]:
-    """Return offset and scale of a group; scale 0 where a row is alone or all scores are equal."""
-    count = sum(each.count for each in rows)
-    mean = math.fsum(each.count * each.mean for each in rows) / count
-    deviations = math.fsum(each.deviations + each.count * (each.mean - mean) ** 2 for each in rows)
+def _zscore(rows: Sequence[StepMoments], floor: float) -> RowBaseline:
+    """Return the baseline of a group; scale 0 where a row is alone or all scores are equal."""
+    count = sum(each.number for each in rows)
+    mean = math.fsum(each.number * each.mean for each in rows) / count
+    deviations = math.fsum(each.deviations + each.number * (each.mean - mean) ** 2 for each in rows)
     if len(rows) == 1 or deviations == 0.0:
-        return mean, 0.0
-    return mean, 1.0 / (math.sqrt(deviations / (count - 1)) + floor)
+        return RowBaseline(mean, 0.0)
+    return RowBaseline(mean, 1.0 / (math.sqrt(deviations / (count - 1)) + floor))

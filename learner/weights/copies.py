@@ -6,7 +6,7 @@ filled by a stream of their own; the next change of a weight waits for it on the
 
 import queue
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +18,7 @@ SETS = 2
 LOOK_EVERY_S = 0.5
 
 
-@dataclass(frozen=True)
-class HostCopy:
+class HostCopy(NamedTuple):
     """Weights of one version; the buffers are its reader's until it releases them."""
 
     tensors: dict[str, Tensor]
@@ -35,7 +34,7 @@ class HostCopies:
     def __init__(self, reader: ServerCheck) -> None:
         """`reader`: gives buffers back; its check may raise to end a wait for them."""
         self._reader = reader
-        self._free: queue.Queue[dict[str, Tensor]] = queue.Queue()
+        self._free = queue.Queue[dict[str, Tensor]]()
         for _ in range(SETS):
             self._free.put({})
         self._stream: torch.cuda.Stream | None = None
@@ -47,7 +46,12 @@ class HostCopies:
         sums: dict[str, Tensor] = {}
         for name, tensor in weights:
             sums[name] = tensor.sum()
-            self._copy(_buffer(buffers, name, tensor), tensor)
+            buffer = buffers.get(name)
+            if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
+                buffer = buffers[name] = torch.empty(
+                    tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda
+                )
+            self._copy(buffer, tensor)
         for outdated in set(buffers) - set(sums):
             del buffers[outdated]
         copied_event = None
@@ -87,14 +91,6 @@ class HostCopies:
             buffer.copy_(tensor, non_blocking=True)
         # ZeRO-3 frees what it gathered before the copy may be done.
         tensor.record_stream(self._stream)
-
-
-def _buffer(buffers: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
-    """Return a buffer for a weight; make it if no buffer fits."""
-    buffer = buffers.get(name)
-    if buffer is None or (buffer.shape, buffer.dtype) != (like.shape, like.dtype):
-        buffer = buffers[name] = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
-    return buffer
 
 
 def suspicious(sums: Mapping[str, Tensor]) -> list[str]:

@@ -6,12 +6,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from prefixrl.common.errors import PeerLost, PrefixRLError, TrainingFault
 from prefixrl.common.journal.crash_points import crash_point
@@ -22,7 +21,7 @@ from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.common.wire.address import Address
 from prefixrl.common.wire.messages.fields import VERSIONS_KEPT
 from prefixrl.common.wire.messages.weights import WeightsNote
-from prefixrl.common.wire.packing import ProbeRow, pack_logprobs, pack_tokens
+from prefixrl.common.wire.packing import Logprobs, ProbeRow, pack_logprobs, pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.run.stop import StopSignal
 from prefixrl.learner.weights.copies import HostCopies, HostCopy, not_finite
@@ -40,13 +39,12 @@ QUEUED = 2
 Tensors = dict[str, torch.Tensor]
 
 
-@dataclass(frozen=True)
-class _Handed:
+class _Handed(NamedTuple):
     """A version on its way to the thread."""
 
     version: int
     copied: HostCopy
-    probe_logprobs: NDArray[np.float32]
+    probe_logprobs: Logprobs
     finish: Callable[[Tensors], Tensors]
 
 
@@ -83,8 +81,8 @@ class Publisher:
         self._deltas = deltas
         self._run_end = _RunEnd(stop or StopSignal())
         self._probe = probe
-        self._queue: queue.Queue[_Handed | None] = queue.Queue(QUEUED)
-        self._copies = HostCopies(self)
+        self._queue = queue.Queue[_Handed | None](QUEUED)
+        self.copies = HostCopies(self)
         self._failure: BaseException | None = None
         self.newest = -1
         self.digests: dict[int, str] = {}
@@ -98,17 +96,13 @@ class Publisher:
         self,
         version: int,
         weights: Iterable[tuple[str, torch.Tensor]],
-        probe_logprobs: NDArray[np.float32],
+        probe_logprobs: Logprobs,
         finish: Callable[[Tensors], Tensors] = lambda copied: copied,
     ) -> None:
         """Hand over a copy of weights that may change as soon as this returns; raises TrainingFault."""
-        copied, bad = self._copies.copy(weights)
+        copied, bad = self.copies.copy(weights)
         _refuse(version, bad)
         self._hand_over(_Handed(version, copied, probe_logprobs, finish))
-
-    def wait_for_room(self) -> None:
-        """Wait until the next copy finds free buffers; raise as `check` does."""
-        self._copies.wait_for_room()
 
     def _hand_over(self, handed: _Handed) -> None:
         while True:
@@ -186,11 +180,9 @@ class Publisher:
             manifest.size_bytes,
             len(manifest.tensors),
         )
-        forgotten = self.digests.keys() - self.pinned - set(range(version - VERSIONS_KEPT, version))
-        self.digests = {
-            each: known for each, known in self.digests.items() if each not in forgotten
-        }
-        self.digests[version] = manifest.digest
+        needed = self.pinned.union(range(version - VERSIONS_KEPT, version))
+        older = {each: known for each, known in self.digests.items() if each in needed}
+        self.digests = older | {version: manifest.digest}
         self.newest = version
         prune(self._directory, {version - back for back in range(KEPT)} | self.pinned)
 
@@ -199,7 +191,7 @@ class Publisher:
 
 
 def weights_note(
-    version: int, digest: str, rows: Sequence[ProbeRow], logprobs: NDArray[np.float32]
+    version: int, digest: str, rows: Sequence[ProbeRow], logprobs: Logprobs
 ) -> WeightsNote:
     """Return the announcement of a version with its probe."""
     tokens = np.concatenate([part for row in rows for part in row])

@@ -24,7 +24,16 @@ from prefixrl.common.weights.folders import (
 )
 from prefixrl.common.wire.address import REBIND_S, bound_within
 from prefixrl.common.wire.keys import server_keys
-from prefixrl.common.wire.messages import weights as messages
+from prefixrl.common.wire.messages.weights import (
+    Chunk,
+    Delta,
+    FromWeights,
+    GetChunk,
+    GetManifest,
+    Gone,
+    Manifest,
+    ToWeights,
+)
 from prefixrl.common.wire.transport import Malformed, Server, Undeliverable, Unlisted
 
 log = logging.getLogger(__name__)
@@ -35,7 +44,7 @@ OPEN_SNAPSHOTS = 3
 QUEUE_MESSAGES = 64
 """Answers that may wait for one worker, twice a worker's own window; as views of mapped files they take no memory,
 but for the one that is being encrypted."""
-T = TypeVar("T", messages.Manifest, messages.Delta)
+T = TypeVar("T", Manifest, Delta)
 
 
 class Snapshots:
@@ -43,46 +52,46 @@ class Snapshots:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._open: dict[int, tuple[messages.Manifest, Mapped]] = {}
-        self._deltas: dict[int, tuple[messages.Delta, Mapped]] = {}
+        self._open: dict[int, tuple[Manifest, Mapped]] = {}
+        self._deltas: dict[int, tuple[Delta, Mapped]] = {}
 
     def latest(self) -> int:
         """Return the newest version there, -1 without any."""
         return max(versions(self._directory), default=-1)
 
-    def get(self, version: int) -> tuple[messages.Manifest, Mapped] | None:
+    def get(self, version: int) -> tuple[Manifest, Mapped] | None:
         """Return manifest and bytes, None when the version is not held or cannot be read."""
         return _opened_files(
-            self._open, version, OPEN_SNAPSHOTS, folder(self._directory, version), messages.Manifest
+            self._open, version, OPEN_SNAPSHOTS, folder(self._directory, version), Manifest
         )
 
-    def delta(self, version: int) -> tuple[messages.Delta, Mapped] | None:
+    def delta(self, version: int) -> tuple[Delta, Mapped] | None:
         """Return the delta that leads to a version, or None when it is not held."""
         return _opened_files(
             self._deltas,
             version,
             OPEN_DELTAS,
             delta_folder(self._directory, version),
-            messages.Delta,
+            Delta,
         )
 
-    def chain(self, manifest: messages.Manifest) -> tuple[messages.Delta, ...]:
+    def chain(self, manifest: Manifest) -> tuple[Delta, ...]:
         """Return the deltas that lead to a snapshot without a gap, oldest first."""
-        deltas: list[messages.Delta] = []
+        deltas: list[Delta] = []
         digest, version = manifest.digest, manifest.version
         while (entry := self.delta(version)) is not None and entry[0].digest == digest:
             deltas.insert(0, entry[0])
             digest, version = entry[0].base_digest, version - 1
         return tuple(deltas)
 
-    def piece(self, request: messages.GetChunk) -> memoryview | None:
+    def piece(self, request: GetChunk) -> memoryview | None:
         """Return a chunk of a snapshot or a block of a delta, None when it is not held."""
         version, index = request.version, request.index
         entry = self.delta(version) if request.is_delta else self.get(version)
         if entry is None:
             return None
         head, data = entry
-        if isinstance(head, messages.Delta):
+        if isinstance(head, Delta):
             if not 0 <= index < len(head.sizes):
                 return None
             start, size = sum(head.sizes[:index]), head.sizes[index]
@@ -113,16 +122,14 @@ def _opened_files(
     return opened[version]
 
 
-def answer(
-    snapshots: Snapshots, request: messages.ToWeights
-) -> tuple[messages.FromWeights, list[memoryview]]:
+def answer(snapshots: Snapshots, request: ToWeights) -> tuple[FromWeights, list[memoryview]]:
     """Return the reply to one request."""
-    if isinstance(request, messages.GetManifest):
+    if isinstance(request, GetManifest):
         if (entry := snapshots.get(request.version)) is not None:
             return msgspec.structs.replace(entry[0], deltas=snapshots.chain(entry[0])), []
     elif (piece := snapshots.piece(request)) is not None:
-        return messages.Chunk(request.version, request.index, request.is_delta), [piece]
-    return messages.Gone(request.version, snapshots.latest()), []
+        return Chunk(request.version, request.index, request.is_delta), [piece]
+    return Gone(request.version, snapshots.latest()), []
 
 
 class WeightServerStart(msgspec.Struct, frozen=True):
@@ -143,8 +150,8 @@ def main(directory: Path, start: WeightServerStart, is_stopped: Callable[[], boo
     """Serve snapshots until stopped."""
     keys = server_keys(Path(start.run), "worker")
 
-    def bind() -> Server[messages.ToWeights, messages.FromWeights]:
-        return Server(start.listen, messages.ToWeights, keys, QUEUE_MESSAGES, start.local_endpoint)
+    def bind() -> Server[ToWeights, FromWeights]:
+        return Server(start.listen, ToWeights, keys, QUEUE_MESSAGES, start.local_endpoint)
 
     server = bound_within(REBIND_S if start.is_restart else 0.0, bind)
     server.shut()

@@ -54,7 +54,7 @@ def test_mutated_bytes_are_a_message_or_malformed(
     decoder, mutator, taken = msgspec.msgpack.Decoder(union), Mutator(0, union), 0
     for _ in range(messages):
         try:
-            _decode(decoder, [mutator.changed(mutator.any_message())], b"peer")
+            _decode(decoder, mutator.changed(mutator.any_message()), b"peer")
             taken += 1
         except Malformed:
             pass
@@ -93,7 +93,7 @@ def test_mutated_requests_meet_no_fault_in_the_weight_server(
     )
     for _ in range(messages):
         try:
-            request = _decode(decoder, [mutator.changed(mutator.any_message())], b"peer")
+            request = _decode(decoder, mutator.changed(mutator.any_message()), b"peer")
         except Malformed:
             continue
         reply, payload = answer(snapshots, request)  # type: ignore[arg-type]

@@ -12,10 +12,9 @@ object on the right is imported only where a run names it. What it must be, each
 
 import sys
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 from prefixrl.common.errors import ConfigError
 
@@ -26,8 +25,7 @@ PACKAGE = "prefixrl"
 Member = TypeVar("Member")
 
 
-@dataclass(frozen=True)
-class Plugin:
+class Plugin(NamedTuple):
     """One member that an installed package adds."""
 
     seam: Seam

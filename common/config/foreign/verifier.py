@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from prefixrl.common.config.foreign.plugins import Plugin, check_names, load_plugin, plugins
+from prefixrl.common.config.foreign.plugins import check_names, load_plugin, plugins
 from prefixrl.common.errors import ConfigError
 
 MATHEMATICS = "none"
@@ -66,12 +66,8 @@ def load_verifier(name: str) -> AnswerVerifier:
         raise ConfigError(f"no installed package adds a verifier {name!r}; install it on this host")
     member = load_plugin(plugin, AnswerVerifier, f"an AnswerVerifier with the name {name!r}")
     if member.name != name:
-        raise ConfigError(_renamed(plugin, member))
+        raise ConfigError(
+            f"{plugin.package} adds {plugin.name!r} to prefixrl.verifiers, but {plugin.target} has the name "
+            f"{member.name!r}; both must be the same: ask the author of the package"
+        )
     return member
-
-
-def _renamed(plugin: Plugin, member: AnswerVerifier) -> str:
-    return (
-        f"{plugin.package} adds {plugin.name!r} to prefixrl.verifiers, but {plugin.target} has the name "
-        f"{member.name!r}; both must be the same: ask the author of the package"
-    )

@@ -37,11 +37,6 @@ def built_in_names(role: Role) -> list[str]:
     return [AUTO, *(name for name in ENGINES if role in ENGINES[name].roles)]
 
 
-def engine_names(role: Role) -> tuple[str, ...]:
-    """Return the names of the engines that a role may have, those of installed packages too."""
-    return names("engines", built_in_names(role))
-
-
 def engine_record(name: str) -> EngineRecord:
     """Return the record of an engine; of `auto` that of the first automatic one, which a GPU host takes.
 
@@ -58,7 +53,7 @@ def engine_record(name: str) -> EngineRecord:
 
 def checked_engine(name: str, role: Role) -> str:
     """Return the name of an engine of a role; ValueError for any other name."""
-    allowed = engine_names(role)
+    allowed = names("engines", built_in_names(role))
     if name not in allowed:
         nearest = difflib.get_close_matches(name, allowed, 1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""

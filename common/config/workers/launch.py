@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from prefixrl.common.config.section import NonNegative, Positive, PositiveFloat, Section
+from prefixrl.common.config.section import NonNegative, Positive, PositiveFloat, Section, Several
 
 
 def _one_each(value: Any) -> Any:
@@ -15,8 +15,8 @@ def _one_each(value: Any) -> Any:
     return [[gpus] if isinstance(gpus, int) else gpus for gpus in value]
 
 
-Gpus = Annotated[tuple[NonNegative, ...], Field(strict=False)]
-PerProcess = Annotated[tuple[Gpus, ...], BeforeValidator(_one_each), Field(strict=False)]
+Gpus = Several[NonNegative]
+PerProcess = Annotated[Several[Gpus], BeforeValidator(_one_each)]
 
 
 class DevicesConfig(Section):
@@ -96,11 +96,8 @@ Time = Annotated[
     BeforeValidator(lambda value: str(value) if isinstance(value, int | datetime.time) else value),
     Field(pattern=r"^(\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d\d?(:\d\d){0,2})$"),
 ]
-Lines = Annotated[tuple[Annotated[str, AfterValidator(_one_line)], ...], Field(strict=False)]
-Options = Annotated[
-    tuple[Annotated[str, AfterValidator(_own_free), AfterValidator(_one_line)], ...],
-    Field(strict=False),
-]
+Lines = Several[Annotated[str, AfterValidator(_one_line)]]
+Options = Several[Annotated[str, AfterValidator(_own_free), AfterValidator(_one_line)]]
 
 
 class SlurmRole(Section):

@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo
+from pydantic import Field
 
 from prefixrl.common.config.section import Fraction, OnlyWith, Positive, Section, Share
 from prefixrl.common.config.workers.engines import EngineOfStepModels, engine_record
@@ -99,8 +99,8 @@ class ProcessModelConfig(Section):
         """The text between two steps of an answer."""
         return self.separator or _SEPARATORS[self.format]
 
-    def _check_scores(self, info: ValidationInfo) -> None:
-        self.refuse_without_effect({"format": _WITH_FORMAT, "placement": _WITH_PLACEMENT}, info)
+    def _check_scores(self) -> None:
+        self.refuse_without_effect({"format": _WITH_FORMAT, "placement": _WITH_PLACEMENT})
         if self.gpu_memory_utilization is not None and self.device_share is None:
             condition = f'engine = "{self.engine}"'
             reason = "it takes no share of the device at its start"

@@ -5,15 +5,17 @@ A model's generation_config has no influence; penalties on repetition are not of
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo
+from pydantic import Field
 
 from prefixrl.common.config import section as bounds
 from prefixrl.common.config.section import (
+    Identifier,
     NonNegative,
     NonNegativeFloat,
     Positive,
     PositiveFloat,
     Section,
+    Several,
 )
 from prefixrl.common.config.workers.engine_record import AUTO, EngineRecord
 from prefixrl.common.config.workers.engines import (
@@ -22,7 +24,7 @@ from prefixrl.common.config.workers.engines import (
     EngineOfScorers,
     engine_record,
 )
-from prefixrl.common.config.workers.process_model import ProcessModelConfig
+from prefixrl.common.config.workers.process_model import NotEmpty, ProcessModelConfig
 from prefixrl.common.config.workers.served import OPENAI, OpenAIConfig
 from prefixrl.common.config.workers.vllm import VllmConfig
 from prefixrl.common.wire.messages.groups import Sampling, TaskKind
@@ -59,7 +61,7 @@ class EngineConfig(Section):
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Draw only from tokens at least this many times as likely as the most likely one."""
 
-    def _check_options(self, info: ValidationInfo) -> None:
+    def _check_options(self) -> None:
         self.refuse_if(
             bool(self.engine_options) and self.engine in (AUTO, *ENGINES),
             "engine_options engine",
@@ -81,7 +83,7 @@ class EngineConfig(Section):
         """True if the worker's host decides on the engine."""
         return self.engine == AUTO
 
-    def _check_stops(self, info: ValidationInfo) -> None:
+    def _check_stops(self) -> None:
         if not self.own_stops and not self.stop_tokens:
             raise ValueError(
                 "own_stops = false without stop_tokens: no text would ever end; name tokens that "
@@ -135,7 +137,7 @@ class RolloutConfig(EngineConfig):
     """drain: new weights are installed after the last task is done, so every answer has one version. in_flight: running
     answers pause and continue with the new weights, and the version of every token is recorded; for long answers."""
 
-    def _check_draws(self, info: ValidationInfo) -> None:
+    def _check_draws(self) -> None:
         truncations = self.truncations()
         if truncations and not self.allow_biased_ratios:
             raise ValueError(
@@ -191,7 +193,7 @@ class ScorerConfig(EngineConfig):
     evaluations it is judged as it is. extend: it is continued once by extension_tokens, then judged."""
     extension_tokens: Positive | None = None
     """Tokens added with truncated = "extend". Absent: max_new_tokens."""
-    stop_texts: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)] = ()
+    stop_texts: Several[NotEmpty] = ()
     """A text is judged only up to the first of these: for base models, whose next invented problem begins so."""
     boxes: Literal["last", "sentence"] = "last"
     """Boxes that are the answer. last: the last one. sentence: for a gold answer that is a list, all those that "and",
@@ -201,9 +203,7 @@ class ScorerConfig(EngineConfig):
     iteration, at most 4, and no more than its host has cores beside those of its engine (4; 1 without one)."""
     verify_timeout_s: Positive = 5
     """Longest time for one answer; then it is wrong, or with a user's function an error."""
-    program_packages: Annotated[
-        tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], ...], Field(strict=False)
-    ] = ()
+    program_packages: Several[Identifier] = ()
     """Packages that programs of `data.code` may import beside the standard library, installed where scorers run:
     ["numpy"]."""
     keep_completions: bool = False
@@ -231,7 +231,7 @@ class ScorerConfig(EngineConfig):
         """True if prompts are made by the target's tokenizer."""
         return self.record.has_tokenizer and not self.is_chat
 
-    def _check_chat(self, info: ValidationInfo) -> None:
+    def _check_chat(self) -> None:
         if not self.is_chat:
             return
         self.refuse_if(
@@ -241,12 +241,12 @@ class ScorerConfig(EngineConfig):
         )
         condition, reason = 'openai.api = "chat"', "the endpoint makes the prompt from messages"
         for key in ("stop_tokens", "own_stops"):
-            if self.is_given(key, info):
+            if self.is_given(key):
                 raise ValueError(self.no_effect(key, condition, reason))
-        if self.openai.is_given("prompt", info):
+        if self.openai.is_given("prompt"):
             raise ValueError(f"openai.{self.openai.no_effect('prompt', condition, reason)}")
 
-    def _check_endpoint(self, info: ValidationInfo) -> None:
+    def _check_endpoint(self) -> None:
         if not self.is_served:
             return
         self.refuse_if(
@@ -262,7 +262,7 @@ class ScorerConfig(EngineConfig):
             "serves it",
         )
 
-    def _check_shares(self, info: ValidationInfo) -> None:
+    def _check_shares(self) -> None:
         target_share = self.vllm.gpu_memory_utilization
         prm = self.prm
         is_one_device = prm is not None and prm.device != "cpu" and self.device != "cpu"
@@ -280,7 +280,7 @@ class ScorerConfig(EngineConfig):
             f"{target_share + prm.device_share:.2f} of its memory; lower one"
         )
 
-    def _check_texts(self, info: ValidationInfo) -> None:
+    def _check_texts(self) -> None:
         self.refuse_if(
             self.extension_tokens is not None and self.truncated != "extend",
             "extension_tokens truncated",

@@ -4,7 +4,7 @@ import re
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 
 from prefixrl.common.config.section import NonNegativeFloat, Positive, PositiveFloat, Section
 from prefixrl.common.config.workers.engine_record import EngineRecord
@@ -120,7 +120,7 @@ class OpenAIConfig(ServerConfig):
         """True if requests have vLLM's own keys."""
         return (self.dialect or ("openai" if self.is_chat else "vllm")) == "vllm"
 
-    def _check_extra(self, info: ValidationInfo) -> None:
+    def _check_extra(self) -> None:
         own_keys = sorted(set(self.extra) & OWN_KEYS)
         if own_keys:
             raise ValueError(

@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo
+from pydantic import Field
 
 from prefixrl.common.config import section as bounds
 from prefixrl.common.config.section import Positive, Section
@@ -58,7 +58,7 @@ class VllmConfig(Section):
         sizes = [self.options.get(f"{kind}_parallel_size", 1) for kind in ("pipeline", "data")]
         return math.prod([self.tensor_parallel_size, *sizes])
 
-    def _check_sizes(self, info: ValidationInfo) -> None:
+    def _check_sizes(self) -> None:
         for key in ("pipeline_parallel_size", "data_parallel_size"):
             size = self.options.get(key, 1)
             if type(size) is not int or size < 1:
@@ -73,7 +73,7 @@ class VllmConfig(Section):
         )
         return changes
 
-    def _check_options(self, info: ValidationInfo) -> None:
+    def _check_options(self) -> None:
         section_keys = sorted(set(self.options) & (set(type(self).model_fields) - {"options"}))
         if section_keys:
             raise ValueError(

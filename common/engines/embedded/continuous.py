@@ -46,7 +46,7 @@ class TransformersEngine(EmbeddedEngine):
     def _prepare(self) -> None:
         self.room = room_of(self.seats)
         self.about = f"rows batched continuously, {self.seats} at once"
-        self._uncached: deque[OpenRow] = deque()
+        self._uncached = deque[OpenRow]()
         """Rows in a seat whose keys and values must be computed again."""
         self._texts: list[list[OpenRow]] = []
         """Seated rows by text. Each text is one row of the cache, in the same order."""

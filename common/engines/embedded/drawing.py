@@ -6,21 +6,22 @@ from functools import lru_cache
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from prefixrl.common.wire.messages.groups import Sampling
 
 
-def masked(logits: torch.Tensor, tokens: frozenset[int]) -> torch.Tensor:
+def masked(logits: Tensor, tokens: frozenset[int]) -> Tensor:
     """Return logits (rows, vocabulary), -inf at the given tokens."""
     return logits.index_fill(-1, _index(tokens, logits.device), -math.inf) if tokens else logits
 
 
 @lru_cache(maxsize=8)
-def _index(tokens: frozenset[int], device: torch.device) -> torch.Tensor:
+def _index(tokens: frozenset[int], device: torch.device) -> Tensor:
     return torch.tensor(sorted(tokens), device=device)
 
 
-def truncated(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+def truncated(logits: Tensor, sampling: Sampling) -> Tensor:
     """Return logits (rows, vocabulary) of the tokens that may be drawn, -inf elsewhere."""
     # The order is vLLM's: at the temperature, first min_p, then top_k, then top_p.
     is_whole = sampling.top_k == 0 and sampling.top_p == 1.0 and sampling.min_p == 0.0
@@ -41,7 +42,7 @@ def truncated(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def draw(
-    logits: torch.Tensor, temperature: float, uniforms: NDArray[np.float64]
+    logits: Tensor, temperature: float, uniforms: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Draw a token per row of logits (rows, vocabulary) at `uniforms`; return both arrays."""
     table = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)

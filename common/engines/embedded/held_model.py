@@ -8,17 +8,27 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from prefixrl.common.engines.embedded.drawing import draw, masked, truncated
-from prefixrl.common.engines.interface import base
+from prefixrl.common.engines.interface.base import (
+    AdapterEngine,
+    Continuation,
+    Job,
+    JobResult,
+    OpenJob,
+    TokenIds,
+    check_fit,
+    score_rows,
+    spans_of,
+)
 from prefixrl.common.errors import UserError
 from prefixrl.common.models.config_file import positions_of
 from prefixrl.common.models.loading import Dtype, load_model
 from prefixrl.common.weights.low_rank import LayerProducts, LowRank, are_low_rank, pairs
 from prefixrl.common.weights.snapshot import Snapshot
 from prefixrl.common.wire.messages.groups import Finish, Sampling
-from prefixrl.common.wire.messages.weights import EngineChecksum
-from prefixrl.common.wire.packing import ProbeRow
+from prefixrl.common.wire.packing import Logprobs, ProbeRow
 
 DRAW_CELLS = 2**25
 """Most logits, over rows and vocabulary, of one draw."""
@@ -32,7 +42,7 @@ _Kind = tuple[Sampling, frozenset[int]]
 class OpenRow:
     """A row that has not ended."""
 
-    entry: base.OpenJob
+    entry: OpenJob
     kind: _Kind
     index: int
     draws: NDArray[np.float64]
@@ -43,7 +53,7 @@ class OpenRow:
     versions: list[int] = field(default_factory=list)
 
     @property
-    def text(self) -> base.TokenIds:
+    def text(self) -> TokenIds:
         """Its prompt and what is written so far."""
         prompt = self.entry.job.rows[self.index]
         return (
@@ -65,15 +75,15 @@ class OpenRow:
         """True if no token follows."""
         return self.has_stopped or len(self.tokens) == self.most_tokens
 
-    def continuation(self) -> base.Continuation:
+    def continuation(self) -> Continuation:
         """Return what was written."""
         finish: Finish = "eos" if self.has_stopped else "length"
         tokens = np.asarray(self.tokens, np.int32)
         logprobs = np.asarray(self.logprobs, np.float32)
-        return base.Continuation(tokens, logprobs, finish, base.spans_of(self.versions))
+        return Continuation(tokens, logprobs, finish, spans_of(self.versions))
 
 
-class EmbeddedEngine(base.AdapterEngine):
+class EmbeddedEngine(AdapterEngine):
     """A loaded model with its open jobs: all but the order of the forwards."""
 
     name = "transformers"
@@ -101,7 +111,6 @@ class EmbeddedEngine(base.AdapterEngine):
         layers = dict(self._model.named_modules()) if low_rank else {}
         self._products = LayerProducts(layers, low_rank.scale) if low_rank else None
         self._version = 0
-        self._digest = ""
         self.most_positions = positions_of(self._model.config.get_text_config().to_dict())
         """Most tokens of a row, at which it ends as if cut; None where the model names no limit."""
         self._prepare()
@@ -114,7 +123,7 @@ class EmbeddedEngine(base.AdapterEngine):
     def _prepare(self) -> None:
         """Set up what decoding needs beside the loaded model."""
 
-    def submit(self, job: base.Job) -> None:
+    def submit(self, job: Job) -> None:
         """Queue the rows of a job; each takes a seat when one is free. UserError: one leaves no room for an answer."""
         longest = max((row.size for row in job.rows), default=0)
         if self.most_positions is not None and longest >= self.most_positions:
@@ -125,7 +134,7 @@ class EmbeddedEngine(base.AdapterEngine):
         # What decides on a draw: everything but the length.
         drawn = (msgspec.structs.replace(job.sampling, max_new_tokens=1), job.masked_tokens)
         kind = self._kinds.setdefault(drawn, drawn)
-        entry = self._open[job.key] = base.OpenJob(job, len(job.rows))
+        entry = self._open[job.key] = OpenJob(job, len(job.rows))
         for index, row in enumerate(job.rows):
             most = job.sampling.max_new_tokens
             most = (
@@ -133,7 +142,7 @@ class EmbeddedEngine(base.AdapterEngine):
             )
             self._queue.append(OpenRow(entry, kind, index, job.uniforms[index], most))
 
-    def _write(self, rows: Sequence[OpenRow], logits: torch.Tensor, source: Sequence[int]) -> None:
+    def _write(self, rows: Sequence[OpenRow], logits: Tensor, source: Sequence[int]) -> None:
         """Draw the next token of rows, each from its row `source` of logits (texts, vocabulary)."""
         most = max(1, DRAW_CELLS // logits.shape[1])
         for kind in {id(row.kind): row.kind for row in rows}.values():
@@ -149,7 +158,7 @@ class EmbeddedEngine(base.AdapterEngine):
         self.progress += len(rows)
         self.tokens += len(rows)
 
-    def _draw(self, kind: _Kind, rows: Sequence[OpenRow], logits: torch.Tensor) -> None:
+    def _draw(self, kind: _Kind, rows: Sequence[OpenRow], logits: Tensor) -> None:
         uniforms = np.asarray([row.draws[len(row.tokens)] for row in rows])
         sampling, unwanted = kind
         tokens, logprobs = draw(
@@ -160,9 +169,9 @@ class EmbeddedEngine(base.AdapterEngine):
             row.logprobs.append(logprob)
             row.versions.append(self._version)
 
-    def _results(self, rows: Sequence[OpenRow]) -> list[base.JobResult]:
+    def _results(self, rows: Sequence[OpenRow]) -> list[JobResult]:
         """Record the rows that have ended; return the jobs that ended with them."""
-        results: list[base.JobResult] = []
+        results: list[JobResult] = []
         for row in rows:
             if row.has_ended:
                 results += self._end_row(row.entry, row.index, row.continuation(), time.monotonic())
@@ -177,7 +186,7 @@ class EmbeddedEngine(base.AdapterEngine):
         if self._products and are_low_rank(tensors):
             self._products.set(pairs(tensors, parameters), self._device)
         else:
-            base.check_fit(parameters, tensors)
+            check_fit(parameters, tensors)
             with torch.no_grad():
                 for name, tensor in tensors.items():
                     parameters[name].copy_(tensor)
@@ -188,35 +197,31 @@ class EmbeddedEngine(base.AdapterEngine):
     def _forget_cached(self) -> None:
         """Drop what was computed with the earlier weights."""
 
-    def weights(self) -> dict[str, torch.Tensor]:
+    def weights(self) -> dict[str, Tensor]:
         """Return the matrices installed last, else the model's own parameters, tied ones once."""
         return (self._products and self._products.tensors()) or self._parameters()
 
-    def _parameters(self) -> dict[str, torch.Tensor]:
+    def _parameters(self) -> dict[str, Tensor]:
         return {name: parameter.data for name, parameter in self._model.named_parameters()}
 
     @torch.inference_mode()
-    def logprobs(self, tokens: base.TokenIds, temperature: float) -> NDArray[np.float32]:
+    def logprobs(self, tokens: TokenIds, temperature: float) -> Logprobs:
         """Return the logprob of every token but the first, shape (tokens - 1,), at a temperature."""
         ids = torch.from_numpy(tokens.astype(np.int64)).to(self._device).unsqueeze(0)
         logits = self._model(input_ids=ids, use_cache=False).logits[0, :-1].float()
         table = torch.log_softmax(logits / temperature, dim=-1)
-        picked: NDArray[np.float32] = table.gather(1, ids[0, 1:, None])[:, 0].cpu().numpy()
+        picked: Logprobs = table.gather(1, ids[0, 1:, None])[:, 0].cpu().numpy()
         return picked
 
-    def score(self, rows: Sequence[ProbeRow]) -> NDArray[np.float32]:
+    def score(self, rows: Sequence[ProbeRow]) -> Logprobs:
         """Return the logprobs of the scored tokens of a probe, at temperature 1, end to end."""
-        return base.score_rows(self.logprobs, rows)
-
-    def checksum(self) -> EngineChecksum:
-        """Return the digest of the weights, which stand in memory as they are published."""
-        return base.own_checksum(self.digest(), self._digest)
+        return score_rows(self.logprobs, rows)
 
 
 def _make_float32_logits(layer: torch.nn.Linear) -> None:
     """Let an output layer multiply in float32; its parameters keep name and type."""
 
-    def forward(hidden: torch.Tensor) -> torch.Tensor:
+    def forward(hidden: Tensor) -> Tensor:
         if hidden.device.type == "cuda":
             flat = torch.mm(hidden.flatten(0, -2), layer.weight.T, out_dtype=torch.float32)
             logits = flat.view(*hidden.shape[:-1], -1)

@@ -10,10 +10,11 @@ texts, since the padding between head and tail would count as part of its window
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from prefixrl.common.engines.embedded.row_cache import KeysAndValues
@@ -23,14 +24,13 @@ WORTH = 0.25
 """Least share of the tokens that heads of their own must save, since they are one more forward."""
 
 
-@dataclass(frozen=True)
-class Prefilled:
+class Prefilled(NamedTuple):
     """Keys and values of texts, and the logits of what follows them."""
 
     layers: list[KeysAndValues]
-    mask: torch.Tensor
+    mask: Tensor
     """Tokens apart from padding, shape (different texts, columns); every row ends with the last column."""
-    logits: torch.Tensor
+    logits: Tensor
     """Logits of the token after each text, shape (different texts, vocabulary)."""
     source: list[int]
     """Row of these tensors that holds each text of the call."""
@@ -51,7 +51,7 @@ def prefill(
 
 def _filled(
     model: PreTrainedModel, texts: Sequence[TokenIds], jobs: Sequence[Hashable], may_split: bool
-) -> tuple[DynamicCache, torch.Tensor, torch.Tensor]:
+) -> tuple[DynamicCache, Tensor, Tensor]:
     """Return the cache of texts, its mask and the logits after each, as in `Prefilled`."""
     sizes = head_sizes(texts, jobs) if may_split else [0] * len(texts)
     cache = DynamicCache()
@@ -109,7 +109,7 @@ def _common(texts: Sequence[TokenIds]) -> int:
     return int(differ.argmax()) if differ.any() else least
 
 
-def padded(texts: Sequence[TokenIds], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def padded(texts: Sequence[TokenIds], device: torch.device) -> tuple[Tensor, Tensor]:
     """Return token ids and mask of texts, padded on the left, shape (texts, longest)."""
     longest = max(text.size for text in texts)
     ids = np.zeros((len(texts), longest), dtype=np.int64)
@@ -122,11 +122,11 @@ def padded(texts: Sequence[TokenIds], device: torch.device) -> tuple[torch.Tenso
 
 def _forward(
     model: PreTrainedModel,
-    ids: torch.Tensor,
-    mask: torch.Tensor,
-    positions: torch.Tensor,
+    ids: Tensor,
+    mask: Tensor,
+    positions: Tensor,
     cache: Cache,
-) -> torch.Tensor:
+) -> Tensor:
     output = model(
         input_ids=ids,
         attention_mask=mask,
@@ -137,5 +137,5 @@ def _forward(
         # a batched one, which is slower, and on CPUs with units for bfloat16 copies that layer once per row.
         logits_to_keep=torch.tensor([-1], device=ids.device),
     )
-    logits: torch.Tensor = output.logits[:, -1]
+    logits: Tensor = output.logits[:, -1]
     return logits

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from prefixrl.common.config.run import SPARE_COLUMNS
 
-KeysAndValues = tuple[torch.Tensor, torch.Tensor]
+KeysAndValues = tuple[Tensor, Tensor]
 """Keys and values of one layer, shape (rows, heads, columns, size of a head) each."""
 LEAST_COLUMNS = 64
 
@@ -44,12 +45,12 @@ class _Block(CacheLayerMixin):
         self._place = place
         self.tensors: KeysAndValues = (like[0][:0, :, :0], like[1][:0, :, :0])
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         raise AssertionError("rows join before they are decoded")
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         rows = self._place.rows
         low = self._place.low
         at = self._place.at
@@ -82,14 +83,10 @@ class RowCache(Cache):
     def clear(self) -> None:
         """Let all rows leave."""
         place = self._place
-        place.rows = 0
-        place.low = 0
-        place.at = 0
+        place.rows = place.low = place.at = 0
         place.starts.clear()
 
-    def join(
-        self, computed: Sequence[KeysAndValues], mask: torch.Tensor, source: Sequence[int]
-    ) -> None:
+    def join(self, computed: Sequence[KeysAndValues], mask: Tensor, source: Sequence[int]) -> None:
         """Append rows, the i-th being row `source[i]` of a forward, whose `mask` tells text from padding."""
         place = self._place
         width = mask.shape[1]
@@ -110,7 +107,7 @@ class RowCache(Cache):
         place.starts += [begin + padding[each] for each in source]
         place.rows, place.low = after, min(place.starts)
 
-    def begin_step(self) -> torch.Tensor:
+    def begin_step(self) -> Tensor:
         """Open a column for one more token of every row; return the mask of its forward."""
         place = self._place
         self._make_room(place.rows, 0)
@@ -129,12 +126,7 @@ class RowCache(Cache):
         first = place.rows
         after = place.rows + len(source)
         self._make_room(after, 0)
-        index = torch.tensor(source, device=self._mask.device)
-        used = slice(place.low, place.at)
-        for block in self._blocks:
-            for stored in block.tensors:
-                stored[first:after, :, used] = stored[index, :, used]
-        self._mask[first:after] = self._mask[index]
+        self._copy(slice(first, after), torch.tensor(source, device=self._mask.device))
         place.starts += [place.starts[each] for each in source]
         place.rows = after
 
@@ -147,16 +139,20 @@ class RowCache(Cache):
         moved = list(zip(holes, movers, strict=True))
         if moved:
             into, row = torch.tensor(moved, device=self._mask.device).T
-            used = slice(place.low, place.at)
-            for block in self._blocks:
-                for stored in block.tensors:
-                    stored[into, :, used] = stored[row, :, used]
-            self._mask[into] = self._mask[row]
+            self._copy(into, row)
             for hole, mover in moved:
                 place.starts[hole] = place.starts[mover]
         del place.starts[remaining:]
         place.rows, place.low = remaining, min(place.starts, default=place.at)
         return moved
+
+    def _copy(self, into: slice | Tensor, source: Tensor) -> None:
+        """Copy some rows over others."""
+        used = slice(self._place.low, self._place.at)
+        for block in self._blocks:
+            for stored in block.tensors:
+                stored[into, :, used] = stored[source, :, used]
+        self._mask[into] = self._mask[source]
 
     def _make_room(self, rows: int, width: int) -> None:
         """Make room for this many rows, newcomers of `width` columns, and one column more."""
@@ -171,14 +167,16 @@ class RowCache(Cache):
         wide = max(LEAST_COLUMNS, columns + int(SPARE_COLUMNS * columns) + 1)
         old = slice(place.low, place.at)
         new = slice(columns - (place.at - place.low), columns)
+
+        def widened(stored: Tensor) -> Tensor:
+            # Zeros, since what is masked is multiplied by 0, and what memory holds may be no number.
+            more = stored.new_zeros(tall, stored.shape[1], wide, stored.shape[3])
+            more[: place.rows, :, new] = stored[: place.rows, :, old]
+            return more
+
         for block in self._blocks:
             keys, values = block.tensors
-            # Zeros, since what is masked is multiplied by 0, and what memory holds may be no number.
-            more_keys = keys.new_zeros(tall, keys.shape[1], wide, keys.shape[3])
-            more_values = values.new_zeros(tall, values.shape[1], wide, values.shape[3])
-            more_keys[: place.rows, :, new] = keys[: place.rows, :, old]
-            more_values[: place.rows, :, new] = values[: place.rows, :, old]
-            block.tensors = more_keys, more_values
+            block.tensors = widened(keys), widened(values)
         mask = self._mask.new_zeros(tall, wide)
         mask[: place.rows, new] = self._mask[: place.rows, old]
         self._mask = mask

@@ -19,13 +19,12 @@ from prefixrl.common.wire.messages.fields import MOST_ROWS
 from prefixrl.common.wire.messages.groups import Finish, Sampling
 from prefixrl.common.wire.messages.weights import EngineChecksum
 from prefixrl.common.wire.messages.worker import ModelDigests, Ready, Usage
+from prefixrl.common.wire.packing import Logprobs as Logprobs
 from prefixrl.common.wire.packing import ProbeRow
+from prefixrl.common.wire.packing import TokenIds as TokenIds
 
 if TYPE_CHECKING:
     import torch
-
-TokenIds = NDArray[np.int32]
-Logprobs = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Continuation:
     """Continuation of a row: ids as drawn, their logprobs when sampled, and its end."""
 
     tokens: TokenIds
-    logprobs: NDArray[np.float32]
+    logprobs: Logprobs
     """Empty for scorers, which do not read them."""
     finish: Finish
     spans: tuple[tuple[int, int], ...]
@@ -97,7 +96,7 @@ class Engine:
     def __init__(self) -> None:
         self._open: dict[str, OpenJob] = {}
         """Jobs in the order in which they came."""
-        self._queue: deque[Any] = deque()
+        self._queue = deque[Any]()
         """Rows that wait for a seat, each with the `entry` of its job."""
         self.progress = 0
         self.tokens = 0
@@ -160,6 +159,9 @@ class Engine:
 class AdapterEngine(Engine):
     """An engine of a rollout: its weights can be replaced, and it scores given text."""
 
+    _digest = ""
+    """Digest of the version installed last, for an engine that holds weights as they are published."""
+
     @abstractmethod
     def install(self, snapshot: Snapshot) -> None:
         """Replace all weights, for running jobs too; ValueError, changing nothing, unless they fit."""
@@ -173,12 +175,16 @@ class AdapterEngine(Engine):
         return digest_of(self.weights())
 
     @abstractmethod
-    def score(self, rows: Sequence[ProbeRow]) -> NDArray[np.float32]:
+    def score(self, rows: Sequence[ProbeRow]) -> Logprobs:
         """Return the logprobs of the scored tokens of a probe, at temperature 1, end to end."""
 
-    @abstractmethod
     def checksum(self) -> EngineChecksum:
-        """Return a checksum of the weights that it computes with; slow, so only where it is needed."""
+        """Return a checksum of the weights that it computes with; slow, so only where it is needed.
+
+        It is their digest where they stand in memory as they are published.
+        """
+        digest = self.digest()
+        return EngineChecksum(digest, "snapshot" if digest == self._digest else "other")
 
 
 def room_of(seats: int) -> int:
@@ -226,7 +232,7 @@ def spans_of(versions: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 
 def score_rows(
-    logprobs: Callable[[TokenIds, float], NDArray[np.float32]], rows: Sequence[ProbeRow]
+    logprobs: Callable[[TokenIds, float], Logprobs], rows: Sequence[ProbeRow]
 ) -> Logprobs:
     """Return the logprobs of a probe, row by row, from those of whole texts."""
     scored = [logprobs(np.concatenate(row), 1.0)[max(0, row[0].size - 1) :] for row in rows]
@@ -236,8 +242,3 @@ def score_rows(
 def digest_of(tensors: "Mapping[str, torch.Tensor]") -> str:
     """Return the digest of weights, on whatever device, as the learner would publish them."""
     return describe(0, {name: tensor.cpu() for name, tensor in tensors.items()}).digest
-
-
-def own_checksum(digest: str, published: str) -> EngineChecksum:
-    """Return the checksum of weights that are held as they are published, by both digests."""
-    return EngineChecksum(digest, "snapshot" if digest == published else "other")

@@ -33,7 +33,7 @@ class RowJobs(Engine):
     def __init__(self) -> None:
         super().__init__()
         self._futures: dict[str, Future[JobResult]] = {}
-        self._finished: queue.SimpleQueue[tuple[str, Future[JobResult]]] = queue.SimpleQueue()
+        self._finished = queue.SimpleQueue[tuple[str, Future[JobResult]]]()
 
     def offer(self, seats: int) -> None:
         """Set the number of rows that are written at once."""

@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from prefixrl.common.config.workers.vllm import MOST_MASKED
 from prefixrl.common.engines.interface.base import (
@@ -49,7 +48,7 @@ from prefixrl.common.seeds import row_seed
 from prefixrl.common.weights.low_rank import AdapterFolders, are_low_rank, pairs
 from prefixrl.common.weights.snapshot import Snapshot
 from prefixrl.common.wire.messages.weights import EngineChecksum
-from prefixrl.common.wire.packing import ProbeRow
+from prefixrl.common.wire.packing import Logprobs, ProbeRow
 
 log = logging.getLogger(__name__)
 
@@ -246,12 +245,12 @@ class VllmEngine(RowJobs, AdapterEngine):
         self._own = {name: tensor.to("meta") for name, tensor in tensors.items()}
         return tensors
 
-    def score(self, rows: Sequence[ProbeRow]) -> NDArray[np.float32]:
+    def score(self, rows: Sequence[ProbeRow]) -> Logprobs:
         """Return the logprobs of the scored tokens of a probe, at temperature 1, end to end."""
         # A row is one forward: vLLM's prompt logprobs are at temperature 1 whatever is sampled at.
         return self._call(self._score(rows), CONTROL_S, "score a probe")
 
-    async def _score(self, rows: Sequence[ProbeRow]) -> NDArray[np.float32]:
+    async def _score(self, rows: Sequence[ProbeRow]) -> Logprobs:
         from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
 

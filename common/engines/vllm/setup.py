@@ -47,7 +47,7 @@ class VllmSetup:
 
 def resolve(model: str, role: str, config: RunConfig) -> VllmSetup:
     """Return the setup of a role's engine; UserError or DataError where vLLM cannot start it."""
-    section = config.rollout if role == "rollout" else config.scorer
+    section = config.engine_section(role)
     if section.temperature > MOST_TEMPERATURE:
         raise UserError(
             f"{role}.temperature = {section.temperature:g}: vLLM samples at {MOST_TEMPERATURE:g} at most; lower it, or "

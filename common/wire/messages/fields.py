@@ -35,9 +35,10 @@ def encodable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def cut_text(text: str, most: int = MOST_TEXT_CHARS) -> str:
+def cut_text(text: str) -> str:
     """Return a text short enough to be sent as `Text`, in characters that can be encoded."""
-    return encodable(text if len(text) <= most else text[: most - 4] + " ...")
+    cut = text if len(text) <= MOST_TEXT_CHARS else text[: MOST_TEXT_CHARS - 4] + " ..."
+    return encodable(cut)
 
 
 def common_fields(kind: type[msgspec.Struct], *sources: object) -> dict[str, Any]:

@@ -16,7 +16,19 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from prefixrl.common.wire.messages import fields
+from prefixrl.common.wire.messages.fields import (
+    MOST_LEASES_LISTED,
+    MOST_SAMPLES,
+    Count,
+    Leased,
+    Message,
+    Name,
+    Part,
+    Role,
+    Seconds,
+    Text,
+    Version,
+)
 from prefixrl.common.wire.messages.groups import (
     GroupPrefixes,
     GroupTask,
@@ -27,55 +39,55 @@ from prefixrl.common.wire.messages.groups import (
 from prefixrl.common.wire.messages.weights import EngineChecksum, PreviousProof, Proof, WeightsNote
 
 
-class ModelDigests(fields.Part, frozen=True):
+class ModelDigests(Part, frozen=True):
     """Digests of what a worker loaded; a worker that differs from its role is refused."""
 
-    model: fields.Name
-    tokenizer: fields.Name
-    chat_template: fields.Name
-    reward_function: fields.Name = ""
+    model: Name
+    tokenizer: Name
+    chat_template: Name
+    reward_function: Name = ""
     """Digest of the file of `reward.function`; "" without one and for rollouts."""
-    process_model: fields.Name = ""
+    process_model: Name = ""
     """Digest of the model of `scorer.prm`; "" without one and for rollouts."""
 
 
-class Usage(fields.Part, frozen=True, kw_only=True):
+class Usage(Part, frozen=True, kw_only=True):
     """A scorer's use of its target's endpoint since its start; the endpoint counts the tokens."""
 
-    requests: fields.Count = 0
+    requests: Count = 0
     """Requests that were answered."""
-    prompt_tokens: fields.Count = 0
-    completion_tokens: fields.Count = 0
-    retries: fields.Count = 0
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+    retries: Count = 0
     """Requests that failed and were, or will be, made again."""
-    limited_s: fields.Seconds = 0.0
+    limited_s: Seconds = 0.0
     """Seconds in which some row waited for a rate limit."""
 
 
-class MemoryUse(fields.Part, frozen=True, kw_only=True):
+class MemoryUse(Part, frozen=True, kw_only=True):
     """The memory of a process, as Linux counts it."""
 
-    resident_bytes: fields.Count
-    own_bytes: fields.Count
+    resident_bytes: Count
+    own_bytes: Count
     """The part that no other process has."""
-    share_bytes: fields.Count
+    share_bytes: Count
     """Its own pages, and an equal part of pages that several processes share."""
 
 
-class Hello(fields.Message, frozen=True, kw_only=True):
+class Hello(Message, frozen=True, kw_only=True):
     """The first message of every connection, sent again when the broker answers Unknown."""
 
     protocol: int
-    role: fields.Role
-    incarnation: fields.Name
+    role: Role
+    incarnation: Name
     """Random per process: a restarted worker is another worker."""
-    host: fields.Name
-    pid: fields.Count
-    number: fields.Count | None = None
+    host: Name
+    pid: Count
+    number: Count | None = None
     """The number that a worker wants in its name: that of its starter, or of an earlier Welcome. None: any."""
 
 
-class Ready(fields.Message, frozen=True, kw_only=True):
+class Ready(Message, frozen=True, kw_only=True):
     """The model is loaded: how many rows it takes at once, and what exactly was loaded."""
 
     seats: int
@@ -85,11 +97,11 @@ class Ready(fields.Message, frozen=True, kw_only=True):
     takes_runs: bool
     """True if a task's groups share a forward, which then takes all seats; else it is given a group at a time."""
     digests: ModelDigests
-    version: fields.Version
+    version: Version
     """Installed version: 0 for the initial adapter, UNPROVED until a probe has passed and for scorers."""
-    weights_digest: fields.Name
-    engine: fields.Name
-    about: fields.Text = ""
+    weights_digest: Name
+    engine: Name
+    about: Text = ""
     """The engine's own choices, in words."""
 
 
@@ -97,71 +109,69 @@ Activity = Literal["loading", "waiting", "failing", "working"]
 """The work of a worker. waiting: for the endpoint of its model; failing: the user's reward function hangs or fails."""
 
 
-class Heartbeat(fields.Message, frozen=True, kw_only=True):
+class Heartbeat(Message, frozen=True, kw_only=True):
     """A sign of life, sent on a clock, with figures of the work loop: a hung loop shows."""
 
-    progress: fields.Count
+    progress: Count
     """Grows with every token, verification and loading step; for a limited time also while an endpoint is out."""
-    busy_row_s: fields.Seconds
+    busy_row_s: Seconds
     """Row-seconds in a seat since its start."""
-    leases: Annotated[tuple[fields.Name, ...], Meta(max_length=fields.MOST_LEASES_LISTED)]
-    state: fields.Text
+    leases: Annotated[tuple[Name, ...], Meta(max_length=MOST_LEASES_LISTED)]
+    state: Text
     """Details of the activity, for people."""
     activity: Activity = "working"
     usage: Usage | None = None
     """None unless the engine uses an endpoint."""
-    waiting_rows: fields.Count = 0
+    waiting_rows: Count = 0
     """Rows at the engine that wait for a seat."""
-    tokens: fields.Count = 0
+    tokens: Count = 0
     """Tokens that the engine has written."""
     memory: MemoryUse | None = None
     """None where the system does not tell."""
 
 
-class RowsLeft(fields.Message, frozen=True):
+class RowsLeft(Message, frozen=True):
     """The rows of open tasks that have not ended at the engine."""
 
-    tasks: Annotated[
-        tuple[tuple[fields.Name, fields.Count], ...], Meta(max_length=fields.MOST_LEASES_LISTED)
-    ]
+    tasks: Annotated[tuple[tuple[Name, Count], ...], Meta(max_length=MOST_LEASES_LISTED)]
     """Name and remaining rows of every task with rows that ended since the message before."""
 
 
-class Prefixes(fields.Leased, frozen=True, kw_only=True):
+class Prefixes(Leased, frozen=True, kw_only=True):
     """The result of a PrefixTask."""
 
     kind: TaskKind
-    version: fields.Version
+    version: Version
     """Version of the oldest token; the task's version where no group could be sampled."""
-    weights_digest: fields.Name
+    weights_digest: Name
     groups: tuple[GroupPrefixes, ...]
-    elapsed_s: fields.Seconds
+    elapsed_s: Seconds
 
 
-class Scores(fields.Leased, frozen=True):
+class Scores(Leased, frozen=True):
     """The result of a ScoreTask."""
 
     kind: TaskKind
     groups: tuple[ScoredGroup, ...]
 
 
-class Refused(fields.Leased, frozen=True):
+class Refused(Leased, frozen=True):
     """A lease that the worker hands back without a result (revoked, leaving, wrong version)."""
 
-    reason: fields.Text
+    reason: Text
 
 
-class Staged(fields.Message, frozen=True):
+class Staged(Message, frozen=True):
     """A rollout holds verified weights of this version in memory and asks to swap."""
 
-    version: fields.Version
+    version: Version
 
 
-class Installed(fields.Message, frozen=True):
+class Installed(Message, frozen=True):
     """A rollout installed a version and scored the probe with its engine."""
 
-    version: fields.Version
-    digest: fields.Name
+    version: Version
+    digest: Name
     probe_logprobs: bytes
     """float32, one per scored token of the probe."""
     before: PreviousProof | None = None
@@ -169,17 +179,17 @@ class Installed(fields.Message, frozen=True):
     checksum: EngineChecksum | None = None
 
 
-class Leaving(fields.Message, frozen=True):
+class Leaving(Message, frozen=True):
     """The worker takes no new task, finishes what it can of the open ones, then says Goodbye."""
 
 
-class Goodbye(fields.Message, frozen=True):
+class Goodbye(Message, frozen=True):
     """The peer leaves on purpose; its leases go back at once."""
 
-    reason: fields.Text
+    reason: Text
 
 
-class Welcome(fields.Message, frozen=True, kw_only=True):
+class Welcome(Message, frozen=True, kw_only=True):
     """The answer to a Hello; ranks and operators get it too."""
 
     protocol: int
@@ -192,35 +202,35 @@ class Welcome(fields.Message, frozen=True, kw_only=True):
     """Endpoint of the same server for workers of this user on its host, without encryption."""
 
 
-class Reject(fields.Message, frozen=True):
+class Reject(Message, frozen=True):
     """The peer must not work in this run; its process ends with this reason."""
 
     reason: str
 
 
-class Unknown(fields.Message, frozen=True):
+class Unknown(Message, frozen=True):
     """The broker does not know the sender, after a restart or a long silence: send Hello again."""
 
 
-class Beat(fields.Message, frozen=True):
+class Beat(Message, frozen=True):
     """The answer to a Heartbeat. It repeats the current state, so a lost one costs nothing."""
 
     latest: WeightsNote | None
     """Newest published version; None before the first publication."""
 
 
-class PrefixTask(fields.Leased, frozen=True, kw_only=True):
+class PrefixTask(Leased, frozen=True, kw_only=True):
     """A lease on groups to sample."""
 
     kind: TaskKind
     version: int
     """Version the worker must have installed; it refuses any other."""
     groups: tuple[GroupTask, ...]
-    rows_per_group: Annotated[int, Meta(ge=1, le=fields.MOST_SAMPLES)]
+    rows_per_group: Annotated[int, Meta(ge=1, le=MOST_SAMPLES)]
     sampling: Sampling
 
 
-class ScoreTask(fields.Leased, frozen=True, kw_only=True):
+class ScoreTask(Leased, frozen=True, kw_only=True):
     """A lease on sampled groups to judge."""
 
     kind: TaskKind
@@ -231,21 +241,21 @@ class ScoreTask(fields.Leased, frozen=True, kw_only=True):
     sampled_s: float
 
 
-class Revoke(fields.Leased, frozen=True):
+class Revoke(Leased, frozen=True):
     """A request to hand this lease back if it has not started."""
 
 
-class Ack(fields.Leased, frozen=True):
+class Ack(Leased, frozen=True):
     """The broker holds the result; the worker need not send it again."""
 
 
-class Swap(fields.Message, frozen=True):
+class Swap(Message, frozen=True):
     """The worker may install, and no lease (`in_flight`: of an evaluation) is open until it has."""
 
     version: int
 
 
-class Probed(fields.Message, frozen=True, kw_only=True):
+class Probed(Message, frozen=True, kw_only=True):
     """The broker's judgement of an `Installed`.
 
     proved: deliver. unclear: send the checksum of the weights. refused: fetch and install again.
@@ -260,11 +270,11 @@ class Probed(fields.Message, frozen=True, kw_only=True):
     failures: int = 0
 
 
-class Leave(fields.Message, frozen=True):
+class Leave(Message, frozen=True):
     """The operator wants this worker to leave; sent again until it says Leaving."""
 
 
-class Done(fields.Message, frozen=True):
+class Done(Message, frozen=True):
     """The run is over (or the operator ended it): the worker leaves with exit code 0."""
 
     reason: str

@@ -22,7 +22,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from prefixrl.common.config.algorithm import AdmissionRule
 from prefixrl.learner.broker.groups.window import Window
@@ -46,8 +46,7 @@ NEWEST_SHARE = 0.1
 Change = Literal["tightened", "restored"]
 
 
-@dataclass(frozen=True)
-class Supply:
+class Supply(NamedTuple):
     """The workers that are ready."""
 
     rollouts: int = 0
@@ -111,18 +110,19 @@ class Admission:
         under_way = _under_way(states)
         ahead = under_way - states.get("scoring", 0)
         lacking = self._room(version - completed, 0.0, accepted, under_way)
+        fewest = max(0, min(item_groups, lacking))
         if self._room(version - completed, self.cap, accepted, under_way) < item_groups:
-            return max(0, min(item_groups, lacking))
+            return fewest
         if not under_way and scored < self._window.batch_groups:
             return item_groups  # the learner will wait for groups that no worker has begun
         # The lead counts as of the newest version: a rollout that will install it soon has a batch less to begin.
         room = self.lead - self._window.batch_groups * (completed - version) - scored
-        if (
-            under_way + item_groups <= self._window.over_sampling * room
-            and ahead + item_groups <= self._most_ahead()
-        ):
-            return item_groups
-        return max(0, min(item_groups, lacking))
+        is_needed = under_way + item_groups <= self._window.over_sampling * room
+        times, slots = self.times, self.supply.scoring_slots
+        if slots and times.scoring_s:
+            items = slots * (AHEAD + times.sampling_s / times.scoring_s) + self.supply.rollouts
+            is_needed &= ahead + item_groups <= self._groups_per_item * items
+        return item_groups if is_needed else fewest
 
     def may_resample(self, version: int, completed: int) -> bool:
         """Return True if groups that have a place already may be sampled at this version."""
@@ -135,14 +135,6 @@ class Admission:
         """Return the room of a window that is `cap` groups wide instead of B S."""
         needed = max(0, math.floor(self._window.batch_groups * (newer + 1) + cap) - accepted)
         return math.ceil(self._window.over_sampling * needed) - under_way
-
-    def _most_ahead(self) -> float:
-        times, slots = self.times, self.supply.scoring_slots
-        if not slots or not times.scoring_s:
-            return math.inf
-        return self._groups_per_item * (
-            slots * (AHEAD + times.sampling_s / times.scoring_s) + self.supply.rollouts
-        )
 
     def finish_iteration(
         self, iteration_s: float, waited_s: float, states: Mapping[str, int], old_ess: float | None

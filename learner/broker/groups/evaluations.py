@@ -16,7 +16,7 @@ from prefixrl.common.seeds import derive
 from prefixrl.common.wire.messages.fields import UNPROVED, VERSIONS_KEPT
 from prefixrl.common.wire.messages.groups import GroupPrefixes, GroupTask, Row, ScoredGroup
 from prefixrl.common.wire.messages.learner import Evaluate, EvaluationProgress
-from prefixrl.common.wire.packing import pack_logprobs, token_ids
+from prefixrl.common.wire.packing import token_ids
 from prefixrl.learner.broker.groups.states import SampleItem, ScoreItem
 
 ROWS_PER_ITEM = 64
@@ -70,7 +70,7 @@ class EvaluationQueue:
         self._run_seed, self._attempts = run_seed, attempts
         self.runs: dict[str, EvaluationRun] = {}
         self._published: dict[int, str] = {}
-        self._forgotten: Counter[str] = Counter(asked=0, judged=0, failed=0)
+        self._forgotten = Counter[str](asked=0, judged=0, failed=0)
         self._next = 0
 
     def add(self, request: Evaluate) -> None:
@@ -93,10 +93,9 @@ class EvaluationQueue:
 
     def _given_prefix(self, run: EvaluationRun, seq: int) -> GroupPrefixes:
         tokens = run.request.prefix_tokens
-        logprobs = pack_logprobs([0.0] * len(token_ids(tokens)))
         row = Row(
             tokens=tokens,
-            logprobs=logprobs,
+            logprobs=bytes(len(tokens)),  # float32 zeros, as many as int32 ids
             finish="length",
             spans=(),
             text=run.request.prefix_text,
@@ -120,15 +119,13 @@ class EvaluationQueue:
             if run.finished
             else []
         )
-        judged, failed = len(run.results), len(run.failed)
-        causes = tuple((seq - run.first, cause) for seq, cause in run.failed.items())
         progress = EvaluationProgress(
             name=name,
             total=run.total,
-            judged=judged,
-            failed=failed,
+            judged=len(run.results),
+            failed=len(run.failed),
             unsampled=run.unsampled,
-            causes=causes,
+            causes=tuple((seq - run.first, cause) for seq, cause in run.failed.items()),
         )
         return progress, payload
 
@@ -174,7 +171,7 @@ class EvaluationQueue:
     def needs_version(self, version: int, digest: str) -> bool:
         """Return True if an evaluation has unleased groups to sample with these weights."""
         return self._is_meant(version, digest) and any(
-            item.version == version for run in self.runs.values() for item in run.to_sample
+            run.to_sample and run.request.version == version for run in self.runs.values()
         )
 
     def _is_meant(self, version: int, digest: str) -> bool:
@@ -203,7 +200,7 @@ class EvaluationQueue:
     def start_sampling(self, version: int, digest: str) -> SampleItem | None:
         """Return the next item for a rollout that has these weights."""
         for run in self.runs.values() if self._is_meant(version, digest) else ():
-            if run.to_sample and run.to_sample[0].version == version:
+            if run.to_sample and run.request.version == version:
                 return run.to_sample.pop(0)
         return None
 

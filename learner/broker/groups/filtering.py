@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from prefixrl.common.config.algorithm import is_within
 from prefixrl.common.wire.messages.groups import UNJUDGED, ScoredGroup, TextVerdict
@@ -53,8 +53,7 @@ class AccuracyFilter:
         return CUT[self.truncated]
 
 
-@dataclass(frozen=True)
-class Objection:
+class Objection(NamedTuple):
     """The reason why a scored group is not trained, and the state in which it ends."""
 
     state: Literal["failed", "filtered", "expired"]
@@ -84,12 +83,9 @@ def objection(group: ScoredGroup, band: AccuracyFilter | None) -> Objection | No
 def spare_cause(group: ScoredGroup, band: AccuracyFilter | None) -> str | None:
     """Return why a scored group is only a spare; None if it is trained or ends."""
     fault = objection(group, band) if band and band.fills else None
-    is_useful = (
-        fault is not None
-        and fault.state == "filtered"
-        and any(each.is_judged for each in group.verdicts)
-    )
-    return fault.cause if fault and is_useful else None
+    if fault is None or fault.state != "filtered":
+        return None
+    return fault.cause if any(each.is_judged for each in group.verdicts) else None
 
 
 @dataclass
@@ -133,7 +129,7 @@ class FailureShare:
     """Share of rows without sample or verdict, over the newest groups ended or accepted."""
 
     def __init__(self, groups: int, most: float) -> None:
-        self.newest: deque[float] = deque(maxlen=groups)
+        self.newest = deque[float](maxlen=groups)
         """Share of failed rows of each group."""
         self.most = most
         self._failing = 0
@@ -159,8 +155,7 @@ class FailureShare:
         return math.fsum(self.newest) / max(1, len(self.newest))
 
 
-@dataclass(frozen=True)
-class Starved:
+class Starved(NamedTuple):
     """The finding that there will be no next batch."""
 
     why: Literal["filter", "failures", "data"]

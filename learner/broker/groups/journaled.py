@@ -9,7 +9,17 @@ the records after it, hold the same.
 import copy
 from collections import deque
 
-from prefixrl.common.journal import records
+from prefixrl.common.journal.records import (
+    BatchFormed,
+    GroupEnded,
+    GroupIssued,
+    GroupScored,
+    GroupTotals,
+    LedgerState,
+    LiveGroup,
+    Record,
+    tally,
+)
 from prefixrl.learner.broker.groups.filtering import (
     AccuracyFilter,
     FailureShare,
@@ -36,7 +46,7 @@ class JournaledState:
         accuracy_filter: AccuracyFilter | None,
     ) -> None:
         self.window = window
-        self.counts = records.GroupTotals()
+        self.counts = GroupTotals()
         self.completed = 0
         """Number of iterations that every rank has finished; also the newest version."""
         self.batches: dict[int, tuple[int, ...]] = {}
@@ -47,7 +57,7 @@ class JournaledState:
         self._filter = accuracy_filter
         self._prompts = prompts
         self._live = LiveGroups()
-        self._requeued: deque[tuple[int, int]] = deque()
+        self._requeued = deque[tuple[int, int]]()
         self._next_seq = 0
         self._next_prompt = 0
 
@@ -60,7 +70,7 @@ class JournaledState:
                 f"iteration {iteration} cannot be trained: no batch of it was handed out"
             )
         for seq in self.batches.pop(iteration):
-            group = self._live.pop(seq)
+            group = self._live.take_out(seq)
             assert group.result is not None and group.version is not None, (
                 "what is trained was scored"
             )
@@ -68,17 +78,17 @@ class JournaledState:
             self.counts.note_trained(group.result, iteration - group.version, iteration)
         self.completed += 1
 
-    def apply(self, record: records.Record) -> None:
+    def apply(self, record: Record) -> None:
         """Apply one record."""
         match record:
-            case records.GroupIssued(seq, prompt, requeues):
+            case GroupIssued(seq, prompt, requeues):
                 if prompt < self._next_prompt:
                     self._requeued.remove((prompt, requeues))
                 self._live.add(Group(seq, prompt, requeues))
                 self._next_seq = max(self._next_seq, seq + 1)
                 self._next_prompt = max(self._next_prompt, prompt + 1)
                 self.counts.issued += 1
-            case records.GroupScored(scored):
+            case GroupScored(scored):
                 group = self._live[scored.prefixes.seq]
                 is_spare = spare_cause(scored, self._filter) is not None
                 self._live.move(group, "spare" if is_spare else "scored", scored.version)
@@ -90,19 +100,17 @@ class JournaledState:
                 )
                 if self.pass_rate:
                     self.pass_rate.count_groups(not is_spare)
-                    records.tally(
+                    tally(
                         self.counts.passed_by_source,
                         self._prompts.source(group.prompt),
                         int(not is_spare),
                     )
-            case records.BatchFormed(iteration, seqs):
+            case BatchFormed(iteration, seqs):
                 self.batches[iteration] = seqs
                 for seq in seqs:
                     self._live.move(self._live[seq], "batched", self._live[seq].version)
-            case records.GroupEnded(
-                seq=seq, state=state, cause=cause, requeued=requeued, faults=faults
-            ):
-                group = self._live.pop(seq)
+            case GroupEnded(seq=seq, state=state, cause=cause, requeued=requeued, faults=faults):
+                group = self._live.take_out(seq)
                 self.counts.note_ended(state, cause, faults)
                 if requeued:
                     self._requeued.append((group.prompt, group.requeues + (cause != SURPLUS)))
@@ -110,25 +118,23 @@ class JournaledState:
                     self.failures.count_groups(float(state != "filtered"))
                 if self.pass_rate and state == "filtered":
                     self.pass_rate.count_groups(*[False] * is_new)
-                    records.tally(
-                        self.counts.filtered_by_source, self._prompts.source(group.prompt)
-                    )
+                    tally(self.counts.filtered_by_source, self._prompts.source(group.prompt))
 
-    def state(self) -> records.LedgerState:
+    def state(self) -> LedgerState:
         """Return the state that the records give, without leases and queues."""
-        return records.LedgerState(
+        return LedgerState(
             completed=self.completed,
             next_seq=self._next_seq,
             next_prompt=self._next_prompt,
             requeued=tuple(self._requeued),
             batches=dict(self.batches),
-            live=tuple(map(_live_group, self._live)),
+            live=tuple(map(_live_group, self._live.values())),
             totals=copy.deepcopy(self.counts),
             failures=tuple(self.failures.newest),
             passed=tuple(self.pass_rate.newest) if self.pass_rate else (),
         )
 
-    def restore(self, state: records.LedgerState) -> None:
+    def restore(self, state: LedgerState) -> None:
         """Restore a state; call this before any record is applied."""
         assert not self.counts.issued, "a segment is restored first"
         self.completed, self.batches = state.completed, dict(state.batches)
@@ -152,10 +158,10 @@ class JournaledState:
             )
 
 
-def _live_group(group: Group) -> records.LiveGroup:
+def _live_group(group: Group) -> LiveGroup:
     # Leases and prefixes are lost with a broker: groups without scores are sampled again.
     match group.state:
         case "spare" | "scored" | "batched" as state:
-            return records.LiveGroup(group.seq, group.prompt, group.requeues, state, group.result)
+            return LiveGroup(group.seq, group.prompt, group.requeues, state, group.result)
         case _:
-            return records.LiveGroup(group.seq, group.prompt, group.requeues)
+            return LiveGroup(group.seq, group.prompt, group.requeues)

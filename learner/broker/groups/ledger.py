@@ -15,7 +15,7 @@ Every change that a restart must know is appended to `records`; the server write
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import Literal
 
@@ -28,10 +28,18 @@ from prefixrl.common.journal.records import (
     Record,
 )
 from prefixrl.common.wire.messages.groups import GroupPrefixes, ScoredGroup
-from prefixrl.learner.broker.groups import states as group_states
 from prefixrl.learner.broker.groups.admission import Admission
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter, Starved, objection, spare_cause
 from prefixrl.learner.broker.groups.journaled import SURPLUS, JournaledState
+from prefixrl.learner.broker.groups.states import (
+    UNVERIFIED,
+    Group,
+    LedgerLimits,
+    PromptSource,
+    SampleItem,
+    ScoreItem,
+    State,
+)
 from prefixrl.learner.broker.groups.window import Choice, NotYetChosen, Window, choose
 
 
@@ -41,8 +49,8 @@ class Ledger(JournaledState):
     def __init__(
         self,
         window: Window,
-        limits: group_states.LedgerLimits,
-        prompts: group_states.PromptSource,
+        limits: LedgerLimits,
+        prompts: PromptSource,
         accuracy_filter: AccuracyFilter | None = None,
         admission: Admission | None = None,
     ) -> None:
@@ -57,14 +65,12 @@ class Ledger(JournaledState):
         self.records: list[Record] = []
         self.newest_error = ""
         """Error of the newest row that could not be sampled or judged."""
-        self._resample: deque[tuple[int, ...]] = deque()
-        self._unscored_items: list[tuple[int, tuple[int, ...], int, group_states.ScoreItem]] = []
+        self._resample = deque[tuple[int, ...]]()
+        self._unscored_items: list[tuple[int, tuple[int, ...], int, ScoreItem]] = []
         """A heap: by version, then by groups."""
         self._queued = count()
 
-    def start_sampling(
-        self, version: int, most_groups: int | None = None
-    ) -> group_states.SampleItem | None:
+    def start_sampling(self, version: int, most_groups: int | None = None) -> SampleItem | None:
         """Return groups for a worker at `version`; None if window or data allow no group."""
         most_groups = most_groups or self.limits.groups_per_item
         while self._resample:
@@ -78,7 +84,7 @@ class Ledger(JournaledState):
     def _live_again(self, seqs: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(seq for seq in seqs if self._state(seq) == "queued")
 
-    def _resample_item(self, version: int, most_groups: int) -> group_states.SampleItem | None:
+    def _resample_item(self, version: int, most_groups: int) -> SampleItem | None:
         seqs = self._live_again(self._resample[0])
         if not self.admission.may_resample(version, self.completed):
             return None
@@ -123,10 +129,10 @@ class Ledger(JournaledState):
         self._append(GroupIssued(self._next_seq, prompt_index, requeues))
         return self._next_seq - 1
 
-    def _begin_sampling(self, seqs: tuple[int, ...], version: int) -> group_states.SampleItem:
+    def _begin_sampling(self, seqs: tuple[int, ...], version: int) -> SampleItem:
         for seq in seqs:
             self._live.move(self._live[seq], "sampling", version)
-        return group_states.SampleItem(seqs, version)
+        return SampleItem(seqs, version)
 
     def take_prefixes(
         self, groups: Sequence[GroupPrefixes], version: int, weights_digest: str, sampled_s: float
@@ -144,13 +150,13 @@ class Ledger(JournaledState):
                 self._live.move(self._live[group.seq], "sampled", version)
         if good := tuple(group for group in accepted if not group.error):
             self.admission.times.note_item("sampling_s", sampled_s)
-            self._queue_scoring(group_states.ScoreItem(good, version, weights_digest, sampled_s))
+            self._queue_scoring(ScoreItem(good, version, weights_digest, sampled_s))
         return [group.seq for group in accepted]
 
-    def _queue_scoring(self, item: group_states.ScoreItem) -> None:
+    def _queue_scoring(self, item: ScoreItem) -> None:
         heapq.heappush(self._unscored_items, (item.version, item.seqs, next(self._queued), item))
 
-    def start_scoring(self, most_groups: int | None = None) -> group_states.ScoreItem | None:
+    def start_scoring(self, most_groups: int | None = None) -> ScoreItem | None:
         """Return at most `most` sampled groups, earliest deadlines first, or None."""
         while self._unscored_items:
             item = heapq.heappop(self._unscored_items)[-1]
@@ -190,12 +196,11 @@ class Ledger(JournaledState):
         elif fault.state == "expired":
             self.expire(seq, fault.cause, faults)
         else:
-            self.newest_error = fault.cause if fault.state == "failed" else self.newest_error
+            if fault.state == "failed":
+                self.newest_error = fault.cause
             self.end(seq, fault.state, fault.cause, faults)
 
-    def _may_take(
-        self, group: GroupPrefixes, version: int, states: tuple[group_states.State, ...]
-    ) -> bool:
+    def _may_take(self, group: GroupPrefixes, version: int, states: tuple[State, ...]) -> bool:
         live = self._live.get(group.seq)
         if (
             not live
@@ -214,13 +219,11 @@ class Ledger(JournaledState):
 
     def _binding(self) -> Counter[int]:
         """Return the accepted groups by deadline; without over-sampling, all groups with a version."""
-        return self._due(
-            "scored", *(group_states.UNVERIFIED if self.window.over_sampling == 1 else ())
-        )
+        return self._due("scored", *(UNVERIFIED if self.window.over_sampling == 1 else ()))
 
-    def _due(self, *states: group_states.State) -> Counter[int]:
+    def _due(self, *states: State) -> Counter[int]:
         """Return the number of groups with a version in these states, by deadline."""
-        due: Counter[int] = Counter()
+        due = Counter[int]()
         for (state, version), groups in self._live.counts.items():
             if version is not None and state in states:
                 due[self.window.deadline(version)] += groups
@@ -231,9 +234,9 @@ class Ledger(JournaledState):
         """The first iteration without a batch."""
         return self.completed + len(self.batches)
 
-    def give_back(self, item: group_states.SampleItem | group_states.ScoreItem, died: bool) -> None:
+    def give_back(self, item: SampleItem | ScoreItem, died: bool) -> None:
         """Take back an item without a result; `died`: count the loss of its worker as an attempt."""
-        stage = "sampling" if isinstance(item, group_states.SampleItem) else "scoring"
+        stage = "sampling" if isinstance(item, SampleItem) else "scoring"
         survivors = []
         for seq in item.seqs:
             group = self._live.get(seq)
@@ -247,7 +250,7 @@ class Ledger(JournaledState):
             self._live.move(
                 group, *(("sampled", item.version) if stage == "scoring" else ("queued", None))
             )
-        if survivors and isinstance(item, group_states.ScoreItem):
+        if survivors and isinstance(item, ScoreItem):
             self._queue_scoring(item.only(survivors))
         elif survivors:
             self._resample.append(tuple(survivors))
@@ -255,27 +258,27 @@ class Ledger(JournaledState):
     def expire(self, seq: int, cause: str, faults: dict[str, int] | None = None) -> None:
         """End a group without a result; requeue its prompt, or fail it after the last requeue."""
         again = self._live[seq].requeues < self.limits.requeues
-        state: Literal["expired", "failed"] = "expired" if again else "failed"
-        self._append(
-            GroupEnded(seq=seq, state=state, cause=cause, requeued=again, faults=faults or {})
-        )
+        self.end(seq, "expired" if again else "failed", cause, faults, again)
 
     def end(
         self,
         seq: int,
-        state: Literal["filtered", "failed"],
+        state: Literal["filtered", "failed", "expired"],
         cause: str,
         faults: dict[str, int] | None = None,
+        requeued: bool = False,
     ) -> None:
-        """End a live group untrained, without requeueing its prompt."""
-        self._append(GroupEnded(seq=seq, state=state, cause=cause, faults=faults or {}))
+        """End a live group untrained; `requeued`: its prompt is issued again."""
+        self._append(
+            GroupEnded(seq=seq, state=state, cause=cause, requeued=requeued, faults=faults or {})
+        )
 
     def _end_surplus(self, is_filled: bool = False) -> None:
         """End the groups that fit no iteration after a group was accepted or a batch was chosen."""
         if self.window.over_sampling == 1:
             return  # everything live is binding, so everything live fits
         full = self.window.full_until(self._next_iteration, self._binding())
-        unscored = self._due(*group_states.UNVERIFIED, "spare")
+        unscored = self._due(*UNVERIFIED, "spare")
         # A group that is sampled again gets a later version. Only the end of the run can make it surplus.
         ends_queued = self.window.deadline(full + 1) <= full
         if not (is_filled or ends_queued or any(due <= full for due in unscored)):
@@ -286,13 +289,11 @@ class Ledger(JournaledState):
             if is_left or (not group.is_accepted and self.window.deadline(version) <= full):
                 self._drop(group)
 
-    def _drop(self, group: group_states.Group) -> None:
+    def _drop(self, group: Group) -> None:
         """End a surplus group: a spare as filtered, another group with its prompt requeued."""
         cause = spare_cause(group.result, self._filter) if group.result else None
         state: Literal["filtered", "expired"] = "filtered" if cause else "expired"
-        self._append(
-            GroupEnded(seq=group.seq, state=state, cause=cause or SURPLUS, requeued=not cause)
-        )
+        self.end(group.seq, state, cause or SURPLUS, requeued=not cause)
 
     def batch(self, iteration: int) -> Choice | NotYetChosen | Starved | None:
         """Return the groups of an iteration, the groups to wait for, or the reason to end; None: the run is over."""
@@ -324,11 +325,7 @@ class Ledger(JournaledState):
             return usable >= (
                 math.ceil(self.window.over_sampling * missing) if may_come else missing
             )
-        unscored = (
-            self._due(*group_states.UNVERIFIED)
-            if self.window.over_sampling == 1
-            else Counter[int]()
-        )
+        unscored = self._due(*UNVERIFIED) if self.window.over_sampling == 1 else Counter[int]()
         return (
             self.window.overfull(
                 iteration + 1, scored - self.window.smallest(scored, size) + unscored
@@ -369,9 +366,9 @@ class Ledger(JournaledState):
         """True while live groups may be trained; a run that was shortened, or filters, may leave some at its end."""
         return self.outstanding > 0 and not self._is_past_the_end(self.completed)
 
-    def live(self) -> Iterator[group_states.Group]:
+    def live(self) -> Iterable[Group]:
         """Return every live group."""
-        return iter(self._live)
+        return self._live.values()
 
     def states(self) -> dict[str, int]:
         """Return the number of live groups by state."""
@@ -381,7 +378,7 @@ class Ledger(JournaledState):
         """Return the position of a live group's prompt in the order of prompts."""
         return self._live[seq].prompt
 
-    def _state(self, seq: int) -> group_states.State | None:
+    def _state(self, seq: int) -> State | None:
         group = self._live.get(seq)
         return group.state if group else None
 
@@ -396,7 +393,7 @@ class Ledger(JournaledState):
         # A waiting group is in a queue, or it would wait for ever.
         to_sample = {seq for seqs in self._resample for seq in seqs}
         to_score = {seq for *_, item in self._unscored_items for seq in item.seqs}
-        assert self._live.counts == Counter((group.state, group.version) for group in self._live)
+        assert self._live.counts == Counter((group.state, group.version) for group in self.live())
         for group in self.live():
             assert group.state != "queued" or group.seq in to_sample
             assert group.state != "sampled" or group.seq in to_score
@@ -423,7 +420,7 @@ class Ledger(JournaledState):
             while self.completed < completed and self.completed in self.batches:
                 self.trained(self.completed)
         self._end_unfit()
-        waiting = [group.seq for group in self._live if group.state == "queued"]
+        waiting = [group.seq for group in self.live() if group.state == "queued"]
         size = self.limits.groups_per_item
         self._resample.extend(
             tuple(waiting[start : start + size]) for start in range(0, len(waiting), size)
@@ -438,7 +435,7 @@ class Ledger(JournaledState):
         are_all_binding = self.window.over_sampling == 1
         binding = [
             each
-            for each in self._live
+            for each in self.live()
             if each.state == "scored" or (are_all_binding and not each.is_accepted)
         ]
         for group in sorted(binding, key=lambda each: (each.state != "scored", each.seq))[room:]:

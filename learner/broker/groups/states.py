@@ -1,7 +1,7 @@
 """Plain values of a ledger: groups, work items, order of prompts."""
 
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -44,36 +44,22 @@ class Group:
         return self.state in ACCEPTED
 
 
-class LiveGroups:
+class LiveGroups(dict[int, Group]):
     """Live groups by sequence number, counted by state and version as these change."""
 
     def __init__(self) -> None:
-        self._groups: dict[int, Group] = {}
-        self.counts: Counter[tuple[State, int | None]] = Counter()
+        self.counts = Counter[tuple[State, int | None]]()
         """Number of groups by state and version; no entry is 0."""
-
-    def __len__(self) -> int:
-        return len(self._groups)
-
-    def __iter__(self) -> Iterator[Group]:
-        return iter(self._groups.values())
-
-    def __getitem__(self, seq: int) -> Group:
-        return self._groups[seq]
-
-    def get(self, seq: int) -> Group | None:
-        """Return a group, None where it is not live."""
-        return self._groups.get(seq)
 
     def add(self, group: Group) -> None:
         """Take a new group."""
-        assert group.seq not in self._groups
-        self._groups[group.seq] = group
+        assert group.seq not in self
+        self[group.seq] = group
         self._count(group, 1)
 
-    def pop(self, seq: int) -> Group:
-        """Take a group out."""
-        group = self._groups.pop(seq)
+    def take_out(self, seq: int) -> Group:
+        """Take a group out, and return it."""
+        group = self.pop(seq)
         self._count(group, -1)
         return group
 
@@ -85,9 +71,8 @@ class LiveGroups:
 
     def _count(self, group: Group, change: int) -> None:
         key = group.state, group.version
-        if total := self.counts.get(key, 0) + change:
-            self.counts[key] = total
-        else:
+        self.counts[key] += change
+        if not self.counts[key]:
             del self.counts[key]
 
     def states(self) -> dict[str, int]:
@@ -104,10 +89,6 @@ class SampleItem:
 
     seqs: tuple[int, ...]
     version: int
-
-    def only(self, seqs: Container[int]) -> "SampleItem":
-        """Return the part with these groups."""
-        return replace(self, seqs=tuple(seq for seq in self.seqs if seq in seqs))
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from prefixrl.learner.broker.groups.states import Group
 
@@ -83,7 +84,7 @@ class Window:
     @staticmethod
     def smallest(deadlines: Counter[int], size: int) -> Counter[int]:
         """Return the `size` smallest deadlines, or all if there are fewer."""
-        smallest: Counter[int] = Counter()
+        smallest = Counter[int]()
         for due in sorted(deadlines):
             smallest[due] = min(deadlines[due], size - smallest.total())
         return smallest
@@ -119,15 +120,13 @@ def _due_by(deadlines: Deadlines) -> Iterator[tuple[int, int]]:
             yield due, total
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """Groups of one iteration, in training order (deadline, then sequence number)."""
 
     seqs: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class NotYetChosen:
+class NotYetChosen(NamedTuple):
     """Groups that must be scored before a choice is allowed; empty: too few groups exist."""
 
     for_seqs: tuple[int, ...]
@@ -137,8 +136,8 @@ def choose(
     window: Window,
     iteration: int,
     size: int,
-    scored: Sequence[tuple[int, int]],
-    unscored: Sequence[tuple[int, int]],
+    scored: Sequence[Entry],
+    unscored: Sequence[Entry],
 ) -> Choice | NotYetChosen:
     """Choose the batch of `iteration`, or what to wait for.
 

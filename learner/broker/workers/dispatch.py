@@ -5,7 +5,7 @@ Pure: time is passed in, messages to send are collected in the outbox, records i
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -87,8 +87,8 @@ class Dispatcher:
             "scorer": self._scoring_work(rows, "train", self._sampling[1]),
         }
         self.outbox = Outbox()
-        self.losses: Counter[str] = Counter()
-        self.completions: Counter[str] = Counter(judged=0, cached=0)
+        self.losses = Counter[str]()
+        self.completions = Counter[str](judged=0, cached=0)
         self.last_event, self.event_s = "", -math.inf
         self.stages = StageClock()
 
@@ -132,18 +132,18 @@ class Dispatcher:
             kind = "train"
             rows = self._config.algorithm.samples_per_prompt
             sampling = self._sampling[0]
-            prompts = (
-                (seq, self._prompts.prompt(self.ledger.prompt_index(seq))) for seq in item.seqs
-            )
             groups = tuple(
-                GroupTask(seq, prompt, derive(self._config.seed, "group", seq))
-                for seq, prompt in prompts
+                GroupTask(
+                    seq,
+                    self._prompts.prompt(self.ledger.prompt_index(seq)),
+                    derive(self._config.seed, "group", seq),
+                )
+                for seq in item.seqs
             )
-        version = item.version
         task = PrefixTask(
             task="",
             kind=kind,
-            version=version,
+            version=item.version,
             groups=groups,
             rows_per_group=rows,
             sampling=sampling,
@@ -422,8 +422,8 @@ class StageClock:
         """Return the seconds a scored group waited for a scorer and, until now, for its iteration."""
         return self._queued_s.get(seq, 0.0), now_s - self._since_s.get(seq, now_s)
 
-    def forget_all_but(self, live: Container[int]) -> None:
+    def forget_all_but(self, live: set[int]) -> None:
         """Drop the times of groups that ended."""
         for times in (self._since_s, self._queued_s):
-            for seq in [seq for seq in times if seq not in live]:
+            for seq in times.keys() - live:
                 del times[seq]

@@ -9,8 +9,7 @@ Where the change is too small beside the noise of either, the checksum of the en
 """
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +30,7 @@ TIMES_CALIBRATED = 3.0
 CHECKSUMS_KEPT = 64
 
 
-@dataclass(frozen=True)
-class Slope:
+class Slope(NamedTuple):
     """The engine's change of logprobs in units of the learner's."""
 
     value: float
@@ -55,8 +53,7 @@ class Slope:
         return "proved" if abs(self.value - 1.0) <= margin else "refused"
 
 
-@dataclass(frozen=True)
-class ProbeVerdict:
+class ProbeVerdict(NamedTuple):
     """The verdict of the logprobs alone about an installation."""
 
     outcome: Outcome
@@ -111,18 +108,14 @@ def judge(
     engine: Logprobs, learner: Logprobs, before: tuple[Logprobs, Logprobs] | None, tolerance: float
 ) -> ProbeVerdict:
     """Judge an installation; `before` holds both logprobs of the version that the engine proved last."""
-    distance = mismatch(engine, learner)
-    if not math.isfinite(distance):
-        return ProbeVerdict("refused", distance, tolerance, None)
-    if before is None:
-        return ProbeVerdict(
-            "unclear" if distance <= tolerance else "refused", distance, tolerance, None
-        )
-    limit = max(tolerance, TIMES_CALIBRATED * mismatch(*before))
-    engine_before, learner_before = (each.astype(np.float64) for each in before)
-    fit = slope(engine - engine_before, learner - learner_before, engine_before - learner_before)
-    if fit.outcome != "unclear":
-        return ProbeVerdict(fit.outcome, distance, limit, fit)
+    distance, limit, fit = mismatch(engine, learner), tolerance, None
+    if before is not None and math.isfinite(distance):
+        limit = max(tolerance, TIMES_CALIBRATED * mismatch(*before))
+        was_engine, was_learner = (each.astype(np.float64) for each in before)
+        fit = slope(engine - was_engine, learner - was_learner, was_engine - was_learner)
+        if fit.outcome != "unclear":
+            return ProbeVerdict(fit.outcome, distance, limit, fit)
+    # A distance that is no number is not within the limit.
     return ProbeVerdict("unclear" if distance <= limit else "refused", distance, limit, fit)
 
 

@@ -42,8 +42,8 @@ class Registry:
         role = hello.role
         assert role == "rollout" or role == "scorer"
         name = f"{role}-{hello.number}"
-        if hello.number is None or name in {worker.name for worker in self.by_identity.values()}:
-            names = {worker.name for worker in self.by_identity.values()}
+        names = {worker.name for worker in self.by_identity.values()}
+        if hello.number is None or name in names:
             while (name := f"{role}-{self._numbers[role]}") in names:
                 self._numbers[role] += 1
             self._numbers[role] += 1
@@ -68,13 +68,11 @@ class Registry:
     def predecessor(self, hello: Hello, now_s: float) -> Worker | None:
         """Return the silent worker on the same host whose name a new worker asks for."""
         name = f"{hello.role}-{hello.number}"
-        namesakes = (
-            each
-            for each in self.by_identity.values()
-            if each.name == name and each.host == hello.host
-        )
-        silent = (each for each in namesakes if now_s - each.heard_s > each.beat_s)
-        return next((each for each in silent if each.pid != hello.pid), None)
+        for worker in self.by_identity.values():
+            is_namesake = worker.name == name and worker.host == hello.host
+            if is_namesake and worker.pid != hello.pid and now_s - worker.heard_s > worker.beat_s:
+                return worker
+        return None
 
     def drain(self, name: str) -> Worker:
         """Give a worker no new task until it leaves; ValueError if no worker has that name."""

@@ -76,20 +76,18 @@ class Lease:
     """Total absence of its worker until then."""
 
 
-PLACING = frozenset(
-    (
-        "phase",
-        "seats",
-        "room",
-        "takes_runs",
-        "version",
-        "weights_digest",
-        "rows",
-        "open_rows",
-        "tasks_done",
-        "is_leaving",
-    )
-)
+PLACING = {
+    "phase",
+    "seats",
+    "room",
+    "takes_runs",
+    "version",
+    "weights_digest",
+    "rows",
+    "open_rows",
+    "tasks_done",
+    "is_leaving",
+}
 """Attributes of a worker that decide its place in the order of tasks."""
 
 
@@ -312,10 +310,10 @@ class Worker:
         # A Ready may be on its way behind the first heartbeat that was sent after it.
         if self.without_ready_s is None:
             self.without_ready_s = now_s
-        if now_s - self.without_ready_s <= READY_S:
-            return False
-        self.without_ready_s = now_s
-        return True
+        is_lost = now_s - self.without_ready_s > READY_S
+        if is_lost:
+            self.without_ready_s = now_s
+        return is_lost
 
     @property
     def busy_fraction(self) -> float | None:

@@ -78,7 +78,7 @@ def _of_scalar(info: inspect.Type) -> st.SearchStrategy[Any]:
 
 
 def decode(link: str, data: bytes) -> object:
-    return _decode(decoders[link], [data], b"peer")
+    return _decode(decoders[link], data, b"peer")
 
 
 @pytest.mark.parametrize(("link", "kind"), TYPES, ids=[kind.__name__ for _, kind in TYPES])

@@ -7,13 +7,12 @@ import msgspec
 import pytest
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.run.documents import MetricsLine
+from prefixrl.common.run.documents import MetricsLine, newest_metrics
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.messages.learner import Batch
 from prefixrl.deploy.runs import report
 from prefixrl.deploy.view import live_view
 from prefixrl.deploy.view.live_view import View
-from prefixrl.deploy.view.run_state import newest_lines
 from prefixrl.learner.run.metrics import MetricsLog, Times
 from prefixrl.learner.training.figures import IterationMetrics
 from support.fakes import document, run_on_disk, serving, worker_status
@@ -125,8 +124,8 @@ def test_a_line_that_is_being_written_is_not_read_yet(tmp_path: Path) -> None:
     )
     whole = (tmp_path / "metrics.jsonl").read_bytes()
     (tmp_path / "metrics.jsonl").write_bytes(whole + whole[:30])
-    assert [line.iteration for line in newest_lines(tmp_path, 5)] == [0]
+    assert [line.iteration for line in newest_metrics(tmp_path, 5)] == [0]
     summary, lines = report.read(tmp_path)
     assert summary is None and [line.iteration for line in lines] == [0]
     (tmp_path / "metrics.jsonl").write_bytes(whole[:30])
-    assert newest_lines(tmp_path, 1) == [] and report.read(tmp_path) == (None, [])
+    assert newest_metrics(tmp_path, 1) == [] and report.read(tmp_path) == (None, [])

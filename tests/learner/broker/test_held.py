@@ -87,7 +87,7 @@ class Learner:
         self._fake.turn()
         self._say(f"leaver{iteration}", worker.Goodbye("it leaves its tasks"))
         cause = f"a length of {iteration}"
-        self.broker.ledger.expire(next(self.broker.ledger.live()).seq, cause, {cause: 1})
+        self.broker.ledger.expire(next(iter(self.broker.ledger.live())).seq, cause, {cause: 1})
         workers: tuple[Role, ...] = ("rollout", "scorer")
         for role in workers:
             self._join(f"{role}{iteration}", role)

@@ -117,7 +117,7 @@ class FuzzedBroker:
         if role not in self._honest and (valid is None or self._draw.random() > VALID_SHARE):
             raw = self._mutator.changed(raw)
         try:
-            message = cast(ToBroker, _decode(self._decoder, [raw], peer))
+            message = cast(ToBroker, _decode(self._decoder, raw, peer))
         except Malformed:
             self.counts["malformed"] += 1
             return
@@ -176,4 +176,5 @@ class FuzzedBroker:
         broker._write_records(now_s)
         for message, _ in answers.values():
             self.counts[f"answered {type(message).__name__}"] += 1
-        broker._send_after_sync()
+        for outgoing in broker.outbox.after_sync():
+            broker._send(*outgoing)

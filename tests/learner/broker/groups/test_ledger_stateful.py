@@ -303,11 +303,12 @@ class FilteredUncounted(Ledger):
     def end(
         self,
         seq: int,
-        state: Literal["filtered", "failed"],
+        state: Literal["filtered", "failed", "expired"],
         cause: str,
         faults: dict[str, int] | None = None,
+        requeued: bool = False,
     ) -> None:
-        super().end(seq, state, cause, faults)
+        super().end(seq, state, cause, faults, requeued)
         self.counts.filtered -= state == "filtered"
 
 

@@ -46,7 +46,7 @@ def normalised() -> tuple[Tensor, Tensor]:
 def returns(form: Any, gamma: float) -> Rows:
     rewards, mask = normalised()
     result = implicit.row_baselines(implicit.row_means(rewards, mask).tolist(), [0, 0, 0], form)
-    offsets, scales = (torch.tensor(each)[:, None] for each in (result.offsets, result.scales))
+    offsets, scales = torch.tensor(result).T[..., None]
     less = torch.where(mask, (rewards - offsets) * scales, 0.0)
     return unpadded(gae(less, torch.zeros_like(less), mask, gamma, 1.0)[0], mask)
 
@@ -153,7 +153,7 @@ def test_baselines_are_those_of_loops_over_rows_and_tokens(
         twin = [less_baseline(each, mine, others, form, 0.5) for each in row]
         own = rewards[index][counted[index]].tolist()
         assert [
-            (each - actual.offsets[index]) * actual.scales[index] for each in own
+            (each - actual[index].offset) * actual[index].scale for each in own
         ] == pytest.approx(twin, abs=1e-9)
 
 
@@ -168,9 +168,7 @@ def test_the_code_form_adds_a_term_that_sums_to_zero_over_each_row(given_rows: A
         if count == 1:
             continue
         for each in row:
-            extra = (each - code.offsets[index]) * code.scales[index] - (
-                each - paper.offsets[index]
-            )
+            extra = (each - code[index].offset) * code[index].scale - (each - paper[index].offset)
             assert extra == pytest.approx((each - means[index]) / (count - 1), abs=1e-9)
 
 

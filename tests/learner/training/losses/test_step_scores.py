@@ -39,7 +39,7 @@ def less_baselines(rows: Rows, groups: list[int], form: Any, floor: float = 0.0)
     moments = [StepMoments(*step_moments([(0, each) for each in row])) for row in rows]
     result = step_baselines(moments, groups, form, floor)
     return [
-        [(each - result.offsets[index]) * result.scales[index] for each in row]
+        [(each - result[index].offset) * result[index].scale for each in row]
         for index, row in enumerate(rows)
     ]
 
