@@ -119,8 +119,9 @@ def build(out: Path, steps: int, seed: int) -> None:
     words, pieces = make_tokenizer(("advice", *ADVICE)), piece_tokenizer()
     for name, shape, tokenizer, lessons, its_steps in (
         ("target", TARGET, words, questions_of_target, steps),
-        ("adapter", ADAPTER, words, questions_of_adapter, 2 * steps),
-        ("other_target", OTHER_TARGET, pieces, questions_of_target, steps),
+        ("adapter", ADAPTER, words, questions_of_adapter, steps),
+        # Twice as many: an answer has more of its tokens.
+        ("other_target", OTHER_TARGET, pieces, questions_of_target, 2 * steps),
     ):
         model = make_model(shape, tokenizer)
         size = sum(parameter.numel() for parameter in model.parameters())
@@ -132,4 +133,4 @@ def build(out: Path, steps: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    command_of(build, Path(__file__).parent, 500)()
+    command_of(build, Path(__file__).parent, 800)()
