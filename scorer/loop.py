@@ -46,7 +46,7 @@ class _Decoding:
     row: int
     """Index of its row in the group."""
     continuation: int
-    asked: AskedRow
+    asked_row: AskedRow
     """The prompt and the beginning of the answer, as the target reads them."""
     answer: TokenIds
     """The answer so far: the prefix that it continues, and the completion up to the cut if the text is extended."""
@@ -58,7 +58,7 @@ class _Decoding:
     @property
     def tokens(self) -> TokenIds:
         """The row that the engine continues."""
-        return np.concatenate([self.asked.prompt, self.answer])
+        return np.concatenate([self.asked_row.prompt, self.answer])
 
     def with_piece(self, piece: Completion) -> "_Decoding":
         """Append another piece of the answer."""
@@ -159,22 +159,22 @@ class Scorer(ScorerLoop):
         for row_index, row in enumerate(group.rows):
             indexes = range(first + row_index * times, first + (row_index + 1) * times)
             try:
-                asked = asking.row(row)
+                asked_row = asking.row(row)
             except ValueError as error:
                 settled |= dict.fromkeys(indexes, failure(str(error), "question not rendered"))
                 continue
-            if asked.is_leak and self._config.reward.no_leak:
+            if asked_row.is_leak and self._config.reward.no_leak:
                 settled |= dict.fromkeys(indexes, LEAKED)
                 continue
-            self._warn_of_text(asked.was_text, row)
+            self._warn_of_text(asked_row.was_text, row)
             for continuation, text_index in enumerate(indexes):
                 text = _Decoding(
                     text_index=text_index,
                     seed=group.seed,
                     row=row_index,
                     continuation=continuation,
-                    asked=asked,
-                    answer=asked.prefix,
+                    asked_row=asked_row,
+                    answer=asked_row.prefix,
                 )
                 texts.append(text)
         return texts, settled
@@ -254,10 +254,10 @@ class Scorer(ScorerLoop):
                 text=text,
                 finish=finish,
                 completion_tokens=decoding.completed_tokens,
-                was_text=decoding.asked.was_text,
+                was_text=decoding.asked_row.was_text,
                 was_cached=decoding.was_cached,
-                is_answered=decoding.asked.is_answered,
-                is_leak=decoding.asked.is_leak,
+                is_answered=decoding.asked_row.is_answered,
+                is_leak=decoding.asked_row.is_leak,
                 tokens=ids,
             )
         )

@@ -3,7 +3,6 @@
 section.py          the base of every section, types of bounded numbers, refusals of keys
 run.py              `RunConfig`, the whole run, with its small sections and the checks across sections
 prompting.py        `[adapter]` and `[target]`: the models, and how they are asked
-templates.py        texts around a question: their files, their places, the form without advice
 data.py             `[data]`: the problems of a run, and the published problem sets
 objectives.py       one record for each objective, built-in or of a package: its facts and the keys that act on it
 algorithm.py        `[algorithm]` and `[filter]`: the objective, and which groups are trained

@@ -26,7 +26,7 @@ from prefixrl.common.config.foreign.verifier import load_verifier
 from prefixrl.common.config.prompting import GGUF, checkpoint_of
 from prefixrl.common.config.run import CheckpointConfig, RunConfig
 from prefixrl.common.config.section import FROM_RUN_FILE, Section
-from prefixrl.common.config.templates import AnyModel, adviser, with_texts
+from prefixrl.common.config.foreign.templates import AnyModel, adviser, with_texts
 from prefixrl.common.errors import ConfigError, to_copy
 
 AnySection = TypeVar("AnySection", bound=Section)

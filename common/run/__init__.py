@@ -1,6 +1,7 @@
 """Files of a run directory that several processes read or write.
 
 directory_format.py  the format of the directory, checked before anything in it is read; the starts of the learner
+changes.py           settings that differ between two starts, and those that may
 documents.py         metrics, advantages, summary, end; metrics as flat columns, alarms as spans
 status.py            the status document
 json_lines.py        files of JSON lines

@@ -11,6 +11,7 @@ import msgspec
 
 from prefixrl.common.config.foreign.files import read_json
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.evaluation.plans import PLAN_FILE
 from prefixrl.common.host.process import write_atomically
 from prefixrl.common.journal.records import JournalRecord
 from prefixrl.common.run import json_lines
@@ -47,6 +48,15 @@ def check_holds_run(directory: Path) -> None:
     if not config_file.exists():
         why = f"no file {config_file}" if directory.exists() else "there is no such folder"
         raise ConfigError(f"{directory} holds no run ({why})")
+
+
+def check_is_no_evaluation(directory: Path) -> None:
+    """Raise ConfigError where `prefixrl eval` or `generate` keeps its work: a run would train there."""
+    if (directory / PLAN_FILE).exists():
+        raise ConfigError(
+            f"{directory} holds an evaluation, in which nothing is trained; give the directory of its run, or judge "
+            f"what is left with `prefixrl eval`"
+        )
 
 
 def check_format(directory: Path) -> None:

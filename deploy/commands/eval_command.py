@@ -5,8 +5,12 @@
 Everything lies in <run>/eval/<checkpoint>. Asked again, the command judges only what is not judged yet.
 """
 
+import hashlib
+import json
 import os
+import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +18,13 @@ from typing import Any
 import click
 
 from prefixrl.common.config.data import EVAL_FILE, TRAIN_FILE, DataConfig, Source
-from prefixrl.common.config.foreign.files import read_json
+from prefixrl.common.config.foreign.files import read_json, read_toml
 from prefixrl.common.config.foreign.verifier import MATHEMATICS, SANDBOXED
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.evaluation import plans as planning
 from prefixrl.common.host.process import own, stop_event
+from prefixrl.common.run.changes import FREE_KEYS, changes_between
 from prefixrl.common.wire.messages.groups import CodeMode
 from prefixrl.common.worker.command import PATH, settings_option
 from prefixrl.deploy.launch.launch import STOPPED
@@ -38,6 +43,9 @@ from prefixrl.deploy.runs.eval_table import markdown, print_results
 WEIGHTS = "weights_judged"
 """Folder of an evaluation with the checkpoint that it judges, while it does."""
 USUAL_ARMS = ("no_prefix", "fixed_prefix", "adapter")
+TARGET = "Judge on another target: a TOML file with its [target] and [scorer]; may be repeated."
+TARGET_SECTIONS = ("target", "scorer", "rollout", "evaluation")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +53,24 @@ class EvaluateOptions(PlanOptions):
     """Options of `prefixrl eval`. Without `sets` the run's own held-out problems are judged."""
 
     checkpoints: tuple[str, ...]
+    targets: tuple[str, ...]
+    """`NAME=FILE` of other targets, in place of the run's own."""
     arms: tuple[str, ...]
     opening_tokens: int
     fresh: bool
+
+
+@dataclass(frozen=True)
+class JudgedTarget:
+    """A target that adapters are judged with."""
+
+    name: str = ""
+    """"" for the run's own."""
+    settings: tuple[str, ...] = ()
+    """`KEY=VALUE` over the config of the run."""
+
+
+OWN_TARGET = JudgedTarget()
 
 
 @click.command("eval")
@@ -55,6 +78,7 @@ class EvaluateOptions(PlanOptions):
 @click.option(
     "--checkpoint", "checkpoints", multiple=True, metavar="N", help=checkpoints.CHECKPOINT
 )
+@click.option("--target", "targets", multiple=True, metavar="NAME=FILE", help=TARGET)
 @click.option(
     "--arm",
     "arms",
@@ -91,9 +115,11 @@ def evaluate(runs: list[Path], options: EvaluateOptions, out: Path | None) -> in
     _check_arms(runs, options.arms)
     names = [run.resolve().name for run in runs]
     labels = names if len(set(names)) == len(names) else map(str, runs)
+    targets = [_target_of(option) for option in options.targets] or [OWN_TARGET]
     planned = (
-        _plan(run, label, checkpoint, options, is_first=index == 0)
+        _plan(run, label, checkpoint, options, is_first=index == 0, target=target)
         for run, label in zip(runs, labels, strict=True)
+        for target in targets
         for index, checkpoint in enumerate(options.checkpoints or (checkpoints.LATEST,))
     )
     evaluations = [evaluation for evaluation in planned if evaluation.plan.arms]
@@ -133,17 +159,66 @@ def evaluate(runs: list[Path], options: EvaluateOptions, out: Path | None) -> in
     return INCOMPLETE if incomplete else 0
 
 
+def _target_of(option: str) -> JudgedTarget:
+    """Return the target that an option names; raise ConfigError for a file that describes none."""
+    name, _, file = option.partition("=")
+    if not _NAME.fullmatch(name) or not file:
+        raise ConfigError(f"--target {option!r}: expected NAME=FILE, for example other=other.toml")
+    path = Path(file)
+    document = read_toml(path, "--target")
+    if strange := sorted(set(document) - set(TARGET_SECTIONS)):
+        raise ConfigError(
+            f"--target {option!r}: {path} has {', '.join(strange)}; allowed are the sections "
+            f"{', '.join(TARGET_SECTIONS)}"
+        )
+    model = document.get("target", {}).get("model")
+    if isinstance(model, str) and (path.parent / model).is_dir():
+        document["target"]["model"] = str((path.parent / model).resolve())
+    return JudgedTarget(name, tuple(_settings_of(document)))
+
+
+def _settings_of(document: dict[str, Any], section: str = "") -> Iterator[str]:
+    """Yield `KEY=VALUE` for every key of a document."""
+    for key, value in document.items():
+        if isinstance(value, dict):
+            yield from _settings_of(value, f"{section}{key}.")
+        else:
+            yield f"{section}{key}={json.dumps(value)}"
+
+
+def _variant(run: Path, config: RunConfig, target: str) -> str:
+    """Return the end of the name of an evaluation's folder: its target, and a digest of other settings.
+
+    Answers with other settings are other answers, so that they have a folder of their own.
+    """
+    before = checkpoints.config_of(run, ()).model_dump(mode="json")
+    free = FREE_KEYS | {("directory",)}
+    changes = list(changes_between(before, config.model_dump(mode="json"), free))
+    digest = hashlib.sha256("\n".join(changes).encode()).hexdigest()[:8] if changes else ""
+    return "".join(f"_{part}" for part in (target, digest) if part)
+
+
 def _plan(
-    run: Path, label: str, checkpoint: str, options: EvaluateOptions, is_first: bool
+    run: Path,
+    label: str,
+    checkpoint: str,
+    options: EvaluateOptions,
+    is_first: bool,
+    target: JudgedTarget = OWN_TARGET,
 ) -> OfflineRun:
-    """Plan one checkpoint of a run; arms without an adapter are judged with the first one only."""
-    config = checkpoints.config_of(run, options.all_settings)
+    """Plan one checkpoint of a run on one target; arms without an adapter are judged with the first one only."""
+    config = checkpoints.config_of(run, (*options.all_settings, *target.settings))
     weights = checkpoints.weights_of(run, config, checkpoint, options.is_averaged)
     arms = [arm for arm in _possible_arms(config) if arm in (options.arms or USUAL_ARMS)]
     name = f"step_{weights.version:08d}" + ("_ema" if options.is_averaged else "")
-    directory = (run / "eval" / name).resolve()
+    variant = _variant(run, config, target.name)
+    directory = (run / "eval" / f"{name}{variant}").resolve()
     if weights.version:
         weights = replace(weights, model=str(directory / WEIGHTS))
+    if target.name:
+        label = f"{label} on {target.name}"
+    elif variant:
+        label = f"{label} ({', '.join(options.settings)})"
     return offline_run(
         config,
         weights,
@@ -232,7 +307,7 @@ def _link_weights(checkpoint: Path, directory: Path, version: int) -> None:
     """Put a checkpoint's weights in an evaluation's directory, where the run removes none."""
     if version == 0:
         return
-    exported = checkpoint / ("hf_ema" if directory.name.endswith("_ema") else "hf")
+    exported = checkpoint / ("hf_ema" if "_ema" in directory.name else "hf")
     shutil.rmtree(directory / WEIGHTS, ignore_errors=True)
     try:
         shutil.copytree(exported, directory / WEIGHTS, copy_function=_link)

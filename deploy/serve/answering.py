@@ -133,7 +133,7 @@ class Answering:
         written = np.concatenate([piece.tokens async for piece in self._adapter.engine.pieces(row)])
         text = sent_text(config, self._adapter.renderer, written)
         prompt, prefix = await asyncio.get_running_loop().run_in_executor(
-            self._tokenizing, self._asked, answer, written, text
+            self._tokenizing, self._target_row, answer, written, text
         )
         limit = self._completion_tokens
         if request.max_tokens is not None:
@@ -148,7 +148,7 @@ class Answering:
         )
         await self._finish(answer, self._target, row if limit > 0 else None, prefix, emit)
 
-    def _asked(
+    def _target_row(
         self, answer: "_Answer", written: TokenIds, text: str | None
     ) -> tuple[TokenIds, TokenIds]:
         """Return the target's prompt and the beginning of its answer."""

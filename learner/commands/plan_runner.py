@@ -25,7 +25,7 @@ from prefixrl.learner.commands.eval_command import CheckpointEvaluation
 from prefixrl.learner.commands.generate_command import AnswerGeneration, given_rows
 from prefixrl.learner.data import problems
 from prefixrl.learner.processes.servers import Servers
-from prefixrl.learner.run.directory import FREE_KEYS, RunDirectory
+from prefixrl.learner.run.directory import RunDirectory
 from prefixrl.learner.run.stop import StopSignal
 
 
@@ -40,7 +40,7 @@ def read_plan(directory: Path) -> tuple[OfflinePlan, RunConfig]:
 
 def judge(plan: OfflinePlan, config: RunConfig) -> None:
     """Judge the arms of a plan; judged rows stay in files, so an interrupted evaluation goes on."""
-    owned = RunDirectory(config, FREE_KEYS | {("data", "eval")})
+    owned = RunDirectory(config, has_plan=True)
     problems.keep_missing(config)
     with serving(config) as (client, stop):
         results = CheckpointEvaluation(plan, config, client, stop).run()
@@ -51,7 +51,7 @@ def judge(plan: OfflinePlan, config: RunConfig) -> None:
 def answer(plan: OfflinePlan, config: RunConfig) -> None:
     """Answer all given rows; a process that answers is not started again in the middle."""
     rows = given_rows(config)
-    owned = RunDirectory(config)
+    owned = RunDirectory(config, has_plan=True)
     # For a broker that serves evaluations only.
     (owned.path / TRAIN_FILE).parent.mkdir(exist_ok=True)
     (owned.path / TRAIN_FILE).write_bytes(b"")

@@ -16,8 +16,9 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, PrefixRLError, to_copy
 from prefixrl.common.host.hub import model_folder
 from prefixrl.common.host.process import own, write_atomically
+from prefixrl.common.run.changes import FREE_KEYS, changes_between
 from prefixrl.common.run.digests import file_digest, function_digest, model_digests, process_digest
-from prefixrl.common.run.directory_format import check_format, write_format
+from prefixrl.common.run.directory_format import check_format, check_is_no_evaluation, write_format
 from prefixrl.common.run.documents import END_FILE, RunEnd
 from prefixrl.common.wire.address import advertised, bindable, weights_listen
 from prefixrl.common.wire.interfaces import address_of, names
@@ -26,34 +27,22 @@ from prefixrl.common.wire.messages.worker import ModelDigests
 from prefixrl.learner.data.problems import input_files
 
 NOT_OURS = os.strerror(errno.EADDRNOTAVAIL)
-FREE_SECTIONS = ("launch", "checkpoint", "evaluation", "broker", "slurm", "log")
-KeyPath = tuple[str, ...]
-_FREE = {
-    ("rollout",): "device threads vllm",
-    ("filter",): "limit_batches min_pass_rate",
-    ("scorer",): "device threads vllm verifier_children",
-    ("scorer", "prm"): "device gpu_memory_utilization",
-    (
-        "scorer",
-        "openai",
-    ): "url key_variable requests request_s patience_s prompt_price completion_price",
-    ("learner",): "device threads micro_batch_tokens batch_timeout_s collective_timeout_s",
-}
-FREE_KEYS: frozenset[KeyPath] = frozenset(
-    (*path, key) for path, keys in _FREE.items() for key in keys.split()
-)
-"""Keys that may differ when a run is resumed, besides FREE_SECTIONS: none of them changes what is trained. A served
-target may move to another address, but must stay the same model."""
 REMEDY = "restore them, choose another directory (--set directory=...), or start anew (--fresh)"
+REMEDY_OF_PLAN = "restore them, or judge everything anew (--fresh)"
+EVALUATED_ON = ("data", "eval")
+"""Key of the problems to judge, which may be others each time."""
 
 
 class RunDirectory:
     """The directory of a run, locked as long as the process lives."""
 
-    def __init__(self, config: RunConfig, free_keys: frozenset[KeyPath] = FREE_KEYS) -> None:
-        """`free_keys`: keys that may differ from the config there, besides `FREE_SECTIONS`."""
+    def __init__(self, config: RunConfig, has_plan: bool = False) -> None:
+        """`has_plan`: `prefixrl eval` or `generate` wrote a plan there, and nothing is trained."""
         self.path = Path(config.directory)
+        self._has_plan = has_plan
         check_format(self.path)
+        if not has_plan:
+            check_is_no_evaluation(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -62,19 +51,22 @@ class RunDirectory:
             ) from None
         self._lock = own(self.path)
         try:
-            self._adopt(config, free_keys)
+            self._adopt(config)
         except ConfigError:
             self._lock.close()
             raise
 
-    def _adopt(self, config: RunConfig, free_keys: frozenset[KeyPath]) -> None:
+    def _adopt(self, config: RunConfig) -> None:
         config_file = self.path / "config.json"
         if config_file.exists():
             before = from_json(config_file.read_bytes(), str(config_file)).model_dump()
-            free = free_keys | {(section,) for section in FREE_SECTIONS}
-            if changed := "\n".join(_changes(before, config.model_dump(), (), free)):
+            free = FREE_KEYS | {EVALUATED_ON} if self._has_plan else FREE_KEYS
+            if changes := list(changes_between(before, config.model_dump(), free)):
+                lines = "".join(f"\n  {change}" for change in changes)
                 way = f"{to_copy('prefixrl resume', self.path)} goes on with those it has; else {REMEDY}"
-                raise ConfigError(f"{self.path} holds a run with other settings; {way}\n{changed}")
+                if self._has_plan:
+                    way = f"nothing was judged; {REMEDY_OF_PLAN}"
+                raise ConfigError(f"{self.path} holds a run with other settings; {way}{lines}")
         self._adopt_inputs(_inputs(config))
         # Before the config, which makes the directory one of a run.
         write_format(self.path)
@@ -110,7 +102,7 @@ class RunDirectory:
         if names:
             raise ConfigError(
                 f"{self.path} holds a run whose input files were others: {', '.join(names)} changed since it began; "
-                f"{REMEDY}"
+                f"{REMEDY_OF_PLAN if self._has_plan else REMEDY}"
             )
         document = msgspec.json.format(msgspec.json.encode(present))
         write_atomically(self.path / "inputs.json", document)
@@ -175,17 +167,6 @@ def _inputs(config: RunConfig) -> Inputs:
 def _weights_digest(model: str | None) -> str:
     """Return the digest of the weights that this process loads of a model, "" for None."""
     return model_digests(model_folder(model)).model if model else ""
-
-
-def _changes(was: object, now: object, key: KeyPath, free: frozenset[KeyPath]) -> Iterator[str]:
-    """Yield a line per key that differs and is not free."""
-    if was == now or key in free:
-        return
-    if isinstance(was, dict) and isinstance(now, dict) and was.keys() == now.keys():
-        for name in now:
-            yield from _changes(was[name], now[name], (*key, name), free)
-    else:
-        yield f"  {'.'.join(key)}: {was!r} -> {now!r}"
 
 
 def check_ports_are_free(listen: str, patience_s: float = 0.0) -> None:

@@ -72,7 +72,7 @@ class Endpoint(Generic[Answer]):
     """An endpoint with its retries, waits and counts."""
 
     kind: str
-    """What it is, in words."""
+    """The words for it in messages."""
     hint: str
     """Likely faults of the address, behind its key."""
 

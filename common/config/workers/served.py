@@ -16,10 +16,21 @@ OPENAI = EngineRecord(
     shares_runs=False,
 )
 """A target behind an OpenAI-compatible endpoint."""
-OWN_KEYS = frozenset((
-    "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "stop", "n",
-    "stream",
-))  # fmt: skip
+OWN_KEYS = frozenset(
+    (
+        "model",
+        "prompt",
+        "messages",
+        "max_tokens",
+        "max_completion_tokens",
+        "temperature",
+        "top_p",
+        "seed",
+        "stop",
+        "n",
+        "stream",
+    )
+)
 """Keys of a request that this software sets itself."""
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 

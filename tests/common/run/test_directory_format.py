@@ -64,6 +64,7 @@ def evaluated(directory: Path) -> object:
         arms=(),
         sets=(),
         samples=0,
+        targets=(),
         opening_tokens=16,
         is_averaged=False,
         settings=(),

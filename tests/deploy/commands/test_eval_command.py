@@ -9,7 +9,15 @@ import pytest
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.evaluation.plans import PLAN_FILE
 from prefixrl.common.host.process import own
-from prefixrl.deploy.commands.eval_command import EvaluateOptions, _data, _plan, _prepare
+from prefixrl.deploy.commands.eval_command import (
+    EvaluateOptions,
+    _data,
+    _plan,
+    _prepare,
+    _target_of,
+)
+from prefixrl.deploy.launch.resume import resumed
+from prefixrl.learner.run.directory import RunDirectory
 from support.fakes import run_on_disk
 from support.models.tiny_model import run_config, save_model
 
@@ -19,6 +27,7 @@ OPTIONS = EvaluateOptions(
     is_averaged=False,
     settings=(),
     checkpoints=("4",),
+    targets=(),
     arms=(),
     opening_tokens=1,
     fresh=False,
@@ -78,3 +87,56 @@ def test_problems_that_are_not_there_are_refused_by_the_flag_that_named_them(
     assert str(refused.value).startswith(
         f"{named}: there is no such file or folder (looked at {Path.cwd()}/gone)"
     )
+
+
+def test_an_evaluation_with_other_settings_has_a_folder_and_a_label_of_its_own(run: Path) -> None:
+    usual = _plan(run, "run", "4", OPTIONS, is_first=True)
+    places = replace(OPTIONS, settings=("scorer.threads=2", "broker.stall_s=70"))
+    hot = replace(OPTIONS, settings=("scorer.temperature=0.3",))
+    assert _plan(run, "run", "4", places, is_first=True).directory == usual.directory
+    other = _plan(run, "run", "4", hot, is_first=True)
+    assert other.directory.parent == usual.directory.parent != other.directory
+    assert other.directory.name.startswith("step_00000004_")
+    assert other.plan.label == "run (scorer.temperature=0.3)" and usual.plan.label == "run"
+
+
+def test_another_target_is_named_in_folder_and_label(run: Path, tmp_path: Path) -> None:
+    model = save_model(tmp_path / "other")
+    (tmp_path / "other.toml").write_text(
+        '[target]\nmodel = "other"\n[scorer]\nmax_new_tokens = 7\n'
+    )
+    target = _target_of(f"big={tmp_path}/other.toml")
+    plan = _plan(run, "run", "4", OPTIONS, is_first=True, target=target)
+    assert plan.directory.name.startswith("step_00000004_big_")
+    assert plan.plan.label == "run on big"
+    assert plan.config.target is not None and plan.config.target.model == str(model)
+    assert plan.config.scorer.max_new_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("option", "complaint"),
+    [
+        ("big", "expected NAME=FILE"),
+        ("a b=x.toml", "expected NAME=FILE"),
+        ("big=missing.toml", "missing.toml"),
+        ("big=trains.toml", "trains.toml has algorithm; allowed are the sections target, scorer"),
+    ],
+)
+def test_a_file_that_describes_no_target_is_refused(
+    option: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trains.toml").write_text("[algorithm]\niterations = 3\n")
+    with pytest.raises(ConfigError, match=complaint):
+        _target_of(option)
+
+
+def test_nothing_trains_in_the_folder_of_an_evaluation(run: Path) -> None:
+    evaluation = _plan(run, "run", "4", OPTIONS, is_first=True)
+    _prepare(evaluation, fresh=False)
+    folder = evaluation.directory
+    with pytest.raises(ConfigError, match="holds an evaluation, in which nothing is trained"):
+        RunDirectory(evaluation.config)
+    RunDirectory(evaluation.config, has_plan=True)._lock.close()
+    with pytest.raises(ConfigError, match="holds an evaluation, in which nothing is trained"):
+        resumed(folder, ())

@@ -1,0 +1,35 @@
+"""Settings that differ between two configs of one run, and those that may."""
+
+from collections.abc import Iterator
+
+FREE_SECTIONS = ("launch", "checkpoint", "evaluation", "broker", "slurm", "log")
+KeyPath = tuple[str, ...]
+_FREE = {
+    ("rollout",): "device threads vllm",
+    ("filter",): "limit_batches min_pass_rate",
+    ("scorer",): "device threads vllm verifier_children",
+    ("scorer", "prm"): "device gpu_memory_utilization",
+    (
+        "scorer",
+        "openai",
+    ): "url key_variable requests request_s patience_s prompt_price completion_price",
+    ("learner",): "device threads micro_batch_tokens batch_timeout_s collective_timeout_s",
+}
+FREE_KEYS: frozenset[KeyPath] = frozenset(
+    (*path, key) for path, keys in _FREE.items() for key in keys.split()
+) | {(section,) for section in FREE_SECTIONS}
+"""Keys and sections that may differ when a run is resumed: none of them changes what is trained. A served
+target may move to another address, but must stay the same model."""
+
+
+def changes_between(
+    before: object, after: object, free: frozenset[KeyPath], key: KeyPath = ()
+) -> Iterator[str]:
+    """Yield a line per key that differs and is not free, of two configs as documents."""
+    if before == after or key in free:
+        return
+    if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
+        for name in after:
+            yield from changes_between(before[name], after[name], free, (*key, name))
+    else:
+        yield f"{'.'.join(key)}: {before!r} -> {after!r}"
