@@ -79,14 +79,12 @@ def _with_target(
     config = session.config
     engine: Engine
     if config.scorer.is_served:
-        from prefixrl.scorer.served.chat_engine import ChatEngine
-        from prefixrl.scorer.served.engine import OpenAIEngine
+        from prefixrl.scorer.served.load import load_served
 
         vitals = session.link.vitals
         vitals.activity = "waiting"
         vitals.state = f"waiting for {config.scorer.openai.url}"
-        kind = ChatEngine if config.scorer.is_chat else OpenAIEngine
-        engine = kind(session.model, config, session.raise_if_hopeless)
+        engine = load_served(session.model, "scorer", config, session.raise_if_hopeless)
         digests = msgspec.structs.replace(digests, model=name_digest(engine.served_model))
     else:
         engine = make_engine(config.scorer.engine, session.model, "scorer", config)

@@ -22,11 +22,11 @@ from prefixrl.common.config.catalogue import ABSENT, GONE_KEYS, GONE_VALUES, SYN
 from prefixrl.common.config.data import resolve
 from prefixrl.common.config.foreign import user_function
 from prefixrl.common.config.foreign.files import explained, read_bytes, read_toml
+from prefixrl.common.config.foreign.templates import AnyModel, adviser, with_texts
 from prefixrl.common.config.foreign.verifier import load_verifier
 from prefixrl.common.config.prompting import GGUF, checkpoint_of
 from prefixrl.common.config.run import CheckpointConfig, RunConfig
 from prefixrl.common.config.section import FROM_RUN_FILE, Section
-from prefixrl.common.config.foreign.templates import AnyModel, adviser, with_texts
 from prefixrl.common.errors import ConfigError, to_copy
 
 AnySection = TypeVar("AnySection", bound=Section)

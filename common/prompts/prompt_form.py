@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from prefixrl.common.config.prompting import ADVICE, PROBLEM, ModelConfig, TargetConfig
 from prefixrl.common.config.foreign.templates import without_advice
+from prefixrl.common.config.prompting import ADVICE, PROBLEM, ModelConfig, TargetConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.wire.messages.groups import Turn
 

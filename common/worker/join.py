@@ -144,7 +144,7 @@ def _with_overrides(
             checked_engine(overrides.engine, role)
         except ValueError as error:
             raise ConfigError(f"--engine: {error}") from None
-        if not engine_record(overrides.engine).make:
+        if engine_record(overrides.engine).needs_address:
             raise ConfigError(
                 f"--engine {overrides.engine}: the run file alone can name it, with its address; leave it out"
             )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.interface.base import TokenIds
-from prefixrl.common.prompts.rendering import Renderer, continued_prefix, sent_text
+from prefixrl.common.prompts.rendering import Texts, continued_prefix, sent_text
 from prefixrl.common.seeds import derive, row_uniforms
 from prefixrl.common.wire.messages.groups import Sampling
 from prefixrl.deploy.serve.api_request import ApiError, ApiRequest
@@ -36,7 +36,7 @@ class Model:
     """A loaded model."""
 
     engine: EngineThread
-    renderer: Renderer
+    renderer: Texts
 
 
 Prompts = list[TokenIds]
@@ -67,6 +67,11 @@ class Answering:
     def most_tokens(self) -> int:
         """The longest answer."""
         return self._config.max_sampled_tokens + self._completion_tokens
+
+    def prompt_tokens(self, prompts: Prompts) -> int:
+        """Return the tokens of the prompt that the answer ends; the adapter's where the target's are not known."""
+        is_known = self._target is None or self._config.scorer.has_tokenizer
+        return prompts[-1 if is_known else 0].size
 
     @property
     def models(self) -> list[Model]:
@@ -184,11 +189,18 @@ class Answering:
         left_tokens = row.sampling.max_new_tokens
         async with aclosing(model.engine.pieces(row)) as pieces:
             async for piece in pieces:
+                if piece.finish == "error":
+                    raise ApiError(502, f"the target did not answer: {piece.error}")
                 left_tokens -= piece.tokens.size
                 tokens = np.concatenate([tokens, piece.tokens])
                 is_ended = piece.finish == "eos"
-                whole = model.renderer.without_stop(tokens) if is_ended else tokens
-                new = text.add(whole, is_last=is_ended or not left_tokens)
+                if piece.text is not None:
+                    # An endpoint gave a text without its tokens, and all of it.
+                    left_tokens = 0
+                    new = text.add_text(model.renderer.text(begun) + piece.text, is_last=True)
+                else:
+                    whole = model.renderer.without_stop(tokens) if is_ended else tokens
+                    new = text.add(whole, is_last=is_ended or not left_tokens)
                 finish: Finish | None = None if left_tokens else "length"
                 if is_ended or text.is_stopped:
                     finish = "stop"
@@ -237,7 +249,10 @@ class StreamedText:
 
     def add(self, ids: TokenIds, is_last: bool) -> str:
         """Return the text that is new in `ids`, all tokens so far."""
-        whole = self._text_of(ids)
+        return self.add_text(self._text_of(ids), is_last)
+
+    def add_text(self, whole: str, is_last: bool) -> str:
+        """Return the text that is new in `whole`, all text so far."""
         ends = [at for stop in self._stops if (at := whole.find(stop)) >= 0]
         if ends:
             self.is_stopped = True

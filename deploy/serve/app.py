@@ -128,7 +128,7 @@ class CompletionService:
             self._limits.model, api_request.is_chat, api_request.stream_options.include_usage
         )
         prompts = await self._answering.prompts(api_request)
-        usage = TokenCounts(sum(each[-1].size for each in prompts))
+        usage = TokenCounts(sum(map(self._answering.prompt_tokens, prompts)))
         parts = list[AnswerPart]()
         choices = len(prompts) * api_request.n
 

@@ -71,12 +71,22 @@ class EngineThread:
     """An engine and the rows that wait for it."""
 
     def __init__(
-        self, engine: Engine, name: str, on_fault: Callable[[], None] = lambda: None
+        self,
+        engine: Engine,
+        name: str,
+        on_fault: Callable[[], None] = lambda: None,
+        piece_tokens: int = PIECE_TOKENS,
     ) -> None:
-        """Start the thread. `on_fault` is called, in the thread, when the engine has failed."""
+        """Start the thread.
+
+        Args:
+            on_fault: called, in the thread, when the engine has failed.
+            piece_tokens: most tokens of a piece; an endpoint writes a whole answer at once.
+        """
         self._engine = engine
         self.name = name
         self.on_fault = on_fault
+        self._piece_tokens = piece_tokens
         self.most_positions: int = getattr(engine, "most_positions", None) or sys.maxsize
         self.fault: Exception | None = None
         """Error that ended the thread."""
@@ -97,14 +107,14 @@ class EngineThread:
         """Yield the continuation of a row piece by piece, up to a stop or its limit."""
         limit = row.sampling.max_new_tokens
         tokens = row.tokens
-        for decoded in range(0, limit, PIECE_TOKENS):
-            size = min(PIECE_TOKENS, limit - decoded)
+        for decoded in range(0, limit, self._piece_tokens):
+            size = min(self._piece_tokens, limit - decoded)
             sampling = msgspec.structs.replace(row.sampling, max_new_tokens=size)
             uniforms = row.uniforms[decoded : decoded + size]
             piece = replace(row, tokens=tokens, uniforms=uniforms, sampling=sampling)
             written = await self._decoded(piece)
             yield written
-            if written.finish == "eos":
+            if written.finish != "length":
                 return
             tokens = np.concatenate([tokens, written.tokens])
 

@@ -43,11 +43,13 @@ from prefixrl.deploy.runs.checkpoints import CHECKPOINT, ema_option
     show_default=True,
     help="Seconds per request.",
 )
+@click.option("--prefix-only", is_flag=True, help="Write the prefix alone: clients ask the target.")
 @settings_option
 def serve(**options: Any) -> None:
     """Serve the adapter of RUN and its target on OpenAI's HTTP interface.
 
-    Loads both models in this process. SIGTERM or Ctrl-C lets open requests end.
+    Loads both models in this process, or asks a served target at its endpoint. SIGTERM or Ctrl-C lets open requests
+    end.
     """
     from prefixrl.deploy.serve import server
 

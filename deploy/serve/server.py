@@ -1,6 +1,7 @@
 """`prefixrl serve`: loads the models of a run, listens, and ends in order."""
 
 import logging
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,12 +18,12 @@ from prefixrl.common.errors import ConfigError, PrefixRLError
 from prefixrl.common.host.hub import model_folder
 from prefixrl.common.host.process import AskedToStop, StopSignals, allow_many_files, start_logging
 from prefixrl.common.prompts.asking import log_warnings
-from prefixrl.common.prompts.rendering import renderer_of
+from prefixrl.common.prompts.rendering import texts_of
 from prefixrl.deploy.runs.checkpoints import LATEST, config_of, weights_of
 from prefixrl.deploy.serve.answering import Answering, Model
 from prefixrl.deploy.serve.api_request import Limits
 from prefixrl.deploy.serve.app import CompletionService, Policy
-from prefixrl.deploy.serve.engine_thread import EngineThread
+from prefixrl.deploy.serve.engine_thread import PIECE_TOKENS, EngineThread
 from prefixrl.deploy.serve.listening import address_of, key_of, listening, server_of
 
 log = logging.getLogger(__name__)
@@ -46,13 +47,14 @@ class ServeOptions:
     key_file: Path | None
     most_answers: int
     deadline: float
+    prefix_only: bool
     settings: tuple[str, ...]
 
 
 def serve(options: ServeOptions) -> int:
     """Serve until a stop signal; return the exit code."""
     key = key_of(options.host, options.key_variable, options.key_file)
-    config = _servable(config_of(options.run, options.settings))
+    config = _servable(config_of(options.run, options.settings), options.prefix_only)
     weights = weights_of(options.run, config, options.checkpoint or LATEST, options.is_averaged)
     start_logging("prefixrl-serve")
     disable_progress_bar()
@@ -61,8 +63,8 @@ def serve(options: ServeOptions) -> int:
         try:
             with StopSignals().ending_at_once():
                 models = [_loaded(config, "rollout", model_folder(weights.model))]
-                if config.target is not None:
-                    models.append(_loaded(config, "scorer", model_folder(config.target.model)))
+                if config.target is not None and not options.prefix_only:
+                    models.append(_loaded(config, "scorer", _target_folder(config)))
         except AskedToStop:
             return 0
         answering = Answering(
@@ -100,20 +102,21 @@ def _ended(models: list[Model]) -> int:
     return 0
 
 
-def _servable(config: RunConfig) -> RunConfig:
-    """Return a config whose models can be loaded here; raise ConfigError for an engine without a model."""
-    roles = ("rollout", "scorer") if config.mode == "prefix" else ("rollout",)
+def _servable(config: RunConfig, prefix_only: bool) -> RunConfig:
+    """Return a config whose models can be served here; raise ConfigError for an engine without a model."""
+    has_target = config.mode == "prefix" and not prefix_only
+    roles = ("rollout", "scorer") if has_target else ("rollout",)
     sections = {role: getattr(config, role) for role in roles}
     for role, section in sections.items():
-        if not section.record.holds_weights:
+        if not (section.record.holds_weights or section.record.needs_address):
             loadable = [name for name, record in ENGINES.items() if record.holds_weights]
             raise ConfigError(
-                f'{role}.engine = "{section.engine}": `prefixrl serve` loads the models itself; allowed are '
+                f'{role}.engine = "{section.engine}" has no model that `prefixrl serve` could ask; allowed are '
                 f"{AUTO}, {', '.join(loadable)}; give --set {role}.engine=transformers"
             )
     sized = {role: section for role, section in sections.items() if section.record.memory}
     has_share = any(section.record.memory.share(section) is not None for section in sized.values())
-    if config.mode == "direct" or has_share or not torch.cuda.is_available():
+    if not has_target or has_share or not torch.cuda.is_available():
         return config
     shares = {"rollout": ADAPTER_SHARE, "scorer": TARGET_SHARE}
     changed = {
@@ -123,10 +126,21 @@ def _servable(config: RunConfig) -> RunConfig:
     return config.model_copy(update=changed)
 
 
+def _target_folder(config: RunConfig) -> str:
+    """Return the folder of the target's files; the target's name where nothing of it is read here."""
+    assert config.target is not None
+    if not config.scorer.has_tokenizer:
+        return config.target.model
+    return model_folder(config.target.model, needs_weights=config.scorer.record.holds_weights)
+
+
 def _loaded(config: RunConfig, role: Literal["rollout", "scorer"], folder: str) -> Model:
-    renderer = renderer_of(config, role, folder)
+    section = config.engine_section(role)
+    renderer = texts_of(config, role, folder)
     log_warnings(config, role, renderer)
-    engine = make_engine(getattr(config, role).engine, folder, role, config)
+    engine = make_engine(section.engine, folder, role, config)
     name = "adapter" if role == "rollout" else "target"
     log.info("%s by %s: %s", name, engine.name, folder)
-    return Model(EngineThread(engine, name), renderer)
+    # A row of an endpoint is one request.
+    piece_tokens = PIECE_TOKENS if section.record.holds_weights else sys.maxsize
+    return Model(EngineThread(engine, name, piece_tokens=piece_tokens), renderer)

@@ -1,5 +1,6 @@
 """Servers that are asked over HTTP: a target behind OpenAI's completions interface, rewards of the user's own.
 
+load.py         the engine of a served target, by the interface of its endpoint
 engine.py       `OpenAIEngine`: jobs as requests, one per row
 chat_engine.py  `ChatEngine`: the same in messages
 rewards.py      `RewardServer`: rewards in place of the verifier, in batches

@@ -52,7 +52,7 @@ class EngineRecord:
     """Facts of one engine."""
 
     make: str
-    """`module:function` that loads it: (model folder, role, config) -> engine. "": the scorer makes it."""
+    """`module:function` that loads it: (model folder, role, config) -> engine."""
     step_model: str = ""
     """`module:function` that loads a process reward model: (folder, `[scorer.prm]`, its form) -> `StepModel` of
     `scorer/process/step_scoring.py`. "": it scores no steps."""
@@ -68,6 +68,8 @@ class EngineRecord:
     """`auto` takes it on a CUDA device only."""
     holds_weights: bool = True
     """The process loads the model's weights. Else they are elsewhere, or there is no model."""
+    needs_address: bool = False
+    """The run file must say where it is: a worker's `--engine` cannot name it."""
     has_tokenizer: bool = True
     """The model has a tokenizer, by which prompts are counted and texts are read."""
     is_bitwise: bool = False

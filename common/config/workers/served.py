@@ -10,7 +10,8 @@ from prefixrl.common.config.section import NonNegativeFloat, Positive, PositiveF
 from prefixrl.common.config.workers.engine_record import EngineRecord
 
 OPENAI = EngineRecord(
-    make="",
+    make="prefixrl.scorer.served.load:load_served",
+    needs_address=True,
     roles=("scorer",),
     holds_weights=False,
     shares_runs=False,

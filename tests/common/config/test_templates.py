@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from prefixrl.common.config.foreign.templates import ADVISER_TEMPLATE, without_advice
 from prefixrl.common.config.load import load
 from prefixrl.common.config.prompting import ADVICE_TEMPLATE
-from prefixrl.common.config.foreign.templates import ADVISER_TEMPLATE, without_advice
 from prefixrl.common.errors import ConfigError
 from support.paths import EXAMPLE
 
