@@ -40,7 +40,7 @@ from prefixrl.learner.weights.copies import HostCopies, not_finite
 from support.live_bytes import LiveBytes
 from support.models.tiny_model import random_iteration, run_config, whole
 from support.paths import ROOT
-from support.runs.rank_process import MICRO_BATCH_TOKENS, run_ranks, train
+from support.runs.ranks import run_ranks, share_of_rank
 from support.runs.run_helper import child, finish, launched, trained_iterations, wait_for
 
 Losses = dict[str, list[float]]
@@ -367,27 +367,30 @@ def with_settings(config: RunConfig, **learner: Any) -> RunConfig:
 
 
 def of_rank(device: str, folder: Path, rank: int, ranks: int) -> None:
-    """Train three iterations at every stage; rank 0 tells the losses and the digest of the weights before them."""
-    told: dict[int, Any] = {}
+    """Train three iterations at every stage; rank 0 writes the losses and the digest of the weights before them."""
+    report: dict[int, Any] = {}
     for stage in range(4):
         zero = {"zero_optimization": {"stage": stage}}
-        learner = {"device": device, "deepspeed": zero, "micro_batch_tokens": MICRO_BATCH_TOKENS}
+        learner = {"device": device, "deepspeed": zero, "micro_batch_tokens": 16}
         config = run_config(folder / "adapter", learner=learner)
         models = Models.load(config, rank, ranks, str(folder / "adapter"))
         weights = models.state_dict_for_publication()
-        steps = [step for iteration in range(3) for step in train(models, config, iteration)]
-        told[stage] = {
+        steps = []
+        for iteration in range(3):
+            data = share_of_rank(models, random_iteration(iteration), config)
+            steps += train_iteration(models, data, config, 20).steps
+        report[stage] = {
             "digest": describe(0, weights).digest if weights else "",
             "losses": [step[name] for step in steps for name in LOSSES],
         }
     if rank == 0:
-        (folder / f"{ranks}.json").write_text(json.dumps(told))
+        (folder / f"{ranks}.json").write_text(json.dumps(report))
     distributed.stop()
 
 
 def of_ranks(device: str, folder: Path, ranks: int) -> dict[str, Any]:
     """Report of rank 0 of so many, by stage."""
-    run_ranks("gpu.on_device", ranks, device, folder, ranks)
+    run_ranks(__file__, ranks, device, folder, ranks)
     result: dict[str, Any] = json.loads((folder / f"{ranks}.json").read_text())
     return result
 

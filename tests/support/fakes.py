@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -35,8 +35,6 @@ from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.weights import EngineChecksum, WeightsNote
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.wire.transport import Client, Server
-from prefixrl.common.worker.link import Link
-from prefixrl.common.worker.work_loop import WorkLoop
 from prefixrl.learner.broker.__main__ import build
 from prefixrl.learner.broker.server import Broker
 from prefixrl.learner.broker.workers.identity import Start
@@ -254,50 +252,6 @@ def judged(
         version=task.version,
         weights_digest=task.weights_digest,
     )
-
-
-@contextmanager
-def beside(*works: Callable[[threading.Event], None], end_s: float = 60.0) -> Iterator[None]:
-    """Functions in threads of their own; the end of the block sets their event. Their errors fail the test."""
-    stop, failures = threading.Event(), list[BaseException]()
-
-    def guarded(work: Callable[[threading.Event], None]) -> None:
-        try:
-            work(stop)
-        except BaseException as error:
-            failures.append(error)
-            raise
-
-    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(end_s)
-    assert not failures and not any(thread.is_alive() for thread in threads), failures
-
-
-def loop(
-    address: Callable[[], Address],
-    role: Literal["rollout", "scorer"],
-    make: Callable[[Link], WorkLoop[Any]],
-) -> Callable[[threading.Event], None]:
-    """A worker's loop with a connection of its own, for `beside`."""
-
-    def work(stop: threading.Event) -> None:
-        link = Link(address, role)
-        try:
-            link.name = link.welcome().worker
-            worker = make(link)
-            worker.say_ready()
-            worker.run(stop.is_set)
-        finally:
-            link.close("done")
-
-    return work
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.snapshots import snapshot_of
+from e2e import in_flight_run
 from prefixrl.common.engines.interface.base import Job, JobResult, spans_of
 from prefixrl.common.engines.vllm.engine import VllmEngine
 from prefixrl.common.engines.vllm.setup import resolve
@@ -21,7 +22,6 @@ from prefixrl.common.wire.messages.groups import Sampling
 from support.fakes import wait_until
 from support.models import versioned
 from support.models import vllm_world as world
-from support.runs import in_flight_run
 
 pytestmark = [
     pytest.mark.vllm,

@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from e2e.simulated_run import config_of, next_batch, note, workers
+from e2e.simulated_run import beside, config_of, next_batch, note, workers
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.messages.learner import Accepted, Batch, IterationDone, Published, Stop
 from prefixrl.common.wire.messages.worker import Goodbye, ScoreTask, Welcome
 from prefixrl.learner.broker.server import Broker
 from prefixrl.learner.broker.workers.workers import Phase
-from support.fakes import Peer, beside, endpoint_of, groups_of, peers, ready, serving, wait_until
+from support.fakes import Peer, endpoint_of, groups_of, peers, ready, serving, wait_until
 
 GRACE_S = 120.0
 ENDS_S = 60.0
