@@ -19,11 +19,11 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from e2e.ppo_loop import Recipe, ReferenceLoop, Row
 from prefixrl.common.seeds import derive, row_uniforms
 from prefixrl.common.wire.messages.groups import Prompt
 from prefixrl.learner.data.order import PromptOrder
 from prefixrl.learner.training.plan import shuffled
-from support.reference.ppo_loop import Recipe, ReferenceLoop, Row
 
 BOX = re.compile(r"\\boxed\{([^{}]*)\}")
 

@@ -46,7 +46,7 @@ Wanted = TypeVar("Wanted")
 
 ROWS = 2
 NOTE = WeightsNote(0, "d0", pack_tokens([1, 2, 3]), pack_logprobs([-1.0, -2.0]))
-HELD = EngineChecksum("c", "snapshot")
+INSTALLED = EngineChecksum("c", "snapshot")
 """Checksum of an engine that holds what it installed."""
 
 
@@ -179,20 +179,18 @@ def peers(endpoint: str, *names: str) -> Iterator[list[Peer]]:
             peer.close()
 
 
-def ready(config: RunConfig, role: Role, slots: int = 1, version: int = 0) -> worker_messages.Ready:
-    """Ready of a worker that loaded what the run means."""
-    if role == "rollout":
-        return loaded(role, model_digests(config.model_of("rollout")), slots, version)
-    return loaded(role, scorer_digests(config, config.model_of("scorer")), slots, version)
-
-
-def loaded(
-    role: Role, digests: worker_messages.ModelDigests, slots: int = 1, version: int = 0
+def ready(
+    config: RunConfig,
+    role: Role,
+    slots: int = 1,
+    version: int = 0,
+    digests: worker_messages.ModelDigests | None = None,
 ) -> worker_messages.Ready:
-    """Ready of a worker that loaded these digests."""
+    """Ready of a worker that loaded what the run means, or what has other digests."""
     if role == "rollout":
+        digests = digests or model_digests(config.model_of(role))
         return offer(slots, digests, "fake", version, f"d{version}")
-    return offer(slots, digests, "fake")
+    return offer(slots, digests or scorer_digests(config, config.model_of("scorer")), "fake")
 
 
 def offer(
@@ -259,37 +257,30 @@ def serving(
     config: RunConfig, prepare: Callable[[Broker], None] = lambda broker: None, ranks: int = 1
 ) -> Iterator[Broker]:
     """A broker of this config served by a thread; `endpoint` is in the run directory."""
-    stop, started, failures = threading.Event(), threading.Event(), []
-    brokers: list[Broker] = []
+    directory, stop = Path(config.directory), threading.Event()
+    server: Server[rank_messages.ToBroker, rank_messages.FromBroker] = Server(
+        "tcp://127.0.0.1:0", rank_messages.ToBroker, keys()
+    )
+    start = Start(0, "tcp://127.0.0.1:9", ranks=ranks)
+    broker = build(config, directory, start, lambda: server)
+    prepare(broker)
+    write_atomically(directory / "endpoint", server.endpoint)
+
+    failures: list[BaseException] = []
 
     def serve() -> None:
         try:
-            server: Server[rank_messages.ToBroker, rank_messages.FromBroker] = Server(
-                "tcp://127.0.0.1:0", rank_messages.ToBroker, keys()
-            )
-            broker = build(
-                config,
-                Path(config.directory),
-                Start(0, "tcp://127.0.0.1:9", ranks=ranks),
-                lambda: server,
-            )
-            prepare(broker)
-            write_atomically(Path(config.directory) / "endpoint", server.endpoint)
-            brokers.append(broker)
-            started.set()
             broker.serve(stop.is_set)
             broker.journal.close()
             server.close(linger_s=0.5)
         except BaseException as error:
             failures.append(error)
-            started.set()
             raise
 
     thread = threading.Thread(target=serve, name="broker")
     thread.start()
-    assert started.wait(30.0) and brokers, failures
     try:
-        yield brokers[0]
+        yield broker
     finally:
         stop.set()
         thread.join(30.0)
@@ -343,30 +334,11 @@ def document(*workers: WorkerStatus, **fields: Any) -> StatusDocument:
     return empty(StatusDocument, workers=list(workers), **usual | fields)
 
 
-def worker_status(
-    role: str,
-    engine: str,
-    state: str = "idle",
-    phase: str = "ready",
-    seats: int = 1,
-    activity: worker_messages.Activity = "working",
-) -> WorkerStatus:
+def worker_status(role: str, engine: str, state: str = "idle", **fields: Any) -> WorkerStatus:
     """One worker in a broker's status."""
-    return empty(
-        WorkerStatus,
-        name=f"{role}-0",
-        role=role,
-        host="host",
-        pid=1,
-        phase=phase,
-        engine=engine,
-        seats=seats,
-        busy_fraction=0.5,
-        tasks_done=1,
-        proof="digest",
-        activity=activity,
-        state=state,
-    )
+    usual = {"name": f"{role}-0", "host": "host", "pid": 1, "phase": "ready", "seats": 1}
+    usual |= {"busy_fraction": 0.5, "tasks_done": 1, "proof": "digest", "activity": "working"}
+    return empty(WorkerStatus, role=role, engine=engine, state=state, **usual | fields)
 
 
 class SteppedClock:
@@ -420,25 +392,20 @@ def publish(directory: Path, version: int, chunk_bytes: int = 256) -> dict[str, 
         "layer.bias": torch.randn(2000, generator=generator).to(torch.bfloat16),
         "scalar": torch.tensor(float(version)),
     }
-    return _write(directory, version, tensors, chunk_bytes)
-
-
-def _write(
-    directory: Path, version: int, tensors: dict[str, torch.Tensor], chunk_bytes: int
-) -> dict[str, torch.Tensor]:
     manifest = msgspec.structs.replace(describe(version, tensors), chunk_bytes=chunk_bytes)
     write_snapshot(directory, manifest, tensors)
     return tensors
 
 
 def publish_next(
-    directory: Path, version: int, before: dict[str, torch.Tensor], chunk_bytes: int = 256
+    directory: Path, version: int, before: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Write a snapshot in which a few values differ from `before`, version - 1, and the delta; its tensors."""
     tensors = {name: tensor.clone() for name, tensor in before.items()}
     for tensor in tensors.values():
         tensor.reshape(-1)[version % tensor.numel()] += 1.0
-    _write(directory, version, tensors, chunk_bytes)
+    manifest = msgspec.structs.replace(describe(version, tensors), chunk_bytes=256)
+    write_snapshot(directory, manifest, tensors)
     assert write_delta(directory, version - 1, version)
     return tensors
 

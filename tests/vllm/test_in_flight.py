@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.snapshots import snapshot_of
-from e2e import in_flight_run
+from e2e.modes import in_flight_run
 from prefixrl.common.engines.interface.base import Job, JobResult, spans_of
 from prefixrl.common.engines.vllm.engine import VllmEngine
 from prefixrl.common.engines.vllm.setup import resolve

@@ -25,4 +25,5 @@ def test_64_clients_at_once_are_answered_by_one_vllm_per_model(tmp_path: Path) -
         assert actual[::8] == [each.text for each in alone.choices]
         assert all("\\boxed{" in each for each in actual)
         server.wait_until_idle()
-        assert server.ended() == 0, server.log.read_text()
+        server.process.terminate()
+        assert server.process.wait(60) == 0, server.log.read_text()

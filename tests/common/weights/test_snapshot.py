@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from prefixrl.common.weights.folders import prune, versions
 from prefixrl.common.weights.snapshot import (
     BadSnapshot,
+    Verifier,
     as_bytes,
     check_manifest,
     describe,
+    view_tensors,
     write_snapshot,
 )
 from prefixrl.common.wire.messages.weights import Manifest
-from support.models.versioned import rebuild
 
 Tensors = dict[str, torch.Tensor]
 
@@ -42,6 +43,13 @@ def some_tensors(draw: st.DrawFn) -> Tensors:
 
 def data_of(tensors: Tensors) -> bytearray:
     return bytearray(b"".join(bytes(as_bytes(tensors[name])) for name in sorted(tensors)))
+
+
+def rebuild(manifest: Manifest, data: bytearray) -> Tensors:
+    """Tensors that share writable bytes, once these are verified."""
+    view = memoryview(data)
+    Verifier(manifest, view).advance(manifest.size_bytes)
+    return view_tensors(manifest, view)
 
 
 def bits(tensor: torch.Tensor) -> bytes:

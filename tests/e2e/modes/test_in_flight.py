@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e import in_flight_run
+from e2e.modes import in_flight_run
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.interface.base import JobResult
 from support.fakes import wait_until

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 from prefixrl.common.config.data import TASK_SUFFIXES, DataConfig, resolve
@@ -20,7 +22,7 @@ from prefixrl.common.wire.messages.groups import TextVerdict
 from prefixrl.learner.data.problems import Problem, read
 from prefixrl.scorer.verifier.pool import VerifierPool
 from support.models.chat_tokenizers import qwen
-from support.models.published_sets import jsonl, parquet
+from support.rows import jsonl
 
 PATIENCE_S = 240.0
 SCAFFOLD = "\nWork in the actions that you were taught.\n\n[LOOK]\n\n[DO]\n"
@@ -94,7 +96,9 @@ ANSWERS: list[tuple[int, str, float]] = [
 
 
 def problems(folder: Path, **keys: Any) -> list[Problem]:
-    parquet("data/train-00000-of-00001.parquet")(folder / "eurus", ROWS)
+    file = folder / "eurus/data/train-00000-of-00001.parquet"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pa.parquet.write_table(pa.Table.from_pylist(ROWS), file)
     source = {"name": "eurus2_rl", "path": str(folder / "eurus"), **keys}
     data = resolve(DataConfig.model_validate({"train": source}), folder)
     content = read(data.train, data)
@@ -164,9 +168,11 @@ def test_the_system_turn_is_left_out_unless_it_is_kept_and_that_of_the_run_file_
 
 
 def test_prompts_of_both_kinds_are_added_to_data_that_has_none(tmp_path: Path) -> None:
-    jsonl("own.jsonl")(tmp_path, [{"id": 1, "question": "Half of 7?", "answer": "3.5"}])
-    jsonl("tasks.jsonl")(
-        tmp_path, [{"id": 1, "question": "Print 1.", "answer": judged_by([""], ["1"])}]
+    jsonl(tmp_path, [{"id": 1, "question": "Half of 7?", "answer": "3.5"}], "own.jsonl")
+    jsonl(
+        tmp_path,
+        [{"id": 1, "question": "Print 1.", "answer": judged_by([""], ["1"])}],
+        "tasks.jsonl",
     )
     sources = [
         {"path": "own.jsonl", "task_suffix": "prime"},
@@ -185,10 +191,12 @@ def test_prompts_of_both_kinds_are_added_to_data_that_has_none(tmp_path: Path) -
 
 
 def test_a_question_is_left_out_of_a_set_whatever_is_written_behind_it(tmp_path: Path) -> None:
-    jsonl("own.jsonl")(
-        tmp_path, [{"id": n, "question": f"Half of {n}?", "answer": n / 2} for n in (1, 2)]
+    jsonl(
+        tmp_path,
+        [{"id": n, "question": f"Half of {n}?", "answer": n / 2} for n in (1, 2)],
+        "own.jsonl",
     )
-    jsonl("eval.jsonl")(tmp_path, [{"id": 1, "question": "Half of 2?", "answer": 1}])
+    jsonl(tmp_path, [{"id": 1, "question": "Half of 2?", "answer": 1}], "eval.jsonl")
     source = {
         "path": "own.jsonl",
         "task_suffix": "prime",
@@ -199,7 +207,7 @@ def test_a_question_is_left_out_of_a_set_whatever_is_written_behind_it(tmp_path:
 
 
 def test_a_system_turn_cannot_be_kept_of_rows_that_have_none(tmp_path: Path) -> None:
-    jsonl("own.jsonl")(tmp_path, [{"question": "Half of 2?", "answer": 1}])
+    jsonl(tmp_path, [{"question": "Half of 2?", "answer": 1}], "own.jsonl")
     data = resolve(
         DataConfig.model_validate({"train": {"path": "own.jsonl", "keep_system": True}}), tmp_path
     )

@@ -19,7 +19,7 @@ from prefixrl.learner.data.problems import BadRow, Loaded, read
 from prefixrl.learner.run.directory import RunDirectory, inputs
 from support.fakes import run_on_disk
 from support.models.chat_tokenizers import llama, qwen
-from support.models.published_sets import jsonl, publish
+from support.rows import jsonl
 
 REMEDY = "; question_column and answer_column name others"
 ROWS = [{"id": f"r{i}", "question": f"{i} + 1 =", "answer": str(i + 1)} for i in range(4)]
@@ -60,7 +60,7 @@ def write_as(kind: str, folder: Path) -> str:
     path = folder / f"rows.{kind}"
     match kind:
         case "jsonl":
-            jsonl(path.name)(folder, ROWS)
+            jsonl(folder, ROWS, path.name)
         case "json":
             path.write_text(json.dumps(ROWS))
         case "csv":
@@ -105,7 +105,7 @@ def test_what_map_and_filter_leave_in_a_saved_folder_is_no_data(tmp_path: Path) 
 
 
 def test_columns_are_mapped_per_source_and_nested_ones_by_their_path(tmp_path: Path) -> None:
-    jsonl("mine.jsonl")(tmp_path, [{"q": {"text": "Half of 6?"}, "a": 3, "kind": "halves"}])
+    jsonl(tmp_path, [{"q": {"text": "Half of 6?"}, "a": 3, "kind": "halves"}], "mine.jsonl")
     source = {"path": "mine.jsonl", "question_column": "q.text", "answer_column": "a"}
     (problem,) = found(tmp_path, source | {"family_column": "kind", "suffix": " Box it."}).problems
     assert (problem.question, problem.gold, problem.family) == ("Half of 6? Box it.", "3", "halves")
@@ -168,10 +168,10 @@ def test_the_filtered_set_is_levels_3_to_5_of_both_splits_without_math_500(tmp_p
         for split in ("train", "test")
         for level in (1, 2, 3, 4, 5)
     ]
-    jsonl("train.jsonl")(tmp_path / "MATH", rows[:5])
-    jsonl("test.jsonl")(tmp_path / "MATH", rows[5:])
+    jsonl(tmp_path / "MATH", rows[:5], "train.jsonl")
+    jsonl(tmp_path / "MATH", rows[5:], "test.jsonl")
     held = {"problem": "test  level\n4?", "answer": "1", "level": 4, "unique_id": "t/1"}
-    jsonl("test.jsonl")(tmp_path / "M500", [held])
+    jsonl(tmp_path / "M500", [held], "test.jsonl")
     paths = {"math": "MATH", "math500": "M500"}
     loaded = found(tmp_path, "math_filtered", paths=paths)
     kept = sorted(each.question.split("?")[0] for each in loaded.problems)
@@ -194,8 +194,8 @@ def test_the_filtered_set_is_levels_3_to_5_of_both_splits_without_math_500(tmp_p
 
 def test_several_sources_keep_their_ids_apart_and_those_of_one_name_too(tmp_path: Path) -> None:
     for folder in ("a", "b"):
-        jsonl("rows.jsonl")(tmp_path / folder, ROWS[:1])
-    jsonl("more.jsonl")(tmp_path, ROWS[:1])
+        jsonl(tmp_path / folder, ROWS[:1], "rows.jsonl")
+    jsonl(tmp_path, ROWS[:1], "more.jsonl")
     loaded = found(tmp_path, ["a/rows.jsonl", "b/rows.jsonl", "more.jsonl"])
     assert ids(loaded) == ["rows:r0", "rows-2:r0", "more:r0"]
     assert [each.source for each in loaded.problems] == ["rows", "rows-2", "more"]
@@ -204,7 +204,7 @@ def test_several_sources_keep_their_ids_apart_and_those_of_one_name_too(tmp_path
 def test_a_number_behind_a_name_is_none_that_another_source_has(tmp_path: Path) -> None:
     paths = ["a/math.jsonl", "a/math-3.jsonl", "b/math.jsonl", "c/math.jsonl"]
     for count, path in enumerate(paths, start=1):
-        jsonl(Path(path).name)(tmp_path / Path(path).parent, ROWS[:count])
+        jsonl(tmp_path / Path(path).parent, ROWS[:count], Path(path).name)
     loaded = found(tmp_path, [{"path": path, "weight": 1.0} for path in paths])
     assert [(each.label, each.accepted) for each in loaded.sources] == [
         ("math", 1),
@@ -234,7 +234,7 @@ def test_a_hub_dataset_comes_from_the_cache_and_without_one_the_message_says_wha
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     repository = tmp_path / "datasets--us--ours"
-    jsonl("train.jsonl")(repository / "snapshots" / ("c" * 40), ROWS)
+    jsonl(repository / "snapshots" / ("c" * 40), ROWS, "train.jsonl")
     (repository / "refs").mkdir()
     (repository / "refs/main").write_text("c" * 40)
     assert ids(found(tmp_path, "hf:us/ours")) == [row["id"] for row in ROWS]
@@ -280,7 +280,7 @@ def run_of(folder: Path, **data: Any) -> RunConfig:
 def test_bad_rows_are_counted_and_written_down_and_stop_a_run_only_when_asked_to(
     tmp_path: Path,
 ) -> None:
-    jsonl("mixed.jsonl")(tmp_path, [ROWS[0], {"id": "x", "question": "?"}, ROWS[0], ROWS[1]])
+    jsonl(tmp_path, [ROWS[0], {"id": "x", "question": "?"}, ROWS[0], ROWS[1]], "mixed.jsonl")
     config = run_of(tmp_path, train="mixed.jsonl", eval="mixed.jsonl")
     run = Path(config.directory)
     training = problems.keep(run, *problems.read_all(config))
@@ -308,8 +308,10 @@ def test_tests_that_cannot_be_read_are_bad_rows_with_the_shapes_that_are(tmp_pat
         " " * 900_001,
     ]
     golds += [["assert f(1) == 2", "assert f(2) == 3"]]
-    jsonl("code.jsonl")(
-        tmp_path, [{"id": n, "question": f"{n}?", "answer": gold} for n, gold in enumerate(golds)]
+    jsonl(
+        tmp_path,
+        [{"id": n, "question": f"{n}?", "answer": gold} for n, gold in enumerate(golds)],
+        "code.jsonl",
     )
     loaded = found(tmp_path, {"path": "code.jsonl", "code": "tests"})
     assert ids(loaded) == ["0", "3", "6"] and [row.row for row in loaded.bad] == [2, 3, 5, 6]
@@ -320,7 +322,7 @@ def test_tests_that_cannot_be_read_are_bad_rows_with_the_shapes_that_are(tmp_pat
 
 
 def test_nothing_but_bad_rows_ends_the_start_with_their_reasons(tmp_path: Path) -> None:
-    jsonl("bad.jsonl")(tmp_path, [{"id": 1, "question": "?"}])
+    jsonl(tmp_path, [{"id": 1, "question": "?"}], "bad.jsonl")
     with pytest.raises(DataError, match=r"holds no problem: 1 rows(.|\n)*no column 'answer'"):
         found(tmp_path, "bad.jsonl")
 
@@ -328,7 +330,7 @@ def test_nothing_but_bad_rows_ends_the_start_with_their_reasons(tmp_path: Path) 
 def test_a_question_no_prompt_has_room_for_is_a_bad_row(tmp_path: Path) -> None:
     long = {"id": "long", "question": "seven " * 200, "answer": "7"}
     longest = {"id": "longest", "question": "seven " * 400, "answer": "7"}
-    jsonl("long.jsonl")(tmp_path, [ROWS[0], long, longest])
+    jsonl(tmp_path, [ROWS[0], long, longest], "long.jsonl")
     qwen(tmp_path / "q"), llama(tmp_path / "l")
     config = run_of(tmp_path, train="long.jsonl")
     section = config.rollout.model_copy(update={"max_prompt_tokens": 2000})
@@ -351,26 +353,30 @@ def test_a_question_no_prompt_has_room_for_is_a_bad_row(tmp_path: Path) -> None:
 
 
 def test_every_file_is_a_part_of_what_a_run_began_with(tmp_path: Path) -> None:
-    publish("math_filtered", tmp_path), publish("math500", tmp_path)
-    paths = {"math_filtered": "math_filtered", "math500": "math500"}
+    rows = [
+        {"problem": f"{number}?", "level": "Level 3", "solution": "\\boxed{1}"} for number in (1, 2)
+    ]
+    jsonl(tmp_path / "MATH", rows, "test.jsonl")
+    jsonl(tmp_path / "M500", [rows[1] | {"answer": "1", "unique_id": "t/1"}], "test.jsonl")
+    paths = {"math": "MATH", "math500": "M500"}
     config = run_of(tmp_path, train=["math_filtered", {"path": "train.jsonl"}], paths=paths)
     (Path(config.directory) / "config.json").unlink()
     directory = RunDirectory(config)
     directory._lock.close()
     known = inputs(directory.path)
     assert known is not None and len(known.data_train) == 3
-    excluded = tmp_path / "math500/test.jsonl"
+    excluded = tmp_path / "M500/test.jsonl"
     excluded.write_text(excluded.read_text() + "\n")
     with pytest.raises(ConfigError, match=r"input files were others: data\.train changed"):
         RunDirectory(config)
 
 
 def test_a_run_that_goes_on_keeps_the_training_problems_it_began_with(tmp_path: Path) -> None:
-    jsonl("rows.jsonl")(tmp_path, ROWS)
+    jsonl(tmp_path, ROWS, "rows.jsonl")
     config = run_of(tmp_path, train="rows.jsonl")
     run = Path(config.directory)
     first = problems.keep(run, *problems.read_all(config))
-    jsonl("rows.jsonl")(tmp_path, ROWS[:1])
+    jsonl(tmp_path, ROWS[:1], "rows.jsonl")
     assert problems.keep(run, *problems.read_all(config)) == first
 
 
@@ -416,7 +422,7 @@ def test_a_run_that_goes_on_keeps_the_training_problems_it_began_with(tmp_path: 
 def test_a_data_section_that_cannot_be_is_refused_with_what_may(
     data: str, complaint: str, tmp_path: Path
 ) -> None:
-    jsonl("t.jsonl")(tmp_path, ROWS)
+    jsonl(tmp_path, ROWS, "t.jsonl")
     (tmp_path / "run.toml").write_text(
         f'directory = "run"\nadapter.model = "a/b"\ntarget.model = "a/c"\nalgorithm.iterations = 1\n[data]\n{data}\n'
     )
@@ -428,7 +434,7 @@ def test_a_data_section_that_cannot_be_is_refused_with_what_may(
 def test_a_weight_that_trains_nothing_of_a_source_is_refused_before_the_run_begins(
     tmp_path: Path,
 ) -> None:
-    jsonl("a.jsonl")(tmp_path, ROWS), jsonl("b.jsonl")(tmp_path, ROWS)
+    jsonl(tmp_path, ROWS, "a.jsonl"), jsonl(tmp_path, ROWS, "b.jsonl")
     given = [{"path": "a.jsonl", "weight": 100.0}, {"path": "b.jsonl", "weight": 0.1}]
     with pytest.raises(DataError, match=r"none of the 8 prompts of an epoch \(they get \[8, 0\]\)"):
         problems.read_all(run_of(tmp_path, train=given))

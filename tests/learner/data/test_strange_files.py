@@ -17,7 +17,7 @@ from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.learner.data.problems import Loaded, keep, read
 from support.models.chat_tokenizers import qwen
-from support.models.published_sets import jsonl
+from support.rows import jsonl
 
 SOLUTION = "Ann has 3 boxes of 400 pins: 3*400=<<3*400=1200>>1200.\n#### 1,200"
 TURNS = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "2 + 2?"}]
@@ -25,7 +25,7 @@ EARLIER = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content
 
 
 def loaded(folder: Path, rows: list[dict[str, Any]], **keys: Any) -> Loaded:
-    jsonl("rows.jsonl")(folder, rows)
+    jsonl(folder, rows, "rows.jsonl")
     return of_file(folder / "rows.jsonl", **keys)
 
 
@@ -93,7 +93,7 @@ def test_a_gold_that_only_looks_like_one_with_a_unit_is_left_alone(tmp_path: Pat
 
 
 def test_a_reward_function_gets_golds_as_they_are(tmp_path: Path) -> None:
-    jsonl("rows.jsonl")(tmp_path, [{"question": "?", "answer": SOLUTION}])
+    jsonl(tmp_path, [{"question": "?", "answer": SOLUTION}], "rows.jsonl")
     (tmp_path / "own.py").write_text("def reward(question, answer, gold):\n    return 1.0\n")
     run = 'directory = "run"\nadapter.model = "a/b"\ntarget.model = "a/c"\ndata.train = "rows.jsonl"\n'
     (tmp_path / "run.toml").write_text(
@@ -230,11 +230,13 @@ def test_a_template_without_a_column_or_beside_a_question_column_or_with_a_wrong
 def test_a_checkout_of_gsm8k_is_read_once_and_its_count_compared(tmp_path: Path) -> None:
     for split in ("train", "test"):
         for name in (split, f"{split}_socratic"):
-            jsonl(f"{name}.jsonl")(
-                tmp_path / "gsm8k", [{"question": f"{split}?", "answer": SOLUTION}]
+            jsonl(
+                tmp_path / "gsm8k", [{"question": f"{split}?", "answer": SOLUTION}], f"{name}.jsonl"
             )
-    jsonl("example_model_solutions.jsonl")(
-        tmp_path / "gsm8k", [{"question": "?", "ground_truth": "A: 18"}]
+    jsonl(
+        tmp_path / "gsm8k",
+        [{"question": "?", "ground_truth": "A: 18"}],
+        "example_model_solutions.jsonl",
     )
     paths = {"paths": {"gsm8k": "./gsm8k"}}
     data = resolve(DataConfig.model_validate({"train": "gsm8k", "eval": "gsm8k"} | paths), tmp_path)
@@ -268,7 +270,7 @@ def test_a_question_that_comes_again_is_counted_with_its_other_golds(tmp_path: P
 
 
 def test_a_folder_in_another_layout_than_the_set_s_names_the_way_out(tmp_path: Path) -> None:
-    jsonl("test.jsonl")(tmp_path / "olympiadbench", [{"question": "?", "final_answer": ["4"]}])
+    jsonl(tmp_path / "olympiadbench", [{"question": "?", "final_answer": ["4"]}], "test.jsonl")
     with pytest.raises(
         DataError,
         match=r"It has test\.jsonl; where one of these holds the problems, give it as path",
@@ -344,7 +346,7 @@ def test_a_row_without_an_id_has_its_number_and_a_missing_word_is_no_gold(tmp_pa
 
 def test_a_gguf_file_as_a_model_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    jsonl("rows.jsonl")(tmp_path, [{"question": "?", "answer": "4"}])
+    jsonl(tmp_path, [{"question": "?", "answer": "4"}], "rows.jsonl")
     run = 'directory = "run"\nadapter.model = "model.gguf"\ndata.train = "rows.jsonl"\nalgorithm.iterations = 1\n'
     (tmp_path / "run.toml").write_text(f'{run}target.model = "a/c"\n')
     with pytest.raises(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from e2e.ppo_loop import Recipe, ReferenceLoop, Row
 from prefixrl.common.config.run import RunConfig
 from prefixrl.learner.models import model
 from prefixrl.learner.models.batch import IterationData
@@ -15,7 +16,6 @@ from prefixrl.learner.models.model import Models
 from prefixrl.learner.training import iteration
 from prefixrl.learner.training.plan import shuffled_rows
 from support.models.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config
-from support.reference.ppo_loop import Recipe, ReferenceLoop, Row
 from support.tiers import mostly_nightly
 
 pytestmark = DEEPSPEED_WARNINGS

@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from prefixrl.common.engines.interface.base import TokenIds
-from prefixrl.common.weights.snapshot import Buffer, Verifier, view_tensors
-from prefixrl.common.wire.messages.weights import Manifest
 
 FIRST = 256
 """Below are the bytes of prompts."""
@@ -79,10 +77,3 @@ def logprobs(folder: Path, tensors: Tensors, text: TokenIds, temperature: float)
     table = (logits / temperature).log_softmax(-1)
     picked: NDArray[np.float64] = table[torch.arange(len(text) - 1), text[1:]].numpy()
     return picked
-
-
-def rebuild(manifest: Manifest, data: Buffer) -> Tensors:
-    """Tensors that share writable bytes, once these are verified."""
-    view = memoryview(data)
-    Verifier(manifest, view).advance(manifest.size_bytes)
-    return view_tensors(manifest, view)

@@ -55,7 +55,7 @@ def test_a_worker_that_loaded_something_else_is_refused_by_name(
     what = {"rollout": "adapter", "scorer": "target"}[role]
     with fakes.peers(fakes.endpoint_of(config), "wrong", "right") as (bad, good):
         bad.join(role)
-        bad.say(fakes.loaded(role, wrong))
+        bad.say(fakes.ready(config, role, digests=wrong))
         reason = bad.hear(worker_messages.Reject).reason
         assert f"another {what}: digest of its {part.replace('_', ' ')} is another" in reason
         good.ready(config, role)
@@ -79,12 +79,12 @@ def test_a_scorer_with_another_reward_function_is_refused_with_the_remedy(tmp_pa
     ):
         for peer, wrong in zip(bad, wrongs, strict=True):
             peer.join("scorer")
-            peer.say(fakes.loaded("scorer", wrong))
+            peer.say(fakes.ready(config, "scorer", digests=wrong))
             reason = peer.hear(worker_messages.Reject).reason
             assert f"digest of its file is {wrong.reward_function or 'missing'}" in reason
             assert f"copy the learner's {mine}:score to its host" in reason
         good.join("scorer")
-        good.say(fakes.loaded("scorer", right))
+        good.say(fakes.ready(config, "scorer", digests=right))
         good.say(worker_messages.Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
         good.hear(worker_messages.Beat)
 
@@ -101,11 +101,11 @@ def test_in_direct_mode_a_scorer_with_another_tokenizer_is_refused_and_its_model
         fakes.peers(fakes.endpoint_of(config), "bad", "good") as (bad, good),
     ):
         bad.join("scorer")
-        bad.say(fakes.loaded("scorer", wrong))
+        bad.say(fakes.ready(config, "scorer", digests=wrong))
         expected = "loaded another adapter's tokenizer: digest of its tokenizer is another"
         assert expected in bad.hear(worker_messages.Reject).reason
         good.join("scorer")
-        good.say(fakes.loaded("scorer", right))
+        good.say(fakes.ready(config, "scorer", digests=right))
         good.say(worker_messages.Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
         good.hear(worker_messages.Beat)
 
