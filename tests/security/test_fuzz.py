@@ -67,15 +67,15 @@ def figure(record_property: Callable[[str, str], None]) -> Figure:
 def test_mutated_bytes_are_a_message_or_malformed(
     union: object, messages: int, figure: Figure
 ) -> None:
-    decoder, mutator, taken = msgspec.msgpack.Decoder(union), Mutator(0, union), 0
+    decoder, mutator, valid = msgspec.msgpack.Decoder(union), Mutator(0, union), 0
     for _ in range(messages):
         try:
             _decode(decoder, [mutator.changed(mutator.any_message())], b"peer")
-            taken += 1
+            valid += 1
         except Malformed:
             pass
-    assert 0 < taken < messages
-    figure(f"decoder: {messages} mutated messages, {taken} of them valid still")
+    assert 0 < valid < messages
+    figure(f"decoder: {messages} mutated messages, {valid} of them valid still")
 
 
 ROLES: tuple[Role, ...] = ("rollout", "rollout", "scorer", "scorer", "rank", "operator")
@@ -236,7 +236,8 @@ def test_hostile_connections_harm_no_honest_worker(connections: int, figure: Fig
     assert measured.broker_mib < 300
     assert measured.attacked, "every round trip was answered, or `measure` had failed"
     slowest = [
-        f"{quantile(each, 0.99):.1f} ms" for (each,) in (measured.attacked, measured.without)
+        f"{quantile(times_ms, 0.99):.1f} ms"
+        for (times_ms,) in (measured.attacked, measured.without)
     ]
     figure(
         f"hostile connections: {connections}, p99 {' against '.join(slowest)} alone, {measured.broker_mib:.0f} MiB"

@@ -117,22 +117,22 @@ class Peer:
         self.client.send(worker_messages.Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
         self.client._socket.send_multipart(frames)
 
-    def hear(self, wanted: type[Wanted], timeout_s: float = 20.0) -> Wanted:
+    def hear(self, kind: type[Wanted], timeout_s: float = 20.0) -> Wanted:
         """The next message of a type; those before it are kept in `passed_over`."""
-        return self.hear_with_payload(wanted, timeout_s)[0]
+        return self.hear_with_payload(kind, timeout_s)[0]
 
     def hear_with_payload(
-        self, wanted: type[Wanted], timeout_s: float = 20.0
+        self, kind: type[Wanted], timeout_s: float = 20.0
     ) -> tuple[Wanted, list[bytes]]:
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             received = self.client.receive(0.2)
             if received is None:
                 continue
-            if isinstance(received[0], wanted):
+            if isinstance(received[0], kind):
                 return received[0], received[1]
             self.passed_over.append(received[0])
-        raise AssertionError(f"no {wanted} within {timeout_s:g} s, only {self.passed_over}")
+        raise AssertionError(f"no {kind} within {timeout_s:g} s, only {self.passed_over}")
 
     def hears_nothing_of(self, unwanted: type[Any], for_s: float = 0.3) -> bool:
         received = self.client.receive(for_s)
@@ -220,8 +220,13 @@ def sampled(
     digest = f"d{task.version}" if digest is None else digest
     written = row([task.version, 7], spans=(VersionSpan(task.version, digest, 2),))
     groups = tuple(
-        group(asked.seq, *(written,) * task.rows_per_group, prompt=asked.prompt, seed=asked.seed)
-        for asked in task.groups
+        group(
+            prompt_of_task.seq,
+            *(written,) * task.rows_per_group,
+            prompt=prompt_of_task.prompt,
+            seed=prompt_of_task.seed,
+        )
+        for prompt_of_task in task.groups
     )
     return worker_messages.Prefixes(
         task=task.task,

@@ -44,14 +44,14 @@ def test_both_engines_give_every_step_the_same_score(keys: dict[str, Any], tmp_p
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = [each for each in done.stdout.splitlines() if each.startswith("SCORES")]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("SCORES")]
     served, reference = json.loads(line.removeprefix("SCORES"))
     assert served[1] == reference[1] == []
-    for one, other in zip(served, reference, strict=True):
-        assert one == pytest.approx(other, abs=1e-4)
+    for in_vllm, other in zip(served, reference, strict=True):
+        assert in_vllm == pytest.approx(other, abs=1e-4)
     good, corrupted = (
-        [each for each in served if each][::2],
-        [each for each in served if each][1::2],
+        [scores for scores in served if scores][::2],
+        [scores for scores in served if scores][1::2],
     )
     assert sum(
         min(right) > min(wrong) for right, wrong in zip(good, corrupted, strict=True)

@@ -68,7 +68,7 @@ def test_training_moves_by_the_scores_of_steps_alone(tmp_path: Path) -> None:
     early, late = actual[:2], actual[-4:]
 
     def mean(of: list[dict[str, Any]], name: str) -> float:
-        return float(sum(each[name] for each in of) / len(of))
+        return float(sum(step[name] for step in of) / len(of))
 
     assert mean(late, "reward") > mean(early, "reward") + 0.2
     assert mean(late, "outcome") > mean(early, "outcome") + 0.1  # which nothing rewarded
@@ -100,6 +100,6 @@ def test_a_run_whose_scorer_was_killed_ends_with_the_same_adapter(
     assert (tmp_path / "whole" / weights).read_bytes() == (
         tmp_path / "killed" / weights
     ).read_bytes()
-    assert [each["reward"] for each in figures(tmp_path / "whole")] == [
-        each["reward"] for each in figures(tmp_path / "killed")
+    assert [line["reward"] for line in figures(tmp_path / "whole")] == [
+        line["reward"] for line in figures(tmp_path / "killed")
     ]

@@ -62,7 +62,7 @@ def test_every_continuation_has_the_scores_of_its_prefix_and_completion_together
     for group in groups[:4]:
         for row in group["rows"]:
             texts = row["continuations"]
-            assert row["reward"] == pytest.approx(sum(each["reward"] for each in texts) / 2)
+            assert row["reward"] == pytest.approx(sum(text["reward"] for text in texts) / 2)
             for text in texts:
                 actual, answer = text["process"], text["completion"]
                 scores = loaded_model.scores([marked(form, group["question"], answer)])[0]
@@ -78,7 +78,7 @@ def test_training_moves_by_the_scores_of_steps_alone(run: Path) -> None:
     early, late = actual[:2], actual[-4:]
 
     def mean(of: list[dict[str, float]], name: str) -> float:
-        return sum(each[name] for each in of) / len(of)
+        return sum(line[name] for line in of) / len(of)
 
     assert mean(late, "reward") > mean(early, "reward") + 0.15
     assert mean(late, "outcome") > mean(early, "outcome") + 0.1  # which nothing rewarded
@@ -108,7 +108,7 @@ def test_an_evaluation_chooses_among_the_answers_of_a_problem_by_their_steps(run
         row.get("scores") for row in lines_of(folder / "evaluations/adapter.heldout.greedy.jsonl")
     } == {None}
     results = json.loads((folder / "results.json").read_text())["results"]
-    greedy, sampled = (each["accuracy"] for each in results)
+    greedy, sampled = (result["accuracy"] for result in results)
     assert greedy["chosen"] == {} and set(sampled["chosen"]) == set(CHOICES)
     # The model knows which procedure a question needs: any choice beats the mean answer.
     assert min(sampled["chosen"].values()) > sampled["accuracy"] + 0.1

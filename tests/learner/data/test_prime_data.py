@@ -106,10 +106,10 @@ def problems(folder: Path, **keys: Any) -> list[Problem]:
     return content.problems
 
 
-def verdicts(pool: VerifierPool, asked: list[Problem]) -> list[TextVerdict]:
+def verdicts(pool: VerifierPool, tasks: list[Problem]) -> list[TextVerdict]:
     for key, (number, text, _) in enumerate(ANSWERS):
-        each = asked[number]
-        pool.submit(key, text, each.gold, each.question, each.code)
+        task = tasks[number]
+        pool.submit(key, text, task.gold, task.question, task.code)
     result, deadline_s = {}, time.monotonic() + PATIENCE_S
     while pool.pending:
         assert time.monotonic() < deadline_s, f"{pool.pending} answers are still pending"
@@ -120,9 +120,9 @@ def verdicts(pool: VerifierPool, asked: list[Problem]) -> list[TextVerdict]:
 
 @pytest.fixture
 def pool() -> Iterator[VerifierPool]:
-    made = VerifierPool(1, 20)
-    yield made
-    made.close()
+    verifiers = VerifierPool(1, 20)
+    yield verifiers
+    verifiers.close()
 
 
 def test_the_reward_of_a_program_is_the_share_of_the_first_ten_tests_that_it_passes(
@@ -137,11 +137,13 @@ def test_the_reward_of_a_program_is_the_share_of_the_first_ten_tests_that_it_pas
 
 def test_questions_kinds_and_sources_are_those_of_the_rows(tmp_path: Path) -> None:
     actual = problems(tmp_path)
-    assert [each.question for each in actual] == [each["prompt"][1]["content"] for each in ROWS]
-    assert [each.code for each in actual] == ["none", "tests", "tests", "tests"]
-    assert [each.family for each in actual] == [each["data_source"] for each in ROWS]
+    assert [problem.question for problem in actual] == [
+        problem["prompt"][1]["content"] for problem in ROWS
+    ]
+    assert [problem.code for problem in actual] == ["none", "tests", "tests", "tests"]
+    assert [problem.family for problem in actual] == [problem["data_source"] for problem in ROWS]
     only = problems(tmp_path, where={"ability": ["math"]})
-    assert [each.gold for each in only] == ["\\frac{7}{2}"]
+    assert [problem.gold for problem in only] == ["\\frac{7}{2}"]
 
 
 def test_the_system_turn_is_left_out_unless_it_is_kept_and_that_of_the_run_file_replaces_it(
@@ -151,8 +153,8 @@ def test_the_system_turn_is_left_out_unless_it_is_kept_and_that_of_the_run_file_
     assert (without.system, kept.system) == ("", SCAFFOLD)
     model = str(qwen(tmp_path / "qwen"))
 
-    def text(asked: ModelConfig, problem: Problem) -> str:
-        renderer = Renderer(model, 4096, asked)
+    def text(model_config: ModelConfig, problem: Problem) -> str:
+        renderer = Renderer(model, 4096, model_config)
         prompt = problem.prompt()
         return renderer.decode_with_special(renderer.prompt(prompt.question, prompt.system))
 
@@ -184,7 +186,7 @@ def test_prompts_of_both_kinds_are_added_to_data_that_has_none(tmp_path: Path) -
         },
     ]
     data = resolve(DataConfig.model_validate({"train": sources}), tmp_path)
-    maths, code = (each.question for each in read(data.train, data).problems)
+    maths, code = (problem.question for problem in read(data.train, data).problems)
     assert maths == "Half of 7?\n\nPresent the answer in LaTex format: \\boxed{Your answer}"
     assert code.startswith("Print 1.\n(stdin is empty)\n\nWrite Python code to solve the problem.")
     assert code.endswith("```python\nYour code\n```\nat the end.")
@@ -203,7 +205,7 @@ def test_a_question_is_left_out_of_a_set_whatever_is_written_behind_it(tmp_path:
         "without": [{"path": "eval.jsonl", "task_suffix": "prime"}],
     }
     data = resolve(DataConfig.model_validate({"train": source}), tmp_path)
-    assert [each.gold for each in read(data.train, data).problems] == ["0.5"]
+    assert [problem.gold for problem in read(data.train, data).problems] == ["0.5"]
 
 
 def test_a_system_turn_cannot_be_kept_of_rows_that_have_none(tmp_path: Path) -> None:

@@ -132,10 +132,10 @@ def test_good_rows_are_problems_and_bad_ones_are_named_with_number_and_reason(
     actual = loaded(name, tmp_path)
     good, bad = PUBLISHED[name].good, PUBLISHED[name].bad
     assert len(actual.problems) == len(good)
-    assert len({each.prompt_id for each in actual.problems}) == len(good)
-    own = [row for row in actual.bad if "without" not in row.source]
-    assert len(own) == len(bad), actual.bad
-    for row, (_, reason) in zip(own, bad, strict=True):
+    assert len({problem.prompt_id for problem in actual.problems}) == len(good)
+    bad_rows = [row for row in actual.bad if "without" not in row.source]
+    assert len(bad_rows) == len(bad), actual.bad
+    for row, (_, reason) in zip(bad_rows, bad, strict=True):
         assert reason in row.reason, row
         assert row.row > 0 and row.file
 
@@ -175,14 +175,14 @@ def test_the_documentation_names_every_set_with_its_place_and_size_and_its_examp
     tmp_path: Path,
 ) -> None:
     text = (ROOT / "docs/data.md").read_text(encoding="utf-8")
-    told = dict(re.findall(r"^\| `(\w+)` \| (.*?\| [\d,]+) \|", text, re.MULTILINE))
-    assert sorted(told) == NAMES
-    for name, known in PROBLEM_SETS.items():
-        assert told[name].endswith(f"| {known.problems:,}")
-        if known.hub and not known.same_files_as:
-            assert f"`{known.hub}`" in told[name]
+    rows_of_page = dict(re.findall(r"^\| `(\w+)` \| (.*?\| [\d,]+) \|", text, re.MULTILINE))
+    assert sorted(rows_of_page) == NAMES
+    for name, problem_set in PROBLEM_SETS.items():
+        assert rows_of_page[name].endswith(f"| {problem_set.problems:,}")
+        if problem_set.hub and not problem_set.same_files_as:
+            assert f"`{problem_set.hub}`" in rows_of_page[name]
     (example,) = (
-        each for each in re.findall(r"```toml\n(.*?)```", text, re.DOTALL) if "[data]" in each
+        block for block in re.findall(r"```toml\n(.*?)```", text, re.DOTALL) if "[data]" in block
     )
     example = example.replace('"/data/', f'"{tmp_path}/')
     for name in ("MATH", "MATH-500", "mine.jsonl"):

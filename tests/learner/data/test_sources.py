@@ -27,8 +27,8 @@ ROWS = [{"id": f"r{i}", "question": f"{i} + 1 =", "answer": str(i + 1)} for i in
 
 def found(folder: Path, train: Any, **data: Any) -> Loaded:
     """Return the problems that a run file in `folder` with this `[data]` reads."""
-    made = resolve(DataConfig.model_validate({"train": train} | data), folder)
-    return read(made.train, made)
+    resolved = resolve(DataConfig.model_validate({"train": train} | data), folder)
+    return read(resolved.train, resolved)
 
 
 def ids(loaded: Loaded) -> list[str]:
@@ -74,7 +74,7 @@ def write_as(kind: str, folder: Path) -> str:
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet", "arrow"])
 def test_every_format_holds_the_same_problems(kind: str, tmp_path: Path) -> None:
     loaded = found(tmp_path, write_as(kind, tmp_path))
-    assert [(each.prompt_id, each.question, each.gold) for each in loaded.problems] == [
+    assert [(problem.prompt_id, problem.question, problem.gold) for problem in loaded.problems] == [
         tuple(row.values()) for row in ROWS
     ]
     assert not loaded.bad
@@ -121,7 +121,7 @@ def test_a_folder_is_read_by_split_and_subset(tmp_path: Path) -> None:
             pa.parquet.write_table(pa.Table.from_pylist(rows), pa_file)
 
     def questions(**keys: Any) -> list[str]:
-        return [each.question for each in found(tmp_path, {"path": "set"} | keys).problems]
+        return [problem.question for problem in found(tmp_path, {"path": "set"} | keys).problems]
 
     assert questions(split="test") == ["easy test?", "hard test?"]
     assert questions(split="train", subset="hard") == ["hard train?"]
@@ -170,12 +170,12 @@ def test_the_filtered_set_is_levels_3_to_5_of_both_splits_without_math_500(tmp_p
     ]
     jsonl(tmp_path / "MATH", rows[:5], "train.jsonl")
     jsonl(tmp_path / "MATH", rows[5:], "test.jsonl")
-    held = {"problem": "test  level\n4?", "answer": "1", "level": 4, "unique_id": "t/1"}
-    jsonl(tmp_path / "M500", [held], "test.jsonl")
+    held_out_row = {"problem": "test  level\n4?", "answer": "1", "level": 4, "unique_id": "t/1"}
+    jsonl(tmp_path / "M500", [held_out_row], "test.jsonl")
     paths = {"math": "MATH", "math500": "M500"}
     loaded = found(tmp_path, "math_filtered", paths=paths)
-    kept = sorted(each.question.split("?")[0] for each in loaded.problems)
-    assert kept == [
+    questions = sorted(problem.question.split("?")[0] for problem in loaded.problems)
+    assert questions == [
         "test level 3",
         "test level 5",
         "train level 3",
@@ -189,7 +189,9 @@ def test_the_filtered_set_is_levels_3_to_5_of_both_splits_without_math_500(tmp_p
         "without": ["math500"],
     }
     again = found(tmp_path, by_hand, paths=paths)
-    assert [each.question for each in again.problems] == [each.question for each in loaded.problems]
+    assert [problem.question for problem in again.problems] == [
+        problem.question for problem in loaded.problems
+    ]
 
 
 def test_several_sources_keep_their_ids_apart_and_those_of_one_name_too(tmp_path: Path) -> None:
@@ -198,7 +200,7 @@ def test_several_sources_keep_their_ids_apart_and_those_of_one_name_too(tmp_path
     jsonl(tmp_path, ROWS[:1], "more.jsonl")
     loaded = found(tmp_path, ["a/rows.jsonl", "b/rows.jsonl", "more.jsonl"])
     assert ids(loaded) == ["rows:r0", "rows-2:r0", "more:r0"]
-    assert [each.source for each in loaded.problems] == ["rows", "rows-2", "more"]
+    assert [problem.source for problem in loaded.problems] == ["rows", "rows-2", "more"]
 
 
 def test_a_number_behind_a_name_is_none_that_another_source_has(tmp_path: Path) -> None:
@@ -206,7 +208,7 @@ def test_a_number_behind_a_name_is_none_that_another_source_has(tmp_path: Path) 
     for count, path in enumerate(paths, start=1):
         jsonl(tmp_path / Path(path).parent, ROWS[:count], Path(path).name)
     loaded = found(tmp_path, [{"path": path, "weight": 1.0} for path in paths])
-    assert [(each.label, each.accepted) for each in loaded.sources] == [
+    assert [(source.label, source.accepted) for source in loaded.sources] == [
         ("math", 1),
         ("math-3", 2),
         ("math-2", 3),
@@ -284,7 +286,7 @@ def test_bad_rows_are_counted_and_written_down_and_stop_a_run_only_when_asked_to
     config = run_of(tmp_path, train="mixed.jsonl", eval="mixed.jsonl")
     run = Path(config.directory)
     training = problems.keep(run, *problems.read_all(config))
-    assert [each.prompt_id for each in training] == ["r0", "r1"]
+    assert [problem.prompt_id for problem in training] == ["r0", "r1"]
     assert problems.training(config) == training == problems.held_out(config)
     lines = (run / "bad_rows.jsonl").read_bytes().splitlines()
     bad = [msgspec.json.decode(line, type=BadRow) for line in lines]
@@ -342,12 +344,12 @@ def test_a_question_no_prompt_has_room_for_is_a_bad_row(tmp_path: Path) -> None:
     config = config.model_copy(update={"rollout": section, "scorer": target} | models)
     train, _ = problems.read_all(config)
     assert ids(train) == ["r0"]
-    told = [(row.file, row.row, row.reason) for row in train.bad]
-    assert [each[:2] for each in told] == [("long.jsonl", 3), ("long.jsonl", 2)]
-    assert told[0][2].endswith(
+    bad_rows = [(row.file, row.row, row.reason) for row in train.bad]
+    assert [bad_row[:2] for bad_row in bad_rows] == [("long.jsonl", 3), ("long.jsonl", 2)]
+    assert bad_rows[0][2].endswith(
         "allowed are 1 to 2000 (the model's positions, and rollout.max_prompt_tokens)"
     )
-    assert told[1][2].endswith(
+    assert bad_rows[1][2].endswith(
         "allowed are 1 to 1000 (the model's positions, and scorer.max_prompt_tokens)"
     )
 
@@ -363,8 +365,8 @@ def test_every_file_is_a_part_of_what_a_run_began_with(tmp_path: Path) -> None:
     (Path(config.directory) / "config.json").unlink()
     directory = RunDirectory(config)
     directory._lock.close()
-    known = inputs(directory.path)
-    assert known is not None and len(known.data_train) == 3
+    run_inputs = inputs(directory.path)
+    assert run_inputs is not None and len(run_inputs.data_train) == 3
     excluded = tmp_path / "M500/test.jsonl"
     excluded.write_text(excluded.read_text() + "\n")
     with pytest.raises(ConfigError, match=r"input files were others: data\.train changed"):
@@ -435,9 +437,9 @@ def test_a_weight_that_trains_nothing_of_a_source_is_refused_before_the_run_begi
     tmp_path: Path,
 ) -> None:
     jsonl(tmp_path, ROWS, "a.jsonl"), jsonl(tmp_path, ROWS, "b.jsonl")
-    given = [{"path": "a.jsonl", "weight": 100.0}, {"path": "b.jsonl", "weight": 0.1}]
+    sources = [{"path": "a.jsonl", "weight": 100.0}, {"path": "b.jsonl", "weight": 0.1}]
     with pytest.raises(DataError, match=r"none of the 8 prompts of an epoch \(they get \[8, 0\]\)"):
-        problems.read_all(run_of(tmp_path, train=given))
+        problems.read_all(run_of(tmp_path, train=sources))
 
 
 def test_a_set_held_out_is_its_test_split_and_questions_that_are_trained_too_are_counted(
@@ -445,7 +447,9 @@ def test_a_set_held_out_is_its_test_split_and_questions_that_are_trained_too_are
 ) -> None:
     rows = {"train": ("1 + 1?", "2 + 2?"), "test": ("2  +\n2?", "3 + 3?", "4 + 4?")}
     for split, questions in rows.items():
-        table = pa.Table.from_pylist([{"question": each, "answer": "#### 4"} for each in questions])
+        table = pa.Table.from_pylist(
+            [{"question": question, "answer": "#### 4"} for question in questions]
+        )
         path = tmp_path / "gsm8k" / "main" / f"{split}-00000-of-00001.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         pa.parquet.write_table(table, path)

@@ -105,8 +105,8 @@ def test_two_ranks_train_what_one_trains(reports: Reports, stage: int, tmp_path:
     models = Models.load(config, 0, 1, config.adapter.model)
     for iteration in range(ITERATIONS):
         alone = train_iteration(models, random_iteration(iteration), config, 20).steps
-        for mine, theirs in zip(alone, reports(stage)[0]["steps"][iteration], strict=True):
-            assert theirs == pytest.approx(mine, abs=1e-5)
+        for mine, of_ranks in zip(alone, reports(stage)[0]["steps"][iteration], strict=True):
+            assert of_ranks == pytest.approx(mine, abs=1e-5)
 
 
 def test_the_recorded_batches_leave_some_rank_with_fewer_forwards_than_the_other() -> None:
@@ -131,8 +131,8 @@ def test_two_ranks_train_what_one_trains_without_a_critic_with_masks_and_a_kl_li
     for iteration in range(2):
         alone = train_iteration(models, random_iteration(iteration), config, 20)
         assert alone.means["steps_left_out"] == 2.0
-        for mine, theirs in zip(alone.steps, reports(stage)[0][options][iteration], strict=True):
-            assert theirs == pytest.approx(mine, abs=1e-5)
+        for mine, of_ranks in zip(alone.steps, reports(stage)[0][options][iteration], strict=True):
+            assert of_ranks == pytest.approx(mine, abs=1e-5)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -142,14 +142,14 @@ def test_two_ranks_train_a_reward_model_as_one_does(
     model = save_model(tmp_path / "adapter", is_tied=True)
     config = run_config(model, learner={"shared_prompts": False}, **PRIME)
     models = Models.load(config, 0, 1, config.adapter.model)
-    for iteration, theirs in enumerate(reports(stage)[0]["prime"]["figures"]):
+    for iteration, of_ranks in enumerate(reports(stage)[0]["prime"]["figures"]):
         alone = figures(models, config, iteration)
         assert {"reward_model_loss", "reward_model_accuracy", "process_advantage_ratio"} <= alone[
             0
         ].keys()
         assert iteration == 0 or alone[0]["process_largest_return"] > 0.001
-        for one, two in zip(alone, theirs, strict=True):
-            assert two == pytest.approx(one, abs=2e-5)
+        for of_one, two in zip(alone, of_ranks, strict=True):
+            assert two == pytest.approx(of_one, abs=2e-5)
     assert [rank["prime"]["exported"] for rank in reports(stage)] == [26, 0]
 
 
@@ -158,9 +158,9 @@ def test_two_ranks_reward_steps_as_one_does(reports: Reports, stage: int, tmp_pa
     model = save_model(tmp_path / "adapter", is_tied=True)
     config = run_config(model, learner={"shared_prompts": False}, **STEPS)
     models = Models.load(config, 0, 1, config.adapter.model)
-    for iteration, theirs in enumerate(reports(stage)[0]["step rewards"]):
+    for iteration, of_ranks in enumerate(reports(stage)[0]["step rewards"]):
         alone = train_iteration(models, random_iteration(iteration), config, 20).row_advantages
-        assert theirs == pytest.approx(alone, abs=1e-5)
+        assert of_ranks == pytest.approx(alone, abs=1e-5)
         assert max(map(abs, alone)) > 0.1
 
 

@@ -81,9 +81,9 @@ def test_the_comparison_notices_a_mean_of_the_micro_batches_means(
     optimise, straight = iteration._optimise, iteration.ppo.policy_loss
     forwards = [0]
 
-    def counting(models: Models, own: Any, *others: Any) -> Any:
-        forwards[0] = len(own)
-        return optimise(models, own, *others)
+    def counting(models: Models, micro_batches: Any, *arguments: Any) -> Any:
+        forwards[0] = len(micro_batches)
+        return optimise(models, micro_batches, *arguments)
 
     def mean_of_means(terms: Any, settings: Any, normaliser: float) -> Any:
         return straight(terms, settings, float(terms.mask.sum()) * forwards[0])

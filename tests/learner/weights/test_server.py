@@ -133,7 +133,7 @@ def test_malformed_requests_are_passed_over(client: Client[FromWeights, ToWeight
         client._socket.send(junk)
     client.send(GetChunk(1, 0))
     answers = [client.receive(20.0) for _ in range(2)]
-    assert [type(each[0]) for each in answers if each] == [Manifest, Chunk]
+    assert [type(reply[0]) for reply in answers if reply] == [Manifest, Chunk]
 
 
 def test_a_peer_whose_key_was_removed_gets_nothing_more_and_ends_no_server(tmp_path: Path) -> None:

@@ -54,8 +54,8 @@ def test_a_batch_gives_each_row_the_scores_it_has_alone(
     ]
     together = scores.scores(rows)
     alone = [scores.scores([row])[0] for row in rows]
-    for one, other in zip(together, alone, strict=True):
-        assert one == pytest.approx(other, abs=1e-6)
+    for scores_together, other in zip(together, alone, strict=True):
+        assert scores_together == pytest.approx(other, abs=1e-6)
 
 
 @torch.inference_mode()

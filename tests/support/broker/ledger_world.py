@@ -207,8 +207,8 @@ class World:
             "the counts are not those of the groups"
         )
         assert sum(counts.filtered_by_source.values()) == counts.filtered
-        gone = counts.trained + counts.filtered + counts.failed + counts.expired
-        assert counts.issued == gone + len(live)
+        ended = counts.trained + counts.filtered + counts.failed + counts.expired
+        assert counts.issued == ended + len(live)
         assert counts.trained == sum(len(self.trained[t]) for t in range(self.completed))
         # Groups whose batch is recorded have their iteration; the others share those after it.
         chosen = {seq for seqs in ledger.batches.values() for seq in seqs}

@@ -115,12 +115,12 @@ def finish(engine: VllmEngine, *jobs: Job, already: int = 0) -> dict[str, JobRes
     """Submit jobs and run until these and the `already` open ones are done."""
     for job_to_do in jobs:
         engine.submit(job_to_do)
-    done: dict[str, JobResult] = {}
+    results: dict[str, JobResult] = {}
     deadline_s = time.monotonic() + 120
-    while len(done) < len(jobs) + already:
-        assert time.monotonic() < deadline_s, f"only {sorted(done)} finished"
-        done |= {result.key: result for result in engine.step(0.05)}
-    return done
+    while len(results) < len(jobs) + already:
+        assert time.monotonic() < deadline_s, f"only {sorted(results)} finished"
+        results |= {result.key: result for result in engine.step(0.05)}
+    return results
 
 
 def texts(result: JobResult) -> list[list[int]]:

@@ -336,10 +336,10 @@ class FinishedFirst(Ledger):
         size = self._batch_size()
         if size == 0:
             return None
-        done = [
+        scored_seqs = [
             record.group.prefixes.seq for record in self.history if isinstance(record, GroupScored)
         ]
-        scored = [seq for seq in done if self._state(seq) == "scored"]
+        scored = [seq for seq in scored_seqs if self._state(seq) == "scored"]
         if len(scored) < size:
             return NotYetChosen(())
         self._append(BatchFormed(iteration, tuple(scored[:size])))
@@ -486,7 +486,7 @@ RARE = (
         FilteredUncounted,
         FilterForgotten,
         SamplingUncounted,
-        *(pytest.param(each, marks=pytest.mark.nightly) for each in RARE),
+        *(pytest.param(fault, marks=pytest.mark.nightly) for fault in RARE),
     ],
 )
 def test_a_planted_fault_breaks_an_invariant(fault: type[Ledger]) -> None:

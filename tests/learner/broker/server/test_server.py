@@ -72,7 +72,7 @@ def test_a_scorer_with_another_reward_function_is_refused_with_the_remedy(tmp_pa
     config = fakes.run_on_disk(tmp_path, reward={"function": f"{mine}:score"})
     right = scorer_digests(config, config.model_of("scorer"))
     assert right.reward_function
-    wrongs = [msgspec.structs.replace(right, reward_function=each) for each in ("another", "")]
+    wrongs = [msgspec.structs.replace(right, reward_function=digest) for digest in ("another", "")]
     with (
         fakes.serving(config),
         fakes.peers(fakes.endpoint_of(config), "a", "b", "right") as (*bad, good),
@@ -228,12 +228,12 @@ class HeldJournal(Journal):
 
 def test_scores_are_acknowledged_only_after_the_journal_holds_them(config: RunConfig) -> None:
     path = Path(config.directory) / "journal"
-    held: list[HeldJournal] = []
+    journals_held_up: list[HeldJournal] = []
 
     def hold(broker: Broker) -> None:
         broker.journal.close()
-        held.append(HeldJournal(path))
-        broker.journal = held[0]
+        journals_held_up.append(HeldJournal(path))
+        broker.journal = journals_held_up[0]
 
     with (
         fakes.serving(config, hold),
@@ -246,12 +246,12 @@ def test_scores_are_acknowledged_only_after_the_journal_holds_them(config: RunCo
         scorer.ready(config, "scorer")
         score = scorer.hear(worker_messages.ScoreTask)
         scorer.say(fakes.scored(score))
-        assert held[0].reached.wait(20.0)
+        assert journals_held_up[0].reached.wait(20.0)
         assert scorer.hears_nothing_of(worker_messages.Ack)
-        held[0].go_on.set()
+        journals_held_up[0].go_on.set()
         assert scorer.hear(worker_messages.Ack) == worker_messages.Ack(score.task)
-        on_disk = [each for each in journals.read(path) if isinstance(each, GroupScored)]
-        assert [each.group.prefixes for each in on_disk] == list(score.groups)
+        on_disk = [record for record in journals.read(path) if isinstance(record, GroupScored)]
+        assert [record.group.prefixes for record in on_disk] == list(score.groups)
 
 
 def test_a_result_sent_twice_is_acknowledged_twice_and_counted_once(
@@ -291,9 +291,9 @@ def test_a_rank_receives_the_missing_groups_and_their_holders(
         rollout.say(fakes.sampled(tasks[0]))
         scorer.hear(worker_messages.ScoreTask)
         rank.say(rank_messages.GetBatch(0, 0, 1))
-        named = rank.hear(rank_messages.NotYet).waiting_for
-        assert "0 (scoring, scorer-0 on host for" in named
-        assert named.endswith("and 10 more")
+        waiting_for = rank.hear(rank_messages.NotYet).waiting_for
+        assert "0 (scoring, scorer-0 on host for" in waiting_for
+        assert waiting_for.endswith("and 10 more")
 
 
 def test_every_rank_gets_the_same_batch_in_training_order_and_the_groups_that_it_asks_for(

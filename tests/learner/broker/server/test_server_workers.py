@@ -159,7 +159,7 @@ def beats(peer: fakes.Peer, activity: messages.Activity, times: int = 5) -> None
             messages.Heartbeat(progress=0, busy_row_s=0.0, leases=(), state="", activity=activity)
         )
         peer.hear(messages.Beat)
-    assert not any(isinstance(each, messages.Unknown) for each in peer.passed_over)
+    assert not any(isinstance(message, messages.Unknown) for message in peer.passed_over)
 
 
 def works_until_asked_to_join(peer: fakes.Peer) -> None:
@@ -215,7 +215,7 @@ def swapping(config: RunConfig, rank: fakes.Peer, rollout: fakes.Peer) -> None:
     rollout.say(messages.Staged(1))
     rollout.say(messages.Heartbeat(progress=1, busy_row_s=0.0, leases=(task.task,), state=""))
     rollout.hear(messages.Beat)
-    assert not any(isinstance(each, messages.Swap) for each in rollout.passed_over), (
+    assert not any(isinstance(message, messages.Swap) for message in rollout.passed_over), (
         "a lease is open"
     )
     rollout.say(fakes.sampled(task))
@@ -365,7 +365,9 @@ def test_a_version_whose_probe_is_no_number_is_refused_each_time_and_not_written
             assert "logprobs must be finite" in rank.hear(messages.Reject).reason
             rank.join("rank")
         content = journal.read(Path(config.directory) / journal.FOLDER)
-        assert [each.note for each in content if isinstance(each, VersionPublished)] == [fakes.NOTE]
+        assert [record.note for record in content if isinstance(record, VersionPublished)] == [
+            fakes.NOTE
+        ]
 
 
 def test_a_rollout_with_older_weights_of_a_version_gets_those_an_evaluation_needs(

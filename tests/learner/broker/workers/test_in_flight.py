@@ -50,15 +50,16 @@ def swapped(
 
 def written(task: messages.PrefixTask, *spans: VersionSpan) -> messages.Prefixes:
     """Make a rollout's result of a task, its rows with these spans."""
-    made = fakes.sampled(task)
+    prefixes = fakes.sampled(task)
 
     def row(old: Row) -> Row:
         return msgspec.structs.replace(old, spans=spans)
 
     groups = tuple(
-        msgspec.structs.replace(group, rows=tuple(map(row, group.rows))) for group in made.groups
+        msgspec.structs.replace(group, rows=tuple(map(row, group.rows)))
+        for group in prefixes.groups
     )
-    return msgspec.structs.replace(made, groups=groups)
+    return msgspec.structs.replace(prefixes, groups=groups)
 
 
 def test_a_rollout_swaps_with_a_task_open_and_its_crossed_answers_are_trained(
