@@ -112,11 +112,6 @@ class Peer:
     def say(self, message: rank_messages.ToBroker) -> None:
         self.client.send(message)
 
-    def say_bytes(self, *frames: bytes) -> None:
-        """Send what no encoder would."""
-        self.client.send(worker_messages.Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
-        self.client._socket.send_multipart(frames)
-
     def hear(self, kind: type[Wanted], timeout_s: float = 20.0) -> Wanted:
         """The next message of a type; those before it are kept in `passed_over`."""
         return self.hear_with_payload(kind, timeout_s)[0]

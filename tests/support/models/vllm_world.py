@@ -20,6 +20,7 @@ from prefixrl.common.engines.make import make_engine
 from prefixrl.common.engines.vllm.engine import VllmEngine
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.wire.messages.groups import Sampling
+from support.models.versioned import forward
 from support.packages import write_package
 from support.paths import EXAMPLE
 
@@ -137,15 +138,6 @@ def fresh_model(folder: Path, tensors: dict[str, torch.Tensor] | None = None) ->
     return model
 
 
-@torch.no_grad()
-def forward(model: Any, ids: TokenIds, temperature: float) -> NDArray[np.float64]:
-    """Logprob of every token but the first by one forward over all of them, in double precision from the logits on."""
-    logits = model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].double()
-    table = (logits / temperature).log_softmax(-1)
-    picked: NDArray[np.float64] = table[torch.arange(len(ids) - 1), ids[1:]].numpy()
-    return picked
-
-
 def differences(
     model: Any, starts: tuple[TokenIds, ...], rows: tuple[Continuation, ...], temperature: float
 ) -> NDArray[np.float64]:
@@ -157,12 +149,12 @@ def differences(
     return np.concatenate(results)
 
 
-def perturbed(tensors: dict[str, torch.Tensor], seed: int, scale: float) -> dict[str, torch.Tensor]:
-    """Every weight moved by noise in proportion to its tensor's spread."""
+def perturbed(tensors: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
+    """Every weight moved by noise, of a tenth of its tensor's spread."""
     random = torch.Generator().manual_seed(seed)
     return {
         name: tensor
-        + scale * tensor.std().clamp(min=0.05) * torch.randn(tensor.shape, generator=random)
+        + 0.1 * tensor.std().clamp(min=0.05) * torch.randn(tensor.shape, generator=random)
         for name, tensor in tensors.items()
     }
 

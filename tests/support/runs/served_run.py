@@ -1,9 +1,7 @@
 """`prefixrl serve` as its users have it: a process, and the run of an example, untrained, behind it."""
 
-import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -68,19 +66,10 @@ class ServedRun:
         wait_until(self.is_idle, "an empty queue", 20.0)
 
 
-def run_of(example: str, directory: Path) -> Path:
+def run_of(example: str, directory: Path, *settings: str) -> Path:
     """A run directory as a learner leaves it before its first iteration."""
     directory.mkdir(parents=True)
-    config = load(EXAMPLES / example / "run.toml").model_copy(update={"directory": str(directory)})
-    if config.mode == "direct":  # a policy of more positions, for answers that take long
-        policy = Path(shutil.copytree(config.adapter.model, directory / "policy"))
-        shape = json.loads((policy / "config.json").read_text()) | {
-            "max_position_embeddings": 2**16
-        }
-        (policy / "config.json").write_text(json.dumps(shape))
-        config = config.model_copy(
-            update={"adapter": config.adapter.model_copy(update={"model": str(policy)})}
-        )
+    config = load(EXAMPLES / example / "run.toml", (f"directory={directory}", *settings))
     write_format(directory)
     (directory / "config.json").write_text(config.model_dump_json())
     return directory
