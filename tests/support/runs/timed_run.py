@@ -110,7 +110,7 @@ class TimedRun:
     def _dispatch(self) -> None:
         timing, world = self.timing, self.world
         world.ledger.admission.supply = Supply(timing.rollouts, timing.scorers * timing.slots)
-        for rollout in sorted(self.rollouts, key=lambda each: -each.free):
+        for rollout in sorted(self.rollouts, key=lambda rollout: -rollout.free):
             if rollout.staged > rollout.version and rollout.free == timing.sampling_slots:
                 rollout.version = rollout.staged
             while (
@@ -172,7 +172,7 @@ class TimedRun:
             self.idle_s.append(self.now_s - self._asked_s)
             self._asked_s = None
             versions = [
-                version_of(each.prefixes) for each in self.world.ledger.results(choice.seqs)
+                version_of(group.prefixes) for group in self.world.ledger.results(choice.seqs)
             ]
             self._train(Counter(self.world.completed - version for version in versions))
 
