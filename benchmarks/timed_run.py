@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from prefixrl.learner.broker.groups.admission import Supply
 from prefixrl.learner.broker.groups.states import SampleItem, ScoreItem
@@ -189,10 +190,8 @@ class TimedRun:
         self.trained_s.append(self.now_s)
         self._short_s, self._asked_s, version = 0.0, self.now_s, self.world.completed
         for rollout in self.rollouts:
-            self._later(
-                self._draws.uniform(*self.timing.install_s),
-                lambda each=rollout: self._stage(each, version),
-            )
+            installed_s = self._draws.uniform(*self.timing.install_s)
+            self._later(installed_s, partial(self._stage, rollout, version))
 
     def _stage(self, rollout: Worker, version: int) -> None:
         rollout.staged = max(rollout.staged, version)
