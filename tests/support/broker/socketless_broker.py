@@ -57,4 +57,5 @@ class SocketlessBroker:
         broker._write_records(now_s)
         for message, _ in answers.values():
             self.counts[f"answered {type(message).__name__}"] += 1
-        broker._send_after_sync()
+        for outgoing in broker.outbox.after_sync():
+            broker._send(*outgoing)
