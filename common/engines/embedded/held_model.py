@@ -204,13 +204,18 @@ class EmbeddedEngine(AdapterEngine):
     def _parameters(self) -> dict[str, Tensor]:
         return {name: parameter.data for name, parameter in self._model.named_parameters()}
 
-    @torch.inference_mode()
     def logprobs(self, tokens: TokenIds, temperature: float) -> Logprobs:
         """Return the logprob of every token but the first, shape (tokens - 1,), at a temperature."""
-        ids = torch.from_numpy(tokens.astype(np.int64)).to(self._device).unsqueeze(0)
-        logits = self._model(input_ids=ids, use_cache=False).logits[0, :-1].float()
-        table = torch.log_softmax(logits / temperature, dim=-1)
-        picked: Logprobs = table.gather(1, ids[0, 1:, None])[:, 0].cpu().numpy()
+        logprobs: Logprobs = self._logprobs(tokens[None], temperature)[0]
+        return logprobs
+
+    @torch.inference_mode()
+    def _logprobs(self, texts: NDArray[np.int32], temperature: float = 1.0) -> Logprobs:
+        """Return the same of several texts of one length, shape (texts, tokens - 1)."""
+        ids = torch.from_numpy(texts.astype(np.int64)).to(self._device)
+        logits = self._model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+        table = torch.log_softmax(logits.div_(temperature), dim=-1)
+        picked: Logprobs = table.gather(2, ids[:, 1:, None])[..., 0].cpu().numpy()
         return picked
 
     def score(self, rows: Sequence[ProbeRow]) -> Logprobs:

@@ -19,6 +19,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from prefixrl.common.engines.embedded.row_cache import KeysAndValues
 from prefixrl.common.engines.interface.base import TokenIds
+from prefixrl.common.evaluation.grouping import grouped
 
 WORTH = 0.25
 """Least share of the tokens that heads of their own must save, since they are one more forward."""
@@ -88,12 +89,9 @@ def head_sizes(texts: Sequence[TokenIds], jobs: Sequence[Hashable]) -> list[int]
 
 def _common_heads(texts: Sequence[TokenIds], keys: Sequence[Hashable]) -> tuple[int, list[int]]:
     """Return the tokens saved by heads common to the texts of a key, and the size of each text's head."""
-    of_key: dict[Hashable, list[int]] = {}
-    for place, key in enumerate(keys):
-        of_key.setdefault(key, []).append(place)
     sizes = [0] * len(texts)
     saved = 0
-    for places in of_key.values():
+    for places in grouped(zip(keys, range(len(texts)), strict=True)).values():
         size = _common([texts[place] for place in places]) if len(places) > 1 else 0
         saved += size * (len(places) - 1)
         for place in places:
