@@ -52,7 +52,7 @@ def with_memory(configs: Sequence[RunConfig]) -> list[RunConfig]:
 
 def scripts_of(run: RunOnSlurm, layout: Layout) -> dict[Script, str]:
     """Return the scripts by name; with `het` the arrays are there too, for `prefixrl scale`."""
-    apart: dict[Script, str] = {role: text for role, text in arrays(run).items()}
+    apart: dict[Script, str] = {**arrays(run)}
     if layout == "het":
         del apart["learner"]
         apart["run"] = heterogeneous(run)
@@ -73,7 +73,7 @@ def submit(run: RunOnSlurm, layout: Layout) -> None:
     write_scripts(directory, scripts_of(run, layout))
     for script in _submitted(layout):
         scheduler.check(script_path(directory, script))
-    first: Script = "learner" if layout == "arrays" else "run"
+    first = _submitted(layout)[0]
     learner = scheduler.submit(script_path(directory, first))
     fixed: dict[str, int] = {
         role: run.processes(role) if layout == "het" else 0 for role in WORKERS
