@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 from torch import Tensor
@@ -109,16 +108,6 @@ class RankZeroParts:
                 self.tracking.close()
 
 
-class PlannedBatch(NamedTuple):
-    """One iteration's work of this rank."""
-
-    batch: Batch
-    plan: Plan
-    """Made once, before the rows come: it says which of them this rank fetches and trains."""
-    shard: dict[int, ScoredGroup]
-    """The groups of which this rank has rows, by index in the batch."""
-
-
 @dataclass
 class Learner:
     """One rank of the learner, its models loaded at iteration `iteration`."""
@@ -151,7 +140,7 @@ class Learner:
         self.publish()
         try:
             while (work := self.next_batch()) is not None:
-                self.train(work)
+                self.train(*work)
                 self.publish()
                 self.save_if_due()
                 self.check_background()
@@ -163,8 +152,11 @@ class Learner:
             raise halted(self.iteration)
         self.finish()
 
-    def next_batch(self) -> PlannedBatch | None:
-        """Wait for a batch and fetch this rank's shard; None when there is nothing more to train."""
+    def next_batch(self) -> tuple[Batch, Plan, dict[int, ScoredGroup]] | None:
+        """Wait for a batch, plan it, and fetch the groups of which this rank has rows, by index in the batch.
+
+        The plan says, before the rows come, which of them this rank trains. None: there is nothing more to train.
+        """
         if self.rank_zero:
             # Later it would wait for the disk inside a collective, whose limit is shorter.
             with self.patience():
@@ -189,21 +181,21 @@ class Learner:
             every = range(len(batch.groups))
             whole = shard if len(shard) == len(every) else self.client.groups(0, every)
             self.rank_zero.arms.ask_candidates([whole[index] for index in every])
-        return PlannedBatch(batch, plan, shard)
+        return batch, plan, shard
 
-    def train(self, work: PlannedBatch) -> None:
+    def train(self, batch: Batch, plan: Plan, shard: Mapping[int, ScoredGroup]) -> None:
         """Take the optimiser steps of one iteration; the version is one higher afterwards."""
         started_s = time.monotonic()
-        data = iteration_data(work.batch, work.shard)
+        data = iteration_data(batch, shard)
         total_steps = self.config.steps_in_all(self.problems)
-        metrics = train_iteration(self.models, data, self.config, total_steps, work.plan)
+        metrics = train_iteration(self.models, data, self.config, total_steps, plan)
         trained_s = self.times.fetched_s + time.monotonic() - started_s
-        ranks = rank_figures(self.models, work.plan, data.lengths, trained_s)
+        ranks = rank_figures(self.models, plan, data.lengths, trained_s)
         self.times.busy_s += trained_s
         self.iteration += 1
         if self.rank_zero:
             times = self.times.of_iteration(trained_s, ranks)
-            self.finish_iteration(self.rank_zero, work.batch, metrics, times)
+            self.finish_iteration(self.rank_zero, batch, metrics, times)
 
     def finish_iteration(
         self, zero: RankZeroParts, batch: Batch, metrics: IterationMetrics, times: Times

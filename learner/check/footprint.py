@@ -233,9 +233,10 @@ def activation_bytes(shape: ModelShape, plan: RankPlan) -> tuple[int, int]:
     layer = layer_bytes(shape, width, plan.row_tokens, rank)
     # The last norm, and the positions' sines and cosines.
     outside = norm_bytes(shape, width, rank) + 2 * width * shape.head_size
+    layers = shape.layers * layer
     if plan.is_checkpointed:
-        return tokens * (shape.layers * width * shape.hidden + layer + outside), tokens * layer
-    return tokens * (shape.layers * layer + outside), tokens * layer
+        layers = shape.layers * width * shape.hidden + layer
+    return tokens * (layers + outside), tokens * layer
 
 
 def layer_bytes(shape: ModelShape, width: int, row_tokens: int, low_rank: int | None = None) -> int:

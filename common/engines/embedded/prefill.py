@@ -10,6 +10,7 @@ texts, since the padding between head and tail would count as part of its window
 """
 
 from collections.abc import Hashable, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -79,11 +80,8 @@ def _filled(
 
 def head_sizes(texts: Sequence[TokenIds], jobs: Sequence[Hashable]) -> list[int]:
     """Return the tokens of each text to compute once, for its job or for all; 0 where that saves little."""
-    saved, sizes = _common_heads(texts, jobs)
-    saved_by_all, sizes_by_all = _common_heads(texts, [None] * len(texts))
-    if saved_by_all > saved:
-        saved = saved_by_all
-        sizes = sizes_by_all
+    heads = (_common_heads(texts, keys) for keys in (jobs, [None] * len(texts)))
+    saved, sizes = max(heads, key=itemgetter(0))
     return sizes if saved >= WORTH * sum(text.size for text in texts) else [0] * len(texts)
 
 
