@@ -139,8 +139,9 @@ def _run(
         from prefixrl.learner.weights.probe import make_probe
         from prefixrl.learner.weights.publish import Publisher
 
-    arms = Arms(config, client, directory, servers.completed, stop) if servers else None
-    if servers and arms:
+    arms = None
+    if servers:
+        arms = Arms(config, client, directory, servers.completed, stop)
         arms.ask_before_training()
     models = Models.load(config, *rank_and_count, model_folder(config.adapter.start))
     probe = make_probe(config, [each.question for each in training], models.source, models.device)

@@ -92,13 +92,16 @@ def _options(role: str) -> list[click.Parameter]:
     ]
     # Rollouts execute no code of the user's, and send no keys.
     if role == "scorer":
-        options += [_permission("--allow-function", "functions", "FILE.py:NAME", ALLOW_FUNCTION)]
-        options += [_permission("--secret", "secrets", "NAME", SECRET)]
+        options += [
+            click.Option(
+                ["--allow-function", "functions"],
+                multiple=True,
+                metavar="FILE.py:NAME",
+                help=ALLOW_FUNCTION,
+            ),
+            click.Option(["--secret", "secrets"], multiple=True, metavar="NAME", help=SECRET),
+        ]
     return options
-
-
-def _permission(flag: str, name: str, metavar: str, text: str) -> click.Option:
-    return click.Option([flag, name], multiple=True, metavar=metavar, help=text)
 
 
 def _start_worker(
