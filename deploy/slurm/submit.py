@@ -52,7 +52,7 @@ def with_memory(configs: Sequence[RunConfig]) -> list[RunConfig]:
 
 def scripts_of(run: RunOnSlurm, layout: Layout) -> dict[Script, str]:
     """Return the scripts by name; with `het` the arrays are there too, for `prefixrl scale`."""
-    apart: dict[Script, str] = {**arrays(run)}
+    apart: dict[Script, str] = {role: text for role, text in arrays(run).items()}
     if layout == "het":
         del apart["learner"]
         apart["run"] = heterogeneous(run)
