@@ -16,10 +16,9 @@ import socket
 import struct
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-
-from prefixrl.common.evaluation.grouping import grouped
 
 log = logging.getLogger(__name__)
 
@@ -253,13 +252,12 @@ class FloodGuard:
         silent.sort(
             key=lambda descriptor: (-alive[descriptor].received_bytes, -alive[descriptor].number)
         )
-        newest_last = sorted(
-            alive,
-            key=lambda descriptor: (not alive[descriptor].is_member, alive[descriptor].number),
-        )
-        by_key = grouped(
-            (alive[each].key, each) for each in newest_last if alive[each].key is not None
-        )
+        by_key: dict[str, list[int]] = defaultdict(list)
+        for descriptor, connection in sorted(
+            alive.items(), key=lambda item: (not item[1].is_member, item[1].number)
+        ):
+            if connection.key is not None:
+                by_key[connection.key].append(descriptor)
         remaining = len(alive)
         were_silent = len(silent)
         most_silent = min(MOST_SILENT, most // 2)

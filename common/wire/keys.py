@@ -22,7 +22,6 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from prefixrl.common.errors import ConfigError, to_copy
-from prefixrl.common.host.process import write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -247,8 +246,10 @@ def _read_clients(path: Path) -> dict[str, Listed]:
 
 
 def _write_clients(path: Path, clients: dict[str, Listed]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     lines = "".join(f"{each.name} {each.role} {public}\n" for public, each in clients.items())
-    write_atomically(path, lines or "\n")
+    temporary.write_text(lines or "\n", encoding="utf-8")
+    temporary.replace(path)
 
 
 class Authenticator(ThreadAuthenticator):
