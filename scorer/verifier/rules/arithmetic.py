@@ -10,7 +10,7 @@ import random
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 from math import factorial
 
 PRIME = 60_765_662_588_513_235_425_022_835_652_976_245_831
@@ -48,6 +48,7 @@ class Rational:
     """True if a comma was read as a thousands separator; `1,200` may also be a list."""
 
 
+@lru_cache(maxsize=1024)
 def read_rational(text: str) -> Rational | None:
     r"""Return the exact value of `3\frac12`, `1,200` or `5!` without spaces, None if not arithmetic or too large."""
     try:
