@@ -4,7 +4,8 @@ The output layer computes at the tags alone. Heads that a folder's own code woul
 the weights.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
@@ -44,15 +45,11 @@ class TorchStepModel:
     @torch.inference_mode()
     def scores(self, rows: Sequence[Marked]) -> list[list[float]]:
         """Return the score of every step of every row; rows beside it change it by rounding."""
-        if not any(row.tag_positions for row in rows):
-            return [[] for _ in rows]
-        return [
-            scores
-            for batch in batches(rows, self._batch_tokens)
-            for scores in self._of_batch(batch)
-        ]
+        with_steps = [row for row in rows if row.tag_positions]
+        parts = batches(with_steps, self._batch_tokens)
+        return by_row(rows, chain.from_iterable(map(self._of_batch, parts)))
 
-    def _of_batch(self, rows: Sequence[Marked]) -> list[list[float]]:
+    def _of_batch(self, rows: Sequence[Marked]) -> list[float]:
         texts = [torch.from_numpy(row.tokens.astype("int64")) for row in rows]
         ids = pad_sequence(texts, batch_first=True).to(self._device)
         mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True).to(
@@ -60,10 +57,7 @@ class TorchStepModel:
         )
         tags = [(index, at) for index, row in enumerate(rows) for at in row.tag_positions]
         lines, places = torch.tensor(tags, dtype=torch.int64, device=self._device).T
-        logits = self._logits(ids, mask, lines, places)
-        good = torch.softmax(logits[:, list(self._columns)].float(), dim=-1)[:, 0].tolist()
-        scores = iter(good)
-        return [[next(scores) for _ in row.tag_positions] for row in rows]
+        return good_shares(self._logits(ids, mask, lines, places), self._columns)
 
     def _logits(
         self, ids: torch.Tensor, mask: torch.Tensor, lines: torch.Tensor, places: torch.Tensor
@@ -86,6 +80,18 @@ class TorchStepModel:
         """Give the output layer the hidden states at the tags, as one row: the vocabulary is large."""
         assert self._tags is not None, "called by `_logits` alone"
         return (arguments[0][self._tags].unsqueeze(0),)
+
+
+def good_shares(logits: torch.Tensor, columns: tuple[int, int]) -> list[float]:
+    """Return the probability of the first of two columns, for each line of logits."""
+    shares: list[float] = torch.softmax(logits[:, list(columns)].float(), dim=-1)[:, 0].tolist()
+    return shares
+
+
+def by_row(rows: Sequence[Marked], scores: Iterable[float]) -> list[list[float]]:
+    """Divide the scores of all steps among the rows."""
+    ordered = iter(scores)
+    return [list(islice(ordered, len(row.tag_positions))) for row in rows]
 
 
 def batches(rows: Sequence[Marked], most_tokens: int) -> Iterator[list[Marked]]:
