@@ -74,13 +74,6 @@ class _Job:
     verdict: Judgement | None = None
     """The verifier's own, for a function that takes it."""
 
-    @property
-    def full_question(self) -> ChildQuestion:
-        """The question for a child, with the verifier's verdict if there is one."""
-        if self.verdict is None:
-            return self.question
-        return msgspec.structs.replace(self.question, verdict=self.verdict)
-
 
 @dataclass(eq=False)
 class _Child:
@@ -151,10 +144,9 @@ class VerifierPool:
     @property
     def next_deadline_s(self) -> float | None:
         """The seconds until `poll` has work even if no child answers; None while all are idle."""
-        waits_s: list[float] = []
-        deadline = min((child.deadline for child in self._children), default=float("inf"))
-        if deadline < float("inf"):
-            waits_s.append(max(0.0, deadline - time.monotonic()))
+        now_s = time.monotonic()
+        deadlines = [child.deadline for child in self._children if child.deadline < float("inf")]
+        waits_s = [max(0.0, deadline - now_s) for deadline in deadlines]
         if self._first and (first_s := self._first.next_deadline_s) is not None:
             waits_s.append(first_s)
         return min(waits_s, default=None)
@@ -244,7 +236,7 @@ class VerifierPool:
                 self._give_up_job(child.job)
             else:
                 self._count_failed_start()
-        self._killed = [process for process in self._killed if not process.has_ended(0)]
+        self._killed = [process for process in self._killed if not process.has_ended()]
         self._keep_full()
         self._assign()
         settled, self._settled = self._settled, []
@@ -268,7 +260,7 @@ class VerifierPool:
         for child in list(self._children):
             self._discard(child)
         for process in self._killed:
-            process.has_ended(None)
+            process.has_ended(waits=True)
         self._killed.clear()
         self._retire_template()
         self._queue.clear()
@@ -334,7 +326,8 @@ class VerifierPool:
                 job.attempts += 1
                 child.asked_s = time.monotonic()
                 child.deadline = child.asked_s + deadline_s(self._timeout_s, job.question.code)
-                child.process.send_question(job.full_question)
+                question = msgspec.structs.replace(job.question, verdict=job.verdict)
+                child.process.send_question(question)
 
     def _read_children(self) -> None:
         for key, _ in self._selector.select(0):

@@ -20,8 +20,8 @@ from prefixrl.scorer.sandbox.comparison import is_rounded
 from prefixrl.scorer.sandbox.programs import MAX_TESTS, find_program, share_passed, value_of
 from prefixrl.scorer.sandbox.runner import GRACE_S, START_S, ProgramLimits, SandboxError
 from prefixrl.scorer.verifier.complaints import Complaints
-from prefixrl.scorer.verifier.exchange import ChildAnswer, ChildQuestion, Choices, Outcome
-from prefixrl.scorer.verifier.rewards import no_reward, reward_of
+from prefixrl.scorer.verifier.exchange import ChildAnswer, ChildQuestion, Outcome
+from prefixrl.scorer.verifier.rewards import scored_answer
 from prefixrl.scorer.verifier.rules import verify
 from prefixrl.scorer.verifier.rules.arithmetic import read_rational
 from prefixrl.scorer.verifier.rules.looks import normal_form
@@ -68,10 +68,12 @@ def judge_formula(question: ChildQuestion) -> ChildAnswer:
 
 def judge_with(verifier: AnswerVerifier, question: ChildQuestion) -> ChildAnswer:
     """Call the function of a verifier; anything but a verdict or a reward is an error with its reason."""
-    settings = _settings_of(question)
+    choices = question.choices
     keywords = {}
     if user_function.takes(verifier.function, "settings"):
-        keywords["settings"] = settings
+        keywords["settings"] = JudgeSettings(
+            question.timeout_s, choices.float_tolerance, choices.packages
+        )
     try:
         result = verifier.function(question.question, question.answer, question.gold, **keywords)
     except (Exception, SystemExit) as error:
@@ -83,18 +85,7 @@ def judge_with(verifier: AnswerVerifier, question: ChildQuestion) -> ChildAnswer
         return result
     if isinstance(result, Judgement):
         return _answer_of(result, verifier.name)
-    reward, parts = reward_of(result, {})
-    if not 0.0 <= reward <= 1.0:
-        reason = f"the verifier {verifier.name} returned {no_reward(result, {})}"
-        if _complaints.is_first((verifier.name, "no reward"), reason):
-            log.warning("%s", reason)
-        return ChildAnswer("error", reason=reason, fault="function returned no reward")
-    return ChildAnswer("scored", reward, parts=parts, rule=verifier.name)
-
-
-def _settings_of(question: ChildQuestion) -> JudgeSettings:
-    choices: Choices = question.choices
-    return JudgeSettings(question.timeout_s, choices.float_tolerance, choices.packages)
+    return scored_answer(f"the verifier {verifier.name}", result, verifier.name, {})
 
 
 def _answer_of(verdict: Judgement, name: str) -> ChildAnswer:
