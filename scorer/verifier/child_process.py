@@ -1,6 +1,6 @@
 """Verifier children as their parent sees them: start, send, read, kill.
 
-    pool ── two descriptors ──▶ template ── fork ──▶ child ◀── ChildQuestion, ChildAnswer ──▶ pool
+    pool ── two descriptors ──▶ template ── fork ──▶ child ◀── ChildQuestion, Judgement ──▶ pool
 
 Importing sympy takes a second of a core, and every hostile answer costs a child: so only the
 template imports it, and a child starts in milliseconds, however busy the machine is. A user's

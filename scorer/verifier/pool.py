@@ -28,17 +28,11 @@ from prefixrl.common.config.foreign import user_function
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
 from prefixrl.common.wire.messages.fields import encodable
-from prefixrl.common.wire.messages.groups import CodeMode, Fault, VerdictStatus
+from prefixrl.common.wire.messages.groups import CodeMode, Fault
 from prefixrl.scorer.sandbox.runner import OVERRAN
 from prefixrl.scorer.verifier.child_process import ChildProcess, Template, spawn
 from prefixrl.scorer.verifier.complaints import Troubles
-from prefixrl.scorer.verifier.exchange import (
-    STANDARD,
-    ChildAnswer,
-    ChildQuestion,
-    Choices,
-    FromChild,
-)
+from prefixrl.scorer.verifier.exchange import STANDARD, ChildQuestion, Choices, FromChild
 from prefixrl.scorer.verifier.routing import ForChild, ask_function, ask_verifier
 from prefixrl.scorer.verifier.rules.verify import SYMPY_RULE, Judgement
 from prefixrl.scorer.verifier.verifiers import deadline_s, find_verifier, is_mathematics
@@ -342,7 +336,7 @@ class VerifierPool:
 
     def _handle(self, child: _Child, message: FromChild) -> None:
         child.deadline = float("inf")
-        if not isinstance(message, ChildAnswer):
+        if not isinstance(message, Judgement):
             child.process.learn_pid(message.pid)
             child.is_ready = True
             self._failed_starts = 0
@@ -351,18 +345,17 @@ class VerifierPool:
             return
         job, child.job = child.job, None
         child.jobs_done += 1
-        has_failed = message.outcome == "error"
+        has_failed = message.status == "error"
         # After an interruption or a lack of memory, sympy's caches may be in any state.
-        is_spoiled = self._function is None and (has_failed or message.outcome == "timeout")
+        is_spoiled = self._function is None and (has_failed or message.status == "timeout")
         if is_spoiled or child.jobs_done >= self._jobs_per_child:
             self._discard(child)
         if job is None:
             return
         if has_failed:
-            self._fail(job, message.reason, message.fault, may_retry=self._function is None)
+            reason = message.extracted or ""
+            self._fail(job, reason, message.fault, may_retry=self._function is None)
         else:
-            if message.extracted is not None:
-                job.extracted = message.extracted
             self._finish(job, message)
 
     def _replace_ended(self, child: _Child) -> None:
@@ -398,24 +391,20 @@ class VerifierPool:
             )
             self._fail(job, reason, "function overran")
         elif is_mathematics(job.question.code):
-            self._finish(job, ChildAnswer("timeout", rule=SYMPY_RULE))
+            self._finish(job, Judgement(0.0, "timeout", None, rule=SYMPY_RULE))
         elif find_verifier(job.question.code).sandbox_runs:
             self._fail(job, OVERRAN, "sandbox overran")
         else:
             limit = f"no verdict within {self._timeout_s} s"
             self._fail(job, f"the verifier {job.question.code}: {limit}", "function overran")
 
-    def _finish(self, job: _Job, answer: ChildAnswer) -> None:
-        outcome = answer.outcome
-        reward = {"right": 1.0, "scored": answer.reward}.get(outcome, 0.0)
-        status: VerdictStatus = "ok"
-        if outcome in ("parse_fail", "timeout", "no_answer"):
-            status = outcome
-        verdict = Judgement(reward, status, job.extracted, parts=answer.parts, rule=answer.rule)
+    def _finish(self, job: _Job, verdict: Judgement) -> None:
+        if verdict.extracted is None:
+            verdict = msgspec.structs.replace(verdict, extracted=job.extracted)
         # A timeout may be the machine's fault: it holds for these answers, not for later ones. Verifiers other than
         # mathematics may give another verdict the next time.
         is_lasting = self._function is None and is_mathematics(job.question.code)
-        if outcome != "timeout" and is_lasting:
+        if verdict.status != "timeout" and is_lasting:
             self._cache[job.question] = verdict
             if len(self._cache) > self._cache_entries:
                 self._cache.popitem(last=False)

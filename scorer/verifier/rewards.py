@@ -8,7 +8,7 @@ from prefixrl.common.config.foreign import user_function
 from prefixrl.common.wire.messages.fields import MOST_NAME_CHARS, encodable
 from prefixrl.common.wire.messages.groups import MOST_PARTS
 from prefixrl.scorer.verifier.complaints import Complaints
-from prefixrl.scorer.verifier.exchange import ChildAnswer
+from prefixrl.scorer.verifier.rules.verify import Judgement
 
 log = logging.getLogger(__name__)
 
@@ -49,14 +49,12 @@ def no_reward(result: object, weights: Mapping[str, float]) -> str:
     return f"{result!r:.{_MOST_SHOWN_CHARS}}; a reward is {first} {limit}"
 
 
-def scored_answer(
-    judge: str, result: object, rule: str, weights: Mapping[str, float]
-) -> ChildAnswer:
-    """Return the answer of a judge that returned a result; anything but a reward is an error with its reason."""
+def scored_answer(judge: str, result: object, rule: str, weights: Mapping[str, float]) -> Judgement:
+    """Return the verdict of a judge that returned a result; anything but a reward is an error with its reason."""
     reward, parts = reward_of(result, weights)
     if 0.0 <= reward <= 1.0:
-        return ChildAnswer("scored", reward, parts=parts, rule=rule)
+        return Judgement(reward, "ok", None, parts=parts, rule=rule)
     reason = f"{judge} returned {no_reward(result, weights)}"
     if _complaints.is_first((judge, type(result).__name__), reason):
         log.warning("%s", reason)
-    return ChildAnswer("error", reason=reason, fault="function returned no reward")
+    return Judgement(0.0, "error", reason, "function returned no reward")

@@ -24,7 +24,7 @@ from prefixrl.common.config.foreign import user_function
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.digests import function_digest
 from prefixrl.scorer.verifier.complaints import Complaints
-from prefixrl.scorer.verifier.exchange import ChildAnswer, ChildQuestion
+from prefixrl.scorer.verifier.exchange import ChildQuestion
 from prefixrl.scorer.verifier.pool import VerifierPool
 from prefixrl.scorer.verifier.rewards import scored_answer
 from prefixrl.scorer.verifier.rules.verify import Judgement
@@ -79,7 +79,7 @@ class Scoring:
         self.takes_verdict = user_function.takes(self._function, "verdict")
         self._verify = verify
 
-    def score(self, question: ChildQuestion) -> ChildAnswer:
+    def score(self, question: ChildQuestion) -> Judgement:
         """Call the function; anything but a number in [0, 1] is an error with its reason."""
         path = user_function.file_of(self._ref)
         keywords: dict[str, object] = {}
@@ -96,7 +96,7 @@ class Scoring:
             last_line = lines[-1] if lines else 0
             if _complaints.is_first((type(error).__name__, last_line), reason):
                 log.warning("%s failed", self._ref, exc_info=True)
-            return ChildAnswer("error", reason=reason, fault="function raised")
+            return Judgement(0.0, "error", reason, "function raised")
 
     def _call(self, question: ChildQuestion, keywords: dict[str, object]) -> object:
         caller = os.getpid()
