@@ -154,7 +154,7 @@ class StepForm:
 
     def _is_unknown(self, token: int, text: str) -> bool:
         """Return True for the token that stands for all unknown texts, unless the text names it."""
-        return token == self._tokenizer.unk_token_id and text != self._tokenizer.unk_token
+        return bool(token == self._tokenizer.unk_token_id and text != self._tokenizer.unk_token)
 
     def _in_words(self, tokens: list[int]) -> str:
         return ", ".join(map(repr, self._tokenizer.convert_ids_to_tokens(tokens))) or "nothing"

@@ -27,6 +27,7 @@ class TorchStepModel:
         """Load the model; DataError without some weights, ConfigError without the candidates."""
         self._device = torch.device("cuda" if has_cuda(settings.device, "scorer.prm") else "cpu")
         self._batch_tokens = settings.batch_tokens
+        self._tags: tuple[torch.Tensor, torch.Tensor] | None = None
         self._is_causal = settings.format == "step_tag"
         description, kind = description_of(folder, settings)
         self._model = load_model(folder, description, settings.dtype, kind)
@@ -34,7 +35,6 @@ class TorchStepModel:
             layer = self._model.get_output_embeddings()
             self._columns = form.candidates()
             check_candidates(self._columns, int(layer.weight.shape[0]), settings)
-            self._tags: tuple[torch.Tensor, torch.Tensor] | None = None
             layer.register_forward_pre_hook(self._at_tags)
         else:
             self._head = head_of(folder, settings).to(self._device, self._model.dtype)
@@ -57,28 +57,20 @@ class TorchStepModel:
         )
         tags = [(index, at) for index, row in enumerate(rows) for at in row.tag_positions]
         lines, places = torch.tensor(tags, dtype=torch.int64, device=self._device).T
-        return good_shares(self._logits(ids, mask, lines, places), self._columns)
-
-    def _logits(
-        self, ids: torch.Tensor, mask: torch.Tensor, lines: torch.Tensor, places: torch.Tensor
-    ) -> torch.Tensor:
-        """Return logits (tags, classes or vocabulary)."""
-        if not self._is_causal:
-            hidden = self._model(
-                input_ids=ids, attention_mask=mask, use_cache=False
-            ).last_hidden_state
-            logits: torch.Tensor = self._head(hidden[lines, places])
-            return logits
         self._tags = lines, places
         try:
-            logits = self._model(input_ids=ids, attention_mask=mask, use_cache=False).logits[0]
+            output = self._model(input_ids=ids, attention_mask=mask, use_cache=False)
         finally:
             self._tags = None
-        return logits
+        if self._is_causal:
+            logits: torch.Tensor = output.logits[0]
+        else:
+            logits = self._head(output.last_hidden_state[lines, places])
+        return good_shares(logits, self._columns)
 
     def _at_tags(self, _: torch.nn.Module, arguments: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
         """Give the output layer the hidden states at the tags, as one row: the vocabulary is large."""
-        assert self._tags is not None, "called by `_logits` alone"
+        assert self._tags is not None, "called by `_of_batch` alone"
         return (arguments[0][self._tags].unsqueeze(0),)
 
 
