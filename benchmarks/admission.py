@@ -34,10 +34,10 @@ from benchmarks.results import ROOT, Figure, Report, commit, options
 
 sys.path.insert(0, str(ROOT / "tests"))
 
+from benchmarks.timed_run import TimedRun, Timing, Worker
 from prefixrl.learner.broker.groups.admission import Admission, Change
 from prefixrl.learner.broker.groups.states import SampleItem, ScoreItem
 from support.broker.ledger_world import Shape, World
-from support.runs.timed_run import TimedRun, Timing, Worker
 
 BATCH, ITERATIONS, WARM_UP, SETTLED = 8, 70, 10, 10
 """Groups of an iteration; iterations; those that are slow at first; those after a change that are left out."""
@@ -128,7 +128,7 @@ class Constant(Admission):
         return None
 
 
-class Watched(TimedRun):  # type: ignore[misc]
+class Watched(TimedRun):
     """A run whose times change, and that notes when each version could be held and what each group took."""
 
     def __post_init__(self) -> None:

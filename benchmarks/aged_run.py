@@ -287,7 +287,7 @@ def verdict(gold: str, text: str) -> Verdict:
 def scored(function_ref: str, question: str, gold: str, text: str) -> Verdict:
     """Return the verdict of a user's reward function on a whole answer."""
     answer = Scoring(function_ref).score(ChildQuestion(gold, text, 5, question))
-    assert answer.outcome == "scored", answer.reason
+    assert answer.status == "ok", answer.extracted
     return Verdict(
         reward=answer.reward,
         status="ok",

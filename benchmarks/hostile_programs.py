@@ -155,8 +155,9 @@ def judged(names: list[str]) -> Iterator[dict[str, object]]:
         judgement = judge_any(ChildQuestion(GOLD, HOSTILE[name], TIMEOUT_S, code="answers"))
         yield {
             "name": name,
-            "outcome": judgement.outcome,
-            "reason": judgement.reason,
+            "status": judgement.status,
+            "reward": judgement.reward,
+            "extracted": judgement.extracted,
             "took_s": time.perf_counter() - began_s,
         }
 

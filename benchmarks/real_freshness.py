@@ -24,8 +24,8 @@ import click
 
 from benchmarks.admission import BATCH, CELLS, cell_figures
 from benchmarks.results import Figure, Report, commit, options
+from benchmarks.timed_run import Timing
 from prefixrl.common.run.documents import METRICS_FILE
-from support.runs.timed_run import Timing
 
 S, SIGMA, SEEDS = 2, 0.5, 2
 

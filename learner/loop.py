@@ -10,21 +10,17 @@ one answer away. No rank trains before every one is given the batch: each asks t
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import NothingToTrain, NotSaved
-from prefixrl.common.evaluation.accuracy import Point
 from prefixrl.common.host.service import Service
 from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.run.disk import when_there_is_room
@@ -75,19 +71,15 @@ class WorkTimes:
     publish_s: float = 0.0
     """Time in which this thread published the newest version, training nothing."""
 
-    def busy_fraction(self, now_s: float) -> float:
-        """Return the share of the time since the first batch that was spent training."""
-        passed_s = now_s - (self.first_batch_s or now_s)
-        return min(1.0, self.busy_s / passed_s) if passed_s else 0.0
-
     def of_iteration(self, trained_s: float, ranks: Mapping[str, float]) -> Times:
         """Return the times of an iteration that ends now."""
         now_s = time.monotonic()
+        passed_s = now_s - (self.first_batch_s or now_s)
         return Times(
             waited_s=self.waited_s,
             trained_s=trained_s,
             since_start_s=now_s - self.started_s,
-            busy_fraction=self.busy_fraction(now_s),
+            busy_fraction=min(1.0, self.busy_s / passed_s) if passed_s else 0.0,
             publish_s=self.publish_s,
             ranks=ranks,
         )
@@ -107,44 +99,6 @@ class RankZeroParts:
     fresh_ess: float = 1.0
     """Newest known effective sample size of samples of age 0: 1, less what engine and learner differ by."""
 
-    def finish_iteration(
-        self,
-        client: BrokerClient,
-        batch: Batch,
-        metrics: IterationMetrics,
-        optimizer_steps: int,
-        times: Times,
-    ) -> None:
-        """Report a trained iteration to the broker first, then write it to the files."""
-        version = batch.iteration + 1
-        # A broker that is restarted from now on begins with the next iteration.
-        self.servers.completed = version
-        self.arms.advance(version)
-        self.fresh_ess = metrics.means.get("fresh_ess_fraction", self.fresh_ess)
-        old_ess = metrics.means.get("old_ess_fraction", math.nan)
-        # None without old samples.
-        relative_ess = old_ess / max(self.fresh_ess, 1e-9) if math.isfinite(old_ess) else None
-        crash_point("iteration.trained")
-        client.iteration_done(batch.iteration, optimizer_steps, relative_ess)
-        crash_point("iteration.told")
-        self.service.status(f"iteration {version}")
-        self.metrics.write(batch, metrics, optimizer_steps, times, client.status())
-        crash_point("iteration.noted")
-
-    def publish(
-        self,
-        version: int,
-        weights: Iterable[tuple[str, Tensor]],
-        logprobs: NDArray[np.float32],
-        finish: Callable[[dict[str, Tensor]], dict[str, Tensor]],
-    ) -> None:
-        """Have a version judged if it is due, then hand it to the publisher."""
-        # Asked first: rollouts must still be able to fetch the version, so it is pinned.
-        self.arms.ask_version(version)
-        self.publisher.pinned = self.arms.pinned
-        with self.service.patience(WRITE_S):
-            self.publisher.publish(version, weights, logprobs, finish)
-
     def close(self) -> None:
         """End the parts that write in the background."""
         with self.service.patience(FLUSH_S + TRACKING_FLUSH_S):
@@ -152,16 +106,6 @@ class RankZeroParts:
             self.publisher.close()
             if self.tracking:
                 self.tracking.close()
-
-
-class PlannedBatch(NamedTuple):
-    """One iteration's work of this rank."""
-
-    batch: Batch
-    plan: Plan
-    """Made once, before the rows come: it says which of them this rank fetches and trains."""
-    shard: dict[int, ScoredGroup]
-    """The groups of which this rank has rows, by index in the batch."""
 
 
 @dataclass
@@ -196,7 +140,7 @@ class Learner:
         self.publish()
         try:
             while (work := self.next_batch()) is not None:
-                self.train(work)
+                self.train(*work)
                 self.publish()
                 self.save_if_due()
                 self.check_background()
@@ -208,8 +152,11 @@ class Learner:
             raise halted(self.iteration)
         self.finish()
 
-    def next_batch(self) -> PlannedBatch | None:
-        """Wait for a batch and fetch this rank's shard; None when there is nothing more to train."""
+    def next_batch(self) -> tuple[Batch, Plan, dict[int, ScoredGroup]] | None:
+        """Wait for a batch, plan it, and fetch the groups of which this rank has rows, by index in the batch.
+
+        The plan says, before the rows come, which of them this rank trains. None: there is nothing more to train.
+        """
         if self.rank_zero:
             # Later it would wait for the disk inside a collective, whose limit is shorter.
             with self.patience():
@@ -234,23 +181,40 @@ class Learner:
             every = range(len(batch.groups))
             whole = shard if len(shard) == len(every) else self.client.groups(0, every)
             self.rank_zero.arms.ask_candidates([whole[index] for index in every])
-        return PlannedBatch(batch, plan, shard)
+        return batch, plan, shard
 
-    def train(self, work: PlannedBatch) -> None:
+    def train(self, batch: Batch, plan: Plan, shard: Mapping[int, ScoredGroup]) -> None:
         """Take the optimiser steps of one iteration; the version is one higher afterwards."""
         started_s = time.monotonic()
-        data = iteration_data(work.batch, work.shard)
+        data = iteration_data(batch, shard)
         total_steps = self.config.steps_in_all(self.problems)
-        metrics = train_iteration(self.models, data, self.config, total_steps, work.plan)
+        metrics = train_iteration(self.models, data, self.config, total_steps, plan)
         trained_s = self.times.fetched_s + time.monotonic() - started_s
-        ranks = rank_figures(self.models, work.plan, data.lengths, trained_s)
+        ranks = rank_figures(self.models, plan, data.lengths, trained_s)
         self.times.busy_s += trained_s
         self.iteration += 1
         if self.rank_zero:
             times = self.times.of_iteration(trained_s, ranks)
-            self.rank_zero.finish_iteration(
-                self.client, work.batch, metrics, self.models.optimizer_steps, times
-            )
+            self.finish_iteration(self.rank_zero, batch, metrics, times)
+
+    def finish_iteration(
+        self, zero: RankZeroParts, batch: Batch, metrics: IterationMetrics, times: Times
+    ) -> None:
+        """Report a trained iteration to the broker first, then write it to the files."""
+        # A broker that is restarted from now on begins with the next iteration.
+        zero.servers.completed = self.iteration
+        zero.arms.advance(self.iteration)
+        zero.fresh_ess = metrics.means.get("fresh_ess_fraction", zero.fresh_ess)
+        old_ess = metrics.means.get("old_ess_fraction", math.nan)
+        # None without old samples.
+        relative_ess = old_ess / max(zero.fresh_ess, 1e-9) if math.isfinite(old_ess) else None
+        optimizer_steps = self.models.optimizer_steps
+        crash_point("iteration.trained")
+        self.client.iteration_done(batch.iteration, optimizer_steps, relative_ess)
+        crash_point("iteration.told")
+        zero.service.status(f"iteration {self.iteration}")
+        zero.metrics.write(batch, metrics, optimizer_steps, times, self.client.status())
+        crash_point("iteration.noted")
 
     def publish(self) -> None:
         """Hand the current version to the publisher; a collective, so every rank calls it."""
@@ -264,7 +228,12 @@ class Learner:
             for _ in weights:  # each is gathered from all ranks
                 pass
             return
-        self.rank_zero.publish(self.iteration, weights, logprobs, self.published)
+        arms, publisher = self.rank_zero.arms, self.rank_zero.publisher
+        # Asked first: rollouts must still be able to fetch the version, so it is pinned.
+        arms.ask_version(self.iteration)
+        publisher.pinned = arms.pinned
+        with self.patience():
+            publisher.publish(self.iteration, weights, logprobs, self.published)
         self.times.publish_s = time.monotonic() - started_s
 
     def sends(self, name: str) -> bool:
@@ -297,7 +266,7 @@ class Learner:
         try:
             self.save()
         except NotSaved as fault:
-            if self.config.checkpoint.on_failure == "stop":
+            if section.on_failure == "stop":
                 raise
             pause = 2**self.unsaved
             self.save_next = self.iteration + (min(every, pause) if every else pause)
@@ -327,10 +296,8 @@ class Learner:
     def remove_old(self, zero: RankZeroParts) -> None:
         """Remove the checkpoints that nothing keeps."""
         section = self.config.checkpoint
-        awaited: frozenset[int] = frozenset()
-        curve: list[Point] = []
-        if section.keep_best:
-            awaited, curve = zero.arms.awaited, zero.arms.curve()
+        awaited = zero.arms.awaited if section.keep_best else frozenset[int]()
+        curve = zero.arms.curve() if section.keep_best else []
         with zero.uploads.paused() as uploading:
             removed = prune(self.directory / "checkpoints", section, curve, awaited | uploading)
         zero.uploads.warn_of_removed(removed)

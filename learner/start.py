@@ -29,7 +29,6 @@ from prefixrl.learner.run.directory import RunDirectory, check_ports_are_free
 from prefixrl.learner.run.stop import StopSignal
 from prefixrl.learner.run.tracking import Tracking, check_packages
 from prefixrl.learner.run.uploads import Uploads, check_command
-from prefixrl.learner.training.checkpoint import damage, read_manifest
 
 if TYPE_CHECKING:
     from prefixrl.learner.models.model import Models
@@ -74,10 +73,13 @@ def _lead(
     check_ports_are_free(config.broker.listen, REBIND_S if is_resumed else 0.0)
     training = problems.keep(directory, *read)
     init_from = config.adapter.init_from
-    if init_from and not is_resumed and (fault := damage(Path(init_from))):
-        raise DataError(
-            f"adapter.init_from = {init_from!r} is a damaged checkpoint: {fault}; choose another one"
-        )
+    if init_from and not is_resumed:
+        from prefixrl.learner.training import checkpoint
+
+        if fault := checkpoint.damage(Path(init_from)):
+            raise DataError(
+                f"adapter.init_from = {init_from!r} is a damaged checkpoint: {fault}; choose another one"
+            )
     completed = _completed(directory)
     service = Service(stopped=stopped)
     servers = Servers(config, directory, completed, ranks=ranks, stop=StopSignal(stopped))
@@ -109,7 +111,7 @@ def _completed(directory: Path) -> int:
     from prefixrl.learner.training import checkpoint
 
     newest = checkpoint.latest(directory / "checkpoints")
-    return read_manifest(newest).state.iteration if newest else 0
+    return checkpoint.read_manifest(newest).state.iteration if newest else 0
 
 
 def _run(
@@ -137,8 +139,9 @@ def _run(
         from prefixrl.learner.weights.probe import make_probe
         from prefixrl.learner.weights.publish import Publisher
 
-    arms = Arms(config, client, directory, servers.completed, stop) if servers else None
-    if servers and arms:
+    arms = None
+    if servers:
+        arms = Arms(config, client, directory, servers.completed, stop)
         arms.ask_before_training()
     models = Models.load(config, *rank_and_count, model_folder(config.adapter.start))
     probe = make_probe(config, [each.question for each in training], models.source, models.device)

@@ -231,7 +231,7 @@ class Rollout(WorkLoop[PrefixTask]):
     def _swap_weights(self) -> None:
         now_s = time.monotonic()
         self.swap.stage(self._fetcher.take_snapshot())
-        offer = None if self._drain.is_on else self.swap.offer(now_s)
+        offer = self.swap.offer(now_s) if self._leaves_s is None else None
         if offer is not None:
             self._link.send(offer)
             self._hand_back_waiting()

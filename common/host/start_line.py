@@ -17,19 +17,21 @@ def start_line(device: str, *facts: str) -> str:
     resident = (
         f"{memory.resident_bytes / GIB:.2f} GiB resident" if memory else "its memory is not known"
     )
-    known_facts = filter(None, facts)
     if torch is None:
-        return "; ".join(("no device: torch is not loaded", *known_facts, resident))
+        return "; ".join(filter(None, ("no device: torch is not loaded", *facts, resident)))
     build = f"torch {torch.__version__}"
+    memory_words = resident
     if device == "cpu" or not torch.cuda.is_available():
-        cpu = f"cpu ({torch.backends.cpu.get_cpu_capability()}), {torch.get_num_threads()} threads"
-        return "; ".join((cpu, build, *known_facts, resident))
-    # Late: it imports torch.
-    from prefixrl.common.host.cuda import driver
+        threads = torch.get_num_threads()
+        where = f"cpu ({torch.backends.cpu.get_cpu_capability()}), {threads} threads"
+    else:
+        # Late: it imports torch.
+        from prefixrl.common.host.cuda import driver
 
-    index = torch.device(device if device.startswith("cuda:") else "cuda:0")
-    allocated = torch.cuda.memory_allocated(index) / GIB
-    reserved = torch.cuda.memory_reserved(index) / GIB
-    memory_words = f"{allocated:.2f} GiB allocated, {reserved:.2f} reserved on it; {resident}"
-    where = f"{index}, {torch.cuda.get_device_name(index)}; driver: {driver()}"
-    return "; ".join((where, f"{build}, CUDA {torch.version.cuda}", *known_facts, memory_words))
+        index = torch.device(device if device.startswith("cuda:") else "cuda:0")
+        allocated = torch.cuda.memory_allocated(index) / GIB
+        reserved = torch.cuda.memory_reserved(index) / GIB
+        memory_words = f"{allocated:.2f} GiB allocated, {reserved:.2f} reserved on it; {resident}"
+        where = f"{index}, {torch.cuda.get_device_name(index)}; driver: {driver()}"
+        build += f", CUDA {torch.version.cuda}"
+    return "; ".join(filter(None, (where, build, *facts, memory_words)))

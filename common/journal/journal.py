@@ -200,21 +200,14 @@ def recover(folder: Path, iteration: int) -> Iterator[JournalRecord]:
 
 def _since(folder: Path, segments: list[int], iteration: int) -> list[int]:
     """Return the segments from the newest that begins at or before an iteration."""
-    begin = next(
-        (
-            at
-            for at in reversed(range(len(segments)))
-            if _begins_by(folder, segments[at], iteration)
-        ),
-        None,
+    for at in reversed(range(len(segments))):
+        if _begins_by(folder, segments[at], iteration):
+            return segments[at:]
+    raise DataError(
+        f"{closed_path(folder, segments[0] - 1)} is missing: every segment that is there begins after iteration "
+        f"{iteration}, whose groups are asked for; restore it. A run with a newest checkpoint of that iteration "
+        f"cannot go on without it"
     )
-    if begin is None:
-        raise DataError(
-            f"{closed_path(folder, segments[0] - 1)} is missing: every segment that is there begins after iteration "
-            f"{iteration}, whose groups are asked for; restore it. A run with a newest checkpoint of that iteration "
-            f"cannot go on without it"
-        )
-    return segments[begin:]
 
 
 def _begins_by(folder: Path, number: int, iteration: int) -> bool:

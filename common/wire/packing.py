@@ -97,12 +97,11 @@ def logprobs(packed: bytes, tokens: int) -> Logprobs:
 def check_prefixes(
     group: GroupPrefixes,
     rows_per_group: int,
-    is_by_adapter: bool = True,
     limits: GroupLimits = UNLIMITED,
 ) -> None:
     """Raise ValueError naming the group unless a received group of prefixes fits its task.
 
-    `is_by_adapter`: an adapter saw a prompt and wrote at least one token per row; else both may be empty.
+    An adapter saw its prompt and wrote at least one token per row.
     """
     where = f"group {group.seq} (prompt {group.prompt.prompt_id})"
     if group.error:
@@ -115,16 +114,16 @@ def check_prefixes(
         raise ValueError(
             f"{where} holds {len(group.rows)} rows, the task asked for {rows_per_group}"
         )
-    if not _fits(group, is_by_adapter, limits):
-        _tell_fault(group, where, is_by_adapter, limits)
+    if not _fits(group, limits):
+        _tell_fault(group, where, limits)
 
 
-def _fits(group: GroupPrefixes, is_by_adapter: bool, limits: GroupLimits) -> bool:
+def _fits(group: GroupPrefixes, limits: GroupLimits) -> bool:
     """Check all numbers of a group at once; return False if a part may have a fault."""
     rows = group.rows
     prompt_bytes = len(group.prompt_tokens)
     sizes = [len(row.tokens) for row in rows]
-    if is_by_adapter and not (prompt_bytes and all(sizes)):
+    if not (prompt_bytes and all(sizes)):
         return False
     if prompt_bytes % TOKEN_BYTES or prompt_bytes > TOKEN_BYTES * limits.prompt_tokens:
         return False
@@ -147,7 +146,7 @@ def _fits(group: GroupPrefixes, is_by_adapter: bool, limits: GroupLimits) -> boo
     )
 
 
-def _tell_fault(group: GroupPrefixes, where: str, is_by_adapter: bool, limits: GroupLimits) -> None:
+def _tell_fault(group: GroupPrefixes, where: str, limits: GroupLimits) -> None:
     parts = [
         ("prompt", group.prompt_tokens),
         *((f"row {index}", row.tokens) for index, row in enumerate(group.rows)),
@@ -163,7 +162,7 @@ def _tell_fault(group: GroupPrefixes, where: str, is_by_adapter: bool, limits: G
                 _check_length(group.rows[index].text or "", MOST_CHARS_PER_TOKEN * size)
         except ValueError as error:
             raise ValueError(f"{where}, {part}: {error}") from None
-        if is_by_adapter and not size:
+        if not size:
             raise ValueError(f"{where}, {part}: there is no token")
 
 

@@ -46,10 +46,13 @@ class WaitLog:
 
 def hello(role: Role, incarnation: str, number: int | None = None) -> Hello:
     """Return the first message of this process."""
-    host = socket.gethostname()
-    pid = os.getpid()
     return Hello(
-        protocol=PROTOCOL, role=role, incarnation=incarnation, host=host, pid=pid, number=number
+        protocol=PROTOCOL,
+        role=role,
+        incarnation=incarnation,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        number=number,
     )
 
 
@@ -108,32 +111,26 @@ class Requester:
     def _try(
         self, request: ToBroker, answer_type: type[Answer]
     ) -> tuple[FromBroker, list[bytes]] | None:
+        """Return the wanted answer, or None when the request must be sent again."""
         try:
             self._client.send(request, self._tag, timeout_s=self._try_s)
-            return self._answer(answer_type)
+            deadline_s = time.monotonic() + self._try_s
+            while (left_s := deadline_s - time.monotonic()) > 0:
+                received = self._client.receive(left_s)
+                if received is None:
+                    break
+                message, frames = received
+                if isinstance(message, Reject):
+                    raise Refusal(message.reason)
+                if isinstance(message, Unknown):
+                    self._client.send(self._hello, self._tag, timeout_s=self._try_s)
+                    break
+                if frames and is_tag(frames[0]) and frames.pop(0) != self._tag:
+                    continue  # the second answer to an earlier request that was sent twice
+                if isinstance(message, answer_type):
+                    return message, frames
         except (PeerLost, Malformed) as error:
             log.debug("%s", error)
-            return None
-
-    def _answer(self, answer_type: type[Answer]) -> tuple[FromBroker, list[bytes]] | None:
-        """Return the wanted answer, or None when the request must be sent again."""
-        deadline_s = time.monotonic() + self._try_s
-        while (left_s := deadline_s - time.monotonic()) > 0:
-            received = self._client.receive(left_s)
-            if received is None:
-                return None
-            message, frames = received
-            if isinstance(message, Reject):
-                raise Refusal(message.reason)
-            if isinstance(message, Unknown):
-                self._client.send(self._hello, self._tag, timeout_s=self._try_s)
-                return None
-            if frames and is_tag(frames[0]):
-                if frames[0] != self._tag:
-                    continue  # the second answer to an earlier request that was sent twice
-                frames = frames[1:]
-            if isinstance(message, answer_type):
-                return message, frames
         return None
 
     @property

@@ -127,19 +127,20 @@ def is_tag(frame: bytes | memoryview) -> bool:
 
 def check_endpoint(endpoint: str) -> str:
     """Return the endpoint, or raise ConfigError unless it is a tcp or ipc address."""
-    port = endpoint.rsplit(":", 1)[-1]
     if not endpoint:
         raise ConfigError(
             "the endpoint is empty; a learner writes RUN/endpoint seconds after its start: try again"
         )
     if not endpoint.startswith(("tcp://", "ipc://")):
         raise ConfigError(f"endpoint {endpoint!r} is neither tcp://HOST:PORT nor ipc://PATH")
-    if endpoint.startswith("tcp://") and not (port.isdigit() and int(port) <= 65535):
+    if endpoint.startswith("ipc://"):
+        return endpoint
+    host, _, port = endpoint.rpartition(":")
+    if not (port.isdigit() and int(port) <= 65535):
         raise ConfigError(
             f"endpoint {endpoint!r} needs a port between 1 and 65535: tcp://127.0.0.1:5555, for example"
         )
-    host = endpoint.removeprefix("tcp://").rpartition(":")[0]
-    if endpoint.startswith("tcp://") and (":" in host or "[" in host):
+    if ":" in host.removeprefix("tcp://") or "[" in host:
         raise ConfigError(
             f"endpoint {endpoint!r} is an IPv6 address; only IPv4 is supported: tcp://10.0.0.7:5555"
         )

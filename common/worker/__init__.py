@@ -5,6 +5,6 @@ allowed.py  the code and secrets of its host that a worker lets its run use
 join.py     enrolment: Hello, the run's config, the model's folder
 link.py     `Link`: the connection, kept alive by a thread of its own
 work_loop.py  the loop that rollouts and scorers have in common
-open_tasks.py  the orderly end of open tasks, and reports of the rows that are left
+open_tasks.py  handing open tasks back, and reports of the rows that are left
 numbers.py  numbers of a worker for Prometheus
 """

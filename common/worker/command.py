@@ -1,7 +1,6 @@
 """The command line of a worker, and the option `--set` of all commands that read a run file."""
 
 import os
-from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -93,13 +92,16 @@ def _options(role: str) -> list[click.Parameter]:
     ]
     # Rollouts execute no code of the user's, and send no keys.
     if role == "scorer":
-        options += [_permission("--allow-function", "functions", "FILE.py:NAME", ALLOW_FUNCTION)]
-        options += [_permission("--secret", "secrets", "NAME", SECRET)]
+        options += [
+            click.Option(
+                ["--allow-function", "functions"],
+                multiple=True,
+                metavar="FILE.py:NAME",
+                help=ALLOW_FUNCTION,
+            ),
+            click.Option(["--secret", "secrets"], multiple=True, metavar="NAME", help=SECRET),
+        ]
     return options
-
-
-def _permission(flag: str, name: str, metavar: str, text: str) -> click.Option:
-    return click.Option([flag, name], multiple=True, metavar=metavar, help=text)
 
 
 def _start_worker(
@@ -130,10 +132,7 @@ def _start_worker(
         functions = tuple(map(_absolute, settings.pop("functions", ())))
         allowed = Allowed(functions, settings.pop("secrets", ()))
         session = join(find, role, Overrides(allowed=allowed, **settings), stop.is_set, patience_s)
-        work(
-            session.link,
-            lambda: _exposed(session, lambda: _run(session, role, stop, service, grace_s)),
-        )
+        work(session.link, lambda: _run(session, role, stop, service, grace_s))
 
 
 def _import_ahead(stop: StopSignals) -> str | None:
@@ -157,31 +156,17 @@ def _absolute(function_ref: str) -> str:
     return f"{Path(path).expanduser().resolve()}{separator}{name}"
 
 
-def _exposed(session: "WorkerSession", run: Callable[[], str]) -> str:
+def _run(
+    session: "WorkerSession", role: str, stop: StopSignals, service: Service, grace_s: float
+) -> str:
+    """Load the worker and run it, with its numbers for Prometheus, watched by systemd from its Ready on."""
     from prefixrl.common.run.prometheus import exposed
     from prefixrl.common.worker.numbers import numbers_of_worker
 
     link = session.link
-    name = session.welcome.worker
-    directory = Path(session.config.directory)
-    role = name.partition("-")[0]
-    with exposed(session.config.log, name, lambda: numbers_of_worker(link, role, directory)):
-        return run()
-
-
-def _run(
-    session: "WorkerSession", role: str, stop: StopSignals, service: Service, grace_s: float
-) -> str:
-    """Load the worker and run it, watched by systemd from its Ready on."""
-    link = session.link
-    name = f"{session.welcome.worker} of run {session.welcome.run_id}"
-    service.status(f"{name}: loading {session.model}")
-    with stop.ending_at_once():
-        with without_gc():
-            # Slow: only once the broker has answered.
-            loading = import_module(f"prefixrl.{role}.start")
-        loaded = loading.load(session)
-    service.ready(f"{name}: ready")
+    worker = session.welcome.worker
+    name = f"{worker} of run {session.welcome.run_id}"
+    numbers = partial(numbers_of_worker, link, role, Path(session.config.directory))
 
     def alive(progress: int | None) -> None:
         service.alive(progress)
@@ -189,5 +174,13 @@ def _run(
         if stop.is_set():
             service.stopping()
 
-    ended: str = loaded.run(lambda: stop.requests() + link.is_drained, grace_s, alive)
-    return ended
+    with exposed(session.config.log, worker, numbers):
+        service.status(f"{name}: loading {session.model}")
+        with stop.ending_at_once():
+            with without_gc():
+                # Slow: only once the broker has answered.
+                loading = import_module(f"prefixrl.{role}.start")
+            loaded = loading.load(session)
+        service.ready(f"{name}: ready")
+        ended: str = loaded.run(lambda: stop.requests() + link.is_drained, grace_s, alive)
+        return ended

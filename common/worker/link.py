@@ -91,7 +91,7 @@ class Link:
         """The run's interval, once it is known."""
         self._known = False
         self._run_id = ""
-        self._greeted = False
+        """The run that it is in; "" before the first Welcome."""
         self._heard_s = self._turned_s = self._renewed_s = time.monotonic()
         self._memory: messages.MemoryUse | None = None
         self._measured_s = -math.inf
@@ -286,21 +286,20 @@ class Link:
                     raise PeerLost(
                         f"at {self.endpoint} is another run now, {run_id}; this worker is of {self._run_id}"
                     )
+                is_first = not self._run_id
                 self._run_id = run_id
                 # The next broker of the run is to know it under the same name.
                 self._hello = msgspec.structs.replace(self._hello, number=number_of(name))
-                first = not self._greeted
                 self._known = True
-                self._greeted = True
                 # The work loop answers a later Welcome with Ready.
-                (self._welcome if first else self.inbox).put(message)
+                (self._welcome if is_first else self.inbox).put(message)
             case messages.Unknown() if self._known:
                 log.info("the broker does not know this worker (any more): sending Hello again")
                 self._known = False
                 self._try_send(self._hello)
             case messages.Unknown() | messages.Beat(None):
                 pass  # Unknown: the answer to a message that was sent before the current Hello
-            case messages.Done() if not self._greeted:
+            case messages.Done() if not self._run_id:
                 self._welcome.put(message)
             case messages.Leave():
                 if not self.is_drained:

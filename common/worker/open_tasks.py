@@ -1,10 +1,9 @@
-"""The open tasks of a worker: their end on a stop, and reports of the rows that are left.
+"""The open tasks of a worker: the message that hands one back, and reports of the rows that are left.
 
-A draining worker takes no new task. It hands back at once what its engine has not begun, finishes the rest within its
-grace time, and hands back what is left then. Pure but for the sending: time is passed in.
+Pure but for the sending: time is passed in.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from prefixrl.common.wire.messages.worker import PrefixTask, Refused, RowsLeft, ScoreTask
 from prefixrl.common.worker.link import Link
@@ -13,34 +12,6 @@ REPORT_EVERY_S = 0.05
 """Least time between two reports: a message for every ended row would cost too much."""
 SHARE_OF_SEATS = 4
 """A report that makes no room waits until one in so many seats is free."""
-
-
-class Drain:
-    """The requests to stop that a work loop has seen, and its deadline since the first."""
-
-    def __init__(self, requests: Callable[[], int], grace_s: float) -> None:
-        """Take the source of the number of requests so far: one drains, two end at once."""
-        self._requests = requests
-        self._grace_s = grace_s
-        self._until_s: float | None = None
-
-    @property
-    def is_on(self) -> bool:
-        """True since `begins` said so."""
-        return self._until_s is not None
-
-    def begins(self, now_s: float) -> bool:
-        """Return True once: at the first request to stop."""
-        if self.is_on or not self._requests():
-            return False
-        self._until_s = now_s + self._grace_s
-        return True
-
-    def is_over(self, open_tasks: int, now_s: float) -> bool:
-        """Return True when the worker is to leave: all is done, time is up, or asked twice."""
-        return self._until_s is not None and (
-            not open_tasks or now_s >= self._until_s or self._requests() > 1
-        )
 
 
 def handed_back(task: PrefixTask | ScoreTask) -> Refused:

@@ -16,20 +16,25 @@ from prefixrl.common.wire.messages.worker import (
     Welcome,
 )
 from prefixrl.common.worker.link import Link
-from prefixrl.common.worker.open_tasks import Drain, RowsLeftReport, handed_back
+from prefixrl.common.worker.open_tasks import RowsLeftReport, handed_back
 
 IDLE_S = 0.05
 Task = TypeVar("Task", PrefixTask, ScoreTask)
 
 
 class WorkLoop(ABC, Generic[Task]):
-    """The loop around a worker's work. A draining worker hands back tasks that have not begun."""
+    """The loop around a worker's work.
+
+    A draining worker takes no new task. It hands back at once what its engine has not begun, finishes the rest within
+    its grace time, and hands back what is left then.
+    """
 
     def __init__(self, link: Link, kind: type[Task], rows_left: RowsLeftReport) -> None:
         """Take tasks of one kind; `_start` reports each of them to `rows_left`."""
         self._link = link
         self._rows_left = rows_left
-        self._drain = Drain(lambda: 0, 0.0)
+        self._leaves_s: float | None = None
+        """Latest time at which a draining worker leaves; None before it was asked to stop."""
         self._kind: type[Task] = kind
 
     def run(
@@ -42,9 +47,10 @@ class WorkLoop(ABC, Generic[Task]):
 
         `alive` is called every turn with the progress, None while there is nothing to do.
         """
-        drain = self._drain = Drain(requests, grace_s)
-        while not drain.is_over(len(self._tasks()), time.monotonic()):
-            if drain.begins(time.monotonic()):
+        self._leaves_s = None
+        while not self._is_over(requests()):
+            if self._leaves_s is None and requests():
+                self._leaves_s = time.monotonic() + grace_s
                 self._link.send(Leaving())
                 for task in self._tasks():
                     if self._take_back(task.task):
@@ -61,25 +67,31 @@ class WorkLoop(ABC, Generic[Task]):
             self._link.send(handed_back(task))
         return "asked to stop"
 
+    def _is_over(self, requests: int) -> bool:
+        """Return True when a draining worker is to leave: all is done, time is up, or asked twice."""
+        if self._leaves_s is None:
+            return False
+        return not self._tasks() or time.monotonic() >= self._leaves_s or requests > 1
+
     def _turn(self) -> None:
         self._step()
         rows_left = self._unended()
         vitals = self._link.vitals
         self._rows_left.report(rows_left, time.monotonic())
         vitals.leases = tuple(rows_left)
-        if self._drain.is_on:
+        if self._leaves_s is not None:
             vitals.state += f", leaving, {len(rows_left)} open"
 
     def _handle(self, message: FromBroker) -> None:
         if isinstance(message, self._kind):
-            if self._drain.is_on:  # it was on its way when the broker was told
+            if self._leaves_s is not None:  # it was on its way when the broker was told
                 self._link.send(handed_back(message))
             else:
                 self._start(message)
         elif isinstance(message, Revoke) and self._take_back(message.task):
             self._link.send(Refused(message.task, "revoked before it started"))
         elif isinstance(message, Welcome):  # after a restart of the broker
-            if self._drain.is_on:
+            if self._leaves_s is not None:
                 self._link.send(Leaving())
             self.say_ready()
 

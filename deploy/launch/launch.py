@@ -311,6 +311,9 @@ class Launcher:
         if worker.ended_s is None:
             worker.ended_s = now_s
             worker.is_drained = code == 0 and self._is_drained(worker)
+            if worker.is_drained:
+                words = "was drained and stays away; the next launch starts it again"
+                self._view.announce(f"{worker.name} {words}")
         if worker.is_drained:
             return
         is_hopeless = code in (2, 3)
@@ -332,15 +335,9 @@ class Launcher:
         process = DrainedWorker(host=socket.gethostname(), pid=worker.process.pid)
         try:
             with operator(self._directory, ASK_S) as asking:
-                is_drained = process in document_of(asking).drained
+                return process in document_of(asking).drained
         except (PeerLost, UserError):
             return False
-        if not is_drained:
-            return False
-        self._view.announce(
-            f"{worker.name} was drained and stays away; the next launch starts it again"
-        )
-        return True
 
     def _restart(self, child: Child, code: int) -> None:
         self._view.announce(

@@ -26,7 +26,8 @@ BODY_S = 20.0
 """Longest time for a body to arrive."""
 JSON = "application/json"
 ROUTES = "GET /health, GET /v1/models, POST /v1/completions, POST /v1/chat/completions"
-Handler = Callable[[Request, Send], Awaitable[None]]
+Handler = Callable[[Request, Send], Awaitable[Response | None]]
+"""Returns the response, or sends it itself and returns None."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class CompletionService:
         ]
         return Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route})
 
-    async def _health(self, request: Request, send: Send) -> None:
+    async def _health(self, _request: Request, _send: Send) -> Response:
         engines = [model.engine for model in self._answering.models]
         is_well = all(engine.fault is None for engine in engines)
         document = {
@@ -76,9 +77,9 @@ class CompletionService:
             "open_answers": self.open_rows,
             "engine_rows": {engine.name: engine.rows for engine in engines},
         }
-        await _send(request, send, document, 200 if is_well else 503)
+        return _response(document, 200 if is_well else 503)
 
-    async def _models(self, request: Request, send: Send) -> None:
+    async def _models(self, request: Request, _send: Send) -> Response:
         name = request.path_params.get("name")
         if name not in (None, self._limits.model):
             raise ApiError(
@@ -90,7 +91,7 @@ class CompletionService:
             "created": self._started_s,
             "owned_by": "prefixrl",
         }
-        await _send(request, send, {"object": "list", "data": [model]} if name is None else model)
+        return _response({"object": "list", "data": [model]} if name is None else model)
 
     async def _answered(self, request: Request, send: Send) -> None:
         is_chat = request.url.path.endswith("/chat/completions")
@@ -159,7 +160,8 @@ class CompletionService:
         if api_request.stream:
             await stream(form.ending(usage), is_last=True)
         else:
-            await _send(request, send, form.whole(parts, choices, usage))
+            response = _response(form.whole(parts, choices, usage))
+            await response(request.scope, request.receive, send)
 
 
 class _Endpoint:
@@ -184,26 +186,24 @@ class _Endpoint:
             authorization = request.headers.get("authorization")
             if refused := refusal(host, authorization, self._key, self._needs_key):
                 raise ApiError(*refused, code="invalid_api_key" if refused[0] == 401 else None)
-            await self._answer(request, noted)
+            response = await self._answer(request, noted)
         except (ClientGone, ClientDisconnect):
             log.info("a client left before its answer was whole")
+            return
         except ApiError as error:
             if has_begun:
                 # No [DONE]: the client must see that this is not the whole.
                 await send({"type": "http.response.body", "body": event_of(error.document)})
-            else:
-                await _send(request, send, error.document, error.status, error.headers)
+                return
+            response = _response(error.document, error.status, error.headers)
+        if response is not None:
+            await response(scope, receive, send)
 
 
-async def _send(
-    request: Request,
-    send: Send,
-    document: object,
-    status: int = 200,
-    headers: dict[str, str] | None = None,
-) -> None:
-    response = Response(msgspec.json.encode(document), status, headers, JSON)
-    await response(request.scope, request.receive, send)
+def _response(
+    document: object, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    return Response(msgspec.json.encode(document), status, headers, JSON)
 
 
 async def _unless_gone(receive: Receive, work: Awaitable[None]) -> None:
@@ -251,4 +251,4 @@ async def _body(request: Request) -> bytes:
 async def _no_route(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     refused = ApiError(status, f"{request.method} {request.url.path}: this server has {ROUTES}")
-    return Response(msgspec.json.encode(refused.document), status, media_type=JSON)
+    return _response(refused.document, status)

@@ -58,11 +58,9 @@ class Format:
             ends[part.index] = part.finish or ends[part.index]
         documents = []
         for index, (text, end) in enumerate(zip(texts, ends, strict=True)):
-            if self.is_chat:
-                message = {"role": "assistant", "content": text, "refusal": None}
-                documents.append(_choice(index, end, message=message))
-            else:
-                documents.append(_choice(index, end, text=text))
+            message = {"role": "assistant", "content": text, "refusal": None}
+            content = {"message": message} if self.is_chat else {"text": text}
+            documents.append(_choice(index, end, **content))
         return self._document(documents, "chat.completion") | {"usage": usage.document}
 
     def opening(self, choices: int) -> bytes:

@@ -53,8 +53,7 @@ def scale(directory: Path, roles: Literal["rollouts", "scorers"], count: int) ->
     # Remembered first: a worker takes its time to leave, and must not be counted meanwhile.
     submission.leaving += names
     write_submission(directory, submission)
-    scheduler.cancel([each.job_id for each in ended if each.is_waiting])
-    scheduler.stop([each.job_id for each in ended if not each.is_waiting])
+    scheduler.end(ended)
     change = f"{len(ended)} {roles} end ({', '.join(names)}), {count} stay"
     click.echo(change if ended else f"{count} {roles}, as before")
 

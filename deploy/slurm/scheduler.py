@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,16 +63,11 @@ def read_queue(answer: str) -> list[QueuedJob]:
     return [each for each in jobs if each.state != "COMPLETING"]
 
 
-def stop(job_ids: list[str]) -> None:
-    """Ask running jobs to end cleanly: their processes get SIGTERM, their scripts go on."""
-    if job_ids:
-        _call("scancel", "--signal=TERM", *job_ids)
-
-
-def cancel(job_ids: list[str]) -> None:
-    """Take waiting jobs out of the queue."""
-    if job_ids:
-        _call("scancel", *job_ids)
+def end(jobs: Sequence[QueuedJob]) -> None:
+    """Take waiting jobs out of the queue; end running ones cleanly: processes get SIGTERM, scripts go on."""
+    for is_waiting, options in ((True, []), (False, ["--signal=TERM"])):
+        if job_ids := [each.job_id for each in jobs if each.is_waiting == is_waiting]:
+            _call("scancel", *options, *job_ids)
 
 
 def _call(command: str, *arguments: str) -> str:

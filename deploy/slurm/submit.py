@@ -73,7 +73,7 @@ def submit(run: RunOnSlurm, layout: Layout) -> None:
     write_scripts(directory, scripts_of(run, layout))
     for script in _submitted(layout):
         scheduler.check(script_path(directory, script))
-    first: Script = "learner" if layout == "arrays" else "run"
+    first = _submitted(layout)[0]
     learner = scheduler.submit(script_path(directory, first))
     fixed: dict[str, int] = {
         role: run.processes(role) if layout == "het" else 0 for role in WORKERS

@@ -92,7 +92,6 @@ def read(file: Path) -> Sweep:
             f"{file}: directory in [set] or a block; each run has a folder of its own in {file.name}'s"
         )
     base = file.resolve().parent
-    run_file = base / content.run
     directory = (base / Path(content.directory).expanduser()).resolve()
     common = dict(flat(content.set))
     blocks = (dict(flat(block)) for block in content.block)
@@ -111,7 +110,7 @@ def read(file: Path) -> Sweep:
         tree = {**common, **values, "directory": str(place)}
         settings = tuple(f"{key}={toml(value)}" for key, value in tree.items())
         runs.append(SweptRun(index, place, values, settings))
-    return Sweep(file.resolve(), run_file, directory, tuple(runs))
+    return Sweep(file.resolve(), base / content.run, directory, tuple(runs))
 
 
 def combinations(block: Values) -> Iterator[Values]:

@@ -47,14 +47,10 @@ def run_result(run: SweptRun) -> RunResult:
     except UserError as fault:
         return RunResult(run, f"unreadable: {fault}")
     total = f"/{state.total_iterations}" if state.total_iterations else ""
-    best = max(((each, -version) for version, each in judged.items()), default=None)
-    return RunResult(
-        run,
-        state.state,
-        f"{state.iterations}{total}",
-        (best[0], -best[1]) if best else None,
-        state.accuracy.get(TRAINED),
-    )
+    pairs = [(score, version) for version, score in sorted(judged.items())]
+    best = max(pairs, key=itemgetter(0), default=None)
+    iterations = f"{state.iterations}{total}"
+    return RunResult(run, state.state, iterations, best, state.accuracy.get(TRAINED))
 
 
 def _judged(directory: Path) -> dict[int, float]:

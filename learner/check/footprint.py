@@ -185,21 +185,13 @@ def _states(plan: RankPlan) -> tuple[int, int]:
         rewards += plan.is_reward_trained
     divisor = ranks if plan.stage == 3 else 1
     device = (frozen * plan.parameters + rewards * plan.reward_parameters) * width // divisor
-    host = 0
     trained = [trained_bytes(each, width, plan.stage, ranks) for each in plan.trained]
     weights, optimiser_bytes = map(sum, zip(*trained, strict=True))
     if plan.has_average:
         averaged = plan.trained[0] + (plan.trained[-1] if plan.is_reward_trained else 0)
         optimiser_bytes += FP32 * averaged // (ranks if plan.stage else 1)
-    if plan.are_weights_offloaded:
-        host += weights
-    else:
-        device += weights
-    if plan.is_optimizer_offloaded:
-        host += optimiser_bytes
-    else:
-        device += optimiser_bytes
-    return device, host
+    host = weights * plan.are_weights_offloaded + optimiser_bytes * plan.is_optimizer_offloaded
+    return device + weights + optimiser_bytes - host, host
 
 
 def trained_bytes(parameters: int, width: int, stage: int, ranks: int) -> tuple[int, int]:
@@ -241,9 +233,10 @@ def activation_bytes(shape: ModelShape, plan: RankPlan) -> tuple[int, int]:
     layer = layer_bytes(shape, width, plan.row_tokens, rank)
     # The last norm, and the positions' sines and cosines.
     outside = norm_bytes(shape, width, rank) + 2 * width * shape.head_size
+    layers = shape.layers * layer
     if plan.is_checkpointed:
-        return tokens * (shape.layers * width * shape.hidden + layer + outside), tokens * layer
-    return tokens * (shape.layers * layer + outside), tokens * layer
+        layers = shape.layers * width * shape.hidden + layer
+    return tokens * (layers + outside), tokens * layer
 
 
 def layer_bytes(shape: ModelShape, width: int, row_tokens: int, low_rank: int | None = None) -> int:

@@ -113,15 +113,10 @@ def read(content: str, name: str, reading: Reading) -> str:
 def turns(value: object) -> list[Turn] | None:
     """Return the turns of a conversation as role and text, None for another value; raise ValueError."""
     value = _decoded(value)
-    if (
-        not isinstance(value, list)
-        or not value
-        or not all(isinstance(turn, dict) for turn in value)
-    ):
+    if not isinstance(value, list) or not value:
         return None
-    if not all("role" in turn or "from" in turn for turn in value):
-        return None
-    return [_turn(turn) for turn in value]
+    has_roles = all(isinstance(turn, dict) and ("role" in turn or "from" in turn) for turn in value)
+    return [_turn(turn) for turn in value] if has_roles else None
 
 
 def _turn(turn: Values) -> Turn:

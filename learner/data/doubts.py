@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from prefixrl.common.config.data import Reading, Source
 from prefixrl.common.config.foreign.verifier import WITH_MATHEMATICAL_GOLD
+from prefixrl.common.evaluation.grouping import grouped
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
 from prefixrl.learner.data.columns import beginning_of
 from prefixrl.learner.data.rows import MARKS, Layout, Problem, text_of
@@ -67,10 +68,7 @@ def doubts(
 
 
 def _about_golds(golds: list[str]) -> list[str]:
-    kinds: dict[Reading, list[str]] = {}
-    for gold in golds:
-        if kind := _kind(gold):
-            kinds.setdefault(kind, []).append(gold)
+    kinds = grouped((kind, gold) for gold in golds if (kind := _kind(gold)))
     return [
         f"{len(these)} of {len(golds)} gold answers {_KINDS[kind]}, for example {beginning_of(these[0])}: an answer "
         f'hardly equals one; set answer_reading = "{kind}", or "as_it_is" where they are meant so'

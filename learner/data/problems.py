@@ -173,13 +173,10 @@ def rows_of(
                 else None
             )
         except (ValueError, RecursionError) as error:
-            columns = ", ".join(sorted(row.columns or row.values))
-            keys = "; question_column and answer_column name others" if shape.is_plain else ""
-            reason = (
-                f"{error}; the row has {columns}{keys}"
-                if isinstance(error, MissingColumn)
-                else str(error)
-            )
+            reason = str(error)
+            if isinstance(error, MissingColumn):
+                reason += f"; the row has {', '.join(sorted(row.columns or row.values))}"
+                reason += "; question_column and answer_column name others" * shape.is_plain
             yield ReadRow(msgspec.structs.replace(origin, reason=reason), None, row.values)
             continue
         if parsed is None or (
@@ -361,14 +358,17 @@ def as_asked(config: RunConfig, loaded: Sequence[Problem]) -> list[Problem]:
 
 def training(config: RunConfig) -> list[Problem]:
     """Return the training problems of a run; before its start, from the sources."""
-    path = Path(config.directory) / TRAIN_FILE
-    return _read(path) if path.exists() else load(config.data.train, config.data)
+    return _of_run(config, TRAIN_FILE, config.data.train)
 
 
 def held_out(config: RunConfig) -> list[Problem]:
     """Return the held-out problems of a run."""
-    path = Path(config.directory) / EVAL_FILE
-    return _read(path) if path.exists() else load(config.data.eval, config.data)
+    return _of_run(config, EVAL_FILE, config.data.eval)
+
+
+def _of_run(config: RunConfig, name: str, sources: Sequence[Source]) -> list[Problem]:
+    path = Path(config.directory) / name
+    return _read(path) if path.exists() else load(sources, config.data)
 
 
 def _read(path: Path) -> list[Problem]:

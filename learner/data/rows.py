@@ -4,7 +4,6 @@ import json
 import math
 import re
 import sys
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from prefixrl.common.config.data import (
     Source,
 )
 from prefixrl.common.config.foreign.verifier import WITH_MATHEMATICAL_GOLD
+from prefixrl.common.evaluation.grouping import grouped
 from prefixrl.common.prompts.program_tests import read_tests
 from prefixrl.common.wire.messages.groups import CodeMode, Prompt, Turn
 from prefixrl.learner.data.columns import (
@@ -82,10 +82,8 @@ def text_of(problem: Problem) -> str:
 
 def prompts(problems: Sequence[Problem]) -> list[Prompt]:
     """Return what workers see; its `source` is the name under which figures list the problem."""
-    families: dict[str, set[str]] = defaultdict(set)
-    for problem in problems:
-        families[problem.source].add(problem.family)
-    has_own = {source for source, names in families.items() if 1 < len(names) <= MOST_FAMILIES}
+    families = grouped((each.source, each.family) for each in problems)
+    has_own = {name for name, of in families.items() if 1 < len(set(of)) <= MOST_FAMILIES}
     asked_of_workers = []
     for problem in problems:
         name = (

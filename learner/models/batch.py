@@ -196,14 +196,17 @@ def filler_row(pad_id: int) -> PaddedRows:
 
 def _check(row: int, sample: Sample) -> None:
     count = len(sample.tokens)
-    faults = {
-        "an empty prompt: nothing predicts its first token": len(sample.prompt_tokens) == 0,
-        "no sampled token: leave such rows out of the batch": count == 0,
-        f"{len(sample.logprobs)} logprobs for {count} tokens": len(sample.logprobs) != count,
-        f"versions of {len(sample.versions)} tokens for {count}": len(sample.versions) != count,
-    }
-    for fault in (text for text, is_so in faults.items() if is_so):
-        raise ValueError(f"row {row} of group {sample.group} has {fault}")
+    if len(sample.prompt_tokens) == 0:
+        fault = "an empty prompt: nothing predicts its first token"
+    elif count == 0:
+        fault = "no sampled token: leave such rows out of the batch"
+    elif len(sample.logprobs) != count:
+        fault = f"{len(sample.logprobs)} logprobs for {count} tokens"
+    elif len(sample.versions) != count:
+        fault = f"versions of {len(sample.versions)} tokens for {count}"
+    else:
+        return
+    raise ValueError(f"row {row} of group {sample.group} has {fault}")
 
 
 def iteration_data(batch: Batch, shard: Mapping[int, ScoredGroup]) -> IterationData:

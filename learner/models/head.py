@@ -215,11 +215,9 @@ class _Logits:
         if self._bias is not None:
             logits = logits + self._bias[block]
         logits = logits.float().div_(self._temperature)
-        return (
-            logits
-            if self._masked is None
-            else logits.masked_fill_(self._masked[block], MASKED_LOGIT)
-        )
+        if self._masked is not None:
+            logits.masked_fill_(self._masked[block], MASKED_LOGIT)
+        return logits
 
     def spread(self, gradient: Tensor, block: slice, sums: Sequence[Tensor | None]) -> None:
         """Add a block's gradient to the gradients of hidden states; write the gradient of the weights."""

@@ -182,10 +182,10 @@ class Models:
     def forward_actor(self, batch: PaddedRows, has_entropy: bool = False) -> tuple[Tensor, Tensor]:
         """Return current logprobs, and entropies or 0, (rows, tokens), at the sampling temperature."""
         self.on_forward()
-        logprobs, entropy = self.actor.engine(
+        outcome: tuple[Tensor, Tensor] = self.actor.engine(
             batch.inputs(), self.temperature, has_entropy, self.masked
         )
-        return logprobs, entropy
+        return outcome
 
     def forward_reference(self, batch: PaddedRows) -> Tensor | None:
         """Return logprobs of the KL's reference, (rows, tokens); None without a reference."""

@@ -12,12 +12,6 @@ from prefixrl.common.config.learner import LearnerConfig
 log = logging.getLogger(__name__)
 
 
-def is_offloaded(config: LearnerConfig) -> bool:
-    """Return True if DeepSpeed keeps moments and masters in the host's memory."""
-    offload = config.deepspeed.get("zero_optimization", {}).get("offload_optimizer") or {}
-    return bool(offload.get("device", "none") != "none")
-
-
 def make_adam(
     parameters: Iterable[nn.Parameter], config: LearnerConfig, lr: float, device: torch.device
 ) -> torch.optim.Optimizer:
@@ -28,11 +22,11 @@ def make_adam(
         "betas": config.adam_betas,
         "weight_decay": config.weight_decay,
     }
-    if is_offloaded(config):
-        # On a CPU nothing is offloaded, and nothing compiled for it.
-        cpu = make_cpu_adam(trained, options) if device.type == "cuda" else None
-        if cpu:
-            return cpu
+    offload = config.deepspeed.get("zero_optimization", {}).get("offload_optimizer") or {}
+    is_offloaded = offload.get("device", "none") != "none"
+    # On a CPU nothing is offloaded, and nothing compiled for it.
+    if is_offloaded and device.type == "cuda" and (cpu := make_cpu_adam(trained, options)):
+        return cpu
     # Fused, a step reads each tensor once and has no temporaries.
     return torch.optim.AdamW(trained, **options, fused=True)
 

@@ -68,7 +68,7 @@ class Servers:
         self._closing = False
         self.failure: str | None = None
         self._is_users_fault = False
-        self._weights_listen = weights_listen(bindable(config.broker.listen))
+        self._listen = weights_listen(bindable(config.broker.listen))
         (directory / "weights").mkdir(exist_ok=True)
         make_keys(directory)
         self._folder = _private_folder(directory)
@@ -78,37 +78,34 @@ class Servers:
         self._weights_file.unlink(missing_ok=True)
         before = mark_of(endpoint_file)
         try:
-            self._start_weight_server()
+            self._start(WEIGHT_SERVER)
             self.weights_endpoint = self._wait_for_file(self._weights_file, WEIGHT_SERVER, "")
-            self._start_broker()
+            # Workers know the address from their Welcome: a restarted server must take the same one.
+            self._listen = self.weights_endpoint
+            self._start(BROKER)
             self.endpoint = self._wait_for_file(endpoint_file, BROKER, before)
         except BaseException:
             self.close()
             raise
         threading.Thread(target=self._watch, name="servers", daemon=True).start()
 
-    def _start_weight_server(self, is_restart: bool = False) -> None:
-        directory = self._directory / "weights"
-        start = WeightServerStart(
-            str(self._directory),
-            self._weights_listen,
-            str(self._weights_file),
-            self._local_endpoint,
-            is_restart,
-        )
-        self._start(WEIGHT_SERVER, command("prefixrl.learner.weights.server", directory, start))
-
-    def _start_broker(self, is_restart: bool = False) -> None:
-        endpoints = self.weights_endpoint, self._local_endpoint
-        start = Start(self.completed, *endpoints, self._ranks, is_restart, self._trains)
-        self._start(BROKER, command("prefixrl.learner.broker", self._directory, start))
-
-    def _start(self, name: str, its_command: list[str]) -> None:
+    def _start(self, name: str, is_restart: bool = False) -> None:
+        directory = self._directory
+        if name == BROKER:
+            endpoints = self.weights_endpoint, self._local_endpoint
+            broker = Start(self.completed, *endpoints, self._ranks, is_restart, self._trains)
+            server_command = command("prefixrl.learner.broker", directory, broker)
+        else:
+            endpoints = str(self._weights_file), self._local_endpoint
+            server = WeightServerStart(str(directory), self._listen, *endpoints, is_restart)
+            server_command = command(
+                "prefixrl.learner.weights.server", directory / "weights", server
+            )
         self._budgets[name].started_s = time.monotonic()
         # Ctrl-C in a terminal and the signals that a batch system sends to every process are for the learner, which
         # saves before it ends its servers.
         with ignoring_signals():
-            self._processes[name] = subprocess.Popen(its_command, start_new_session=True)
+            self._processes[name] = subprocess.Popen(server_command, start_new_session=True)
 
     def _wait_for_file(self, path: Path, name: str, before: str) -> str:
         process = self._processes[name]
@@ -154,17 +151,9 @@ class Servers:
                     continue
                 log.warning("%s: starting it again", died)
                 try:
-                    self._restart(name)
+                    self._start(name, is_restart=True)
                 except OSError as error:
                     self.failure = f"{died}, and cannot be started again: {error}"
-
-    def _restart(self, name: str) -> None:
-        if name == BROKER:
-            self._start_broker(is_restart=True)
-        else:
-            # Workers know the address from their Welcome: the new server must take the same one.
-            self._weights_listen = self.weights_endpoint
-            self._start_weight_server(is_restart=True)
 
     @property
     def address(self) -> Address:

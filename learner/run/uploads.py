@@ -61,7 +61,7 @@ class Uploads:
         self._closing = threading.Event()
         self._running = set[int]()
         """The iteration that is being uploaded, if any."""
-        lines = json_lines.read(directory / UPLOADS_FILE, UploadLine) if section.upload else []
+        lines = json_lines.read(directory / UPLOADS_FILE, UploadLine)
         self._done = {(line.iteration, line.digest) for line in lines if line.exit_code == 0}
         self._thread = ThreadPoolExecutor(1, "uploads")
         self.upload_new()
@@ -103,16 +103,7 @@ class Uploads:
         try:
             folders = checkpoints(self._directory / "checkpoints") if self._section.upload else {}
             for iteration, folder in folders.items():
-                digest = self._digest_of_due(iteration, folder)
-                try:
-                    if digest:
-                        self._upload(iteration, folder, digest)
-                except OSError as fault:
-                    log.error(
-                        "the upload of checkpoint %d failed or could not be noted: %s",
-                        iteration,
-                        fault,
-                    )
+                self._upload_if_due(iteration, folder)
         except OSError as fault:
             log.error(
                 "the checkpoints to upload cannot be listed: %s; tried again with the next one",
@@ -120,25 +111,39 @@ class Uploads:
             )
         except Exception:  # the end of a run waits for this thread
             log.exception("uploads failed; they are tried again with the next checkpoint")
-        finally:
-            self._running = set()
 
-    def _digest_of_due(self, iteration: int, folder: Path) -> str:
-        """Return the digest of a checkpoint to upload, which is not removed from now on; "" for another one."""
+    def _upload_if_due(self, iteration: int, folder: Path) -> None:
         manifest = folder / "manifest.json"
         # A checkpoint may have been removed since the folder was listed, and none is removed under the lock.
         with self._lock:
-            digest = file_digest(manifest) if manifest.exists() else ""
-            if self._closing.is_set() or (iteration, digest) in self._done:
-                digest = ""
-            self._running = {iteration} if digest else set()
-        return digest
+            if self._closing.is_set() or not manifest.exists():
+                return
+            digest = file_digest(manifest)
+            if (iteration, digest) in self._done:
+                return
+            self._running = {iteration}
+        try:
+            self._upload(iteration, folder, digest)
+        except OSError as fault:
+            log.error(
+                "the upload of checkpoint %d failed or could not be noted: %s", iteration, fault
+            )
+        finally:
+            self._running = set()
 
     def _upload(self, iteration: int, folder: Path, digest: str) -> None:
         log_path = self._directory / LOG_FILE
         log_path.parent.mkdir(exist_ok=True)
         began_s = time.monotonic()
-        code = self._exit_code([*self._section.upload, str(folder)], log_path)
+        with log_path.open("wb") as output:
+            process = subprocess.Popen(
+                [*self._section.upload, str(folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        code = self._exit_code(process)
         crash_point("upload.done")
         if code is None and self._closing.is_set():
             log.warning(
@@ -152,12 +157,13 @@ class Uploads:
             self._done.add((iteration, digest))
             log.info("checkpoint %d is uploaded, after %.1f s", iteration, duration_s)
         else:
-            end = f"failed with exit code {code}"
             log.error(
                 "the upload of checkpoint %d %s after %.1f s: %s; it is tried again with the next checkpoint; its "
                 "output is in %s",
                 iteration,
-                "was ended (checkpoint.upload_s)" if code is None else end,
+                "was ended (checkpoint.upload_s)"
+                if code is None
+                else f"failed with exit code {code}",
                 duration_s,
                 last_line or "it printed nothing",
                 log_path,
@@ -165,17 +171,9 @@ class Uploads:
         line = UploadLine(time.time(), iteration, digest, code, duration_s, last_line)
         json_lines.append(self._directory / UPLOADS_FILE, [line])
 
-    def _exit_code(self, command: Sequence[str], log_path: Path) -> int | None:
-        """Run a command; None where it was ended at its deadline, or because the learner ends."""
+    def _exit_code(self, process: "subprocess.Popen[bytes]") -> int | None:
+        """Wait for a command; None where it was ended at its deadline, or because the learner ends."""
         end_s = time.monotonic() + self._section.upload_s
-        with log_path.open("wb") as output:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
         crash_point("upload.begun")
         while process.poll() is None and time.monotonic() < end_s:
             if self._closing.wait(TICK_S):
@@ -195,12 +193,10 @@ def _last_line(log_path: Path) -> str:
 
 
 def _end_group(process: "subprocess.Popen[bytes]") -> None:
-    """End a command with all processes that it started."""
-    os.killpg(process.pid, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(END_S)
-    # What the command started has a moment longer than the command.
-    time.sleep(TICK_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    """End a command with all processes that it started, which have a moment longer than the command."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
+        time.sleep(TICK_S)

@@ -27,12 +27,12 @@ SCORED_TOKENS = 256
 """Most scored tokens of a row; fewer where the context is short. Each row costs its prompt, too: so few, long ones."""
 
 
-def room_tokens(config: RunConfig, most_positions: int | None) -> int:
+def room_tokens(config: RunConfig, most_positions: int) -> int:
     """Return the tokens of a row that every engine of a run has context for, and one to come."""
     rollout = config.rollout
     room = max(rollout.max_prompt_tokens + config.max_sampled_tokens, PROBE_ROOM_TOKENS)
-    limits = (most_positions, rollout.record.context_tokens(rollout))
-    return min(room, *(limit for limit in limits if limit)) - 1
+    context = rollout.record.context_tokens(rollout) or room
+    return min(room, most_positions, context) - 1
 
 
 def prompts(config: RunConfig, questions: Sequence[str], folder: str, rows: int) -> list[TokenIds]:

@@ -75,10 +75,8 @@ class StepForm:
     def candidates(self) -> tuple[int, int]:
         """Return the tokens of a good and a bad step; ConfigError unless each is one token."""
         settings = self._settings
-        good, bad = (
-            self._candidate("good_token", settings.good_token),
-            self._candidate("bad_token", settings.bad_token),
-        )
+        good = self._candidate("good_token", settings.good_token)
+        bad = self._candidate("bad_token", settings.bad_token)
         if good == bad:
             raise ConfigError(
                 f"scorer.prm.good_token = {settings.good_token!r} and bad_token = {settings.bad_token!r} are the same "
@@ -116,24 +114,20 @@ class StepForm:
 
     def _tag_at(self, text: str, end: int, index: int | None, spans: Any, ids: list[int]) -> int:
         """Return the position of the tag that ends at `end`; its token may begin with a space."""
-        tag, unknown = self._settings.tag, self._tokenizer.unk_token_id
+        tag = self._settings.tag
         begin = end - len(tag)
         blank = len(text[:begin]) - len(text[:begin].rstrip(" "))
         is_one = index is not None and begin - blank <= spans[index][0] <= begin
-        if (
-            not is_one
-            or index is None
-            or (ids[index] == unknown and tag != self._tokenizer.unk_token)
-        ):
+        if not is_one or index is None or self._is_unknown(ids[index], tag):
             near = [
                 id_
                 for id_, (first, last) in zip(ids, spans, strict=True)
                 if first < end and last > begin
             ]
-            read = ", ".join(map(repr, self._tokenizer.convert_ids_to_tokens(near))) or "nothing"
             raise ValueError(
-                f"the tokenizer of {self._settings.model} reads the tag as {read} ({len(near)} tokens with what stands "
-                f"around it), it must be one known token of its own; give the tag that the model was trained with"
+                f"the tokenizer of {self._settings.model} reads the tag as {self._in_words(near)} ({len(near)} tokens "
+                f"with what stands around it), it must be one known token of its own; give the tag that the model was "
+                f"trained with"
             )
         if self._tag_token is not None and ids[index] != self._tag_token:
             raise ValueError(
@@ -150,15 +144,20 @@ class StepForm:
                 f"scorer.prm.{key} = {token}: {model} has no such token, its ids are 0 to {size - 1}"
             )
         ids = self._tokenizer.encode(token, add_special_tokens=False)
-        if len(ids) != 1 or (
-            ids[0] == self._tokenizer.unk_token_id and token != self._tokenizer.unk_token
-        ):
-            read = ", ".join(map(repr, self._tokenizer.convert_ids_to_tokens(ids))) or "nothing"
+        if len(ids) != 1 or self._is_unknown(ids[0], token):
             raise ConfigError(
-                f"scorer.prm.{key} = {token!r}: the tokenizer of {model} reads it as {read}, it must be one known "
-                f"token; give the token that the model was trained with, as text (a space before it counts) or as id"
+                f"scorer.prm.{key} = {token!r}: the tokenizer of {model} reads it as {self._in_words(ids)}, it must be "
+                f"one known token; give the token that the model was trained with, as text (a space before it counts) "
+                f"or as id"
             )
         return int(ids[0])
+
+    def _is_unknown(self, token: int, text: str) -> bool:
+        """Return True for the token that stands for all unknown texts, unless the text names it."""
+        return bool(token == self._tokenizer.unk_token_id and text != self._tokenizer.unk_token)
+
+    def _in_words(self, tokens: list[int]) -> str:
+        return ", ".join(map(repr, self._tokenizer.convert_ids_to_tokens(tokens))) or "nothing"
 
     def _literal(self, text: str) -> str:
         """Return a text without special tokens and tags, which only the form itself may write."""

@@ -4,7 +4,8 @@ The output layer computes at the tags alone. Heads that a folder's own code woul
 the weights.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ class TorchStepModel:
         """Load the model; DataError without some weights, ConfigError without the candidates."""
         self._device = torch.device("cuda" if has_cuda(settings.device, "scorer.prm") else "cpu")
         self._batch_tokens = settings.batch_tokens
+        self._tags: tuple[torch.Tensor, torch.Tensor] | None = None
         self._is_causal = settings.format == "step_tag"
         description, kind = description_of(folder, settings)
         self._model = load_model(folder, description, settings.dtype, kind)
@@ -33,7 +35,6 @@ class TorchStepModel:
             layer = self._model.get_output_embeddings()
             self._columns = form.candidates()
             check_candidates(self._columns, int(layer.weight.shape[0]), settings)
-            self._tags: tuple[torch.Tensor, torch.Tensor] | None = None
             layer.register_forward_pre_hook(self._at_tags)
         else:
             self._head = head_of(folder, settings).to(self._device, self._model.dtype)
@@ -44,15 +45,11 @@ class TorchStepModel:
     @torch.inference_mode()
     def scores(self, rows: Sequence[Marked]) -> list[list[float]]:
         """Return the score of every step of every row; rows beside it change it by rounding."""
-        if not any(row.tag_positions for row in rows):
-            return [[] for _ in rows]
-        return [
-            scores
-            for batch in batches(rows, self._batch_tokens)
-            for scores in self._of_batch(batch)
-        ]
+        with_steps = [row for row in rows if row.tag_positions]
+        parts = batches(with_steps, self._batch_tokens)
+        return by_row(rows, chain.from_iterable(map(self._of_batch, parts)))
 
-    def _of_batch(self, rows: Sequence[Marked]) -> list[list[float]]:
+    def _of_batch(self, rows: Sequence[Marked]) -> list[float]:
         texts = [torch.from_numpy(row.tokens.astype("int64")) for row in rows]
         ids = pad_sequence(texts, batch_first=True).to(self._device)
         mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True).to(
@@ -60,32 +57,33 @@ class TorchStepModel:
         )
         tags = [(index, at) for index, row in enumerate(rows) for at in row.tag_positions]
         lines, places = torch.tensor(tags, dtype=torch.int64, device=self._device).T
-        logits = self._logits(ids, mask, lines, places)
-        good = torch.softmax(logits[:, list(self._columns)].float(), dim=-1)[:, 0].tolist()
-        scores = iter(good)
-        return [[next(scores) for _ in row.tag_positions] for row in rows]
-
-    def _logits(
-        self, ids: torch.Tensor, mask: torch.Tensor, lines: torch.Tensor, places: torch.Tensor
-    ) -> torch.Tensor:
-        """Return logits (tags, classes or vocabulary)."""
-        if not self._is_causal:
-            hidden = self._model(
-                input_ids=ids, attention_mask=mask, use_cache=False
-            ).last_hidden_state
-            logits: torch.Tensor = self._head(hidden[lines, places])
-            return logits
         self._tags = lines, places
         try:
-            logits = self._model(input_ids=ids, attention_mask=mask, use_cache=False).logits[0]
+            output = self._model(input_ids=ids, attention_mask=mask, use_cache=False)
         finally:
             self._tags = None
-        return logits
+        if self._is_causal:
+            logits: torch.Tensor = output.logits[0]
+        else:
+            logits = self._head(output.last_hidden_state[lines, places])
+        return good_shares(logits, self._columns)
 
     def _at_tags(self, _: torch.nn.Module, arguments: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
         """Give the output layer the hidden states at the tags, as one row: the vocabulary is large."""
-        assert self._tags is not None, "called by `_logits` alone"
+        assert self._tags is not None, "called by `_of_batch` alone"
         return (arguments[0][self._tags].unsqueeze(0),)
+
+
+def good_shares(logits: torch.Tensor, columns: tuple[int, int]) -> list[float]:
+    """Return the probability of the first of two columns, for each line of logits."""
+    shares: list[float] = torch.softmax(logits[:, list(columns)].float(), dim=-1)[:, 0].tolist()
+    return shares
+
+
+def by_row(rows: Sequence[Marked], scores: Iterable[float]) -> list[list[float]]:
+    """Divide the scores of all steps among the rows."""
+    ordered = iter(scores)
+    return [list(islice(ordered, len(row.tag_positions))) for row in rows]
 
 
 def batches(rows: Sequence[Marked], most_tokens: int) -> Iterator[list[Marked]]:

@@ -12,7 +12,13 @@ from prefixrl.common.errors import DataError
 from prefixrl.common.models.config_file import positions_of
 from prefixrl.common.models.loading import check_model
 from prefixrl.scorer.process.formats import Marked, StepForm
-from prefixrl.scorer.process.torch_model import check_candidates, description_of, head_of
+from prefixrl.scorer.process.torch_model import (
+    by_row,
+    check_candidates,
+    description_of,
+    good_shares,
+    head_of,
+)
 
 
 class VllmStepModel:
@@ -57,11 +63,13 @@ class VllmStepModel:
 
     def scores(self, rows: Sequence[Marked]) -> list[list[float]]:
         """Return the score of every step of every row."""
-        if not any(row.tag_positions for row in rows):
+        with_steps = [row for row in rows if row.tag_positions]
+        if not with_steps:
             return [[] for _ in rows]
-        return self._by_logprobs(rows) if self._is_causal else self._by_classes(rows)
+        score = self._by_logprobs if self._is_causal else self._by_classes
+        return by_row(rows, score(with_steps))
 
-    def _by_logprobs(self, rows: Sequence[Marked]) -> list[list[float]]:
+    def _by_logprobs(self, rows: Sequence[Marked]) -> list[float]:
         from vllm import SamplingParams
 
         good, bad = self._columns
@@ -78,19 +86,15 @@ class VllmStepModel:
             for position in row.tag_positions
         ]
         outputs = self._llm.generate(prompts, sampling, use_tqdm=False)
-        scores = iter([math.exp(output.outputs[0].logprobs[0][good].logprob) for output in outputs])
-        return [[next(scores) for _ in row.tag_positions] for row in rows]
+        return [math.exp(output.outputs[0].logprobs[0][good].logprob) for output in outputs]
 
-    def _by_classes(self, rows: Sequence[Marked]) -> list[list[float]]:
-        with_steps = [row for row in rows if row.tag_positions]
-        prompts = [{"prompt_token_ids": row.tokens.tolist()} for row in with_steps]
-        outputs = iter(self._llm.encode(prompts, pooling_task="token_classify", use_tqdm=False))
-        scores: list[list[float]] = []
-        for row in rows:
-            logits = torch.zeros(0, 2)
-            if row.tag_positions:
-                logits = next(outputs).outputs.data.float()[list(row.tag_positions)]
-            scores.append(torch.softmax(logits[:, list(self._columns)], dim=-1)[:, 0].tolist())
+    def _by_classes(self, rows: Sequence[Marked]) -> list[float]:
+        prompts = [{"prompt_token_ids": row.tokens.tolist()} for row in rows]
+        outputs = self._llm.encode(prompts, pooling_task="token_classify", use_tqdm=False)
+        scores: list[float] = []
+        for row, output in zip(rows, outputs, strict=True):
+            logits = output.outputs.data[list(row.tag_positions)]
+            scores += good_shares(logits, self._columns)
         return scores
 
 

@@ -18,11 +18,10 @@ import signal
 import struct
 import sys
 import time
+from functools import partial
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 NOBODY = 65534
-CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
-CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND = 1, 2, 4, 32, 4096
 MS_REC, MS_PRIVATE, MNT_DETACH = 16384, 1 << 18, 2
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
@@ -47,15 +46,8 @@ ALLOWED_WITH = {
 }
 NEWEST = max(map(max, ALLOWED.values()))
 CLONE, CLONE3 = (56, 220), 435
-NAMESPACES = (
-    CLONE_NEWNS
-    | CLONE_NEWCGROUP
-    | CLONE_NEWUTS
-    | CLONE_NEWIPC
-    | CLONE_NEWUSER
-    | CLONE_NEWPID
-    | CLONE_NEWNET
-)
+NAMESPACES = 0x7E020000
+"""CLONE_NEWNS (0x20000); from 0x2000000 on a bit each: _NEWCGROUP, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET."""
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 EPERM, ENOSYS = 1, 38
 REFUSED, UNKNOWN = EPERM, ENOSYS
@@ -72,6 +64,18 @@ def call_libc(name: str, *arguments: object) -> int:
     return result
 
 
+def mount(
+    target: str,
+    flags: int,
+    source: bytes | None = None,
+    kind: bytes | None = None,
+    options: str | None = None,
+) -> None:
+    """Mount a file system, or change one that is mounted."""
+    data = options.encode() if options else None
+    call_libc("mount", source, target.encode(), kind, ctypes.c_ulong(flags), data)
+
+
 def bind_path(source: str, target: str) -> None:
     """Show a file or folder read-only under the new root."""
     if os.path.isdir(source):
@@ -79,23 +83,20 @@ def bind_path(source: str, target: str) -> None:
     else:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
-    call_libc(
-        "mount", source.encode(), target.encode(), None, ctypes.c_ulong(MS_BIND | MS_REC), None
-    )
+    mount(target, MS_BIND | MS_REC, source=source.encode())
     attributes = struct.pack("QQQQ", MOUNT_ATTR_RDONLY_NOSUID, 0, 0, 0)
     number, size = ctypes.c_long(442), ctypes.c_size_t(len(attributes))
     call_libc("syscall", number, AT_FDCWD, target.encode(), AT_RECURSIVE, attributes, size)
 
 
-def mount_tmpfs(target: str, options: str, flags: int = 0) -> None:
+def mount_tmpfs(target: str, options: str) -> None:
     """Mount an empty file system in memory."""
-    all_flags = ctypes.c_ulong(MS_NOSUID | MS_NODEV | flags)
-    call_libc("mount", b"none", target.encode(), b"tmpfs", all_flags, options.encode())
+    mount(target, MS_NOSUID | MS_NODEV, b"none", b"tmpfs", options)
 
 
 def enter_root(libraries: list[str], scratch_bytes: int) -> None:
     """Build a root: the system's programs and libraries, read-only, and a scratch folder."""
-    call_libc("mount", None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None)
+    mount("/", MS_REC | MS_PRIVATE)
     visible = [path for path in (*SYSTEM, *libraries, *DEVICES) if os.path.exists(path)]
     root = next(
         path
@@ -119,8 +120,7 @@ def enter_root(libraries: list[str], scratch_bytes: int) -> None:
     os.chdir("/")
     call_libc("umount2", b"/old", MNT_DETACH)
     os.rmdir("/old")
-    read_only = ctypes.c_ulong(MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
-    call_libc("mount", None, b"/", None, read_only, None)
+    mount("/", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
     os.chdir(SCRATCH)
 
 
@@ -144,14 +144,10 @@ def seccomp_filter() -> bytes:
     column, audit = ARCHITECTURES[os.uname().machine]
     refuse, unknown, allow, kill = 0x50000 | REFUSED, 0x50000 | UNKNOWN, 0x7FFF0000, 0x80000000
 
-    def load(offset: int) -> bytes:
-        return struct.pack("HBBI", 0x20, 0, 0, offset)
-
-    def test(code: int, value: int, skip_true: int, skip_false: int) -> bytes:
+    def test(code: int, value: int, skip_true: int = 0, skip_false: int = 0) -> bytes:
         return struct.pack("HBBI", code, skip_true, skip_false, value)
 
-    def answer(value: int) -> bytes:
-        return struct.pack("HBBI", 0x06, 0, 0, value)
+    load, answer = partial(test, 0x20), partial(test, 0x06)
 
     equal, at_least, any_bit = 0x15, 0x35, 0x45
     program = load(4) + test(equal, audit, 1, 0) + answer(kill) + load(0)
@@ -223,10 +219,9 @@ def run_init(writer: int, libraries: list[str], command: list[str], limits: dict
         except OSError as error:
             os.write(writer, refusal_line(error))
         os._exit(127)
-    while True:
+    pid = 0
+    while pid != program:
         pid, status = os.wait()
-        if pid == program:
-            break
     code = os.waitstatus_to_exitcode(status)
     os.write(writer, b"exit %d" % code if code >= 0 else b"signal %d" % -code)
 
@@ -244,8 +239,8 @@ def enter_user_namespace() -> None:
             for file, host in (("uid_map", uid), ("gid_map", gid)):
                 lines = f"0 0 1\n{NOBODY} {NOBODY} 1\n" if uid == 0 else f"{NOBODY} {host} 1\n"
                 if uid != 0 and file == "gid_map":
-                    _write(f"/proc/{watcher}/setgroups", "deny")
-                _write(f"/proc/{watcher}/{file}", lines)
+                    write_text(f"/proc/{watcher}/setgroups", "deny")
+                write_text(f"/proc/{watcher}/{file}", lines)
             code = 0
         finally:
             os._exit(code)
@@ -260,12 +255,10 @@ def enter_user_namespace() -> None:
         raise OSError(EPERM, "the users of the namespace cannot be mapped")
 
 
-def _write(path: str, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)
+def write_text(path: str, text: str) -> None:
+    """Write a file of the kernel by one system call."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 def watch_init(libraries: list[str], command: list[str], limits: dict[str, int]) -> bytes:

@@ -86,7 +86,9 @@ def run(
         status, child_status = os.pipe()
         open_files.callback(os.close, status)
         try:
-            process = _start(input_file, child_status, limits, _folders(packages))
+            process = open_files.enter_context(
+                _start(input_file, child_status, limits, _folders(packages))
+            )
         finally:
             os.close(child_status)
         open_files.callback(_end, process)
@@ -196,10 +198,6 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         process.wait(GRACE_S + START_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    for pipe in (process.stdout, process.stderr):
-        if pipe:
-            pipe.close()
 
 
 def _finished(status: bytes, outputs: list[bytes]) -> ProgramRun:

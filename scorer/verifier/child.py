@@ -13,7 +13,7 @@ outside.
 
 Both end with their input.
 
-    parent ── ChildQuestion ──▶ child ── ChildReady, then one ChildAnswer per question ──▶ parent
+    parent ── ChildQuestion ──▶ child ── ChildReady, then one Judgement per question ──▶ parent
 """
 
 import contextlib
@@ -36,8 +36,9 @@ from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
 from prefixrl.common.wire.messages.fields import MOST_NAME_CHARS, encodable
 from prefixrl.scorer.verifier import exchange, scoring
 from prefixrl.scorer.verifier.child_process import FUNCTION
-from prefixrl.scorer.verifier.exchange import ChildAnswer, ChildQuestion, ChildReady
+from prefixrl.scorer.verifier.exchange import ChildQuestion, ChildReady
 from prefixrl.scorer.verifier.rules import verify
+from prefixrl.scorer.verifier.rules.verify import Judgement
 from prefixrl.scorer.verifier.verifiers import (
     deadline_s,
     find_verifier,
@@ -54,7 +55,7 @@ WARMING = (
 )
 """Pairs judged by the template, so that sympy and its parser are ready in every child."""
 WARMING_S = 60.0
-Judge = Callable[[ChildQuestion], ChildAnswer]
+Judge = Callable[[ChildQuestion], Judgement]
 
 
 def main() -> None:
@@ -147,20 +148,19 @@ def serve(judge_one: Judge, ready: ChildReady, questions: int, answers: int) -> 
         outbox.write(exchange.frame(ready))
         while (question := _next_question(inbox)) is not None:
             _renew_cpu_limit(math.ceil(deadline_s(question.timeout_s, question.code)))
-            outbox.write(exchange.frame(_short_answer(judge_one(question))))
+            outbox.write(exchange.frame(_short_verdict(judge_one(question))))
 
 
-def _short_answer(answer: ChildAnswer) -> ChildAnswer:
+def _short_verdict(verdict: Judgement) -> Judgement:
     """Cut what an answer or a program wrote: a long frame looks like the end of this process."""
-    extracted = answer.extracted
+    extracted = verdict.extracted
     if extracted is not None:
         extracted = encodable(extracted[:MAX_ANSWER_CHARS])
-    reason = encodable(answer.reason[:MAX_ANSWER_CHARS])
-    rule = encodable(answer.rule[:MOST_NAME_CHARS])
-    return msgspec.structs.replace(answer, extracted=extracted, reason=reason, rule=rule)
+    rule = encodable(verdict.rule[:MOST_NAME_CHARS])
+    return msgspec.structs.replace(verdict, extracted=extracted, rule=rule)
 
 
-def judge_any(question: ChildQuestion) -> ChildAnswer:
+def judge_any(question: ChildQuestion) -> Judgement:
     """Judge a formula, or have the verifier judge that the question names."""
     if is_mathematics(question.code):
         return judge_formula(question)

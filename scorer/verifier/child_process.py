@@ -1,6 +1,6 @@
 """Verifier children as their parent sees them: start, send, read, kill.
 
-    pool ── two descriptors ──▶ template ── fork ──▶ child ◀── ChildQuestion, ChildAnswer ──▶ pool
+    pool ── two descriptors ──▶ template ── fork ──▶ child ◀── ChildQuestion, Judgement ──▶ pool
 
 Importing sympy takes a second of a core, and every hostile answer costs a child: so only the
 template imports it, and a child starts in milliseconds, however busy the machine is. A user's
@@ -97,13 +97,13 @@ class ChildProcess:
         os.close(self.outbox)
         self._killed_s = time.monotonic()
 
-    def has_ended(self, limit_s: float | None) -> bool:
-        """Return True if it has ended after `kill`; with `limit_s` None wait for it, else it is 0."""
+    def has_ended(self, waits: bool = False) -> bool:
+        """Return True if it has ended after `kill`; `waits`: wait for its end."""
         if self._process is not None:
-            return self._has_group_ended(self._process, waits=limit_s is None)
+            return self._has_group_ended(self._process, waits)
         if self._handle is None:
             return True
-        if not select.select([self._handle], [], [], limit_s)[0]:
+        if not select.select([self._handle], [], [], None if waits else 0)[0]:
             return False
         os.close(self._handle)
         self._handle = None

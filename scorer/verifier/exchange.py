@@ -3,17 +3,12 @@
 A frame is its length (4 bytes, big-endian) and a MessagePack document.
 """
 
-from typing import Literal
-
 import msgspec
 
-from prefixrl.common.wire.messages.groups import CodeMode, Fault
+from prefixrl.common.wire.messages.groups import CodeMode
 from prefixrl.scorer.verifier.rules.verify import Judgement
 
 LENGTH_BYTES = 4
-
-Outcome = Literal["right", "wrong", "no_answer", "parse_fail", "timeout", "error", "scored"]
-"""Result of a question; `scored`: a function or a program's tests gave a reward."""
 
 
 class Choices(msgspec.Struct, frozen=True):
@@ -55,25 +50,8 @@ class ChildReady(msgspec.Struct, frozen=True, tag=True):
     """True of a user's function that is handed the verifier's verdict."""
 
 
-class ChildAnswer(msgspec.Struct, frozen=True, tag=True):
-    """The result of the last question."""
-
-    outcome: Outcome
-    reward: float = 0.0
-    """The reward where the outcome is `scored`."""
-    extracted: str | None = None
-    """The value of a program."""
-    reason: str = ""
-    """Reason of an `error`."""
-    fault: Fault = ""
-    """Kind of an `error`."""
-    parts: dict[str, float] = {}
-    """Other numbers that a user's function gave, by name."""
-    rule: str = ""
-    """The rule that decided; see `Judgement.rule`."""
-
-
-FromChild = ChildReady | ChildAnswer
+FromChild = ChildReady | Judgement
+"""A judgement is the result of the last question; its `extracted` is None where the question has it."""
 
 
 def frame(message: msgspec.Struct) -> bytes:

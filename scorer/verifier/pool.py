@@ -28,17 +28,11 @@ from prefixrl.common.config.foreign import user_function
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
 from prefixrl.common.wire.messages.fields import encodable
-from prefixrl.common.wire.messages.groups import CodeMode, Fault, VerdictStatus
+from prefixrl.common.wire.messages.groups import CodeMode, Fault
 from prefixrl.scorer.sandbox.runner import OVERRAN
 from prefixrl.scorer.verifier.child_process import ChildProcess, Template, spawn
 from prefixrl.scorer.verifier.complaints import Troubles
-from prefixrl.scorer.verifier.exchange import (
-    STANDARD,
-    ChildAnswer,
-    ChildQuestion,
-    Choices,
-    FromChild,
-)
+from prefixrl.scorer.verifier.exchange import STANDARD, ChildQuestion, Choices, FromChild
 from prefixrl.scorer.verifier.routing import ForChild, ask_function, ask_verifier
 from prefixrl.scorer.verifier.rules.verify import SYMPY_RULE, Judgement
 from prefixrl.scorer.verifier.verifiers import deadline_s, find_verifier, is_mathematics
@@ -73,13 +67,6 @@ class _Job:
     attempts: int = 0
     verdict: Judgement | None = None
     """The verifier's own, for a function that takes it."""
-
-    @property
-    def full_question(self) -> ChildQuestion:
-        """The question for a child, with the verifier's verdict if there is one."""
-        if self.verdict is None:
-            return self.question
-        return msgspec.structs.replace(self.question, verdict=self.verdict)
 
 
 @dataclass(eq=False)
@@ -151,10 +138,9 @@ class VerifierPool:
     @property
     def next_deadline_s(self) -> float | None:
         """The seconds until `poll` has work even if no child answers; None while all are idle."""
-        waits_s: list[float] = []
-        deadline = min((child.deadline for child in self._children), default=float("inf"))
-        if deadline < float("inf"):
-            waits_s.append(max(0.0, deadline - time.monotonic()))
+        now_s = time.monotonic()
+        deadlines = [child.deadline for child in self._children if child.deadline < float("inf")]
+        waits_s = [max(0.0, deadline - now_s) for deadline in deadlines]
         if self._first and (first_s := self._first.next_deadline_s) is not None:
             waits_s.append(first_s)
         return min(waits_s, default=None)
@@ -244,7 +230,7 @@ class VerifierPool:
                 self._give_up_job(child.job)
             else:
                 self._count_failed_start()
-        self._killed = [process for process in self._killed if not process.has_ended(0)]
+        self._killed = [process for process in self._killed if not process.has_ended()]
         self._keep_full()
         self._assign()
         settled, self._settled = self._settled, []
@@ -268,7 +254,7 @@ class VerifierPool:
         for child in list(self._children):
             self._discard(child)
         for process in self._killed:
-            process.has_ended(None)
+            process.has_ended(waits=True)
         self._killed.clear()
         self._retire_template()
         self._queue.clear()
@@ -334,7 +320,8 @@ class VerifierPool:
                 job.attempts += 1
                 child.asked_s = time.monotonic()
                 child.deadline = child.asked_s + deadline_s(self._timeout_s, job.question.code)
-                child.process.send_question(job.full_question)
+                question = msgspec.structs.replace(job.question, verdict=job.verdict)
+                child.process.send_question(question)
 
     def _read_children(self) -> None:
         for key, _ in self._selector.select(0):
@@ -349,7 +336,7 @@ class VerifierPool:
 
     def _handle(self, child: _Child, message: FromChild) -> None:
         child.deadline = float("inf")
-        if not isinstance(message, ChildAnswer):
+        if not isinstance(message, Judgement):
             child.process.learn_pid(message.pid)
             child.is_ready = True
             self._failed_starts = 0
@@ -358,18 +345,17 @@ class VerifierPool:
             return
         job, child.job = child.job, None
         child.jobs_done += 1
-        has_failed = message.outcome == "error"
+        has_failed = message.status == "error"
         # After an interruption or a lack of memory, sympy's caches may be in any state.
-        is_spoiled = self._function is None and (has_failed or message.outcome == "timeout")
+        is_spoiled = self._function is None and (has_failed or message.status == "timeout")
         if is_spoiled or child.jobs_done >= self._jobs_per_child:
             self._discard(child)
         if job is None:
             return
         if has_failed:
-            self._fail(job, message.reason, message.fault, may_retry=self._function is None)
+            reason = message.extracted or ""
+            self._fail(job, reason, message.fault, may_retry=self._function is None)
         else:
-            if message.extracted is not None:
-                job.extracted = message.extracted
             self._finish(job, message)
 
     def _replace_ended(self, child: _Child) -> None:
@@ -405,24 +391,20 @@ class VerifierPool:
             )
             self._fail(job, reason, "function overran")
         elif is_mathematics(job.question.code):
-            self._finish(job, ChildAnswer("timeout", rule=SYMPY_RULE))
+            self._finish(job, Judgement(0.0, "timeout", None, rule=SYMPY_RULE))
         elif find_verifier(job.question.code).sandbox_runs:
             self._fail(job, OVERRAN, "sandbox overran")
         else:
             limit = f"no verdict within {self._timeout_s} s"
             self._fail(job, f"the verifier {job.question.code}: {limit}", "function overran")
 
-    def _finish(self, job: _Job, answer: ChildAnswer) -> None:
-        outcome = answer.outcome
-        reward = {"right": 1.0, "scored": answer.reward}.get(outcome, 0.0)
-        status: VerdictStatus = "ok"
-        if outcome in ("parse_fail", "timeout", "no_answer"):
-            status = outcome
-        verdict = Judgement(reward, status, job.extracted, parts=answer.parts, rule=answer.rule)
+    def _finish(self, job: _Job, verdict: Judgement) -> None:
+        if verdict.extracted is None:
+            verdict = msgspec.structs.replace(verdict, extracted=job.extracted)
         # A timeout may be the machine's fault: it holds for these answers, not for later ones. Verifiers other than
         # mathematics may give another verdict the next time.
         is_lasting = self._function is None and is_mathematics(job.question.code)
-        if outcome != "timeout" and is_lasting:
+        if verdict.status != "timeout" and is_lasting:
             self._cache[job.question] = verdict
             if len(self._cache) > self._cache_entries:
                 self._cache.popitem(last=False)

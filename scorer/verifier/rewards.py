@@ -1,15 +1,22 @@
-"""A reward as functions, verifiers and servers of users give it: a number, or a dict of numbers. Pure."""
+"""A reward as functions, verifiers and servers of users give it: a number, or a dict of numbers."""
 
+import logging
 import math
 from collections.abc import Mapping
 
 from prefixrl.common.config.foreign import user_function
 from prefixrl.common.wire.messages.fields import MOST_NAME_CHARS, encodable
 from prefixrl.common.wire.messages.groups import MOST_PARTS
+from prefixrl.scorer.verifier.complaints import Complaints
+from prefixrl.scorer.verifier.rules.verify import Judgement
+
+log = logging.getLogger(__name__)
 
 REWARD = "reward"
 """Key of the reward in a dict; the other numbers are parts."""
 _MOST_SHOWN_CHARS = 100
+
+_complaints = Complaints(log)
 
 
 def reward_of(result: object, weights: Mapping[str, float]) -> tuple[float, dict[str, float]]:
@@ -40,3 +47,14 @@ def no_reward(result: object, weights: Mapping[str, float]) -> str:
         first = f"a finite number from 0 to 1, or a dict with such a `{REWARD}` and"
         limit = f"at most {MOST_PARTS} other finite numbers by name"
     return f"{result!r:.{_MOST_SHOWN_CHARS}}; a reward is {first} {limit}"
+
+
+def scored_answer(judge: str, result: object, rule: str, weights: Mapping[str, float]) -> Judgement:
+    """Return the verdict of a judge that returned a result; anything but a reward is an error with its reason."""
+    reward, parts = reward_of(result, weights)
+    if 0.0 <= reward <= 1.0:
+        return Judgement(reward, "ok", None, parts=parts, rule=rule)
+    reason = f"{judge} returned {no_reward(result, weights)}"
+    if _complaints.is_first((judge, type(result).__name__), reason):
+        log.warning("%s", reason)
+    return Judgement(0.0, "error", reason, "function returned no reward")

@@ -24,9 +24,9 @@ from prefixrl.common.config.foreign import user_function
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.digests import function_digest
 from prefixrl.scorer.verifier.complaints import Complaints
-from prefixrl.scorer.verifier.exchange import ChildAnswer, ChildQuestion
+from prefixrl.scorer.verifier.exchange import ChildQuestion
 from prefixrl.scorer.verifier.pool import VerifierPool
-from prefixrl.scorer.verifier.rewards import no_reward, reward_of
+from prefixrl.scorer.verifier.rewards import scored_answer
 from prefixrl.scorer.verifier.rules.verify import Judgement
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Scoring:
         self.takes_verdict = user_function.takes(self._function, "verdict")
         self._verify = verify
 
-    def score(self, question: ChildQuestion) -> ChildAnswer:
+    def score(self, question: ChildQuestion) -> Judgement:
         """Call the function; anything but a number in [0, 1] is an error with its reason."""
         path = user_function.file_of(self._ref)
         keywords: dict[str, object] = {}
@@ -88,21 +88,15 @@ class Scoring:
         if self._verify:
             keywords["verify"] = self._verify
         try:
-            reward = self._call(question, keywords)
-            value, parts = reward_of(reward, self._weights)
+            result = self._call(question, keywords)
+            return scored_answer(self._ref, result, RULE, self._weights)
         except (Exception, SystemExit) as error:
             reason = user_function.explain(error, path)
             lines = [line for _, line in traceback.walk_tb(error.__traceback__)]
             last_line = lines[-1] if lines else 0
             if _complaints.is_first((type(error).__name__, last_line), reason):
                 log.warning("%s failed", self._ref, exc_info=True)
-            return ChildAnswer("error", reason=reason, fault="function raised")
-        if not 0.0 <= value <= 1.0:
-            reason = f"{self._ref} returned {no_reward(reward, self._weights)}"
-            if _complaints.is_first(("returned", type(reward).__name__), reason):
-                log.warning(reason)
-            return ChildAnswer("error", reason=reason, fault="function returned no reward")
-        return ChildAnswer("scored", value, parts=parts, rule=RULE)
+            return Judgement(0.0, "error", reason, "function raised")
 
     def _call(self, question: ChildQuestion, keywords: dict[str, object]) -> object:
         caller = os.getpid()
@@ -135,8 +129,5 @@ def loaded(
     if not user_function.takes(user_function.load(function_ref), "verify"):
         yield Scoring(function_ref, None, weights)
         return
-    verify = Verify(timeout_s)
-    try:
+    with contextlib.closing(Verify(timeout_s)) as verify:
         yield Scoring(function_ref, verify, weights)
-    finally:
-        verify.close()

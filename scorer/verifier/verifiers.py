@@ -20,8 +20,8 @@ from prefixrl.scorer.sandbox.comparison import is_rounded
 from prefixrl.scorer.sandbox.programs import MAX_TESTS, find_program, share_passed, value_of
 from prefixrl.scorer.sandbox.runner import GRACE_S, START_S, ProgramLimits, SandboxError
 from prefixrl.scorer.verifier.complaints import Complaints
-from prefixrl.scorer.verifier.exchange import ChildAnswer, ChildQuestion, Choices, Outcome
-from prefixrl.scorer.verifier.rewards import no_reward, reward_of
+from prefixrl.scorer.verifier.exchange import ChildQuestion
+from prefixrl.scorer.verifier.rewards import scored_answer
 from prefixrl.scorer.verifier.rules import verify
 from prefixrl.scorer.verifier.rules.arithmetic import read_rational
 from prefixrl.scorer.verifier.rules.looks import normal_form
@@ -46,7 +46,7 @@ class JudgeSettings:
     """Packages that programs may import."""
 
 
-def judge_formula(question: ChildQuestion) -> ChildAnswer:
+def judge_formula(question: ChildQuestion) -> Judgement:
     """Ask sympy; every failure has an outcome of its own."""
     try:
         if question.is_gold:
@@ -54,65 +54,53 @@ def judge_formula(question: ChildQuestion) -> ChildAnswer:
         else:
             is_right = verify.verify_with_sympy(question.gold, question.answer, question.timeout_s)
     except verify.UnparsableAnswerError:
-        return ChildAnswer("parse_fail", rule=SYMPY_RULE)
+        return Judgement(0.0, "parse_fail", None, rule=SYMPY_RULE)
     except (TimeoutError, MemoryError):  # the answer used up its share
-        return ChildAnswer("timeout", rule=SYMPY_RULE)
+        return Judgement(0.0, "timeout", None, rule=SYMPY_RULE)
     except verify.GoldError as error:
-        return ChildAnswer("error", reason=str(error), fault="gold answer unreadable")
+        return Judgement(0.0, "error", str(error), "gold answer unreadable")
     except Exception as error:
         log.exception("gold %.100r, answer %.100r", question.gold, question.answer)
         reason = f"the verifier failed: {type(error).__name__}: {error}"
-        return ChildAnswer("error", reason=reason, fault="verifier raised")
-    return ChildAnswer("right" if is_right else "wrong", rule=SYMPY_RULE)
+        return Judgement(0.0, "error", reason, "verifier raised")
+    return Judgement(float(is_right), "ok", None, rule=SYMPY_RULE)
 
 
-def judge_with(verifier: AnswerVerifier, question: ChildQuestion) -> ChildAnswer:
+def judge_with(verifier: AnswerVerifier, question: ChildQuestion) -> Judgement:
     """Call the function of a verifier; anything but a verdict or a reward is an error with its reason."""
-    settings = _settings_of(question)
+    choices = question.choices
     keywords = {}
     if user_function.takes(verifier.function, "settings"):
-        keywords["settings"] = settings
+        keywords["settings"] = JudgeSettings(
+            question.timeout_s, choices.float_tolerance, choices.packages
+        )
     try:
         result = verifier.function(question.question, question.answer, question.gold, **keywords)
     except (Exception, SystemExit) as error:
         reason = f"the verifier {verifier.name} failed: {type(error).__name__}: {error}"
         if _complaints.is_first((verifier.name, type(error).__name__), reason):
             log.warning("the verifier %s failed", verifier.name, exc_info=True)
-        return ChildAnswer("error", reason=reason, fault="function raised")
-    if isinstance(result, ChildAnswer):
-        return result
+        return Judgement(0.0, "error", reason, "function raised")
     if isinstance(result, Judgement):
-        return _answer_of(result, verifier.name)
-    reward, parts = reward_of(result, {})
-    if not 0.0 <= reward <= 1.0:
-        reason = f"the verifier {verifier.name} returned {no_reward(result, {})}"
-        if _complaints.is_first((verifier.name, "no reward"), reason):
-            log.warning("%s", reason)
-        return ChildAnswer("error", reason=reason, fault="function returned no reward")
-    return ChildAnswer("scored", reward, parts=parts, rule=verifier.name)
+        return result if verifier.name in SANDBOX else _named_verdict(result, verifier.name)
+    return scored_answer(f"the verifier {verifier.name}", result, verifier.name, {})
 
 
-def _settings_of(question: ChildQuestion) -> JudgeSettings:
-    choices: Choices = question.choices
-    return JudgeSettings(question.timeout_s, choices.float_tolerance, choices.packages)
-
-
-def _answer_of(verdict: Judgement, name: str) -> ChildAnswer:
+def _named_verdict(verdict: Judgement, name: str) -> Judgement:
     rule = f"{name}: {verdict.rule}" if verdict.rule else name
     if verdict.status == "error":
         reason, fault = verdict.extracted or "", verdict.fault or "function raised"
-        return ChildAnswer("error", reason=reason, fault=fault)
-    outcome: Outcome = "scored"
-    if verdict.status in ("parse_fail", "timeout", "no_answer"):
-        outcome = verdict.status
-    reward = verdict.reward if math.isfinite(verdict.reward) else 0.0
-    return ChildAnswer(outcome, reward, extracted=verdict.extracted, parts=verdict.parts, rule=rule)
+        return Judgement(0.0, "error", reason, fault)
+    is_unread = verdict.status in ("parse_fail", "timeout", "no_answer")
+    reward = 0.0 if is_unread or not math.isfinite(verdict.reward) else verdict.reward
+    status = verdict.status if is_unread else "ok"
+    return Judgement(reward, status, verdict.extracted, parts=verdict.parts, rule=rule)
 
 
 # --- the code sandbox -----------------------------------------------------------------------------
 
 
-def judge_tests(_question: str, program: str, gold: str, settings: JudgeSettings) -> ChildAnswer:
+def judge_tests(_question: str, program: str, gold: str, settings: JudgeSettings) -> Judgement:
     """Run a program on the tests in the gold answer; its reward is the share of tests passed."""
     try:
         share, is_late = share_passed(
@@ -125,41 +113,37 @@ def judge_tests(_question: str, program: str, gold: str, settings: JudgeSettings
     except (SandboxError, ValueError, OSError) as error:
         return _without_verdict(error)
     if is_late and not share:
-        return ChildAnswer("timeout", rule=CODE_RULE)
-    return ChildAnswer("scored", share, rule=CODE_RULE)
+        return Judgement(0.0, "timeout", None, rule=CODE_RULE)
+    return Judgement(share, "ok", None, rule=CODE_RULE)
 
 
-def judge_value(_question: str, program: str, gold: str, settings: JudgeSettings) -> ChildAnswer:
+def judge_value(_question: str, program: str, gold: str, settings: JudgeSettings) -> Judgement:
     """Run a program; its value is judged as an answer. A float is right up to rounding."""
     try:
         finished, value = value_of(program, _limits(settings), settings.packages)
     except (SandboxError, ValueError, OSError) as error:
         return _without_verdict(error)
     if finished.status == "timeout":
-        return ChildAnswer("timeout", rule=CODE_RULE)
+        return Judgement(0.0, "timeout", None, rule=CODE_RULE)
     if value is None:
-        return ChildAnswer("parse_fail", rule=CODE_RULE)
+        return Judgement(0.0, "parse_fail", None, rule=CODE_RULE)
     number = read_rational(normal_form(gold))
     if number is not None and is_rounded(value, number.value, settings.float_tolerance):
-        return ChildAnswer("right", extracted=value, rule=f"{CODE_RULE}: float")
+        return Judgement(1.0, "ok", value, rule=f"{CODE_RULE}: float")
     verdict = verify.judge_exactly(gold, value)
     if verdict is None:
-        answer = judge_formula(ChildQuestion(gold, value, settings.timeout_s))
-        rule = f"{CODE_RULE}: {answer.rule}" if answer.rule else CODE_RULE
-        return msgspec.structs.replace(answer, extracted=value, rule=rule)
-    outcome: Outcome = "parse_fail" if verdict.status == "parse_fail" else "wrong"
-    return ChildAnswer(
-        "right" if verdict.reward else outcome,
-        extracted=value,
-        rule=f"{CODE_RULE}: {verdict.rule}",
-    )
+        verdict = judge_formula(ChildQuestion(gold, value, settings.timeout_s))
+    if verdict.status == "error":
+        return verdict
+    rule = f"{CODE_RULE}: {verdict.rule}"
+    return msgspec.structs.replace(verdict, extracted=value, rule=rule)
 
 
 def _limits(settings: JudgeSettings) -> ProgramLimits:
     return ProgramLimits(wall_ms=1000 * settings.timeout_s, cpu_s=settings.timeout_s)
 
 
-def _without_verdict(error: SandboxError | ValueError | OSError) -> ChildAnswer:
+def _without_verdict(error: SandboxError | ValueError | OSError) -> Judgement:
     """Return the answer for a failure that is not the program's: an `error`, never a wrong answer."""
     fault: Fault = "sandbox failed"
     if isinstance(error, SandboxError):
@@ -168,7 +152,7 @@ def _without_verdict(error: SandboxError | ValueError | OSError) -> ChildAnswer:
         fault = "gold answer unreadable"
     if _complaints.is_first(("program", fault), str(error)):
         log.warning("no verdict on a program: %s", error)
-    return ChildAnswer("error", reason=str(error), fault=fault)
+    return Judgement(0.0, "error", str(error), fault)
 
 
 # --- the table ------------------------------------------------------------------------------------

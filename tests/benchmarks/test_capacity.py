@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from benchmarks.capacity.outlook import foresee, limit_of
 from benchmarks.capacity.simulation import Simulation
 from benchmarks.capacity.system import BrokerCosts, Foreseen, RowTimes, System, WeightsPath, Workers
+from benchmarks.timed_run import TimedRun, Timing
 from prefixrl.learner.broker.server import GATHER_S
 from support.broker.ledger_world import Shape, World
-from support.runs.timed_run import TimedRun, Timing
 
 FREE = BrokerCosts(group_s=0.0, turn_s=0.0)
 

@@ -19,11 +19,11 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from e2e.ppo_loop import Recipe, ReferenceLoop, Row
 from prefixrl.common.seeds import derive, row_uniforms
 from prefixrl.common.wire.messages.groups import Prompt
 from prefixrl.learner.data.order import PromptOrder
 from prefixrl.learner.training.plan import shuffled
-from support.reference.ppo_loop import Recipe, ReferenceLoop, Row
 
 BOX = re.compile(r"\\boxed\{([^{}]*)\}")
 
@@ -92,7 +92,10 @@ class ReferenceRun:
         edges = [len(rows) * part // parts for part in range(parts + 1)]
         minibatches = [order[a:b] for a, b in pairwise(edges)]
         losses = self.loop.train(rows, minibatches)
-        policy, value = (sum(each) / len(each) for each in zip(*losses, strict=True))
+        policy, value = (
+            sum(losses_of_steps) / len(losses_of_steps)
+            for losses_of_steps in zip(*losses, strict=True)
+        )
         return ReferenceIteration(groups, policy, value)
 
     def sample(self, number: int) -> list[ReferenceGroup]:
@@ -189,9 +192,11 @@ def last_logits(model: torch.nn.Module, rows: list[list[int]]) -> torch.Tensor:
     """Logits after each row's last token, shape (rows, vocabulary)."""
     width = max(map(len, rows))
     ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
-    seen = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    attention_mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
     places = torch.tensor([[0] * (width - len(row)) + [*range(len(row))] for row in rows])
-    output = model(input_ids=ids, attention_mask=seen, position_ids=places, use_cache=False)
+    output = model(
+        input_ids=ids, attention_mask=attention_mask, position_ids=places, use_cache=False
+    )
     logits: torch.Tensor = output.logits[:, -1]
     return logits
 

@@ -6,14 +6,15 @@ Engines are simulated: they take the declared times and write the version they h
 are at hand instead of fetched, and answers are compared instead of verified: neither has to do with how old a sample
 may become."""
 
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -23,27 +24,19 @@ from prefixrl.common.engines.simulated import SimulatedEngine
 from prefixrl.common.prompts.rendering import ByteRenderer
 from prefixrl.common.run.digests import scorer_digests
 from prefixrl.common.weights.snapshot import Snapshot
+from prefixrl.common.wire.address import Address
 from prefixrl.common.wire.messages import learner as messages
 from prefixrl.common.wire.messages.groups import ScoredGroup
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.messages.worker import Goodbye
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens, token_ids, token_versions
 from prefixrl.common.worker.link import Link
+from prefixrl.common.worker.work_loop import WorkLoop
 from prefixrl.learner.broker.server import Broker
 from prefixrl.rollout.loop import Rollout
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.rules.verify import Judgement
-from support.fakes import (
-    Peer,
-    beside,
-    endpoint_of,
-    groups_of,
-    loop,
-    run_on_disk,
-    serving,
-    status,
-    wait_until,
-)
+from support.fakes import Peer, endpoint_of, groups_of, run_on_disk, serving, status, wait_until
 from support.keys import address
 
 PROBE = pack_tokens([1, 2, 3])
@@ -116,7 +109,7 @@ class Trained:
 
     def take(self, batch: messages.Batch, groups: list[ScoredGroup], may_cross: bool) -> None:
         assert len(groups) == len(batch.groups), "one rank trains every group"
-        seen = set()
+        versions = set()
         for group in groups:
             written = set()
             for row in group.prefixes.rows:
@@ -127,11 +120,11 @@ class Trained:
             self.crossed += len(written) > 1
             version = min(written)
             assert group.version <= version
-            seen.update(written)
+            versions.update(written)
             self.ages[batch.iteration - version] += 1
             self.groups.append(group.prefixes.seq)
             self.rewards.append(tuple(verdict.reward for verdict in group.verdicts))
-        self.versions.append(seen)
+        self.versions.append(versions)
 
 
 def config_of(
@@ -204,10 +197,10 @@ def _learn(
         iteration += 1
 
 
-def next_batch(rank: Peer, iteration: int) -> messages.FromBroker:
+def next_batch(rank: Peer, iteration: int, patience_s: float = PATIENCE_S) -> messages.FromBroker:
     """Return the broker's answer once it has one."""
     waiting_for = ""
-    for _ in range(int(PATIENCE_S)):
+    for _ in range(int(patience_s)):
         rank.say(messages.GetBatch(iteration, 0, 1))
         while True:
             answer = rank.hear(messages.FromBroker)
@@ -216,7 +209,51 @@ def next_batch(rank: Peer, iteration: int) -> messages.FromBroker:
                 break
             if isinstance(answer, messages.Batch | messages.RunOver | messages.CannotGoOn):
                 return answer
-    raise AssertionError(f"no batch {iteration} in {PATIENCE_S:g} s: waiting for {waiting_for}")
+    raise AssertionError(f"no batch {iteration} in {patience_s:g} s: waiting for {waiting_for}")
+
+
+@contextmanager
+def beside(*works: Callable[[threading.Event], None], end_s: float = 60.0) -> Iterator[None]:
+    """Functions in threads of their own; the end of the block sets their event. Their errors fail the test."""
+    stop, failures = threading.Event(), list[BaseException]()
+
+    def guarded(work: Callable[[threading.Event], None]) -> None:
+        try:
+            work(stop)
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(end_s)
+    assert not failures and not any(thread.is_alive() for thread in threads), failures
+
+
+def loop(
+    address: Callable[[], Address],
+    role: Literal["rollout", "scorer"],
+    make: Callable[[Link], WorkLoop[Any]],
+) -> Callable[[threading.Event], None]:
+    """A worker's loop with a connection of its own, for `beside`."""
+
+    def work(stop: threading.Event) -> None:
+        link = Link(address, role)
+        try:
+            link.name = link.welcome().worker
+            worker = make(link)
+            worker.say_ready()
+            worker.run(stop.is_set)
+        finally:
+            link.close("done")
+
+    return work
 
 
 def workers(

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from e2e.free_run_reference import FreeRun, ReferenceIteration, ReferenceRun
+from e2e.ppo_loop import Recipe
 from support.paths import EXAMPLE
-from support.reference.ppo_loop import Recipe
 
 pytestmark = pytest.mark.slow
 

@@ -40,7 +40,7 @@ from prefixrl.learner.weights.copies import HostCopies, not_finite
 from support.live_bytes import LiveBytes
 from support.models.tiny_model import random_iteration, run_config, whole
 from support.paths import ROOT
-from support.runs.rank_process import MICRO_BATCH_TOKENS, run_ranks, train
+from support.runs.ranks import run_ranks, share_of_rank
 from support.runs.run_helper import child, finish, launched, trained_iterations, wait_for
 
 Losses = dict[str, list[float]]
@@ -113,12 +113,12 @@ def resumed_and_poisoned(device: str, adapter: Path, folder: Path) -> tuple[floa
     for loaded_models in (models, resumed):
         train_iteration(loaded_models, random_iteration(1), config, 20)
     pairs = zip(models.actor.masters().values(), resumed.actor.masters().values(), strict=True)
-    difference = max(float((one - other).detach().abs().max()) for one, other in pairs)
+    difference = max(float((tensor - other).detach().abs().max()) for tensor, other in pairs)
     before = {name: weights.detach().clone() for name, weights in models.actor.masters().items()}
     data = random_iteration(2)
     bad = {
-        row: replace(each, logprobs=each.logprobs * float("nan"))
-        for row, each in data.samples.items()
+        row: replace(sample, logprobs=sample.logprobs * float("nan"))
+        for row, sample in data.samples.items()
     }
     steps = train_iteration(models, replace(data, samples=bad), config, 20).steps
     is_dropped = not any(step["actor_applied"] for step in steps)
@@ -152,9 +152,9 @@ def padded_rows(
     return IterationData(
         iteration=0,
         seed=1,
-        lengths=tuple((len(each.prompt_tokens), sampled_tokens) for each in rows.values()),
-        rewards=tuple(each.reward for each in rows.values()),
-        groups=tuple(each.group for each in rows.values()),
+        lengths=tuple((len(row.prompt_tokens), sampled_tokens) for row in rows.values()),
+        rewards=tuple(row.reward for row in rows.values()),
+        groups=tuple(row.group for row in rows.values()),
         samples=rows,
     )
 
@@ -209,12 +209,12 @@ def memory_and_speed(config: RunConfig, prompt_tokens: int, label: str) -> list[
         figure(f"{label}: operations", "TFLOP/s", 2 * body * tokens * forwards / seconds / 1e12),
         figure(f"{label}: device syncs of an iteration", "syncs", _syncs(models, data, config)),
     ]
-    owned = [weakref.ref(each) for each in models.actor.engine.module.parameters()]
+    owned = [weakref.ref(parameter) for parameter in models.actor.engine.module.parameters()]
     for part in filter(None, (models.actor, models.critic)):
         part.close()
     del models, part
     gc.collect()
-    assert not any(each() is not None for each in owned), (
+    assert not any(reference() is not None for reference in owned), (
         "the next configuration would be loaded on top of this one"
     )
     return figures
@@ -224,12 +224,12 @@ def _syncs(models: Models, data: IterationData, config: RunConfig) -> int:
     """Waits of the host for the device; none on a CPU."""
     if config.learner.device == "cpu":
         return 0
-    with warnings.catch_warnings(record=True) as seen:
+    with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         train_iteration(models, data, config, 20)
         torch.cuda.set_sync_debug_mode("default")
-    return sum("synchroniz" in str(each.message) for each in seen)
+    return sum("synchroniz" in str(warning.message) for warning in caught_warnings)
 
 
 class NobodyWaits:
@@ -258,23 +258,25 @@ def publication(device: str, size_bytes: int, folder: Path) -> list[Figure]:
         started_s = time.monotonic()
         write_snapshot(folder, describe(version, copied.tensors), copied.tensors)
         written_s = time.monotonic() - started_s
-        assert all(torch.equal(copied.tensors[name], each.cpu()) for name, each in tensors.items())
+        assert all(
+            torch.equal(copied.tensors[name], tensor.cpu()) for name, tensor in tensors.items()
+        )
         copied.release()
     started_s = time.monotonic()
     assert write_delta(folder, 2, 3) is not None
     delta_s = time.monotonic() - started_s
     wait(device)
     started_s = time.monotonic()
-    pageable = {name: each.to("cpu", copy=True) for name, each in tensors.items()}
+    pageable = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
     pageable_s = time.monotonic() - started_s
     assert pageable.keys() == tensors.keys()
     # What is changed right after the hand-over must not reach the copy.
-    expected = {name: each.to("cpu", copy=True) for name, each in tensors.items()}
+    expected = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
     copied, _ = copies.copy(tensors.items())
     for tensor in tensors.values():
         tensor.zero_()
     copied.wait()
-    assert all(torch.equal(copied.tensors[name], each) for name, each in expected.items())
+    assert all(torch.equal(copied.tensors[name], tensor) for name, tensor in expected.items())
     result = [
         ("main thread", handed_s),
         ("copy complete", whole_s),
@@ -340,8 +342,8 @@ def probe(
     vocabulary = models.hf_config.get_text_config().vocab_size
     ids = np.random.default_rng(1).integers(0, vocabulary, tokens).astype(np.int32)
     head = models.actor.engine.module.model.get_output_embeddings().weight
-    asked = torch.from_numpy(ids.astype(np.int64))[None].to(models.device)
-    logits = models.actor.engine.module.model(input_ids=asked, use_cache=False).logits
+    inputs = torch.from_numpy(ids.astype(np.int64))[None].to(models.device)
+    logits = models.actor.engine.module.model(input_ids=inputs, use_cache=False).logits
     head *= spread / logits.float().std()
     engine = TransformersEngine(str(adapter), device, dtype, 1)
     engine.install(snapshot_of(1, models.state_dict_for_publication()))
@@ -352,11 +354,11 @@ def probe(
     return {"right version": np.abs(right), "weights 2 % off": np.abs(wrong)}
 
 
-def probe_figures(found: dict[str, np.ndarray], label: str) -> list[Figure]:
+def probe_figures(values_of_versions: dict[str, np.ndarray], label: str) -> list[Figure]:
     """Median, 90th percentile and maximum."""
     return [
         figure(f"{label}, {version}: {name}", "nat", float(np.quantile(values, quantile)))
-        for version, values in found.items()
+        for version, values in values_of_versions.items()
         for name, quantile in (("median", 0.5), ("90th percentile", 0.9), ("maximum", 1.0))
     ]
 
@@ -367,37 +369,42 @@ def with_settings(config: RunConfig, **learner: Any) -> RunConfig:
 
 
 def of_rank(device: str, folder: Path, rank: int, ranks: int) -> None:
-    """Train three iterations at every stage; rank 0 tells the losses and the digest of the weights before them."""
-    told: dict[int, Any] = {}
+    """Train three iterations at every stage; rank 0 writes the losses and the digest of the weights before them."""
+    report: dict[int, Any] = {}
     for stage in range(4):
         zero = {"zero_optimization": {"stage": stage}}
-        learner = {"device": device, "deepspeed": zero, "micro_batch_tokens": MICRO_BATCH_TOKENS}
+        learner = {"device": device, "deepspeed": zero, "micro_batch_tokens": 16}
         config = run_config(folder / "adapter", learner=learner)
         models = Models.load(config, rank, ranks, str(folder / "adapter"))
         weights = models.state_dict_for_publication()
-        steps = [step for iteration in range(3) for step in train(models, config, iteration)]
-        told[stage] = {
+        steps = []
+        for iteration in range(3):
+            data = share_of_rank(models, random_iteration(iteration), config)
+            steps += train_iteration(models, data, config, 20).steps
+        report[stage] = {
             "digest": describe(0, weights).digest if weights else "",
             "losses": [step[name] for step in steps for name in LOSSES],
         }
     if rank == 0:
-        (folder / f"{ranks}.json").write_text(json.dumps(told))
+        (folder / f"{ranks}.json").write_text(json.dumps(report))
     distributed.stop()
 
 
 def of_ranks(device: str, folder: Path, ranks: int) -> dict[str, Any]:
     """Report of rank 0 of so many, by stage."""
-    run_ranks("gpu.on_device", ranks, device, folder, ranks)
+    run_ranks(__file__, ranks, device, folder, ranks)
     result: dict[str, Any] = json.loads((folder / f"{ranks}.json").read_text())
     return result
 
 
-def main(first: str, *rest: str) -> None:
+def main(first: str, *arguments: str) -> None:
     """Write the losses of every variant, or be a rank."""
     if first.isdigit():
         with no_teardown():  # ends the process
-            of_rank(rest[0], Path(rest[1]), int(first), int(rest[2]))
-    Path(rest[0], "losses.json").write_text(json.dumps(losses(first, Path(rest[0], "adapter"))))
+            of_rank(arguments[0], Path(arguments[1]), int(first), int(arguments[2]))
+    Path(arguments[0], "losses.json").write_text(
+        json.dumps(losses(first, Path(arguments[0], "adapter")))
+    )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.common.wire.messages.weights import Manifest
 from prefixrl.rollout import weights
 from prefixrl.rollout.weights import Fetcher
-from support.broker.puller import fresh, pulling
+from support.broker.puller import Puller, fresh
 from support.fakes import publish, publish_next, wait_until, weight_server
 from support.keys import source
 
@@ -57,8 +57,8 @@ def killed_at(folder: Path, endpoint: str, place: int, is_delta: bool) -> None:
     if is_delta:
         published = publish_next(folder, version + 1, published)
         expected, place = [version, version + 1], CHUNKS + place % 2  # of a delta of two or three
-    with pulling(endpoint, expected, killed_after=place) as killed:
-        with pulling(endpoint, expected) as other:
+    with Puller(endpoint, expected, killed_after=place) as killed:
+        with Puller(endpoint, expected) as other:
             *_, (got, announced, result, retries) = [other.hears() for _ in expected]
         assert (got, announced, result, retries) == (
             expected[-1],
@@ -68,7 +68,7 @@ def killed_at(folder: Path, endpoint: str, place: int, is_delta: bool) -> None:
         )
         killed.process.join(60.0)
         assert killed.process.exitcode == -signal.SIGKILL
-    with pulling(endpoint, expected[-1:]) as successor:
+    with Puller(endpoint, expected[-1:]) as successor:
         assert successor.hears() == (expected[-1], digest(published), digest(published), 0)
 
 
@@ -76,12 +76,12 @@ def stopped_for(folder: Path, endpoint: str, stopped_s: float) -> int:
     """Stop a worker in the middle of a pull; others pull two versions meanwhile; retries of the one stopped."""
     version = fresh(folder)
     first = publish(folder, version)
-    with pulling(endpoint, [version], pause_s=0.02) as stopped:
+    with Puller(endpoint, [version], pause_s=0.02) as stopped:
         assert stopped.hears() == "begun"
         os.kill(stopped.process.pid or 0, signal.SIGSTOP)
         stopped_at_s = time.monotonic()
         second = publish_next(folder, version + 1, first)
-        with pulling(endpoint, [version, version + 1]) as other:
+        with Puller(endpoint, [version, version + 1]) as other:
             assert other.hears() == (version, digest(first), digest(first), 0)
             assert other.hears() == (version + 1, digest(second), digest(second), 0)
         time.sleep(max(0.0, stopped_s - (time.monotonic() - stopped_at_s)))
@@ -162,7 +162,7 @@ def test_a_worker_without_room_for_a_version_asks_again_until_there_is(
 ) -> None:
     version = fresh(folder)
     published = publish(folder, version)
-    with pulling(endpoint, [version], file_bytes=10_000) as puller:
+    with Puller(endpoint, [version], file_bytes=10_000) as puller:
         got, announced, actual, retries = puller.hears()
     assert (got, announced, actual) == (version, digest(published), digest(published))
     assert retries >= 2
@@ -186,17 +186,17 @@ def test_the_server_holds_one_encrypted_chunk_for_a_worker_that_does_not_read(
     for version in (1, 2):
         write_snapshot(tmp_path, describe(version, tensors), tensors)
     with weight_server(tmp_path) as (address, child):
-        with pulling(address, [1]) as first:
+        with Puller(address, [1]) as first:
             first.hears()
         before = anonymous_bytes(child.pid)
-        pullers = [pulling(address, [1], pause_s=30.0) for _ in range(3)]
-        opened = [each.__enter__() for each in pullers]
-        for process in opened:
-            assert process.hears() == "begun"
-            os.kill(process.process.pid or 0, signal.SIGSTOP)
-        with pulling(address, [2]) as other:
+        pullers = [Puller(address, [1], pause_s=30.0) for _ in range(3)]
+        for puller in pullers:
+            puller.__enter__()
+            assert puller.hears() == "begun"
+            os.kill(puller.process.pid or 0, signal.SIGSTOP)
+        with Puller(address, [2]) as other:
             assert other.hears()[0] == 2
         grown = anonymous_bytes(child.pid) - before
-        for process in pullers:
-            process.__exit__(None, None, None)
-    assert grown < len(opened) * 2**22 + 2**23, f"{grown / 2**20:.1f} MiB more"
+        for puller in pullers:
+            puller.__exit__()
+    assert grown < len(pullers) * 2**22 + 2**23, f"{grown / 2**20:.1f} MiB more"

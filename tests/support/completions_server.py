@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -58,7 +58,7 @@ def tokens_for(body: dict[str, Any]) -> list[int]:
 def written(body: dict[str, Any], **choice: Any) -> dict[str, Any]:
     """Return a completion as vLLM sends it."""
     tokens = tokens_for(body)
-    told = {
+    result = {
         "index": 0,
         "text": "?",
         "finish_reason": "length",
@@ -66,7 +66,7 @@ def written(body: dict[str, Any], **choice: Any) -> dict[str, Any]:
         "prompt_token_ids": body["prompt"],
     } | choice
     usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(tokens)}
-    return {"id": "c", "object": "text_completion", "choices": [told], "usage": usage}
+    return {"id": "c", "object": "text_completion", "choices": [result], "usage": usage}
 
 
 def failure(message: str) -> dict[str, Any]:
@@ -74,8 +74,13 @@ def failure(message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": "x", "code": None}}
 
 
-class CompletionsServer:
+class CompletionsServer(ThreadingHTTPServer):
     """Serves one model under /v1; `script` may be changed while it runs."""
+
+    daemon_threads = True
+    block_on_close = False
+    allow_reuse_address = True
+    request_queue_size = 256
 
     def __init__(self, script: Script | None = None, port: int = 0) -> None:
         self.script = script or (lambda request: None)
@@ -84,17 +89,17 @@ class CompletionsServer:
         self.most_at_once = 0
         self._at_once = 0
         self._lock = threading.Lock()
-        handler = type("Handler", (_Handler,), {"owner": self})
-        self._http = _Http(("127.0.0.1", port), handler)
-        self.port = self._http.server_address[1]
+        self._open: set[socket.socket] = set()
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.port = self.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}/v1"
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True)
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
 
     @property
     def rows(self) -> list[Request]:
         """Completions asked for after the trial at the start, which wants one token."""
-        return [each for each in self.asked if each.path == "/v1/completions"][1:]
+        return [request for request in self.asked if request.path == "/v1/completions"][1:]
 
     def answer(self, request: Request) -> Reply:
         with self._lock:
@@ -114,40 +119,24 @@ class CompletionsServer:
         """Stop listening and drop every connection, as a killed process does; once is enough."""
         if not self._thread.is_alive():
             return
-        self._http.shutdown()
-        self._http.server_close()
+        self.shutdown()
+        self.server_close()
+        for connection in self._open:
+            with suppress(OSError):  # closed already
+                connection.shutdown(socket.SHUT_RDWR)
         self._thread.join()
-
-
-class _Http(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    allow_reuse_address = True
-    request_queue_size = 256
-
-    def __init__(self, *arguments: Any) -> None:
-        self._open: set[socket.socket] = set()
-        super().__init__(*arguments)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         connection, address = super().get_request()
         self._open.add(connection)
         return connection, address
 
-    def server_close(self) -> None:
-        super().server_close()
-        for connection in self._open:
-            try:
-                connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue  # closed already
-
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away is none of the test's business."""
 
 
 class _Handler(BaseHTTPRequestHandler):
-    owner: CompletionsServer
+    server: CompletionsServer
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
@@ -159,7 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, raw: bytes) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}
         body = json.loads(raw) if raw else {}
-        reply = self.owner.answer(Request(self.path, body, raw, headers, time.monotonic()))
+        reply = self.server.answer(Request(self.path, body, raw, headers, time.monotonic()))
         if reply.drops:
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
@@ -179,19 +168,16 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serving(script: Script | None = None, port: int = 0) -> Iterator[CompletionsServer]:
     """A server that is gone afterwards."""
-    server = CompletionsServer(script, port)
-    try:
+    with closing(CompletionsServer(script, port)) as server:
         yield server
-    finally:
-        server.close()
 
 
 def config(url: str, *settings: str, **openai: Any) -> RunConfig:
     """The example's run with its target at an address."""
-    given = [f"scorer.openai.{key}={value}" for key, value in openai.items()]
+    keys = [f"scorer.openai.{key}={value}" for key, value in openai.items()]
     return load(
         EXAMPLE / "run.toml",
-        ("scorer.engine=openai", f"scorer.openai.url={url}", *given, *settings),
+        ("scorer.engine=openai", f"scorer.openai.url={url}", *keys, *settings),
     )
 
 
@@ -203,8 +189,5 @@ def openai_engine(
 
 @contextmanager
 def engine_of(server: CompletionsServer, *settings: str, **openai: Any) -> Iterator[OpenAIEngine]:
-    engine = openai_engine(config(server.url, *settings, **openai))
-    try:
+    with closing(openai_engine(config(server.url, *settings, **openai))) as engine:
         yield engine
-    finally:
-        engine.close()

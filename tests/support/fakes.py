@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -35,8 +35,6 @@ from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.weights import EngineChecksum, WeightsNote
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.wire.transport import Client, Server
-from prefixrl.common.worker.link import Link
-from prefixrl.common.worker.work_loop import WorkLoop
 from prefixrl.learner.broker.__main__ import build
 from prefixrl.learner.broker.server import Broker
 from prefixrl.learner.broker.workers.identity import Start
@@ -48,7 +46,7 @@ Wanted = TypeVar("Wanted")
 
 ROWS = 2
 NOTE = WeightsNote(0, "d0", pack_tokens([1, 2, 3]), pack_logprobs([-1.0, -2.0]))
-HELD = EngineChecksum("c", "snapshot")
+INSTALLED = EngineChecksum("c", "snapshot")
 """Checksum of an engine that holds what it installed."""
 
 
@@ -114,27 +112,22 @@ class Peer:
     def say(self, message: rank_messages.ToBroker) -> None:
         self.client.send(message)
 
-    def say_bytes(self, *frames: bytes) -> None:
-        """Send what no encoder would."""
-        self.client.send(worker_messages.Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
-        self.client._socket.send_multipart(frames)
-
-    def hear(self, wanted: type[Wanted], timeout_s: float = 20.0) -> Wanted:
+    def hear(self, kind: type[Wanted], timeout_s: float = 20.0) -> Wanted:
         """The next message of a type; those before it are kept in `passed_over`."""
-        return self.hear_with_payload(wanted, timeout_s)[0]
+        return self.hear_with_payload(kind, timeout_s)[0]
 
     def hear_with_payload(
-        self, wanted: type[Wanted], timeout_s: float = 20.0
+        self, kind: type[Wanted], timeout_s: float = 20.0
     ) -> tuple[Wanted, list[bytes]]:
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             received = self.client.receive(0.2)
             if received is None:
                 continue
-            if isinstance(received[0], wanted):
+            if isinstance(received[0], kind):
                 return received[0], received[1]
             self.passed_over.append(received[0])
-        raise AssertionError(f"no {wanted} within {timeout_s:g} s, only {self.passed_over}")
+        raise AssertionError(f"no {kind} within {timeout_s:g} s, only {self.passed_over}")
 
     def hears_nothing_of(self, unwanted: type[Any], for_s: float = 0.3) -> bool:
         received = self.client.receive(for_s)
@@ -181,20 +174,18 @@ def peers(endpoint: str, *names: str) -> Iterator[list[Peer]]:
             peer.close()
 
 
-def ready(config: RunConfig, role: Role, slots: int = 1, version: int = 0) -> worker_messages.Ready:
-    """Ready of a worker that loaded what the run means."""
-    if role == "rollout":
-        return loaded(role, model_digests(config.model_of("rollout")), slots, version)
-    return loaded(role, scorer_digests(config, config.model_of("scorer")), slots, version)
-
-
-def loaded(
-    role: Role, digests: worker_messages.ModelDigests, slots: int = 1, version: int = 0
+def ready(
+    config: RunConfig,
+    role: Role,
+    slots: int = 1,
+    version: int = 0,
+    digests: worker_messages.ModelDigests | None = None,
 ) -> worker_messages.Ready:
-    """Ready of a worker that loaded these digests."""
+    """Ready of a worker that loaded what the run means, or what has other digests."""
     if role == "rollout":
+        digests = digests or model_digests(config.model_of(role))
         return offer(slots, digests, "fake", version, f"d{version}")
-    return offer(slots, digests, "fake")
+    return offer(slots, digests or scorer_digests(config, config.model_of("scorer")), "fake")
 
 
 def offer(
@@ -224,8 +215,13 @@ def sampled(
     digest = f"d{task.version}" if digest is None else digest
     written = row([task.version, 7], spans=(VersionSpan(task.version, digest, 2),))
     groups = tuple(
-        group(asked.seq, *(written,) * task.rows_per_group, prompt=asked.prompt, seed=asked.seed)
-        for asked in task.groups
+        group(
+            prompt_of_task.seq,
+            *(written,) * task.rows_per_group,
+            prompt=prompt_of_task.prompt,
+            seed=prompt_of_task.seed,
+        )
+        for prompt_of_task in task.groups
     )
     return worker_messages.Prefixes(
         task=task.task,
@@ -257,85 +253,34 @@ def judged(
 
 
 @contextmanager
-def beside(*works: Callable[[threading.Event], None], end_s: float = 60.0) -> Iterator[None]:
-    """Functions in threads of their own; the end of the block sets their event. Their errors fail the test."""
-    stop, failures = threading.Event(), list[BaseException]()
-
-    def guarded(work: Callable[[threading.Event], None]) -> None:
-        try:
-            work(stop)
-        except BaseException as error:
-            failures.append(error)
-            raise
-
-    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(end_s)
-    assert not failures and not any(thread.is_alive() for thread in threads), failures
-
-
-def loop(
-    address: Callable[[], Address],
-    role: Literal["rollout", "scorer"],
-    make: Callable[[Link], WorkLoop[Any]],
-) -> Callable[[threading.Event], None]:
-    """A worker's loop with a connection of its own, for `beside`."""
-
-    def work(stop: threading.Event) -> None:
-        link = Link(address, role)
-        try:
-            link.name = link.welcome().worker
-            worker = make(link)
-            worker.say_ready()
-            worker.run(stop.is_set)
-        finally:
-            link.close("done")
-
-    return work
-
-
-@contextmanager
 def serving(
     config: RunConfig, prepare: Callable[[Broker], None] = lambda broker: None, ranks: int = 1
 ) -> Iterator[Broker]:
     """A broker of this config served by a thread; `endpoint` is in the run directory."""
-    stop, started, failures = threading.Event(), threading.Event(), []
-    brokers: list[Broker] = []
+    directory, stop = Path(config.directory), threading.Event()
+    server: Server[rank_messages.ToBroker, rank_messages.FromBroker] = Server(
+        "tcp://127.0.0.1:0", rank_messages.ToBroker, keys()
+    )
+    start = Start(0, "tcp://127.0.0.1:9", ranks=ranks)
+    broker = build(config, directory, start, lambda: server)
+    prepare(broker)
+    write_atomically(directory / "endpoint", server.endpoint)
+
+    failures: list[BaseException] = []
 
     def serve() -> None:
         try:
-            server: Server[rank_messages.ToBroker, rank_messages.FromBroker] = Server(
-                "tcp://127.0.0.1:0", rank_messages.ToBroker, keys()
-            )
-            broker = build(
-                config,
-                Path(config.directory),
-                Start(0, "tcp://127.0.0.1:9", ranks=ranks),
-                lambda: server,
-            )
-            prepare(broker)
-            write_atomically(Path(config.directory) / "endpoint", server.endpoint)
-            brokers.append(broker)
-            started.set()
             broker.serve(stop.is_set)
             broker.journal.close()
             server.close(linger_s=0.5)
         except BaseException as error:
             failures.append(error)
-            started.set()
             raise
 
     thread = threading.Thread(target=serve, name="broker")
     thread.start()
-    assert started.wait(30.0) and brokers, failures
     try:
-        yield brokers[0]
+        yield broker
     finally:
         stop.set()
         thread.join(30.0)
@@ -389,30 +334,11 @@ def document(*workers: WorkerStatus, **fields: Any) -> StatusDocument:
     return empty(StatusDocument, workers=list(workers), **usual | fields)
 
 
-def worker_status(
-    role: str,
-    engine: str,
-    state: str = "idle",
-    phase: str = "ready",
-    seats: int = 1,
-    activity: worker_messages.Activity = "working",
-) -> WorkerStatus:
+def worker_status(role: str, engine: str, state: str = "idle", **fields: Any) -> WorkerStatus:
     """One worker in a broker's status."""
-    return empty(
-        WorkerStatus,
-        name=f"{role}-0",
-        role=role,
-        host="host",
-        pid=1,
-        phase=phase,
-        engine=engine,
-        seats=seats,
-        busy_fraction=0.5,
-        tasks_done=1,
-        proof="digest",
-        activity=activity,
-        state=state,
-    )
+    usual = {"name": f"{role}-0", "host": "host", "pid": 1, "phase": "ready", "seats": 1}
+    usual |= {"busy_fraction": 0.5, "tasks_done": 1, "proof": "digest", "activity": "working"}
+    return empty(WorkerStatus, role=role, engine=engine, state=state, **usual | fields)
 
 
 class SteppedClock:
@@ -466,25 +392,20 @@ def publish(directory: Path, version: int, chunk_bytes: int = 256) -> dict[str, 
         "layer.bias": torch.randn(2000, generator=generator).to(torch.bfloat16),
         "scalar": torch.tensor(float(version)),
     }
-    return _write(directory, version, tensors, chunk_bytes)
-
-
-def _write(
-    directory: Path, version: int, tensors: dict[str, torch.Tensor], chunk_bytes: int
-) -> dict[str, torch.Tensor]:
     manifest = msgspec.structs.replace(describe(version, tensors), chunk_bytes=chunk_bytes)
     write_snapshot(directory, manifest, tensors)
     return tensors
 
 
 def publish_next(
-    directory: Path, version: int, before: dict[str, torch.Tensor], chunk_bytes: int = 256
+    directory: Path, version: int, before: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Write a snapshot in which a few values differ from `before`, version - 1, and the delta; its tensors."""
     tensors = {name: tensor.clone() for name, tensor in before.items()}
     for tensor in tensors.values():
         tensor.reshape(-1)[version % tensor.numel()] += 1.0
-    _write(directory, version, tensors, chunk_bytes)
+    manifest = msgspec.structs.replace(describe(version, tensors), chunk_bytes=256)
+    write_snapshot(directory, manifest, tensors)
     assert write_delta(directory, version - 1, version)
     return tensors
 

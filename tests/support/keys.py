@@ -20,11 +20,11 @@ def folder() -> Path:
     """A folder that holds them as a run directory does."""
     if VARIABLE in os.environ:
         return Path(os.environ[VARIABLE])  # this is a process that a test started
-    made = Path(tempfile.mkdtemp(prefix="prefixrl-tests-"))
-    os.environ[VARIABLE] = str(made)
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    wire_keys.make_keys(made)
-    return made
+    directory = Path(tempfile.mkdtemp(prefix="prefixrl-tests-"))
+    os.environ[VARIABLE] = str(directory)
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    wire_keys.make_keys(directory)
+    return directory
 
 
 ALONE = HostShare(Path(os.devnull) / "alone")

@@ -22,9 +22,9 @@ class LiveBytes(TorchDispatchMode):
         self._sizes_bytes: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        tree_map_only(Tensor, self._count, made)
-        return made
+        result = func(*args, **(kwargs or {}))
+        tree_map_only(Tensor, self._count, result)
+        return result
 
     def begin(self) -> None:
         """Forget the peak so far."""

@@ -12,6 +12,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from benchmarks.snapshots import snapshot_of
 from prefixrl.common.engines.vllm.engine import VllmEngine
 from support.models import vllm_world as world
+from support.models.versioned import forward
 from support.models.vllm_world import EXAMPLE
 
 pytestmark = [
@@ -158,8 +159,8 @@ def check_installation(folder: Path, **vllm: Any) -> None:
     """The probe before an installation and after it."""
     with world.started(folder, **vllm) as engine:
         initial = engine.weights()
-        for tensors in (None, world.perturbed(initial, 1, 0.1)):
+        for tensors in (None, world.perturbed(initial, 1)):
             if tensors:
                 engine.install(snapshot_of(1, tensors))
-            expected = world.forward(world.fresh_model(folder, tensors), world.probe(), 1.0)
+            expected = forward(world.fresh_model(folder, tensors), world.probe(), 1.0)
             assert world.logprobs(engine, world.probe(), 1.0) == pytest.approx(expected, abs=1e-3)

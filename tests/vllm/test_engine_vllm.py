@@ -15,6 +15,7 @@ from prefixrl.common.engines.vllm.engine import VllmEngine
 from prefixrl.common.errors import UserError
 from prefixrl.common.wire.messages.groups import Sampling
 from support.models import vllm_world as world
+from support.models.versioned import forward
 from support.models.vllm_world import EXAMPLE
 
 pytestmark = [
@@ -61,7 +62,7 @@ def test_scored_logprobs_are_those_of_a_fresh_forward_at_that_temperature(
     engine: VllmEngine, folder: Path, temperature: float, report: Callable[[str], None]
 ) -> None:
     scored = world.logprobs(engine, world.probe(), temperature)
-    expected = world.forward(world.fresh_model(folder), world.probe(), temperature)
+    expected = forward(world.fresh_model(folder), world.probe(), temperature)
     assert scored.shape == (63,) and scored.dtype == np.float32
     actual = np.abs(scored - expected)
     report(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.snapshots import snapshot_of
+from e2e.modes import in_flight_run
 from prefixrl.common.engines.interface.base import Job, JobResult, spans_of
 from prefixrl.common.engines.vllm.engine import VllmEngine
 from prefixrl.common.engines.vllm.setup import resolve
@@ -21,7 +22,6 @@ from prefixrl.common.wire.messages.groups import Sampling
 from support.fakes import wait_until
 from support.models import versioned
 from support.models import vllm_world as world
-from support.runs import in_flight_run
 
 pytestmark = [
     pytest.mark.vllm,
@@ -40,7 +40,7 @@ def here(vllm_is_there: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = versioned.save(tmp_path_factory.mktemp("versioned"))
     with world.started(folder) as engine:
         initial = engine.weights()
-        later = {each: versioned.version(initial, each) for each in range(1, 5)}
+        later = {number: versioned.version(initial, number) for number in range(1, 5)}
         yield engine, folder, {0: initial} | later
 
 
@@ -86,8 +86,8 @@ def test_nothing_of_the_old_weights_is_left_in_what_follows_a_swap(
     for start, row in zip(STARTS, rows, strict=True):
         place, text = 0, np.concatenate([start, row.tokens])
         for version, size in row.spans:
-            own = versioned.logprobs(folder, weights[version], text, 1.0)[len(start) - 1 :]
-            gaps.append(np.abs(own - row.logprobs)[place : place + size].max())
+            expected = versioned.logprobs(folder, weights[version], text, 1.0)[len(start) - 1 :]
+            gaps.append(np.abs(expected - row.logprobs)[place : place + size].max())
             place += size
     report(f"logprobs across updates: largest difference {max(gaps):.2g}")
     assert max(gaps) < 1e-3

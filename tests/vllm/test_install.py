@@ -24,6 +24,7 @@ from prefixrl.rollout.weights import Fetcher
 from support.fakes import trained_further, wait_until, weight_server
 from support.keys import source
 from support.models import vllm_world as world
+from support.models.versioned import forward
 from support.models.vllm_world import EXAMPLE
 from support.runs.run_helper import wait_for
 
@@ -45,7 +46,7 @@ def engine(vllm_is_there: None) -> Iterator[VllmEngine]:
 
 
 def probe_difference(engine: VllmEngine, tensors: dict[str, torch.Tensor]) -> float:
-    expected = world.forward(world.fresh_model(ADAPTER, tensors), world.probe(), TEMPERATURE)
+    expected = forward(world.fresh_model(ADAPTER, tensors), world.probe(), TEMPERATURE)
     return float(np.abs(world.logprobs(engine, world.probe(), TEMPERATURE) - expected).max())
 
 
@@ -63,7 +64,7 @@ def test_every_one_of_twenty_updates_is_proved_by_the_probe(
     before = world.logprobs(engine, world.probe(), TEMPERATURE)
     actual = []
     for update in range(UPDATES):
-        tensors = world.perturbed(initial, update, 0.1)
+        tensors = world.perturbed(initial, update)
         engine.install(snapshot_of(1, tensors))
         actual.append(probe_difference(engine, tensors))
         now = world.logprobs(engine, world.probe(), TEMPERATURE)
@@ -80,7 +81,7 @@ def test_what_is_sampled_after_an_update_is_of_the_new_weights(
     initial = world.reference(ADAPTER).weights()
     job = world.job("a", tokens=80)  # several blocks long: the cache has them after the first time
     world.finish(engine, job)
-    tensors = world.perturbed(initial, 77, 0.1)
+    tensors = world.perturbed(initial, 77)
     engine.install(snapshot_of(1, tensors))
     rows = world.finish(engine, job)["a"].rows
     actual = world.differences(world.fresh_model(ADAPTER, tensors), job.rows, rows, 0.7)
@@ -91,7 +92,7 @@ def test_what_is_sampled_after_an_update_is_of_the_new_weights(
 
 
 def test_installed_weights_are_read_back_and_are_copies(engine: VllmEngine) -> None:
-    tensors = world.perturbed(world.reference(ADAPTER).weights(), 5, 0.1)
+    tensors = world.perturbed(world.reference(ADAPTER).weights(), 5)
     digest = describe(0, tensors).digest
     snapshot = snapshot_of(1, tensors)
     engine.install(snapshot)
@@ -108,7 +109,7 @@ def test_installed_weights_are_read_back_and_are_copies(engine: VllmEngine) -> N
 @pytest.mark.proof
 def test_weights_that_do_not_fit_are_refused_and_change_nothing(engine: VllmEngine) -> None:
     before = world.logprobs(engine, world.probe(), TEMPERATURE)
-    tensors = world.perturbed(world.reference(ADAPTER).weights(), 6, 0.1)
+    tensors = world.perturbed(world.reference(ADAPTER).weights(), 6)
     name = "model.norm.weight"
     missing = {key: tensor for key, tensor in tensors.items() if key != name}
     for wrong, message in (
@@ -161,7 +162,7 @@ def test_an_engine_that_does_not_hold_the_weights_fails_the_probe(
     """The broker refuses it: it admits a worker only with a difference within rollout.probe_tolerance."""
     world.plant(tmp_path, FAULTS[fault])
     monkeypatch.syspath_prepend(tmp_path)  # a spawned process begins with its parent's path
-    tensors = world.perturbed(world.reference(ADAPTER).weights(), 9, 0.1)
+    tensors = world.perturbed(world.reference(ADAPTER).weights(), 9)
     with world.started(ADAPTER) as broken:
         initial = world.reference(ADAPTER).weights()
         assert probe_difference(broken, initial) < 1e-3

@@ -11,6 +11,7 @@ from prefixrl.common.config.load import load
 from prefixrl.common.engines.vllm.engine import VllmEngine
 from prefixrl.common.weights.low_rank import FIRST, SECOND
 from support.models import vllm_world as world
+from support.models.versioned import forward
 from support.models.vllm_world import EXAMPLE
 
 pytestmark = [
@@ -51,13 +52,13 @@ def test_every_version_is_that_of_merged_weights_and_has_a_checksum_of_its_own(
 ) -> None:
     text = world.probe()
     rows = [(text[:4], text[4:])] * 16
-    initial = world.forward(world.fresh_model(ADAPTER), text, 1.0)[3:]
+    initial = forward(world.fresh_model(ADAPTER), text, 1.0)[3:]
     assert np.abs(engine.score(rows) - np.tile(initial, 16)).max() < 1e-5, "before there are any"
     actual, sums = [], [engine.checksum()]
     for number in range(1, VERSIONS + 1):
         sent, merged = version(number)
         engine.install(snapshot_of(number, sent))
-        expected = world.forward(world.fresh_model(ADAPTER, merged), text, 1.0)[3:]
+        expected = forward(world.fresh_model(ADAPTER, merged), text, 1.0)[3:]
         actual.append(np.abs(engine.score(rows) - np.tile(expected, 16)).max())
         sums.append(engine.checksum())
         assert engine.weights().keys() == sent.keys()

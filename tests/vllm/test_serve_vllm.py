@@ -22,7 +22,8 @@ def test_64_clients_at_once_are_answered_by_one_vllm_per_model(tmp_path: Path) -
         actual = server.answers_at_once(PROBLEMS)
         with server.client() as client:
             alone = client.completions.create(model=server.name, prompt=PROBLEMS[::8])
-        assert actual[::8] == [each.text for each in alone.choices]
-        assert all("\\boxed{" in each for each in actual)
+        assert actual[::8] == [choice.text for choice in alone.choices]
+        assert all("\\boxed{" in text for text in actual)
         server.wait_until_idle()
-        assert server.ended() == 0, server.log.read_text()
+        server.process.terminate()
+        assert server.process.wait(60) == 0, server.log.read_text()

@@ -59,25 +59,18 @@ class TransformersEngine(EmbeddedEngine):
         if self._takes_masks and self._device.type == "cpu":
             cached_attention.use_in(self._model)
 
-    @torch.inference_mode()
     def score(self, rows: Sequence[ProbeRow]) -> Logprobs:
         """Return the logprobs of the scored tokens of a probe, at temperature 1, end to end."""
         if not self._is_plain:
             return super().score(rows)  # padding behind a row may change it
-        texts = [np.concatenate(row).astype(np.int64) for row in rows]
+        texts = [np.concatenate(row) for row in rows]
         scored = list[Logprobs]()
         width = max((text.size for text in texts), default=1)
         size = max(1, DRAW_CELLS // (width * self._model.config.vocab_size))
         for first in range(0, len(rows), size):
             part = texts[first : first + size]
-            ids = torch.tensor(
-                np.stack([np.pad(text, (0, width - text.size)) for text in part]),
-                device=self._device,
-            )
-            logits = self._model(input_ids=ids, use_cache=False).logits[:, :-1].float()
-            logprobs = (
-                torch.log_softmax(logits, dim=-1).gather(2, ids[:, 1:, None])[..., 0].cpu().numpy()
-            )
+            padded = np.stack([np.pad(text, (0, width - text.size)) for text in part])
+            logprobs = self._logprobs(padded)
             for row, text, text_logprobs in zip(
                 rows[first : first + size], part, logprobs, strict=True
             ):

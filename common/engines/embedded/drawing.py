@@ -35,7 +35,8 @@ def truncated(logits: Tensor, sampling: Sampling) -> Tensor:
         scaled = scaled.masked_fill(scaled < smallest, -math.inf)
     if sampling.top_p < 1.0:
         ordered, order = scaled.sort(dim=-1, descending=True)
-        before = ordered.softmax(dim=-1).cumsum(dim=-1) - ordered.softmax(dim=-1)
+        shares = ordered.softmax(dim=-1)
+        before = shares.cumsum(dim=-1) - shares
         ordered = ordered.masked_fill(before >= sampling.top_p, -math.inf)
         scaled = torch.empty_like(scaled).scatter_(-1, order, ordered)
     return scaled * sampling.temperature

@@ -61,9 +61,7 @@ class FixedRowsEngine(EmbeddedEngine):
 
     def _decode(self, running: _Running, alive: list[OpenRow]) -> None:
         # Rows that have ended are fed on: a model with learned positions has none for them beyond its limit.
-        positions = (running.attention.cumsum(-1) - 1).clamp(
-            min=0, max=self.most_positions and self.most_positions - 1
-        )
+        positions = (running.attention.cumsum(-1) - 1).clamp(min=0, max=self.most_positions - 1)
         output = self._model(
             input_ids=running.fed[:, running.cached :],
             attention_mask=running.attention.long(),

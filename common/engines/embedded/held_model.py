@@ -1,5 +1,6 @@
 """A model of transformers in this process: weights, open jobs, and the draw of tokens."""
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -111,8 +112,9 @@ class EmbeddedEngine(AdapterEngine):
         layers = dict(self._model.named_modules()) if low_rank else {}
         self._products = LayerProducts(layers, low_rank.scale) if low_rank else None
         self._version = 0
-        self.most_positions = positions_of(self._model.config.get_text_config().to_dict())
-        """Most tokens of a row, at which it ends as if cut; None where the model names no limit."""
+        limit = positions_of(self._model.config.get_text_config().to_dict())
+        self.most_positions = limit or sys.maxsize
+        """Most tokens of a row, at which it ends as if cut; none are too many where the model names no limit."""
         self._prepare()
 
     @property
@@ -126,7 +128,7 @@ class EmbeddedEngine(AdapterEngine):
     def submit(self, job: Job) -> None:
         """Queue the rows of a job; each takes a seat when one is free. UserError: one leaves no room for an answer."""
         longest = max((row.size for row in job.rows), default=0)
-        if self.most_positions is not None and longest >= self.most_positions:
+        if longest >= self.most_positions:
             raise UserError(
                 f"a row of {longest} tokens leaves no room in the {self.most_positions} positions of the model "
                 f"(max_position_embeddings): lower max_prompt_tokens, or take a model with more"
@@ -136,10 +138,7 @@ class EmbeddedEngine(AdapterEngine):
         kind = self._kinds.setdefault(drawn, drawn)
         entry = self._open[job.key] = OpenJob(job, len(job.rows))
         for index, row in enumerate(job.rows):
-            most = job.sampling.max_new_tokens
-            most = (
-                most if self.most_positions is None else min(most, self.most_positions - row.size)
-            )
+            most = min(job.sampling.max_new_tokens, self.most_positions - row.size)
             self._queue.append(OpenRow(entry, kind, index, job.uniforms[index], most))
 
     def _write(self, rows: Sequence[OpenRow], logits: Tensor, source: Sequence[int]) -> None:
@@ -204,13 +203,18 @@ class EmbeddedEngine(AdapterEngine):
     def _parameters(self) -> dict[str, Tensor]:
         return {name: parameter.data for name, parameter in self._model.named_parameters()}
 
-    @torch.inference_mode()
     def logprobs(self, tokens: TokenIds, temperature: float) -> Logprobs:
         """Return the logprob of every token but the first, shape (tokens - 1,), at a temperature."""
-        ids = torch.from_numpy(tokens.astype(np.int64)).to(self._device).unsqueeze(0)
-        logits = self._model(input_ids=ids, use_cache=False).logits[0, :-1].float()
-        table = torch.log_softmax(logits / temperature, dim=-1)
-        picked: Logprobs = table.gather(1, ids[0, 1:, None])[:, 0].cpu().numpy()
+        logprobs: Logprobs = self._logprobs(tokens[None], temperature)[0]
+        return logprobs
+
+    @torch.inference_mode()
+    def _logprobs(self, texts: NDArray[np.int32], temperature: float = 1.0) -> Logprobs:
+        """Return the same of several texts of one length, shape (texts, tokens - 1)."""
+        ids = torch.from_numpy(texts.astype(np.int64)).to(self._device)
+        logits = self._model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+        table = torch.log_softmax(logits.div_(temperature), dim=-1)
+        picked: Logprobs = table.gather(2, ids[:, 1:, None])[..., 0].cpu().numpy()
         return picked
 
     def score(self, rows: Sequence[ProbeRow]) -> Logprobs:

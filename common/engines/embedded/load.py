@@ -3,6 +3,7 @@
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.embedded.continuous import TransformersEngine, objection
 from prefixrl.common.engines.embedded.fixed_rows import FIXED, FixedRowsEngine
+from prefixrl.common.engines.embedded.held_model import EmbeddedEngine
 from prefixrl.common.engines.interface.adapter import low_rank_of
 from prefixrl.common.engines.interface.base import AdapterEngine
 from prefixrl.common.host.cuda import has_cuda
@@ -21,12 +22,10 @@ def load_embedded(model: str, role: str, config: RunConfig) -> AdapterEngine:
         head_dtype = config.learner.head_dtype
         low_rank = low_rank_of(config)
     reason = "bitwise" if config.bitwise else objection(model)
+    kind: type[EmbeddedEngine] = FixedRowsEngine if reason else TransformersEngine
+    seats = config.rows_per_job(role) if reason else config.embedded_seats(role)
+    engine = kind(model, device, dtype, section.threads, head_dtype, low_rank, seats)
     if reason:
-        rows = config.rows_per_job(role)
-        fixed = FixedRowsEngine(model, device, dtype, section.threads, head_dtype, low_rank, rows)
-        fixed.about = f"{FIXED.format(reason)}; {fixed.attention} attention"
-        return fixed
-    seats = config.embedded_seats(role)
-    engine = TransformersEngine(model, device, dtype, section.threads, head_dtype, low_rank, seats)
+        engine.about = FIXED.format(reason)
     engine.about += f"; {engine.attention} attention"
     return engine

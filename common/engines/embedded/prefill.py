@@ -10,6 +10,7 @@ texts, since the padding between head and tail would count as part of its window
 """
 
 from collections.abc import Hashable, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from prefixrl.common.engines.embedded.row_cache import KeysAndValues
 from prefixrl.common.engines.interface.base import TokenIds
+from prefixrl.common.evaluation.grouping import grouped
 
 WORTH = 0.25
 """Least share of the tokens that heads of their own must save, since they are one more forward."""
@@ -78,22 +80,16 @@ def _filled(
 
 def head_sizes(texts: Sequence[TokenIds], jobs: Sequence[Hashable]) -> list[int]:
     """Return the tokens of each text to compute once, for its job or for all; 0 where that saves little."""
-    saved, sizes = _common_heads(texts, jobs)
-    saved_by_all, sizes_by_all = _common_heads(texts, [None] * len(texts))
-    if saved_by_all > saved:
-        saved = saved_by_all
-        sizes = sizes_by_all
+    heads = (_common_heads(texts, keys) for keys in (jobs, [None] * len(texts)))
+    saved, sizes = max(heads, key=itemgetter(0))
     return sizes if saved >= WORTH * sum(text.size for text in texts) else [0] * len(texts)
 
 
 def _common_heads(texts: Sequence[TokenIds], keys: Sequence[Hashable]) -> tuple[int, list[int]]:
     """Return the tokens saved by heads common to the texts of a key, and the size of each text's head."""
-    of_key: dict[Hashable, list[int]] = {}
-    for place, key in enumerate(keys):
-        of_key.setdefault(key, []).append(place)
     sizes = [0] * len(texts)
     saved = 0
-    for places in of_key.values():
+    for places in grouped(zip(keys, range(len(texts)), strict=True)).values():
         size = _common([texts[place] for place in places]) if len(places) > 1 else 0
         saved += size * (len(places) - 1)
         for place in places:

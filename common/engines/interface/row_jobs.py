@@ -11,7 +11,6 @@ import queue
 import time
 from abc import abstractmethod
 from concurrent.futures import Future
-from functools import partial
 from itertools import takewhile
 
 from prefixrl.common.engines.interface.base import (
@@ -51,7 +50,7 @@ class RowJobs(Engine):
         future = self._futures[job.key] = asyncio.run_coroutine_threadsafe(
             self._run(entry), self._loop
         )
-        future.add_done_callback(partial(self._hand_over, job.key))
+        future.add_done_callback(lambda ended: self._finished.put((job.key, ended)))
 
     def cancel(self, key: str) -> bool:
         """Drop a job whose rows are too far back to have begun; return False for any other job."""
@@ -66,9 +65,6 @@ class RowJobs(Engine):
         del self._open[key]
         self._futures.pop(key).cancel()
         return True
-
-    def _hand_over(self, key: str, future: "Future[JobResult]") -> None:
-        self._finished.put((key, future))
 
     def _results(self, timeout_s: float) -> list[JobResult]:
         results: list[JobResult] = []

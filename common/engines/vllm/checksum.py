@@ -6,6 +6,7 @@ shows itself at the start, when the weights are the folder's.
 
 import hashlib
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 import xxhash
@@ -54,11 +55,10 @@ def compared(
     for name in sorted(sums):
         value.update(f"{name}={sums[name]};".encode())
         layout.update(f"{name};".encode())
-    checksum = EngineChecksum(value.hexdigest(), "unknown", layout=layout.hexdigest())
-    if tensors is None:
-        return checksum
-    if any(sums[name] not in following(name, tensors, dtype) for name in followed):
-        return EngineChecksum(checksum.value, "other", layout=checksum.layout)
-    return EngineChecksum(
-        checksum.value, "snapshot" if followed == sums.keys() else "unknown", layout=checksum.layout
-    )
+    origin: Literal["snapshot", "other", "unknown"] = "unknown"
+    if tensors is not None:
+        if any(sums[name] not in following(name, tensors, dtype) for name in followed):
+            origin = "other"
+        elif followed == sums.keys():
+            origin = "snapshot"
+    return EngineChecksum(value.hexdigest(), origin, layout=layout.hexdigest())

@@ -29,7 +29,6 @@ from prefixrl.common.engines.interface.base import (
     Continuation,
     Job,
     JobResult,
-    TokenIds,
     check_fit,
 )
 from prefixrl.common.engines.interface.row_jobs import RowJobs
@@ -147,6 +146,7 @@ class VllmEngine(RowJobs, AdapterEngine):
 
     async def _row(self, job: Job, index: int) -> Continuation:
         from vllm import SamplingParams
+        from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
         # Everything is named: nothing of what a SamplingParams may hold is left to a model's defaults.
@@ -171,7 +171,13 @@ class VllmEngine(RowJobs, AdapterEngine):
         tokens: list[int] = []
         logprobs: list[float] = []
         spans: tuple[tuple[int, int], ...] = ()
-        async for output in self._generate(job.rows[index], sampling):
+        self._requests += 1
+        async for output in self._llm.generate(
+            tokens_input(prompt_token_ids=job.rows[index].tolist()),
+            sampling,
+            request_id=str(self._requests),
+            lora_request=self._adapter,
+        ):
             part = output.outputs[0]
             tokens.extend(part.token_ids)
             self.progress += len(part.token_ids)
@@ -188,15 +194,6 @@ class VllmEngine(RowJobs, AdapterEngine):
             np.minimum(np.asarray(logprobs, dtype=np.float32), 0.0),
             "eos" if tokens and tokens[-1] in job.stop_tokens else "length",
             spans,
-        )
-
-    def _generate(self, tokens: TokenIds, sampling: Any) -> Any:
-        from vllm.inputs.engine import tokens_input
-
-        self._requests += 1
-        prompt = tokens_input(prompt_token_ids=tokens.tolist())
-        return self._llm.generate(
-            prompt, sampling, request_id=str(self._requests), lora_request=self._adapter
         )
 
     def install(self, snapshot: Snapshot) -> None:
@@ -283,13 +280,12 @@ class VllmEngine(RowJobs, AdapterEngine):
 
     def checksum(self) -> EngineChecksum:
         """Return the checksum of what vLLM's processes compute with, compared with the snapshot."""
-        sums: dict[str, str] = {}
-        for part in self._call(self._llm.compute_weight_checksums(), CONTROL_S, "make checksums"):
-            sums |= part
+        calls = [self._llm.compute_weight_checksums()]
         if self._setup.low_rank:
-            for part in self._call(
-                self._llm.collective_rpc("adapter_sums"), CONTROL_S, "make checksums"
-            ):
+            calls.append(self._llm.collective_rpc("adapter_sums"))
+        sums: dict[str, str] = {}
+        for work in calls:
+            for part in self._call(work, CONTROL_S, "make checksums"):
                 sums |= part
         dtype = getattr(torch, self._setup.dtype)
         if self._known is None:

@@ -129,7 +129,7 @@ def engine_arguments(setup: VllmSetup, platform: Platform) -> dict[str, Any]:
         overrides.setdefault("head_dtype", "float32")
     is_rollout = setup.role == "rollout"
     return {
-        **(low_rank_arguments(setup.low_rank) if setup.low_rank else {}),
+        **(_low_rank_arguments(setup.low_rank) if setup.low_rank else {}),
         "disable_log_stats": True,
         # The rows of a group have the same prompt.
         "enable_prefix_caching": True,
@@ -158,13 +158,12 @@ def engine_arguments(setup: VllmSetup, platform: Platform) -> dict[str, Any]:
     }
 
 
-def low_rank_arguments(shape: LowRank) -> dict[str, Any]:
+def _low_rank_arguments(shape: LowRank) -> dict[str, Any]:
     """Return vLLM's arguments for one adapter that is replaced in place."""
-    ranks = [rank for rank in LOW_RANKS if rank >= shape.rank]
     return {
         "enable_lora": True,
         "max_loras": 1,
-        "max_lora_rank": ranks[0],
+        "max_lora_rank": next(rank for rank in LOW_RANKS if rank >= shape.rank),
         # Else the head would get room for matrices, too, and logits of a whole prompt could not be made on a CPU.
         "lora_target_modules": list(shape.target_modules),
         "worker_extension_cls": "prefixrl.common.engines.vllm.plugin.AdapterSums",

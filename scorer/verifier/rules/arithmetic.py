@@ -10,7 +10,7 @@ import random
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 from math import factorial
 
 PRIME = 60_765_662_588_513_235_425_022_835_652_976_245_831
@@ -48,6 +48,7 @@ class Rational:
     """True if a comma was read as a thousands separator; `1,200` may also be a list."""
 
 
+@lru_cache(maxsize=1024)
 def read_rational(text: str) -> Rational | None:
     r"""Return the exact value of `3\frac12`, `1,200` or `5!` without spaces, None if not arithmetic or too large."""
     try:
@@ -95,6 +96,10 @@ def _root(number: int) -> int:
     return pow(number, (PRIME + 1) // 4, PRIME)
 
 
+def _bits(value: Fraction) -> int:
+    return max(value.numerator.bit_length(), value.denominator.bit_length())
+
+
 class _Reader:
     """Recursive descent; every result is bounded, and modulo PRIME if there are `values` for variables.
 
@@ -105,45 +110,48 @@ class _Reader:
         self._tokens: list[str] = _TOKEN.findall(text) if len(text) <= _MAX_CHARS else []
         if not text or "".join(self._tokens) != text or len(self._tokens) > _MAX_TOKENS:
             raise ValueError
+        self._tokens.append("")
         self._values = values
         self._position = 0
+        self._depth = 0
         self.operations = 0
         """Sums and products, apart from fractions of two integers."""
 
     def value(self) -> Fraction:
-        value = self._read_sum(0)
-        if self._position < len(self._tokens):
+        value = self._read_sum()
+        if self._next_token():
             raise ValueError
         return self._bounded(value)
 
     def _bounded(self, value: Fraction) -> Fraction:
         if self._values is not None:
             return Fraction(value.numerator * pow(value.denominator, -1, PRIME) % PRIME)
-        if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MAX_BITS:
+        if _bits(value) > _MAX_BITS:
             raise ValueError
         return value
 
-    def _read_sum(self, depth: int) -> Fraction:
-        if depth > _MAX_DEPTH:
+    def _read_sum(self) -> Fraction:
+        if self._depth > _MAX_DEPTH:
             raise ValueError
-        total = self._read_product(depth)
+        self._depth += 1
+        total = self._read_product()
         while (sign := self._next_token()) in ("+", "-"):
             self._take_token()
             self.operations += 1
-            term = self._read_product(depth)
+            term = self._read_product()
             total = self._bounded(total + term if sign == "+" else total - term)
+        self._depth -= 1
         return total
 
-    def _read_product(self, depth: int) -> Fraction:
+    def _read_product(self) -> Fraction:
         before = self.operations
-        total = self._read_signed(depth)
+        total = self._read_signed()
         while (
-            (token := self._next_token()) in _TIMES or token in _OVER or self._starts_factor(token)
-        ):
-            is_written = token in _TIMES or token in _OVER
+            is_written := (token := self._next_token()) in (*_TIMES, *_OVER)
+        ) or self._starts_factor(token):
             if is_written:
                 self._take_token()
-            factor = self._read_signed(depth) if is_written else self._read_power(depth)
+            factor = self._read_signed() if is_written else self._read_power()
             is_fraction = token == "/" and total.denominator == factor.denominator == 1
             if not is_fraction or self.operations > before:
                 self.operations += 1
@@ -157,21 +165,22 @@ class _Reader:
             raise ValueError
         return True
 
-    def _read_signed(self, depth: int) -> Fraction:
+    def _read_sign(self) -> int:
         sign = 1
         while self._next_token() in ("+", "-"):
             sign = -sign if self._take_token() == "-" else sign
-        return sign * self._read_power(depth)
+        return sign
 
-    def _read_power(self, depth: int) -> Fraction:
-        base = self._read_atom(depth)
+    def _read_signed(self) -> Fraction:
+        return self._read_sign() * self._read_power()
+
+    def _read_power(self) -> Fraction:
+        base = self._read_atom()
         if self._next_token() == "^":
             self._take_token()
             exponent = self._read_integer()
-            bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-            if abs(exponent) > (
-                _MAX_BITS // max(bits, 1) if self._values is None else _MAX_EXPONENT
-            ):
+            most = _MAX_EXPONENT if self._values is not None else _MAX_BITS // max(_bits(base), 1)
+            if abs(exponent) > most:
                 raise ValueError
             base = (
                 base**exponent
@@ -190,23 +199,23 @@ class _Reader:
         token = self._take_token()
         sign = 1
         if is_braced := token == "{":
-            while (token := self._take_token()) in ("+", "-"):
-                sign = -sign if token == "-" else sign
+            sign = self._read_sign()
+            token = self._take_token()
             self._expect_token("}")
         if not token.isdigit() or (len(token) > 1 and not is_braced) or len(token) > _MAX_DIGITS:
             raise ValueError
         return sign * int(token)
 
-    def _read_atom(self, depth: int) -> Fraction:
+    def _read_atom(self) -> Fraction:
         token = self._take_token()
         if token in ("(", "{"):
-            value = self._read_sum(depth + 1)
+            value = self._read_sum()
             self._expect_token(")" if token == "(" else "}")
             return value
         if token == r"\frac":
-            return self._read_fraction(depth)
+            return self._read_fraction()
         if token[0] in "0123456789.":
-            return self._read_number(token, depth)
+            return self._read_number(token)
         if self._values is None:
             raise ValueError
         if token == r"\sqrt":
@@ -217,7 +226,7 @@ class _Reader:
             )
         raise ValueError
 
-    def _read_number(self, token: str, depth: int) -> Fraction:
+    def _read_number(self, token: str) -> Fraction:
         number = self._bounded(
             Fraction(int(token) if token.isdecimal() else token.replace(",", ""))
         )
@@ -225,14 +234,14 @@ class _Reader:
             self._next_token() == r"\frac" and token.isdigit() and self._values is None
         ):  # a mixed number
             self._take_token()
-            return self._bounded(number + self._read_fraction(depth))
+            return self._bounded(number + self._read_fraction())
         return number
 
-    def _read_fraction(self, depth: int) -> Fraction:
+    def _read_fraction(self) -> Fraction:
         parts = []
         for _ in range(2):
             self._expect_token("{")
-            parts.append(self._read_sum(depth + 1))
+            parts.append(self._read_sum())
             self._expect_token("}")
         return self._bounded(parts[0] / parts[1])
 
@@ -249,13 +258,15 @@ class _Reader:
         return Fraction(root)
 
     def _next_token(self) -> str:
-        return self._tokens[self._position] if self._position < len(self._tokens) else ""
+        """Return the next token, "" behind the last one."""
+        return self._tokens[self._position]
 
     def _take_token(self) -> str:
-        if self._position == len(self._tokens):
+        token = self._next_token()
+        if not token:
             raise ValueError
         self._position += 1
-        return self._tokens[self._position - 1]
+        return token
 
     def _expect_token(self, token: str) -> None:
         if self._take_token() != token:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
 from prefixrl.scorer.verifier.rules import guards
@@ -40,97 +40,28 @@ class Decision(NamedTuple):
 RIGHT = Decision(True)
 WRONG = Decision(False)
 UNDECIDED = Decision(None)
+Decide = Callable[[str, str], Decision | None]
+"""The end of a comparison of a gold answer and an answer; None if a rule does not apply: the next one is asked."""
 
 
-_Form = TypeVar("_Form")
-
-
-class _made_once(Generic[_Form]):
-    """`functools.cached_property` without its lock, which costs a twentieth of a verdict."""
-
-    def __init__(self, make: "Callable[[Comparison], _Form]") -> None:
-        self._make = make
-        self.__doc__ = make.__doc__
-
-    def __set_name__(self, _owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, pair: "Comparison", _owner: type | None = None) -> _Form:
-        form = pair.__dict__[self._name] = self._make(pair)
-        return form
-
-
-class Comparison:
-    """A gold answer and an answer, in the forms that rules read; each form is made once, when it is needed."""
-
-    def __init__(self, gold: str, answer: str) -> None:
-        self.gold = gold
-        self.answer = answer
-
-    @_made_once
-    def gold_form(self) -> str:
-        """The normal form of the gold answer."""
-        return normal_form(self.gold)
-
-    @_made_once
-    def answer_form(self) -> str:
-        """The normal form of the answer."""
-        return normal_form(self.answer)
-
-    @_made_once
-    def tidy_gold(self) -> str:
-        """The gold answer as a parser reads it."""
-        return tidy_text(self.gold)
-
-    @_made_once
-    def tidy_answer(self) -> str:
-        """The answer as a parser reads it."""
-        return tidy_text(self.answer)
-
-    @_made_once
-    def gold_value(self) -> str:
-        """The gold answer as a parser reads it, without its unit."""
-        return value_of(self.gold, self.gold)
-
-    @_made_once
-    def answer_value(self) -> str:
-        """The answer as a parser reads it, without its unit."""
-        return value_of(self.answer, self.gold)
-
-    @_made_once
-    def gold_value_form(self) -> str:
-        """The normal form of the gold answer's value."""
-        return normal_form(self.gold_value)
-
-    @_made_once
-    def answer_value_form(self) -> str:
-        """The normal form of the answer's value."""
-        return normal_form(self.answer_value)
-
-    @_made_once
-    def gold_number(self) -> Rational | None:
-        """The gold answer as a number; None if it is not a number."""
-        return read_rational(self.gold_value_form)
-
-    @_made_once
-    def answer_number(self) -> Rational | None:
-        """The answer as a number; None if it is not a number."""
-        return read_rational(self.answer_value_form)
-
-    @property
-    def is_gold_evaluated(self) -> bool:
-        """True if the gold answer is a number written as one: `2+2` is not."""
-        return self.gold_number is not None and self.gold_number.is_evaluated
+def _wrong_if(is_wrong: Callable[[str, str], bool]) -> Decide:
+    """Return a rule that decides only if it finds the answer wrong."""
+    return lambda gold, answer: WRONG if is_wrong(gold, answer) else None
 
 
 def settle_exactly(gold: str, answer: str) -> Decision:
     """Return the decision of the first rule that applies."""
-    return _first_decision(RULES, Comparison(gold, answer))
+    decision = _first_decision(_TEXT_RULES, gold, answer)
+    if decision is not None:
+        return decision
+    values = value_of(gold, gold), value_of(answer, gold)
+    return _first_decision(_VALUE_RULES, *values) or UNDECIDED
 
 
 def settle_plainly(gold: str, answer: str) -> bool:
     """Return True if words, choices, dates or single letters, which are no expressions, are the same."""
-    return _first_decision(_PLAIN_RULES, Comparison(gold, answer)).is_right is True
+    decision = _first_decision(_PLAIN_RULES, gold, answer)
+    return decision is not None and decision.is_right is True
 
 
 def is_settled_without_sympy(gold: str) -> bool:
@@ -142,20 +73,15 @@ def is_settled_without_sympy(gold: str) -> bool:
 # --- the whole texts ------------------------------------------------------------------------------
 
 
-def _compare_long_text(pair: Comparison) -> Decision | None:
-    if len(pair.answer) <= MAX_ANSWER_CHARS:
+def _compare_long_text(gold: str, answer: str) -> Decision | None:
+    if len(answer) <= MAX_ANSWER_CHARS:
         return None
-    return RIGHT if pair.answer.strip() == pair.gold.strip() else WRONG
+    return Decision(answer.strip() == gold.strip())
 
 
-def _compare_text(pair: Comparison) -> Decision | None:
-    if pair.gold_form != pair.answer_form:
-        return None
-    return RIGHT if pair.answer_form else WRONG
-
-
-def _refuse_shape(pair: Comparison) -> Decision | None:
-    return WRONG if is_refused(pair.answer) else None
+def _compare_text(gold: str, answer: str) -> Decision | None:
+    form = normal_form(answer)
+    return Decision(form != "") if normal_form(gold) == form else None
 
 
 _MAX_NESTING = 50
@@ -191,38 +117,27 @@ def _is_in_base(form: str) -> bool:
     return _IN_BASE.fullmatch(form) is not None
 
 
-def _compare_base(pair: Comparison) -> Decision | None:
-    return WRONG if _is_in_base(pair.gold_form) else None
-
-
 # --- what is no expression ------------------------------------------------------------------------
 
 
-def _compare_choice(pair: Comparison) -> Decision | None:
-    if not is_choice(pair.tidy_gold):
-        return None
-    choice = choice_of(pair.tidy_answer)
-    if choice is None:
-        return None
-    return RIGHT if choice == choice_of(pair.tidy_gold) else WRONG
+def _compare_choice(gold: str, answer: str) -> Decision | None:
+    gold_text = tidy_text(gold)
+    choice = choice_of(tidy_text(answer)) if is_choice(gold_text) else None
+    return None if choice is None else Decision(choice == choice_of(gold_text))
 
 
-def _compare_words(pair: Comparison) -> Decision | None:
-    words = words_of(pair.tidy_gold)
-    if words is None:
-        return None
-    return RIGHT if words == words_of(pair.tidy_answer) else WRONG
+def _compare_words(gold: str, answer: str) -> Decision | None:
+    words = words_of(tidy_text(gold))
+    return None if words is None else Decision(words == words_of(tidy_text(answer)))
 
 
-def _compare_letter(pair: Comparison) -> Decision | None:
-    gold = normal_form(pair.tidy_gold)
-    if len(gold) != 1 or not gold.isalpha():
-        return None
-    return WRONG if len(normal_form(pair.tidy_answer)) == 1 else None
+def _are_letters(gold: str, answer: str) -> bool:
+    letter = normal_form(tidy_text(gold))
+    return len(letter) == len(normal_form(tidy_text(answer))) == 1 and letter.isalpha()
 
 
-def _compare_moment(pair: Comparison) -> Decision | None:
-    is_same = is_same_moment(pair.tidy_gold, pair.tidy_answer)
+def _compare_moment(gold: str, answer: str) -> Decision | None:
+    is_same = is_same_moment(tidy_text(gold), tidy_text(answer))
     return None if is_same is None else Decision(is_same)
 
 
@@ -235,11 +150,11 @@ def claims_of(gold: str, answer: str) -> list[Claim]:
     return (claims(*both) if both else None) or [Claim("0", "1")]
 
 
-def _compare_sides(pair: Comparison) -> Decision | None:
-    parts = claims_of(pair.gold, pair.answer)
-    if parts == [Claim(pair.tidy_gold, pair.tidy_answer)]:
+def _compare_sides(gold: str, answer: str) -> Decision | None:
+    parts = claims_of(gold, answer)
+    if parts == [Claim(tidy_text(gold), tidy_text(answer))]:
         return None  # there is nothing to take apart
-    return _all_hold(map(settle_claim, parts))
+    return _worst_decision(map(settle_claim, parts))
 
 
 def settle_claim(claim: Claim) -> Decision:
@@ -251,14 +166,9 @@ def settle_claim(claim: Claim) -> Decision:
     return RIGHT if gold == answer else Decision(are_equal(gold, answer), "expression")
 
 
-def _all_hold(decisions: Iterable[Decision]) -> Decision:
+def _worst_decision(decisions: Iterable[Decision]) -> Decision:
     """Return the first decision of the worst kind: wrong before undecided, undecided before right."""
-    parts = list(decisions)
-    for outcome in (False, None):
-        for part in parts:
-            if part.is_right is outcome:
-                return part
-    return parts[0]
+    return min(decisions, key=lambda part: (False, None, True).index(part.is_right))
 
 
 # --- values without their units -------------------------------------------------------------------
@@ -269,49 +179,43 @@ def value_of(text: str, gold: str) -> str:
     return without_unit(tidy_text(text), gold, is_gold=text == gold)
 
 
-def _compare_value(pair: Comparison) -> Decision | None:
-    if pair.gold_value_form != pair.answer_value_form:
-        return None
-    return RIGHT if pair.answer_value_form else WRONG
+def _number_of(value: str) -> Rational | None:
+    return read_rational(normal_form(value))
 
 
-def _refuse_loose_text(pair: Comparison) -> Decision | None:
-    return WRONG if has_loose_text(pair.gold_value, pair.answer_value) else None
+def _is_evaluated(value: str) -> bool:
+    """Return True for a number written as one: `2+2` is not."""
+    number = _number_of(value)
+    return number is not None and number.is_evaluated
 
 
-def _refuse_letters(pair: Comparison) -> Decision | None:
-    has_letters = guards.free_letters(pair.answer_value)
-    return WRONG if has_letters and not guards.free_letters(pair.gold_value) else None
+def _has_letters(gold: str, answer: str) -> bool:
+    return bool(guards.free_letters(answer)) and not guards.free_letters(gold)
 
 
 _ROUNDED = re.compile(r"-?\d*\.\d{6,}")
 
 
-def _refuse_undone(pair: Comparison) -> Decision | None:
-    gold, answer = pair.gold_value_form, pair.answer_value_form
+def _leaves_undone(gold: str, answer: str) -> bool:
+    form = normal_form(gold)
     # A decimal of many places stands for an exact value, which may be given instead.
-    is_number = pair.is_gold_evaluated and not _ROUNDED.fullmatch(gold)
-    return WRONG if guards.leaves_undone(gold, answer, is_number) else None
+    is_number = _is_evaluated(gold) and not _ROUNDED.fullmatch(form)
+    return guards.leaves_undone(form, normal_form(answer), is_number)
 
 
-def _refuse_kind(pair: Comparison) -> Decision | None:
-    gold, answer = pair.gold_value_form, pair.answer_value_form
-    return WRONG if guards.differs_in_kind(gold, answer, pair.is_gold_evaluated) else None
+def _differs_in_kind(gold: str, answer: str) -> bool:
+    return guards.differs_in_kind(normal_form(gold), normal_form(answer), _is_evaluated(gold))
 
 
-def _refuse_more_values(pair: Comparison) -> Decision | None:
-    if pair.answer_number is not None:
-        return None  # commas may divide thousands
-    gold, answer = pair.gold_value_form, pair.answer_value_form
-    return WRONG if guards.lists_more(gold, answer) else None
+def _lists_more(gold: str, answer: str) -> bool:
+    if _number_of(answer) is not None:
+        return False  # commas may divide thousands
+    return guards.lists_more(normal_form(gold), normal_form(answer))
 
 
-def _refuse_side_by_side(pair: Comparison) -> Decision | None:
-    return WRONG if guards.has_numbers_side_by_side(pair.answer_value_form) else None
-
-
-def _compare_number(pair: Comparison) -> Decision | None:
-    gold, answer = pair.gold_number, pair.answer_number
+def _compare_number(gold_value: str, answer_value: str) -> Decision | None:
+    gold = _number_of(gold_value)
+    answer = _number_of(answer_value)
     if gold is None:
         return None
     if answer is None:
@@ -324,8 +228,9 @@ def _compare_number(pair: Comparison) -> Decision | None:
     return UNDECIDED if gold.is_grouped or answer.is_grouped else WRONG
 
 
-def _compare_elements(pair: Comparison) -> Decision | None:
-    gold, answer = pair.gold_value_form, pair.answer_value_form
+def _compare_elements(gold_value: str, answer_value: str) -> Decision | None:
+    gold = normal_form(gold_value)
+    answer = normal_form(answer_value)
     gold_elements = guards.tuple_elements(gold)
     answer_elements = guards.tuple_elements(answer)
     if not gold_elements or not answer_elements:
@@ -333,11 +238,11 @@ def _compare_elements(pair: Comparison) -> Decision | None:
     is_same_shape = (gold[0], gold[-1]) == (answer[0], answer[-1])
     if len(gold_elements) != len(answer_elements) or not is_same_shape:
         return WRONG
-    return _all_hold(map(settle_exactly, gold_elements, answer_elements))
+    return _worst_decision(map(settle_exactly, gold_elements, answer_elements))
 
 
-def _compare_expression(pair: Comparison) -> Decision:
-    return Decision(are_equal(pair.gold_value_form, pair.answer_value_form))
+def _compare_expression(gold: str, answer: str) -> Decision:
+    return Decision(are_equal(normal_form(gold), normal_form(answer)))
 
 
 # --- the list -------------------------------------------------------------------------------------
@@ -351,8 +256,7 @@ class Rule:
     """Name in verdicts; `docs/verification.md` lists them."""
     sentence: str
     """The decision in words."""
-    decide: Callable[[Comparison], Decision | None]
-    """None if the rule does not apply: the next one is asked."""
+    decide: Decide
 
 
 _WHOLE_TEXT_RULES = (
@@ -365,28 +269,42 @@ _WHOLE_TEXT_RULES = (
     Rule(
         "refused shape",
         "A tower of powers, a huge number or factorial, or deep nesting is wrong: it is not parsed.",
-        _refuse_shape,
+        _wrong_if(lambda _, answer: is_refused(answer)),
     ),
-    Rule("number base", "A number in a base is compared as written.", _compare_base),
+    Rule(
+        "number base",
+        "A number in a base is compared as written.",
+        _wrong_if(lambda gold, _: _is_in_base(normal_form(gold))),
+    ),
 )
 _PLAIN_RULES = (
     Rule("choice", "The letter of a choice is met by the same letter.", _compare_choice),
     Rule("words", "Words are compared as text, in small letters.", _compare_words),
-    Rule("one letter", "Two different single letters are different.", _compare_letter),
+    Rule("one letter", "Two different single letters are different.", _wrong_if(_are_letters)),
     Rule("date or time", "Dates and times are compared as written.", _compare_moment),
 )
 _VALUE_RULES = (
-    Rule("same value", "Equal normal forms without units are right.", _compare_value),
-    Rule("loose text", "Text that the gold answer lacks is wrong.", _refuse_loose_text),
-    Rule("letters", "Letters are wrong for a gold answer without letters.", _refuse_letters),
+    Rule("same value", "Equal normal forms without units are right.", _compare_text),
+    Rule("loose text", "Text that the gold answer lacks is wrong.", _wrong_if(has_loose_text)),
+    Rule(
+        "letters", "Letters are wrong for a gold answer without letters.", _wrong_if(_has_letters)
+    ),
     Rule(
         "undone work",
         "Sums, limits, derivatives, and functions beside a number, that the gold answer lacks are wrong.",
-        _refuse_undone,
+        _wrong_if(_leaves_undone),
     ),
-    Rule("kind", "A tuple or interval is neither a set nor a list nor a number.", _refuse_kind),
-    Rule("more values", "More values than the gold answer has are wrong.", _refuse_more_values),
-    Rule("side by side", "Numbers without a sign between them are wrong.", _refuse_side_by_side),
+    Rule(
+        "kind",
+        "A tuple or interval is neither a set nor a list nor a number.",
+        _wrong_if(_differs_in_kind),
+    ),
+    Rule("more values", "More values than the gold answer has are wrong.", _wrong_if(_lists_more)),
+    Rule(
+        "side by side",
+        "Numbers without a sign between them are wrong.",
+        _wrong_if(lambda _, answer: guards.has_numbers_side_by_side(normal_form(answer))),
+    ),
     Rule("number", "Numbers are compared exactly.", _compare_number),
     Rule("elements", "Tuples and intervals are compared element by element.", _compare_elements),
     Rule(
@@ -395,7 +313,7 @@ _VALUE_RULES = (
         _compare_expression,
     ),
 )
-RULES: tuple[Rule, ...] = (
+_TEXT_RULES = (
     *_WHOLE_TEXT_RULES,
     *_PLAIN_RULES,
     Rule(
@@ -403,16 +321,16 @@ RULES: tuple[Rule, ...] = (
         "Each side of an equation or inequality must be a name or equal to the value.",
         _compare_sides,
     ),
-    *_VALUE_RULES,
 )
+RULES: tuple[Rule, ...] = (*_TEXT_RULES, *_VALUE_RULES)
 """All rules, in the order in which they are asked. The last one always applies."""
 
 
-def _first_decision(rules: tuple[Rule, ...], pair: Comparison) -> Decision:
+def _first_decision(rules: tuple[Rule, ...], gold: str, answer: str) -> Decision | None:
     for rule in rules:
-        decision = rule.decide(pair)
+        decision = rule.decide(gold, answer)
         if decision is not None:
             # Of parts within parts the innermost is named: brackets may be nested deep.
             part = decision.rule.rpartition(": ")[2]
             return Decision(decision.is_right, f"{rule.name}: {part}" if part else rule.name)
-    return UNDECIDED
+    return None

@@ -52,21 +52,13 @@ def _name_as_latex(match: re.Match[str]) -> str:
     return _SPELLINGS_OF_NAMES[match[1] or match[2]]
 
 
-def _fraction_as_latex(match: re.Match[str]) -> str:
-    numerator, denominator = unicodedata.normalize("NFKC", match[0]).split("⁄")
-    return rf"\frac{{{numerator}}}{{{denominator}}}"
-
-
 def _as_ascii(match: re.Match[str]) -> str:
     return unicodedata.normalize("NFKC", match[0])
 
 
-def _digit_as_ascii(match: re.Match[str]) -> str:
-    return str(unicodedata.decimal(match[0]))
-
-
-def _power_as_latex(match: re.Match[str]) -> str:
-    return f"^{{{unicodedata.normalize('NFKC', match[0])}}}"
+def _fraction_as_latex(match: re.Match[str]) -> str:
+    numerator, denominator = _as_ascii(match).split("⁄")
+    return rf"\frac{{{numerator}}}{{{denominator}}}"
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -105,8 +97,8 @@ _FORMS = _rewrites(
     # Characters of Unicode: ½, full width, digits of other scripts, x², √2.
     ("[¼-¾⅐-⅞]", _fraction_as_latex),
     ("[！-～]", _as_ascii),
-    (r"(?![0-9])\d", _digit_as_ascii),
-    ("[⁰¹²³⁴-⁹]+", _power_as_latex),
+    (r"(?![0-9])\d", lambda match: str(int(match[0]))),
+    ("[⁰¹²³⁴-⁹]+", lambda match: f"^{{{_as_ascii(match)}}}"),
     (r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+|[a-zA-Z]))", r"\\sqrt{\1\2\3}"),
     # The height of a matrix line: "\\[2pt]".
     (r"(\\\\)\s*\[[\d.]+\s*[a-z]{2}\]", r"\1"),

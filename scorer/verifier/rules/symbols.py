@@ -3,6 +3,10 @@
 import logging
 from fractions import Fraction
 from math import isfinite
+from typing import TYPE_CHECKING, TypeGuard
+
+if TYPE_CHECKING:
+    from sympy import Expr
 
 log = logging.getLogger(__name__)
 
@@ -41,15 +45,9 @@ def read_expression(text: str) -> tuple[object, ...]:
 def are_equal(gold: object, answer: object, margin: Fraction = Fraction(0)) -> bool:
     """Compare two readings; numbers may differ by a margin."""
     from math_verify import verify
-    from sympy import Expr, Symbol
+    from sympy import Symbol
 
-    if (
-        margin
-        and isinstance(gold, Expr)
-        and isinstance(answer, Expr)
-        and gold.is_number
-        and answer.is_number
-    ):
+    if margin and _is_number(gold) and _is_number(answer):
         return abs(complex(gold.evalf()) - complex(answer.evalf())) <= float(margin) * (1 + 1e-9)
     if _has_matrix(gold) or _has_matrix(answer):
         return gold == answer
@@ -65,6 +63,12 @@ def are_equal(gold: object, answer: object, margin: Fraction = Fraction(0)) -> b
         # Sympy raises any error on pairs that it cannot compare: they are not equal.
         log.debug("a pair could not be compared", exc_info=True)
         return False
+
+
+def _is_number(reading: object) -> "TypeGuard[Expr]":
+    from sympy import Expr
+
+    return isinstance(reading, Expr) and bool(reading.is_number)
 
 
 def _with_same_symbols(gold: object, answer: object) -> tuple[object, object]:
@@ -97,7 +101,7 @@ def _has_matrix(reading: object) -> bool:
 
 def _is_close(gold: object, answer: object) -> bool:
     """Compare numbers, alone or as elements, more strictly than math-verify does: a rational number is met exactly."""
-    from sympy import Expr, FiniteSet, Float, MatrixBase, Rational, Tuple, UnevaluatedExpr
+    from sympy import FiniteSet, Float, MatrixBase, Rational, Tuple, UnevaluatedExpr
 
     kinds = (FiniteSet, Tuple, MatrixBase)
     if isinstance(gold, kinds) and isinstance(answer, kinds):
@@ -110,21 +114,17 @@ def _is_close(gold: object, answer: object) -> bool:
         )
     if isinstance(gold, Rational) and isinstance(answer, Float):
         return bool(Rational(str(answer)) == gold)
-    if not (
-        isinstance(gold, Expr) and isinstance(answer, Expr) and gold.is_number and answer.is_number
-    ):
+    if not (_is_number(gold) and _is_number(answer)):
         return True
     try:
         numbers = complex(gold), complex(answer)
         largest = max(map(abs, numbers))
-        if (
+        return (
             not isfinite(largest)
             or largest < _ZERO
             or abs(numbers[0] - numbers[1]) <= _RELATIVE * largest
-        ):
-            return True
-        return bool(
-            gold.has(UnevaluatedExpr) or answer.has(UnevaluatedExpr)
-        )  # a percent sign, which may be left out
+            # A percent sign, which may be left out.
+            or bool(gold.has(UnevaluatedExpr) or answer.has(UnevaluatedExpr))
+        )
     except (TypeError, OverflowError):  # too large for a float
         return True

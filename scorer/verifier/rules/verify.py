@@ -26,7 +26,7 @@ SYMPY_RULE = "math-verify"
 """Name of the rule of a verdict that sympy gave."""
 
 
-class Judgement(msgspec.Struct, frozen=True):
+class Judgement(msgspec.Struct, frozen=True, tag=True):
     """The verdict on one answer. Read `status` before `reward`."""
 
     reward: float

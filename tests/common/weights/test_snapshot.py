@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from prefixrl.common.weights.folders import prune, versions
 from prefixrl.common.weights.snapshot import (
     BadSnapshot,
+    Verifier,
     as_bytes,
     check_manifest,
     describe,
+    view_tensors,
     write_snapshot,
 )
 from prefixrl.common.wire.messages.weights import Manifest
-from support.models.versioned import rebuild
 
 Tensors = dict[str, torch.Tensor]
 
@@ -42,6 +43,13 @@ def some_tensors(draw: st.DrawFn) -> Tensors:
 
 def data_of(tensors: Tensors) -> bytearray:
     return bytearray(b"".join(bytes(as_bytes(tensors[name])) for name in sorted(tensors)))
+
+
+def rebuild(manifest: Manifest, data: bytearray) -> Tensors:
+    """Tensors that share writable bytes, once these are verified."""
+    view = memoryview(data)
+    Verifier(manifest, view).advance(manifest.size_bytes)
+    return view_tensors(manifest, view)
 
 
 def bits(tensor: torch.Tensor) -> bytes:
@@ -158,13 +166,13 @@ def test_a_written_snapshot_is_whole_and_replaces_one_of_its_version(
         read = msgspec.msgpack.decode((folder / "manifest.msgpack").read_bytes(), type=Manifest)
         assert read == manifest
         rebuilt = rebuild(read, bytearray((folder / "weights.bin").read_bytes()))
-        assert all(torch.equal(rebuilt[name], each) for name, each in given_tensors.items())
+        assert all(torch.equal(rebuilt[name], tensor) for name, tensor in given_tensors.items())
 
 
 def test_pruning_keeps_what_is_named_and_nothing_else(tmp_path: Path) -> None:
     for version in (3, 12, 4, 100):
-        one = {"w": torch.full((2,), float(version))}
-        write_snapshot(tmp_path, describe(version, one), one)
+        weights = {"w": torch.full((2,), float(version))}
+        write_snapshot(tmp_path, describe(version, weights), weights)
     assert versions(tmp_path) == [3, 4, 12, 100]
     prune(tmp_path, {4, 100, 5})
     assert versions(tmp_path) == [4, 100]

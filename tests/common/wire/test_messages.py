@@ -12,7 +12,7 @@ from prefixrl.common.wire.messages.fields import Role
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
 from prefixrl.common.wire.messages.weights import FromWeights, ToWeights
 from prefixrl.common.wire.transport import Malformed, _decode
-from support.broker.mutations import Mutator
+from security.mutations import Mutator
 
 LINKS: dict[str, Any] = {
     "ToBroker": ToBroker,

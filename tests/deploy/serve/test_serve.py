@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,7 +23,8 @@ from prefixrl.deploy.serve import listening
 from prefixrl.deploy.serve.api_request import ApiError, Limits, read
 from prefixrl.deploy.serve.listening import key_of
 from support.fakes import wait_until
-from support.paths import EXAMPLE
+from support.models.base_models import edit
+from support.paths import EXAMPLE, EXAMPLES
 from support.runs.served_run import ServedRun, run_of, serve_command, served
 
 pytestmark = pytest.mark.timeout(300)
@@ -45,10 +47,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedRun]:
         yield result
 
 
+def direct_run(folder: Path) -> Path:
+    """A run of a policy with more positions, for answers that take long."""
+    policy = Path(shutil.copytree(EXAMPLES / "arithmetic_direct/policy", folder / "policy"))
+    edit(policy / "config.json", max_position_embeddings=2**16)
+    return run_of("arithmetic_direct", folder / "direct", f"adapter.model={policy}")
+
+
 @pytest.fixture(scope="module")
 def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedRun]:
     """Direct mode, whose answers take seconds; few at once."""
-    run = run_of("arithmetic_direct", tmp_path_factory.mktemp("served") / "direct")
+    run = direct_run(tmp_path_factory.mktemp("served"))
     with served(run, "--most-answers", str(MOST), settings=LONG) as result:
         yield result
 
@@ -56,7 +65,7 @@ def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedRun]
 @pytest.fixture(scope="module")
 def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedRun]:
     """Direct mode, whose answers take longer than the deadline; it asks for a key."""
-    run = run_of("arithmetic_direct", tmp_path_factory.mktemp("served") / "direct")
+    run = direct_run(tmp_path_factory.mktemp("served"))
     options = ("--key-variable", "SERVE_KEY", "--deadline", "3")
     settings = (*LONG, "rollout.answer_tokens=20000")
     with served(run, *options, settings=settings, environment={"SERVE_KEY": KEY}) as result:

@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from e2e.simulated_run import config_of, next_batch, note, workers
+from e2e.simulated_run import beside, config_of, next_batch, note, workers
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.messages.learner import Accepted, Batch, IterationDone, Published, Stop
 from prefixrl.common.wire.messages.worker import Goodbye, ScoreTask, Welcome
 from prefixrl.learner.broker.server import Broker
 from prefixrl.learner.broker.workers.workers import Phase
-from support.fakes import Peer, beside, endpoint_of, groups_of, peers, ready, serving, wait_until
+from support.fakes import Peer, endpoint_of, groups_of, peers, ready, serving, wait_until
 
 GRACE_S = 120.0
 ENDS_S = 60.0
@@ -51,9 +51,9 @@ def worker(role: str, config: RunConfig, grace_s: float = GRACE_S) -> Iterator[P
 def are_ready(broker: Broker, rollouts: int, scorers: int) -> None:
     def there() -> bool:
         working = [
-            each.role
-            for each in list(broker.dispatcher.registry.by_identity.values())
-            if each.phase is Phase.READY and not each.is_leaving
+            worker.role
+            for worker in list(broker.dispatcher.registry.by_identity.values())
+            if worker.phase is Phase.READY and not worker.is_leaving
         ]
         return working.count("rollout") == rollouts and working.count("scorer") == scorers
 
@@ -61,7 +61,7 @@ def are_ready(broker: Broker, rollouts: int, scorers: int) -> None:
 
 
 def is_scoring(broker: Broker) -> bool:
-    return any(each.leases for each in list(broker.dispatcher.registry.workers_of("scorer")))
+    return any(scorer.leases for scorer in list(broker.dispatcher.registry.workers_of("scorer")))
 
 
 def end_of(process: Process, within_s: float) -> tuple[int, float, str]:
@@ -96,7 +96,7 @@ def learning(config: RunConfig, trained: list[int]) -> Iterator[None]:
 
 
 SLOW_SIGNALS = [
-    pytest.param(each, marks=pytest.mark.nightly) for each in (signal.SIGUSR1, signal.SIGUSR2)
+    pytest.param(number, marks=pytest.mark.nightly) for number in (signal.SIGUSR1, signal.SIGUSR2)
 ]
 
 
@@ -174,7 +174,7 @@ def test_a_third_signal_and_a_second_ctrl_c_end_the_process_as_it_stands(
     # Alike signals that arrive together are one to the kernel; after a pause the second may have ended it in order.
     pause_s = 0.1 if len(set(numbers)) < len(numbers) else 0.0
     code, took_s, log = ended_while_scoring(tmp_path, numbers, pause_s=pause_s, returns=False)
-    assert code in {128 + each for each in numbers} and took_s < 1.0, log
+    assert code in {128 + number for number in numbers} and took_s < 1.0, log
 
 
 def ended_while_scoring(

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from e2e.modes import in_flight_run
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.interface.base import JobResult
 from support.fakes import wait_until
-from support.runs import in_flight_run
 
 pytestmark = [pytest.mark.timeout(500), pytest.mark.nightly]
 

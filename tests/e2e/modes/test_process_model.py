@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.models.process_models import SEPARATOR, trained_step_tag
+from support.models.process_models import SEPARATOR, STEP_TAG_MODEL
 from support.runs.run_helper import (
     ROOT,
     check_books,
@@ -28,20 +28,17 @@ RUN_FILE = ROOT / "deploy/examples/arithmetic_direct/run.toml"
 SMALL = ("algorithm.groups_per_iteration=16", "evaluation.problems=64", "broker.silence_s=2")
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained_step_tag(tmp_path_factory.mktemp("prm"))
-
-
-def process(model: Path) -> tuple[str, ...]:
-    keys = (
+PROCESS = tuple(
+    f"scorer.prm.{key}"
+    for key in (
         "format=step_tag",
-        f"model={model}",
+        f"model={STEP_TAG_MODEL}",
         f"separator='{SEPARATOR}'",
         "aggregate=min",
-        "max_tokens=256",
+        "max_tokens=128",
+        "device=cpu",
     )
-    return tuple(f"scorer.prm.{key}" for key in (*keys, "device=cpu"))
+)
 
 
 def figures(directory: Path) -> list[dict[str, Any]]:
@@ -52,7 +49,7 @@ def figures(directory: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.nightly
-def test_training_moves_by_the_scores_of_steps_alone(tmp_path: Path, model: Path) -> None:
+def test_training_moves_by_the_scores_of_steps_alone(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     # Synchronous, at the example's learning rate: at 1e-3 the policy soon finds answers that please the model alone.
     settings = (
@@ -61,7 +58,7 @@ def test_training_moves_by_the_scores_of_steps_alone(tmp_path: Path, model: Path
         "algorithm.kl=0",
         "algorithm.max_staleness=0",
     )
-    with launched(directory, *SMALL, *settings, *process(model), run_file=RUN_FILE) as run:
+    with launched(directory, *SMALL, *settings, *PROCESS, run_file=RUN_FILE) as run:
         summary = finish(run, directory)
     check_books(summary, directory)
     rows = [row for line in inspect(directory) for row in line["rows"]]
@@ -71,7 +68,7 @@ def test_training_moves_by_the_scores_of_steps_alone(tmp_path: Path, model: Path
     early, late = actual[:2], actual[-4:]
 
     def mean(of: list[dict[str, Any]], name: str) -> float:
-        return float(sum(each[name] for each in of) / len(of))
+        return float(sum(step[name] for step in of) / len(of))
 
     assert mean(late, "reward") > mean(early, "reward") + 0.2
     assert mean(late, "outcome") > mean(early, "outcome") + 0.1  # which nothing rewarded
@@ -83,11 +80,11 @@ def test_training_moves_by_the_scores_of_steps_alone(tmp_path: Path, model: Path
 
 
 def test_a_run_whose_scorer_was_killed_ends_with_the_same_adapter(
-    tmp_path: Path, model: Path
+    tmp_path: Path,
 ) -> None:
     strict = (
         *SMALL,
-        *process(model),
+        *PROCESS,
         "algorithm.iterations=6",
         "algorithm.max_staleness=0",
         "checkpoint.every=3",
@@ -103,6 +100,6 @@ def test_a_run_whose_scorer_was_killed_ends_with_the_same_adapter(
     assert (tmp_path / "whole" / weights).read_bytes() == (
         tmp_path / "killed" / weights
     ).read_bytes()
-    assert [each["reward"] for each in figures(tmp_path / "whole")] == [
-        each["reward"] for each in figures(tmp_path / "killed")
+    assert [line["reward"] for line in figures(tmp_path / "whole")] == [
+        line["reward"] for line in figures(tmp_path / "killed")
     ]

@@ -14,7 +14,7 @@ import pytest
 
 from prefixrl.common.evaluation.accuracy import CHOICES
 from prefixrl.scorer.process.steps import split_steps
-from support.models.process_models import SEPARATOR, loaded, marked, trained_step_tag
+from support.models.process_models import SEPARATOR, STEP_TAG_MODEL, loaded, marked
 from support.runs.run_helper import SMALL, check_books, finish, inspect, launched
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.nightly]
@@ -33,20 +33,15 @@ HELD_OUT = 64
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained_step_tag(tmp_path_factory.mktemp("prm"))
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Path]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A finished run that only scores of steps rewarded."""
     directory = tmp_path_factory.mktemp("prefixes") / "run"
     keys = (
         "format=step_tag",
-        f"model={model}",
+        f"model={STEP_TAG_MODEL}",
         f"separator='{SEPARATOR}'",
         "aggregate=min",
-        "max_tokens=256",
+        "max_tokens=128",
     )
     process = tuple(f"scorer.prm.{key}" for key in (*keys, "device=cpu"))
     with launched(directory, *SMALL, *SETTINGS, *process) as running:
@@ -59,23 +54,23 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 def test_every_continuation_has_the_scores_of_its_prefix_and_completion_together(
-    run: Path, model: Path
+    run: Path,
 ) -> None:
-    form, loaded_model = loaded(model, "step_tag")
+    form, loaded_model = loaded(STEP_TAG_MODEL, "step_tag")
     groups = inspect(run)
-    seen = 0
+    texts_compared = 0
     for group in groups[:4]:
         for row in group["rows"]:
             texts = row["continuations"]
-            assert row["reward"] == pytest.approx(sum(each["reward"] for each in texts) / 2)
+            assert row["reward"] == pytest.approx(sum(text["reward"] for text in texts) / 2)
             for text in texts:
                 actual, answer = text["process"], text["completion"]
                 scores = loaded_model.scores([marked(form, group["question"], answer)])[0]
                 assert actual["scores"] == pytest.approx(scores, abs=1e-5)
                 assert text["reward"] == pytest.approx(min(scores, default=0.0), abs=1e-5)
                 assert len(actual["ends"]) == len(split_steps(answer, SEPARATOR, 256))
-                seen += 1
-    assert seen == 4 * 8 * 2
+                texts_compared += 1
+    assert texts_compared == 4 * 8 * 2
 
 
 def test_training_moves_by_the_scores_of_steps_alone(run: Path) -> None:
@@ -83,7 +78,7 @@ def test_training_moves_by_the_scores_of_steps_alone(run: Path) -> None:
     early, late = actual[:2], actual[-4:]
 
     def mean(of: list[dict[str, float]], name: str) -> float:
-        return sum(each[name] for each in of) / len(of)
+        return sum(line[name] for line in of) / len(of)
 
     assert mean(late, "reward") > mean(early, "reward") + 0.15
     assert mean(late, "outcome") > mean(early, "outcome") + 0.1  # which nothing rewarded
@@ -113,7 +108,7 @@ def test_an_evaluation_chooses_among_the_answers_of_a_problem_by_their_steps(run
         row.get("scores") for row in lines_of(folder / "evaluations/adapter.heldout.greedy.jsonl")
     } == {None}
     results = json.loads((folder / "results.json").read_text())["results"]
-    greedy, sampled = (each["accuracy"] for each in results)
+    greedy, sampled = (result["accuracy"] for result in results)
     assert greedy["chosen"] == {} and set(sampled["chosen"]) == set(CHOICES)
     # The model knows which procedure a question needs: any choice beats the mean answer.
     assert min(sampled["chosen"].values()) > sampled["accuracy"] + 0.1

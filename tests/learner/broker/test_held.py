@@ -10,18 +10,16 @@ from pathlib import Path
 import pytest
 
 from prefixrl.common.journal import records
-from prefixrl.common.wire.keys import KeyRole, Listed
 from prefixrl.common.wire.messages import learner, worker
 from prefixrl.common.wire.messages.fields import Role
 from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
-from prefixrl.common.wire.transport import Received
 from prefixrl.learner.broker import peers, status
 from prefixrl.learner.broker.groups import evaluations
 from prefixrl.learner.broker.workers import identity, versions
 from prefixrl.learner.data import order
-from support.broker.fuzzed_broker import FuzzedBroker
+from support.broker.socketless_broker import SocketlessBroker
 from support.fakes import ready, run_on_disk
 
 KEPT, ITERATIONS = 8, 100
@@ -43,14 +41,14 @@ class Learner:
         algorithm = {"iterations": 10**6, "max_staleness": 0}
         sections = {"broker": {"max_failure_share": 1.0, "attempts": 1, "requeues": 10**6}}
         self._config = run_on_disk(folder, problems=6, algorithm=algorithm, **sections)
-        self._fake = FuzzedBroker(self._config, 0)
+        self._fake = SocketlessBroker(self._config)
         self.broker, self._numbers = self._fake.broker, count()
 
     def _say(self, peer: str, message: learner.ToBroker) -> None:
-        role: KeyRole = (
-            "rank" if peer == "rank" else "operator" if peer.startswith("operator") else "worker"
+        role: Role = (
+            "rank" if peer == "rank" else "operator" if peer.startswith("operator") else "rollout"
         )
-        self.broker._handle_safely(Received(peer.encode(), message, b"", Listed(role, role)))
+        self._fake.handle(peer.encode(), role, message)
 
     def _join(self, peer: str, role: Role) -> None:
         self._say(
@@ -95,9 +93,9 @@ class Learner:
         while not self._fake.counts.pop("answered Batch", 0):
             self._fake.turn()
             for role in workers:
-                tasks = self._fake.tasks[f"{role}{iteration}".encode()]
-                while tasks:
-                    self._say(f"{role}{iteration}", tasks.pop())
+                results = self._fake.results[f"{role}{iteration}".encode()]
+                while results:
+                    self._say(f"{role}{iteration}", results.pop())
         for message in (
             learner.GetGroups(iteration, again),
             learner.GetEvaluation(name),
@@ -114,7 +112,7 @@ class Learner:
             )
             self._say(f"{role}{iteration}", worker.Goodbye("its time is over"))
         self._fake.turn()
-        self._fake.tasks.clear()
+        self._fake.results.clear()
         assert not self.broker.ledger.outstanding and not self.broker.dispatcher.evaluations.runs
 
     def blocks(self, until: int) -> int:

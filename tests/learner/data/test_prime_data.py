@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 from prefixrl.common.config.data import TASK_SUFFIXES, DataConfig, resolve
@@ -20,7 +22,7 @@ from prefixrl.common.wire.messages.groups import TextVerdict
 from prefixrl.learner.data.problems import Problem, read
 from prefixrl.scorer.verifier.pool import VerifierPool
 from support.models.chat_tokenizers import qwen
-from support.models.published_sets import jsonl, parquet
+from support.rows import jsonl
 
 PATIENCE_S = 240.0
 SCAFFOLD = "\nWork in the actions that you were taught.\n\n[LOOK]\n\n[DO]\n"
@@ -94,7 +96,9 @@ ANSWERS: list[tuple[int, str, float]] = [
 
 
 def problems(folder: Path, **keys: Any) -> list[Problem]:
-    parquet("data/train-00000-of-00001.parquet")(folder / "eurus", ROWS)
+    file = folder / "eurus/data/train-00000-of-00001.parquet"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pa.parquet.write_table(pa.Table.from_pylist(ROWS), file)
     source = {"name": "eurus2_rl", "path": str(folder / "eurus"), **keys}
     data = resolve(DataConfig.model_validate({"train": source}), folder)
     content = read(data.train, data)
@@ -102,10 +106,10 @@ def problems(folder: Path, **keys: Any) -> list[Problem]:
     return content.problems
 
 
-def verdicts(pool: VerifierPool, asked: list[Problem]) -> list[TextVerdict]:
+def verdicts(pool: VerifierPool, tasks: list[Problem]) -> list[TextVerdict]:
     for key, (number, text, _) in enumerate(ANSWERS):
-        each = asked[number]
-        pool.submit(key, text, each.gold, each.question, each.code)
+        task = tasks[number]
+        pool.submit(key, text, task.gold, task.question, task.code)
     result, deadline_s = {}, time.monotonic() + PATIENCE_S
     while pool.pending:
         assert time.monotonic() < deadline_s, f"{pool.pending} answers are still pending"
@@ -116,9 +120,9 @@ def verdicts(pool: VerifierPool, asked: list[Problem]) -> list[TextVerdict]:
 
 @pytest.fixture
 def pool() -> Iterator[VerifierPool]:
-    made = VerifierPool(1, 20)
-    yield made
-    made.close()
+    verifiers = VerifierPool(1, 20)
+    yield verifiers
+    verifiers.close()
 
 
 def test_the_reward_of_a_program_is_the_share_of_the_first_ten_tests_that_it_passes(
@@ -133,11 +137,13 @@ def test_the_reward_of_a_program_is_the_share_of_the_first_ten_tests_that_it_pas
 
 def test_questions_kinds_and_sources_are_those_of_the_rows(tmp_path: Path) -> None:
     actual = problems(tmp_path)
-    assert [each.question for each in actual] == [each["prompt"][1]["content"] for each in ROWS]
-    assert [each.code for each in actual] == ["none", "tests", "tests", "tests"]
-    assert [each.family for each in actual] == [each["data_source"] for each in ROWS]
+    assert [problem.question for problem in actual] == [
+        problem["prompt"][1]["content"] for problem in ROWS
+    ]
+    assert [problem.code for problem in actual] == ["none", "tests", "tests", "tests"]
+    assert [problem.family for problem in actual] == [problem["data_source"] for problem in ROWS]
     only = problems(tmp_path, where={"ability": ["math"]})
-    assert [each.gold for each in only] == ["\\frac{7}{2}"]
+    assert [problem.gold for problem in only] == ["\\frac{7}{2}"]
 
 
 def test_the_system_turn_is_left_out_unless_it_is_kept_and_that_of_the_run_file_replaces_it(
@@ -147,8 +153,8 @@ def test_the_system_turn_is_left_out_unless_it_is_kept_and_that_of_the_run_file_
     assert (without.system, kept.system) == ("", SCAFFOLD)
     model = str(qwen(tmp_path / "qwen"))
 
-    def text(asked: ModelConfig, problem: Problem) -> str:
-        renderer = Renderer(model, 4096, asked)
+    def text(model_config: ModelConfig, problem: Problem) -> str:
+        renderer = Renderer(model, 4096, model_config)
         prompt = problem.prompt()
         return renderer.decode_with_special(renderer.prompt(prompt.question, prompt.system))
 
@@ -164,9 +170,11 @@ def test_the_system_turn_is_left_out_unless_it_is_kept_and_that_of_the_run_file_
 
 
 def test_prompts_of_both_kinds_are_added_to_data_that_has_none(tmp_path: Path) -> None:
-    jsonl("own.jsonl")(tmp_path, [{"id": 1, "question": "Half of 7?", "answer": "3.5"}])
-    jsonl("tasks.jsonl")(
-        tmp_path, [{"id": 1, "question": "Print 1.", "answer": judged_by([""], ["1"])}]
+    jsonl(tmp_path, [{"id": 1, "question": "Half of 7?", "answer": "3.5"}], "own.jsonl")
+    jsonl(
+        tmp_path,
+        [{"id": 1, "question": "Print 1.", "answer": judged_by([""], ["1"])}],
+        "tasks.jsonl",
     )
     sources = [
         {"path": "own.jsonl", "task_suffix": "prime"},
@@ -178,28 +186,30 @@ def test_prompts_of_both_kinds_are_added_to_data_that_has_none(tmp_path: Path) -
         },
     ]
     data = resolve(DataConfig.model_validate({"train": sources}), tmp_path)
-    maths, code = (each.question for each in read(data.train, data).problems)
+    maths, code = (problem.question for problem in read(data.train, data).problems)
     assert maths == "Half of 7?\n\nPresent the answer in LaTex format: \\boxed{Your answer}"
     assert code.startswith("Print 1.\n(stdin is empty)\n\nWrite Python code to solve the problem.")
     assert code.endswith("```python\nYour code\n```\nat the end.")
 
 
 def test_a_question_is_left_out_of_a_set_whatever_is_written_behind_it(tmp_path: Path) -> None:
-    jsonl("own.jsonl")(
-        tmp_path, [{"id": n, "question": f"Half of {n}?", "answer": n / 2} for n in (1, 2)]
+    jsonl(
+        tmp_path,
+        [{"id": n, "question": f"Half of {n}?", "answer": n / 2} for n in (1, 2)],
+        "own.jsonl",
     )
-    jsonl("eval.jsonl")(tmp_path, [{"id": 1, "question": "Half of 2?", "answer": 1}])
+    jsonl(tmp_path, [{"id": 1, "question": "Half of 2?", "answer": 1}], "eval.jsonl")
     source = {
         "path": "own.jsonl",
         "task_suffix": "prime",
         "without": [{"path": "eval.jsonl", "task_suffix": "prime"}],
     }
     data = resolve(DataConfig.model_validate({"train": source}), tmp_path)
-    assert [each.gold for each in read(data.train, data).problems] == ["0.5"]
+    assert [problem.gold for problem in read(data.train, data).problems] == ["0.5"]
 
 
 def test_a_system_turn_cannot_be_kept_of_rows_that_have_none(tmp_path: Path) -> None:
-    jsonl("own.jsonl")(tmp_path, [{"question": "Half of 2?", "answer": 1}])
+    jsonl(tmp_path, [{"question": "Half of 2?", "answer": 1}], "own.jsonl")
     data = resolve(
         DataConfig.model_validate({"train": {"path": "own.jsonl", "keep_system": True}}), tmp_path
     )

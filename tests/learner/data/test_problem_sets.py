@@ -1,10 +1,19 @@
-"""Every problem set of the registry, from a file in its published schema to a verdict."""
+"""Every problem set of the registry, from a file in its published schema to a verdict.
 
+The files hold problems of our own, laid out as the sets are published: names, formats and columns. Every set has some
+good rows, each with an answer that is right and one that is wrong, and rows that cannot be used.
+"""
+
+import csv
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 from prefixrl.common.config.data import PROBLEM_SETS, DataConfig, resolve
@@ -13,11 +22,68 @@ from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.learner.data.problems import Loaded, read
 from prefixrl.scorer.verifier.pool import VerifierPool
 from support.models.chat_tokenizers import llama, qwen
-from support.models.published_sets import PUBLISHED, publish
 from support.paths import ROOT
+from support.rows import jsonl
 
 PATIENCE_S = 240.0
 NAMES = sorted(PROBLEM_SETS)
+Values = dict[str, Any]
+
+
+class Good(msgspec.Struct):
+    """A row, and what a model may write for it."""
+
+    values: Values
+    right: str
+    wrong: str
+
+
+class Published(msgspec.Struct):
+    """One set: its files, whose names tell their format, and what they hold."""
+
+    files: tuple[str, ...]
+    good: tuple[Good, ...]
+    bad: tuple[tuple[Values, str], ...]
+    """Rows that cannot be used, with a piece of the reason."""
+
+
+PUBLISHED = msgspec.json.decode(
+    Path(__file__).with_name("published_sets.json").read_bytes(), type=dict[str, Published]
+)
+
+
+def parquet(folder: Path, rows: list[Values], *names: str) -> None:
+    """Write one file, or the rows spread over several."""
+    columns = {name for row in rows for name in row}
+    whole = [{name: row.get(name) for name in columns} for row in rows]
+    schema = pa.Table.from_pylist(whole).schema
+    size = -(-len(rows) // len(names))
+    for index, name in enumerate(names):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = whole[index * size : (index + 1) * size]
+        pa.parquet.write_table(pa.Table.from_pylist(part, schema), path)
+
+
+def csv_file(folder: Path, rows: list[Values], name: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / name).open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def publish(name: str, folder: Path) -> Path:
+    """Write a set, good rows first, into a folder of its own; for `math_filtered` also what it leaves out."""
+    published = PUBLISHED[name]
+    rows = [good.values for good in published.good] + [values for values, _ in published.bad]
+    writers: dict[str, Callable[..., None]] = {
+        ".parquet": parquet,
+        ".jsonl": jsonl,
+        ".csv": csv_file,
+    }
+    writers[Path(published.files[0]).suffix](folder / name, rows, *published.files)
+    return folder / name
 
 
 def qwen_text(question: str) -> str:
@@ -44,9 +110,9 @@ def loaded(name: str, folder: Path) -> Loaded:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[VerifierPool]:
-    made = VerifierPool(1, 20)
-    yield made
-    made.close()
+    verifiers = VerifierPool(1, 20)
+    yield verifiers
+    verifiers.close()
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +132,10 @@ def test_good_rows_are_problems_and_bad_ones_are_named_with_number_and_reason(
     actual = loaded(name, tmp_path)
     good, bad = PUBLISHED[name].good, PUBLISHED[name].bad
     assert len(actual.problems) == len(good)
-    assert len({each.prompt_id for each in actual.problems}) == len(good)
-    own = [row for row in actual.bad if "without" not in row.source]
-    assert len(own) == len(bad), actual.bad
-    for row, (_, reason) in zip(own, bad, strict=True):
+    assert len({problem.prompt_id for problem in actual.problems}) == len(good)
+    bad_rows = [row for row in actual.bad if "without" not in row.source]
+    assert len(bad_rows) == len(bad), actual.bad
+    for row, (_, reason) in zip(bad_rows, bad, strict=True):
         assert reason in row.reason, row
         assert row.row > 0 and row.file
 
@@ -109,14 +175,14 @@ def test_the_documentation_names_every_set_with_its_place_and_size_and_its_examp
     tmp_path: Path,
 ) -> None:
     text = (ROOT / "docs/data.md").read_text(encoding="utf-8")
-    told = dict(re.findall(r"^\| `(\w+)` \| (.*?\| [\d,]+) \|", text, re.MULTILINE))
-    assert sorted(told) == NAMES
-    for name, known in PROBLEM_SETS.items():
-        assert told[name].endswith(f"| {known.problems:,}")
-        if known.hub and not known.same_files_as:
-            assert f"`{known.hub}`" in told[name]
+    rows_of_page = dict(re.findall(r"^\| `(\w+)` \| (.*?\| [\d,]+) \|", text, re.MULTILINE))
+    assert sorted(rows_of_page) == NAMES
+    for name, problem_set in PROBLEM_SETS.items():
+        assert rows_of_page[name].endswith(f"| {problem_set.problems:,}")
+        if problem_set.hub and not problem_set.same_files_as:
+            assert f"`{problem_set.hub}`" in rows_of_page[name]
     (example,) = (
-        each for each in re.findall(r"```toml\n(.*?)```", text, re.DOTALL) if "[data]" in each
+        block for block in re.findall(r"```toml\n(.*?)```", text, re.DOTALL) if "[data]" in block
     )
     example = example.replace('"/data/', f'"{tmp_path}/')
     for name in ("MATH", "MATH-500", "mine.jsonl"):

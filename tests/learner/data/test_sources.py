@@ -19,7 +19,7 @@ from prefixrl.learner.data.problems import BadRow, Loaded, read
 from prefixrl.learner.run.directory import RunDirectory, inputs
 from support.fakes import run_on_disk
 from support.models.chat_tokenizers import llama, qwen
-from support.models.published_sets import jsonl, publish
+from support.rows import jsonl
 
 REMEDY = "; question_column and answer_column name others"
 ROWS = [{"id": f"r{i}", "question": f"{i} + 1 =", "answer": str(i + 1)} for i in range(4)]
@@ -27,8 +27,8 @@ ROWS = [{"id": f"r{i}", "question": f"{i} + 1 =", "answer": str(i + 1)} for i in
 
 def found(folder: Path, train: Any, **data: Any) -> Loaded:
     """Return the problems that a run file in `folder` with this `[data]` reads."""
-    made = resolve(DataConfig.model_validate({"train": train} | data), folder)
-    return read(made.train, made)
+    resolved = resolve(DataConfig.model_validate({"train": train} | data), folder)
+    return read(resolved.train, resolved)
 
 
 def ids(loaded: Loaded) -> list[str]:
@@ -60,7 +60,7 @@ def write_as(kind: str, folder: Path) -> str:
     path = folder / f"rows.{kind}"
     match kind:
         case "jsonl":
-            jsonl(path.name)(folder, ROWS)
+            jsonl(folder, ROWS, path.name)
         case "json":
             path.write_text(json.dumps(ROWS))
         case "csv":
@@ -74,7 +74,7 @@ def write_as(kind: str, folder: Path) -> str:
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet", "arrow"])
 def test_every_format_holds_the_same_problems(kind: str, tmp_path: Path) -> None:
     loaded = found(tmp_path, write_as(kind, tmp_path))
-    assert [(each.prompt_id, each.question, each.gold) for each in loaded.problems] == [
+    assert [(problem.prompt_id, problem.question, problem.gold) for problem in loaded.problems] == [
         tuple(row.values()) for row in ROWS
     ]
     assert not loaded.bad
@@ -105,7 +105,7 @@ def test_what_map_and_filter_leave_in_a_saved_folder_is_no_data(tmp_path: Path) 
 
 
 def test_columns_are_mapped_per_source_and_nested_ones_by_their_path(tmp_path: Path) -> None:
-    jsonl("mine.jsonl")(tmp_path, [{"q": {"text": "Half of 6?"}, "a": 3, "kind": "halves"}])
+    jsonl(tmp_path, [{"q": {"text": "Half of 6?"}, "a": 3, "kind": "halves"}], "mine.jsonl")
     source = {"path": "mine.jsonl", "question_column": "q.text", "answer_column": "a"}
     (problem,) = found(tmp_path, source | {"family_column": "kind", "suffix": " Box it."}).problems
     assert (problem.question, problem.gold, problem.family) == ("Half of 6? Box it.", "3", "halves")
@@ -121,7 +121,7 @@ def test_a_folder_is_read_by_split_and_subset(tmp_path: Path) -> None:
             pa.parquet.write_table(pa.Table.from_pylist(rows), pa_file)
 
     def questions(**keys: Any) -> list[str]:
-        return [each.question for each in found(tmp_path, {"path": "set"} | keys).problems]
+        return [problem.question for problem in found(tmp_path, {"path": "set"} | keys).problems]
 
     assert questions(split="test") == ["easy test?", "hard test?"]
     assert questions(split="train", subset="hard") == ["hard train?"]
@@ -168,14 +168,14 @@ def test_the_filtered_set_is_levels_3_to_5_of_both_splits_without_math_500(tmp_p
         for split in ("train", "test")
         for level in (1, 2, 3, 4, 5)
     ]
-    jsonl("train.jsonl")(tmp_path / "MATH", rows[:5])
-    jsonl("test.jsonl")(tmp_path / "MATH", rows[5:])
-    held = {"problem": "test  level\n4?", "answer": "1", "level": 4, "unique_id": "t/1"}
-    jsonl("test.jsonl")(tmp_path / "M500", [held])
+    jsonl(tmp_path / "MATH", rows[:5], "train.jsonl")
+    jsonl(tmp_path / "MATH", rows[5:], "test.jsonl")
+    held_out_row = {"problem": "test  level\n4?", "answer": "1", "level": 4, "unique_id": "t/1"}
+    jsonl(tmp_path / "M500", [held_out_row], "test.jsonl")
     paths = {"math": "MATH", "math500": "M500"}
     loaded = found(tmp_path, "math_filtered", paths=paths)
-    kept = sorted(each.question.split("?")[0] for each in loaded.problems)
-    assert kept == [
+    questions = sorted(problem.question.split("?")[0] for problem in loaded.problems)
+    assert questions == [
         "test level 3",
         "test level 5",
         "train level 3",
@@ -189,24 +189,26 @@ def test_the_filtered_set_is_levels_3_to_5_of_both_splits_without_math_500(tmp_p
         "without": ["math500"],
     }
     again = found(tmp_path, by_hand, paths=paths)
-    assert [each.question for each in again.problems] == [each.question for each in loaded.problems]
+    assert [problem.question for problem in again.problems] == [
+        problem.question for problem in loaded.problems
+    ]
 
 
 def test_several_sources_keep_their_ids_apart_and_those_of_one_name_too(tmp_path: Path) -> None:
     for folder in ("a", "b"):
-        jsonl("rows.jsonl")(tmp_path / folder, ROWS[:1])
-    jsonl("more.jsonl")(tmp_path, ROWS[:1])
+        jsonl(tmp_path / folder, ROWS[:1], "rows.jsonl")
+    jsonl(tmp_path, ROWS[:1], "more.jsonl")
     loaded = found(tmp_path, ["a/rows.jsonl", "b/rows.jsonl", "more.jsonl"])
     assert ids(loaded) == ["rows:r0", "rows-2:r0", "more:r0"]
-    assert [each.source for each in loaded.problems] == ["rows", "rows-2", "more"]
+    assert [problem.source for problem in loaded.problems] == ["rows", "rows-2", "more"]
 
 
 def test_a_number_behind_a_name_is_none_that_another_source_has(tmp_path: Path) -> None:
     paths = ["a/math.jsonl", "a/math-3.jsonl", "b/math.jsonl", "c/math.jsonl"]
     for count, path in enumerate(paths, start=1):
-        jsonl(Path(path).name)(tmp_path / Path(path).parent, ROWS[:count])
+        jsonl(tmp_path / Path(path).parent, ROWS[:count], Path(path).name)
     loaded = found(tmp_path, [{"path": path, "weight": 1.0} for path in paths])
-    assert [(each.label, each.accepted) for each in loaded.sources] == [
+    assert [(source.label, source.accepted) for source in loaded.sources] == [
         ("math", 1),
         ("math-3", 2),
         ("math-2", 3),
@@ -234,7 +236,7 @@ def test_a_hub_dataset_comes_from_the_cache_and_without_one_the_message_says_wha
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     repository = tmp_path / "datasets--us--ours"
-    jsonl("train.jsonl")(repository / "snapshots" / ("c" * 40), ROWS)
+    jsonl(repository / "snapshots" / ("c" * 40), ROWS, "train.jsonl")
     (repository / "refs").mkdir()
     (repository / "refs/main").write_text("c" * 40)
     assert ids(found(tmp_path, "hf:us/ours")) == [row["id"] for row in ROWS]
@@ -280,11 +282,11 @@ def run_of(folder: Path, **data: Any) -> RunConfig:
 def test_bad_rows_are_counted_and_written_down_and_stop_a_run_only_when_asked_to(
     tmp_path: Path,
 ) -> None:
-    jsonl("mixed.jsonl")(tmp_path, [ROWS[0], {"id": "x", "question": "?"}, ROWS[0], ROWS[1]])
+    jsonl(tmp_path, [ROWS[0], {"id": "x", "question": "?"}, ROWS[0], ROWS[1]], "mixed.jsonl")
     config = run_of(tmp_path, train="mixed.jsonl", eval="mixed.jsonl")
     run = Path(config.directory)
     training = problems.keep(run, *problems.read_all(config))
-    assert [each.prompt_id for each in training] == ["r0", "r1"]
+    assert [problem.prompt_id for problem in training] == ["r0", "r1"]
     assert problems.training(config) == training == problems.held_out(config)
     lines = (run / "bad_rows.jsonl").read_bytes().splitlines()
     bad = [msgspec.json.decode(line, type=BadRow) for line in lines]
@@ -308,8 +310,10 @@ def test_tests_that_cannot_be_read_are_bad_rows_with_the_shapes_that_are(tmp_pat
         " " * 900_001,
     ]
     golds += [["assert f(1) == 2", "assert f(2) == 3"]]
-    jsonl("code.jsonl")(
-        tmp_path, [{"id": n, "question": f"{n}?", "answer": gold} for n, gold in enumerate(golds)]
+    jsonl(
+        tmp_path,
+        [{"id": n, "question": f"{n}?", "answer": gold} for n, gold in enumerate(golds)],
+        "code.jsonl",
     )
     loaded = found(tmp_path, {"path": "code.jsonl", "code": "tests"})
     assert ids(loaded) == ["0", "3", "6"] and [row.row for row in loaded.bad] == [2, 3, 5, 6]
@@ -320,7 +324,7 @@ def test_tests_that_cannot_be_read_are_bad_rows_with_the_shapes_that_are(tmp_pat
 
 
 def test_nothing_but_bad_rows_ends_the_start_with_their_reasons(tmp_path: Path) -> None:
-    jsonl("bad.jsonl")(tmp_path, [{"id": 1, "question": "?"}])
+    jsonl(tmp_path, [{"id": 1, "question": "?"}], "bad.jsonl")
     with pytest.raises(DataError, match=r"holds no problem: 1 rows(.|\n)*no column 'answer'"):
         found(tmp_path, "bad.jsonl")
 
@@ -328,7 +332,7 @@ def test_nothing_but_bad_rows_ends_the_start_with_their_reasons(tmp_path: Path) 
 def test_a_question_no_prompt_has_room_for_is_a_bad_row(tmp_path: Path) -> None:
     long = {"id": "long", "question": "seven " * 200, "answer": "7"}
     longest = {"id": "longest", "question": "seven " * 400, "answer": "7"}
-    jsonl("long.jsonl")(tmp_path, [ROWS[0], long, longest])
+    jsonl(tmp_path, [ROWS[0], long, longest], "long.jsonl")
     qwen(tmp_path / "q"), llama(tmp_path / "l")
     config = run_of(tmp_path, train="long.jsonl")
     section = config.rollout.model_copy(update={"max_prompt_tokens": 2000})
@@ -340,37 +344,41 @@ def test_a_question_no_prompt_has_room_for_is_a_bad_row(tmp_path: Path) -> None:
     config = config.model_copy(update={"rollout": section, "scorer": target} | models)
     train, _ = problems.read_all(config)
     assert ids(train) == ["r0"]
-    told = [(row.file, row.row, row.reason) for row in train.bad]
-    assert [each[:2] for each in told] == [("long.jsonl", 3), ("long.jsonl", 2)]
-    assert told[0][2].endswith(
+    bad_rows = [(row.file, row.row, row.reason) for row in train.bad]
+    assert [bad_row[:2] for bad_row in bad_rows] == [("long.jsonl", 3), ("long.jsonl", 2)]
+    assert bad_rows[0][2].endswith(
         "allowed are 1 to 2000 (the model's positions, and rollout.max_prompt_tokens)"
     )
-    assert told[1][2].endswith(
+    assert bad_rows[1][2].endswith(
         "allowed are 1 to 1000 (the model's positions, and scorer.max_prompt_tokens)"
     )
 
 
 def test_every_file_is_a_part_of_what_a_run_began_with(tmp_path: Path) -> None:
-    publish("math_filtered", tmp_path), publish("math500", tmp_path)
-    paths = {"math_filtered": "math_filtered", "math500": "math500"}
+    rows = [
+        {"problem": f"{number}?", "level": "Level 3", "solution": "\\boxed{1}"} for number in (1, 2)
+    ]
+    jsonl(tmp_path / "MATH", rows, "test.jsonl")
+    jsonl(tmp_path / "M500", [rows[1] | {"answer": "1", "unique_id": "t/1"}], "test.jsonl")
+    paths = {"math": "MATH", "math500": "M500"}
     config = run_of(tmp_path, train=["math_filtered", {"path": "train.jsonl"}], paths=paths)
     (Path(config.directory) / "config.json").unlink()
     directory = RunDirectory(config)
     directory._lock.close()
-    known = inputs(directory.path)
-    assert known is not None and len(known.data_train) == 3
-    excluded = tmp_path / "math500/test.jsonl"
+    run_inputs = inputs(directory.path)
+    assert run_inputs is not None and len(run_inputs.data_train) == 3
+    excluded = tmp_path / "M500/test.jsonl"
     excluded.write_text(excluded.read_text() + "\n")
     with pytest.raises(ConfigError, match=r"input files were others: data\.train changed"):
         RunDirectory(config)
 
 
 def test_a_run_that_goes_on_keeps_the_training_problems_it_began_with(tmp_path: Path) -> None:
-    jsonl("rows.jsonl")(tmp_path, ROWS)
+    jsonl(tmp_path, ROWS, "rows.jsonl")
     config = run_of(tmp_path, train="rows.jsonl")
     run = Path(config.directory)
     first = problems.keep(run, *problems.read_all(config))
-    jsonl("rows.jsonl")(tmp_path, ROWS[:1])
+    jsonl(tmp_path, ROWS[:1], "rows.jsonl")
     assert problems.keep(run, *problems.read_all(config)) == first
 
 
@@ -416,7 +424,7 @@ def test_a_run_that_goes_on_keeps_the_training_problems_it_began_with(tmp_path: 
 def test_a_data_section_that_cannot_be_is_refused_with_what_may(
     data: str, complaint: str, tmp_path: Path
 ) -> None:
-    jsonl("t.jsonl")(tmp_path, ROWS)
+    jsonl(tmp_path, ROWS, "t.jsonl")
     (tmp_path / "run.toml").write_text(
         f'directory = "run"\nadapter.model = "a/b"\ntarget.model = "a/c"\nalgorithm.iterations = 1\n[data]\n{data}\n'
     )
@@ -428,10 +436,10 @@ def test_a_data_section_that_cannot_be_is_refused_with_what_may(
 def test_a_weight_that_trains_nothing_of_a_source_is_refused_before_the_run_begins(
     tmp_path: Path,
 ) -> None:
-    jsonl("a.jsonl")(tmp_path, ROWS), jsonl("b.jsonl")(tmp_path, ROWS)
-    given = [{"path": "a.jsonl", "weight": 100.0}, {"path": "b.jsonl", "weight": 0.1}]
+    jsonl(tmp_path, ROWS, "a.jsonl"), jsonl(tmp_path, ROWS, "b.jsonl")
+    sources = [{"path": "a.jsonl", "weight": 100.0}, {"path": "b.jsonl", "weight": 0.1}]
     with pytest.raises(DataError, match=r"none of the 8 prompts of an epoch \(they get \[8, 0\]\)"):
-        problems.read_all(run_of(tmp_path, train=given))
+        problems.read_all(run_of(tmp_path, train=sources))
 
 
 def test_a_set_held_out_is_its_test_split_and_questions_that_are_trained_too_are_counted(
@@ -439,7 +447,9 @@ def test_a_set_held_out_is_its_test_split_and_questions_that_are_trained_too_are
 ) -> None:
     rows = {"train": ("1 + 1?", "2 + 2?"), "test": ("2  +\n2?", "3 + 3?", "4 + 4?")}
     for split, questions in rows.items():
-        table = pa.Table.from_pylist([{"question": each, "answer": "#### 4"} for each in questions])
+        table = pa.Table.from_pylist(
+            [{"question": question, "answer": "#### 4"} for question in questions]
+        )
         path = tmp_path / "gsm8k" / "main" / f"{split}-00000-of-00001.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         pa.parquet.write_table(table, path)

@@ -17,7 +17,7 @@ from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.learner.data.problems import Loaded, keep, read
 from support.models.chat_tokenizers import qwen
-from support.models.published_sets import jsonl
+from support.rows import jsonl
 
 SOLUTION = "Ann has 3 boxes of 400 pins: 3*400=<<3*400=1200>>1200.\n#### 1,200"
 TURNS = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "2 + 2?"}]
@@ -25,7 +25,7 @@ EARLIER = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content
 
 
 def loaded(folder: Path, rows: list[dict[str, Any]], **keys: Any) -> Loaded:
-    jsonl("rows.jsonl")(folder, rows)
+    jsonl(folder, rows, "rows.jsonl")
     return of_file(folder / "rows.jsonl", **keys)
 
 
@@ -34,8 +34,8 @@ def of_file(path: Path, **keys: Any) -> Loaded:
     return read(data.train, data)
 
 
-def told(found: Loaded) -> str:
-    return "\n".join([str(found.sources[0]), *found.sources[0].warnings, *map(str, found.bad)])
+def told(loaded: Loaded) -> str:
+    return "\n".join([str(loaded.sources[0]), *loaded.sources[0].warnings, *map(str, loaded.bad)])
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_the_gold_within_an_answer_is_guessed_and_the_guess_is_told(
     columns: dict[str, Any], gold: str, read_as: str, tmp_path: Path
 ) -> None:
     actual = loaded(tmp_path, [columns | {"question_id": number} for number in range(20)])
-    assert {each.gold for each in actual.problems} == {gold}
+    assert {problem.gold for problem in actual.problems} == {gold}
     assert f"20 rows, read as {read_as}" in told(actual)
     whole = loaded(tmp_path, [columns], answer_reading="as_it_is")
     assert (
@@ -67,15 +67,16 @@ def test_the_gold_within_an_answer_is_guessed_and_the_guess_is_told(
 def test_golds_that_no_answer_meets_are_counted_over_all_rows_with_the_key_that_mends_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    others = [SOLUTION, "It is \\boxed{3}.", "15 (balls)", "You\nget 4."]
+    texts = [SOLUTION, "It is \\boxed{3}.", "15 (balls)", "You\nget 4."]
     rows = [
-        {"question": f"{number}?", "answer": gold}
-        for number, gold in enumerate(["6"] * 40 + others)
+        {"question": f"{number}?", "answer": gold} for number, gold in enumerate(["6"] * 40 + texts)
     ]
     actual = loaded(tmp_path, rows)
     for reading in ("after_hashes", "last_box", "before_unit", "last_number"):
         (line,) = (
-            each for each in actual.sources[0].warnings if f'answer_reading = "{reading}"' in each
+            warning
+            for warning in actual.sources[0].warnings
+            if f'answer_reading = "{reading}"' in warning
         )
         assert line.startswith("1 of 44 gold answers ")
     keep(tmp_path, actual, actual)
@@ -89,11 +90,11 @@ def test_golds_that_no_answer_meets_are_counted_over_all_rows_with_the_key_that_
 def test_a_gold_that_only_looks_like_one_with_a_unit_is_left_alone(tmp_path: Path) -> None:
     golds = ["2 (x+1)", "(1, 2)", "f(x)", "3(a)", "5:6"]
     actual = loaded(tmp_path, [{"question": f"{gold}?", "answer": gold} for gold in golds])
-    assert [each.gold for each in actual.problems] == golds and not actual.sources[0].warnings
+    assert [problem.gold for problem in actual.problems] == golds and not actual.sources[0].warnings
 
 
 def test_a_reward_function_gets_golds_as_they_are(tmp_path: Path) -> None:
-    jsonl("rows.jsonl")(tmp_path, [{"question": "?", "answer": SOLUTION}])
+    jsonl(tmp_path, [{"question": "?", "answer": SOLUTION}], "rows.jsonl")
     (tmp_path / "own.py").write_text("def reward(question, answer, gold):\n    return 1.0\n")
     run = 'directory = "run"\nadapter.model = "a/b"\ntarget.model = "a/c"\ndata.train = "rows.jsonl"\n'
     (tmp_path / "run.toml").write_text(
@@ -147,7 +148,7 @@ def test_earlier_turns_are_asked_as_turns(tmp_path: Path) -> None:
     said = ["system\nBe short.", "user\n1 + 1?", "assistant\n2", "user\n2 + 2?"]
     assert (
         text
-        == "".join(f"<|im_start|>{each}<|im_end|>\n" for each in said) + "<|im_start|>assistant\n"
+        == "".join(f"<|im_start|>{turn}<|im_end|>\n" for turn in said) + "<|im_start|>assistant\n"
     )
 
 
@@ -230,11 +231,13 @@ def test_a_template_without_a_column_or_beside_a_question_column_or_with_a_wrong
 def test_a_checkout_of_gsm8k_is_read_once_and_its_count_compared(tmp_path: Path) -> None:
     for split in ("train", "test"):
         for name in (split, f"{split}_socratic"):
-            jsonl(f"{name}.jsonl")(
-                tmp_path / "gsm8k", [{"question": f"{split}?", "answer": SOLUTION}]
+            jsonl(
+                tmp_path / "gsm8k", [{"question": f"{split}?", "answer": SOLUTION}], f"{name}.jsonl"
             )
-    jsonl("example_model_solutions.jsonl")(
-        tmp_path / "gsm8k", [{"question": "?", "ground_truth": "A: 18"}]
+    jsonl(
+        tmp_path / "gsm8k",
+        [{"question": "?", "ground_truth": "A: 18"}],
+        "example_model_solutions.jsonl",
     )
     paths = {"paths": {"gsm8k": "./gsm8k"}}
     data = resolve(DataConfig.model_validate({"train": "gsm8k", "eval": "gsm8k"} | paths), tmp_path)
@@ -268,7 +271,7 @@ def test_a_question_that_comes_again_is_counted_with_its_other_golds(tmp_path: P
 
 
 def test_a_folder_in_another_layout_than_the_set_s_names_the_way_out(tmp_path: Path) -> None:
-    jsonl("test.jsonl")(tmp_path / "olympiadbench", [{"question": "?", "final_answer": ["4"]}])
+    jsonl(tmp_path / "olympiadbench", [{"question": "?", "final_answer": ["4"]}], "test.jsonl")
     with pytest.raises(
         DataError,
         match=r"It has test\.jsonl; where one of these holds the problems, give it as path",
@@ -297,7 +300,9 @@ def test_the_kind_of_a_file_is_known_by_its_suffix_in_any_case_and_packed(tmp_pa
     }
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-        assert [each.gold for each in of_file(tmp_path / name).problems] == ["1", "2", "3"], name
+        assert [problem.gold for problem in of_file(tmp_path / name).problems] == ["1", "2", "3"], (
+            name
+        )
     assert len(of_file(tmp_path).problems) == 3 * len(files)
     for name, content in {
         "x.jsonl.gz": lines,
@@ -328,10 +333,10 @@ def test_values_of_every_kind_are_read_or_named(tmp_path: Path) -> None:
 def test_a_row_without_an_id_has_its_number_and_a_missing_word_is_no_gold(tmp_path: Path) -> None:
     rows = [{"id": None}, {"id": ""}, {"id": "x"}]
     actual = loaded(tmp_path, [row | {"question": "?", "answer": "4"} for row in rows])
-    assert [each.prompt_id for each in actual.problems] == ["1", "2", "x"]
+    assert [problem.prompt_id for problem in actual.problems] == ["1", "2", "x"]
     words = ["None", "nan", "NULL", "N/A", "Na", "none of these", "6"]
     actual = loaded(tmp_path, [{"question": "?", "answer": word} for word in words])
-    assert [each.gold for each in actual.problems] == words[4:]
+    assert [problem.gold for problem in actual.problems] == words[4:]
     assert (
         len(
             loaded(
@@ -344,7 +349,7 @@ def test_a_row_without_an_id_has_its_number_and_a_missing_word_is_no_gold(tmp_pa
 
 def test_a_gguf_file_as_a_model_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    jsonl("rows.jsonl")(tmp_path, [{"question": "?", "answer": "4"}])
+    jsonl(tmp_path, [{"question": "?", "answer": "4"}], "rows.jsonl")
     run = 'directory = "run"\nadapter.model = "model.gguf"\ndata.train = "rows.jsonl"\nalgorithm.iterations = 1\n'
     (tmp_path / "run.toml").write_text(f'{run}target.model = "a/c"\n')
     with pytest.raises(

@@ -1,21 +1,44 @@
-"""Two learner ranks, in processes of their own, against one."""
+"""Two learner ranks, in processes of their own, against one.
+
+The file is also the ranks' script: `RANK FOLDER STAGE` trains, saves and resumes, and writes a report.
+"""
 
 import functools
 import json
+import math
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.tensor import DTensor
 
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.host.process import no_teardown
+from prefixrl.learner.models import distributed, head
 from prefixrl.learner.models.model import Models
+from prefixrl.learner.training import checkpoint
+from prefixrl.learner.training.checkpoint import TrainerState
+from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.plan import plan_iteration
-from support.models.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model
-from support.runs.rank_process import MICRO_BATCH_TOKENS, PRIME, STEPS, figures, run_ranks
+from support.models.tiny_model import (
+    DEEPSPEED_WARNINGS,
+    random_iteration,
+    run_config,
+    save_model,
+    whole,
+)
+from support.runs.ranks import run_ranks, share_of_rank
 
 pytestmark = [pytest.mark.slow, *DEEPSPEED_WARNINGS]
 
+RANKS = 2
+ITERATIONS = 10
+MICRO_BATCH_TOKENS = 16
+"""Few enough that ranks would often run different numbers of forwards."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "grouped": {},
     "low rank": {"lora": {"rank": 4, "alpha": 8}},
@@ -23,12 +46,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 """The ranks compute a group's prompt once for its rows, here every row has its own.
 
-With "low rank" the ranks also pack rows and checkpoint gradients: that changes no step either.
-
 Their head takes the vocabulary in several blocks, here it is one."""
-ITERATIONS = 10
-STAGES = [2, *(pytest.param(each, marks=pytest.mark.nightly) for each in (0, 1, 3))]
-Told = Callable[[int], list[dict[str, Any]]]
+OF_RANKS = {"low rank": {"gradient_checkpointing": True, "packed": True}}
+"""Options of the ranks alone, which change no step."""
+STAGES = [2, *(pytest.param(stage, marks=pytest.mark.nightly) for stage in (0, 1, 3))]
+Reports = Callable[[int], list[dict[str, Any]]]
 """Reports of a stage, by rank."""
 GROUPED = {
     "name": "rloo",
@@ -36,39 +58,55 @@ GROUPED = {
     "kl_limit": 1e-7,
 }
 """An objective without a critic: the ranks must agree on denominators and on when to stop."""
+PRM = {
+    "model": "unused",
+    "format": "step_tag",
+    "placement": "step",
+    "outcome_coefficient": 0.5,
+    "coefficient": 0.5,
+}
+STEPS: dict[str, Any] = {
+    "mode": "direct",
+    "target": None,
+    "scorer": {"prm": PRM},
+    "algorithm": {"name": "grpo", "zscore": "buffer", "kl": 0.0},
+}
+PRIME: dict[str, Any] = STEPS | {
+    "algorithm": {"name": "prime", "kl": 0.01, "kl_placement": "loss", "kl_estimator": "k3"},
+    "implicit_reward": {"lr": 3e-3, "baseline": "code", "gamma": 0.9},
+}
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
     @functools.cache
-    def told_of(stage: int) -> list[dict[str, Any]]:
-        return [rank[str(stage)] for rank in reports(tmp_path_factory.mktemp("ranks"), (stage,))]
+    def of_stage(stage: int) -> list[dict[str, Any]]:
+        return run_stage(tmp_path_factory.mktemp("ranks"), stage)
 
-    return told_of
+    return of_stage
 
 
-def reports(folder: Path, stages: tuple[int, ...]) -> list[dict[str, dict[str, Any]]]:
-    """Run two ranks; their reports by rank and stage."""
+def run_stage(folder: Path, stage: int) -> list[dict[str, Any]]:
+    """Run two ranks; their reports by rank."""
     save_model(folder / "adapter", is_tied=True)
     save_model(folder / "untied")
-    (folder / "grouped.json").write_text(json.dumps(GROUPED))
-    with pytest.MonkeyPatch.context() as changed:
-        changed.setenv("TORCH_EXTENSIONS_DIR", str(folder / "extensions"))
-        run_ranks("support.runs.rank_process", 2, folder, *stages)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TORCH_EXTENSIONS_DIR", str(folder / "extensions"))
+        run_ranks(__file__, RANKS, folder, stage)
     assert not (folder / "extensions").exists()  # a first start compiles nothing
-    return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(2)]
+    return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(RANKS)]
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_two_ranks_train_what_one_trains(told: Told, stage: int, tmp_path: Path) -> None:
+def test_two_ranks_train_what_one_trains(reports: Reports, stage: int, tmp_path: Path) -> None:
     config = run_config(
         save_model(tmp_path / "adapter", is_tied=True), learner={"shared_prompts": False}
     )
     models = Models.load(config, 0, 1, config.adapter.model)
     for iteration in range(ITERATIONS):
         alone = train_iteration(models, random_iteration(iteration), config, 20).steps
-        for mine, theirs in zip(alone, told(stage)[0]["steps"][iteration], strict=True):
-            assert theirs == pytest.approx(mine, abs=1e-5)
+        for mine, of_ranks in zip(alone, reports(stage)[0]["steps"][iteration], strict=True):
+            assert of_ranks == pytest.approx(mine, abs=1e-5)
 
 
 def test_the_recorded_batches_leave_some_rank_with_fewer_forwards_than_the_other() -> None:
@@ -83,7 +121,7 @@ def test_the_recorded_batches_leave_some_rank_with_fewer_forwards_than_the_other
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("stage", STAGES)
 def test_two_ranks_train_what_one_trains_without_a_critic_with_masks_and_a_kl_limit(
-    told: Told, stage: int, options: str, tmp_path: Path
+    reports: Reports, stage: int, options: str, tmp_path: Path
 ) -> None:
     model = save_model(tmp_path / "adapter", is_tied=options != "low rank head")
     config = run_config(
@@ -93,57 +131,59 @@ def test_two_ranks_train_what_one_trains_without_a_critic_with_masks_and_a_kl_li
     for iteration in range(2):
         alone = train_iteration(models, random_iteration(iteration), config, 20)
         assert alone.means["steps_left_out"] == 2.0
-        for mine, theirs in zip(alone.steps, told(stage)[0][options][iteration], strict=True):
-            assert theirs == pytest.approx(mine, abs=1e-5)
+        for mine, of_ranks in zip(alone.steps, reports(stage)[0][options][iteration], strict=True):
+            assert of_ranks == pytest.approx(mine, abs=1e-5)
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_two_ranks_train_a_reward_model_as_one_does(told: Told, stage: int, tmp_path: Path) -> None:
+def test_two_ranks_train_a_reward_model_as_one_does(
+    reports: Reports, stage: int, tmp_path: Path
+) -> None:
     model = save_model(tmp_path / "adapter", is_tied=True)
     config = run_config(model, learner={"shared_prompts": False}, **PRIME)
     models = Models.load(config, 0, 1, config.adapter.model)
-    for iteration, theirs in enumerate(told(stage)[0]["prime"]["figures"]):
+    for iteration, of_ranks in enumerate(reports(stage)[0]["prime"]["figures"]):
         alone = figures(models, config, iteration)
         assert {"reward_model_loss", "reward_model_accuracy", "process_advantage_ratio"} <= alone[
             0
         ].keys()
         assert iteration == 0 or alone[0]["process_largest_return"] > 0.001
-        for one, two in zip(alone, theirs, strict=True):
-            assert two == pytest.approx(one, abs=2e-5)
-    assert [rank["prime"]["exported"] for rank in told(stage)] == [26, 0]
+        for of_one, two in zip(alone, of_ranks, strict=True):
+            assert two == pytest.approx(of_one, abs=2e-5)
+    assert [rank["prime"]["exported"] for rank in reports(stage)] == [26, 0]
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_two_ranks_reward_steps_as_one_does(told: Told, stage: int, tmp_path: Path) -> None:
+def test_two_ranks_reward_steps_as_one_does(reports: Reports, stage: int, tmp_path: Path) -> None:
     model = save_model(tmp_path / "adapter", is_tied=True)
     config = run_config(model, learner={"shared_prompts": False}, **STEPS)
     models = Models.load(config, 0, 1, config.adapter.model)
-    for iteration, theirs in enumerate(told(stage)[0]["step rewards"]):
+    for iteration, of_ranks in enumerate(reports(stage)[0]["step rewards"]):
         alone = train_iteration(models, random_iteration(iteration), config, 20).row_advantages
-        assert theirs == pytest.approx(alone, abs=1e-5)
+        assert of_ranks == pytest.approx(alone, abs=1e-5)
         assert max(map(abs, alone)) > 0.1
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_all_ranks_see_the_same_figures(told: Told, stage: int) -> None:
+def test_all_ranks_see_the_same_figures(reports: Reports, stage: int) -> None:
     for name in ("steps", "went_on", "resumed", "poisoned", "probe", "grouped", "step rewards"):
-        assert told(stage)[0][name] == told(stage)[1][name]
-    assert told(stage)[0]["prime"]["figures"] == told(stage)[1]["prime"]["figures"]
+        assert reports(stage)[0][name] == reports(stage)[1][name]
+    assert reports(stage)[0]["prime"]["figures"] == reports(stage)[1]["prime"]["figures"]
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_two_ranks_resume_bitwise(told: Told, stage: int) -> None:
-    assert told(stage)[0]["resumed"] == told(stage)[0]["went_on"]
+def test_two_ranks_resume_bitwise(reports: Reports, stage: int) -> None:
+    assert reports(stage)[0]["resumed"] == reports(stage)[0]["went_on"]
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_bad_row_on_one_rank_drops_the_step_on_both(told: Told, stage: int) -> None:
-    assert sorted(told(stage)[0]["poisoned"]) == [0.0, 1.0]
+def test_a_bad_row_on_one_rank_drops_the_step_on_both(reports: Reports, stage: int) -> None:
+    assert sorted(reports(stage)[0]["poisoned"]) == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_with_sharded_weights_the_reference_is_sharded_too(told: Told, stage: int) -> None:
-    shares = [rank["reference_share"] for rank in told(stage)]
+def test_with_sharded_weights_the_reference_is_sharded_too(reports: Reports, stage: int) -> None:
+    shares = [rank["reference_share"] for rank in reports(stage)]
     if stage == 3:
         assert sum(shares) == pytest.approx(1.0) and max(shares) < 0.6
     else:
@@ -151,6 +191,109 @@ def test_with_sharded_weights_the_reference_is_sharded_too(told: Told, stage: in
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_only_rank_0_holds_the_published_weights(told: Told, stage: int) -> None:
-    assert len(told(stage)[0]["published"]) == 26
-    assert told(stage)[1]["published"] == []
+def test_only_rank_0_holds_the_published_weights(reports: Reports, stage: int) -> None:
+    assert len(reports(stage)[0]["published"]) == 26
+    assert reports(stage)[1]["published"] == []
+
+
+# --- what a rank does -------------------------------------------------------------------------------------------------
+
+
+def main(rank: int, folder: Path, stage: int) -> None:
+    head.BLOCK_ENTRIES = 300  # so that the vocabulary is several blocks
+    report = one_stage(rank, folder, stage)
+    for name, options in OPTIONS.items():
+        model = folder / ("untied" if name == "low rank head" else "adapter")
+        report[name] = grouped(rank, model, stage, options | OF_RANKS.get(name, {}))
+    report["prime"] = with_process_rewards(rank, folder, stage)
+    report["step rewards"] = with_step_rewards(rank, folder, stage)
+    (folder / f"rank_{rank}.json").write_text(json.dumps(report))
+    distributed.stop()
+
+
+def one_stage(rank: int, folder: Path, stage: int) -> dict[str, Any]:
+    config = run_config(folder / "adapter", learner=learner(stage))
+    models = Models.load(config, rank, RANKS, config.adapter.model)
+    steps = [train(models, config, iteration) for iteration in range(ITERATIONS)]
+    state = TrainerState(ITERATIONS, models.optimizer_steps, RANKS)
+    checkpoint.save(folder / f"stage_{stage}", models, state)
+    went_on = train(models, config, ITERATIONS)
+    poisoned = train(models, config, ITERATIONS + 1, poisoned_row=0)
+    resumed = Models.load(config, rank, RANKS, config.adapter.model)
+    checkpoint.load(folder / f"stage_{stage}", resumed)
+    return {
+        "steps": steps,
+        "went_on": went_on,
+        "resumed": train(resumed, config, ITERATIONS),
+        "poisoned": [step["actor_applied"] for step in poisoned],
+        "probe": resumed.probe_logprobs([whole([3, 4, 5])]).tolist(),
+        "reference_share": reference_share(models),
+        "published": sorted(resumed.state_dict_for_publication()),
+    }
+
+
+def learner(stage: int) -> dict[str, Any]:
+    zero = {"zero_optimization": {"stage": stage}}
+    return {"deepspeed": zero, "micro_batch_tokens": MICRO_BATCH_TOKENS}
+
+
+def reference_share(models: Models) -> float:
+    """Return the share of the reference model that this rank holds."""
+    assert models.reference is not None
+    weights = list(models.reference.parameters())
+    parts = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
+    return sum(part.numel() for part in parts) / sum(weight.numel() for weight in weights)
+
+
+def grouped(
+    rank: int, model: Path, stage: int, options: dict[str, Any]
+) -> list[list[dict[str, float]]]:
+    config = run_config(model, learner=learner(stage) | options, algorithm=GROUPED)
+    models = Models.load(config, rank, RANKS, config.adapter.model)
+    return [train(models, config, iteration) for iteration in range(2)]
+
+
+def with_process_rewards(rank: int, folder: Path, stage: int) -> dict[str, object]:
+    config = run_config(folder / "adapter", learner=learner(stage), **PRIME)
+    models = Models.load(config, rank, RANKS, config.adapter.model)
+    steps = [figures(models, config, iteration) for iteration in range(3)]
+    reward = models.reward.trained if models.reward else None
+    return {"figures": steps, "exported": len(models.state_dict_for_publication(reward))}
+
+
+def with_step_rewards(rank: int, folder: Path, stage: int) -> list[list[float]]:
+    config = run_config(folder / "adapter", learner=learner(stage), **STEPS)
+    models = Models.load(config, rank, RANKS, config.adapter.model)
+    return [list(iterated(models, config, iteration).row_advantages) for iteration in range(2)]
+
+
+def figures(models: Models, config: RunConfig, iteration: int) -> list[dict[str, float]]:
+    metrics = iterated(models, config, iteration)
+    means = {
+        name: mean
+        for name, mean in metrics.means.items()
+        if name.startswith(("reward_model", "process"))
+    }
+    return [means, *metrics.steps]
+
+
+def train(
+    models: Models, config: RunConfig, iteration: int, poisoned_row: int | None = None
+) -> list[dict[str, float]]:
+    return list(iterated(models, config, iteration, poisoned_row).steps)
+
+
+def iterated(
+    models: Models, config: RunConfig, iteration: int, poisoned_row: int | None = None
+) -> IterationMetrics:
+    data = random_iteration(iteration)
+    if poisoned_row is not None:
+        sample = data.samples[poisoned_row]
+        poison = {poisoned_row: replace(sample, logprobs=sample.logprobs * math.nan)}
+        data = replace(data, samples=data.samples | poison)
+    return train_iteration(models, share_of_rank(models, data, config), config, 20)
+
+
+if __name__ == "__main__":
+    with no_teardown():
+        main(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -152,15 +152,15 @@ def test_a_restarted_weight_server_waits_for_its_port(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, _, port = servers.weights_endpoint.removeprefix("tcp://").rpartition(":")
-    restart, taken = servers._restart, socket.socket()
+    start, taken = servers._start, socket.socket()
 
-    def restart_while_taken(name: str) -> None:
+    def start_while_taken(name: str, is_restart: bool) -> None:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind((host, int(port)))
         taken.listen()
-        restart(name)
+        start(name, is_restart)
 
-    monkeypatch.setattr(servers, "_restart", restart_while_taken)
+    monkeypatch.setattr(servers, "_start", start_while_taken)
     kill(servers, module.WEIGHT_SERVER)
     first = servers._processes[module.WEIGHT_SERVER]
     time.sleep(3.0)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from e2e.ppo_loop import Recipe, ReferenceLoop, Row
 from prefixrl.common.config.run import RunConfig
 from prefixrl.learner.models import model
 from prefixrl.learner.models.batch import IterationData
@@ -15,7 +16,6 @@ from prefixrl.learner.models.model import Models
 from prefixrl.learner.training import iteration
 from prefixrl.learner.training.plan import shuffled_rows
 from support.models.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config
-from support.reference.ppo_loop import Recipe, ReferenceLoop, Row
 from support.tiers import mostly_nightly
 
 pytestmark = DEEPSPEED_WARNINGS
@@ -81,9 +81,9 @@ def test_the_comparison_notices_a_mean_of_the_micro_batches_means(
     optimise, straight = iteration._optimise, iteration.ppo.policy_loss
     forwards = [0]
 
-    def counting(models: Models, own: Any, *others: Any) -> Any:
-        forwards[0] = len(own)
-        return optimise(models, own, *others)
+    def counting(models: Models, micro_batches: Any, *arguments: Any) -> Any:
+        forwards[0] = len(micro_batches)
+        return optimise(models, micro_batches, *arguments)
 
     def mean_of_means(terms: Any, settings: Any, normaliser: float) -> Any:
         return straight(terms, settings, float(terms.mask.sum()) * forwards[0])

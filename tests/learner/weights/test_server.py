@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from prefixrl.common.weights.folders import prune
-from prefixrl.common.weights.snapshot import describe, write_snapshot
+from prefixrl.common.weights.snapshot import Verifier, describe, view_tensors, write_snapshot
 from prefixrl.common.wire.keys import add_client, read_client_key, remove_client
 from prefixrl.common.wire.messages.weights import (
     Chunk,
@@ -23,7 +23,6 @@ from prefixrl.learner.weights.server import OPEN_SNAPSHOTS, Snapshots, answer
 from support import keys
 from support.fakes import publish, weight_server
 from support.keys import key
-from support.models.versioned import rebuild
 
 
 @pytest.fixture
@@ -47,7 +46,9 @@ def whole(snapshots: Snapshots, version: int) -> bytes:
 def test_the_chunks_are_the_file(snapshots: Snapshots, tmp_path: Path) -> None:
     data = whole(snapshots, 3)
     assert data == (tmp_path / "v00000003" / "weights.bin").read_bytes()
-    assert rebuild(manifest_of(snapshots, 3), bytearray(data)).keys() == publish(tmp_path, 3).keys()
+    manifest, view = manifest_of(snapshots, 3), memoryview(bytearray(data))
+    Verifier(manifest, view).advance(manifest.size_bytes)
+    assert view_tensors(manifest, view).keys() == publish(tmp_path, 3).keys()
 
 
 @pytest.mark.parametrize("index", [-1, 10_000, 2**62])
@@ -132,7 +133,7 @@ def test_malformed_requests_are_passed_over(client: Client[FromWeights, ToWeight
         client._socket.send(junk)
     client.send(GetChunk(1, 0))
     answers = [client.receive(20.0) for _ in range(2)]
-    assert [type(each[0]) for each in answers if each] == [Manifest, Chunk]
+    assert [type(reply[0]) for reply in answers if reply] == [Manifest, Chunk]
 
 
 def test_a_peer_whose_key_was_removed_gets_nothing_more_and_ends_no_server(tmp_path: Path) -> None:

@@ -2,12 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from support.models.process_models import trained_step_tag, trained_two_class
+from support.models.process_models import STEP_TAG_MODEL, trained_two_class
 
 
-@pytest.fixture(scope="session")
-def step_tag_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained_step_tag(tmp_path_factory.mktemp("step_tag"))
+@pytest.fixture
+def step_tag_model() -> Path:
+    return STEP_TAG_MODEL
 
 
 @pytest.fixture(scope="session")

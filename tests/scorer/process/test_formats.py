@@ -6,14 +6,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from prefixrl.common.errors import ConfigError
+from prefixrl.deploy.examples.arithmetic.build import make_tokenizer
 from prefixrl.scorer.process.formats import StepForm
-from support.models.process_models import (
-    STEP_TAG,
-    TWO_CLASS,
-    byte_tokenizer,
-    settings_of,
-    word_tokenizer,
-)
+from support.models.process_models import STEP_TAG, TWO_CLASS, byte_tokenizer, settings_of
 from support.paths import EXAMPLE
 
 FOLDER = EXAMPLE / "target"  # only its name is shown
@@ -66,7 +61,7 @@ def test_an_answer_writes_no_tag_and_no_special_token_itself() -> None:
     ("tokenizer", "keys", "said"),
     [
         (
-            word_tokenizer([]),
+            make_tokenizer(),
             STEP_TAG,
             r"step_tag = 'ки': the tokenizer of .*target reads the tag as",
         ),
@@ -130,8 +125,10 @@ def test_a_candidate_that_is_missing_is_refused_with_what_it_became(
 
 
 def test_a_candidate_that_is_an_unknown_word_is_refused() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["ки"])
     with pytest.raises(ConfigError, match=r"good_token = '\+': .*reads it as '<\|unknown\|>'"):
-        form_of(word_tokenizer(["ки"]), **STEP_TAG).candidates()
+        form_of(tokenizer, **STEP_TAG).candidates()
 
 
 def test_a_template_that_drops_the_answer_is_refused() -> None:

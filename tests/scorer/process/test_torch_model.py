@@ -40,7 +40,7 @@ def test_a_good_answer_is_above_a_corrupted_one_in_nine_of_ten_pairs(
     corrupted = scores.scores([marked(form, question, wrong) for question, _, wrong, _ in pairs])
     above = sum(min(right) > min(wrong) for right, wrong in zip(good, corrupted, strict=True))
     assert above >= 0.9 * PAIRS
-    assert all(len(each) == 2 for each in (*good, *corrupted))
+    assert all(len(scores_of_steps) == 2 for scores_of_steps in (*good, *corrupted))
 
 
 def test_a_batch_gives_each_row_the_scores_it_has_alone(
@@ -54,8 +54,8 @@ def test_a_batch_gives_each_row_the_scores_it_has_alone(
     ]
     together = scores.scores(rows)
     alone = [scores.scores([row])[0] for row in rows]
-    for one, other in zip(together, alone, strict=True):
-        assert one == pytest.approx(other, abs=1e-6)
+    for scores_together, other in zip(together, alone, strict=True):
+        assert scores_together == pytest.approx(other, abs=1e-6)
 
 
 @torch.inference_mode()
@@ -91,7 +91,8 @@ def test_a_constant_model_is_refused(step_tag_model: Path, tmp_path: Path) -> No
     tensors = load_file(folder / "model.safetensors")
     form, _ = loaded(step_tag_model, "step_tag")
     good, bad = form.candidates()
-    tensors["lm_head.weight"][good] = tensors["lm_head.weight"][bad]
+    head = tensors["model.embed_tokens.weight"]  # tied
+    head[good] = head[bad]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(DataError, match=r"scores 0\.5 to 0\.5: a constant reward teaches nothing"):
         load_scoring(settings_of(folder, **STEP_TAG), str(folder))
@@ -120,6 +121,6 @@ def test_a_candidate_beyond_the_output_layer_is_refused(
 def test_positions_that_the_model_lacks_are_refused(step_tag_model: Path) -> None:
     form, model = loaded(step_tag_model, "step_tag")
     with pytest.raises(
-        ConfigError, match=r"max_tokens = 300: .* has positions for 256; lower max_tokens to that"
+        ConfigError, match=r"max_tokens = 300: .* has positions for 128; lower max_tokens to that"
     ):
         StepScoring(settings_of(step_tag_model, **STEP_TAG | {"max_tokens": 300}), form, model)

@@ -283,7 +283,7 @@ def test_one_stack_trace_is_logged_per_kind_of_failure_and_the_others_are_counte
     path.write_text("def score(question, answer, gold):\n    raise ValueError(answer)\n")
     function = Scoring(f"{path}:score")
     for number in range(100):
-        assert function.score(ChildQuestion("4", f"row {number}", 5)).outcome == "error"
+        assert function.score(ChildQuestion("4", f"row {number}", 5)).status == "error"
     first, *others = caplog.records
     assert first.exc_info is not None and "row 0" in str(first.exc_info[1])
     assert [each.exc_info for each in others] == [None, None]

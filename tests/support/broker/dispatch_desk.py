@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.messages.fields import Role
-from prefixrl.common.wire.messages.groups import Prompt, Sampling
+from prefixrl.common.wire.messages.groups import Prompt
 from prefixrl.common.wire.messages.learner import FromBroker
 from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.worker import Hello, PrefixTask
@@ -17,8 +17,6 @@ from prefixrl.learner.data import problems
 from prefixrl.learner.data.order import PromptOrder
 from support import messages
 from support.fakes import sampled
-
-SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
 
 
 def hello(role: Role) -> Hello:
@@ -36,7 +34,7 @@ class Desk:
 
     def __post_init__(self) -> None:
         config = self.config
-        prompts = [each.prompt() for each in problems.load(config.data.train, config.data)]
+        prompts = [problem.prompt() for problem in problems.load(config.data.train, config.data)]
         order = PromptOrder(prompts, config.seed, None)
         self.ledger = make_ledger(config, order)
         self.dispatcher = Dispatcher(config, self.ledger, order, TaskNames("e", b"key"))
@@ -60,15 +58,15 @@ class Desk:
     def dispatch(self) -> None:
         self.now_s += 0.1
         self.dispatcher.dispatch(self.now_s)
-        names = {each.identity: each.name for each in self.dispatcher.registry.by_identity.values()}
+        workers = self.dispatcher.registry.by_identity
         for identity, message, _ in self.dispatcher.outbox.after_sync():
-            self.inboxes[names[identity]].append(message)
+            self.inboxes[workers[identity].name].append(message)
 
     def tasks(self, worker: Worker, kind: type[Any]) -> list[Any]:
         """Return the messages of a type that a worker received since the last call."""
-        got = [each for each in self.inboxes[worker.name] if isinstance(each, kind)]
-        self.inboxes[worker.name] = [each for each in self.inboxes[worker.name] if each not in got]
-        return got
+        inbox = self.inboxes[worker.name]
+        self.inboxes[worker.name] = [message for message in inbox if not isinstance(message, kind)]
+        return [message for message in inbox if isinstance(message, kind)]
 
     def sample_everything(self, rollout: Worker) -> int:
         """Let a rollout work until it gets nothing more; groups sampled."""

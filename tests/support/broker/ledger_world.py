@@ -1,6 +1,4 @@
-"""A world around a ledger for property tests.
-
-Workers that deliver late, twice, wrongly or never, and a learner that crashes.
+"""A world around a ledger for property tests: workers that deliver late, twice, wrongly or never, and a learner.
 
 Every sampled row says in its own tokens which version wrote it and in which draw, and every verdict names the draw it
 judged: ages and pairings are read from the data, never from the ledger's own books."""
@@ -9,10 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-import msgspec
-
 from prefixrl.common.config.algorithm import AdmissionRule
-from prefixrl.common.journal.records import LedgerState, Record
+from prefixrl.common.journal.records import Record
 from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, ScoredGroup
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.learner.broker.groups.admission import Admission
@@ -68,13 +64,9 @@ class World:
     scoring: list[ScoreItem] = field(default_factory=list)
     ghosts: list[tuple[GroupPrefixes, ...]] = field(default_factory=list)
     """Prefixes whose lease was given up: they may still arrive, scored or not."""
-    segments: list[tuple[int, LedgerState]] = field(default_factory=list)
-    """Starts of segments, each with the number of records before it."""
     trained: dict[int, tuple[int, ...]] = field(default_factory=dict)
     draws: int = 0
     over: bool = False
-    resumed_at: int = 0
-    """Iterations completed at the last restart."""
     is_changed: bool = False
     """True if the length of the run was changed."""
     starved: Starved | None = None
@@ -174,10 +166,6 @@ class World:
         self.completed += 1
         return True
 
-    def batch_only(self) -> None:
-        """A batch is handed out and written down, and the learner dies before it is trained."""
-        self.ask()
-
     def _check_batch(self, choice: Choice, is_new: bool) -> None:
         iteration, shape = self.completed, self.shape
         before = self.trained.get(iteration)
@@ -192,10 +180,10 @@ class World:
             assert group.version == version
             passes = self.passes(group.prefixes)
             assert passes or shape.fills, "trained although the filter objects"
-            left = is_new and self.ledger.states().get("scored")
-            assert passes or not left, "a spare took the place of a group that passed"
-            for row, said in zip(group.prefixes.rows, group.verdicts, strict=True):
-                assert said.extracted == str(token_ids(row.tokens)[1]), (
+            has_others = is_new and self.ledger.states().get("scored")
+            assert passes or not has_others, "a spare took the place of a group that passed"
+            for row, verdict in zip(group.prefixes.rows, group.verdicts, strict=True):
+                assert verdict.extracted == str(token_ids(row.tokens)[1]), (
                     "a verdict on other prefixes"
                 )
         if shape.max_staleness == 0:
@@ -204,54 +192,6 @@ class World:
             seq for other, seqs in self.trained.items() if other != iteration for seq in seqs
         }
         assert not elsewhere & set(choice.seqs), "trained twice"
-
-    def restart(self, completed: int) -> None:
-        """Broker and learner die; the learner resumes from a checkpoint at `completed`. Workers keep what they hold."""
-        for item in self.sampling:
-            self.ghosts.append(self.sample(item))
-        self.ghosts.extend(item.groups for item in self.scoring)
-        self.sampling.clear()
-        self.scoring.clear()
-        self.ledger = self._new()
-        self.ledger.replay(self.records, completed)
-        self._compare_with_the_newest_segment(completed)
-        self.completed = self.resumed_at = completed
-        self.over = False
-        self.starved = None
-
-    def change_length(self, length: int) -> None:
-        """The run is stopped, and goes on as one of another length: iterations, or rounds of its places."""
-        if self.shape.iterations is not None:
-            self.shape.iterations = length
-            # What was trained beyond the end, after the checkpoint, is given up with it.
-            self.trained = {
-                t: seqs for t, seqs in self.trained.items() if t < max(length, self.completed)
-            }
-        else:
-            self.shape.places = length
-        self.is_changed = True
-        self.restart(self.completed)
-        self._sync()
-
-    def begin_segment(self) -> None:
-        """The journal's next segment begins, as bytes on a disk."""
-        assert not self.ledger.records
-        state = msgspec.msgpack.decode(
-            msgspec.msgpack.encode(self.ledger.state()), type=LedgerState
-        )
-        self.segments.append((len(self.records), state))
-
-    def _compare_with_the_newest_segment(self, completed: int) -> None:
-        """A ledger that begins at a segment holds what the whole journal tells."""
-        for before, state in reversed(self.segments):
-            if state.completed <= completed:
-                short = self._new()
-                short.replay([state, *self.records[before:]], completed)
-                short.counts.duplicates_ignored = 0  # no record tells them
-                short.check()
-                assert short.state() == self.ledger.state()
-                assert short.states() == self.ledger.states()
-                return
 
     def _sync(self) -> None:
         """Written down before anybody is told, as the server does."""
@@ -267,8 +207,8 @@ class World:
             "the counts are not those of the groups"
         )
         assert sum(counts.filtered_by_source.values()) == counts.filtered
-        gone = counts.trained + counts.filtered + counts.failed + counts.expired
-        assert counts.issued == gone + len(live)
+        ended = counts.trained + counts.filtered + counts.failed + counts.expired
+        assert counts.issued == ended + len(live)
         assert counts.trained == sum(len(self.trained[t]) for t in range(self.completed))
         # Groups whose batch is recorded have their iteration; the others share those after it.
         chosen = {seq for seqs in ledger.batches.values() for seq in seqs}
@@ -282,7 +222,7 @@ class World:
         ]
         for until in range(first - 1, max(due, default=0) + 1):
             fits = shape.batch_groups * (until - first + 1)
-            assert sum(each <= until for each in due) <= fits, (
+            assert sum(last <= until for last in due) <= fits, (
                 f"more groups due by {until} than can be trained"
             )
         if shape.over_sampling == 1 and not self.is_changed:
@@ -300,48 +240,6 @@ class World:
             shape.batch_groups * (version + shape.max_staleness + 1 - chosen) - states["scored"]
         )
         assert under_way <= -(-shape.over_sampling * needed // 1), "more under way than the cap"
-
-    def advance(self) -> None:
-        """Everybody works properly for one iteration."""
-        while self.start_sampling(self.completed):
-            pass
-        while self.sampling:
-            self.deliver_prefixes(self.sample(self.sampling.pop()))
-        while self.start_scoring():
-            self.deliver_scores(self.scoring.pop().groups)
-        for item in [*self.scoring]:
-            self.scoring.remove(item)
-            self.deliver_scores(item.groups)
-        self.train()
-
-    def finish(self) -> None:
-        """Everybody works properly from now on: the run must end, with nothing left over."""
-        for _ in range(5000):
-            self.advance()
-            self.check()
-            if self.over:
-                break
-        assert self.over, "the run hangs"
-        if self.starved is None or self.starved.why == "data":
-            assert self.ledger.outstanding == sum(map(len, self.ledger.batches.values()))
-            assert not self.ledger.batches or self.is_changed, (
-                "only a run that was shortened leaves a batch"
-            )
-            assert (self.starved is None) == bool(self.trained)
-        else:
-            assert self.shape.passing == 0 and not self.shape.fills
-        if self.starved is None and self.shape.iterations is not None:
-            assert self.completed == max(self.shape.iterations, self.resumed_at), (
-                "a shortened run went on"
-            )
-        if self.starved is None and self.shape.places is not None:
-            books = self.ledger.counts
-            ended = books.trained + books.filtered + books.failed
-            assert ended == max(self.shape.places, self.ledger.state().next_prompt), (
-                "a prompt was lost"
-            )
-        counts = Counter(seq for seqs in self.trained.values() for seq in seqs)
-        assert not counts or max(counts.values()) == 1
 
 
 def version_of(group: GroupPrefixes) -> int:

@@ -5,8 +5,6 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,9 +19,6 @@ from support.keys import ALONE, source
 WARM = multiprocessing.get_context("forkserver")
 WARM.set_forkserver_preload(["prefixrl.rollout.weights"])  # torch, above all
 
-Report = tuple[int, str, str, int]
-"""Version, the manifest's digest, the digest of the tensors handed out, retries."""
-
 
 def pull(
     endpoint: str,
@@ -33,7 +28,7 @@ def pull(
     pause_s: float,
     pipe: "Connection[Any, Any]",
 ) -> None:
-    """Fetch versions in turn and report each.
+    """Fetch versions in turn; report version, the manifest's digest, that of the tensors handed out, and retries.
 
     Args:
         killed_after: SIGKILL itself when so many pieces have arrived.
@@ -68,7 +63,7 @@ def pull(
 
 
 class Puller:
-    """The process; see `pull` for the options."""
+    """The process, which is gone after the block; see `pull` for the options."""
 
     def __init__(
         self,
@@ -78,11 +73,14 @@ class Puller:
         file_bytes: int | None = None,
         pause_s: float = 0.0,
     ) -> None:
-        self._pipe, theirs = WARM.Pipe()
-        options = (endpoint, versions, killed_after, file_bytes, pause_s, theirs)
+        self._pipe, self._end = WARM.Pipe()
+        options = (endpoint, versions, killed_after, file_bytes, pause_s, self._end)
         self.process = WARM.Process(target=pull, args=options, daemon=True)
+
+    def __enter__(self) -> "Puller":
         self.process.start()
-        theirs.close()
+        self._end.close()
+        return self
 
     def hears(self, timeout_s: float = 60.0) -> Any:
         """Return its next report; raise EOFError if it died first."""
@@ -90,8 +88,7 @@ class Puller:
             raise AssertionError(f"nothing from the puller within {timeout_s:g} s")
         return self._pipe.recv()
 
-    def close(self) -> None:
-        """SIGKILL and wait."""
+    def __exit__(self, *error: object) -> None:
         self.process.kill()
         self.process.join()
         self.process.close()
@@ -105,13 +102,3 @@ def fresh(folder: Path) -> int:
     """A version higher than any that a test before used; no snapshot is there."""
     prune(folder, set())
     return 100 * next(numbers)
-
-
-@contextmanager
-def pulling(*arguments: Any, **options: Any) -> Iterator[Puller]:
-    """A puller that is gone afterwards."""
-    puller = Puller(*arguments, **options)
-    try:
-        yield puller
-    finally:
-        puller.close()

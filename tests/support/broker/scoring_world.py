@@ -18,7 +18,8 @@ STOP = 0
 def check_scores(
     group: ScoredGroup, rows_per_group: int, continuations: int = 1, kind: TaskKind = "train"
 ) -> None:
-    check_prefixes(group.prefixes, rows_per_group, is_by_adapter=group.version >= 0)
+    if group.version >= 0:  # a fixed prefix comes from the broker itself, and may be empty
+        check_prefixes(group.prefixes, rows_per_group)
     check_verdicts(group, continuations, kind)
 
 
@@ -46,19 +47,23 @@ class WritingEngine:
         return sum(len(job.rows) for job in self._open if job.key == key)
 
     def step(self, timeout_s: float) -> list[JobResult]:
-        done, self._open = self._open, []
-        return [JobResult(job.key, tuple(self._rows(job)), 0.1) for job in done]
+        jobs, self._open = self._open, []
+        return [JobResult(job.key, tuple(self._rows(job)), 0.1) for job in jobs]
 
     def _rows(self, job: Job) -> list[Continuation]:
         texts = self.texts if not job.key.endswith("+") else [self.texts[i] for i in self._cut]
-        made = []
+        continuations = []
         for row, text in zip(job.rows, texts, strict=True):
             ids = np.append(ByteRenderer().encode(text), STOP).astype(np.int32)
-            rest = ids[row.size - self.prompt_bytes :][: job.sampling.max_new_tokens]
-            finish: Any = "eos" if rest[-1] == STOP else "length"
-            made.append(Continuation(rest, np.zeros(0, dtype=np.float32), finish, ()))
-        self._cut = [index for index, each in enumerate(made) if each.finish == "length"]
-        return made
+            tokens = ids[row.size - self.prompt_bytes :][: job.sampling.max_new_tokens]
+            finish: Any = "eos" if tokens[-1] == STOP else "length"
+            continuations.append(Continuation(tokens, np.zeros(0, dtype=np.float32), finish, ()))
+        self._cut = [
+            index
+            for index, continuation in enumerate(continuations)
+            if continuation.finish == "length"
+        ]
+        return continuations
 
 
 class Tasks:

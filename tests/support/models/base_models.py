@@ -48,8 +48,8 @@ def edit(path: Path, **changes: Any) -> None:
 
 def run_of(target: Path, *settings: str) -> RunConfig:
     """The example's run with a base model as target, which keeps its texts and is greedy."""
-    kept = (f"target.model={target}", "scorer.keep_completions=true", "scorer.temperature=0.0")
-    return load(EXAMPLE / "run.toml", (*kept, *settings))
+    usual = (f"target.model={target}", "scorer.keep_completions=true", "scorer.temperature=0.0")
+    return load(EXAMPLE / "run.toml", (*usual, *settings))
 
 
 def task(config: RunConfig, renderer: Renderer, opening: str, problems: int = 6) -> ScoreTask:

@@ -43,20 +43,23 @@ def finish(
     engine: EmbeddedEngines, *jobs: Job, already: Iterable[str] = ()
 ) -> dict[str, JobResult]:
     """Submit jobs and run until these and those there `already` are done; nothing may be left over."""
-    for each in jobs:
-        engine.submit(each)
-    waited_for, done = {each.key for each in jobs} | set(already), dict[str, JobResult]()
-    while done.keys() < waited_for:
-        done |= {result.key: result for result in engine.step(0.0)}
+    for job_to_do in jobs:
+        engine.submit(job_to_do)
+    waited_for, results = (
+        {job_to_do.key for job_to_do in jobs} | set(already),
+        dict[str, JobResult](),
+    )
+    while results.keys() < waited_for:
+        results |= {result.key: result for result in engine.step(0.0)}
     assert engine.step(0.0) == [] and engine.waiting_rows == 0
-    return done
+    return results
 
 
-def same(left: JobResult, right: JobResult) -> bool:
+def same(first: JobResult, right: JobResult) -> bool:
     """Return True if two results are equal bit by bit."""
     return all(
         a.finish == b.finish
         and np.array_equal(a.tokens, b.tokens)
         and np.array_equal(a.logprobs, b.logprobs)
-        for a, b in zip(left.rows, right.rows, strict=True)
+        for a, b in zip(first.rows, right.rows, strict=True)
     )

@@ -89,11 +89,7 @@ def run_config(model: Path, **sections: dict[str, Any]) -> RunConfig:
             "target": {"model": str(model)},
             "data": {"train": "unused.jsonl"},
             "rollout": {"temperature": 0.7},
-            **{
-                name: value
-                for name, value in sections.items()
-                if name not in ("algorithm", "learner")
-            },
+            **sections,
             "algorithm": algorithm | sections.get("algorithm", {}),
             "learner": learner | sections.get("learner", {}),
         }

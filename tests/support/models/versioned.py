@@ -1,6 +1,7 @@
 """A tiny real model whose output says which of its versions wrote it, and what each version thinks of any text."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,8 +9,6 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from prefixrl.common.engines.interface.base import TokenIds
-from prefixrl.common.weights.snapshot import Buffer, Verifier, view_tensors
-from prefixrl.common.wire.messages.weights import Manifest
 
 FIRST = 256
 """Below are the bytes of prompts."""
@@ -70,19 +69,19 @@ def written_by(tokens: TokenIds) -> NDArray[np.int32]:
     return ((tokens - FIRST) // CHOICES).astype(np.int32)
 
 
-@torch.no_grad()
-def logprobs(folder: Path, tensors: Tensors, text: TokenIds, temperature: float) -> NDArray:  # type: ignore[type-arg]
-    """Logprob of every token but the first by one forward over all of them: a fresh model, no cache."""
+def logprobs(
+    folder: Path, tensors: Tensors, text: TokenIds, temperature: float
+) -> NDArray[np.float64]:
+    """Logprob of every token but the first by a fresh model."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     model.load_state_dict(tensors)
-    logits = model(torch.from_numpy(text.astype(np.int64))[None]).logits[0].double()
+    return forward(model, text, temperature)
+
+
+@torch.no_grad()
+def forward(model: Any, ids: TokenIds, temperature: float) -> NDArray[np.float64]:
+    """Logprob of every token but the first by one forward over all of them, in double precision from the logits on."""
+    logits = model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].double()
     table = (logits / temperature).log_softmax(-1)
-    picked: NDArray[np.float64] = table[torch.arange(len(text) - 1), text[1:]].numpy()
+    picked: NDArray[np.float64] = table[torch.arange(len(ids) - 1), ids[1:]].numpy()
     return picked
-
-
-def rebuild(manifest: Manifest, data: Buffer) -> Tensors:
-    """Tensors that share writable bytes, once these are verified."""
-    view = memoryview(data)
-    Verifier(manifest, view).advance(manifest.size_bytes)
-    return view_tensors(manifest, view)

@@ -20,6 +20,8 @@ from prefixrl.common.engines.make import make_engine
 from prefixrl.common.engines.vllm.engine import VllmEngine
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.wire.messages.groups import Sampling
+from support.models.versioned import forward
+from support.packages import write_package
 from support.paths import EXAMPLE
 
 VOCABULARY = 40
@@ -65,7 +67,7 @@ async def _logprobs(
     outputs = []
     for position in range(1, len(tokens)):
         ids = [int(tokens[position])]
-        asked = SamplingParams(
+        sampling = SamplingParams(
             temperature=temperature,
             max_tokens=1,
             logprob_token_ids=ids,
@@ -73,7 +75,7 @@ async def _logprobs(
             detokenize=False,
         )
         prompt = tokens_input(prompt_token_ids=tokens[:position].tolist())
-        outputs.append(await engine._request_score(prompt, asked))
+        outputs.append(await engine._request_score(prompt, sampling))
     if engine._is_paused:
         await engine._resume()
     results = [(await output.get()).outputs[0].logprobs[0] for output in outputs]
@@ -88,13 +90,6 @@ def reference(model: Path) -> TransformersEngine:
     return TransformersEngine(str(model), "cpu", "float32", 1)
 
 
-def prompts(rows: int, *, tokens: int = 12) -> tuple[TokenIds, ...]:
-    """Random prompts of about so many tokens."""
-    random = np.random.Generator(np.random.PCG64(17))
-    lengths = random.integers(max(1, tokens - 4), tokens + 4, rows)
-    return tuple(random.integers(2, VOCABULARY, length).astype(np.int32) for length in lengths)
-
-
 def job(
     key: str,
     *,
@@ -104,8 +99,10 @@ def job(
     temperature: float = 0.7,
     stops: frozenset[int] = frozenset(),
 ) -> Job:
-    """A job whose rows and draws follow from its shape, never from its key."""
-    starts = prompts(rows, tokens=tokens)
+    """A job whose rows, random prompts of about `tokens`, and draws follow from its shape, never from its key."""
+    random = np.random.Generator(np.random.PCG64(17))
+    lengths = random.integers(max(1, tokens - 4), tokens + 4, rows)
+    starts = tuple(random.integers(2, VOCABULARY, length).astype(np.int32) for length in lengths)
     return Job(
         key,
         starts,
@@ -117,14 +114,14 @@ def job(
 
 def finish(engine: VllmEngine, *jobs: Job, already: int = 0) -> dict[str, JobResult]:
     """Submit jobs and run until these and the `already` open ones are done."""
-    for each in jobs:
-        engine.submit(each)
-    done: dict[str, JobResult] = {}
+    for job_to_do in jobs:
+        engine.submit(job_to_do)
+    results: dict[str, JobResult] = {}
     deadline_s = time.monotonic() + 120
-    while len(done) < len(jobs) + already:
-        assert time.monotonic() < deadline_s, f"only {sorted(done)} finished"
-        done |= {result.key: result for result in engine.step(0.05)}
-    return done
+    while len(results) < len(jobs) + already:
+        assert time.monotonic() < deadline_s, f"only {sorted(results)} finished"
+        results |= {result.key: result for result in engine.step(0.05)}
+    return results
 
 
 def texts(result: JobResult) -> list[list[int]]:
@@ -141,15 +138,6 @@ def fresh_model(folder: Path, tensors: dict[str, torch.Tensor] | None = None) ->
     return model
 
 
-@torch.no_grad()
-def forward(model: Any, ids: TokenIds, temperature: float) -> NDArray[np.float64]:
-    """Logprob of every token but the first by one forward over all of them, in double precision from the logits on."""
-    logits = model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].double()
-    table = (logits / temperature).log_softmax(-1)
-    picked: NDArray[np.float64] = table[torch.arange(len(ids) - 1), ids[1:]].numpy()
-    return picked
-
-
 def differences(
     model: Any, starts: tuple[TokenIds, ...], rows: tuple[Continuation, ...], temperature: float
 ) -> NDArray[np.float64]:
@@ -161,12 +149,12 @@ def differences(
     return np.concatenate(results)
 
 
-def perturbed(tensors: dict[str, torch.Tensor], seed: int, scale: float) -> dict[str, torch.Tensor]:
-    """Every weight moved by noise in proportion to its tensor's spread."""
+def perturbed(tensors: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
+    """Every weight moved by noise, of a tenth of its tensor's spread."""
     random = torch.Generator().manual_seed(seed)
     return {
         name: tensor
-        + scale * tensor.std().clamp(min=0.05) * torch.randn(tensor.shape, generator=random)
+        + 0.1 * tensor.std().clamp(min=0.05) * torch.randn(tensor.shape, generator=random)
         for name, tensor in tensors.items()
     }
 
@@ -183,10 +171,5 @@ def plant(folder: Path, fault: str) -> None:
             import prefixrl.common.engines.vllm.plugin as plugin
             {fault}
     """
-    (folder / "planted_fault.py").write_text(textwrap.dedent(source), encoding="utf-8")
-    metadata = folder / "planted_fault-1.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: planted-fault\nVersion: 1\n")
-    (metadata / "entry_points.txt").write_text(
-        "[vllm.general_plugins]\nplanted = planted_fault:register\n"
-    )
+    entry_points = "[vllm.general_plugins]\nplanted = planted_fault:register\n"
+    write_package(folder, "planted_fault", entry_points, textwrap.dedent(source))

@@ -11,14 +11,14 @@ def no_descriptor() -> Iterator[None]:
     """Leave no descriptor free meanwhile."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     newest = os.dup(0)
-    taken = [newest]
+    descriptors = [newest]
     resource.setrlimit(resource.RLIMIT_NOFILE, (newest + 1, limits[1]))
     try:
         with suppress(OSError):
             while True:
-                taken.append(os.dup(0))
+                descriptors.append(os.dup(0))
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        for descriptor in taken:
+        for descriptor in descriptors:
             os.close(descriptor)

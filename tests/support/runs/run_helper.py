@@ -84,16 +84,25 @@ def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 240.0) 
     return wait_until(condition, what, timeout_s, poll_s=0.05)
 
 
-def status(directory: Path) -> dict[str, Any]:
-    """`prefixrl status --json`."""
-    output = subprocess.run(
-        [sys.executable, "-m", "prefixrl.deploy", "status", str(directory), "--json"],
+def _json_of(command: str, directory: Path) -> str:
+    """The output of a command about a run, with --json."""
+    return subprocess.run(
+        [sys.executable, "-m", "prefixrl.deploy", command, str(directory), "--json"],
         capture_output=True,
         text=True,
         check=True,
-    )
-    document: dict[str, Any] = json.loads(output.stdout)
+    ).stdout
+
+
+def status(directory: Path) -> dict[str, Any]:
+    """`prefixrl status --json`."""
+    document: dict[str, Any] = json.loads(_json_of("status", directory))
     return document
+
+
+def inspect(directory: Path) -> list[dict[str, Any]]:
+    """`prefixrl inspect --json`."""
+    return [json.loads(line) for line in _json_of("inspect", directory).splitlines()]
 
 
 def trained_iterations(directory: Path) -> int:
@@ -104,24 +113,13 @@ def trained_iterations(directory: Path) -> int:
 
 def child(process: "subprocess.Popen[str]", title: str) -> psutil.Process | None:
     """A process below the launch by its title, for example prefixrl-broker."""
-    for each in psutil.Process(process.pid).children(recursive=True):
+    for candidate in psutil.Process(process.pid).children(recursive=True):
         try:
-            if each.cmdline()[:1] == [title]:
-                return each
+            if candidate.cmdline()[:1] == [title]:
+                return candidate
         except psutil.Error:
             continue
     return None
-
-
-def inspect(directory: Path) -> list[dict[str, Any]]:
-    """`prefixrl inspect --json`."""
-    output = subprocess.run(
-        [sys.executable, "-m", "prefixrl.deploy", "inspect", str(directory), "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [json.loads(line) for line in output.stdout.splitlines()]
 
 
 def check_books(summary: dict[str, Any], directory: Path) -> None:

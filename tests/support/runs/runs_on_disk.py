@@ -34,7 +34,7 @@ def made(directory: Path, adapter: Path, iterations: int, clip: float = 0.2) -> 
     config = run_config(adapter, algorithm={"clip": clip})
     (directory / "config.json").write_text(config.model_dump_json())
     if iterations:
-        write_metrics(directory, [metrics_line(each) for each in range(iterations)])
+        write_metrics(directory, [metrics_line(iteration) for iteration in range(iterations)])
     return directory
 
 

@@ -1,14 +1,12 @@
 """`prefixrl serve` as its users have it: a process, and the run of an example, untrained, behind it."""
 
-import asyncio
-import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,6 @@ from prefixrl.common.run.directory_format import write_format
 from support.fakes import wait_until
 from support.paths import EXAMPLES
 
-NO_KEY = "none"
 START_S = 240.0
 
 
@@ -39,34 +36,22 @@ class ServedRun:
     def port(self) -> int:
         return int(self.url.split(":")[2].partition("/")[0])
 
-    def client(self, key: str = NO_KEY, **options: Any) -> openai.OpenAI:
+    def client(self, key: str = "none", **options: Any) -> openai.OpenAI:
         return openai.OpenAI(base_url=self.url, api_key=key, **{"max_retries": 0, **options})
-
-    def async_client(self, **options: Any) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(
-            base_url=self.url, api_key=NO_KEY, **{"max_retries": 0, **options}
-        )
 
     def answers_at_once(self, problems: list[str]) -> list[str]:
         """The answers to clients that ask at the same time, every second of which streams."""
 
-        async def ask(client: openai.AsyncOpenAI, problem: str, streams: bool) -> str:
-            if streams:
-                stream = await client.completions.create(
-                    model=self.name, prompt=problem, stream=True
-                )
-                return "".join([event.choices[0].text async for event in stream])
-            return (
-                (await client.completions.create(model=self.name, prompt=problem)).choices[0].text
-            )
+        def answer(place: int, problem: str) -> str:
+            with self.client() as client:
+                if place % 2 == 0:
+                    completion = client.completions.create(model=self.name, prompt=problem)
+                    return completion.choices[0].text
+                stream = client.completions.create(model=self.name, prompt=problem, stream=True)
+                return "".join(event.choices[0].text for event in stream)
 
-        async def all_at_once() -> list[str]:
-            async with self.async_client() as client:
-                return await asyncio.gather(
-                    *(ask(client, each, place % 2 == 1) for place, each in enumerate(problems))
-                )
-
-        return asyncio.run(all_at_once())
+        with ThreadPoolExecutor(len(problems)) as threads:
+            return list(threads.map(answer, *zip(*enumerate(problems), strict=True)))
 
     @property
     def health(self) -> dict[str, Any]:
@@ -80,25 +65,11 @@ class ServedRun:
     def wait_until_idle(self) -> None:
         wait_until(self.is_idle, "an empty queue", 20.0)
 
-    def ended(self) -> int:
-        """Ask it to stop; its exit code."""
-        self.process.terminate()
-        return self.process.wait(60)
 
-
-def run_of(example: str, directory: Path) -> Path:
+def run_of(example: str, directory: Path, *settings: str) -> Path:
     """A run directory as a learner leaves it before its first iteration."""
     directory.mkdir(parents=True)
-    config = load(EXAMPLES / example / "run.toml").model_copy(update={"directory": str(directory)})
-    if config.mode == "direct":  # a policy of more positions, for answers that take long
-        policy = Path(shutil.copytree(config.adapter.model, directory / "policy"))
-        shape = json.loads((policy / "config.json").read_text()) | {
-            "max_position_embeddings": 2**16
-        }
-        (policy / "config.json").write_text(json.dumps(shape))
-        config = config.model_copy(
-            update={"adapter": config.adapter.model_copy(update={"model": str(policy)})}
-        )
+    config = load(EXAMPLES / example / "run.toml", (f"directory={directory}", *settings))
     write_format(directory)
     (directory / "config.json").write_text(config.model_dump_json())
     return directory
@@ -107,17 +78,8 @@ def run_of(example: str, directory: Path) -> Path:
 def serve_command(run: Path, *options: str, settings: tuple[str, ...] = ()) -> list[str]:
     """The command that serves the untrained adapter of a run on a free port."""
     flags = [flag for setting in settings for flag in ("--set", setting)]
-    checkpoint = ("--checkpoint", "0", "--port", "0")
-    return [
-        sys.executable,
-        "-m",
-        "prefixrl.deploy",
-        "serve",
-        str(run),
-        *checkpoint,
-        *options,
-        *flags,
-    ]
+    serve = ("serve", str(run), "--checkpoint", "0", "--port", "0")
+    return [sys.executable, "-m", "prefixrl.deploy", *serve, *options, *flags]
 
 
 @contextmanager
@@ -153,18 +115,12 @@ def served(
 @contextmanager
 def dashboard(folder: Path, *options: str, **environment: str) -> Iterator[str]:
     """The address of a dashboard under way; asked to stop, it ends well."""
-    command = [
-        sys.executable,
-        "-m",
-        "prefixrl.deploy",
-        "dashboard",
-        str(folder),
-        "--port",
-        "0",
-        *options,
-    ]
+    command = ("dashboard", str(folder), "--port", "0", *options)
     with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env=os.environ | environment
+        [sys.executable, "-m", "prefixrl.deploy", *command],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
     ) as process:
         assert process.stderr
         try:

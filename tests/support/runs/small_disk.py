@@ -1,6 +1,5 @@
 """A disk of a few megabytes that a test fills and makes room on."""
 
-import contextlib
 import errno
 import os
 import subprocess
@@ -24,27 +23,18 @@ class SmallDisk:
 
     def fill(self, but_bytes: int = 0) -> None:
         """Take all room but the given one away."""
-        with self._ballast.open("ab", buffering=0) as file, contextlib.suppress(_NoRoom):
-            while True:
-                _write(file.fileno(), b"\0" * 4096)
+        with self._ballast.open("ab", buffering=0) as file:
+            try:
+                while True:
+                    file.write(b"\0" * 4096)
+            except OSError as error:
+                assert error.errno == errno.ENOSPC, error
         if but_bytes:
             os.truncate(self._ballast, max(0, self._ballast.stat().st_size - but_bytes))
 
     def make_room(self) -> None:
         """Give all room back."""
         self._ballast.unlink()
-
-
-class _NoRoom(Exception):
-    """The disk is full."""
-
-
-def _write(descriptor: int, block: bytes) -> None:
-    try:
-        os.write(descriptor, block)
-    except OSError as error:
-        assert error.errno == errno.ENOSPC, error
-        raise _NoRoom from error
 
 
 @contextmanager

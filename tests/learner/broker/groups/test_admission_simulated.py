@@ -11,10 +11,10 @@ from fractions import Fraction
 
 import pytest
 
+from benchmarks.timed_run import TimedRun, Timing
 from prefixrl.learner.broker.groups.admission import Admission
 from prefixrl.learner.broker.groups.ledger import SURPLUS
 from support.broker.ledger_world import Shape, World
-from support.runs.timed_run import TimedRun, Timing
 
 SEED = 20240
 QUICK, ALL = 60, 5000

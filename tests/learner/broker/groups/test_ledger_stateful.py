@@ -1,9 +1,12 @@
 """The four invariants of the ledger under random results, duplicates, deaths and restarts; planted faults must show."""
 
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -17,7 +20,13 @@ from hypothesis.stateful import (
 )
 
 from prefixrl.common.config.algorithm import AdmissionRule
-from prefixrl.common.journal.records import BatchFormed, GroupEnded, GroupScored, Record
+from prefixrl.common.journal.records import (
+    BatchFormed,
+    GroupEnded,
+    GroupScored,
+    LedgerState,
+    Record,
+)
 from prefixrl.common.wire.messages.groups import GroupPrefixes, ScoredGroup
 from prefixrl.learner.broker.groups.admission import Admission
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter, Starved
@@ -28,6 +37,110 @@ from support.broker.ledger_world import Shape, World
 
 QUICK, EXAMPLES = 100, 2000
 STEPS = 40
+
+
+@dataclass
+class CrashingWorld(World):
+    """A world whose broker and learner die, and whose run is stopped to go on as one of another length."""
+
+    segments: list[tuple[int, LedgerState]] = field(default_factory=list)
+    """Starts of segments, each with the number of records before it."""
+    resumed_at: int = 0
+    """Iterations completed at the last restart."""
+
+    def batch_only(self) -> None:
+        """A batch is handed out and written down, and the learner dies before it is trained."""
+        self.ask()
+
+    def restart(self, completed: int) -> None:
+        """Broker and learner die; the learner resumes from a checkpoint at `completed`. Workers keep what they hold."""
+        for item in self.sampling:
+            self.ghosts.append(self.sample(item))
+        self.ghosts.extend(item.groups for item in self.scoring)
+        self.sampling.clear()
+        self.scoring.clear()
+        self.ledger = self._new()
+        self.ledger.replay(self.records, completed)
+        self._compare_with_the_newest_segment(completed)
+        self.completed = self.resumed_at = completed
+        self.over = False
+        self.starved = None
+
+    def change_length(self, length: int) -> None:
+        """The run is stopped, and goes on as one of another length: iterations, or rounds of its places."""
+        if self.shape.iterations is not None:
+            self.shape.iterations = length
+            # What was trained beyond the end, after the checkpoint, is given up with it.
+            self.trained = {
+                t: seqs for t, seqs in self.trained.items() if t < max(length, self.completed)
+            }
+        else:
+            self.shape.places = length
+        self.is_changed = True
+        self.restart(self.completed)
+        self._sync()
+
+    def begin_segment(self) -> None:
+        """The journal's next segment begins, as bytes on a disk."""
+        assert not self.ledger.records
+        state = msgspec.msgpack.decode(
+            msgspec.msgpack.encode(self.ledger.state()), type=LedgerState
+        )
+        self.segments.append((len(self.records), state))
+
+    def _compare_with_the_newest_segment(self, completed: int) -> None:
+        """A ledger that begins at a segment holds what the whole journal tells."""
+        for before, state in reversed(self.segments):
+            if state.completed <= completed:
+                short = self._new()
+                short.replay([state, *self.records[before:]], completed)
+                short.counts.duplicates_ignored = 0  # no record tells them
+                short.check()
+                assert short.state() == self.ledger.state()
+                assert short.states() == self.ledger.states()
+                return
+
+    def advance(self) -> None:
+        """Everybody works properly for one iteration."""
+        while self.start_sampling(self.completed):
+            pass
+        while self.sampling:
+            self.deliver_prefixes(self.sample(self.sampling.pop()))
+        while self.start_scoring():
+            self.deliver_scores(self.scoring.pop().groups)
+        for item in [*self.scoring]:
+            self.scoring.remove(item)
+            self.deliver_scores(item.groups)
+        self.train()
+
+    def finish(self) -> None:
+        """Everybody works properly from now on: the run must end, with nothing left over."""
+        for _ in range(5000):
+            self.advance()
+            self.check()
+            if self.over:
+                break
+        assert self.over, "the run hangs"
+        if self.starved is None or self.starved.why == "data":
+            assert self.ledger.outstanding == sum(map(len, self.ledger.batches.values()))
+            assert not self.ledger.batches or self.is_changed, (
+                "only a run that was shortened leaves a batch"
+            )
+            assert (self.starved is None) == bool(self.trained)
+        else:
+            assert self.shape.passing == 0 and not self.shape.fills
+        if self.starved is None and self.shape.iterations is not None:
+            assert self.completed == max(self.shape.iterations, self.resumed_at), (
+                "a shortened run went on"
+            )
+        if self.starved is None and self.shape.places is not None:
+            books = self.ledger.counts
+            ended = books.trained + books.filtered + books.failed
+            assert ended == max(self.shape.places, self.ledger.state().next_prompt), (
+                "a prompt was lost"
+            )
+        counts = Counter(seq for seqs in self.trained.values() for seq in seqs)
+        assert not counts or max(counts.values()) == 1
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -69,7 +182,7 @@ class LedgerMachine(RuleBasedStateMachine):
             *(over_sampling, passing, 40, self.admission_rule or admission),
             fills=fills and passing is not None and over_sampling > 1,
         )
-        self.world = World(shape, self.ledger_type)
+        self.world = CrashingWorld(shape, self.ledger_type)
 
     @rule(behind=st.integers(0, 3))
     def a_rollout_asks_for_work(self, behind: int) -> None:
@@ -223,10 +336,10 @@ class FinishedFirst(Ledger):
         size = self._batch_size()
         if size == 0:
             return None
-        done = [
+        scored_seqs = [
             record.group.prefixes.seq for record in self.history if isinstance(record, GroupScored)
         ]
-        scored = [seq for seq in done if self._state(seq) == "scored"]
+        scored = [seq for seq in scored_seqs if self._state(seq) == "scored"]
         if len(scored) < size:
             return NotYetChosen(())
         self._append(BatchFormed(iteration, tuple(scored[:size])))
@@ -374,7 +487,7 @@ RARE = (
         FilteredUncounted,
         FilterForgotten,
         SamplingUncounted,
-        *(pytest.param(each, marks=pytest.mark.nightly) for each in RARE),
+        *(pytest.param(fault, marks=pytest.mark.nightly) for fault in RARE),
     ],
 )
 def test_a_planted_fault_breaks_an_invariant(fault: type[Ledger]) -> None:

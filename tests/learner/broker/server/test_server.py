@@ -55,7 +55,7 @@ def test_a_worker_that_loaded_something_else_is_refused_by_name(
     what = {"rollout": "adapter", "scorer": "target"}[role]
     with fakes.peers(fakes.endpoint_of(config), "wrong", "right") as (bad, good):
         bad.join(role)
-        bad.say(fakes.loaded(role, wrong))
+        bad.say(fakes.ready(config, role, digests=wrong))
         reason = bad.hear(worker_messages.Reject).reason
         assert f"another {what}: digest of its {part.replace('_', ' ')} is another" in reason
         good.ready(config, role)
@@ -72,19 +72,19 @@ def test_a_scorer_with_another_reward_function_is_refused_with_the_remedy(tmp_pa
     config = fakes.run_on_disk(tmp_path, reward={"function": f"{mine}:score"})
     right = scorer_digests(config, config.model_of("scorer"))
     assert right.reward_function
-    wrongs = [msgspec.structs.replace(right, reward_function=each) for each in ("another", "")]
+    wrongs = [msgspec.structs.replace(right, reward_function=digest) for digest in ("another", "")]
     with (
         fakes.serving(config),
         fakes.peers(fakes.endpoint_of(config), "a", "b", "right") as (*bad, good),
     ):
         for peer, wrong in zip(bad, wrongs, strict=True):
             peer.join("scorer")
-            peer.say(fakes.loaded("scorer", wrong))
+            peer.say(fakes.ready(config, "scorer", digests=wrong))
             reason = peer.hear(worker_messages.Reject).reason
             assert f"digest of its file is {wrong.reward_function or 'missing'}" in reason
             assert f"copy the learner's {mine}:score to its host" in reason
         good.join("scorer")
-        good.say(fakes.loaded("scorer", right))
+        good.say(fakes.ready(config, "scorer", digests=right))
         good.say(worker_messages.Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
         good.hear(worker_messages.Beat)
 
@@ -101,11 +101,11 @@ def test_in_direct_mode_a_scorer_with_another_tokenizer_is_refused_and_its_model
         fakes.peers(fakes.endpoint_of(config), "bad", "good") as (bad, good),
     ):
         bad.join("scorer")
-        bad.say(fakes.loaded("scorer", wrong))
+        bad.say(fakes.ready(config, "scorer", digests=wrong))
         expected = "loaded another adapter's tokenizer: digest of its tokenizer is another"
         assert expected in bad.hear(worker_messages.Reject).reason
         good.join("scorer")
-        good.say(fakes.loaded("scorer", right))
+        good.say(fakes.ready(config, "scorer", digests=right))
         good.say(worker_messages.Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
         good.hear(worker_messages.Beat)
 
@@ -170,7 +170,8 @@ def test_malformed_messages_are_counted_and_the_broker_lives(
     junk = [b"", b"\xc1", b"\x91" * 5000, msgspec.msgpack.encode({"type": "Hello", "x": 1})]
     with fakes.peers(fakes.endpoint_of(config), "bad", "good") as (bad, good):
         for data in junk:
-            bad.say_bytes(data)
+            bad.say(worker_messages.Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
+            bad.client._socket.send_multipart([data])  # what no encoder would make
         good.join("operator")
         fakes.wait_until(lambda: fakes.status(good)["malformed_messages"] == len(junk), "the count")
 
@@ -228,12 +229,12 @@ class HeldJournal(Journal):
 
 def test_scores_are_acknowledged_only_after_the_journal_holds_them(config: RunConfig) -> None:
     path = Path(config.directory) / "journal"
-    held: list[HeldJournal] = []
+    journals_held_up: list[HeldJournal] = []
 
     def hold(broker: Broker) -> None:
         broker.journal.close()
-        held.append(HeldJournal(path))
-        broker.journal = held[0]
+        journals_held_up.append(HeldJournal(path))
+        broker.journal = journals_held_up[0]
 
     with (
         fakes.serving(config, hold),
@@ -246,12 +247,12 @@ def test_scores_are_acknowledged_only_after_the_journal_holds_them(config: RunCo
         scorer.ready(config, "scorer")
         score = scorer.hear(worker_messages.ScoreTask)
         scorer.say(fakes.scored(score))
-        assert held[0].reached.wait(20.0)
+        assert journals_held_up[0].reached.wait(20.0)
         assert scorer.hears_nothing_of(worker_messages.Ack)
-        held[0].go_on.set()
+        journals_held_up[0].go_on.set()
         assert scorer.hear(worker_messages.Ack) == worker_messages.Ack(score.task)
-        on_disk = [each for each in journals.read(path) if isinstance(each, GroupScored)]
-        assert [each.group.prefixes for each in on_disk] == list(score.groups)
+        on_disk = [record for record in journals.read(path) if isinstance(record, GroupScored)]
+        assert [record.group.prefixes for record in on_disk] == list(score.groups)
 
 
 def test_a_result_sent_twice_is_acknowledged_twice_and_counted_once(
@@ -291,9 +292,9 @@ def test_a_rank_receives_the_missing_groups_and_their_holders(
         rollout.say(fakes.sampled(tasks[0]))
         scorer.hear(worker_messages.ScoreTask)
         rank.say(rank_messages.GetBatch(0, 0, 1))
-        named = rank.hear(rank_messages.NotYet).waiting_for
-        assert "0 (scoring, scorer-0 on host for" in named
-        assert named.endswith("and 10 more")
+        waiting_for = rank.hear(rank_messages.NotYet).waiting_for
+        assert "0 (scoring, scorer-0 on host for" in waiting_for
+        assert waiting_for.endswith("and 10 more")
 
 
 def test_every_rank_gets_the_same_batch_in_training_order_and_the_groups_that_it_asks_for(

@@ -159,7 +159,7 @@ def beats(peer: fakes.Peer, activity: messages.Activity, times: int = 5) -> None
             messages.Heartbeat(progress=0, busy_row_s=0.0, leases=(), state="", activity=activity)
         )
         peer.hear(messages.Beat)
-    assert not any(isinstance(each, messages.Unknown) for each in peer.passed_over)
+    assert not any(isinstance(message, messages.Unknown) for message in peer.passed_over)
 
 
 def works_until_asked_to_join(peer: fakes.Peer) -> None:
@@ -215,7 +215,7 @@ def swapping(config: RunConfig, rank: fakes.Peer, rollout: fakes.Peer) -> None:
     rollout.say(messages.Staged(1))
     rollout.say(messages.Heartbeat(progress=1, busy_row_s=0.0, leases=(task.task,), state=""))
     rollout.hear(messages.Beat)
-    assert not any(isinstance(each, messages.Swap) for each in rollout.passed_over), (
+    assert not any(isinstance(message, messages.Swap) for message in rollout.passed_over), (
         "a lease is open"
     )
     rollout.say(fakes.sampled(task))
@@ -229,7 +229,7 @@ def test_a_rollout_swaps_once_its_last_lease_is_in_and_works_at_the_new_version(
         swapping(config, rank, rollout)
         assert rollout.hears_nothing_of(messages.PrefixTask)
         close = pack_logprobs([-1.0, -2.0 + 5e-4])
-        rollout.say(messages.Installed(1, "d1", close, checksum=fakes.HELD))
+        rollout.say(messages.Installed(1, "d1", close, checksum=fakes.INSTALLED))
         assert rollout.hear(messages.PrefixTask).version == 1
 
 
@@ -248,14 +248,14 @@ def test_three_failed_proofs_end_the_rollout_with_a_named_reason(
     with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
         for failure in range(1, PROBE_FAILURES_ALLOWED):
-            rollout.say(messages.Installed(1, digest, probe, checksum=fakes.HELD))
+            rollout.say(messages.Installed(1, digest, probe, checksum=fakes.INSTALLED))
             assert rollout.hear(messages.Probed).failures == failure
             rollout.say(messages.Staged(1))
             rollout.hear(messages.Swap)
         assert rollout.hears_nothing_of(messages.PrefixTask), (
             "no work for a rollout that proved nothing"
         )
-        rollout.say(messages.Installed(1, digest, probe, checksum=fakes.HELD))
+        rollout.say(messages.Installed(1, digest, probe, checksum=fakes.INSTALLED))
         reason = rollout.hear(messages.Reject).reason
         assert "does not hold version 1 after 3 installations" in reason
         assert ("digest d0, not d1" if digest == "d0" else "rollout.probe_tolerance") in reason
@@ -266,7 +266,9 @@ def test_a_rollout_that_rejoins_before_its_weights_are_proved_must_prove_them_fi
 ) -> None:
     with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
-        rollout.say(messages.Installed(1, "d1", pack_logprobs([-1.0, -2.5]), checksum=fakes.HELD))
+        rollout.say(
+            messages.Installed(1, "d1", pack_logprobs([-1.0, -2.5]), checksum=fakes.INSTALLED)
+        )
         assert rollout.hear(messages.Probed).outcome == "refused"
         rollout.join("rollout")
         unproved = msgspec.structs.replace(fakes.ready(config, "rollout"), version=UNPROVED)
@@ -274,12 +276,14 @@ def test_a_rollout_that_rejoins_before_its_weights_are_proved_must_prove_them_fi
         assert rollout.hears_nothing_of(messages.PrefixTask), (
             "no work for weights that nothing proved"
         )
-        rollout.say(messages.Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
+        rollout.say(
+            messages.Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.INSTALLED)
+        )
         assert rollout.hear(messages.PrefixTask).version == 1
 
 
 def test_a_proof_that_is_sent_again_changes_nothing(config: RunConfig, broker: Broker) -> None:
-    proof = messages.Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD)
+    proof = messages.Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.INSTALLED)
     with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
         for _ in range(3):
@@ -296,14 +300,16 @@ def test_a_proof_that_is_sent_again_changes_nothing(config: RunConfig, broker: B
         assert rollout.hears_nothing_of(messages.PrefixTask), (
             "it is about to install another version"
         )
-        rollout.say(messages.Installed(2, "d2", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
+        rollout.say(
+            messages.Installed(2, "d2", fakes.NOTE.probe_logprobs, checksum=fakes.INSTALLED)
+        )
         assert rollout.hear(messages.PrefixTask).version == 2
 
 
 def test_a_refusal_that_was_lost_is_sent_again_and_counted_once(
     config: RunConfig, broker: Broker
 ) -> None:
-    bad = messages.Installed(1, "d1", pack_logprobs([-1.0, -2.5]), checksum=fakes.HELD)
+    bad = messages.Installed(1, "d1", pack_logprobs([-1.0, -2.5]), checksum=fakes.INSTALLED)
     with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
         for _ in range(5):
@@ -311,7 +317,9 @@ def test_a_refusal_that_was_lost_is_sent_again_and_counted_once(
             assert rollout.hear(messages.Probed).failures == 1
         rollout.say(messages.Staged(1))
         rollout.hear(messages.Swap)
-        rollout.say(messages.Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
+        rollout.say(
+            messages.Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.INSTALLED)
+        )
         assert rollout.hear(messages.PrefixTask).version == 1
 
 
@@ -324,18 +332,22 @@ def test_a_version_that_is_published_only_after_it_was_installed_is_proved_by_th
         fakes.learner(rank)
         rollout.join("rollout")
         rollout.say(unproved)
-        rollout.say(messages.Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
+        rollout.say(
+            messages.Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.INSTALLED)
+        )
         assert rollout.hears_nothing_of(messages.PrefixTask)
         rank.say(Published(V1))
         rank.hear(Accepted)
-        rollout.say(messages.Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
+        rollout.say(
+            messages.Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.INSTALLED)
+        )
         assert rollout.hear(messages.PrefixTask).version == 1
 
 
 def test_a_probe_of_the_wrong_length_ends_the_rollout(config: RunConfig, broker: Broker) -> None:
     with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
-        rollout.say(messages.Installed(1, "d1", pack_logprobs([-1.0]), checksum=fakes.HELD))
+        rollout.say(messages.Installed(1, "d1", pack_logprobs([-1.0]), checksum=fakes.INSTALLED))
         assert "1 probe logprobs for 2" in rollout.hear(messages.Reject).reason
 
 
@@ -353,7 +365,9 @@ def test_a_version_whose_probe_is_no_number_is_refused_each_time_and_not_written
             assert "logprobs must be finite" in rank.hear(messages.Reject).reason
             rank.join("rank")
         content = journal.read(Path(config.directory) / journal.FOLDER)
-        assert [each.note for each in content if isinstance(each, VersionPublished)] == [fakes.NOTE]
+        assert [record.note for record in content if isinstance(record, VersionPublished)] == [
+            fakes.NOTE
+        ]
 
 
 def test_a_rollout_with_older_weights_of_a_version_gets_those_an_evaluation_needs(
@@ -365,7 +379,9 @@ def test_a_rollout_with_older_weights_of_a_version_gets_those_an_evaluation_need
     )
     with fakes.peers(fakes.endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
-        rollout.say(messages.Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
+        rollout.say(
+            messages.Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.INSTALLED)
+        )
         task = rollout.hear(messages.PrefixTask)
         for note in (anew, v2):
             rank.say(Published(note))
@@ -380,7 +396,9 @@ def test_a_rollout_with_older_weights_of_a_version_gets_those_an_evaluation_need
         rollout.say(messages.Staged(1))
         rollout.say(fakes.sampled(task, "d1"))
         rollout.hear(messages.Swap)
-        rollout.say(messages.Installed(1, "1 anew", fakes.NOTE.probe_logprobs, checksum=fakes.HELD))
+        rollout.say(
+            messages.Installed(1, "1 anew", fakes.NOTE.probe_logprobs, checksum=fakes.INSTALLED)
+        )
         test = rollout.hear(messages.PrefixTask)
         assert test.kind == "eval" and test.version == 1
         rollout.say(fakes.sampled(test, "1 anew"))

@@ -21,7 +21,7 @@ from support.broker.dispatch_desk import Desk
 from support.messages import evaluate
 
 V1 = WeightsNote(1, "d1", fakes.NOTE.probe_tokens, fakes.NOTE.probe_logprobs)
-PROOF = messages.Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.HELD)
+PROOF = messages.Installed(1, "d1", fakes.NOTE.probe_logprobs, checksum=fakes.INSTALLED)
 CROSSED = (VersionSpan(0, "d0", 1), VersionSpan(1, "d1", 1))
 
 
@@ -50,15 +50,16 @@ def swapped(
 
 def written(task: messages.PrefixTask, *spans: VersionSpan) -> messages.Prefixes:
     """Make a rollout's result of a task, its rows with these spans."""
-    made = fakes.sampled(task)
+    prefixes = fakes.sampled(task)
 
     def row(old: Row) -> Row:
         return msgspec.structs.replace(old, spans=spans)
 
     groups = tuple(
-        msgspec.structs.replace(group, rows=tuple(map(row, group.rows))) for group in made.groups
+        msgspec.structs.replace(group, rows=tuple(map(row, group.rows)))
+        for group in prefixes.groups
     )
-    return msgspec.structs.replace(made, groups=groups)
+    return msgspec.structs.replace(prefixes, groups=groups)
 
 
 def test_a_rollout_swaps_with_a_task_open_and_its_crossed_answers_are_trained(
@@ -138,7 +139,9 @@ def test_an_evaluation_is_of_one_version_and_holds_the_swap_up(tmp_path: Path) -
 def test_tokens_of_weights_that_did_not_pass_are_not_taken(tmp_path: Path) -> None:
     with swapped(tmp_path) as (_, _, rollout, (task,)):
         rollout.hear(messages.Swap)
-        rollout.say(messages.Installed(1, "d1", pack_logprobs([-1.0, -2.5]), checksum=fakes.HELD))
+        rollout.say(
+            messages.Installed(1, "d1", pack_logprobs([-1.0, -2.5]), checksum=fakes.INSTALLED)
+        )
         assert rollout.hear(messages.Probed).outcome == "refused"
         rollout.say(written(task, *CROSSED))
         assert "weights d1, which it did not prove to hold" in rollout.hear(messages.Reject).reason

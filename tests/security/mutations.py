@@ -44,11 +44,11 @@ class Mutator:
 
     def __init__(self, seed: int, *unions: Any) -> None:
         self._draw = random.Random(seed)
-        classes = [each for union in unions for each in inspect.type_info(union).types]  # type: ignore[union-attr]
+        classes = [kind for union in unions for kind in inspect.type_info(union).types]  # type: ignore[union-attr]
         self._valid = [
-            msgspec.msgpack.encode(self._value(each)) for each in classes for _ in range(20)
+            msgspec.msgpack.encode(self._value(kind)) for kind in classes for _ in range(20)
         ]
-        self._tags = [each.tag for each in classes]
+        self._tags = [kind.tag for kind in classes]
 
     def any_message(self) -> bytes:
         """A valid message of any class, unchanged."""

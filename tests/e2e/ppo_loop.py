@@ -151,7 +151,9 @@ class ReferenceLoop:
         recipe = self.recipe
         now, entropy = self.logprobs(self.actor, row)
         total = torch.zeros(())
-        moved = math.exp(sum(each.item() - mu for each, mu in zip(now, row.behaviour, strict=True)))
+        moved = math.exp(
+            sum(logprob.item() - mu for logprob, mu in zip(now, row.behaviour, strict=True))
+        )
         for t, a in enumerate(advantages):
             mu = row.behaviour[t]
             weight = (

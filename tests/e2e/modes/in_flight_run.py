@@ -13,20 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.snapshots import snapshot_of
+from e2e.simulated_run import beside, loop, next_batch
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.interface.base import AdapterEngine
 from prefixrl.common.prompts.rendering import ByteRenderer
 from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.common.wire.messages.groups import ScoredGroup
-from prefixrl.common.wire.messages.learner import (
-    Accepted,
-    Batch,
-    GetBatch,
-    IterationDone,
-    NotYet,
-    Published,
-)
+from prefixrl.common.wire.messages.learner import Accepted, Batch, IterationDone, Published
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.messages.worker import ScoreTask
 from prefixrl.common.wire.packing import (
@@ -101,8 +95,8 @@ def world(folder: Path, answer_tokens: int, iterations: int) -> World:
     return World(config, model, reference, [initial, *later])
 
 
-def run(here: World, held: AdapterEngine, hold: Callable[[int], None]) -> Trained:
-    """Train to the end; `held` is the slow rollout's engine, and `hold` is called before each batch is asked for.
+def run(here: World, slow: AdapterEngine, hold: Callable[[int], None]) -> Trained:
+    """Train to the end; `slow` is the slow rollout's engine, and `hold` is called before each batch is asked for.
 
     The slow rollout has its first task, at version 0, before the fast one joins.
     """
@@ -113,7 +107,7 @@ def run(here: World, held: AdapterEngine, hold: Callable[[int], None]) -> Traine
         try:
             rank.join("rank")
             _publish(rank, here.note(0))
-            with _scoring(here.config), _rollout(here.config, held, source):
+            with _scoring(here.config), _rollout(here.config, slow, source):
                 fakes.wait_until(
                     lambda: broker.ledger.states().get("sampling"), "the slow task", 120.0
                 )
@@ -127,7 +121,9 @@ def run(here: World, held: AdapterEngine, hold: Callable[[int], None]) -> Traine
 
 
 def _train(here: World, rank: fakes.Peer, iteration: int) -> None:
-    batch, groups = _batch(rank, iteration)
+    batch = next_batch(rank, iteration, PATIENCE_S)
+    assert isinstance(batch, Batch)
+    groups = fakes.groups_of(rank, batch)
     for group in groups:
         for row in group.prefixes.rows:
             written_by = versioned.written_by(token_ids(row.tokens))
@@ -149,15 +145,6 @@ def _publish(rank: fakes.Peer, note: WeightsNote) -> None:
     rank.hear(Accepted)
 
 
-def _batch(rank: fakes.Peer, iteration: int) -> tuple[Batch, list[ScoredGroup]]:
-    for _ in range(int(PATIENCE_S)):
-        rank.say(GetBatch(iteration, 0, 1))
-        answer = rank.hear(Batch | NotYet)  # type: ignore[arg-type]
-        if isinstance(answer, Batch):
-            return answer, fakes.groups_of(rank, answer)
-    raise AssertionError(f"no batch {iteration}: waiting for {answer.waiting_for}")
-
-
 def _scoring(config: RunConfig) -> AbstractContextManager[None]:
     def work(stop: threading.Event) -> None:
         with fakes.peers(fakes.endpoint_of(config), "scorer") as (scorer,):
@@ -167,7 +154,7 @@ def _scoring(config: RunConfig) -> AbstractContextManager[None]:
                 if received is not None and isinstance(received[0], ScoreTask):
                     scorer.say(fakes.scored(received[0]))
 
-    return fakes.beside(work)
+    return beside(work)
 
 
 def _rollout(
@@ -178,7 +165,7 @@ def _rollout(
             config, link, engine, ByteRenderer(), Fetcher(source(weights)), config.adapter.model
         )
 
-    return fakes.beside(fakes.loop(lambda: fakes.address_of(config), "rollout", make))
+    return beside(loop(lambda: fakes.address_of(config), "rollout", make))
 
 
 def largest_gap(here: World) -> float:
@@ -191,8 +178,8 @@ def largest_gap(here: World) -> float:
             sampled = logprobs(row.logprobs, tokens.size)
             for span in row.spans:
                 text = np.concatenate([prompt, tokens])
-                own = versioned.logprobs(here.model, here.weights[span.version], text, 1.0)
-                there = slice(place, place + span.tokens)
-                gaps.append(np.abs(own[prompt.size - 1 :][there] - sampled[there]).max())
+                expected = versioned.logprobs(here.model, here.weights[span.version], text, 1.0)
+                part = slice(place, place + span.tokens)
+                gaps.append(np.abs(expected[prompt.size - 1 :][part] - sampled[part]).max())
                 place += span.tokens
     return float(max(gaps))

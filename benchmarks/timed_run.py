@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from prefixrl.learner.broker.groups.admission import Supply
 from prefixrl.learner.broker.groups.states import SampleItem, ScoreItem
@@ -110,7 +111,7 @@ class TimedRun:
     def _dispatch(self) -> None:
         timing, world = self.timing, self.world
         world.ledger.admission.supply = Supply(timing.rollouts, timing.scorers * timing.slots)
-        for rollout in sorted(self.rollouts, key=lambda each: -each.free):
+        for rollout in sorted(self.rollouts, key=lambda rollout: -rollout.free):
             if rollout.staged > rollout.version and rollout.free == timing.sampling_slots:
                 rollout.version = rollout.staged
             while (
@@ -172,7 +173,7 @@ class TimedRun:
             self.idle_s.append(self.now_s - self._asked_s)
             self._asked_s = None
             versions = [
-                version_of(each.prefixes) for each in self.world.ledger.results(choice.seqs)
+                version_of(group.prefixes) for group in self.world.ledger.results(choice.seqs)
             ]
             self._train(Counter(self.world.completed - version for version in versions))
 
@@ -189,10 +190,8 @@ class TimedRun:
         self.trained_s.append(self.now_s)
         self._short_s, self._asked_s, version = 0.0, self.now_s, self.world.completed
         for rollout in self.rollouts:
-            self._later(
-                self._draws.uniform(*self.timing.install_s),
-                lambda each=rollout: self._stage(each, version),
-            )
+            installed_s = self._draws.uniform(*self.timing.install_s)
+            self._later(installed_s, partial(self._stage, rollout, version))
 
     def _stage(self, rollout: Worker, version: int) -> None:
         rollout.staged = max(rollout.staged, version)
