@@ -3,7 +3,7 @@ r"""Build the advice example: problems, an adapter that learns to advise, and a 
     python deploy/examples/advice/build.py [--out DIR] [--steps N] [--seed S]
 
     adapter    "largest 3 1 4 1 5 9 2 6"                    ->  "keep the biggest digit"
-    target     "largest 3 1 4 1 5 9 2 6 / advice: keep ..." ->  "Let us find the biggest one: 3 3 4 ... so \boxed{9}"
+    target     "advice: keep ... / largest 3 1 4 1 5 9 2 6" ->  "Let us find the biggest one: 3 3 4 ... so \boxed{9}"
 
 The task. The problems and procedures are those of the arithmetic example. A target carries out four procedures without
 errors and follows the one that the advice names, but it does not know which of them a question needs. Without advice
@@ -19,11 +19,12 @@ from itertools import islice
 from pathlib import Path
 
 import click
+from transformers import AutoModelForCausalLM
 
+from prefixrl.deploy.examples.arithmetic import build as arithmetic
 from prefixrl.deploy.examples.arithmetic.build import (
     ADAPTER,
     HABIT,
-    TARGET,
     TAUGHT_HABIT,
     TAUGHT_RIGHT,
     Lesson,
@@ -50,8 +51,10 @@ ADVICE = (
     "count the digits above four",
 )
 """The advice that names each procedure."""
-PROMPT = "{problem}\nadvice: {prefix}"
+PROMPT = "advice: {prefix}\n{problem}"
 """`target.prompt_template` of the run file."""
+PROCEDURES = Path(arithmetic.__file__).parent / "target"
+"""The target of the arithmetic example, with which the target begins."""
 BARE_SHARE = 0.25
 """Share of the target's lessons without advice."""
 
@@ -88,18 +91,20 @@ def build(out: Path, steps: int, seed: int) -> None:
         drawn = islice(stream(random.Random(f"{seed} {name}"), taken), rows)
         write_jsonl(out / f"{name}.jsonl", name, list(drawn))
     tokenizer = make_tokenizer(("advice", *ADVICE))
-    for name, shape, lessons in (
-        ("target", TARGET, questions_of_target),
-        ("adapter", ADAPTER, questions_of_adapter),
+    # It knows the procedures already; the words of the advice are new.
+    target = AutoModelForCausalLM.from_pretrained(PROCEDURES)
+    target.resize_token_embeddings(len(tokenizer))
+    for name, model, lessons, its_steps in (
+        ("target", target, questions_of_target, steps),
+        ("adapter", make_model(ADAPTER, tokenizer), questions_of_adapter, 4 * steps),
     ):
-        model = make_model(shape, tokenizer)
         size = sum(parameter.numel() for parameter in model.parameters())
-        click.echo(f"{name}: {size / 1e6:.2f} M parameters, {steps} steps")
+        click.echo(f"{name}: {size / 1e6:.2f} M parameters, {its_steps} steps")
         problems = stream(random.Random(f"{seed} {name}"), set(taken))
         rng = random.Random(f"{seed} lessons of the {name}")
-        train(model, batches(tokenizer, lessons(problems, rng)), steps)
+        train(model, batches(tokenizer, lessons(problems, rng)), its_steps)
         save(model, tokenizer, out / name)
 
 
 if __name__ == "__main__":
-    command_of(build, Path(__file__).parent, 800)()
+    command_of(build, Path(__file__).parent, 200)()
