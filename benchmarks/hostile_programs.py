@@ -153,11 +153,11 @@ def judged(names: list[str]) -> Iterator[dict[str, object]]:
     for name in names:
         began_s = time.perf_counter()
         judgement = judge_any(ChildQuestion(GOLD, HOSTILE[name], TIMEOUT_S, code="answers"))
+        outcome = "right" if judgement.reward == 1.0 else "wrong"
         yield {
             "name": name,
-            "status": judgement.status,
-            "reward": judgement.reward,
-            "extracted": judgement.extracted,
+            "outcome": outcome if judgement.status == "ok" else judgement.status,
+            "reason": judgement.extracted if judgement.status == "error" else "",
             "took_s": time.perf_counter() - began_s,
         }
 
