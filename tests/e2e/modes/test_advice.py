@@ -37,11 +37,11 @@ def test_a_target_in_process_reads_the_advice(tmp_path: Path) -> None:
     check_books(summary, directory)
     assert summary["groups"]["trained"] == 3 * 16
     assert all(line["leak_fraction"] == 0.0 for line in figures(directory))
+    written = (directory / "evaluations/untrained_adapter.greedy.jsonl").read_text().splitlines()
+    assert {json.loads(row)["prefix"] for row in written} <= set(ADVICE)
     rows = [row for line in inspect(directory) for row in line["rows"]]
-    assert {row["text"] for row in rows} & set(ADVICE)
     assert {row["reward"] for row in rows} == {0.0, 1.0}
-    # Advice that names the procedure of a question is followed, and other advice too.
-    assert summary["accuracy"]["no_prefix"]["greedy"] == pytest.approx(0.25, abs=0.1)
+    assert summary["accuracy"]["no_prefix"] == 0.25
 
 
 def obedient(request: Request) -> Reply:
@@ -49,10 +49,12 @@ def obedient(request: Request) -> Reply:
     *first, question = request.body["messages"][-1]["content"].split("\n")
     advice = first[0].removeprefix("advice: ") if first else ""
     procedure = ADVICE.index(advice) if advice in ADVICE else HABIT
-    family, *digits = question.split()
-    by_name = {family.name: family for family in FAMILIES}
-    problem = Problem(by_name.get(family, FAMILIES[0]), tuple(map(int, digits)))
-    answer = problem.worked(procedure) if digits and family in by_name else "A to Z"
+    name, *words = question.split()
+    families = [family for family in FAMILIES if family.name == name]
+    answer = "A to Z"
+    if families:
+        problem = Problem(families[0], tuple(map(int, words)))
+        answer = problem.worked(procedure)
     choice = {"message": {"role": "assistant", "content": answer}, "finish_reason": "stop"}
     usage = {"prompt_tokens": 20, "completion_tokens": 19}
     return Reply(content={"choices": [choice], "usage": usage})
@@ -71,7 +73,7 @@ def test_a_target_behind_a_chat_endpoint_is_advised_and_paid_for(tmp_path: Path)
         with launched(directory, *SHORT, *served, run_file=RUN_FILE) as process:
             summary = finish(process, directory)
     check_books(summary, directory)
-    assert summary["accuracy"]["no_prefix"]["greedy"] == 0.25
+    assert summary["accuracy"]["no_prefix"] == 0.25
     asked = [request for request in endpoint.asked if request.path == "/v1/chat/completions"]
     assert summary["endpoint"]["completion_tokens"] == 19 * len(asked)
     assert all(len(request.body["messages"]) == 1 for request in asked)
