@@ -92,7 +92,7 @@ def test_places_that_nothing_fills_are_refused(settings: list[str], complaint: s
     "text",
     [
         r"{problem} in \\boxed{answer}",
-        "{problem} as $x_{ij}$, $2^{nd}$",
+        "{problem} as $x_{ij}$, $2^{th}$",
         "{problem} with \\\\frac{ab}{cd}",
         '{problem} as { "answer": 3 }, {x}, {}',
         "{problem} like { name }",
