@@ -76,7 +76,8 @@ def test_an_example_is_copied_out_of_the_package_and_stands_on_its_own(tmp_path:
     subprocess.run([sys.executable, "-c", build], cwd=tmp_path / "letters", check=True)
     assert "is there already" in cli("example", "letters", str(copy)).output
     assert (
-        "there is no example 'nothing'; there are: advice, arithmetic, " in cli("example", "nothing").output
+        "there is no example 'nothing'; there are: advice, arithmetic, "
+        in cli("example", "nothing").output
     )
 
 

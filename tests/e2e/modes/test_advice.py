@@ -74,7 +74,7 @@ def test_a_target_behind_a_chat_endpoint_is_advised_and_paid_for(tmp_path: Path)
             summary = finish(process, directory)
     check_books(summary, directory)
     assert summary["accuracy"]["no_prefix"] == 0.25
-    asked = [request for request in endpoint.asked if request.path == "/v1/chat/completions"]
-    assert summary["endpoint"]["completion_tokens"] == 19 * len(asked)
-    assert all(len(request.body["messages"]) == 1 for request in asked)
+    requests = [request for request in endpoint.asked if request.path == "/v1/chat/completions"]
+    assert summary["endpoint"]["completion_tokens"] == 19 * len(requests)
+    assert all(len(request.body["messages"]) == 1 for request in requests)
     assert all(line["prefix_as_text_fraction"] == 0.0 for line in figures(directory))
