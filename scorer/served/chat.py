@@ -11,15 +11,16 @@ import msgspec
 
 from prefixrl.scorer.served.protocol import (
     GARBLED,
+    Choice,
     Completed,
     EndpointRefused,
     RequestForm,
     Retry,
     RowRefused,
     RowRequest,
-    end_of,
     failed,
     message_of,
+    only_choice,
     sampling_keys,
     with_usage,
 )
@@ -40,13 +41,12 @@ class _Message(msgspec.Struct, frozen=True):
     refusal: str | None = None
 
 
-class _Choice(msgspec.Struct, frozen=True):
+class _MessageChoice(Choice, frozen=True, kw_only=True):
     message: _Message
-    finish_reason: str | None = None
 
 
 class _Chat(msgspec.Struct, frozen=True):
-    choices: list[_Choice]
+    choices: list[_MessageChoice]
 
 
 def body(
@@ -78,13 +78,11 @@ def _answer(content: bytes) -> Completed | Retry | RowRefused:
         answer = msgspec.json.decode(content, type=_Chat)
     except GARBLED as error:
         return Retry(f"an answer that is not a chat completion ({error}): {message_of(content)}")
-    if len(answer.choices) != 1:
-        return Retry(f"{len(answer.choices)} answers, one was asked for")
-    choice = answer.choices[0]
-    finish = end_of(choice.finish_reason)
-    if not isinstance(finish, str):
-        return finish
-    return Completed(_text_of(choice.message), None, finish, None, None, None)
+    match only_choice(answer.choices):
+        case choice, finish:
+            return Completed(_text_of(choice.message), None, finish, None, None, None)
+        case fault:
+            return fault
 
 
 def _text_of(message: _Message) -> str:

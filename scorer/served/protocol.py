@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -135,9 +135,17 @@ class _Models(msgspec.Struct, frozen=True):
     data: list[ServedModel]
 
 
-class _Choice(msgspec.Struct, frozen=True):
-    text: str | None = None
+class Choice(msgspec.Struct, frozen=True):
+    """One text of an answer."""
+
     finish_reason: str | None = None
+
+
+AnyChoice = TypeVar("AnyChoice", bound=Choice)
+
+
+class _TextChoice(Choice, frozen=True):
+    text: str | None = None
     token_ids: list[TokenId] | None = None
     prompt_token_ids: list[TokenId] | None = None
 
@@ -154,7 +162,7 @@ class _Counted(msgspec.Struct, frozen=True):
 
 
 class _Completion(_Counted, frozen=True, kw_only=True):
-    choices: list[_Choice]
+    choices: list[_TextChoice]
 
 
 class _ErrorBody(msgspec.Struct, frozen=True):
@@ -221,27 +229,29 @@ def _completion(content: bytes) -> Completed | Retry | RowRefused:
         answer = msgspec.json.decode(content, type=_Completion)
     except GARBLED as error:
         return Retry(f"an answer that is not a completion ({error}): {message_of(content)}")
-    if len(answer.choices) != 1:
-        return Retry(f"{len(answer.choices)} completions in the answer, one was asked for")
-    choice = answer.choices[0]
-    finish = end_of(choice.finish_reason)
-    if not isinstance(finish, str):
-        return finish
-    return Completed(
-        choice.text or "", choice.token_ids, finish, choice.prompt_token_ids, None, None
-    )
+    match only_choice(answer.choices):
+        case choice, finish:
+            return Completed(
+                choice.text or "", choice.token_ids, finish, choice.prompt_token_ids, None, None
+            )
+        case fault:
+            return fault
 
 
-def end_of(finish_reason: str | None) -> Finish | Retry | RowRefused:
-    """Read why a completion ended."""
+def only_choice(choices: Sequence[AnyChoice]) -> tuple[AnyChoice, Finish] | Retry | RowRefused:
+    """Return the only text of an answer, and why it ended."""
+    if len(choices) != 1:
+        return Retry(f"{len(choices)} completions in the answer, one was asked for")
+    finish_reason = choices[0].finish_reason
     if finish_reason in _GIVEN_UP:
         return Retry(f"a completion that ended with finish_reason {finish_reason!r}")
     if finish_reason == "content_filter":
         return RowRefused("the endpoint withheld the completion (content_filter)")
-    finish = _ENDS.get(finish_reason or "")
-    return finish or RowRefused(
-        f"the completion ended with finish_reason {finish_reason!r}, known are {', '.join(_ENDS)}"
-    )
+    if (finish := _ENDS.get(finish_reason or "")) is None:
+        return RowRefused(
+            f"the completion ended with finish_reason {finish_reason!r}, known are {', '.join(_ENDS)}"
+        )
+    return choices[0], finish
 
 
 def with_usage(
