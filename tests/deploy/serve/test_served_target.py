@@ -44,7 +44,8 @@ def test_an_answer_is_that_of_the_served_target_with_the_adapters_advice(tmp_pat
             with pytest.raises(openai.APIStatusError, match="not about the weather") as refused:
                 client.completions.create(model=server.name, prompt="sum the weather")
             assert refused.value.status_code == 502
-            assert server.ended() == 0
+            server.process.terminate()
+            assert server.process.wait(60) == 0
 
 
 def test_the_prefix_alone_is_what_the_adapter_writes(tmp_path: Path) -> None:
@@ -54,4 +55,5 @@ def test_the_prefix_alone_is_what_the_adapter_writes(tmp_path: Path) -> None:
         assert (
             answer.choices[0].text.startswith("Let us ") and "boxed" not in answer.choices[0].text
         )
-        assert server.ended() == 0
+        server.process.terminate()
+        assert server.process.wait(60) == 0
