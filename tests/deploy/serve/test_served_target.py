@@ -30,8 +30,7 @@ def test_an_answer_is_that_of_the_served_target_with_the_adapters_advice(tmp_pat
     run = run_of("arithmetic", tmp_path / "run")
     with serving(vendor) as endpoint:
         settings = (*ADVISED, f'scorer.openai.url="{endpoint.url}"', 'target.model="served-target"')
-        with served(run, settings=settings) as server:
-            client = server.client()
+        with served(run, settings=settings) as server, server.client() as client:
             messages: Any = [{"role": "user", "content": PROBLEM}]
             answer = client.chat.completions.create(model=server.name, messages=messages)
             assert answer.choices[0].message.content == "It is \\boxed{9}."
@@ -39,8 +38,11 @@ def test_an_answer_is_that_of_the_served_target_with_the_adapters_advice(tmp_pat
             assert answer.usage is not None and answer.usage.completion_tokens == 5
             question = endpoint.asked[-1].body["messages"][-1]["content"]
             assert question.startswith(f"{PROBLEM}\n\nAdvice, which may be wrong: ")
-            streamed = client.completions.create(model=server.name, prompt=PROBLEM, stream=True)
-            assert "".join(event.choices[0].text for event in streamed) == "It is \\boxed{9}."
+            with client.completions.create(
+                model=server.name, prompt=PROBLEM, stream=True
+            ) as streamed:
+                text = "".join(event.choices[0].text for event in streamed)
+            assert text == "It is \\boxed{9}."
             with pytest.raises(openai.APIStatusError, match="not about the weather") as refused:
                 client.completions.create(model=server.name, prompt="sum the weather")
             assert refused.value.status_code == 502
@@ -50,8 +52,11 @@ def test_an_answer_is_that_of_the_served_target_with_the_adapters_advice(tmp_pat
 
 def test_the_prefix_alone_is_what_the_adapter_writes(tmp_path: Path) -> None:
     run = run_of("arithmetic", tmp_path / "run")
-    with served(run, "--prefix-only", settings=("target.model=nowhere/target",)) as server:
-        answer = server.client().completions.create(model=server.name, prompt=PROBLEM)
+    with (
+        served(run, "--prefix-only", settings=("target.model=nowhere/target",)) as server,
+        server.client() as client,
+    ):
+        answer = client.completions.create(model=server.name, prompt=PROBLEM)
         assert (
             answer.choices[0].text.startswith("Let us ") and "boxed" not in answer.choices[0].text
         )
