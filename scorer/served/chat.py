@@ -11,7 +11,7 @@ import msgspec
 
 from prefixrl.scorer.served.protocol import (
     GARBLED,
-    Choice,
+    ServedChoice,
     Completed,
     EndpointRefused,
     RequestForm,
@@ -41,7 +41,7 @@ class _Message(msgspec.Struct, frozen=True):
     refusal: str | None = None
 
 
-class _MessageChoice(Choice, frozen=True, kw_only=True):
+class _MessageChoice(ServedChoice, frozen=True, kw_only=True):
     message: _Message
 
 

@@ -135,16 +135,16 @@ class _Models(msgspec.Struct, frozen=True):
     data: list[ServedModel]
 
 
-class Choice(msgspec.Struct, frozen=True):
+class ServedChoice(msgspec.Struct, frozen=True):
     """One text of an answer."""
 
     finish_reason: str | None = None
 
 
-AnyChoice = TypeVar("AnyChoice", bound=Choice)
+AnyChoice = TypeVar("AnyChoice", bound=ServedChoice)
 
 
-class _TextChoice(Choice, frozen=True):
+class _TextChoice(ServedChoice, frozen=True):
     text: str | None = None
     token_ids: list[TokenId] | None = None
     prompt_token_ids: list[TokenId] | None = None
