@@ -69,13 +69,20 @@ def written_by(tokens: TokenIds) -> NDArray[np.int32]:
     return ((tokens - FIRST) // CHOICES).astype(np.int32)
 
 
+def fresh_model(folder: Path, tensors: dict[str, torch.Tensor] | None = None) -> Any:
+    """A model that no engine has touched, with other weights if given."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    if tensors:
+        missing, unexpected = model.load_state_dict(tensors, strict=False)
+        assert not unexpected and set(missing) <= {"lm_head.weight"}
+    return model
+
+
 def logprobs(
     folder: Path, tensors: Tensors, text: TokenIds, temperature: float
 ) -> NDArray[np.float64]:
     """Logprob of every token but the first by a fresh model."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    model.load_state_dict(tensors)
-    return forward(model, text, temperature)
+    return forward(fresh_model(folder, tensors), text, temperature)
 
 
 @torch.no_grad()

@@ -1,7 +1,6 @@
 """Engines of the arithmetic example's models, jobs for them, and what transformers says about the same tokens."""
 
 import textwrap
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM
 
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
@@ -53,38 +51,6 @@ def started(
         engine.close()
 
 
-def logprobs(engine: VllmEngine, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
-    """The logprob of every token but the first, each asked for as the next one, at a temperature."""
-    return engine._call(_logprobs(engine, tokens, temperature), 600.0, "score tokens")
-
-
-async def _logprobs(
-    engine: VllmEngine, tokens: TokenIds, temperature: float
-) -> NDArray[np.float32]:
-    from vllm import SamplingParams
-    from vllm.inputs.engine import tokens_input
-
-    outputs = []
-    for position in range(1, len(tokens)):
-        ids = [int(tokens[position])]
-        sampling = SamplingParams(
-            temperature=temperature,
-            max_tokens=1,
-            logprob_token_ids=ids,
-            ignore_eos=True,
-            detokenize=False,
-        )
-        prompt = tokens_input(prompt_token_ids=tokens[:position].tolist())
-        outputs.append(await engine._request_score(prompt, sampling))
-    if engine._is_paused:
-        await engine._resume()
-    results = [(await output.get()).outputs[0].logprobs[0] for output in outputs]
-    return np.asarray(
-        [entry[int(token)].logprob for entry, token in zip(results, tokens[1:], strict=True)],
-        np.float32,
-    )
-
-
 def reference(model: Path) -> TransformersEngine:
     """The embedded engine on the same model, in fp32."""
     return TransformersEngine(str(model), "cpu", "float32", 1)
@@ -112,30 +78,9 @@ def job(
     )
 
 
-def finish(engine: VllmEngine, *jobs: Job, already: int = 0) -> dict[str, JobResult]:
-    """Submit jobs and run until these and the `already` open ones are done."""
-    for job_to_do in jobs:
-        engine.submit(job_to_do)
-    results: dict[str, JobResult] = {}
-    deadline_s = time.monotonic() + 120
-    while len(results) < len(jobs) + already:
-        assert time.monotonic() < deadline_s, f"only {sorted(results)} finished"
-        results |= {result.key: result for result in engine.step(0.05)}
-    return results
-
-
 def texts(result: JobResult) -> list[list[int]]:
     """Token ids per row."""
     return [row.tokens.tolist() for row in result.rows]
-
-
-def fresh_model(folder: Path, tensors: dict[str, torch.Tensor] | None = None) -> Any:
-    """A model that no engine has touched, with other weights if given."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    if tensors:
-        missing, unexpected = model.load_state_dict(tensors, strict=False)
-        assert not unexpected and set(missing) <= {"lm_head.weight"}
-    return model
 
 
 def differences(
