@@ -14,7 +14,7 @@ from prefixrl.common.engines.vllm.engine import VllmEngine
 from support.models import vllm_world as world
 from support.models.engine_jobs import finish
 from support.models.tiny_model import whole
-from support.models.versioned import forward, fresh_model
+from support.models.versioned import forward, fresh_model, perturbed
 from support.models.vllm_world import EXAMPLE
 
 pytestmark = [
@@ -161,7 +161,7 @@ def check_installation(folder: Path, **vllm: Any) -> None:
     """The probe before an installation and after it."""
     with world.started(folder, **vllm) as engine:
         initial = engine.weights()
-        for tensors in (None, world.perturbed(initial, 1)):
+        for tensors in (None, perturbed(initial, 1)):
             if tensors:
                 engine.install(snapshot_of(1, tensors))
             expected = forward(fresh_model(folder, tensors), world.probe(), 1.0)

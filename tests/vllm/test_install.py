@@ -26,7 +26,7 @@ from support.keys import source
 from support.models import vllm_world as world
 from support.models.engine_jobs import finish
 from support.models.tiny_model import whole
-from support.models.versioned import forward, fresh_model
+from support.models.versioned import forward, fresh_model, perturbed
 from support.models.vllm_world import EXAMPLE
 from support.runs.run_helper import wait_for
 
@@ -66,7 +66,7 @@ def test_every_one_of_twenty_updates_is_proved_by_the_probe(
     before = engine.score(PROBE)
     actual = []
     for update in range(UPDATES):
-        tensors = world.perturbed(initial, update)
+        tensors = perturbed(initial, update)
         engine.install(snapshot_of(1, tensors))
         actual.append(probe_difference(engine, tensors))
         now = engine.score(PROBE)
@@ -83,7 +83,7 @@ def test_what_is_sampled_after_an_update_is_of_the_new_weights(
     initial = world.reference(ADAPTER).weights()
     job = world.job("a", tokens=80)  # several blocks long: the cache has them after the first time
     finish(engine, job)
-    tensors = world.perturbed(initial, 77)
+    tensors = perturbed(initial, 77)
     engine.install(snapshot_of(1, tensors))
     rows = finish(engine, job)["a"].rows
     actual = world.differences(fresh_model(ADAPTER, tensors), job.rows, rows, 0.7)
@@ -94,7 +94,7 @@ def test_what_is_sampled_after_an_update_is_of_the_new_weights(
 
 
 def test_installed_weights_are_read_back_and_are_copies(engine: VllmEngine) -> None:
-    tensors = world.perturbed(world.reference(ADAPTER).weights(), 5)
+    tensors = perturbed(world.reference(ADAPTER).weights(), 5)
     digest = describe(0, tensors).digest
     snapshot = snapshot_of(1, tensors)
     engine.install(snapshot)
@@ -111,7 +111,7 @@ def test_installed_weights_are_read_back_and_are_copies(engine: VllmEngine) -> N
 @pytest.mark.proof
 def test_weights_that_do_not_fit_are_refused_and_change_nothing(engine: VllmEngine) -> None:
     before = engine.score(PROBE)
-    tensors = world.perturbed(world.reference(ADAPTER).weights(), 6)
+    tensors = perturbed(world.reference(ADAPTER).weights(), 6)
     name = "model.norm.weight"
     missing = {key: tensor for key, tensor in tensors.items() if key != name}
     for wrong, message in (
@@ -164,7 +164,7 @@ def test_an_engine_that_does_not_hold_the_weights_fails_the_probe(
     """The broker refuses it: it admits a worker only with a difference within rollout.probe_tolerance."""
     world.plant(tmp_path, FAULTS[fault])
     monkeypatch.syspath_prepend(tmp_path)  # a spawned process begins with its parent's path
-    tensors = world.perturbed(world.reference(ADAPTER).weights(), 9)
+    tensors = perturbed(world.reference(ADAPTER).weights(), 9)
     with world.started(ADAPTER) as broken:
         initial = world.reference(ADAPTER).weights()
         assert probe_difference(broken, initial) < 1e-3

@@ -7,7 +7,7 @@ import numpy as np
 
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.embedded.fixed_rows import FixedRowsEngine
-from prefixrl.common.engines.interface.base import Engine, Job, JobResult
+from prefixrl.common.engines.interface.base import Engine, Job, JobResult, TokenIds
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.wire.messages.groups import Sampling
 
@@ -22,7 +22,7 @@ def settings(temperature: float = 0.7, tokens: int = TOKENS) -> Sampling:
 
 def job(
     key: str,
-    rows: Sequence[Sequence[int]] = PROMPTS,
+    rows: Sequence[Sequence[int] | TokenIds] = PROMPTS,
     sampling: Sampling | None = None,
     stops: Iterable[int] = (),
     masks: Iterable[int] = (),

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     AutoTokenizer,
     PreTrainedTokenizerFast,
@@ -108,10 +109,9 @@ def _batches(form: StepForm) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         rows += [(marked(form, question, good), [1, 1]), (marked(form, question, wrong), labels)]
     for start in range(0, len(rows), ROWS):
         batch = rows[start : start + ROWS]
-        ids = torch.zeros((len(batch), max(row.tokens.size for row, _ in batch)), dtype=torch.int64)
-        targets = torch.full_like(ids, IGNORED)
+        ids = pad_sequence([torch.from_numpy(row.tokens) for row, _ in batch], batch_first=True)
+        targets = torch.full_like(ids, IGNORED, dtype=torch.int64)
         for index, (row, labels) in enumerate(batch):
-            ids[index, : row.tokens.size] = torch.from_numpy(row.tokens.astype("int64"))
             targets[index, list(row.tag_positions)] = torch.tensor(labels)
         yield ids, targets
 

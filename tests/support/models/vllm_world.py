@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from prefixrl.common.config.load import load
@@ -16,8 +15,7 @@ from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.interface.base import Continuation, Job, JobResult, TokenIds
 from prefixrl.common.engines.make import make_engine
 from prefixrl.common.engines.vllm.engine import VllmEngine
-from prefixrl.common.seeds import row_uniforms
-from prefixrl.common.wire.messages.groups import Sampling
+from support.models import engine_jobs
 from support.models.versioned import forward
 from support.packages import write_package
 from support.paths import EXAMPLE
@@ -69,13 +67,7 @@ def job(
     random = np.random.Generator(np.random.PCG64(17))
     lengths = random.integers(max(1, tokens - 4), tokens + 4, rows)
     starts = tuple(random.integers(2, VOCABULARY, length).astype(np.int32) for length in lengths)
-    return Job(
-        key,
-        starts,
-        row_uniforms(3, "prefix", rows, new),
-        Sampling(temperature=temperature, max_new_tokens=new),
-        stops,
-    )
+    return engine_jobs.job(key, starts, engine_jobs.settings(temperature, new), stops)
 
 
 def texts(result: JobResult) -> list[list[int]]:
@@ -92,16 +84,6 @@ def differences(
         whole = np.concatenate([start, row.tokens])
         results.append(np.abs(row.logprobs - forward(model, whole, temperature)[len(start) - 1 :]))
     return np.concatenate(results)
-
-
-def perturbed(tensors: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
-    """Every weight moved by noise, of a tenth of its tensor's spread."""
-    random = torch.Generator().manual_seed(seed)
-    return {
-        name: tensor
-        + 0.1 * tensor.std().clamp(min=0.05) * torch.randn(tensor.shape, generator=random)
-        for name, tensor in tensors.items()
-    }
 
 
 def probe() -> TokenIds:
