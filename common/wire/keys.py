@@ -11,6 +11,8 @@ import logging
 import os
 import re
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -20,7 +22,6 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from prefixrl.common.errors import ConfigError, to_copy
-from prefixrl.common.host.process import locked
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ def make_keys(directory: Path) -> None:
     folder = directory / KEYS_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
-    with locked(folder, fcntl.LOCK_EX):
+    with _locked(folder):
         if not (folder / f"{SERVER}.key").exists():
             _write_private(folder / f"{SERVER}.key", _new_pair())
         by_public = _read_clients(folder / CLIENTS_FILE) if (folder / CLIENTS_FILE).exists() else {}
@@ -137,7 +138,7 @@ def add_client(directory: Path, name: str) -> Path:
             f"{path} is there already; remove that key first (--remove {name}), or choose another name"
         )
     pair = _new_pair()
-    with locked(folder, fcntl.LOCK_EX):
+    with _locked(folder):
         by_public = _read_clients(folder / CLIENTS_FILE)
         _write_private(path, ClientKey(name, "worker", pair, _server_pair(directory).public))
         _write_clients(folder / CLIENTS_FILE, by_public | {pair.public: Listed(name, "worker")})
@@ -147,7 +148,7 @@ def add_client(directory: Path, name: str) -> Path:
 def remove_client(directory: Path, name: str) -> None:
     """Remove a key: its peers are refused at their next message; raises ConfigError."""
     path = directory / KEYS_FOLDER / CLIENTS_FILE
-    with locked(path.parent, fcntl.LOCK_EX):
+    with _locked(path.parent):
         by_public = _read_clients(path)
         remaining = {public: each for public, each in by_public.items() if each.name != name}
         if remaining == by_public:
@@ -179,6 +180,17 @@ def server_keys(directory: Path, *roles: KeyRole) -> ServerKeys:
 
 def _server_pair(directory: Path) -> Pair:
     return _read(directory / KEYS_FOLDER / f"{SERVER}.key", Pair)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from changing the keys meanwhile."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _new_pair() -> Pair:

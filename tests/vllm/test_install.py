@@ -181,7 +181,6 @@ def test_nothing_of_vllm_outlives_a_killed_worker() -> None:
         import sys, time
         sys.path.insert(0, {str(Path(__file__).resolve().parents[1])!r})
         from support.models import vllm_world as world
-from support.models.tiny_model import whole
         if __name__ == "__main__":
             with world.started(world.EXAMPLE / "adapter"):
                 print("up", flush=True)

@@ -1,4 +1,4 @@
-"""What a worker's fetcher does in a process that a test kills, stops and starves; light to import."""
+"""Pulls of a worker's fetcher, for a process that a test kills, stops and starves; light to import."""
 
 import os
 import resource
