@@ -83,7 +83,9 @@ def test_votes_are_refused_where_a_function_judges(tmp_path: Path) -> None:
     function.write_text("def always(question, answer, gold):\n    return 1.0\n")
     run = run_of("arithmetic", tmp_path / "run", f"reward.function={function}:always")
     command = [sys.executable, "-m", "prefixrl.deploy", "serve", str(run), "--checkpoint", "0"]
-    done = subprocess.run([*command, "--best-of", "4", "--port", "0"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*command, "--best-of", "4", "--port", "0"], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 2
     assert "this run judges by reward.function" in done.stderr
 
