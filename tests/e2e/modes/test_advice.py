@@ -13,7 +13,8 @@ from support.runs.run_helper import check_books, finish, inspect, launched
 
 pytestmark = [pytest.mark.timeout(500), pytest.mark.slow]
 
-RUN_FILE = EXAMPLES / "advice" / "run.toml"
+RUN_FILE = EXAMPLES / "advice/run.toml"
+CHAT_FILE = EXAMPLES / "advice/chat.toml"
 SHORT = (
     "algorithm.iterations=3",
     "algorithm.groups_per_iteration=16",
@@ -63,18 +64,14 @@ def obedient(request: Request) -> Reply:
 def test_a_target_behind_a_chat_endpoint_is_advised_and_paid_for(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     with serving(obedient) as endpoint:
-        served = (
-            "scorer.engine=openai",
-            f'scorer.openai.url="{endpoint.url}"',
-            "scorer.openai.api=chat",
-            "scorer.openai.completion_price=1000",
-            'target.model="served-target"',
-        )
-        with launched(directory, *SHORT, *served, run_file=RUN_FILE) as process:
+        endpoint.models = Reply(content={"data": [{"id": "target"}]})
+        served = (f'scorer.openai.url="{endpoint.url}"', "scorer.openai.completion_price=1000")
+        with launched(directory, *SHORT, *served, run_file=CHAT_FILE) as process:
             summary = finish(process, directory)
     check_books(summary, directory)
     assert summary["accuracy"]["no_prefix"] == 0.25
     requests = [request for request in endpoint.asked if request.path == "/v1/chat/completions"]
-    assert summary["endpoint"]["completion_tokens"] == 19 * len(requests)
+    trial_of_launch = 1
+    assert summary["endpoint"]["completion_tokens"] == 19 * (len(requests) - trial_of_launch)
     assert all(len(request.body["messages"]) == 1 for request in requests)
     assert all(line["prefix_as_text_fraction"] == 0.0 for line in figures(directory))
