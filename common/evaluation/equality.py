@@ -1,4 +1,4 @@
-"""Which answers to a problem are equal, by the verifier in a process of its own."""
+"""Equal answers to a problem, compared by the verifier in a process of its own."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""What vendors' endpoints send: this software's reading beside that of the official `openai` client.
+"""Replies of vendors' endpoints, read here and by the official `openai` client.
 
 Both ask the same stand-in over a socket, once for each case, without a repetition.
 """
