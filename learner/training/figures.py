@@ -133,7 +133,8 @@ def _over_ranks(steps: Sequence[StepSums]) -> tuple[list[Report], Tensor]:
 
 
 def _step_report(sums: Report, step: StepSums) -> Report:
-    figures_of_step = {loss: sums[loss] for loss in ("policy_loss", "value_loss") if loss in sums}
+    losses = ("policy_loss", "value_loss")
+    figures_of_step: Report = {name: sums[name] for name in losses if name in sums}
     for model, step_report in (("actor", step.actor), ("critic", step.critic)):
         if step_report is not None:
             figures_of_step |= model_report(model, step_report)
