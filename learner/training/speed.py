@@ -10,9 +10,13 @@ from prefixrl.learner.training.plan import Lengths, Plan, line_tokens
 def rank_figures(models: Models, plan: Plan, lengths: Lengths, took_s: float) -> dict[str, float]:
     """Return the figures of `own_figures` by name and rank, as `tokens_per_s/0`. A collective."""
     figures = own_figures(models, plan, lengths, took_s)
-    of_ranks = gather_over_ranks(torch.tensor([*figures.values()], device=models.device))
-    names = [f"{name}/{rank}" for rank in range(models.world_size) for name in figures]
-    return dict(zip(names, of_ranks.tolist(), strict=True))
+    own = torch.tensor([*figures.values()], device=models.device)
+    of_ranks = gather_over_ranks(own).reshape(-1, len(figures)).tolist()
+    return {
+        f"{name}/{rank}": figure
+        for rank, row in enumerate(of_ranks)
+        for name, figure in zip(figures, row, strict=True)
+    }
 
 
 def own_figures(models: Models, plan: Plan, lengths: Lengths, took_s: float) -> dict[str, float]:
