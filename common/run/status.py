@@ -124,10 +124,8 @@ def total_usage(counts: Iterable[Usage], section: OpenAIConfig) -> UsageTotal:
     """Add up the usage of all scorers, at the prices of a config."""
     rows = [msgspec.structs.asdict(usage) for usage in counts]
     sums = {name: sum(row[name] for row in rows) for name in Usage.__struct_fields__}
-    cost = sums["prompt_tokens"] * section.prompt_price
-    cost += sums["completion_tokens"] * section.completion_price
-    has_price = section.prompt_price or section.completion_price
-    return UsageTotal(**sums, cost=cost / 1e6 if has_price else None)
+    cost = section.cost(sums["prompt_tokens"], sums["completion_tokens"])
+    return UsageTotal(**sums, cost=cost if section.has_price else None)
 
 
 class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):

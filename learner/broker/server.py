@@ -388,7 +388,26 @@ class Broker:
         elif worker.is_drained:
             self._send(worker.identity, worker_messages.Leave())
         else:
-            self._send(worker.identity, worker_messages.Beat(self.versions.news(worker)))
+            grant = self._grant(worker, message, now_s)
+            self._send(worker.identity, worker_messages.Beat(self.versions.news(worker), grant))
+
+    def _grant(
+        self, worker: Worker, message: worker_messages.Heartbeat, now_s: float
+    ) -> worker_messages.RequestGrant | None:
+        """Return what a scorer's demand gets; a rest that began is told to the other scorers at once."""
+        if message.demand is None:
+            return None
+        allowance = self.dispatcher.allowance
+        before_s = allowance.rest_s(now_s)
+        usage = message.usage or worker_messages.Usage()
+        grant = allowance.grant(worker.identity, message.demand, usage, now_s)
+        if before_s <= 0.0 < grant.rest_s:
+            for other in self.dispatcher.registry.workers_of("scorer"):
+                rest = allowance.repeated_grant(other.identity, now_s)
+                if other is not worker and rest is not None:
+                    news = self.versions.news(other)
+                    self._send(other.identity, worker_messages.Beat(news, rest))
+        return grant
 
     def _reject(self, worker: Worker, reason: str) -> None:
         log.error("refused %s: %s", worker.label, reason)
