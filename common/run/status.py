@@ -191,6 +191,8 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     """None unless the target is served elsewhere."""
     is_halting: bool = False
     """The ranks were asked to save and end."""
+    ending: str = ""
+    """The reason why no new group is begun and the run ends in order, before its end; "" else."""
     memory: dict[str, MemoryUse] = {}
     """Memory by process: `broker`, `rank-0` and further ranks of the learner as they were when they last asked for a
     batch, workers by name as of the last 10 s. Without those that have not reported yet."""

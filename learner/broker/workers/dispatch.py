@@ -115,6 +115,21 @@ class Dispatcher:
                     self.outbox.add_task(holder.identity, Revoke(lease.task))
                 break
 
+    @property
+    def open_texts(self) -> int:
+        """Number of completions that will still be asked for, or are being written."""
+        algorithm, scorer = self._config.algorithm, self._config.scorer
+        states = self.ledger.states()
+        unscored = sum(states.get(state, 0) for state in ("queued", "sampling", "sampled"))
+        texts = unscored * algorithm.samples_per_prompt * scorer.continuations
+        leases = (
+            lease
+            for worker in self.registry.workers_of("scorer")
+            for lease in worker.leases.values()
+        )
+        texts += sum(lease.open_rows for lease in leases if lease.kind == "train")
+        return texts + self.evaluations.open_texts
+
     def _give_sampling(self, worker: Worker, now_s: float) -> bool:
         kind: TaskKind = "eval"
         item = self.evaluations.start_sampling(worker.version, worker.weights_digest)
