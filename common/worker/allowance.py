@@ -128,7 +128,7 @@ class Allowance:
             ended = usage.requests + usage.retries
             tokens = usage.prompt_tokens + usage.completion_tokens
             holder = self._holders[name] = _Holder(demand.received, ended, usage.requests, tokens)
-            self._remember(usage.requests, tokens)
+            self._remember(0, usage.requests, tokens)
         self._settle(holder, usage)
         holder.heard_s = now_s
         holder.rest_until_s = now_s + demand.rest_s
@@ -146,9 +146,10 @@ class Allowance:
         return RequestGrant(permits=holder.permits, rest_s=max(0.0, self.rest_s(now_s)))
 
     def _give_permits(self, holder: _Holder, now_s: float) -> None:
-        level = min(self._request_level, self._token_level / self.request_tokens)
+        affordable = self._token_level / self.request_tokens
         if not self._ended and not any(each.open_permits for each in self._holders.values()):
-            level = 1.0  # a first request shows how many tokens one has
+            affordable = max(1.0, affordable)  # single requests show how many tokens one has
+        level = min(self._request_level, affordable)
         others = [each for each in self._lacking(now_s) if each is not holder]
         reserved = sum(max(0.0, min(each.share, each.lacking)) for each in others)
         permits = math.floor(level - reserved)
@@ -181,7 +182,8 @@ class Allowance:
         if tokens is not None:
             level = self._token_level + passed_s * tokens
             least = self.request_tokens + self._beat_s * tokens
-            self._token_level = min(level, max(least, seconds * tokens))
+            # Nothing is saved up before it is known how many requests it is.
+            self._token_level = min(level, max(least, seconds * tokens) if self._ended else 0.0)
         if not self._limits.is_on:
             return
         lacking = self._lacking(now_s)
@@ -223,11 +225,15 @@ class Allowance:
             holder.open_permits -= closed
             holder.open_tokens -= charged
             self._token_level += charged - more_tokens
-        self._remember(max(0, usage.requests - holder.answered), more_tokens)
+        self._remember(holder.answered, usage.requests, more_tokens)
         holder.ended, holder.answered, holder.tokens = ended, usage.requests, tokens
 
-    def _remember(self, answered: int, tokens: int) -> None:
+    def _remember(self, before: int, answered: int, tokens: int) -> None:
+        """Take the tokens of a scorer's answers since `before`; its first is a trial of a few tokens."""
+        more = answered - max(1, before)
+        if more <= 0:
+            return
         if self._ended > REMEMBERED:
             self._ended, self._tokens = self._ended / 2, self._tokens / 2
-        self._ended += answered
+        self._ended += more
         self._tokens += tokens

@@ -59,9 +59,13 @@ def spending_lines(config: RunConfig, prompt_tokens: int, trained: int, judged: 
     lines = []
     for name, count in requests.items():
         limit = _completion_limit(config, is_evaluation=name == "evaluations")
-        most = Spending(count, count * (prompt_tokens + config.max_sampled_tokens), count * limit)
+        # An extension sends prompt and completion again.
+        most_count = count * (1 + (config.scorer.truncated == "extend"))
+        prompts = most_count * (prompt_tokens + config.max_sampled_tokens)
+        prompts += (most_count - count) * config.scorer.max_new_tokens
+        most = Spending(most_count, prompts, count * limit)
         lines.append(
-            f"{name}: {count:,} requests to the endpoint, at most {most.in_words(config)}"
+            f"{name}: at most {most_count:,} requests to the endpoint, {most.in_words(config)}"
             f"{_time_words(config, most)}"
         )
         if measured is not None:

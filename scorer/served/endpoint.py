@@ -225,7 +225,7 @@ class Endpoint(Generic[Answer]):
     async def _request(self, content: bytes) -> Answer | Retry | RowRefused | EndpointRefused:
         self._count_limited(self._pacing.is_on)
         try:
-            await self._pacing.turn(self.counts)
+            await self._pacing.turn(lambda: self.counts)
         finally:
             self._count_limited(-self._pacing.is_on)
         self._count_asking(1)

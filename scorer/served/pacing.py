@@ -7,6 +7,7 @@ Where there is no broker (`prefixrl serve`), the limits hold for this process, a
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.messages.worker import Usage
@@ -73,8 +74,8 @@ class Pacing:
             return ""
         return f"{self._limit_words} ({waiting} rows)"
 
-    async def turn(self, usage: Usage) -> None:
-        """Wait until a request may be made; `usage`: what was used so far."""
+    async def turn(self, usage: Callable[[], Usage]) -> None:
+        """Wait until a request may be made; `usage` returns what was used so far."""
         if not self.is_on:
             return
         self.permits.waiting += 1
@@ -98,10 +99,11 @@ class Pacing:
         self._under_way -= 1
         self._watch_pause()
 
-    def _wait_s(self, usage: Usage) -> float:
+    def _wait_s(self, usage: Callable[[], Usage]) -> float:
         now_s = time.monotonic()
         if self._local is not None:
-            self.permits.add(self._local.grant("", self.permits.demand(now_s), usage, now_s), now_s)
+            demand = self.permits.demand(now_s)
+            self.permits.add(self._local.grant("", demand, usage(), now_s), now_s)
         return self.permits.take(now_s)
 
     def _watch_pause(self) -> None:

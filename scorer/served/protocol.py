@@ -32,7 +32,9 @@ GARBLED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Errors of the decoder; for invalid UTF-8 and endless brackets they are not msgspec's own."""
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-Count = Annotated[int, msgspec.Meta(ge=0)]
+MOST_TOKENS = 2**27
+"""More tokens than any request has; a usage that counts more is not believed."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 
 _ENDS: dict[str, Finish] = {
     "stop": "eos",
