@@ -152,7 +152,7 @@ class CostEnd(msgspec.Struct, frozen=True, kw_only=True):
     most_cost: float
     """`scorer.openai.most_cost`."""
     reason: str
-    """What was spent, in words."""
+    """The sentence of the console and the log."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ MOST_RATE = 0.99
 """Largest part of a limit that is used: answers and clocks are never exact."""
 MOST_EXCESS = 0.02
 """Excess over a limit, as a part of it, that no minute may have."""
-LEVEL_BEATS = 2.0
+LEVEL_BEATS = 1.5
 """Flow that a level holds, in heartbeats; at least a whole permit and the flow of one."""
 SILENT_BEATS = 3
 """Heartbeats without a demand after which nothing is reserved for a scorer."""
@@ -34,8 +34,8 @@ REMEMBERED = 500
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of a run; None: no limit."""
+class RateLimits:
+    """RateLimits of a run; None: no limit."""
 
     requests_per_minute: float | None
     tokens_per_minute: float | None
@@ -43,7 +43,7 @@ class Limits:
     """Most tokens of a request, prompt and completion: what one counts before any has ended."""
 
     @classmethod
-    def of_run(cls, config: RunConfig) -> "Limits":
+    def of_run(cls, config: RunConfig) -> "RateLimits":
         """Return the limits of a run's endpoint; none where its target is not served."""
         section, scorer = config.scorer.openai, config.scorer
         if not scorer.is_served:
@@ -82,22 +82,26 @@ class _Holder:
 class Allowance:
     """The permits of all scorers, and their common rest."""
 
-    def __init__(self, limits: Limits, beat_s: float = 1.0) -> None:
+    def __init__(self, limits: RateLimits, beat_s: float = 1.0) -> None:
         """`beat_s`: time between two demands of a scorer."""
         self._limits, self._beat_s = limits, beat_s
         # A minute may begin with a permit and the flow of a heartbeat in the level.
         self._rate = min(MOST_RATE, MINUTE_S / (MINUTE_S + 1.1 * beat_s))
         self._holders: dict[Hashable, _Holder] = {}
-        self._ended, self._tokens = 0.0, 0.0
+        self._answered, self._tokens = 0.0, 0.0
         """Requests that were answered, and their tokens; the oldest fade."""
         self._request_level = math.inf if limits.requests_per_minute is None else 1.0
         self._token_level = math.inf if limits.tokens_per_minute is None else 0.0
         self._flowed_s: float | None = None
+        self._granted_s = 0.0
+        """Time of the newest permit."""
 
     @property
     def request_tokens(self) -> float:
-        """Tokens of a usual request; before any has ended, the most that one may have."""
-        return max(1.0, self._tokens / self._ended) if self._ended else self._limits.most_tokens
+        """Tokens of a usual request; before one was answered, the most that one may have."""
+        if not self._answered:
+            return float(self._limits.most_tokens)
+        return max(1.0, self._tokens / self._answered)
 
     @property
     def permits_per_s(self) -> float:
@@ -122,7 +126,6 @@ class Allowance:
         self, name: Hashable, demand: RequestDemand, usage: Usage, now_s: float
     ) -> RequestGrant:
         """Answer a scorer's demand; `usage` is what it had used by then."""
-        self._flow(now_s)
         holder = self._holders.get(name)
         if holder is None:
             ended = usage.requests + usage.retries
@@ -130,6 +133,7 @@ class Allowance:
             holder = self._holders[name] = _Holder(demand.received, ended, usage.requests, tokens)
             self._remember(0, usage.requests, tokens)
         self._settle(holder, usage)
+        self._flow(now_s)  # no level holds more than it may after it was settled
         holder.heard_s = now_s
         holder.rest_until_s = now_s + demand.rest_s
         holder.permits = max(holder.permits, demand.received)
@@ -147,15 +151,17 @@ class Allowance:
 
     def _give_permits(self, holder: _Holder, now_s: float) -> None:
         affordable = self._token_level / self.request_tokens
-        if not self._ended and not any(each.open_permits for each in self._holders.values()):
-            affordable = max(1.0, affordable)  # single requests show how many tokens one has
+        if self._limits.tokens_per_minute is not None and not self._answered:
+            # Single requests show how many tokens one has; one that never ends is not waited for.
+            is_open = any(each.open_permits for each in self._holders.values())
+            affordable = float(not is_open or now_s - self._granted_s > MINUTE_S)
         level = min(self._request_level, affordable)
-        others = [each for each in self._lacking(now_s) if each is not holder]
-        reserved = sum(max(0.0, min(each.share, each.lacking)) for each in others)
+        rivals = [each for each in self._lacking(now_s) if each is not holder]
+        reserved = sum(max(0.0, min(each.share, each.lacking)) for each in rivals)
         permits = math.floor(level - reserved)
         if permits < 1 <= level:
             # The shares of all are less than a permit.
-            permits = int(holder.share >= max((each.share for each in others), default=-math.inf))
+            permits = int(holder.share >= max((each.share for each in rivals), default=-math.inf))
         permits = max(0, min(permits, holder.lacking))
         tokens = permits * self.request_tokens
         holder.permits += permits
@@ -163,6 +169,7 @@ class Allowance:
         holder.share = max(holder.share - permits, -self._most_share)
         holder.open_permits += permits
         holder.open_tokens += tokens
+        self._granted_s = now_s if permits else self._granted_s
         self._request_level -= permits
         self._token_level -= tokens
 
@@ -182,16 +189,16 @@ class Allowance:
         if tokens is not None:
             level = self._token_level + passed_s * tokens
             least = self.request_tokens + self._beat_s * tokens
-            # Nothing is saved up before it is known how many requests it is.
-            self._token_level = min(level, max(least, seconds * tokens) if self._ended else 0.0)
+            most = max(least, seconds * tokens) if self._answered else 0.0
+            self._token_level = min(level, most)
         if not self._limits.is_on:
             return
         lacking = self._lacking(now_s)
         total = sum(each.lacking for each in lacking)
-        for each in lacking:
-            part = each.lacking / total
-            share = each.share + part * passed_s * self.permits_per_s
-            each.share = min(share, max(1.0, part * self._most_share))
+        for holder in lacking:
+            part = holder.lacking / total
+            share = holder.share + part * passed_s * self.permits_per_s
+            holder.share = min(share, max(1.0, part * self._most_share))
 
     @property
     def _most_share(self) -> float:
@@ -233,7 +240,7 @@ class Allowance:
         more = answered - max(1, before)
         if more <= 0:
             return
-        if self._ended > REMEMBERED:
-            self._ended, self._tokens = self._ended / 2, self._tokens / 2
-        self._ended += more
+        if self._answered > REMEMBERED:
+            self._answered, self._tokens = self._answered / 2, self._tokens / 2
+        self._answered += more
         self._tokens += tokens

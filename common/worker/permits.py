@@ -1,6 +1,6 @@
 """The permits of one scorer: requests that it may make, evenly over a heartbeat. Pure: time is passed in.
 
-    network thread ── add: a grant ──▶ Permits ◀── take, before each request ── asyncio thread of the engine
+    network thread ── add: a grant ──▶ Permits ◀── take_permit, before each request ── asyncio thread of the engine
           ▲ demand: permits that it lacks ──┘
 
 It lacks what waits for a permit and what it usually uses in a heartbeat, less what it has. Permits that nobody takes
@@ -14,6 +14,8 @@ from prefixrl.common.wire.messages.worker import RequestDemand, RequestGrant
 
 LOOK_S = 0.02
 """Time between two looks for a permit that may come at any time."""
+MOST_REST_S = 86_400.0
+"""Longest rest that is passed on; an endpoint may name any time."""
 KEPT_BEATS = 2
 CATCH_UP = 0.1
 """Lateness that is made up for, in heartbeats: a waiting request is never woken exactly in time."""
@@ -56,7 +58,7 @@ class Permits:
             self._next_s = min(self._next_s, now_s + self._interval_s)
             self._added_s = now_s
 
-    def take(self, now_s: float) -> float:
+    def take_permit(self, now_s: float) -> float:
         """Take a permit; return 0, or the time after which to try again."""
         with self._lock:
             self._drop_old(now_s)
@@ -81,7 +83,7 @@ class Permits:
             return RequestDemand(
                 received=self._received,
                 lacking=max(0, lacking),
-                rest_s=max(0.0, self.own_rest_until_s - now_s),
+                rest_s=min(max(0.0, self.own_rest_until_s - now_s), MOST_REST_S),
             )
 
     def _faded(self, now_s: float) -> float:

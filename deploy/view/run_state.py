@@ -66,8 +66,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
                 page = directory / "report.html"
                 how = to_copy("prefixrl report", directory)
                 report = f"report: {page}" if page.exists() else f"{how} writes its report"
-                words = f"{self.ended_by_cost}\n" if self.ended_by_cost else ""
-                return f"finished: {at} iterations; {report}\n{words}{accuracy}".rstrip()
+                cost = f"{self.ended_by_cost}\n" if self.ended_by_cost else ""
+                return f"finished: {at} iterations; {report}\n{cost}{accuracy}".rstrip()
             case "stopped":
                 return f"stopped at iteration {at}, and saved; {again} resumes it"
             case "failed":

@@ -449,10 +449,10 @@ class Broker:
         grant = allowance.grant(worker.identity, message.demand, usage, now_s)
         if before_s <= 0.0 < grant.rest_s:
             for other in self.dispatcher.registry.workers_of("scorer"):
-                rest = allowance.repeated_grant(other.identity, now_s)
-                if other is not worker and rest is not None:
+                repeated = allowance.repeated_grant(other.identity, now_s)
+                if other is not worker and repeated is not None:
                     news = self.versions.news(other)
-                    self._send(other.identity, worker_messages.Beat(news, rest))
+                    self._send(other.identity, worker_messages.Beat(news, repeated))
         return grant
 
     def _reject(self, worker: Worker, reason: str) -> None:

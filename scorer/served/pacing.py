@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.messages.worker import Usage
-from prefixrl.common.worker.allowance import Allowance, Limits
+from prefixrl.common.worker.allowance import Allowance, RateLimits
 from prefixrl.common.worker.permits import LOOK_S, Permits
 
 LOCAL_BEAT_S = 0.1
@@ -104,7 +104,7 @@ class Pacing:
         if self._local is not None:
             demand = self.permits.demand(now_s)
             self.permits.add(self._local.grant("", demand, usage(), now_s), now_s)
-        return self.permits.take(now_s)
+        return self.permits.take_permit(now_s)
 
     def _watch_pause(self) -> None:
         self._paused.run(self.permits.waiting > 0 and not self._under_way)
@@ -112,6 +112,6 @@ class Pacing:
 
 def pacing_of(config: RunConfig, permits: Permits | None) -> Pacing:
     """Return the pacing of a scorer; `permits`: those of its broker, None where there is no broker."""
-    limits = Limits.of_run(config)
+    limits = RateLimits.of_run(config)
     local = Allowance(limits, LOCAL_BEAT_S) if permits is None and limits.is_on else None
     return Pacing(permits, config.scorer.openai.limit_words, local)

@@ -158,12 +158,12 @@ class _Usage(msgspec.Struct, frozen=True):
 
 
 class _Counted(msgspec.Struct, frozen=True):
-    """The part of a completion that is read if the rest is invalid."""
+    """The part of a completion that is read apart: it, or the rest, may be invalid."""
 
     usage: _Usage | None = None
 
 
-class _Completion(_Counted, frozen=True, kw_only=True):
+class _Completion(msgspec.Struct, frozen=True):
     choices: list[_TextChoice]
 
 

@@ -39,8 +39,8 @@ class CostCeiling:
             return 0
         if not self._text_cost:
             return max(0, self._batch_groups - open_texts // self._group_texts)
-        left = self.most_cost - self._cost - self._text_cost * open_texts
-        groups = max(0, math.floor(left / (self._text_cost * self._group_texts)))
+        unspent = self.most_cost - self._cost - self._text_cost * open_texts
+        groups = max(0, math.floor(unspent / (self._text_cost * self._group_texts)))
         if groups == 0:
             self.reason = (
                 f"scorer.openai.most_cost = {self.most_cost:g} is reached: {self._cost:.4g} is spent, "

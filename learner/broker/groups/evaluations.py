@@ -102,8 +102,10 @@ class EvaluationQueue:
     def refuse_evaluation(self, name: str, cause: str) -> None:
         """Fail the groups of an evaluation that no worker holds."""
         run = self.runs[name]
-        for item in (*run.to_sample, *run.to_score):
-            run.fail(item, cause)
+        for sampling in run.to_sample:
+            run.fail(sampling, cause)
+        for scoring in run.to_score:
+            run.fail(scoring, cause)
         run.to_sample.clear()
         run.to_score.clear()
 

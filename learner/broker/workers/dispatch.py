@@ -35,7 +35,7 @@ from prefixrl.common.wire.packing import (
     check_spans,
     check_verdicts,
 )
-from prefixrl.common.worker.allowance import Allowance, Limits
+from prefixrl.common.worker.allowance import Allowance, RateLimits
 from prefixrl.learner.broker.groups.evaluations import EvaluationQueue
 from prefixrl.learner.broker.groups.ledger import Ledger
 from prefixrl.learner.broker.groups.states import SampleItem, ScoreItem
@@ -79,7 +79,7 @@ class Dispatcher:
         if config.scorer.is_served:
             # A scorer may wait so long for its endpoint.
             self._result_s = max(self._result_s, config.scorer.openai.patience_s)
-        self.allowance = Allowance(Limits.of_run(config), config.broker.heartbeat_s)
+        self.allowance = Allowance(RateLimits.of_run(config), config.broker.heartbeat_s)
         """Requests that scorers may make to the target's endpoint."""
         self.registry = Registry(
             config.broker.silence_s, config.broker.stall_s, config.broker.heartbeat_s

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from prefixrl.common.wire.messages.worker import RequestDemand, Usage
-from prefixrl.common.worker.allowance import Allowance, Limits
+from prefixrl.common.worker.allowance import Allowance, RateLimits
 from prefixrl.common.worker.permits import Permits
 
 MOST_TOKENS = 4000
@@ -33,7 +33,7 @@ class Scorer:
 
 
 def simulate(
-    limits: Limits, scorers: Sequence[Scorer], until_s: float, tokens: Callable[[], int]
+    limits: RateLimits, scorers: Sequence[Scorer], until_s: float, tokens: Callable[[], int]
 ) -> list[Event]:
     """Run scorers against an endpoint; return the tokens of every request at its end."""
     draws, allowance, ended = random.Random(7), Allowance(limits), list[Event]()
@@ -53,7 +53,7 @@ def simulate(
                     completion_tokens=scorer.usage.completion_tokens + ended[-1][1],
                 )
             scorer.permits.waiting = scorer.rows - len(scorer.open_rows)
-            while scorer.permits.waiting and not scorer.permits.take(now_s):
+            while scorer.permits.waiting and not scorer.permits.take_permit(now_s):
                 end_s = now_s + draws.uniform(0.5, 3.0)
                 heapq.heappush(scorer.open_rows, (end_s, tokens()))
                 scorer.sent_s.append(now_s)
@@ -82,8 +82,8 @@ def sent(scorers: Sequence[Scorer]) -> list[Event]:
     return sorted((at_s, 1) for scorer in scorers for at_s in scorer.sent_s)
 
 
-def limits(requests: int | None = None, tokens: int | None = None) -> Limits:
-    return Limits(requests, tokens, MOST_TOKENS)
+def limits(requests: int | None = None, tokens: int | None = None) -> RateLimits:
+    return RateLimits(requests, tokens, MOST_TOKENS)
 
 
 @pytest.mark.parametrize("rows", [(64,), (64, 8), (64, 64, 64)])
@@ -198,3 +198,14 @@ def test_a_limit_of_requests_holds_before_any_has_ended() -> None:
     demand = RequestDemand(lacking=9)
     granted = [allowance.grant("a", demand, Usage(), each / 10).permits for each in range(30)]
     assert granted[-1] <= 1 + 3
+
+
+def test_a_first_permit_that_nobody_uses_stops_nobody_for_ever() -> None:
+    allowance = Allowance(limits(tokens=60_000))
+    assert allowance.grant("a", RequestDemand(lacking=1), Usage(), 0.0).permits == 1
+    idle = RequestDemand(received=1)
+    later = [
+        allowance.grant("b", RequestDemand(lacking=1), Usage(), float(each)) for each in range(80)
+    ]
+    assert later[-1].permits == 1
+    assert allowance.grant("a", idle, Usage(), 80.0).permits == 1

@@ -3,14 +3,14 @@
 import pytest
 
 from prefixrl.common.wire.messages.worker import RequestGrant
-from prefixrl.common.worker.permits import Permits
+from prefixrl.common.worker.permits import MOST_REST_S, Permits
 
 
 def taken_s(permits: Permits, from_s: float, until_s: float) -> list[float]:
     """The times at which a scorer that always wants a permit gets one."""
     now_s, times = from_s, []
     while now_s < until_s:
-        wait_s = permits.take(now_s)
+        wait_s = permits.take_permit(now_s)
         times += [] if wait_s else [round(now_s, 3)]
         now_s += max(wait_s, 0.001)
     return times
@@ -52,11 +52,14 @@ def test_what_waits_and_what_is_usually_used_is_lacking_less_what_is_there() -> 
 def test_a_rest_holds_permits_back_whoever_was_told_of_it() -> None:
     permits = Permits(1.0)
     permits.add(RequestGrant(permits=3, rest_s=0.5), 10.0)
-    assert permits.take(10.1) == pytest.approx(0.4)
+    assert permits.take_permit(10.1) == pytest.approx(0.4)
     assert permits.rest_since_s == 10.0
     permits.own_rest_until_s = 11.0
     assert permits.demand(10.2).rest_s == pytest.approx(0.8)
-    assert permits.take(10.6) == pytest.approx(0.4)
-    assert permits.take(11.0) == 0.0
+    assert permits.take_permit(10.6) == pytest.approx(0.4)
+    assert permits.take_permit(11.0) == 0.0
+    permits.own_rest_until_s = 1e300
+    assert permits.demand(11.0).rest_s == MOST_REST_S
+    permits.own_rest_until_s = 0.0
     permits.add(RequestGrant(permits=3), 11.1)
     assert permits.demand(11.1).rest_s == 0.0

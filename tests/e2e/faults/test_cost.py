@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from e2e.modes.test_advice import RUN_FILE, SHORT, obedient
 
+from e2e.modes.test_advice import RUN_FILE, SHORT, obedient
 from support.completions_server import CompletionsServer, serving
 from support.runs.run_helper import check_books, finish, launched
 
