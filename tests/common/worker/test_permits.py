@@ -2,8 +2,8 @@
 
 import pytest
 
-from prefixrl.common.wire.messages.worker import RequestGrant
-from prefixrl.common.worker.permits import MOST_REST_S, Permits
+from prefixrl.common.wire.messages.worker import MOST_REST_S, RequestGrant
+from prefixrl.common.worker.permits import Permits
 
 
 def taken_s(permits: Permits, from_s: float, until_s: float) -> list[float]:
