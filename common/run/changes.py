@@ -12,7 +12,8 @@ _FREE = {
     (
         "scorer",
         "openai",
-    ): "url key_variable requests request_s patience_s prompt_price completion_price",
+    ): "url key_variable requests request_s patience_s requests_per_minute tokens_per_minute "
+    "prompt_price completion_price most_cost",
     ("learner",): "device threads micro_batch_tokens batch_timeout_s collective_timeout_s",
 }
 FREE_KEYS: frozenset[KeyPath] = frozenset(

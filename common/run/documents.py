@@ -146,6 +146,15 @@ class Staleness(msgspec.Struct, frozen=True, kw_only=True):
     """Fraction of the rows with tokens of more than one version."""
 
 
+class CostEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a run by its cost."""
+
+    most_cost: float
+    """`scorer.openai.most_cost`."""
+    reason: str
+    """The sentence of the console and the log."""
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `summary.json`: accuracies by judged arm, greedy but for `*_sampled`."""
 
@@ -193,6 +202,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Alarms that rang, in the order in which they began."""
     endpoint: UsageTotal | None = None
     """Usage of the target's endpoint, evaluations included; None unless the target is served elsewhere."""
+    ended_by_cost: CostEnd | None = None
+    """None unless `scorer.openai.most_cost` ended the run before its last iteration."""
     learner_memory: str = ""
     """Forecast and measured peak of a learner rank, in words; "" where CUDA was not measured."""
 

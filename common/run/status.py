@@ -124,10 +124,8 @@ def total_usage(counts: Iterable[Usage], section: OpenAIConfig) -> UsageTotal:
     """Add up the usage of all scorers, at the prices of a config."""
     rows = [msgspec.structs.asdict(usage) for usage in counts]
     sums = {name: sum(row[name] for row in rows) for name in Usage.__struct_fields__}
-    cost = sums["prompt_tokens"] * section.prompt_price
-    cost += sums["completion_tokens"] * section.completion_price
-    has_price = section.prompt_price or section.completion_price
-    return UsageTotal(**sums, cost=cost / 1e6 if has_price else None)
+    cost = section.cost(sums["prompt_tokens"], sums["completion_tokens"])
+    return UsageTotal(**sums, cost=cost if section.has_price else None)
 
 
 class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +191,8 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     """None unless the target is served elsewhere."""
     is_halting: bool = False
     """The ranks were asked to save and end."""
+    ending: str = ""
+    """The reason why no new group is begun and the run ends in order, before its end; "" else."""
     memory: dict[str, MemoryUse] = {}
     """Memory by process: `broker`, `rank-0` and further ranks of the learner as they were when they last asked for a
     batch, workers by name as of the last 10 s. Without those that have not reported yet."""

@@ -154,6 +154,8 @@ class BatchAnswers:
         """True if the newest call of `answers` formed that batch."""
         self.is_halting = False
         """True once a rank, or the operator, wants all ranks to save and end."""
+        self.ending = ""
+        """The reason why no new group is begun, and the run ends in order; "" before."""
         self.waiting_for = ""
         self._worded = -1, -math.inf, ""
         """The iteration that waits for groups, the time of the newest text about them, that text."""
@@ -316,7 +318,7 @@ class BatchAnswers:
         if isinstance(choice, messages.CannotGoOn):
             return choice, []
         if choice is None:
-            return messages.RunOver(ledger.completed), []
+            return messages.RunOver(ledger.completed, self.ending), []
         return self._batch(request, choice, now_s)
 
     def _must_halt(self, iteration: int) -> bool:

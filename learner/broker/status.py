@@ -165,6 +165,7 @@ def document(sources: StatusSources, malformed: int, now_s: float) -> StatusDocu
         endpoint=sources.usage_file.total(),
         completions=dict(dispatcher.completions),
         is_halting=batches.is_halting,
+        ending=batches.ending,
         memory=_memory(sources),
         drained=[DrainedWorker(host=host, pid=pid) for host, pid in dispatcher.registry.drained],
     )

@@ -64,6 +64,31 @@ class Usage(Part, frozen=True, kw_only=True):
     """Seconds in which some row waited for a rate limit."""
 
 
+MOST_REST_S = 86_400.0
+"""Longest rest that is passed on; an endpoint may name any time."""
+Rest = Annotated[float, Meta(ge=0.0, le=MOST_REST_S)]
+
+
+class RequestDemand(Part, frozen=True, kw_only=True):
+    """The requests to its target's endpoint that a scorer would make, and the rest that the endpoint wants."""
+
+    received: Count = 0
+    """Permits that it got so far."""
+    lacking: Count = 0
+    """Further permits that it could use before the next answer."""
+    rest_s: Rest = 0.0
+    """Time until which the endpoint wants no request, by the Retry-After of an answer to this scorer."""
+
+
+class RequestGrant(Part, frozen=True, kw_only=True):
+    """The requests that a scorer may make, and the rest that all scorers keep."""
+
+    permits: Count = 0
+    """Requests that it may have made so far, in all."""
+    rest_s: Rest = 0.0
+    """Time until which no scorer of the run makes a request."""
+
+
 class MemoryUse(Part, frozen=True, kw_only=True):
     """The memory of a process, as Linux counts it."""
 
@@ -128,6 +153,8 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     """Tokens that the engine has written."""
     memory: MemoryUse | None = None
     """None where the system does not tell."""
+    demand: RequestDemand | None = None
+    """None unless the engine uses an endpoint."""
 
 
 class RowsLeft(Message, frozen=True):
@@ -217,6 +244,8 @@ class Beat(Message, frozen=True):
 
     latest: WeightsNote | None
     """Newest published version; None before the first publication."""
+    grant: RequestGrant | None = None
+    """The answer to the demand of a scorer; None without one."""
 
 
 class PrefixTask(Leased, frozen=True, kw_only=True):

@@ -91,6 +91,32 @@ class EvaluationQueue:
                 groups = tuple(self._given_prefix(run, seq) for seq in seqs)
                 run.to_score.append(ScoreItem(groups, -1, "", 0.0))
 
+    def refuse_newest(self, cause: str) -> str:
+        """Fail the groups of the newest evaluation that no worker holds; return its name, "" if there is none."""
+        for name, run in reversed(self.runs.items()):
+            if run.to_sample or run.to_score:
+                self.refuse_evaluation(name, cause)
+                return name
+        return ""
+
+    def refuse_evaluation(self, name: str, cause: str) -> None:
+        """Fail the groups of an evaluation that no worker holds."""
+        run = self.runs[name]
+        for sampling in run.to_sample:
+            run.fail(sampling, cause)
+        for scoring in run.to_score:
+            run.fail(scoring, cause)
+        run.to_sample.clear()
+        run.to_score.clear()
+
+    @property
+    def open_texts(self) -> int:
+        """Number of completions that have no verdict yet."""
+        return sum(
+            (run.total - len(run.results) - len(run.failed)) * run.request.samples
+            for run in self.runs.values()
+        )
+
     def _given_prefix(self, run: EvaluationRun, seq: int) -> GroupPrefixes:
         tokens = run.request.prefix_tokens
         row = Row(

@@ -63,6 +63,10 @@ class Ledger(JournaledState):
         self.admission = admission or Admission(window)
         self.limits = limits
         self.records: list[Record] = []
+        self.most_new: int | None = None
+        """Most groups that may be issued now; None: no limit but those of window and data."""
+        self.is_closed = False
+        """True once no group is ever issued again: the run ends as if its data were used up."""
         self.newest_error = ""
         """Error of the newest row that could not be sampled or judged."""
         self._resample = deque[tuple[int, ...]]()
@@ -109,6 +113,8 @@ class Ledger(JournaledState):
         room = self._room(version, states)
         to_boundary = self.window.batch_groups - self._next_seq % self.window.batch_groups
         size = min(most_groups, to_boundary, room, self._issuable(room))
+        if self.most_new is not None:
+            size = min(size, self.most_new)
         return self.admission.size(size, version, self.completed, states)
 
     def _room(self, version: int, states: Mapping[str, int]) -> int:
@@ -119,6 +125,8 @@ class Ledger(JournaledState):
 
     def _issuable(self, groups: int) -> int:
         """Return for how many of the groups the data still has prompts."""
+        if self.is_closed:
+            return 0
         if self._prompts.total is None:
             return groups
         # A run whose epochs were lowered may have issued more groups than its data has now.
@@ -127,6 +135,8 @@ class Ledger(JournaledState):
     def _issue(self) -> int:
         prompt_index, requeues = self._requeued[0] if self._requeued else (self._next_prompt, 0)
         self._append(GroupIssued(self._next_seq, prompt_index, requeues))
+        if self.most_new is not None:
+            self.most_new -= 1
         return self._next_seq - 1
 
     def _begin_sampling(self, seqs: tuple[int, ...], version: int) -> SampleItem:
@@ -302,7 +312,8 @@ class Ledger(JournaledState):
         assert iteration == self.completed, "batches are asked for in order"
         size = self._batch_size()
         if size == 0:
-            return None if self.counts.trained or not self.counts.issued else Starved("data")
+            is_over = self.is_closed or self.counts.trained or not self.counts.issued
+            return None if is_over else Starved("data")
         scored, spares, unscored = self.window.entries(self.live())
         may_come = self.outstanding > len(scored) + len(spares) or self._issuable(1) > 0
         scored += self.window.fillers(iteration, size - len(scored), spares, may_come)
@@ -355,6 +366,16 @@ class Ledger(JournaledState):
         if self.failures.is_too_high:
             return Starved("failures")
         return Starved("filter") if self.pass_rate and self.pass_rate.is_too_low else None
+
+    @property
+    def may_issue(self) -> bool:
+        """True if the run still has groups to begin."""
+        iterations = self.window.iterations
+        if iterations is not None:
+            needed = self.window.batch_groups * iterations
+            if self.counts.trained + self.outstanding >= needed:
+                return False
+        return self._issuable(1) > 0
 
     @property
     def outstanding(self) -> int:

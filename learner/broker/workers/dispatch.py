@@ -35,6 +35,7 @@ from prefixrl.common.wire.packing import (
     check_spans,
     check_verdicts,
 )
+from prefixrl.common.worker.allowance import Allowance, RateLimits
 from prefixrl.learner.broker.groups.evaluations import EvaluationQueue
 from prefixrl.learner.broker.groups.ledger import Ledger
 from prefixrl.learner.broker.groups.states import SampleItem, ScoreItem
@@ -78,6 +79,8 @@ class Dispatcher:
         if config.scorer.is_served:
             # A scorer may wait so long for its endpoint.
             self._result_s = max(self._result_s, config.scorer.openai.patience_s)
+        self.allowance = Allowance(RateLimits.of_run(config), config.broker.heartbeat_s)
+        """Requests that scorers may make to the target's endpoint."""
         self.registry = Registry(
             config.broker.silence_s, config.broker.stall_s, config.broker.heartbeat_s
         )
@@ -111,6 +114,21 @@ class Dispatcher:
                     lease.revoking = True
                     self.outbox.add_task(holder.identity, Revoke(lease.task))
                 break
+
+    @property
+    def open_texts(self) -> int:
+        """Number of completions that will still be asked for, or are being written."""
+        algorithm, scorer = self._config.algorithm, self._config.scorer
+        states = self.ledger.states()
+        unscored = sum(states.get(state, 0) for state in ("queued", "sampling", "sampled"))
+        texts = unscored * algorithm.samples_per_prompt * scorer.continuations
+        leases = (
+            lease
+            for worker in self.registry.workers_of("scorer")
+            for lease in worker.leases.values()
+        )
+        texts += sum(lease.open_rows for lease in leases if lease.kind == "train")
+        return texts + self.evaluations.open_texts
 
     def _give_sampling(self, worker: Worker, now_s: float) -> bool:
         kind: TaskKind = "eval"
@@ -209,6 +227,10 @@ class Dispatcher:
         most_s = self._result_s * (
             max(1.0, work / self._usual_work[worker.role]) if task.kind == "eval" else 1.0
         )
+        if worker.role == "scorer":
+            # Its rows have their turns behind all others.
+            scorers = self.registry.workers_of("scorer")
+            most_s += self.allowance.least_s(rows + sum(each.open_rows for each in scorers))
         worker.add(
             Lease(name, task.kind, item, now_s, now_s, task_content, rows, rows, most_s=most_s),
             now_s,
@@ -356,6 +378,7 @@ class Dispatcher:
     def lose_worker(self, worker: Worker, reason: str, died: bool) -> Sequence[str]:
         """Give a worker up and put its leases back; return the names of the tasks it held."""
         self.registry.remove(worker)
+        self.allowance.forget_holder(worker.identity)
         self.losses[f"{worker.role}: {'lost' if died else 'left'}"] += 1
         return self.return_leases(worker, died)
 
