@@ -14,6 +14,8 @@ log = logging.getLogger(__name__)
 TAIL_CHARS = 160
 ADVICE = "(the advice of the adapter)"
 """Stand-in for advice in a prompt that is only shown."""
+DRAFT = "(the draft of the target)"
+"""Stand-in for a draft in a prompt that is only shown."""
 WARNING = "warning: "
 
 
@@ -57,6 +59,19 @@ def roles(config: RunConfig) -> list[tuple[str, Role]]:
     return [*sections, ("target", "scorer")] if has_target else sections
 
 
+def shown_prompts(config: RunConfig, section: str, advice: str = "") -> dict[str, dict[str, str]]:
+    """Return the prompts of a model by their names, each with the other model's text in it, or a stand-in."""
+    if section == "adapter":
+        return (
+            {"a prompt with a draft": {"draft": DRAFT}}
+            if config.adapter.sees_draft
+            else {"a prompt": {}}
+        )
+    if not config.has_advice:
+        return {"a prompt": {}}
+    return {"a prompt with advice": {"advice": advice or ADVICE}, "a prompt without advice": {}}
+
+
 def token_words(renderer: Renderer, tokens: frozenset[int]) -> str:
     """Return tokens with their text, in order."""
     texts = (
@@ -68,13 +83,9 @@ def token_words(renderer: Renderer, tokens: frozenset[int]) -> str:
 
 def _lines(config: RunConfig, section: str, renderer: Renderer, question: str) -> Iterator[str]:
     form = "chat template" if renderer.has_chat_template else "no chat template"
-    has_advice = section == "target" and config.has_advice
-    prompts = {"a prompt": ""}
-    if has_advice:
-        prompts = {"a prompt with advice": ADVICE, "a prompt without advice": ""}
     try:
-        for words, advice in prompts.items():
-            text = renderer.decode_with_special(renderer.prompt(question, advice=advice))
+        for words, other_text in shown_prompts(config, section).items():
+            text = renderer.decode_with_special(renderer.prompt(question, **other_text))
             cut = "…" if len(text) > TAIL_CHARS else ""
             yield f"{section}: {form}, {words} ends with {cut}{text[-TAIL_CHARS:]!r}"
     except ValueError as error:

@@ -120,6 +120,7 @@ class MetricsLog:
             waiting_rows=status.waiting_rows,
             alarms=dict(self._alarms.ringing),
             endpoint=status.endpoint,
+            drafts=status.drafts,
             ranks={**times.ranks, **self._forecast},
         )
         self._append(self._metrics, [line])

@@ -34,6 +34,7 @@ from prefixrl.common.wire.messages.groups import (
     GroupTask,
     Sampling,
     ScoredGroup,
+    TargetText,
     TaskKind,
 )
 from prefixrl.common.wire.messages.weights import EngineChecksum, PreviousProof, Proof, WeightsNote
@@ -153,6 +154,8 @@ class Scores(Leased, frozen=True):
 
     kind: TaskKind
     groups: tuple[ScoredGroup, ...]
+    prompt_tokens: Count = 0
+    """Of a draft: tokens of its prompts, as the endpoint counts them if there is one."""
 
 
 class Refused(Leased, frozen=True):
@@ -239,6 +242,8 @@ class ScoreTask(Leased, frozen=True, kw_only=True):
     groups: tuple[GroupPrefixes, ...]
     sampling: Sampling
     sampled_s: float
+    answers: tuple[TargetText | None, ...] = ()
+    """Greedy answers that the target has given before, per row over all groups; the others are None. Empty: none."""
 
 
 class Revoke(Leased, frozen=True):

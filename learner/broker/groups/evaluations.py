@@ -17,6 +17,7 @@ from prefixrl.common.wire.messages.fields import UNPROVED, VERSIONS_KEPT
 from prefixrl.common.wire.messages.groups import GroupPrefixes, GroupTask, Row, ScoredGroup
 from prefixrl.common.wire.messages.learner import Evaluate, EvaluationProgress
 from prefixrl.common.wire.packing import token_ids
+from prefixrl.learner.broker.groups.drafts import Drafts
 from prefixrl.learner.broker.groups.states import SampleItem, ScoreItem
 
 ROWS_PER_ITEM = 64
@@ -66,8 +67,10 @@ class EvaluationRun:
 class EvaluationQueue:
     """Evaluations requested since this broker started."""
 
-    def __init__(self, run_seed: int, attempts: int) -> None:
+    def __init__(self, run_seed: int, attempts: int, drafts: Drafts | None = None) -> None:
+        """`drafts`: those that the adapter reads, if it does."""
         self._run_seed, self._attempts = run_seed, attempts
+        self._drafts = drafts
         self.runs: dict[str, EvaluationRun] = {}
         self._published: dict[int, str] = {}
         self._forgotten = Counter[str](asked=0, judged=0, failed=0)
@@ -81,6 +84,8 @@ class EvaluationQueue:
         run = EvaluationRun(request, self._next)
         self._next += len(request.prompts)
         self.runs[request.name] = run
+        if self._drafts and request.version >= 0:
+            self._drafts.request_drafts(request.prompts, for_training=False)
         size = max(1, ROWS_PER_ITEM // request.samples)
         for start in range(0, run.total, size):
             seqs = tuple(range(run.first + start, run.first + min(start + size, run.total)))
@@ -155,7 +160,10 @@ class EvaluationQueue:
         run = self.run_of(seq)
         request, index = run.request, seq - run.first
         seed = derive(self._run_seed, "evaluation", request.name, index)
-        return GroupTask(seq, request.prompts[index], seed)
+        prompt = request.prompts[index]
+        if self._drafts and request.version >= 0:
+            prompt = self._drafts.with_draft(prompt)
+        return GroupTask(seq, prompt, seed)
 
     def published(self, version: int, digest: str) -> None:
         """Note the digest of a version; a resumed run may train a version again, with another digest."""
@@ -200,9 +208,17 @@ class EvaluationQueue:
     def start_sampling(self, version: int, digest: str) -> SampleItem | None:
         """Return the next item for a rollout that has these weights."""
         for run in self.runs.values() if self._is_meant(version, digest) else ():
-            if run.to_sample and run.request.version == version:
-                return run.to_sample.pop(0)
+            for index, item in enumerate(run.to_sample if run.request.version == version else ()):
+                if self._is_ready(run, item):
+                    return run.to_sample.pop(index)
         return None
+
+    def _is_ready(self, run: EvaluationRun, item: SampleItem) -> bool:
+        """Return True if the adapter can read all that an item needs."""
+        prompts = run.request.prompts
+        return self._drafts is None or all(
+            self._drafts.is_ready(prompts[seq - run.first]) for seq in item.seqs
+        )
 
     def start_scoring(self, most_groups: int | None = None) -> ScoreItem | None:
         """Return the next item for a scorer, or at most `most` groups of it."""

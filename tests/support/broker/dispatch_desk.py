@@ -10,6 +10,7 @@ from prefixrl.common.wire.messages.learner import FromBroker
 from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.worker import Hello, PrefixTask
 from prefixrl.learner.broker.__main__ import make_ledger
+from prefixrl.learner.broker.groups.answers import KeptAnswers
 from prefixrl.learner.broker.workers.dispatch import Dispatcher
 from prefixrl.learner.broker.workers.task_names import TaskNames
 from prefixrl.learner.broker.workers.workers import Phase, Worker
@@ -37,7 +38,8 @@ class Desk:
         prompts = [problem.prompt() for problem in problems.load(config.data.train, config.data)]
         order = PromptOrder(prompts, config.seed, None)
         self.ledger = make_ledger(config, order)
-        self.dispatcher = Dispatcher(config, self.ledger, order, TaskNames("e", b"key"))
+        answers = KeptAnswers("", config.has_advice, keeps_evaluations=True)
+        self.dispatcher = Dispatcher(config, self.ledger, order, TaskNames("e", b"key"), answers)
 
     def worker(
         self, role: Literal["rollout", "scorer"], slots: int = 1, version: int = 0
