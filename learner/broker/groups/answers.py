@@ -43,7 +43,7 @@ class KeptAnswers:
         """
         self._target = target
         self._has_advice = has_advice
-        self._keeps_evaluations = keeps_evaluations
+        self.keeps_evaluations = keeps_evaluations
         self._answers: dict[bytes, AnswerKept] = {}
         self.records: list[AnswerKept] = []
         """Answers that the server is to write down before it acknowledges anything."""
@@ -114,7 +114,7 @@ class KeptAnswers:
                     self.keep_answer(record_of(key, verdict))
 
     def _is_kept(self, sampling: Sampling) -> bool:
-        return self._keeps_evaluations and sampling.temperature == 0.0
+        return self.keeps_evaluations and sampling.temperature == 0.0
 
 
 def record_of(

@@ -84,7 +84,7 @@ class EvaluationQueue:
         run = EvaluationRun(request, self._next)
         self._next += len(request.prompts)
         self.runs[request.name] = run
-        if self._drafts and request.version >= 0:
+        if self._drafts and self._awaits_drafts(request):
             self._drafts.request_drafts(request.prompts, for_training=False)
         size = max(1, ROWS_PER_ITEM // request.samples)
         for start in range(0, run.total, size):
@@ -213,20 +213,31 @@ class EvaluationQueue:
                     return run.to_sample.pop(index)
         return None
 
-    def _is_ready(self, run: EvaluationRun, item: SampleItem) -> bool:
-        """Return True if the adapter can read all that an item needs."""
-        prompts = run.request.prompts
-        return self._drafts is None or all(
-            self._drafts.is_ready(prompts[seq - run.first]) for seq in item.seqs
-        )
+    def _is_ready(self, run: EvaluationRun, item: SampleItem | ScoreItem) -> bool:
+        """Return True if all drafts that an item needs are there."""
+        request = run.request
+        if self._drafts is None or not self._awaits_drafts(request):
+            return True
+        return all(self._drafts.is_ready(request.prompts[seq - run.first]) for seq in item.seqs)
+
+    def _awaits_drafts(self, request: Evaluate) -> bool:
+        """Return True if drafts are needed: the adapter reads them, or they are the very answers."""
+        if self._drafts is None:
+            return False
+        if request.version >= 0:
+            return True
+        return not request.prefix_text and self._drafts.answers_to(request.completion_sampling)
 
     def start_scoring(self, most_groups: int | None = None) -> ScoreItem | None:
         """Return the next item for a scorer, or at most `most` groups of it."""
         for run in self.runs.values():
-            if run.to_score:
-                item = run.to_score.pop(0)
+            for index, item in enumerate(run.to_score):
+                if not self._is_ready(run, item):
+                    continue
                 if later := item.seqs[most_groups or len(item.seqs) :]:
-                    run.to_score.insert(0, item.only(later))
+                    run.to_score[index] = item.only(later)
+                else:
+                    del run.to_score[index]
                 return item.only(item.seqs[:most_groups])
         return None
 
