@@ -16,12 +16,7 @@ from prefixrl.learner.broker.groups.answers import KeptAnswers
 from prefixrl.learner.broker.groups.drafts import DraftedPrompts, Drafts
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter, Starved
 from prefixrl.learner.broker.groups.ledger import Ledger
-from prefixrl.learner.broker.groups.states import (
-    LedgerLimits,
-    PromptSource,
-    SampleItem,
-    ScoreItem,
-)
+from prefixrl.learner.broker.groups.states import LedgerLimits, PromptSource, SampleItem, ScoreItem
 from prefixrl.learner.broker.groups.window import Choice, NotYetChosen, Window
 from support import messages
 
