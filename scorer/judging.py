@@ -59,7 +59,7 @@ class _Open:
     answers: dict[int, "Answered"] = field(default_factory=dict)
     """With a process reward model: the judged texts that have no scores yet."""
     prompt_tokens: int = 0
-    """Of a draft: tokens of its prompts."""
+    """Tokens of the prompts of drafts so far."""
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class AnswerKept(Tagged, frozen=True, kw_only=True):
     """`error`: the target gave no draft."""
     is_draft: bool
     prompt_tokens: int
-    """Of a draft, as the endpoint counts them if there is one; else 0."""
+    """Tokens of the prompt of a draft, as the endpoint counts them if there is one; 0 for other answers."""
     completion_tokens: int
 
 

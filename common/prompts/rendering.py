@@ -27,7 +27,7 @@ _THOUGHT = frozenset({"<think>", THINK_CLOSE})
 _MOST_NAMED = 12
 OMISSION = "\n[...]\n"
 """Stands where the middle of a long draft was left out."""
-_OMISSION_TOKENS = 8
+OMISSION_TOKENS = 8
 """More tokens than it has in any tokenizer."""
 
 Role = Literal["rollout", "scorer"]
@@ -178,7 +178,7 @@ class Renderer:
     def _shortened(self, draft: str, excess_tokens: int) -> str:
         """Return beginning and end of a draft, shorter by so many tokens; "" where too little is left."""
         ids = self.encode(draft)
-        size = ids.size - excess_tokens - _OMISSION_TOKENS
+        size = ids.size - excess_tokens - OMISSION_TOKENS
         if size < 2:
             return ""
         end = size // 2

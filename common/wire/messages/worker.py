@@ -155,7 +155,7 @@ class Scores(Leased, frozen=True):
     kind: TaskKind
     groups: tuple[ScoredGroup, ...]
     prompt_tokens: Count = 0
-    """Of a draft: tokens of its prompts, as the endpoint counts them if there is one."""
+    """Tokens of the prompts of drafts, as the endpoint counts them if there is one; 0 for other tasks."""
 
 
 class Refused(Leased, frozen=True):
