@@ -2,23 +2,17 @@
 
 from typing import Any
 
-
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.prompts.rendering import renderer_of
-from prefixrl.common.wire.messages.groups import (
-    GroupPrefixes,
-    Prompt,
-    Row,
-    Sampling,
-    TargetText,
-)
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, Sampling, TargetText
 from prefixrl.common.wire.messages.worker import ModelDigests, Scores
 from prefixrl.learner.broker.groups.answers import NO_PREFIX
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool
 from support import messages
-from support.broker.scoring_world import ConstantEngine, Tasks, check_scoresfrom support.paths import EXAMPLE
+from support.broker.scoring_world import ConstantEngine, Tasks, check_scores
+from support.paths import EXAMPLE
 
 QUESTION = "sum 3 1"
 TEMPLATE = 'target.prompt_template="""{problem}\n{prefix}"""'
