@@ -8,6 +8,7 @@ from prefixrl.common.prompts.asking import asking_lines, renderers_here
 from prefixrl.common.prompts.limits import SpecialTexts
 from prefixrl.common.prompts.rendering import OMISSION_TOKENS, Renderer, renderer_of
 from prefixrl.deploy.runs.show import prompt_lines
+from prefixrl.learner.check.report import forecast
 from support.paths import EXAMPLE
 
 QUESTION = "sum 3 1 4"
@@ -66,6 +67,8 @@ def test_check_and_show_have_the_draft_and_the_advice_in_their_prompts() -> None
     config = load(EXAMPLE / "run.toml", SETTINGS)
     lines = asking_lines(config, renderers_here(config), QUESTION)
     assert any("adapter: " in line and "a prompt with a draft ends with" in line for line in lines)
+    text = forecast(config).text
+    assert "one for each of " in text and "each with a draft of scorer.max_new_tokens" in text
     shown = "\n".join(prompt_lines(config_of(), QUESTION, "add up"))
     assert "adapter: " in shown and "prompt with a draft, " in shown
     assert "prompt with advice, " in shown and "prompt without advice, " in shown
