@@ -50,6 +50,7 @@ from prefixrl.common.wire.keys import KEYS_FOLDER
 from prefixrl.common.worker.allowed import flags as allowances
 from prefixrl.common.worker.command import AHEAD_VARIABLE, set_flags
 from prefixrl.deploy.launch.child_process import Child, running_processes
+from prefixrl.deploy.launch.endpoint_trial import try_endpoint
 from prefixrl.deploy.runs.checkpoints import newest_checkpoint
 from prefixrl.deploy.runs.report import print_table, write_report
 from prefixrl.deploy.view.live_view import View
@@ -96,6 +97,7 @@ def launch(
         click.echo(said)
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     stop = stop or stop_event()
+    try_endpoint(config, stop)
     flags = set_flags(settings)
     ranks = ["--nproc-per-node", str(config.launch.learner_ranks)]
     launcher = Launcher(config, ["prefixrl.learner", str(run_file), *flags, *ranks])

@@ -9,5 +9,6 @@ app.py             routes, admission, deadlines, clients that have gone
 api_request.py     the JSON of requests, and the errors that refuse them; pure
 openai_format.py   the JSON of answers; pure
 answering.py       an answer: the adapter's prefix, then the target's completion, as text that grows
+choosing.py        the best of several answers: by votes, or by the process reward model
 engine_thread.py   an engine in a thread, which rows of many clients share
 """

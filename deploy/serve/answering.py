@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
@@ -24,6 +24,7 @@ from prefixrl.common.prompts.rendering import Texts, continued_prefix, sent_text
 from prefixrl.common.seeds import derive, row_uniforms
 from prefixrl.common.wire.messages.groups import Sampling
 from prefixrl.deploy.serve.api_request import ApiError, ApiRequest
+from prefixrl.deploy.serve.choosing import Chooser
 from prefixrl.deploy.serve.engine_thread import EngineThread, SharedRow
 from prefixrl.deploy.serve.openai_format import AnswerPart, Finish
 
@@ -41,6 +42,14 @@ class Model:
     renderer: Texts
 
 
+@dataclass(frozen=True)
+class BestOf:
+    """The choice of every answer among several."""
+
+    count: int
+    chooser: Chooser
+
+
 Prompts = list[TokenIds]
 """The prompts of one problem, that of the model that ends the answer last: the adapter's, then the target's if any.
 With `target.placement = "advice"` the target's is the prompt without advice."""
@@ -50,10 +59,16 @@ class Answering:
     """Answers problems with the models of a run."""
 
     def __init__(
-        self, config: RunConfig, adapter: Model, target: Model | None, suffix: str = ""
+        self,
+        config: RunConfig,
+        adapter: Model,
+        target: Model | None,
+        suffix: str = "",
+        best_of: BestOf | None = None,
     ) -> None:
         """`target` is None in direct mode. `suffix` is appended to every problem."""
         self._config = config
+        self._best_of = best_of
         self._adapter = adapter
         self._target = target
         self._suffix = suffix
@@ -74,6 +89,11 @@ class Answering:
         """Return the tokens of the prompt that the answer ends; the adapter's where the target's are not known."""
         is_known = self._target is None or self._config.scorer.has_tokenizer
         return prompts[-1 if is_known else 0].size
+
+    def rows(self, request: ApiRequest) -> int:
+        """Return the answers that a request has written."""
+        candidates = self._best_of.count if self._best_of and self._is_sampled(request) else 1
+        return len(request.problems) * request.n * candidates
 
     @property
     def models(self) -> list[Model]:
@@ -120,10 +140,35 @@ class Answering:
                             adapter_prompt,
                             derive(problem_seed, sample),
                             number * request.n + sample,
+                            self._uses_run_temperature(request),
                         )
-                        group.create_task(self._answer(answer, emit))
+                        write = self._answer
+                        if self._best_of and self._is_sampled(request):
+                            write = self._best_answer
+                        group.create_task(write(answer, emit))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
+
+    def _uses_run_temperature(self, request: ApiRequest) -> bool:
+        """True where several answers are wanted and the request names no temperature."""
+        return self._best_of is not None and "temperature" not in request.model_fields_set
+
+    def _is_sampled(self, request: ApiRequest) -> bool:
+        return request.temperature > 0.0 or self._uses_run_temperature(request)
+
+    async def _best_answer(self, answer: "_Answer", emit: Emit) -> None:
+        """Write several answers, and emit the best as one part with the tokens of all."""
+        assert self._best_of is not None
+        candidates: list[list[AnswerPart]] = [[] for _ in range(self._best_of.count)]
+        async with asyncio.TaskGroup() as group:
+            for number, parts in enumerate(candidates):
+                candidate = replace(answer, seed=derive(answer.seed, "candidate", number))
+                group.create_task(self._answer(candidate, _collector(parts)))
+        texts = ["".join(part.text for part in parts) for parts in candidates]
+        problem = answer.request.problems[answer.index // answer.request.n]
+        best = await asyncio.to_thread(self._best_of.chooser.best_index, problem, texts)
+        tokens = sum(part.tokens for parts in candidates for part in parts)
+        await emit(AnswerPart(answer.index, texts[best], tokens, candidates[best][-1].finish))
 
     async def _answer(self, answer: "_Answer", emit: Emit) -> None:
         config = self._config
@@ -135,7 +180,7 @@ class Answering:
         row = SharedRow(
             adapter_prompt,
             answer.draws("prefix", limit),
-            answer.sampling(config.rollout_sampling(0.0), limit),
+            answer.sampling(config.rollout_sampling(), limit),
             self._adapter.renderer.stop_tokens,
             self._masked,
         )
@@ -155,7 +200,7 @@ class Answering:
         row = SharedRow(
             tokens,
             answer.draws("completion", max(0, limit)),
-            answer.sampling(config.scorer_sampling(0.0), limit),
+            answer.sampling(config.scorer_sampling(), limit),
             self._target.renderer.stop_tokens,
         )
         await self._finish(answer, self._target, row if limit > 0 else None, prefix, emit)
@@ -255,10 +300,11 @@ class _Answer:
     seed: int
     index: int
     """Its number among all answers of the request."""
+    uses_run_temperature: bool = False
 
     def draws(self, purpose: str, tokens: int) -> NDArray[np.float64]:
         """Return its random draws; greedy answers need no draws."""
-        if self.request.temperature == 0.0:
+        if self.request.temperature == 0.0 and not self.uses_run_temperature:
             return np.zeros(tokens)
         draws: NDArray[np.float64] = row_uniforms(self.seed, purpose, 1, tokens)[0]
         return draws
@@ -266,12 +312,22 @@ class _Answer:
     def sampling(self, run_sampling: Sampling, tokens: int) -> Sampling:
         """Return the run's sampling with what the request changes."""
         top_p = run_sampling.top_p if self.request.top_p is None else self.request.top_p
+        run_temperature = run_sampling.temperature
         return msgspec.structs.replace(
             run_sampling,
-            temperature=self.request.temperature,
+            temperature=run_temperature if self.uses_run_temperature else self.request.temperature,
             top_p=top_p,
             max_new_tokens=max(1, tokens),
         )
+
+
+def _collector(parts: list[AnswerPart]) -> Emit:
+    """Return a function that keeps the parts of an answer."""
+
+    async def emit(part: AnswerPart) -> None:
+        parts.append(part)
+
+    return emit
 
 
 class StreamedText:

@@ -97,7 +97,7 @@ class CompletionService:
         is_chat = request.url.path.endswith("/chat/completions")
         api_request = read(await _body(request), self._limits, is_chat)
         deadline_s = self._policy.deadline_s
-        with self._admitted(len(api_request.problems) * api_request.n):
+        with self._admitted(self._answering.rows(api_request)):
             try:
                 async with asyncio.timeout(deadline_s):
                     await _unless_gone(request.receive, self._answer(api_request, request, send))

@@ -44,6 +44,13 @@ from prefixrl.deploy.runs.checkpoints import CHECKPOINT, ema_option
     help="Seconds per request.",
 )
 @click.option("--prefix-only", is_flag=True, help="Write the prefix alone: clients ask the target.")
+@click.option(
+    "--best-of",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Sample so many answers, send the best: by scorer.prm, else by vote.",
+)
 @settings_option
 def serve(**options: Any) -> None:
     """Serve the adapter of RUN and its target on OpenAI's HTTP interface.

@@ -20,9 +20,10 @@ from prefixrl.common.host.process import AskedToStop, StopSignals, allow_many_fi
 from prefixrl.common.prompts.asking import log_warnings
 from prefixrl.common.prompts.rendering import texts_of
 from prefixrl.deploy.runs.checkpoints import LATEST, config_of, weights_of
-from prefixrl.deploy.serve.answering import Answering, Model
+from prefixrl.deploy.serve.answering import Answering, BestOf, Model
 from prefixrl.deploy.serve.api_request import Limits
 from prefixrl.deploy.serve.app import CompletionService, Policy
+from prefixrl.deploy.serve.choosing import load_chooser
 from prefixrl.deploy.serve.engine_thread import PIECE_TOKENS, EngineThread
 from prefixrl.deploy.serve.listening import address_of, key_of, listening, server_of
 
@@ -48,11 +49,16 @@ class ServeOptions:
     most_answers: int
     deadline: float
     prefix_only: bool
+    best_of: int
     settings: tuple[str, ...]
 
 
 def serve(options: ServeOptions) -> int:
     """Serve until a stop signal; return the exit code."""
+    if options.prefix_only and options.best_of > 1:
+        raise ConfigError(
+            "--best-of chooses among whole answers, but --prefix-only writes none: leave one out"
+        )
     key = key_of(options.host, options.key_variable, options.key_file)
     config = _servable(config_of(options.run, options.settings), options.prefix_only)
     weights = weights_of(options.run, config, options.checkpoint or LATEST, options.is_averaged)
@@ -62,14 +68,18 @@ def serve(options: ServeOptions) -> int:
     with listening(options.host, options.port) as listener:
         try:
             with StopSignals().ending_at_once():
-                models = [_loaded(config, "rollout", model_folder(weights.model))]
+                best_of = None
+                if options.best_of > 1:
+                    best_of = BestOf(options.best_of, load_chooser(config))
+                target = None
                 if config.target is not None and not options.prefix_only:
-                    models.append(_loaded(config, "scorer", _target_folder(config)))
+                    # First: an endpoint that refuses to answer does so at once.
+                    target = _loaded(config, "scorer", _target_folder(config))
+                adapter = _loaded(config, "rollout", model_folder(weights.model))
         except AskedToStop:
             return 0
-        answering = Answering(
-            config, models[0], models[1] if len(models) > 1 else None, options.suffix
-        )
+        answering = Answering(config, adapter, target, options.suffix, best_of)
+        models = answering.models
         name = options.name or options.run.resolve().name
         sections = {"adapter": config.adapter, "target": config.target}
         systems = (

@@ -13,7 +13,7 @@ from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.wire.messages.fields import cut_text
 from prefixrl.common.wire.messages.groups import Fault, StepScores, TextVerdict
 from prefixrl.common.wire.verdicts import aggregated
-from prefixrl.scorer.process.steps import combined_reward, split_steps, token_ends
+from prefixrl.scorer.process.steps import Step, combined_reward, split_steps, token_ends
 
 if TYPE_CHECKING:
     from prefixrl.scorer.process.formats import Marked, StepForm
@@ -47,6 +47,14 @@ class JudgedText:
     pieces: Callable[[], list[str]] | None
     """Returns the text that each token adds to the answer; None where no tokens are known."""
     verdict: TextVerdict
+
+
+@dataclass(frozen=True)
+class _Unscorable:
+    """A text that the model cannot score."""
+
+    reason: str
+    fault: Fault
 
 
 class StepScoring:
@@ -83,33 +91,39 @@ class StepScoring:
 
     def rewarded_verdicts(self, texts: Sequence[JudgedText]) -> list[TextVerdict]:
         """Return the verdicts with rewards of both sources; `error` where a text cannot be scored."""
-        verdicts: list[TextVerdict | None] = []
-        rows: list[Marked] = []
-        steps = [
-            split_steps(text.answer, self._settings.between, self._settings.most_steps)
-            for text in texts
-        ]
-        for text, of_text in zip(texts, steps, strict=True):
-            try:
-                row = self._form.marked_text(text.question, [step.text for step in of_text])
-            except ValueError as error:
-                verdicts.append(_failed(text.verdict, str(error), "steps without a score"))
-                continue
-            if row.tokens.size > self._settings.max_tokens:
-                limit = f"scorer.prm.max_tokens = {self._settings.max_tokens}"
-                reason = f"{row.tokens.size} tokens with the question, {limit}"
-                verdicts.append(
-                    _failed(text.verdict, reason, "too long for the process reward model")
-                )
-                continue
-            verdicts.append(None)
-            rows.append(row)
-        scores = iter(self._model.scores(rows))
+        steps = [self._steps(text.answer) for text in texts]
+        rows = [self._row(text.question, part) for text, part in zip(texts, steps, strict=True)]
+        scores = iter(self._model.scores([row for row in rows if not isinstance(row, _Unscorable)]))
         self.scored += len(texts)
         return [
-            verdict or self._verdict(text, [step.end for step in of_text], next(scores))
-            for verdict, text, of_text in zip(verdicts, texts, steps, strict=True)
+            _failed(text.verdict, row.reason, row.fault)
+            if isinstance(row, _Unscorable)
+            else self._verdict(text, [step.end for step in part], next(scores))
+            for text, part, row in zip(texts, steps, rows, strict=True)
         ]
+
+    def answer_scores(self, question: str, answers: Sequence[str]) -> list[float]:
+        """Return one score for each answer to a question; 0 for an answer that cannot be scored."""
+        rows = [self._row(question, self._steps(answer)) for answer in answers]
+        scores = iter(self._model.scores([row for row in rows if not isinstance(row, _Unscorable)]))
+        how = self._settings.aggregate
+        return [
+            0.0 if isinstance(row, _Unscorable) else aggregated(next(scores), how) for row in rows
+        ]
+
+    def _steps(self, answer: str) -> list[Step]:
+        return split_steps(answer, self._settings.between, self._settings.most_steps)
+
+    def _row(self, question: str, steps: Sequence[Step]) -> "Marked | _Unscorable":
+        try:
+            row = self._form.marked_text(question, [step.text for step in steps])
+        except ValueError as error:
+            return _Unscorable(str(error), "steps without a score")
+        limit = self._settings.max_tokens
+        if row.tokens.size <= limit:
+            return row
+        reason = f"{row.tokens.size} tokens with the question, scorer.prm.max_tokens = {limit}"
+        return _Unscorable(reason, "too long for the process reward model")
 
     def scored_verdicts(self, texts: Sequence[JudgedText]) -> list[TextVerdict]:
         """Return the verdicts as they are, with the scores of the texts that can be scored."""

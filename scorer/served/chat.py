@@ -11,13 +11,13 @@ import msgspec
 
 from prefixrl.scorer.served.protocol import (
     GARBLED,
-    ServedChoice,
     Completed,
     EndpointRefused,
     RequestForm,
     Retry,
     RowRefused,
     RowRequest,
+    ServedChoice,
     failed,
     message_of,
     only_choice,

@@ -46,6 +46,8 @@ UNRESOLVED_S = 30.0
 MOST_LATE = 2
 """Requests of a row without an answer in time, after which the row is refused."""
 MOST_NAMES = 20
+MOST_FAILED_LISTS = 3
+"""Errors of the server instead of a list of models, after which a model with a name is tried without it."""
 BELIEVED = frozenset({401, 402, 403})
 """Statuses that end a run at any time: a key that was withdrawn, no credit."""
 LOG_EVERY_S = 10.0
@@ -318,6 +320,7 @@ class ModelEndpoint(Endpoint[Completed]):
         self.form = RequestForm(section.has_extensions, section.omit, section.extra)
         self._options = section
         self._is_model_listed = False
+        self._failed_lists = 0
 
     @property
     def hint(self) -> str:  # type: ignore[override]
@@ -335,9 +338,11 @@ class ModelEndpoint(Endpoint[Completed]):
             usual_name: the name of a model that the config does not name.
         """
         name = self._options.model or usual_name
-        models: list[ServedModel] | EndpointRefused = await self._insist(self._models)
+        ask = self._models if name is None else self._models_if_listed
+        models: list[ServedModel] | EndpointRefused = await self._insist(ask)
         if isinstance(models, EndpointRefused):
-            if models.status in (404, 405) and name is not None:
+            if name is not None and (models.status in (404, 405) or models.status >= 500):
+                log.warning("%s lists no models (%s): %r is tried", self.url, models.reason, name)
                 return ServedModel(name)  # not every endpoint has a list
             self._refuse(models)
         self._is_model_listed = True
@@ -372,4 +377,13 @@ class ModelEndpoint(Endpoint[Completed]):
     async def _models(self) -> list[ServedModel] | Retry | EndpointRefused:
         outcome = await self._client.models()
         self._update_health(outcome)
+        return outcome
+
+    async def _models_if_listed(self) -> list[ServedModel] | Retry | EndpointRefused:
+        """Ask for the list; a server that fails at it again and again refuses it."""
+        outcome = await self._models()
+        if isinstance(outcome, Retry) and outcome.status >= 500:
+            self._failed_lists += 1
+            if self._failed_lists >= MOST_FAILED_LISTS:
+                return EndpointRefused(outcome.status, outcome.reason)
         return outcome

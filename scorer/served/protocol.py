@@ -100,6 +100,8 @@ class Retry:
     """True if there is no such host."""
     is_late: bool = False
     """True if there was no answer within the time of a request."""
+    status: int = 200
+    """Status of an answer that is an error."""
     prompt_tokens: int | None = None
     """Tokens as counted for a useless answer, which was computed too."""
     completion_tokens: int | None = None
@@ -291,7 +293,8 @@ def failed(
         return EndpointRefused(NO_CREDIT, reason)
     if status in AGAIN or status >= 500:
         after_s = retry_after_s(headers.get("retry-after"), now)
-        return Retry(reason, after_s, status == RATE_LIMIT or after_s is not None)
+        is_limit = status == RATE_LIMIT or after_s is not None
+        return Retry(reason, after_s, is_limit, status=status)
     if status in REJECTED:
         return RowRefused(reason)
     if moved := headers.get("location"):

@@ -84,7 +84,7 @@ class CompletionsServer(ThreadingHTTPServer):
 
     def __init__(self, script: Script | None = None, port: int = 0) -> None:
         self.script = script or (lambda request: None)
-        self.models: Reply = Reply(content={"data": [{"id": MODEL, "max_model_len": 128}]})
+        self.models: Reply | Script = Reply(content={"data": [{"id": MODEL, "max_model_len": 128}]})
         self.asked: list[Request] = []
         self.most_at_once = 0
         self._at_once = 0
@@ -107,7 +107,8 @@ class CompletionsServer(ThreadingHTTPServer):
             self._at_once += 1
             self.most_at_once = max(self.most_at_once, self._at_once)
         try:
-            reply = self.models if request.path == "/v1/models" else self.script(request)
+            chosen = self.models if request.path == "/v1/models" else self.script
+            reply = chosen if isinstance(chosen, Reply) else chosen(request)
             reply = reply or Reply(content=written(request.body))
             time.sleep(reply.after_s)
             return reply

@@ -1,5 +1,7 @@
 """`prefixrl serve` with a target behind an endpoint, and the adapter alone."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,44 @@ def test_an_answer_is_that_of_the_served_target_with_the_adapters_advice(tmp_pat
             assert refused.value.status_code == 502
             server.process.terminate()
             assert server.process.wait(60) == 0
+
+
+def test_the_answer_with_the_most_votes_is_the_best_of_several(tmp_path: Path) -> None:
+    texts = iter(
+        [
+            "It is \\boxed{7}.",
+            "So \\boxed{0.5}.",
+            "Half: \\boxed{\\frac{1}{2}}.",
+            "It is \\boxed{3}.",
+            "one greedy answer",
+        ]
+    )
+    run = run_of("arithmetic", tmp_path / "run")
+    trial = answered("trial")
+    with serving(lambda request: Reply(content=trial)) as endpoint:
+        settings = (*ADVISED, f'scorer.openai.url="{endpoint.url}"', 'target.model="served-target"')
+        with served(run, "--best-of", "4", settings=settings) as server, server.client() as client:
+            endpoint.script = lambda request: Reply(content=answered(next(texts)))
+            answer = client.completions.create(model=server.name, prompt=PROBLEM)
+            assert answer.choices[0].text in ("So \\boxed{0.5}.", "Half: \\boxed{\\frac{1}{2}}.")
+            assert answer.usage is not None and answer.usage.completion_tokens == 4 * 5
+            requests = endpoint.asked[-4:]
+            assert {request.body["temperature"] for request in requests} == {0.7}
+            assert len({request.body["seed"] for request in requests}) == 4
+            greedy = client.completions.create(model=server.name, prompt=PROBLEM, temperature=0)
+            assert greedy.choices[0].text == "one greedy answer"
+
+
+def test_votes_are_refused_where_a_function_judges(tmp_path: Path) -> None:
+    function = tmp_path / "reward.py"
+    function.write_text("def always(question, answer, gold):\n    return 1.0\n")
+    run = run_of("arithmetic", tmp_path / "run", f"reward.function={function}:always")
+    command = [sys.executable, "-m", "prefixrl.deploy", "serve", str(run), "--checkpoint", "0"]
+    done = subprocess.run(
+        [*command, "--best-of", "4", "--port", "0"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert "this run judges by reward.function" in done.stderr
 
 
 def test_the_prefix_alone_is_what_the_adapter_writes(tmp_path: Path) -> None:

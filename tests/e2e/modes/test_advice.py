@@ -3,17 +3,19 @@
 import json
 from pathlib import Path
 
+import psutil
 import pytest
 
 from prefixrl.deploy.examples.advice.build import ADVICE
 from prefixrl.deploy.examples.arithmetic.problems import FAMILIES, Problem
-from support.completions_server import Reply, Request, serving
+from support.completions_server import Reply, Request, failure, serving
 from support.paths import EXAMPLES
-from support.runs.run_helper import check_books, finish, inspect, launched
+from support.runs.run_helper import check_books, finish, inspect, launched, wait_for
 
 pytestmark = [pytest.mark.timeout(500), pytest.mark.slow]
 
-RUN_FILE = EXAMPLES / "advice" / "run.toml"
+RUN_FILE = EXAMPLES / "advice/run.toml"
+CHAT_FILE = EXAMPLES / "advice/chat.toml"
 SHORT = (
     "algorithm.iterations=3",
     "algorithm.groups_per_iteration=16",
@@ -21,6 +23,7 @@ SHORT = (
     "evaluation.selection_problems=8",
     "launch.scorers=1",
 )
+KEY = "sk-planted-e0c9d2f4a1b7"
 HABIT = 0
 """The procedure of a target that has no advice."""
 
@@ -60,21 +63,45 @@ def obedient(request: Request) -> Reply:
     return Reply(content={"choices": [choice], "usage": usage})
 
 
-def test_a_target_behind_a_chat_endpoint_is_advised_and_paid_for(tmp_path: Path) -> None:
+def test_a_target_behind_a_chat_endpoint_is_advised_and_paid_for_and_its_key_stands_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = tmp_path / "run"
-    with serving(obedient) as endpoint:
+    monkeypatch.setenv("TARGET_KEY", KEY)
+
+    def indiscreet(request: Request) -> Reply:
+        """Answer, but repeat the key in one error that passes and in one that refuses a row."""
+        number = len(endpoint.asked)
+        if number in (20, 40):
+            words = f"{request.headers['authorization']} is over its limit"
+            return Reply(500 if number == 20 else 400, failure(words))
+        return obedient(request)
+
+    with serving(indiscreet) as endpoint:
+        endpoint.models = Reply(content={"data": [{"id": "target"}]})
         served = (
-            "scorer.engine=openai",
             f'scorer.openai.url="{endpoint.url}"',
-            "scorer.openai.api=chat",
             "scorer.openai.completion_price=1000",
-            'target.model="served-target"',
+            "scorer.openai.key_variable=TARGET_KEY",
         )
-        with launched(directory, *SHORT, *served, run_file=RUN_FILE) as process:
+        with launched(directory, *SHORT, *served, run_file=CHAT_FILE) as process:
+            wait_for(lambda: len(endpoint.asked) > 40, "requests")
+            started = [
+                process.pid,
+                *(child.pid for child in psutil.Process(process.pid).children(recursive=True)),
+            ]
+            arguments = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in started)
             summary = finish(process, directory)
+        assert KEY.encode() not in arguments
+        assert {request.headers["authorization"] for request in endpoint.asked} == {f"Bearer {KEY}"}
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 20 and not [path for path in files if KEY.encode() in path.read_bytes()]
     check_books(summary, directory)
-    assert summary["accuracy"]["no_prefix"] == 0.25
     requests = [request for request in endpoint.asked if request.path == "/v1/chat/completions"]
-    assert summary["endpoint"]["completion_tokens"] == 19 * len(requests)
+    trial_of_launch = 1
+    errors = 2
+    answered = len(requests) - trial_of_launch - errors
+    assert summary["endpoint"]["completion_tokens"] == 19 * answered
+    assert sum(summary["row_errors"].values()) == 1
     assert all(len(request.body["messages"]) == 1 for request in requests)
     assert all(line["prefix_as_text_fraction"] == 0.0 for line in figures(directory))

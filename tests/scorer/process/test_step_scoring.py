@@ -147,6 +147,16 @@ def test_a_score_without_a_place_is_refused_only_where_it_needs_one(
         assert actual.extracted == "the tokens of the answer do not tell where its steps end"
 
 
+def test_answers_to_choose_from_have_one_score_and_none_where_it_cannot_be_scored(
+    step_tag_model: Path,
+) -> None:
+    settings = settings_of(step_tag_model, **STEP_TAG | {"aggregate": "min"})
+    scoring = StepScoring(settings, *loaded(step_tag_model, "step_tag"))
+    scores = scoring.answer_scores(QUESTION, [OTHER, RIGHT * 200, RIGHT])
+    expected = [min(plain_scores(step_tag_model, answer)) for answer in (OTHER, RIGHT)]
+    assert scores == pytest.approx([expected[0], 0.0, expected[1]], abs=1e-6)
+
+
 def test_in_an_evaluation_several_answers_have_scores_and_the_verdict_alone_as_reward(
     step_tag_model: Path,
 ) -> None:

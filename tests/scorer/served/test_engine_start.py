@@ -86,6 +86,24 @@ def test_an_endpoint_without_a_list_of_models_takes_the_named_one() -> None:
             assert server.asked[-1].body["model"] == "mine"
 
 
+def test_an_endpoint_whose_list_of_models_always_fails_takes_the_named_one() -> None:
+    """As `transformers serve` does where its model is a folder."""
+    with serving() as server:
+        server.models = Reply(500, b"Internal Server Error")
+        with engine_of(server, model="mine", patience_s=20.0):
+            assert server.asked[-1].body["model"] == "mine"
+        lists = [request for request in server.asked if request.path == "/v1/models"]
+        assert len(lists) == endpoint.MOST_FAILED_LISTS
+
+
+def test_a_list_of_models_that_fails_once_is_asked_for_again() -> None:
+    lists = [Reply(content={"data": [{"id": "b"}]}), Reply(502, b"")]
+    with serving() as server:
+        server.models = lambda request: lists.pop()
+        assert "'c' is not served there" in refused(server, model="c")
+    assert not lists
+
+
 @pytest.mark.parametrize(
     "reply", [Reply(content=b"<html>hello</html>"), Reply(301, b"", {"Location": "https://x/"})]
 )

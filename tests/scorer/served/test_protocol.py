@@ -43,9 +43,9 @@ def test_a_retry_after_is_seconds_or_a_date(value: str | None, seconds: float | 
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 529])
 def test_what_may_pass_is_asked_again(status: int) -> None:
     outcome = answer(status, {"error": {"message": "busy"}})
-    assert outcome == protocol.Retry(f"{status} busy", None, is_limit=status == 429)
+    assert outcome == protocol.Retry(f"{status} busy", None, is_limit=status == 429, status=status)
     rests = answer(status, {"error": "busy"}, retry_after="3")
-    assert rests == protocol.Retry(f"{status} busy", 3.0, is_limit=True)
+    assert rests == protocol.Retry(f"{status} busy", 3.0, is_limit=True, status=status)
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
