@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.engines.interface.base import TokenIds
 from prefixrl.common.host.hub import cached_file
 from prefixrl.common.prompts.rendering import Renderer, Role, Texts, renderer_of
 
@@ -59,17 +60,17 @@ def roles(config: RunConfig) -> list[tuple[str, Role]]:
     return [*sections, ("target", "scorer")] if has_target else sections
 
 
-def shown_prompts(config: RunConfig, section: str, advice: str = "") -> dict[str, dict[str, str]]:
-    """Return the prompts of a model by their names, each with the other model's text in it, or a stand-in."""
-    if section == "adapter":
-        return (
-            {"a prompt with a draft": {"draft": DRAFT}}
-            if config.adapter.sees_draft
-            else {"a prompt": {}}
-        )
-    if not config.has_advice:
-        return {"a prompt": {}}
-    return {"a prompt with advice": {"advice": advice or ADVICE}, "a prompt without advice": {}}
+def shown_prompts(
+    config: RunConfig, section: str, renderer: Renderer, question: str, advice: str = ""
+) -> Iterator[tuple[str, TokenIds]]:
+    """Yield the prompts of a model by their names, with stand-ins for the other model's text; raise ValueError."""
+    name, draft = "prompt", ""
+    if section == "adapter" and config.adapter.sees_draft:
+        name, draft = "prompt with a draft", DRAFT
+    elif section == "target" and config.has_advice:
+        yield "prompt with advice", renderer.prompt(question, advice=advice or ADVICE)
+        name = "prompt without advice"
+    yield name, renderer.prompt(question, draft=draft)
 
 
 def token_words(renderer: Renderer, tokens: frozenset[int]) -> str:
@@ -84,10 +85,10 @@ def token_words(renderer: Renderer, tokens: frozenset[int]) -> str:
 def _lines(config: RunConfig, section: str, renderer: Renderer, question: str) -> Iterator[str]:
     form = "chat template" if renderer.has_chat_template else "no chat template"
     try:
-        for words, other_text in shown_prompts(config, section).items():
-            text = renderer.decode_with_special(renderer.prompt(question, **other_text))
+        for name, ids in shown_prompts(config, section, renderer, question):
+            text = renderer.decode_with_special(ids)
             cut = "…" if len(text) > TAIL_CHARS else ""
-            yield f"{section}: {form}, {words} ends with {cut}{text[-TAIL_CHARS:]!r}"
+            yield f"{section}: {form}, a {name} ends with {cut}{text[-TAIL_CHARS:]!r}"
     except ValueError as error:
         yield f"{section}: {error}"
         return

@@ -41,12 +41,11 @@ def prompt_lines(config: RunConfig, question: str, prefix: str) -> Iterator[str]
         folder = model_folder(model, needs_weights=False)
         renderer = renderers[section] = renderer_of(config, role, folder)
         yield f"{section}: {model}"
-        for words, other_text in shown_prompts(config, section, prefix).items():
-            try:
-                ids = renderer.prompt(question, **other_text)
-            except ValueError as error:
-                raise ConfigError(f"{section}: {error}") from None
-            yield from _tokens(renderer, words.removeprefix("a "), ids.tolist())
+        try:
+            for name, ids in shown_prompts(config, section, renderer, question, prefix):
+                yield from _tokens(renderer, name, ids.tolist())
+        except ValueError as error:
+            raise ConfigError(f"{section}: {error}") from None
         yield f"  ends with: {token_words(renderer, renderer.stop_tokens)}"
         if prefix and not (config.has_advice and section == "target"):
             yield from _tokens(renderer, "prefix", renderer.encode(prefix).tolist())

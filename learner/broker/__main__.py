@@ -208,8 +208,8 @@ def _replay(
                     header, newest = record.run, record.newest
                     identity.restore(record.digests)
                     yield record.ledger
-                case SegmentStart():
-                    pass  # all that it says was read already
+                case SegmentStart() | AnswerKept():
+                    pass  # all that it says was read already; answers have a journal of their own
                 case VersionPublished(note):
                     newest = note
                     identity.publish(note.version, note.digest)

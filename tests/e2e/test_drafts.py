@@ -97,9 +97,9 @@ def test_a_target_in_process_is_asked_for_a_draft_of_each_problem(tmp_path: Path
     assert any(json.loads(row)["prefix"] in ADVICE for row in written)
 
 
-def judge(directory: Path, *settings: str) -> None:
-    flags = [flag for setting in settings for flag in ("--set", setting)]
-    command = [sys.executable, "-m", "prefixrl.deploy", "eval", str(directory), *flags]
+def judge_untrained(directory: Path) -> None:
+    command = [sys.executable, "-m", "prefixrl.deploy", "eval", str(directory)]
+    command += ["--checkpoint", "0"]
     judged = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert judged.returncode == 0, judged.stdout + judged.stderr
 
@@ -108,11 +108,11 @@ def test_a_chat_endpoint_drafts_each_problem_once_whatever_is_killed(tmp_path: P
     directory = tmp_path / "run"
     with serving(obedient) as endpoint:
         settings = (*DRAFTED, *served_settings(endpoint), *small_data(tmp_path))
-        longer = ("algorithm.iterations=10", "checkpoint.every=2")
+        longer = ("algorithm.iterations=7", "checkpoint.every=2")
         with launched(directory, *settings, *longer, run_file=RUN_FILE) as process:
             wait_for(lambda: trained_iterations(directory) >= 3, "the third iteration")
             wait_for(lambda: child(process, "prefixrl-broker"), "the broker").kill()
-            wait_for(lambda: trained_iterations(directory) >= 5, "the fifth iteration")
+            wait_for(lambda: trained_iterations(directory) >= 4, "the fourth iteration")
             wait_for(lambda: child(process, "prefixrl-learner"), "the learner").kill()
             summary = finish(process, directory)
         check_books(summary, directory)
@@ -125,10 +125,11 @@ def test_a_chat_endpoint_drafts_each_problem_once_whatever_is_killed(tmp_path: P
         assert figures(directory)
         assert set(greedy_requests(endpoint).values()) == {1}, "a greedy answer was paid for twice"
         before = greedy_requests(endpoint)
-        judge(directory)
-        judge(directory, "evaluation.timeout_s=100")
-        new = greedy_requests(endpoint) - before
-        assert all(content.startswith("advice: ") for content in new), "drafted again"
+        judge_untrained(directory)
+        assert greedy_requests(endpoint) == before, "the run had judged all of it"
+        (table,) = directory.glob("eval/step_00000000/results.json")
+        results = json.loads(table.read_text())["results"]
+        assert {result["arm"] for result in results} == {"no_prefix", "fixed_prefix", "adapter"}
 
 
 def texts(directory: Path) -> list[Any]:

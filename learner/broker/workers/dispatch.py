@@ -411,10 +411,12 @@ class Dispatcher:
         return [lease.task for lease in leases]
 
     def _return(self, lease: Lease, died: bool) -> None:
-        queues = {"train": self.ledger, "eval": self.evaluations, "draft": self.drafts}
-        queue = queues[lease.kind]
-        assert queue is not None, "only drafts are missing in some runs"
-        queue.give_back(lease.item, died)
+        if lease.kind == "draft":
+            assert self.drafts is not None
+            self.drafts.give_back(lease.item, died)
+        else:
+            queue = self.ledger if lease.kind == "train" else self.evaluations
+            queue.give_back(lease.item, died)
 
     def drafts_in_words(self, now_s: float) -> str:
         """Name the drafts that groups wait for, and the scorers that have them; "" where none holds a group up."""
