@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from e2e.modes.test_advice import RUN_FILE, SHORT, figures, obedient
+from e2e.modes.advice.test_advice import RUN_FILE, SHORT, figures, obedient
 from prefixrl.deploy.examples.advice.build import ADVICE
 from support.completions_server import CompletionsServer, serving
 from support.paths import EXAMPLES
