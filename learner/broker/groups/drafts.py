@@ -23,6 +23,9 @@ from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Sampling
 from prefixrl.learner.broker.groups.answers import NO_PREFIX, KeptAnswers, record_of
 from prefixrl.learner.broker.groups.states import PromptSource, SampleItem, ScoreItem
 
+MOST_DRAFT_CHARS = 2**16
+"""More than an adapter reads; an endpoint may answer with any text, and an evaluation's task holds 64 drafts."""
+
 
 @dataclass
 class _Missing:
@@ -63,7 +66,9 @@ class Drafts:
     def with_draft(self, prompt: Prompt) -> Prompt:
         """Return a problem with its draft; without one while it is missing."""
         record = self.answers.answer(self._key(prompt))
-        return prompt if record is None else msgspec.structs.replace(prompt, draft=record.text)
+        if record is None:
+            return prompt
+        return msgspec.structs.replace(prompt, draft=record.text[:MOST_DRAFT_CHARS])
 
     def request_drafts(self, prompts: Iterable[Prompt], for_training: bool) -> None:
         """Queue the problems that have no draft."""

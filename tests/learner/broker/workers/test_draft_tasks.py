@@ -8,6 +8,7 @@ import pytest
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.messages.worker import PrefixTask, Scores, ScoreTask
 from prefixrl.learner.broker.batches import awaited_groups, groups_in_words
+from prefixrl.learner.broker.groups.drafts import MOST_DRAFT_CHARS
 from prefixrl.learner.broker.groups.window import NotYetChosen
 from support import messages
 from support.broker.dispatch_desk import Desk, evaluate, held_out
@@ -96,6 +97,19 @@ def test_a_draft_that_the_target_did_not_give_is_empty_and_holds_nothing_up(desk
     assert {group.prompt.draft for group in task.groups} == {""}
     assert desk.dispatcher.drafts is not None
     assert desk.dispatcher.drafts.total.failed == BATCH
+
+
+def test_an_endless_draft_is_cut_and_the_task_stays_small(desk: Desk) -> None:
+    rollout, scorer = desk.worker("rollout"), desk.worker("scorer", 8)
+    desk.dispatch()
+    for task in desk.tasks(scorer, ScoreTask):
+        endless = drafted(task, completion="ab" * MOST_DRAFT_CHARS)
+        desk.dispatcher.take_scores(scorer, endless, desk.now_s)
+    desk.dispatch()
+    (task,) = desk.tasks(rollout, PrefixTask)
+    assert {len(group.prompt.draft) for group in task.groups} == {MOST_DRAFT_CHARS}
+    desk.dispatcher.take_prefixes(rollout, sampled(task), desk.now_s)
+    assert desk.ledger.counts.duplicates_ignored == 0
 
 
 def test_a_draft_that_kills_its_scorers_fails(desk: Desk, config: RunConfig) -> None:
