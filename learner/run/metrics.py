@@ -14,7 +14,7 @@ from prefixrl.common.wire.messages.groups import StageTimes
 from prefixrl.common.wire.messages.learner import Batch
 from prefixrl.learner.run.alarms import Alarms
 from prefixrl.learner.run.fractions import batch_fractions, by_source, statuses
-from prefixrl.learner.run.stop import StopSignal
+from prefixrl.learner.run.stop import NO_STOP, StopSignal
 from prefixrl.learner.training.figures import IterationMetrics
 
 log = logging.getLogger(__name__)
@@ -43,14 +43,14 @@ class MetricsLog:
         self,
         directory: Path,
         iteration: int,
-        stop: StopSignal | None = None,
+        stop: StopSignal = NO_STOP,
         forecast: Mapping[str, float] = {},
     ) -> None:
         """Raise DataError where a line before the last one is damaged; `stop` may end a wait for room.
 
         `forecast` is added to the figures of the ranks.
         """
-        self._stop = stop or StopSignal()
+        self._stop = stop
         self._forecast = forecast
         self._metrics = directory / METRICS_FILE
         self._advantages = directory / ADVANTAGES_FILE

@@ -79,14 +79,13 @@ class Desk:
     def sample_everything(self, rollout: Worker) -> int:
         """Let a rollout work until it gets nothing more; groups sampled."""
         groups = 0
-        while True:
-            self.dispatch()
-            tasks = self.tasks(rollout, PrefixTask)
-            if not tasks:
-                return groups
+        self.dispatch()
+        while tasks := self.tasks(rollout, PrefixTask):
             for task in tasks:
                 self.dispatcher.take_prefixes(rollout, sampled(task), now_s=1.0)
                 groups += len(task.groups)
+            self.dispatch()
+        return groups
 
 
 def evaluate(desk: Desk, version: int, prompts: list[Prompt], name: str = "e") -> None:
