@@ -37,6 +37,7 @@ from prefixrl.learner.processes.servers import Servers
 from prefixrl.learner.run import summary
 from prefixrl.learner.run.metrics import MetricsLog, Times
 from prefixrl.learner.run.retention import is_milestone, prune
+from prefixrl.learner.run.spending import cost_end, cost_sentence, is_affordable
 from prefixrl.learner.run.stop import StopSignal, halted
 from prefixrl.learner.run.tracking import FLUSH_S as TRACKING_FLUSH_S
 from prefixrl.learner.run.tracking import Tracking
@@ -123,6 +124,8 @@ class Learner:
     iteration: int = 0
     times: WorkTimes = field(default_factory=WorkTimes)
     is_stopping: bool = False
+    ending: str = ""
+    """The reason why the run ends in order before its last iteration; "" without one."""
     saved: int = -1
     """Iteration of the newest checkpoint."""
     unsaved: int = 0
@@ -168,6 +171,8 @@ class Learner:
         )
         self.times.first_batch_s = self.times.first_batch_s or time.monotonic()
         self.is_stopping = isinstance(batch, Halt)
+        if isinstance(batch, RunOver):
+            self.ending = batch.reason
         if isinstance(batch, Halt | RunOver):
             return None
         now_s = time.monotonic()
@@ -336,7 +341,9 @@ class Learner:
             return
         with self.patience():
             zero.publisher.flush(self.iteration)
-        zero.arms.finish()
+        if self.ending:
+            log.warning("%s", cost_sentence(self.ending, self.iteration, self.directory))
+        zero.arms.finish(is_affordable(self.client.status(), zero.arms.last_answers, self.config))
         self.remove_old(zero)
         zero.uploads.wait(self.stop, self.iteration)
         result = summary.summarise(
@@ -347,7 +354,12 @@ class Learner:
             zero.metrics.since_run_began_s(time.monotonic() - self.times.started_s),
         )
         merged = summary.merged(
-            msgspec.structs.replace(result, uploads=counts(self.directory)), self.directory
+            msgspec.structs.replace(
+                result,
+                uploads=counts(self.directory),
+                ended_by_cost=cost_end(self.ending, self.iteration, self.config),
+            ),
+            self.directory,
         )
         write = partial(summary.write, merged, self.directory)
         end_judging = partial(self.stop.end_judging, self.iteration)

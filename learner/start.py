@@ -26,6 +26,7 @@ from prefixrl.learner.data import problems
 from prefixrl.learner.data.gold_check import GoldCheck
 from prefixrl.learner.processes.servers import CLOSE_S, Servers
 from prefixrl.learner.run.directory import RunDirectory, check_ports_are_free
+from prefixrl.learner.run.spending import check_spending
 from prefixrl.learner.run.stop import StopSignal
 from prefixrl.learner.run.tracking import Tracking, check_packages
 from prefixrl.learner.run.uploads import Uploads, check_command
@@ -51,6 +52,7 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
     if rank == 0:
         check_packages(config.log)
         check_command(config.checkpoint)
+        check_spending(config)
         read = problems.read_all(config)
         check_room(config)
         run_directory = RunDirectory(config)

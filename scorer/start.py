@@ -79,12 +79,14 @@ def _with_target(
     config = session.config
     engine: Engine
     if config.scorer.is_served:
+        from prefixrl.common.worker.permits import Permits
         from prefixrl.scorer.served.load import load_served
 
         vitals = session.link.vitals
         vitals.activity = "waiting"
         vitals.state = f"waiting for {config.scorer.openai.url}"
-        engine = load_served(session.model, "scorer", config, session.raise_if_hopeless)
+        permits = session.link.permits = Permits(session.link.heartbeat_s)
+        engine = load_served(session.model, "scorer", config, session.raise_if_hopeless, permits)
         digests = msgspec.structs.replace(digests, model=name_digest(engine.served_model))
     else:
         engine = make_engine(config.scorer.engine, session.model, "scorer", config)

@@ -241,6 +241,14 @@ class RunConfig(Section):
         if useless:
             raise ValueError("\n  ".join(useless))
 
+    def _check_draft(self) -> None:
+        self.refuse_if(
+            self.adapter.sees_draft and not self.has_advice,
+            "adapter.sees target.placement",
+            'a draft is followed by advice, which a begun answer is not; use target.placement = "advice", or '
+            'adapter.sees = "problem"',
+        )
+
     def _check_chat(self) -> None:
         if self.target is None or not self.scorer.is_chat:
             return
@@ -379,6 +387,19 @@ class RunConfig(Section):
                 f"batch_timeout_s must exceed it",
             )
 
+    def _check_rate(self) -> None:
+        per_minute = self.scorer.openai.requests_per_minute
+        if per_minute is None or not self.scorer.is_served:
+            return
+        requests = self.algorithm.full_rows * self.scorer.continuations
+        least_s = 60 * requests / per_minute
+        self.refuse_if(
+            least_s >= self.learner.batch_timeout_s,
+            "scorer.openai.requests_per_minute learner.batch_timeout_s",
+            f"an iteration has {requests} requests, which take at least {least_s:.0f} s; raise "
+            f"batch_timeout_s, or train on fewer rows",
+        )
+
     def _check_matrices(self) -> None:
         lora = self.learner.lora
         if lora is None:
@@ -438,6 +459,12 @@ class RunConfig(Section):
     def max_sampled_tokens(self) -> int:
         """The most tokens the adapter writes: a prefix, or in direct mode an answer."""
         return self.rollout.prefix_tokens if self.mode == "prefix" else self.rollout.answer_tokens
+
+    @property
+    def most_request_tokens(self) -> int:
+        """The most tokens of a request to a served target: prompt, prefix and completion."""
+        scorer = self.scorer
+        return scorer.max_prompt_tokens + self.max_sampled_tokens + scorer.max_new_tokens
 
     def rollout_sampling(self, temperature_scale: float = 1.0) -> Sampling:
         """Return the adapter's sampling; `temperature_scale` 0 is greedy, 1 the run's temperature."""

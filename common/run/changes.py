@@ -12,7 +12,8 @@ _FREE = {
     (
         "scorer",
         "openai",
-    ): "url key_variable requests request_s patience_s prompt_price completion_price",
+    ): "url key_variable requests request_s patience_s requests_per_minute tokens_per_minute "
+    "prompt_price completion_price most_cost",
     ("learner",): "device threads micro_batch_tokens batch_timeout_s collective_timeout_s",
 }
 FREE_KEYS: frozenset[KeyPath] = frozenset(
@@ -33,3 +34,16 @@ def changes_between(
             yield from changes_between(before[name], after[name], free, (*key, name))
     else:
         yield f"{'.'.join(key)}: {before!r} -> {after!r}"
+
+
+def settings_besides(
+    document: object, free: frozenset[KeyPath], key: KeyPath = ()
+) -> Iterator[tuple[str, object]]:
+    """Yield name and value of every key of a config's document that is not free."""
+    if key in free:
+        return
+    if isinstance(document, dict):
+        for name, value in document.items():
+            yield from settings_besides(value, free, (*key, name))
+    else:
+        yield ".".join(key), document

@@ -26,6 +26,7 @@ from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
 from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.requester import hello
 from prefixrl.common.wire.transport import Client, Malformed
+from prefixrl.common.worker.permits import Permits
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,8 @@ class Link:
         """The broker's address, as far as this process knows."""
         self.name: str = role
         self.vitals = Vitals()
+        self.permits: Permits | None = None
+        """Requests that the worker may make; None where its engine uses no endpoint."""
         self.is_drained = False
         """True once the operator wants this worker to leave."""
         self.inbox = queue.SimpleQueue[FromBroker]()
@@ -214,9 +217,11 @@ class Link:
         if now_s - self._measured_s >= MEMORY_EVERY_S:
             self._memory = memory_now()
             self._measured_s = now_s
-        self._try_send(
-            messages.Heartbeat(**vars(vitals), memory=self._memory) if self._known else self._hello
-        )
+        if not self._known:
+            self._try_send(self._hello)
+            return
+        demand = self.permits.demand(now_s) if self.permits else None
+        self._try_send(messages.Heartbeat(**vars(vitals), memory=self._memory, demand=demand))
 
     def _reconnect(self, now_s: float) -> None:
         """Connect again while the broker is silent: where it moved to, or where it was."""
@@ -281,24 +286,16 @@ class Link:
 
     def _take_message(self, message: FromBroker) -> None:
         match message:
-            case messages.Welcome(run_id=run_id, worker=name):
-                if self._run_id not in ("", run_id):
-                    raise PeerLost(
-                        f"at {self.endpoint} is another run now, {run_id}; this worker is of {self._run_id}"
-                    )
-                is_first = not self._run_id
-                self._run_id = run_id
-                # The next broker of the run is to know it under the same name.
-                self._hello = msgspec.structs.replace(self._hello, number=number_of(name))
-                self._known = True
-                # The work loop answers a later Welcome with Ready.
-                (self._welcome if is_first else self.inbox).put(message)
-            case messages.Unknown() if self._known:
-                log.info("the broker does not know this worker (any more): sending Hello again")
-                self._known = False
-                self._try_send(self._hello)
-            case messages.Unknown() | messages.Beat(None):
-                pass  # Unknown: the answer to a message that was sent before the current Hello
+            case messages.Welcome():
+                self._take_welcome(message)
+            case messages.Unknown():
+                # Else it answers a message that was sent before the current Hello.
+                if self._known:
+                    log.info("the broker does not know this worker (any more): sending Hello again")
+                    self._known = False
+                    self._try_send(self._hello)
+            case messages.Beat():
+                self._take_beat(message)
             case messages.Done() if not self._run_id:
                 self._welcome.put(message)
             case messages.Leave():
@@ -317,6 +314,25 @@ class Link:
                     self.inbox.put(message)
             case _:
                 self.inbox.put(message)
+
+    def _take_welcome(self, welcome: messages.Welcome) -> None:
+        if self._run_id not in ("", welcome.run_id):
+            raise PeerLost(
+                f"at {self.endpoint} is another run now, {welcome.run_id}; this worker is of {self._run_id}"
+            )
+        is_first = not self._run_id
+        self._run_id = welcome.run_id
+        # The next broker of the run is to know it under the same name.
+        self._hello = msgspec.structs.replace(self._hello, number=number_of(welcome.worker))
+        self._known = True
+        # The work loop answers a later Welcome with Ready.
+        (self._welcome if is_first else self.inbox).put(welcome)
+
+    def _take_beat(self, beat: messages.Beat) -> None:
+        if self.permits is not None and beat.grant is not None:
+            self.permits.add(beat.grant, self._heard_s)
+        if beat.latest is not None:
+            self.inbox.put(beat)
 
     def _resend(self, now_s: float, after_s: float) -> None:
         for key, (result, sent_s) in list(self._unacknowledged.items()):

@@ -143,6 +143,7 @@ def _facts(summary: documents.Summary) -> list[tuple[str, str]]:
     ]
     crossed = f"{counted(ages.token_histogram)}; {ages.crossed_fraction:.1%} of the rows crossed an update"
     facts = {
+        "ended by cost": summary.ended_by_cost.reason if summary.ended_by_cost else "",
         "means of rewards, with bootstrap intervals": ", ".join(means),
         "evaluations that are incomplete": ", ".join(summary.evaluations_incomplete),
         "held-out problems": str(summary.eval_problems),
@@ -156,6 +157,7 @@ def _facts(summary: documents.Summary) -> list[tuple[str, str]]:
         "busy": busy,
         "engines": engines,
         "the target's endpoint": str(summary.endpoint or ""),
+        "drafts of the target": str(summary.drafts or ""),
         "the learner's memory": summary.learner_memory,
         "time": f"{summary.wall_s:.0f} s; a publication held the learner up for {summary.publish_s:.2g} s",
     }

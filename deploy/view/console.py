@@ -167,6 +167,10 @@ def _remarks(document: StatusDocument) -> Iterator[str]:
         yield f"texts without a verdict: {counts_in_words(document.row_errors)}"
     if document.endpoint:
         yield f"endpoint: {document.endpoint}"
+    if document.ending:
+        yield document.ending
+    if document.drafts:
+        yield f"drafts: {document.drafts}"
     yield from held_up(document)
 
 

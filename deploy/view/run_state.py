@@ -45,6 +45,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Exit code of the learner. None while it runs, and if it was killed."""
     reason: str = ""
     """The learner's last words."""
+    ended_by_cost: str = ""
+    """The sentence about a finished run that `scorer.openai.most_cost` ended before its last iteration."""
 
     def __str__(self) -> str:
         """Return in one or two sentences how the run ended, and the command that resumes it."""
@@ -65,7 +67,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
                 page = directory / "report.html"
                 how = to_copy("prefixrl report", directory)
                 report = f"report: {page}" if page.exists() else f"{how} writes its report"
-                return f"finished: {at} iterations; {report}\n{accuracy}".rstrip()
+                cost = f"{self.ended_by_cost}\n" if self.ended_by_cost else ""
+                return f"finished: {at} iterations; {report}\n{cost}{accuracy}".rstrip()
             case "stopped":
                 return f"stopped at iteration {at}, and saved; {again} resumes it"
             case "failed":
@@ -108,6 +111,7 @@ def state_of(run: Path) -> RunStatus:
         state = "killed"
     elif end.exit_code == Halted.exit_code:
         state = "stopped"
+    cost_end = summary.ended_by_cost if summary and state == "finished" else None
     return RunStatus(
         directory=str(run),
         state=state,
@@ -117,6 +121,7 @@ def state_of(run: Path) -> RunStatus:
         accuracy=summary.accuracy if summary and state == "finished" else {},
         exit_code=end.exit_code if end else None,
         reason=end.reason if end else "",
+        ended_by_cost=cost_end.reason if cost_end else "",
     )
 
 

@@ -139,5 +139,7 @@ def stall_of(document: StatusDocument) -> str:
             cause = "no learner has asked for a batch yet"
         case phase:
             cause = f"the learner is {phase}"
+    waiting = [each for each in document.workers if each.activity == "waiting"]
+    cause += f", {waiting[0].name} is {waiting[0].state}" if waiting else ""
     last = document.last_event or "none since the broker started"
     return f"no progress for {document.idle_s:.0f} s: {cause}; the last event: {last}"

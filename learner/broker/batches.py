@@ -51,7 +51,7 @@ def awaited_groups(ledger: Ledger, text: str) -> Awaited:
     states, batch_groups = ledger.states(), ledger.window.batch_groups
     sampled = sum(states.get(state, 0) for state in ("sampled", "scoring", "scored"))
     return Awaited(
-        "scorers" if sampled >= batch_groups else "rollouts",
+        "scorers" if sampled >= batch_groups or ledger.lacks_draft else "rollouts",
         text,
         states.get("scored", 0) < batch_groups,
     )
@@ -62,6 +62,8 @@ def groups_in_words(dispatcher: Dispatcher, wait: NotYetChosen, now_s: float) ->
     registry, rate, passed = dispatcher.registry, dispatcher.ledger.pass_rate, ""
     if rate and rate.judged:
         passed = f"; {rate.passed} of the last {rate.judged} judged groups passed the filter"
+    if not wait.for_seqs and (drafts := dispatcher.drafts_in_words(now_s)):
+        return f"{drafts}{passed}"
     if not wait.for_seqs:
         rollouts = [
             f"{each.name} ({each.phase}, version {each.version})"
@@ -154,6 +156,8 @@ class BatchAnswers:
         """True if the newest call of `answers` formed that batch."""
         self.is_halting = False
         """True once a rank, or the operator, wants all ranks to save and end."""
+        self.ending = ""
+        """The reason why no new group is begun, and the run ends in order; "" before."""
         self.waiting_for = ""
         self._worded = -1, -math.inf, ""
         """The iteration that waits for groups, the time of the newest text about them, that text."""
@@ -316,7 +320,7 @@ class BatchAnswers:
         if isinstance(choice, messages.CannotGoOn):
             return choice, []
         if choice is None:
-            return messages.RunOver(ledger.completed), []
+            return messages.RunOver(ledger.completed, self.ending), []
         return self._batch(request, choice, now_s)
 
     def _must_halt(self, iteration: int) -> bool:

@@ -36,6 +36,7 @@ from prefixrl.common.wire.transport import (
     Unlisted,
 )
 from prefixrl.learner.broker.batches import BatchAnswers
+from prefixrl.learner.broker.groups.ceiling import CostCeiling
 from prefixrl.learner.broker.peers import Peers, why_not
 from prefixrl.learner.broker.status import StatusSources, UsageFile, document
 from prefixrl.learner.broker.workers.dispatch import Dispatcher
@@ -79,6 +80,15 @@ than `servers.CLOSE_S`, by more than `LINGER_S`."""
 LINGER_S = 2.0
 
 
+def _ceiling_of(config: RunConfig) -> CostCeiling | None:
+    most_cost = config.scorer.openai.most_cost
+    if most_cost is None or not config.scorer.is_served:
+        return None
+    algorithm = config.algorithm
+    texts = algorithm.samples_per_prompt * config.scorer.continuations
+    return CostCeiling(most_cost, texts, algorithm.groups_per_iteration)
+
+
 class Broker:
     """State of one run and the handlers of every message; only `serve` waits."""
 
@@ -87,10 +97,12 @@ class Broker:
         config: RunConfig,
         run: RunState,
         dispatcher: Dispatcher,
-        journal: Journal,
+        journals: tuple[Journal, Journal | None],
         server: Server[rank_messages.ToBroker, rank_messages.FromBroker],
     ) -> None:
-        self.config, self.run, self.journal = config, run, journal
+        """`journals`: that of the groups, and that of the target's kept answers if there is a target."""
+        self.config, self.run = config, run
+        self.journal, self.answer_journal = journals
         self.dispatcher, self.ledger, self.outbox = dispatcher, dispatcher.ledger, dispatcher.outbox
         self.versions = Versions(config, run.identity, dispatcher.evaluations)
         self.batches = BatchAnswers(config, dispatcher, run.problems, run.start)
@@ -102,9 +114,10 @@ class Broker:
             dispatcher,
             self.batches,
             self.usage_file,
-            journal,
+            self.journal,
             time.monotonic(),
         )
+        self._ceiling = _ceiling_of(config)
         self._disk = FullDisk(Path(config.directory), "the journal")
         self._malformed = 0
         """Messages that were not accepted: no message at all, or refused."""
@@ -125,6 +138,7 @@ class Broker:
                     self._send(peer, *answer)
             else:
                 # Before work is given: a batch that goes to the learner makes room for groups.
+                self._keep_ceiling(now_s)
                 self.outbox.add_batches(self.batches.answers(now_s))
                 self.dispatcher.dispatch(now_s)
             if self._write_records(now_s):
@@ -148,6 +162,40 @@ class Broker:
         self.usage_file.save(time.monotonic(), at_once=True)
         if self._stopping is not None:
             self._dismiss(worker_messages.Done(self._stopping))
+
+    def _keep_ceiling(self, now_s: float) -> None:
+        """Begin no group that would exceed the cost of the run."""
+        ceiling, ledger = self._ceiling, self.ledger
+        if ceiling is None:
+            return
+        ceiling.note_usage(self.usage_file.total())
+        open_texts = self.dispatcher.open_texts
+        if excess := ceiling.excess(open_texts):
+            evaluations = self.dispatcher.evaluations
+            if name := evaluations.refuse_newest(excess):
+                log.warning("evaluation %s is given up: %s", name, excess)
+        if not ledger.may_issue:
+            return
+        ledger.most_new = ceiling.new_groups(open_texts)
+        if ceiling.reason:
+            ledger.is_closed = True
+            self.batches.ending = ceiling.reason
+            self.dispatcher.note_event("the cost reached its ceiling", now_s)
+            log.warning("the run ends in order: %s", ceiling.reason)
+
+    def _start_evaluation(self, request: rank_messages.Evaluate) -> None:
+        """Start an evaluation, or refuse it where it would exceed the cost of the run."""
+        evaluations = self.dispatcher.evaluations
+        is_new = request.name not in evaluations.runs
+        before_texts = self.dispatcher.open_texts
+        evaluations.add(request)
+        if self._ceiling is None or not is_new:
+            return
+        self._ceiling.note_usage(self.usage_file.total())
+        texts = len(request.prompts) * request.samples
+        if objection := self._ceiling.objection(texts, before_texts):
+            log.warning("evaluation %s is not made: %s", request.name, objection)
+            evaluations.refuse_evaluation(request.name, objection)
 
     def _dismiss(self, done_message: worker_messages.Done) -> None:
         """Send Done to every worker; wait for their Goodbyes, and for the Goodbye of the peer that sent Stop."""
@@ -208,10 +256,21 @@ class Broker:
 
     def _write_records(self, now_s: float, *more: JournalRecord) -> bool:
         """Write the ledger's records and `more` to the journal, synced; False while the disk is full."""
+        answers = self.dispatcher.answers
+        if answers.records and (file := self.answer_journal):
+            if not self._takes(lambda: file.append(answers.records), now_s):
+                return False
+            answers.records = []
         if not self._takes(lambda: self.journal.append([*self.ledger.records, *more]), now_s):
             return False
         self.ledger.records = []
         return True
+
+    def close_journals(self) -> None:
+        """Close the files; everything that was acknowledged is on disk."""
+        self.journal.close()
+        if self.answer_journal:
+            self.answer_journal.close()
 
     def _takes(self, write: Callable[[], None], now_s: float) -> bool:
         """Write to the journal; False while the disk is full; raises DiskFault, TrainingFault."""
@@ -388,7 +447,26 @@ class Broker:
         elif worker.is_drained:
             self._send(worker.identity, worker_messages.Leave())
         else:
-            self._send(worker.identity, worker_messages.Beat(self.versions.news(worker)))
+            grant = self._grant(worker, message, now_s)
+            self._send(worker.identity, worker_messages.Beat(self.versions.news(worker), grant))
+
+    def _grant(
+        self, worker: Worker, message: worker_messages.Heartbeat, now_s: float
+    ) -> worker_messages.RequestGrant | None:
+        """Return what a scorer's demand gets; a rest that began is told to the other scorers at once."""
+        if message.demand is None:
+            return None
+        allowance = self.dispatcher.allowance
+        before_s = allowance.rest_s(now_s)
+        usage = message.usage or worker_messages.Usage()
+        grant = allowance.grant(worker.identity, message.demand, usage, now_s)
+        if before_s <= 0.0 < grant.rest_s:
+            for other in self.dispatcher.registry.workers_of("scorer"):
+                repeated = allowance.repeated_grant(other.identity, now_s)
+                if other is not worker and repeated is not None:
+                    news = self.versions.news(other)
+                    self._send(other.identity, worker_messages.Beat(news, repeated))
+        return grant
 
     def _reject(self, worker: Worker, reason: str) -> None:
         log.error("refused %s: %s", worker.label, reason)
@@ -429,7 +507,7 @@ class Broker:
                 if not self._published(note, now_s):
                     return None, []  # the publisher asks again
             case rank_messages.Evaluate():
-                self.dispatcher.evaluations.add(message)
+                self._start_evaluation(message)
             case rank_messages.Forget(name):
                 self.dispatcher.evaluations.forget(name)
             case rank_messages.Stop(reason):

@@ -8,5 +8,6 @@ host_memory.py   memory of the host, for batch systems
 plugged_in.py    members that installed packages add: listed, and loaded
 loadable.py      models that are here: can they be loaded?
 model_shapes.py  shapes and sizes of models that are not loaded, the published ones from shapes.toml
+spending.py      requests, tokens and cost of a target behind an endpoint
 disk_room.py     room for checkpoints and versions on the disk
 """

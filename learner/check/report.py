@@ -12,6 +12,7 @@ from prefixrl.learner.check import budget
 from prefixrl.learner.check.disk_room import room_lines
 from prefixrl.learner.check.footprint import CONTEXT_BYTES, GIB, learner_footprint
 from prefixrl.learner.check.model_shapes import parameters, unknown_size
+from prefixrl.learner.check.spending import spending_lines
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.rows import Problem, text_of
 
@@ -52,6 +53,12 @@ def forecast(config: RunConfig) -> Forecast:
         *asking_lines(config, renderers, train.problems[0].question),
         *_arithmetic(config, len(train.problems)),
         *_evaluations(config, len(train.problems), len(held_out.problems)),
+        *spending_lines(
+            config,
+            prompt_tokens,
+            len(train.problems),
+            answers_judged(config, len(train.problems), len(held_out.problems)),
+        ),
         *_reach(config, len(train.problems)),
         f"prompts of about {prompt_tokens} tokens, {origin}",
         *_positions(config, renderers, prompt_tokens),
@@ -96,6 +103,11 @@ def _arithmetic(config: RunConfig, count: int) -> list[str]:
         f"an iteration: {algorithm.groups_per_iteration} groups x {samples} rows = {rows} rows, "
         f"{algorithm.ppo_epochs} x {steps} optimiser steps; {config.steps_in_all(count)} in all",
         *[f"every prefix completed {times} times: {times * rows} completions"] * (times > 1),
+        *[
+            f"drafts of the target: one for each of {min(count, config.groups_in_all(count))} training problems and of "
+            f"the held-out ones, up to {config.scorer.max_new_tokens} tokens"
+        ]
+        * config.adapter.sees_draft,
         f"under way at once: at most {cap} groups = {cap * samples} {texts} of up to {config.max_sampled_tokens} "
         f"tokens (window of {algorithm.max_staleness} versions{over_sampled})",
         f"a row of so many tokens is pushed up to {bound ** max(1.0, longer):.3g} times (bound_ratio; 1: no bound)",
@@ -133,7 +145,15 @@ def prompt_length(
         chars = around + sum(len(text_of(each)) for each in spread) / count
         guess = min(most, math.ceil(chars / TOKEN_CHARS) + TEMPLATE_TOKENS)
         return guess, "guessed from their characters: the adapter's tokenizer is not on this host"
-    return math.ceil(sum(sizes) / len(sizes)), f"the mean of {count} questions of data.train"
+    mean, origin = (
+        math.ceil(sum(sizes) / len(sizes)),
+        f"the mean of {count} questions of data.train",
+    )
+    if config.adapter.sees_draft:
+        # A draft has the tokens of another tokenizer, but hardly more of them.
+        mean = min(most, mean + config.scorer.max_new_tokens)
+        origin += ", each with a draft of scorer.max_new_tokens"
+    return mean, origin
 
 
 def forecast_gib(config: RunConfig, training: Sequence[Problem]) -> dict[str, float]:
@@ -164,14 +184,36 @@ def summed_rate(peak: float, steps: int, warmup_ratio: float, min_ratio: float) 
     return peak * ((warmup + 1) / 2 * (warmup > 0) + falling * mean)
 
 
+def _answers_of_choice(config: RunConfig, trained: int) -> int:
+    """Return the answers by which a fixed prefix is chosen."""
+    settings = config.evaluation
+    candidates = 1 + len(settings.fixed_prefixes) + settings.sampled_candidates
+    arms = 1 if config.mode == "direct" else 2
+    return (arms - 1) * candidates * min(settings.selection_problems, trained)
+
+
+def _answers_of_arms(config: RunConfig, held_out: int) -> int:
+    """Return the answers of the arms before training, as many as after it: greedy and sampled ones."""
+    arms = 1 if config.mode == "direct" else 2
+    return arms * 2 * min(held_out, config.evaluation.problems or held_out)
+
+
+def answers_judged(config: RunConfig, trained: int, held_out: int) -> int:
+    """Return the answers of all evaluations of a run: before, in and after training."""
+    every = config.evaluation.every
+    # The last version may be due in training, too; then it is judged once.
+    versions = (config.iterations_in_all(trained) - 1) // every if every else 0
+    in_training = versions * min(held_out, config.evaluation.problems or held_out)
+    return (
+        _answers_of_choice(config, trained) + 2 * _answers_of_arms(config, held_out) + in_training
+    )
+
+
 def _evaluations(config: RunConfig, trained: int, held_out: int) -> list[str]:
     """Return the work of the evaluations before and after training."""
-    settings = config.evaluation
-    arms = 1 if config.mode == "direct" else 2
     rows = config.algorithm.groups_per_iteration * config.algorithm.samples_per_prompt
-    candidates = 1 + len(settings.fixed_prefixes) + settings.sampled_candidates
-    choice = (arms - 1) * candidates * min(settings.selection_problems, trained)
-    judged = arms * 2 * min(held_out, settings.problems or held_out)  # greedy and sampled
+    choice = _answers_of_choice(config, trained)
+    judged = _answers_of_arms(config, held_out)
     chosen = f" ({choice} of them to choose a fixed prefix: evaluation.selection_problems)"
     return [
         f"evaluation beside the first iterations: {judged + choice} answers{chosen if choice else ''}, as many as in "

@@ -132,8 +132,20 @@ class Arms:
                     name, "the resumed run trained this version anew, with other weights"
                 )
 
-    def finish(self) -> None:
-        """Judge the best fixed prefix and the trained adapter; wait for all, unless a stop comes."""
+    @property
+    def last_answers(self) -> int:
+        """Number of answers that `finish` asks for: the trained adapter's, and those of the fixed prefix."""
+        arms = 1 if self._is_direct else 2
+        return 2 * arms * len(self._held_out)  # greedy and sampled
+
+    def finish(self, is_affordable: bool = True) -> None:
+        """Judge the best fixed prefix and the trained adapter; wait for all, unless a stop comes.
+
+        `is_affordable` False: nothing new is asked.
+        """
+        if not is_affordable:
+            self.requests.wait(lambda name: True)
+            return
         version = self.requests.open.iteration
         self._ask_arm("trained_adapter", version, decodings=(SAMPLED,))
         # The last version may have been due in training: then it is not judged again.

@@ -136,7 +136,8 @@ class OpenRequests:
                     request.prompts[index].prompt_id: cause for index, cause in progress.causes
                 }
                 answered = {group.prefixes.prompt.prompt_id: group for group in groups}
-                yield Answers(request, answered, causes, "" if groups else "every problem failed")
+                failed = f"every problem failed: {next(iter(causes.values()), 'no cause is known')}"
+                yield Answers(request, answered, causes, "" if groups else failed)
 
     def close(self, name: str) -> None:
         """Stop expecting an answer to a request."""

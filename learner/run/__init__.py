@@ -5,6 +5,7 @@ metrics.py     `metrics.jsonl` and `advantages.jsonl`
 fractions.py   the fractions of a batch, from its groups; pure
 alarms.py      alarms about a run that learns nothing any more; pure
 summary.py     `summary.json`
+spending.py    the end of a run by its cost
 retention.py   checkpoints that stay, and the link to the best
 uploads.py     a command for every complete checkpoint
 stop.py        what ends a wait: a stop, or a server that ended for good

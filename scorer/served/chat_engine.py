@@ -15,6 +15,7 @@ from prefixrl.common.errors import UserError
 from prefixrl.common.prompts.rendering import messages_of
 from prefixrl.common.seeds import row_seed
 from prefixrl.common.wire.messages.groups import Sampling
+from prefixrl.common.worker.permits import Permits
 from prefixrl.scorer.served import chat
 from prefixrl.scorer.served.engine import RaiseIfHopeless, ServedEngine, row_without
 from prefixrl.scorer.served.protocol import Completed, RowRefused, RowRequest, ServedModel
@@ -29,11 +30,17 @@ _KEYS = "scorer.openai.omit, scorer.openai.extra, scorer.openai.dialect and the 
 class ChatEngine(ServedEngine):
     """An engine over a chat endpoint."""
 
-    def __init__(self, model: str, config: RunConfig, raise_if_hopeless: RaiseIfHopeless) -> None:
+    def __init__(
+        self,
+        model: str,
+        config: RunConfig,
+        raise_if_hopeless: RaiseIfHopeless,
+        permits: Permits | None = None,
+    ) -> None:
         """Connect and try the endpoint out; `model` is the target's name there, unless the section has one."""
         self._usual_name = model
         self._has_advice = config.has_advice
-        super().__init__(config, raise_if_hopeless)
+        super().__init__(config, raise_if_hopeless, permits)
 
     async def _greet(self, sampling: Sampling) -> ServedModel:
         endpoint = self._endpoint
@@ -89,8 +96,18 @@ class ChatEngine(ServedEngine):
         tokens = outcome.completion_tokens
         if tokens is None:
             tokens = -(-len(outcome.text.encode()) // BYTES_PER_TOKEN)
-        self._count(outcome, job.rows[index].size // BYTES_PER_TOKEN, tokens)
+        prompt_tokens = outcome.prompt_tokens
+        if prompt_tokens is None:
+            prompt_tokens = job.rows[index].size // BYTES_PER_TOKEN
+        self._count(outcome, prompt_tokens, tokens)
         # Nothing reads these ids, only how many they are.
         unknown: TokenIds = np.zeros(tokens, dtype=np.int32)
         no_logprobs = np.zeros(0, dtype=np.float32)
-        return Continuation(unknown, no_logprobs, outcome.finish, (), outcome.text)
+        return Continuation(
+            unknown,
+            no_logprobs,
+            outcome.finish,
+            (),
+            outcome.text,
+            prompt_tokens=prompt_tokens,
+        )

@@ -2,7 +2,8 @@
 
 Everything asynchronous here runs on one asyncio loop; other threads only read public attributes.
 After a `Retry` the same request is made again, later and later; a Retry-After holds all requests
-back, for `patience_s` at most. The wait ends when
+of all scorers back, for `patience_s` at most. Each request waits for its turn first (`pacing.py`);
+that wait has no limit and is no outage. The wait for an answer ends when
 
     - something is answered: `outage` is None again;
     - one row has failed for `patience_s`, or twice had no answer within `request_s`, while a trial is answered: that
@@ -16,7 +17,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, NoReturn, TypeVar
 
 import msgspec
@@ -27,6 +28,7 @@ from prefixrl.common.wire.messages.worker import Usage
 from prefixrl.scorer.served import chat
 from prefixrl.scorer.served import protocol as completions
 from prefixrl.scorer.served.http_client import HttpClient, Reader
+from prefixrl.scorer.served.pacing import Pacing, Stopwatch
 from prefixrl.scorer.served.protocol import (
     Completed,
     EndpointRefused,
@@ -63,6 +65,8 @@ class Outage:
 
     since_s: float
     reason: str
+    paused_s: float = 0.0
+    """Seconds until then in which no request could be made for the run's own limits."""
 
     @property
     def age_s(self) -> float:
@@ -83,8 +87,12 @@ class Endpoint(Generic[Answer]):
         section: ServerConfig,
         path: str,
         read: Reader[Answer | Retry | RowRefused | EndpointRefused],
+        pacing: Pacing | None = None,
     ) -> None:
-        """Open the client; raises UserError if there is no key or a proxy cannot be used."""
+        """Open the client; raises UserError if there is no key or a proxy cannot be used.
+
+        `pacing`: the turns of requests; None: each is made at once.
+        """
         assert section.url is not None, "it is asked for where there is an address"
         self.url = section.url
         self._path = path
@@ -95,8 +103,8 @@ class Endpoint(Generic[Answer]):
         self._counted_s = time.monotonic()
         self._limited = 0
         """Number of rows that wait for a rate limit."""
-        self._limited_s = 0.0
-        self._limited_since_s = 0.0
+        self._limited_watch = Stopwatch()
+        self._pacing = pacing or Pacing()
         self.counts = Usage()
         self.outage: Outage | None = None
         """The time without any answer; None while the endpoint answers."""
@@ -119,7 +127,12 @@ class Endpoint(Generic[Answer]):
     def waits(self) -> Outage | None:
         """The outage or rest that rows wait for; None while they are answered."""
         is_resting = self._limited and self._rest_left_s > 0
-        return self.outage or (self._rest if is_resting else None)
+        return self.outage or (self._present_rest if is_resting else None)
+
+    @property
+    def limit_words(self) -> str:
+        """The run's own limits while rows wait for them, in words; else ""."""
+        return self._pacing.words
 
     async def _try(self) -> Answer | Retry | RowRefused | EndpointRefused:
         return await self._request(self._trial)
@@ -162,7 +175,7 @@ class Endpoint(Generic[Answer]):
                 return outcome
             tries += 1
             late += outcome.is_late
-            begun = begun or Outage(time.monotonic(), outcome.reason)
+            begun = begun or self._outage(outcome.reason)
             is_hopeless = late >= MOST_LATE or self._is_over(begun)
             is_asked = is_hopeless or self._is_over(self.outage)
             if is_asked and await self._answers() and is_hopeless:
@@ -179,8 +192,15 @@ class Endpoint(Generic[Answer]):
         self._check_patience()
         return not isinstance(outcome, Retry)
 
+    def _outage(self, reason: str) -> Outage:
+        return Outage(time.monotonic(), reason, self._pacing.paused_s)
+
+    def _spent_s(self, outage: Outage) -> float:
+        """Return the patience that an outage has used up; waits for the run's own limits use none."""
+        return outage.age_s - (self._pacing.paused_s - outage.paused_s)
+
     def _is_over(self, outage: Outage | None) -> bool:
-        return outage is not None and outage.age_s > self._section.patience_s
+        return outage is not None and self._spent_s(outage) > self._section.patience_s
 
     def _check_patience(self) -> None:
         if self.outage and self._is_over(self.outage):
@@ -197,18 +217,21 @@ class Endpoint(Generic[Answer]):
 
     @property
     def limited_s(self) -> float:
-        """Seconds so far in which at least one row waited for a rate limit."""
-        return self._limited_s + (
-            time.monotonic() - self._limited_since_s if self._limited else 0.0
-        )
+        """Seconds so far in which at least one row waited for a rate limit, the endpoint's or the run's own."""
+        return self._limited_watch.total_s
 
     def _count_limited(self, more: int) -> None:
-        self._limited_s = self.limited_s
-        self._limited_since_s = time.monotonic()
         self._limited += more
+        self._limited_watch.run(self._limited > 0)
 
     async def _request(self, content: bytes) -> Answer | Retry | RowRefused | EndpointRefused:
+        self._count_limited(self._pacing.is_on)
+        try:
+            await self._pacing.turn(lambda: self.counts)
+        finally:
+            self._count_limited(-self._pacing.is_on)
         self._count_asking(1)
+        self._pacing.begin()
         try:
             outcome = await self._client.post(f"{self.url}{self._path}", content, self._read)
             if (
@@ -222,6 +245,7 @@ class Endpoint(Generic[Answer]):
             self._update_health(outcome)
         finally:
             self._count_asking(-1)
+            self._pacing.end()
         self.count(requests=not isinstance(outcome, Retry))
         self.count(
             prompt_tokens=getattr(outcome, "prompt_tokens", None) or 0,
@@ -240,11 +264,12 @@ class Endpoint(Generic[Answer]):
         if self.outage is None and now_s - self._logged_s > LOG_EVERY_S:
             self._logged_s = now_s
             log.warning("%s: %s", self.url, reason)
-        self.outage = Outage(self.outage.since_s if self.outage else now_s, reason)
+        self.outage = replace(self.outage or self._outage(reason), reason=reason)
         if outcome.is_limit and outcome.after_s is not None:
-            since_s = self._rest.since_s if self._rest and self._rest_left_s else now_s
+            since_s = self._rest.since_s if self._rest and self._own_rest_left_s else now_s
             self._rest = Outage(since_s, f"{reason} (Retry-After: {outcome.after_s:.0f} s)")
             self._rest_until_s = max(self._rest_until_s, now_s + outcome.after_s)
+            self._pacing.permits.own_rest_until_s = self._rest_until_s
 
     def count(self, **more: int) -> None:
         """Add to the counts."""
@@ -252,8 +277,23 @@ class Endpoint(Generic[Answer]):
         self.counts = msgspec.structs.replace(self.counts, **totals)
 
     @property
-    def _rest_left_s(self) -> float:
+    def _own_rest_left_s(self) -> float:
         return max(0.0, self._rest_until_s - time.monotonic())
+
+    @property
+    def _rest_left_s(self) -> float:
+        return max(self._own_rest_left_s, self._pacing.permits.rest_until_s - time.monotonic())
+
+    @property
+    def _present_rest(self) -> Outage | None:
+        if self._own_rest_left_s or not self._rest_left_s:
+            return self._rest
+        since_s = self._pacing.permits.rest_since_s
+        return Outage(since_s, "another scorer of the run was told to wait (Retry-After)")
+
+    def _end_rest(self) -> None:
+        permits = self._pacing.permits
+        self._rest_until_s = permits.own_rest_until_s = permits.rest_until_s = 0.0
 
     async def _let_rest(self) -> None:
         """Hold a request until Retry-After has passed, then release it with jitter.
@@ -262,13 +302,15 @@ class Endpoint(Generic[Answer]):
         answered.
         """
         while left_s := self._rest_left_s:
-            begun = min(filter(None, (self._rest, self.outage)), key=lambda each: each.since_s)
+            begun = min(
+                filter(None, (self._present_rest, self.outage)), key=lambda each: each.since_s
+            )
             if self._is_over(begun):
-                self._rest_until_s = 0.0  # one trial for all
+                self._end_rest()  # one trial for all
                 if not await self._answers():
                     self._end_with_outage(begun)
                 continue
-            left_s = min(left_s, max(0.0, self._section.patience_s - begun.age_s))
+            left_s = min(left_s, max(0.0, self._section.patience_s - self._spent_s(begun)))
             await self._sleep(left_s + self._random.uniform(0.0, min(1.0, left_s)), is_limit=True)
 
     async def _back_off(self, outcome: Retry, tries: int) -> None:
@@ -285,7 +327,7 @@ class Endpoint(Generic[Answer]):
 
     def _end_with_outage(self, outage: Outage) -> NoReturn:
         raise PeerLost(
-            f"the endpoint {self.url} has answered nothing for {outage.age_s:.0f} s "
+            f"the endpoint {self.url} has answered nothing for {self._spent_s(outage):.0f} s "
             f"({self._section.NAME}.patience_s = {self._section.patience_s:g}); the newest reason: {outage.reason}"
         )
 
@@ -309,14 +351,14 @@ class Endpoint(Generic[Answer]):
 class ModelEndpoint(Endpoint[Completed]):
     """OpenAI's interface to one model, by completions or in messages."""
 
-    def __init__(self, section: OpenAIConfig) -> None:
+    def __init__(self, section: OpenAIConfig, pacing: Pacing | None = None) -> None:
         path, read = (
             ("/chat/completions", chat.read)
             if section.is_chat
             else ("/completions", completions.read)
         )
         self.kind = "a chat endpoint" if section.is_chat else "a completions endpoint"
-        super().__init__(section, path, read)
+        super().__init__(section, path, read, pacing)
         self.form = RequestForm(section.has_extensions, section.omit, section.extra)
         self._options = section
         self._is_model_listed = False

@@ -28,8 +28,10 @@ from prefixrl.common.prompts.rendering import renderer_of
 from prefixrl.common.seeds import row_seed
 from prefixrl.common.wire.messages.groups import Sampling
 from prefixrl.common.wire.messages.worker import Usage
+from prefixrl.common.worker.permits import Permits
 from prefixrl.scorer.served import protocol as completions
 from prefixrl.scorer.served.endpoint import ModelEndpoint
+from prefixrl.scorer.served.pacing import pacing_of
 from prefixrl.scorer.served.protocol import Completed, RowRefused, ServedModel
 
 log = logging.getLogger(__name__)
@@ -47,15 +49,19 @@ class ServedEngine(RowJobs):
 
     name = "openai"
 
-    def __init__(self, config: RunConfig, raise_if_hopeless: RaiseIfHopeless) -> None:
+    def __init__(
+        self, config: RunConfig, raise_if_hopeless: RaiseIfHopeless, permits: Permits | None
+    ) -> None:
         """Connect and try the endpoint out; raises UserError if it refuses, PeerLost if silent.
 
-        `raise_if_hopeless` may end the wait by an error.
+        Args:
+            raise_if_hopeless: may end the wait by an error.
+            permits: requests that the broker lets it make; None where there is no broker.
         """
         super().__init__()
         self._section = config.scorer.openai
         self.offer(self._section.requests)
-        self._endpoint = ModelEndpoint(self._section)
+        self._endpoint = ModelEndpoint(self._section, pacing_of(config, permits))
         self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=self._loop.run_forever, name="openai", daemon=True)
         thread.start()
@@ -96,10 +102,12 @@ class ServedEngine(RowJobs):
 
     @property
     def waits_for(self) -> str:
-        """The endpoint and its fault, "" while it answers or nothing is requested."""
-        waits = self._endpoint.waits
-        if waits is None or not self._open:
+        """The endpoint and its fault, or the run's own limit; "" while rows are answered or nothing is requested."""
+        if not self._open:
             return ""
+        waits = self._endpoint.waits
+        if waits is None:
+            return self._endpoint.limit_words
         return f"{self._endpoint.url} for {waits.age_s:.0f} s: {waits.reason}"
 
     @property
@@ -126,11 +134,17 @@ class ServedEngine(RowJobs):
 class OpenAIEngine(ServedEngine):
     """An engine over a completions endpoint."""
 
-    def __init__(self, model: str, config: RunConfig, raise_if_hopeless: RaiseIfHopeless) -> None:
+    def __init__(
+        self,
+        model: str,
+        config: RunConfig,
+        raise_if_hopeless: RaiseIfHopeless,
+        permits: Permits | None = None,
+    ) -> None:
         """Connect and try the endpoint out; of the folder `model` only the tokenizer is used."""
         self._renderer = renderer_of(config, "scorer", model)
         self._is_warned = False
-        super().__init__(config, raise_if_hopeless)
+        super().__init__(config, raise_if_hopeless, permits)
 
     async def _greet(self, sampling: Sampling) -> ServedModel:
         """Find the model and request one token from it, with the settings of the run."""
@@ -212,7 +226,9 @@ class OpenAIEngine(ServedEngine):
         # Tokens that the endpoint does not count are counted here.
         self._count(written, row.size, tokens.size)
         finish = "eos" if is_ended else written.finish
-        return Continuation(tokens, np.zeros(0, np.float32), finish, (), text)
+        prompt_tokens = row.size if written.prompt_tokens is None else written.prompt_tokens
+        no_logprobs = np.zeros(0, np.float32)
+        return Continuation(tokens, no_logprobs, finish, (), text, prompt_tokens=prompt_tokens)
 
     def _compare(self, read: list[int], row: TokenIds) -> None:
         if self._section.prompt == "tokens":

@@ -32,7 +32,9 @@ GARBLED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Errors of the decoder; for invalid UTF-8 and endless brackets they are not msgspec's own."""
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-Count = Annotated[int, msgspec.Meta(ge=0)]
+MOST_TOKENS = 2**27
+"""More tokens than any request has; a usage that counts more is not believed."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 
 _ENDS: dict[str, Finish] = {
     "stop": "eos",
@@ -158,12 +160,12 @@ class _Usage(msgspec.Struct, frozen=True):
 
 
 class _Counted(msgspec.Struct, frozen=True):
-    """The part of a completion that is read if the rest is invalid."""
+    """The part of a completion that is read apart: it, or the rest, may be invalid."""
 
     usage: _Usage | None = None
 
 
-class _Completion(_Counted, frozen=True, kw_only=True):
+class _Completion(msgspec.Struct, frozen=True):
     choices: list[_TextChoice]
 
 

@@ -270,7 +270,7 @@ def serving(
     def serve() -> None:
         try:
             broker.serve(stop.is_set)
-            broker.journal.close()
+            broker.close_journals()
             server.close(linger_s=0.5)
         except BaseException as error:
             failures.append(error)

@@ -117,10 +117,17 @@ class OpenAIConfig(ServerConfig):
     """Longest time without any answer; then the scorer ends. A row alone that fails for so long gets no verdict."""
     seeded: bool = True
     """Send each row's own seed, so that a repeated request gets the same text if the endpoint honours seeds."""
+    requests_per_minute: Positive | None = None
+    """Most requests per minute, of all scorers of the run together. Absent: no limit."""
+    tokens_per_minute: Positive | None = None
+    """Most tokens per minute, of prompts and completions, of all scorers together. Absent: no limit."""
     prompt_price: NonNegativeFloat = 0.0
     """Price of a million prompt tokens, in any currency. No cost is reported while both prices are 0."""
     completion_price: NonNegativeFloat = 0.0
     """Price of a million completion tokens."""
+    most_cost: PositiveFloat | None = None
+    """Cost, at these prices, before which the run ends in order: no group is begun that would exceed it, what is under
+    way is trained and saved (docs/targets.md). Absent: no limit."""
 
     @property
     def is_chat(self) -> bool:
@@ -131,6 +138,38 @@ class OpenAIConfig(ServerConfig):
     def has_extensions(self) -> bool:
         """True if requests have vLLM's own keys."""
         return (self.dialect or ("openai" if self.is_chat else "vllm")) == "vllm"
+
+    @property
+    def is_limited(self) -> bool:
+        """True if requests wait for their turn."""
+        return self.requests_per_minute is not None or self.tokens_per_minute is not None
+
+    @property
+    def limit_words(self) -> str:
+        """The limits by key and value."""
+        keys = ("requests_per_minute", "tokens_per_minute")
+        values = {key: value for key in keys if (value := getattr(self, key)) is not None}
+        return " and ".join(f"{self.NAME}.{key} = {value}" for key, value in values.items())
+
+    def cost(self, prompt_tokens: float, completion_tokens: float) -> float:
+        """Return the cost of tokens."""
+        prompts, completions = (
+            prompt_tokens * self.prompt_price,
+            completion_tokens * self.completion_price,
+        )
+        return (prompts + completions) / 1e6
+
+    @property
+    def has_price(self) -> bool:
+        """True if tokens cost something."""
+        return self.prompt_price > 0 or self.completion_price > 0
+
+    def _check_prices(self) -> None:
+        self.refuse_if(
+            self.most_cost is not None and not self.has_price,
+            "most_cost prompt_price completion_price",
+            "nothing costs anything without a price; give the prices of a million tokens, or leave most_cost out",
+        )
 
     def _check_extra(self) -> None:
         own_keys = sorted(set(self.extra) & OWN_KEYS)

@@ -132,9 +132,11 @@ class NotYet(Message, frozen=True):
 
 
 class RunOver(Message, frozen=True):
-    """There is no such iteration: the data is used up."""
+    """There is no such iteration: the data is used up, or the run ends in order for another reason."""
 
     iterations: int
+    reason: str = ""
+    """That reason; "" where the data is used up."""
 
 
 class Halt(Message, frozen=True):

@@ -34,6 +34,7 @@ from prefixrl.common.wire.messages.groups import (
     GroupTask,
     Sampling,
     ScoredGroup,
+    TargetText,
     TaskKind,
 )
 from prefixrl.common.wire.messages.weights import EngineChecksum, PreviousProof, Proof, WeightsNote
@@ -62,6 +63,31 @@ class Usage(Part, frozen=True, kw_only=True):
     """Requests that failed and were, or will be, made again."""
     limited_s: Seconds = 0.0
     """Seconds in which some row waited for a rate limit."""
+
+
+MOST_REST_S = 86_400.0
+"""Longest rest that is passed on; an endpoint may name any time."""
+Rest = Annotated[float, Meta(ge=0.0, le=MOST_REST_S)]
+
+
+class RequestDemand(Part, frozen=True, kw_only=True):
+    """The requests to its target's endpoint that a scorer would make, and the rest that the endpoint wants."""
+
+    received: Count = 0
+    """Permits that it got so far."""
+    lacking: Count = 0
+    """Further permits that it could use before the next answer."""
+    rest_s: Rest = 0.0
+    """Time until which the endpoint wants no request, by the Retry-After of an answer to this scorer."""
+
+
+class RequestGrant(Part, frozen=True, kw_only=True):
+    """The requests that a scorer may make, and the rest that all scorers keep."""
+
+    permits: Count = 0
+    """Requests that it may have made so far, in all."""
+    rest_s: Rest = 0.0
+    """Time until which no scorer of the run makes a request."""
 
 
 class MemoryUse(Part, frozen=True, kw_only=True):
@@ -128,6 +154,8 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     """Tokens that the engine has written."""
     memory: MemoryUse | None = None
     """None where the system does not tell."""
+    demand: RequestDemand | None = None
+    """None unless the engine uses an endpoint."""
 
 
 class RowsLeft(Message, frozen=True):
@@ -153,6 +181,8 @@ class Scores(Leased, frozen=True):
 
     kind: TaskKind
     groups: tuple[ScoredGroup, ...]
+    prompt_tokens: Count = 0
+    """Tokens of the prompts of drafts, as the endpoint counts them if there is one; 0 for other tasks."""
 
 
 class Refused(Leased, frozen=True):
@@ -217,6 +247,8 @@ class Beat(Message, frozen=True):
 
     latest: WeightsNote | None
     """Newest published version; None before the first publication."""
+    grant: RequestGrant | None = None
+    """The answer to the demand of a scorer; None without one."""
 
 
 class PrefixTask(Leased, frozen=True, kw_only=True):
@@ -239,6 +271,8 @@ class ScoreTask(Leased, frozen=True, kw_only=True):
     groups: tuple[GroupPrefixes, ...]
     sampling: Sampling
     sampled_s: float
+    answers: tuple[TargetText | None, ...] = ()
+    """Greedy answers that the target has given before, per row over all groups; the others are None. Empty: none."""
 
 
 class Revoke(Leased, frozen=True):

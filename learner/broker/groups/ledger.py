@@ -16,7 +16,7 @@ import heapq
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import count
+from itertools import count, islice
 from typing import Literal
 
 from prefixrl.common.journal.records import (
@@ -63,23 +63,60 @@ class Ledger(JournaledState):
         self.admission = admission or Admission(window)
         self.limits = limits
         self.records: list[Record] = []
+        self.most_new: int | None = None
+        """Most groups that may be issued now; None: no limit but those of window and data."""
+        self.is_closed = False
+        """True once no group is ever issued again: the run ends as if its data were used up."""
         self.newest_error = ""
         """Error of the newest row that could not be sampled or judged."""
         self._resample = deque[tuple[int, ...]]()
         self._unscored_items: list[tuple[int, tuple[int, ...], int, ScoreItem]] = []
         """A heap: by version, then by groups."""
         self._queued = count()
+        self.lacks_draft = False
+        """True if groups were not begun at the last look because prompts are not ready."""
 
     def start_sampling(self, version: int, most_groups: int | None = None) -> SampleItem | None:
         """Return groups for a worker at `version`; None if window or data allow no group."""
         most_groups = most_groups or self.limits.groups_per_item
+        self.lacks_draft = False
         while self._resample:
             if self._live_again(self._resample[0]):
                 return self._resample_item(version, most_groups)
             self._resample.popleft()  # delivered after all, by the worker that was given up
         if not (size := self._new_item_size(version, most_groups)):
             return None
+        # All or none: what an item holds must not depend on when drafts come.
+        if not self._are_ready(self._next_places(size)):
+            return None
         return self._begin_sampling(tuple(self._issue() for _ in range(size)), version)
+
+    def _next_places(self, groups: int) -> list[int]:
+        """Return the positions of the prompts of the next groups."""
+        places = [place for place, _ in islice(self._requeued, groups)]
+        new = groups - len(places)
+        return [*places, *range(self._next_prompt, self._next_prompt + new)]
+
+    def _are_ready(self, places: Iterable[int]) -> bool:
+        self.lacks_draft = not all(map(self._prompts.is_ready, places))
+        return not self.lacks_draft
+
+    @property
+    def upcoming(self) -> range:
+        """Positions of prompts to make ready: those of the next batch, or fewer if the run begins fewer groups."""
+        most = self.window.batch_groups
+        if self.window.iterations is not None:
+            room = self._room(self.window.iterations, self._live.states())
+            most = max(0, min(most, room - len(self._requeued)))
+        if self._prompts.total is not None:
+            most = max(0, min(most, self._prompts.total - self._next_prompt))
+        return range(self._next_prompt, self._next_prompt + most)
+
+    @property
+    def unsampled_places(self) -> list[int]:
+        """Positions of the prompts of groups that are sampled again."""
+        places = [group.prompt for group in self.live() if group.state == "queued"]
+        return places + [place for place, _ in self._requeued]
 
     def _live_again(self, seqs: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(seq for seq in seqs if self._state(seq) == "queued")
@@ -95,6 +132,8 @@ class Ledger(JournaledState):
         )
         if room < len(seqs) and (self.window.over_sampling == 1 or not room):
             return None
+        if not self._are_ready(self._live[seq].prompt for seq in seqs):
+            return None  # the end of the file with its draft was lost
         self._resample.popleft()
         room = min(room, most_groups)
         if seqs[room:]:
@@ -109,6 +148,8 @@ class Ledger(JournaledState):
         room = self._room(version, states)
         to_boundary = self.window.batch_groups - self._next_seq % self.window.batch_groups
         size = min(most_groups, to_boundary, room, self._issuable(room))
+        if self.most_new is not None:
+            size = min(size, self.most_new)
         return self.admission.size(size, version, self.completed, states)
 
     def _room(self, version: int, states: Mapping[str, int]) -> int:
@@ -119,6 +160,8 @@ class Ledger(JournaledState):
 
     def _issuable(self, groups: int) -> int:
         """Return for how many of the groups the data still has prompts."""
+        if self.is_closed:
+            return 0
         if self._prompts.total is None:
             return groups
         # A run whose epochs were lowered may have issued more groups than its data has now.
@@ -127,6 +170,8 @@ class Ledger(JournaledState):
     def _issue(self) -> int:
         prompt_index, requeues = self._requeued[0] if self._requeued else (self._next_prompt, 0)
         self._append(GroupIssued(self._next_seq, prompt_index, requeues))
+        if self.most_new is not None:
+            self.most_new -= 1
         return self._next_seq - 1
 
     def _begin_sampling(self, seqs: tuple[int, ...], version: int) -> SampleItem:
@@ -302,7 +347,8 @@ class Ledger(JournaledState):
         assert iteration == self.completed, "batches are asked for in order"
         size = self._batch_size()
         if size == 0:
-            return None if self.counts.trained or not self.counts.issued else Starved("data")
+            is_over = self.is_closed or self.counts.trained or not self.counts.issued
+            return None if is_over else Starved("data")
         scored, spares, unscored = self.window.entries(self.live())
         may_come = self.outstanding > len(scored) + len(spares) or self._issuable(1) > 0
         scored += self.window.fillers(iteration, size - len(scored), spares, may_come)
@@ -355,6 +401,16 @@ class Ledger(JournaledState):
         if self.failures.is_too_high:
             return Starved("failures")
         return Starved("filter") if self.pass_rate and self.pass_rate.is_too_low else None
+
+    @property
+    def may_issue(self) -> bool:
+        """True if the run still has groups to begin."""
+        iterations = self.window.iterations
+        if iterations is not None:
+            needed = self.window.batch_groups * iterations
+            if self.counts.trained + self.outstanding >= needed:
+                return False
+        return self._issuable(1) > 0
 
     @property
     def outstanding(self) -> int:

@@ -12,6 +12,16 @@ from prefixrl.common.errors import ConfigError
     ("setting", "expected"),
     [
         pytest.param(
+            "scorer.openai.most_cost=5",
+            "scorer.openai: most_cost = 5 with prompt_price = 0 with completion_price = 0: nothing costs",
+            id="a ceiling of the cost without a price",
+        ),
+        pytest.param(
+            "scorer.openai.requests_per_minute=0",
+            "scorer.openai.requests_per_minute = 0: Input should be greater than 0",
+            id="no request per minute",
+        ),
+        pytest.param(
             "algorithm.max_stalenes=1",
             "algorithm.max_stalenes: unknown key; did you mean 'max_staleness'?",
             id="a misspelt key",

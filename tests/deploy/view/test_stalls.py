@@ -87,6 +87,13 @@ def test_a_run_without_an_event_is_named_with_what_is_waited_for_and_what_came_l
     )
 
 
+def test_a_run_that_waits_for_its_own_limit_names_it() -> None:
+    state = "waiting for scorer.openai.requests_per_minute = 3 (12 rows)"
+    scorer = worker_status("scorer", "openai", state, activity="waiting")
+    text = stall_of(fake_document(scorer, idle_s=90.0, learner_phase="waiting"))
+    assert "scorer-0 is waiting for scorer.openai.requests_per_minute = 3 (12 rows)" in text
+
+
 def test_a_job_that_was_suspended_as_a_whole_has_no_stall() -> None:
     dog = Watchdog(60.0)
     assert dog.check(0, document(), [LEARNER, BROKER]) == []

@@ -3,12 +3,20 @@
 import json
 from pathlib import Path
 
+from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.workers.served import OpenAIConfig
 from prefixrl.common.run.status import USAGE_FILE, UsageTotal
-from prefixrl.common.wire.messages.worker import Beat, Usage
+from prefixrl.common.wire.messages.learner import (
+    Accepted,
+    EvaluationProgress,
+    GetBatch,
+    GetEvaluation,
+    RunOver,
+)
+from prefixrl.common.wire.messages.worker import Beat, Heartbeat, RequestDemand, Usage
 from prefixrl.learner.broker.status import GONE_S, MOST_SCORERS, UsageFile
 from support.fakes import endpoint_of, peers, run_on_disk, serving, status
-from support.messages import HEARTBEAT_WITH_USAGE
+from support.messages import HEARTBEAT_WITH_USAGE, empty, evaluate
 from support.runs.small_disk import small_disk
 
 FREE = OpenAIConfig()
@@ -127,3 +135,78 @@ def test_the_usage_in_a_heartbeat_is_in_the_status_and_in_the_run_directory(tmp_
         assert (told["requests"], told["prompt_tokens"], told["completion_tokens"]) == (3, 30, 8)
     written = json.loads((Path(config.directory) / USAGE_FILE).read_text())
     assert written["one"]["prompt_tokens"] == 30
+
+
+def run_with_ceiling(folder: Path, most_cost: float) -> RunConfig:
+    """A run of 5 iterations of 8 completions; a million completion tokens cost 1."""
+    endpoint = {"url": "http://127.0.0.1:9/v1", "completion_price": 1.0, "most_cost": most_cost}
+    section = {"engine": "openai", "openai": endpoint}
+    return run_on_disk(
+        folder, scorer=section, rollout={"engine": "simulated", "groups_per_task": 2}
+    )
+
+
+def beat(requests: int, millions: float) -> Heartbeat:
+    usage = Usage(requests=requests, completion_tokens=int(millions * 1e6))
+    return empty(Heartbeat, usage=usage, demand=RequestDemand())
+
+
+def test_a_run_whose_cost_reached_its_ceiling_is_over_and_says_why_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    config = run_with_ceiling(tmp_path, 5.0)
+    for times in (1, 2):
+        with serving(config), peers(endpoint_of(config), "one", "rank", "two") as opened:
+            scorer, rank, operator = opened
+            operator.join("operator")
+            rank.join("rank")
+            if times == 1:
+                scorer.join("scorer")
+                scorer.say(beat(20, 4.9))
+                scorer.hear(Beat)
+            rank.say(GetBatch(0, 0, 1))
+            over = rank.hear(RunOver)
+            assert over.iterations == 0
+            assert "scorer.openai.most_cost = 5 is reached: 4.9 is spent" in over.reason
+            assert status(operator)["ending"] == over.reason
+
+
+def test_an_evaluation_that_would_exceed_the_ceiling_is_refused_with_its_cause(
+    tmp_path: Path,
+) -> None:
+    config = run_with_ceiling(tmp_path, 5.0)
+    with serving(config), peers(endpoint_of(config), "one", "rank") as (scorer, rank):
+        scorer.join("scorer")
+        scorer.say(beat(20, 4.0))  # 0.2 each
+        scorer.hear(Beat)
+        rank.join("rank")
+        for name, samples, failed in (("small", 4, 0), ("large", 9, 1)):
+            rank.say(evaluate(name, samples=samples))
+            rank.hear(Accepted)
+            rank.say(GetEvaluation(name))
+            progress = rank.hear(EvaluationProgress)
+            assert (progress.total, progress.failed) == (1, failed)
+        ((_, cause),) = progress.causes
+        assert "more than scorer.openai.most_cost = 5; 4 is spent" in cause
+
+
+def test_a_heartbeat_of_a_scorer_is_answered_with_its_permits_and_a_rest_reaches_all(
+    tmp_path: Path,
+) -> None:
+    section = {"engine": "openai", "openai": {"url": "http://127.0.0.1:9/v1"}}
+    section["openai"]["requests_per_minute"] = 600
+    config = run_on_disk(tmp_path, scorer=section)
+    with serving(config), peers(endpoint_of(config), "one", "two", "three") as opened:
+        first, second, rollout = opened
+        rollout.join("rollout")
+        for peer in (first, second):
+            peer.join("scorer")
+            peer.say(empty(Heartbeat, demand=RequestDemand(lacking=1)))
+            grant = peer.hear(Beat).grant
+            assert grant is not None and grant.rest_s == 0.0
+        first.say(empty(Heartbeat, demand=RequestDemand(rest_s=30.0)))
+        for peer in (first, second):  # the second without having said anything
+            grant = peer.hear(Beat).grant
+            assert grant is not None and 29.0 < grant.rest_s <= 30.0
+        rollout.say(empty(Heartbeat))
+        assert rollout.hear(Beat).grant is None

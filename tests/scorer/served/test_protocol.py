@@ -108,6 +108,64 @@ def test_what_an_answer_of_no_use_cost_is_told(choices: Any) -> None:
     assert isinstance(outcome, protocol.Retry) and outcome.prompt_tokens == 3
 
 
+@pytest.mark.parametrize(
+    "usage",
+    [
+        None,
+        {},
+        {"prompt_tokens": -1, "completion_tokens": 5},
+        {"prompt_tokens": 3, "completion_tokens": 10**15},
+        {"prompt_tokens": "3"},
+        {"completion_tokens": 2.5},
+        [3, 5],
+    ],
+)
+def test_a_usage_that_is_missing_or_cannot_be_is_not_believed_and_its_text_is_kept(
+    usage: Any,
+) -> None:
+    choices = [{"text": "whole", "finish_reason": "stop"}]
+    outcome = answer(200, {"choices": choices, "usage": usage})
+    assert isinstance(outcome, protocol.Completed) and outcome.text == "whole"
+    assert (outcome.prompt_tokens, outcome.completion_tokens) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (200, protocol.Retry),
+        (429, protocol.Retry),
+        (502, protocol.Retry),
+        (403, protocol.EndpointRefused),
+        (400, protocol.RowRefused),
+    ],
+)
+def test_a_page_in_place_of_json_means_what_its_status_says(status: int, kind: type) -> None:
+    outcome = answer(status, b"<!DOCTYPE html>\n<title>Attention Required!</title>")
+    assert isinstance(outcome, kind)
+    assert "Attention Required!" in outcome.reason and "\n" not in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("status", "retry_after", "is_limit", "after_s"),
+    [
+        (429, None, True, None),
+        (429, "12", True, 12.0),
+        (429, "Tue, 01 Jan 2030 12:00:30 GMT", True, 30.0),
+        (429, "soon", True, None),
+        (503, None, False, None),
+        (503, "12", True, 12.0),
+        (529, "3", True, 3.0),
+    ],
+)
+def test_a_limit_is_what_is_called_so_or_names_a_time(
+    status: int, retry_after: str | None, is_limit: bool, after_s: float | None
+) -> None:
+    headers = {} if retry_after is None else {"retry_after": retry_after}
+    outcome = answer(status, {"error": {"message": "Rate limit reached"}}, **headers)
+    assert isinstance(outcome, protocol.Retry)
+    assert (outcome.is_limit, outcome.after_s) == (is_limit, after_s)
+
+
 @pytest.mark.parametrize("kind", ["type", "code"])
 def test_a_limit_without_credit_is_final(kind: str) -> None:
     content = {"error": {"message": "pay", kind: "insufficient_quota"}}
