@@ -8,7 +8,7 @@ import numpy as np
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.interface.base import TokenIds
 from prefixrl.common.host.hub import cached_file
-from prefixrl.common.prompts.rendering import Renderer, Role, Texts, renderer_of
+from prefixrl.common.prompts.rendering import ChatRenderer, Renderer, Role, Texts, renderer_of
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ def asking_lines(config: RunConfig, here: dict[str, Renderer], question: str) ->
             lines.append(
                 f"{section}: how it is asked is not known before it is on this host ({model})"
             )
+    lines += chat_lines(config, question)
     # Advice is a text for every tokenizer.
     families = () if config.has_advice else differing(here)
     return lines + [WARNING + each for each in (*doubts, *families)]
@@ -61,7 +62,7 @@ def roles(config: RunConfig) -> list[tuple[str, Role]]:
 
 
 def shown_prompts(
-    config: RunConfig, section: str, renderer: Renderer, question: str, advice: str = ""
+    config: RunConfig, section: str, renderer: Texts, question: str, advice: str = ""
 ) -> Iterator[tuple[str, TokenIds]]:
     """Yield the prompts of a model by their names, with stand-ins for the other model's text; raise ValueError."""
     name, draft = "prompt", ""
@@ -71,6 +72,17 @@ def shown_prompts(
         yield "prompt with advice", renderer.prompt(question, advice=advice or ADVICE)
         name = "prompt without advice"
     yield name, renderer.prompt(question, draft=draft)
+
+
+def chat_lines(config: RunConfig, question: str, advice: str = "") -> list[str]:
+    """Return lines with the messages that a chat endpoint gets; none where no target is asked so."""
+    if config.target is None or not config.scorer.is_chat:
+        return []
+    renderer = ChatRenderer(config.target)
+    return [
+        f"target: {name}, in messages: {renderer.text(ids).strip()}"
+        for name, ids in shown_prompts(config, "target", renderer, question, advice)
+    ]
 
 
 def token_words(renderer: Renderer, tokens: frozenset[int]) -> str:

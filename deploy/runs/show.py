@@ -12,6 +12,7 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.hub import model_folder
 from prefixrl.common.prompts.asking import (
     WARNING,
+    chat_lines,
     differing,
     roles,
     shown_prompts,
@@ -51,6 +52,7 @@ def prompt_lines(config: RunConfig, question: str, prefix: str) -> Iterator[str]
             yield from _tokens(renderer, "prefix", renderer.encode(prefix).tolist())
         yield from (f"  {WARNING}{each}" for each in warnings(config, role, renderer))
         yield ""
+    yield from chat_lines(config, question, prefix)
     yield from (WARNING + each for each in differing(renderers))
 
 

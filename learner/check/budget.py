@@ -252,7 +252,10 @@ def engine(
     if role == "scorer" and config.target is None:
         return f"no target: a scorer loads the adapter's tokenizer{process_words}"
     if role == "scorer" and config.scorer.is_served:
-        return f"target: served at {config.scorer.openai.url}; a scorer loads its tokenizer{process_words}"
+        loads = "its tokenizer" if config.scorer.has_tokenizer else "nothing of it"
+        return (
+            f"target: served at {config.scorer.openai.url}; a scorer loads {loads}{process_words}"
+        )
     section = config.engine_section(role)
     record = section.record
     if not record.holds_weights:

@@ -49,3 +49,11 @@ def test_in_direct_mode_there_is_no_target_to_show() -> None:
         prompt_lines(load(ROOT / "deploy/examples/arithmetic_direct/run.toml"), QUESTION, "")
     )
     assert not any(line.startswith("target") for line in lines)
+
+
+def test_a_chat_endpoint_gets_the_messages_that_are_printed() -> None:
+    config = load(ROOT / "deploy/examples/advice/chat.toml")
+    *_, advised, bare = prompt_lines(config, QUESTION, "Let us")
+    form = 'target: {}, in messages: [{{"role":"user","content":"{}"}}]'
+    assert advised == form.format("prompt with advice", r"advice: Let us\nsum 3 1 4")
+    assert bare == form.format("prompt without advice", "sum 3 1 4")
