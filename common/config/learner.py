@@ -14,8 +14,13 @@ from prefixrl.common.config.section import (
     Several,
 )
 
-TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
-"""Built-in trackers: keys of [log], and names of the packages that they need."""
+TRACKERS = {
+    "tensorboard": "prefixrl.deploy.track.tensorboard:TENSORBOARD",
+    "wandb": "prefixrl.deploy.track.wandb:WANDB",
+    "trackio": "prefixrl.deploy.track.wandb:TRACKIO",
+    "mlflow": "prefixrl.deploy.track.mlflow:MLFLOW",
+}
+"""Built-in trackers by name: a key of [log], the package that it needs, and where its record is."""
 
 
 class LoraConfig(Section):

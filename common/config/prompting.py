@@ -18,6 +18,8 @@ GGUF = "; a GGUF file must be converted: transformers reads it with gguf_file=â€
 """Remedy behind a message about a model that is no folder with a config.json."""
 ADVICE = "{prefix}"
 """The place of the advice in a template of the target."""
+DRAFT = "{draft}"
+"""The place of the target's draft in the prompt template of an adapter that reads it."""
 ADVICE_TEMPLATE = f"{PROBLEM}\n\nAdvice, which may be wrong: {ADVICE}"
 """The target's prompt template with advice, where the run file has none."""
 RESERVED = frozenset((
@@ -85,12 +87,20 @@ class TargetConfig(ModelConfig):
 class AdapterConfig(ModelConfig):
     """The model that learns, and how it is asked."""
 
+    sees: Literal["problem", "draft"] = "problem"
+    """Text that the adapter reads. draft: the problem, and the target's greedy answer to it without advice, at {draft}
+    in prompt_template; with target.placement = "advice" alone. Each problem is drafted once in a run."""
     init_from: str | None = None
     """A run (its newest checkpoint) or a checkpoint whose adapter and critic a new run begins with; `model` is what it
     was trained from. Optimisers, schedule, versions and the order of problems start from zero: nothing is resumed."""
     reference: Literal["start", "model"] = "start"
     """Reference of the KL. start: the weights that the run begins with. model: `model`, also where `init_from` gives
     the first weights, so that a continued run keeps its anchor."""
+
+    @property
+    def sees_draft(self) -> bool:
+        """True if the target answers before the adapter writes."""
+        return self.sees == "draft"
 
     @property
     def start(self) -> str:

@@ -241,6 +241,14 @@ class RunConfig(Section):
         if useless:
             raise ValueError("\n  ".join(useless))
 
+    def _check_draft(self) -> None:
+        self.refuse_if(
+            self.adapter.sees_draft and not self.has_advice,
+            "adapter.sees target.placement",
+            'a draft is followed by advice, which a begun answer is not; use target.placement = "advice", or '
+            'adapter.sees = "problem"',
+        )
+
     def _check_chat(self) -> None:
         if self.target is None or not self.scorer.is_chat:
             return

@@ -1,6 +1,7 @@
 """Choose and load the engine of a worker, by its record in `common/config/workers/`."""
 
 import importlib.util
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -30,12 +31,11 @@ def loading_function(target: str, setting: str) -> Callable[..., Any]:
     Raises:
         ConfigError: the package of an engine has no such function.
     """
-    module, _, name = target.partition(":")
     try:
         with without_gc():  # engines stand on large packages
-            function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+            function: Callable[..., Any] = pkgutil.resolve_name(target)
     except (ImportError, AttributeError) as error:
-        if module.partition(".")[0] == PACKAGE:
+        if target.startswith(f"{PACKAGE}."):
             raise
         raise ConfigError(f"{setting}: {target} cannot be loaded: {error}") from error
     return function

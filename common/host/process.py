@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -276,6 +277,27 @@ def end_children(
                     os.killpg(child.pid, signal.SIGKILL)
             child.kill()
             child.wait()
+
+
+def is_private(folder: Path) -> bool:
+    """Return True for a folder, and no link to one, that only this user may enter; OSError without one."""
+    status = folder.lstat()
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return is_own and not status.st_mode & 0o077
+
+
+@contextmanager
+def locked(path: Path, kind: int) -> Iterator[None]:
+    """Hold the lock of a file or folder; OSError without it, a BlockingIOError where another process holds it.
+
+    `kind`: of `fcntl.flock`. The lock is gone with this process.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, kind)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def own(directory: Path) -> TextIO:

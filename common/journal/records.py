@@ -5,7 +5,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from prefixrl.common.wire.messages.groups import ScoredGroup
+from prefixrl.common.wire.messages.groups import Finish, ScoredGroup
 from prefixrl.common.wire.messages.weights import WeightsNote
 
 Key = TypeVar("Key", str, int)
@@ -62,6 +62,21 @@ class GroupEnded(Tagged, frozen=True, kw_only=True):
     requeued: bool = False
     faults: dict[str, int] = {}
     """Texts of its rows without a verdict, by the kind of failure."""
+
+
+class AnswerKept(Tagged, frozen=True, kw_only=True):
+    """A greedy answer of the target, in a journal of its own (`broker/groups/answers.py`)."""
+
+    key: bytes
+    """Digest of the request."""
+    text: str
+    """The whole answer, up to a stop; with a prefix that is continued, the prefix too."""
+    finish: Finish
+    """`error`: the target gave no draft."""
+    is_draft: bool
+    prompt_tokens: int
+    """Tokens of the prompt of a draft, as the endpoint counts them if there is one; 0 for other answers."""
+    completion_tokens: int
 
 
 class LiveGroup(msgspec.Struct, frozen=True):
@@ -171,4 +186,4 @@ class SegmentStart(Tagged, frozen=True):
 
 
 Record = GroupIssued | GroupScored | BatchFormed | GroupEnded
-JournalRecord = RunHeader | VersionPublished | SegmentStart | Record
+JournalRecord = RunHeader | VersionPublished | SegmentStart | AnswerKept | Record

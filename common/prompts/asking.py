@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.engines.interface.base import TokenIds
 from prefixrl.common.host.hub import cached_file
 from prefixrl.common.prompts.rendering import Renderer, Role, Texts, renderer_of
 
@@ -14,6 +15,8 @@ log = logging.getLogger(__name__)
 TAIL_CHARS = 160
 ADVICE = "(the advice of the adapter)"
 """Stand-in for advice in a prompt that is only shown."""
+DRAFT = "(the draft of the target)"
+"""Stand-in for a draft in a prompt that is only shown."""
 WARNING = "warning: "
 
 
@@ -57,6 +60,19 @@ def roles(config: RunConfig) -> list[tuple[str, Role]]:
     return [*sections, ("target", "scorer")] if has_target else sections
 
 
+def shown_prompts(
+    config: RunConfig, section: str, renderer: Renderer, question: str, advice: str = ""
+) -> Iterator[tuple[str, TokenIds]]:
+    """Yield the prompts of a model by their names, with stand-ins for the other model's text; raise ValueError."""
+    name, draft = "prompt", ""
+    if section == "adapter" and config.adapter.sees_draft:
+        name, draft = "prompt with a draft", DRAFT
+    elif section == "target" and config.has_advice:
+        yield "prompt with advice", renderer.prompt(question, advice=advice or ADVICE)
+        name = "prompt without advice"
+    yield name, renderer.prompt(question, draft=draft)
+
+
 def token_words(renderer: Renderer, tokens: frozenset[int]) -> str:
     """Return tokens with their text, in order."""
     texts = (
@@ -68,15 +84,11 @@ def token_words(renderer: Renderer, tokens: frozenset[int]) -> str:
 
 def _lines(config: RunConfig, section: str, renderer: Renderer, question: str) -> Iterator[str]:
     form = "chat template" if renderer.has_chat_template else "no chat template"
-    has_advice = section == "target" and config.has_advice
-    prompts = {"a prompt": ""}
-    if has_advice:
-        prompts = {"a prompt with advice": ADVICE, "a prompt without advice": ""}
     try:
-        for words, advice in prompts.items():
-            text = renderer.decode_with_special(renderer.prompt(question, advice=advice))
+        for name, ids in shown_prompts(config, section, renderer, question):
+            text = renderer.decode_with_special(ids)
             cut = "…" if len(text) > TAIL_CHARS else ""
-            yield f"{section}: {form}, {words} ends with {cut}{text[-TAIL_CHARS:]!r}"
+            yield f"{section}: {form}, a {name} ends with {cut}{text[-TAIL_CHARS:]!r}"
     except ValueError as error:
         yield f"{section}: {error}"
         return

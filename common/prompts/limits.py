@@ -24,6 +24,13 @@ class SpecialTexts:
             else []
         )
 
+    def without(self, text: str) -> str:
+        """Return a text without the special tokens in it."""
+        while special := self.within(text):  # what is left may spell another one
+            for token in special:
+                text = text.replace(token, "")
+        return text
+
 
 def doubtful_texts(model: str) -> SpecialTexts | None:
     """Return the special tokens of a tokenizer.json; None where any text may have a token without a row."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from prefixrl.common.config.foreign.templates import without_advice
-from prefixrl.common.config.prompting import ADVICE, PROBLEM, ModelConfig, TargetConfig
+from prefixrl.common.config.prompting import ADVICE, DRAFT, PROBLEM, ModelConfig, TargetConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.wire.messages.groups import Turn
 
@@ -19,6 +19,7 @@ def conversation(
     system: str = "",
     earlier: Sequence[Turn] = (),
     advice: str = "",
+    draft: str = "",
 ) -> list[Turn]:
     """Return role and text of each turn that asks a question; the last one is the user's.
 
@@ -27,6 +28,7 @@ def conversation(
         earlier: turns before the question.
         advice: with it the templates have it in its place; without it they are those of a question
             without advice.
+        draft: the target's answer without advice, where the adapter reads it.
     """
     template, run_system = model.prompt_template, model.system
     if isinstance(model, TargetConfig) and model.has_advice and not advice:
@@ -34,7 +36,7 @@ def conversation(
         run_system = (run_system and without_advice(run_system)) or None
     content = question
     if template is not None:
-        content = _filled(template, {PROBLEM: question, ADVICE: advice})
+        content = _filled(template, {PROBLEM: question, ADVICE: advice, DRAFT: draft})
     first = [("system", system)] if system else []
     if run_system is not None:  # also an empty one, which is none for some chat templates
         first = [("system", _filled(run_system, {ADVICE: advice}))]
@@ -59,13 +61,18 @@ class PromptForm:
         self._check()
 
     def prompt(
-        self, question: str, system: str = "", earlier: Sequence[Turn] = (), advice: str = ""
+        self,
+        question: str,
+        system: str = "",
+        earlier: Sequence[Turn] = (),
+        advice: str = "",
+        draft: str = "",
     ) -> str:
         """Return the text of a question, up to the opened turn of the assistant, behind the `earlier` turns.
 
         `system` is the row's own system turn, which that of the run file replaces.
         """
-        turns = conversation(self._asked, question, system, earlier, advice)
+        turns = conversation(self._asked, question, system, earlier, advice, draft)
         if self.template is None:
             return "\n\n".join(filter(None, (said for _, said in turns)))
         return self._rendered(turns, is_opened=True)

@@ -25,6 +25,10 @@ from prefixrl.common.wire.messages.groups import Turn
 _THOUGHT = frozenset({"<think>", THINK_CLOSE})
 """Tokens of an answer, special or not."""
 _MOST_NAMED = 12
+OMISSION = "\n[...]\n"
+"""Stands where the middle of a long draft was left out."""
+OMISSION_TOKENS = 8
+"""More tokens than it has in any tokenizer."""
 
 Role = Literal["rollout", "scorer"]
 
@@ -133,9 +137,17 @@ class Renderer:
         return misread_text(self._tokenizer, self._model)
 
     def prompt(
-        self, question: str, system: str = "", earlier: Sequence[Turn] = (), advice: str = ""
+        self,
+        question: str,
+        system: str = "",
+        earlier: Sequence[Turn] = (),
+        advice: str = "",
+        draft: str = "",
     ) -> TokenIds:
-        """Return the ids of a rendered question; raise ValueError for one that cannot be asked."""
+        """Return the ids of a rendered question; raise ValueError for one that cannot be asked.
+
+        A draft never makes a question one: its special tokens, and the middle of a long one, are left out.
+        """
         said = "\n".join([system, *(said for _, said in earlier), question])
         has_special = not self.allows_special and self._special.within(said)
         # Models write advice, so that no key allows it more than text.
@@ -145,8 +157,13 @@ class Renderer:
                 f"the {place} has {', '.join(map(repr, special[:_MOST_NAMED]))}, special in the tokenizer of "
                 f'{self._model}: it could close its own turn; data.special_tokens = "allow" lets it'
             )
-        text = self._form.prompt(question, system, earlier, advice)
-        ids = self._encode(text, add_special_tokens=not self.has_chat_template)
+        draft = self._special.without(draft)
+        while True:
+            text = self._form.prompt(question, system, earlier, advice, draft)
+            ids = self._encode(text, add_special_tokens=not self.has_chat_template)
+            if not draft or len(ids) <= self._most:
+                break
+            draft = self._shortened(draft, len(ids) - self._most)
         if not 0 < len(ids) <= self._most:
             raise ValueError(
                 f"prompt has {len(ids)} tokens, allowed are 1 to {self._most} ({self._limit})"
@@ -157,6 +174,16 @@ class Renderer:
                 f"{self._model} has {self.rows} rows: resize it, or give the tokenizer that it was trained with"
             )
         return np.asarray(ids, dtype=np.int32)
+
+    def _shortened(self, draft: str, excess_tokens: int) -> str:
+        """Return beginning and end of a draft, shorter by so many tokens; "" where too little is left."""
+        ids = self.encode(draft)
+        size = ids.size - excess_tokens - OMISSION_TOKENS
+        if size < 2:
+            return ""
+        end = size // 2
+        shortened = self.text(ids[: size - end]) + OMISSION + self.text(ids[ids.size - end :])
+        return shortened if len(shortened) < len(draft) else ""
 
     def never_drawn(self, control_tokens: Literal["mask", "allow"]) -> frozenset[int]:
         """Return the ids that are no token, and with "mask" control tokens."""
@@ -265,10 +292,15 @@ class ByteRenderer:
     encode_literal = encode
 
     def prompt(
-        self, question: str, system: str = "", earlier: Sequence[Turn] = (), advice: str = ""
+        self,
+        question: str,
+        system: str = "",
+        earlier: Sequence[Turn] = (),
+        advice: str = "",
+        draft: str = "",
     ) -> TokenIds:
-        """Return the bytes of a question; other turns are left out."""
-        return self.encode(question)
+        """Return the bytes of a question and a draft; other turns are left out."""
+        return self.encode(question + draft)
 
     decode_with_special = text
 
@@ -283,10 +315,15 @@ class ChatRenderer(ByteRenderer):
         self._model = model
 
     def prompt(
-        self, question: str, system: str = "", earlier: Sequence[Turn] = (), advice: str = ""
+        self,
+        question: str,
+        system: str = "",
+        earlier: Sequence[Turn] = (),
+        advice: str = "",
+        draft: str = "",
     ) -> TokenIds:
         """Return the bytes of the conversation that asks a question."""
-        turns = conversation(self._model, question, system, earlier, advice)
+        turns = conversation(self._model, question, system, earlier, advice, draft)
         messages = [{"role": role, "content": content} for role, content in turns]
         return self.encode(msgspec.json.encode(messages).decode() + "\n")
 

@@ -34,3 +34,16 @@ def changes_between(
             yield from changes_between(before[name], after[name], free, (*key, name))
     else:
         yield f"{'.'.join(key)}: {before!r} -> {after!r}"
+
+
+def settings_besides(
+    document: object, free: frozenset[KeyPath], key: KeyPath = ()
+) -> Iterator[tuple[str, object]]:
+    """Yield name and value of every key of a config's document that is not free."""
+    if key in free:
+        return
+    if isinstance(document, dict):
+        for name, value in document.items():
+            yield from settings_besides(value, free, (*key, name))
+    else:
+        yield ".".join(key), document

@@ -20,6 +20,8 @@ from prefixrl.common.wire.messages.protocol import schema_digest
 FORMAT = schema_digest(JournalRecord)
 """Format of the journal: the only one that this release reads and writes. Format 1 had no file that names it."""
 FORMAT_FILE = "format.json"
+ANSWERS_FOLDER = "answers"
+"""Greedy answers of the target, a journal of their own."""
 
 
 class DirectoryFormat(msgspec.Struct, frozen=True):

@@ -96,7 +96,7 @@ def when_there_is_room(
     write: Callable[[], object],
     path: Path,
     what: str,
-    raise_if_hopeless: Callable[[], None] = lambda: None,
+    raise_if_hopeless: Callable[[], None],
 ) -> None:
     """Write, repeatedly while the disk is full; TrainingFault after `WAIT_S`."""
     full = FullDisk(path, what)

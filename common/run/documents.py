@@ -7,7 +7,7 @@ import msgspec
 
 from prefixrl.common.evaluation.accuracy import Interval, Point
 from prefixrl.common.run import json_lines
-from prefixrl.common.run.status import AdmissionStatus, Counts, UsageTotal
+from prefixrl.common.run.status import AdmissionStatus, Counts, DraftTotal, UsageTotal
 from prefixrl.common.wire.messages.groups import StageTimes
 
 METRICS_FILE = "metrics.jsonl"
@@ -91,6 +91,8 @@ class MetricsLine(msgspec.Struct, frozen=True, kw_only=True):
     """Alarms that ring after this iteration, in words, by kind: the kinds are in docs/console.md."""
     endpoint: UsageTotal | None = None
     """Usage of the target's endpoint so far; None unless the target is served elsewhere."""
+    drafts: DraftTotal | None = None
+    """The target's drafts so far, a part of that usage; None unless the adapter reads them."""
     ranks: Figures = {}
     """Figures of each learner rank: tokens_per_s/0 and, on CUDA, tflop_per_s, peak_allocated_gib, peak_reserved_gib.
     forecast_gib: what a rank was expected to reserve, as by `--check` but without the device's own context."""
@@ -204,6 +206,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Usage of the target's endpoint, evaluations included; None unless the target is served elsewhere."""
     ended_by_cost: CostEnd | None = None
     """None unless `scorer.openai.most_cost` ended the run before its last iteration."""
+    drafts: DraftTotal | None = None
+    """The target's drafts, a part of that usage; None unless the adapter reads them."""
     learner_memory: str = ""
     """Forecast and measured peak of a learner rank, in words; "" where CUDA was not measured."""
 

@@ -120,6 +120,32 @@ class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.requests:,} requests, {tokens}{retries}{limited}{cost}"
 
 
+class DraftTotal(msgspec.Struct, frozen=True, kw_only=True):
+    """Drafts of the target that an adapter reads, since the run began; a part of all that the target was asked."""
+
+    requests: int = 0
+    """Problems that the target was asked for a draft, once each."""
+    failed: int = 0
+    """Those of which it gave none; the adapter reads an empty one."""
+    empty: int = 0
+    """Drafts without a text."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float | None = None
+    """Cost at the config's prices; None without prices."""
+    waiting: int = 0
+    """Problems whose draft is to come, at a scorer or in a queue."""
+
+    def __str__(self) -> str:
+        """Return the figures in words."""
+        tokens = f"{self.prompt_tokens:,} prompt and {self.completion_tokens:,} completion tokens"
+        cost = "" if self.cost is None else f", cost {self.cost:,.2f}"
+        missing = f", {self.failed:,} failed" if self.failed else ""
+        missing += f", {self.empty:,} empty" if self.empty else ""
+        waiting = f"; {self.waiting:,} problems wait for one" if self.waiting else ""
+        return f"{self.requests:,} problems, {tokens}{cost}{missing}{waiting}"
+
+
 def total_usage(counts: Iterable[Usage], section: OpenAIConfig) -> UsageTotal:
     """Add up the usage of all scorers, at the prices of a config."""
     rows = [msgspec.structs.asdict(usage) for usage in counts]
@@ -189,6 +215,8 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of accepted groups that are never trained, by cause: truncated, error."""
     endpoint: UsageTotal | None = None
     """None unless the target is served elsewhere."""
+    drafts: DraftTotal | None = None
+    """None unless the adapter reads drafts of the target."""
     is_halting: bool = False
     """The ranks were asked to save and end."""
     ending: str = ""

@@ -32,6 +32,8 @@ class SampleText(msgspec.Struct, frozen=True, kw_only=True):
     prompt_id: str
     question: str
     gold: str
+    draft: str = ""
+    """The target's answer that the adapter read, with `adapter.sees = "draft"`."""
     prefix: str
     """The adapter's text; in direct mode the answer."""
     completion: str

@@ -6,11 +6,10 @@ folder's, proved by its digest before the first task.
 
 import fcntl
 import json
-import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +17,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from prefixrl.common.host.process import locked
+
 FIRST = ".lora_A.weight"
 SECOND = ".lora_B.weight"
 _OF_PEFT = {".lora_A.default.weight": FIRST, ".lora_B.default.weight": SECOND}
 MEMORY = Path("/dev/shm")
 PREFIX = "prefixrl-adapter-"
+ALONE = fcntl.LOCK_EX | fcntl.LOCK_NB
+"""A folder is locked while its maker lives, and nobody waits for it."""
 
 
 @dataclass(frozen=True)
@@ -134,11 +137,11 @@ class AdapterFolders:
                 if any(
                     folder.iterdir()
                 ):  # an empty one may just be made: its maker must get the lock
-                    with _locked(folder):
+                    with locked(folder, ALONE):
                         shutil.rmtree(folder)
         self._root = tempfile.TemporaryDirectory(prefix=PREFIX, dir=root)
         self._locks = ExitStack()
-        self._locks.enter_context(_locked(Path(self._root.name)))
+        self._locks.enter_context(locked(Path(self._root.name), ALONE))
         self._number = 0
 
     def write(self, matrices: Mapping[str, tuple[Tensor, Tensor]], shape: LowRank) -> str:
@@ -163,14 +166,3 @@ class AdapterFolders:
         save_file(tensors, folder / "adapter_model.safetensors")
         shutil.rmtree(Path(self._root.name, str(self._number - 2)), ignore_errors=True)
         return str(folder)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold a folder, for as long as this process lives at most; raises OSError where another holds it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)

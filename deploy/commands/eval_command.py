@@ -25,6 +25,7 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.common.evaluation import plans as planning
 from prefixrl.common.host.process import own, stop_event
 from prefixrl.common.run.changes import FREE_KEYS, changes_between
+from prefixrl.common.run.directory_format import ANSWERS_FOLDER
 from prefixrl.common.wire.messages.groups import CodeMode
 from prefixrl.common.worker.command import PATH, settings_option
 from prefixrl.deploy.launch.launch import STOPPED
@@ -291,6 +292,7 @@ def _prepare(evaluation: OfflineRun, fresh: bool) -> None:
         run = directory.parent.parent
         version = evaluation.plan.version
         _link_weights(run / "checkpoints" / f"step_{version:08d}", directory, version)
+        _adopt_answers(run, evaluation)
         candidates = run / "evaluations" / "candidates.json"
         if candidates.exists():
             shutil.copyfile(candidates, directory / candidates.name)
@@ -301,6 +303,16 @@ def _prepare(evaluation: OfflineRun, fresh: bool) -> None:
             if [source.path for source in sources] == [str(problems_file)]:
                 shutil.copyfile(problems_file, directory / name)
         evaluation.write_plan()
+
+
+def _adopt_answers(run: Path, evaluation: OfflineRun) -> None:
+    """Copy the greedy answers that the run's target has given, where the same endpoint is asked, if any."""
+    answers = evaluation.directory / ANSWERS_FOLDER
+    asked_before = checkpoints.config_of(run, ()).scorer.openai.url
+    is_same = asked_before == evaluation.config.scorer.openai.url
+    if is_same and (run / ANSWERS_FOLDER).is_dir() and not answers.exists():
+        # The run may be writing: half an answer at the end is left out when the copy is read.
+        shutil.copytree(run / ANSWERS_FOLDER, answers)
 
 
 def _link_weights(checkpoint: Path, directory: Path, version: int) -> None:

@@ -60,6 +60,8 @@ class TrainedGroup(msgspec.Struct, frozen=True, kw_only=True):
     prompt_id: str
     question: str
     gold: str
+    draft: str = ""
+    """The target's answer that the adapter read, with `adapter.sees = "draft"`."""
     version_sampled: int
     """Version of its oldest token."""
     version_trained: int

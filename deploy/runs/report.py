@@ -157,6 +157,7 @@ def _facts(summary: documents.Summary) -> list[tuple[str, str]]:
         "busy": busy,
         "engines": engines,
         "the target's endpoint": str(summary.endpoint or ""),
+        "drafts of the target": str(summary.drafts or ""),
         "the learner's memory": summary.learner_memory,
         "time": f"{summary.wall_s:.0f} s; a publication held the learner up for {summary.publish_s:.2g} s",
     }

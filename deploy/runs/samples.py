@@ -213,7 +213,12 @@ def lines_of(sample: SampleText) -> Iterator[str]:
         f"iteration {sample.iteration}, group {sample.group}, {sample.prompt_id}: reward "
         f"{sample.reward:.3g} ({sample.parts or sample.status}{rule}), advantage {advantage}"
     )
-    parts = {"question": sample.question, "prefix": sample.prefix, "completion": sample.completion}
+    parts = {
+        "question": sample.question,
+        "draft": sample.draft,
+        "prefix": sample.prefix,
+        "completion": sample.completion,
+    }
     for name, text in parts.items():
         if text:
             yield f"  {name:>{TEXT_COLUMN - 4}}: {_indented(text)}"

@@ -10,7 +10,14 @@ from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.hub import model_folder
-from prefixrl.common.prompts.asking import WARNING, differing, roles, token_words, warnings
+from prefixrl.common.prompts.asking import (
+    WARNING,
+    differing,
+    roles,
+    shown_prompts,
+    token_words,
+    warnings,
+)
 from prefixrl.common.prompts.rendering import Renderer, renderer_of
 from prefixrl.common.worker.command import PATH, settings_option
 
@@ -18,7 +25,7 @@ from prefixrl.common.worker.command import PATH, settings_option
 @click.command("show")
 @click.argument("run_file", type=PATH)
 @click.argument("question")
-@click.option("--prefix", default="", help="Text to show as the prefix of the answer too.")
+@click.option("--prefix", default="", help="Text to show as the prefix, or as the advice, too.")
 @settings_option
 def show_command(run_file: Path, question: str, prefix: str, settings: tuple[str, ...]) -> None:
     """Show the exact text and tokens that adapter and target of RUN_FILE see of QUESTION."""
@@ -33,14 +40,14 @@ def prompt_lines(config: RunConfig, question: str, prefix: str) -> Iterator[str]
         model = config.model_section(role).model
         folder = model_folder(model, needs_weights=False)
         renderer = renderers[section] = renderer_of(config, role, folder)
+        yield f"{section}: {model}"
         try:
-            ids = renderer.prompt(question)
+            for name, ids in shown_prompts(config, section, renderer, question, prefix):
+                yield from _tokens(renderer, name, ids.tolist())
         except ValueError as error:
             raise ConfigError(f"{section}: {error}") from None
-        yield f"{section}: {model}"
-        yield from _tokens(renderer, "prompt", ids.tolist())
         yield f"  ends with: {token_words(renderer, renderer.stop_tokens)}"
-        if prefix:
+        if prefix and not (config.has_advice and section == "target"):
             yield from _tokens(renderer, "prefix", renderer.encode(prefix).tolist())
         yield from (f"  {WARNING}{each}" for each in warnings(config, role, renderer))
         yield ""

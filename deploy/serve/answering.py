@@ -1,6 +1,7 @@
 """An answer to a problem: prefix and completion, or in direct mode all by the adapter.
 
     problem ──▶ prompt of the adapter ──▶ prefix ──▶ prompt of the target + prefix ──▶ completion ──▶ text
+       └─ adapter.sees = "draft": first an answer of the target without advice, for the prompt of the adapter
 
 Greedy answers are those of `prefixrl generate`: the same prompts, limits, stops and treatment of the prefix.
 """
@@ -11,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -128,10 +130,14 @@ class Answering:
             async with asyncio.TaskGroup() as group:
                 for number, prompt in enumerate(prompts):
                     problem_seed = derive(seed, "problem", number)
+                    adapter_prompt = group.create_task(
+                        self._adapter_prompt(request, number, prompt)
+                    )
                     for sample in range(request.n):
                         answer = _Answer(
                             request,
                             prompt,
+                            adapter_prompt,
                             derive(problem_seed, sample),
                             number * request.n + sample,
                             self._uses_run_temperature(request),
@@ -168,10 +174,11 @@ class Answering:
         config = self._config
         request = answer.request
         room = self._adapter.engine.most_positions
-        most = min(config.max_sampled_tokens, room - answer.prompts[0].size)
+        adapter_prompt = await answer.adapter_prompt
+        most = min(config.max_sampled_tokens, room - adapter_prompt.size)
         limit = most if request.max_tokens is None else min(most, request.max_tokens)
         row = SharedRow(
-            answer.prompts[0],
+            adapter_prompt,
             answer.draws("prefix", limit),
             answer.sampling(config.rollout_sampling(), limit),
             self._adapter.renderer.stop_tokens,
@@ -197,6 +204,35 @@ class Answering:
             self._target.renderer.stop_tokens,
         )
         await self._finish(answer, self._target, row if limit > 0 else None, prefix, emit)
+
+    async def _adapter_prompt(self, request: ApiRequest, number: int, prompts: Prompts) -> TokenIds:
+        """Return the adapter's prompt of a problem, with the target's draft in it where the adapter reads one."""
+        if self._target is None or not self._config.adapter.sees_draft:
+            return prompts[0]
+        draft = await self._draft(self._target, prompts[-1])
+        problem = request.problems[number] + self._suffix
+        render = partial(self._adapter.renderer.prompt, problem, request.system, draft=draft)
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, render)
+
+    async def _draft(self, target: Model, prompt: TokenIds) -> str:
+        """Return the target's greedy answer without advice; "" where it gives none."""
+        config = self._config
+        most = config.scorer.max_new_tokens + config.scorer.most_extension_tokens
+        limit = min(most, target.engine.most_positions - prompt.size)
+        if limit < 1:
+            return ""
+        sampling = config.scorer_sampling(0.0)
+        sampling = msgspec.structs.replace(sampling, max_new_tokens=limit)
+        stops = target.renderer.stop_tokens
+        row = SharedRow(prompt, np.zeros(limit), sampling, stops)
+        tokens: TokenIds = _NO_TOKENS
+        text: str | None = None
+        async for piece in target.engine.pieces(row):
+            tokens = np.concatenate([tokens, piece.tokens])
+            text = piece.text
+        if text is None:
+            text = target.renderer.text(target.renderer.without_stop(tokens))
+        return StreamedText(target.renderer.text, config.scorer.stop_texts).add_text(text, True)
 
     def _target_row(
         self, answer: "_Answer", written: TokenIds, text: str | None
@@ -260,6 +296,7 @@ class _Answer:
 
     request: ApiRequest
     prompts: Prompts
+    adapter_prompt: Awaitable[TokenIds]
     seed: int
     index: int
     """Its number among all answers of the request."""

@@ -50,8 +50,9 @@ def most_frequent(ballots: Sequence[int | None]) -> int:
     counts = Counter(ballot for ballot in ballots if ballot is not None)
     if not counts:
         return 0
-    most = max(counts.values())
-    return next(at for at, ballot in enumerate(ballots) if counts.get(ballot) == most)
+    # Counts stay in the order of first ballots: of several, the earliest wins.
+    (winner, _), *_ = counts.most_common(1)
+    return ballots.index(winner)
 
 
 class StepRewards:

@@ -115,6 +115,11 @@ def _ended(models: list[Model]) -> int:
 def _servable(config: RunConfig, prefix_only: bool) -> RunConfig:
     """Return a config whose models can be served here; raise ConfigError for an engine without a model."""
     has_target = config.mode == "prefix" and not prefix_only
+    if prefix_only and config.adapter.sees_draft:
+        raise ConfigError(
+            "--prefix-only: the adapter of this run reads a draft of the target (adapter.sees), which has to be asked "
+            "first; leave --prefix-only out"
+        )
     roles = ("rollout", "scorer") if has_target else ("rollout",)
     sections = {role: getattr(config, role) for role in roles}
     for role, section in sections.items():

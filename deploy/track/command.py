@@ -9,30 +9,31 @@ fails never delays training. After a resume the same run of the tracker continue
 import contextlib
 import logging
 import os
+import pkgutil
 import select
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import msgspec
 import xxhash
 
-from prefixrl.common.config.learner import LogConfig, WandbConfig
+from prefixrl.common.config.foreign.plugins import check_names, load_plugin, plugins
+from prefixrl.common.config.learner import TRACKERS, LogConfig, WandbConfig
 from prefixrl.common.errors import ConfigError, UserError
 from prefixrl.common.host.process import stop_event
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import METRICS_FILE, MetricsLine
 from prefixrl.common.run.json_lines import AddedLines
-from prefixrl.common.run.tracker import OpenTracker
+from prefixrl.common.run.tracker import OpenTracker, Tracker
 from prefixrl.deploy.runs.checkpoints import run_directory_argument
 from prefixrl.deploy.runs.inspect import newest_groups
 from prefixrl.deploy.runs.samples import decoder, texts_of
 from prefixrl.deploy.track.identity import settings_of
-from prefixrl.deploy.track.trackers import TRACKERS, tracker_of
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +92,10 @@ def track(directory: Path, config: LogConfig, ended: Callable[[], bool]) -> None
     """Send all metrics until `ended` returns True; raise UserError if no tracker works."""
     check_format(directory)
     if not config.chosen_trackers:
+        options = [option for each in track_command.params for option in each.opts]
+        names = [option for option in options if option.removeprefix("--") in TRACKERS]
         raise ConfigError(
-            f"nothing to send to: give one of --{', --'.join(TRACKERS)}, or [log] in the run file"
+            f"nothing to send to: give one of {', '.join(names)}, or [log] in the run file"
         )
     makers = {
         f"log.{name}": partial(tracker_of(name).open, directory, options)
@@ -115,6 +118,14 @@ def track(directory: Path, config: LogConfig, ended: Callable[[], bool]) -> None
             time.sleep(POLL_S)
     finally:
         trackers.call_all(methodcaller("close"))
+
+
+def tracker_of(name: str) -> Tracker:
+    """Return a tracker that the config accepted; ConfigError where its package is broken."""
+    check_names("trackers", TRACKERS)
+    if name in TRACKERS:
+        return cast(Tracker, pkgutil.resolve_name(TRACKERS[name]))
+    return load_plugin(plugins("trackers")[name], Tracker, "a Tracker")
 
 
 class WorkingTrackers:

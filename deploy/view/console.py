@@ -169,6 +169,8 @@ def _remarks(document: StatusDocument) -> Iterator[str]:
         yield f"endpoint: {document.endpoint}"
     if document.ending:
         yield document.ending
+    if document.drafts:
+        yield f"drafts: {document.drafts}"
     yield from held_up(document)
 
 

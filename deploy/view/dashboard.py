@@ -74,7 +74,7 @@ def dashboard_command(
 class Dashboard:
     """The runs of a folder, and the feeds of those that were viewed."""
 
-    def __init__(self, folder: Path, key: str | None = None) -> None:
+    def __init__(self, folder: Path, key: str | None) -> None:
         self._folder = folder.resolve()
         self._key = key
         self._feeds: dict[str, Feed] = {}

@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from prefixrl.common.errors import ConfigError, DataError, Halted, PeerLost, to_copy
+from prefixrl.common.host.process import locked
 from prefixrl.common.run import documents, json_lines
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
 from prefixrl.common.run.status import StatusDocument
@@ -147,16 +148,10 @@ def nothing_left(run: Path) -> str:
 def is_locked(run: Path) -> bool:
     """Return True if a learner of this host works in the directory; its lock is not taken."""
     try:
-        descriptor = os.open(run / "lock", os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:  # no learner works where locks are not supported
+        with locked(run / "lock", fcntl.LOCK_SH | fcntl.LOCK_NB):
+            return False
+    except OSError as error:  # no learner works where there is no lock, or locks are not supported
         return isinstance(error, BlockingIOError)
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def is_over(run: Path) -> bool:

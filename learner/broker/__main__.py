@@ -14,13 +14,14 @@ from prefixrl.common.host.process import return_large_blocks, write_atomically
 from prefixrl.common.host.serving import run
 from prefixrl.common.journal import journal as journals
 from prefixrl.common.journal.records import (
+    AnswerKept,
     LedgerState,
     Record,
     RunHeader,
     SegmentStart,
     VersionPublished,
 )
-from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.run.directory_format import ANSWERS_FOLDER, check_format
 from prefixrl.common.wire.address import (
     ENDPOINT_FILE,
     REBIND_S,
@@ -35,13 +36,15 @@ from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.transport import Server
 from prefixrl.learner.broker.groups.admission import Admission
+from prefixrl.learner.broker.groups.answers import KeptAnswers
+from prefixrl.learner.broker.groups.drafts import DraftedPrompts, Drafts
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter
 from prefixrl.learner.broker.groups.ledger import Ledger
-from prefixrl.learner.broker.groups.states import LedgerLimits
+from prefixrl.learner.broker.groups.states import LedgerLimits, PromptSource
 from prefixrl.learner.broker.groups.window import Window
 from prefixrl.learner.broker.server import LINGER_S, Broker
 from prefixrl.learner.broker.workers.dispatch import Dispatcher
-from prefixrl.learner.broker.workers.identity import IdentityCheck, RunState, Start
+from prefixrl.learner.broker.workers.identity import IdentityCheck, RunState, Start, target_digest
 from prefixrl.learner.broker.workers.task_names import TaskNames
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.order import PromptOrder
@@ -62,7 +65,7 @@ def main(directory: Path, start: Start, is_stopped: Callable[[], bool]) -> None:
     broker.server.shut()
     write_atomically(directory / ENDPOINT_FILE, advertised(broker.server.endpoint))
     broker.serve(is_stopped)
-    broker.journal.close()
+    broker.close_journals()
     broker.server.close(LINGER_S)
 
 
@@ -88,7 +91,7 @@ def bind(config: RunConfig, directory: Path, is_restart: bool) -> Server[ToBroke
         return Server(listen, ToBroker, keys)
 
 
-def make_ledger(config: RunConfig, order: PromptOrder, trains: bool = True) -> Ledger:
+def make_ledger(config: RunConfig, order: PromptSource, trains: bool = True) -> Ledger:
     """Return an empty ledger for a config; without training its window has no room."""
     algorithm, section, band = config.algorithm, config.broker, None
     batch_groups, over_sampling = (
@@ -130,7 +133,13 @@ def prompt_order(config: RunConfig, loaded: Sequence[problems.Problem]) -> Promp
 def build(config: RunConfig, directory: Path, start: Start, listen: Listen) -> Broker:
     """Return a broker for a run directory, its journal replayed."""
     loaded = problems.training(config)
-    order = prompt_order(config, loaded)
+    answers = kept_answers(config, directory)
+    drafts = None
+    order: PromptSource = prompt_order(config, loaded)
+    if config.adapter.sees_draft:
+        sampling = config.scorer_sampling(0.0)
+        drafts = Drafts(answers, sampling, config.seed, config.broker.attempts)
+        order = DraftedPrompts(order, drafts)
     ledger = make_ledger(config, order, start.trains)
     folder = directory / journals.FOLDER
     identity = IdentityCheck(config, directory, inputs(directory))
@@ -153,11 +162,32 @@ def build(config: RunConfig, directory: Path, start: Start, listen: Listen) -> B
     state = RunState(header, start, len(loaded), identity)
     names = TaskNames(secrets.token_hex(3), header.task_key)
     # It listens last: strangers could take the descriptors that all of this needs.
-    broker = Broker(config, state, Dispatcher(config, ledger, order, names), journal, listen())
+    dispatcher = Dispatcher(config, ledger, order, names, answers, drafts)
+    has_target = config.target is not None
+    answer_journal = journals.Journal(directory / ANSWERS_FOLDER) if has_target else None
+    broker = Broker(config, state, dispatcher, (journal, answer_journal), listen())
     # Only a broker that died alone announces the newest version again. A learner that resumed publishes it again.
     if newest is not None and newest.version == start.iteration:
         broker.versions.announce(newest)
     return broker
+
+
+def kept_answers(config: RunConfig, directory: Path) -> KeptAnswers:
+    """Return the answers of the target that a run has kept; DataError for a damaged file."""
+    # Whatever draws a simulated target's text, its question does not.
+    keeps_evaluations = not config.bitwise and config.scorer.record.has_tokenizer
+    answers = KeptAnswers(target_digest(config), config.has_advice, keeps_evaluations)
+    folder = directory / ANSWERS_FOLDER
+    if config.target is None or not journals.exists(folder):
+        return answers
+    try:
+        records = journals.recover(folder, 0)
+        answers.restore(record for record in records if isinstance(record, AnswerKept))
+    except DataError as error:
+        raise DataError(
+            f"{error}; or remove {folder}: what it holds is asked of the target again"
+        ) from None
+    return answers
 
 
 def _replay(
@@ -178,8 +208,8 @@ def _replay(
                     header, newest = record.run, record.newest
                     identity.restore(record.digests)
                     yield record.ledger
-                case SegmentStart():
-                    pass  # all that it says was read already
+                case SegmentStart() | AnswerKept():
+                    pass  # all that it says was read already; answers have a journal of their own
                 case VersionPublished(note):
                     newest = note
                     identity.publish(note.version, note.digest)

@@ -51,7 +51,7 @@ def awaited_groups(ledger: Ledger, text: str) -> Awaited:
     states, batch_groups = ledger.states(), ledger.window.batch_groups
     sampled = sum(states.get(state, 0) for state in ("sampled", "scoring", "scored"))
     return Awaited(
-        "scorers" if sampled >= batch_groups else "rollouts",
+        "scorers" if sampled >= batch_groups or ledger.lacks_draft else "rollouts",
         text,
         states.get("scored", 0) < batch_groups,
     )
@@ -62,6 +62,8 @@ def groups_in_words(dispatcher: Dispatcher, wait: NotYetChosen, now_s: float) ->
     registry, rate, passed = dispatcher.registry, dispatcher.ledger.pass_rate, ""
     if rate and rate.judged:
         passed = f"; {rate.passed} of the last {rate.judged} judged groups passed the filter"
+    if not wait.for_seqs and (drafts := dispatcher.drafts_in_words(now_s)):
+        return f"{drafts}{passed}"
     if not wait.for_seqs:
         rollouts = [
             f"{each.name} ({each.phase}, version {each.version})"

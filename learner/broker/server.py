@@ -97,10 +97,12 @@ class Broker:
         config: RunConfig,
         run: RunState,
         dispatcher: Dispatcher,
-        journal: Journal,
+        journals: tuple[Journal, Journal | None],
         server: Server[rank_messages.ToBroker, rank_messages.FromBroker],
     ) -> None:
-        self.config, self.run, self.journal = config, run, journal
+        """`journals`: that of the groups, and that of the target's kept answers if there is a target."""
+        self.config, self.run = config, run
+        self.journal, self.answer_journal = journals
         self.dispatcher, self.ledger, self.outbox = dispatcher, dispatcher.ledger, dispatcher.outbox
         self.versions = Versions(config, run.identity, dispatcher.evaluations)
         self.batches = BatchAnswers(config, dispatcher, run.problems, run.start)
@@ -112,7 +114,7 @@ class Broker:
             dispatcher,
             self.batches,
             self.usage_file,
-            journal,
+            self.journal,
             time.monotonic(),
         )
         self._ceiling = _ceiling_of(config)
@@ -254,10 +256,21 @@ class Broker:
 
     def _write_records(self, now_s: float, *more: JournalRecord) -> bool:
         """Write the ledger's records and `more` to the journal, synced; False while the disk is full."""
+        answers = self.dispatcher.answers
+        if answers.records and (file := self.answer_journal):
+            if not self._takes(lambda: file.append(answers.records), now_s):
+                return False
+            answers.records = []
         if not self._takes(lambda: self.journal.append([*self.ledger.records, *more]), now_s):
             return False
         self.ledger.records = []
         return True
+
+    def close_journals(self) -> None:
+        """Close the files; everything that was acknowledged is on disk."""
+        self.journal.close()
+        if self.answer_journal:
+            self.answer_journal.close()
 
     def _takes(self, write: Callable[[], None], now_s: float) -> bool:
         """Write to the journal; False while the disk is full; raises DiskFault, TrainingFault."""

@@ -18,6 +18,7 @@ from prefixrl.common.journal.journal import Journal
 from prefixrl.common.run.status import (
     USAGE_FILE,
     AdmissionStatus,
+    DraftTotal,
     DrainedWorker,
     FilterStatus,
     GroupCounts,
@@ -44,7 +45,7 @@ class UsageFile:
     """Usage by scorer, kept in the run directory."""
 
     def __init__(self, directory: Path, section: OpenAIConfig) -> None:
-        self._path, self._section = directory / USAGE_FILE, section
+        self._path, self.section = directory / USAGE_FILE, section
         self._by_scorer: dict[str, Usage] = {}
         if self._path.exists():
             self._by_scorer = read_json(self._path, dict[str, Usage])
@@ -92,7 +93,7 @@ class UsageFile:
 
     def total(self) -> UsageTotal | None:
         """Return the total; None where no scorer uses an endpoint."""
-        return total_usage(self._by_scorer.values(), self._section) if self._by_scorer else None
+        return total_usage(self._by_scorer.values(), self.section) if self._by_scorer else None
 
 
 _ROLES = ("rollout", "scorer")
@@ -163,12 +164,22 @@ def document(sources: StatusSources, malformed: int, now_s: float) -> StatusDocu
         up_s=now_s - sources.started_s,
         evaluations=dispatcher.evaluations.counts(),
         endpoint=sources.usage_file.total(),
+        drafts=_drafts(dispatcher, sources.usage_file.section),
         completions=dict(dispatcher.completions),
         is_halting=batches.is_halting,
         ending=batches.ending,
         memory=_memory(sources),
         drained=[DrainedWorker(host=host, pid=pid) for host, pid in dispatcher.registry.drained],
     )
+
+
+def _drafts(dispatcher: Dispatcher, section: OpenAIConfig) -> DraftTotal | None:
+    """Return the drafts of a run, with their cost; None where the adapter reads none."""
+    if dispatcher.drafts is None:
+        return None
+    total = dispatcher.drafts.total
+    cost = section.cost(total.prompt_tokens, total.completion_tokens)
+    return msgspec.structs.replace(total, cost=cost if section.has_price else None)
 
 
 def _memory(sources: StatusSources) -> dict[str, MemoryUse]:

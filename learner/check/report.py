@@ -103,6 +103,11 @@ def _arithmetic(config: RunConfig, count: int) -> list[str]:
         f"an iteration: {algorithm.groups_per_iteration} groups x {samples} rows = {rows} rows, "
         f"{algorithm.ppo_epochs} x {steps} optimiser steps; {config.steps_in_all(count)} in all",
         *[f"every prefix completed {times} times: {times * rows} completions"] * (times > 1),
+        *[
+            f"drafts of the target: one for each of {min(count, config.groups_in_all(count))} training problems and of "
+            f"the held-out ones, up to {config.scorer.max_new_tokens} tokens"
+        ]
+        * config.adapter.sees_draft,
         f"under way at once: at most {cap} groups = {cap * samples} {texts} of up to {config.max_sampled_tokens} "
         f"tokens (window of {algorithm.max_staleness} versions{over_sampled})",
         f"a row of so many tokens is pushed up to {bound ** max(1.0, longer):.3g} times (bound_ratio; 1: no bound)",
@@ -140,7 +145,15 @@ def prompt_length(
         chars = around + sum(len(text_of(each)) for each in spread) / count
         guess = min(most, math.ceil(chars / TOKEN_CHARS) + TEMPLATE_TOKENS)
         return guess, "guessed from their characters: the adapter's tokenizer is not on this host"
-    return math.ceil(sum(sizes) / len(sizes)), f"the mean of {count} questions of data.train"
+    mean, origin = (
+        math.ceil(sum(sizes) / len(sizes)),
+        f"the mean of {count} questions of data.train",
+    )
+    if config.adapter.sees_draft:
+        # A draft has the tokens of another tokenizer, but hardly more of them.
+        mean = min(most, mean + config.scorer.max_new_tokens)
+        origin += ", each with a draft of scorer.max_new_tokens"
+    return mean, origin
 
 
 def forecast_gib(config: RunConfig, training: Sequence[Problem]) -> dict[str, float]:

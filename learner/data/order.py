@@ -55,6 +55,10 @@ class PromptOrder:
         """Return the name under which figures list an index."""
         return self.prompt(prompt_index).source
 
+    def is_ready(self, prompt_index: int) -> bool:
+        """Return True: a group of any prompt may begin."""
+        return True
+
     def _permutation(self, of: str, turn: int, size: int) -> NDArray[np.int64]:
         key = (turn, size, of)
         if key not in self._permutations:

@@ -23,7 +23,7 @@ from prefixrl.common.wire.packing import pack_tokens, token_ids
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.data import problems
 from prefixrl.learner.evaluation.requests import NO_ADAPTER, EvaluationRequest, EvaluationRequests
-from prefixrl.learner.run.stop import StopSignal
+from prefixrl.learner.run.stop import NO_STOP, StopSignal
 from prefixrl.learner.run.summary import EvaluationOutcome
 
 AT = "adapter@"
@@ -41,7 +41,7 @@ class Arms:
         client: BrokerClient,
         directory: Path,
         iteration: int,
-        stop: StopSignal | None = None,
+        stop: StopSignal = NO_STOP,
     ) -> None:
         """`stop` may end a wait for room on the disk, and the wait for the last results."""
         self._config = config
@@ -53,7 +53,7 @@ class Arms:
         self._selection = problems.training(config)[: config.evaluation.selection_problems]
         self._candidates: dict[str, bytes] = {}
         self._first = iteration
-        self.requests = EvaluationRequests(config, client, folder, iteration, stop=stop)
+        self.requests = EvaluationRequests(config, client, folder, iteration, 0, stop)
 
     @property
     def pinned(self) -> frozenset[int]:

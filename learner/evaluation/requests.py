@@ -154,11 +154,11 @@ class EvaluationRequests:
         client: BrokerClient,
         directory: Path,
         iteration: int,
-        trained: int = 0,
-        stop: StopSignal | None = None,
+        trained: int,
+        stop: StopSignal,
     ) -> None:
         """`trained`: iterations of the adapter that the broker calls version 0; `stop` may end a wait."""
-        self._stop = stop or StopSignal()
+        self._stop = stop
         self._config = config
         self._directory = directory
         self._trained = trained

@@ -8,7 +8,6 @@ import hashlib
 import logging
 import os
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,13 @@ from pathlib import Path
 from prefixrl.common.config.load import CONFIG_FILE
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, PeerLost, UserError
-from prefixrl.common.host.process import END_SIGNAL, RestartBudget, end_children, ignoring_signals
+from prefixrl.common.host.process import (
+    END_SIGNAL,
+    RestartBudget,
+    end_children,
+    ignoring_signals,
+    is_private,
+)
 from prefixrl.common.host.serving import command
 from prefixrl.common.wire.address import (
     ENDPOINT_FILE,
@@ -33,7 +38,7 @@ from prefixrl.common.wire.keys import make_keys
 from prefixrl.common.wire.requester import WaitLog
 from prefixrl.learner.broker.client import REPLAY_S
 from prefixrl.learner.broker.workers.identity import Start
-from prefixrl.learner.run.stop import StopSignal
+from prefixrl.learner.run.stop import NO_STOP, StopSignal
 from prefixrl.learner.weights.server import WeightServerStart
 
 log = logging.getLogger(__name__)
@@ -57,9 +62,9 @@ class Servers:
         completed: int,
         trains: bool = True,
         ranks: int = 1,
-        stop: StopSignal | None = None,
+        stop: StopSignal = NO_STOP,
     ) -> None:
-        self._stop = stop or StopSignal()
+        self._stop = stop
         self._trains, self._ranks = trains, ranks
         self._directory = directory
         self.completed = completed
@@ -189,12 +194,7 @@ def _private_folder(directory: Path) -> Path | None:
         folder = Path(place or tempfile.gettempdir()) / f"prefixrl-{os.geteuid()}-{digest}"
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-        status = folder.lstat()
-        if (
-            stat.S_ISDIR(status.st_mode)
-            and status.st_uid == os.geteuid()
-            and not status.st_mode & 0o077
-        ):
+        if is_private(folder):
             return folder
         return Path(tempfile.mkdtemp(prefix="prefixrl-"))  # another user made a folder of that name
     except OSError as error:

@@ -14,7 +14,7 @@ from prefixrl.common.wire.messages.groups import StageTimes
 from prefixrl.common.wire.messages.learner import Batch
 from prefixrl.learner.run.alarms import Alarms
 from prefixrl.learner.run.fractions import batch_fractions, by_source, statuses
-from prefixrl.learner.run.stop import StopSignal
+from prefixrl.learner.run.stop import NO_STOP, StopSignal
 from prefixrl.learner.training.figures import IterationMetrics
 
 log = logging.getLogger(__name__)
@@ -43,14 +43,14 @@ class MetricsLog:
         self,
         directory: Path,
         iteration: int,
-        stop: StopSignal | None = None,
+        stop: StopSignal = NO_STOP,
         forecast: Mapping[str, float] = {},
     ) -> None:
         """Raise DataError where a line before the last one is damaged; `stop` may end a wait for room.
 
         `forecast` is added to the figures of the ranks.
         """
-        self._stop = stop or StopSignal()
+        self._stop = stop
         self._forecast = forecast
         self._metrics = directory / METRICS_FILE
         self._advantages = directory / ADVANTAGES_FILE
@@ -98,10 +98,7 @@ class MetricsLog:
             mean_age=sum(ages) / max(1, len(ages)),
             admission=status.admission,
             statuses=statuses(batch.groups),
-            histograms={
-                name: {"edges": list(each.edges), "counts": list(map(float, each.counts))}
-                for name, each in metrics.histograms.items()
-            },
+            histograms=_histograms(metrics),
             stages=_mean(batch),
             waited_for_s=batch.waited_s,
             tokens_per_s=_tokens_per_s(batch, interval_s, times.trained_s),
@@ -120,6 +117,7 @@ class MetricsLog:
             waiting_rows=status.waiting_rows,
             alarms=dict(self._alarms.ringing),
             endpoint=status.endpoint,
+            drafts=status.drafts,
             ranks={**times.ranks, **self._forecast},
         )
         self._append(self._metrics, [line])
@@ -143,6 +141,13 @@ def _engines(status: StatusDocument) -> dict[str, tuple[str, ...]]:
     return {
         role: tuple(sorted({each.engine for each in status.workers if each.role == role} - {""}))
         for role in ("rollout", "scorer")
+    }
+
+
+def _histograms(metrics: IterationMetrics) -> dict[str, dict[str, list[float]]]:
+    return {
+        name: {"edges": list(each.edges), "counts": list(map(float, each.counts))}
+        for name, each in metrics.histograms.items()
     }
 
 

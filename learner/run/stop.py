@@ -73,6 +73,10 @@ class StopSignal:
         self.check_servers()
 
 
+NO_STOP = StopSignal()
+"""The stop of a part that nobody stops."""
+
+
 def halted(iteration: int) -> Halted:
     """Return the error that ends a stopped rank; the newest checkpoint is of this iteration."""
     return Halted(

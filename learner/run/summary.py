@@ -92,6 +92,7 @@ def summarise(
         publish_s=sum(line.publish_s for line in lines) / max(1, len(lines)),
         alarms=alarm_spans(lines),
         endpoint=status.endpoint,
+        drafts=status.drafts,
         learner_memory=memory_words(lines[-1].ranks) if lines else "",
     )
 

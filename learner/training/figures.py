@@ -133,32 +133,42 @@ def _over_ranks(steps: Sequence[StepSums]) -> tuple[list[Report], Tensor]:
 
 
 def _step_report(sums: Report, step: StepSums) -> Report:
-    figures_of_step: Report = {}
-    for model, loss, step_report in (
-        ("actor", "policy_loss", step.actor),
-        ("critic", "value_loss", step.critic),
-    ):
-        if loss in sums:
-            figures_of_step[loss] = sums[loss]
+    losses = ("policy_loss", "value_loss")
+    figures_of_step: Report = {name: sums[name] for name in losses if name in sums}
+    for model, step_report in (("actor", step.actor), ("critic", step.critic)):
         if step_report is not None:
-            figures_of_step[f"{model}_grad_norm"] = step_report.grad_norm
-            figures_of_step[f"{model}_lr"] = step_report.lr
-            figures_of_step[f"{model}_applied"] = float(step_report.is_applied)
+            figures_of_step |= model_report(model, step_report)
     return figures_of_step
 
 
+def model_report(model: str, step: StepReport) -> Report:
+    """Return the figures of one step of a model."""
+    return {
+        f"{model}_grad_norm": step.grad_norm,
+        f"{model}_lr": step.lr,
+        f"{model}_applied": float(step.is_applied),
+    }
+
+
 def _step_figures(reports: Sequence[Report], steps: Sequence[StepSums]) -> Report:
-    """Return means over the applied steps of each model, and the number of dropped steps."""
+    """Return the figures of each model, and the number of steps in which the actor did not learn."""
     figures: Report = {"actor_steps_frozen": float(sum(step.actor is None for step in steps))}
-    for model, loss in (("actor", "policy_loss"), ("critic", "value_loss")):
-        steps_of_model = [each for each in reports if f"{model}_applied" in each]
-        applied = [each for each in steps_of_model if each[f"{model}_applied"]]
-        if steps_of_model:
-            figures[f"{model}_steps_dropped"] = float(len(steps_of_model) - len(applied))
-            figures[f"{model}_lr"] = steps_of_model[-1][f"{model}_lr"]
-        for name in (loss, f"{model}_grad_norm"):
-            if applied:
-                figures[name] = sum(each[name] for each in applied) / len(applied)
+    figures |= model_figures("actor", "policy_loss", reports)
+    return figures | model_figures("critic", "value_loss", reports)
+
+
+def model_figures(model: str, loss: str, reports: Sequence[Report]) -> Report:
+    """Return means over the applied steps of a model, its learning rate, and its dropped steps; empty without steps."""
+    steps = [report for report in reports if f"{model}_applied" in report]
+    if not steps:
+        return {}
+    applied = [report for report in steps if report[f"{model}_applied"]]
+    figures = {
+        f"{model}_steps_dropped": float(len(steps) - len(applied)),
+        f"{model}_lr": steps[-1][f"{model}_lr"],
+    }
+    for name in (loss, f"{model}_grad_norm") if applied else ():
+        figures[name] = sum(report[name] for report in applied) / len(applied)
     return figures
 
 

@@ -20,10 +20,9 @@ from prefixrl.common.errors import TrainingFault
 from prefixrl.learner.models.batch import IterationData, MicroBatches, PreparedMicroBatch
 from prefixrl.learner.models.distributed import gather_over_ranks, sum_over_ranks
 from prefixrl.learner.models.model import Models
-from prefixrl.learner.models.trained_model import StepReport
 from prefixrl.learner.training import implicit_reward as implicit
 from prefixrl.learner.training.advantages import gae, token_rewards
-from prefixrl.learner.training.figures import Report
+from prefixrl.learner.training.figures import Report, model_figures, model_report
 from prefixrl.learner.training.objectives import Objective, row_rewards
 from prefixrl.learner.training.step_scores import (
     StepMoments,
@@ -200,19 +199,12 @@ def _learn(
             total += loss.detach().double()
         losses.append(total)
         steps.append(trained.step(0, 1))
-    return _step_figures(sum_over_ranks(torch.stack(losses)).tolist(), steps)
-
-
-def _step_figures(losses: Sequence[float], steps: Sequence[StepReport]) -> Report:
-    applied = [
-        (loss, step.grad_norm) for loss, step in zip(losses, steps, strict=True) if step.is_applied
+    loss_of_steps = sum_over_ranks(torch.stack(losses)).tolist()
+    reports = [
+        {"reward_model_loss": loss} | model_report("reward_model", step)
+        for loss, step in zip(loss_of_steps, steps, strict=True)
     ]
-    dropped = float(len(steps) - len(applied))
-    figures: Report = {"reward_model_steps_dropped": dropped, "reward_model_lr": steps[-1].lr}
-    if applied:
-        figures["reward_model_loss"] = sum(loss for loss, _ in applied) / len(applied)
-        figures["reward_model_grad_norm"] = sum(norm for _, norm in applied) / len(applied)
-    return figures
+    return model_figures("reward_model", "reward_model_loss", reports)
 
 
 def _per_row(

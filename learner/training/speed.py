@@ -9,11 +9,14 @@ from prefixrl.learner.training.plan import Lengths, Plan, line_tokens
 
 def rank_figures(models: Models, plan: Plan, lengths: Lengths, took_s: float) -> dict[str, float]:
     """Return the figures of `own_figures` by name and rank, as `tokens_per_s/0`. A collective."""
-    figures: dict[str, float] = {}
-    for name, figure in own_figures(models, plan, lengths, took_s).items():
-        of_ranks = gather_over_ranks(torch.tensor([figure], device=models.device))
-        figures |= {f"{name}/{rank}": each for rank, each in enumerate(of_ranks.tolist())}
-    return figures
+    figures = own_figures(models, plan, lengths, took_s)
+    own = torch.tensor([*figures.values()], device=models.device)
+    of_ranks = gather_over_ranks(own).reshape(-1, len(figures)).tolist()
+    return {
+        f"{name}/{rank}": figure
+        for rank, row in enumerate(of_ranks)
+        for name, figure in zip(figures, row, strict=True)
+    }
 
 
 def own_figures(models: Models, plan: Plan, lengths: Lengths, took_s: float) -> dict[str, float]:

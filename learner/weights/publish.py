@@ -23,7 +23,7 @@ from prefixrl.common.wire.messages.fields import VERSIONS_KEPT
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.packing import Logprobs, ProbeRow, pack_logprobs, pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
-from prefixrl.learner.run.stop import StopSignal
+from prefixrl.learner.run.stop import NO_STOP, StopSignal
 from prefixrl.learner.weights.copies import HostCopies, HostCopy, not_finite
 
 log = logging.getLogger(__name__)
@@ -73,13 +73,13 @@ class Publisher:
         directory: Path,
         probe: Sequence[ProbeRow],
         deltas: bool = True,
-        stop: StopSignal | None = None,
+        stop: StopSignal = NO_STOP,
     ) -> None:
         """`stop`: its servers end the wait for an answer if they ended for good."""
         self._address = address
         self._directory = directory
         self._deltas = deltas
-        self._run_end = _RunEnd(stop or StopSignal())
+        self._run_end = _RunEnd(stop)
         self._probe = probe
         self._queue = queue.Queue[_Handed | None](QUEUED)
         self.copies = HostCopies(self)

@@ -1,9 +1,11 @@
 """Rewards of texts by a process reward model and the verifier; a group's texts are scored together, in order."""
 
 import math
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from itertools import islice
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -28,7 +30,7 @@ _TRIALS = (
 """Right and absurd solutions. A model that scores both alike is not a process reward model."""
 
 
-class StepModel(Protocol):
+class StepModel(ABC):
     """A process reward model in some engine."""
 
     most_positions: int | None
@@ -36,6 +38,13 @@ class StepModel(Protocol):
 
     def scores(self, rows: "Sequence[Marked]") -> list[list[float]]:
         """Return the score of every step of every row."""
+        with_steps = [row for row in rows if row.tag_positions]
+        scores = iter(self.step_scores(with_steps) if with_steps else ())
+        return [list(islice(scores, len(row.tag_positions))) for row in rows]
+
+    @abstractmethod
+    def step_scores(self, rows: "Sequence[Marked]") -> Iterable[float]:
+        """Return the scores of all steps of rows that have some, in order."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,6 @@ class StepScoring:
         settings: ProcessModelConfig,
         form: "StepForm",
         model: StepModel,
-        trials: Sequence[tuple[str, Sequence[str]]] = _TRIALS,
     ) -> None:
         """Score the trial texts; raises DataError for a model that finds them all equally good."""
         self._settings = settings
@@ -76,7 +84,7 @@ class StepScoring:
                 f"scorer.prm.max_tokens = {settings.max_tokens}: {settings.model} has positions for "
                 f"{model.most_positions}; lower max_tokens to that"
             )
-        rows = [form.marked_text(*trial) for trial in trials]
+        rows = [form.marked_text(*trial) for trial in _TRIALS]
         scores = [score for of_row in model.scores(rows) for score in of_row]
         if (
             not all(math.isfinite(score) for score in scores)

@@ -4,8 +4,8 @@ The output layer computes at the tags alone. Heads that a folder's own code woul
 the weights.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -18,9 +18,10 @@ from prefixrl.common.host.cuda import has_cuda
 from prefixrl.common.models.config_file import positions_of
 from prefixrl.common.models.loading import HEADS, Kind, load_model
 from prefixrl.scorer.process.formats import Marked, StepForm
+from prefixrl.scorer.process.step_scoring import StepModel
 
 
-class TorchStepModel:
+class TorchStepModel(StepModel):
     """A loaded model, of either format."""
 
     def __init__(self, folder: str, settings: ProcessModelConfig, form: StepForm) -> None:
@@ -42,13 +43,11 @@ class TorchStepModel:
         self.most_positions = positions_of(self._model.config.get_text_config().to_dict())
         torch.nn.Module.to(self._model, self._device).requires_grad_(False)
 
-    @torch.inference_mode()
-    def scores(self, rows: Sequence[Marked]) -> list[list[float]]:
-        """Return the score of every step of every row; rows beside it change it by rounding."""
-        with_steps = [row for row in rows if row.tag_positions]
-        parts = batches(with_steps, self._batch_tokens)
-        return by_row(rows, chain.from_iterable(map(self._of_batch, parts)))
+    def step_scores(self, rows: Sequence[Marked]) -> Iterator[float]:
+        """Yield the scores; rows beside a row change its scores by rounding."""
+        return chain.from_iterable(map(self._of_batch, batches(rows, self._batch_tokens)))
 
+    @torch.inference_mode()
     def _of_batch(self, rows: Sequence[Marked]) -> list[float]:
         texts = [torch.from_numpy(row.tokens.astype("int64")) for row in rows]
         ids = pad_sequence(texts, batch_first=True).to(self._device)
@@ -78,12 +77,6 @@ def good_shares(logits: torch.Tensor, columns: tuple[int, int]) -> list[float]:
     """Return the probability of the first of two columns, for each line of logits."""
     shares: list[float] = torch.softmax(logits[:, list(columns)].float(), dim=-1)[:, 0].tolist()
     return shares
-
-
-def by_row(rows: Sequence[Marked], scores: Iterable[float]) -> list[list[float]]:
-    """Divide the scores of all steps among the rows."""
-    ordered = iter(scores)
-    return [list(islice(ordered, len(row.tag_positions))) for row in rows]
 
 
 def batches(rows: Sequence[Marked], most_tokens: int) -> Iterator[list[Marked]]:

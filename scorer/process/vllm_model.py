@@ -12,8 +12,8 @@ from prefixrl.common.errors import DataError
 from prefixrl.common.models.config_file import positions_of
 from prefixrl.common.models.loading import check_model
 from prefixrl.scorer.process.formats import Marked, StepForm
+from prefixrl.scorer.process.step_scoring import StepModel
 from prefixrl.scorer.process.torch_model import (
-    by_row,
     check_candidates,
     description_of,
     good_shares,
@@ -21,7 +21,7 @@ from prefixrl.scorer.process.torch_model import (
 )
 
 
-class VllmStepModel:
+class VllmStepModel(StepModel):
     """A loaded model, of either format."""
 
     def __init__(self, folder: str, settings: ProcessModelConfig, form: StepForm) -> None:
@@ -61,13 +61,9 @@ class VllmStepModel:
                 f"scorer.prm.model: vLLM cannot load {folder} as {settings.format}: {error}"
             ) from error
 
-    def scores(self, rows: Sequence[Marked]) -> list[list[float]]:
-        """Return the score of every step of every row."""
-        with_steps = [row for row in rows if row.tag_positions]
-        if not with_steps:
-            return [[] for _ in rows]
-        score = self._by_logprobs if self._is_causal else self._by_classes
-        return by_row(rows, score(with_steps))
+    def step_scores(self, rows: Sequence[Marked]) -> list[float]:
+        """Return the scores by the logprobs of the candidates, or by the classes of the head."""
+        return self._by_logprobs(rows) if self._is_causal else self._by_classes(rows)
 
     def _by_logprobs(self, rows: Sequence[Marked]) -> list[float]:
         from vllm import SamplingParams

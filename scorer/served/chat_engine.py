@@ -96,8 +96,18 @@ class ChatEngine(ServedEngine):
         tokens = outcome.completion_tokens
         if tokens is None:
             tokens = -(-len(outcome.text.encode()) // BYTES_PER_TOKEN)
-        self._count(outcome, job.rows[index].size // BYTES_PER_TOKEN, tokens)
+        prompt_tokens = outcome.prompt_tokens
+        if prompt_tokens is None:
+            prompt_tokens = job.rows[index].size // BYTES_PER_TOKEN
+        self._count(outcome, prompt_tokens, tokens)
         # Nothing reads these ids, only how many they are.
         unknown: TokenIds = np.zeros(tokens, dtype=np.int32)
         no_logprobs = np.zeros(0, dtype=np.float32)
-        return Continuation(unknown, no_logprobs, outcome.finish, (), outcome.text)
+        return Continuation(
+            unknown,
+            no_logprobs,
+            outcome.finish,
+            (),
+            outcome.text,
+            prompt_tokens=prompt_tokens,
+        )

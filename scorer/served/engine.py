@@ -226,7 +226,9 @@ class OpenAIEngine(ServedEngine):
         # Tokens that the endpoint does not count are counted here.
         self._count(written, row.size, tokens.size)
         finish = "eos" if is_ended else written.finish
-        return Continuation(tokens, np.zeros(0, np.float32), finish, (), text)
+        prompt_tokens = row.size if written.prompt_tokens is None else written.prompt_tokens
+        no_logprobs = np.zeros(0, np.float32)
+        return Continuation(tokens, no_logprobs, finish, (), text, prompt_tokens=prompt_tokens)
 
     def _compare(self, read: list[int], row: TokenIds) -> None:
         if self._section.prompt == "tokens":

@@ -125,7 +125,7 @@ class ChildProcess:
 class Template:
     """The process from which children are forked; it ends with its parent, they end with it."""
 
-    def __init__(self, verifiers: tuple[str, ...] = ()) -> None:
+    def __init__(self, verifiers: tuple[str, ...]) -> None:
         """Start it; it handles earlier requests once it is ready, with these verifiers of packages imported."""
         self._link, child_end = socket.socketpair()
         with child_end:
@@ -154,7 +154,7 @@ class Template:
         self._link.close()
 
 
-def spawn(function: tuple[str, ...], environment: tuple[str, ...] = ()) -> ChildProcess:
+def spawn(function: tuple[str, ...], environment: tuple[str, ...]) -> ChildProcess:
     """Start a child of its own for a user's function (reference, digest, limit of a call in seconds, weights)."""
     child_ends, own_ends = _pipes()
     process = _start_process((FUNCTION, *function), *child_ends, environment)

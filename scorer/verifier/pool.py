@@ -43,6 +43,10 @@ START_DEADLINE_S = 120.0
 """Limit of a start: importing sympy takes half a second, but minutes on a cold network file system."""
 MAX_FAILED_STARTS = 3
 MAX_ATTEMPTS = 2
+MAX_JOBS = 2_000
+"""Answers after which a child is replaced: sympy's caches only grow."""
+MAX_CACHED = 65_536
+"""Verdicts in the cache, which drops the least recently used one first."""
 
 
 @dataclass(frozen=True)
@@ -98,22 +102,17 @@ class VerifierPool:
         timeout_s: int,
         function: RewardFunction | None = None,
         choices: Choices = STANDARD,
-        cache_entries: int = 65_536,
-        jobs_per_child: int = 2_000,
     ) -> None:
         """Make a pool; processes are started later.
 
         A child has `timeout_s` for one answer or one call of a function, and is killed GRACE_S
-        later. It is replaced after `jobs_per_child` answers: sympy's caches only grow. The cache
-        drops the least recently used verdict first.
+        later.
         """
         self._size = children
         self._timeout_s = timeout_s
         self._function = function
         self._route = ask_function if function else partial(ask_verifier, choices=choices)
         self._choices = choices
-        self._cache_entries = cache_entries
-        self._jobs_per_child = jobs_per_child
         self._is_started = False
         self._cache: OrderedDict[ChildQuestion, Judgement] = OrderedDict()
         self._settled: list[tuple[int, Judgement]] = []
@@ -348,7 +347,7 @@ class VerifierPool:
         has_failed = message.status == "error"
         # After an interruption or a lack of memory, sympy's caches may be in any state.
         is_spoiled = self._function is None and (has_failed or message.status == "timeout")
-        if is_spoiled or child.jobs_done >= self._jobs_per_child:
+        if is_spoiled or child.jobs_done >= MAX_JOBS:
             self._discard(child)
         if job is None:
             return
@@ -406,7 +405,7 @@ class VerifierPool:
         is_lasting = self._function is None and is_mathematics(job.question.code)
         if verdict.status != "timeout" and is_lasting:
             self._cache[job.question] = verdict
-            if len(self._cache) > self._cache_entries:
+            if len(self._cache) > MAX_CACHED:
                 self._cache.popitem(last=False)
         self._settle(job, verdict)
 

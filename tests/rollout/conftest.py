@@ -1,11 +1,12 @@
 """A weight server of one test file, and versions that it never had."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from support.broker.puller import fresh
+from prefixrl.common.weights.folders import prune
 from support.fakes import weight_server
 
 
@@ -20,6 +21,20 @@ def endpoint(folder: Path) -> Iterator[str]:
         yield address
 
 
+NUMBERS = count(1)
+
+
 @pytest.fixture
-def version(folder: Path) -> int:
-    return fresh(folder)
+def next_version(folder: Path) -> Callable[[], int]:
+    """Make versions higher than any that a test before used; no snapshot is there."""
+
+    def make_version() -> int:
+        prune(folder, set())
+        return 100 * next(NUMBERS)
+
+    return make_version
+
+
+@pytest.fixture
+def version(next_version: Callable[[], int]) -> int:
+    return next_version()

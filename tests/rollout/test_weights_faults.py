@@ -1,9 +1,12 @@
 """Whatever befalls a pull, its outcome is the asked-for version with its digest proved, or another try, counted."""
 
+import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,11 +18,46 @@ from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.common.wire.messages.weights import Manifest
 from prefixrl.rollout import weights
 from prefixrl.rollout.weights import Fetcher
-from support.broker.puller import Puller, fresh
+from support.broker.puller import pull
 from support.fakes import publish, publish_next, wait_until, weight_server
 from support.keys import source
 
 CHUNKS = 80
+WARM = multiprocessing.get_context("forkserver")
+WARM.set_forkserver_preload(["prefixrl.rollout.weights"])  # torch, above all
+
+
+class Puller:
+    """The process, which is gone after the block; see `pull` for the options."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        versions: list[int],
+        killed_after: int | None = None,
+        file_bytes: int | None = None,
+        pause_s: float = 0.0,
+    ) -> None:
+        self._pipe, self._end = WARM.Pipe()
+        options = (endpoint, versions, killed_after, file_bytes, pause_s, self._end)
+        self.process = WARM.Process(target=pull, args=options, daemon=True)
+
+    def __enter__(self) -> "Puller":
+        self.process.start()
+        self._end.close()
+        return self
+
+    def hears(self, timeout_s: float = 60.0) -> Any:
+        """Return its next report; raise EOFError if it died first."""
+        if not self._pipe.poll(timeout_s):
+            raise AssertionError(f"nothing from the puller within {timeout_s:g} s")
+        return self._pipe.recv()
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.join()
+        self.process.close()
+        self._pipe.close()
 
 
 def digest(tensors: dict[str, torch.Tensor]) -> str:
@@ -40,18 +78,17 @@ def flip(path: Path, place: int) -> None:
     [pytest.param(3, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.nightly)],
 )
 def test_a_worker_killed_at_any_piece_delays_nobody_and_its_successor_gets_exactly_the_version(
-    folder: Path, endpoint: str, examples: int
+    folder: Path, endpoint: str, next_version: Callable[[], int], examples: int
 ) -> None:
     @settings(max_examples=examples, deadline=None)
     @given(place=st.integers(0, CHUNKS - 1), is_delta=st.booleans())
     def check(place: int, is_delta: bool) -> None:
-        killed_at(folder, endpoint, place, is_delta)
+        killed_at(folder, endpoint, next_version(), place, is_delta)
 
     check()
 
 
-def killed_at(folder: Path, endpoint: str, place: int, is_delta: bool) -> None:
-    version = fresh(folder)
+def killed_at(folder: Path, endpoint: str, version: int, place: int, is_delta: bool) -> None:
     published = publish(folder, version)
     expected = [version]
     if is_delta:
@@ -72,9 +109,8 @@ def killed_at(folder: Path, endpoint: str, place: int, is_delta: bool) -> None:
         assert successor.hears() == (expected[-1], digest(published), digest(published), 0)
 
 
-def stopped_for(folder: Path, endpoint: str, stopped_s: float) -> int:
+def stopped_for(folder: Path, endpoint: str, version: int, stopped_s: float) -> int:
     """Stop a worker in the middle of a pull; others pull two versions meanwhile; retries of the one stopped."""
-    version = fresh(folder)
     first = publish(folder, version)
     with Puller(endpoint, [version], pause_s=0.02) as stopped:
         assert stopped.hears() == "begun"
@@ -92,21 +128,24 @@ def stopped_for(folder: Path, endpoint: str, stopped_s: float) -> int:
 
 
 @pytest.mark.slow
-def test_a_stopped_worker_delays_nobody_and_finishes_its_pull(folder: Path, endpoint: str) -> None:
-    stopped_for(folder, endpoint, 0.0)
+def test_a_stopped_worker_delays_nobody_and_finishes_its_pull(
+    folder: Path, endpoint: str, version: int
+) -> None:
+    stopped_for(folder, endpoint, version, 0.0)
 
 
 @pytest.mark.chaos
-def test_a_worker_stopped_for_twenty_seconds_finishes_its_pull(folder: Path, endpoint: str) -> None:
+def test_a_worker_stopped_for_twenty_seconds_finishes_its_pull(
+    folder: Path, endpoint: str, version: int
+) -> None:
     """Longer than a heartbeat lasts: its connection is gone when it wakes."""
-    stopped_for(folder, endpoint, 20.0)
+    stopped_for(folder, endpoint, version, 20.0)
 
 
 def test_a_version_is_fetched_once_its_damaged_chunk_is_whole_again(
-    folder: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, endpoint: str, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights, "ASK_AGAIN_S", 0.5)
-    version = fresh(folder)
     published = publish(folder, version)
     path = folder / f"v{version:08d}" / "weights.bin"
     flip(path, 5000)
@@ -121,9 +160,8 @@ def test_a_version_is_fetched_once_its_damaged_chunk_is_whole_again(
 
 @pytest.mark.parametrize("kept", [0, 40, -1])
 def test_a_truncated_manifest_is_never_served_and_asked_for_again(
-    folder: Path, endpoint: str, kept: int
+    folder: Path, endpoint: str, version: int, kept: int
 ) -> None:
-    version = fresh(folder)
     published = publish(folder, version)
     path = folder / f"v{version:08d}" / "manifest.msgpack"
     whole = path.read_bytes()
@@ -138,9 +176,8 @@ def test_a_truncated_manifest_is_never_served_and_asked_for_again(
 
 
 def test_a_manifest_with_another_dtype_is_refused_and_ends_the_fetching_by_name(
-    folder: Path, endpoint: str
+    folder: Path, endpoint: str, version: int
 ) -> None:
-    version = fresh(folder)
     publish(folder, version)
     path = folder / f"v{version:08d}" / "manifest.msgpack"
     manifest = msgspec.msgpack.decode(path.read_bytes(), type=Manifest)
@@ -158,9 +195,8 @@ def test_a_manifest_with_another_dtype_is_refused_and_ends_the_fetching_by_name(
 
 @pytest.mark.slow
 def test_a_worker_without_room_for_a_version_asks_again_until_there_is(
-    folder: Path, endpoint: str
+    folder: Path, endpoint: str, version: int
 ) -> None:
-    version = fresh(folder)
     published = publish(folder, version)
     with Puller(endpoint, [version], file_bytes=10_000) as puller:
         got, announced, actual, retries = puller.hears()

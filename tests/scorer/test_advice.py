@@ -7,8 +7,8 @@ import pytest
 
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.interface.base import Continuation, Job, TokenIds
-from prefixrl.common.prompts.rendering import Renderer, renderer_of, sent_text
+from prefixrl.common.engines.interface.base import TokenIds
+from prefixrl.common.prompts.rendering import renderer_of, sent_text
 from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, Sampling, ScoredGroup
 from prefixrl.common.wire.messages.worker import ModelDigests
 from prefixrl.common.wire.packing import pack_tokens
@@ -17,23 +17,11 @@ from prefixrl.learner.run.fractions import batch_fractions
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool
 from support import messages
-from support.broker.scoring_world import Tasks, WritingEngine, check_scores
+from support.broker.scoring_world import ConstantEngine, Tasks, check_scores
 from support.paths import EXAMPLE
 
 QUESTION, GOLD = "sum 3 1", "4"
 TEMPLATE = 'target.prompt_template="""{problem}\n{prefix}"""'
-
-
-class Answers(WritingEngine):
-    """Writes the same answer to every row."""
-
-    def __init__(self, renderer: Renderer) -> None:
-        super().__init__([], 0)
-        self._answer = renderer.encode("so \\boxed{4}")
-
-    def _rows(self, job: Job) -> list[Continuation]:
-        no_logprobs = np.zeros(0, dtype=np.float32)
-        return [Continuation(self._answer, no_logprobs, "length", ()) for _ in job.rows]
 
 
 def config_of(*settings: str) -> RunConfig:
@@ -57,7 +45,7 @@ def judged(
     link: Any = Tasks(
         messages.score_task(group, sampling=Sampling(temperature=0.0, max_new_tokens=30))
     )
-    engine: Any = Answers(renderer)
+    engine: Any = ConstantEngine(renderer.encode("so \\boxed{4}"))
     pool: Any = VerifierPool(1, 5)
     try:
         Scorer(config, link, engine, renderer, pool, ModelDigests("", "", "")).run(lambda: False)

@@ -3,7 +3,6 @@
 A small run on disk, peers with real sockets, and answers a rollout or scorer could give.
 """
 
-import json
 import random
 import socket
 import subprocess
@@ -41,6 +40,7 @@ from prefixrl.learner.broker.workers.identity import Start
 from prefixrl.learner.weights.server import WeightServerStart
 from support.keys import address, folder, give_keys, key, keys
 from support.messages import empty, group, row, scored_group, verdict
+from support.rows import jsonl
 
 Wanted = TypeVar("Wanted")
 
@@ -67,19 +67,19 @@ def run_on_disk(
         (model / "chat_template.jinja").write_text(name)
         (model / "model.safetensors").write_bytes(name.encode() * 8)
     rows = [{"id": f"p{i}", "question": f"{i} + 1 =", "answer": i + 1} for i in range(problems)]
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    jsonl(folder, rows, "train.jsonl")
     algorithm = {
         "groups_per_iteration": 4,
         "samples_per_prompt": ROWS,
         "iterations": 5,
         "minibatches": 1,
+        "admission": "as_early_as_allowed",  # tests count on as many tasks as the window allows
     }
     usual: dict[str, dict[str, Any]] = {
         "adapter": {"model": str(folder / "adapter")},
         "data": {"train": str(folder / "train.jsonl")},
         "rollout": {"groups_per_task": 2},
-        # Tests count on as many tasks as the window allows.
-        "algorithm": algorithm | {"admission": "as_early_as_allowed"},
+        "algorithm": algorithm,
         "broker": {"heartbeat_s": 1.0, "silence_s": 30.0},
     }
     if mode == "prefix":
@@ -141,9 +141,8 @@ class Peer:
         needed: KeyRole = role if role == "rank" or role == "operator" else "worker"
         if needed != self._role:
             self.client.close()
-            self._identity += (
-                self._has_joined * needed.encode()
-            )  # another process, with another key
+            if self._has_joined:  # another process, with another key
+                self._identity += needed.encode()
             self._role = needed
             self.client = self._connected()
         self._has_joined = True
@@ -271,7 +270,7 @@ def serving(
     def serve() -> None:
         try:
             broker.serve(stop.is_set)
-            broker.journal.close()
+            broker.close_journals()
             server.close(linger_s=0.5)
         except BaseException as error:
             failures.append(error)
@@ -307,9 +306,8 @@ def process(
 
 def broker_process(config: RunConfig, iteration: int = 0, **more: Any) -> "subprocess.Popen[bytes]":
     """The broker of a run, of which nobody fetches weights."""
-    return process(
-        "prefixrl.learner.broker", config.directory, Start(iteration, "tcp://127.0.0.1:9", **more)
-    )
+    start = Start(iteration, "tcp://127.0.0.1:9", **more)
+    return process("prefixrl.learner.broker", config.directory, start)
 
 
 def free_pair() -> int:

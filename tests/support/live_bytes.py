@@ -26,10 +26,6 @@ class LiveBytes(TorchDispatchMode):
         tree_map_only(Tensor, self._count, result)
         return result
 
-    def begin(self) -> None:
-        """Forget the peak so far."""
-        self.peak_bytes = self.now_bytes
-
     def _count(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         key, size_bytes = storage._cdata, storage.nbytes()

@@ -14,6 +14,7 @@ from benchmarks.snapshots import snapshot_of
 from prefixrl.learner.models.batch import Sample, pad
 from prefixrl.learner.models.model import Models
 from support.models import vllm_world as world
+from support.models.engine_jobs import finish
 from support.models.tiny_model import DEEPSPEED_WARNINGS
 from support.models.vllm_world import EXAMPLE
 
@@ -58,7 +59,7 @@ def test_sampled_logprobs_are_the_learners_at_the_same_version(
         engine.install(snapshot_of(1, models.state_dict_for_publication()))
         job = world.job("a", temperature=TEMPERATURE)
         job = replace(job, masked_tokens=frozenset(MASKED))
-        rows = world.finish(engine, job)["a"].rows
+        rows = finish(engine, job)["a"].rows
     drawn = np.concatenate([row.tokens for row in rows])
     assert not np.isin(drawn, MASKED).any()
     batch = pad(

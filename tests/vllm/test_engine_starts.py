@@ -12,7 +12,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from benchmarks.snapshots import snapshot_of
 from prefixrl.common.engines.vllm.engine import VllmEngine
 from support.models import vllm_world as world
-from support.models.versioned import forward
+from support.models.engine_jobs import finish
+from support.models.tiny_model import whole
+from support.models.versioned import forward, fresh_model, perturbed
 from support.models.vllm_world import EXAMPLE
 
 pytestmark = [
@@ -29,8 +31,8 @@ def test_a_cache_too_small_for_all_rows_changes_nothing() -> None:
     """Rows are put back and begun again in the middle of their text."""
     job = world.job("a", rows=256, tokens=40, new=80)
     with world.started(ADAPTER, kv_cache_memory_bytes=8 * 2**20) as cramped:
-        rows = world.finish(cramped, job)["a"].rows
-    actual = world.differences(world.fresh_model(ADAPTER), job.rows, rows, 0.7)
+        rows = finish(cramped, job)["a"].rows
+    actual = world.differences(fresh_model(ADAPTER), job.rows, rows, 0.7)
     assert actual.size == 256 * 80
     assert actual.max() < 1e-3
 
@@ -38,7 +40,7 @@ def test_a_cache_too_small_for_all_rows_changes_nothing() -> None:
 @pytest.mark.chaos  # test_against_learner.py has such a config too
 def test_a_hostile_generation_config_changes_nothing(tmp_path: Path) -> None:
     with world.started(ADAPTER) as engine:
-        plain = world.finish(engine, world.job("a"))["a"].rows
+        plain = finish(engine, world.job("a"))["a"].rows
     hostile = tmp_path / "hostile"
     shutil.copytree(ADAPTER, hostile)
     settings = {
@@ -53,7 +55,7 @@ def test_a_hostile_generation_config_changes_nothing(tmp_path: Path) -> None:
     }
     (hostile / "generation_config.json").write_text(json.dumps(settings), encoding="utf-8")
     with world.started(hostile) as misled:
-        rows = world.finish(misled, world.job("a"))["a"].rows
+        rows = finish(misled, world.job("a"))["a"].rows
     for before, after in zip(plain, rows, strict=True):
         assert before.tokens.tolist() == after.tokens.tolist()
         assert before.finish == after.finish
@@ -70,8 +72,8 @@ def test_a_scorer_may_draw_without_seeds_and_carries_no_logprobs() -> None:
     )
     assert isinstance(engine, VllmEngine)
     try:
-        first = world.finish(engine, world.job("a", temperature=1.6))["a"]
-        again = world.finish(engine, world.job("a", temperature=1.6))["a"]
+        first = finish(engine, world.job("a", temperature=1.6))["a"]
+        again = finish(engine, world.job("a", temperature=1.6))["a"]
         assert world.texts(first) != world.texts(again)
         assert all(row.tokens.size == 16 and row.logprobs.size == 0 for row in first.rows)
     finally:
@@ -111,7 +113,7 @@ def test_float32_logits_bring_a_bfloat16_engine_nearer_to_the_learner(
         section = run.learner.model_copy(update={"dtype": "bfloat16", "head_dtype": head})
         with world.started(tmp_path, run=run.model_copy(update={"learner": section})) as engine:
             job = world.job("a", rows=32, new=24)
-            rows = world.finish(engine, job)["a"].rows
+            rows = finish(engine, job)["a"].rows
         gaps = []
         for prompt, row in zip(job.rows, rows, strict=True):
             ids = torch.tensor([*prompt, *row.tokens])[None]
@@ -159,8 +161,8 @@ def check_installation(folder: Path, **vllm: Any) -> None:
     """The probe before an installation and after it."""
     with world.started(folder, **vllm) as engine:
         initial = engine.weights()
-        for tensors in (None, world.perturbed(initial, 1)):
+        for tensors in (None, perturbed(initial, 1)):
             if tensors:
                 engine.install(snapshot_of(1, tensors))
-            expected = forward(world.fresh_model(folder, tensors), world.probe(), 1.0)
-            assert world.logprobs(engine, world.probe(), 1.0) == pytest.approx(expected, abs=1e-3)
+            expected = forward(fresh_model(folder, tensors), world.probe(), 1.0)
+            assert engine.score([whole(world.probe())]) == pytest.approx(expected, abs=1e-3)

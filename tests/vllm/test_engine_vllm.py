@@ -8,14 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from prefixrl.common.engines.embedded.drawing import truncated
-from prefixrl.common.engines.interface.base import Job
+from prefixrl.common.engines.interface.base import Job, TokenIds
 from prefixrl.common.engines.vllm.engine import VllmEngine
 from prefixrl.common.errors import UserError
 from prefixrl.common.wire.messages.groups import Sampling
 from support.models import vllm_world as world
-from support.models.versioned import forward
+from support.models.engine_jobs import finish
+from support.models.versioned import forward, fresh_model
 from support.models.vllm_world import EXAMPLE
 
 pytestmark = [
@@ -25,9 +27,9 @@ pytestmark = [
 ]
 
 
-def with_stops(each: Job, stops: frozenset[int]) -> Job:
+def with_stops(job: Job, stops: frozenset[int]) -> Job:
     """The same job, ended by these tokens."""
-    return replace(each, key=f"{each.key} {sorted(stops)}", stop_tokens=stops)
+    return replace(job, key=f"{job.key} {sorted(stops)}", stop_tokens=stops)
 
 
 @pytest.fixture(scope="module", params=["adapter", "target"])
@@ -47,8 +49,8 @@ def test_logprobs_of_sampled_tokens_are_those_of_a_fresh_forward_at_the_same_tem
     engine: VllmEngine, folder: Path, temperature: float, report: Callable[[str], None]
 ) -> None:
     job = world.job("a", temperature=temperature)
-    rows = world.finish(engine, job)["a"].rows
-    actual = world.differences(world.fresh_model(folder), job.rows, rows, temperature)
+    rows = finish(engine, job)["a"].rows
+    actual = world.differences(fresh_model(folder), job.rows, rows, temperature)
     assert actual.size == 64 * 16
     report(
         f"{folder.name}, temperature {temperature}: |difference| of {actual.size} sampled logprobs "
@@ -57,12 +59,44 @@ def test_logprobs_of_sampled_tokens_are_those_of_a_fresh_forward_at_the_same_tem
     assert actual.max() < 1e-3
 
 
+def next_logprobs(engine: VllmEngine, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
+    """The logprob of every token but the first, each asked for as the next one, at a temperature."""
+    return engine._call(_next_logprobs(engine, tokens, temperature), 600.0, "score tokens")
+
+
+async def _next_logprobs(
+    engine: VllmEngine, tokens: TokenIds, temperature: float
+) -> NDArray[np.float32]:
+    from vllm import SamplingParams
+    from vllm.inputs.engine import tokens_input
+
+    outputs = []
+    for position in range(1, len(tokens)):
+        ids = [int(tokens[position])]
+        sampling = SamplingParams(
+            temperature=temperature,
+            max_tokens=1,
+            logprob_token_ids=ids,
+            ignore_eos=True,
+            detokenize=False,
+        )
+        prompt = tokens_input(prompt_token_ids=tokens[:position].tolist())
+        outputs.append(await engine._request_score(prompt, sampling))
+    if engine._is_paused:
+        await engine._resume()
+    results = [(await output.get()).outputs[0].logprobs[0] for output in outputs]
+    return np.asarray(
+        [entry[int(token)].logprob for entry, token in zip(results, tokens[1:], strict=True)],
+        np.float32,
+    )
+
+
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
 def test_scored_logprobs_are_those_of_a_fresh_forward_at_that_temperature(
     engine: VllmEngine, folder: Path, temperature: float, report: Callable[[str], None]
 ) -> None:
-    scored = world.logprobs(engine, world.probe(), temperature)
-    expected = forward(world.fresh_model(folder), world.probe(), temperature)
+    scored = next_logprobs(engine, world.probe(), temperature)
+    expected = forward(fresh_model(folder), world.probe(), temperature)
     assert scored.shape == (63,) and scored.dtype == np.float32
     actual = np.abs(scored - expected)
     report(
@@ -73,15 +107,15 @@ def test_scored_logprobs_are_those_of_a_fresh_forward_at_that_temperature(
 
 
 def test_the_same_seeds_give_the_same_text(engine: VllmEngine) -> None:
-    first = world.finish(engine, world.job("a", temperature=1.6))["a"]
-    again = world.finish(engine, world.job("b", temperature=1.6))["b"]
+    first = finish(engine, world.job("a", temperature=1.6))["a"]
+    again = finish(engine, world.job("b", temperature=1.6))["b"]
     assert world.texts(first) == world.texts(again)
 
 
 def test_rows_with_one_prompt_and_other_draws_differ(engine: VllmEngine) -> None:
     job = world.job("a", temperature=1.6)
     job = replace(job, rows=(job.rows[0],) * 64)
-    drawn = world.texts(world.finish(engine, job)["a"])
+    drawn = world.texts(finish(engine, job)["a"])
     assert len({tuple(text) for text in drawn}) > 8
 
 
@@ -92,7 +126,7 @@ def test_greedy_is_the_argmax(engine: VllmEngine, folder: Path) -> None:
     expected = []
     while not expected:
         expected = embedded.step(0.0)
-    rows = world.finish(engine, job)["a"].rows
+    rows = finish(engine, job)["a"].rows
     for ours, theirs in zip(rows, expected[0].rows, strict=True):
         assert ours.tokens.tolist() == theirs.tokens.tolist()
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
@@ -104,8 +138,8 @@ def test_truncated_sampling_draws_from_what_transformers_would_and_says_so(
 ) -> None:
     job = world.job("a", temperature=2.0)
     sampling = Sampling(temperature=2.0, max_new_tokens=16, **cut)  # type: ignore[arg-type]
-    rows = world.finish(engine, replace(job, sampling=sampling))["a"].rows
-    model = world.fresh_model(folder)
+    rows = finish(engine, replace(job, sampling=sampling))["a"].rows
+    model = fresh_model(folder)
     for start, row in zip(job.rows[:16], rows[:16], strict=True):
         whole = np.concatenate([start, row.tokens])
         with torch.no_grad():
@@ -116,9 +150,9 @@ def test_truncated_sampling_draws_from_what_transformers_would_and_says_so(
 
 
 def test_a_stop_token_ends_its_row_and_stands_there_with_its_logprob(engine: VllmEngine) -> None:
-    free = world.finish(engine, world.job("a"))["a"].rows
+    free = finish(engine, world.job("a"))["a"].rows
     stops = frozenset({int(free[0].tokens[4]), int(free[1].tokens[2])})
-    stopped = world.finish(engine, with_stops(world.job("a"), stops))
+    stopped = finish(engine, with_stops(world.job("a"), stops))
     (result,) = stopped.values()
     for before, after in zip(free, result.rows, strict=True):
         ids = before.tokens.tolist()
@@ -131,10 +165,10 @@ def test_a_stop_token_ends_its_row_and_stands_there_with_its_logprob(engine: Vll
 
 
 def test_the_models_own_end_token_ends_nothing_unless_the_job_says_so(engine: VllmEngine) -> None:
-    free = world.finish(engine, world.job("a"))["a"].rows
+    free = finish(engine, world.job("a"))["a"].rows
     assert all(row.tokens.size == 16 and row.finish == "length" for row in free)
     assert any(world.END in row.tokens[:-1] for row in free)
-    ended = world.finish(engine, with_stops(world.job("a"), frozenset({world.END})))
+    ended = finish(engine, with_stops(world.job("a"), frozenset({world.END})))
     (result,) = ended.values()
     assert all(
         row.finish == "eos" and world.END not in row.tokens[:-1] and row.tokens[-1] == world.END
@@ -152,7 +186,7 @@ def test_only_a_job_that_waits_for_seats_can_be_cancelled(engine: VllmEngine) ->
     assert engine.cancel(keys[-1])
     assert not engine.cancel(keys[-1]) and not engine.cancel("unknown")
     assert not engine.cancel(keys[0])
-    done = world.finish(engine, already=len(keys) - 1)
+    done = finish(engine, already=keys[:-1])
     assert set(done) == set(keys[:-1])
     assert engine.step(0.0) == []
 
@@ -161,16 +195,16 @@ def test_more_prompt_tokens_than_one_step_takes_change_nothing(
     engine: VllmEngine, folder: Path
 ) -> None:
     job = world.job("a", rows=256, tokens=100)
-    rows = world.finish(engine, job)["a"].rows
-    actual = world.differences(world.fresh_model(folder), job.rows[:32], rows[:32], 0.7)
+    rows = finish(engine, job)["a"].rows
+    actual = world.differences(fresh_model(folder), job.rows[:32], rows[:32], 0.7)
     assert actual.max() < 1e-3
 
 
 def test_progress_and_busy_time_grow_with_the_work(engine: VllmEngine) -> None:
-    world.finish(engine, world.job("first"))  # a first job waits for what vLLM does once
+    finish(engine, world.job("first"))  # a first job waits for what vLLM does once
     progress, busy_s = engine.progress, engine.busy_row_s
     # Long enough that the time before the first count is a small part.
-    result = world.finish(engine, world.job("a", new=90))["a"]
+    result = finish(engine, world.job("a", new=90))["a"]
     assert engine.progress - progress == sum(row.tokens.size for row in result.rows)
     assert 0.5 < (engine.busy_row_s - busy_s) / (64 * result.elapsed_s) <= 1.0
     idle_s = engine.busy_row_s
@@ -180,7 +214,7 @@ def test_progress_and_busy_time_grow_with_the_work(engine: VllmEngine) -> None:
 def test_the_busy_time_of_one_long_row_is_that_of_one_seat(engine: VllmEngine) -> None:
     short, long = world.job("short", rows=31, new=2), world.job("long", rows=1, new=100)
     busy_s = engine.busy_row_s
-    elapsed_s = world.finish(engine, short, long)["long"].elapsed_s
+    elapsed_s = finish(engine, short, long)["long"].elapsed_s
     rows = (engine.busy_row_s - busy_s) / elapsed_s
     assert 0.8 < rows < 4.0, "31 rows of 2 tokens beside one of 100"
     assert engine.waiting_rows == 0 and engine.rows_left("long") == 0

@@ -24,7 +24,9 @@ from prefixrl.rollout.weights import Fetcher
 from support.fakes import trained_further, wait_until, weight_server
 from support.keys import source
 from support.models import vllm_world as world
-from support.models.versioned import forward
+from support.models.engine_jobs import finish
+from support.models.tiny_model import whole
+from support.models.versioned import forward, fresh_model, perturbed
 from support.models.vllm_world import EXAMPLE
 from support.runs.run_helper import wait_for
 
@@ -35,7 +37,7 @@ pytestmark = [
 ]
 
 ADAPTER = EXAMPLE / "adapter"
-TEMPERATURE = 1.0
+PROBE = [whole(world.probe())]
 UPDATES = 20
 
 
@@ -46,8 +48,8 @@ def engine(vllm_is_there: None) -> Iterator[VllmEngine]:
 
 
 def probe_difference(engine: VllmEngine, tensors: dict[str, torch.Tensor]) -> float:
-    expected = forward(world.fresh_model(ADAPTER, tensors), world.probe(), TEMPERATURE)
-    return float(np.abs(world.logprobs(engine, world.probe(), TEMPERATURE) - expected).max())
+    expected = forward(fresh_model(ADAPTER, tensors), world.probe(), 1.0)
+    return float(np.abs(engine.score(PROBE) - expected).max())
 
 
 def test_weights_at_the_start_are_the_folders_by_the_learners_names(engine: VllmEngine) -> None:
@@ -61,13 +63,13 @@ def test_every_one_of_twenty_updates_is_proved_by_the_probe(
     engine: VllmEngine, report: Callable[[str], None]
 ) -> None:
     initial = world.reference(ADAPTER).weights()
-    before = world.logprobs(engine, world.probe(), TEMPERATURE)
+    before = engine.score(PROBE)
     actual = []
     for update in range(UPDATES):
-        tensors = world.perturbed(initial, update)
+        tensors = perturbed(initial, update)
         engine.install(snapshot_of(1, tensors))
         actual.append(probe_difference(engine, tensors))
-        now = world.logprobs(engine, world.probe(), TEMPERATURE)
+        now = engine.score(PROBE)
         assert np.abs(now - before).max() > 0.1, "the probe must tell versions apart"
         before = now
     report(f"{UPDATES} updates: largest probe difference {max(actual):.2g}")
@@ -80,11 +82,11 @@ def test_what_is_sampled_after_an_update_is_of_the_new_weights(
 ) -> None:
     initial = world.reference(ADAPTER).weights()
     job = world.job("a", tokens=80)  # several blocks long: the cache has them after the first time
-    world.finish(engine, job)
-    tensors = world.perturbed(initial, 77)
+    finish(engine, job)
+    tensors = perturbed(initial, 77)
     engine.install(snapshot_of(1, tensors))
-    rows = world.finish(engine, job)["a"].rows
-    actual = world.differences(world.fresh_model(ADAPTER, tensors), job.rows, rows, 0.7)
+    rows = finish(engine, job)["a"].rows
+    actual = world.differences(fresh_model(ADAPTER, tensors), job.rows, rows, 0.7)
     report(
         f"sampled after an update: |difference| mean {actual.mean():.2g}, max {actual.max():.2g}"
     )
@@ -92,7 +94,7 @@ def test_what_is_sampled_after_an_update_is_of_the_new_weights(
 
 
 def test_installed_weights_are_read_back_and_are_copies(engine: VllmEngine) -> None:
-    tensors = world.perturbed(world.reference(ADAPTER).weights(), 5)
+    tensors = perturbed(world.reference(ADAPTER).weights(), 5)
     digest = describe(0, tensors).digest
     snapshot = snapshot_of(1, tensors)
     engine.install(snapshot)
@@ -100,16 +102,16 @@ def test_installed_weights_are_read_back_and_are_copies(engine: VllmEngine) -> N
     for tensor in engine.weights().values():
         tensor.zero_()
     assert describe(0, engine.weights()).digest == digest
-    before = world.logprobs(engine, world.probe(), TEMPERATURE)
+    before = engine.score(PROBE)
     for tensor in snapshot.tensors.values():
         tensor.zero_()  # as when the memory serves another version
-    assert np.array_equal(world.logprobs(engine, world.probe(), TEMPERATURE), before)
+    assert np.array_equal(engine.score(PROBE), before)
 
 
 @pytest.mark.proof
 def test_weights_that_do_not_fit_are_refused_and_change_nothing(engine: VllmEngine) -> None:
-    before = world.logprobs(engine, world.probe(), TEMPERATURE)
-    tensors = world.perturbed(world.reference(ADAPTER).weights(), 6)
+    before = engine.score(PROBE)
+    tensors = perturbed(world.reference(ADAPTER).weights(), 6)
     name = "model.norm.weight"
     missing = {key: tensor for key, tensor in tensors.items() if key != name}
     for wrong, message in (
@@ -120,7 +122,7 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing(engine: VllmEngi
     ):
         with pytest.raises(ValueError, match=message):
             engine.install(snapshot_of(1, wrong))
-    assert np.array_equal(world.logprobs(engine, world.probe(), TEMPERATURE), before)
+    assert np.array_equal(engine.score(PROBE), before)
 
 
 def test_after_fifty_updates_by_delta_the_engine_holds_the_published_bits(
@@ -162,7 +164,7 @@ def test_an_engine_that_does_not_hold_the_weights_fails_the_probe(
     """The broker refuses it: it admits a worker only with a difference within rollout.probe_tolerance."""
     world.plant(tmp_path, FAULTS[fault])
     monkeypatch.syspath_prepend(tmp_path)  # a spawned process begins with its parent's path
-    tensors = world.perturbed(world.reference(ADAPTER).weights(), 9)
+    tensors = perturbed(world.reference(ADAPTER).weights(), 9)
     with world.started(ADAPTER) as broken:
         initial = world.reference(ADAPTER).weights()
         assert probe_difference(broken, initial) < 1e-3

@@ -11,7 +11,8 @@ from prefixrl.common.config.load import load
 from prefixrl.common.engines.vllm.engine import VllmEngine
 from prefixrl.common.weights.low_rank import FIRST, SECOND
 from support.models import vllm_world as world
-from support.models.versioned import forward
+from support.models.engine_jobs import finish
+from support.models.versioned import forward, fresh_model
 from support.models.vllm_world import EXAMPLE
 
 pytestmark = [
@@ -52,13 +53,13 @@ def test_every_version_is_that_of_merged_weights_and_has_a_checksum_of_its_own(
 ) -> None:
     text = world.probe()
     rows = [(text[:4], text[4:])] * 16
-    initial = forward(world.fresh_model(ADAPTER), text, 1.0)[3:]
+    initial = forward(fresh_model(ADAPTER), text, 1.0)[3:]
     assert np.abs(engine.score(rows) - np.tile(initial, 16)).max() < 1e-5, "before there are any"
     actual, sums = [], [engine.checksum()]
     for number in range(1, VERSIONS + 1):
         sent, merged = version(number)
         engine.install(snapshot_of(number, sent))
-        expected = forward(world.fresh_model(ADAPTER, merged), text, 1.0)[3:]
+        expected = forward(fresh_model(ADAPTER, merged), text, 1.0)[3:]
         actual.append(np.abs(engine.score(rows) - np.tile(expected, 16)).max())
         sums.append(engine.checksum())
         assert engine.weights().keys() == sent.keys()
@@ -74,9 +75,9 @@ def test_every_version_is_that_of_merged_weights_and_has_a_checksum_of_its_own(
 
 def test_what_is_sampled_is_of_the_newest_matrices(engine: VllmEngine) -> None:
     sent, merged = version(77)
-    world.finish(engine, world.job("a", tokens=80))  # the cache has its blocks under the old ones
+    finish(engine, world.job("a", tokens=80))  # the cache has its blocks under the old ones
     engine.install(snapshot_of(9, sent))
     job = world.job("b", tokens=80)
-    rows = world.finish(engine, job)["b"].rows
-    assert world.differences(world.fresh_model(ADAPTER, merged), job.rows, rows, 0.7).max() < 1e-3
+    rows = finish(engine, job)["b"].rows
+    assert world.differences(fresh_model(ADAPTER, merged), job.rows, rows, 0.7).max() < 1e-3
     assert {span[0] for row in rows for span in row.spans} == {9}

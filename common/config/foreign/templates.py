@@ -8,6 +8,7 @@ from typing import TypeVar
 from prefixrl.common.config.prompting import (
     ADVICE,
     ADVICE_TEMPLATE,
+    DRAFT,
     PROBLEM,
     AdapterConfig,
     ModelConfig,
@@ -25,6 +26,14 @@ ADVISER_TEMPLATE = (
     "Write short advice that helps them to answer it. Do not write the answer itself."
 )
 """The adapter's prompt template with advice, where the run file has none."""
+REVIEWER_TEMPLATE = (
+    "Somebody else was asked this question:\n\n"
+    f"{PROBLEM}\n\n"
+    "This is their draft of an answer, which may be wrong:\n\n"
+    f"{DRAFT}\n\n"
+    "Write short advice that helps them to improve it. Do not write the answer itself."
+)
+"""The adapter's prompt template where it reads the target's draft, and the run file has none."""
 AnyModel = TypeVar("AnyModel", bound=ModelConfig)
 
 
@@ -55,7 +64,8 @@ def adviser(adapter: AdapterConfig, target: TargetConfig | None) -> AdapterConfi
     """Return the adapter with the prompt that asks for advice, where it has no prompt of its own."""
     if target is None or not target.has_advice or adapter.prompt_template is not None:
         return adapter
-    return adapter.model_copy(update={"prompt_template": ADVISER_TEMPLATE})
+    template = REVIEWER_TEMPLATE if adapter.sees_draft else ADVISER_TEMPLATE
+    return adapter.model_copy(update={"prompt_template": template})
 
 
 def without_advice(text: str) -> str:
@@ -79,8 +89,9 @@ def _question_text(key: str, template: str | None, base: Path) -> str | None:
 def _check_places(model: ModelConfig, section: str) -> None:
     """Raise ConfigError for a place that nothing fills, or where the place of the advice is missing."""
     takes_advice = isinstance(model, TargetConfig) and model.has_advice
+    sees_draft = isinstance(model, AdapterConfig) and model.sees_draft
     keys = {
-        "prompt_template": {PROBLEM, ADVICE} if takes_advice else {PROBLEM},
+        "prompt_template": {PROBLEM, *[ADVICE] * takes_advice, *[DRAFT] * sees_draft},
         "system": {ADVICE} if takes_advice else set[str](),
         "bare_template": {PROBLEM},
     }
@@ -88,6 +99,11 @@ def _check_places(model: ModelConfig, section: str) -> None:
         for name in _NAME.findall(getattr(model, key, None) or ""):
             if f"{{{name}}}" not in places:
                 raise ConfigError(_unknown_place(f"{section}.{key}", f"{{{name}}}", places))
+    if sees_draft and model.prompt_template and DRAFT not in model.prompt_template:
+        raise ConfigError(
+            f'{section}.sees = "draft": {section}.prompt_template has no {DRAFT}, the place of the target\'s draft; '
+            f"put it in, or leave the template out"
+        )
     if not isinstance(model, TargetConfig) or not model.has_advice:
         return
     texts = {"prompt_template": model.prompt_template or "", "system": model.system or ""}
@@ -110,6 +126,8 @@ def _unknown_place(key: str, place: str, places: set[str]) -> str:
             f"{key} has {ADVICE}, which is filled in only with target.placement = "
             f'"advice"; use that, or leave {ADVICE} out: the target continues the prefix'
         )
+    if place == DRAFT and key == "adapter.prompt_template":
+        return f'{key} has {DRAFT}, which is filled in only with adapter.sees = "draft"; use that, or leave {DRAFT} out'
     return (
         f"{key} has {place}, which nothing fills in; allowed are: {allowed}. Text that is to stand in braces has "
         f"spaces within them: {{ {place[1:-1]} }}"

@@ -57,6 +57,8 @@ class Continuation:
     text: str | None = None
     """Text of an engine that is given text, not ids; `tokens` is then the encoding by its model's tokenizer."""
     error: str = ""
+    prompt_tokens: int | None = None
+    """Tokens of the row as an endpoint counts them; None where it is continued here."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ Fault = Literal[
     "no completion",
 ]
 """Cause of a missing verdict, "" where there is one. A closed list, so that counts by cause stay few."""
-TaskKind = Literal["train", "eval"]
+TaskKind = Literal["train", "eval", "draft"]
+"""draft: the target answers without advice, for the adapter to read; nothing is judged."""
 CodeMode = Name
 """Name of the verifier that judges a row's answers; `data.code` explains the values."""
 Turn = tuple[str, str]
@@ -68,6 +69,8 @@ class Prompt(Part, frozen=True):
     """Name that its figures are listed under: its source, and `/FAMILY` where these are few."""
     earlier: tuple[Turn, ...] = ()
     """Turns between the system turn and the question."""
+    draft: str = ""
+    """With `adapter.sees = "draft"` the target's answer without advice; empty also where it gave none."""
 
 
 class GroupTask(Part, frozen=True):
@@ -119,6 +122,13 @@ class GroupPrefixes(Part, frozen=True, kw_only=True):
     """Reason why the group could not be sampled (an over-long prompt, say); `rows` is then empty."""
 
 
+class TargetText(Part, frozen=True):
+    """A whole answer that the target has written."""
+
+    text: str
+    finish: Finish
+
+
 _Score = Annotated[float, Meta(ge=0.0, le=1.0)]
 
 
@@ -160,7 +170,7 @@ class TextVerdict(Part, frozen=True, kw_only=True):
     was_text: bool = False
     """True if the prefix reached the target as text: its tokenizer is of another family than the adapter's."""
     was_cached: bool = False
-    """True if the scorer had this greedy completion already."""
+    """True if scorer or broker had this greedy completion already."""
     is_answered: bool = False
     """True if the prefix alone has an answer in a box already."""
     is_leak: bool = False

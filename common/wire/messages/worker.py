@@ -34,6 +34,7 @@ from prefixrl.common.wire.messages.groups import (
     GroupTask,
     Sampling,
     ScoredGroup,
+    TargetText,
     TaskKind,
 )
 from prefixrl.common.wire.messages.weights import EngineChecksum, PreviousProof, Proof, WeightsNote
@@ -180,6 +181,8 @@ class Scores(Leased, frozen=True):
 
     kind: TaskKind
     groups: tuple[ScoredGroup, ...]
+    prompt_tokens: Count = 0
+    """Tokens of the prompts of drafts, as the endpoint counts them if there is one; 0 for other tasks."""
 
 
 class Refused(Leased, frozen=True):
@@ -268,6 +271,8 @@ class ScoreTask(Leased, frozen=True, kw_only=True):
     groups: tuple[GroupPrefixes, ...]
     sampling: Sampling
     sampled_s: float
+    answers: tuple[TargetText | None, ...] = ()
+    """Greedy answers that the target has given before, per row over all groups; the others are None. Empty: none."""
 
 
 class Revoke(Leased, frozen=True):

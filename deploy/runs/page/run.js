@@ -19,7 +19,8 @@ function sampleCard(sample) {
   return make("article", "sample",
     make("div", "", make("span", `chip ${sample.reward > 0 ? "running" : "failed"}`, `reward ${short(sample.reward)}`), " ",
       make("span", "soft", `${advantage}; iteration ${sample.iteration}, ${sample.parts || sample.status}${sample.rule ? ` by ${sample.rule}` : ""}`)),
-    make("dl", "", ...entry("question", sample.question), ...entry(sample.completion ? "answer, the adapter's part marked" : "what the adapter wrote", answer),
+    make("dl", "", ...entry("question", sample.question), ...(sample.draft ? entry("draft of the target", sample.draft) : []),
+      ...entry(sample.completion ? "answer, the adapter's part marked" : "what the adapter wrote", answer),
       // A reward function of the user's own extracts no answer.
       ...(sample.extracted || sample.status === "no_answer" ? entry("found, and gold", `${sample.extracted || "nothing"}   |   ${sample.gold}`)
         : entry("gold", sample.gold))));

@@ -7,5 +7,7 @@ window.py       admission, deadline and choice: the age of samples; pure
 admission.py    how much of what the window allows is begun: just in time; pure
 filtering.py    the prompt filter, and the shares of groups that end a run; pure
 ceiling.py      the end of a run by cost; pure
+answers.py      greedy answers of the target, kept by their request; pure
+drafts.py       answers that the adapter reads: which to ask for, which groups they let begin; pure
 evaluations.py  groups of evaluations, pinned to one version, apart from the ledger
 """

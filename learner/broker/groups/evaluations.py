@@ -17,6 +17,7 @@ from prefixrl.common.wire.messages.fields import UNPROVED, VERSIONS_KEPT
 from prefixrl.common.wire.messages.groups import GroupPrefixes, GroupTask, Row, ScoredGroup
 from prefixrl.common.wire.messages.learner import Evaluate, EvaluationProgress
 from prefixrl.common.wire.packing import token_ids
+from prefixrl.learner.broker.groups.drafts import Drafts
 from prefixrl.learner.broker.groups.states import SampleItem, ScoreItem
 
 ROWS_PER_ITEM = 64
@@ -66,8 +67,10 @@ class EvaluationRun:
 class EvaluationQueue:
     """Evaluations requested since this broker started."""
 
-    def __init__(self, run_seed: int, attempts: int) -> None:
+    def __init__(self, run_seed: int, attempts: int, drafts: Drafts | None = None) -> None:
+        """`drafts`: those that the adapter reads, if it does."""
         self._run_seed, self._attempts = run_seed, attempts
+        self._drafts = drafts
         self.runs: dict[str, EvaluationRun] = {}
         self._published: dict[int, str] = {}
         self._forgotten = Counter[str](asked=0, judged=0, failed=0)
@@ -81,6 +84,8 @@ class EvaluationQueue:
         run = EvaluationRun(request, self._next)
         self._next += len(request.prompts)
         self.runs[request.name] = run
+        if self._drafts and self._awaits_drafts(request):
+            self._drafts.request_drafts(request.prompts, for_training=False)
         size = max(1, ROWS_PER_ITEM // request.samples)
         for start in range(0, run.total, size):
             seqs = tuple(range(run.first + start, run.first + min(start + size, run.total)))
@@ -181,7 +186,10 @@ class EvaluationQueue:
         run = self.run_of(seq)
         request, index = run.request, seq - run.first
         seed = derive(self._run_seed, "evaluation", request.name, index)
-        return GroupTask(seq, request.prompts[index], seed)
+        prompt = request.prompts[index]
+        if self._drafts and request.version >= 0:
+            prompt = self._drafts.with_draft(prompt)
+        return GroupTask(seq, prompt, seed)
 
     def published(self, version: int, digest: str) -> None:
         """Note the digest of a version; a resumed run may train a version again, with another digest."""
@@ -226,17 +234,36 @@ class EvaluationQueue:
     def start_sampling(self, version: int, digest: str) -> SampleItem | None:
         """Return the next item for a rollout that has these weights."""
         for run in self.runs.values() if self._is_meant(version, digest) else ():
-            if run.to_sample and run.request.version == version:
-                return run.to_sample.pop(0)
+            for index, item in enumerate(run.to_sample if run.request.version == version else ()):
+                if self._is_ready(run, item):
+                    return run.to_sample.pop(index)
         return None
+
+    def _is_ready(self, run: EvaluationRun, item: SampleItem | ScoreItem) -> bool:
+        """Return True if all drafts that an item needs are there."""
+        request = run.request
+        if self._drafts is None or not self._awaits_drafts(request):
+            return True
+        return all(self._drafts.is_ready(request.prompts[seq - run.first]) for seq in item.seqs)
+
+    def _awaits_drafts(self, request: Evaluate) -> bool:
+        """Return True if drafts are needed: the adapter reads them, or they are the very answers."""
+        if self._drafts is None:
+            return False
+        if request.version >= 0:
+            return True
+        return not request.prefix_text and self._drafts.answers_to(request.completion_sampling)
 
     def start_scoring(self, most_groups: int | None = None) -> ScoreItem | None:
         """Return the next item for a scorer, or at most `most` groups of it."""
         for run in self.runs.values():
-            if run.to_score:
-                item = run.to_score.pop(0)
+            for index, item in enumerate(run.to_score):
+                if not self._is_ready(run, item):
+                    continue
                 if later := item.seqs[most_groups or len(item.seqs) :]:
-                    run.to_score.insert(0, item.only(later))
+                    run.to_score[index] = item.only(later)
+                else:
+                    del run.to_score[index]
                 return item.only(item.seqs[:most_groups])
         return None
 

@@ -16,7 +16,7 @@ import heapq
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import count
+from itertools import count, islice
 from typing import Literal
 
 from prefixrl.common.journal.records import (
@@ -73,17 +73,50 @@ class Ledger(JournaledState):
         self._unscored_items: list[tuple[int, tuple[int, ...], int, ScoreItem]] = []
         """A heap: by version, then by groups."""
         self._queued = count()
+        self.lacks_draft = False
+        """True if groups were not begun at the last look because prompts are not ready."""
 
     def start_sampling(self, version: int, most_groups: int | None = None) -> SampleItem | None:
         """Return groups for a worker at `version`; None if window or data allow no group."""
         most_groups = most_groups or self.limits.groups_per_item
+        self.lacks_draft = False
         while self._resample:
             if self._live_again(self._resample[0]):
                 return self._resample_item(version, most_groups)
             self._resample.popleft()  # delivered after all, by the worker that was given up
         if not (size := self._new_item_size(version, most_groups)):
             return None
+        # All or none: what an item holds must not depend on when drafts come.
+        if not self._are_ready(self._next_places(size)):
+            return None
         return self._begin_sampling(tuple(self._issue() for _ in range(size)), version)
+
+    def _next_places(self, groups: int) -> list[int]:
+        """Return the positions of the prompts of the next groups."""
+        places = [place for place, _ in islice(self._requeued, groups)]
+        new = groups - len(places)
+        return [*places, *range(self._next_prompt, self._next_prompt + new)]
+
+    def _are_ready(self, places: Iterable[int]) -> bool:
+        self.lacks_draft = not all(map(self._prompts.is_ready, places))
+        return not self.lacks_draft
+
+    @property
+    def upcoming(self) -> range:
+        """Positions of prompts to make ready: those of the next batch, or fewer if the run begins fewer groups."""
+        most = self.window.batch_groups
+        if self.window.iterations is not None:
+            room = self._room(self.window.iterations, self._live.states())
+            most = max(0, min(most, room - len(self._requeued)))
+        if self._prompts.total is not None:
+            most = max(0, min(most, self._prompts.total - self._next_prompt))
+        return range(self._next_prompt, self._next_prompt + most)
+
+    @property
+    def unsampled_places(self) -> list[int]:
+        """Positions of the prompts of groups that are sampled again."""
+        places = [group.prompt for group in self.live() if group.state == "queued"]
+        return places + [place for place, _ in self._requeued]
 
     def _live_again(self, seqs: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(seq for seq in seqs if self._state(seq) == "queued")
@@ -99,6 +132,8 @@ class Ledger(JournaledState):
         )
         if room < len(seqs) and (self.window.over_sampling == 1 or not room):
             return None
+        if not self._are_ready(self._live[seq].prompt for seq in seqs):
+            return None  # the end of the file with its draft was lost
         self._resample.popleft()
         room = min(room, most_groups)
         if seqs[room:]:

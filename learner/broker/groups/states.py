@@ -25,6 +25,9 @@ class PromptSource(Protocol):
     def source(self, prompt_index: int, /) -> str:
         """Return the source of this prompt, as figures name it."""
 
+    def is_ready(self, prompt_index: int, /) -> bool:
+        """Return True if a group of this prompt may begin: nothing has to be known of it first."""
+
 
 @dataclass
 class Group:

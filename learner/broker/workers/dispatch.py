@@ -5,7 +5,7 @@ Pure: time is passed in, messages to send are collected in the outbox, records i
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -18,6 +18,7 @@ from prefixrl.common.wire.messages.groups import (
     GroupTask,
     Sampling,
     ScoredGroup,
+    TargetText,
     TaskKind,
 )
 from prefixrl.common.wire.messages.worker import (
@@ -36,16 +37,20 @@ from prefixrl.common.wire.packing import (
     check_verdicts,
 )
 from prefixrl.common.worker.allowance import Allowance, RateLimits
+from prefixrl.learner.broker.groups.answers import KeptAnswers
+from prefixrl.learner.broker.groups.drafts import Drafts
 from prefixrl.learner.broker.groups.evaluations import EvaluationQueue
 from prefixrl.learner.broker.groups.ledger import Ledger
-from prefixrl.learner.broker.groups.states import SampleItem, ScoreItem
+from prefixrl.learner.broker.groups.states import PromptSource, SampleItem, ScoreItem
 from prefixrl.learner.broker.outbox import Outbox
 from prefixrl.learner.broker.workers.registry import Registry
+from prefixrl.learner.broker.workers.stage_clock import StageClock
 from prefixrl.learner.broker.workers.task_names import TaskNames, content, version_of
 from prefixrl.learner.broker.workers.task_order import Kind, kind_of
 from prefixrl.learner.broker.workers.workers import Lease, Phase, Worker
-from prefixrl.learner.data.order import PromptOrder
 
+StartScoring = Callable[[int | None], ScoreItem | None]
+"""Takes the next item of a queue, of so many groups at most."""
 EVALUATION_SHARE = 4
 """One score task in so many is for an evaluation while there is training work too: neither starves. While a run trains,
 evaluations also hold one seat in so many (or one task): training work that comes later would share each step with the
@@ -66,15 +71,26 @@ class Dispatcher:
     """Turns free rows into leases and results into ledger events."""
 
     def __init__(
-        self, config: RunConfig, ledger: Ledger, prompts: PromptOrder, names: TaskNames
+        self,
+        config: RunConfig,
+        ledger: Ledger,
+        prompts: PromptSource,
+        names: TaskNames,
+        answers: KeptAnswers,
+        drafts: Drafts | None = None,
     ) -> None:
+        """`drafts`: those that `prompts` hold, where the adapter reads any."""
         self._config, self._prompts, self._names = config, prompts, names
+        self.answers, self.drafts = answers, drafts
+        self._drafted_until = 0
+        """Position in the order of prompts up to which drafts were requested."""
         self._limits = limits_of(config)
         self._sampling = config.rollout_sampling(), config.scorer_sampling()
         """Settings of prefixes, and of completions, in training."""
         self._score_tasks = 0
         self.ledger = ledger
-        self.evaluations = EvaluationQueue(config.seed, config.broker.attempts)
+        self.evaluations = EvaluationQueue(config.seed, config.broker.attempts, drafts)
+        self._request_drafts(ledger.unsampled_places)
         self._result_s = max(config.broker.stall_s, RESULT_SHARE * config.learner.batch_timeout_s)
         if config.scorer.is_served:
             # A scorer may wait so long for its endpoint.
@@ -97,6 +113,9 @@ class Dispatcher:
 
     def dispatch(self, now_s: float) -> None:
         """Fill every free seat, and the room behind it, that the window and the data allow."""
+        upcoming = self.ledger.upcoming if self.drafts else range(0)
+        self._request_drafts(range(max(upcoming.start, self._drafted_until), upcoming.stop))
+        self._drafted_until = max(self._drafted_until, upcoming.stop)
         self.ledger.admission.supply = self.registry.supply(self._config.rows_per_job("scorer"))
         if self.evaluations.runs:
             self.evaluations.give_up_stranded(
@@ -128,7 +147,13 @@ class Dispatcher:
             for lease in worker.leases.values()
         )
         texts += sum(lease.open_rows for lease in leases if lease.kind == "train")
+        if self.drafts:
+            texts += self.drafts.total.waiting
         return texts + self.evaluations.open_texts
+
+    def _request_drafts(self, places: Iterable[int]) -> None:
+        if self.drafts:
+            self.drafts.request_drafts(map(self._prompts.prompt, places), for_training=True)
 
     def _give_sampling(self, worker: Worker, now_s: float) -> bool:
         kind: TaskKind = "eval"
@@ -171,26 +196,20 @@ class Dispatcher:
         return True
 
     def _give_scoring(self, worker: Worker, now_s: float) -> bool:
-        kinds: list[TaskKind] = ["train"]
-        evaluation_texts = sum(
-            lease.open_rows for lease in worker.leases.values() if lease.kind == "eval"
-        )
-        if (
-            worker.takes_runs
-            or evaluation_texts < worker.seats / EVALUATION_SHARE
-            or not self.ledger.is_training
-        ):
-            kinds.insert((self._score_tasks + 1) % EVALUATION_SHARE > 0, "eval")
-        for kind in kinds:
-            queue = self.ledger if kind == "train" else self.evaluations
-            most = None if worker.takes_runs else 1
-            if (item := queue.start_scoring(most)) is not None:
-                break
-        else:
+        most = None if worker.takes_runs else 1
+        queues = self._scoring_queues(worker)
+        work = ((kind, item) for kind, start in queues if (item := start(most)) is not None)
+        if (next_work := next(work, None)) is None:
             return False
+        kind, item = next_work
         self._score_tasks += 1
+        answers: tuple[TargetText | None, ...] = ()
         if kind == "eval":
             sampling = self.evaluations.run_of(item.seqs[0]).request.completion_sampling
+            answers = self.answers.texts_of(item.groups, sampling)
+        elif kind == "draft":
+            assert self.drafts is not None
+            sampling = self.drafts.sampling
         else:
             sampling = self._sampling[1]
             self.stages.leased(item.seqs, now_s)
@@ -202,11 +221,34 @@ class Dispatcher:
             groups=item.groups,
             sampling=sampling,
             sampled_s=item.sampled_s,
+            answers=answers,
         )
         rows = sum(len(group.rows) for group in item.groups)
         texts = rows * self._config.scorer.texts_per_row(kind)
         self._lease(worker, item, task, texts, self._scoring_work(rows, kind, sampling), now_s)
         return True
+
+    def _scoring_queues(self, worker: Worker) -> list[tuple[TaskKind, StartScoring]]:
+        """Return the queues that a scorer may get work from, the first one first."""
+        # A draft is one row, and the groups that wait for it are none of a scorer's work yet.
+        training: list[tuple[TaskKind, StartScoring]] = [("train", self.ledger.start_scoring)]
+        evaluating: list[tuple[TaskKind, StartScoring]] = [("eval", self.evaluations.start_scoring)]
+        if drafts := self.drafts:
+            if not self.ledger.is_closed:
+                training.insert(0, ("draft", lambda _: drafts.start_scoring(for_training=True)))
+            evaluating.insert(0, ("draft", lambda _: drafts.start_scoring(for_training=False)))
+        evaluation_texts = sum(
+            lease.open_rows for lease in worker.leases.values() if lease.kind != "train"
+        )
+        may_evaluate = (
+            worker.takes_runs
+            or evaluation_texts < worker.seats / EVALUATION_SHARE
+            or not self.ledger.is_training
+        )
+        if not may_evaluate:
+            return training
+        is_their_turn = (self._score_tasks + 1) % EVALUATION_SHARE == 0
+        return evaluating + training if is_their_turn else training + evaluating
 
     def _scoring_work(self, rows: int, kind: TaskKind, sampling: Sampling) -> int:
         tokens = sampling.max_new_tokens + self._config.scorer.most_extension_tokens
@@ -264,7 +306,7 @@ class Dispatcher:
         if lease is None and result.kind == "eval":
             return []
         self._check_scores(lease, result)
-        if lease:
+        if lease and result.kind != "draft":
             for group in result.groups:
                 texts = group.texts
                 self.completions["judged"] += len(texts)
@@ -273,8 +315,13 @@ class Dispatcher:
         if result.kind == "train":
             accepted = self.ledger.take_scores(result.groups)
             self.stages.came_in((group.prefixes.seq for group in accepted), now_s)
-        else:
+        elif result.kind == "eval" and lease:
             self.evaluations.take_scores(result.groups)
+            sampling = self.evaluations.run_of(lease.item.seqs[0]).request.completion_sampling
+            self.answers.keep_evaluated(result.groups, sampling)
+        elif self.drafts:
+            # Also of an earlier broker's task: nothing but the question counts.
+            self.drafts.take_scores(result.groups, result.prompt_tokens)
         worker.finish(result.task)
         self.note_event(f"{worker.name} judged {len(result.groups)} groups", now_s)
         return accepted
@@ -323,7 +370,7 @@ class Dispatcher:
             request = self.evaluations.run_of(lease.item.seqs[0]).request
             prefix, completion = request.prefix_sampling, request.completion_sampling
         scorer, most = self._config.scorer, 0
-        if result.kind == "eval" or scorer.keep_completions:
+        if result.kind != "train" or scorer.keep_completions:
             tokens = (
                 prefix.max_new_tokens + completion.max_new_tokens + scorer.most_extension_tokens
             )
@@ -390,7 +437,26 @@ class Dispatcher:
         return [lease.task for lease in leases]
 
     def _return(self, lease: Lease, died: bool) -> None:
-        (self.evaluations if lease.kind == "eval" else self.ledger).give_back(lease.item, died)
+        if lease.kind == "draft":
+            assert self.drafts is not None
+            self.drafts.give_back(lease.item, died)
+        else:
+            queue = self.ledger if lease.kind == "train" else self.evaluations
+            queue.give_back(lease.item, died)
+
+    def drafts_in_words(self, now_s: float) -> str:
+        """Name the drafts that groups wait for, and the scorers that have them; "" where none holds a group up."""
+        if self.drafts is None or not self.ledger.lacks_draft:
+            return ""
+        holders = [
+            f"{worker.name} on {worker.host} for {now_s - lease.since_s:.0f} s"
+            for worker in self.registry.by_identity.values()
+            for lease in worker.leases.values()
+            if lease.kind == "draft"
+        ]
+        more = f" and {len(holders) - 1} more tasks" if len(holders) > 1 else ""
+        place = f"{holders[0]}{more}" if holders else "queued, for any scorer"
+        return f"drafts of the target for {self.drafts.total.waiting} problems ({place})"
 
 
 def limits_of(config: RunConfig) -> GroupLimits:
@@ -423,30 +489,3 @@ def _difference(lease: Lease, result: Prefixes | Scores) -> str:
     ]
     parts = "prompt or seed" if isinstance(result, Prefixes) else "prefixes, version or weights"
     return f"result of task {lease.task} holds another {parts} in groups {changed}"
-
-
-class StageClock:
-    """Waiting times of live groups, for a scorer, then for their iteration; time is passed in."""
-
-    def __init__(self) -> None:
-        self._since_s: dict[int, float] = {}
-        self._queued_s: dict[int, float] = {}
-
-    def came_in(self, seqs: Iterable[int], now_s: float) -> None:
-        """Note that prefixes or scores of these groups arrived."""
-        self._since_s.update(dict.fromkeys(seqs, now_s))
-
-    def leased(self, seqs: Iterable[int], now_s: float) -> None:
-        """Note that a scorer got these groups."""
-        for seq in seqs:
-            self._queued_s[seq] = now_s - self._since_s.pop(seq, now_s)
-
-    def waits_s(self, seq: int, now_s: float) -> tuple[float, float]:
-        """Return the seconds a scored group waited for a scorer and, until now, for its iteration."""
-        return self._queued_s.get(seq, 0.0), now_s - self._since_s.get(seq, now_s)
-
-    def forget_all_but(self, live: set[int]) -> None:
-        """Drop the times of groups that ended."""
-        for times in (self._since_s, self._queued_s):
-            for seq in times.keys() - live:
-                del times[seq]

@@ -9,6 +9,7 @@ import msgspec
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.host.process import write_atomically
 from prefixrl.common.journal.records import RunHeader
+from prefixrl.common.run.changes import FREE_KEYS, settings_besides
 from prefixrl.common.run.digests import (
     function_digest,
     model_digests,
@@ -124,6 +125,19 @@ class IdentityCheck:
                 return
         if digest not in self._versions.get(version, set()):
             raise ValueError(f"weights {digest} were never published as version {version}")
+
+
+def target_digest(config: RunConfig) -> str:
+    """Return a digest of the target and of all settings by which a run asks it; "" without a target.
+
+    The keys that a resumed run may change are no part of it: a served target that moved is the same model.
+    """
+    if config.target is None:
+        return ""
+    document = config.model_dump(mode="json", include={"target", "scorer"})
+    settings = list(settings_besides(document, FREE_KEYS))
+    digests = model_digests(config.target.model)
+    return name_digest(repr((digests, settings)))
 
 
 class Start(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ from enum import IntEnum
 from typing import Literal
 
 from prefixrl.common.wire.messages.fields import MOST_ROWS, UNPROVED
+from prefixrl.common.wire.messages.groups import TaskKind
 from prefixrl.common.wire.messages.weights import Proof
 from prefixrl.common.wire.messages.worker import (
     Activity,
@@ -57,7 +58,7 @@ class Lease:
     """A task held by a worker."""
 
     task: str
-    kind: Literal["train", "eval"]
+    kind: TaskKind
     item: SampleItem | ScoreItem
     since_s: float
     reported_s: float

@@ -2,7 +2,8 @@
 
 A comparison goes through `RULES` from the first to the last. The first rule that applies ends it:
 with a verdict, or by leaving it to math-verify (`verify.py`). A new rule is a function here and an
-entry of `RULES` at its place; the rows of `tests/scorer/verifier/rules/answers.jsonl` show what it
+entry at its place in one of the lists that make `RULES`: for whole texts, for texts that are no
+expressions, for values; the rows of `tests/scorer/verifier/rules/answers.jsonl` show what it
 decides.
 """
 

@@ -4,7 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from prefixrl.common.config.foreign.templates import ADVISER_TEMPLATE, without_advice
+from prefixrl.common.config.foreign.templates import (
+    ADVISER_TEMPLATE,
+    REVIEWER_TEMPLATE,
+    without_advice,
+)
 from prefixrl.common.config.load import load
 from prefixrl.common.config.prompting import ADVICE_TEMPLATE
 from prefixrl.common.errors import ConfigError
@@ -29,6 +33,12 @@ def test_templates_of_the_run_file_stay_as_they_are() -> None:
     config = load(EXAMPLE / "run.toml", settings)
     assert config.adapter.prompt_template == "Advise: {problem}"
     assert config.target is not None and config.target.prompt_template is None
+
+
+def test_an_adapter_that_reads_drafts_is_asked_to_improve_them() -> None:
+    config = load(EXAMPLE / "run.toml", (ADVISED, "adapter.sees=draft"))
+    assert config.adapter.prompt_template == REVIEWER_TEMPLATE
+    assert {"{problem}", "{draft}"} <= set(REVIEWER_TEMPLATE.split())
 
 
 def test_a_run_without_advice_has_the_templates_that_it_had() -> None:
@@ -80,6 +90,26 @@ def test_a_run_without_advice_has_the_templates_that_it_had() -> None:
             ['target.bare_template="{problem}"'],
             'bare_template = "{problem}" has no effect with placement = "answer"',
             id="a form without advice where there is none",
+        ),
+        pytest.param(
+            ["adapter.sees=draft"],
+            'adapter.sees = .draft. with target.placement = .answer.: .*use target.placement = "advice"',
+            id="a draft without advice",
+        ),
+        pytest.param(
+            [ADVISED, "adapter.sees=draft", 'adapter.prompt_template="{problem}"'],
+            r'adapter.sees = "draft": adapter.prompt_template has no \{draft\}',
+            id="a draft without a place",
+        ),
+        pytest.param(
+            [ADVISED, 'adapter.prompt_template="{problem} {draft}"'],
+            r'has \{draft\}, which is filled in only with adapter.sees = "draft"',
+            id="a place of a draft without one",
+        ),
+        pytest.param(
+            [ADVISED, 'target.prompt_template="{problem}\n{prefix}\n{draft}"'],
+            r"target.prompt_template has \{draft\}, which nothing fills in",
+            id="a draft for the target",
         ),
     ],
 )

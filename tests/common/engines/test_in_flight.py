@@ -17,7 +17,7 @@ from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.wire.messages.groups import Sampling
 from support.fakes import SteppedClock
 from support.models import versioned
-from support.models.embedded_jobs import EmbeddedEngines
+from support.models.engine_jobs import EmbeddedEngines
 
 TOKENS = 30
 PROMPTS = tuple(

@@ -119,7 +119,14 @@ def test_figures_and_strings_out_of_range_are_not_even_read(
 
 
 UNLIMITED_STRINGS = {
-    *("Prompt.prompt_id", "Prompt.question", "Prompt.gold", "Prompt.system", "Prompt.source"),
+    *(
+        "Prompt.prompt_id",
+        "Prompt.draft",
+        "Prompt.question",
+        "Prompt.gold",
+        "Prompt.system",
+        "Prompt.source",
+    ),
     *("Row.text", "TextVerdict.completion"),
 }
 """Equal to what the broker gave out, or limited by the run's lengths in the handler."""

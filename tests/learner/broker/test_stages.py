@@ -1,6 +1,6 @@
 """Waits between stages, told by the times passed in."""
 
-from prefixrl.learner.broker.workers.dispatch import StageClock
+from prefixrl.learner.broker.workers.stage_clock import StageClock
 
 
 def test_a_group_waits_for_a_scorer_and_then_for_its_iteration() -> None:

@@ -15,7 +15,7 @@ from prefixrl.common.models.loading import check_model
 from prefixrl.common.prompts.rendering import renderer_of
 from prefixrl.learner.models.batch import Sample, pad
 from prefixrl.learner.models.model import Models
-from support.models.embedded_jobs import PROMPTS, finish, job, settings
+from support.models.engine_jobs import PROMPTS, finish, job, settings
 from support.models.tiny_model import DEEPSPEED_WARNINGS, VOCABULARY, run_config, with_tokenizer
 from support.paths import ROOT
 

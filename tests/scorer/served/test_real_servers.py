@@ -27,7 +27,7 @@ from support.runs.served_run import served
 START_S = 240.0
 WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 LLAMA = ROOT / "build/llama/bin/python"
-"""An environment of its own, which `make .venv/.installed-llama` builds: it wants other packages than vLLM."""
+"""An environment of its own, which `make build/llama/.installed` builds: it wants other packages than vLLM."""
 RUN = """
 directory = "run"
 [adapter]
@@ -200,7 +200,7 @@ def _waits_for_the_endpoint(directory: Path) -> bool:
     "kind",
     [
         pytest.param(VLLM, id="vllm", marks=[pytest.mark.vllm, pytest.mark.proof]),
-        pytest.param(TRANSFORMERS, id="transformers", marks=[pytest.mark.vllm]),
+        pytest.param(TRANSFORMERS, id="transformers", marks=pytest.mark.nightly),
         pytest.param(LLAMA_CPP, id="llama.cpp", marks=pytest.mark.nightly),
     ],
 )

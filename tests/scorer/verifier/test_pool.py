@@ -13,6 +13,7 @@ import pytest
 
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
+from prefixrl.scorer.verifier import pool as verifier_pool
 from prefixrl.scorer.verifier.pool import START_DEADLINE_S, VerifierPool
 from prefixrl.scorer.verifier.rules.verify import SYMPY_RULE, Judgement
 from prefixrl.scorer.verifier.verifiers import deadline_s
@@ -23,8 +24,8 @@ PATIENCE_S = 200
 
 
 @contextmanager
-def pool_of(children: int = 1, timeout_s: int = 20, **options: int) -> Iterator[VerifierPool]:
-    pool = VerifierPool(children, timeout_s, **options)
+def pool_of(children: int = 1, timeout_s: int = 20) -> Iterator[VerifierPool]:
+    pool = VerifierPool(children, timeout_s)
     try:
         yield pool
     finally:
@@ -182,8 +183,9 @@ def test_a_cached_verdict_needs_no_child() -> None:
         assert pool.poll() == [(2, first)]
 
 
-def test_equal_answers_under_way_are_judged_once() -> None:
-    with pool_of(jobs_per_child=1) as pool:
+def test_equal_answers_under_way_are_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifier_pool, "MAX_JOBS", 1)
+    with pool_of() as pool:
         pool.submit(0, *EQUAL)
         pids = pool.child_pids
         for key in range(1, 20):
@@ -194,8 +196,11 @@ def test_equal_answers_under_way_are_judged_once() -> None:
     assert found == dict.fromkeys(range(20), Judgement(1.0, "ok", r"1+\ln x", rule=SYMPY_RULE))
 
 
-def test_the_least_recently_used_verdict_leaves_the_cache_first() -> None:
-    with pool_of(cache_entries=1) as pool:
+def test_the_least_recently_used_verdict_leaves_the_cache_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(verifier_pool, "MAX_CACHED", 1)
+    with pool_of() as pool:
         pool.submit(1, *EQUAL)
         verdicts(pool)
         pool.submit(2, r"\boxed{2+\ln x}", r"\ln x+2")
@@ -254,8 +259,9 @@ def test_an_expression_that_takes_forever_is_a_timeout() -> None:
     assert (verdict.reward, verdict.status) == (0.0, "timeout")
 
 
-def test_a_child_is_replaced_after_its_number_of_jobs() -> None:
-    with pool_of(jobs_per_child=2) as pool:
+def test_a_child_is_replaced_after_its_number_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifier_pool, "MAX_JOBS", 2)
+    with pool_of() as pool:
         pids: set[int] = set()
         for key in range(4):
             pool.submit(key, rf"\boxed{{{key}+\ln x}}", rf"\ln x+{key}")

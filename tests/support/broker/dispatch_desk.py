@@ -10,6 +10,9 @@ from prefixrl.common.wire.messages.learner import FromBroker
 from prefixrl.common.wire.messages.protocol import PROTOCOL
 from prefixrl.common.wire.messages.worker import Hello, PrefixTask
 from prefixrl.learner.broker.__main__ import make_ledger
+from prefixrl.learner.broker.groups.answers import KeptAnswers
+from prefixrl.learner.broker.groups.drafts import DraftedPrompts, Drafts
+from prefixrl.learner.broker.groups.states import PromptSource
 from prefixrl.learner.broker.workers.dispatch import Dispatcher
 from prefixrl.learner.broker.workers.task_names import TaskNames
 from prefixrl.learner.broker.workers.workers import Phase, Worker
@@ -35,9 +38,14 @@ class Desk:
     def __post_init__(self) -> None:
         config = self.config
         prompts = [problem.prompt() for problem in problems.load(config.data.train, config.data)]
-        order = PromptOrder(prompts, config.seed, None)
+        answers, drafts = KeptAnswers("", config.has_advice, keeps_evaluations=True), None
+        order: PromptSource = PromptOrder(prompts, config.seed, None)
+        if config.adapter.sees_draft:
+            drafts = Drafts(answers, config.scorer_sampling(0.0), 1, config.broker.attempts)
+            order = DraftedPrompts(order, drafts)
         self.ledger = make_ledger(config, order)
-        self.dispatcher = Dispatcher(config, self.ledger, order, TaskNames("e", b"key"))
+        names = TaskNames("e", b"key")
+        self.dispatcher = Dispatcher(config, self.ledger, order, names, answers, drafts)
 
     def worker(
         self, role: Literal["rollout", "scorer"], slots: int = 1, version: int = 0
@@ -71,14 +79,13 @@ class Desk:
     def sample_everything(self, rollout: Worker) -> int:
         """Let a rollout work until it gets nothing more; groups sampled."""
         groups = 0
-        while True:
-            self.dispatch()
-            tasks = self.tasks(rollout, PrefixTask)
-            if not tasks:
-                return groups
+        self.dispatch()
+        while tasks := self.tasks(rollout, PrefixTask):
             for task in tasks:
                 self.dispatcher.take_prefixes(rollout, sampled(task), now_s=1.0)
                 groups += len(task.groups)
+            self.dispatch()
+        return groups
 
 
 def evaluate(desk: Desk, version: int, prompts: list[Prompt], name: str = "e") -> None:

@@ -8,15 +8,19 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from prefixrl.common.config.algorithm import AdmissionRule
-from prefixrl.common.journal.records import Record
-from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, ScoredGroup
+from prefixrl.common.journal.records import AnswerKept, Record
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Sampling, ScoredGroup
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.learner.broker.groups.admission import Admission
+from prefixrl.learner.broker.groups.answers import KeptAnswers
+from prefixrl.learner.broker.groups.drafts import DraftedPrompts, Drafts
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter, Starved
 from prefixrl.learner.broker.groups.ledger import Ledger
-from prefixrl.learner.broker.groups.states import LedgerLimits, SampleItem, ScoreItem
+from prefixrl.learner.broker.groups.states import LedgerLimits, PromptSource, SampleItem, ScoreItem
 from prefixrl.learner.broker.groups.window import Choice, NotYetChosen, Window
 from support import messages
+
+DRAFT_SAMPLING = Sampling(temperature=0.0, max_new_tokens=8)
 
 
 class Places:
@@ -26,7 +30,10 @@ class Places:
         self.total = places
 
     def prompt(self, place: int) -> Prompt:
-        return Prompt(f"p{place % 10}", "?", "1", source=self.source(place))
+        return Prompt(f"p{place % 10}", f"{place % 10} ?", "1", source=self.source(place))
+
+    def is_ready(self, place: int) -> bool:
+        return True
 
     def source(self, place: int) -> str:
         return "odd" if place % 2 else "even"
@@ -50,6 +57,8 @@ class Shape:
     min_ess: float = 0.8
     fills: bool = False
     """`filter.fill = "prioritise"`."""
+    has_drafts: bool = False
+    """The adapter reads a draft of every problem, which scorers make."""
 
 
 @dataclass
@@ -58,10 +67,16 @@ class World:
 
     shape: Shape
     make: type[Ledger] = Ledger
+    make_drafts: type[Drafts] = Drafts
     completed: int = 0
     records: list[Record] = field(default_factory=list)
     sampling: list[SampleItem] = field(default_factory=list)
     scoring: list[ScoreItem] = field(default_factory=list)
+    answers: list[AnswerKept] = field(default_factory=list)
+    """The journal of the drafts."""
+    drafting: list[ScoreItem] = field(default_factory=list)
+    late_drafts: list[ScoreItem] = field(default_factory=list)
+    """Drafts whose lease was given up: they may still arrive."""
     ghosts: list[tuple[GroupPrefixes, ...]] = field(default_factory=list)
     """Prefixes whose lease was given up: they may still arrive, scored or not."""
     trained: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -72,7 +87,17 @@ class World:
     starved: Starved | None = None
 
     def __post_init__(self) -> None:
+        self.load_drafts()
         self.ledger = self._new()
+
+    def load_drafts(self) -> None:
+        """A broker reads the drafts that are on the disk."""
+        kept = KeptAnswers("target", has_advice=True, keeps_evaluations=True)
+        kept.restore(self.answers)
+        self.drafts = self.make_drafts(kept, DRAFT_SAMPLING, 1, 2)
+        self.prompts: PromptSource = Places(self.shape.places)
+        if self.shape.has_drafts:
+            self.prompts = DraftedPrompts(self.prompts, self.drafts)
 
     def _new(self) -> Ledger:
         shape = self.shape
@@ -83,8 +108,41 @@ class World:
         band = AccuracyFilter(0.5, 1.0, shape.limit_groups, 0.0, fills=shape.fills)
         admission = Admission(window, shape.admission, shape.min_ess, shape.groups_per_item)
         return self.make(
-            window, limits, Places(shape.places), None if shape.passing is None else band, admission
+            window, limits, self.prompts, None if shape.passing is None else band, admission
         )
+
+    # --- what scorers do before the adapter writes -------------------------------------------------------------------
+
+    def start_draft(self) -> bool:
+        """Ask for the drafts of the next groups, as the dispatcher does, and give one to a scorer."""
+        if not self.shape.has_drafts:
+            return False
+        places = [*self.ledger.unsampled_places, *self.ledger.upcoming]
+        self.drafts.request_drafts(map(self.prompts.prompt, places), for_training=True)
+        item = self.drafts.start_scoring(for_training=True)
+        if item is None:
+            return False
+        key = self.drafts.answers.key(item.groups[0].prompt, DRAFT_SAMPLING)
+        assert key not in {record.key for record in self.answers}, "asked for again"
+        self.drafting.append(item)
+        return True
+
+    def deliver_draft(self, item: ScoreItem, error: bool = False) -> None:
+        prefixes = item.groups[0]
+        verdict = messages.verdict(
+            0.0,
+            status="error" if error else "no_gold",
+            finish="error" if error else "eos",
+            completion="" if error else draft_of(prefixes.prompt),
+        )
+        scored = messages.scored_group(prefixes, verdict, version=-1)
+        self.drafts.take_scores([scored], prompt_tokens=3)
+        self._sync()
+
+    def lose_draft(self, item: ScoreItem, died: bool) -> None:
+        self.late_drafts.append(item)
+        self.drafts.give_back(item, died)
+        self._sync()
 
     # --- what workers do ---------------------------------------------------------------------------------------------
 
@@ -94,8 +152,20 @@ class World:
         if item is not None:
             assert item.seqs, "a task of nothing"
             self.check_admission(version)
+            self._check_drafts(item)
             self.sampling.append(item)
         return item is not None
+
+    def _check_drafts(self, item: SampleItem) -> None:
+        """A group is begun with the draft of its problem, as the journal has it."""
+        if not self.shape.has_drafts:
+            return
+        texts = {record.key: record.text for record in self.answers}
+        for seq in item.seqs:
+            prompt = self.prompts.prompt(self.ledger.prompt_index(seq))
+            key = self.drafts.answers.key(prompt, DRAFT_SAMPLING)
+            assert texts.get(key) == prompt.draft, "begun without its draft"
+            assert prompt.draft in ("", draft_of(prompt)), "the draft of another problem"
 
     def sample(self, item: SampleItem) -> tuple[GroupPrefixes, ...]:
         places = {group.seq: group.prompt for group in self.ledger.live()}
@@ -106,7 +176,7 @@ class World:
     def _draw(self, seq: int, place: int, version: int) -> GroupPrefixes:
         self.draws += 1
         drawn = messages.row([version, self.draws], version=version)
-        return messages.group(seq, drawn, prompt=Places(None).prompt(place), seed=seq)
+        return messages.group(seq, drawn, prompt=self.prompts.prompt(place), seed=seq)
 
     def deliver_prefixes(self, groups: tuple[GroupPrefixes, ...], sampled_s: float = 0.0) -> None:
         for version in {version_of(group) for group in groups}:
@@ -197,6 +267,8 @@ class World:
         """Written down before anybody is told, as the server does."""
         self.records.extend(self.ledger.records)
         self.ledger.records.clear()
+        self.answers.extend(self.drafts.answers.records)
+        self.drafts.answers.records.clear()
 
     # --- what must hold ----------------------------------------------------------------------------------------------
 
@@ -229,6 +301,10 @@ class World:
             assert "expired: surplus" not in counts.causes
         if shape.passing in (None, 10):
             assert not counts.filtered
+        self.drafts.check()
+        total = self.drafts.total
+        assert total.requests == len({record.key for record in self.answers}) == len(self.answers)
+        assert total.prompt_tokens == sum(record.prompt_tokens for record in self.answers)
 
     def check_admission(self, version: int) -> None:
         """Check the cap on groups under way after one was given out at `version`."""
@@ -240,6 +316,11 @@ class World:
             shape.batch_groups * (version + shape.max_staleness + 1 - chosen) - states["scored"]
         )
         assert under_way <= -(-shape.over_sampling * needed // 1), "more under way than the cap"
+
+
+def draft_of(prompt: Prompt) -> str:
+    """The target's draft of a problem."""
+    return f"a draft of {prompt.prompt_id}"
 
 
 def version_of(group: GroupPrefixes) -> int:

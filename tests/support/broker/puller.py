@@ -1,23 +1,16 @@
-"""A worker's fetcher in a process of its own, for tests that kill, stop and starve it; forked from a warm server."""
+"""Pulls of a worker's fetcher, for a process that a test kills, stops and starves; light to import."""
 
-import multiprocessing
 import os
 import resource
 import signal
 import time
-from itertools import count
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
-from prefixrl.common.weights.folders import prune
 from prefixrl.common.weights.snapshot import describe
 from prefixrl.rollout import staging
 from prefixrl.rollout.weights import Fetcher
 from support.keys import ALONE, source
-
-WARM = multiprocessing.get_context("forkserver")
-WARM.set_forkserver_preload(["prefixrl.rollout.weights"])  # torch, above all
 
 
 def pull(
@@ -60,45 +53,3 @@ def pull(
                 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
         result = describe(staged.version, staged.tensors).digest
         pipe.send((staged.version, staged.manifest.digest, result, fetcher.counts.retries))
-
-
-class Puller:
-    """The process, which is gone after the block; see `pull` for the options."""
-
-    def __init__(
-        self,
-        endpoint: str,
-        versions: list[int],
-        killed_after: int | None = None,
-        file_bytes: int | None = None,
-        pause_s: float = 0.0,
-    ) -> None:
-        self._pipe, self._end = WARM.Pipe()
-        options = (endpoint, versions, killed_after, file_bytes, pause_s, self._end)
-        self.process = WARM.Process(target=pull, args=options, daemon=True)
-
-    def __enter__(self) -> "Puller":
-        self.process.start()
-        self._end.close()
-        return self
-
-    def hears(self, timeout_s: float = 60.0) -> Any:
-        """Return its next report; raise EOFError if it died first."""
-        if not self._pipe.poll(timeout_s):
-            raise AssertionError(f"nothing from the puller within {timeout_s:g} s")
-        return self._pipe.recv()
-
-    def __exit__(self, *error: object) -> None:
-        self.process.kill()
-        self.process.join()
-        self.process.close()
-        self._pipe.close()
-
-
-numbers = count(1)
-
-
-def fresh(folder: Path) -> int:
-    """A version higher than any that a test before used; no snapshot is there."""
-    prune(folder, set())
-    return 100 * next(numbers)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from prefixrl.common.engines.interface.base import Continuation, Job, JobResult
+from prefixrl.common.engines.interface.base import Continuation, Job, JobResult, TokenIds
 from prefixrl.common.prompts.rendering import ByteRenderer
 from prefixrl.common.wire.messages.groups import ScoredGroup, TaskKind
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
@@ -64,6 +64,18 @@ class WritingEngine:
             if continuation.finish == "length"
         ]
         return continuations
+
+
+class ConstantEngine(WritingEngine):
+    """Writes the same answer to every row."""
+
+    def __init__(self, answer: TokenIds) -> None:
+        super().__init__([], 0)
+        self._answer = answer
+
+    def _rows(self, job: Job) -> list[Continuation]:
+        no_logprobs = np.zeros(0, dtype=np.float32)
+        return [Continuation(self._answer, no_logprobs, "length", ()) for _ in job.rows]
 
 
 class Tasks:

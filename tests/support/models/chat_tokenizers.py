@@ -17,19 +17,18 @@ LLAMA_TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"""
 
-LINES = [
-    "What is the sum of two numbers? Think step by step, and write the final answer in \\boxed{}."
-]
+LINES = (
+    "What is the sum of two numbers? Think step by step, and write the final answer in \\boxed{}.",
+)
 
 
-def qwen(folder: Path, lines: Iterable[str] = LINES) -> Path:
+def qwen(folder: Path) -> Path:
     """A model folder without a model; a turn reads `<|im_start|>role … <|im_end|>`."""
-    return _save(
-        folder, QWEN_TEMPLATE, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], "<|im_end|>", lines
-    )
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    return _save(folder, QWEN_TEMPLATE, special, "<|im_end|>", LINES)
 
 
-def llama(folder: Path, lines: Iterable[str] = LINES[:1]) -> Path:
+def llama(folder: Path, lines: Iterable[str] = LINES) -> Path:
     """A model folder without a model; a turn reads `<|start_header_id|>role<|end_header_id|> … <|eot_id|>`."""
     special = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
     return _save(folder, LLAMA_TEMPLATE, special, "<|eot_id|>", lines)
@@ -46,10 +45,11 @@ def _save(folder: Path, template: str, special: list[str], eos: str, lines: Iter
         show_progress=False,
     )
     tokenizer.train_from_iterator(lines, trainer)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=eos, clean_up_tokenization_spaces=False
-    )
-    fast.add_special_tokens({"additional_special_tokens": special})
-    fast.chat_template = template
-    fast.save_pretrained(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=eos,
+        additional_special_tokens=special,
+        chat_template=template,
+        clean_up_tokenization_spaces=False,
+    ).save_pretrained(folder)
     return folder

@@ -2,22 +2,28 @@
 
 import functools
 import itertools
-import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2Model
+from torch.nn.utils.rnn import pad_sequence
+from transformers import (
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForTokenClassification,
+)
 
 from prefixrl.common.config.workers.process_model import ProcessModelConfig
+from prefixrl.deploy.examples.arithmetic.build import IGNORED, train
 from prefixrl.deploy.examples.openr_math import build as example
 from prefixrl.scorer.process.formats import Marked, StepForm
 from prefixrl.scorer.process.steps import split_steps
 from prefixrl.scorer.process.torch_model import TorchStepModel
+from support.models.base_models import edit
 from support.paths import EXAMPLES
 
 SEPARATOR = example.SEPARATOR
@@ -71,62 +77,43 @@ def trained_two_class(folder: Path) -> Path:
     torch.manual_seed(2)
     tokenizer = byte_tokenizer()
     size = 64
-    body = Qwen2Model(
-        Qwen2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=size,
-            intermediate_size=4 * size,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=256,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
+    shape = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=size,
+        intermediate_size=4 * size,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        num_labels=2,
+        classifier_dropout=0.0,
     )
-    head = torch.nn.Sequential(
+    model = Qwen2ForTokenClassification(shape)
+    model.score = torch.nn.Sequential(
         torch.nn.Linear(size, size), torch.nn.ReLU(), torch.nn.Linear(size, 2)
     )
-    _train(body, head, StepForm(tokenizer, settings_of(folder, **TWO_CLASS)))
-    body.save_pretrained(folder)
+    train(model, _batches(StepForm(tokenizer, settings_of(folder, **TWO_CLASS))), STEPS)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    file, config_file = folder / "model.safetensors", folder / "config.json"
-    tensors = {f"model.{name}": tensor for name, tensor in load_file(file).items()}
-    for name, tensor in head.state_dict().items():
-        tensors[f"score.{name}"] = tensor.detach().clone()
-    save_file(tensors, file, metadata={"format": "pt"})
-    config = json.loads(config_file.read_text())
-    config["architectures"] = ["Qwen2ForProcessRewardModel"]
-    config_file.write_text(json.dumps(config))
+    edit(folder / "config.json", architectures=["Qwen2ForProcessRewardModel"])
     return folder
 
 
-def _train(body: Qwen2Model, head: torch.nn.Module, form: StepForm) -> None:
+def _batches(form: StepForm) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """(ids, labels) of right and corrupted answers; the tag of each step is labelled."""
     rows: list[tuple[Marked, list[int]]] = []
     for question, good, wrong, labels in lessons("lessons", ROWS * STEPS // 2):
         rows += [(marked(form, question, good), [1, 1]), (marked(form, question, wrong), labels)]
-    parameters = [*body.parameters(), *head.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=3e-3, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=STEPS)
-    for step in range(STEPS):
-        batch = rows[ROWS * step : ROWS * (step + 1)]
-        width = max(row.tokens.size for row, _ in batch)
-        ids = torch.zeros((len(batch), width), dtype=torch.int64)
-        for index, (row, _) in enumerate(batch):
-            ids[index, : row.tokens.size] = torch.from_numpy(row.tokens.astype("int64"))
-        lines = torch.tensor(
-            [index for index, (row, _) in enumerate(batch) for _ in row.tag_positions]
-        )
-        places = torch.tensor([at for row, _ in batch for at in row.tag_positions])
-        classes = torch.tensor([label for _, labels in batch for label in labels])
-        logits = head(body(input_ids=ids).last_hidden_state[lines, places])
-        loss = torch.nn.functional.cross_entropy(logits, classes)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        schedule.step()
+    for start in range(0, len(rows), ROWS):
+        batch = rows[start : start + ROWS]
+        ids = pad_sequence([torch.from_numpy(row.tokens) for row, _ in batch], batch_first=True)
+        targets = torch.full_like(ids, IGNORED, dtype=torch.int64)
+        for index, (row, labels) in enumerate(batch):
+            targets[index, list(row.tag_positions)] = torch.tensor(labels)
+        yield ids, targets
 
 
 def marked(form: StepForm, question: str, answer: str) -> Marked:

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from prefixrl.common.engines.interface.base import TokenIds
+from support.models.tiny_model import save_model
 
 FIRST = 256
 """Below are the bytes of prompts."""
@@ -23,22 +24,9 @@ Tensors = dict[str, torch.Tensor]
 
 def save(folder: Path) -> Path:
     """The initial model, version 0."""
-    torch.manual_seed(11)
-    shape = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=1024,
-        tie_word_embeddings=False,
-        initializer_range=0.2,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
-    model = Qwen2ForCausalLM(shape)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 1024}
+    save_model(folder, vocab_size=VOCABULARY, **sizes)
+    model = fresh_model(folder)
     with torch.no_grad():
         model.model.embed_tokens.weight[:, 0] = PUSH  # so the first channel of every state is large
     model.load_state_dict(version(dict(model.named_parameters()), 0))
@@ -51,12 +39,7 @@ def version(tensors: Tensors, number: int) -> Tensors:
 
     The rest differs too.
     """
-    random = torch.Generator().manual_seed(number)
-    moved = {
-        name: tensor.detach()
-        + 0.05 * tensor.std().clamp(min=0.05) * torch.randn(tensor.shape, generator=random)
-        for name, tensor in tensors.items()
-    }
+    moved = perturbed(tensors, number)
     moved["model.embed_tokens.weight"][:, 0] = PUSH
     head = moved["lm_head.weight"]
     head[:, 0] = -10.0
@@ -64,18 +47,35 @@ def version(tensors: Tensors, number: int) -> Tensors:
     return moved
 
 
+def perturbed(tensors: Tensors, seed: int) -> Tensors:
+    """Every weight moved by noise, of a tenth of its tensor's spread."""
+    random = torch.Generator().manual_seed(seed)
+    return {
+        name: tensor.detach()
+        + 0.1 * tensor.std().clamp(min=0.05) * torch.randn(tensor.shape, generator=random)
+        for name, tensor in tensors.items()
+    }
+
+
 def written_by(tokens: TokenIds) -> NDArray[np.int32]:
     """The version that wrote each token, from the token itself."""
     return ((tokens - FIRST) // CHOICES).astype(np.int32)
+
+
+def fresh_model(folder: Path, tensors: dict[str, torch.Tensor] | None = None) -> Any:
+    """A model that no engine has touched, with other weights if given."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    if tensors:
+        missing, unexpected = model.load_state_dict(tensors, strict=False)
+        assert not unexpected and set(missing) <= {"lm_head.weight"}
+    return model
 
 
 def logprobs(
     folder: Path, tensors: Tensors, text: TokenIds, temperature: float
 ) -> NDArray[np.float64]:
     """Logprob of every token but the first by a fresh model."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    model.load_state_dict(tensors)
-    return forward(model, text, temperature)
+    return forward(fresh_model(folder, tensors), text, temperature)
 
 
 @torch.no_grad()

@@ -1,16 +1,13 @@
 """Engines of the arithmetic example's models, jobs for them, and what transformers says about the same tokens."""
 
 import textwrap
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM
 
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
@@ -18,8 +15,7 @@ from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.interface.base import Continuation, Job, JobResult, TokenIds
 from prefixrl.common.engines.make import make_engine
 from prefixrl.common.engines.vllm.engine import VllmEngine
-from prefixrl.common.seeds import row_uniforms
-from prefixrl.common.wire.messages.groups import Sampling
+from support.models import engine_jobs
 from support.models.versioned import forward
 from support.packages import write_package
 from support.paths import EXAMPLE
@@ -53,38 +49,6 @@ def started(
         engine.close()
 
 
-def logprobs(engine: VllmEngine, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
-    """The logprob of every token but the first, each asked for as the next one, at a temperature."""
-    return engine._call(_logprobs(engine, tokens, temperature), 600.0, "score tokens")
-
-
-async def _logprobs(
-    engine: VllmEngine, tokens: TokenIds, temperature: float
-) -> NDArray[np.float32]:
-    from vllm import SamplingParams
-    from vllm.inputs.engine import tokens_input
-
-    outputs = []
-    for position in range(1, len(tokens)):
-        ids = [int(tokens[position])]
-        sampling = SamplingParams(
-            temperature=temperature,
-            max_tokens=1,
-            logprob_token_ids=ids,
-            ignore_eos=True,
-            detokenize=False,
-        )
-        prompt = tokens_input(prompt_token_ids=tokens[:position].tolist())
-        outputs.append(await engine._request_score(prompt, sampling))
-    if engine._is_paused:
-        await engine._resume()
-    results = [(await output.get()).outputs[0].logprobs[0] for output in outputs]
-    return np.asarray(
-        [entry[int(token)].logprob for entry, token in zip(results, tokens[1:], strict=True)],
-        np.float32,
-    )
-
-
 def reference(model: Path) -> TransformersEngine:
     """The embedded engine on the same model, in fp32."""
     return TransformersEngine(str(model), "cpu", "float32", 1)
@@ -103,39 +67,12 @@ def job(
     random = np.random.Generator(np.random.PCG64(17))
     lengths = random.integers(max(1, tokens - 4), tokens + 4, rows)
     starts = tuple(random.integers(2, VOCABULARY, length).astype(np.int32) for length in lengths)
-    return Job(
-        key,
-        starts,
-        row_uniforms(3, "prefix", rows, new),
-        Sampling(temperature=temperature, max_new_tokens=new),
-        stops,
-    )
-
-
-def finish(engine: VllmEngine, *jobs: Job, already: int = 0) -> dict[str, JobResult]:
-    """Submit jobs and run until these and the `already` open ones are done."""
-    for job_to_do in jobs:
-        engine.submit(job_to_do)
-    results: dict[str, JobResult] = {}
-    deadline_s = time.monotonic() + 120
-    while len(results) < len(jobs) + already:
-        assert time.monotonic() < deadline_s, f"only {sorted(results)} finished"
-        results |= {result.key: result for result in engine.step(0.05)}
-    return results
+    return engine_jobs.job(key, starts, engine_jobs.settings(temperature, new), stops)
 
 
 def texts(result: JobResult) -> list[list[int]]:
     """Token ids per row."""
     return [row.tokens.tolist() for row in result.rows]
-
-
-def fresh_model(folder: Path, tensors: dict[str, torch.Tensor] | None = None) -> Any:
-    """A model that no engine has touched, with other weights if given."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    if tensors:
-        missing, unexpected = model.load_state_dict(tensors, strict=False)
-        assert not unexpected and set(missing) <= {"lm_head.weight"}
-    return model
 
 
 def differences(
@@ -147,16 +84,6 @@ def differences(
         whole = np.concatenate([start, row.tokens])
         results.append(np.abs(row.logprobs - forward(model, whole, temperature)[len(start) - 1 :]))
     return np.concatenate(results)
-
-
-def perturbed(tensors: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
-    """Every weight moved by noise, of a tenth of its tensor's spread."""
-    random = torch.Generator().manual_seed(seed)
-    return {
-        name: tensor
-        + 0.1 * tensor.std().clamp(min=0.05) * torch.randn(tensor.shape, generator=random)
-        for name, tensor in tensors.items()
-    }
 
 
 def probe() -> TokenIds:

@@ -10,9 +10,8 @@ from contextlib import contextmanager, suppress
 def no_descriptor() -> Iterator[None]:
     """Leave no descriptor free meanwhile."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    newest = os.dup(0)
-    descriptors = [newest]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (newest + 1, limits[1]))
+    descriptors = [os.dup(0)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors[0] + 1, limits[1]))
     try:
         with suppress(OSError):
             while True:

@@ -3,8 +3,9 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from support.fakes import wait_until
 from support.paths import ROOT
 
 RUN_FILE = ROOT / "deploy/examples/arithmetic/run.toml"
+
+wait_for = partial(wait_until, timeout_s=240.0, poll_s=0.05)
+"""Poll as long as a whole run may take."""
 
 SMALL = (
     "algorithm.groups_per_iteration=16",
@@ -40,24 +44,20 @@ def launched(
     directory: Path, *settings: str, run_file: Path = RUN_FILE
 ) -> Iterator["subprocess.Popen[str]"]:
     """A launch under way; whatever it started is gone afterwards."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command(directory, *settings, run_file=run_file),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
+    ) as process:
+        try:
+            yield process
+        finally:
             process.terminate()
             try:
                 process.wait(30)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
 
 
 def finish(
@@ -77,11 +77,6 @@ def logs(directory: Path) -> str:
         for path in (directory / "logs").glob("*.log")
     ]
     return "".join(parts)
-
-
-def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 240.0) -> Any:
-    """Poll until the condition is true, as long as a whole run may take; its value."""
-    return wait_until(condition, what, timeout_s, poll_s=0.05)
 
 
 def _json_of(command: str, directory: Path) -> str:

@@ -59,11 +59,8 @@ def write_end(run: Path, code: int, reason: str) -> None:
 @contextmanager
 def held(run: Path) -> Iterator[None]:
     """A process that works in the directory meanwhile."""
-    holder = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", HOLD, run], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    try:
+    ) as holder:
         assert holder.stdout and holder.stdout.readline() == b"locked\n"
         yield
-    finally:
-        holder.communicate()

@@ -17,7 +17,7 @@ import openai
 
 from prefixrl.common.config.load import load
 from prefixrl.common.run.directory_format import write_format
-from support.fakes import wait_until
+from support.fakes import end, wait_until
 from support.paths import EXAMPLES
 
 START_S = 240.0
@@ -54,9 +54,8 @@ class ServedRun:
             return list(threads.map(answer, *zip(*enumerate(problems), strict=True)))
 
     @property
-    def health(self) -> dict[str, Any]:
-        result: dict[str, Any] = httpx2.get(self.url.replace("/v1", "/health")).json()
-        return result
+    def health(self) -> Any:
+        return httpx2.get(self.url.replace("/v1", "/health")).json()
 
     def is_idle(self) -> bool:
         health = self.health
@@ -104,12 +103,9 @@ def served(
             match = re.search(r"http://\S+/v1", log.read_text())
             return match and match.group()
 
-        wait_until(lambda: url() is not None, "a server that listens", START_S)
-        yield ServedRun(process, log, url() or "", run.name)
+        yield ServedRun(process, log, wait_until(url, "a server that listens", START_S), run.name)
     finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
+        end(process)
 
 
 @contextmanager

@@ -16,15 +16,7 @@ from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.embedded.fixed_rows import FixedRowsEngine
 from prefixrl.common.engines.interface.base import Continuation
 from prefixrl.common.errors import UserError
-from support.models.embedded_jobs import (
-    PROMPTS,
-    TOKENS,
-    EmbeddedEngines,
-    finish,
-    job,
-    same,
-    settings,
-)
+from support.models.engine_jobs import PROMPTS, TOKENS, EmbeddedEngines, finish, job, same, settings
 from support.models.tiny_model import VOCABULARY, save_model
 
 KINDS = {"continuous": TransformersEngine, "fixed rows": FixedRowsEngine}

@@ -11,7 +11,7 @@ from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.embedded.fixed_rows import FixedRowsEngine
 from prefixrl.common.engines.interface.base import AdapterEngine, room_of
 from prefixrl.common.engines.make import make_engine
-from support.models.embedded_jobs import PROMPTS, TOKENS, finish, job
+from support.models.engine_jobs import PROMPTS, TOKENS, finish, job
 from support.models.tiny_model import VOCABULARY
 from support.paths import EXAMPLE
 

@@ -28,7 +28,7 @@ from prefixrl.common.engines.embedded.continuous import TransformersEngine, obje
 from prefixrl.common.engines.embedded.drawing import masked, truncated
 from prefixrl.common.engines.interface.base import Continuation, Job, JobResult, room_of, score_rows
 from prefixrl.common.wire.messages.groups import Sampling
-from support.models.embedded_jobs import PROMPTS, finish, job, settings
+from support.models.engine_jobs import PROMPTS, finish, job, settings
 from support.models.tiny_model import VOCABULARY, save_model
 
 NUDGE = 1e-4

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from prefixrl.common.engines.embedded.fixed_rows import FixedRowsEngine
-from support.models.embedded_jobs import finish, job, same, settings
+from support.models.engine_jobs import finish, job, same, settings
 from support.models.tiny_model import save_model
 
 

@@ -1,7 +1,7 @@
 """The four invariants of the ledger under random results, duplicates, deaths and restarts; planted faults must show."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
@@ -29,9 +29,16 @@ from prefixrl.common.journal.records import (
 )
 from prefixrl.common.wire.messages.groups import GroupPrefixes, ScoredGroup
 from prefixrl.learner.broker.groups.admission import Admission
+from prefixrl.learner.broker.groups.drafts import Drafts
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter, Starved
 from prefixrl.learner.broker.groups.ledger import SURPLUS, Ledger
-from prefixrl.learner.broker.groups.states import Group, LedgerLimits, PromptSource, SampleItem
+from prefixrl.learner.broker.groups.states import (
+    Group,
+    LedgerLimits,
+    PromptSource,
+    SampleItem,
+    ScoreItem,
+)
 from prefixrl.learner.broker.groups.window import Choice, NotYetChosen, Window
 from support.broker.ledger_world import Shape, World
 
@@ -59,6 +66,9 @@ class CrashingWorld(World):
         self.ghosts.extend(item.groups for item in self.scoring)
         self.sampling.clear()
         self.scoring.clear()
+        self.late_drafts += self.drafting
+        self.drafting.clear()
+        self.load_drafts()
         self.ledger = self._new()
         self.ledger.replay(self.records, completed)
         self._compare_with_the_newest_segment(completed)
@@ -102,6 +112,8 @@ class CrashingWorld(World):
 
     def advance(self) -> None:
         """Everybody works properly for one iteration."""
+        while self.drafting or self.start_draft():
+            self.deliver_draft(self.drafting.pop())
         while self.start_sampling(self.completed):
             pass
         while self.sampling:
@@ -149,6 +161,9 @@ class LedgerMachine(RuleBasedStateMachine):
     ledger_type: type[Ledger] = Ledger
     admission_rule: AdmissionRule | None = None
     """None: either."""
+    drafts_type: type[Drafts] = Drafts
+    has_drafts: bool | None = None
+    """None: either."""
 
     @initialize(
         batch_groups=st.integers(1, 4),
@@ -160,6 +175,7 @@ class LedgerMachine(RuleBasedStateMachine):
         passing=st.sampled_from([None, 0, 3, 5, 10]),
         admission=st.sampled_from(["just_in_time", "as_early_as_allowed"]),
         fills=st.booleans(),
+        has_drafts=st.booleans(),
     )
     def begin(
         self,
@@ -172,6 +188,7 @@ class LedgerMachine(RuleBasedStateMachine):
         passing: int | None,
         admission: AdmissionRule,
         fills: bool,
+        has_drafts: bool,
     ) -> None:
         iterations = length if by_iterations else None
         places = None if by_iterations else length * batch_groups - length % batch_groups + 1
@@ -181,8 +198,9 @@ class LedgerMachine(RuleBasedStateMachine):
             *(batch_groups, max_staleness, groups_per_item, iterations, places),
             *(over_sampling, passing, 40, self.admission_rule or admission),
             fills=fills and passing is not None and over_sampling > 1,
+            has_drafts=has_drafts if self.has_drafts is None else self.has_drafts,
         )
-        self.world = CrashingWorld(shape, self.ledger_type)
+        self.world = CrashingWorld(shape, self.ledger_type, self.drafts_type)
 
     @rule(behind=st.integers(0, 3))
     def a_rollout_asks_for_work(self, behind: int) -> None:
@@ -197,6 +215,37 @@ class LedgerMachine(RuleBasedStateMachine):
         self.world.deliver_prefixes(groups)
         if twice:
             self.world.deliver_prefixes(groups)
+
+    @rule()
+    def a_scorer_asks_for_a_draft(self) -> None:
+        self.world.start_draft()
+
+    @precondition(lambda self: self.world.drafting)
+    @rule(data=st.data(), twice=st.booleans(), error=st.integers(0, 4))
+    def a_draft_comes(self, data: st.DataObject, twice: bool, error: int) -> None:
+        item = data.draw(st.sampled_from(self.world.drafting))
+        self.world.drafting.remove(item)
+        self.world.deliver_draft(item, error == 0)
+        if twice:
+            self.world.deliver_draft(item)
+
+    @precondition(lambda self: self.world.drafting)
+    @rule(data=st.data(), died=st.booleans())
+    def a_scorer_is_lost_with_its_draft(self, data: st.DataObject, died: bool) -> None:
+        item = data.draw(st.sampled_from(self.world.drafting))
+        self.world.drafting.remove(item)
+        self.world.lose_draft(item, died)
+
+    @precondition(lambda self: self.world.late_drafts)
+    @rule(data=st.data())
+    def a_lost_draft_comes_after_all(self, data: st.DataObject) -> None:
+        self.world.deliver_draft(data.draw(st.sampled_from(self.world.late_drafts)))
+
+    @precondition(lambda self: self.world.answers)
+    @rule()
+    def the_machine_dies_and_the_newest_draft_is_torn(self) -> None:
+        self.world.answers.pop()
+        self.world.restart(self.world.completed)
 
     @rule()
     def a_scorer_asks_for_work(self) -> None:
@@ -466,6 +515,28 @@ class BatchedKeepTheirDeadline(Ledger):
         return self.completed
 
 
+class DraftsNotAwaited(Ledger):
+    """Fault: a group begins before the draft of its problem is there."""
+
+    def _are_ready(self, places: Iterable[int]) -> bool:
+        return True
+
+
+class DraftsForgotten(Drafts):
+    """Fault: a draft whose scorer was lost is not asked for again."""
+
+    def give_back(self, item: SampleItem | ScoreItem, died: bool) -> None:
+        pass
+
+
+class DraftsOfOneBatch(Drafts):
+    """Fault: a draft is dropped when another one comes."""
+
+    def take_scores(self, groups: Sequence[ScoredGroup], prompt_tokens: int) -> None:
+        self.answers._answers.clear()
+        super().take_scores(groups, prompt_tokens)
+
+
 RARE = (
     BatchesOverlooked,
     QueuedHoldPlaces,
@@ -494,5 +565,27 @@ def test_a_planted_fault_breaks_an_invariant(fault: type[Ledger]) -> None:
     # Most is begun, and most goes wrong, as early as allowed.
     fields = {"ledger_type": fault, "admission_rule": "as_early_as_allowed"}
     machine = type(f"{fault.__name__}Machine", (LedgerMachine,), fields)
+    with pytest.raises(AssertionError):
+        run(machine, shrink=False)
+
+
+@pytest.mark.parametrize(
+    ("ledger", "drafts"),
+    [
+        (DraftsNotAwaited, Drafts),
+        (Ledger, DraftsForgotten),
+        (Ledger, DraftsOfOneBatch),
+    ],
+)
+def test_a_planted_fault_about_drafts_breaks_an_invariant(
+    ledger: type[Ledger], drafts: type[Drafts]
+) -> None:
+    fields = {
+        "ledger_type": ledger,
+        "drafts_type": drafts,
+        "has_drafts": True,
+        "admission_rule": "as_early_as_allowed",
+    }
+    machine = type("DraftsMachine", (LedgerMachine,), fields)
     with pytest.raises(AssertionError):
         run(machine, shrink=False)

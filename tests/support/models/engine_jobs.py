@@ -1,12 +1,13 @@
-"""Jobs of the embedded engines, and a run of them to their ends."""
+"""Jobs of engines, and a run of them to their ends."""
 
+import time
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.embedded.fixed_rows import FixedRowsEngine
-from prefixrl.common.engines.interface.base import Job, JobResult
+from prefixrl.common.engines.interface.base import Engine, Job, JobResult, TokenIds
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.wire.messages.groups import Sampling
 
@@ -21,7 +22,7 @@ def settings(temperature: float = 0.7, tokens: int = TOKENS) -> Sampling:
 
 def job(
     key: str,
-    rows: Sequence[Sequence[int]] = PROMPTS,
+    rows: Sequence[Sequence[int] | TokenIds] = PROMPTS,
     sampling: Sampling | None = None,
     stops: Iterable[int] = (),
     masks: Iterable[int] = (),
@@ -39,18 +40,16 @@ def job(
     )
 
 
-def finish(
-    engine: EmbeddedEngines, *jobs: Job, already: Iterable[str] = ()
-) -> dict[str, JobResult]:
+def finish(engine: Engine, *jobs: Job, already: Iterable[str] = ()) -> dict[str, JobResult]:
     """Submit jobs and run until these and those there `already` are done; nothing may be left over."""
-    for job_to_do in jobs:
-        engine.submit(job_to_do)
-    waited_for, results = (
-        {job_to_do.key for job_to_do in jobs} | set(already),
-        dict[str, JobResult](),
-    )
-    while results.keys() < waited_for:
-        results |= {result.key: result for result in engine.step(0.0)}
+    for submitted in jobs:
+        engine.submit(submitted)
+    expected = {submitted.key for submitted in jobs} | set(already)
+    results: dict[str, JobResult] = {}
+    deadline_s = time.monotonic() + 120.0
+    while results.keys() < expected:
+        assert time.monotonic() < deadline_s, f"only {sorted(results)} finished"
+        results |= {result.key: result for result in engine.step(0.05)}
     assert engine.step(0.0) == [] and engine.waiting_rows == 0
     return results
 
