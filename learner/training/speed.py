@@ -10,8 +10,8 @@ from prefixrl.learner.training.plan import Lengths, Plan, line_tokens
 def rank_figures(models: Models, plan: Plan, lengths: Lengths, took_s: float) -> dict[str, float]:
     """Return the figures of `own_figures` by name and rank, as `tokens_per_s/0`. A collective."""
     figures = own_figures(models, plan, lengths, took_s)
-    own = torch.tensor([*figures.values()], device=models.device)
-    of_ranks = gather_over_ranks(own).reshape(-1, len(figures)).tolist()
+    of_rank = torch.tensor([*figures.values()], device=models.device)
+    of_ranks = gather_over_ranks(of_rank).reshape(-1, len(figures)).tolist()
     return {
         f"{name}/{rank}": figure
         for rank, row in enumerate(of_ranks)

@@ -3,9 +3,8 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,11 @@ from support.paths import ROOT
 
 RUN_FILE = ROOT / "deploy/examples/arithmetic/run.toml"
 
-wait_for = partial(wait_until, timeout_s=240.0, poll_s=0.05)
-"""Poll as long as a whole run may take."""
+
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 240.0) -> Any:
+    """Poll until the condition is true, as long as a whole run may take; its value."""
+    return wait_until(condition, what, timeout_s, poll_s=0.05)
+
 
 SMALL = (
     "algorithm.groups_per_iteration=16",
