@@ -110,6 +110,11 @@ class Allowance:
         per_s = math.inf if requests is None else requests
         return per_s if tokens is None else min(per_s, tokens / self.request_tokens)
 
+    @property
+    def is_limited(self) -> bool:
+        """True if there is a limit."""
+        return self._limits.is_on
+
     def least_s(self, requests: int) -> float:
         """Return the least time that the limits allow for so many usual requests."""
         return requests / self.permits_per_s

@@ -86,6 +86,7 @@ def _ceiling_of(config: RunConfig) -> CostCeiling | None:
         return None
     algorithm = config.algorithm
     texts = algorithm.samples_per_prompt * config.scorer.continuations
+    texts += config.adapter.sees_draft
     return CostCeiling(most_cost, texts, algorithm.groups_per_iteration)
 
 

@@ -56,8 +56,7 @@ def forecast(config: RunConfig) -> Forecast:
         *spending_lines(
             config,
             prompt_tokens,
-            len(train.problems),
-            answers_judged(config, len(train.problems), len(held_out.problems)),
+            requests_to_endpoint(config, len(train.problems), len(held_out.problems)),
         ),
         *_reach(config, len(train.problems)),
         f"prompts of about {prompt_tokens} tokens, {origin}",
@@ -198,7 +197,19 @@ def _answers_of_arms(config: RunConfig, held_out: int) -> int:
     return arms * 2 * min(held_out, config.evaluation.problems or held_out)
 
 
-def answers_judged(config: RunConfig, trained: int, held_out: int) -> int:
+def requests_to_endpoint(config: RunConfig, trained: int, held_out: int) -> dict[str, int]:
+    """Return the answers that a run asks of its target: in training, for drafts, in evaluations."""
+    groups = config.groups_in_all(trained)
+    evaluated = min(held_out, config.evaluation.problems or held_out)
+    drafts = min(trained, groups) + evaluated if config.adapter.sees_draft else 0
+    return {
+        "training": groups * config.algorithm.samples_per_prompt * config.scorer.continuations,
+        **({"drafts": drafts} if drafts else {}),
+        "evaluations": _answers_of_evaluations(config, trained, held_out),
+    }
+
+
+def _answers_of_evaluations(config: RunConfig, trained: int, held_out: int) -> int:
     """Return the answers of all evaluations of a run: before, in and after training."""
     every = config.evaluation.every
     # The last version may be due in training, too; then it is judged once.

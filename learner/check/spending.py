@@ -1,11 +1,11 @@
 """The forecast of `--check` for a target behind an endpoint: requests, tokens, cost, least time.
 
-Training and evaluations apart. The upper bound takes every completion at its limit. What this run's folder has
+Training, drafts and evaluations apart. The upper bound takes every completion at its limit. What this run's folder has
 measured so far, in the newest lines of its metrics, gives an expectation beside it.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,18 +43,15 @@ class Spending:
         )
 
 
-def spending_lines(config: RunConfig, prompt_tokens: int, trained: int, judged: int) -> list[str]:
+def spending_lines(config: RunConfig, prompt_tokens: int, requests: Mapping[str, int]) -> list[str]:
     """Return lines about the endpoint; none where the target is not served.
 
     Args:
         prompt_tokens: usual length of a prompt.
-        trained: training problems.
-        judged: answers of all evaluations.
+        requests: number of answers, by their use: training, drafts, evaluations.
     """
     if not config.scorer.is_served:
         return []
-    texts = config.algorithm.samples_per_prompt * config.scorer.continuations
-    requests = {"training": config.groups_in_all(trained) * texts, "evaluations": judged}
     measured = _measured(config)
     lines = []
     for name, count in requests.items():

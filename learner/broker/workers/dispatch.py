@@ -269,7 +269,7 @@ class Dispatcher:
         most_s = self._result_s * (
             max(1.0, work / self._usual_work[worker.role]) if task.kind == "eval" else 1.0
         )
-        if worker.role == "scorer":
+        if worker.role == "scorer" and self.allowance.is_limited:
             # Its rows have their turns behind all others.
             scorers = self.registry.workers_of("scorer")
             most_s += self.allowance.least_s(rows + sum(each.open_rows for each in scorers))

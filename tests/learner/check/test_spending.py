@@ -8,13 +8,14 @@ import pytest
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.run.status import UsageTotal
-from prefixrl.learner.check.report import answers_judged, forecast
+from prefixrl.learner.check.report import forecast, requests_to_endpoint
 from prefixrl.learner.check.spending import Spending, spending_lines
 from support.paths import EXAMPLE
 from support.runs.metrics_lines import metrics_line, write_metrics
 
 TEXTS = 3 * 16 * 8
 """Completions of the training of these runs."""
+REQUESTS = {"training": TEXTS, "evaluations": 70}
 
 
 def run_of(directory: Path, *settings: str) -> RunConfig:
@@ -39,7 +40,7 @@ def test_training_and_evaluations_have_upper_bounds_of_their_own(tmp_path: Path)
         "scorer.openai.most_cost=7",
         "evaluation.max_new_tokens=50",
     )
-    training, evaluations, ceiling = spending_lines(config, 20, 100, 70)
+    training, evaluations, ceiling = spending_lines(config, 20, REQUESTS)
     prompts = TEXTS * (20 + config.rollout.prefix_tokens)
     completions = TEXTS * config.scorer.max_new_tokens
     assert training.startswith(f"training: at most {TEXTS:,} requests to the endpoint")
@@ -77,7 +78,7 @@ def test_what_the_run_has_measured_is_expected_beside_the_bound(tmp_path: Path) 
         cost=0.005,
     )
     write_metrics(tmp_path, [msgspec.structs.replace(metrics_line(0), endpoint=usage)])
-    said = spending_lines(config, 20, 100, 70)
+    said = spending_lines(config, 20, REQUESTS)
     assert said[1].startswith("  expected by the 100 requests so far:")
     assert f"{30 * TEXTS:,} prompt and {5 * TEXTS:,} completion tokens" in said[1]
 
@@ -85,12 +86,14 @@ def test_what_the_run_has_measured_is_expected_beside_the_bound(tmp_path: Path) 
 def test_a_target_in_process_costs_nothing_and_the_report_has_the_lines_of_a_served_one(
     tmp_path: Path,
 ) -> None:
-    assert spending_lines(load(EXAMPLE / "run.toml"), 20, 100, 70) == []
+    assert spending_lines(load(EXAMPLE / "run.toml"), 20, REQUESTS) == []
     assert "requests to the endpoint" in forecast(run_of(tmp_path)).text
 
 
 def test_evaluations_in_training_are_counted_once_and_the_last_version_not_twice(
     tmp_path: Path,
 ) -> None:
-    before = answers_judged(run_of(tmp_path), 100, 10)
-    assert answers_judged(run_of(tmp_path, "evaluation.every=1"), 100, 10) == before + 2 * 10
+    before = requests_to_endpoint(run_of(tmp_path), 100, 10)
+    assert before["training"] == TEXTS and "drafts" not in before
+    after = requests_to_endpoint(run_of(tmp_path, "evaluation.every=1"), 100, 10)
+    assert after["evaluations"] == before["evaluations"] + 2 * 10
