@@ -33,6 +33,7 @@ NOT_QUICK = (
         "letters_example",
     ),
     *(
+        "advice",
         "own_tasks",
         "trl_peer",
         "broker_peers",

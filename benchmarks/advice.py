@@ -2,11 +2,10 @@
 
     python -m benchmarks.advice --json FILE
 
-FILE.md, the table of the second target, is written beside it. Every seed is a whole run of
-`deploy/examples/advice/run.toml`; its trained adapter is paired with no advice and with the best fixed advice on the
-same 512 held-out problems, greedy. The second target has another tokenizer (byte pairs in place of words) and other
-weights: its body begins with that of the example's target, its embedding anew. `prefixrl eval --target` judges every
-adapter on it.
+Every seed is a whole run of `deploy/examples/advice/run.toml`; its trained adapter is paired with no advice and with
+the best fixed advice on the same 512 held-out problems, greedy. The second target has another tokenizer (byte pairs in
+place of words) and other weights: its body begins with that of the example's target, its embedding anew.
+`prefixrl eval --target` judges every adapter on it.
 """
 
 import random
@@ -43,6 +42,7 @@ SEEDS = (1, 2, 3)
 STEPS = 600
 PIECES = 160
 """Size of the second tokenizer."""
+UNIT = "share right"
 ARMS = ("no_prefix", "fixed_prefix", "untrained_adapter", "trained_adapter")
 TARGET = """
 [target]
@@ -97,7 +97,7 @@ def prefixrl(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "prefixrl.deploy", *arguments], check=True)
 
 
-def trained_run(directory: Path, seed: int, quick: bool) -> None:
+def train_example(directory: Path, seed: int, quick: bool) -> None:
     """Train the example with a seed; a finished run is kept."""
     if (directory / "summary.json").exists():
         return
@@ -115,42 +115,50 @@ def greedy_means(directory: Path, arm: str) -> dict[str, float]:
     return means_by_problem(rows)
 
 
-def transfer_rows(run: Path) -> list[dict[str, Any]]:
-    """Return the results of an adapter on the second target."""
-    (path,) = sorted((run / "eval").glob("*/results.json"))
-    document = msgspec.json.decode(path.read_bytes())
-    rows: list[dict[str, Any]] = document["arms"] if isinstance(document, dict) else document
-    return rows
+def transferred(run: Path) -> dict[str, float]:
+    """Return the accuracy of each arm on the second target, greedy."""
+    (path,) = (run / "eval").glob("*/results.json")
+    results = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])["results"]
+    return {result["arm"]: result["accuracy"]["accuracy"] for result in results}
 
 
 @click.command()
 @options
 @click.option("--runs", type=click.Path(path_type=Path), default=Path("runs/benchmarks/advice"))
 def main(path: Path, quick: bool, runs: Path) -> None:
-    """Train every seed, judge the adapters on the second target, write figures and a table."""
+    """Train every seed, judge the adapters on the second target, write figures."""
     at, started_s = commit(), time.monotonic()
     seeds = SEEDS[:1] if quick else SEEDS
-    directories = {seed: runs / f"seed_{seed}" for seed in seeds}
+    trained = [runs / f"seed_{seed}" for seed in seeds]
     make_second_target(runs / "second")
-    for seed, directory in directories.items():
-        trained_run(directory, seed, quick)
+    for seed, run in zip(seeds, trained, strict=True):
+        train_example(run, seed, quick)
     second = f"another_tokenizer={runs / 'second/second.toml'}"
-    table = str(path.with_suffix(".md"))
-    prefixrl("eval", *map(str, directories.values()), "--target", second, "--out", table)
-    figures = list[Figure]()
-    for arm in ARMS:
-        means = [greedy_means(directory, arm) for directory in directories.values()]
-        values = [sum(mean.values()) / len(mean) for mean in means]
-        figures.append(mean_figure(f"own target, {arm}", "share right", values))
-    for seed, directory in directories.items():
-        trained = greedy_means(directory, "trained_adapter")
+    prefixrl("eval", *map(str, trained), "--target", second)
+    figures = [
+        mean_figure(f"own target, {arm}", UNIT, [_mean(greedy_means(run, arm)) for run in trained])
+        for arm in ARMS
+    ]
+    for seed, run in zip(seeds, trained, strict=True):
+        adapter = greedy_means(run, "trained_adapter")
         for arm in ("no_prefix", "fixed_prefix"):
-            gain = difference(trained, greedy_means(directory, arm))
+            gain = difference(adapter, greedy_means(run, arm))
             assert gain is not None
             name = f"seed {seed}: trained adapter less {arm}"
-            figures.append(Figure(name, "share right", gain.mean, gain.problems, gain.ci95))
-    details = {seed: transfer_rows(directory) for seed, directory in directories.items()}
-    Report("advice", quick, {"seeds": seeds}, figures, details, at).finish(path, started_s)
+            kind = "95 % interval of the paired difference"
+            figures.append(
+                Figure(name, UNIT, gain.mean, gain.problems, gain.ci95, spread_kind=kind)
+            )
+    on_second = [transferred(run) for run in trained]
+    figures += [
+        mean_figure(f"second target, {arm}", UNIT, [result[arm] for result in on_second])
+        for arm in on_second[0]
+    ]
+    Report("advice", quick, {"seeds": seeds}, figures, None, at).finish(path, started_s)
+
+
+def _mean(means: dict[str, float]) -> float:
+    return sum(means.values()) / len(means)
 
 
 if __name__ == "__main__":
