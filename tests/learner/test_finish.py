@@ -144,7 +144,7 @@ def test_a_broker_that_dies_before_it_answers_the_stop_makes_a_finished_run_no_e
         servers._processes["broker"].wait()
 
     monkeypatch.setattr(servers, "expect_end", expect_end_and_die)
-    monkeypatch.setattr(Arms, "finish", lambda self: None)
+    monkeypatch.setattr(Arms, "finish", lambda *_: None)
     with learner_of(config, servers) as learner:
         learner.finish()
         assert (learner.directory / "summary.json").exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prefixrl.common.config.load import load
-from prefixrl.common.config.prompting import ModelConfig, TargetConfig
+from prefixrl.common.config.prompting import AdapterConfig, TargetConfig
 from prefixrl.common.host.hub import TOKENIZER_FILES, cached_file, model_folder
 from prefixrl.common.prompts.rendering import Renderer, texts_of
 from prefixrl.common.run.digests import tokenizer_digests
@@ -97,7 +97,7 @@ def test_what_shows_prompts_or_cuts_openings_fetches_no_weights(
         return str(folder)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
-    models = {"adapter": ModelConfig(model="a/adapter"), "target": TargetConfig(model="a/target")}
+    models = {"adapter": AdapterConfig(model="a/adapter"), "target": TargetConfig(model="a/target")}
     config = load(EXAMPLE / "run.toml").model_copy(update=models)
     assert list(prompt_lines(config, "sum 3 1 4", ""))
     assert texts_of(config, "scorer").stop_tokens

@@ -64,6 +64,7 @@ def test_an_unknown_page_is_refused_with_those_there_are() -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_example_is_copied_out_of_the_package_and_stands_on_its_own(tmp_path: Path) -> None:
     assert "letters" in cli("example").output
     for name in ("arithmetic", "arithmetic_direct", "letters"):

@@ -27,6 +27,7 @@ def test_it_is_short() -> None:
     assert len(PROGRAM.read_text().splitlines()) <= MOST_LINES
 
 
+@pytest.mark.slow
 def test_it_trains_a_few_iterations(tmp_path: Path) -> None:
     before, after = held_out(
         tmp_path,

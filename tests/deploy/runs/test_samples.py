@@ -110,6 +110,7 @@ def test_best_and_worst_order_by_advantage_and_json_has_every_field(run: Path) -
         "prompt_id": "p3",
         "question": "what is 3?",
         "gold": "3",
+        "draft": "",
         "prefix": "w7 w23",
         "completion": best["completion"],
         "extracted": "1",

@@ -27,7 +27,7 @@ from support.models.base_models import edit
 from support.paths import EXAMPLE, EXAMPLES
 from support.runs.served_run import ServedRun, run_of, serve_command, served
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 PROBLEMS = [
     json.loads(line)["question"]

@@ -24,7 +24,7 @@ from support.completions_server import Reply, Request, failure, serving
 from support.paths import EXAMPLES
 from support.runs.served_run import run_of, served
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 PROBLEMS = ["largest 9 2 4 7 0 5 6 8", "sum 3 1 4 1 5 9 2 6"]
 DRAFTED = ("adapter.sees=draft", 'adapter.prompt_template="{problem} {draft}"')

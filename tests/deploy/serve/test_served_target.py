@@ -11,7 +11,7 @@ import pytest
 from support.completions_server import Reply, Request, failure, serving
 from support.runs.served_run import run_of, served
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 PROBLEM = "largest 9 2 4 7 0 5 6 8"
 ADVISED = ('target.placement="advice"', "scorer.engine=openai", "scorer.openai.api=chat")

@@ -3,7 +3,6 @@
 import pytest
 
 from prefixrl.common.evaluation.accuracy import EvaluatedRow, accuracy
-from prefixrl.learner.evaluation import majority
 from prefixrl.learner.evaluation.majority import with_votes
 from support.messages import evaluated
 
@@ -45,7 +44,7 @@ def test_equal_answers_vote_together_however_they_are_written() -> None:
 def test_where_the_verifier_cannot_be_started_answers_are_compared_as_text(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(majority.sys, "executable", "/bin/false")
+    monkeypatch.setattr("prefixrl.common.evaluation.equality.sys.executable", "/bin/false")
     actual = with_votes(GIVEN, 30)
     assert [row.vote for row in actual] == [row.extracted for row in GIVEN]
     assert "compared as text" in caplog.text

@@ -144,6 +144,7 @@ def scorers(
                 fakes.end(process)
 
 
+@pytest.mark.slow
 def test_two_scorers_of_different_load_keep_the_limit_together_and_one_that_dies_returns_its_share(
     tmp_path: Path,
 ) -> None:
@@ -167,6 +168,7 @@ def test_two_scorers_of_different_load_keep_the_limit_together_and_one_that_dies
     assert len(later_s) >= 0.9 * 4 * limit_per_s
 
 
+@pytest.mark.slow
 def test_a_retry_after_of_one_scorer_holds_the_other_back(tmp_path: Path) -> None:
     limited_at_s = list[float]()
 
