@@ -9,23 +9,57 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from prefixrl.common.config.load import load
+from prefixrl.common.config.load import from_json, load
+from prefixrl.common.engines.interface.base import Job
+from prefixrl.common.seeds import row_uniforms
+from prefixrl.common.wire.address import fixed_address
 from prefixrl.common.wire.keys import client_key_file
+from prefixrl.common.wire.messages.groups import Sampling
+from prefixrl.common.worker.link import Link
+from prefixrl.common.worker.permits import Permits
 from prefixrl.scorer.served import endpoint
 from prefixrl.scorer.served.chat_engine import ChatEngine
+from prefixrl.scorer.served.load import load_served
 from prefixrl.scorer.served.pacing import LOCAL_BEAT_S
 from support import fakes
 from support.completions_server import MODEL, CompletionsServer, Reply, Request, failure, serving
 from support.keys import folder as folder_of_keys
-from support.paced_scorer import BEAT_S, NEW_TOKENS, paced_job
 from support.paths import EXAMPLE, ROOT
 
+NEW_TOKENS = 6
+BEAT_S = 0.2
+QUESTION = b'[{"role": "user", "content": "?"}]\n'
 PATIENT_S = 90.0
 TOKENS = 20
 """Tokens of an answered request."""
 TESTS = ROOT / "tests"
+
+
+def paced_job(rows: int, key: str = "a") -> Job:
+    """So many questions."""
+    row = np.frombuffer(QUESTION, dtype=np.uint8).astype(np.int32)
+    sampling = Sampling(temperature=0.7, max_new_tokens=NEW_TOKENS)
+    draws = row_uniforms(3, "completion", rows, NEW_TOKENS)
+    return Job(key, (row,) * rows, draws, sampling, frozenset())
+
+
+def serve_rows(address: str, key_file: str, rows: int) -> None:
+    """Be a scorer that takes turns from a broker and answers from a chat endpoint: so many rows are open, for ever."""
+    link = Link(fixed_address(address, Path(key_file)), "scorer", BEAT_S)
+    config = from_json(link.welcome().config_json)
+    link.permits = Permits(BEAT_S)
+    engine = load_served(config.model_of("scorer"), "scorer", config, permits=link.permits)
+    jobs = 0
+    while True:
+        if engine.open_rows < rows:
+            jobs += 1
+            engine.submit(paced_job(rows, str(jobs)))
+        engine.step(0.02)
+        link.vitals.usage, link.vitals.progress = engine.usage, engine.progress
+        link.vitals.activity, link.vitals.state = "waiting", engine.waits_for
 
 
 def most_within(times_s: Sequence[float], window_s: float) -> int:
@@ -131,7 +165,8 @@ def scorers(
     )
     with fakes.serving(config):
         key_file = client_key_file(folder_of_keys(), "worker")
-        command = [sys.executable, "-m", "support.paced_scorer", fakes.endpoint_of(config)]
+        # This file is also the program of such a scorer.
+        command = [sys.executable, __file__, fakes.endpoint_of(config)]
         environment = os.environ | {"PYTHONPATH": str(TESTS)}
         processes = [
             subprocess.Popen([*command, str(key_file), str(count)], env=environment)
@@ -188,3 +223,7 @@ def test_a_retry_after_of_one_scorer_holds_the_other_back(tmp_path: Path) -> Non
     # Before that: requests under way, a heartbeat to the broker and one from it, on a busy machine.
     assert not [each for each in passed_s if 4.0 < each < 7.9]
     assert [each for each in passed_s if each > 8.0]
+
+
+if __name__ == "__main__":
+    serve_rows(sys.argv[1], sys.argv[2], int(sys.argv[3]))
