@@ -117,6 +117,9 @@ class Scorer(ScorerLoop):
         return {task: rows_left(task) + rows_left(task + EXTENSION) for task in self._judging.open}
 
     def _take_back(self, task: str) -> bool:
+        # Kept answers of the task are with the verifier already.
+        if task in self._judging.open and self._judging.open[task].task.answers:
+            return False
         if task not in self._decoding or not self._engine.cancel(task):
             return False
         del self._decoding[task]

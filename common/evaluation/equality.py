@@ -9,6 +9,9 @@ import msgspec
 
 log = logging.getLogger(__name__)
 
+START_S = 120.0
+"""Longest start of the process on a busy host."""
+
 
 def first_equals(problems: list[list[str]], timeout_s: int) -> list[list[int]]:
     """Return for every answer to a problem the index of the first answer that equals it.
@@ -21,9 +24,19 @@ def first_equals(problems: list[list[str]], timeout_s: int) -> list[list[int]]:
     """
     called = ["prefixrl.scorer.verifier.offline", "equalities", str(os.getpid()), str(timeout_s)]
     command = [sys.executable, "-P", "-m", *called]
-    process = subprocess.run(
-        command, input=msgspec.json.encode(problems), stdout=subprocess.PIPE, check=False
-    )
+    # Every two answers are compared both ways.
+    most_s = START_S + timeout_s * sum(len(answers) ** 2 for answers in problems)
+    try:
+        process = subprocess.run(
+            command,
+            input=msgspec.json.encode(problems),
+            stdout=subprocess.PIPE,
+            check=False,
+            timeout=most_s,
+        )
+    except subprocess.TimeoutExpired:
+        log.warning("answers are compared as text: their comparison took longer than %g s", most_s)
+        return [list(range(len(answers))) for answers in problems]
     if process.returncode != 0:
         log.warning(
             "answers are compared as text, the process that compares them ended with %d",

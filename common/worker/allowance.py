@@ -35,7 +35,7 @@ REMEMBERED = 500
 
 @dataclass(frozen=True)
 class RateLimits:
-    """RateLimits of a run; None: no limit."""
+    """The rate limits of a run; None: no limit."""
 
     requests_per_minute: float | None
     tokens_per_minute: float | None
@@ -136,7 +136,9 @@ class Allowance:
             ended = usage.requests + usage.retries
             tokens = usage.prompt_tokens + usage.completion_tokens
             holder = self._holders[name] = _Holder(demand.received, ended, usage.requests, tokens)
-            self._remember(0, usage.requests, tokens)
+            # An endpoint may count nonsense.
+            most_tokens = 2 * self._limits.most_tokens * max(1, usage.requests)
+            self._remember(0, usage.requests, min(tokens, most_tokens))
         self._settle(holder, usage)
         self._flow(now_s)  # no level holds more than it may after it was settled
         holder.heard_s = now_s

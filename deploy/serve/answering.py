@@ -147,7 +147,10 @@ class Answering:
                             write = self._best_answer
                         group.create_task(write(answer, emit))
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+            fault: BaseException = errors
+            while isinstance(fault, BaseExceptionGroup):
+                fault = fault.exceptions[0]
+            raise fault from None
 
     def _uses_run_temperature(self, request: ApiRequest) -> bool:
         """True where several answers are wanted and the request names no temperature."""
@@ -165,7 +168,7 @@ class Answering:
                 candidate = replace(answer, seed=derive(answer.seed, "candidate", number))
                 group.create_task(self._answer(candidate, _collector(parts)))
         texts = ["".join(part.text for part in parts) for parts in candidates]
-        problem = answer.request.problems[answer.index // answer.request.n]
+        problem = answer.request.problems[answer.index // answer.request.n] + self._suffix
         best = await asyncio.to_thread(self._best_of.chooser.best_index, problem, texts)
         tokens = sum(part.tokens for parts in candidates for part in parts)
         await emit(AnswerPart(answer.index, texts[best], tokens, candidates[best][-1].finish))

@@ -77,6 +77,8 @@ class Limits:
     """Longest answer, prefix and completion."""
     own_system: str | None = None
     """Section of the run whose system turn is fixed; None where a request may bring one."""
+    samples_by_default: bool = False
+    """True where a request without a temperature is sampled."""
 
 
 class _Fields(BaseModel):
@@ -160,7 +162,8 @@ class ApiRequest(_Fields):
             raise ApiError(
                 404, f"model = {_as_json(self.model)}: {remedy}", "model", "model_not_found"
             )
-        if self.n > 1 and self.temperature == 0.0:
+        is_open = limits.samples_by_default and "temperature" not in self.model_fields_set
+        if self.n > 1 and self.temperature == 0.0 and not is_open:
             raise _refusal(
                 "n",
                 self.n,

@@ -59,6 +59,11 @@ def serve(options: ServeOptions) -> int:
         raise ConfigError(
             "--best-of chooses among whole answers, but --prefix-only writes none: leave one out"
         )
+    if options.best_of > options.most_answers:
+        raise ConfigError(
+            f"--best-of {options.best_of}: a request would take more answers than --most-answers "
+            f"{options.most_answers} lets be open; raise that, or choose among fewer"
+        )
     key = key_of(options.host, options.key_variable, options.key_file)
     config = _servable(config_of(options.run, options.settings), options.prefix_only)
     weights = weights_of(options.run, config, options.checkpoint or LATEST, options.is_averaged)
@@ -87,7 +92,9 @@ def serve(options: ServeOptions) -> int:
             for role, model in sections.items()
             if model and model.system is not None
         )
-        limits = Limits(name, answering.most_tokens, next(systems, None))
+        limits = Limits(
+            name, answering.most_tokens, next(systems, None), samples_by_default=best_of is not None
+        )
         policy = Policy(key, options.most_answers, options.deadline)
         server = server_of(CompletionService(answering, limits, policy).app(), options.deadline)
         for model in models:

@@ -175,7 +175,8 @@ def build(config: RunConfig, directory: Path, start: Start, listen: Listen) -> B
 def kept_answers(config: RunConfig, directory: Path) -> KeptAnswers:
     """Return the answers of the target that a run has kept; DataError for a damaged file."""
     # Whatever draws a simulated target's text, its question does not.
-    keeps_evaluations = not config.bitwise and config.scorer.record.has_tokenizer
+    has_target = config.target is not None and config.scorer.record.has_tokenizer
+    keeps_evaluations = has_target and not config.bitwise
     answers = KeptAnswers(target_digest(config), config.has_advice, keeps_evaluations)
     folder = directory / ANSWERS_FOLDER
     if config.target is None or not journals.exists(folder):

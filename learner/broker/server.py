@@ -180,6 +180,7 @@ class Broker:
         ledger.most_new = ceiling.new_groups(open_texts)
         if ceiling.reason:
             ledger.is_closed = True
+            self.dispatcher.end_drafting()
             self.batches.ending = ceiling.reason
             self.dispatcher.note_event("the cost reached its ceiling", now_s)
             log.warning("the run ends in order: %s", ceiling.reason)
@@ -188,12 +189,11 @@ class Broker:
         """Start an evaluation, or refuse it where it would exceed the cost of the run."""
         evaluations = self.dispatcher.evaluations
         is_new = request.name not in evaluations.runs
-        before_texts = self.dispatcher.open_texts
+        before_texts, texts = self.dispatcher.open_texts, evaluations.texts_of(request)
         evaluations.add(request)
         if self._ceiling is None or not is_new:
             return
         self._ceiling.note_usage(self.usage_file.total())
-        texts = len(request.prompts) * request.samples
         if objection := self._ceiling.objection(texts, before_texts):
             log.warning("evaluation %s is not made: %s", request.name, objection)
             evaluations.refuse_evaluation(request.name, objection)
@@ -439,7 +439,9 @@ class Broker:
         self._send(worker.identity, self.versions.grant(worker, now_s))
 
     def _heartbeat(self, worker: Worker, message: worker_messages.Heartbeat, now_s: float) -> None:
-        self.usage_file.note_usage(worker.identity.decode(errors="replace"), message.usage, now_s)
+        if worker.role == "scorer":
+            name = worker.identity.decode(errors="replace")
+            self.usage_file.note_usage(name, message.usage, now_s)
         worker.heartbeat(message, now_s)
         self.dispatcher.reconcile(worker, message.leases, now_s)
         if worker.lost_its_ready(now_s):

@@ -27,6 +27,7 @@ from prefixrl.learner.run.stop import NO_STOP, StopSignal
 from prefixrl.learner.run.summary import EvaluationOutcome
 
 AT = "adapter@"
+UNAFFORDABLE = "with it the run would cost more than scorer.openai.most_cost"
 """Begins the name of an evaluation in training; its version follows."""
 CANDIDATE = "candidate-"
 """Begins the name of an evaluation of a candidate for the fixed prefix; its index follows."""
@@ -143,10 +144,14 @@ class Arms:
 
         `is_affordable` False: nothing new is asked.
         """
+        version = self.requests.open.iteration
         if not is_affordable:
             self.requests.wait(lambda name: True)
+            last = EvaluationRequest(f"trained_adapter.{GREEDY}", version, self._held_out)
+            self.requests.adopt(last, _name_at(version))
+            for arm, decoding in product(("trained_adapter", "fixed_prefix"), (GREEDY, SAMPLED)):
+                self.requests.refuse(f"{arm}.{decoding}", UNAFFORDABLE)
             return
-        version = self.requests.open.iteration
         self._ask_arm("trained_adapter", version, decodings=(SAMPLED,))
         # The last version may have been due in training: then it is not judged again.
         self.requests.wait(lambda name: name == _name_at(version))

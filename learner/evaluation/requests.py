@@ -267,6 +267,11 @@ class EvaluationRequests:
         del self.rows[name]
         self._give_up_evaluation(name, reason)
 
+    def refuse(self, name: str, reason: str) -> None:
+        """Count an evaluation that is not made as incomplete, unless it is judged."""
+        if name not in self.rows and name not in self.incomplete:
+            self._give_up_evaluation(name, reason)
+
     def _give_up_evaluation(self, name: str, reason: str) -> None:
         log.warning("evaluation %s is incomplete: %s", name, reason)
         self.incomplete.append(name)

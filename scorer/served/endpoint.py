@@ -302,9 +302,10 @@ class Endpoint(Generic[Answer]):
         answered.
         """
         while left_s := self._rest_left_s:
-            begun = min(
-                filter(None, (self._present_rest, self.outage)), key=lambda each: each.since_s
-            )
+            waits = [wait for wait in (self._present_rest, self.outage) if wait]
+            if not waits:
+                continue  # the rest has ended since
+            begun = min(waits, key=lambda wait: wait.since_s)
             if self._is_over(begun):
                 self._end_rest()  # one trial for all
                 if not await self._answers():

@@ -21,6 +21,7 @@ from prefixrl.common.wire.messages.groups import (
     Prompt,
     Row,
     Sampling,
+    TargetText,
     TaskKind,
     TextVerdict,
     Verdict,
@@ -291,6 +292,23 @@ def test_a_task_that_was_taken_back_leaves_nothing_and_can_be_done_again(tmp_pat
     assert isinstance(refused, Refused) and isinstance(scores, Scores) and scores.task == "u"
     assert scores.groups[0].verdicts[0].reward == 1.0
     assert not scorer._completions._open_jobs and not scorer._decoding
+
+
+def test_a_task_with_kept_answers_stays_although_it_is_called_off(tmp_path: Path) -> None:
+    """Its kept answers are with the verifier at once."""
+    config = run_config(tmp_path, continuations=1)
+    sampling = Sampling(temperature=0.0, max_new_tokens=LIMIT)
+    kept = (TargetText("\\boxed{5}", "eos"), None)
+    task = msgspec.structs.replace(task_of(2, seeds=(7,)), kind="eval", sampling=sampling)
+    link = Tasks(msgspec.structs.replace(task, answers=kept), Revoke("t"))
+    engine, pool = Revocable([RIGHT], prompt_bytes=1), VerifierPool(1, 5)
+    digests = ModelDigests("", "", "")
+    scorer = Scorer(config, link, engine, ByteRenderer(), pool, digests)  # type: ignore[arg-type]
+    run(scorer, pool)
+    (scores,) = link.sent
+    assert isinstance(scores, Scores)
+    verdicts = [verdict for group in scores.groups for verdict in group.verdicts]
+    assert [verdict.was_cached for verdict in verdicts] == [True, False]
 
 
 def drawn(verdict: Verdict) -> list[tuple[Any, ...]]:

@@ -31,7 +31,7 @@ class CostCeiling:
         if total is not None and total.cost is not None:
             self._cost = total.cost
             is_usual = total.requests >= LEAST_REQUESTS or total.cost >= self.most_cost
-            self._text_cost = total.cost / total.requests if is_usual else 0.0
+            self._text_cost = total.cost / max(1, total.requests) if is_usual else 0.0
 
     def new_groups(self, open_texts: int) -> int:
         """Return how many groups may be begun beside so many completions under way; none once it was none."""

@@ -84,6 +84,18 @@ class Drafts:
                 entry.for_training = True
                 self._queues[True].append(key)
 
+    def count_missing(self, prompts: Iterable[Prompt]) -> int:
+        """Return how many problems have no draft."""
+        return sum(not self.is_ready(prompt) for prompt in prompts)
+
+    def withdraw_drafts(self, needed: Iterable[Prompt], also_training: bool) -> None:
+        """Forget the problems that no scorer has and that are not `needed`; those for training only if so told."""
+        keys = {self._key(prompt) for prompt in needed}
+        for key, entry in list(self._missing.items()):
+            is_bound = entry.is_asked or (entry.for_training and not also_training)
+            if key not in keys and not is_bound:
+                del self._missing[key]
+
     def start_scoring(self, for_training: bool) -> ScoreItem | None:
         """Return the next problem for a scorer, as a group whose one row has no prefix."""
         queue = self._queues[for_training]

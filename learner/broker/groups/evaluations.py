@@ -6,7 +6,7 @@ weights while an evaluation still needs the version it has. Pure: no sockets, no
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from prefixrl.common.config.run import MOST_TASK_BYTES, SAMPLED_TOKEN_BYTES
 from prefixrl.common.seeds import derive
 from prefixrl.common.wire.messages.fields import UNPROVED, VERSIONS_KEPT
-from prefixrl.common.wire.messages.groups import GroupPrefixes, GroupTask, Row, ScoredGroup
+from prefixrl.common.wire.messages.groups import GroupPrefixes, GroupTask, Prompt, Row, ScoredGroup
 from prefixrl.common.wire.messages.learner import Evaluate, EvaluationProgress
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.learner.broker.groups.drafts import Drafts
@@ -113,6 +113,21 @@ class EvaluationQueue:
             run.fail(scoring, cause)
         run.to_sample.clear()
         run.to_score.clear()
+        if self._drafts:
+            self._drafts.withdraw_drafts(self.drafted_prompts(), also_training=False)
+
+    def drafted_prompts(self) -> Iterator[Prompt]:
+        """Yield the problems whose drafts unfinished evaluations need."""
+        for run in self.runs.values():
+            if not run.finished and self._awaits_drafts(run.request):
+                yield from run.request.prompts
+
+    def texts_of(self, request: Evaluate) -> int:
+        """Return the completions that an evaluation takes, drafts that are missing included."""
+        drafts = 0
+        if self._drafts and self._awaits_drafts(request):
+            drafts = self._drafts.count_missing(request.prompts)
+        return len(request.prompts) * request.samples + drafts
 
     @property
     def open_texts(self) -> int:

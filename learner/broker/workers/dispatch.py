@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import msgspec
 
@@ -113,7 +114,8 @@ class Dispatcher:
 
     def dispatch(self, now_s: float) -> None:
         """Fill every free seat, and the room behind it, that the window and the data allow."""
-        upcoming = self.ledger.upcoming if self.drafts else range(0)
+        is_drafting = self.drafts and not self.ledger.is_closed
+        upcoming = self.ledger.upcoming if is_drafting else range(0)
         self._request_drafts(range(max(upcoming.start, self._drafted_until), upcoming.stop))
         self._drafted_until = max(self._drafted_until, upcoming.stop)
         self.ledger.admission.supply = self.registry.supply(self._config.rows_per_job("scorer"))
@@ -150,6 +152,13 @@ class Dispatcher:
         if self.drafts:
             texts += self.drafts.total.waiting
         return texts + self.evaluations.open_texts
+
+    def end_drafting(self) -> None:
+        """Ask for no draft any more but those that live groups and evaluations wait for."""
+        if self.drafts:
+            needed = map(self._prompts.prompt, self.ledger.unsampled_places)
+            needed = chain(needed, self.evaluations.drafted_prompts())
+            self.drafts.withdraw_drafts(needed, also_training=True)
 
     def _request_drafts(self, places: Iterable[int]) -> None:
         if self.drafts:
@@ -234,8 +243,7 @@ class Dispatcher:
         training: list[tuple[TaskKind, StartScoring]] = [("train", self.ledger.start_scoring)]
         evaluating: list[tuple[TaskKind, StartScoring]] = [("eval", self.evaluations.start_scoring)]
         if drafts := self.drafts:
-            if not self.ledger.is_closed:
-                training.insert(0, ("draft", lambda _: drafts.start_scoring(for_training=True)))
+            training.insert(0, ("draft", lambda _: drafts.start_scoring(for_training=True)))
             evaluating.insert(0, ("draft", lambda _: drafts.start_scoring(for_training=False)))
         evaluation_texts = sum(
             lease.open_rows for lease in worker.leases.values() if lease.kind != "train"

@@ -76,6 +76,13 @@ def test_the_answer_with_the_most_votes_is_the_best_of_several(tmp_path: Path) -
             assert len({request.body["seed"] for request in requests}) == 4
             greedy = client.completions.create(model=server.name, prompt=PROBLEM, temperature=0)
             assert greedy.choices[0].text == "one greedy answer"
+            endpoint.script = lambda request: Reply(content=answered("\\boxed{1}"))
+            two = client.completions.create(model=server.name, prompt=PROBLEM, n=2)
+            assert len(two.choices) == 2
+            endpoint.script = lambda request: Reply(400, failure("not today"))
+            with pytest.raises(openai.APIStatusError, match="not today") as refused:
+                client.completions.create(model=server.name, prompt=PROBLEM)
+            assert refused.value.status_code == 502
 
 
 def test_votes_are_refused_where_a_function_judges(tmp_path: Path) -> None:

@@ -65,3 +65,9 @@ def test_work_is_given_up_only_where_it_exceeds_the_ceiling_by_more_than_a_batch
     rule.note_usage(used(100, 5.0))
     assert rule.excess(100 + BATCH * TEXTS) == ""
     assert rule.excess(101 + BATCH * TEXTS)
+
+
+def test_a_cost_without_a_counted_request_is_no_fault() -> None:
+    rule = ceiling(10.0)
+    rule.note_usage(used(0, 20.0))
+    assert rule.new_groups(0) == 0 and rule.reason

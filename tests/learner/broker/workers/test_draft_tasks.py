@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.wire.messages.groups import Prompt
 from prefixrl.common.wire.messages.worker import PrefixTask, Scores, ScoreTask
 from prefixrl.learner.broker.batches import awaited_groups, groups_in_words
 from prefixrl.learner.broker.groups.drafts import MOST_DRAFT_CHARS
@@ -156,6 +157,38 @@ def test_training_is_drafted_before_held_out_problems(desk: Desk) -> None:
     desk.dispatch()
     task, *_ = desk.tasks(scorer, ScoreTask)
     assert task.kind == "draft" and "+ 1 =" in task.groups[0].prompt.question
+
+
+def test_a_refused_evaluation_has_no_draft_asked_but_those_that_others_need(desk: Desk) -> None:
+    drafts, evaluations = desk.dispatcher.drafts, desk.dispatcher.evaluations
+    assert drafts is not None
+    shared, alone = Prompt("s", "shared?", "1"), Prompt("a", "alone?", "1")
+    evaluate(desk, 0, [shared], "first")
+    evaluate(desk, 0, [shared, alone], "second")
+    assert drafts.total.waiting == 2
+    assert evaluations.texts_of(messages.evaluate("third", 0, [alone])) == 2, "an answer, a draft"
+    evaluations.refuse_evaluation("second", "too much")
+    assert drafts.total.waiting == 1
+    item = drafts.start_scoring(for_training=False)
+    assert item is not None and item.groups[0].prompt.question == "shared?"
+    assert drafts.start_scoring(for_training=False) is None
+
+
+def test_after_the_end_of_training_only_needed_drafts_are_asked(desk: Desk) -> None:
+    drafts = desk.dispatcher.drafts
+    assert drafts is not None
+    desk.dispatch()
+    assert drafts.total.waiting == BATCH
+    upcoming = desk.ledger.upcoming
+    evaluate(desk, 0, [desk.dispatcher._prompts.prompt(upcoming.start)], "the same question")
+    desk.ledger.is_closed = True
+    desk.dispatcher.end_drafting()
+    desk.dispatch()
+    assert drafts.total.waiting == 1
+    scorer = desk.worker("scorer", 8)
+    desk.dispatch()
+    (task,) = desk.tasks(scorer, ScoreTask)
+    assert task.kind == "draft"
 
 
 def test_a_late_draft_of_an_earlier_broker_is_kept(desk: Desk, config: RunConfig) -> None:
