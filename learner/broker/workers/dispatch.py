@@ -156,8 +156,8 @@ class Dispatcher:
     def end_drafting(self) -> None:
         """Ask for no draft any more but those that live groups and evaluations wait for."""
         if self.drafts:
-            needed = map(self._prompts.prompt, self.ledger.unsampled_places)
-            needed = chain(needed, self.evaluations.drafted_prompts())
+            of_groups = map(self._prompts.prompt, self.ledger.unsampled_places)
+            needed = chain(of_groups, self.evaluations.drafted_prompts())
             self.drafts.withdraw_drafts(needed, also_training=True)
 
     def _request_drafts(self, places: Iterable[int]) -> None:
