@@ -140,6 +140,7 @@ def texts(directory: Path) -> list[Any]:
     ]
 
 
+@pytest.mark.nightly
 def test_a_bitwise_run_is_the_same_after_a_kill(tmp_path: Path) -> None:
     settings = (*DRAFTED, *small_data(tmp_path), "bitwise=true", "algorithm.max_staleness=0")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
