@@ -100,8 +100,8 @@ def served(
 
         def url() -> str | None:
             assert process.poll() is None, log.read_text()
-            match = re.search(r"http://\S+/v1", log.read_text())
-            return match and match.group()
+            match = re.search(r"iterations: (http://\S+/v1)", log.read_text())
+            return match and match.group(1)
 
         yield ServedRun(process, log, wait_until(url, "a server that listens", START_S), run.name)
     finally:
