@@ -78,8 +78,8 @@ def test_an_answer_that_the_broker_kept_is_judged_and_not_asked_for() -> None:
     prompt = Prompt("p", QUESTION, "4")
     group = messages.group(0, row_of("add up"), prompt=prompt)
     other = messages.group(1, row_of("count"), prompt=prompt)
-    known = TargetText("so \\boxed{5}", "eos"), None
-    scores, read, pool = scores_of(config, group, other, kind="eval", answers=known)
+    kept_answers = TargetText("so \\boxed{5}", "eos"), None
+    scores, read, pool = scores_of(config, group, other, kind="eval", answers=kept_answers)
     first, second = (each.verdicts[0] for each in scores.groups)
     assert read == [prompt_of(config, "count")]
     assert (first.reward, first.completion, first.was_cached) == (0.0, "so \\boxed{5}", True)
@@ -91,8 +91,8 @@ def test_an_answer_that_the_broker_kept_is_judged_and_not_asked_for() -> None:
 
 def test_a_task_whose_answers_are_all_kept_needs_no_engine() -> None:
     group = messages.group(0, row_of("add up"), prompt=Prompt("p", QUESTION, "4"))
-    known = (TargetText("so \\boxed{4}", "length"),)
-    scores, read, _ = scores_of(config_of(), group, kind="eval", answers=known)
+    kept_answers = (TargetText("so \\boxed{4}", "length"),)
+    scores, read, _ = scores_of(config_of(), group, kind="eval", answers=kept_answers)
     verdict = scores.groups[0].verdicts[0]
     assert read == []
     assert (verdict.reward, verdict.finish, verdict.was_cached) == (1.0, "length", True)

@@ -69,6 +69,6 @@ def test_check_and_show_have_the_draft_and_the_advice_in_their_prompts() -> None
     assert any("adapter: " in line and "a prompt with a draft ends with" in line for line in lines)
     text = forecast(config).text
     assert "one for each of " in text and "each with a draft of scorer.max_new_tokens" in text
-    shown = "\n".join(prompt_lines(config_of(), QUESTION, "add up"))
-    assert "adapter: " in shown and "prompt with a draft, " in shown
-    assert "prompt with advice, " in shown and "prompt without advice, " in shown
+    prompts = "\n".join(prompt_lines(config_of(), QUESTION, "add up"))
+    assert "adapter: " in prompts and "prompt with a draft, " in prompts
+    assert "prompt with advice, " in prompts and "prompt without advice, " in prompts

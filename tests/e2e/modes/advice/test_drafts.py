@@ -116,12 +116,12 @@ def test_a_chat_endpoint_drafts_each_problem_once_whatever_is_killed(tmp_path: P
             wait_for(lambda: child(process, "prefixrl-learner"), "the learner").kill()
             summary = finish(process, directory)
         check_books(summary, directory)
-        asked = drafts_asked(endpoint)
-        assert asked == dict.fromkeys(every_question(tmp_path), 1)
+        draft_requests = drafts_asked(endpoint)
+        assert draft_requests == dict.fromkeys(every_question(tmp_path), 1)
         drafts = summary["drafts"]
-        assert drafts["requests"] == len(asked)
-        assert drafts["prompt_tokens"] == 20 * len(asked)
-        assert drafts["cost"] == pytest.approx(19 * len(asked) * 1000 / 1e6)
+        assert drafts["requests"] == len(draft_requests)
+        assert drafts["prompt_tokens"] == 20 * len(draft_requests)
+        assert drafts["cost"] == pytest.approx(19 * len(draft_requests) * 1000 / 1e6)
         assert figures(directory)
         assert set(greedy_requests(endpoint).values()) == {1}, "a greedy answer was paid for twice"
         before = greedy_requests(endpoint)
