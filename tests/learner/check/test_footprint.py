@@ -142,11 +142,11 @@ def counted(dtype: str, zero: dict[str, Any]) -> tuple[int, int]:
         ids = torch.zeros(1, 2, dtype=torch.long)
         for step in range(2):
             for is_last in (False, True):
-                held = live.peak_bytes = live.now_bytes
+                bytes_before = live.peak_bytes = live.now_bytes
                 trained.backward(trained.engine(input_ids=ids).logits.float().mean(), is_last)
             peak = live.peak_bytes
             trained.step(step, 2)
-    return held, peak
+    return bytes_before, peak
 
 
 @pytest.mark.slow
@@ -174,7 +174,7 @@ def counted(dtype: str, zero: dict[str, Any]) -> tuple[int, int]:
 def test_states_and_buckets_are_what_deepspeed_holds(
     dtype: str, stage: int, bucket: int, warned: int
 ) -> None:
-    held, peak = counted(
+    bytes_before, peak = counted(
         dtype, {"stage": stage, "reduce_bucket_size": min(bucket, SMALL.parameters)}
     )
     plan = plan_of(SMALL, dtype_bytes=4 if dtype == "float32" else 2, stage=stage, bucket=bucket)
@@ -183,7 +183,7 @@ def test_states_and_buckets_are_what_deepspeed_holds(
     most = 1.2 if stage == 3 else 1.1
     assert 0.9 < (actual.states + actual.buckets) / peak < most
     if bucket < SMALL.parameters:
-        assert actual.states == pytest.approx(held, rel=0.1)
+        assert actual.states == pytest.approx(bytes_before, rel=0.1)
 
 
 def test_a_head_in_blocks_takes_no_more_than_its_block_however_many_positions_there_are() -> None:

@@ -208,13 +208,13 @@ def test_a_retry_after_of_one_scorer_holds_the_other_back(tmp_path: Path) -> Non
     limited_at_s = list[float]()
 
     def script(request: Request) -> Reply | None:
-        if len(asked) > 60 and not limited_at_s:
+        if len(answered) > 60 and not limited_at_s:
             limited_at_s.append(request.at_s)
             return Reply(429, failure("slow down"), {"Retry-After": "8"})
-        asked.append(request)
+        answered.append(request)
         return answer(request)
 
-    asked = list[Request]()
+    answered = list[Request]()
     with serving(script) as server, scorers(server, tmp_path, (8, 8)):
         fakes.wait_until(lambda: bool(limited_at_s), "a Retry-After", PATIENT_S)
         time.sleep(11.0)
