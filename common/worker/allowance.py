@@ -6,9 +6,9 @@ A permit is one request. Requests and tokens flow into a level each, a little sl
 one request and the usual tokens of a request out of them, and the true tokens are settled when the request has ended.
 So in any minute no more is granted than a minute's flow and one full level.
 
-Each scorer that lacks permits has a share of the flow, in proportion to what it lacks. It may take what is not reserved
-for the others. A permit that cannot be split goes to the scorer with the largest share. A scorer that ends, lacks
-nothing or is silent reserves nothing.
+Each scorer that lacks permits has a share of the flow, in proportion to what it lacks. Every permit belongs to the
+scorer with the largest share, which is then one permit less: a scorer takes what is left after those that come before
+it. A scorer that ends, lacks nothing or is silent has no place in that order.
 
 What is granted is counted in all, never sent as a difference: a lost message costs nothing.
 """
@@ -140,7 +140,7 @@ class Allowance:
             most_tokens = 2 * self._limits.most_tokens * max(1, usage.requests)
             self._remember(0, usage.requests, min(tokens, most_tokens))
         self._settle(holder, usage)
-        self._flow(now_s)  # no level holds more than it may after it was settled
+        self._flow(now_s)  # after the settlement, so that it fills no level that is full
         holder.heard_s = now_s
         holder.rest_until_s = now_s + demand.rest_s
         holder.permits = max(holder.permits, demand.received)
@@ -164,12 +164,11 @@ class Allowance:
             affordable = float(not is_open or now_s - self._granted_s > MINUTE_S)
         level = min(self._request_level, affordable)
         rivals = [each for each in self._lacking(now_s) if each is not holder]
-        reserved = sum(max(0.0, min(each.share, each.lacking)) for each in rivals)
-        permits = math.floor(level - reserved)
-        if permits < 1 <= level:
-            # The shares of all are less than a permit.
-            permits = int(holder.share >= max((each.share for each in rivals), default=-math.inf))
-        permits = max(0, min(permits, holder.lacking))
+        permits = 0
+        while permits < holder.lacking and level - permits >= 1 + self._reserved(
+            rivals, holder.share - permits
+        ):
+            permits += 1
         tokens = permits * self.request_tokens
         holder.permits += permits
         holder.lacking -= permits
@@ -179,6 +178,11 @@ class Allowance:
         self._granted_s = now_s if permits else self._granted_s
         self._request_level -= permits
         self._token_level -= tokens
+
+    @staticmethod
+    def _reserved(rivals: list[_Holder], share: float) -> int:
+        """Return the permits that others get before a scorer with this share gets one."""
+        return sum(min(each.lacking, math.ceil(max(0.0, each.share - share))) for each in rivals)
 
     def _lacking(self, now_s: float) -> list[_Holder]:
         since_s = now_s - SILENT_BEATS * self._beat_s
@@ -197,7 +201,8 @@ class Allowance:
             level = self._token_level + passed_s * tokens
             least = self.request_tokens + self._beat_s * tokens
             most = max(least, seconds * tokens) if self._answered else 0.0
-            self._token_level = min(level, most)
+            # Tokens that were charged and not used come on top: they are no flow.
+            self._token_level = min(level, max(most, self._token_level))
         if not self._limits.is_on:
             return
         lacking = self._lacking(now_s)

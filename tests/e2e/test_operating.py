@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from prefixrl.common.run.documents import END_FILE
+from support.processes import is_alive
 from support.runs.run_helper import SMALL, child, launched, logs, trained_iterations, wait_for
 
 pytestmark = pytest.mark.slow
@@ -39,10 +40,7 @@ def test_a_worker_is_drained_for_good_and_the_run_stops_in_order(tmp_path: Path)
         pid = rows[-1]["pid"]
         drained = prefixrl("workers", directory, "drain", "scorer-1")
         assert drained.returncode == 0, drained.stdout + drained.stderr
-        wait_for(
-            lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie",
-            "the scorer's end",
-        )
+        wait_for(lambda: not is_alive(pid), "the scorer's end")
         before = trained_iterations(directory)
         wait_for(lambda: trained_iterations(directory) > before + 3, "training with one scorer")
 

@@ -28,6 +28,7 @@ class Scorer:
     permits: Permits = field(default_factory=Permits)
     open_rows: list[Event] = field(default_factory=list)
     sent_s: list[float] = field(default_factory=list)
+    sent_tokens: list[Event] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
     next_beat_s: float = 0.0
 
@@ -54,9 +55,10 @@ def simulate(
                 )
             scorer.permits.waiting = scorer.rows - len(scorer.open_rows)
             while scorer.permits.waiting and not scorer.permits.take_permit(now_s):
-                end_s = now_s + draws.uniform(0.5, 3.0)
-                heapq.heappush(scorer.open_rows, (end_s, tokens()))
+                end_s, count = now_s + draws.uniform(0.5, 3.0), tokens()
+                heapq.heappush(scorer.open_rows, (end_s, count))
                 scorer.sent_s.append(now_s)
+                scorer.sent_tokens.append((now_s, count))
                 scorer.permits.waiting -= 1
             if now_s >= scorer.next_beat_s:
                 scorer.next_beat_s += 1.0
@@ -116,6 +118,21 @@ def test_no_minute_has_more_tokens_than_the_limit_and_nearly_all_are_used(
     ended = simulate(limits(tokens=200_000), scorers, 240.0, lambda: draws.randint(*usual_tokens))
     assert most_in_a_minute(ended) <= 1.02 * 200_000
     assert per_minute(ended, 60.0, 240.0) >= 0.975 * 200_000
+
+
+@pytest.mark.parametrize("rows", [(64,), (64, 16), (8, 8, 8, 8)])
+@pytest.mark.parametrize("usual_tokens", [(1500, 1500), (2500, 2500), (500, 3500)])
+def test_large_requests_keep_the_limit_as_the_endpoint_gets_them_and_nearly_use_it(
+    usual_tokens: tuple[int, int], rows: tuple[int, ...]
+) -> None:
+    draws = random.Random(3)
+    scorers = [Scorer(count) for count in rows]
+    ended = simulate(limits(tokens=200_000), scorers, 240.0, lambda: draws.randint(*usual_tokens))
+    sent_tokens = sorted(event for scorer in scorers for event in scorer.sent_tokens)
+    assert most_in_a_minute(sent_tokens) <= 1.02 * 200_000
+    assert per_minute(ended, 60.0, 240.0) >= 0.92 * 200_000
+    counts = [len(scorer.sent_s) / scorer.rows for scorer in scorers]
+    assert max(counts) <= 1.1 * min(counts), "the smallest scorer has its share"
 
 
 def test_scorers_share_by_the_rows_that_wait() -> None:

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from prefixrl.common.journal.crash_points import FOLDER_VARIABLE, VARIABLE
+from support.processes import titled
 from support.runs.run_helper import (
     SMALL,
     check_books,
@@ -42,8 +43,7 @@ time.time_ns = lambda: true_ns() + ahead_s() * 10**9
 
 def process_of(launch: "subprocess.Popen[str]", name: str) -> psutil.Process:
     """A process below the launch by its title: `scorer` is the first of them."""
-    children = psutil.Process(launch.pid).children(recursive=True)
-    return next(each for each in children if (each.cmdline() or [""])[0] == f"prefixrl-{name}")
+    return titled(launch.pid, f"prefixrl-{name}")[0]
 
 
 def console(launch: "subprocess.Popen[str]", until: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from support.processes import titled
 from support.runs import run_helper
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
@@ -67,20 +68,9 @@ def policy_that_writes_programs(folder: Path) -> Path:
     return folder
 
 
-def verifiers(launch: "subprocess.Popen[str]") -> list[psutil.Process]:
-    """Template and children of the run's verifiers."""
-    results = []
-    for process in psutil.Process(launch.pid).children(recursive=True):
-        try:
-            results += [process] if process.cmdline()[:1] == ["prefixrl-verifier"] else []
-        except psutil.Error:
-            continue
-    return results
-
-
 def allow_files(launch: "subprocess.Popen[str]", spare: int | None) -> None:
     """Let verifiers open so many files more than their template has, or as many as they could before."""
-    for verifier in verifiers(launch):
+    for verifier in titled(launch.pid, "prefixrl-verifier"):
         with suppress(psutil.Error, OSError):  # it has ended
             hard = verifier.rlimit(psutil.RLIMIT_NOFILE)[1]
             highest = max(map(int, os.listdir(f"/proc/{verifier.pid}/fd")), default=0)

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 import prefixrl
+from support.processes import titled
 from support.runs.run_helper import (
     ROOT,
     check_books,
@@ -50,14 +51,6 @@ def mapped_torch(process: psutil.Process) -> bool:
     return any("libtorch" in each.path for each in process.memory_maps())
 
 
-def scorers(launch: int) -> list[psutil.Process]:
-    results = []
-    for process in psutil.Process(launch).children(recursive=True):
-        if "prefixrl.scorer" in process.cmdline() or process.cmdline()[:1] == ["prefixrl-scorer"]:
-            results.append(process)
-    return results
-
-
 @pytest.mark.parametrize(
     ("staleness", "swap"), [pytest.param(0, "drain", marks=pytest.mark.nightly), (2, "in_flight")]
 )
@@ -69,7 +62,7 @@ def test_a_short_run_keeps_its_books_and_loads_no_target(
     settings += (f"rollout.swap={swap}",)
     with launched(directory, *SMALL, *settings, run_file=RUN_FILE) as process:
         wait_for(lambda: trained_iterations(directory) >= 2, "the second iteration")
-        working = scorers(process.pid)
+        working = titled(process.pid, "prefixrl-scorer")
         assert working and not any(mapped_torch(each) for each in working)
         summary = finish(process, directory)
     check_books(summary, directory)

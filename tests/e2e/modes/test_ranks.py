@@ -9,12 +9,13 @@ import signal
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
+from support.processes import titled
 from support.runs.run_helper import (
     SMALL,
     check_books,
+    child,
     finish,
     launched,
     logs,
@@ -27,23 +28,12 @@ pytestmark = [pytest.mark.timeout(400), pytest.mark.nightly]
 TWO_RANKS = (*SMALL, "launch.learner_ranks=2", "launch.scorers=1")
 
 
-def rank_process(launch_pid: int, rank: int) -> psutil.Process | None:
-    """The process of a learner rank below a launch."""
-    for process in psutil.Process(launch_pid).children(recursive=True):
-        try:
-            if process.cmdline()[:1] == [f"prefixrl-learner-{rank}"]:
-                return process
-        except psutil.Error:
-            continue
-    return None
-
-
 def test_a_killed_rank_ends_the_learner_with_its_name_and_the_run_resumes(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     with launched(directory, *TWO_RANKS, "algorithm.iterations=10") as process:
         wait_for(lambda: trained_iterations(directory) >= 3, "the third iteration")
-        victim = wait_for(lambda: rank_process(process.pid, 1), "rank 1")
-        survivor = wait_for(lambda: rank_process(process.pid, 0), "rank 0")
+        victim = wait_for(lambda: child(process, "prefixrl-learner-1"), "rank 1")
+        survivor = wait_for(lambda: child(process, "prefixrl-learner-0"), "rank 0")
         victim.kill()
         wait_for(lambda: not survivor.is_running(), "the end of rank 0", timeout_s=30)
         said = f"learner rank 1 (pid {victim.pid}) was killed by signal 9"
@@ -74,7 +64,7 @@ def test_a_rank_that_is_told_to_stop_halts_all_and_none_is_taken_for_lost(tmp_pa
     directory = tmp_path / "run"
     with launched(directory, *TWO_RANKS, "algorithm.iterations=10") as process:
         wait_for(lambda: trained_iterations(directory) >= 2, "the second iteration")
-        wait_for(lambda: rank_process(process.pid, 1), "rank 1").terminate()
+        wait_for(lambda: child(process, "prefixrl-learner-1"), "rank 1").terminate()
         output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output + logs(directory)
     assert "the learner was asked to stop" in output
@@ -89,11 +79,7 @@ def test_a_straggling_scorer_makes_no_rank_wait_inside_a_collective(tmp_path: Pa
     settings = (*TWO_RANKS, "broker.silence_s=120", "learner.collective_timeout_s=20")
     with launched(directory, *settings) as process:
         wait_for(lambda: trained_iterations(directory) >= 2, "the second iteration")
-        scorers = [
-            each
-            for each in psutil.Process(process.pid).children(recursive=True)
-            if each.cmdline()[:1] == ["prefixrl-scorer"]
-        ]
+        scorers = titled(process.pid, "prefixrl-scorer")
         for scorer in scorers:
             os.kill(scorer.pid, signal.SIGSTOP)
         time.sleep(60)  # three times as long as a collective may take

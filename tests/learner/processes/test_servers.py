@@ -30,6 +30,7 @@ from prefixrl.learner.run.stop import StopSignal
 from prefixrl.rollout.weights import WeightsSource
 from support import keys
 from support.fakes import NOTE, free_pair, peers, run_on_disk, wait_until
+from support.processes import is_alive
 from support.tiers import mostly_nightly
 
 LEARNER = """
@@ -344,12 +345,7 @@ def test_children_do_not_outlive_a_killed_learner(config: RunConfig) -> None:
     assert len(children) == 2
     learner.kill()
     learner.wait()
-    wait_until(
-        lambda: all(
-            not each.is_running() or each.status() == psutil.STATUS_ZOMBIE for each in children
-        ),
-        "the end of both children",
-    )
+    wait_until(lambda: not any(is_alive(each) for each in children), "the end of both children")
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from prefixrl.learner.run import uploads as module
 from prefixrl.learner.run.stop import StopSignal
 from prefixrl.learner.run.uploads import Uploads, check_command, counts
 from support.fakes import wait_until
+from support.processes import is_alive
 from support.runs.small_disk import small_disk
 
 COPY = 'cp -r "$1" "$0/"; echo "copied $(basename $1)"'
@@ -57,11 +58,6 @@ def lines(directory: Path) -> list[tuple[int, int | None]]:
         (line.iteration, line.exit_code)
         for line in json_lines.read(directory / UPLOADS_FILE, UploadLine)
     ]
-
-
-def is_running(pid: str) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and ") Z" not in stat.read_text()
 
 
 def wait(uploads: Uploads) -> None:
@@ -124,7 +120,7 @@ def test_an_upload_that_hangs_is_ended_with_all_that_it_started(
     assert time.monotonic() - began_s < 30 and lines(tmp_path)[0] == (1, None)
     assert "was ended (checkpoint.upload_s) after" in caplog.text and ": begun;" in caplog.text
     wait_until(
-        lambda: not is_running((tmp_path / "there/pid").read_text().strip()), "the end of its child"
+        lambda: not is_alive(int((tmp_path / "there/pid").read_text())), "the end of its child"
     )
     uploads.close()
 

@@ -17,6 +17,7 @@ from prefixrl.scorer.verifier import pool as verifier_pool
 from prefixrl.scorer.verifier.pool import START_DEADLINE_S, VerifierPool
 from prefixrl.scorer.verifier.rules.verify import SYMPY_RULE, Judgement
 from prefixrl.scorer.verifier.verifiers import deadline_s
+from support.processes import is_alive
 
 EQUAL = (r"\boxed{1+\ln x}", r"\ln x+1")
 HANGS = (r"\boxed{(x+1)^{9999}}", r"\ln y+7")
@@ -81,14 +82,6 @@ def kill_all(pool: VerifierPool) -> set[int]:
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
     return killed
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
 
 
 def environment_of(pool: VerifierPool) -> bytes:

@@ -22,6 +22,7 @@ from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
 from prefixrl.scorer.verifier.rules.verify import Judgement
 from prefixrl.scorer.verifier.scoring import Scoring, loaded
 from support.fakes import wait_until
+from support.processes import is_alive
 
 log = logging.getLogger(__name__)
 
@@ -473,8 +474,7 @@ def started(pids_file: Path) -> list[int]:
 
 
 def are_gone(pids: list[int]) -> bool:
-    stats = [Path(f"/proc/{pid}/stat") for pid in pids]
-    return not any(stat.exists() and ") Z" not in stat.read_text() for stat in stats)
+    return not any(is_alive(pid) for pid in pids)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import psutil
 
 from support.fakes import wait_until
 from support.paths import ROOT
+from support.processes import titled
 
 RUN_FILE = ROOT / "deploy/examples/arithmetic/run.toml"
 
@@ -110,13 +111,7 @@ def trained_iterations(directory: Path) -> int:
 
 def child(process: "subprocess.Popen[str]", title: str) -> psutil.Process | None:
     """A process below the launch by its title, for example prefixrl-broker."""
-    for candidate in psutil.Process(process.pid).children(recursive=True):
-        try:
-            if candidate.cmdline()[:1] == [title]:
-                return candidate
-        except psutil.Error:
-            continue
-    return None
+    return next(iter(titled(process.pid, title)), None)
 
 
 def check_books(summary: dict[str, Any], directory: Path) -> None:
