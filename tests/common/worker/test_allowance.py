@@ -212,6 +212,15 @@ def test_an_endpoint_that_counts_nonsense_stops_nobody_for_long() -> None:
     assert granted[-1] == 2
 
 
+def test_nonsense_that_a_scorer_brings_to_a_new_broker_stops_nobody_for_long() -> None:
+    allowance = Allowance(limits(tokens=60_000))
+    absurd = Usage(requests=2, completion_tokens=10**12)
+    demand = RequestDemand(received=2, lacking=1)
+    granted = [allowance.grant("a", demand, absurd, float(each)).permits for each in range(60)]
+    assert allowance.request_tokens <= 4 * MOST_TOKENS
+    assert granted[-1] == 3
+
+
 def test_a_limit_of_requests_holds_before_any_has_ended() -> None:
     allowance = Allowance(limits(requests=60))
     demand = RequestDemand(lacking=9)

@@ -97,6 +97,15 @@ def test_votes_are_refused_where_a_function_judges(tmp_path: Path) -> None:
     assert "this run judges by reward.function" in done.stderr
 
 
+def test_more_answers_to_choose_among_than_may_be_open_are_refused(tmp_path: Path) -> None:
+    run = run_of("arithmetic", tmp_path / "run")
+    command = [sys.executable, "-m", "prefixrl.deploy", "serve", str(run), "--checkpoint", "0"]
+    options = ["--best-of", "9", "--most-answers", "8", "--port", "0"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "--best-of 9: a request would take more answers than --most-answers 8" in done.stderr
+
+
 def test_the_prefix_alone_is_what_the_adapter_writes(tmp_path: Path) -> None:
     run = run_of("arithmetic", tmp_path / "run")
     with (

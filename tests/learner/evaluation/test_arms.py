@@ -158,6 +158,37 @@ def test_the_last_version_is_not_judged_again_where_it_was_due_in_training(tmp_p
         assert (directory / "evaluations/trained_adapter.greedy.jsonl").exists()
 
 
+@pytest.mark.parametrize("is_due", [True, False])
+def test_a_last_evaluation_that_would_cost_too_much_is_named_incomplete_and_not_asked(
+    is_due: bool, tmp_path: Path
+) -> None:
+    config = run_on_disk(
+        tmp_path,
+        rollout={"engine": "simulated"},
+        data={"eval": str(tmp_path / "train.jsonl")},
+        evaluation={"problems": 4, "every": 2},
+    )
+    client = JudgingClient(lambda name, problem: 1.0)
+    directory = tmp_path / "judged"
+    directory.mkdir()
+    arms = Arms(config, cast(BrokerClient, client), directory, 0)
+    arms.ask_before_training()
+    version = 4 if is_due else 5
+    arms.advance(version)
+    arms.ask_version(version)
+    asked = set(client.asked)
+    arms.finish(is_affordable=False)
+    assert set(client.asked) == asked
+    judged = {"trained_adapter.greedy"} if is_due else set()
+    last = {
+        f"{arm}.{way}"
+        for arm in ("trained_adapter", "fixed_prefix")
+        for way in ("greedy", "sampled")
+    }
+    assert set(arms.outcome().incomplete) == last - judged
+    assert ("trained_adapter" in arms.results()) is is_due
+
+
 def test_fractional_rewards_are_reported_as_a_mean_reward(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
