@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from benchmarks.simulated import PROBE_LOGPROBS, learner, simulated_run, take_batch
@@ -11,6 +12,7 @@ from prefixrl.learner.processes.servers import Servers
 from support.fakes import wait_until
 
 
+@pytest.mark.slow
 def test_a_rollout_and_a_scorer_with_simulated_engines_need_no_torch(tmp_path: Path) -> None:
     config = simulated_run(tmp_path, 4, prefix_s=0.001, scoring_s=0.001)
     directory = Path(config.directory)

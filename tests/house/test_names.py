@@ -138,6 +138,8 @@ def verb_names(source: str) -> list[str]:
 
 def skips_of(source: str) -> tuple[int, list[int]]:
     """Return the number of `# fmt: skip` on lists of words, and the lines of all others."""
+    if "fmt:" not in source:
+        return 0, []
     statements = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
     on_lists = {node.end_lineno for node in statements if has_many_words(node)}
     lines = [

@@ -81,6 +81,7 @@ def test_a_planted_fault_is_the_only_one_that_is_named(
     assert [each for each, line in lines.items() if line.startswith("not")] == [name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("setting", "code"), [("data.code=answers", 2), ("data.code=none", 0)])
 def test_a_host_without_user_namespaces_is_unfit_for_programs_alone(
     setting: str, code: int, tmp_path: Path

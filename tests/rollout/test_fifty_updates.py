@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
@@ -17,6 +18,7 @@ ADAPTER = EXAMPLE / "adapter"
 UPDATES = 50
 
 
+@pytest.mark.slow
 def test_after_fifty_deltas_the_engine_holds_the_published_bits(tmp_path: Path) -> None:
     for dtype in ("bfloat16", "float32"):
         engine = TransformersEngine(str(ADAPTER), "cpu", dtype, 1)

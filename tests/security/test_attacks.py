@@ -164,6 +164,7 @@ def test_a_key_that_was_removed_is_refused_by_both_servers_which_live_on(run: Re
     run.goes_on()
 
 
+@pytest.mark.slow
 def test_long_host_names_are_not_even_decoded(run: RealRun) -> None:
     with peers(run.endpoint, *(f"long-{number}" for number in range(5))) as many:
         for _ in range(3):
@@ -231,6 +232,7 @@ def test_a_worker_that_comes_and_goes_fills_neither_the_log_nor_the_memory(run: 
     run.goes_on()
 
 
+@pytest.mark.slow
 def test_a_worker_that_keeps_all_tasks_is_given_up(
     run: RealRun, record_property: Callable[[str, str], None]
 ) -> None:

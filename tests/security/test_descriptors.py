@@ -50,6 +50,7 @@ def strangers(run: RealRun, number: int) -> Iterator[None]:
             flood.kill()
 
 
+@pytest.mark.slow
 def test_strangers_who_come_again_and_again_end_no_server_and_no_connection_of_a_worker(
     run: RealRun,
 ) -> None:
@@ -86,6 +87,7 @@ def test_a_key_is_out_within_seconds_although_no_descriptor_is_free(run: RealRun
     run.goes_on()
 
 
+@pytest.mark.slow
 def test_one_key_that_connects_again_and_again_leaves_room_for_others(run: RealRun) -> None:
     owned = key("worker")
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -120,6 +120,7 @@ def false_broker(
         server.close()
 
 
+@pytest.mark.slow
 def test_a_scorer_does_not_join_who_cannot_prove_the_runs_key_and_says_so(
     tmp_path: Path, marker: Path
 ) -> None:
@@ -186,6 +187,7 @@ NOISE += [
 ]
 
 
+@pytest.mark.slow
 def test_a_hostile_broker_gets_each_task_done_once_and_fills_neither_log_nor_memory(
     tmp_path: Path,
 ) -> None:

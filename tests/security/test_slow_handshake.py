@@ -4,6 +4,8 @@ import socket
 import time
 from pathlib import Path
 
+import pytest
+
 from benchmarks.hostile_peers import BEAT, EVERY_S, GREETING, HonestPeer, broker
 from prefixrl.common.wire.address import address_in
 from prefixrl.common.wire.messages.worker import Beat
@@ -23,6 +25,7 @@ def _is_open(slow: socket.socket, sent: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_handshakes_of_a_byte_at_a_time_are_ended_and_an_honest_worker_is_answered(
     tmp_path: Path,
 ) -> None:

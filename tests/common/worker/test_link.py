@@ -338,6 +338,7 @@ def test_nothing_is_lost_when_the_broker_restarts_on_its_port(
     wait_until(lambda: len(link._unacknowledged) == 0, "the acknowledgements")
 
 
+@pytest.mark.slow
 def test_a_worker_follows_a_broker_that_moved(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -419,6 +419,7 @@ def test_an_absurd_room_for_rows_is_refused_with_the_allowed_ones(
         refused(greedy, f"{expected} {MOST_ROWS} seats")
 
 
+@pytest.mark.slow
 def test_a_worker_that_only_counts_up_is_given_up_and_its_tasks_go_to_another(
     tmp_path: Path,
 ) -> None:

@@ -319,6 +319,7 @@ def test_servers_are_deaf_to_what_a_batch_system_sends_to_every_process_and_end_
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set(), "the learner itself hears them"
 
 
+@pytest.mark.slow
 def test_a_clock_that_went_backwards_does_not_hold_a_start_up(config: RunConfig) -> None:
     endpoint = Path(config.directory) / "endpoint"
     Servers(config, Path(config.directory), 0).close()

@@ -105,6 +105,7 @@ def test_a_failure_is_told_counted_and_tried_again(
     assert actual["done"] == 1 and actual["failed"] == len(lines(tmp_path)) - 1
 
 
+@pytest.mark.slow
 def test_an_upload_that_hangs_is_ended_with_all_that_it_started(
     tmp_path: Path, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -81,6 +81,7 @@ def test_every_text_of_the_corpus_holds_the_program_that_it_should() -> None:
     assert len(ROWS) >= 80 and actual == [(row["text"], row["program"]) for row in texts]
 
 
+@pytest.mark.slow
 def test_every_shape_of_tests_is_run_or_told_and_never_a_silent_zero() -> None:
     rows = [row for row in ROWS if "reward" in row]
     verdicts = judged("tests", *((row["text"], row["gold"]) for row in rows))
@@ -146,6 +147,7 @@ def test_a_program_without_a_value_is_no_answer_of_any_kind() -> None:
         assert (endless.reward, endless.status) == (0.0, "timeout")
 
 
+@pytest.mark.slow
 def test_a_user_may_allow_packages_and_other_digits() -> None:
     third = fenced("import numpy as np\nprint(np.array([1 / 3]).sum().round(7))")
     gold = json.dumps({"inputs": [""], "outputs": ["0.33333333333"]})

@@ -165,6 +165,7 @@ SUICIDES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SUICIDES)
 def test_an_ordinary_users_program_that_signals_its_group_ends_only_itself(
     case: str, as_ordinary_user: Callable[[str], str]

@@ -131,6 +131,7 @@ def test_a_batch_that_is_never_answered_in_time_is_refused_while_others_are_answ
     )
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_is_waited_for_by_name_and_ends_the_scorer_after_the_patience(
     asked: Asked,
 ) -> None:

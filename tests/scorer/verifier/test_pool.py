@@ -108,6 +108,7 @@ def test_an_answer_that_hangs_delays_no_other() -> None:
         assert {(each.reward, each.status) for each in judged.values()} == {(1.0, "ok")}
 
 
+@pytest.mark.slow
 def test_a_killed_child_is_replaced_without_starting_python(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -305,6 +306,7 @@ def test_a_template_that_dies_while_it_starts_children_is_one_failed_start() -> 
         at_full_size(pool, 4)
 
 
+@pytest.mark.slow
 def test_a_template_that_hangs_is_one_failed_start_and_children_at_work_go_on() -> None:
     with pool_of(children=4, timeout_s=PATIENCE_S) as pool:
         pool.submit(1, *EQUAL)

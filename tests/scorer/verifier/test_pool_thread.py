@@ -78,6 +78,7 @@ def test_all_answers_are_judged_within_one_step_of_an_engine(thread: PoolThread)
     }
 
 
+@pytest.mark.slow
 def test_a_function_that_is_quick_is_no_trouble_and_one_that_hangs_is(thread: PoolThread) -> None:
     for row in range(ROWS):
         thread.submit(row, str(row), "7", "0")

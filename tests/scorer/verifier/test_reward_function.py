@@ -247,6 +247,7 @@ def test_a_process_that_ends_is_an_error_and_the_next_answer_has_a_new_one(tmp_p
     assert (alive.reward, alive.status) == (1.0, "ok")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", ["hang", "loop"])
 def test_a_hang_is_an_error_and_never_a_wrong_answer(tmp_path: Path, answer: str) -> None:
     with pool_with(tmp_path, timeout_s=2) as pool:
@@ -322,6 +323,7 @@ def judged_with(
         return verdicts(pool, len(asked))
 
 
+@pytest.mark.slow
 def test_it_may_take_the_verifiers_verdict_whatever_that_is(tmp_path: Path) -> None:
     asked = [
         (r"\boxed{\frac12}", "0.5"),
@@ -502,6 +504,7 @@ def test_programs_that_it_started_end_when_the_scorer_is_killed(tmp_path: Path) 
     wait_until(lambda: are_gone(pids), "their end")
 
 
+@pytest.mark.slow
 def test_no_child_stays_a_zombie_where_the_first_process_reaps_nothing(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(STARTS)
     given = [f"{tmp_path}/mine.py:score", str(tmp_path / "pids"), str(tmp_path / "begun")]

@@ -193,6 +193,7 @@ def test_a_run_that_is_over_answers_run_over(tmp_path: Path) -> None:
         assert fakes.status(rank)["groups"]["outstanding"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("is_restart", "answer"), [(False, messages.Halt), (True, messages.Batch)])
 def test_a_recorded_iteration_is_held_by_ranks_only_where_a_broker_died_under_them(
     is_restart: bool, answer: type[Any], config: RunConfig, start: Start

@@ -81,6 +81,7 @@ for progress in range(1000):
 """
 
 
+@pytest.mark.slow
 def test_a_worker_suspended_past_the_deadline_of_its_task_is_unknown_and_not_refused(
     tmp_path: Path,
 ) -> None:

@@ -329,6 +329,7 @@ def test_a_slow_loss_is_named_once_and_still_counts(
     assert own.metrics == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["loss_function", "advantage_function"])
 def test_a_function_that_never_returns_is_named_and_ends_the_process(
     key: str, tmp_path: Path
