@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from prefixrl.common.config.data import EVAL_FILE, TRAIN_FILE, DataConfig, Source
 from prefixrl.common.config.foreign.files import read_json, read_toml
@@ -24,6 +25,8 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.evaluation import plans as planning
 from prefixrl.common.host.process import own, stop_event
+from prefixrl.common.journal import journal as journals
+from prefixrl.common.journal.records import AnswerKept
 from prefixrl.common.run.changes import FREE_KEYS, changes_between
 from prefixrl.common.run.directory_format import ANSWERS_FOLDER
 from prefixrl.common.wire.messages.groups import CodeMode
@@ -311,8 +314,15 @@ def _adopt_answers(run: Path, evaluation: OfflineRun) -> None:
     asked_before = checkpoints.config_of(run, ()).scorer.openai.url
     is_same = asked_before == evaluation.config.scorer.openai.url
     if is_same and (run / ANSWERS_FOLDER).is_dir() and not answers.exists():
-        # The run may be writing: half an answer at the end is left out when the copy is read.
-        shutil.copytree(run / ANSWERS_FOLDER, answers)
+        # The run has paid for its drafts: here they are none.
+        records = [
+            msgspec.structs.replace(record, is_draft=False, prompt_tokens=0)
+            for record in journals.read(run / ANSWERS_FOLDER)
+            if isinstance(record, AnswerKept)
+        ]
+        copy = journals.Journal(answers)
+        copy.append(records)
+        copy.close()
 
 
 def _link_weights(checkpoint: Path, directory: Path, version: int) -> None:

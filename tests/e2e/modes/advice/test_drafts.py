@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from e2e.modes.advice.test_advice import RUN_FILE, SHORT, figures, obedient
+from prefixrl.common.journal import journal
 from prefixrl.deploy.examples.advice.build import ADVICE
 from support.completions_server import CompletionsServer, serving
 from support.paths import EXAMPLES
@@ -130,6 +131,8 @@ def test_a_chat_endpoint_drafts_each_problem_once_whatever_is_killed(tmp_path: P
         (table,) = directory.glob("eval/step_00000000/results.json")
         results = json.loads(table.read_text())["results"]
         assert {result["arm"] for result in results} == {"no_prefix", "fixed_prefix", "adapter"}
+        adopted = list(journal.read(directory / "eval/step_00000000/answers"))
+        assert adopted and not any(record.is_draft for record in adopted), "the run has paid"
 
 
 def texts(directory: Path) -> list[Any]:
