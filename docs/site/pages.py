@@ -23,6 +23,7 @@ DECISIONS = sorted((ROOT / "docs/decisions").glob("*.md"))
 FROM_ROOT = {
     "index.md": "README.md", "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md",
     "LICENSE.txt": "LICENSE", "results.md": "benchmarks/RESULTS.md", "pages.md": "docs/README.md",
+    "minimal.py": "deploy/examples/minimal.py",
 }  # fmt: skip
 PROGRAMS = {
     "prefixrl": main,
@@ -33,7 +34,7 @@ PROGRAMS = {
 LINKS = {
     "../README.md": "index.md", "docs/README.md": "pages.md", "docs/decisions/": "decisions/index.md",
     "decisions/": "decisions/index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md",
-    "LICENSE": "LICENSE.txt",
+    "LICENSE": "LICENSE.txt", "deploy/examples/minimal.py": "minimal.py",
 }  # fmt: skip
 """Links of these pages, and what they lead to on the site."""
 WIDTH = 100
