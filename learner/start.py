@@ -18,6 +18,7 @@ from prefixrl.common.host.service import Service
 from prefixrl.common.host.start_line import start_line
 from prefixrl.common.run.directory_format import check_format, note_start
 from prefixrl.common.run.prometheus import exposed, numbers_of_run
+from prefixrl.common.run.warm_start import check_warm_start
 from prefixrl.common.wire.address import ENDPOINT_FILE, REBIND_S, Address, address_in
 from prefixrl.common.wire.requester import WaitLog
 from prefixrl.learner.broker.client import ANSWER_S, BrokerClient
@@ -75,6 +76,7 @@ def _lead(
     check_ports_are_free(config.broker.listen, REBIND_S if is_resumed else 0.0)
     training = problems.keep(directory, *read)
     init_from = config.adapter.init_from
+    check_warm_start(config)
     if init_from and not is_resumed:
         from prefixrl.learner.training import checkpoint
 

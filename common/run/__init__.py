@@ -8,5 +8,6 @@ json_lines.py        files of JSON lines
 digests.py           digests of what a worker loaded
 disk.py              the wait for room on a full disk
 tracker.py           what a tracker is: a record, by which packages add others; samples of a run
+warm_start.py        plan and report of a warm start; what a run that begins with one shares with it
 prometheus.py        numbers of a process for Prometheus, and their endpoint
 """

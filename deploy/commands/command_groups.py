@@ -26,6 +26,10 @@ GROUPS: Mapping[str, Group] = {
             "prefixrl.deploy.launch.command:launch_command",
             "Run learner, rollouts and scorers on this machine; resume a run.",
         ),
+        "warm-start": (
+            "prefixrl.deploy.launch.warm_start_command:warm_start_command",
+            "Teach an adapter the beginnings of right answers before a run.",
+        ),
         "resume": ("prefixrl.deploy.launch.resume:resume", "Resume a run with changed settings."),
         "stop": (
             "prefixrl.deploy.commands.stop_and_drain:stop_command",

@@ -1,0 +1,245 @@
+"""`prefixrl warm-start`: the adapter learns to begin answers as right answers begin, before it is trained by reward.
+
+RUN_FILE ──▶ launch of an evaluation: the target answers the training problems ──▶ evaluations/*.jsonl
+         ──▶ learner: cross entropy on their first tokens ──▶ checkpoints/step_N ──▶ adapter.init_from of a run
+"""
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from prefixrl.common.config.foreign.files import read_json
+from prefixrl.common.config.load import import_functions, load
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.errors import ConfigError, to_copy
+from prefixrl.common.evaluation.plans import RESULTS_FILE
+from prefixrl.common.host.placement import LEARNER
+from prefixrl.common.host.process import own, stop_event, write_atomically
+from prefixrl.common.worker.command import PATH, set_flags, settings_option
+from prefixrl.deploy.launch.endpoint_trial import try_endpoint
+from prefixrl.deploy.launch.launch import STOPPED, Launcher
+from prefixrl.deploy.launch.offline_plan import FREE_PORT, offline_run
+from prefixrl.deploy.runs import checkpoints
+from prefixrl.common.run.warm_start import (
+    FORM_KEYS,
+    PLAN_FILE,
+    RECORD_FILE,
+    WarmStartPlan,
+    WarmStartRecord,
+    shared_settings,
+)
+
+SUFFIX = "_warm_start"
+HELD_OUT_FRACTION = 0.1
+TEACHER = "Learn the prefixes of this run's trained adapter, in place of the beginnings of the target's answers."
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmStartOptions:
+    """Options of `prefixrl warm-start`."""
+
+    teacher: Path | None
+    takes_all: bool
+    samples: int
+    problems: int | None
+    min_reward: float
+    epochs: int
+    batch_rows: int
+    patience: int
+    lr: float
+    out: Path | None
+
+
+@click.command("warm-start")
+@click.argument("run_file", type=PATH)
+@settings_option
+@click.option("--teacher", type=PATH, metavar="RUN", help=TEACHER)
+@click.option("--all", "takes_all", is_flag=True, help="Learn from all answers, right or not.")
+@click.option(
+    "--samples",
+    type=click.IntRange(1),
+    default=4,
+    show_default=True,
+    help="Sampled answers per problem, beside a greedy one.",
+)
+@click.option("--problems", type=click.IntRange(2), help="Only so many of the training problems.")
+@click.option(
+    "--min-reward",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Least reward of a right answer.",
+)
+@click.option(
+    "--epochs", type=click.IntRange(1), default=10, show_default=True, help="At most so many."
+)
+@click.option("--batch-rows", type=click.IntRange(1), default=32, show_default=True)
+@click.option(
+    "--patience",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    help="Epochs without a better held-out loss after which it ends.",
+)
+@click.option("--lr", type=click.FloatRange(0, min_open=True), default=2e-4, show_default=True)
+@click.option("--out", type=PATH, help=f"Folder of the result.  [default: directory + {SUFFIX}]")
+def warm_start_command(run_file: Path, settings: tuple[str, ...], **options: Any) -> None:
+    """Teach the adapter of RUN_FILE the beginnings of right answers, before it is trained by reward.
+
+    The target answers the training problems; the first tokens of its right answers train the adapter by cross entropy.
+    A run begins with the result by adapter.init_from. The same command goes on where it was stopped.
+
+    Executes the Python files that RUN_FILE names (reward.function).
+    """
+    raise SystemExit(warm_start(run_file, settings, WarmStartOptions(**options)))
+
+
+def warm_start(run_file: Path, settings: tuple[str, ...], options: WarmStartOptions) -> int:
+    """Answer, train, and print the report; return the exit code; raise ConfigError for what cannot be done."""
+    config = load(run_file, (FREE_PORT, *settings))
+    import_functions(config)
+    _check(config, options)
+    directory = options.out or Path(config.directory).with_name(
+        Path(config.directory).name + SUFFIX
+    )
+    directory = directory.resolve()
+    _prepare(directory, config, options)
+    stop = stop_event()
+    for step in (_answer, _train):
+        code = step(directory, config, options, stop)
+        if stop.is_set():
+            click.echo("stopped; run the same command again to go on")
+            return STOPPED
+        if code:
+            return code
+    _print_record(directory, run_file, settings)
+    return 0
+
+
+def _check(config: RunConfig, options: WarmStartOptions) -> None:
+    """Raise ConfigError for a run without prefixes, and for options that do not fit it."""
+    if config.mode != "prefix":
+        raise ConfigError(
+            'mode = "direct": a warm start teaches prefixes, which this run has none of'
+        )
+    if config.has_advice and options.teacher is None:
+        raise ConfigError(
+            'target.placement = "advice": the beginning of an answer is no advice; give a --teacher, whose adapter '
+            "writes some"
+        )
+    if not config.rollout.has_tokenizer:
+        raise ConfigError(
+            f'rollout.engine = "{config.rollout.engine}" has no adapter that could learn'
+        )
+    if options.teacher is None:
+        return
+    teacher, here = (
+        shared_settings(checkpoints.config_of(options.teacher, ())),
+        shared_settings(config),
+    )
+    for key in FORM_KEYS:
+        if teacher[key] != here[key]:
+            raise ConfigError(
+                f"--teacher {options.teacher}: it writes prefixes with {key} = {teacher[key]!r}, this run with "
+                f"{here[key]!r}; set it to {teacher[key]!r}"
+            )
+
+
+def _prepare(directory: Path, config: RunConfig, options: WarmStartOptions) -> None:
+    """Write the plan; raise ConfigError where the folder holds another one."""
+    student = config.model_copy(
+        update={
+            "directory": str(directory),
+            "data": config.data.model_copy(update={"eval": config.data.train}),
+        }
+    )
+    plan = WarmStartPlan(
+        config=student.model_dump_json(),
+        arm="no_prefix" if options.teacher is None else "adapter",
+        teacher="" if options.teacher is None else str(options.teacher.resolve()),
+        min_reward=None if options.takes_all else options.min_reward,
+        held_out_fraction=HELD_OUT_FRACTION,
+        epochs=options.epochs,
+        batch_rows=options.batch_rows,
+        patience=options.patience,
+        lr=options.lr,
+    )
+    document = msgspec.json.encode(plan)
+    path = directory / PLAN_FILE
+    if path.exists() and path.read_bytes() != document:
+        raise ConfigError(
+            f"{directory} holds a warm start with other settings; give another folder (--out), or remove it"
+        )
+    if not path.exists() and directory.exists() and any(directory.iterdir()):
+        raise ConfigError(
+            f"{directory} is not empty and holds no warm start; give another folder (--out)"
+        )
+    (directory / "logs").mkdir(parents=True, exist_ok=True)
+    with own(directory):
+        write_atomically(path, document)
+
+
+def _answer(
+    directory: Path, config: RunConfig, options: WarmStartOptions, stop: threading.Event
+) -> int:
+    """Have the training problems answered, unless they are; return the exit code."""
+    if (directory / RESULTS_FILE).exists():
+        return 0
+    try_endpoint(config, stop)
+    if options.teacher is None:
+        answering, weights, arm = config, checkpoints.Weights(0, config.adapter.start), "no_prefix"
+    else:
+        answering = checkpoints.config_of(options.teacher, (FREE_PORT,))
+        weights = checkpoints.weights_of(options.teacher, answering, checkpoints.LATEST, False)
+        arm = "adapter"
+    most = options.problems or 10**9
+    evaluation = answering.evaluation.model_copy(update={"problems": most})
+    run = offline_run(
+        answering.model_copy(update={"evaluation": evaluation}),
+        weights,
+        directory,
+        config.data.model_copy(update={"eval": config.data.train}),
+        arms=(arm,),
+        samples=options.samples,
+    )
+    run.write_plan()
+    return _ended(run.launcher("evaluation"), stop)
+
+
+def _train(
+    directory: Path, config: RunConfig, options: WarmStartOptions, stop: threading.Event
+) -> int:
+    """Train, unless it is done; return the exit code."""
+    if (directory / RECORD_FILE).exists():
+        return 0
+    alone = config.launch.model_copy(update={"rollouts": 0, "scorers": 0, "learner_ranks": 1})
+    changed = config.model_copy(update={"directory": str(directory), "launch": alone})
+    command = ["prefixrl.learner.commands.warm_start", str(directory)]
+    return _ended(Launcher(changed, command, LEARNER), stop)
+
+
+def _ended(launcher: Launcher, stop: threading.Event) -> int:
+    code = launcher.run_and_stop(stop.is_set)
+    if code and not stop.is_set():
+        launcher.report_failure(code)
+    return code
+
+
+def _print_record(directory: Path, run_file: Path, settings: tuple[str, ...]) -> None:
+    record = read_json(directory / RECORD_FILE, WarmStartRecord)
+    before, *_ = record.epochs
+    best = next(line for line in record.epochs if line.epoch == record.best_epoch)
+    click.echo(
+        f"{record.right} of {record.answers} answers were used ({record.target_tokens:,} tokens of the target), "
+        f"{record.examples} examples trained and {record.held_out_examples} held out\n"
+        f"held-out loss: {before.held_out_loss:.3f} nat per token before, {best.held_out_loss:.3f} after epoch "
+        f"{best.epoch} of {record.epochs[-1].epoch}; {record.seconds:.0f} s\n"
+        f"a run begins with it by "
+        + to_copy(
+            "prefixrl launch", run_file, *set_flags((*settings, f"adapter.init_from={directory}"))
+        )
+    )

@@ -1,0 +1,116 @@
+"""`prefixrl warm-start`: it is stopped and goes on, and a run begins better with its result."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.runs.run_helper import RUN_FILE, SMALL, finish, launched, wait_for
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+
+OPTIONS = ("--problems", "60", "--samples", "4", "--epochs", "4", "--lr", "2e-3")
+
+
+def command(directory: Path, *options: str, run_file: Path = RUN_FILE) -> list[str]:
+    program = [sys.executable, "-m", "prefixrl.deploy", "warm-start", str(run_file)]
+    return [*program, "--set", f"directory={directory}", *options]
+
+
+def warm_start(directory: Path, *options: str) -> "subprocess.CompletedProcess[str]":
+    called = command(directory, *options)
+    return subprocess.run(called, capture_output=True, text=True, timeout=400)
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((folder / "warm_start.json").read_text())
+    return record
+
+
+def test_a_run_begins_better_with_a_warm_start_that_was_stopped_on_its_way(tmp_path: Path) -> None:
+    directory, folder = tmp_path / "run", tmp_path / "run_warm_start"
+    with subprocess.Popen(
+        command(directory, *OPTIONS), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        wait_for((folder / "endpoint").exists, "the answers", 120)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert "run the same command again to go on" in output
+    done = warm_start(directory, *OPTIONS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = record_of(folder)
+    assert record["answers"] == 60 * 5
+    assert 0 < record["right"] < record["answers"]
+    assert record["examples"] + record["held_out_examples"] == record["right"]
+    losses = [line["held_out_loss"] for line in record["epochs"]]
+    assert losses[record["best_epoch"]] == min(losses[1:]) < losses[0]
+    again = warm_start(directory, *OPTIONS)
+    assert again.returncode == 0 and record_of(folder) == record, "it was done already"
+    begun = (f"adapter.init_from={folder}", "algorithm.iterations=1", *SMALL)
+    with launched(directory, *begun) as process:
+        summary = finish(process, directory)
+    with launched(tmp_path / "cold", "algorithm.iterations=1", *SMALL) as process:
+        cold = finish(process, tmp_path / "cold")
+    name = "untrained_adapter"
+    assert summary["accuracy_sampled"][name] > cold["accuracy_sampled"][name]
+
+
+def test_a_run_of_another_form_cannot_begin_with_it(tmp_path: Path) -> None:
+    directory, folder = tmp_path / "run", tmp_path / "warm"
+    done = warm_start(directory, "--out", str(folder), "--all", "--problems", "8", "--epochs", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    shorter = ("--set", f"adapter.init_from={folder}", "--set", "rollout.prefix_tokens=5")
+    for program in ("launch", "launch --check"):
+        called = [sys.executable, "-m", "prefixrl.deploy", *program.split(), str(RUN_FILE)]
+        refused = subprocess.run(
+            [*called, "--set", f"directory={directory}", *shorter],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert refused.returncode == 2, refused.stdout + refused.stderr
+        assert "prefixes with rollout.prefix_tokens = 8, this run has 5" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "message"),
+    [
+        pytest.param(
+            ("mode=direct",), (), "a warm start teaches prefixes", id="a run without prefixes"
+        ),
+        pytest.param(
+            ('target.placement="advice"', 'target.prompt_template="{problem}\n{prefix}"'),
+            (),
+            "the beginning of an answer is no advice",
+            id="advice without a teacher",
+        ),
+        pytest.param(
+            ('rollout.engine="simulated"',), (), "no adapter that could learn", id="no adapter"
+        ),
+    ],
+)
+def test_what_cannot_be_taught_is_refused(
+    settings: tuple[str, ...], options: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    flags = [word for setting in settings for word in ("--set", setting)]
+    refused = warm_start(tmp_path / "run", *flags, *options)
+    assert refused.returncode == 2, refused.stdout + refused.stderr
+    assert message in refused.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_with_other_settings_or_other_files_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "warm"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    refused = warm_start(tmp_path / "run", "--out", str(folder))
+    assert refused.returncode == 2 and "is not empty and holds no warm start" in refused.stderr
+    (folder / "notes.txt").unlink()
+    (folder / "warm_start_plan.json").write_text("{}")
+    refused = warm_start(tmp_path / "run", "--out", str(folder))
+    assert refused.returncode == 2 and "holds a warm start with other settings" in refused.stderr
