@@ -140,7 +140,7 @@ class GroupTotals(msgspec.Struct):
         """Count a trained group and the versions that wrote its rows."""
         self.trained += 1
         tally(self.age_histogram, age)
-        for row, verdict in zip(group.prefixes.rows, group.verdicts, strict=True):
+        for row, verdict in group.judged_rows:
             if verdict.is_judged:
                 self.rows += 1
                 self.rows_crossed += len(row.spans) > 1

@@ -1,6 +1,7 @@
 """Prompts, sampled rows and their verdicts."""
 
 from collections import Counter
+from collections.abc import Iterator
 from statistics import fmean
 from typing import Annotated, Literal
 
@@ -222,6 +223,11 @@ class ScoredGroup(Part, kw_only=True):
     sampled_s: Seconds = 0.0
     scoring_s: Seconds = 0.0
     """Seconds that the rollout (`sampled_s`) and the scorer spent on the tasks that held the group."""
+
+    @property
+    def judged_rows(self) -> Iterator[tuple[Row, Verdict]]:
+        """Every row with its verdict."""
+        return zip(self.prefixes.rows, self.verdicts, strict=True)
 
     @property
     def texts(self) -> tuple[TextVerdict, ...]:
