@@ -9,7 +9,7 @@ import click
 
 from prefixrl.common.host.exit_codes import exit_codes
 from prefixrl.common.host.process import no_teardown, start_logging, stop_event, without_gc
-from prefixrl.common.worker.command import set_flags, settings_option
+from prefixrl.common.worker.command import PATH, set_flags, settings_option
 
 if TYPE_CHECKING:
     from prefixrl.common.config.run import RunConfig
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 @click.command()
-@click.argument("run_file", type=click.Path(path_type=Path))
+@click.argument("run_file", type=PATH)
 @settings_option
 @click.option(
     "--nproc-per-node",

@@ -107,8 +107,7 @@ class DirectScorer(ScorerLoop):
         self._decoder = decoder
 
     def _start(self, task: ScoreTask) -> None:
-        self._judging.begin(task)
-        self._rows_left.begin(task.task, len(self._judging.open[task.task].groups))
+        self._begin(task)
         for index, row in enumerate(row for group in task.groups for row in group.rows):
             ids = token_ids(row.tokens)
             ids = ids[:-1] if row.finish == "eos" else ids

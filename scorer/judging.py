@@ -122,7 +122,7 @@ class Judging:
         verifier: JudgeThread,
         section: ScorerConfig,
         default_cut: Cut,
-        process: ProcessReward | None = None,
+        process: ProcessReward | None,
     ) -> None:
         """Judge as the run file's section says; `default_cut` where it does not say `truncated`."""
         cut = section.truncated or default_cut
@@ -288,6 +288,11 @@ class ScorerLoop(WorkLoop[ScoreTask]):
     def say_ready(self) -> None:
         """Report to the broker what is loaded."""
         self._link.send(self.ready)
+
+    def _begin(self, task: ScoreTask, continuations: int = 1) -> None:
+        """Open a task, as `Judging.begin`, and report its rows."""
+        self._judging.begin(task, continuations)
+        self._rows_left.begin(task.task, len(self._judging.open[task.task].groups))
 
     def _tasks(self) -> list[ScoreTask]:
         return [entry.task for entry in self._judging.open.values()]

@@ -130,8 +130,7 @@ class Scorer(ScorerLoop):
     def _start(self, task: ScoreTask) -> None:
         """Submit every text that is to be completed; the others get their verdict at once."""
         times = self._config.scorer.texts_per_row(task.kind)
-        self._judging.begin(task, times)
-        self._rows_left.begin(task.task, len(self._judging.open[task.task].groups))
+        self._begin(task, times)
         texts: list[_Decoding] = []
         uniforms: list[Draws] = []
         scripts: list[TokenIds] = []

@@ -43,6 +43,10 @@ GONE_VALUES = {("algorithm.correction", "topr"): _example("topr.py")}
 """By key, values of earlier releases."""
 
 
+Schema = dict[str, Any]
+"""A JSON schema, or a part of one."""
+
+
 class Setting(NamedTuple):
     """One key, or a section."""
 
@@ -67,12 +71,12 @@ def settings() -> tuple[Setting, ...]:
     return tuple(_walk(schema, schema["$defs"], ""))
 
 
-def json_schema() -> dict[str, Any]:
+def json_schema() -> Schema:
     """Return the JSON schema of the run file."""
     return RunConfig.model_json_schema()
 
 
-def _walk(node: dict[str, Any], definitions: dict[str, Any], path: str) -> Iterator[Setting]:
+def _walk(node: Schema, definitions: Schema, path: str) -> Iterator[Setting]:
     required = node.get("required", ())
     for name, field in node["properties"].items():
         key = f"{path}{name}"
@@ -88,16 +92,16 @@ def _walk(node: dict[str, Any], definitions: dict[str, Any], path: str) -> Itera
             yield from _walk(section, definitions, f"{key}.")
 
 
-def _section(field: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any] | None:
+def _section(field: Schema, definitions: Schema) -> Schema | None:
     for schema in (field, *field.get("anyOf", ())):
         definition = definitions.get(schema.get("$ref", "").rsplit("/", 1)[-1], {})
         if "properties" in definition:
-            section: dict[str, Any] = definition
+            section: Schema = definition
             return section
     return None
 
 
-def _values(field: dict[str, Any], definitions: dict[str, Any]) -> Iterator[str]:
+def _values(field: Schema, definitions: Schema) -> Iterator[str]:
     """Yield each kind of value; absent ones (null) are no value."""
     if "$ref" in field:
         field = definitions[field["$ref"].rsplit("/", 1)[-1]]

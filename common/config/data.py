@@ -25,16 +25,17 @@ Reading = Literal["as_it_is", "joined", "after_hashes", "last_box", "last_number
 """Way of reading a column; `Source.answer_reading` explains the values."""
 
 Column = tuple[str, Reading]
+Columns = tuple[Column, ...]
 
 VerifierName = Annotated[CodeMode, AfterValidator(check_verifier)]
 
 BOXED = "\n\nThink step by step, and write the final answer in \\boxed{}."
 """Suffix of questions that do not state the form of the answer."""
 
-_PROBLEM: tuple[Column, ...] = tuple(
+_PROBLEM: Columns = tuple(
     (name, "as_it_is") for name in ("problem", "question", "Problem", "Question")
 )
-_ANSWER: tuple[Column, ...] = (
+_ANSWER: Columns = (
     ("answer", "as_it_is"),
     ("Answer", "as_it_is"),
     ("final_answer", "joined"),
@@ -60,8 +61,8 @@ class ProblemSet:
     """Number of problems in the default split as published, after the filters below."""
     eval_problems: int = field(default=0, kw_only=True)
     """Number of problems in `eval_split`."""
-    question: tuple[Column, ...] = _PROBLEM
-    answer: tuple[Column, ...] = _ANSWER
+    question: Columns = _PROBLEM
+    answer: Columns = _ANSWER
     subset: str = ""
     other_subsets: tuple[str, ...] = field(default=(), kw_only=True)
     """Names of files and folders beside the subset with other rows, or the same rows in another form."""

@@ -26,6 +26,8 @@ RESAMPLES_AT_ONCE = 100
 AGGREGATES: tuple[Aggregate, ...] = ("last", "min", "product")
 CHOICES = tuple(f"prm_{how}_{by}" for by in ("max", "vote") for how in AGGREGATES)
 
+Figures = dict[str, float]
+"""Numbers by name, or by arm."""
 Ends = tuple[float, float]
 """The ends of an interval."""
 Interval = Literal["wilson", "bootstrap"]
@@ -70,16 +72,16 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
     interval: Interval
     """Kind of `ci95`."""
     problems: int
-    by_family: dict[str, float]
+    by_family: Figures
     truncated_fraction: float
     """Fraction of the judged texts that a length limit cut."""
     samples: int = 1
     """The most judged answers of a problem."""
     majority: float | None = None
     """maj@n: mean reward of the answer that each problem got most often; None with one answer per problem."""
-    pass_at: dict[str, float] = {}
+    pass_at: Figures = {}
     """Chance that one of k answers is right, for k = 1, 2, 4 .. n; empty where rewards are fractions."""
-    chosen: dict[str, float] = {}
+    chosen: Figures = {}
     """Mean reward of the answer that scores of steps choose, by the names in `CHOICES`; empty without scores."""
 
 
@@ -138,7 +140,7 @@ def majority_reward(rows: Sequence[EvaluatedRow]) -> float:
     return max(rewards.values(), key=len, default=[0.0])[0]
 
 
-def means_by_problem(rows: Sequence[EvaluatedRow]) -> dict[str, float]:
+def means_by_problem(rows: Sequence[EvaluatedRow]) -> Figures:
     """Return the mean reward of each problem's judged answers."""
     rewards = grouped((row.prompt_id, row.reward) for row in rows if row.status != "error")
     return {name: statistics.fmean(values) for name, values in rewards.items()}
@@ -169,7 +171,7 @@ def accuracy(rows: Sequence[EvaluatedRow]) -> Accuracy | None:
     )
 
 
-def _chosen(problems: Sequence[Sequence[EvaluatedRow]]) -> dict[str, float]:
+def _chosen(problems: Sequence[Sequence[EvaluatedRow]]) -> Figures:
     """Return the mean reward of each choice over problems; empty where no answer was scored."""
     if all(row.scores is None for rows in problems for row in rows):
         return {}
@@ -177,7 +179,7 @@ def _chosen(problems: Sequence[Sequence[EvaluatedRow]]) -> dict[str, float]:
     return {name: statistics.fmean(each[name] for each in rewards) for name in CHOICES}
 
 
-def _pass_at(problems: Sequence[Sequence[EvaluatedRow]]) -> dict[str, float]:
+def _pass_at(problems: Sequence[Sequence[EvaluatedRow]]) -> Figures:
     """Return pass@k for k = 1, 2, 4, ... up to the fewest answers of a problem, that included."""
     fewest = min(map(len, problems))
     counts = [(sum(row.reward == 1.0 for row in each), len(each)) for each in problems]
@@ -198,7 +200,7 @@ def over_runs(accuracies: Sequence[float]) -> tuple[float, Ends]:
     return mean, (max(0.0, mean - half), min(1.0, mean + half))
 
 
-def chosen_rewards(rows: Sequence[EvaluatedRow]) -> dict[str, float]:
+def chosen_rewards(rows: Sequence[EvaluatedRow]) -> Figures:
     """Return the reward of the chosen answer to one problem, by each of CHOICES; the earliest of equals.
 
     Texts without an answer are not chosen; without any answer the reward is 0. A text that was not scored has score 0.
@@ -206,7 +208,7 @@ def chosen_rewards(rows: Sequence[EvaluatedRow]) -> dict[str, float]:
     answered = [row for row in rows if row.ballot]
     if not answered:
         return dict.fromkeys(CHOICES, 0.0)
-    rewards: dict[str, float] = {}
+    rewards: Figures = {}
     for how in AGGREGATES:
         scores = [aggregated(row.scores or (), how) for row in answered]
         best = max(range(len(answered)), key=scores.__getitem__)

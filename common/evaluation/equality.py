@@ -36,11 +36,11 @@ def first_equals(problems: list[list[str]], timeout_s: int) -> list[list[int]]:
         )
     except subprocess.TimeoutExpired:
         log.warning("answers are compared as text: their comparison took longer than %g s", most_s)
-        return [list(range(len(answers))) for answers in problems]
-    if process.returncode != 0:
+    else:
+        if process.returncode == 0:
+            return msgspec.json.decode(process.stdout, type=list[list[int]])
         log.warning(
             "answers are compared as text, the process that compares them ended with %d",
             process.returncode,
         )
-        return [list(range(len(answers))) for answers in problems]
-    return msgspec.json.decode(process.stdout, type=list[list[int]])
+    return [list(range(len(answers))) for answers in problems]

@@ -13,10 +13,9 @@ def memory_now() -> MemoryUse | None:
     """Return the memory of this process; None where the system does not tell."""
     # The kernel goes through the page table for it: 6 ms per GiB of small pages.
     try:
-        lines = ROLLUP.read_text(encoding="ascii").splitlines()[1:]
+        kib = _numbers(ROLLUP, first=1)
     except OSError:
         return None  # no such file, no right to read it, no descriptor left: no process is to end for a figure
-    kib = {words[0]: int(words[1]) for words in map(str.split, lines)}
     if not kib:
         return None
     return MemoryUse(
@@ -61,6 +60,7 @@ def _free_in_groups(top: Path, path: str, limit: str, usage: str, prefix: str) -
             return
 
 
-def _numbers(file: Path) -> dict[str, int]:
-    lines = file.read_text(encoding="ascii").splitlines()
+def _numbers(file: Path, first: int = 0) -> dict[str, int]:
+    """Return the numbers behind the first word of each line, from line `first` on."""
+    lines = file.read_text(encoding="ascii").splitlines()[first:]
     return {words[0]: int(words[1]) for words in map(str.split, lines)}

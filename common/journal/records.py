@@ -1,7 +1,7 @@
 """Records of the journal: the source from which the ledger is rebuilt after a crash."""
 
 from collections.abc import Mapping
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, dataclass_transform
 
 import msgspec
 
@@ -13,11 +13,12 @@ MOST_CAUSES, OTHERS = 64, "other causes"
 """Number of causes counted one by one; later causes, which workers word, are counted together."""
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Tagged(msgspec.Struct, frozen=True, tag=True):
-    """A record; its tag is its class name."""
+    """A record; its tag is its class name. All of them are frozen, as this class is."""
 
 
-class RunHeader(Tagged, frozen=True):
+class RunHeader(Tagged):
     """First record: the identity of the run."""
 
     run_id: str
@@ -26,13 +27,13 @@ class RunHeader(Tagged, frozen=True):
     """Secret key of `broker/workers/task_names.py`: it signs tasks, also those of an earlier broker."""
 
 
-class VersionPublished(Tagged, frozen=True):
+class VersionPublished(Tagged):
     """A version and its digest, which may be another one after a resume."""
 
     note: WeightsNote
 
 
-class GroupIssued(Tagged, frozen=True):
+class GroupIssued(Tagged):
     """A group was created; `prompt` is its prompt_index, of a requeued group its first one."""
 
     seq: int
@@ -40,20 +41,20 @@ class GroupIssued(Tagged, frozen=True):
     requeues: int
 
 
-class GroupScored(Tagged, frozen=True):
+class GroupScored(Tagged):
     """A complete result was accepted."""
 
     group: ScoredGroup
 
 
-class BatchFormed(Tagged, frozen=True):
+class BatchFormed(Tagged):
     """An iteration's groups, in training order."""
 
     iteration: int
     seqs: tuple[int, ...]
 
 
-class GroupEnded(Tagged, frozen=True, kw_only=True):
+class GroupEnded(Tagged, kw_only=True):
     """A group ended untrained. `requeued`: its prompt will be issued again as a new group."""
 
     seq: int
@@ -64,7 +65,7 @@ class GroupEnded(Tagged, frozen=True, kw_only=True):
     """Texts of its rows without a verdict, by the kind of failure."""
 
 
-class AnswerKept(Tagged, frozen=True, kw_only=True):
+class AnswerKept(Tagged, kw_only=True):
     """A greedy answer of the target, in a journal of its own (`broker/groups/answers.py`)."""
 
     key: bytes
@@ -139,7 +140,7 @@ class GroupTotals(msgspec.Struct):
         """Count a trained group and the versions that wrote its rows."""
         self.trained += 1
         tally(self.age_histogram, age)
-        for row, verdict in zip(group.prefixes.rows, group.verdicts, strict=True):
+        for row, verdict in group.judged_rows:
             if verdict.is_judged:
                 self.rows += 1
                 self.rows_crossed += len(row.spans) > 1
@@ -173,7 +174,7 @@ class LedgerState(msgspec.Struct, frozen=True):
     """The newest verdicts of the filter."""
 
 
-class SegmentStart(Tagged, frozen=True):
+class SegmentStart(Tagged):
     """First record of every segment but the first. A resume here needs no earlier record."""
 
     before_bytes: int

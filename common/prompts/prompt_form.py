@@ -60,19 +60,8 @@ class PromptForm:
             self.template = template
         self._check()
 
-    def prompt(
-        self,
-        question: str,
-        system: str = "",
-        earlier: Sequence[Turn] = (),
-        advice: str = "",
-        draft: str = "",
-    ) -> str:
-        """Return the text of a question, up to the opened turn of the assistant, behind the `earlier` turns.
-
-        `system` is the row's own system turn, which that of the run file replaces.
-        """
-        turns = conversation(self._asked, question, system, earlier, advice, draft)
+    def prompt(self, turns: list[Turn]) -> str:
+        """Return the text of a conversation, up to the opened turn of the assistant."""
         if self.template is None:
             return "\n\n".join(filter(None, (said for _, said in turns)))
         return self._rendered(turns, is_opened=True)
@@ -116,7 +105,7 @@ class PromptForm:
                     f"{section}.template_options.{option}: the chat template of {model.model} has no such variable; "
                     f"leave it out"
                 )
-        self.prompt("?")
+        self.prompt(conversation(model, "?"))
 
     def _rendered(self, turns: list[Turn], is_opened: bool) -> str:
         messages = [{"role": role, "content": content} for role, content in turns]

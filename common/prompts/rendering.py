@@ -70,7 +70,8 @@ class Renderer:
         self._limit = f"the model's positions, and {role}.max_prompt_tokens"
         self.positions = positions_of(document_of(model))
         """Most tokens of a text in the model; None where it names no limit."""
-        self._form = PromptForm(self._tokenizer, model_config or ModelConfig(model=model), section)
+        self._asked = model_config or ModelConfig(model=model)
+        self._form = PromptForm(self._tokenizer, self._asked, section)
         ids = set(map(int, self._tokenizer.get_vocab().values()))
         ids |= set(map(int, self._tokenizer.added_tokens_decoder))
         self.rows = embedding_rows(model) or max(ids) + 1
@@ -159,7 +160,8 @@ class Renderer:
             )
         draft = self._special.without(draft)
         while True:
-            text = self._form.prompt(question, system, earlier, advice, draft)
+            turns = conversation(self._asked, question, system, earlier, advice, draft)
+            text = self._form.prompt(turns)
             ids = self._encode(text, add_special_tokens=not self.has_chat_template)
             if not draft or len(ids) <= self._most:
                 break

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import dataclass_transform
 
 import msgspec
 
-from prefixrl.common.evaluation.accuracy import Interval, Point
+from prefixrl.common.evaluation.accuracy import Figures, Interval, Point
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.status import AdmissionStatus, Counts, DraftTotal, UsageTotal
 from prefixrl.common.wire.messages.groups import StageTimes
@@ -20,11 +21,12 @@ ARMS = ("no_prefix", "fixed_prefix", "untrained_adapter", "trained_adapter")
 """Arms of a run in the order in which they are reported."""
 
 
-Figures = dict[str, float]
-"""Numbers by name, or by arm."""
+@dataclass_transform(frozen_default=True)
+class Document(msgspec.Struct, frozen=True):
+    """A document, or a part of one; every such class is frozen, as this one is."""
 
 
-class AgeDrift(msgspec.Struct, frozen=True, kw_only=True):
+class AgeDrift(Document, kw_only=True):
     """Distance of the learner's policy p from the engine's mu, in the samples of one age."""
 
     age: int
@@ -40,7 +42,7 @@ class AgeDrift(msgspec.Struct, frozen=True, kw_only=True):
     """Effective sample size of the products over whole rows, over the number of rows."""
 
 
-class MetricsLine(msgspec.Struct, frozen=True, kw_only=True):
+class MetricsLine(Document, kw_only=True):
     """One line of `metrics.jsonl`: one iteration."""
 
     iteration: int
@@ -98,7 +100,7 @@ class MetricsLine(msgspec.Struct, frozen=True, kw_only=True):
     forecast_gib: what a rank was expected to reserve, as by `--check` but without the device's own context."""
 
 
-class AlarmSpan(msgspec.Struct, frozen=True):
+class AlarmSpan(Document):
     """An alarm, and the iterations through which it rang."""
 
     kind: str
@@ -109,7 +111,7 @@ class AlarmSpan(msgspec.Struct, frozen=True):
     """The words with which it began."""
 
 
-class UploadLine(msgspec.Struct, frozen=True):
+class UploadLine(Document):
     """One line of `uploads.jsonl`: a checkpoint that a command uploaded, or failed to."""
 
     time_s: float
@@ -124,7 +126,7 @@ class UploadLine(msgspec.Struct, frozen=True):
     """The last line that the command printed."""
 
 
-class AdvantageLine(msgspec.Struct, frozen=True):
+class AdvantageLine(Document):
     """One line of `advantages.jsonl`: the mean whitened advantage of each row of a group."""
 
     iteration: int
@@ -132,7 +134,7 @@ class AdvantageLine(msgspec.Struct, frozen=True):
     advantages: list[float]
 
 
-class Staleness(msgspec.Struct, frozen=True, kw_only=True):
+class Staleness(Document, kw_only=True):
     """Ages in versions of what was trained."""
 
     window: int
@@ -148,7 +150,7 @@ class Staleness(msgspec.Struct, frozen=True, kw_only=True):
     """Fraction of the rows with tokens of more than one version."""
 
 
-class CostEnd(msgspec.Struct, frozen=True, kw_only=True):
+class CostEnd(Document, kw_only=True):
     """The end of a run by its cost."""
 
     most_cost: float
@@ -157,7 +159,7 @@ class CostEnd(msgspec.Struct, frozen=True, kw_only=True):
     """The sentence of the console and the log."""
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class Summary(Document, kw_only=True):
     """The content of `summary.json`: accuracies by judged arm, greedy but for `*_sampled`."""
 
     run_id: str
@@ -212,7 +214,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Forecast and measured peak of a learner rank, in words; "" where CUDA was not measured."""
 
 
-class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
+class RunEnd(Document, kw_only=True):
     """The content of `end.json`: how a learner ended, in its own words."""
 
     exit_code: int

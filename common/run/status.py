@@ -1,7 +1,7 @@
 """The status document: the state of a run, from the broker to commands, metrics, summary."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, dataclass_transform
 
 import msgspec
 
@@ -19,7 +19,12 @@ LearnerPhase = Literal["", "loading", "waiting", "training", "publishing", "endi
 """publishing: from the end of an iteration until it asks for the next batch, so it may save too. "": there is none."""
 
 
-class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass_transform(frozen_default=True)
+class StatusPart(msgspec.Struct, frozen=True):
+    """A part of the status document, or all of it; every such class is frozen, as this one is."""
+
+
+class WorkerStatus(StatusPart, kw_only=True):
     """One connected worker."""
 
     name: str
@@ -59,7 +64,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: str
 
 
-class GroupCounts(msgspec.Struct, frozen=True, kw_only=True):
+class GroupCounts(StatusPart, kw_only=True):
     """Groups by their end: issued is the sum of the others but duplicates_ignored."""
 
     issued: int
@@ -71,14 +76,14 @@ class GroupCounts(msgspec.Struct, frozen=True, kw_only=True):
     duplicates_ignored: int
 
 
-class FilterStatus(msgspec.Struct, frozen=True):
+class FilterStatus(StatusPart):
     """Counts of the prompt filter over the newest groups."""
 
     passed: int
     judged: int
 
 
-class AdmissionStatus(msgspec.Struct, frozen=True, kw_only=True):
+class AdmissionStatus(StatusPart, kw_only=True):
     """The rule of admission and the groups it lets be begun (docs/staleness.md)."""
 
     rule: str
@@ -91,14 +96,14 @@ class AdmissionStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Time of the newest iteration that the learner waited because fewer groups were scored than it takes."""
 
 
-class DrainedWorker(msgspec.Struct, frozen=True, kw_only=True):
+class DrainedWorker(StatusPart, kw_only=True):
     """A process that the operator wants to leave, or that has left so."""
 
     host: str
     pid: int
 
 
-class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
+class UsageTotal(StatusPart, kw_only=True):
     """Requests of all scorers to the endpoint that serves the target, since the run began."""
 
     requests: int
@@ -120,7 +125,7 @@ class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.requests:,} requests, {tokens}{retries}{limited}{cost}"
 
 
-class DraftTotal(msgspec.Struct, frozen=True, kw_only=True):
+class DraftTotal(StatusPart, kw_only=True):
     """Drafts of the target that an adapter reads, since the run began; a part of all that the target was asked."""
 
     requests: int = 0
@@ -154,7 +159,7 @@ def total_usage(counts: Iterable[Usage], section: OpenAIConfig) -> UsageTotal:
     return UsageTotal(**sums, cost=cost if section.has_price else None)
 
 
-class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
+class StatusDocument(StatusPart, kw_only=True):
     """State of a run."""
 
     run_id: str

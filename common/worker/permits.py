@@ -22,7 +22,7 @@ CATCH_UP = 0.1
 class Permits:
     """Granted permits that are not used; for two threads."""
 
-    def __init__(self, beat_s: float = 1.0) -> None:
+    def __init__(self, beat_s: float) -> None:
         """`beat_s`: time between two grants."""
         self.beat_s = beat_s
         self.own_rest_until_s = 0.0

@@ -114,7 +114,7 @@ DATA = "A problem set, file, folder or hf:OWNER/NAME."
 
 
 @click.command("init")
-@click.option("--size", type=click.Choice(["tiny", "small", "1b", "7b"]), help=SIZE)
+@click.option("--size", type=click.Choice([*RECIPES]), help=SIZE)
 @click.option("--adapter", required=True, metavar="MODEL", help=MODEL)
 @click.option("--target", required=True, metavar="MODEL", help=MODEL)
 @click.option("--data", required=True, metavar="SET", help=DATA)

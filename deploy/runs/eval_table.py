@@ -47,6 +47,7 @@ PAIR_COLUMNS = (
     "by chance",
 )
 SEARCH_COLUMNS = ("set", "run", "arm", "decoding", "accuracy", "maj", *CHOICES)
+_Rows = list[tuple[str, ...]]
 _Lines = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
@@ -66,7 +67,7 @@ def markdown(results: list[ArmResult], incomplete: list[str]) -> str:
     return "\n\n".join([*texts, *_notes(results, incomplete)]) + "\n"
 
 
-def _searched(results: list[ArmResult]) -> list[tuple[str, ...]]:
+def _searched(results: list[ArmResult]) -> _Rows:
     """Return a line for every arm among whose answers a process reward model chose."""
     lines = []
     for result in results:
@@ -78,7 +79,7 @@ def _searched(results: list[ArmResult]) -> list[tuple[str, ...]]:
     return lines
 
 
-def _pairs(results: list[ArmResult]) -> list[tuple[str, ...]]:
+def _pairs(results: list[ArmResult]) -> _Rows:
     """Return a line for every two arms that answered the same problems in the same way."""
     together = grouped(
         ((result.set, result.decoding, result.questions_digest), result) for result in results
@@ -123,7 +124,7 @@ def _tables(results: list[ArmResult]) -> list[_Lines]:
     return [table for table in tables if table[1]]
 
 
-def _trimmed(columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> _Lines:
+def _trimmed(columns: tuple[str, ...], lines: _Rows) -> _Lines:
     """Return columns and lines; leave out empty columns, and `set` and `run` if all are alike."""
     is_shown = []
     for name, *cells in zip(columns, *lines, strict=True):
@@ -131,7 +132,7 @@ def _trimmed(columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> _Lines:
     return list(compress(columns, is_shown)), [list(compress(line, is_shown)) for line in lines]
 
 
-def _lines(results: list[ArmResult]) -> list[tuple[str, ...]]:
+def _lines(results: list[ArmResult]) -> _Rows:
     lines = [_line(result) for result in results]
     for group in _over_runs(results):
         if _is_of_one_kind(group):

@@ -186,7 +186,7 @@ def newest_groups(directory: Path) -> list[TrainedGroup]:
 def _trained(group: ScoredGroup, iteration: int, advantages: list[float]) -> TrainedGroup:
     worth = iter(advantages)
     rows = []
-    for row, verdict in zip(group.prefixes.rows, group.verdicts, strict=True):
+    for row, verdict in group.judged_rows:
         tokens = token_ids(row.tokens)
         values = {
             "prefix_ids": tokens.tolist(),

@@ -74,18 +74,17 @@ class EngineThread:
         self,
         engine: Engine,
         name: str,
-        on_fault: Callable[[], None] = lambda: None,
         piece_tokens: int = PIECE_TOKENS,
     ) -> None:
         """Start the thread.
 
         Args:
-            on_fault: called, in the thread, when the engine has failed.
             piece_tokens: most tokens of a piece; an endpoint writes a whole answer at once.
         """
         self._engine = engine
         self.name = name
-        self.on_fault = on_fault
+        self.on_fault: Callable[[], None] = lambda: None
+        """Called, in the thread, when the engine has failed."""
         self._piece_tokens = piece_tokens
         self.most_positions: int = getattr(engine, "most_positions", None) or sys.maxsize
         self.fault: Exception | None = None

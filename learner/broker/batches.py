@@ -395,8 +395,9 @@ class BatchAnswers:
 def _batch_group(result: ScoredGroup) -> BatchGroup:
     """Return what ranks learn about a group, without its waiting times."""
     prompt = len(result.prefixes.prompt_tokens) // TOKEN_BYTES
-    pairs = zip(result.prefixes.rows, result.verdicts, strict=True)
-    trainable = [(row, verdict) for row, verdict in pairs if verdict.status not in UNJUDGED]
+    trainable = [
+        (row, verdict) for row, verdict in result.judged_rows if verdict.status not in UNJUDGED
+    ]
     rows, verdicts = [row for row, _ in trainable], [verdict for _, verdict in trainable]
     texts = result.texts
     judged = [text for text in texts if text.status not in UNJUDGED]

@@ -239,7 +239,7 @@ def activation_bytes(shape: ModelShape, plan: RankPlan) -> tuple[int, int]:
     return tokens * (layers + outside), tokens * layer
 
 
-def layer_bytes(shape: ModelShape, width: int, row_tokens: int, low_rank: int | None = None) -> int:
+def layer_bytes(shape: ModelShape, width: int, row_tokens: int, low_rank: int | None) -> int:
     """Return what one layer saves per token; `row_tokens` 0: attention without a mask."""
     # With a mask, keys and values are repeated for every head of the queries.
     kv_heads = shape.heads if row_tokens else shape.kv_heads

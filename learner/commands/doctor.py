@@ -23,7 +23,7 @@ from prefixrl.common.host.placement import gpus_here
 from prefixrl.common.host.process import allow_many_files, own
 from prefixrl.common.run.disk import in_mib
 from prefixrl.common.wire.address import advertised, bindable, is_on_this_host
-from prefixrl.common.worker.command import settings_option
+from prefixrl.common.worker.command import PATH, settings_option
 from prefixrl.learner.check.disk_room import check_room
 from prefixrl.learner.check.plugged_in import loaded_plugins
 from prefixrl.learner.run.directory import check_ports_are_free
@@ -115,7 +115,7 @@ CHECKS: dict[str, Callable[[RunConfig], str | None]] = {
 
 
 @click.command()
-@click.argument("run_file", type=click.Path(path_type=Path), required=False)
+@click.argument("run_file", type=PATH, required=False)
 @settings_option
 def main(run_file: Path | None, settings: tuple[str, ...]) -> None:
     """Tell what this host has and lacks for the run described by RUN_FILE, or for any."""

@@ -14,6 +14,7 @@ from prefixrl.common.config.data import (
     ASKED_COLUMN,
     TASK_SUFFIXES,
     Column,
+    Columns,
     DataConfig,
     ProblemSet,
     Reading,
@@ -99,9 +100,9 @@ def prompts(problems: Sequence[Problem]) -> list[Prompt]:
 class Layout:
     """Columns of the parts of a problem in the rows of one source."""
 
-    question: tuple[Column, ...]
+    question: Columns
     """Columns of which the first that a row has is the question; of a template all."""
-    answer: tuple[Column, ...]
+    answer: Columns
     context: str
     id: tuple[str, ...]
     family: str
@@ -145,7 +146,7 @@ class Layout:
         return f"{names} = {answer!r}" + ("" if reading == "as_it_is" else f" ({reading})")
 
 
-def _columns(column: str | None, usual: str) -> tuple[Column, ...]:
+def _columns(column: str | None, usual: str) -> Columns:
     return tuple((name, "as_it_is") for name in ([column] if column else usual.split()))
 
 
@@ -196,7 +197,7 @@ def settled(layout: Layout, rows: Sequence[Values]) -> Layout:
     return replace(layout, question=question, answer=answer)
 
 
-def _usual(columns: tuple[Column, ...], rows: Sequence[Values]) -> tuple[Column, ...]:
+def _usual(columns: Columns, rows: Sequence[Values]) -> Columns:
     """Return the first column that more than half of the rows have."""
     has = (
         column
@@ -206,7 +207,7 @@ def _usual(columns: tuple[Column, ...], rows: Sequence[Values]) -> tuple[Column,
     return (next(has, columns[0]),)
 
 
-def _guess(rows: Sequence[Values], answer: tuple[Column, ...]) -> Reading:
+def _guess(rows: Sequence[Values], answer: Columns) -> Reading:
     """Return the reading that nine answers of ten ask for."""
     texts = []
     for row in rows:
@@ -297,7 +298,7 @@ def _gold(values: Values, layout: Layout, code: CodeMode) -> str:
     return answer
 
 
-def _answer(values: Values, columns: tuple[Column, ...]) -> str:
+def _answer(values: Values, columns: Columns) -> str:
     name, reading = _first(values, columns)
     conversation = turns(column_value(values, name))
     if not conversation:
@@ -316,7 +317,7 @@ def _code(values: Values, layout: Layout) -> CodeMode:
     return "tests" if text(values, column, "as_it_is") == value else layout.code
 
 
-def _first(values: Values, columns: tuple[Column, ...]) -> Column:
+def _first(values: Values, columns: Columns) -> Column:
     """Return the first of these columns that the row has; the last one where one is empty."""
     present = [column for column in columns if column_value(values, column[0]) is not None]
     if not present and len(columns) > 1:

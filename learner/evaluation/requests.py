@@ -302,7 +302,7 @@ def judged(
     is_direct = config.mode == "direct"
     prompt_id = group.prefixes.prompt.prompt_id
     rows = []
-    for sample, (row, verdict) in enumerate(zip(group.prefixes.rows, group.verdicts, strict=True)):
+    for sample, (row, verdict) in enumerate(group.judged_rows):
         fields = common_fields(EvaluatedRow, group, verdict) | {
             "prompt_id": prompt_id,
             "family": families.get(prompt_id, ""),

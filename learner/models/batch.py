@@ -235,7 +235,7 @@ def iteration_data(batch: Batch, shard: Mapping[int, ScoredGroup]) -> IterationD
 def _samples(scored: ScoredGroup, group: int) -> list[Sample]:
     prompt = token_ids(scored.prefixes.prompt_tokens)
     samples = []
-    for row, verdict in zip(scored.prefixes.rows, scored.verdicts, strict=True):
+    for row, verdict in scored.judged_rows:
         if not verdict.is_judged:
             continue
         tokens = token_ids(row.tokens)

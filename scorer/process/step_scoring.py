@@ -95,14 +95,12 @@ class StepScoring:
                 f"{min(scores):g} to {max(scores):g}: a constant reward teaches nothing; check format, step_tag and, "
                 f'with format = "step_tag", good_token and bad_token'
             )
-        self.scored = 0
 
     def rewarded_verdicts(self, texts: Sequence[JudgedText]) -> list[TextVerdict]:
         """Return the verdicts with rewards of both sources; `error` where a text cannot be scored."""
         steps = [self._steps(text.answer) for text in texts]
         rows = [self._row(text.question, part) for text, part in zip(texts, steps, strict=True)]
         scores = iter(self._model.scores([row for row in rows if not isinstance(row, _Unscorable)]))
-        self.scored += len(texts)
         return [
             _failed(text.verdict, row.reason, row.fault)
             if isinstance(row, _Unscorable)

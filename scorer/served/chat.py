@@ -5,24 +5,20 @@ of it. A refusal that the model wrote is an answer like any other, a wrong one.
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from functools import partial
 
 import msgspec
 
+from prefixrl.common.wire.messages.groups import Finish
 from prefixrl.scorer.served.protocol import (
-    GARBLED,
     Completed,
-    EndpointRefused,
     RequestForm,
-    Retry,
-    RowRefused,
     RowRequest,
     ServedChoice,
-    failed,
-    message_of,
-    only_choice,
+    ServedChoices,
+    ServedPart,
+    read_choice,
     sampling_keys,
-    with_usage,
 )
 
 OTHER_LIMIT_KEY = "max_completion_tokens"
@@ -32,21 +28,17 @@ TRIAL_BEGINNING, TRIAL_NEXT = "ABCDEFGHIJKLM", "NO"
 """A begun answer, and how an endpoint goes on that truly continues it."""
 
 
-class _Part(msgspec.Struct, frozen=True):
+class _Part(ServedPart):
     text: str | None = None
 
 
-class _Message(msgspec.Struct, frozen=True):
+class _Message(ServedPart):
     content: str | list[_Part] | None = None
     refusal: str | None = None
 
 
-class _MessageChoice(ServedChoice, frozen=True, kw_only=True):
+class _MessageChoice(ServedChoice, kw_only=True):
     message: _Message
-
-
-class _Chat(msgspec.Struct, frozen=True):
-    choices: list[_MessageChoice]
 
 
 def body(
@@ -64,30 +56,13 @@ def body(
     return msgspec.json.encode({**request, **form.extra})
 
 
-def read(
-    status: int, headers: Mapping[str, str], content: bytes, now: datetime
-) -> Completed | Retry | RowRefused | EndpointRefused:
-    """Read the answer to a request."""
-    if status != 200:
-        return failed(status, headers, content, now)
-    return with_usage(_answer(content), content)
-
-
-def _answer(content: bytes) -> Completed | Retry | RowRefused:
-    try:
-        answer = msgspec.json.decode(content, type=_Chat)
-    except GARBLED as error:
-        return Retry(f"an answer that is not a chat completion ({error}): {message_of(content)}")
-    match only_choice(answer.choices):
-        case choice, finish:
-            return Completed(_text_of(choice.message), None, finish, None, None, None)
-        case fault:
-            return fault
-
-
-def _text_of(message: _Message) -> str:
+def _completed(choice: _MessageChoice, finish: Finish) -> Completed:
     """Return the text of an answer: empty where the limit cut the reasoning before it."""
-    content = message.content
+    content = choice.message.content
     if isinstance(content, list):
         content = "".join(part.text or "" for part in content)
-    return content or message.refusal or ""
+    return Completed(content or choice.message.refusal or "", None, finish, None, None, None)
+
+
+read = partial(read_choice, ServedChoices[_MessageChoice], "chat completion", _completed)
+"""Reads the answer to a request for a message."""

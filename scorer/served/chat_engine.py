@@ -50,13 +50,14 @@ class ChatEngine(ServedEngine):
             greedy = msgspec.structs.replace(greedy, temperature=0.0)
         request = RowRequest(model.id, "", greedy, 1 if self._section.seeded else None, (), ())
         beginning = "" if self._has_advice else chat.TRIAL_BEGINNING
-        content = chat.body(request, [_TRIAL], beginning, endpoint.form)
-        outcome = await endpoint.try_out(content)
+
+        async def try_form() -> Completed | RowRefused:
+            return await endpoint.try_out(chat.body(request, [_TRIAL], beginning, endpoint.form))
+
+        outcome = await try_form()
         if isinstance(outcome, RowRefused) and chat.OTHER_LIMIT_KEY in outcome.reason:
-            form = endpoint.form
-            endpoint.form = dataclasses.replace(form, limit_key=chat.OTHER_LIMIT_KEY)
-            content = chat.body(request, [_TRIAL], beginning, endpoint.form)
-            outcome = await endpoint.try_out(content)
+            endpoint.form = dataclasses.replace(endpoint.form, limit_key=chat.OTHER_LIMIT_KEY)
+            outcome = await try_form()
         if isinstance(outcome, RowRefused) and self._has_advice:
             endpoint.refuse_trial(outcome, _KEYS)
         if not self._has_advice:

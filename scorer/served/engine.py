@@ -22,7 +22,7 @@ import numpy as np
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.interface.base import Continuation, Job, JobResult, TokenIds
-from prefixrl.common.engines.interface.row_jobs import RowJobs
+from prefixrl.common.engines.interface.row_jobs import RowJobs, end_other_tasks
 from prefixrl.common.errors import UserError
 from prefixrl.common.prompts.rendering import renderer_of
 from prefixrl.common.seeds import row_seed
@@ -266,8 +266,5 @@ def _shut_down(
 
 
 async def _end(endpoint: ModelEndpoint) -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await end_other_tasks()
     await endpoint.close()

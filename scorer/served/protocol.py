@@ -9,11 +9,12 @@ A prompt with its prefix goes to `/completions`, which continues the text itself
     EndpointRefused   no row can be continued: a wrong key, an unknown model, a wrong address, no credit
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Annotated, TypeVar
+from functools import partial
+from typing import Annotated, Generic, TypeVar, dataclass_transform
 
 import msgspec
 
@@ -127,7 +128,12 @@ class EndpointRefused:
     reason: str
 
 
-class ServedModel(msgspec.Struct, frozen=True):
+@dataclass_transform(frozen_default=True)
+class ServedPart(msgspec.Struct, frozen=True):
+    """The JSON of an answer, or a part of it. Every class of it is frozen, as this one is."""
+
+
+class ServedModel(ServedPart):
     """One entry of `/models`."""
 
     id: str
@@ -135,11 +141,11 @@ class ServedModel(msgspec.Struct, frozen=True):
     """Most tokens of prompt and completion together; only vLLM sends it."""
 
 
-class _Models(msgspec.Struct, frozen=True):
+class _Models(ServedPart):
     data: list[ServedModel]
 
 
-class ServedChoice(msgspec.Struct, frozen=True):
+class ServedChoice(ServedPart):
     """One text of an answer."""
 
     finish_reason: str | None = None
@@ -148,34 +154,36 @@ class ServedChoice(msgspec.Struct, frozen=True):
 AnyChoice = TypeVar("AnyChoice", bound=ServedChoice)
 
 
-class _TextChoice(ServedChoice, frozen=True):
+class ServedChoices(ServedPart, Generic[AnyChoice]):
+    """An answer that holds texts."""
+
+    choices: list[AnyChoice]
+
+
+class _TextChoice(ServedChoice):
     text: str | None = None
     token_ids: list[TokenId] | None = None
     prompt_token_ids: list[TokenId] | None = None
 
 
-class _Usage(msgspec.Struct, frozen=True):
+class _Usage(ServedPart):
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
 
 
-class _Counted(msgspec.Struct, frozen=True):
+class _Counted(ServedPart):
     """The part of a completion that is read apart: it, or the rest, may be invalid."""
 
     usage: _Usage | None = None
 
 
-class _Completion(msgspec.Struct, frozen=True):
-    choices: list[_TextChoice]
-
-
-class _ErrorBody(msgspec.Struct, frozen=True):
+class _ErrorBody(ServedPart):
     message: str
     type: object = None
     code: object = None
 
 
-class _Failure(msgspec.Struct, frozen=True):
+class _Failure(ServedPart):
     error: _ErrorBody | str
 
 
@@ -219,27 +227,33 @@ def sampling_keys(row: RowRequest, form: RequestForm) -> dict[str, object]:
     return keys
 
 
-def read(
-    status: int, headers: Mapping[str, str], content: bytes, now: datetime
+def read_choice(
+    kind: type[ServedChoices[AnyChoice]],
+    name: str,
+    completed: Callable[[AnyChoice, Finish], Completed],
+    status: int,
+    headers: Mapping[str, str],
+    content: bytes,
+    now: datetime,
 ) -> Completed | Retry | RowRefused | EndpointRefused:
-    """Read the answer to a request for a completion."""
+    """Read the answer to a request for one text; `name` stands for the kind of answer in messages."""
     if status != 200:
         return failed(status, headers, content, now)
-    return with_usage(_completion(content), content)
-
-
-def _completion(content: bytes) -> Completed | Retry | RowRefused:
     try:
-        answer = msgspec.json.decode(content, type=_Completion)
+        choice = only_choice(msgspec.json.decode(content, type=kind).choices)
     except GARBLED as error:
-        return Retry(f"an answer that is not a completion ({error}): {message_of(content)}")
-    match only_choice(answer.choices):
-        case choice, finish:
-            return Completed(
-                choice.text or "", choice.token_ids, finish, choice.prompt_token_ids, None, None
-            )
-        case fault:
-            return fault
+        choice = Retry(f"an answer that is not a {name} ({error}): {message_of(content)}")
+    return with_usage(completed(*choice) if isinstance(choice, tuple) else choice, content)
+
+
+def _completed(choice: _TextChoice, finish: Finish) -> Completed:
+    return Completed(
+        choice.text or "", choice.token_ids, finish, choice.prompt_token_ids, None, None
+    )
+
+
+read = partial(read_choice, ServedChoices[_TextChoice], "completion", _completed)
+"""Reads the answer to a request for a completion."""
 
 
 def only_choice(choices: Sequence[AnyChoice]) -> tuple[AnyChoice, Finish] | Retry | RowRefused:

@@ -40,7 +40,7 @@ _Row = tuple[int, str, str, str, CodeMode]
 """Key, text, gold answer, question."""
 
 
-class Rewards(msgspec.Struct, frozen=True):
+class Rewards(protocol.ServedPart):
     """The values that a server gave for the rows of a batch, rewards or not."""
 
     rewards: list[object]

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from benchmarks.results import Figure, Report, commit
 from benchmarks.snapshots import snapshot_of
+from gpu.ranks import run_ranks, share_of_rank
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.host.process import no_teardown
@@ -40,7 +41,6 @@ from prefixrl.learner.weights.copies import HostCopies, not_finite
 from support.live_bytes import LiveBytes
 from support.models.tiny_model import random_iteration, run_config, whole
 from support.paths import ROOT
-from support.runs.ranks import run_ranks, share_of_rank
 from support.runs.run_helper import child, finish, launched, trained_iterations, wait_for
 
 Losses = dict[str, list[float]]

@@ -8,6 +8,7 @@ import pytest
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.interface.base import TokenIds
+from prefixrl.common.prompts.prompt_form import conversation
 from prefixrl.common.prompts.rendering import renderer_of, sent_text
 from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, Sampling, ScoredGroup
 from prefixrl.common.wire.messages.worker import ModelDigests
@@ -88,8 +89,8 @@ def test_a_row_without_advice_is_asked_without_its_template() -> None:
 
 def test_the_text_of_the_advice_is_not_read_as_a_template() -> None:
     config = load(EXAMPLE / "run.toml", ('target.placement="advice"',))
-    form = renderer_of(config, "scorer")._form
-    text = form.prompt("a {prefix} b", advice="c {problem} d")
+    assert config.target
+    text = conversation(config.target, "a {prefix} b", advice="c {problem} d")[-1][1]
     assert "a {prefix} b" in text and "c {problem} d" in text
 
 

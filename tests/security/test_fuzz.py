@@ -34,7 +34,7 @@ from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.wire.transport import Malformed, Payload, _decode
 from prefixrl.learner.weights.server import Snapshots, answer
 from security.mutations import Mutator
-from support.broker.socketless_broker import SocketlessBroker
+from security.socketless_broker import SocketlessBroker
 from support.fakes import publish, ready, run_on_disk
 
 THOUSANDS = int(os.environ.get("PREFIXRL_HOSTILE", "1000"))

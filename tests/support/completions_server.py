@@ -182,13 +182,8 @@ def config(url: str, *settings: str, **openai: Any) -> RunConfig:
     )
 
 
-def openai_engine(
-    run: RunConfig, raise_if_hopeless: Callable[[], None] = lambda: None
-) -> OpenAIEngine:
-    return OpenAIEngine(str(TARGET), run, raise_if_hopeless)
-
-
 @contextmanager
 def engine_of(server: CompletionsServer, *settings: str, **openai: Any) -> Iterator[OpenAIEngine]:
-    with closing(openai_engine(config(server.url, *settings, **openai))) as engine:
+    run = config(server.url, *settings, **openai)
+    with closing(OpenAIEngine(str(TARGET), run, lambda: None)) as engine:
         yield engine

@@ -1,9 +1,10 @@
 """Messages and records with usual fields; a test names those that matter to it."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from contextlib import suppress
+from typing import Any, TypeVar, get_args
 
-from msgspec import Struct, inspect
+from msgspec import Struct, ValidationError, convert, structs
 
 from prefixrl.common.evaluation.accuracy import EvaluatedRow
 from prefixrl.common.wire.messages.groups import (
@@ -33,33 +34,17 @@ Record = TypeVar("Record", bound=Struct)
 
 def empty(kind: type[Record], **fields: Any) -> Record:
     """A record of a type; a field that needs a value and is not given is zero, or empty."""
-    info = inspect.type_info(kind)
-    assert isinstance(info, inspect.StructType)
-    needed = [field for field in info.fields if field.required and field.name not in fields]
-    return kind(**{field.name: _zero(field.type) for field in needed}, **fields)
+    needed = [each for each in structs.fields(kind) if each.required and each.name not in fields]
+    return kind(**{each.name: _zero(each.type) for each in needed}, **fields)
 
 
-def _zero(info: inspect.Type) -> Any:
-    match info:
-        case inspect.Metadata(type=inner):
-            return _zero(inner)
-        case inspect.StructType(cls=cls):
-            return empty(cls)
-        case inspect.LiteralType(values=values):
-            return values[0]
-        case inspect.UnionType():  # what may be absent
-            return None
-        case inspect.VarTupleType():
-            return ()
-    zeros = {
-        inspect.IntType: 0,
-        inspect.FloatType: 0.0,
-        inspect.StrType: "",
-        inspect.BoolType: False,
-        inspect.DictType: {},
-        inspect.ListType: [],
-    }
-    return zeros[type(info)]
+def _zero(kind: Any) -> Any:
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        return empty(kind)
+    for zero in (None, False, 0, 1, "", [], {}):
+        with suppress(ValidationError):
+            return convert(zero, kind)
+    return convert(get_args(kind)[0], kind)  # of a Literal
 
 
 def evaluate(

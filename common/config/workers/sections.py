@@ -240,9 +240,7 @@ class ScorerConfig(EngineConfig):
             "a chat endpoint begins every answer anew; raise max_new_tokens, or use judge, zero or mask",
         )
         condition, reason = 'openai.api = "chat"', "the endpoint makes the prompt from messages"
-        for key in ("stop_tokens", "own_stops"):
-            if self.is_given(key):
-                raise ValueError(self.no_effect(key, condition, reason))
+        self.refuse_given(("stop_tokens", "own_stops"), condition, reason)
         if self.openai.is_given("prompt"):
             raise ValueError(f"openai.{self.openai.no_effect('prompt', condition, reason)}")
 

@@ -23,6 +23,14 @@ from prefixrl.common.engines.interface.base import (
 )
 
 
+async def end_other_tasks() -> None:
+    """Cancel every task of the loop but the present one, and wait for their ends."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class RowJobs(Engine):
     """The jobs of an engine that queues rows itself."""
 

@@ -31,7 +31,7 @@ from prefixrl.common.engines.interface.base import (
     JobResult,
     check_fit,
 )
-from prefixrl.common.engines.interface.row_jobs import RowJobs
+from prefixrl.common.engines.interface.row_jobs import RowJobs, end_other_tasks
 from prefixrl.common.engines.vllm.checksum import compared, known_layout
 from prefixrl.common.engines.vllm.facts import RowCounts, about, engine_config, seats_of
 from prefixrl.common.engines.vllm.setup import (
@@ -326,8 +326,5 @@ def _shut_down(llm: Any, loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _end(llm: Any) -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await end_other_tasks()
     llm.shutdown(timeout=SHUTDOWN_S)

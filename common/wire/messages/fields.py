@@ -1,6 +1,6 @@
 """Limits and base classes of all messages."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, dataclass_transform
 
 import msgspec
 from msgspec import Meta
@@ -51,19 +51,21 @@ def common_fields(kind: type[msgspec.Struct], *sources: object) -> dict[str, Any
     }
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True, gc=False):
-    """A message of one of the unions; its tag is its class name.
+    """A message of one of the unions; its tag is its class name. All of them are frozen, as this class is.
 
     Messages and their parts are trees of plain values: no cycle can hold one, so the garbage collector need not look.
     """
 
 
-class Leased(Message, frozen=True):
+class Leased(Message):
     """A message about one lease of a task."""
 
     task: Name
     """Name that no other lease ever has."""
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """A piece of a message."""
+    """A piece of a message; all of them are frozen, as this class is."""

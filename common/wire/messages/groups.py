@@ -1,6 +1,7 @@
 """Prompts, sampled rows and their verdicts."""
 
 from collections import Counter
+from collections.abc import Iterator
 from statistics import fmean
 from typing import Annotated, Literal
 
@@ -42,7 +43,7 @@ MOST_PARTS = 16
 """Most numbers that a reward function may give besides the reward."""
 
 
-class Sampling(Part, frozen=True, kw_only=True):
+class Sampling(Part, kw_only=True):
     """All settings of an engine's draws; a model's generation_config never leaks in."""
 
     temperature: Annotated[float, Meta(ge=0.0, le=1e3)]
@@ -54,7 +55,7 @@ class Sampling(Part, frozen=True, kw_only=True):
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
 
 
-class Prompt(Part, frozen=True):
+class Prompt(Part):
     """One problem as the broker hands it to workers; each renders it with its own tokenizer."""
 
     prompt_id: str
@@ -73,7 +74,7 @@ class Prompt(Part, frozen=True):
     """With `adapter.sees = "draft"` the target's answer without advice; empty also where it gave none."""
 
 
-class GroupTask(Part, frozen=True):
+class GroupTask(Part):
     """One group to sample, and the seed from which the seed of every row is derived."""
 
     seq: Count
@@ -81,7 +82,7 @@ class GroupTask(Part, frozen=True):
     seed: int
 
 
-class VersionSpan(Part, frozen=True):
+class VersionSpan(Part):
     """Consecutive tokens of a row that one version of the adapter sampled."""
 
     version: Version
@@ -90,7 +91,7 @@ class VersionSpan(Part, frozen=True):
     """Number of these tokens, at least one."""
 
 
-class Row(Part, frozen=True, kw_only=True):
+class Row(Part, kw_only=True):
     """One sampled prefix; in direct mode one whole answer."""
 
     tokens: bytes
@@ -109,7 +110,7 @@ class Row(Part, frozen=True, kw_only=True):
     """True if a special token that is no stop is among the tokens; never where these are masked."""
 
 
-class GroupPrefixes(Part, frozen=True, kw_only=True):
+class GroupPrefixes(Part, kw_only=True):
     """All rows of one group, the result of one engine call."""
 
     seq: Count
@@ -122,7 +123,7 @@ class GroupPrefixes(Part, frozen=True, kw_only=True):
     """Reason why the group could not be sampled (an over-long prompt, say); `rows` is then empty."""
 
 
-class TargetText(Part, frozen=True):
+class TargetText(Part):
     """A whole answer that the target has written."""
 
     text: str
@@ -132,7 +133,7 @@ class TargetText(Part, frozen=True):
 _Score = Annotated[float, Meta(ge=0.0, le=1.0)]
 
 
-class StepScores(Part, frozen=True):
+class StepScores(Part):
     """The scores of a process reward model for one text, and the verdict of the verifier."""
 
     outcome: _Score
@@ -147,7 +148,7 @@ class StepScores(Part, frozen=True):
 Parts = Annotated[dict[Name, float], Meta(max_length=MOST_PARTS)]
 
 
-class TextVerdict(Part, frozen=True, kw_only=True):
+class TextVerdict(Part, kw_only=True):
     """The verdict on one text: the target's completion, in direct mode the adapter's answer."""
 
     reward: float
@@ -192,7 +193,7 @@ class TextVerdict(Part, frozen=True, kw_only=True):
         return self.process.outcome if self.process else self.reward
 
 
-class Verdict(TextVerdict, frozen=True, kw_only=True):
+class Verdict(TextVerdict, kw_only=True):
     """The verdict on one row: that of its text, or that of its continuations together."""
 
     continuations: tuple[TextVerdict, ...] = ()
@@ -210,7 +211,7 @@ class Verdict(TextVerdict, frozen=True, kw_only=True):
         return fmean(each.outcome for each in judged) if judged else super().outcome
 
 
-class ScoredGroup(Part, frozen=True, kw_only=True):
+class ScoredGroup(Part, kw_only=True):
     """A group with a verdict per row, and the prefixes judged, so that nothing is joined by id."""
 
     prefixes: GroupPrefixes
@@ -222,6 +223,11 @@ class ScoredGroup(Part, frozen=True, kw_only=True):
     sampled_s: Seconds = 0.0
     scoring_s: Seconds = 0.0
     """Seconds that the rollout (`sampled_s`) and the scorer spent on the tasks that held the group."""
+
+    @property
+    def judged_rows(self) -> Iterator[tuple[Row, Verdict]]:
+        """Every row with its verdict."""
+        return zip(self.prefixes.rows, self.verdicts, strict=True)
 
     @property
     def texts(self) -> tuple[TextVerdict, ...]:
@@ -237,7 +243,7 @@ class ScoredGroup(Part, frozen=True, kw_only=True):
         return dict(Counter(faults)) if faults else {}
 
 
-class StageTimes(Part, frozen=True):
+class StageTimes(Part):
     """Seconds a group spent in each stage, from its first token to the iteration that trains it."""
 
     sampling_s: float
@@ -248,7 +254,7 @@ class StageTimes(Part, frozen=True):
     """Scored, and in no iteration."""
 
 
-class BatchGroup(Part, frozen=True, kw_only=True):
+class BatchGroup(Part, kw_only=True):
     """The facts about a group that every rank needs for baselines and the plan."""
 
     seq: int

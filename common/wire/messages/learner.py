@@ -19,7 +19,7 @@ from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.messages.worker import FromWorker, MemoryUse, ToRollout, ToWorker
 
 
-class GetBatch(Message, frozen=True):
+class GetBatch(Message):
     """A rank's request for a batch; answered by Batch, NotYet, RunOver, Halt or CannotGoOn."""
 
     iteration: Count
@@ -31,7 +31,7 @@ class GetBatch(Message, frozen=True):
     """Memory of the rank; None where the system does not tell."""
 
 
-class GetGroups(Message, frozen=True):
+class GetGroups(Message):
     """A rank's request for the groups of a batch that it trains; answered by Groups."""
 
     iteration: Count
@@ -39,7 +39,7 @@ class GetGroups(Message, frozen=True):
     """Indices into `Batch.groups`, ascending."""
 
 
-class IterationDone(Message, frozen=True):
+class IterationDone(Message):
     """Every rank finished the optimiser steps of this iteration; its groups are trained."""
 
     iteration: Count
@@ -48,13 +48,13 @@ class IterationDone(Message, frozen=True):
     """Effective sample size of tokens of age 1 and more, over that of age 0; None without old ones."""
 
 
-class Published(Message, frozen=True):
+class Published(Message):
     """The weight server holds a new version."""
 
     note: WeightsNote
 
 
-class Evaluate(Message, frozen=True, kw_only=True):
+class Evaluate(Message, kw_only=True):
     """A request to judge every prompt, with prefixes of one version or with one given prefix."""
 
     name: Name
@@ -71,41 +71,41 @@ class Evaluate(Message, frozen=True, kw_only=True):
     """`prefix_tokens` as text, with the meaning of `Row.text`."""
 
 
-class GetEvaluation(Message, frozen=True):
+class GetEvaluation(Message):
     """A request for EvaluationProgress."""
 
     name: Name
 
 
-class Forget(Message, frozen=True):
+class Forget(Message):
     """A finished evaluation was fetched: the broker need not hold it any longer."""
 
     name: Name
 
 
-class GetStatus(Message, frozen=True):
+class GetStatus(Message):
     """A request for Status."""
 
 
-class Stop(Message, frozen=True):
+class Stop(Message):
     """The operator or rank 0 ends the run; workers get Done. Accepted is answered by Goodbye."""
 
     reason: Text
 
 
-class HaltRun(Message, frozen=True):
+class HaltRun(Message):
     """The operator wants all ranks to save and end; answered by Accepted."""
 
     reason: Text
 
 
-class DrainWorker(Message, frozen=True):
+class DrainWorker(Message):
     """The operator wants a worker to leave; answered by Accepted."""
 
     worker: Name
 
 
-class Batch(Message, frozen=True, kw_only=True):
+class Batch(Message, kw_only=True):
     """The facts that every rank plans an iteration by."""
 
     iteration: int
@@ -117,21 +117,21 @@ class Batch(Message, frozen=True, kw_only=True):
     """Seconds the ranks waited for this batch, by cause: rollouts, scorers, or the report of another rank."""
 
 
-class Groups(Message, frozen=True):
+class Groups(Message):
     """Groups of a batch; payload frames: a ScoredGroup per index."""
 
     iteration: int
     groups: tuple[int, ...]
 
 
-class NotYet(Message, frozen=True):
+class NotYet(Message):
     """There is no batch yet; names what the broker waits for and from whom."""
 
     iteration: int
     waiting_for: str
 
 
-class RunOver(Message, frozen=True):
+class RunOver(Message):
     """There is no such iteration: the data is used up, or the run ends in order for another reason."""
 
     iterations: int
@@ -139,19 +139,19 @@ class RunOver(Message, frozen=True):
     """That reason; "" where the data is used up."""
 
 
-class Halt(Message, frozen=True):
+class Halt(Message):
     """A rank was asked to stop: all of them save at this iteration and end."""
 
     iteration: int
 
 
-class CannotGoOn(Message, frozen=True):
+class CannotGoOn(Message):
     """There will be no such batch; every rank ends with this reason."""
 
     reason: str
 
 
-class EvaluationProgress(Message, frozen=True, kw_only=True):
+class EvaluationProgress(Message, kw_only=True):
     """The state of an evaluation. Payload frames: the scored groups, once complete."""
 
     name: str
@@ -166,14 +166,14 @@ class EvaluationProgress(Message, frozen=True, kw_only=True):
     """The operator wants the ranks to save and end: no rank waits for the rest."""
 
 
-class Status(Message, frozen=True):
+class Status(Message):
     """The state of the run, for the live view and for programs."""
 
     document: bytes
     """JSON."""
 
 
-class Accepted(Message, frozen=True):
+class Accepted(Message):
     """The request was carried out."""
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 from prefixrl.common.wire.messages.fields import Count, Message, Name, Part, Version
 
 
-class WeightsNote(Part, frozen=True):
+class WeightsNote(Part):
     """One published version: what a worker must fetch and how its installation is proved."""
 
     version: Version
@@ -22,7 +22,7 @@ Proof = Literal["digest", "change", "checksum"]
 """Evidence that an engine holds a version (docs/weights.md)."""
 
 
-class PreviousProof(Part, frozen=True):
+class PreviousProof(Part):
     """The version that an engine proved last, and its own logprobs of the probe with it."""
 
     version: Version
@@ -30,7 +30,7 @@ class PreviousProof(Part, frozen=True):
     probe_logprobs: bytes
 
 
-class EngineChecksum(Part, frozen=True):
+class EngineChecksum(Part):
     """Checksum of the weights that an engine computes with."""
 
     value: Name
@@ -42,7 +42,7 @@ class EngineChecksum(Part, frozen=True):
     """Name of the layout: weights in the same one have the same checksum."""
 
 
-class TensorEntry(Part, frozen=True, kw_only=True):
+class TensorEntry(Part, kw_only=True):
     """The position of one tensor in the snapshot's bytes."""
 
     name: str
@@ -53,7 +53,7 @@ class TensorEntry(Part, frozen=True, kw_only=True):
     checksum: str
 
 
-class Delta(Part, frozen=True, kw_only=True):
+class Delta(Part, kw_only=True):
     """The XOR of the bytes of two snapshots, in blocks of `chunk_bytes` of the snapshot."""
 
     version: int
@@ -67,13 +67,13 @@ class Delta(Part, frozen=True, kw_only=True):
     """Compressed bytes per block; 0 where nothing changed."""
 
 
-class GetManifest(Message, frozen=True):
+class GetManifest(Message):
     """A request for the Manifest of a version."""
 
     version: int
 
 
-class GetChunk(Message, frozen=True):
+class GetChunk(Message):
     """A request for one Chunk of a version."""
 
     version: int
@@ -82,7 +82,7 @@ class GetChunk(Message, frozen=True):
     """Block `index` of the delta that leads to `version`, instead of the version's own bytes."""
 
 
-class Manifest(Message, frozen=True, kw_only=True):
+class Manifest(Message, kw_only=True):
     """The content of a snapshot: where each tensor stands, and the deltas that lead to it."""
 
     version: int
@@ -96,7 +96,7 @@ class Manifest(Message, frozen=True, kw_only=True):
     may pull the deltas from there on instead of the snapshot."""
 
 
-class Chunk(Message, frozen=True):
+class Chunk(Message):
     """A piece of a snapshot or delta. The bytes are the one payload frame."""
 
     version: int
@@ -104,7 +104,7 @@ class Chunk(Message, frozen=True):
     is_delta: bool = False
 
 
-class Gone(Message, frozen=True):
+class Gone(Message):
     """This version is no longer held (or never was)."""
 
     version: int

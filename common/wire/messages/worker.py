@@ -40,7 +40,7 @@ from prefixrl.common.wire.messages.groups import (
 from prefixrl.common.wire.messages.weights import EngineChecksum, PreviousProof, Proof, WeightsNote
 
 
-class ModelDigests(Part, frozen=True):
+class ModelDigests(Part):
     """Digests of what a worker loaded; a worker that differs from its role is refused."""
 
     model: Name
@@ -52,7 +52,7 @@ class ModelDigests(Part, frozen=True):
     """Digest of the model of `scorer.prm`; "" without one and for rollouts."""
 
 
-class Usage(Part, frozen=True, kw_only=True):
+class Usage(Part, kw_only=True):
     """A scorer's use of its target's endpoint since its start; the endpoint counts the tokens."""
 
     requests: Count = 0
@@ -70,7 +70,7 @@ MOST_REST_S = 86_400.0
 Rest = Annotated[float, Meta(ge=0.0, le=MOST_REST_S)]
 
 
-class RequestDemand(Part, frozen=True, kw_only=True):
+class RequestDemand(Part, kw_only=True):
     """The requests to its target's endpoint that a scorer would make, and the rest that the endpoint wants."""
 
     received: Count = 0
@@ -81,7 +81,7 @@ class RequestDemand(Part, frozen=True, kw_only=True):
     """Time until which the endpoint wants no request, by the Retry-After of an answer to this scorer."""
 
 
-class RequestGrant(Part, frozen=True, kw_only=True):
+class RequestGrant(Part, kw_only=True):
     """The requests that a scorer may make, and the rest that all scorers keep."""
 
     permits: Count = 0
@@ -90,7 +90,7 @@ class RequestGrant(Part, frozen=True, kw_only=True):
     """Time until which no scorer of the run makes a request."""
 
 
-class MemoryUse(Part, frozen=True, kw_only=True):
+class MemoryUse(Part, kw_only=True):
     """The memory of a process, as Linux counts it."""
 
     resident_bytes: Count
@@ -100,7 +100,7 @@ class MemoryUse(Part, frozen=True, kw_only=True):
     """Its own pages, and an equal part of pages that several processes share."""
 
 
-class Hello(Message, frozen=True, kw_only=True):
+class Hello(Message, kw_only=True):
     """The first message of every connection, sent again when the broker answers Unknown."""
 
     protocol: int
@@ -113,7 +113,7 @@ class Hello(Message, frozen=True, kw_only=True):
     """The number that a worker wants in its name: that of its starter, or of an earlier Welcome. None: any."""
 
 
-class Ready(Message, frozen=True, kw_only=True):
+class Ready(Message, kw_only=True):
     """The model is loaded: how many rows it takes at once, and what exactly was loaded."""
 
     seats: int
@@ -135,7 +135,7 @@ Activity = Literal["loading", "waiting", "failing", "working"]
 """The work of a worker. waiting: for the endpoint of its model; failing: the user's reward function hangs or fails."""
 
 
-class Heartbeat(Message, frozen=True, kw_only=True):
+class Heartbeat(Message, kw_only=True):
     """A sign of life, sent on a clock, with figures of the work loop: a hung loop shows."""
 
     progress: Count
@@ -158,14 +158,14 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     """None unless the engine uses an endpoint."""
 
 
-class RowsLeft(Message, frozen=True):
+class RowsLeft(Message):
     """The rows of open tasks that have not ended at the engine."""
 
     tasks: Annotated[tuple[tuple[Name, Count], ...], Meta(max_length=MOST_LEASES_LISTED)]
     """Name and remaining rows of every task with rows that ended since the message before."""
 
 
-class Prefixes(Leased, frozen=True, kw_only=True):
+class Prefixes(Leased, kw_only=True):
     """The result of a PrefixTask."""
 
     kind: TaskKind
@@ -176,7 +176,7 @@ class Prefixes(Leased, frozen=True, kw_only=True):
     elapsed_s: Seconds
 
 
-class Scores(Leased, frozen=True):
+class Scores(Leased):
     """The result of a ScoreTask."""
 
     kind: TaskKind
@@ -185,19 +185,19 @@ class Scores(Leased, frozen=True):
     """Tokens of the prompts of drafts, as the endpoint counts them if there is one; 0 for other tasks."""
 
 
-class Refused(Leased, frozen=True):
+class Refused(Leased):
     """A lease that the worker hands back without a result (revoked, leaving, wrong version)."""
 
     reason: Text
 
 
-class Staged(Message, frozen=True):
+class Staged(Message):
     """A rollout holds verified weights of this version in memory and asks to swap."""
 
     version: Version
 
 
-class Installed(Message, frozen=True):
+class Installed(Message):
     """A rollout installed a version and scored the probe with its engine."""
 
     version: Version
@@ -209,17 +209,17 @@ class Installed(Message, frozen=True):
     checksum: EngineChecksum | None = None
 
 
-class Leaving(Message, frozen=True):
+class Leaving(Message):
     """The worker takes no new task, finishes what it can of the open ones, then says Goodbye."""
 
 
-class Goodbye(Message, frozen=True):
+class Goodbye(Message):
     """The peer leaves on purpose; its leases go back at once."""
 
     reason: Text
 
 
-class Welcome(Message, frozen=True, kw_only=True):
+class Welcome(Message, kw_only=True):
     """The answer to a Hello; ranks and operators get it too."""
 
     protocol: int
@@ -232,17 +232,17 @@ class Welcome(Message, frozen=True, kw_only=True):
     """Endpoint of the same server for workers of this user on its host, without encryption."""
 
 
-class Reject(Message, frozen=True):
+class Reject(Message):
     """The peer must not work in this run; its process ends with this reason."""
 
     reason: str
 
 
-class Unknown(Message, frozen=True):
+class Unknown(Message):
     """The broker does not know the sender, after a restart or a long silence: send Hello again."""
 
 
-class Beat(Message, frozen=True):
+class Beat(Message):
     """The answer to a Heartbeat. It repeats the current state, so a lost one costs nothing."""
 
     latest: WeightsNote | None
@@ -251,7 +251,7 @@ class Beat(Message, frozen=True):
     """The answer to the demand of a scorer; None without one."""
 
 
-class PrefixTask(Leased, frozen=True, kw_only=True):
+class PrefixTask(Leased, kw_only=True):
     """A lease on groups to sample."""
 
     kind: TaskKind
@@ -262,7 +262,7 @@ class PrefixTask(Leased, frozen=True, kw_only=True):
     sampling: Sampling
 
 
-class ScoreTask(Leased, frozen=True, kw_only=True):
+class ScoreTask(Leased, kw_only=True):
     """A lease on sampled groups to judge."""
 
     kind: TaskKind
@@ -275,21 +275,21 @@ class ScoreTask(Leased, frozen=True, kw_only=True):
     """Greedy answers that the target has given before, per row over all groups; the others are None. Empty: none."""
 
 
-class Revoke(Leased, frozen=True):
+class Revoke(Leased):
     """A request to hand this lease back if it has not started."""
 
 
-class Ack(Leased, frozen=True):
+class Ack(Leased):
     """The broker holds the result; the worker need not send it again."""
 
 
-class Swap(Message, frozen=True):
+class Swap(Message):
     """The worker may install, and no lease (`in_flight`: of an evaluation) is open until it has."""
 
     version: int
 
 
-class Probed(Message, frozen=True, kw_only=True):
+class Probed(Message, kw_only=True):
     """The broker's judgement of an `Installed`.
 
     proved: deliver. unclear: send the checksum of the weights. refused: fetch and install again.
@@ -304,11 +304,11 @@ class Probed(Message, frozen=True, kw_only=True):
     failures: int = 0
 
 
-class Leave(Message, frozen=True):
+class Leave(Message):
     """The operator wants this worker to leave; sent again until it says Leaving."""
 
 
-class Done(Message, frozen=True):
+class Done(Message):
     """The run is over (or the operator ended it): the worker leaves with exit code 0."""
 
     reason: str

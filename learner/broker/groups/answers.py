@@ -108,7 +108,7 @@ class KeptAnswers:
         if not self._is_kept(sampling):
             return
         for group in groups:
-            for row, verdict in zip(group.prefixes.rows, group.verdicts, strict=True):
+            for row, verdict in group.judged_rows:
                 if _is_answer(verdict):
                     key = self.key(group.prefixes.prompt, sampling, row)
                     self.keep_answer(record_of(key, verdict))

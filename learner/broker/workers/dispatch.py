@@ -52,6 +52,7 @@ from prefixrl.learner.broker.workers.workers import Lease, Phase, Worker
 
 StartScoring = Callable[[int | None], ScoreItem | None]
 """Takes the next item of a queue, of so many groups at most."""
+ScoringQueues = list[tuple[TaskKind, StartScoring]]
 EVALUATION_SHARE = 4
 """One score task in so many is for an evaluation while there is training work too: neither starves. While a run trains,
 evaluations also hold one seat in so many (or one task): training work that comes later would share each step with the
@@ -78,7 +79,7 @@ class Dispatcher:
         prompts: PromptSource,
         names: TaskNames,
         answers: KeptAnswers,
-        drafts: Drafts | None = None,
+        drafts: Drafts | None,
     ) -> None:
         """`drafts`: those that `prompts` hold, where the adapter reads any."""
         self._config, self._prompts, self._names = config, prompts, names
@@ -237,11 +238,11 @@ class Dispatcher:
         self._lease(worker, item, task, texts, self._scoring_work(rows, kind, sampling), now_s)
         return True
 
-    def _scoring_queues(self, worker: Worker) -> list[tuple[TaskKind, StartScoring]]:
+    def _scoring_queues(self, worker: Worker) -> ScoringQueues:
         """Return the queues that a scorer may get work from, the first one first."""
         # A draft is one row, and the groups that wait for it are none of a scorer's work yet.
-        training: list[tuple[TaskKind, StartScoring]] = [("train", self.ledger.start_scoring)]
-        evaluating: list[tuple[TaskKind, StartScoring]] = [("eval", self.evaluations.start_scoring)]
+        training: ScoringQueues = [("train", self.ledger.start_scoring)]
+        evaluating: ScoringQueues = [("eval", self.evaluations.start_scoring)]
         if drafts := self.drafts:
             training.insert(0, ("draft", lambda _: drafts.start_scoring(for_training=True)))
             evaluating.insert(0, ("draft", lambda _: drafts.start_scoring(for_training=False)))

@@ -122,7 +122,7 @@ class Registry:
         # Without the last, new workers stay idle for ever where work is short.
         return self._takers[role].best(besides)
 
-    def supply(self, rows_per_item: int = 1) -> Supply:
+    def supply(self, rows_per_item: int) -> Supply:
         """Return the supply of ready workers. A rollout that swaps counts: it is ready again soon."""
         rollouts, scorers = self._takers["rollout"], self._takers["scorer"]
         rollouts.refresh()

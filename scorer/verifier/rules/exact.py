@@ -190,10 +190,6 @@ def _is_evaluated(value: str) -> bool:
     return number is not None and number.is_evaluated
 
 
-def _has_letters(gold: str, answer: str) -> bool:
-    return bool(guards.free_letters(answer)) and not guards.free_letters(gold)
-
-
 _ROUNDED = re.compile(r"-?\d*\.\d{6,}")
 
 
@@ -202,10 +198,6 @@ def _leaves_undone(gold: str, answer: str) -> bool:
     # A decimal of many places stands for an exact value, which may be given instead.
     is_number = _is_evaluated(gold) and not _ROUNDED.fullmatch(form)
     return guards.leaves_undone(form, normal_form(answer), is_number)
-
-
-def _differs_in_kind(gold: str, answer: str) -> bool:
-    return guards.differs_in_kind(normal_form(gold), normal_form(answer), _is_evaluated(gold))
 
 
 def _lists_more(gold: str, answer: str) -> bool:
@@ -240,10 +232,6 @@ def _compare_elements(gold_value: str, answer_value: str) -> Decision | None:
     if len(gold_elements) != len(answer_elements) or not is_same_shape:
         return WRONG
     return _worst_decision(map(settle_exactly, gold_elements, answer_elements))
-
-
-def _compare_expression(gold: str, answer: str) -> Decision:
-    return Decision(are_equal(normal_form(gold), normal_form(answer)))
 
 
 # --- the list -------------------------------------------------------------------------------------
@@ -288,7 +276,11 @@ _VALUE_RULES = (
     Rule("same value", "Equal normal forms without units are right.", _compare_text),
     Rule("loose text", "Text that the gold answer lacks is wrong.", _wrong_if(has_loose_text)),
     Rule(
-        "letters", "Letters are wrong for a gold answer without letters.", _wrong_if(_has_letters)
+        "letters",
+        "Letters are wrong for a gold answer without letters.",
+        _wrong_if(
+            lambda gold, answer: bool(guards.free_letters(answer)) and not guards.free_letters(gold)
+        ),
     ),
     Rule(
         "undone work",
@@ -298,7 +290,11 @@ _VALUE_RULES = (
     Rule(
         "kind",
         "A tuple or interval is neither a set nor a list nor a number.",
-        _wrong_if(_differs_in_kind),
+        _wrong_if(
+            lambda gold, answer: guards.differs_in_kind(
+                normal_form(gold), normal_form(answer), _is_evaluated(gold)
+            )
+        ),
     ),
     Rule("more values", "More values than the gold answer has are wrong.", _wrong_if(_lists_more)),
     Rule(
@@ -311,7 +307,7 @@ _VALUE_RULES = (
     Rule(
         "expression",
         "Expressions are compared modulo a large prime; what is not read there is left to math-verify.",
-        _compare_expression,
+        lambda gold, answer: Decision(are_equal(normal_form(gold), normal_form(answer))),
     ),
 )
 _TEXT_RULES = (

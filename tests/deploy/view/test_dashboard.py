@@ -3,7 +3,8 @@
 import asyncio
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from prefixrl.deploy.view import feed
 from support.models.tiny_model import save_model
 from support.runs.metrics_lines import metrics_line
 from support.runs.runs_on_disk import finish, held, made
-from support.runs.served_run import dashboard
 
+Dashboard = Callable[..., AbstractContextManager[str]]
 KEY = "k" * 32
 HOSTILE = "<script>alert(1)</script>"
 
@@ -36,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def address(folder: Path) -> Iterator[str]:
+def address(dashboard: Dashboard, folder: Path) -> Iterator[str]:
     with dashboard(folder) as result:
         yield result
 
@@ -124,7 +125,7 @@ def test_other_hosts_names_and_paths_outside_are_refused(
     assert httpx2.post(f"{address}/api/runs").status_code == 405
 
 
-def test_with_a_key_only_who_has_it_is_let_in(folder: Path) -> None:
+def test_with_a_key_only_who_has_it_is_let_in(dashboard: Dashboard, folder: Path) -> None:
     with dashboard(folder, "--key-variable", "DASHBOARD_KEY", DASHBOARD_KEY=KEY) as address:
         refused = [httpx2.get(address), httpx2.get(address, auth=("me", "wrong"))]
         assert [each.status_code for each in refused] == [401, 401] and "Basic" in refused[

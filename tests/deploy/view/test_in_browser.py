@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from support.fakes import wait_until
 from support.models.tiny_model import save_model
 from support.runs.metrics_lines import metrics_line
 from support.runs.runs_on_disk import held, made
-from support.runs.served_run import dashboard
 
 pytestmark = [pytest.mark.browser, pytest.mark.proof]
 
@@ -52,7 +51,9 @@ def opened(url: str) -> Iterator[tuple[Any, Callable[..., Any]]]:
         assert said == []
 
 
-def test_a_page_advances_with_its_run_and_is_told_of_a_resume(tmp_path: Path) -> None:
+def test_a_page_advances_with_its_run_and_is_told_of_a_resume(
+    dashboard: Callable[..., AbstractContextManager[str]], tmp_path: Path
+) -> None:
     name = HOSTILE.replace("/", "")
     run = made(tmp_path / "runs" / name, save_model(tmp_path / "adapter"), 4)
     with dashboard(tmp_path / "runs") as address, opened(address) as (tab, ask):

@@ -19,7 +19,7 @@ from prefixrl.learner.broker import peers, status
 from prefixrl.learner.broker.groups import evaluations
 from prefixrl.learner.broker.workers import identity, versions
 from prefixrl.learner.data import order
-from support.broker.socketless_broker import SocketlessBroker
+from security.socketless_broker import SocketlessBroker
 from support.fakes import ready, run_on_disk
 
 KEPT, ITERATIONS = 8, 100

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from torch.distributed.tensor import DTensor
 
+from gpu.ranks import run_ranks, share_of_rank
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.host.process import no_teardown
 from prefixrl.learner.models import distributed, head
@@ -31,7 +32,6 @@ from support.models.tiny_model import (
     save_model,
     whole,
 )
-from support.runs.ranks import run_ranks, share_of_rank
 
 pytestmark = [pytest.mark.slow, *DEEPSPEED_WARNINGS]
 

@@ -1,20 +1,23 @@
 """The start of an engine whose target is served elsewhere: what it refuses, and what it waits for."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import PeerLost, UserError
 from prefixrl.common.worker.join import EndedEarly
 from prefixrl.scorer.served import endpoint
+from prefixrl.scorer.served.engine import OpenAIEngine
 from support.completions_server import (
+    TARGET,
     CompletionsServer,
     Reply,
     Request,
     config,
     engine_of,
     failure,
-    openai_engine,
     serving,
     written,
 )
@@ -25,6 +28,12 @@ def _quick_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "FIRST_BACKOFF_S", 0.01)
     monkeypatch.setattr(endpoint, "MOST_BACKOFF_S", 0.1)
     monkeypatch.setattr(endpoint, "MOST_UNCONNECTED_S", 0.1)
+
+
+def openai_engine(
+    run: RunConfig, raise_if_hopeless: Callable[[], None] = lambda: None
+) -> OpenAIEngine:
+    return OpenAIEngine(str(TARGET), run, raise_if_hopeless)
 
 
 def refused(server: CompletionsServer, **openai: Any) -> str:

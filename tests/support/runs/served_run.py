@@ -106,21 +106,3 @@ def served(
         yield ServedRun(process, log, wait_until(url, "a server that listens", START_S), run.name)
     finally:
         end(process)
-
-
-@contextmanager
-def dashboard(folder: Path, *options: str, **environment: str) -> Iterator[str]:
-    """The address of a dashboard under way; asked to stop, it ends well."""
-    command = ("dashboard", str(folder), "--port", "0", *options)
-    with subprocess.Popen(
-        [sys.executable, "-m", "prefixrl.deploy", *command],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | environment,
-    ) as process:
-        assert process.stderr
-        try:
-            yield process.stderr.readline().split(": ")[1].split("/ ")[0]
-        finally:
-            process.terminate()
-            assert process.wait(30) == 0 and process.stderr.read() == ""
