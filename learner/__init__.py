@@ -14,7 +14,6 @@ Read in this order:
     weights/     publishing versions, and serving them to rollouts
     data/        from data files to problems, and their order
     evaluation/  judging adapters in training
-    warm_start/  training on beginnings of right answers, before a run
     commands/    the processes behind `prefixrl eval`, `generate` and `warm-start`
     run/         the run directory, metrics, summary
     check/       the forecast of `--check`

@@ -42,7 +42,6 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
         config = load(run_file, settings)
         if check:
             from prefixrl.common.host.placement import gpus_here, place, processes_of
-            from prefixrl.common.run.warm_start import check_warm_start
             from prefixrl.learner.check.budget import check_fit
             from prefixrl.learner.check.loadable import check_weights
             from prefixrl.learner.check.plugged_in import loaded_plugins
@@ -54,7 +53,6 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
                 launch = config.launch.model_copy(update={"learner_ranks": nproc_per_node})
                 config = config.model_copy(update={"launch": launch})
             click.echo(config.model_dump_json(indent=2, exclude_defaults=True))
-            check_warm_start(config)
             with without_gc():  # transformers is a large package
                 said = forecast(config)
                 click.echo(

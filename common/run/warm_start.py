@@ -20,7 +20,7 @@ PROMPT_KEYS = tuple(
 
 
 class WarmStartPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process that trains is told."""
+    """The plan for the process that trains."""
 
     config: str
     """The run file's config as JSON; its directory is that of the warm start."""
@@ -46,11 +46,13 @@ class EpochLine(msgspec.Struct, frozen=True, kw_only=True):
     """Mean loss of the epoch's steps, nats per token; None before training."""
     held_out_loss: float
     """Loss of the held-out examples after it."""
+    held_out_by_place: tuple[float, ...]
+    """The same by the place of a token in its prefix, as far as prefixes go."""
     seconds: float
 
 
 class WarmStartRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a warm start trained, and what came of it."""
+    """The report: examples, losses, costs."""
 
     adapter: str
     teacher: str

@@ -1,4 +1,4 @@
-"""`prefixrl warm-start`: the adapter learns to begin answers as right answers begin, before it is trained by reward.
+"""`prefixrl warm-start`: before reward trains it, an adapter learns how right answers begin.
 
 RUN_FILE ──▶ launch of an evaluation: the target answers the training problems ──▶ evaluations/*.jsonl
          ──▶ learner: cross entropy on their first tokens ──▶ checkpoints/step_N ──▶ adapter.init_from of a run
@@ -19,11 +19,6 @@ from prefixrl.common.errors import ConfigError, to_copy
 from prefixrl.common.evaluation.plans import RESULTS_FILE
 from prefixrl.common.host.placement import LEARNER
 from prefixrl.common.host.process import own, stop_event, write_atomically
-from prefixrl.common.worker.command import PATH, set_flags, settings_option
-from prefixrl.deploy.launch.endpoint_trial import try_endpoint
-from prefixrl.deploy.launch.launch import STOPPED, Launcher
-from prefixrl.deploy.launch.offline_plan import FREE_PORT, offline_run
-from prefixrl.deploy.runs import checkpoints
 from prefixrl.common.run.warm_start import (
     FORM_KEYS,
     PLAN_FILE,
@@ -32,8 +27,15 @@ from prefixrl.common.run.warm_start import (
     WarmStartRecord,
     shared_settings,
 )
+from prefixrl.common.worker.command import PATH, set_flags, settings_option
+from prefixrl.deploy.launch.endpoint_trial import try_endpoint
+from prefixrl.deploy.launch.launch import STOPPED, Launcher
+from prefixrl.deploy.launch.offline_plan import FREE_PORT, offline_run
+from prefixrl.deploy.runs import checkpoints
 
 SUFFIX = "_warm_start"
+UNLEARNED_NAT = 1.0
+"""Loss of a place in the prefix above which the adapter is guessing there."""
 HELD_OUT_FRACTION = 0.1
 TEACHER = "Learn the prefixes of this run's trained adapter, in place of the beginnings of the target's answers."
 
@@ -233,6 +235,13 @@ def _print_record(directory: Path, run_file: Path, settings: tuple[str, ...]) ->
     record = read_json(directory / RECORD_FILE, WarmStartRecord)
     before, *_ = record.epochs
     best = next(line for line in record.epochs if line.epoch == record.best_epoch)
+    if max(best.held_out_by_place) > UNLEARNED_NAT:
+        places = " ".join(f"{loss:.2f}" for loss in best.held_out_by_place)
+        click.echo(
+            f"loss by place in the prefix: {places}. From the first that is high the adapter writes by chance, and the "
+            f"target believes it: have prefixes end before (rollout.stop_tokens, or fewer rollout.prefix_tokens)",
+            err=True,
+        )
     click.echo(
         f"{record.right} of {record.answers} answers were used ({record.target_tokens:,} tokens of the target), "
         f"{record.examples} examples trained and {record.held_out_examples} held out\n"

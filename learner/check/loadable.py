@@ -7,10 +7,12 @@ from typing import Literal
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.host.hub import cached_file
 from prefixrl.common.models.headers import has_weights
+from prefixrl.common.run.warm_start import check_warm_start
 
 
 def check_weights(config: RunConfig) -> None:
-    """Raise DataError for a folder without weights, or with weights that no process can load."""
+    """Raise DataError for weights that are missing or cannot be loaded, ConfigError for another warm start's."""
+    check_warm_start(config)
     # Late: seconds of imports.
     from prefixrl.common.models.loading import check_model
 

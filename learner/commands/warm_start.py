@@ -22,10 +22,6 @@ from prefixrl.common.host.hub import model_folder
 from prefixrl.common.host.process import start_logging, without_gc, write_atomically
 from prefixrl.common.prompts.rendering import Renderer, renderer_of, texts_of
 from prefixrl.common.run import json_lines
-from prefixrl.common.seeds import derive
-from prefixrl.common.wire.packing import TokenIds
-from prefixrl.learner.data import problems
-from prefixrl.learner.warm_start.examples import Example, PrefixForm, examples_of, split_examples
 from prefixrl.common.run.warm_start import (
     PLAN_FILE,
     RECORD_FILE,
@@ -33,6 +29,15 @@ from prefixrl.common.run.warm_start import (
     WarmStartPlan,
     WarmStartRecord,
     shared_settings,
+)
+from prefixrl.common.seeds import derive
+from prefixrl.common.wire.packing import TokenIds
+from prefixrl.learner.data import problems
+from prefixrl.learner.training.warm_start.examples import (
+    Example,
+    PrefixForm,
+    examples_of,
+    split_examples,
 )
 
 log = logging.getLogger(__name__)
@@ -98,7 +103,7 @@ def _fit(
     with without_gc():
         from prefixrl.learner.models import distributed
         from prefixrl.learner.models.model import Models
-        from prefixrl.learner.warm_start.fitting import Fit, Fitting, best_epoch
+        from prefixrl.learner.training.warm_start.fitting import Fit, Fitting, best_epoch
 
     models = Models.load(trainable(config, plan.lr), 0, 1, model_folder(config.adapter.start))
     fit = Fit(plan.epochs, plan.batch_rows, plan.patience, config.learner.micro_batch_tokens, seed)

@@ -12,6 +12,7 @@ Read in this order:
     step_scores.py      scores of steps at the tokens that end them, and their baselines; pure
     process_rewards.py  both for an iteration: scores, and steps of the reward model
     figures.py          the figures of an iteration, summed over ranks
+    warm_start/         cross entropy on the beginnings of right answers, before a run
     speed.py            speed and memory of each rank
     checkpoint.py       saving and resuming; the manifest with its state and digests
 """

@@ -52,13 +52,37 @@ class Story:
 
 
 STORIES = (
-    Story("get", "+", "{one} has {a} {things}. {two} gives {one} {b} more. How many {things} does {one} have now?"),
-    Story("together", "+", "{one} has {a} {things} and {two} has {b}. How many {things} do they have together?"),
-    Story("give", "-", "{one} has {a} {things}. {one} gives {two} {b} of them. How many {things} does {one} have left?"),
-    Story("more", "-", "{one} has {a} {things} and {two} has {b}. How many more {things} does {one} have than {two}?"),
-    Story("places", "*", "There are {a} {places} with {b} {things} in each. How many {things} are there in all?"),
-    Story("share", "/", "{one} shares {a} {things} equally among {b} friends. How many {things} does each friend get?"),
-)  # fmt: skip
+    Story(
+        "get",
+        "+",
+        "{one} has {a} {things}. {two} gives {one} {b} more. How many {things} does {one} have now?",
+    ),
+    Story(
+        "together",
+        "+",
+        "{one} has {a} {things} and {two} has {b}. How many {things} do they have together?",
+    ),
+    Story(
+        "give",
+        "-",
+        "{one} has {a} {things}. {one} gives {two} {b} of them. How many {things} has {one} left?",
+    ),
+    Story(
+        "more",
+        "-",
+        "{one} has {a} {things} and {two} has {b}. How many more {things} does {one} have than {two}?",
+    ),
+    Story(
+        "places",
+        "*",
+        "There are {a} {places} with {b} {things} in each. How many {things} are there in all?",
+    ),
+    Story(
+        "share",
+        "/",
+        "{one} shares {a} {things} equally among {b} friends. How many {things} does each friend get?",
+    ),
+)
 
 
 @dataclass(frozen=True)

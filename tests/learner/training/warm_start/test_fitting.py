@@ -10,13 +10,14 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.prompts.rendering import masked_tokens
 from prefixrl.common.run.warm_start import EpochLine
 from prefixrl.learner.commands.warm_start import trainable
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.training import checkpoint
-from prefixrl.learner.warm_start import fitting
-from prefixrl.learner.warm_start.examples import Example
-from prefixrl.learner.warm_start.fitting import Fit, Fitting, best_epoch, summed_loss
+from prefixrl.learner.training.warm_start import fitting
+from prefixrl.learner.training.warm_start.examples import Example
+from prefixrl.learner.training.warm_start.fitting import Fit, Fitting, best_epoch, token_losses
 from support.models.tiny_model import DEEPSPEED_WARNINGS, run_config, save_model, with_tokenizer
 
 pytestmark = DEEPSPEED_WARNINGS
@@ -63,15 +64,18 @@ def run(config: RunConfig, directory: Path, numbers: Fit) -> list[EpochLine]:
     return Fitting(loaded(config), directory, TRAINING, HELD_OUT, numbers).run()
 
 
-def plain_loss(folder: Path, rows: Sequence[Example], temperature: float) -> float:
-    """The slow way: one row at a time, by transformers' own model."""
+def plain_loss(folder: Path, rows: Sequence[Example], config: RunConfig) -> float:
+    """The slow way: one row at a time, by transformers' own model, which never draws masked tokens."""
+    never = list(masked_tokens(config, config.adapter.model))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     total = 0.0
     for row in rows:
         whole = torch.tensor(np.concatenate([row.prompt, row.prefix]), dtype=torch.long)[None]
-        logprobs = (model(whole).logits[0] / temperature).log_softmax(-1)
+        logits = model(whole).logits[0] / config.rollout.temperature
+        logits[:, never] = -torch.inf
+        logprobs = logits.log_softmax(-1)
         for place in range(row.prompt.size, whole.shape[1]):
-            total -= float(logprobs[place - 1, whole[0, place]])
+            total -= logprobs[place - 1, whole[0, place]].item()
     return total
 
 
@@ -80,10 +84,9 @@ def test_the_loss_is_the_cross_entropy_of_the_prefixes_alone(
 ) -> None:
     models = loaded(config)
     with torch.no_grad():
-        actual = summed_loss(models, HELD_OUT).item()
-    assert actual == pytest.approx(
-        plain_loss(adapter, HELD_OUT, config.rollout.temperature), rel=1e-5
-    )
+        losses = token_losses(models, HELD_OUT)
+    assert losses.shape == (16, 3)
+    assert losses.sum().item() == pytest.approx(plain_loss(adapter, HELD_OUT, config), rel=1e-5)
 
 
 def test_a_pattern_is_learned_and_holds_for_other_problems(
@@ -97,7 +100,7 @@ def test_a_pattern_is_learned_and_holds_for_other_problems(
     assert folder.name == f"step_{best:08d}"
     assert checkpoint.damage(folder) == ""
     tokens = sum(example.prefix.size for example in HELD_OUT)
-    exported = plain_loss(folder / "hf", HELD_OUT, config.rollout.temperature) / tokens
+    exported = plain_loss(folder / "hf", HELD_OUT, config) / tokens
     assert exported == pytest.approx(lines[best].held_out_loss, rel=1e-4)
 
 
@@ -133,7 +136,9 @@ def test_it_ends_where_no_epoch_is_better_any_more(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     losses = iter([4.0, 3.0, 3.5, 3.2, 1.0])
-    monkeypatch.setattr(Fitting, "held_out_loss", lambda self: next(losses))
+    monkeypatch.setattr(
+        Fitting, "held_out_losses", lambda self: (np.array([next(losses)]), np.ones(1))
+    )
     lines = run(config, tmp_path / "warm", fit(epochs=9, patience=2))
     assert [line.held_out_loss for line in lines] == [4.0, 3.0, 3.5, 3.2]
     assert [path.name for path in (tmp_path / "warm/checkpoints").iterdir()] == ["step_00000001"]

@@ -9,16 +9,20 @@ from typing import Any
 
 import pytest
 
+from support.paths import EXAMPLES
 from support.runs.run_helper import RUN_FILE, SMALL, finish, launched, wait_for
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
+STOPS = ('rollout.stop_tokens=[":"]',)
+"""The opening alone: the adapter is too small to go on with the numbers of a question."""
 OPTIONS = ("--problems", "60", "--samples", "4", "--epochs", "4", "--lr", "2e-3")
 
 
 def command(directory: Path, *options: str, run_file: Path = RUN_FILE) -> list[str]:
     program = [sys.executable, "-m", "prefixrl.deploy", "warm-start", str(run_file)]
-    return [*program, "--set", f"directory={directory}", *options]
+    settings = (f"directory={directory}", *STOPS)
+    return [*program, *(word for each in settings for word in ("--set", each)), *options]
 
 
 def warm_start(directory: Path, *options: str) -> "subprocess.CompletedProcess[str]":
@@ -51,24 +55,21 @@ def test_a_run_begins_better_with_a_warm_start_that_was_stopped_on_its_way(tmp_p
     assert losses[record["best_epoch"]] == min(losses[1:]) < losses[0]
     again = warm_start(directory, *OPTIONS)
     assert again.returncode == 0 and record_of(folder) == record, "it was done already"
-    begun = (f"adapter.init_from={folder}", "algorithm.iterations=1", *SMALL)
-    with launched(directory, *begun) as process:
-        summary = finish(process, directory)
-    with launched(tmp_path / "cold", "algorithm.iterations=1", *SMALL) as process:
-        cold = finish(process, tmp_path / "cold")
-    name = "untrained_adapter"
-    assert summary["accuracy_sampled"][name] > cold["accuracy_sampled"][name]
+    begun = (f"adapter.init_from={folder}", "algorithm.iterations=1", *STOPS)
+    with launched(directory, *SMALL, *begun) as process:
+        accuracy = finish(process, directory)["accuracy_sampled"]
+    assert accuracy["untrained_adapter"] > accuracy["no_prefix"] + 0.1
 
 
 def test_a_run_of_another_form_cannot_begin_with_it(tmp_path: Path) -> None:
     directory, folder = tmp_path / "run", tmp_path / "warm"
     done = warm_start(directory, "--out", str(folder), "--all", "--problems", "8", "--epochs", "1")
     assert done.returncode == 0, done.stdout + done.stderr
-    shorter = ("--set", f"adapter.init_from={folder}", "--set", "rollout.prefix_tokens=5")
+    begun = (f"adapter.init_from={folder}", f"directory={directory}", "rollout.prefix_tokens=5")
     for program in ("launch", "launch --check"):
         called = [sys.executable, "-m", "prefixrl.deploy", *program.split(), str(RUN_FILE)]
         refused = subprocess.run(
-            [*called, "--set", f"directory={directory}", *shorter],
+            [*called, *(word for each in (*begun, *STOPS) for word in ("--set", each))],
             capture_output=True,
             text=True,
             timeout=120,
@@ -78,30 +79,33 @@ def test_a_run_of_another_form_cannot_begin_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "options", "message"),
+    ("settings", "message"),
     [
         pytest.param(
-            ("mode=direct",), (), "a warm start teaches prefixes", id="a run without prefixes"
-        ),
-        pytest.param(
             ('target.placement="advice"', 'target.prompt_template="{problem}\n{prefix}"'),
-            (),
             "the beginning of an answer is no advice",
             id="advice without a teacher",
         ),
         pytest.param(
-            ('rollout.engine="simulated"',), (), "no adapter that could learn", id="no adapter"
+            ('rollout.engine="simulated"',), "no adapter that could learn", id="no adapter"
         ),
     ],
 )
 def test_what_cannot_be_taught_is_refused(
-    settings: tuple[str, ...], options: tuple[str, ...], message: str, tmp_path: Path
+    settings: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
     flags = [word for setting in settings for word in ("--set", setting)]
-    refused = warm_start(tmp_path / "run", *flags, *options)
+    refused = warm_start(tmp_path / "run", *flags)
     assert refused.returncode == 2, refused.stdout + refused.stderr
     assert message in refused.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_in_direct_mode_has_no_prefixes(tmp_path: Path) -> None:
+    run_file = EXAMPLES / "arithmetic_direct/run.toml"
+    called = [sys.executable, "-m", "prefixrl.deploy", "warm-start", str(run_file)]
+    refused = subprocess.run(called, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert refused.returncode == 2 and "a warm start teaches prefixes" in refused.stderr
 
 
 def test_a_folder_with_other_settings_or_other_files_is_refused(tmp_path: Path) -> None:

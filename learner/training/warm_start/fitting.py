@@ -14,18 +14,19 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from prefixrl.common.errors import TrainingFault
 from prefixrl.common.host.process import write_atomically
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import checkpoints
+from prefixrl.common.run.warm_start import EpochLine
 from prefixrl.common.seeds import derive
 from prefixrl.learner.models.batch import PaddedRows, Sample, pad
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.training import checkpoint
-from prefixrl.learner.warm_start.examples import Example, batches_of, micro_batches
-from prefixrl.common.run.warm_start import EpochLine
+from prefixrl.learner.training.warm_start.examples import Example, batches_of, micro_batches
 
 log = logging.getLogger(__name__)
 
@@ -67,10 +68,12 @@ class Fitting:
         """Train to the end; return the line of every epoch. Only the best checkpoint is left."""
         self._checkpoints.mkdir(exist_ok=True)
         state = checkpoint.load(self._checkpoints, self._models)
-        done = state.iteration if state else 0
-        lines = [line for line in json_lines.read(self._file, EpochLine) if line.epoch <= done]
+        saved_epochs = state.iteration if state else 0
+        lines = [
+            line for line in json_lines.read(self._file, EpochLine) if line.epoch <= saved_epochs
+        ]
         if not lines:
-            lines = [EpochLine(epoch=0, loss=None, held_out_loss=self.held_out_loss(), seconds=0.0)]
+            lines = [self._judged(epoch=0, loss=None, begun_s=time.monotonic())]
             self._write_lines(lines)
             log.info("held-out loss before training: %.3f nat per token", lines[0].held_out_loss)
         while lines[-1].epoch < self._fit.epochs and not self._is_settled(lines):
@@ -96,10 +99,15 @@ class Fitting:
                 self._examples, self._fit.batch_rows, derive(self._fit.seed, "epoch", epoch)
             )
         ]
+        return self._judged(epoch, float(np.mean(losses)), begun_s)
+
+    def _judged(self, epoch: int, loss: float | None, begun_s: float) -> EpochLine:
+        sums, counts = self.held_out_losses()
         return EpochLine(
             epoch=epoch,
-            loss=float(np.mean(losses)),
-            held_out_loss=self.held_out_loss(),
+            loss=loss,
+            held_out_loss=float(sums.sum() / counts.sum()),
+            held_out_by_place=tuple((sums / counts).tolist()),
             seconds=time.monotonic() - begun_s,
         )
 
@@ -110,7 +118,7 @@ class Fitting:
         parts = micro_batches(batch, self._fit.micro_batch_tokens)
         total = 0.0
         for number, part in enumerate(parts, start=1):
-            loss = summed_loss(models, part) / tokens
+            loss = token_losses(models, part).sum() / tokens
             models.actor.backward(loss, is_last=number == len(parts))
             total += loss.item()
         report = models.actor.step(models.optimizer_steps, self._total_steps)
@@ -123,13 +131,16 @@ class Fitting:
         return total
 
     @torch.no_grad()
-    def held_out_loss(self) -> float:
-        """Return the mean loss of the held-out examples, nats per token."""
-        total = sum(
-            summed_loss(self._models, part).item()
-            for part in micro_batches(self._held_out, self._fit.micro_batch_tokens)
-        )
-        return float(total / sum(example.prefix.size for example in self._held_out))
+    def held_out_losses(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return summed losses of the held-out examples in nats, and numbers of tokens, by place in the prefix."""
+        places = max(example.prefix.size for example in self._held_out)
+        sums, counts = np.zeros(places), np.zeros(places)
+        for part in micro_batches(self._held_out, self._fit.micro_batch_tokens):
+            losses = token_losses(self._models, part).sum(dim=0).cpu().numpy()
+            sums[: losses.size] += losses
+            for example in part:
+                counts[: example.prefix.size] += 1
+        return sums, counts
 
     def _is_settled(self, lines: Sequence[EpochLine]) -> bool:
         return lines[-1].epoch - best_epoch(lines) >= self._fit.patience
@@ -162,11 +173,11 @@ def best_epoch(lines: Sequence[EpochLine]) -> int:
     return min(trained, key=lambda line: line.held_out_loss).epoch
 
 
-def summed_loss(models: Models, examples: Sequence[Example]) -> Tensor:
-    """Return −Σ log p of the tokens of all prefixes, at the sampling temperature."""
+def token_losses(models: Models, examples: Sequence[Example]) -> Tensor:
+    """Return −log p of the tokens of prefixes, (rows, tokens), 0 behind their ends, at the sampling temperature."""
     batch = padded(examples).to(models.device)
     logprobs, _ = models.forward_actor(batch)
-    return -(logprobs * batch.mask).sum()
+    return -(logprobs * batch.mask)
 
 
 def padded(examples: Sequence[Example]) -> PaddedRows:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixrl.common.wire.packing import TokenIds
-from prefixrl.learner.warm_start.examples import (
+from prefixrl.learner.training.warm_start.examples import (
     Example,
     PrefixForm,
     batches_of,
