@@ -6,6 +6,7 @@ LoRA, groups, prefixes, the frozen target's continuation, the last number as rew
 
 import json
 import random
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ class Choices:
     grad_clip: float
     lora_rank: int
     lora_alpha: int
+    held_out: int | None
+    """Held-out problems that are judged; None for all."""
 
 
 class Loop:
@@ -70,17 +73,18 @@ class Loop:
             for line in (self._choices.folder / name).read_text(encoding="utf-8").splitlines()
         ]
 
-    def step(self, problems: list[dict[str, str]]) -> float:
-        """One step up the gradient of sum A log pi / tokens; returns the mean reward."""
+    def step(self, problems: list[dict[str, str]]) -> tuple[float, int]:
+        """One step up the gradient of sum A log pi / tokens; returns the mean reward and the target's tokens."""
         samples = self._choices.samples
         prompts = self._prompts(problems)
         prefixes = self._write(
             self._adapter, prompts, [[]] * len(problems), samples, self._choices.prefix_tokens, 1.0
         )
         golds = [each["answer"] for each in problems for _ in range(samples)]
-        rewards = torch.tensor(
-            self._judge(prompts, prefixes, golds, samples, self._choices.target_temperature)
+        judged, target_tokens = self._judge(
+            prompts, prefixes, golds, samples, self._choices.target_temperature
         )
+        rewards = torch.tensor(judged)
         by_group = rewards.view(-1, samples)
         advantages = (by_group - by_group.mean(dim=1, keepdim=True)) / (
             by_group.std(dim=1, keepdim=True) + STD_FLOOR
@@ -90,20 +94,24 @@ class Loop:
             prefixes,
             advantages.view(-1).tolist(),
         )
-        return float(rewards.mean())
+        return float(rewards.mean()), target_tokens
 
     def judge_held_out(self, name: str) -> dict[str, list[float]]:
-        """Rewards of greedy answers after greedy prefixes, and after none."""
-        found: dict[str, list[float]] = {"trained": [], "no_prefix": []}
-        problems = self.rows(name)
+        """Rewards by arm and decoding: after prefixes and after none, greedy and at the run's temperatures."""
+        rewards: dict[str, list[float]] = defaultdict(list)
+        choices, problems = self._choices, self.rows(name)[: self._choices.held_out]
         for first in range(0, len(problems), JUDGED_AT_ONCE):
             part = problems[first : first + JUDGED_AT_ONCE]
             prompts, golds = self._prompts(part), [each["answer"] for each in part]
             none: list[list[int]] = [[]] * len(part)
-            written = self._write(self._adapter, prompts, none, 1, self._choices.prefix_tokens, 0.0)
-            found["trained"] += self._judge(prompts, written, golds, 1, 0.0)
-            found["no_prefix"] += self._judge(prompts, none, golds, 1, 0.0)
-        return found
+            for decoding, scale in (("greedy", 0.0), ("sampled", 1.0)):
+                written = self._write(self._adapter, prompts, none, 1, choices.prefix_tokens, scale)
+                for arm, prefixes in (("no_prefix", none), ("trained_adapter", written)):
+                    judged, _ = self._judge(
+                        prompts, prefixes, golds, 1, scale * choices.target_temperature
+                    )
+                    rewards[f"{arm}.{decoding}"] += judged
+        return rewards
 
     def _prompts(self, problems: list[dict[str, str]]) -> Any:
         texts = [self._template.replace("{problem}", each["question"]) for each in problems]
@@ -116,7 +124,8 @@ class Loop:
         golds: list[str],
         samples: int,
         temperature: float,
-    ) -> list[float]:
+    ) -> tuple[list[float], int]:
+        """Return the rewards of the target's answers, and its tokens."""
         continued = self._write(
             self._target, prompts, prefixes, samples, self._choices.most_tokens, temperature
         )
@@ -124,7 +133,8 @@ class Loop:
             self._tokenizer.decode(prefix + more)
             for prefix, more in zip(prefixes, continued, strict=True)
         ]
-        return [last_number(text, gold) for text, gold in zip(texts, golds, strict=True)]
+        rewards = [last_number(text, gold) for text, gold in zip(texts, golds, strict=True)]
+        return rewards, sum(map(len, continued))
 
     @torch.inference_mode()
     def _write(
@@ -202,7 +212,8 @@ def run(choices: Choices, path: Path) -> dict[str, list[float]]:
             if len(order) < choices.groups:
                 order += draws.sample(rows, len(rows))
             batch, order = order[: choices.groups], order[choices.groups :]
-            file.write(json.dumps({"reward": loop.step(batch)}) + "\n")
+            reward, tokens = loop.step(batch)
+            file.write(json.dumps({"reward": reward, "tokens": tokens}) + "\n")
             file.flush()
         found = loop.judge_held_out("heldout.jsonl")
         file.write(json.dumps(found) + "\n")

@@ -1,183 +1,196 @@
-"""A real language model on real problems: the SmolLM2 example over seeds, beside no prefix and the best fixed prefix.
+"""A real language model on real problems: the SmolLM2 example over seeds, beside what a user would try first.
 
     python deploy/examples/smollm2/build.py
-    python -m benchmarks.real_model --json FILE        FILE.md beside it; runs are kept in runs/real_model and go on
-    python -m benchmarks.real_model --plain 1 --json FILE        one seed also by a plain loop (`plain_prefixes.py`)
+    python deploy/examples/smollm2/build.py --layers 10 --out deploy/examples/smollm2/model_10_layers
+    python -m benchmarks.real_model --json FILE --run prefixes:1      one run of a quarter of an hour; kept in FILE
+    python -m benchmarks.real_model --json FILE                       the tables again, FILE.md
 
-Per seed one run of `deploy/examples/smollm2/run.toml` as a user starts it. The system itself judges all arms greedily
-on the same held-out problems; differences are paired by problem. The plain loop sees as many samples, and judges itself
-on the same problems."""
+Adapter and target are SmolLM2-135M-Instruct. Every run judges all arms on the same held-out problems, greedily and at
+the temperatures at which it samples; differences are paired by problem, and their mean over seeds has Student's
+interval. The plain loop (`plain_prefixes.py`) sees as many samples of the same problems in an order of its own."""
 
-import json
-import subprocess
-import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
+import msgspec
 
-from benchmarks.plain_prefixes import Choices, run
-from benchmarks.results import Report, commit, mean_figure, options
-from prefixrl.common.config.load import load
+from benchmarks.real_model_runs import DECODINGS, QUICK, SUBJECTS, Seed, trained_seed
+from benchmarks.results import Figure, Report, mean_figure, options, t_interval
 from prefixrl.common.evaluation.accuracy import Difference, difference
 
-RUN_FILE = Path(__file__).resolve().parent.parent / "deploy/examples/smollm2/run.toml"
-BASELINES = ("no_prefix", "fixed_prefix", "untrained_adapter")
-TRAINED = "trained_adapter"
-QUICK = ("algorithm.iterations=4", "evaluation.problems=24", "evaluation.selection_problems=8")
-
-Rewards = Mapping[str, Mapping[str, float]]
-"""By arm, by problem."""
+EARLY = 16
+"""Iterations whose mean reward says how early a run learns."""
+Seeds = Mapping[str, Sequence[Seed]]
+"""Runs by subject, in the order of their seeds."""
 
 
-def train(seed: int, runs: Path, settings: tuple[str, ...]) -> Path:
-    """Train one seed unless its summary is there; return its directory."""
-    directory = runs / f"seed_{seed}"
-    if not (directory / "summary.json").is_file():
-        given = (f"directory={directory.resolve()}", f"seed={seed}", *settings)
-        flags = [flag for each in given for flag in ("--set", each)]
-        subprocess.run(
-            [sys.executable, "-m", "prefixrl.deploy", "launch", str(RUN_FILE), *flags], check=True
-        )
-    return directory
+def kept_seeds(path: Path) -> list[Seed]:
+    """Return the runs that a report holds."""
+    if not path.is_file():
+        return []
+    report = msgspec.json.decode(path.read_bytes(), type=Report)
+    return msgspec.convert(report.details, list[Seed])
 
 
-def plain_loop(seed: int, runs: Path) -> Rewards:
-    """Train one seed by the plain loop unless its rewards are there; return them, by arm."""
-    config, out = load(RUN_FILE), runs / f"plain-{seed}.jsonl"
-    algorithm, learner, lora = config.algorithm, config.learner, config.learner.lora
-    assert lora is not None and algorithm.iterations is not None, "the run file says so"
-    lines = out.read_text(encoding="utf-8").splitlines() if out.is_file() else []
-    if len(lines) <= algorithm.iterations:
-        choices = Choices(
-            RUN_FILE.parent,
-            seed,
-            algorithm.iterations,
-            algorithm.groups_per_iteration,
-            algorithm.samples_per_prompt,
-            config.rollout.prefix_tokens,
-            config.scorer.max_new_tokens,
-            config.scorer.temperature,
-            learner.actor_lr,
-            learner.adam_betas,
-            learner.grad_clip,
-            lora.rank,
-            lora.alpha,
-        )
-        found = run(choices, out)
-    else:
-        found = json.loads(lines[-1])
+def by_subject(seeds: Sequence[Seed]) -> dict[str, list[Seed]]:
+    """Return the runs of every subject, in the order of `SUBJECTS`."""
     return {
-        arm: {str(row): reward for row, reward in enumerate(rewards)}
-        for arm, rewards in found.items()
+        name: runs
+        for name in SUBJECTS
+        if (runs := sorted((s for s in seeds if s.subject == name), key=lambda s: s.seed))
     }
 
 
-def rewards_of(directory: Path) -> Rewards:
-    """Every arm's rewards of greedy answers; a run that was stopped may lack those of the untrained adapter."""
-    found: dict[str, dict[str, float]] = defaultdict(dict)
-    for arm in (*BASELINES, TRAINED):
-        path = directory / f"evaluations/{arm}.greedy.jsonl"
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-            row = json.loads(line)
-            found[arm][row["prompt_id"]] = row["reward"]
-    return found
+def accuracies(seeds: Sequence[Seed], arm: str) -> list[float]:
+    """Return the mean reward of an arm in every run that has it."""
+    marks = [seed.rewards[arm] for seed in seeds if arm in seed.rewards]
+    return [mark.count("1") / len(mark) for mark in marks]
 
 
-def paired(rewards: Rewards, arm: str) -> Difference:
-    """The trained adapter less another arm."""
-    found = difference(rewards[TRAINED], rewards[arm])
-    assert found is not None, "arms of one run have the same problems"
-    return found
-
-
-def markdown(found: Mapping[int, Rewards], plain: Mapping[int, Rewards], report: Report) -> str:
-    """Two tables: accuracies, and paired differences; a line for each seed of the plain loop."""
-    seeds = " | ".join(f"seed {seed}" for seed in found)
-    rule = "|---" * (len(found) + 2) + "|"
-    lines = [f"| accuracy | {seeds} | mean |", rule]
-    for arm, figure in zip((*BASELINES, TRAINED), report.figures, strict=False):
-        cells = [
-            f"{sum(each[arm].values()) / len(each[arm]):.3f}" if arm in each else "-"
-            for each in found.values()
-        ]
-        lines.append(f"| {arm.replace('_', ' ')} | {' | '.join(cells)} | {figure.value:.3f} |")
-    lines += ["", f"| trained adapter less | {seeds} | mean |", rule]
-    for arm, figure in zip(BASELINES, report.figures[len(BASELINES) + 1 :], strict=True):
-        cells = [cell(paired(each, arm)) if arm in each else "-" for each in found.values()]
-        low, high = figure.spread
-        lines.append(
-            f"| {arm.replace('_', ' ')} | {' | '.join(cells)} | {figure.value:+.3f} ({low:+.3f} to {high:+.3f}) |"
-        )
-    for seed, each in plain.items():
-        without, trained = (
-            sum(each[arm].values()) / len(each[arm]) for arm in ("no_prefix", "trained")
-        )
-        gap = difference(each["trained"], each["no_prefix"])
-        assert gap is not None, "one list of problems"
-        lines += [
-            "",
-            f"Plain loop, seed {seed}: no prefix {without:.3f}, trained {trained:.3f}; {cell(gap)}.",
-        ]
-    problems = len(next(iter(found.values()))[TRAINED])
-    body = "\n".join(lines)
-    return f"""# SmolLM2-135M-Instruct on SVAMP
-
-`python -m benchmarks.real_model`: {problems} held-out problems, greedy answers, a run of the SmolLM2 example per seed.
-Differences are paired by problem: mean, its 95 % interval (Agresti and Min 2005), problems better and worse; of the
-mean over seeds Student's interval.
-
-{body}
-"""
-
-
-def cell(found: Difference) -> str:
-    """One difference as a person reads it."""
-    low, high = found.ci95
-    return (
-        f"{found.mean:+.3f} ({low:+.3f} to {high:+.3f}; {found.better} better, {found.worse} worse)"
+def gap(seed: Seed, arm: str, other: str) -> Difference | None:
+    """Return the difference of two arms of a run, paired by problem."""
+    return difference(
+        _by_problem(seed.rewards.get(arm, "")), _by_problem(seed.rewards.get(other, ""))
     )
+
+
+def _by_problem(marks: str) -> dict[str, float]:
+    return {str(problem): float(mark) for problem, mark in enumerate(marks)}
+
+
+def early_reward(seed: Seed) -> float:
+    """Return the mean reward of the first iterations: the area under the curve."""
+    return sum(seed.curve[:EARLY]) / len(seed.curve[:EARLY])
+
+
+def baseline_of(seed: Seed, decoding: str) -> str:
+    """Return the arm that a trained one is compared with: none, or in direct mode the untrained model."""
+    arm = f"no_prefix.{decoding}"
+    return arm if arm in seed.rewards else f"untrained_adapter.{decoding}"
+
+
+def figures_of(seeds: Seeds) -> Iterator[Figure]:
+    """Yield accuracies, differences and early rewards of every subject."""
+    for name, runs in seeds.items():
+        for decoding in DECODINGS:
+            arm = f"trained_adapter.{decoding}"
+            yield mean_figure(
+                f"{name}: accuracy, {decoding}",
+                "share of problems",
+                accuracies(runs, arm),
+                [accuracies([run], baseline_of(run, decoding))[0] for run in runs],
+                "without training",
+            )
+        yield mean_figure(
+            f"{name}: mean reward of the first {EARLY} iterations",
+            "reward",
+            [early_reward(run) for run in runs],
+        )
+
+
+def arm_table(seeds: Seeds) -> Iterator[str]:
+    """Yield a table: accuracy of every arm, mean over seeds, and the paired difference to no training."""
+    yield "| subject | seeds | arm | greedy | less the baseline | sampled | less the baseline |"
+    yield "|---|---|---|---|---|---|---|"
+    for name, runs in seeds.items():
+        arms = list(dict.fromkeys(arm.partition(".")[0] for run in runs for arm in run.rewards))
+        for arm in arms:
+            cells = [cell for decoding in DECODINGS for cell in _cells(runs, arm, decoding)]
+            yield f"| {name} | {len(runs)} | {arm.replace('_', ' ')} | {' | '.join(cells)} |"
+
+
+def _cells(runs: Sequence[Seed], arm: str, decoding: str) -> tuple[str, str]:
+    """Return the mean accuracy of an arm, and its paired difference to the baseline."""
+    values = accuracies(runs, f"{arm}.{decoding}")
+    if not values:
+        return "", ""
+    gaps = [gap(run, f"{arm}.{decoding}", baseline_of(run, decoding)) for run in runs]
+    means = [each.mean for each in gaps if each is not None]
+    mean, (low, high) = t_interval(means)
+    is_baseline = all(baseline_of(run, decoding) == f"{arm}.{decoding}" for run in runs)
+    accuracy = f"{sum(values) / len(values):.3f}"
+    return accuracy, "" if is_baseline else f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
+
+
+def curve_table(seeds: Seeds) -> Iterator[str]:
+    """Yield a table: mean reward by quarter of the run, and the target's tokens that it took."""
+    yield f"| subject | first {EARLY} iterations | by quarters of the run | tokens of the target | of a warm start |"
+    yield "|---|---|---|---|---|"
+    for name, runs in seeds.items():
+        early = [early_reward(run) for run in runs]
+        quarters = [
+            sum(sum(_quarter(run.curve, number)) / len(_quarter(run.curve, number)) for run in runs)
+            / len(runs)
+            for number in range(4)
+        ]
+        tokens = sum(sum(run.target_tokens) for run in runs) / len(runs)
+        warm = sum(run.warm_start_tokens for run in runs) / len(runs)
+        words = ", ".join(f"{value:.3f}" for value in quarters)
+        yield f"| {name} | {sum(early) / len(early):.3f} | {words} | {tokens:,.0f} | {warm:,.0f} |"
+
+
+def _quarter(curve: Sequence[float], number: int) -> Sequence[float]:
+    size = max(1, len(curve) // 4)
+    return curve[number * size : (number + 1) * size] or curve[-1:]
+
+
+def markdown(seeds: Seeds) -> str:
+    """Return the page."""
+    words = "\n".join(f"- {name}: {SUBJECTS[name].words}" for name in seeds)
+    arms, curves = "\n".join(arm_table(seeds)), "\n".join(curve_table(seeds))
+    return f"""# SmolLM2-135M-Instruct on word problems
+
+`python -m benchmarks.real_model`; every run with the settings of the example, which were chosen on `choice.jsonl`.
+
+{words}
+
+The baseline is the target without a prefix; in direct mode it is the model before training. Differences are paired by
+problem; the interval is Student's over seeds, and of one seed there is none.
+
+{arms}
+
+Mean reward while training, and what it cost:
+
+{curves}
+"""
 
 
 @click.command()
 @options
-@click.option("--seeds", type=click.IntRange(1), default=3, show_default=True)
+@click.option(
+    "--run", "wanted", multiple=True, metavar="SUBJECT:SEED", help=f"One of {', '.join(SUBJECTS)}."
+)
 @click.option(
     "--runs", type=click.Path(path_type=Path), default=Path("runs/real_model"), show_default=True
 )
-@click.option(
-    "--plain", type=click.IntRange(0), default=0, show_default=True, help="Seeds of the plain loop."
-)
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Settings of all runs.")
 def main(
-    path: Path, quick: bool, seeds: int, runs: Path, plain: int, settings: tuple[str, ...]
+    path: Path, quick: bool, wanted: tuple[str, ...], runs: Path, settings: tuple[str, ...]
 ) -> None:
-    """Train, and write the tables."""
-    measured, changes = commit(), (*settings, *(QUICK if quick else ()))
-    numbers = range(1, (1 if quick else seeds) + 1)
-    found = {seed: rewards_of(train(seed, runs, changes)) for seed in numbers}
-    plainly = {seed: plain_loop(seed, runs) for seed in range(1, plain + 1)}
-    figures = [
-        mean_figure(
-            f"accuracy, {arm}",
-            "share of problems",
-            [sum(each[arm].values()) / len(each[arm]) for each in found.values() if arm in each],
-        )
-        for arm in (*BASELINES, TRAINED)
-    ]
-    gaps = {arm: [paired(each, arm) for each in found.values() if arm in each] for arm in BASELINES}
-    figures += [
-        mean_figure(
-            f"{TRAINED} less {arm}", "share of problems", [each.mean for each in differences]
-        )
-        for arm, differences in gaps.items()
-    ]
+    """Train what is asked for, and write the tables of all that is kept."""
+    changes = (*settings, *(QUICK if quick else ()))
+    kept = {(seed.subject, seed.seed): seed for seed in kept_seeds(path)}
+    for each in wanted or (("prefixes:1",) if quick else ()):
+        name, _, number = each.partition(":")
+        kept[name, int(number)] = trained_seed(name, int(number), runs, changes)
+        write_report(path, quick, list(kept.values()))
+    write_report(path, quick, list(kept.values()))
+
+
+def write_report(path: Path, is_quick: bool, kept: list[Seed]) -> None:
+    """Write figures and tables."""
+    seeds = by_subject(kept)
+    counts = defaultdict[str, list[int]](list)
+    for seed in kept:
+        counts[seed.subject].append(seed.seed)
     report = Report(
-        "real_model", quick, {"seeds": list(numbers), "set": changes}, figures, gaps, measured
+        "real_model", is_quick, {"seeds": counts}, list(figures_of(seeds)), kept, kept[-1].commit
     )
+    report.wall_s = sum(seed.train_s for seed in kept)
     report.write(path)
-    path.with_suffix(".md").write_text(markdown(found, plainly, report), encoding="utf-8")
+    path.with_suffix(".md").write_text(markdown(seeds), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -39,6 +39,8 @@ THINGS = (
 PLACES = ("bags", "baskets", "boxes", "jars", "rows")
 LEAST, MOST = 2, 20
 MOST_FACTOR = 9
+FILES = {"train": 600, "choice": 200, "heldout": 500}
+"""Problems of each file."""
 
 
 @dataclass(frozen=True)
@@ -149,3 +151,13 @@ def write_problems(path: Path, problems: Iterable[Problem]) -> None:
         for number, problem in enumerate(problems, 1)
     ]
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def main() -> None:
+    """Write the files beside this one: to train on, to choose settings on, and held out."""
+    for name, problems in zip(FILES, draw_problems(FILES.values(), seed=1), strict=True):
+        write_problems(Path(__file__).parent / f"{name}.jsonl", problems)
+
+
+if __name__ == "__main__":
+    main()

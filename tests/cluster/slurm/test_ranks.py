@@ -59,7 +59,7 @@ def test_ranks_that_are_asked_to_stop_all_save_and_the_job_says_so(
     job = submit(directory, "arrays", *TWO_NODES)
     wait_for_iterations(directory, 3)
     run_command("scancel", "--signal=TERM", job)
-    wait_for(lambda: job not in states(), "the end of the learner", 60)
+    wait_for(lambda: job not in states(), "the end of the learner", 240)
     said = (directory / "logs/learner.log").read_text()
     assert said.count("iterations, not finished; everything is saved") == 2
     assert "learner was asked to stop" in said

@@ -1,0 +1,205 @@
+"""One run of the SmolLM2 example: what a subject is, how a seed of it is trained, and what is kept of it.
+
+A subject is a way to train: the example as it is, without staleness, as a plain loop, in direct mode, with a small
+adapter that was warm-started. Each seed of each takes a quarter of an hour or more, so that one is run at a time.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.plain_prefixes import Choices, run
+from benchmarks.results import ROOT, commit
+from prefixrl.common.config.load import load
+from prefixrl.common.evaluation.accuracy import EvaluatedRow
+from prefixrl.common.journal import journal
+from prefixrl.common.journal.records import BatchFormed, GroupScored
+from prefixrl.common.run import json_lines
+from prefixrl.common.wire.packing import token_ids
+
+EXAMPLE = ROOT / "deploy/examples/smollm2"
+ARMS = ("no_prefix", "fixed_prefix", "untrained_adapter", "trained_adapter")
+DECODINGS = ("greedy", "sampled")
+QUICK = ("algorithm.iterations=2", "evaluation.problems=16", "evaluation.selection_problems=8")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One way to train."""
+
+    words: str
+    run_file: str = "run.toml"
+    settings: tuple[str, ...] = ()
+    is_plain: bool = False
+    """True: the plain loop, with the numbers of the run file."""
+    warm_start: tuple[str, ...] = ()
+    """Options of `prefixrl warm-start` before the run; none: the run begins with the adapter as it is."""
+
+
+SUBJECTS: Mapping[str, Subject] = {
+    "prefixes": Subject("prefixes by LoRA, the example as it is (S = 2)"),
+    "synchronous": Subject(
+        "the same without staleness (S = 0)", settings=("algorithm.max_staleness=0",)
+    ),
+    "plain": Subject("the plain loop", is_plain=True),
+    "direct": Subject("whole answers by LoRA: the target itself is trained", "direct.toml"),
+    "small": Subject(
+        "prefixes of an adapter of a third of the layers, warm-started",
+        "small.toml",
+        (),
+        False,
+        ("--lr", "6e-4"),
+    ),
+}
+
+
+class Seed(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of one run."""
+
+    subject: str
+    seed: int
+    commit: str
+    settings: Sequence[str]
+    rewards: dict[str, str]
+    """By `arm.decoding`: 1 or 0 for every held-out problem, in their order."""
+    curve: Sequence[float]
+    """Mean reward of each iteration."""
+    target_tokens: Sequence[int]
+    """Tokens of the target in each iteration; in direct mode those of the answers."""
+    warm_start_tokens: int
+    """Tokens of the target in the warm start; 0 without one."""
+    train_s: float
+    """Time until the last iteration was trained, and of all judging: with other work on the machine it is no figure."""
+
+
+def trained_seed(name: str, seed: int, runs: Path, settings: tuple[str, ...]) -> Seed:
+    """Train one seed of a subject, or go on with it, and return what is kept of it."""
+    subject, started_s, measured = SUBJECTS[name], time.monotonic(), commit()
+    directory = (runs / f"{name}-{seed}").resolve()
+    settings = (*subject.settings, *settings)
+    if subject.is_plain:
+        rewards, curve, tokens = plain_loop(EXAMPLE / subject.run_file, seed, directory, settings)
+        spent = 0
+    else:
+        start, spent = warm_started(subject, seed, directory, settings)
+        run_example(subject, seed, directory, (*settings, *start))
+        rewards, curve, tokens = figures_of(directory)
+    return Seed(
+        subject=name,
+        seed=seed,
+        commit=measured,
+        settings=settings,
+        rewards=rewards,
+        curve=curve,
+        target_tokens=tokens,
+        warm_start_tokens=spent,
+        train_s=time.monotonic() - started_s,
+    )
+
+
+def flags(seed: int, directory: Path, settings: Sequence[str]) -> list[str]:
+    """Return the settings of a run as arguments."""
+    whole = (f"directory={directory}", f"seed={seed}", *settings)
+    return [word for setting in whole for word in ("--set", setting)]
+
+
+def warm_started(
+    subject: Subject, seed: int, directory: Path, settings: Sequence[str]
+) -> tuple[tuple[str, ...], int]:
+    """Make the warm start of a subject, if it has one; return the setting that begins with it, and its tokens."""
+    if not subject.warm_start:
+        return (), 0
+    folder = directory.with_name(f"{directory.name}_warm_start")
+    command = [
+        sys.executable,
+        "-m",
+        "prefixrl.deploy",
+        "warm-start",
+        str(EXAMPLE / subject.run_file),
+    ]
+    subprocess.run([*command, *flags(seed, directory, settings), *subject.warm_start], check=True)
+    record = json.loads((folder / "warm_start.json").read_text(encoding="utf-8"))
+    return (f"adapter.init_from={folder}",), int(record["target_tokens"])
+
+
+def run_example(subject: Subject, seed: int, directory: Path, settings: Sequence[str]) -> None:
+    """Train a run unless its summary is there."""
+    if not (directory / "summary.json").is_file():
+        command = [
+            sys.executable,
+            "-m",
+            "prefixrl.deploy",
+            "launch",
+            str(EXAMPLE / subject.run_file),
+        ]
+        subprocess.run([*command, *flags(seed, directory, settings)], check=True)
+
+
+def figures_of(directory: Path) -> tuple[dict[str, str], list[float], list[int]]:
+    """Return rewards by arm, mean reward by iteration and the target's tokens by iteration."""
+    rewards = {}
+    for arm in ARMS:
+        for decoding in DECODINGS:
+            rows = json_lines.read(directory / f"evaluations/{arm}.{decoding}.jsonl", EvaluatedRow)
+            if rows:
+                in_order = sorted(rows, key=lambda row: row.prompt_id)
+                rewards[f"{arm}.{decoding}"] = "".join(f"{row.reward:.0f}" for row in in_order)
+    lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    curve = [json.loads(line)["reward"] for line in lines]
+    return rewards, curve, tokens_by_iteration(directory, "no_prefix.greedy" not in rewards)
+
+
+def tokens_by_iteration(directory: Path, is_direct: bool) -> list[int]:
+    """Return the target's tokens in each trained iteration, from the journal; in direct mode those of the answers."""
+    tokens, batches = dict[int, int](), dict[int, int]()
+    for record in journal.read(directory / journal.FOLDER):
+        if isinstance(record, GroupScored):
+            group = record.group
+            rows = zip(group.prefixes.rows, group.verdicts, strict=True)
+            tokens[group.prefixes.seq] = sum(
+                token_ids(row.tokens).size if is_direct else verdict.completion_tokens
+                for row, verdict in rows
+            )
+        elif isinstance(record, BatchFormed):
+            batches[record.iteration] = sum(tokens[seq] for seq in record.seqs)
+    return [batches[iteration] for iteration in sorted(batches)]
+
+
+def plain_loop(
+    run_file: Path, seed: int, directory: Path, settings: Sequence[str]
+) -> tuple[dict[str, str], list[float], list[int]]:
+    """Train one seed by the plain loop unless its last line is there."""
+    config = load(run_file, (*settings, f"directory={directory}"))
+    algorithm, learner, lora = config.algorithm, config.learner, config.learner.lora
+    assert lora is not None and algorithm.iterations is not None, "the run file says so"
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "plain.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    if len(lines) <= algorithm.iterations:
+        choices = Choices(
+            run_file.parent,
+            seed,
+            algorithm.iterations,
+            algorithm.groups_per_iteration,
+            algorithm.samples_per_prompt,
+            config.rollout.prefix_tokens,
+            config.scorer.max_new_tokens,
+            config.scorer.temperature,
+            learner.actor_lr,
+            learner.adam_betas,
+            learner.grad_clip,
+            lora.rank,
+            lora.alpha,
+            config.evaluation.problems,
+        )
+        run(choices, path)
+        lines = path.read_text(encoding="utf-8").splitlines()
+    *steps, last = map(json.loads, lines)
+    rewards = {name: "".join(f"{reward:.0f}" for reward in values) for name, values in last.items()}
+    return rewards, [step["reward"] for step in steps], [step["tokens"] for step in steps]
