@@ -75,14 +75,15 @@ def figures_of(seeds: Seeds) -> Iterator[Figure]:
     """Yield accuracies, differences and early rewards of every subject."""
     for name, runs in seeds.items():
         for decoding in DECODINGS:
-            arm = f"trained_adapter.{decoding}"
-            yield mean_figure(
-                f"{name}: accuracy, {decoding}",
-                "share of problems",
-                accuracies(runs, arm),
-                [accuracies([run], baseline_of(run, decoding))[0] for run in runs],
-                "without training",
-            )
+            judged = [run for run in runs if f"trained_adapter.{decoding}" in run.rewards]
+            if judged:
+                yield mean_figure(
+                    f"{name}: accuracy, {decoding}",
+                    "share of problems",
+                    accuracies(judged, f"trained_adapter.{decoding}"),
+                    [accuracies([run], baseline_of(run, decoding))[0] for run in judged],
+                    "without training",
+                )
         yield mean_figure(
             f"{name}: mean reward of the first {EARLY} iterations",
             "reward",

@@ -259,7 +259,7 @@ class Learner:
 
     def save_if_due(self) -> None:
         """Checkpoint on the configured iterations; one that failed is tried after 1, 2, 4, ... more."""
-        section = self.config.checkpoint
+        section = self.config.checkpointing
         every = section.every
         is_regular = every and self.iteration % every == 0
         is_judged = section.keep_best and self.iteration % self.config.evaluation.every == 0
@@ -300,7 +300,7 @@ class Learner:
 
     def remove_old(self, zero: RankZeroParts) -> None:
         """Remove the checkpoints that nothing keeps."""
-        section = self.config.checkpoint
+        section = self.config.checkpointing
         awaited = zero.arms.awaited if section.keep_best else frozenset[int]()
         curve = zero.arms.curve() if section.keep_best else []
         with zero.uploads.paused() as uploading:
@@ -317,7 +317,7 @@ class Learner:
             zero.publisher.check()
             awaited = zero.arms.awaited
             zero.arms.gather(dict(zero.publisher.digests))
-            if self.config.checkpoint.keep_best and zero.arms.awaited != awaited:
+            if self.config.checkpointing.keep_best and zero.arms.awaited != awaited:
                 self.remove_old(zero)
             zero.servers.check()
             if zero.tracking:

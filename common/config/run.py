@@ -83,10 +83,10 @@ class CheckpointConfig(Section):
     growth: bounds.AboveOne | None = None
     """Factor between geometric steps whose checkpoints are written and stay besides: with 2 those of iterations 1, 2,
     4, 8 and so on. Absent: none."""
-    keep_best: NonNegative = 0
+    keep_best: NonNegative | None = None
     """Number of checkpoints that stay besides: those whose version had the highest greedy accuracy on the held-out
     problems. Every version that `evaluation.every` has judged is then saved; the link `checkpoints/best` names the
-    best."""
+    best. Absent: 1 with `evaluation.every`, else 0."""
     upload: Several[str] = ()
     """Program and arguments of a command for every complete checkpoint, whose folder is its last argument. It runs on
     the learner's host while training goes on, and must bear to be repeated. Empty: none."""
@@ -534,6 +534,14 @@ class RunConfig(Section):
         if section.device == "cpu" or not self.loads_model(role):
             return beside
         return section.record.gpus(section)
+
+    @property
+    def checkpointing(self) -> CheckpointConfig:
+        """The section `[checkpoint]`, with the number of best checkpoints that applies."""
+        keep_best = self.checkpoint.keep_best
+        if keep_best is None:
+            keep_best = int(self.evaluation.every > 0)
+        return self.checkpoint.model_copy(update={"keep_best": keep_best})
 
     def groups_in_all(self, problems: int) -> int:
         """Return the groups trained with this many problems, if none fails or is filtered."""

@@ -22,6 +22,9 @@ PLACE = ("directory", "launch", "slurm", "broker", "log")
 """Sections with the place of a run. They do not change what it does."""
 LATEST, BEST = "latest", "best"
 CHECKPOINT = "Iterations trained, 0 for none, best, or latest (default)."
+SERVED = (
+    "Iterations trained, 0 for none, latest, or best (default, where a run judged any in training)."
+)
 run_directory_argument = click.argument("run_directory", type=PATH)
 ema_option = click.option(
     "--ema", "is_averaged", is_flag=True, help="Take the moving average of the weights."
@@ -49,6 +52,11 @@ def config_of(run: Path, settings: tuple[str, ...]) -> RunConfig:
     check_holds_run(run)
     path = run / "config.json"
     return changed(from_json(path.read_bytes(), str(path)), settings, "--set")
+
+
+def served_checkpoint(run: Path) -> str:
+    """Return the checkpoint that a run is used by: its best one, or its latest where none is known to be the best."""
+    return BEST if (run / "checkpoints" / BEST).is_dir() else LATEST
 
 
 def weights_of(run: Path, config: RunConfig, checkpoint: str, is_averaged: bool) -> Weights:

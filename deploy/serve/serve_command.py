@@ -5,12 +5,12 @@ from typing import Any
 import click
 
 from prefixrl.common.worker.command import PATH, settings_option
-from prefixrl.deploy.runs.checkpoints import CHECKPOINT, ema_option
+from prefixrl.deploy.runs.checkpoints import SERVED, ema_option
 
 
 @click.command()
 @click.argument("run", type=PATH)
-@click.option("--checkpoint", metavar="N", help=CHECKPOINT)
+@click.option("--checkpoint", metavar="N", help=SERVED)
 @ema_option
 @click.option("--suffix", default="", help="Append this to every problem.")
 @click.option(

@@ -19,7 +19,7 @@ from prefixrl.common.host.hub import model_folder
 from prefixrl.common.host.process import AskedToStop, StopSignals, allow_many_files, start_logging
 from prefixrl.common.prompts.asking import log_warnings
 from prefixrl.common.prompts.rendering import texts_of
-from prefixrl.deploy.runs.checkpoints import LATEST, config_of, weights_of
+from prefixrl.deploy.runs.checkpoints import config_of, served_checkpoint, weights_of
 from prefixrl.deploy.serve.answering import Answering, BestOf, Model
 from prefixrl.deploy.serve.api_request import Limits
 from prefixrl.deploy.serve.app import CompletionService, Policy
@@ -66,7 +66,8 @@ def serve(options: ServeOptions) -> int:
         )
     key = key_of(options.host, options.key_variable, options.key_file)
     config = _servable(config_of(options.run, options.settings), options.prefix_only)
-    weights = weights_of(options.run, config, options.checkpoint or LATEST, options.is_averaged)
+    checkpoint = options.checkpoint or served_checkpoint(options.run)
+    weights = weights_of(options.run, config, checkpoint, options.is_averaged)
     start_logging("prefixrl-serve")
     disable_progress_bar()
     allow_many_files()

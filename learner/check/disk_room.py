@@ -38,10 +38,11 @@ def most_bytes(plan: RankPlan, checkpoints: int) -> int:
 def most_kept(config: RunConfig) -> int:
     """Return the most checkpoints that stay; how far epochs reach is not known before the data."""
     last = config.algorithm.iterations or UNKNOWN_ITERATIONS
-    section = config.checkpoint
+    section = config.checkpointing
+    best = section.keep_best or 0
     # The version that is judged, and the one that is uploaded, stay so long.
-    awaited = int(section.keep_best > 0) + int(bool(section.upload))
-    return section.keep + section.keep_best + awaited + len(milestones(last, section.growth))
+    awaited = int(best > 0) + int(bool(section.upload))
+    return section.keep + best + awaited + len(milestones(last, section.growth))
 
 
 def room_lines(config: RunConfig, plan: RankPlan) -> list[str]:

@@ -47,7 +47,7 @@ def removable(
     awaited: Collection[int] = (),
 ) -> list[int]:
     """Return the iterations that go, oldest first."""
-    stay = {*sorted(iterations)[-section.keep :], *best[: section.keep_best], *awaited}
+    stay = {*sorted(iterations)[-section.keep :], *best[: section.keep_best or 0], *awaited}
     stay |= set(milestones(max(iterations, default=0), section.growth))
     return sorted(set(iterations) - stay)
 

@@ -25,7 +25,6 @@ SETTINGS = (
     "evaluation.every=2",
     "algorithm.iterations=6",
     "checkpoint.keep=9",
-    "checkpoint.keep_best=1",
 )
 EXAMPLE = ROOT / "deploy/examples/arithmetic"
 ALL_ARMS = ("no_prefix", "fixed_prefix", "prefix_clustering", "adapter")

@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prefixrl.common.config.load import load
 from prefixrl.common.config.run import CheckpointConfig
 from prefixrl.common.evaluation.accuracy import Point
 from prefixrl.common.journal.crash_points import FOLDER_VARIABLE, VARIABLE
+from prefixrl.deploy.runs.checkpoints import served_checkpoint
 from prefixrl.learner.run.retention import is_milestone, milestones, prune, ranked, removable
+from support.runs.run_helper import RUN_FILE
 
 GROWTH = st.none() | st.floats(1.001, 10)
 
@@ -83,9 +86,27 @@ def test_the_best_and_the_awaited_stay_and_a_link_names_the_best(tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000005"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [((), 0), (("evaluation.every=5",), 1), (("evaluation.every=5", "checkpoint.keep_best=0"), 0)],
+)
+def test_the_best_checkpoint_stays_where_versions_are_judged(
+    settings: tuple[str, ...], kept: int
+) -> None:
+    assert load(RUN_FILE, settings).checkpointing.keep_best == kept
+
+
+def test_a_run_is_used_by_its_best_checkpoint_or_by_its_latest(tmp_path: Path) -> None:
+    saved(tmp_path / "checkpoints", 1, 2, 3)
+    assert served_checkpoint(tmp_path) == "latest"
+    prune(tmp_path / "checkpoints", CheckpointConfig(keep=3, keep_best=1), curve((2, 0.3)))
+    assert served_checkpoint(tmp_path) == "best"
+
+
 PROGRAM = """
 import sys
 from pathlib import Path
+from prefixrl.common.config.load import load
 from prefixrl.common.config.run import CheckpointConfig
 from prefixrl.common.evaluation.accuracy import Point
 from prefixrl.learner.run.retention import prune
