@@ -19,6 +19,7 @@ from prefixrl.common.evaluation.accuracy import (
     difference,
     means_by_problem,
 )
+from prefixrl.common.evaluation.grouping import grouped
 from prefixrl.common.evaluation.plans import GREEDY, SAMPLED
 from prefixrl.common.host.process import write_atomically
 from prefixrl.common.run import documents, json_lines
@@ -87,7 +88,7 @@ def print_table(directory: Path) -> None:
         console.print(table_of(columns, rows, no_wrap=True))
     if gain := _gain(summary, directory):
         console.print(cell(gain), soft_wrap=True)
-    for name, value in _facts(summary):
+    for name, value in _facts(summary, directory):
         console.print(cell(f"{name}: {value}"))
     command = to_copy("prefixrl samples", directory)
     hint = f"everything is in {directory}, report.html is its page; {command} shows what the adapter wrote"
@@ -130,7 +131,7 @@ def arm_name(arm: str, versions: int) -> str:
     )
 
 
-def _facts(summary: documents.Summary) -> list[tuple[str, str]]:
+def _facts(summary: documents.Summary, directory: Path) -> list[tuple[str, str]]:
     busy = ", ".join(f"{role} {share:.0%}" for role, share in summary.busy_fraction.items())
     ages = summary.staleness
     rule = f"mean {ages.mean_trained:.2f}, window {ages.window}, admission {ages.admission}"
@@ -146,6 +147,9 @@ def _facts(summary: documents.Summary) -> list[tuple[str, str]]:
         "ended by cost": summary.ended_by_cost.reason if summary.ended_by_cost else "",
         "means of rewards, with bootstrap intervals": ", ".join(means),
         "evaluations that are incomplete": ", ".join(summary.evaluations_incomplete),
+        "families that are answered worse than before training": _fallen_families(
+            summary, directory
+        ),
         "held-out problems": str(summary.eval_problems),
         "best fixed prefix": fixed,
         "trained rows cut by the length limit": f"{summary.truncated_fraction:.1%}",
@@ -179,7 +183,7 @@ def page_part(directory: Path) -> dict[str, object]:
         "directory": str(directory.resolve()),
         "tables": [(name, note, *cells) for name, note, cells in tables],
         "gain": _gain(summary, directory) if summary else "",
-        "facts": [*models, *(_facts(summary) if summary else [])],
+        "facts": [*models, *(_facts(summary, directory) if summary else [])],
         "judged": judged_points(directory),
         "starts": json_lines.read(directory / STARTS_FILE, StartLine),
         "settings": list(flat_settings(config).items()),
@@ -226,6 +230,23 @@ def _differences(summary: documents.Summary, directory: Path) -> list[tuple[str,
                 names = (arm_name(arm, summary.versions) for arm in (other, baseline))
                 rows.append([decoding, *names, *figures])
     return [("Paired differences", PAIRS_NOTE, (PAIR_COLUMNS[1:], rows))] if rows else []
+
+
+def _fallen_families(summary: documents.Summary, directory: Path) -> str:
+    """Return the families whose greedy accuracy training has lowered beyond chance, in words; "" without any."""
+    arms = [arm for arm in ("untrained_adapter", "trained_adapter") if arm in summary.accuracy]
+    files = [directory / "evaluations" / f"{arm}.{GREEDY}.jsonl" for arm in arms]
+    if len(files) < 2:
+        return ""
+    before, after = (
+        grouped((row.family, row) for row in json_lines.read(path, EvaluatedRow)) for path in files
+    )
+    return ", ".join(
+        f"{family} {fall.mean:+.2f} ({fall.ci95[0]:+.2f} to {fall.ci95[1]:+.2f})"
+        for family in sorted(before.keys() & after.keys() - {""})
+        if (fall := difference(means_by_problem(after[family]), means_by_problem(before[family])))
+        and fall.ci95[1] < 0.0
+    )
 
 
 def _gain(summary: documents.Summary, directory: Path) -> str:

@@ -7,6 +7,8 @@ from typing import cast
 import msgspec
 import pytest
 
+from prefixrl.common.evaluation.accuracy import EvaluatedRow
+from prefixrl.common.run import json_lines
 from prefixrl.common.run.documents import Summary
 from prefixrl.common.wire.messages.groups import Prompt, ScoredGroup
 from prefixrl.common.wire.messages.learner import Evaluate, EvaluationProgress
@@ -209,6 +211,32 @@ def test_a_family_of_which_an_arm_has_no_verdict_leaves_its_cell_empty(
     _, _, a, b, *_ = capsys.readouterr().out.partition("  family, greedy")[2].splitlines()
     assert a.split() == ["a", "0.50"] and b.split() == ["b", "0.25", "0.75"]
     assert a.index("0.50") == b.index("0.75")
+
+
+def test_a_family_that_training_has_lowered_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    summarised(evaluated(tmp_path, lambda name, problem: 1.0), run)
+    for arm, right in (("untrained_adapter", {"sum", "most"}), ("trained_adapter", {"most"})):
+        rows = [
+            EvaluatedRow(
+                prompt_id=f"{family}-{number}",
+                family=family,
+                version=0,
+                prefix="",
+                completion="",
+                extracted="",
+                reward=float(family in right),
+                status="ok",
+            )
+            for family in ("sum", "most")
+            for number in range(20)
+        ]
+        json_lines.write(run / f"evaluations/{arm}.greedy.jsonl", rows)
+    print_table(run)
+    said = capsys.readouterr().out
+    assert "families that are answered worse than before training: sum -1.00 (-1.00 to -0.76)" in said
 
 
 class SlowClient(JudgingClient):
