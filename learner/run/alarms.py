@@ -13,8 +13,9 @@ LOW_ENTROPY_SHARE = 0.1
 """Share of the first iterations' entropy. A policy that has learned the task is below it too, with a high reward."""
 LOST_REWARD = 0.1
 """Below the best smoothed reward so far."""
-STILL_SHARE, LEARNED = 0.05, 0.9
-"""Share of the first iterations' entropy at which nothing new is tried, and a mean reward at which that is no loss."""
+STILL_BEGINS, STILL_ENDS, LEARNED = 0.05, 0.15, 0.9
+"""Shares of the first iterations' entropy below which nothing new is tried, and above which something is again; a mean
+reward at which that is no loss."""
 NOISE = 0.02
 """Smoothed share of tokens that the engine's own difference keeps from being learned."""
 ONE_TEXT = 0.8
@@ -109,16 +110,19 @@ class Alarms:
         entropy = figures.get("entropy")
         reward = figures.get("reward", 1.0)
         first = sum(self._first_entropies) / max(1, len(self._first_entropies))
+        most = STILL_ENDS if "exploration" in self.ringing else STILL_BEGINS
         if (
             entropy is None
-            or entropy >= STILL_SHARE * first
+            or entropy >= most * first
             or max(reward, self._reward or 0.0) >= LEARNED
         ):
             return ""
         return (
             f"the policy no longer explores at a reward of {reward:.3f}: entropy {entropy:.3g} nat per token "
-            f"({first:.3g} in the first iterations). Keep this checkpoint; what it never writes now it will not find. "
-            f"Resume from an older one with a larger algorithm.entropy or a smaller learning rate"
+            f"({first:.3g} in the first iterations). That is right where a question settles its text, as a calculation "
+            f"does: see if `prefixrl samples` shows other texts for other questions. Else keep this checkpoint, since "
+            f"what it never writes now it will not find, and resume from an older one with a larger algorithm.entropy "
+            f"or a smaller learning rate"
         )
 
     def _by_noise(self, figures: Figures) -> str:

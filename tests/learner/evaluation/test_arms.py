@@ -236,7 +236,9 @@ def test_a_family_that_training_has_lowered_is_named(
         json_lines.write(run / f"evaluations/{arm}.greedy.jsonl", rows)
     print_table(run)
     said = " ".join(capsys.readouterr().out.split())
-    assert "families that are answered worse than before training: sum -1.00 (-1.00 to -0.76)" in said
+    assert (
+        "families that are answered worse than before training: sum -1.00 (-1.00 to -0.76)" in said
+    )
 
 
 class SlowClient(JudgingClient):
