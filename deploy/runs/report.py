@@ -179,6 +179,8 @@ def page_part(directory: Path) -> dict[str, object]:
     path = directory / "config.json"
     config: dict[str, Any] = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
     models = [(role, config[role]["model"]) for role in ("adapter", "target") if config.get(role)]
+    if start := config.get("adapter", {}).get("init_from"):
+        models.insert(1, ("the adapter begins with", start))
     return {
         "directory": str(directory.resolve()),
         "tables": [(name, note, *cells) for name, note, cells in tables],
