@@ -35,6 +35,7 @@ from prefixrl.learner.models.batch import iteration_data
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.processes.servers import Servers
 from prefixrl.learner.run import summary
+from prefixrl.learner.run.collapse_answers import CollapseAnswers
 from prefixrl.learner.run.metrics import MetricsLog, Times
 from prefixrl.learner.run.retention import is_milestone, prune
 from prefixrl.learner.run.spending import cost_end, cost_sentence, is_affordable
@@ -121,6 +122,7 @@ class Learner:
     problems: int
     stop: StopSignal
     probe: Sequence[ProbeRow]
+    answers: CollapseAnswers
     iteration: int = 0
     times: WorkTimes = field(default_factory=WorkTimes)
     is_stopping: bool = False
@@ -193,7 +195,7 @@ class Learner:
         started_s = time.monotonic()
         data = iteration_data(batch, shard)
         total_steps = self.config.steps_in_all(self.problems)
-        metrics = train_iteration(self.models, data, self.config, total_steps, plan)
+        metrics = train_iteration(self.models, data, self.answers.config, total_steps, plan)
         trained_s = self.times.fetched_s + time.monotonic() - started_s
         ranks = rank_figures(self.models, plan, data.lengths, trained_s)
         self.times.busy_s += trained_s
@@ -201,6 +203,7 @@ class Learner:
         if self.rank_zero:
             times = self.times.of_iteration(trained_s, ranks)
             self.finish_iteration(self.rank_zero, batch, metrics, times)
+        self.answers.answer_iteration(batch, metrics, self.iteration)
 
     def finish_iteration(
         self, zero: RankZeroParts, batch: Batch, metrics: IterationMetrics, times: Times
@@ -303,6 +306,7 @@ class Learner:
         section = self.config.checkpointing
         awaited = zero.arms.awaited if section.keep_best else frozenset[int]()
         curve = zero.arms.curve() if section.keep_best else []
+        awaited |= self.answers.way_back
         with zero.uploads.paused() as uploading:
             removed = prune(self.directory / "checkpoints", section, curve, awaited | uploading)
         zero.uploads.warn_of_removed(removed)

@@ -34,6 +34,8 @@ from prefixrl.learner.run.uploads import Uploads, check_command
 
 if TYPE_CHECKING:
     from prefixrl.learner.models.model import Models
+    from prefixrl.learner.run.collapse import Collapse
+    from prefixrl.learner.run.metrics import MetricsLog
 
 log = logging.getLogger(__name__)
 
@@ -139,6 +141,7 @@ def _run(
         from prefixrl.learner.loop import Learner, RankZeroParts
         from prefixrl.learner.models import distributed
         from prefixrl.learner.models.model import Models
+        from prefixrl.learner.run.collapse_answers import CollapseAnswers
         from prefixrl.learner.run.metrics import MetricsLog
         from prefixrl.learner.weights.probe import make_probe
         from prefixrl.learner.weights.publish import Publisher
@@ -162,8 +165,10 @@ def _run(
         tracking = Tracking(directory) if config.log.chosen_trackers else None
         rank_zero = RankZeroParts(servers, weights, arms, metrics, service, uploads, tracking)
         models.on_forward = service.progressed
+    collapse = _collapse(config, rank_zero.metrics) if rank_zero else None
+    answers = CollapseAnswers(config, directory, models, collapse)
     learner = Learner(
-        config, directory, client, models, rank_zero, len(training), stop, probe, iteration
+        config, directory, client, models, rank_zero, len(training), stop, probe, answers, iteration
     )
     learner.saved = iteration if is_resumed else -1
     try:
@@ -174,6 +179,19 @@ def _run(
         client.close()
         serving.close()
         distributed.stop()
+
+
+def _collapse(config: RunConfig, metrics: "MetricsLog") -> "Collapse | None":
+    """Return what answers a collapse, with what it knows of all iterations so far; None where nothing does."""
+    from prefixrl.learner.run.collapse import Collapse
+
+    algorithm = config.algorithm
+    if algorithm.on_collapse == "warn":
+        return None
+    collapse = Collapse(algorithm.on_collapse, algorithm.entropy)
+    for line in metrics.lines():
+        collapse.add_iteration(line.iteration, line.figures)
+    return collapse
 
 
 def _load_checkpoint(config: RunConfig, models: "Models") -> tuple[bool, int]:

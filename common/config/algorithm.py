@@ -122,6 +122,10 @@ class AlgorithmConfig(Section):
     """reward: the KL is taken from each token's reward; loss: it is a term of the loss."""
     entropy: Annotated[float, Field(allow_inf_nan=False)] = 1e-3
     """Entropy bonus, added to the objective: positive keeps the policy random."""
+    on_collapse: Literal["warn", "raise_entropy", "go_back"] = "warn"
+    """Answer to a policy that writes one text, or has lost entropy and reward, before the task is learned, at most
+    twice in a run: only an alarm, a four times larger entropy bonus from then on, or the weights of the checkpoint
+    before it with half the learning rates. An answer is a line of `changes.jsonl`."""
     whiten: bool | None = None
     """true: advantages are whitened once per iteration. Absent: with gae, tppo, appo, reinforce_baseline and prime."""
     whiten_floor: PositiveFloat = 1e-4

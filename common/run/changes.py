@@ -1,7 +1,10 @@
-"""Settings that differ between two configs of one run, and those that may."""
+"""Settings that differ between two configs of one run, and those that may; the record of changes in a run."""
 
 from collections.abc import Iterator
 
+import msgspec
+
+CHANGES_FILE = "changes.jsonl"
 FREE_SECTIONS = ("launch", "checkpoint", "evaluation", "broker", "slurm", "log")
 KeyPath = tuple[str, ...]
 _FREE = {
@@ -21,6 +24,20 @@ FREE_KEYS: frozenset[KeyPath] = frozenset(
 ) | {(section,) for section in FREE_SECTIONS}
 """Keys and sections that may differ when a run is resumed: none of them changes what is trained. A served
 target may move to another address, but must stay the same model."""
+
+
+class ChangeLine(msgspec.Struct, frozen=True):
+    """One setting that changed between two iterations: by `prefixrl resume`, or as the answer to a collapse."""
+
+    time_s: float
+    """Seconds since 1970."""
+    iteration: int
+    """Iterations that were trained before it. The change acts on those after it."""
+    key: str
+    before: object
+    after: object
+    reason: str = ""
+    """Alarm that the change answers; "" where a person made it."""
 
 
 def changes_between(

@@ -6,18 +6,17 @@ from operator import attrgetter
 from pathlib import Path
 
 import click
-import msgspec
 
 from prefixrl.common.config.load import CONFIG_FILE, changed
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.process import own, write_atomically
 from prefixrl.common.run import json_lines
+from prefixrl.common.run.changes import CHANGES_FILE, ChangeLine
 from prefixrl.common.run.directory_format import check_is_no_evaluation
 from prefixrl.common.worker.command import settings_option
 from prefixrl.deploy.launch.launch import launch
 from prefixrl.deploy.runs.checkpoints import config_of, newest_checkpoint, run_directory_argument
 
-CHANGES_FILE = "changes.jsonl"
 CHANGEABLE = (
     "algorithm.iterations",
     "data.epochs",
@@ -26,18 +25,6 @@ CHANGEABLE = (
     "algorithm.kl",
     "algorithm.entropy",
 )
-
-
-class ChangeLine(msgspec.Struct, frozen=True):
-    """One setting that was changed between two starts."""
-
-    time_s: float
-    """Seconds since 1970."""
-    iteration: int
-    """Iterations of the newest checkpoint at that time. The change acts on the iterations after it."""
-    key: str
-    before: object
-    after: object
 
 
 @click.command()

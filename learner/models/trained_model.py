@@ -84,6 +84,8 @@ class TrainedModel:
         """Moving average of `masters`; empty without an average."""
         self._peak_lr, self._config, self._world_size = lr, config, world_size
         self._bad_losses = torch.zeros((), device=device)
+        self.rate_scale = 1.0
+        """Factor on the rate of every step."""
 
     def close(self) -> None:
         """Free the memory of the engine, which DeepSpeed otherwise keeps as long as the process lives."""
@@ -103,7 +105,8 @@ class TrainedModel:
 
     def step(self, step: int, total: int) -> StepReport:
         """Take optimiser step `step` of `total`, unless a loss or gradient was not finite."""
-        lr = lr_at(step, total, self._peak_lr, self._config.warmup_ratio, self._config.min_lr_ratio)
+        peak = self.rate_scale * self._peak_lr
+        lr = lr_at(step, total, peak, self._config.warmup_ratio, self._config.min_lr_ratio)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr
         self._bad_losses.zero_()

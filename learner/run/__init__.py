@@ -4,6 +4,8 @@ directory.py   adoption and lock of the directory; settings and inputs that must
 metrics.py     `metrics.jsonl` and `advantages.jsonl`
 fractions.py   the fractions of a batch, from its groups; pure
 alarms.py      alarms about a run that learns nothing any more; pure
+collapse.py    decides on an answer to a policy that collapses; pure
+collapse_answers.py  carries the answers out on every rank
 summary.py     `summary.json`
 spending.py    the end of a run by its cost
 retention.py   checkpoints that stay, and the link to the best

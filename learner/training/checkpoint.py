@@ -292,12 +292,34 @@ def load(directory: Path, models: Models) -> TrainerState | None:
                 f"{folder} was written with {name} = {then}, this run has {now}; resume with {then}, or start a new "
                 f"run from the weights in {folder / 'hf'}"
             )
-    share = folder / f"rank_{models.rank:05d}"
-    for name, model in trained.items():
-        _restore(model, load_file(share / f"{name}.safetensors"))
-    _restore_random(load_file(share / "random.safetensors"))
+    _restore_models(folder, models)
+    _restore_random(load_file(folder / f"rank_{models.rank:05d}/random.safetensors"))
     models.optimizer_steps = manifest.state.optimizer_steps
     return manifest.state
+
+
+def go_back(directory: Path, models: Models, iteration: int) -> int | None:
+    """Give the models weights and moments of the newest whole checkpoint up to an iteration; return its iteration.
+
+    None: there is none, and nothing has changed. Schedule and random states go on. A collective.
+    """
+    found = -1
+    if models.rank == 0:
+        earlier = [number for number in checkpoints(directory) if number <= iteration]
+        whole = (n for n in reversed(earlier) if not damage(directory / f"step_{n:08d}"))
+        found = next(whole, -1)
+    behind = torch.tensor([found + 1 if models.rank == 0 else 0], device=models.device)
+    found = int(sum_over_ranks(behind).item()) - 1
+    if found < 0:
+        return None
+    _restore_models(directory / f"step_{found:08d}", models)
+    return found
+
+
+def _restore_models(folder: Path, models: Models) -> None:
+    share = folder / f"rank_{models.rank:05d}"
+    for name, model in _trained_models(models):
+        _restore(model, load_file(share / f"{name}.safetensors"))
 
 
 def take_critic(folder: Path, models: Models) -> None:

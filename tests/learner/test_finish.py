@@ -20,6 +20,7 @@ from prefixrl.learner.evaluation.arms import Arms
 from prefixrl.learner.loop import WRITE_S, Learner, RankZeroParts
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.processes.servers import Servers
+from prefixrl.learner.run.collapse_answers import CollapseAnswers
 from prefixrl.learner.run.metrics import MetricsLog
 from prefixrl.learner.run.stop import StopSignal
 from prefixrl.learner.run.uploads import Uploads
@@ -75,7 +76,9 @@ def learner_of(
     zero = RankZeroParts(
         servers, publisher, arms, MetricsLog(directory, 0, stop), Service({}), uploads
     )
-    learner = Learner(config, directory, client, cast(Models, NoModels()), zero, 0, stop, ())
+    models = cast(Models, NoModels())
+    answers = CollapseAnswers(config, directory, models, None)
+    learner = Learner(config, directory, client, models, zero, 0, stop, (), answers)
     learner.saved = 0
     try:
         yield learner

@@ -12,8 +12,9 @@ from prefixrl.common.config.load import load
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.process import own
 from prefixrl.common.run import json_lines
+from prefixrl.common.run.changes import CHANGES_FILE, ChangeLine
 from prefixrl.common.run.directory_format import write_format
-from prefixrl.deploy.launch.resume import CHANGES_FILE, ChangeLine, resumed
+from prefixrl.deploy.launch.resume import resumed
 from prefixrl.deploy.runs.inspect import checked
 from support.fakes import run_on_disk
 from support.runs import run_helper

@@ -11,7 +11,14 @@ import pytest
 
 from prefixrl.common.run.prometheus import port_of
 from support.fakes import free_pair
-from support.runs.run_helper import SMALL, launched, trained_iterations, wait_for
+from support.runs.run_helper import (
+    SMALL,
+    check_books,
+    finish,
+    launched,
+    trained_iterations,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.nightly]
 
@@ -83,6 +90,28 @@ def test_a_collapse_is_named_on_the_console_in_status_and_in_the_report_within_t
         and "no samples" not in page
     )
     assert f"iteration {first['first']}: {ONE_TEXT}" in (directory / "logs/learner.log").read_text()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_collapse_is_answered_by_earlier_weights_and_half_the_rates(
+    ranks: int, tmp_path: Path
+) -> None:
+    directory = tmp_path / "run"
+    answer = ("algorithm.on_collapse=go_back", "checkpoint.every=1", "broker.stall_s=300")
+    settings = (*SMALL, *COLLAPSING, *answer, f"launch.learner_ranks={ranks}")
+    with launched(directory, *settings) as process:
+        summary = finish(process, directory)
+    check_books(summary, directory)
+    changes = [json.loads(line) for line in (directory / "changes.jsonl").read_text().splitlines()]
+    rates = [(each["before"], each["after"]) for each in changes if "rates" in each["key"]]
+    assert rates and rates[0] == (1.0, 0.5)
+    weights = [each for each in changes if each["key"] == "version of the weights"]
+    assert all(each["after"] < each["before"] == each["iteration"] for each in weights)
+    assert ONE_TEXT in weights[0]["reason"] or "collapsed" in weights[0]["reason"]
+    lines = [json.loads(each) for each in (directory / "metrics.jsonl").read_text().splitlines()]
+    entropies = {each["iteration"]: each["figures"]["entropy"] for each in lines}
+    first = weights[0]["iteration"]
+    assert max(entropies[i] for i in entropies if i > first) > 10 * entropies[first - 1]
 
 
 def finish_with_output(process: "subprocess.Popen[str]", directory: Path) -> dict[str, Any]:

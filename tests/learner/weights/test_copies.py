@@ -17,6 +17,7 @@ from prefixrl.common.wire.messages.weights import Manifest, WeightsNote
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.loop import Learner
 from prefixrl.learner.models.model import Models
+from prefixrl.learner.run.collapse_answers import CollapseAnswers
 from prefixrl.learner.run.stop import StopSignal
 from prefixrl.learner.weights import publish
 from prefixrl.learner.weights.copies import SETS, HostCopies, not_finite
@@ -172,8 +173,9 @@ def test_the_learner_publishes_what_its_checkpoints_export(
     learner_settings = {"lora": low_rank, "deepspeed": {"zero_optimization": {"stage": stage}}}
     config = run_config(save_model(tmp_path / "adapter"), learner=learner_settings)
     models = Models.load(config, 0, 1, config.adapter.model)
+    answers = CollapseAnswers(config, tmp_path, models, None)
     learner = Learner(
-        config, tmp_path, cast(BrokerClient, None), models, None, 1, StopSignal(), PROBE
+        config, tmp_path, cast(BrokerClient, None), models, None, 1, StopSignal(), PROBE, answers
     )
     weights = (
         (name.removeprefix("model."), tensor) for name, tensor in models.actor.full_tensors()
@@ -194,8 +196,9 @@ def test_after_version_0_a_run_with_low_rank_matrices_publishes_these_alone(
     lora = {"lora": {"rank": 2}, "deepspeed": {"zero_optimization": {"stage": stage}}}
     config = run_config(save_model(tmp_path / "adapter"), learner=lora)
     models = Models.load(config, 0, 1, config.adapter.model)
+    answers = CollapseAnswers(config, tmp_path, models, None)
     learner = Learner(
-        config, tmp_path, cast(BrokerClient, None), models, None, 1, StopSignal(), PROBE, 1
+        config, tmp_path, cast(BrokerClient, None), models, None, 1, StopSignal(), PROBE, answers, 1
     )
     names = {name for name, _ in models.actor.full_tensors(learner.sends)}
     assert names == {name for name, _ in models.actor.full_tensors() if ".lora_" in name}

@@ -1,0 +1,111 @@
+"""The answers to a collapse, carried out on every rank: rank 0 decides, and all change alike.
+
+figures ──▶ Collapse (rank 0) ──sum over ranks──▶ entropy bonus, scale of the rates ──▶ every rank
+└─▶ a checkpoint, for a way back        ──▶ every rank
+"""
+
+import logging
+import time
+from pathlib import Path
+
+import torch
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.run import json_lines
+from prefixrl.common.run.changes import CHANGES_FILE, ChangeLine
+from prefixrl.common.run.directory_format import checkpoints
+from prefixrl.common.wire.messages.learner import Batch
+from prefixrl.learner.models.distributed import sum_over_ranks
+from prefixrl.learner.models.model import Models
+from prefixrl.learner.run.collapse import Collapse
+from prefixrl.learner.run.fractions import batch_fractions
+from prefixrl.learner.training import checkpoint
+from prefixrl.learner.training.figures import IterationMetrics
+
+log = logging.getLogger(__name__)
+
+
+class CollapseAnswers:
+    """What the answers so far have changed, on one rank."""
+
+    def __init__(
+        self, config: RunConfig, directory: Path, models: Models, collapse: Collapse | None
+    ) -> None:
+        """Apply the answers before this start. A collective, unless the run file wants no answers.
+
+        `collapse`: of rank 0, with the figures of all iterations so far; None on the others.
+        """
+        self.config = config
+        """The run file, with the entropy bonus that applies now."""
+        self._run_file = config
+        self._directory = directory
+        self._models = models
+        self._collapse = collapse
+        self._is_on = config.algorithm.on_collapse != "warn"
+        if self._is_on:
+            self._share(is_due=False)
+
+    @property
+    def way_back(self) -> frozenset[int]:
+        """Iterations of checkpoints that a way back may need, on rank 0."""
+        if self._collapse is None or self._run_file.algorithm.on_collapse != "go_back":
+            return frozenset()
+        saved = checkpoints(self._directory / "checkpoints")
+        return frozenset([n for n in saved if n <= self._collapse.good_iteration][-1:])
+
+    def answer_iteration(self, batch: Batch, metrics: IterationMetrics, version: int) -> None:
+        """Answer a trained iteration if it is due; `version`: iterations trained now. A collective."""
+        if not self._is_on:
+            return
+        reason = ""
+        if self._collapse is not None:
+            figures = metrics.means | batch_fractions(batch.groups)
+            reason = self._collapse.add_iteration(batch.iteration, figures)
+        before = self.config.algorithm.entropy, self._models.actor.rate_scale
+        is_due, good_iteration = self._share(bool(reason))
+        if not is_due:
+            return
+        weights: int | None = None
+        if self._run_file.algorithm.on_collapse == "go_back":
+            folder = self._directory / "checkpoints"
+            weights = checkpoint.go_back(folder, self._models, good_iteration)
+        if self._collapse is not None:
+            self._write_changes(reason, version, before, weights)
+
+    def _share(self, is_due: bool) -> tuple[bool, int]:
+        """Have all ranks apply what rank 0 knows; return whether an answer is due, and the best iteration."""
+        decided = torch.zeros(4, dtype=torch.float64)
+        if (collapse := self._collapse) is not None:
+            values = is_due, collapse.good_iteration, collapse.entropy, collapse.rate_scale
+            decided = torch.tensor([float(value) for value in values], dtype=torch.float64)
+        due, good, entropy, rate_scale = sum_over_ranks(decided.to(self._models.device)).tolist()
+        algorithm = self._run_file.algorithm.model_copy(update={"entropy": entropy})
+        self.config = self._run_file.model_copy(update={"algorithm": algorithm})
+        for model in (self._models.actor, self._models.critic):
+            if model is not None:
+                model.rate_scale = rate_scale
+        return bool(due), int(good)
+
+    def _write_changes(
+        self, reason: str, version: int, before: tuple[float, float], weights: int | None
+    ) -> None:
+        """Write down and log what changed; an iteration that is trained again changes nothing twice."""
+        entropy, rate_scale = before
+        changes = [
+            ("algorithm.entropy", entropy, self.config.algorithm.entropy),
+            ("scale of the learning rates", rate_scale, self._models.actor.rate_scale),
+            ("version of the weights", version, version if weights is None else weights),
+        ]
+        now_s = time.time()
+        lines = [
+            ChangeLine(now_s, version, key, old, new, reason)
+            for key, old, new in changes
+            if new != old
+        ]
+        path = self._directory / CHANGES_FILE
+        written = {(line.iteration, line.key) for line in json_lines.read(path, ChangeLine)}
+        json_lines.append(
+            path, [line for line in lines if (line.iteration, line.key) not in written]
+        )
+        words = ", ".join(f"{line.key} {line.before} -> {line.after}" for line in lines)
+        log.warning("answer to a collapse after iteration %d: %s (%s)", version, words, reason)
