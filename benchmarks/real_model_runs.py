@@ -48,6 +48,10 @@ SUBJECTS: Mapping[str, Subject] = {
         "the same without staleness (S = 0)", settings=("algorithm.max_staleness=0",)
     ),
     "plain": Subject("the plain loop", is_plain=True),
+    "svamp": Subject(
+        "the example on SVAMP, of which the target solves a fifteenth",
+        settings=("data.train=svamp_train.jsonl", "data.eval=svamp_heldout.jsonl"),
+    ),
     "direct": Subject("whole answers by LoRA: the target itself is trained", "direct.toml"),
     "small": Subject(
         "prefixes of an adapter of a third of the layers, warm-started",

@@ -9,9 +9,9 @@ float32: without them a product in bfloat16 takes five to eight times as long.
 The package holds the weights with 4 bits each (GGUF, Q4_1). They are read as they are and written plainly, so the
 model is the one that the package runs and not quite the published one. What the folder says is compared with what the
 model is known to say. With `--layers` the folder keeps only the first layers: an adapter cheaper than its target, which
-writes no sense before it is trained, all of its weights (`--set learner.lora=null`).
+writes no sense before a warm start (`small.toml`).
 
-The problems beside this file are those of SVAMP (Patel et al. 2021; MIT licence, LICENSE-SVAMP.txt), body and question
+The problems of `svamp_*.jsonl` are those of SVAMP (Patel et al. 2021; MIT licence, LICENSE-SVAMP.txt), body and question
 in one line: the first 480 to train on, the other 520 held out. Variations of one problem are neighbours there, so
 hardly any stands on both sides.
 """
