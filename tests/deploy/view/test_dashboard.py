@@ -52,6 +52,7 @@ def events(address: str, *names: str) -> Iterator[dict[str, Any]]:
         )
 
 
+@pytest.mark.slow
 def test_every_run_of_the_folder_is_listed_and_its_numbers_are_those_of_its_files(
     folder: Path, address: str
 ) -> None:

@@ -455,6 +455,7 @@ def test_a_worker_that_only_counts_up_is_given_up_and_its_tasks_go_to_another(
         works_on(config, broker)
 
 
+@pytest.mark.slow
 def test_after_a_restart_only_the_worker_that_held_a_task_may_deliver_it(
     config: RunConfig, child: "subprocess.Popen[bytes]"
 ) -> None:

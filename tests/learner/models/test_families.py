@@ -112,6 +112,7 @@ def as_target(model: str) -> str:
     return "right" if all(map(is_right, asked.rows, finish(engine, asked)["a"].rows)) else "wrong"
 
 
+@pytest.mark.slow
 def test_every_family_is_what_the_docs_say(tmp_path: Path) -> None:
     lines = list(HEAD)
     for name, keys in FAMILIES.items():

@@ -129,6 +129,7 @@ def test_the_value_of_a_program_is_the_answer() -> None:
     assert [each.extracted for each in verdicts[:4]] == ["18", "18", "21", "0.30000000000000004"]
 
 
+@pytest.mark.slow
 def test_a_program_without_a_value_is_no_answer_of_any_kind() -> None:
     verdicts = judged(
         "answers",

@@ -70,6 +70,7 @@ def test_no_number_of_the_filter_stands_twice(column: int) -> None:
     assert child.CLONE3 not in numbers
 
 
+@pytest.mark.slow
 def test_a_program_is_judged_though_every_process_around_it_is_told_to_stop() -> None:
     """As by a batch system. Verifier children ignore the signal, and so do the programs that they start."""
     asked = subprocess.Popen(

@@ -411,6 +411,7 @@ def test_a_time_to_rest_that_is_over_does_not_undo_the_back_off() -> None:
         assert len(server.rows) < 30
 
 
+@pytest.mark.slow
 def test_a_row_that_never_has_an_answer_in_time_is_a_row_with_an_error() -> None:
     holds = threading.Event()
 

@@ -230,6 +230,7 @@ def test_an_answer_whose_children_die_twice_is_an_error_and_never_a_wrong_answer
         assert verdicts(pool)[1].status == "error"
 
 
+@pytest.mark.slow
 def test_a_child_that_hears_no_alarm_is_killed_at_the_deadline() -> None:
     with pool_of(timeout_s=2) as pool:
         pool.submit(1, *EQUAL)

@@ -67,6 +67,7 @@ def verdicts(thread: PoolThread, count: int) -> dict[int, Judgement]:
     return results
 
 
+@pytest.mark.slow
 def test_all_answers_are_judged_within_one_step_of_an_engine(thread: PoolThread) -> None:
     for row in range(ROWS):
         thread.submit(row, str(row), "7", "0.001")
