@@ -5,7 +5,7 @@ warm_start_plan.json, evaluations/*.jsonl ──▶ examples ──▶ epochs �
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -22,6 +22,7 @@ from prefixrl.common.host.hub import model_folder
 from prefixrl.common.host.process import start_logging, without_gc, write_atomically
 from prefixrl.common.prompts.rendering import Renderer, renderer_of, texts_of
 from prefixrl.common.run import json_lines
+from prefixrl.common.run.status import USAGE_FILE
 from prefixrl.common.run.warm_start import (
     PLAN_FILE,
     RECORD_FILE,
@@ -31,6 +32,7 @@ from prefixrl.common.run.warm_start import (
     shared_settings,
 )
 from prefixrl.common.seeds import derive
+from prefixrl.common.wire.messages.worker import Usage
 from prefixrl.common.wire.packing import TokenIds
 from prefixrl.learner.data import problems
 from prefixrl.learner.training.warm_start.examples import (
@@ -73,7 +75,6 @@ def train(directory: Path) -> None:
         len(rows),
     )
     lines, best = _fit(plan, config, directory, training, held_out, seed)
-    target = texts_of(config, "scorer")
     record = WarmStartRecord(
         adapter=config.adapter.start,
         teacher=plan.teacher,
@@ -82,7 +83,7 @@ def train(directory: Path) -> None:
         right=len(good),
         examples=len(training),
         held_out_examples=len(held_out),
-        target_tokens=sum(int(target.encode(row.completion).size) for row in rows),
+        target_tokens=_target_tokens(config, directory, rows),
         trained_tokens=lines[-1].epoch * sum(example.prefix.size for example in training),
         epochs=lines,
         best_epoch=best,
@@ -135,6 +136,15 @@ def form_of(config: RunConfig, adapter: Renderer) -> PrefixForm:
         end = adapter.closer if adapter.closer in ends else min(ends)
     never = adapter.never_drawn(config.rollout.control_tokens) - ends
     return PrefixForm(config.max_sampled_tokens, ends, end, never)
+
+
+def _target_tokens(config: RunConfig, directory: Path, rows: Sequence[EvaluatedRow]) -> int:
+    """Return the tokens of all answers: as the endpoint counts them, or by the target's tokenizer."""
+    if config.scorer.is_served:
+        usage = read_json(directory / USAGE_FILE, dict[str, Usage])
+        return sum(counts.completion_tokens for counts in usage.values())
+    target = texts_of(config, "scorer")
+    return sum(int(target.encode(row.completion).size) for row in rows)
 
 
 def _is_good(row: EvaluatedRow, min_reward: float | None) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from support.completions_server import serving
 from support.paths import EXAMPLES
 from support.runs.run_helper import RUN_FILE, SMALL, finish, launched, wait_for
 
@@ -76,6 +77,22 @@ def test_a_run_of_another_form_cannot_begin_with_it(tmp_path: Path) -> None:
         )
         assert refused.returncode == 2, refused.stdout + refused.stderr
         assert "prefixes with rollout.prefix_tokens = 8, this run has 5" in refused.stderr
+
+
+def test_a_target_behind_an_endpoint_is_asked_for_answers_and_its_tokens_are_counted(
+    tmp_path: Path,
+) -> None:
+    with serving() as endpoint:
+        served = ("--set", "scorer.engine=openai", "--set", f'scorer.openai.url="{endpoint.url}"')
+        options = ("--all", "--problems", "8", "--samples", "2", "--epochs", "1")
+        done = warm_start(tmp_path / "run", *served, *options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        record = record_of(tmp_path / "run_warm_start")
+        assert record["answers"] == 8 * 3
+        tokens = [each.body["max_tokens"] for each in endpoint.asked if each.body]
+        answers = [count for count in tokens if count > 1]
+        assert len(answers) == 8 * 3, "trials want one token"
+        assert sum(answers) <= record["target_tokens"] <= sum(tokens)
 
 
 @pytest.mark.parametrize(
