@@ -177,6 +177,8 @@ def main(
         name, _, number = each.partition(":")
         kept[name, int(number)] = trained_seed(name, int(number), runs, changes)
         write_report(path, quick, list(kept.values()))
+    if not kept:
+        raise click.UsageError(f"{path} holds no run: give --run, for example --run prefixes:1")
     write_report(path, quick, list(kept.values()))
 
 

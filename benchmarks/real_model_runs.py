@@ -21,6 +21,7 @@ from prefixrl.common.evaluation.accuracy import EvaluatedRow
 from prefixrl.common.journal import journal
 from prefixrl.common.journal.records import BatchFormed, GroupScored
 from prefixrl.common.run import json_lines
+from prefixrl.common.run.documents import METRICS_FILE, MetricsLine
 from prefixrl.common.wire.packing import token_ids
 
 EXAMPLE = ROOT / "deploy/examples/smollm2"
@@ -154,8 +155,8 @@ def figures_of(directory: Path) -> tuple[dict[str, str], list[float], list[int]]
             if rows:
                 in_order = sorted(rows, key=lambda row: row.prompt_id)
                 rewards[f"{arm}.{decoding}"] = "".join(f"{row.reward:.0f}" for row in in_order)
-    lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    curve = [json.loads(line)["reward"] for line in lines]
+    lines = json_lines.read(directory / METRICS_FILE, MetricsLine)
+    curve = [line.figures["reward"] for line in lines]
     return rewards, curve, tokens_by_iteration(directory, "no_prefix.greedy" not in rewards)
 
 

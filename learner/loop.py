@@ -203,7 +203,8 @@ class Learner:
         if self.rank_zero:
             times = self.times.of_iteration(trained_s, ranks)
             self.finish_iteration(self.rank_zero, batch, metrics, times)
-        self.answers.answer_iteration(batch, metrics, self.iteration)
+        with self.patience():
+            self.answers.answer_iteration(batch, metrics, self.iteration)
 
     def finish_iteration(
         self, zero: RankZeroParts, batch: Batch, metrics: IterationMetrics, times: Times

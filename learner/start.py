@@ -16,6 +16,8 @@ from prefixrl.common.host.hub import model_folder
 from prefixrl.common.host.process import without_gc
 from prefixrl.common.host.service import Service
 from prefixrl.common.host.start_line import start_line
+from prefixrl.common.run import json_lines
+from prefixrl.common.run.changes import CHANGES_FILE, ChangeLine
 from prefixrl.common.run.directory_format import check_format, note_start
 from prefixrl.common.run.prometheus import exposed, numbers_of_run
 from prefixrl.common.run.warm_start import check_warm_start
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+ENTROPY = "algorithm.entropy"
+CHANGED_KEYS = (ENTROPY, "learner.actor_lr", "learner.critic_lr")
+"""Keys that an answer to a collapse and a person may change."""
 LOAD_S = 3600.0
 """Longest time until models are loaded: only then a watchdog expects progress."""
 
@@ -78,8 +83,8 @@ def _lead(
     check_ports_are_free(config.broker.listen, REBIND_S if is_resumed else 0.0)
     training = problems.keep(directory, *read)
     init_from = config.adapter.init_from
-    check_warm_start(config)
     if init_from and not is_resumed:
+        check_warm_start(config)
         from prefixrl.learner.training import checkpoint
 
         if fault := checkpoint.damage(Path(init_from)):
@@ -166,7 +171,7 @@ def _run(
         rank_zero = RankZeroParts(servers, weights, arms, metrics, service, uploads, tracking)
         models.on_forward = service.progressed
     collapse = _collapse(config, rank_zero.metrics) if rank_zero else None
-    answers = CollapseAnswers(config, directory, models, collapse)
+    answers = CollapseAnswers(config, directory, models, collapse, stop)
     learner = Learner(
         config, directory, client, models, rank_zero, len(training), stop, probe, answers, iteration
     )
@@ -188,10 +193,25 @@ def _collapse(config: RunConfig, metrics: "MetricsLog") -> "Collapse | None":
     algorithm = config.algorithm
     if algorithm.on_collapse == "warn":
         return None
-    collapse = Collapse(algorithm.on_collapse, algorithm.entropy)
+    changes = [
+        line
+        for line in json_lines.read(Path(config.directory) / CHANGES_FILE, ChangeLine)
+        if not line.reason and line.key in CHANGED_KEYS
+    ]
+    first = next((line.before for line in changes if line.key == ENTROPY), algorithm.entropy)
+    collapse = Collapse(algorithm.on_collapse, float(str(first)))
     for line in metrics.lines():
+        while changes and changes[0].iteration <= line.iteration:
+            _take_change(collapse, changes.pop(0))
         collapse.add_iteration(line.iteration, line.figures)
+    for change in changes:
+        _take_change(collapse, change)
     return collapse
+
+
+def _take_change(collapse: "Collapse", change: ChangeLine) -> None:
+    entropy = float(str(change.after)) if change.key == ENTROPY else None
+    collapse.take_change(entropy, has_new_rate=change.key != ENTROPY)
 
 
 def _load_checkpoint(config: RunConfig, models: "Models") -> tuple[bool, int]:

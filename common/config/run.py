@@ -284,6 +284,11 @@ class RunConfig(Section):
             "no version is judged in training, so none is known to be the best; give "
             "evaluation.every, or leave keep_best out",
         )
+        self.refuse_if(
+            self.algorithm.on_collapse == "go_back" and not self.checkpoint.every,
+            "algorithm.on_collapse checkpoint.every",
+            "there is no checkpoint to go back to; give checkpoint.every",
+        )
         for key, judge in (("function", "function"), ("url", "server")):
             self.refuse_if(
                 getattr(self.reward, key) is not None and self.data.code != "none",

@@ -11,8 +11,11 @@ from prefixrl.common.errors import ConfigError
 
 PLAN_FILE = "warm_start_plan.json"
 RECORD_FILE = "warm_start.json"
+EPOCHS_FILE = "epochs.jsonl"
 FORM_KEYS = ("rollout.prefix_tokens", "rollout.stop_tokens", "rollout.own_stops")
 """Keys that decide where a prefix ends."""
+ROLE_KEYS = ("mode", "target.placement")
+"""Keys that decide what a prefix is."""
 PROMPT_KEYS = tuple(
     f"adapter.{key}"
     for key in ("chat_template", "system", "template_options", "prompt_template", "sees")
@@ -24,6 +27,11 @@ class WarmStartPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     config: str
     """The run file's config as JSON; its directory is that of the warm start."""
+    answers: str
+    """Digest of all that decides the answers, but their number."""
+    samples: int
+    problems: int | None
+    """Training problems that are answered, from the first on; None for all."""
     arm: str
     """Beginning of the names of the evaluations whose answers are used."""
     teacher: str
@@ -78,9 +86,10 @@ def shared_settings(config: RunConfig) -> dict[str, object]:
     """Return the values of the keys that decide what is written, and after which prompt."""
     document = config.model_dump(mode="json")
     values = {}
-    for key in (*FORM_KEYS, *PROMPT_KEYS):
+    for key in (*ROLE_KEYS, *FORM_KEYS, *PROMPT_KEYS):
         section, _, name = key.partition(".")
-        values[key] = document[section][name]
+        part = document[section]
+        values[key] = part[name] if name and part else part
     return values
 
 

@@ -140,7 +140,7 @@ class Allowance:
             most_tokens = 2 * self._limits.most_tokens * max(1, usage.requests)
             self._remember(0, usage.requests, min(tokens, most_tokens))
         self._settle(holder, usage)
-        self._flow(now_s)  # after the settlement, so that it fills no level that is full
+        self._flow(now_s)  # no level holds more than it may after it was settled
         holder.heard_s = now_s
         holder.rest_until_s = now_s + demand.rest_s
         holder.permits = max(holder.permits, demand.received)
@@ -201,8 +201,7 @@ class Allowance:
             level = self._token_level + passed_s * tokens
             least = self.request_tokens + self._beat_s * tokens
             most = max(least, seconds * tokens) if self._answered else 0.0
-            # Tokens that were charged and not used come on top: they are no flow.
-            self._token_level = min(level, max(most, self._token_level))
+            self._token_level = min(level, most)
         if not self._limits.is_on:
             return
         lacking = self._lacking(now_s)

@@ -69,7 +69,7 @@ OUT = "Where the lines go; a new or empty file.  [default: stdout]"
 
 @click.command("generate")
 @click.argument("run", required=False, type=PATH)
-@click.option("--checkpoint", metavar="N", help=f"Of RUN: {checkpoints.CHECKPOINT}")
+@click.option("--checkpoint", metavar="N", help=f"Of RUN: {checkpoints.SERVED}")
 @checkpoints.ema_option
 @click.option("--adapter", metavar="MODEL", help="Without RUN: a folder or hub name.")
 @click.option(
@@ -272,7 +272,10 @@ def _of_run(
         )
     config = checkpoints.config_of(options.run, options.all_settings)
     weights = checkpoints.weights_of(
-        options.run, config, options.checkpoint or checkpoints.LATEST, options.is_averaged
+        options.run,
+        config,
+        options.checkpoint or checkpoints.served_checkpoint(options.run),
+        options.is_averaged,
     )
     return weights, config, _paths(options, directory)
 

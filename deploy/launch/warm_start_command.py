@@ -4,6 +4,8 @@ RUN_FILE ──▶ launch of an evaluation: the target answers the training prob
          ──▶ learner: cross entropy on their first tokens ──▶ checkpoints/step_N ──▶ adapter.init_from of a run
 """
 
+import hashlib
+import shutil
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +22,11 @@ from prefixrl.common.evaluation.plans import RESULTS_FILE
 from prefixrl.common.host.placement import LEARNER
 from prefixrl.common.host.process import own, stop_event, write_atomically
 from prefixrl.common.run.warm_start import (
+    EPOCHS_FILE,
     FORM_KEYS,
     PLAN_FILE,
     RECORD_FILE,
+    ROLE_KEYS,
     WarmStartPlan,
     WarmStartRecord,
     shared_settings,
@@ -37,6 +41,7 @@ SUFFIX = "_warm_start"
 UNLEARNED_NAT = 1.0
 """Loss of a place in the prefix above which the adapter is guessing there."""
 HELD_OUT_FRACTION = 0.1
+ALL_PROBLEMS = 10**9
 TEACHER = "Learn the prefixes of this run's trained adapter, in place of the beginnings of the target's answers."
 
 
@@ -100,19 +105,39 @@ def warm_start_command(run_file: Path, settings: tuple[str, ...], **options: Any
     raise SystemExit(warm_start(run_file, settings, WarmStartOptions(**options)))
 
 
+@dataclass(frozen=True)
+class Answering:
+    """Who answers the training problems."""
+
+    config: RunConfig
+    weights: checkpoints.Weights
+    arm: str
+    """Arm of an evaluation: the target alone, or a teacher's adapter and its target."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of all that decides the answers, but their number."""
+        document = self.config.model_dump(mode="json")
+        parts = [document[name] for name in ("target", "scorer", "data", "reward", "seed")]
+        if self.arm != "no_prefix":
+            parts += [document["adapter"], document["rollout"], self.weights.model]
+        return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
+
+
 def warm_start(run_file: Path, settings: tuple[str, ...], options: WarmStartOptions) -> int:
     """Answer, train, and print the report; return the exit code; raise ConfigError for what cannot be done."""
     config = load(run_file, (FREE_PORT, *settings))
     import_functions(config)
     _check(config, options)
+    answering = _answering(config, options)
     directory = options.out or Path(config.directory).with_name(
         Path(config.directory).name + SUFFIX
     )
     directory = directory.resolve()
-    _prepare(directory, config, options)
+    _prepare(directory, config, options, answering)
     stop = stop_event()
     for step in (_answer, _train):
-        code = step(directory, config, options, stop)
+        code = step(directory, config, options, answering, stop)
         if stop.is_set():
             click.echo("stopped; run the same command again to go on")
             return STOPPED
@@ -123,7 +148,7 @@ def warm_start(run_file: Path, settings: tuple[str, ...], options: WarmStartOpti
 
 
 def _check(config: RunConfig, options: WarmStartOptions) -> None:
-    """Raise ConfigError for a run without prefixes, and for options that do not fit it."""
+    """Raise ConfigError for a run whose adapter cannot be taught so, and for options that do not fit it."""
     if config.mode != "prefix":
         raise ConfigError(
             'mode = "direct": a warm start teaches prefixes, which this run has none of'
@@ -133,35 +158,61 @@ def _check(config: RunConfig, options: WarmStartOptions) -> None:
             'target.placement = "advice": the beginning of an answer is no advice; give a --teacher, whose adapter '
             "writes some"
         )
+    if config.adapter.sees_draft:
+        raise ConfigError(
+            'adapter.sees = "draft": the adapter would be taught without the drafts that it reads in the run; '
+            "teach one that sees the problem alone"
+        )
     if not config.rollout.has_tokenizer:
         raise ConfigError(
             f'rollout.engine = "{config.rollout.engine}" has no adapter that could learn'
         )
+    if options.out is not None and options.out.exists() and not options.out.is_dir():
+        raise ConfigError(
+            f"--out {options.out}: it is a file; give a folder, which may be a new one"
+        )
+
+
+def _answering(config: RunConfig, options: WarmStartOptions) -> Answering:
+    """Return who answers; raise ConfigError for a teacher that writes something else, or nothing yet."""
+    data = config.data.model_copy(update={"eval": config.data.train})
+    most = config.evaluation.model_copy(update={"problems": options.problems or ALL_PROBLEMS})
     if options.teacher is None:
-        return
-    teacher, here = (
-        shared_settings(checkpoints.config_of(options.teacher, ())),
-        shared_settings(config),
-    )
-    for key in FORM_KEYS:
-        if teacher[key] != here[key]:
+        alone = config.model_copy(update={"data": data, "evaluation": most})
+        return Answering(alone, checkpoints.Weights(0, config.adapter.start), "no_prefix")
+    teacher = checkpoints.config_of(options.teacher, (FREE_PORT,))
+    theirs, ours = shared_settings(teacher), shared_settings(config)
+    for key in (*ROLE_KEYS, *FORM_KEYS):
+        if theirs[key] != ours[key]:
             raise ConfigError(
-                f"--teacher {options.teacher}: it writes prefixes with {key} = {teacher[key]!r}, this run with "
-                f"{here[key]!r}; set it to {teacher[key]!r}"
+                f"--teacher {options.teacher}: it writes prefixes with {key} = {theirs[key]!r}, this run with "
+                f"{ours[key]!r}; choose another teacher, or set it to {theirs[key]!r}"
             )
+    if not checkpoints.newest_checkpoint(options.teacher):
+        raise ConfigError(
+            f"--teacher {options.teacher}: it has no checkpoint yet, so its adapter is untrained"
+        )
+    served = checkpoints.served_checkpoint(options.teacher)
+    weights = checkpoints.weights_of(options.teacher, teacher, served, False)
+    changes = {"data": data, "evaluation": most}
+    return Answering(teacher.model_copy(update=changes), weights, "adapter")
 
 
-def _prepare(directory: Path, config: RunConfig, options: WarmStartOptions) -> None:
-    """Write the plan; raise ConfigError where the folder holds another one."""
-    student = config.model_copy(
-        update={
-            "directory": str(directory),
-            "data": config.data.model_copy(update={"eval": config.data.train}),
-        }
-    )
+def _prepare(
+    directory: Path, config: RunConfig, options: WarmStartOptions, answering: Answering
+) -> None:
+    """Write the plan; raise ConfigError where the folder holds other answers, or something else.
+
+    Where another plan was there, what it decided otherwise is thrown away: the training, and with other numbers of
+    answers the results, never an answer.
+    """
+    student = {"directory": str(directory), "data": answering.config.data}
     plan = WarmStartPlan(
-        config=student.model_dump_json(),
-        arm="no_prefix" if options.teacher is None else "adapter",
+        config=config.model_copy(update=student).model_dump_json(),
+        answers=answering.digest,
+        samples=options.samples,
+        problems=options.problems,
+        arm=answering.arm,
         teacher="" if options.teacher is None else str(options.teacher.resolve()),
         min_reward=None if options.takes_all else options.min_reward,
         held_out_fraction=HELD_OUT_FRACTION,
@@ -170,42 +221,53 @@ def _prepare(directory: Path, config: RunConfig, options: WarmStartOptions) -> N
         patience=options.patience,
         lr=options.lr,
     )
-    document = msgspec.json.encode(plan)
     path = directory / PLAN_FILE
-    if path.exists() and path.read_bytes() != document:
-        raise ConfigError(
-            f"{directory} holds a warm start with other settings; give another folder (--out), or remove it"
-        )
     if not path.exists() and directory.exists() and any(directory.iterdir()):
         raise ConfigError(
             f"{directory} is not empty and holds no warm start; give another folder (--out)"
         )
-    (directory / "logs").mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     with own(directory):
-        write_atomically(path, document)
+        if path.exists():
+            _drop_stale_results(directory, read_json(path, WarmStartPlan), plan)
+        write_atomically(path, msgspec.json.encode(plan))
+    (directory / "logs").mkdir(exist_ok=True)
+
+
+def _drop_stale_results(directory: Path, before: WarmStartPlan, now: WarmStartPlan) -> None:
+    """Remove what another plan has made and this one would make otherwise; ConfigError for other answers."""
+    if before == now:
+        return
+    if (before.answers, before.teacher) != (now.answers, now.teacher):
+        raise ConfigError(
+            f"{directory} holds answers to other problems, or of another target or teacher; give another folder "
+            f"(--out), or remove it"
+        )
+    stale = [RECORD_FILE, EPOCHS_FILE]
+    if (before.samples, before.problems) != (now.samples, now.problems):
+        stale.append(RESULTS_FILE)
+    for name in stale:
+        (directory / name).unlink(missing_ok=True)
+    shutil.rmtree(directory / "checkpoints", ignore_errors=True)
 
 
 def _answer(
-    directory: Path, config: RunConfig, options: WarmStartOptions, stop: threading.Event
+    directory: Path,
+    _config: RunConfig,
+    options: WarmStartOptions,
+    answering: Answering,
+    stop: threading.Event,
 ) -> int:
     """Have the training problems answered, unless they are; return the exit code."""
     if (directory / RESULTS_FILE).exists():
         return 0
-    try_endpoint(config, stop)
-    if options.teacher is None:
-        answering, weights, arm = config, checkpoints.Weights(0, config.adapter.start), "no_prefix"
-    else:
-        answering = checkpoints.config_of(options.teacher, (FREE_PORT,))
-        weights = checkpoints.weights_of(options.teacher, answering, checkpoints.LATEST, False)
-        arm = "adapter"
-    most = options.problems or 10**9
-    evaluation = answering.evaluation.model_copy(update={"problems": most})
+    try_endpoint(answering.config, stop)
     run = offline_run(
-        answering.model_copy(update={"evaluation": evaluation}),
-        weights,
+        answering.config,
+        answering.weights,
         directory,
-        config.data.model_copy(update={"eval": config.data.train}),
-        arms=(arm,),
+        answering.config.data,
+        arms=(answering.arm,),
         samples=options.samples,
     )
     run.write_plan()
@@ -213,7 +275,11 @@ def _answer(
 
 
 def _train(
-    directory: Path, config: RunConfig, options: WarmStartOptions, stop: threading.Event
+    directory: Path,
+    config: RunConfig,
+    _options: WarmStartOptions,
+    _answering: Answering,
+    stop: threading.Event,
 ) -> int:
     """Train, unless it is done; return the exit code."""
     if (directory / RECORD_FILE).exists():

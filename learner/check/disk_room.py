@@ -42,7 +42,8 @@ def most_kept(config: RunConfig) -> int:
     best = section.keep_best or 0
     # The version that is judged, and the one that is uploaded, stay so long.
     awaited = int(best > 0) + int(bool(section.upload))
-    return section.keep + best + awaited + len(milestones(last, section.growth))
+    way_back = int(config.algorithm.on_collapse == "go_back")
+    return section.keep + best + awaited + way_back + len(milestones(last, section.growth))
 
 
 def room_lines(config: RunConfig, plan: RankPlan) -> list[str]:

@@ -17,9 +17,10 @@ from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import DataError
 from prefixrl.common.evaluation.accuracy import EvaluatedRow
+from prefixrl.common.evaluation.plans import GREEDY, SAMPLED
 from prefixrl.common.host.exit_codes import exit_codes
 from prefixrl.common.host.hub import model_folder
-from prefixrl.common.host.process import start_logging, without_gc, write_atomically
+from prefixrl.common.host.process import own, start_logging, without_gc, write_atomically
 from prefixrl.common.prompts.rendering import Renderer, renderer_of, texts_of
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.status import USAGE_FILE
@@ -53,7 +54,7 @@ def train(directory: Path) -> None:
     begun_s = time.monotonic()
     plan = read_json(directory / PLAN_FILE, WarmStartPlan)
     config = from_json(plan.config, f"the plan in {directory}")
-    rows = list(_answers(directory, plan.arm))
+    rows = list(_answers(directory, plan))
     good = [row for row in rows if _is_good(row, plan.min_reward)]
     adapter = renderer_of(config, "rollout", model_folder(config.adapter.start))
     # The prefix of a teacher is what its own rollout wrote.
@@ -129,11 +130,12 @@ def trainable(config: RunConfig, lr: float) -> RunConfig:
 def form_of(config: RunConfig, adapter: Renderer) -> PrefixForm:
     """Return the form of everything that the rollout of a run writes."""
     ends = adapter.stop_tokens
-    if config.rollout.stop_tokens:
-        first = config.rollout.stop_tokens[0]
-        end = first if isinstance(first, int) else int(adapter.encode(first)[0])
-    else:
-        end = adapter.closer if adapter.closer in ends else min(ends)
+    # A whole answer ends as the model ends a turn, or as the target was stopped.
+    own = [token for token in (adapter.closer, *sorted(adapter.eos_tokens)) if token in ends]
+    stops = [stop for stop in config.rollout.stop_tokens if stop in config.scorer.stop_tokens]
+    others = [_token_of(adapter, stop) for stop in (*stops, *config.rollout.stop_tokens)]
+    end = next(iter((*own, *others)))
+    assert end is not None
     never = adapter.never_drawn(config.rollout.control_tokens) - ends
     return PrefixForm(config.max_sampled_tokens, ends, end, never)
 
@@ -153,9 +155,14 @@ def _is_good(row: EvaluatedRow, min_reward: float | None) -> bool:
     return row.status != "error" and row.reward >= min_reward
 
 
-def _answers(directory: Path, arm: str) -> Iterator[EvaluatedRow]:
-    for path in sorted((directory / "evaluations").glob(f"{arm}.*.jsonl")):
-        yield from json_lines.each(path, EvaluatedRow)
+def _token_of(adapter: Renderer, stop: int | str) -> int:
+    return stop if isinstance(stop, int) else int(adapter.encode(stop)[0])
+
+
+def _answers(directory: Path, plan: WarmStartPlan) -> Iterator[EvaluatedRow]:
+    for decoding in (GREEDY, f"{SAMPLED}{plan.samples}"):
+        for path in sorted((directory / "evaluations").glob(f"{plan.arm}.*.{decoding}.jsonl")):
+            yield from json_lines.each(path, EvaluatedRow)
 
 
 def _prompts(config: RunConfig, adapter: Renderer) -> dict[str, TokenIds]:
@@ -176,7 +183,7 @@ def _prompts(config: RunConfig, adapter: Renderer) -> dict[str, TokenIds]:
 def main(directory: Path) -> None:
     """Train the warm start planned in DIRECTORY."""
     start_logging("prefixrl-learner")
-    with exit_codes():
+    with exit_codes(), own(directory):
         train(directory)
 
 

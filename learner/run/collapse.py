@@ -5,10 +5,11 @@
                        raise_entropy: a larger bonus from here on                      ◀──────┤
                        go_back: the weights of a checkpoint before it, and half the rates  ◀──┘
 
-All that it knows follows from the figures of all iterations so far, in order. So every rank decides alike, and a
+All that it knows follows from the figures of all iterations so far, in order, and from changes that a person made. So a
 resumed run decides as the run before it did.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -43,7 +44,7 @@ class Collapse:
         self.answers = 0
         self._alarms = Alarms()
         self._reward: float | None = None
-        self._best_reward = 0.0
+        self._best_reward = -math.inf
         self._in_a_row = 0
         self._answered_at = -RECOVERY
 
@@ -69,6 +70,13 @@ class Collapse:
         else:
             self.rate_scale *= RATE_FACTOR
         return ringing[0]
+
+    def take_change(self, entropy: float | None, has_new_rate: bool) -> None:
+        """Take a person's change over: it holds as it was given, until the next answer."""
+        if entropy is not None:
+            self.entropy = entropy
+        if has_new_rate:
+            self.rate_scale = 1.0
 
     def _smoothed_reward(self, iteration: int, reward: float, is_good: bool) -> float:
         before = reward if self._reward is None else self._reward

@@ -14,11 +14,13 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.changes import CHANGES_FILE, ChangeLine
 from prefixrl.common.run.directory_format import checkpoints
+from prefixrl.common.run.disk import when_there_is_room
 from prefixrl.common.wire.messages.learner import Batch
 from prefixrl.learner.models.distributed import sum_over_ranks
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.run.collapse import Collapse
 from prefixrl.learner.run.fractions import batch_fractions
+from prefixrl.learner.run.stop import NO_STOP, StopSignal
 from prefixrl.learner.training import checkpoint
 from prefixrl.learner.training.figures import IterationMetrics
 
@@ -29,16 +31,26 @@ class CollapseAnswers:
     """What the answers so far have changed, on one rank."""
 
     def __init__(
-        self, config: RunConfig, directory: Path, models: Models, collapse: Collapse | None
+        self,
+        config: RunConfig,
+        directory: Path,
+        models: Models,
+        collapse: Collapse | None,
+        stop: StopSignal = NO_STOP,
     ) -> None:
         """Apply the answers before this start. A collective, unless the run file wants no answers.
 
-        `collapse`: of rank 0, with the figures of all iterations so far; None on the others.
+        Args:
+            config: the run file.
+            directory: the run's, with its checkpoints and changes.
+            models: of this rank.
+            collapse: of rank 0, with the figures of all iterations so far; None on the others.
+            stop: may end a wait for room on the disk.
         """
         self.config = config
         """The run file, with the entropy bonus that applies now."""
         self._run_file = config
-        self._directory = directory
+        self._directory, self._stop = directory, stop
         self._models = models
         self._collapse = collapse
         self._is_on = config.algorithm.on_collapse != "warn"
@@ -81,7 +93,8 @@ class CollapseAnswers:
         due, good, entropy, rate_scale = sum_over_ranks(decided.to(self._models.device)).tolist()
         algorithm = self._run_file.algorithm.model_copy(update={"entropy": entropy})
         self.config = self._run_file.model_copy(update={"algorithm": algorithm})
-        for model in (self._models.actor, self._models.critic):
+        reward = self._models.reward.trained if self._models.reward else None
+        for model in (self._models.actor, self._models.critic, reward):
             if model is not None:
                 model.rate_scale = rate_scale
         return bool(due), int(good)
@@ -104,8 +117,14 @@ class CollapseAnswers:
         ]
         path = self._directory / CHANGES_FILE
         written = {(line.iteration, line.key) for line in json_lines.read(path, ChangeLine)}
-        json_lines.append(
-            path, [line for line in lines if (line.iteration, line.key) not in written]
+        unwritten = [line for line in lines if (line.iteration, line.key) not in written]
+        when_there_is_room(
+            lambda: json_lines.append(path, unwritten),
+            path.parent,
+            path.name,
+            self._stop.end_disk_wait,
         )
         words = ", ".join(f"{line.key} {line.before} -> {line.after}" for line in lines)
+        if weights is None and self._run_file.algorithm.on_collapse == "go_back":
+            words += "; no checkpoint is older than the fall"
         log.warning("answer to a collapse after iteration %d: %s (%s)", version, words, reason)

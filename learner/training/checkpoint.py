@@ -303,17 +303,17 @@ def go_back(directory: Path, models: Models, iteration: int) -> int | None:
 
     None: there is none, and nothing has changed. Schedule and random states go on. A collective.
     """
-    found = -1
+    newest = -1
     if models.rank == 0:
         earlier = [number for number in checkpoints(directory) if number <= iteration]
         whole = (n for n in reversed(earlier) if not damage(directory / f"step_{n:08d}"))
-        found = next(whole, -1)
-    behind = torch.tensor([found + 1 if models.rank == 0 else 0], device=models.device)
-    found = int(sum_over_ranks(behind).item()) - 1
-    if found < 0:
+        newest = next(whole, -1)
+    behind = torch.tensor([newest + 1 if models.rank == 0 else 0], device=models.device)
+    newest = int(sum_over_ranks(behind).item()) - 1
+    if newest < 0:
         return None
-    _restore_models(directory / f"step_{found:08d}", models)
-    return found
+    _restore_models(directory / f"step_{newest:08d}", models)
+    return newest
 
 
 def _restore_models(folder: Path, models: Models) -> None:

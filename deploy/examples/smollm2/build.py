@@ -11,8 +11,8 @@ model is the one that the package runs and not quite the published one. What the
 model is known to say. With `--layers` the folder keeps only the first layers: an adapter cheaper than its target, which
 writes no sense before a warm start (`small.toml`).
 
-The problems of `svamp_*.jsonl` are those of SVAMP (Patel et al. 2021; MIT licence, LICENSE-SVAMP.txt), body and question
-in one line: the first 480 to train on, the other 520 held out. Variations of one problem are neighbours there, so
+The problems of `svamp_*.jsonl` are those of SVAMP (Patel et al. 2021; MIT, LICENSE-SVAMP.txt), body and question in
+one line: the first 480 to train on, the other 520 held out. Variations of one problem are neighbours there, so
 hardly any stands on both sides.
 """
 

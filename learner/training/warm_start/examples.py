@@ -30,8 +30,8 @@ class PrefixForm:
     """Length of a prefix without an end."""
     ends: frozenset[int]
     """Tokens that end a prefix, and are its last action."""
-    end: int | None
-    """The end of a text that is shorter; None where nothing ends a prefix."""
+    end: int
+    """The end of a text that is shorter."""
     never: frozenset[int] = frozenset()
     """Tokens that a rollout never draws."""
 
@@ -42,8 +42,6 @@ class PrefixForm:
         if ends.size:
             prefix = prefix[: ends[0] + 1]
         elif prefix.size < self.most_tokens:
-            if self.end is None:
-                return None
             prefix = np.append(prefix, np.int32(self.end))
         return None if self.never.intersection(prefix.tolist()) else prefix
 

@@ -21,7 +21,7 @@ from prefixrl.common.errors import TrainingFault
 from prefixrl.common.host.process import write_atomically
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import checkpoints
-from prefixrl.common.run.warm_start import EpochLine
+from prefixrl.common.run.warm_start import EPOCHS_FILE, EpochLine
 from prefixrl.common.seeds import derive
 from prefixrl.learner.models.batch import PaddedRows, Sample, pad
 from prefixrl.learner.models.model import Models
@@ -30,7 +30,6 @@ from prefixrl.learner.training.warm_start.examples import Example, batches_of, m
 
 log = logging.getLogger(__name__)
 
-EPOCHS_FILE = "epochs.jsonl"
 PAD_ID = 0
 
 

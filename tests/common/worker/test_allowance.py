@@ -25,7 +25,7 @@ class Scorer:
 
     rows: int
     dies_s: float = float("inf")
-    permits: Permits = field(default_factory=Permits)
+    permits: Permits = field(default_factory=lambda: Permits(1.0))
     open_rows: list[Event] = field(default_factory=list)
     sent_s: list[float] = field(default_factory=list)
     sent_tokens: list[Event] = field(default_factory=list)

@@ -56,6 +56,13 @@ def test_a_run_begins_better_with_a_warm_start_that_was_stopped_on_its_way(tmp_p
     assert losses[record["best_epoch"]] == min(losses[1:]) < losses[0]
     again = warm_start(directory, *OPTIONS)
     assert again.returncode == 0 and record_of(folder) == record, "it was done already"
+    answered_s = (folder / "evaluations/no_prefix.train.sampled4.jsonl").stat().st_mtime_ns
+    longer = warm_start(directory, *OPTIONS, "--epochs", "5")
+    assert longer.returncode == 0, longer.stdout + longer.stderr
+    assert record_of(folder)["epochs"][-1]["epoch"] == 5
+    assert (folder / "evaluations/no_prefix.train.sampled4.jsonl").stat().st_mtime_ns == answered_s
+    other = warm_start(directory, *OPTIONS, "--set", "scorer.temperature=0.9")
+    assert other.returncode == 2 and "holds answers to other problems" in other.stderr
     begun = (f"adapter.init_from={folder}", "algorithm.iterations=1", *STOPS)
     with launched(directory, *SMALL, *begun) as process:
         accuracy = finish(process, directory)["accuracy_sampled"]
@@ -125,13 +132,11 @@ def test_a_run_in_direct_mode_has_no_prefixes(tmp_path: Path) -> None:
     assert refused.returncode == 2 and "a warm start teaches prefixes" in refused.stderr
 
 
-def test_a_folder_with_other_settings_or_other_files_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_and_a_file_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "warm"
     folder.mkdir()
     (folder / "notes.txt").write_text("mine")
     refused = warm_start(tmp_path / "run", "--out", str(folder))
     assert refused.returncode == 2 and "is not empty and holds no warm start" in refused.stderr
-    (folder / "notes.txt").unlink()
-    (folder / "warm_start_plan.json").write_text("{}")
-    refused = warm_start(tmp_path / "run", "--out", str(folder))
-    assert refused.returncode == 2 and "holds a warm start with other settings" in refused.stderr
+    refused = warm_start(tmp_path / "run", "--out", str(folder / "notes.txt"))
+    assert refused.returncode == 2 and "it is a file" in refused.stderr

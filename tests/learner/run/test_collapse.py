@@ -1,10 +1,13 @@
 """A policy that collapses is answered: once it is sure, with what the run file says, twice at most."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import get_args
 
+import msgspec
 import pytest
 
+from prefixrl.common.run import json_lines
 from prefixrl.learner.run.collapse import PATIENCE, RECOVERY, Collapse, OnCollapse
 
 Trace = Sequence[tuple[float, float, float]]
@@ -72,9 +75,38 @@ def test_an_answer_has_time_to_help_and_there_are_two(on_collapse: OnCollapse) -
     assert len(at) == 2 and at[1] - at[0] >= RECOVERY
 
 
-def test_what_it_knows_follows_from_the_figures_alone() -> None:
+def test_a_new_one_that_reads_the_figures_again_goes_on_as_the_first(tmp_path: Path) -> None:
     trace = [*HEALTHY, *ONE_TEXT * 3, *HEALTHY, *ONE_TEXT * 3]
-    whole, resumed = Collapse("raise_entropy", 0.03), Collapse("raise_entropy", 0.03)
+    whole = Collapse("raise_entropy", 0.03)
     at = answered(whole, trace)
-    half = answered(resumed, trace[:50]) + answered(resumed, trace[50:], first=50)
-    assert at == half and whole.entropy == resumed.entropy
+    lines = [FigureLine(*figures) for figures in trace[:50]]
+    json_lines.write(tmp_path / "lines.jsonl", lines)
+    read = json_lines.read(tmp_path / "lines.jsonl", FigureLine)
+    resumed = Collapse("raise_entropy", 0.03)
+    answered(resumed, [(line.reward, line.entropy, line.share) for line in read])
+    assert answered(resumed, trace[50:], first=50) == [i for i in at if i >= 50]
+    assert (whole.entropy, whole.answers) == (resumed.entropy, resumed.answers)
+
+
+class FigureLine(msgspec.Struct):
+    reward: float
+    entropy: float
+    share: float
+
+
+def test_what_a_person_sets_holds_until_the_next_answer() -> None:
+    raised, halved = Collapse("raise_entropy", 0.03), Collapse("go_back", 0.03)
+    for collapse in (raised, halved):
+        assert len(answered(collapse, [*HEALTHY, *ONE_TEXT])) == 1
+    raised.take_change(0.02, has_new_rate=False)
+    halved.take_change(None, has_new_rate=True)
+    assert (raised.entropy, halved.rate_scale) == (0.02, 1.0)
+    answered(raised, ONE_TEXT * 3, first=42)
+    assert raised.entropy == pytest.approx(0.08)
+
+
+def test_rewards_below_0_have_a_best_iteration_too() -> None:
+    collapse = Collapse("go_back", 0.03)
+    trace = [(reward - 1.0, entropy, share) for reward, entropy, share in [*HEALTHY, *ONE_TEXT]]
+    assert len(answered(collapse, trace)) == 1
+    assert collapse.good_iteration > 20

@@ -44,12 +44,6 @@ def test_a_prefix_is_what_a_rollout_could_have_written(
     assert (None if actual is None else tuple(actual.tolist())) == prefix
 
 
-def test_without_an_end_a_shorter_text_is_no_prefix() -> None:
-    form = PrefixForm(most_tokens=4, ends=frozenset(), end=None)
-    assert form.prefix_of(ids(1, 2)) is None
-    assert form.prefix_of(ids(1, 2, 3, 4)) is not None
-
-
 def test_equal_answers_count_as_often_as_they_come_and_a_problem_without_a_prompt_has_none() -> (
     None
 ):
