@@ -65,7 +65,7 @@ SUBJECTS: Mapping[str, Subject] = {
 
 
 class Seed(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of one run."""
+    """The figures that are kept of one run."""
 
     subject: str
     seed: int

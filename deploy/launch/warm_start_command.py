@@ -106,8 +106,8 @@ def warm_start_command(run_file: Path, settings: tuple[str, ...], **options: Any
 
 
 @dataclass(frozen=True)
-class Answering:
-    """Who answers the training problems."""
+class AnswerSource:
+    """The models that answer the training problems."""
 
     config: RunConfig
     weights: checkpoints.Weights
@@ -173,20 +173,20 @@ def _check(config: RunConfig, options: WarmStartOptions) -> None:
         )
 
 
-def _answering(config: RunConfig, options: WarmStartOptions) -> Answering:
-    """Return who answers; raise ConfigError for a teacher that writes something else, or nothing yet."""
+def _answering(config: RunConfig, options: WarmStartOptions) -> AnswerSource:
+    """Return the models that answer; raise ConfigError for a teacher that writes something else, or nothing yet."""
     data = config.data.model_copy(update={"eval": config.data.train})
     most = config.evaluation.model_copy(update={"problems": options.problems or ALL_PROBLEMS})
     if options.teacher is None:
         alone = config.model_copy(update={"data": data, "evaluation": most})
-        return Answering(alone, checkpoints.Weights(0, config.adapter.start), "no_prefix")
+        return AnswerSource(alone, checkpoints.Weights(0, config.adapter.start), "no_prefix")
     teacher = checkpoints.config_of(options.teacher, (FREE_PORT,))
-    theirs, ours = shared_settings(teacher), shared_settings(config)
+    taught, here = shared_settings(teacher), shared_settings(config)
     for key in (*ROLE_KEYS, *FORM_KEYS):
-        if theirs[key] != ours[key]:
+        if taught[key] != here[key]:
             raise ConfigError(
-                f"--teacher {options.teacher}: it writes prefixes with {key} = {theirs[key]!r}, this run with "
-                f"{ours[key]!r}; choose another teacher, or set it to {theirs[key]!r}"
+                f"--teacher {options.teacher}: it writes prefixes with {key} = {taught[key]!r}, this run with "
+                f"{here[key]!r}; choose another teacher, or set it to {taught[key]!r}"
             )
     if not checkpoints.newest_checkpoint(options.teacher):
         raise ConfigError(
@@ -195,11 +195,11 @@ def _answering(config: RunConfig, options: WarmStartOptions) -> Answering:
     served = checkpoints.served_checkpoint(options.teacher)
     weights = checkpoints.weights_of(options.teacher, teacher, served, False)
     changes = {"data": data, "evaluation": most}
-    return Answering(teacher.model_copy(update=changes), weights, "adapter")
+    return AnswerSource(teacher.model_copy(update=changes), weights, "adapter")
 
 
 def _prepare(
-    directory: Path, config: RunConfig, options: WarmStartOptions, answering: Answering
+    directory: Path, config: RunConfig, options: WarmStartOptions, answering: AnswerSource
 ) -> None:
     """Write the plan; raise ConfigError where the folder holds other answers, or something else.
 
@@ -255,7 +255,7 @@ def _answer(
     directory: Path,
     _config: RunConfig,
     options: WarmStartOptions,
-    answering: Answering,
+    answering: AnswerSource,
     stop: threading.Event,
 ) -> int:
     """Have the training problems answered, unless they are; return the exit code."""
@@ -278,7 +278,7 @@ def _train(
     directory: Path,
     config: RunConfig,
     _options: WarmStartOptions,
-    _answering: Answering,
+    _answering: AnswerSource,
     stop: threading.Event,
 ) -> int:
     """Train, unless it is done; return the exit code."""

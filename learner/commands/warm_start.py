@@ -131,10 +131,10 @@ def form_of(config: RunConfig, adapter: Renderer) -> PrefixForm:
     """Return the form of everything that the rollout of a run writes."""
     ends = adapter.stop_tokens
     # A whole answer ends as the model ends a turn, or as the target was stopped.
-    own = [token for token in (adapter.closer, *sorted(adapter.eos_tokens)) if token in ends]
+    turn_ends = [token for token in (adapter.closer, *sorted(adapter.eos_tokens)) if token in ends]
     stops = [stop for stop in config.rollout.stop_tokens if stop in config.scorer.stop_tokens]
-    others = [_token_of(adapter, stop) for stop in (*stops, *config.rollout.stop_tokens)]
-    end = next(iter((*own, *others)))
+    stop_ends = [_token_of(adapter, stop) for stop in (*stops, *config.rollout.stop_tokens)]
+    end = next(iter((*turn_ends, *stop_ends)))
     assert end is not None
     never = adapter.never_drawn(config.rollout.control_tokens) - ends
     return PrefixForm(config.max_sampled_tokens, ends, end, never)

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class CollapseAnswers:
-    """What the answers so far have changed, on one rank."""
+    """The changes that the answers so far have made, on one rank."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class CollapseAnswers:
         self._collapse = collapse
         self._is_on = config.algorithm.on_collapse != "warn"
         if self._is_on:
-            self._share(is_due=False)
+            self._share_decision(is_due=False)
 
     @property
     def way_back(self) -> frozenset[int]:
@@ -74,7 +74,7 @@ class CollapseAnswers:
             figures = metrics.means | batch_fractions(batch.groups)
             reason = self._collapse.add_iteration(batch.iteration, figures)
         before = self.config.algorithm.entropy, self._models.actor.rate_scale
-        is_due, good_iteration = self._share(bool(reason))
+        is_due, good_iteration = self._share_decision(bool(reason))
         if not is_due:
             return
         weights: int | None = None
@@ -84,7 +84,7 @@ class CollapseAnswers:
         if self._collapse is not None:
             self._write_changes(reason, version, before, weights)
 
-    def _share(self, is_due: bool) -> tuple[bool, int]:
+    def _share_decision(self, is_due: bool) -> tuple[bool, int]:
         """Have all ranks apply what rank 0 knows; return whether an answer is due, and the best iteration."""
         decided = torch.zeros(4, dtype=torch.float64)
         if (collapse := self._collapse) is not None:

@@ -235,6 +235,7 @@ def test_no_wait_goes_by_a_clock_that_jumps() -> None:
         "directory_format.py",
         "uploads.py",
         "resume.py",
+        "collapse_answers.py",
         "http_client.py",
         "app.py",
         "openai_format.py",
