@@ -7,6 +7,7 @@ RUN_FILE ──▶ launch of an evaluation: the target answers the training prob
 import hashlib
 import shutil
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,19 +130,27 @@ def warm_start(run_file: Path, settings: tuple[str, ...], options: WarmStartOpti
     config = load(run_file, (FREE_PORT, *settings))
     import_functions(config)
     _check(config, options)
-    answering = _answering(config, options)
+    source = _source_of(config, options)
     directory = options.out or Path(config.directory).with_name(
         Path(config.directory).name + SUFFIX
     )
     directory = directory.resolve()
-    _prepare(directory, config, options, answering)
+    _prepare(directory, config, options, source)
     stop = stop_event()
-    for step in (_answer, _train):
-        code = step(directory, config, options, answering, stop)
+    steps: tuple[tuple[str, Callable[[], Launcher]], ...] = (
+        (RESULTS_FILE, lambda: _answering_launcher(directory, source, options.samples, stop)),
+        (RECORD_FILE, lambda: _training_launcher(directory, config)),
+    )
+    for result, launcher_of in steps:
+        if (directory / result).exists():
+            continue
+        launcher = launcher_of()
+        code = launcher.run_and_stop(stop.is_set)
         if stop.is_set():
             click.echo("stopped; run the same command again to go on")
             return STOPPED
         if code:
+            launcher.report_failure(code)
             return code
     _print_record(directory, run_file, settings)
     return 0
@@ -173,7 +182,7 @@ def _check(config: RunConfig, options: WarmStartOptions) -> None:
         )
 
 
-def _answering(config: RunConfig, options: WarmStartOptions) -> AnswerSource:
+def _source_of(config: RunConfig, options: WarmStartOptions) -> AnswerSource:
     """Return the models that answer; raise ConfigError for a teacher that writes something else, or nothing yet."""
     data = config.data.model_copy(update={"eval": config.data.train})
     most = config.evaluation.model_copy(update={"problems": options.problems or ALL_PROBLEMS})
@@ -199,20 +208,20 @@ def _answering(config: RunConfig, options: WarmStartOptions) -> AnswerSource:
 
 
 def _prepare(
-    directory: Path, config: RunConfig, options: WarmStartOptions, answering: AnswerSource
+    directory: Path, config: RunConfig, options: WarmStartOptions, source: AnswerSource
 ) -> None:
     """Write the plan; raise ConfigError where the folder holds other answers, or something else.
 
     Where another plan was there, what it decided otherwise is thrown away: the training, and with other numbers of
     answers the results, never an answer.
     """
-    student = {"directory": str(directory), "data": answering.config.data}
+    student = {"directory": str(directory), "data": source.config.data}
     plan = WarmStartPlan(
         config=config.model_copy(update=student).model_dump_json(),
-        answers=answering.digest,
+        answers=source.digest,
         samples=options.samples,
         problems=options.problems,
-        arm=answering.arm,
+        arm=source.arm,
         teacher="" if options.teacher is None else str(options.teacher.resolve()),
         min_reward=None if options.takes_all else options.min_reward,
         held_out_fraction=HELD_OUT_FRACTION,
@@ -251,50 +260,28 @@ def _drop_stale_results(directory: Path, before: WarmStartPlan, now: WarmStartPl
     shutil.rmtree(directory / "checkpoints", ignore_errors=True)
 
 
-def _answer(
-    directory: Path,
-    _config: RunConfig,
-    options: WarmStartOptions,
-    answering: AnswerSource,
-    stop: threading.Event,
-) -> int:
-    """Have the training problems answered, unless they are; return the exit code."""
-    if (directory / RESULTS_FILE).exists():
-        return 0
-    try_endpoint(answering.config, stop)
+def _answering_launcher(
+    directory: Path, source: AnswerSource, samples: int, stop: threading.Event
+) -> Launcher:
+    """Return the launcher of the evaluation that has the training problems answered."""
+    try_endpoint(source.config, stop)
     run = offline_run(
-        answering.config,
-        answering.weights,
+        source.config,
+        source.weights,
         directory,
-        answering.config.data,
-        arms=(answering.arm,),
-        samples=options.samples,
+        source.config.data,
+        arms=(source.arm,),
+        samples=samples,
     )
     run.write_plan()
-    return _ended(run.launcher("evaluation"), stop)
+    return run.launcher("evaluation")
 
 
-def _train(
-    directory: Path,
-    config: RunConfig,
-    _options: WarmStartOptions,
-    _answering: AnswerSource,
-    stop: threading.Event,
-) -> int:
-    """Train, unless it is done; return the exit code."""
-    if (directory / RECORD_FILE).exists():
-        return 0
+def _training_launcher(directory: Path, config: RunConfig) -> Launcher:
+    """Return the launcher of the learner that trains on the answers, without workers."""
     alone = config.launch.model_copy(update={"rollouts": 0, "scorers": 0, "learner_ranks": 1})
     changed = config.model_copy(update={"directory": str(directory), "launch": alone})
-    command = ["prefixrl.learner.commands.warm_start", str(directory)]
-    return _ended(Launcher(changed, command, LEARNER), stop)
-
-
-def _ended(launcher: Launcher, stop: threading.Event) -> int:
-    code = launcher.run_and_stop(stop.is_set)
-    if code and not stop.is_set():
-        launcher.report_failure(code)
-    return code
+    return Launcher(changed, ["prefixrl.learner.commands.warm_start", str(directory)], LEARNER)
 
 
 def _print_record(directory: Path, run_file: Path, settings: tuple[str, ...]) -> None:

@@ -15,8 +15,12 @@ def is_alive(process: psutil.Process | int) -> bool:
 
 def titled(pid: int, title: str) -> list[psutil.Process]:
     """The processes below another one that have a title, for example prefixrl-broker."""
-    found = []
-    for process in psutil.Process(pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            found += [process] * (process.cmdline()[:1] == [title])
-    return found
+    below = psutil.Process(pid).children(recursive=True)
+    return [process for process in below if has_title(process, title)]
+
+
+def has_title(process: psutil.Process, title: str) -> bool:
+    """True for a process that has a title and still runs."""
+    with suppress(psutil.NoSuchProcess):
+        return process.cmdline()[:1] == [title]
+    return False

@@ -40,12 +40,12 @@ def config(adapter: Path) -> RunConfig:
 def examples(count: int, seed: int) -> list[Example]:
     """Prompts of random lengths; the prefix is the prompt's first token, counted on."""
     draws = np.random.default_rng(seed)
-    made = []
+    rows = []
     for number in range(count):
         prompt = draws.integers(1, 20, draws.integers(2, 9)).astype(np.int32)
         prefix = (prompt[0] + np.arange(1, 4)).astype(np.int32)
-        made.append(Example(f"{seed}-{number}", prompt, prefix))
-    return made
+        rows.append(Example(f"{seed}-{number}", prompt, prefix))
+    return rows
 
 
 TRAINING, HELD_OUT = examples(48, 1), examples(16, 2)
