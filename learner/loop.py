@@ -203,8 +203,9 @@ class Learner:
         if self.rank_zero:
             times = self.times.of_iteration(trained_s, ranks)
             self.finish_iteration(self.rank_zero, batch, metrics, times)
-        with self.patience():
-            self.answers.answer_iteration(batch, metrics, self.iteration)
+        if self.answers.is_on:
+            with self.patience():
+                self.answers.answer_iteration(batch, metrics, self.iteration)
 
     def finish_iteration(
         self, zero: RankZeroParts, batch: Batch, metrics: IterationMetrics, times: Times

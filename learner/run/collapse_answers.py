@@ -53,8 +53,9 @@ class CollapseAnswers:
         self._directory, self._stop = directory, stop
         self._models = models
         self._collapse = collapse
-        self._is_on = config.algorithm.on_collapse != "warn"
-        if self._is_on:
+        self.is_on = config.algorithm.on_collapse != "warn"
+        """False: no iteration is answered."""
+        if self.is_on:
             self._share_decision(is_due=False)
 
     @property
@@ -67,8 +68,6 @@ class CollapseAnswers:
 
     def answer_iteration(self, batch: Batch, metrics: IterationMetrics, version: int) -> None:
         """Answer a trained iteration if it is due; `version`: iterations trained now. A collective."""
-        if not self._is_on:
-            return
         reason = ""
         if self._collapse is not None:
             figures = metrics.means | batch_fractions(batch.groups)
