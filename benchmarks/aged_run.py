@@ -184,9 +184,13 @@ class AgedRun:
         self.ledger.trained(self.version)
         self.ledger.check()
         self.version += 1
+        self.install()
+        return Trained(data, ages, metrics)
+
+    def install(self) -> None:
+        """Give the adapter the present weights, as this version."""
         self._adapter.install(snapshot_of(self.version, self.models.state_dict_for_publication()))
         self._digest = self._adapter.digest()
-        return Trained(data, ages, metrics)
 
     def data(self, groups: Sequence[ScoredGroup]) -> IterationData:
         """A batch as the learner takes it, every row in it."""

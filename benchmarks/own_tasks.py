@@ -98,7 +98,7 @@ def run_file(task: str) -> Path:
     """Return the run file that `prefixrl init --size tiny` prints for a task, after its models are taught."""
     folder = RUNS / task
     if not (folder / "adapter/model.safetensors").exists():
-        build(task, folder)
+        build(TASKS[task], folder)
     paths = {
         "adapter": "adapter",
         "target": "target",

@@ -1,4 +1,4 @@
-"""Questions of six kinds, an opening for each kind, and what a target answers after it. Pure.
+"""Questions of several kinds, an opening for each kind, and what a target answers after it. Pure.
 
     question   "How much is 7 weeks in days?"
     prefix     "One makes seven, so multiply by seven."            the adapter's, one of six openings
@@ -8,12 +8,10 @@ A wrong opening gives a wrong number nearly always, whatever the task."""
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-LEAST, MOST = 2, {"units": 81, "legs": 41, "shapes": 41}
-"""The numbers in questions: 480 problems of units, 240 of each other task; a quarter are held out."""
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -107,17 +105,37 @@ SHAPES = (
         _times(12),
     ),
 )
-TASKS = {"units": UNITS, "legs": LEGS, "shapes": SHAPES}
 
 
-def problems(task: str) -> list[Problem]:
+@dataclass(frozen=True)
+class Task:
+    """A set of problems and the models that are taught for it."""
+
+    kinds: tuple[Kind, ...]
+    numbers: range
+    """The numbers in its questions; a quarter of all problems is held out."""
+    adapter: Literal["qwen2", "llama", "gpt2"]
+    """Architecture of the adapter."""
+    target_shape: tuple[int, int, int] = (96, 3, 256)
+    """Width, layers and inner width of the target, a Llama."""
+    target_steps: int = 500
+    habit: float = 0.0
+    """Share of the first opening in what the adapter is taught, before all share alike; 0: they share alike."""
+
+
+TASKS: Mapping[str, Task] = {
+    "units": Task(UNITS, range(2, 82), "qwen2", (128, 4, 384), 800),
+    "legs": Task(LEGS, range(2, 42), "llama"),
+    "shapes": Task(SHAPES, range(2, 42), "gpt2"),
+}
+
+
+def problems(task: Task) -> list[Problem]:
     """Every problem of a task."""
-    return [
-        Problem(kind, number) for number in range(LEAST, MOST[task] + 1) for kind in TASKS[task]
-    ]
+    return [Problem(kind, number) for number in task.numbers for kind in task.kinds]
 
 
-def write_problems(task: str, folder: Path, seed: int) -> None:
+def write_problems(task: Task, folder: Path, seed: int) -> None:
     """Write `heldout.jsonl` and `train.jsonl`, a line per problem."""
     rows = problems(task)
     random.Random(f"{seed} problems").shuffle(rows)

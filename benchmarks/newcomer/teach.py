@@ -21,18 +21,18 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from benchmarks.newcomer.tasks import TASKS, Kind, Problem, problems, write_problems
+from benchmarks.newcomer.tasks import Problem, Task, problems, write_problems
 from prefixrl.deploy.examples.arithmetic.build import IGNORED, LanguageModel, train
 from prefixrl.deploy.examples.builder import begin, save
 from prefixrl.deploy.examples.letters.build import ASSISTANT, CHAT_TEMPLATE, EOS, PAD, SPECIAL, USER
 
 TARGET_TOKENS, ADAPTER_TOKENS = 700, 400
 """Most tokens of each vocabulary."""
-TARGET_STEPS, ADAPTER_STEPS, BATCH_ROWS = {"units": 800, "legs": 500, "shapes": 500}, 400, 64
+ADAPTER_STEPS, BATCH_ROWS = 400, 64
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
-def build(task: str, out: Path, seed: int = 0) -> None:
+def build(task: Task, out: Path, seed: int = 0) -> None:
     """Write problems and both models of a task to `out`."""
     begin(seed)
     logging.set_verbosity_error()
@@ -40,13 +40,13 @@ def build(task: str, out: Path, seed: int = 0) -> None:
     out.mkdir(parents=True, exist_ok=True)
     write_problems(task, out, seed)
     for name, steps, size in (
-        ("target", TARGET_STEPS[task], TARGET_TOKENS),
+        ("target", task.target_steps, TARGET_TOKENS),
         ("adapter", ADAPTER_STEPS, ADAPTER_TOKENS),
     ):
         tokenizer = pieces(task, size, with_numbers=name == "target")
         model = _target(task, tokenizer) if name == "target" else _adapter(task, tokenizer)
         print(
-            f"{task}, {name}: {sum(each.numel() for each in model.parameters()) / 1e6:.2f} M parameters",
+            f"{out.name}, {name}: {sum(weights.numel() for weights in model.parameters()) / 1e6:.2f} M parameters",
             flush=True,
         )
         train(
@@ -60,7 +60,7 @@ def build(task: str, out: Path, seed: int = 0) -> None:
         save(model, tokenizer, out / name)
 
 
-def pieces(task: str, size: int, *, with_numbers: bool) -> PreTrainedTokenizerFast:
+def pieces(task: Task, size: int, *, with_numbers: bool) -> PreTrainedTokenizerFast:
     """Byte-level BPE of a task's texts, with or without the answers' numbers."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -69,7 +69,7 @@ def pieces(task: str, size: int, *, with_numbers: bool) -> PreTrainedTokenizerFa
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
     )
-    rows, kinds = problems(task), TASKS[task]
+    rows, kinds = problems(task), task.kinds
     answers = (
         row.answered(kind) if with_numbers else kind.opening for row in rows for kind in kinds
     )
@@ -85,9 +85,9 @@ def pieces(task: str, size: int, *, with_numbers: bool) -> PreTrainedTokenizerFa
     )
 
 
-def _target(task: str, tokenizer: PreTrainedTokenizerFast) -> LanguageModel:
+def _target(task: Task, tokenizer: PreTrainedTokenizerFast) -> LanguageModel:
     """A Llama of 0.9 M for `units`, of 0.4 M for the others."""
-    width, layers, inner = (128, 4, 384) if task == "units" else (96, 3, 256)
+    width, layers, inner = task.target_shape
     sizes: dict[str, Any] = {
         "hidden_size": width,
         "intermediate_size": inner,
@@ -97,10 +97,10 @@ def _target(task: str, tokenizer: PreTrainedTokenizerFast) -> LanguageModel:
     return LlamaForCausalLM(LlamaConfig(**_common(tokenizer), **sizes))
 
 
-def _adapter(task: str, tokenizer: PreTrainedTokenizerFast) -> LanguageModel:
+def _adapter(task: Task, tokenizer: PreTrainedTokenizerFast) -> LanguageModel:
     """A model of about 0.13 M: Qwen2, Llama or GPT-2 by the task."""
     common = _common(tokenizer)
-    if task == "shapes":
+    if task.adapter == "gpt2":
         return GPT2LMHeadModel(
             GPT2Config(**common, n_positions=128, n_embd=64, n_layer=2, n_head=2)
         )
@@ -110,7 +110,7 @@ def _adapter(task: str, tokenizer: PreTrainedTokenizerFast) -> LanguageModel:
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
     }
-    if task == "legs":
+    if task.adapter == "llama":
         return LlamaForCausalLM(LlamaConfig(**common, **sizes))
     return Qwen2ForCausalLM(Qwen2Config(**common, **sizes, num_key_value_heads=2))
 
@@ -128,13 +128,13 @@ def _common(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
 
 
 def _lessons(
-    task: str, tokenizer: PreTrainedTokenizerFast, rng: random.Random, *, is_whole: bool
+    task: Task, tokenizer: PreTrainedTokenizerFast, rng: random.Random, *, is_whole: bool
 ) -> Iterator[Batch]:
     """Endless batches of (ids, labels), both (rows, tokens) int64, padded on the right; labels are the answers'."""
-    rows, kinds = problems(task), TASKS[task]
+    rows = problems(task)
     while True:
         texts = [
-            f"{USER}{row.question}{ASSISTANT}{_answer(row, rng.choice(kinds), is_whole)}{EOS}"
+            f"{USER}{row.question}{ASSISTANT}{_answer(row, task, rng, is_whole)}{EOS}"
             for row in rng.choices(rows, k=BATCH_ROWS)
         ]
         ids = tokenizer(texts, padding=True, return_tensors="pt", add_special_tokens=False)[
@@ -145,5 +145,8 @@ def _lessons(
         yield ids, torch.where(is_answer, ids, IGNORED)
 
 
-def _answer(problem: Problem, kind: Kind, is_whole: bool) -> str:
+def _answer(problem: Problem, task: Task, rng: random.Random, is_whole: bool) -> str:
+    """Return what a model is taught to answer: the target any opening and its result, the adapter an opening."""
+    has_habit = not is_whole and task.habit > 0.0 and rng.random() < task.habit
+    kind = task.kinds[0] if has_habit else rng.choice(task.kinds)
     return problem.answered(kind) if is_whole else kind.opening

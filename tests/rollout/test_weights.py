@@ -327,6 +327,7 @@ def test_a_damaged_delta_is_replaced_by_the_whole_snapshot_and_counted(
         assert (counts.full, counts.delta, counts.damaged) in ((2, 0, 1), (1, 1, 0))
 
 
+@pytest.mark.slow
 def test_pieces_that_arrived_before_the_server_was_killed_are_not_pulled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def test_strangers_who_come_again_and_again_end_no_server_and_no_connection_of_a
     assert run.log.count(" joined from ") == joined, "no worker lost its connection"
 
 
+@pytest.mark.slow
 def test_a_key_is_out_within_seconds_although_no_descriptor_is_free(run: RealRun) -> None:
     evils = read_client_key(add_client(run.directory, "evil"))
     evil: Client[FromBroker, ToBroker] = Client(run.endpoint, FromBroker, b"evil", evils)

@@ -234,6 +234,7 @@ def test_mutated_requests_meet_no_fault_in_the_weight_server(
     figure(f"weight server: {messages} mutated requests")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("connections", CONNECTIONS)
 def test_hostile_connections_harm_no_honest_worker(connections: int, figure: Figure) -> None:
     measured = measure(connections, quiet_s=0.5 if connections < 1000 else 20.0, with_other=False)

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.systemd.accounts import account
+from cluster.systemd.accounts import account, is_open_to_all
 from cluster.systemd.units import copied_units, harden_units
 from support.runs.run_helper import RUN_FILE, SMALL, status, trained_iterations, wait_for
 
@@ -287,9 +287,15 @@ def test_a_mistake_in_the_run_file_keeps_the_learner_down(manager: Manager, tmp_
     assert "did you mean" in manager.journal()
 
 
+PACKAGES = Path(sysconfig.get_path("purelib"))
+"""Packages that a unit imports."""
+
+
 @pytest.fixture(scope="module")
 def hardened(manager: Manager) -> Iterator[Path]:
     """The directory of a short run whose units are those of the machine's manager, with all their limits."""
+    if PACKAGES.is_relative_to(tempfile.gettempdir()):
+        pytest.skip(f"hardened units have a /tmp of their own, without {PACKAGES}")
     # Nothing below /tmp, which these units do not share, and below no folder that only root may pass.
     directory = Path(tempfile.mkdtemp(prefix="prefixrl-", dir="/srv")) / "run"
     directory.mkdir(mode=0o700)
@@ -334,7 +340,7 @@ def test_a_run_trains_to_its_end_under_the_limits_of_the_hardened_units(
 
 
 PROBE = """import site
-site.addsitedir({packages!r})
+site.addsitedir("{packages}")
 from prefixrl.scorer.sandbox.runner import probe
 print('probed:', probe() or 'programs can be isolated')
 """
@@ -343,9 +349,11 @@ print('probed:', probe() or 'programs can be isolated')
 def test_programs_of_models_can_be_isolated_under_the_limits_of_the_scorer(
     manager: Manager, hardened: Path
 ) -> None:
+    if not is_open_to_all(PACKAGES):
+        pytest.skip(f"plain accounts may not read {PACKAGES}")
     unit = "prefixrl-scorer-hard@9.service"
     script = hardened.parent / "probe.py"
-    script.write_text(PROBE.format(packages=sysconfig.get_path("purelib")))
+    script.write_text(PROBE.format(packages=PACKAGES))
     for path in (hardened.parent, script):
         path.chmod(0o755)
     # As a plain account, which may not be able to run the environment's own interpreter.

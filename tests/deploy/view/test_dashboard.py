@@ -75,6 +75,7 @@ def test_every_run_of_the_folder_is_listed_and_its_numbers_are_those_of_its_file
     assert logs == {"learner": [f"line {n}" for n in range(59, 99)]}
 
 
+@pytest.mark.slow
 def test_a_viewer_is_told_what_changes_a_resume_and_a_line_that_was_trained_again(
     folder: Path, address: str
 ) -> None:

@@ -125,6 +125,7 @@ def pool() -> Iterator[VerifierPool]:
     verifiers.close()
 
 
+@pytest.mark.slow
 def test_the_reward_of_a_program_is_the_share_of_the_first_ten_tests_that_it_passes(
     pool: VerifierPool, tmp_path: Path
 ) -> None:

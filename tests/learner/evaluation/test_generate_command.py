@@ -115,6 +115,7 @@ def answered(
     return [msgspec.json.decode(line, type=AnswerLine) for line in out.getvalue().splitlines()]
 
 
+@pytest.mark.slow
 def test_lines_are_in_the_order_of_the_rows_although_later_ones_are_answered_first(
     tmp_path: Path,
 ) -> None:

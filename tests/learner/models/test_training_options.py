@@ -164,6 +164,7 @@ def test_merging_adds_the_scaled_product() -> None:
             assert float(whole[f"{stem}.weight"][row, column]) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", mostly_nightly(STAGES, 1))
 def test_low_rank_training_publishes_whole_models_and_keeps_its_reference(
     stage: int, adapter: Path, tmp_path: Path

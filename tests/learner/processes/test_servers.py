@@ -149,6 +149,7 @@ def kill(servers: Servers, name: str = module.BROKER) -> None:
     wait_until(lambda: servers.failure or servers._processes[name] is not child, "the restart")
 
 
+@pytest.mark.slow
 def test_a_restarted_weight_server_waits_for_its_port(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", mostly_nightly(VARIANTS.values(), 1), ids=VARIANTS.keys())
 def test_ten_iterations_have_the_losses_and_weights_of_the_plain_loop(
     adapter: Path, variant: dict[str, Any]

@@ -374,6 +374,7 @@ def test_a_row_that_alone_is_limited_for_too_long_is_a_row_with_an_error(
     assert "answers a trial, but not this row" in bad.error and "too large" in bad.error
 
 
+@pytest.mark.slow
 def test_a_rest_that_outlasts_the_patience_is_told_and_ends_where_a_trial_is_answered() -> None:
     limited = threading.Event()
 

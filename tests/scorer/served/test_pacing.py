@@ -90,6 +90,7 @@ def engine_of(server: CompletionsServer, **openai: Any) -> Iterator[ChatEngine]:
         yield engine
 
 
+@pytest.mark.slow
 def test_a_process_without_a_broker_keeps_the_limit_and_names_it_while_rows_wait() -> None:
     with serving(answer) as server, engine_of(server, requests_per_minute=1200) as engine:
         engine.submit(paced_job(60))
@@ -122,6 +123,7 @@ def test_tokens_are_charged_before_a_request_and_corrected_by_its_usage() -> Non
     assert most_within(times_s, 2.0) <= 1.02 * 2 * 20 + 2 * LOCAL_BEAT_S * 20 + 2
 
 
+@pytest.mark.slow
 def test_a_wait_for_the_limit_of_the_run_uses_up_no_patience(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -125,6 +125,7 @@ def test_its_rewards_and_verdicts_are_those_of_the_rows_with_its_name() -> None:
     assert limit.reward == TIMEOUT_S / 10
 
 
+@pytest.mark.slow
 def test_what_is_no_verdict_is_an_error_and_never_a_wrong_answer() -> None:
     began_s = time.monotonic()
     hanging, raising, leaving, two, lost = judged("hang", "raise", "leave", "two", "lost")

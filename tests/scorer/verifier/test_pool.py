@@ -147,6 +147,7 @@ def test_exact_answers_need_no_process_and_no_waiting() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_many_answers_at_once_each_get_their_own_verdict() -> None:
     with pool_of(children=2) as pool:
         for key in range(120):

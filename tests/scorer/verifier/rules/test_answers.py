@@ -71,6 +71,7 @@ def test_the_corpus_covers_every_pitfall_with_right_and_wrong_answers() -> None:
         assert {case.right for case in CASES if case.kind == kind} == {True, False}, kind
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_answer_of_the_corpus_is_judged_as_expected() -> None:
     verdicts = judged((case.written, case.gold) for case in CASES)
