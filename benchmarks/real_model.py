@@ -20,6 +20,7 @@ from benchmarks.real_model_runs import DECODINGS, QUICK, SUBJECTS, Seed, trained
 from benchmarks.results import Figure, Report, mean_figure, options, t_interval
 from prefixrl.common.evaluation.accuracy import Difference, difference
 
+BASELINES = ("no_prefix", "untrained_adapter")
 EARLY = 16
 """Iterations whose mean reward says how early a run learns."""
 Seeds = Mapping[str, Sequence[Seed]]
@@ -45,14 +46,30 @@ def by_subject(seeds: Sequence[Seed]) -> dict[str, list[Seed]]:
 
 def accuracies(seeds: Sequence[Seed], arm: str) -> list[float]:
     """Return the mean reward of an arm in every run that has it."""
-    marks = [seed.rewards[arm] for seed in seeds if arm in seed.rewards]
-    return [mark.count("1") / len(mark) for mark in marks]
+    return [_share(seed.rewards[arm]) for seed in seeds if arm in seed.rewards]
 
 
-def gap(seed: Seed, arm: str, other: str) -> Difference | None:
-    """Return the difference of two arms of a run, paired by problem."""
+def _share(marks: str) -> float:
+    return marks.count("1") / len(marks)
+
+
+def baseline(run: Seed, decoding: str, others: Sequence[Seed]) -> str:
+    """Return the rewards by problem without training: without a prefix, or in direct mode of the untrained model.
+
+    Those of a run that judged neither are those of another run with its seed.
+    """
+    for judged in (run, *(other for other in others if other.seed == run.seed)):
+        for arm in BASELINES:
+            if marks := judged.rewards.get(f"{arm}.{decoding}"):
+                return marks
+    return ""
+
+
+def gap(run: Seed, arm: str, decoding: str, others: Sequence[Seed]) -> Difference | None:
+    """Return the difference of an arm to the baseline, paired by problem; `others`: runs that may hold the baseline."""
     return difference(
-        _by_problem(seed.rewards.get(arm, "")), _by_problem(seed.rewards.get(other, ""))
+        _by_problem(run.rewards.get(f"{arm}.{decoding}", "")),
+        _by_problem(baseline(run, decoding, others)),
     )
 
 
@@ -65,14 +82,9 @@ def early_reward(seed: Seed) -> float:
     return sum(seed.curve[:EARLY]) / len(seed.curve[:EARLY])
 
 
-def baseline_of(seed: Seed, decoding: str) -> str:
-    """Return the arm that a trained one is compared with: none, or in direct mode the untrained model."""
-    arm = f"no_prefix.{decoding}"
-    return arm if arm in seed.rewards else f"untrained_adapter.{decoding}"
-
-
 def figures_of(seeds: Seeds) -> Iterator[Figure]:
     """Yield accuracies, differences and early rewards of every subject."""
+    others = seeds.get("prefixes", ())
     for name, runs in seeds.items():
         for decoding in DECODINGS:
             judged = [run for run in runs if f"trained_adapter.{decoding}" in run.rewards]
@@ -81,45 +93,52 @@ def figures_of(seeds: Seeds) -> Iterator[Figure]:
                     f"{name}: accuracy, {decoding}",
                     "share of problems",
                     accuracies(judged, f"trained_adapter.{decoding}"),
-                    [accuracies([run], baseline_of(run, decoding))[0] for run in judged],
+                    [_share(marks) for run in judged if (marks := baseline(run, decoding, others))],
                     "without training",
                 )
-        yield mean_figure(
-            f"{name}: mean reward of the first {EARLY} iterations",
-            "reward",
-            [early_reward(run) for run in runs],
-        )
+        if curves := [early_reward(run) for run in runs if run.curve]:
+            yield mean_figure(
+                f"{name}: mean reward of the first {EARLY} iterations", "reward", curves
+            )
 
 
 def arm_table(seeds: Seeds) -> Iterator[str]:
     """Yield a table: accuracy of every arm, mean over seeds, and the paired difference to no training."""
     yield "| subject | seeds | arm | greedy | less the baseline | sampled | less the baseline |"
     yield "|---|---|---|---|---|---|---|"
+    others = seeds.get("prefixes", ())
     for name, runs in seeds.items():
         arms = list(dict.fromkeys(arm.partition(".")[0] for run in runs for arm in run.rewards))
         for arm in arms:
-            cells = [cell for decoding in DECODINGS for cell in _cells(runs, arm, decoding)]
+            cells = [cell for decoding in DECODINGS for cell in _cells(runs, arm, decoding, others)]
             yield f"| {name} | {len(runs)} | {arm.replace('_', ' ')} | {' | '.join(cells)} |"
 
 
-def _cells(runs: Sequence[Seed], arm: str, decoding: str) -> tuple[str, str]:
+def _cells(
+    runs: Sequence[Seed], arm: str, decoding: str, others: Sequence[Seed]
+) -> tuple[str, str]:
     """Return the mean accuracy of an arm, and its paired difference to the baseline."""
     values = accuracies(runs, f"{arm}.{decoding}")
     if not values:
         return "", ""
-    gaps = [gap(run, f"{arm}.{decoding}", baseline_of(run, decoding)) for run in runs]
-    means = [each.mean for each in gaps if each is not None]
-    mean, (low, high) = t_interval(means)
-    is_baseline = all(baseline_of(run, decoding) == f"{arm}.{decoding}" for run in runs)
     accuracy = f"{sum(values) / len(values):.3f}"
-    return accuracy, "" if is_baseline else f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
+    gaps = [paired for run in runs if (paired := gap(run, arm, decoding, others))]
+    if not gaps or all(
+        baseline(run, decoding, ()) == run.rewards[f"{arm}.{decoding}"] for run in runs
+    ):
+        return accuracy, ""
+    mean, (low, high) = t_interval([paired.mean for paired in gaps])
+    return accuracy, f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
 
 
 def curve_table(seeds: Seeds) -> Iterator[str]:
     """Yield a table: mean reward by quarter of the run, and the target's tokens that it took."""
     yield f"| subject | first {EARLY} iterations | by quarters of the run | tokens of the target | of a warm start |"
     yield "|---|---|---|---|---|"
-    for name, runs in seeds.items():
+    for name, all_runs in seeds.items():
+        runs = [run for run in all_runs if run.curve]
+        if not runs:
+            continue
         early = [early_reward(run) for run in runs]
         quarters = [
             sum(sum(_quarter(run.curve, number)) / len(_quarter(run.curve, number)) for run in runs)

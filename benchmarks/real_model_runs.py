@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,10 @@ from prefixrl.common.wire.packing import token_ids
 EXAMPLE = ROOT / "deploy/examples/smollm2"
 ARMS = ("no_prefix", "fixed_prefix", "untrained_adapter", "trained_adapter")
 DECODINGS = ("greedy", "sampled")
+BEST_OF = 8
+PROBLEMS = "evaluation.problems="
+HARDLY_JUDGED = ("evaluation.problems=8", "evaluation.selection_problems=8")
+"""Settings of a run whose other arms are not looked at."""
 QUICK = ("algorithm.iterations=2", "evaluation.problems=16", "evaluation.selection_problems=8")
 
 
@@ -41,12 +46,21 @@ class Subject:
     """True: the plain loop, with the numbers of the run file."""
     warm_start: tuple[str, ...] = ()
     """Options of `prefixrl warm-start` before the run; none: the run begins with the adapter as it is."""
+    trains: bool = True
+    """False: the untrained adapter of the run of `prefixes` with the same seed is judged."""
+    judges_all_arms: bool = True
+    """False: only the trained adapter is judged, by `prefixrl eval`; the other arms are those of `prefixes`."""
 
 
 SUBJECTS: Mapping[str, Subject] = {
     "prefixes": Subject("prefixes by LoRA, the example as it is (S = 2)"),
     "synchronous": Subject(
-        "the same without staleness (S = 0)", settings=("algorithm.max_staleness=0",)
+        "the same without staleness (S = 0)",
+        settings=("algorithm.max_staleness=0",),
+        judges_all_arms=False,
+    ),
+    "best_of": Subject(
+        "no training: the best of eight prefixes, of a run of prefixes", trains=False
     ),
     "plain": Subject("the plain loop", is_plain=True),
     "svamp": Subject(
@@ -88,13 +102,16 @@ def trained_seed(name: str, seed: int, runs: Path, settings: tuple[str, ...]) ->
     subject, started_s, measured = SUBJECTS[name], time.monotonic(), commit()
     directory = (runs / f"{name}-{seed}").resolve()
     settings = (*subject.settings, *settings)
-    if subject.is_plain:
+    curve, tokens, spent = list[float](), list[int](), 0
+    if not subject.trains:
+        rewards = best_of_samples((runs / f"prefixes-{seed}").resolve(), settings)
+    elif subject.is_plain:
         rewards, curve, tokens = plain_loop(EXAMPLE / subject.run_file, seed, directory, settings)
-        spent = 0
     else:
         start, spent = warm_started(subject, seed, directory, settings)
-        run_example(subject, seed, directory, (*settings, *start))
-        rewards, curve, tokens = figures_of(directory)
+        judged = () if subject.judges_all_arms else HARDLY_JUDGED
+        run_example(subject, seed, directory, (*settings, *start, *judged))
+        rewards, curve, tokens = figures_of(directory, subject, settings)
     return Seed(
         subject=name,
         seed=seed,
@@ -146,18 +163,51 @@ def run_example(subject: Subject, seed: int, directory: Path, settings: Sequence
         subprocess.run([*command, *flags(seed, directory, settings)], check=True)
 
 
-def figures_of(directory: Path) -> tuple[dict[str, str], list[float], list[int]]:
+def figures_of(
+    directory: Path, subject: Subject, settings: Sequence[str]
+) -> tuple[dict[str, str], list[float], list[int]]:
     """Return rewards by arm, mean reward by iteration and the target's tokens by iteration."""
-    rewards = {}
-    for arm in ARMS:
-        for decoding in DECODINGS:
-            rows = json_lines.read(directory / f"evaluations/{arm}.{decoding}.jsonl", EvaluatedRow)
-            if rows:
-                in_order = sorted(rows, key=lambda row: row.prompt_id)
-                rewards[f"{arm}.{decoding}"] = "".join(f"{row.reward:.0f}" for row in in_order)
+    if subject.judges_all_arms:
+        rewards = rewards_of(directory / "evaluations", {arm: arm for arm in ARMS})
+    else:
+        rewards = rewards_of(judged_afterwards(directory, settings), {"adapter": ARMS[-1]})
     lines = json_lines.read(directory / METRICS_FILE, MetricsLine)
     curve = [line.figures["reward"] for line in lines]
-    return rewards, curve, tokens_by_iteration(directory, "no_prefix.greedy" not in rewards)
+    return rewards, curve, tokens_by_iteration(directory, subject.run_file == "direct.toml")
+
+
+def rewards_of(folder: Path, arms: Mapping[str, str]) -> dict[str, str]:
+    """Return what the files of an evaluation hold, by `arm.decoding`; `arms`: name of an arm by that of its files."""
+    rewards = {}
+    for (file, arm), decoding in product(arms.items(), DECODINGS):
+        rows = json_lines.read(folder / f"{file}.{decoding}.jsonl", EvaluatedRow)
+        if rows:
+            in_order = sorted(rows, key=lambda row: row.prompt_id)
+            rewards[f"{arm}.{decoding}"] = "".join(f"{row.reward:.0f}" for row in in_order)
+    return rewards
+
+
+def judged_afterwards(
+    directory: Path, settings: Sequence[str], options: Sequence[str] = ("--samples", "1")
+) -> Path:
+    """Have `prefixrl eval` judge an adapter of a run; return the folder of the rows."""
+    problems = next((s for s in reversed(settings) if s.startswith(PROBLEMS)), f"{PROBLEMS}500")
+    command = [sys.executable, "-m", "prefixrl.deploy", "eval", str(directory), "--arm", "adapter"]
+    subprocess.run([*command, "--set", problems, *options], check=True)
+    folders = (directory / "eval").glob("step_*")
+    return max(folders, key=lambda folder: folder.stat().st_mtime) / "evaluations"
+
+
+def best_of_samples(directory: Path, settings: Sequence[str]) -> dict[str, str]:
+    """Return what a user would try first: of `BEST_OF` prefixes of the untrained adapter the best, by the verifier."""
+    folder = judged_afterwards(
+        directory, settings, ("--checkpoint", "0", "--samples", str(BEST_OF))
+    )
+    right: dict[str, float] = {}
+    for row in json_lines.read(folder / "adapter.sampled.jsonl", EvaluatedRow):
+        right[row.prompt_id] = max(right.get(row.prompt_id, 0.0), row.reward)
+    marks = "".join(f"{right[problem]:.0f}" for problem in sorted(right))
+    return {f"best_of_{BEST_OF}_untrained.sampled": marks}
 
 
 def tokens_by_iteration(directory: Path, is_direct: bool) -> list[int]:

@@ -31,12 +31,30 @@ def test_differences_are_paired_by_problem_and_their_mean_is_over_seeds() -> Non
     seeds = by_subject([seed_of(2, trained="1100"), seed_of(1)])
     first, second = seeds["prefixes"]
     assert (first.seed, second.seed) == (1, 2)
-    paired = gap(first, "trained_adapter.greedy", "no_prefix.greedy")
+    paired = gap(first, "trained_adapter", "greedy", ())
     assert paired is not None and (paired.mean, paired.better, paired.worse) == (0.5, 2, 0)
     page = markdown(seeds)
     # Means 0.5 and 0.25, Student's interval of two values.
     assert "| prefixes | 2 | trained adapter | 0.625 | +0.375 (-1.213 to +1.963) |" in page
     assert "| prefixes | 2 | no prefix | 0.250 |  |" in page
+
+
+def test_a_run_that_judged_its_adapter_alone_is_compared_with_the_run_of_its_seed() -> None:
+    alone = msgspec.structs.replace(
+        seed_of(2, "synchronous"), rewards={"trained_adapter.greedy": "1111"}
+    )
+    others = [seed_of(1, none="0000"), seed_of(2, none="1100")]
+    page = markdown(by_subject([alone, *others]))
+    assert "| synchronous | 1 | trained adapter | 1.000 | +0.500 (+0.500 to +0.500) |" in page
+
+
+def test_samples_of_the_untrained_adapter_have_no_curve() -> None:
+    best = msgspec.structs.replace(
+        seed_of(1, "best_of"), rewards={"best_of_8_untrained.greedy": "1110"}, curve=[]
+    )
+    page = markdown(by_subject([best, seed_of(1)]))
+    assert "| best_of | 1 | best of 8 untrained | 0.750 | +0.500 (+0.500 to +0.500) |" in page
+    assert page.count("| best_of |") == 1
 
 
 def test_a_curve_is_told_by_its_beginning_and_by_quarters() -> None:
