@@ -101,7 +101,7 @@ def launch(
     flags = set_flags(settings)
     ranks = ["--nproc-per-node", str(config.launch.learner_ranks)]
     launcher = Launcher(config, ["prefixrl.learner", str(run_file), *flags, *ranks])
-    click.echo(f"{launcher.dashboard()} shows it in a browser", err=True)
+    launcher.hint = f"{launcher.dashboard()} shows it in a browser"
     code = launcher.run_and_stop(stop.is_set)
     if stop.is_set() or code == Halted.exit_code:
         again = to_copy("prefixrl launch", run_file, *flags)
@@ -166,6 +166,8 @@ class Launcher:
         self._placed = place(processes_of(config, with_learner=name == LEARNER), len(self._gpus))
         self.learner = self._child(name, command[0], command[1:])
         self.learner.budget.most = restarts
+        self.hint = ""
+        """Announced when the broker has opened its socket; a run that is refused is not shown anywhere."""
         self.workers: list[Child] = []
         self._others: list[Child] = []
         self._view = View(self._directory, uses_stderr)
@@ -260,6 +262,9 @@ class Launcher:
                     self._restart(self.learner, code)
                 if (written := mark_of(self._endpoint_file)) != mark:
                     mark = written
+                    if self.hint:
+                        self._view.announce(self.hint)
+                        self.hint = ""
                     for worker in self.workers:  # a broker has opened its socket
                         if not worker.is_drained and (
                             worker.process is None or worker.code is not None

@@ -231,11 +231,11 @@ def test_what_vllm_chose_is_told_in_one_line(engine: VllmEngine) -> None:
 def test_a_row_without_room_for_an_answer_is_refused_by_name(engine: VllmEngine) -> None:
     with pytest.raises(UserError, match=r"of 130 tokens .* context of 128: .*max_model_len"):
         engine.submit(
-            world.Job(
+            Job(
                 "long",
                 (np.full(130, 5, dtype=np.int32),),
                 np.zeros((1, 4)),
-                world.Sampling(temperature=1.0, max_new_tokens=4),
+                Sampling(temperature=1.0, max_new_tokens=4),
                 frozenset(),
             )
         )
