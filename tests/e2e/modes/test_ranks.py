@@ -54,7 +54,7 @@ def test_a_killed_rank_ends_the_learner_with_its_name_and_the_run_resumes(tmp_pa
         for rank in (0, 1)
     )
     assert all(
-        re.search(r" (loaded|are loaded at iteration 0): cpu, \d+ threads; ", s)
+        re.search(r" (loaded|are loaded at iteration 0): cpu \([\w ]+\), \d+ threads; ", s)
         for s in logs_there.values()
     )
 

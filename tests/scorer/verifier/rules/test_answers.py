@@ -36,7 +36,12 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 LINES = (Path(__file__).parent / "answers.jsonl").read_text(encoding="utf-8").splitlines()
 CASES = [msgspec.json.decode(line, type=Case) for line in LINES]
 GOLDS = list(dict.fromkeys(case.gold for case in CASES))
-SAME = {(r"\frac13", r"0.\overline{3}"), ("east", r"\text{east}"), ("1e-05", "10^{-5}")}
+SAME = {
+    (r"\frac13", r"0.\overline{3}"),
+    ("east", r"\text{east}"),
+    ("1e-05", "10^{-5}"),
+    ("15.5", "31/2"),
+}
 """Neighbours that are equal."""
 PITFALLS = {
     "base", "case", "choice", "complex", "date", "derivative", "echo", "equation", "exact path", "extraction",
