@@ -268,6 +268,7 @@ class Learner:
         every = section.every
         is_regular = every and self.iteration % every == 0
         is_judged = section.keep_best and self.iteration % self.config.evaluation.every == 0
+        # A checkpoint that failed stays due until one is written.
         is_due = (
             is_regular or is_judged or self.unsaved or is_milestone(self.iteration, section.growth)
         )
@@ -278,6 +279,7 @@ class Learner:
         except NotSaved as fault:
             if section.on_failure == "stop":
                 raise
+            # Never longer than the regular distance: a regular checkpoint is not put off.
             pause = 2**self.unsaved
             self.save_next = self.iteration + (min(every, pause) if every else pause)
             self.unsaved += 1
@@ -345,11 +347,13 @@ class Learner:
         """
         if (zero := self.rank_zero) is None:
             return
+        # Rollouts can only judge the last version once it is announced.
         with self.patience():
             zero.publisher.flush(self.iteration)
         if self.ending:
             log.warning("%s", cost_sentence(self.ending, self.iteration, self.directory))
         zero.arms.finish(is_affordable(self.client.status(), zero.arms.last_answers, self.config))
+        # The best checkpoint is known only after the last evaluation.
         self.remove_old(zero)
         zero.uploads.wait(self.stop, self.iteration)
         result = summary.summarise(
@@ -371,5 +375,6 @@ class Learner:
         end_judging = partial(self.stop.end_judging, self.iteration)
         when_there_is_room(write, self.directory, "the summary", end_judging)
         log.info("finished after %d iterations", self.iteration)
+        # From here on the end of the broker is no fault: it must not be restarted.
         zero.servers.expect_end()
         self.client.stop("the run is finished")

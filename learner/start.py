@@ -80,6 +80,8 @@ def _lead(
 ) -> None:
     """Run rank 0, with the servers of the run."""
     is_resumed = (directory / ENDPOINT_FILE).exists()
+    # Before problems are kept and servers start: a taken port ends the start at once. After a
+    # resume the former broker may still hold it.
     check_ports_are_free(config.broker.listen, REBIND_S if is_resumed else 0.0)
     training = problems.keep(directory, *read)
     init_from = config.adapter.init_from
@@ -105,6 +107,7 @@ def _lead(
             _run(config, (0, ranks), servers, StopSignal(stopped, service, servers), service)
     finally:
         service.stopping()
+        # The supervisor must not take the time in which processes end for a hang.
         with service.patience(CLOSE_S):
             if golds:
                 golds.close()
@@ -200,6 +203,7 @@ def _collapse(config: RunConfig, metrics: "MetricsLog") -> "Collapse | None":
     ]
     first = next((line.before for line in changes if line.key == ENTROPY), algorithm.entropy)
     collapse = Collapse(algorithm.on_collapse, float(str(first)))
+    # In the order in which it happened: a change made at an iteration comes before its figures.
     for line in metrics.lines():
         while changes and changes[0].iteration <= line.iteration:
             _take_change(collapse, changes.pop(0))

@@ -126,6 +126,7 @@ class Rollout(WorkLoop[PrefixTask]):
                     version,
                     message.difference,
                 )
+                # What these weights wrote goes with them, and their bytes are pulled again.
                 self.swap.failed()
                 self._throw_away()
                 self._fetcher.again()
@@ -206,6 +207,7 @@ class Rollout(WorkLoop[PrefixTask]):
             )
             for group, prompt in zip(task.groups, prompts, strict=True)
         )
+        # A group is as old as its oldest token: the broker sets its deadline by this version.
         oldest = min(_versions(result), default=task.version)
         message = Prefixes(
             task=task.task,

@@ -94,6 +94,7 @@ class Staging:
         if self._base is None:
             np.copyto(block_bytes, np.frombuffer(data, dtype=np.uint8))
         else:
+            # Deltas come in any order: a block's first changes the base, later ones the result.
             is_first = self._open[block] == self._layers
             before = self._base[start : start + size] if is_first else block_bytes
             if data:
@@ -101,9 +102,11 @@ class Staging:
                     before, decode(data, size, self.chain[layer].plane_bytes), out=block_bytes
                 )
             elif is_first:
+                # An empty piece changes nothing, but the block still needs the bytes of the base.
                 np.copyto(block_bytes, before)
         del self._missing[number]
         self._open[block] -= 1
+        # Checksums need the bytes in order, so they follow the blocks without a gap before them.
         while self._complete < len(self._open) and not self._open[self._complete]:
             self._complete += 1
             self._verifier.advance(sum(self._span(self._complete - 1)))

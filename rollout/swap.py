@@ -107,6 +107,7 @@ class WeightSwap:
             self._before = PreviousProof(
                 self.version, self.digest, pack_logprobs(engine.score(rows))
             )
+        # Before the installation: afterwards it could not be told whether the weights changed.
         if self.is_proved and self._wants_checksum and not self._checksum:
             self._checksum = engine.checksum().value
         try:
@@ -123,9 +124,11 @@ class WeightSwap:
         self._refusals = 0
         self.version = snapshot.version
         self.digest = snapshot.manifest.digest
+        # Tokens of open tasks may be of any version since their start: each needs its digest.
         oldest = min((task.version for task in open_tasks), default=self.version)
         known_digests = {each: digest for each, digest in self.digest_of.items() if each >= oldest}
         self.digest_of = known_digests | {self.version: self.digest}
+        # Until the broker has judged the probe, nothing that these weights write is delivered.
         self.is_proved = False
         self._proof = Installed(
             self.version, self.digest, pack_logprobs(engine.score(rows)), self._before

@@ -199,11 +199,13 @@ class Fetcher:
                 log.warning("weights of version %d: %s; asking again", version_digest[0], error)
             time.sleep(ASK_AGAIN_S)
             return False
+        # Only a whole version clears this: after a lost connection the pieces that came stay.
         self._staging = None
         self._damaged_in_a_row = 0
         self._must_pull = False
         self.counts.pull_s += time.monotonic() - started_s
         self._have = (snapshot.manifest.version, snapshot.manifest.digest)
+        # The server may have sent a newer version: then the wanted one is not asked for again.
         self._served = version_digest
         self._staged.put(snapshot)
         return True
@@ -235,6 +237,7 @@ class Fetcher:
             memories.extend([memory] if memory is not None else [])
             return bool(memories)
 
+        # One rollout of a host pulls a version; the others wait for it in shared memory.
         with self._host.turn(manifest.digest, is_there) as alive:
             if memories or is_there():
                 self._staging = None
@@ -242,6 +245,7 @@ class Fetcher:
                 return Snapshot(manifest, memories[0])
             staging = self._pull(client, manifest, alive)
             snapshot = staging.finish()
+            # Only once it is whole and verified: the others take it as it is.
             self._host.announce(manifest.digest, snapshot.memory)
         self.counts.delta += bool(staging.chain)
         self.counts.full += not staging.chain

@@ -116,6 +116,7 @@ class Completions:
             # A copy: a row of a job's matrix would keep the matrix.
             fresh[job.keys[row]] = _completion(continuation, continuation.tokens.copy())
         for row_key, completion in fresh.items():
+            # An error may pass: the same row is asked again the next time.
             if completion.finish != "error":
                 self._cache.put(row_key, completion)
         first_rows = set(missing)

@@ -256,6 +256,7 @@ class Judging:
         scoring_s = time.monotonic() - entry.received_s
         texts = [entry.verdicts[index] for index in range(len(entry.groups))]
         per_row = entry.continuations
+        # Texts are numbered through rows and groups, so the verdicts of rows come in that order.
         verdicts = (
             row_verdict(texts[first : first + per_row]) for first in range(0, len(texts), per_row)
         )

@@ -140,10 +140,12 @@ class Scorer(ScorerLoop):
         for group in task.groups:
             of_group, of_none = self._texts_of(group, first, times)
             settled |= of_none
+            # A kept answer takes the place of a completion: the target is not asked.
             if task.answers:
                 written += [text for text in of_group if task.answers[text.text_index]]
                 of_group = [text for text in of_group if not task.answers[text.text_index]]
             if of_group:
+                # Drawn for the whole group, then picked: draws must not depend on kept answers.
                 draws = _draws(group, times, task.sampling.max_new_tokens)
                 draws = draws[[text.text_index - first for text in of_group]]
                 texts += of_group
@@ -169,9 +171,11 @@ class Scorer(ScorerLoop):
             indexes = range(first + row_index * times, first + (row_index + 1) * times)
             try:
                 asked_row = asking.row(row)
+            # A question that cannot be rendered costs its own row, not the task.
             except ValueError as error:
                 settled |= dict.fromkeys(indexes, failure(str(error), "question not rendered"))
                 continue
+            # The gold answer stands in the prefix, so what the target makes of it says nothing.
             if asked_row.is_leak and self._config.reward.no_leak:
                 settled |= dict.fromkeys(indexes, LEAKED)
                 continue

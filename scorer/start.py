@@ -87,6 +87,7 @@ def _with_target(
         vitals.state = f"waiting for {config.scorer.openai.url}"
         permits = session.link.permits = Permits(session.link.heartbeat_s)
         engine = load_served(session.model, "scorer", config, session.raise_if_hopeless, permits)
+        # The broker compares the endpoint's name of its model: a run keeps one target.
         digests = msgspec.structs.replace(digests, model=name_digest(engine.served_model))
     else:
         engine = make_engine(config.scorer.engine, session.model, "scorer", config)
@@ -126,6 +127,7 @@ def _verifier(session: WorkerSession, digests: ModelDigests) -> JudgeThread:
         section.program_packages,
         data.added_verifiers,
     )
+    # Found at the start: later every program would be an error of the sandbox.
     if function is None and data.runs_programs and (reason := sandbox.probe(choices.packages)):
         raise ConfigError(
             f"data.code = {data.code!r}, or a problem set with coding tasks, needs isolated programs: {reason}; start "

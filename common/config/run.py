@@ -302,6 +302,7 @@ class RunConfig(Section):
             "algorithm.minibatches algorithm.groups_per_iteration algorithm.samples_per_prompt",
             f"an iteration has only {rows} rows; lower minibatches",
         )
+        # Each text is right or wrong here, so that a group's mean is one of a few fractions.
         if not self.reward.is_own and not self.data.has_fractions:
             self.filter.check_reachable(
                 self.algorithm.samples_per_prompt, self.scorer.continuations

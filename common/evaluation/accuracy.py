@@ -156,6 +156,7 @@ def accuracy(rows: Sequence[EvaluatedRow]) -> Accuracy | None:
     families = grouped(zip((rows[0].family for rows in problems), means, strict=True))
     samples = max(map(len, problems))
     is_binary = all(row.reward in (0.0, 1.0) for row in judged)
+    # Wilson's interval is for shares of single trials; means of several are resampled by problem.
     is_share = is_binary and samples == 1
     return Accuracy(
         accuracy=statistics.fmean(means),

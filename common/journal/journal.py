@@ -124,6 +124,7 @@ class Journal:
             os.close(begun)
             partial.unlink(missing_ok=True)
             raise
+        # The new name must outlast a power cut, or records behind it would be lost with it.
         os.fsync(self._names)
         crash_point("journal.segment")
         os.close(self._file)

@@ -171,7 +171,9 @@ def _refuse(info: Mapping[str, Any], called: str, kind: Kind) -> None:
     missing = sorted(info["missing_keys"])
     extra = sorted(info["unexpected_keys"])
     if kind == "backbone":
+        # A backbone is loaded without a head, so the folder's heads are left out on purpose.
         extra = [name for name in extra if name.split(".")[0] not in HEADS]
+    # First: renamed tensors are both missing and left over, and either message would mislead.
     for part in _AROUND:
         renamed = [name for name in extra if part in name.split(".")]
         if missing and renamed:

@@ -70,6 +70,7 @@ def _tests(document: Any, function: str | None = None) -> list[Test]:
 def _of_table(table: dict[str, Any], inputs: Any, outputs: Any, name: str | None) -> list[Test]:
     if name is None and table.get("testtype") == "functional":
         raise ValueError("a function to call without its fn_name")
+    # One test may stand without a list around it; the arguments of a function are a list anyway.
     if not (isinstance(inputs, list) and isinstance(outputs, list)) or (
         name and "inputs" not in table
     ):
@@ -120,6 +121,7 @@ def _of_assert(statement: ast.stmt) -> Test:
         and isinstance(call.ops[0], ast.Eq | ast.Is)
     ):
         sides = call.left, call.comparators[0]
+        # `3 == add(1, 2)` is the same test as `add(1, 2) == 3`.
         call, expected = sides[::-1] if isinstance(sides[1], ast.Call) else sides
     try:
         if not isinstance(call, ast.Call) or (call.args and call.keywords):

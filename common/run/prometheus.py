@@ -138,5 +138,6 @@ def _listening(
             f"log.prometheus_port = {config.prometheus_port}: {name} cannot listen at {config.prometheus_host}:{port}: "
             f"{reason}; choose another port, of which the {FIRST_SCORER} and more after it are free, or 0 for none"
         ) from None
+    # A client that keeps its connection open must not keep the process from ending.
     server.daemon_threads = True
     return server

@@ -60,6 +60,7 @@ def write_delta(directory: Path, base: int, version: int) -> Delta | None:
         return None
     planes = plane_bytes(new)
     block = new.chunk_bytes
+    # A sample tells before all of it is encoded: a larger delta is not worth its decoding.
     if _sampled_share(before, after, block, planes) > PAYS_BELOW:
         return None
     with written_beside(delta_folder(directory, version)) as temporary:

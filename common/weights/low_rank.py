@@ -61,6 +61,7 @@ def pairs(
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Return A and B by layer; ValueError unless they fit a model with weights `own`."""
     matrices = {}
+    # Each pair is found by either of its names, so that a matrix alone is noticed.
     for name in tensors:
         layer = name.removesuffix(FIRST).removesuffix(SECOND)
         if layer == name:

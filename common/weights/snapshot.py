@@ -77,6 +77,7 @@ def manifest_of(
     whole = xxhash.xxh3_128()
     for name, dtype, shape, data in weights:
         checksum = xxhash.xxh3_64_hexdigest(data)
+        # Without the version: equal weights have one digest, whenever they are published.
         whole.update(f"{name}:{dtype}:{shape}:{checksum};".encode())
         entry = TensorEntry(
             name=name,
@@ -114,6 +115,7 @@ def check_manifest(manifest: Manifest) -> None:
         if any(dimension < 0 for dimension in entry.shape):
             raise BadSnapshot(f"weight {entry.name} has a negative dimension in {entry.shape}")
         size_bytes = math.prod(entry.shape) * _ITEM_BYTES[entry.dtype]
+        # It comes from a peer: memory is cut by these numbers, so none of them is trusted.
         if (entry.offset_bytes, entry.size_bytes) != (offset, size_bytes):
             raise BadSnapshot(
                 f"weight {entry.name} does not fit its shape: {entry.size_bytes} bytes at {entry.offset_bytes}"
@@ -128,6 +130,7 @@ def check_manifest(manifest: Manifest) -> None:
         raise BadSnapshot(
             f"manifest of version {manifest.version} has {blocks} chunks, {MOST_BLOCKS} at most"
         )
+    # From this version back: each delta must end where the one after it begins.
     for delta in reversed(manifest.deltas):
         if delta.digest != leads_to or len(delta.sizes) != blocks or delta.plane_bytes < 1:
             raise BadSnapshot(

@@ -118,6 +118,7 @@ class FloodGuard:
         is_near = held_bytes > NEAR_BYTES
         if held_bytes > min(MOST_UNREAD_BYTES, MEMBER_BYTES, MEMBERS_BYTES):
             self._cut_largest()
+        # Near the limit no connection is let in for a while: those that were cut would come again.
         if len(self._known) >= most:
             self._let_in(False, BUSY_BACKLOG)
             self._shut_s = began_s
@@ -149,6 +150,7 @@ class FloodGuard:
                 return False
             open_now[descriptor] = connection
             (connection.received_bytes,) = _RECEIVED.unpack(info)
+            # libzmq answers pings itself: nothing holds their bytes, though nobody takes them.
             connection.taken_bytes = min(
                 connection.taken_bytes + pings_bytes, connection.received_bytes
             )
@@ -213,6 +215,7 @@ class FloodGuard:
         return connection
 
     def _cut_largest(self) -> None:
+        # Members have a limit of their own: a flood of strangers must not cut a worker off.
         for are_members, most, most_each in (
             (False, MOST_UNREAD_BYTES, MOST_UNREAD_BYTES),
             (True, MEMBERS_BYTES, MEMBER_BYTES),
@@ -223,6 +226,7 @@ class FloodGuard:
                 if connection.is_member == are_members and not connection.is_cut
             }
             while held_bytes:
+                # The largest first: one connection that floods goes before many that do not.
                 largest = max(held_bytes, key=held_bytes.__getitem__)
                 total = sum(held_bytes.values())
                 if total <= most and held_bytes[largest] <= most_each:

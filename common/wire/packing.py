@@ -136,6 +136,7 @@ def _fits(group: GroupPrefixes, limits: GroupLimits) -> bool:
             return False
         if row.text and len(row.text) > MOST_CHARS_PER_TOKEN * size_bytes // TOKEN_BYTES:
             return False
+    # One array for all rows: every result passes here, and numpy costs most per call.
     ids = np.frombuffer(b"".join([group.prompt_tokens, *(row.tokens for row in rows)]), dtype="<u4")
     values = np.frombuffer(b"".join([row.logprobs for row in rows]), dtype="<f4")
     if ids.size and int(ids.max()) >= limits.vocabulary:
@@ -196,6 +197,7 @@ def check_spans(group: GroupPrefixes, version: int, may_cross: bool) -> None:
         tokens = len(row.tokens) // TOKEN_BYTES
         if any(size < 1 for _, size in spans) or sum(size for _, size in spans) != tokens:
             raise ValueError(f"{where}: spans {spans} (version, tokens) for {tokens} tokens")
+        # Weights only get newer while a row is written.
         versions = [each for each, _ in spans]
         if versions != sorted(set(versions)):
             raise ValueError(f"{where}: versions {versions} of its spans do not rise")
@@ -236,6 +238,7 @@ def check_verdicts(
     for index, verdict in enumerate(group.verdicts):
         try:
             texts = _checked_texts(verdict, continuations, most_chars)
+            # The learner indexes the row's tokens by these ends.
             if has_step_rewards and kind == "train" and verdict.process is not None:
                 tokens = token_ids(group.prefixes.rows[index].tokens).size
                 ends = verdict.process.ends
@@ -246,6 +249,7 @@ def check_verdicts(
                     )
         except ValueError as error:
             raise ValueError(f"{where}, row {index}: {error}") from None
+        # A missing gold explains a missing verdict only in an evaluation of problems without one.
         if (kind == "train" or gold) and "no_gold" in [each.status for each in texts]:
             raise ValueError(
                 f"{where}, row {index}: status no_gold in a group of kind {kind} with gold answer {gold!r}"
@@ -275,6 +279,7 @@ def _checked_texts(
             raise ValueError(
                 f"{len(process.scores)} scores of steps with ends {process.ends}, which must rise, one each"
             )
+    # Rows are trained by this verdict, so it must be the one that their texts lead to.
     if verdict.continuations and verdict != row_verdict(verdict.continuations):
         raise ValueError("its verdict does not follow from those of its continuations")
     return texts

@@ -122,6 +122,7 @@ class Requester:
                 message, frames = received
                 if isinstance(message, Reject):
                     raise Refusal(message.reason)
+                # The broker is new, or gave this peer up: Hello first, then the request again.
                 if isinstance(message, Unknown):
                     self._client.send(self._hello, self._tag, timeout_s=self._try_s)
                     break

@@ -196,10 +196,12 @@ class Allowance:
         seconds = LEVEL_BEATS * self._beat_s
         if requests is not None:
             level = self._request_level + passed_s * requests
+            # A level bounds a burst, but holds one request at least, or none would be granted.
             self._request_level = min(level, max(1.0 + self._beat_s * requests, seconds * requests))
         if tokens is not None:
             level = self._token_level + passed_s * tokens
             least = self.request_tokens + self._beat_s * tokens
+            # Before the first answer the tokens of a usual request are not known, so none gather.
             most = max(least, seconds * tokens) if self._answered else 0.0
             self._token_level = min(level, most)
         if not self._limits.is_on:
@@ -209,6 +211,7 @@ class Allowance:
         for holder in lacking:
             part = holder.lacking / total
             share = holder.share + part * passed_s * self.permits_per_s
+            # A scorer that waited for long must not take all permits of the others at once.
             holder.share = min(share, max(1.0, part * self._most_share))
 
     @property

@@ -135,6 +135,7 @@ class Link:
                 raise PeerLost(
                     f"no broker answered at {self.endpoint} within {timeout_s:g} s; {self._why_silent}"
                 )
+            # In short waits, so that a stop signal or a failure of the thread ends them.
             with contextlib.suppress(queue.Empty):
                 answer = self._welcome.get(timeout=min(left_s, TICK_S))
         if isinstance(answer, messages.Reject):

@@ -52,10 +52,12 @@ class WorkLoop(ABC, Generic[Task]):
             if self._leaves_s is None and requests():
                 self._leaves_s = time.monotonic() + grace_s
                 self._link.send(Leaving())
+                # Tasks that were not begun go to other workers now; begun ones have the grace.
                 for task in self._tasks():
                     if self._take_back(task.task):
                         self._link.send(handed_back(task))
             message = self._link.receive(self._patience_s())
+            # All messages come before the next step, or a Revoke would wait behind a long forward.
             while message is not None:
                 if isinstance(message, Done):
                     return message.reason
@@ -63,6 +65,7 @@ class WorkLoop(ABC, Generic[Task]):
                 message = self._link.receive(0.0)
             self._turn()
             alive(self._link.vitals.progress if self._is_busy else None)
+        # The broker gives these to others at once, without counting a loss of their worker.
         for task in self._tasks():
             self._link.send(handed_back(task))
         return "asked to stop"

@@ -217,6 +217,7 @@ def _plan(
     name = f"step_{weights.version:08d}" + ("_ema" if options.is_averaged else "")
     variant = _variant(run, config, target.name)
     directory = (run / "eval" / f"{name}{variant}").resolve()
+    # The evaluation has its own links to the weights: the run may remove the checkpoint meanwhile.
     if weights.version:
         weights = replace(weights, model=str(directory / WEIGHTS))
     if target.name:
@@ -288,6 +289,7 @@ def _prepare(evaluation: OfflineRun, fresh: bool) -> None:
     directory = evaluation.directory
     data = evaluation.config.data
     (directory / "logs").mkdir(parents=True, exist_ok=True)
+    # Another command may be judging in this very directory.
     with own(directory):
         if fresh and (directory / planning.PLAN_FILE).exists():
             shutil.rmtree(directory)
@@ -300,6 +302,7 @@ def _prepare(evaluation: OfflineRun, fresh: bool) -> None:
         if candidates.exists():
             shutil.copyfile(candidates, directory / candidates.name)
         (directory / TRAIN_FILE).parent.mkdir(exist_ok=True)
+        # A run's own problems are judged from its copy of them, whatever became of the sources.
         for name, sources in ((TRAIN_FILE, data.train), (EVAL_FILE, data.eval)):
             (directory / name).unlink(missing_ok=True)
             problems_file = (run / name).resolve()

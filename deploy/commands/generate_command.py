@@ -186,6 +186,7 @@ def _answer(launcher: Launcher, copy: Copy, config: RunConfig) -> int:
 
     try:
         code = launcher.run_and_stop(is_stopped)
+        # Lines of the last moment; without any, only an end in order empties the output file.
         copy.more(is_last=code == 0)
     finally:
         usage = Path(config.directory) / USAGE_FILE

@@ -71,6 +71,7 @@ class Child:
             os.close(output)
             raise
         finally:
+            # The child alone holds this end: the reader sees its end by the end of the output.
             os.close(write_end)
         self._reader = threading.Thread(
             target=self._read, args=(output,), name=f"{self.name} log", daemon=True

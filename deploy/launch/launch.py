@@ -97,6 +97,7 @@ def launch(
         click.echo(said)
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     stop = stop or stop_event()
+    # Before any model is loaded: an endpoint that refuses this run ends it at once.
     try_endpoint(config, stop)
     flags = set_flags(settings)
     ranks = ["--nproc-per-node", str(config.launch.learner_ranks)]
@@ -116,6 +117,7 @@ def launch(
     if code == 0:
         try:
             write_report(directory)
+        # The run is finished without it: a report can be written later, from its files.
         except OSError as fault:
             remedy = f"{to_copy('prefixrl report', directory)} writes it later"
             click.echo(f"no report: {fault}; {remedy}", err=True)
@@ -323,6 +325,7 @@ class Launcher:
                 self._view.announce(f"{worker.name} {words}")
         if worker.is_drained:
             return
+        # The codes of UserError and Refusal: the same start would end in the same way.
         is_hopeless = code in (2, 3)
         # With code 0 the run is probably over, and the learner ends next.
         pause_s = (

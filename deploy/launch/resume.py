@@ -58,6 +58,7 @@ def resumed(directory: Path, changes: tuple[str, ...]) -> Path:
                 f"for anything else start another run from its adapter (adapter.init_from)"
             )
     new = changed(config, (*moved, *changes), "--change")
+    # No learner may write a checkpoint while the lines name the newest one.
     with own(directory):
         iteration = newest_checkpoint(directory)
         if (length := new.algorithm.iterations) is not None and length < iteration:
@@ -70,6 +71,7 @@ def resumed(directory: Path, changes: tuple[str, ...]) -> Path:
             before, after = map(attrgetter(key), (config, new))
             if before != after:
                 lines.append(ChangeLine(time.time(), iteration, key, before, after))
+        # The lines first: a kill in between leaves the old config, and the command is repeated.
         json_lines.append(directory / CHANGES_FILE, lines)
         write_atomically(run_file, new.model_dump_json(indent=2))
     return run_file

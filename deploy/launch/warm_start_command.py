@@ -142,6 +142,7 @@ def warm_start(run_file: Path, settings: tuple[str, ...], options: WarmStartOpti
         (RECORD_FILE, lambda: _training_launcher(directory, config)),
     )
     for result, launcher_of in steps:
+        # The same command goes on after a stop: a step with its result is not repeated.
         if (directory / result).exists():
             continue
         launcher = launcher_of()
@@ -191,6 +192,7 @@ def _source_of(config: RunConfig, options: WarmStartOptions) -> AnswerSource:
         return AnswerSource(alone, checkpoints.Weights(0, config.adapter.start), "no_prefix")
     teacher = checkpoints.config_of(options.teacher, (FREE_PORT,))
     taught, here = shared_settings(teacher), shared_settings(config)
+    # The adapter learns the form of these prefixes, so its own run must ask for the same form.
     for key in (*ROLE_KEYS, *FORM_KEYS):
         if taught[key] != here[key]:
             raise ConfigError(

@@ -173,6 +173,7 @@ def _notes(results: list[ArmResult], incomplete: list[str]) -> list[str]:
     errors = sum(each.errors for each in results)
     several = _over_runs(results)
     mixed = sorted({each[0].arm for each in several if not _is_of_one_kind(each)})
+    # A set with two digests was not the same set for all runs.
     problem_sets = Counter(
         name for name, _ in {(each.set, each.questions_digest) for each in results}
     )

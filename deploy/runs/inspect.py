@@ -160,6 +160,7 @@ def trained_groups(directory: Path, since: int | None = None) -> Iterator[Traine
             waiting[record.group.prefixes.seq] = record.group
         elif isinstance(record, GroupEnded):
             waiting.pop(record.seq, None)
+        # Only where reading begins: later segments repeat what the records before them led to.
         elif isinstance(record, SegmentStart) and number == 0:
             waiting = {group.seq: group.result for group in record.ledger.live if group.result}
             batches = record.ledger.batches

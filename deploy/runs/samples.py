@@ -106,6 +106,7 @@ def samples(
     number = last if iteration is None else iteration
     if not 0 <= number <= last:
         raise ConfigError(f"--iteration {number}: trained are 0 to {last}")
+    # The newest iteration was read already; an older one is looked up in the journal.
     groups = newest if number == last else trained_groups(directory, number)
     of_it = takewhile(lambda group: group.version_trained == number, groups)
     texts = [text for group in of_it for text in texts_of(group, decode)]

@@ -130,6 +130,7 @@ class Answering:
             async with asyncio.TaskGroup() as group:
                 for number, prompt in enumerate(prompts):
                     problem_seed = derive(seed, "problem", number)
+                    # One task for all answers to a problem: its draft is asked of the target once.
                     adapter_prompt = group.create_task(
                         self._adapter_prompt(request, number, prompt)
                     )
@@ -146,6 +147,7 @@ class Answering:
                         if self._best_of and self._is_sampled(request):
                             write = self._best_answer
                         group.create_task(write(answer, emit))
+        # The first fault is what the client is told.
         except BaseExceptionGroup as errors:
             fault: BaseException = errors
             while isinstance(fault, BaseExceptionGroup):
@@ -192,9 +194,11 @@ class Answering:
             return
         written = np.concatenate([piece.tokens async for piece in self._adapter.engine.pieces(row)])
         text = sent_text(config, self._adapter.renderer, written)
+        # In a thread: a long text takes time, in which other answers go on.
         prompt, prefix = await asyncio.get_running_loop().run_in_executor(
             self._tokenizing, self._target_row, answer, written, text
         )
+        # The client's limit is for the whole answer, of which the prefix is a part.
         limit = self._completion_tokens
         if request.max_tokens is not None:
             limit = min(limit, request.max_tokens - prefix.size)

@@ -143,6 +143,7 @@ class CompletionService:
             elif event := form.event(part):
                 await stream(event)
 
+        # Once the status is sent, a fault can only be an event of the stream.
         if api_request.stream:
             content_type = (b"content-type", b"text/event-stream; charset=utf-8")
             headers = [content_type, (b"cache-control", b"no-cache")]

@@ -99,6 +99,7 @@ def serve(options: ServeOptions) -> int:
         policy = Policy(key, options.most_answers, options.deadline)
         server = server_of(CompletionService(answering, limits, policy).app(), options.deadline)
         for model in models:
+            # An engine may have failed before it had this callback, so its fault is looked at too.
             model.engine.on_fault = lambda: setattr(server, "should_exit", True)
             server.should_exit |= model.engine.fault is not None
         click.echo(f"{name}, {weights.version} iterations: {address_of(listener)}/v1", err=True)
@@ -141,6 +142,7 @@ def _servable(config: RunConfig, prefix_only: bool) -> RunConfig:
     has_share = any(section.record.memory.share(section) is not None for section in sized.values())
     if not has_target or has_share or not torch.cuda.is_available():
         return config
+    # Both engines are on one GPU, where each would take most of the memory for itself.
     shares = {"rollout": ADAPTER_SHARE, "scorer": TARGET_SHARE}
     changed = {
         role: section.record.memory.with_share(section, shares[role], None)

@@ -78,6 +78,7 @@ def submit(run: RunOnSlurm, layout: Layout) -> None:
     fixed: dict[str, int] = {
         role: run.processes(role) if layout == "het" else 0 for role in WORKERS
     }
+    # Before the workers: if their submission fails, the learner's job is known all the same.
     write_submission(directory, Submission(layout=layout, learner_job=learner, fixed=fixed))
     click.echo(f"job {learner}: {run.job_name(first)}")
     for role in WORKERS if layout == "arrays" else ():

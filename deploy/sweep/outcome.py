@@ -70,6 +70,7 @@ def tables(sweep: Sweep) -> list[Table]:
     """Return the table of the runs by the keys in which they differ. Add means over seeds if seeds differ."""
     results = [run_result(run) for run in sweep.runs]
     keys = dict.fromkeys(key for run in sweep.runs for key in run.values)
+    # Keys with one value in all runs tell no run from another.
     axes = [key for key in keys if len({toml(run.values.get(key)) for run in sweep.runs}) > 1]
     judged = [result.best for result in results if result.best]
     winner = max(judged, key=itemgetter(0), default=None)

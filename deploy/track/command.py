@@ -106,6 +106,7 @@ def track(directory: Path, config: LogConfig, ended: Callable[[], bool]) -> None
     sampled_s = 0.0
     try:
         while True:
+            # Asked before the file is read, so that the last lines are sent as well.
             is_last = ended()
             lines = metrics.changed()
             if lines:

@@ -95,6 +95,7 @@ def state_of(run: Path) -> RunStatus:
     newest = next(iter(documents.newest_metrics(run)), None)
     summary = documents.summary_of(run)
     is_running = is_locked(run)
+    # While it runs, a file about its end is of an earlier start.
     end = None if is_running else json_lines.document(run / documents.END_FILE, documents.RunEnd)
     total = config.algorithm.iterations
     path = run / "data" / "train.jsonl"

@@ -72,6 +72,7 @@ class Watchdog:
         if broker and silent_since_s is not None:
             faults.setdefault(broker.label, "has not answered for {}; without it nothing goes on")
             since_s.setdefault(broker.label, silent_since_s)
+        # After a pause of this process, or of the whole host, idle times count from its return.
         if now_s - self._checked_s > AWAY_S:
             self._back_s = now_s
         self._checked_s = now_s
@@ -83,6 +84,7 @@ class Watchdog:
             self.stall = stall_of(document)
             faults[RUN] = f"makes {self.stall}"
             since_s[RUN] = now_s - idle_s
+        # Without the broker's document its silence takes the place of an idle time.
         elif broker and broker.label in faults and self._answered_s is not None:
             silent_s = now_s - max(self._answered_s, self._back_s)
             if silent_s >= self.stall_s:

@@ -73,6 +73,7 @@ def bind(config: RunConfig, directory: Path, is_restart: bool) -> Server[ToBroke
     """Bind the endpoint, after a restart the former one; ConfigError if ranks need a taken one."""
     listen, endpoint_file = bindable(config.broker.listen), directory / ENDPOINT_FILE
     endpoint = listen
+    # Workers know the former port, so a restarted broker takes it again.
     if (
         endpoint.endswith(":0")
         and endpoint_file.exists()
@@ -94,6 +95,7 @@ def bind(config: RunConfig, directory: Path, is_restart: bool) -> Server[ToBroke
 def make_ledger(config: RunConfig, order: PromptSource, trains: bool = True) -> Ledger:
     """Return an empty ledger for a config; without training its window has no room."""
     algorithm, section, band = config.algorithm, config.broker, None
+    # From the decimal text: the binary value of 1.1 is larger, and would round up to a group more.
     batch_groups, over_sampling = (
         algorithm.groups_per_iteration,
         Fraction(str(config.filter.over_sampling)),
@@ -148,6 +150,7 @@ def build(config: RunConfig, directory: Path, start: Start, listen: Listen) -> B
         if journals.exists(folder)
         else (None, None)
     )
+    # A journal that ends earlier has lost groups that the learner's weights were trained on.
     if ledger.completed != start.iteration:
         raise DataError(
             f"{folder} {'is empty or missing' if header is None else f'ends at iteration {ledger.completed}'}, the "

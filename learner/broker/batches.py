@@ -62,6 +62,7 @@ def groups_in_words(dispatcher: Dispatcher, wait: NotYetChosen, now_s: float) ->
     registry, rate, passed = dispatcher.registry, dispatcher.ledger.pass_rate, ""
     if rate and rate.judged:
         passed = f"; {rate.passed} of the last {rate.judged} judged groups passed the filter"
+    # No named groups: there are too few. Drafts hold them up, or rollouts have to sample more.
     if not wait.for_seqs and (drafts := dispatcher.drafts_in_words(now_s)):
         return f"{drafts}{passed}"
     if not wait.for_seqs:
@@ -71,6 +72,7 @@ def groups_in_words(dispatcher: Dispatcher, wait: NotYetChosen, now_s: float) ->
         ]
         return f"prefixes from {', '.join(rollouts) or 'any rollout: none is connected'}{passed}"
     first, more = wait.for_seqs[:NAMED_GROUPS], len(wait.for_seqs) - NAMED_GROUPS
+    # Only leases of training count: groups of evaluations and drafts have numbers of their own.
     holders = {
         seq: f"{worker.name} on {worker.host} for {now_s - lease.since_s:.0f} s"
         for worker in registry.by_identity.values()
@@ -206,6 +208,7 @@ class BatchAnswers:
             if isinstance(answer, Awaited):
                 self.waiting_for = answer.text
                 self._is_short |= answer.is_short
+                # Ranks wait at the same time: the longest wait counts, not the sum.
                 waits[answer.cause] = max(
                     waits.get(answer.cause, 0.0), min(passed_s, now_s - since_s)
                 )
@@ -213,6 +216,7 @@ class BatchAnswers:
                     answers[peer] = messages.NotYet(request.iteration, self.waiting_for), []
                 continue
             self.waiting_for = ""
+            # The iteration is trained already: this is a late repetition, which needs no answer.
             if answer is None:
                 del self._waiting[peer]
             else:
@@ -358,6 +362,7 @@ class BatchAnswers:
                 groups
             )
         ledger, iteration = self._dispatcher.ledger, request.iteration
+        # A late repetition: every rank has finished this iteration, and its groups are gone.
         if iteration < ledger.completed:
             return None
         seqs = ledger.batches.get(iteration)
@@ -395,11 +400,14 @@ class BatchAnswers:
 def _batch_group(result: ScoredGroup) -> BatchGroup:
     """Return what ranks learn about a group, without its waiting times."""
     prompt = len(result.prefixes.prompt_tokens) // TOKEN_BYTES
+    # Ranks plan and train these rows alone: lengths, rewards and outcomes list them in this order.
     trainable = [
         (row, verdict) for row, verdict in result.judged_rows if verdict.status not in UNJUDGED
     ]
     rows, verdicts = [row for row, _ in trainable], [verdict for _, verdict in trainable]
     texts = result.texts
+    # A row has several texts where its prefix is completed several times: counts of cut and cached
+    # texts are over all of them.
     judged = [text for text in texts if text.status not in UNJUDGED]
     processes = [text.process for text in judged if text.process]
     scores = [score for each in processes for score in each.scores]

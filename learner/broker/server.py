@@ -351,6 +351,7 @@ class Broker:
         peer, message, now_s = received.peer, received.message, time.monotonic()
         worker = self.dispatcher.registry.by_identity.get(peer)
         key = self._peers.key(peer) or (worker.key if worker is not None else "")
+        # An identity belongs to the key that enrolled it: no other client may speak for it.
         if key and (received.client is None or received.client.name != key):
             self._send(
                 peer,
@@ -416,6 +417,7 @@ class Broker:
                 for task, rows in tasks:
                     worker.rows_left(task, rows)
             case worker_messages.Prefixes() if worker.role == "rollout":
+                # Before the ledger takes it: tokens of unproved weights must change nothing.
                 self.versions.check_prefixes(worker, message)
                 self.dispatcher.take_prefixes(worker, message, now_s)
                 self.outbox.add_ack(worker.identity, message.task)
@@ -436,6 +438,7 @@ class Broker:
                 self.dispatcher.lose_worker(worker, reason, died=False)
             case _:
                 raise ValueError(f"a {worker.role} may not send {type(message).__name__}")
+        # Any message may end what a swap waits for: an open lease, or an evaluation.
         self._send(worker.identity, self.versions.grant(worker, now_s))
 
     def _heartbeat(self, worker: Worker, message: worker_messages.Heartbeat, now_s: float) -> None:
@@ -495,6 +498,7 @@ class Broker:
     ) -> tuple[rank_messages.FromBroker | None, Sequence[Payload]]:
         """Return the answer to a rank or operator with its payload; None for one that comes later."""
         match message:
+            # The batch is sent at the end of a turn, once the journal names its groups.
             case rank_messages.GetBatch():
                 self.batches.take_request(peer, message, now_s)
                 return None, []
@@ -513,6 +517,7 @@ class Broker:
                 self._start_evaluation(message)
             case rank_messages.Forget(name):
                 self.dispatcher.evaluations.forget(name)
+            # Only noted here: `serve` ends its turn, so that the journal holds what was accepted.
             case rank_messages.Stop(reason):
                 self._stopping = reason
                 self._stoppers.add(peer)

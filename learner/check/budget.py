@@ -267,6 +267,7 @@ def engine(
     if size is None:
         return f"a {role}'s model: {unknown_size(model)}"
     row_tokens = prompt_tokens + config.max_sampled_tokens
+    # A target stays in the type of its files; a rollout has that of the published weights.
     if role == "scorer":
         width = 2
         weights = _on_disk(model) or width * size[0]
@@ -274,6 +275,7 @@ def engine(
     else:
         width = _DTYPE_BYTES[config.learner.dtype]
         weights = width * size[0]
+    # Embedded engines keep spare columns beside the tokens of a row; bitwise forwards have none.
     if record.memory and not config.bitwise:
         rows = record.memory.seats(section, limit)
     else:
@@ -377,6 +379,7 @@ def process_footprint(config: RunConfig) -> ProcessFootprint | None:
     if prm is None or (size := parameters(prm.model)) is None:
         return None
     on_disk = _on_disk(prm.model) if prm.dtype == "auto" else 0
+    # With dtype "auto" the files tell the bytes of a weight.
     width = on_disk / size[0] or _DTYPE_BYTES.get(prm.dtype, 2)
     shape = shape_of(prm.model)
     has_cache = prm.device_share is not None

@@ -294,6 +294,7 @@ def _changes(plan: RankPlan) -> list[tuple[str, RankPlan]]:
         changes.append(
             ("learner.gradient_checkpointing = true", replace(plan, is_checkpointed=True))
         )
+    # A limit below the longest row saves nothing: that row is a forward of its own anyway.
     tokens = plan.micro_batch_tokens // 2
     while tokens >= max(plan.row_tokens, 512):
         share = tokens / plan.micro_batch_tokens
@@ -304,6 +305,7 @@ def _changes(plan: RankPlan) -> list[tuple[str, RankPlan]]:
         )
         changes.append((f"learner.micro_batch_tokens = {tokens}", smaller))
         tokens //= 2
+    # More ranks save most where they divide gradients as well as moments.
     stage = max(plan.stage, 2)
     for ranks in (2, 4, 8, 16, 32):
         if ranks > plan.ranks:

@@ -92,8 +92,10 @@ def divide(placed: Placement, demanded: dict[str, Demand]) -> Shares:
         role: budget.WHOLE if each.share is None else each.share for role, each in demanded.items()
     }
     chosen = {}
+    # Beside other processes a rollout gets what it needs, rounded up to a per cent.
     if rollout.share is None and any("rollout" in roles[gpu] for gpu in crowded):
         shares["rollout"] = chosen["rollout"] = math.ceil(100 * rollout.least) / 100
+    # All scorers have one setting, so the fullest of their GPUs decides.
     scorers = {gpu: roles[gpu].count("scorer") for gpu in crowded if "scorer" in roles[gpu]}
     if scorer.share is None and scorers:
         free_shares = [1.0]
@@ -102,6 +104,7 @@ def divide(placed: Placement, demanded: dict[str, Demand]) -> Shares:
             free = 1.0 - budget.FREE - (other_shares + beside[gpu])
             free_shares.append(math.floor(100 * free / count) / 100)
         shares["scorer"] = chosen["scorer"] = min(free_shares)
+    # Shares that the user gave, and least needs, may exceed a GPU: each shared one is checked last.
     for gpu in crowded:
         needs = (demanded.get(role, NOTHING).least > chosen.get(role, 1.0) for role in roles[gpu])
         sum_of_shares = sum(shares.get(role, 0.0) for role in roles[gpu]) + beside[gpu]

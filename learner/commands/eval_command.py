@@ -122,9 +122,11 @@ class CheckpointEvaluation:
             rows = self._requests.rows.get(f"{arm}.{name}.{end}", [])
             if (result := accuracy(rows)) is None:
                 continue
+            # Votes need a rule for equal answers, which only mathematics has.
             if result.samples > 1 and self._config.data.verifiers <= {MATHEMATICS}:
                 result = accuracy(with_votes(rows, self._config.scorer.verify_timeout_s)) or result
             first = rows[0]
+            # Other weights than the plan names would be reported under the name of this adapter.
             self._plan.check_weights(first.weights_digest)
             yield ArmResult(
                 run=self._plan.label,

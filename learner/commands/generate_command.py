@@ -148,6 +148,7 @@ class AnswerGeneration:
                     self._take_answers(answers)
                     client.forget(answers.request.name)
                     progressed_s = time.monotonic()
+            # Servers that die are restarted and asked again: `evaluation.timeout_s` ends it.
             except PeerLost as error:
                 log.warning("%s", error)
             self.write()
@@ -212,6 +213,7 @@ class AnswerGeneration:
                 "extracted": None if is_error else judged_row.extracted or None,
                 "reward": judged_row.reward if verdict.is_judged else None,
                 "family": row.answer.family,
+                # In direct mode the adapter writes the answer itself: there is no prefix.
                 "prefix_tokens": 0 if is_direct else tokens,
                 "completion_tokens": tokens if is_direct else verdict.completion_tokens,
             }

@@ -155,12 +155,14 @@ def question_part(values: Values, name: str) -> str:
         and isinstance(value.get("text"), list)
         and isinstance(value.get("label"), list)
     ):
+        # Some sets keep letters and texts of their options in two lists.
         value = dict(zip(map(str, value["label"]), value["text"], strict=False))
     if (
         isinstance(value, list)
         and len(value) > 1
         and not all(_LETTERED.match(str(each)) for each in value)
     ):
+        # Options without letters get some: the gold answer may be a letter.
         value = {chr(ord("A") + index): each for index, each in enumerate(value)}
     if isinstance(value, dict):
         return "\n".join(f"{letter}) {each}" for letter, each in value.items())

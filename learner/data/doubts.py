@@ -37,6 +37,7 @@ def doubts(
 ) -> list[str]:
     """Return a warning per doubt about the problems of one source; `columns` are those that say something."""
     questions: dict[str, str] = {}
+    # The first gold of a question stands for it: every later one that differs contradicts it.
     contradictions = sum(
         questions.setdefault(plain(text_of(each)), each.gold) != each.gold for each in problems
     )
@@ -55,6 +56,7 @@ def doubts(
             f"{repeated} problems repeat a question, {contradictions} of them with another gold answer"
         )
     unasked = [name for name in columns if name not in shape.columns]
+    # Told by the names of columns: a context is read before the question, options after it.
     before, behind = (
         [name for name in unasked if name.lower() in known] for known in (CONTEXTS, OPTIONS)
     )

@@ -89,16 +89,19 @@ def data_files(
         and not any(part.startswith(".") for part in path.relative_to(root).parts)
     )
     paths = _without_caches(paths)
+    # Where every path has such a word, it tells no subsets apart, and all files stay.
     paths = [
         each
         for each in paths
         if not {*re.split(r"[-_./]", str(each.relative_to(root)))} & {*other_subsets}
     ] or paths
+    # Likewise a folder whose paths do not name the subset holds that subset alone.
     paths = [
         each
         for each in paths
         if subset in (each.name.partition(".")[0], *each.relative_to(root).parts)
     ] or paths
+    # Rows of all splits together would train on those that are meant for evaluation.
     splits = {_split_of(path, root) for path in paths} - {""}
     if split is None and len(splits) > 1:
         raise DataError(
@@ -138,6 +141,7 @@ def _without_caches(paths: list[Path]) -> list[Path]:
             raise DataError(
                 f"{state} names {absent[0]!r}, which is not there: copy the whole folder"
             )
+        # Arrow files that the state does not name are caches: they would give rows a second time.
         paths = [
             path
             for path in paths

@@ -112,8 +112,10 @@ def read(sources: Sequence[Source], data: DataConfig) -> Loaded:
             if parsed is None:
                 report.bad.append(row)
                 continue
+            # Ids are often row numbers, which begin again in every source.
             if is_marked:
                 parsed = msgspec.structs.replace(parsed, prompt_id=f"{label}:{parsed.prompt_id}")
+            # Results are kept by id, so two problems of one id could not be told apart.
             if first := loaded.origins.get(parsed.prompt_id):
                 reason = f"id {parsed.prompt_id!r} stands in {first.file} row {first.row} already"
                 report.bad.append(msgspec.structs.replace(row, reason=reason))
@@ -122,6 +124,7 @@ def read(sources: Sequence[Source], data: DataConfig) -> Loaded:
             loaded.problems.append(parsed)
             report.accepted += 1
         _check(report, data)
+        # `_check` refused a source without problems: -0 would take the problems of all sources.
         problems = loaded.problems[-report.accepted :]
         if source.keep_system and not any(each.system for each in problems):
             raise DataError(
@@ -152,6 +155,7 @@ def rows_of(
     shape = shape if needs_all else replace(shape, needed=frozenset())
     root, paths = _files(source)
     rows = files.rows(root, paths, shape.columns)
+    # The first rows settle which columns are read, and are then read like all others.
     first = list(islice(rows, GUESSED_ROWS))
     report.layout = shape = settled(shape, [row.values for row in first if row.values is not None])
     for row in chain(first, rows):
@@ -164,6 +168,7 @@ def rows_of(
         if row.values is None:
             yield ReadRow(origin, None)
             continue
+        # Where the data has no ids, a row's number is its id; several files repeat numbers.
         in_file = f"{row.file}-{row.number}" if len(paths) > 1 else str(row.number)
         row_id = row.file if row.is_whole_file else in_file
         try:
@@ -179,6 +184,7 @@ def rows_of(
                 reason += "; question_column and answer_column name others" * shape.is_plain
             yield ReadRow(msgspec.structs.replace(origin, reason=reason), None, row.values)
             continue
+        # The other source was read without an ending of its own, so this one's is left out too.
         if parsed is None or (
             excluded and plain(parsed.question.removesuffix(shape.ending(parsed.code))) in excluded
         ):

@@ -159,8 +159,10 @@ def layout(source: Source, data: DataConfig) -> Layout:
             _columns(data.answer_column, ANSWERS),
         )
         problem_set = ProblemSet("", 0, question, answer, id=("id",), suffix="")
+    # Columns of `[data]` are those of plain files: a known problem set has names of its own.
     given_id = source.id_column or (data.id_column if is_plain else None)
     given_family = source.family_column or (data.family_column if is_plain else None)
+    # A template names columns: it does not fit a source that names its question's column itself.
     inherits = is_plain and not source.question_column
     template = source.question_template or (data.question_template if inherits else None)
     reading = source.answer_reading or (data.answer_reading if is_plain else None)
@@ -288,6 +290,7 @@ def _gold(values: Values, layout: Layout, code: CodeMode) -> str:
             if isinstance(value, (list, dict))
             else text(values, name, reading)
         )
+        # Only for its errors: tests that cannot be read make a bad row, not failed verdicts.
         read_tests(tests)
         return tests
     answer = _answer(values, layout.answer)

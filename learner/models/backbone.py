@@ -38,6 +38,7 @@ def hidden_at_actions(backbone: Any, batch: dict[str, Tensor], is_packed: bool) 
             use_cache=False,
             **offsets,
         )
+        # Places among the tokens alone, since padding was left out.
         places = (is_token.flatten().cumsum(0) - 1)[places]
     else:
         visible_mask = attention_mask(batch["segments"], backbone) if "segments" in batch else mask
@@ -86,10 +87,12 @@ def takes_shared_prompts(model: PreTrainedModel) -> bool:
         what = ", ".join(sorted(kinds)) or "a sliding window"
         logger.warning("%s has %s: every row carries its prompt", type(model).__name__, what)
         return False
+    # A trial: two rows after one prompt, each alone and then both in one line.
     ids = torch.arange(8, device=model.device).remainder(shape.vocab_size)
     prompt, rows = ids[:3], (ids[3:6], ids[6:])
     alone = [_last(model, torch.cat([prompt, row])[None], {})[3:] for row in rows]
     segments = torch.tensor([[0, 0, 0, 1, 1, 1, 2, 2]], device=model.device)
+    # The second row goes on after the prompt, as if the first were not there.
     positions = torch.tensor([[0, 1, 2, 3, 4, 5, 3, 4]], device=model.device)
 
     def with_shared_prompt() -> Tensor:

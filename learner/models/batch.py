@@ -155,17 +155,21 @@ def pad_lines(lines: Sequence[Sequence[Sample]], pad_id: int) -> PaddedRows:
             cell += len(sample.tokens)
     # All rows at once: some calls of numpy for each row would hold a small model up.
     sizes = np.array([len(sample.tokens) for sample in samples])
+    # One entry per sampled token from here on, the rows end to end.
     first, line_at, prompt_sizes, segment_of = np.repeat(np.array(begins), sizes, axis=0).T
     offsets = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     places, mask = first + offsets, np.arange(sizes.max())[None, :] < sizes[:, None]
     sampled = np.concatenate([sample.tokens for sample in samples])
     input_ids.reshape(-1)[places], segments.reshape(-1)[places] = sampled, segment_of
+    # Positions go on after the prompt, as if the other rows of the line were not there.
     positions.reshape(-1)[places] = prompt_sizes + offsets
     return PaddedRows(
         input_ids=torch.from_numpy(input_ids),
         attention_mask=torch.from_numpy((segments >= 0).astype(np.int64)),
         position_ids=torch.from_numpy(positions),
         segments=torch.from_numpy(segments) if len(samples) > len(lines) else None,
+        # The cell before a token predicts it: for a row's first token that is the end of the
+        # prompt, wherever in the line the row stands.
         actions=torch.from_numpy(np.where(offsets == 0, line_at + prompt_sizes, places) - 1),
         cells=torch.from_numpy(np.flatnonzero(mask)),
         mask=torch.from_numpy(mask),

@@ -62,6 +62,7 @@ class TokenHead(nn.Module):
         """
         flat, is_enabled = hidden.flatten(0, -2), not getattr(self.layer, "disable_adapters", True)
         parts: list[Part] = [(flat, self.weight)]
+        # Low-rank matrices on the head are a second product, so that W + B A is never built.
         if is_enabled and self.first is not None and self.second is not None:
             parts.append((flat @ self.first.T * self._scaling, self.second))
         logprobs, entropy = token_logprobs(
@@ -148,6 +149,8 @@ class _TokenLogprobs(torch.autograd.Function):
         logits = _Logits(tensors, bias, masked, temperature, is_float32)
         _, needs_bias, _, _, _, _, *needed = ctx.needs_input_grad
         of_logprob = torch.zeros_like(lse) if gradients[0] is None else gradients[0]
+        # Hidden states, at even places, add up over the blocks in float32; each block writes its
+        # own rows of the weight.
         sums = [
             None
             if not is_needed
@@ -158,6 +161,8 @@ class _TokenLogprobs(torch.autograd.Function):
         for block in logits.blocks():
             logs = logits.of_block(block).sub_(lse[:, None])
             gradient = logs.exp()
+            # With g and h, the gradients of logprob and entropy,
+            # dL/dz_v = g ([v = y] - p_v) - h p_v (z_v - lse + H).
             if gradients[1] is None:
                 gradient.mul_(-of_logprob[:, None])
             else:
@@ -170,6 +175,7 @@ class _TokenLogprobs(torch.autograd.Function):
             del logs
             place, is_here = _places(tokens, block)
             gradient.scatter_add_(1, place, torch.where(is_here, of_logprob, 0.0)[:, None])
+            # z is the logit over the temperature.
             gradient.div_(temperature)
             logits.spread(gradient, block, sums)
             if of_bias is not None:

@@ -28,6 +28,7 @@ def add(model: PreTrainedModel, settings: LoraConfig, seed: int) -> None:
         target_modules=names[0] if names == ("all-linear",) else list(names),
     )
     dtype = model.dtype
+    # A seed of their own: every rank draws the same matrices, and no other draw changes.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -46,6 +47,7 @@ def add(model: PreTrainedModel, settings: LoraConfig, seed: int) -> None:
             raise ConfigError(
                 f"learner.lora.target_modules = {list(names)}: {error}; the linear layers of this model end in {ends}"
             ) from None
+    # New layers may be float32: they get the model's type, as every other parameter has.
     nn.Module.to(model, dtype)
     _check_targets(model, list(names))
 

@@ -138,6 +138,7 @@ class Models:
             folder if config.adapter.reference == "start" else folder.named(config.adapter.model)
         )
         reference = None
+        # Under LoRA the frozen weights themselves are the reference, unless it is another model.
         if config.algorithm.kl > 0.0 and (learner.lora is None or anchor.path != folder.path):
             _check_tokenizer(folder, anchor)
             reference = anchor.frozen(world_size)
@@ -267,6 +268,7 @@ def _reward_model(folder: "_Folder", world_size: int) -> RewardModel:
     else:
         actor = Actor(reward_folder.trainable("reward model"), folder.is_packed, learner.head_dtype)
         _check_head(actor.model)
+        # A constant rate without decay: its steps follow no schedule of the run.
         constant = {
             "warmup_ratio": 0.0,
             "min_lr_ratio": 1.0,
@@ -282,6 +284,7 @@ def _reward_model(folder: "_Folder", world_size: int) -> RewardModel:
             learner.ema_decay,
         )
     other = settings.reference_model
+    # Under LoRA the trained model without its matrices is the reference, so no copy is loaded.
     if settings.reference == "freeze" and (
         learner.lora is None or other or settings.update == "none"
     ):

@@ -47,6 +47,7 @@ def varlen_attention(
         for name in ("softcap", "s_aux", "position_bias", "cache")
         if options.get(name) is not None
     ]
+    # Refused, not ignored: the logprobs would be those of another model.
     if other or attention_mask is not None or options.get("dropout"):
         raise ValueError(
             f'learner.attn_implementation = "varlen" does not serve {type(module).__name__}, which needs '
@@ -74,6 +75,7 @@ def varlen_attention(
         )
         assert isinstance(attended, Tensor)
         return attended[None], None
+    # Elsewhere torch has no such kernel: each packed row attends for itself.
     rows = [
         _one_row(query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], scale, window)
         for a, b in pairwise(ends.tolist())

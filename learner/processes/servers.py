@@ -80,9 +80,12 @@ class Servers:
         self._local_endpoint = _local_endpoint_in(self._folder)
         self._weights_file = directory / "weights_endpoint"
         endpoint_file = directory / ENDPOINT_FILE
+        # A file that an earlier start left must not be taken for the new server's address.
         self._weights_file.unlink(missing_ok=True)
+        # This file stays, since the broker takes its port again; a changed mark shows a new start.
         before = mark_of(endpoint_file)
         try:
+            # First the weight server: the broker tells workers its address.
             self._start(WEIGHT_SERVER)
             self.weights_endpoint = self._wait_for_file(self._weights_file, WEIGHT_SERVER, "")
             # Workers know the address from their Welcome: a restarted server must take the same one.

@@ -93,10 +93,12 @@ class Alarms:
             reward if self._reward is None else self._reward + SMOOTHING * (reward - self._reward)
         )
         self._best_reward = max(self._best_reward, self._reward)
+        # The first iterations are the measure of what is low: no entropy is usual for all models.
         if len(self._first_entropies) < FIRST_ITERATIONS:
             self._first_entropies.append(entropy)
             return ""
         first = sum(self._first_entropies) / len(self._first_entropies)
+        # A low entropy alone is no fault: a policy that is sure and right has one too.
         if entropy >= LOW_ENTROPY_SHARE * first or self._reward > self._best_reward - LOST_REWARD:
             return ""
         return (
@@ -178,6 +180,7 @@ class Alarms:
         first = self._first_sum / FLAT_SPAN
         newest = sum(self._newest) / FLAT_SPAN
         error = math.sqrt(self._squares / self._looks * 2 / FLAT_SPAN)
+        # It ends at another limit than it begins, or a reward near one limit would repeat it.
         most = FLAT_ENDS if "plateau" in self.ringing else FLAT_BEGINS
         is_mixed = figures.get("uniform_groups_fraction", 0.0) <= 1.0 - MIXED
         if (

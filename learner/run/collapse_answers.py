@@ -116,7 +116,9 @@ class CollapseAnswers:
         ]
         path = self._directory / CHANGES_FILE
         written = {(line.iteration, line.key) for line in json_lines.read(path, ChangeLine)}
+        # After a resume the same iteration may be trained again, and its lines are there already.
         unwritten = [line for line in lines if (line.iteration, line.key) not in written]
+        # On a full disk the run waits: nothing else says why its settings changed.
         when_there_is_room(
             lambda: json_lines.append(path, unwritten),
             path.parent,

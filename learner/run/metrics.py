@@ -87,6 +87,7 @@ class MetricsLog:
         slopes = [each.probe_slope for each in rollouts if each.probe_slope is not None]
         ages = [batch.iteration - group.version for group in batch.groups]
         figures = metrics.means | batch_fractions(batch.groups)
+        # Before the line is made: it holds the alarms that are on.
         begun = self._alarms.new_sentences(batch.iteration, figures)
         line = MetricsLine(
             iteration=batch.iteration,

@@ -63,12 +63,14 @@ def prune(
     best = ranked(folders, curve) if section.keep_best else []
     removed = []
     try:
+        # The link moves first: a kill in between must not leave it on a folder that is gone.
         _link(directory / BEST, folders[best[0]].name if best else "")
         if best:
             crash_point("checkpoint.best")
         for iteration in removable(folders, section, best, awaited):
             beside = directory / f".{folders[iteration].name}.partial"
             shutil.rmtree(beside, ignore_errors=True)
+            # Under its name a folder is whole, so it loses the name before it loses a file.
             folders[iteration].rename(beside)
             removed.append(iteration)
             crash_point("checkpoint.removing")

@@ -145,6 +145,7 @@ class Uploads:
             )
         code = self._exit_code(process)
         crash_point("upload.done")
+        # Without a line in the file this upload counts as not made, and the next start repeats it.
         if code is None and self._closing.is_set():
             log.warning(
                 "the upload of checkpoint %d is cut off; the next start of the run repeats it",

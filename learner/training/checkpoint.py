@@ -168,11 +168,13 @@ def save(directory: Path, models: Models, state: TrainerState) -> Path:
     final = directory / f"step_{state.iteration:08d}"
     beside = directory / f".{final.name}.partial"
     written = _Writing(directory, beside, state.iteration, models)
+    # Rank 0 makes the folder. No rank may write before it is there, or after rank 0 failed.
     if models.rank == 0:
         written.part(lambda: _begin(directory, beside))
     written.together()
     crash_point("checkpoint.begun")
     written.part(lambda: _write_rank(beside / f"rank_{models.rank:05d}", models))
+    # The exports gather weights over ranks, so every rank takes part in each, in this order.
     exported = [("hf", models.actor, models.source)]
     if models.reward and models.reward.trained:
         exported.append(("hf_reward", models.reward.trained, models.reward.source))
@@ -182,6 +184,7 @@ def save(directory: Path, models: Models, state: TrainerState) -> Path:
             with model.averaged():
                 written.export(beside / f"{name}_ema", model, source)
     written.together()
+    # The manifest names every file, so it comes last, after all ranks have written theirs.
     if models.rank == 0:
         written.part(lambda: _finish(beside, final, state, models))
     written.together()
@@ -276,6 +279,7 @@ def load(directory: Path, models: Models) -> TrainerState | None:
     manifest = read_manifest(folder)
     trained = dict(_trained_models(models))
     shares = {Path(entry.path).name for entry in manifest.files}
+    # A share fits only the layout that it was cut by: a difference is named before it is read.
     here_and_saved: dict[str, tuple[object, object]] = {
         "learner ranks": (models.world_size, manifest.state.world_size),
         "ZeRO stage": (models.actor.stage, manifest.zero_stage),
@@ -334,6 +338,7 @@ def take_critic(folder: Path, models: Models) -> None:
         (manifest.state.world_size, manifest.zero_stage),
         (models.world_size, models.critic.stage),
     )
+    # A critic is only a better start. One that does not fit is left out, and the run begins anyway.
     tensors = load_file(share) if saved == here and share.exists() and not models.lora else {}
     masters = models.critic.masters()
     if {name.rpartition("/")[0] for name in tensors} != set(masters):

@@ -105,6 +105,7 @@ def report(
         "whitening_floor_hit": float(facts.is_floored),
         "steps_left_out": float(facts.steps_left_out),
     }
+    # JSON has no NaN: a figure that could not be measured is left out.
     figures = {name: figure for name, figure in figures.items() if math.isfinite(figure)}
     histograms = _histograms(micro_batches, oldest, facts.ratio)
     histograms["log_ratio"] = histogram(ppo.LOG_RATIO_EDGES, bins)
@@ -267,6 +268,7 @@ def means(sums: Report, moments: Sequence[float]) -> Report:
         "ratio": sums["ratio"] / ratios,
         "importance": sums["importance"] / weights,
         "importance_capped_fraction": sums["importance_capped"] / weights,
+        # Kish's effective sample size, as a fraction of the number of weights.
         "importance_ess_fraction": sums["importance"] ** 2
         / max(sums["importance_squared"] * weights, 1e-300),
         "behaviour_gap": sums["behaviour_gap"] / tokens,

@@ -96,6 +96,7 @@ def row_baselines(
         group_means = members[group]
         count, total = len(group_means), sum(group_means)
         offset, scale = total / count, 1.0
+        # A row's rewards become scale x (r - offset).
         if form == "none":
             offset = 0.0
         elif count == 1:
@@ -103,9 +104,11 @@ def row_baselines(
         elif form == "paper":
             offset = (total - mean) / (count - 1)
         elif form == "code":
+            # For r = mu this is "paper": mu - mean of the others = K/(K-1) (mu - mean of all).
             scale = count / (count - 1)
         elif form == "zscore":
             deviation = (sum((each - offset) ** 2 for each in group_means) / (count - 1)) ** 0.5
+            # Without a deviation the floor alone would divide, and make small rests large.
             scale = 1.0 / (deviation + floor) if deviation > 0.0 else 0.0
         baselines.append(RowBaseline(offset, scale))
     return baselines

@@ -84,6 +84,7 @@ def train_iteration(
     objective = resolve(
         algorithm, config.max_sampled_tokens, config.implicit_reward, config.scorer.prm
     )
+    # First of all: no optimiser step may see a token that is older than the window allows.
     _check_rows(data, algorithm.max_staleness)
     plan = plan or plan_for(models, data, config)
     is_late = is_measured_late(objective)
@@ -92,6 +93,7 @@ def train_iteration(
         [_measure(models, data, lines, is_late and step == 0) for lines in minibatch[models.rank]]
         for step, minibatch in enumerate(plan)
     ]
+    # Process rewards are part of the advantages, so they come before these.
     measured, figures = _with_other_rewards(models, measured, data, config, objective)
     advantage_moments, is_floored, micro_batches = _with_advantages(measured, data, objective)
     steps, left_out = _take_steps(
@@ -151,6 +153,7 @@ def _take_steps(
         minibatch = micro_batches[index]
         step = _optimise(models, minibatch, objective, normalisers[index], schedule)
         steps.append(step)
+        # Only its first step sees the weights of p: in later epochs they have moved.
         if any(micro_batch.is_proximal_late for micro_batch in minibatch):
             micro_batches[index] = _with_proximal(iteration, minibatch, step.logprobs)
         # Every rank leaves the same steps out: the KL is that of all ranks.
@@ -160,6 +163,7 @@ def _take_steps(
             if kl / max(tokens, 1.0) > algorithm.kl_limit:
                 break
     left_out = len(planned) - len(steps)
+    # Left-out steps count too: the schedule goes by planned steps.
     models.optimizer_steps += left_out
     return steps, left_out
 
@@ -218,6 +222,7 @@ def _measure(
     With `is_late` the first optimiser step finds the proximal logprobs; until then they are 0.
     """
     samples = [[_sample(data, row) for row in line] for line in lines]
+    # Without rows it is a filler: other ranks run this forward too, and ZeRO needs every rank.
     batch = (pad_lines(samples, PAD_ID) if lines else filler_row(PAD_ID)).to(models.device)
     nothing = torch.zeros_like(batch.behaviour)
     proximal = nothing if is_late else models.forward_actor(batch)[0]
@@ -288,6 +293,7 @@ def _with_advantages(
         for minibatch in micro_batches
     ]
     counts = [_advantage_counts(each, objective) for each in chain.from_iterable(estimates)]
+    # One sum over ranks carries the moments and the fault: all ranks whiten, or stop, alike.
     reduced = sum_over_ranks(torch.stack(counts).sum(dim=0))
     *sums, bad_logprobs = reduced.tolist()
     if bad_logprobs or not torch.isfinite(reduced).all():
@@ -352,6 +358,7 @@ def _optimise(
     logprobs: list[Tensor] = []
     for index, micro_batch in enumerate(minibatch):
         is_last = index == len(minibatch) - 1
+        # While only the critic learns, the actor's forward still gives its figures, and p.
         with torch.set_grad_enabled(is_actor_trained):
             terms = _policy_terms(models, micro_batch)
             loss, sums = ppo.policy_loss(terms, objective.policy, max(policy_normaliser, 1.0))
@@ -363,6 +370,7 @@ def _optimise(
         for name, value in sums.items():
             totals[name] = totals[name] + value if name in totals else value
     step = models.optimizer_steps
+    # A step that is dropped counts too: the schedule goes by planned steps.
     models.optimizer_steps += 1
     return StepSums(
         totals,

@@ -93,6 +93,7 @@ class UserLoss:
             ConfigError: it failed, or did not return a finite loss with a finite gradient, and finite logprobs went in.
         """
         mask = terms.mask
+        # A filler has no token to call the function with, but its sums have the same names.
         if self.metrics is not None and not mask.any():
             nothing = torch.zeros((), dtype=torch.float64, device=mask.device)
             return nothing, dict.fromkeys([f"loss/{name}" for name in self.metrics], nothing)
@@ -106,6 +107,7 @@ class UserLoss:
         columns = copies | arguments | {"mask": mask, "reference": reference, "ages": terms.ages}
         loss, sums = self.value(columns)
         gradients = self._gradients(loss, copies, mask)
+        # The value is the loss itself; its gradient is the one that was checked on the copies.
         total = loss.detach()
         for name, gradient in gradients.items():
             pushed = gradient * live[name]
@@ -161,12 +163,14 @@ class UserLoss:
             )
         for name, gradient in gradients.items():
             bad = ~torch.isfinite(gradient)
+            # Only for finite inputs is it the function's fault; others are a fault of the weights.
             if torch.isfinite(copies[name]).all() and (bad.any() or not torch.isfinite(loss)):
                 at = bad.nonzero()[:1].tolist()
                 where = f", and a gradient that is not finite at row, token {at[0]}" if at else ""
                 raise self._fault(
                     f"returned a loss of {loss.item():g}{where}; look for a division, log or root of 0"
                 )
+            # Outside of the mask is padding: what it pushes would depend on how rows are batched.
             if (gradient[~mask] != 0).any():
                 raise self._fault(
                     f"pushes {name} outside of the mask; leave out what the mask does before the sum"

@@ -159,6 +159,7 @@ def _policy_settings(algorithm: AlgorithmConfig) -> PolicySettings:
     )
     if algorithm.loss_function is None:
         return policy
+    # The function takes the place of the surrogate: it corrects and bounds as it likes.
     function = loss_function.load(algorithm.loss_function)
     return replace(policy, correction="none", bound_ratio=math.inf, loss_function=function)
 
@@ -191,6 +192,7 @@ def _with_process_rewards(
         )
     if implicit_reward is None:
         return objective
+    # Outcomes and scores of steps share one weight against the implicit rewards.
     weight = implicit_reward.outcome_coefficient
     return replace(
         objective,
@@ -238,6 +240,7 @@ def estimate(
     """
     mask = micro_batch.batch.mask
     penalty = None
+    # A KL in the reward is measured at p, once: it has no gradient.
     if micro_batch.reference is not None and objective.kl_in_reward != 0.0:
         penalty = objective.kl_in_reward * kl_estimate(
             micro_batch.proximal, micro_batch.reference, "k1"
@@ -254,6 +257,7 @@ def estimate(
         # Without a critic each source is discounted by itself.
         process, _ = gae(micro_batch.process, values, mask, objective.process_gamma, 1.0)
         advantages = advantages + process
+    # The row is one action, so every token has the advantage of the first.
     if objective.policy.is_one_action:
         advantages = torch.where(mask, advantages[:, :1], 0.0)
     return replace(micro_batch, advantages=advantages, returns=returns)

@@ -74,9 +74,11 @@ def plan(
         raise ValueError("there are no rows to plan")
     planned = []
     parts = min(minibatches, len(lengths))
+    # Minibatches have equal numbers of rows, up to one: every optimiser step weighs about the same.
     for start, end in pairwise(len(lengths) * part // parts for part in range(parts + 1)):
         pieces = [list(rows) for _, rows in groupby(range(start, end), key=lambda row: groups[row])]
         packed = _deal(pieces, lengths, ranks, micro_batch_tokens, is_shared)
+        # Ranks with fewer forwards get empty ones: a collective waits for every rank.
         forwards = max(len(micros) for micros in packed)
         planned.append(tuple(tuple(micros) + ((),) * (forwards - len(micros)) for micros in packed))
     return tuple(planned)
@@ -101,6 +103,7 @@ def plan_iteration(
         micro_batch_tokens,
         is_shared,
     )
+    # Back from places in the shuffled order to row numbers of the batch.
     return tuple(
         tuple(
             tuple(tuple(tuple(order[place] for place in line) for line in micro) for micro in share)
@@ -194,9 +197,11 @@ def _deal(
         loads, lines = _longest_first(lines, lengths, is_shared)
         for deal in (_deal_evenly, _deal_neighbours) if ranks > 1 else (_deal_neighbours,):
             shares = deal(loads, ranks)
+            # Too uneven where rows have prompts of their own: halving on costs no tokens there.
             if most > 1 and max(sum(loads[place] for place in share) for share in shares) > fair:
                 continue
             of_ranks = [[lines[place] for place in share] for share in shares]
+            # Rows of a group were dealt together, but each carries its own prompt in the forward.
             if not is_shared:
                 of_ranks = [[(row,) for line in share for row in line] for share in of_ranks]
             packed = [_pack(share, lengths, micro_batch_tokens) for share in of_ranks]

@@ -178,6 +178,7 @@ def policy_loss(
     denominator = behaviour if settings.correction == "behaviour" else proximal
     log_ratio = log_ratios(logprobs, denominator, mask, settings.ratio)
     weight_ratio = settings.importance_ratio or settings.ratio
+    # p/mu weighs what the behaviour policy sampled as the proximal one would. It has no gradient.
     importance = log_ratios(proximal, behaviour, mask, weight_ratio).exp().detach()
     is_clipped = is_bounded = torch.zeros_like(mask)
     per_token = torch.zeros_like(logprobs)
@@ -197,6 +198,7 @@ def policy_loss(
     if settings.loss_function is not None:
         total, reported = settings.loss_function(replace(terms, proximal=proximal))
         loss = loss + total / normaliser
+    # Both ratios may be per token or per row, so each share is of its own count.
     unit, weight_unit = (units(mask, ratio) for ratio in (settings.ratio, weight_ratio))
     with torch.no_grad():
         return loss, _token_sums(terms, logprobs, proximal, behaviour) | reported | {
@@ -265,6 +267,7 @@ def value_loss(
     near = old_values + (values - old_values).clamp(-clip, clip)
     free, clipped = (values - returns).square(), (near - returns).square()
     loss = aggregate(0.5 * torch.maximum(free, clipped), terms.mask, aggregation, normaliser)
+    # From the values before these steps, as `explained_variance` judges them.
     error = returns - old_values
     with torch.no_grad():
         return loss, {

@@ -51,6 +51,7 @@ def with_process_rewards(
     """
     _check_outcomes(data)
     micro_batches = list(chain.from_iterable(measured))
+    # Measured once: within an iteration the reference does not change, while the reward model may.
     references = [models.forward_reward_reference(each.batch) for each in micro_batches]
     figures: Report = {}
     if settings.update == "before":
@@ -78,6 +79,7 @@ def with_process_rewards(
         for micro_batch, (rewards, counted) in zip(micro_batches, scored, strict=True)
     ]
     figures["process_advantage_ratio"] = _advantage_ratio(rewarded, data, objective)
+    # Back into minibatches as they were measured.
     remaining = iter(rewarded)
     return [list(islice(remaining, len(minibatch))) for minibatch in measured], figures
 
@@ -119,6 +121,7 @@ def with_step_rewards(
     Args:
         measured: [minibatch][micro-batch] of this rank.
     """
+    # Each rank fills in its own rows; by the sum every rank has all of them, for the baselines.
     own_rows = torch.zeros(len(data.rewards), 3, dtype=torch.float64)
     for micro_batch in chain.from_iterable(measured):
         for row in micro_batch.rows:
@@ -186,11 +189,13 @@ def _learn(
     )
     losses, steps = [], []
     remaining = iter(references)
+    # The loss is a mean over the rows of all ranks: their number is needed before the backward.
     for minibatch, rows in zip(measured, sum_over_ranks(counts).tolist(), strict=True):
         total = torch.zeros((), dtype=torch.float64, device=models.device)
         for index, micro_batch in enumerate(minibatch):
             reference = next(remaining)
             log_ratio = models.forward_reward(micro_batch.batch) - reference
+            # A filler has no outcome: its mask is empty, and the label only has a shape.
             labels = reference.new_tensor([outcomes[row] for row in micro_batch.rows] or [0.0])
             loss = implicit.outcome_loss(
                 log_ratio, micro_batch.batch.mask, labels, beta, max(rows, 1.0)

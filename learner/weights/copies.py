@@ -64,6 +64,7 @@ class HostCopies:
             wait=copied_event.synchronize if copied_event is not None else lambda: None,
             release=lambda: self._free.put(buffers),
         )
+        # A sum is not finite where an element is not: only such weights are searched.
         suspects = suspicious(sums)
         if suspects:
             copied.wait()

@@ -58,6 +58,7 @@ def make_probe(
     scored = min(SCORED_TOKENS, room // 2)
     rows = math.ceil(POSITIONS / scored)
     starts = prompts(config, questions, folder, rows) or [np.zeros(1, dtype=np.int32)]
+    # The end of a long prompt is kept. Few prompts are asked several times, with other draws.
     prefixes = [starts[row % len(starts)][scored - room :] for row in range(rows)]
     draws = np.random.Generator(np.random.PCG64(derive(config.seed, "probe"))).random(
         (rows, scored)
@@ -73,6 +74,7 @@ def make_probe(
     )
     while not (results := engine.step(0.0)):
         pass
+    # Training needs the memory of the device: this copy of the adapter goes at once.
     del engine
     if device.type == "cuda":
         torch.cuda.empty_cache()

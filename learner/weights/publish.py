@@ -165,13 +165,16 @@ class Publisher:
             lambda: write_snapshot(self._directory, manifest, tensors),
             f"version {version} of the weights",
         )
+        # The copy may be overwritten only now, since the file was written from it.
         handed.copied.release()
+        # A delta is for workers that hold the version before; without its file there is no base.
         if self._deltas and version - 1 in versions(self._directory):
             self._write(
                 lambda: write_delta(self._directory, version - 1, version),
                 f"the delta to version {version}",
             )
         crash_point("version.written")
+        # Announced last: a worker that hears of a version asks for its files at once.
         client.published(weights_note(version, manifest.digest, self._probe, handed.probe_logprobs))
         crash_point("version.announced")
         log.info(
@@ -180,6 +183,7 @@ class Publisher:
             manifest.size_bytes,
             len(manifest.tensors),
         )
+        # Evaluations that are still open compare digests of earlier versions.
         needed = self.pinned.union(range(version - VERSIONS_KEPT, version))
         older = {each: known for each, known in self.digests.items() if each in needed}
         self.digests = older | {version: manifest.digest}

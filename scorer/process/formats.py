@@ -47,9 +47,11 @@ class StepForm:
                 f"scorer.prm.system has no effect: {settings.model} has no chat template; leave it out"
             )
         added = tokenizer.added_tokens_decoder.values()
+        # The longest first: a shorter special text may be a part of a longer one.
         self._removed = sorted(
             {settings.tag, *(token.content for token in added if token.special)}, key=len
         )[::-1]
+        # Not known while the trial looks for it; after it every tag must be this token.
         self._tag_token: int | None = None
         try:
             probe = self.marked_text(*_PROBE)
@@ -96,6 +98,7 @@ class StepForm:
         if not self._is_chat:
             head = f"{question} "
             return head + content, [len(head) + end for end in ends]
+        # A template may trim the end of a turn, so the turn ends with the last tag.
         content = content[: ends[-1]] if ends else content
         system = [] if self._settings.system is None else [("system", self._settings.system)]
         turns = [*system, ("user", question), ("assistant", content)]
@@ -105,6 +108,7 @@ class StepForm:
                 conversation, tokenize=False, add_generation_prompt=False
             )
         )
+        # From the right: the question before it may hold the same text.
         begin = text.rfind(content)
         if begin < 0:
             raise ValueError(
@@ -117,6 +121,7 @@ class StepForm:
         tag = self._settings.tag
         begin = end - len(tag)
         blank = len(text[:begin]) - len(text[:begin].rstrip(" "))
+        # Its token may hold the blanks before the tag, and nothing else of the text.
         is_one = index is not None and begin - blank <= spans[index][0] <= begin
         if not is_one or index is None or self._is_unknown(ids[index], tag):
             near = [

@@ -84,6 +84,7 @@ class StepScoring:
                 f"scorer.prm.max_tokens = {settings.max_tokens}: {settings.model} has positions for "
                 f"{model.most_positions}; lower max_tokens to that"
             )
+        # A head that was not loaded, or is read beside the tags, scores all steps alike.
         rows = [form.marked_text(*trial) for trial in _TRIALS]
         scores = [score for of_row in model.scores(rows) for score in of_row]
         if (

@@ -127,6 +127,7 @@ def head_tensors(folder: str) -> dict[str, torch.Tensor]:
 def head_of(folder: str, settings: ProcessModelConfig) -> torch.nn.Module:
     """Return the head: one linear layer, or two with a ReLU between, as Qwen2.5-Math-PRM has."""
     tensors = head_tensors(folder)
+    # Names of layers end in their number, so this is the order of the layers.
     weights = sorted(name for name in tensors if name.endswith("weight"))
     shapes = [tuple(tensors[name].shape) for name in weights]
     if len(weights) not in (1, 2) or any(len(shape) != 2 for shape in shapes) or shapes[-1][0] != 2:

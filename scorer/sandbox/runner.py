@@ -90,7 +90,9 @@ def run(
                 _start(input_file, child_status, limits, _folders(packages))
             )
         finally:
+            # The child alone holds this end from here on: reading the status ends when it ends.
             os.close(child_status)
+        # However this function ends, no process of the program outlives it.
         open_files.callback(_end, process)
         outputs, is_flood = _collect(process, limits)
         if is_flood:
@@ -160,6 +162,7 @@ def _start(
             stdin=input_file,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            # The scorer's environment may hold secrets, so a program gets none of it.
             env={"LANG": "C.UTF-8"},
             pass_fds=(status,),
             start_new_session=True,

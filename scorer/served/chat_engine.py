@@ -55,6 +55,7 @@ class ChatEngine(ServedEngine):
             return await endpoint.try_out(chat.body(request, [_TRIAL], beginning, endpoint.form))
 
         outcome = await try_form()
+        # A refusal names the key that the endpoint wants for the limit, so the second trial has it.
         if isinstance(outcome, RowRefused) and chat.OTHER_LIMIT_KEY in outcome.reason:
             endpoint.form = dataclasses.replace(endpoint.form, limit_key=chat.OTHER_LIMIT_KEY)
             outcome = await try_form()

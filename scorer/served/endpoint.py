@@ -149,6 +149,7 @@ class Endpoint(Generic[Answer]):
                 log.warning(
                     "waiting for %s, for %s.patience_s = %g s at most", self.url, name, patience_s
                 )
+            # A host without an address is most likely misspelt: that wait is short.
             if not outcome.is_unresolved:
                 resolved_s = time.monotonic()
             elif time.monotonic() - resolved_s > min(UNRESOLVED_S, patience_s):
@@ -166,6 +167,7 @@ class Endpoint(Generic[Answer]):
         late = 0
         begun: Outage | None = None
         while True:
+            # While this row backs off, its seat is free for rows that may be answered.
             async with self._seats:
                 await self._let_rest()
                 outcome = await self._request(content)
@@ -176,6 +178,8 @@ class Endpoint(Generic[Answer]):
             tries += 1
             late += outcome.is_late
             begun = begun or self._outage(outcome.reason)
+            # A trial tells whose fault it is: if it is answered, that of this row; if not, the
+            # endpoint's, and the wait goes on.
             is_hopeless = late >= MOST_LATE or self._is_over(begun)
             is_asked = is_hopeless or self._is_over(self.outage)
             if is_asked and await self._answers() and is_hopeless:

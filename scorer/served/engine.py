@@ -65,6 +65,7 @@ class ServedEngine(RowJobs):
         self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=self._loop.run_forever, name="openai", daemon=True)
         thread.start()
+        # Before the trial: a refusal has to end the loop and its thread too.
         self.close = weakref.finalize(self, _shut_down, self._endpoint, self._loop, thread)
         """Drops all jobs and connections; called at exit too."""
         try:

@@ -78,6 +78,7 @@ class HttpClient:
     async def _exchange(self, request: httpx2.Request, read: Reader[T]) -> T | Retry:
         outcome: T | Retry
         try:
+            # One limit for the whole exchange: an answer that comes slowly is late as well.
             async with asyncio.timeout(self._section.request_s):
                 answer = await self._client.send(request, stream=True)
                 content = await _content(answer)
@@ -94,6 +95,7 @@ class HttpClient:
                 is_unconnected=isinstance(error, httpx2.ConnectError),
                 is_unresolved=_is_unresolved(error),
             )
+        # An endpoint may repeat the request in its reason, and no log may hold the key.
         if isinstance(outcome, Retry | RowRefused | EndpointRefused):
             return replace(outcome, reason=protocol.redacted(outcome.reason, self._key))
         return outcome

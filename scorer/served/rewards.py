@@ -114,6 +114,7 @@ class RewardServer(JudgeThread):
                 for task in [task for task in asking if task.done()]:
                     asking.remove(task)
                     task.result()  # raises what ends the scorer
+                # Texts come in bursts: those that arrive meanwhile share a request.
                 await asyncio.sleep(GATHER_S)
                 while self._submitted and len(asking) < self._section.requests:
                     count = min(len(self._submitted), self._section.rows)

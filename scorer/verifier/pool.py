@@ -214,10 +214,12 @@ class VerifierPool:
 
     def poll(self) -> list[tuple[int, Judgement]]:
         """Return the newest verdicts, in any order; never blocks; raises PeerLost without children."""
+        # A function that takes the verifier's verdict gets a text once that verdict is there.
         for number, verdict in self._first.poll() if self._first else ():
             job = self._unpaired.pop(number)
             job.verdict = verdict
             self._queue.append(job)
+        # Before deadlines are looked at: an answer that has come is not late.
         self._read_children()
         self._troubles.log_slow_call(self._slowest_s())
         now = time.monotonic()

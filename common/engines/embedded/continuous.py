@@ -111,11 +111,13 @@ class TransformersEngine(EmbeddedEngine):
             rows, output.logits[:, -1], [place for place, text in enumerate(texts) for _ in text]
         )
         self.busy_row_s += len(rows) * (time.monotonic() - started_s)
+        # Rows of one text part where they drew other tokens: the first keeps its place.
         parted = [_parts(text) for text in texts]
         texts[:] = [parts[0] if parts else [] for parts in parted]
         self._cache.fork([place for place, parts in enumerate(parted) for _ in parts[1:]])
         texts += [part for parts in parted for part in parts[1:]]
         empty = [place for place, text in enumerate(texts) if not text]
+        # The cache moves its last rows into the places that are free; the texts follow.
         for into, place in self._cache.leave(empty):
             texts[into] = texts[place]
         del texts[len(texts) - len(empty) :]
@@ -127,6 +129,7 @@ class TransformersEngine(EmbeddedEngine):
             self.seats - seated - len(self._uncached), len(self._queue)
         )
         self._steps_waited += 1 if ready else 0
+        # A prefill holds up all seated rows: it waits for enough rows, but only for some steps.
         is_worth_it = ready >= JOIN_SHARE * seated or self._steps_waited > JOIN_STEPS
         if not ready or not (is_worth_it or self._uncached):
             return []
@@ -135,8 +138,10 @@ class TransformersEngine(EmbeddedEngine):
         texts = set[bytes]()
         longest = 0
         while len(joining) < ready:
+            # Rows that lost their keys and values by an installation come first: they have begun.
             queue = self._uncached or self._queue
             text = queue[0].text
+            # Equal texts are one row of the forward, so only different ones count.
             texts.add(text.tobytes())
             longest = max(longest, text.size)
             if joining and longest * len(texts) > PREFILL_TOKENS:

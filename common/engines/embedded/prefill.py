@@ -60,6 +60,7 @@ def _filled(
     device = model.device
     mask = torch.zeros(len(texts), 0, dtype=torch.bool, device=device)
     if any(sizes):
+        # Heads are filled in the same way, since all of them may begin alike.
         heads: dict[bytes, int] = {}
         head_of = [
             heads.setdefault(text[:size].tobytes(), len(heads))
@@ -68,9 +69,11 @@ def _filled(
         begun = [np.frombuffer(head, np.int32) for head in heads]
         cache, head_mask, _ = _filled(model, begun, [None] * len(begun), may_split)
         index = torch.tensor(head_of, device=device)
+        # A copy of its head for every text.
         cache.batch_select_indices(index)
         mask = head_mask[index]
     ids, tail_mask = padded([text[size:] for text, size in zip(texts, sizes, strict=True)], device)
+    # A tail goes on where its head ends; padding takes no position.
     positions = (tail_mask.cumsum(-1) - 1).clamp(min=0) + torch.tensor(
         sizes, device=device
     ).unsqueeze(1)

@@ -157,11 +157,13 @@ class RowCache(Cache):
     def _make_room(self, rows: int, width: int) -> None:
         """Make room for this many rows, newcomers of `width` columns, and one column more."""
         place, (tall, wide) = self._place, self._mask.shape
+        # Without rows nothing has to be kept: the columns begin again at the left.
         if not place.rows and rows <= tall and width < wide:
             place.low = place.at = width
             return
         if rows <= tall and width <= place.at < wide:
             return
+        # Only columns in use are copied: what lies before the first text is given up.
         columns = max(place.at - place.low, width)
         tall = max(tall, rows, min(self._seats, 1 << (rows - 1).bit_length()))
         wide = max(LEAST_COLUMNS, columns + int(SPARE_COLUMNS * columns) + 1)

@@ -261,6 +261,7 @@ class VllmEngine(RowJobs, AdapterEngine):
         for context, scored in rows:
             prompt = tokens_input(prompt_token_ids=[*context.tolist(), *scored.tolist()])
             outputs.append(await self._request_score(prompt, sampling))
+        # All requests of the probe wait in vLLM's queue by now, before the answers that go on.
         if self._is_paused:
             await self._resume()
         logprobs: list[float] = []

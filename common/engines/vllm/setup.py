@@ -58,6 +58,7 @@ def resolve(model: str, role: str, config: RunConfig) -> VllmSetup:
         raise UserError(objection)
     hf_config = check_model(model, model, is_trained=role == "rollout")
     dtype: str = section.vllm.dtype
+    # A rollout has the type of the weights that are published, a target that of its folder.
     if dtype == "auto":
         folder_dtype = str(hf_config.dtype or torch.bfloat16).removeprefix("torch.")
         dtype = config.learner.dtype if role == "rollout" else folder_dtype

@@ -139,10 +139,12 @@ class Drafts:
                 continue
             entry.is_asked = False
             entry.deaths += died
+            # It goes to the head of the queue: groups wait for it, and it was asked first.
             if entry.deaths < self._attempts:
                 self._queues[entry.for_training].appendleft(key)
                 continue
             del self._missing[key]
+            # An empty draft is an answer too: without one the groups of this problem never begin.
             lost = AnswerKept(
                 key=key,
                 text="",

@@ -82,6 +82,7 @@ class JournaledState:
         """Apply one record."""
         match record:
             case GroupIssued(seq, prompt, requeues):
+                # A position below the next new one was issued before: this is its requeue.
                 if prompt < self._next_prompt:
                     self._requeued.remove((prompt, requeues))
                 self._live.add(Group(seq, prompt, requeues))
@@ -93,6 +94,7 @@ class JournaledState:
                 is_spare = spare_cause(scored, self._filter) is not None
                 self._live.move(group, "spare" if is_spare else "scored", scored.version)
                 group.result = scored
+                # An accepted group may have failed rows: their part counts as failed.
                 faults = scored.faults
                 self.counts.note_scored(scored, faults)
                 self.failures.count_groups(
@@ -112,8 +114,10 @@ class JournaledState:
             case GroupEnded(seq=seq, state=state, cause=cause, requeued=requeued, faults=faults):
                 group = self._live.take_out(seq)
                 self.counts.note_ended(state, cause, faults)
+                # A surplus group costs its prompt no requeue: nothing went wrong with it.
                 if requeued:
                     self._requeued.append((group.prompt, group.requeues + (cause != SURPLUS)))
+                # A spare was counted when it was scored, and a surplus group did not fail.
                 if is_new := cause != SURPLUS and group.state != "spare":
                     self.failures.count_groups(float(state != "filtered"))
                 if self.pass_rate and state == "filtered":
@@ -144,6 +148,7 @@ class JournaledState:
         self.failures.count_groups(*state.failures)
         if self.pass_rate:
             self.pass_rate.count_groups(*state.passed)
+        # Groups without a result were under way: they are sampled again, and have no version yet.
         for record in state.live:
             version = record.result.version if record.result else None
             self._live.add(

@@ -284,6 +284,7 @@ class Ledger(JournaledState):
         stage = "sampling" if isinstance(item, SampleItem) else "scoring"
         survivors = []
         for seq in item.seqs:
+            # A group that came in by another lease, or is leased at another version, is not lost.
             group = self._live.get(seq)
             if group is None or group.state != stage or group.version != item.version:
                 continue
@@ -351,8 +352,10 @@ class Ledger(JournaledState):
             return None if is_over else Starved("data")
         scored, spares, unscored = self.window.entries(self.live())
         may_come = self.outstanding > len(scored) + len(spares) or self._issuable(1) > 0
+        # Spares stand in only for accepted groups that are missing, never beside enough of them.
         scored += self.window.fillers(iteration, size - len(scored), spares, may_come)
         choice = choose(self.window, iteration, size, scored, unscored)
+        # Recorded before any rank gets it: after a restart ranks are given the same groups.
         if isinstance(choice, Choice):
             self._append(BatchFormed(iteration, choice.seqs))
             self._end_surplus(is_filled=True)
@@ -363,6 +366,7 @@ class Ledger(JournaledState):
         """Return False if `batch` can only return groups to wait for; costs less than `batch`."""
         if iteration in self.batches or not (size := self._batch_size()) or self._starvation:
             return True
+        # By counts per deadline alone: ranks ask often, and `batch` looks at every live group.
         scored, spares = self._due("scored"), self._due("spare")
         missing = size - scored.total()
         usable = sum(groups for due, groups in spares.items() if due >= iteration)
@@ -473,9 +477,11 @@ class Ledger(JournaledState):
                 self.restore(record)
             else:
                 self.apply(record)
+            # The journal does not say what was trained: the learner's checkpoint does.
             while self.completed < completed and self.completed in self.batches:
                 self.trained(self.completed)
         self._end_unfit()
+        # Queued groups need an item again, or no rollout would ever get them.
         waiting = [group.seq for group in self.live() if group.state == "queued"]
         size = self.limits.groups_per_item
         self._resample.extend(

@@ -92,6 +92,7 @@ class Dispatcher:
         self._score_tasks = 0
         self.ledger = ledger
         self.evaluations = EvaluationQueue(config.seed, config.broker.attempts, drafts)
+        # After a restart groups may wait to be sampled again: their drafts are needed first.
         self._request_drafts(ledger.unsampled_places)
         self._result_s = max(config.broker.stall_s, RESULT_SHARE * config.learner.batch_timeout_s)
         if config.scorer.is_served:
@@ -102,6 +103,7 @@ class Dispatcher:
         self.registry = Registry(
             config.broker.silence_s, config.broker.stall_s, config.broker.heartbeat_s
         )
+        # The work of a usual training task: a larger task of an evaluation has more time.
         rows = config.rollout.groups_per_task * config.algorithm.samples_per_prompt
         self._usual_work = {
             "rollout": rows * self._sampling[0].max_new_tokens,
@@ -131,6 +133,8 @@ class Dispatcher:
                 refused.add(kind_of(rollout))
         while (scorer := self.registry.pick("scorer")) is not None:
             if not self._give_scoring(scorer, now_s):
+                # No queue has work for this free seat, so work that waits behind another worker's
+                # seats is called back.
                 if (youngest := self.registry.revocable("scorer")) is not None:
                     holder, lease = youngest
                     lease.revoking = True
@@ -167,6 +171,7 @@ class Dispatcher:
 
     def _give_sampling(self, worker: Worker, now_s: float) -> bool:
         kind: TaskKind = "eval"
+        # Evaluations first: they need this very version, and hold back the swap to the next one.
         item = self.evaluations.start_sampling(worker.version, worker.weights_digest)
         if item is not None:
             request = self.evaluations.run_of(item.seqs[0]).request
@@ -186,6 +191,7 @@ class Dispatcher:
             rows = self._config.algorithm.samples_per_prompt
             sampling = self._sampling[0]
             groups = tuple(
+                # The seed follows from the group alone: draws are the same at every rollout.
                 GroupTask(
                     seq,
                     self._prompts.prompt(self.ledger.prompt_index(seq)),
@@ -208,12 +214,14 @@ class Dispatcher:
     def _give_scoring(self, worker: Worker, now_s: float) -> bool:
         most = None if worker.takes_runs else 1
         queues = self._scoring_queues(worker)
+        # Lazily, queue by queue: asking a queue takes the item out of it.
         work = ((kind, item) for kind, start in queues if (item := start(most)) is not None)
         if (next_work := next(work, None)) is None:
             return False
         kind, item = next_work
         self._score_tasks += 1
         answers: tuple[TargetText | None, ...] = ()
+        # Answers that are kept need no target any more: the scorer only judges them.
         if kind == "eval":
             sampling = self.evaluations.run_of(item.seqs[0]).request.completion_sampling
             answers = self.answers.texts_of(item.groups, sampling)
@@ -312,6 +320,7 @@ class Dispatcher:
         ValueError, changing nothing, when the worker may not send this result.
         """
         lease = self._lease_of(worker, result)
+        # Late: its item was given to another worker, or the evaluation is over.
         if lease is None and result.kind == "eval":
             return []
         self._check_scores(lease, result)
@@ -422,6 +431,7 @@ class Dispatcher:
             if lease.task in reported:
                 lease.reported_s = now_s
             elif now_s - lease.reported_s > LOST_TASK_S:
+                # A heartbeat may have crossed the task on its way, so only a lasting gap is a loss.
                 worker.tasks_lost += 1
                 if worker.tasks_lost > MOST_LOST_TASKS * worker.most_leases:
                     raise ValueError(
@@ -489,6 +499,7 @@ def _difference(lease: Lease, result: Prefixes | Scores) -> str:
         return (
             f"a {result.kind} result {type(result).__name__} for the {lease.kind} task {lease.task}"
         )
+    # Contents can be compared one by one only where the groups are the same.
     if seqs != list(lease.item.seqs):
         return f"result of task {lease.task} holds groups {seqs}, the task holds {list(lease.item.seqs)}"
     changed = [

@@ -65,6 +65,7 @@ class IdentityCheck:
                 f"learner's {self._function} to its host, or install the same version of its package there"
             )
         if role == "scorer" and self._process_model is not None:
+            # Where this host has no such folder, the first scorer's files become those of the run.
             self._process_digest = self._process_digest or digests.process_model
             if digests.process_model != self._process_digest:
                 raise ValueError(
@@ -73,7 +74,9 @@ class IdentityCheck:
                     f"{self._process_model} to its host"
                 )
         served = self._served if role == "scorer" else None
+        # In the same way the first worker decides where this host has no copy of the model.
         expected = self._expected.setdefault(role, digests)
+        # A scorer of a served target loads a tokenizer alone; the model's name is compared below.
         for part in ("tokenizer", "chat_template") if served else _LOADED:
             got, digest = getattr(digests, part), getattr(expected, part)
             if got != digest:

@@ -56,6 +56,7 @@ class Registry:
         )
         worker.beat_s = max(self._beat_s, spread_s)
         self.by_identity[identity] = worker
+        # From here on every change of the worker puts it on this list of workers to place anew.
         worker.changed = self._takers[role].changed
         worker.changed[identity] = worker
         return worker
@@ -103,6 +104,7 @@ class Registry:
             if silent_s > self._silence_s:
                 lost.append((worker, f"silent for {silent_s:.1f} s"))
             elif worker.leases and stuck_s > self._stall_s:
+                # Its heartbeats come from another thread: only progress shows that it works.
                 lost.append(
                     (worker, f"no progress for {stuck_s:.0f} s on {', '.join(worker.leases)}")
                 )

@@ -111,6 +111,7 @@ class TaskOrder:
             if is_here and Phase.READY <= worker.phase <= self._last_offering
             else None
         )
+        # The registry adds seats and room up again only after such a change.
         if self.offers.get(identity) != offer:
             self.has_new_offers = True
             if offer:
@@ -120,11 +121,13 @@ class TaskOrder:
         newest = self._newest.get(identity)
         may_prefetch = self._prefetches and worker.takes_runs and free == 0
         may_take = is_here and Phase.READY <= worker.phase <= self._last_taking
+        # Without a newest entry the worker's entries are outdated, and `best` skips them.
         if not may_take or not (free > 0 or may_prefetch):
             self._newest.pop(identity, None)
             return
         kind = kind_of(worker)
         place = (free <= 0, min(0, taken_rows - seated), -free, worker.tasks_done)
+        # An unchanged place keeps its entry, and with it its turn among equal workers.
         if newest is None or newest[0] != kind or newest[1][:4] != place:
             self._numbers += 1
             entry = Entry(*place, self._numbers, worker)

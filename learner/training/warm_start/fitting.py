@@ -68,6 +68,7 @@ class Fitting:
         self._checkpoints.mkdir(exist_ok=True)
         state = checkpoint.load(self._checkpoints, self._models)
         saved_epochs = state.iteration if state else 0
+        # An epoch beyond the checkpoint was not kept: it is trained, and written, once more.
         lines = [
             line for line in json_lines.read(self._file, EpochLine) if line.epoch <= saved_epochs
         ]

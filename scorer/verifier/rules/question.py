@@ -34,6 +34,7 @@ def answer_beside_question(question: str, gold: str, answer: str) -> str | None:
     if words_of(tidy_text(gold)) is not None:
         return answer
     formulas = _formulas_of(question)
+    # A side that the question asks for is no part of the answer: of `m+n=7` the 7 is.
     first, *later_sides = split_outside_brackets(tidy_text(answer), "=")
     names_what_is_asked = later_sides and f"\n{_spelling(first)}\n" in formulas
     value = without_unit(
@@ -44,6 +45,7 @@ def answer_beside_question(question: str, gold: str, answer: str) -> str | None:
     gold_sides = (gold, *split_outside_brackets(tidy_text(gold), "="))
     if last in {_spelling(side) for side in gold_sides}:
         return value
+    # A number or a letter alone may stand in the question and be the answer all the same.
     texts = [re.escape(text) for text in {whole, last} if not _LONE_VALUE.fullmatch(text)]
     is_repeated = any(
         re.search(rf"(?<![\w.\\^]){text}(?![\w^_!]|\.\d)", formulas) for text in texts

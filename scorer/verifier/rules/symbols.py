@@ -36,6 +36,7 @@ def read_expression(text: str) -> tuple[object, ...]:
             plain, is_real=is_real, normalization_config=None, conversion_config=conversion
         ), plain
     except MemoryError:
+        # Memory is a matter of this process, not of the text.
         raise
     except Exception:
         log.debug("%.200r is no expression", plain, exc_info=True)
