@@ -59,7 +59,7 @@ def are_low_rank(names: Iterable[str]) -> bool:
 def pairs(
     tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor]
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return A and B by layer; ValueError unless they fit a model with weights `own`."""
+    """Return A and B by layer; ValueError unless they fit a model with `weights`."""
     matrices = {}
     # Each pair is found by either of its names, so that a matrix alone is noticed.
     for name in tensors:

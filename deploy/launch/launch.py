@@ -26,7 +26,15 @@ import msgspec
 from prefixrl.common.config.load import import_functions, load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.workers.engines import TRANSFORMERS
-from prefixrl.common.errors import ConfigError, Halted, PeerLost, TrainingFault, UserError, to_copy
+from prefixrl.common.errors import (
+    ConfigError,
+    Halted,
+    PeerLost,
+    Refusal,
+    TrainingFault,
+    UserError,
+    to_copy,
+)
 from prefixrl.common.host.placement import (
     LEARNER,
     described,
@@ -325,8 +333,8 @@ class Launcher:
                 self._view.announce(f"{worker.name} {words}")
         if worker.is_drained:
             return
-        # The codes of UserError and Refusal: the same start would end in the same way.
-        is_hopeless = code in (2, 3)
+        # The same start would end in the same way.
+        is_hopeless = code in (UserError.exit_code, Refusal.exit_code)
         # With code 0 the run is probably over, and the learner ends next.
         pause_s = (
             SUCCESSION_BEATS * self._config.broker.heartbeat_s if code else STOPPED_BY_BROKER_S

@@ -202,7 +202,7 @@ class Ledger(JournaledState):
         heapq.heappush(self._unscored_items, (item.version, item.seqs, next(self._queued), item))
 
     def start_scoring(self, most_groups: int | None = None) -> ScoreItem | None:
-        """Return at most `most` sampled groups, earliest deadlines first, or None."""
+        """Return at most `most_groups` sampled groups, earliest deadlines first, or None."""
         while self._unscored_items:
             item = heapq.heappop(self._unscored_items)[-1]
             if seqs := [group.seq for group in item.groups if self._state(group.seq) == "sampled"]:
