@@ -8,7 +8,7 @@ import click
 from prefixrl.common.config.foreign.plugins import check_names, load_plugin, plugins
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.exit_codes import exit_codes
-from prefixrl.deploy.commands.command_groups import COMMANDS, GONE, groups_with_plugins
+from prefixrl.deploy.commands import COMMANDS, GONE, groups_with_plugins
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

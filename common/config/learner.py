@@ -1,6 +1,6 @@
 """The `[learner]` section: optimisers, precision, memory and deadlines (docs/training.md)."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
@@ -14,13 +14,23 @@ from prefixrl.common.config.section import (
     Several,
 )
 
+
+class BuiltInTracker(NamedTuple):
+    """Facts of a tracker that this software has."""
+
+    record: str
+    """`module:attribute` of its record."""
+    package: str
+    """Package that must be installed; "" for none."""
+
+
 TRACKERS = {
-    "tensorboard": "prefixrl.deploy.track.tensorboard:TENSORBOARD",
-    "wandb": "prefixrl.deploy.track.wandb:WANDB",
-    "trackio": "prefixrl.deploy.track.wandb:TRACKIO",
-    "mlflow": "prefixrl.deploy.track.mlflow:MLFLOW",
+    "tensorboard": BuiltInTracker("prefixrl.deploy.track.tensorboard:TENSORBOARD", "tensorboard"),
+    "wandb": BuiltInTracker("prefixrl.deploy.track.wandb:WANDB", "wandb"),
+    "trackio": BuiltInTracker("prefixrl.deploy.track.wandb:TRACKIO", "trackio"),
+    "mlflow": BuiltInTracker("prefixrl.deploy.track.mlflow:MLFLOW", "mlflow"),
 }
-"""Built-in trackers by name: a key of [log], the package that it needs, and where its record is."""
+"""Built-in trackers by name, which is a key of [log]."""
 
 
 class LoraConfig(Section):

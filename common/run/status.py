@@ -1,7 +1,7 @@
 """The status document: the state of a run, from the broker to commands, metrics, summary."""
 
-from collections.abc import Iterable
-from typing import Literal, dataclass_transform
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Literal, NamedTuple, dataclass_transform, get_type_hints
 
 import msgspec
 
@@ -15,6 +15,16 @@ USAGE_FILE = "usage.json"
 
 Counts = dict[str, int]
 """Numbers of things by name."""
+
+
+class Shown(NamedTuple):
+    """Mark of a field that `prefixrl status` shows as it is: a number, a text or counts, if there are any."""
+
+    name: str
+    form: str = "{}"
+    """Form of a number, for example "{:.1%}"."""
+
+
 LearnerPhase = Literal["", "loading", "waiting", "training", "publishing", "ending"]
 """publishing: from the end of an iteration until it asks for the next batch, so it may save too. "": there is none."""
 
@@ -180,7 +190,7 @@ class StatusDocument(StatusPart, kw_only=True):
     """Texts without a verdict, by the kind of failure. A row is one text, or `scorer.continuations` of them."""
     filter: FilterStatus | None
     """None where no group was judged by a filter."""
-    queues: Counts
+    queues: Annotated[Counts, Shown("groups")]
     """Live groups by state."""
     window: int
     mean_age: float
@@ -209,7 +219,7 @@ class StatusDocument(StatusPart, kw_only=True):
     """The newest result, trained iteration or published version; "" before the first since the broker started."""
     idle_s: float = 0.0
     """Time since that event."""
-    malformed_messages: int
+    malformed_messages: Annotated[int, Shown("malformed messages")]
     journal_bytes: int
     up_s: float
     evaluations: Counts = {}
@@ -231,3 +241,12 @@ class StatusDocument(StatusPart, kw_only=True):
     batch, workers by name as of the last 10 s. Without those that have not reported yet."""
     drained: list[DrainedWorker] = []
     """Workers that the operator drained since the broker started."""
+
+
+def shown_fields(document: StatusDocument) -> Iterator[tuple[str, object]]:
+    """Yield name and value of every marked field: counts, or a text; empty fields and zeros are left out."""
+    for field, hint in get_type_hints(StatusDocument, include_extras=True).items():
+        value = getattr(document, field)
+        for mark in getattr(hint, "__metadata__", ()):
+            if isinstance(mark, Shown) and value:
+                yield mark.name, value if isinstance(value, dict) else mark.form.format(value)

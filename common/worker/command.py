@@ -70,7 +70,7 @@ def _options(role: str) -> list[click.Parameter]:
         ),
         click.Option(
             ["--engine"],
-            help="Engine on this host: auto, vllm, transformers, simulated, or one of a package.",
+            help=f"Engine on this host, as `{role}.engine` of a run file names it.",
         ),
         click.Option(
             ["--device"], type=click.Choice(["auto", "cpu", "cuda"]), help="Device on this host."

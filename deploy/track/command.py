@@ -125,7 +125,7 @@ def tracker_of(name: str) -> Tracker:
     """Return a tracker that the config accepted; ConfigError where its package is broken."""
     check_names("trackers", TRACKERS)
     if name in TRACKERS:
-        return cast(Tracker, pkgutil.resolve_name(TRACKERS[name]))
+        return cast(Tracker, pkgutil.resolve_name(TRACKERS[name].record))
     return load_plugin(plugins("trackers")[name], Tracker, "a Tracker")
 
 

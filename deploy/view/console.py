@@ -12,7 +12,7 @@ from rich.text import Text
 from prefixrl.common.evaluation.grouping import grouped
 from prefixrl.common.host.exit_codes import printable
 from prefixrl.common.run.documents import MetricsLine, memory_words
-from prefixrl.common.run.status import StatusDocument, WorkerStatus
+from prefixrl.common.run.status import StatusDocument, WorkerStatus, shown_fields
 from prefixrl.common.wire.messages.worker import MemoryUse
 from prefixrl.deploy.runs.tables import cell, counted
 from prefixrl.deploy.view.bottleneck import bottleneck_words
@@ -252,7 +252,8 @@ def details(document: StatusDocument, progress: Progress) -> Iterator[tuple[str,
             different = percent(newest.figures.get("distinct_texts_fraction", 0.0))
             yield "texts", f"the commonest in {percent(share)} of the rows, {different} differ"
     yield "bottleneck", _bottleneck(document, newest) if newest else ""
-    yield "groups", counts_in_words(document.queues)
+    for name, value in shown_fields(document):
+        yield name, counts_in_words(value) if isinstance(value, dict) else str(value)
     if document.total_iterations:
         ages = counted(document.age_histogram) or "none"
         yield (

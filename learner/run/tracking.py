@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from prefixrl.common.config.learner import LogConfig, missing
+from prefixrl.common.config.learner import TRACKERS, LogConfig, missing
 from prefixrl.common.errors import ConfigError, to_copy
 from prefixrl.common.host.process import ignoring_signals
 
@@ -18,7 +18,8 @@ FLUSH_S = 60.0
 def check_packages(section: LogConfig) -> None:
     """Raise ConfigError if a tracker is asked for whose package is not installed."""
     for tracker in section.chosen_trackers.keys() - section.trackers.keys():
-        if importlib.util.find_spec(tracker) is None:
+        package = TRACKERS[tracker].package
+        if package and importlib.util.find_spec(package) is None:
             raise ConfigError(missing(tracker))
 
 

@@ -205,12 +205,17 @@ def _with_process_rewards(
 
 
 def _process_baseline(objective: Objective, leave_one_out: BaselineForm) -> BaselineForm:
-    forms: dict[str, BaselineForm] = {
-        "critic": "none",
-        "leave_one_out": leave_one_out,
-        "mean": "mean",
-    }
-    return "zscore" if objective.std_floor is not None else forms[objective.baseline]
+    if objective.std_floor is not None:
+        return "zscore"
+    match objective.baseline:
+        case "critic":
+            return "none"
+        case "mean":
+            return "mean"
+        case "leave_one_out":
+            return leave_one_out
+        case "function":
+            raise AssertionError("the config refuses rewards of tokens with a function")
 
 
 def row_rewards(

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from prefixrl.deploy.__main__ import main
-from prefixrl.deploy.commands.command_groups import GONE
+from prefixrl.deploy.commands import GONE
 from support.paths import EXAMPLE
 from support.tiers import mostly_nightly
 

@@ -193,7 +193,9 @@ def folders() -> list[Path]:
 @pytest.mark.parametrize("folder", folders(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_folder_shows_few_entries(folder: Path) -> None:
     entries = [path.name for path in folder.iterdir() if path.name != "__pycache__"]
-    assert len(entries) <= ENTRIES, sorted(entries)
+    assert len(entries) <= ENTRIES, (
+        f"put the new file into another folder, or some files into a new one: {sorted(entries)}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -203,7 +205,8 @@ def test_the_text_of_a_folder_names_everything_in_it(init: Path) -> None:
     text = ast.get_docstring(TREES[init]) or ""
     files = {path.name for path in init.parent.glob("*.py")} - {"__init__.py"}
     folders = {f"{path.parent.name}/" for path in init.parent.glob("*/__init__.py")}
-    assert {name for name in files | folders if name not in text} == set()
+    missing = {name for name in files | folders if name not in text}
+    assert missing == set(), f"name them in the docstring of {init}"
 
 
 def source_files(*folders: str) -> Iterator[Path]:

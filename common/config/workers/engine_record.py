@@ -72,6 +72,8 @@ class EngineRecord:
     """The run file must say where it is: a worker's `--engine` cannot name it."""
     has_tokenizer: bool = True
     """The model has a tokenizer, by which prompts are counted and texts are read."""
+    takes_options: bool = True
+    """`engine_options` of its section are its own; else it has keys of the run file, or no options."""
     is_bitwise: bool = False
     """With `bitwise` the rows of a task are one forward, so that no text depends on the rows beside it."""
     shares_runs: bool = True

@@ -18,6 +18,7 @@ TRANSFORMERS = EngineRecord(
     make="prefixrl.common.engines.embedded.load:load_embedded",
     step_model="prefixrl.scorer.process.torch_model:TorchStepModel",
     is_automatic=True,
+    takes_options=False,
     is_bitwise=True,
 )
 

@@ -18,12 +18,7 @@ from prefixrl.common.config.section import (
     Several,
 )
 from prefixrl.common.config.workers.engine_record import AUTO, EngineRecord
-from prefixrl.common.config.workers.engines import (
-    ENGINES,
-    EngineOfRollouts,
-    EngineOfScorers,
-    engine_record,
-)
+from prefixrl.common.config.workers.engines import EngineOfRollouts, EngineOfScorers, engine_record
 from prefixrl.common.config.workers.process_model import NotEmpty, ProcessModelConfig
 from prefixrl.common.config.workers.served import OPENAI, OpenAIConfig
 from prefixrl.common.config.workers.vllm import VllmConfig
@@ -48,7 +43,7 @@ class EngineConfig(Section):
     """CPU threads of torch; more than one per process is slower on most machines."""
     vllm: VllmConfig = VllmConfig()
     engine_options: dict[str, Any] = Field(default={})
-    """Options of an engine that an installed package adds (`common/config/workers/engine_record.py`)."""
+    """Options of an engine that has no keys of its own here, as those of installed packages."""
     stop_tokens: Annotated[tuple[int | str, ...], Field(strict=False)] = ()
     """Tokens that end a text besides the model's own stops, each as id or as text that is one token of the model."""
     own_stops: bool = True
@@ -63,9 +58,9 @@ class EngineConfig(Section):
 
     def _check_options(self) -> None:
         self.refuse_if(
-            bool(self.engine_options) and self.engine in (AUTO, *ENGINES),
+            bool(self.engine_options) and not self.record.takes_options,
             "engine_options engine",
-            "only an engine that a package adds takes them; leave them out",
+            "this engine takes none; leave them out",
         )
 
     @property

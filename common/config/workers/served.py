@@ -11,6 +11,7 @@ from prefixrl.common.config.workers.engine_record import EngineRecord
 
 OPENAI = EngineRecord(
     make="prefixrl.scorer.served.load:load_served",
+    takes_options=False,
     needs_address=True,
     roles=("scorer",),
     holds_weights=False,

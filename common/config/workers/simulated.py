@@ -8,6 +8,7 @@ from prefixrl.common.config.workers.engine_record import EngineRecord
 
 SIMULATED = EngineRecord(
     make="prefixrl.common.engines.simulated:load_simulated",
+    takes_options=False,
     holds_weights=False,
     has_tokenizer=False,
     is_bitwise=True,

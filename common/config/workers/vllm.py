@@ -142,6 +142,7 @@ def _remedy(section: EngineSection, role: str) -> str:
 
 VLLM = EngineRecord(
     make="prefixrl.common.engines.vllm.load:load_vllm",
+    takes_options=False,
     step_model="prefixrl.scorer.process.vllm_model:VllmStepModel",
     package="vllm",
     check="prefixrl.common.engines.vllm.load:platform_words",

@@ -319,6 +319,12 @@ def test_the_filter_survives_the_wire_and_is_off_when_absent(run_file: Path) -> 
     assert from_json(load(run_file).model_dump_json()).filter == FilterConfig()
 
 
+def test_an_engine_with_keys_of_its_own_takes_no_engine_options(run_file: Path) -> None:
+    for engine in ("auto", "vllm", "transformers"):
+        with pytest.raises(ConfigError, match="this engine takes none"):
+            load(run_file, (f"scorer.engine={engine}", "scorer.engine_options={ limit = 3 }"))
+
+
 def test_all_problems_are_reported_at_once(run_file: Path) -> None:
     head, *lines = refusal(run_file, "algorithm.clip=0", "seed=-1", "data.tain=x").split("\n")
     assert head == f"{run_file} with --set: 3 problems"

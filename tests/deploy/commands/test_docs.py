@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from prefixrl.deploy.__main__ import main
-from prefixrl.deploy.commands.command_groups import GROUPS
+from prefixrl.deploy.commands import GROUPS
 from support.paths import ROOT
 
 PAGES = sorted(path.stem for path in (ROOT / "docs").glob("*.md") if path.stem != "README")

@@ -48,6 +48,13 @@ def trained_line(iteration: int = 119, **fields: Any) -> MetricsLine:
     return msgspec.structs.replace(metrics_line(iteration), **changed | fields)
 
 
+def test_marked_fields_are_shown_as_they_are_and_zeros_are_left_out() -> None:
+    status = document(queues={"scored": 4, "sampling": 2}, malformed_messages=3)
+    said = pictured(status)
+    assert "groups: 2 sampling, 4 scored" in said and "malformed messages: 3" in said
+    assert "malformed" not in pictured(document())
+
+
 LONG_WAIT: dict[str, Any] = {"learner_phase": "waiting", "learner_waits_s": 11.0}
 TRAINING = document(
     iteration=120,

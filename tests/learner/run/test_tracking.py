@@ -29,6 +29,13 @@ def test_a_tracker_that_is_not_installed_is_refused_with_the_remedy(
     check_packages(LogConfig())
 
 
+def test_a_tracker_without_a_package_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    without = TRACKERS["trackio"]._replace(package="")
+    monkeypatch.setitem(TRACKERS, "trackio", without)
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    check_packages(LogConfig(trackio="project"))
+
+
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_a_check_of_the_run_file_finds_it_before_the_run_begins(tmp_path: Path) -> None:

@@ -64,7 +64,8 @@ def columns(name: str, record: ObjectiveRecord) -> list[str]:
 def test_the_table_above_the_formulas_is_that_of_the_records() -> None:
     table = (objectives.__doc__ or "").partition("critic\n")[2].partition("\n\n")[0]
     rows = [re.split(r"\s{2,}", line.strip()) for line in table.splitlines()]
-    assert rows == [[name, *columns(name, record)] for name, record in OBJECTIVES.items()]
+    expected = [[name, *columns(name, record)] for name, record in OBJECTIVES.items()]
+    assert rows == expected, f"the table at the top of {objectives.__file__}"
 
 
 def test_the_page_of_objectives_shows_the_records() -> None:
@@ -83,7 +84,7 @@ def test_the_page_of_objectives_shows_the_records() -> None:
         ]
         for name, record in OBJECTIVES.items()
     ]
-    assert [[cell.strip() for cell in row] for row in rows] == expected
+    assert [[cell.strip() for cell in row] for row in rows] == expected, "docs/objectives.md"
 
 
 def test_records_are_read_without_torch() -> None:
