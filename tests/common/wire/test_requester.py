@@ -186,6 +186,7 @@ def test_a_long_wait_says_what_is_waited_for(
     assert "to answer Hello, 0 s so far" in told[0]
 
 
+@pytest.mark.slow
 def test_a_rank_waits_for_as_long_as_a_broker_may_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, receive = SteppedClock(), requester.Client.receive
     monkeypatch.setattr(requester, "time", clock)

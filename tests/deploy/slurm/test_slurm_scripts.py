@@ -267,6 +267,7 @@ def test_memory_of_a_model_of_unknown_size_is_refused_with_the_number_to_write(
         )
 
 
+@pytest.mark.slow
 def test_whole_runs_ask_for_what_launch_places_on_a_node_and_the_largest_decides(
     tmp_path: Path,
 ) -> None:

@@ -51,6 +51,7 @@ def test_a_status_tells_whether_the_learner_loads_waits_trains_or_publishes(
         assert phase() == ("publishing", False)
 
 
+@pytest.mark.slow
 def test_one_wait_is_logged_after_a_while_and_then_at_doubling_intervals(
     config: RunConfig,
     monkeypatch: pytest.MonkeyPatch,

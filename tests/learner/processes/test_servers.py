@@ -119,6 +119,7 @@ def test_a_run_whose_directory_or_journal_is_removed_ends_with_a_sentence(
     gone.with_name("elsewhere").rename(gone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", mostly_nightly(["lo", "localhost", "0.0.0.0"], 1))
 @pytest.mark.parametrize("is_fixed", [True, False])
 def test_a_run_on_any_interface_is_found_again_at_its_address(

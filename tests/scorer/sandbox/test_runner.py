@@ -111,6 +111,7 @@ def test_what_a_program_starts_dies_with_it() -> None:
     assert not [line for line in running if line and line[0] == "prefixrl-orphan"]
 
 
+@pytest.mark.slow
 def test_many_programs_leave_no_process_and_no_descriptor() -> None:
     run("pass")
     before = sandboxes(), len(os.listdir("/proc/self/fd"))

@@ -293,6 +293,7 @@ def test_a_huge_answer_is_not_read_to_its_end_and_asked_for_again(
         assert engine.usage.retries == 2
 
 
+@pytest.mark.slow
 def test_nothing_is_asked_before_the_time_that_a_rate_limit_names() -> None:
     limited_at_s: list[float] = []
 

@@ -111,6 +111,7 @@ def test_a_process_without_a_broker_keeps_the_limit_and_names_it_while_rows_wait
     assert all("requests_per_minute" in each for each in names)
 
 
+@pytest.mark.slow
 def test_tokens_are_charged_before_a_request_and_corrected_by_its_usage() -> None:
     with serving(answer) as server, engine_of(server, tokens_per_minute=24_000) as engine:
         engine.submit(paced_job(60))

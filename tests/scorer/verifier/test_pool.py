@@ -248,6 +248,7 @@ def test_a_child_that_hears_no_alarm_is_killed_at_the_deadline() -> None:
         at_full_size(pool, 1)
 
 
+@pytest.mark.slow
 def test_an_expression_that_takes_forever_is_a_timeout() -> None:
     with pool_of(timeout_s=1) as pool:
         pool.submit(1, *HANGS)

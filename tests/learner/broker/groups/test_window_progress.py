@@ -63,6 +63,7 @@ def drive(world: World, schedule: str, slots: int) -> None:
     raise AssertionError(f"no end in {world.shape}, {schedule}, {slots} slots")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("over_sampling", "passing", "admission"),

@@ -29,6 +29,7 @@ def judged(pairs: list[tuple[str, str]]) -> list[Judgement]:
     return [result[key] for key in range(len(pairs))]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("answers", [224, pytest.param(1_120, marks=pytest.mark.nightly)])
 def test_every_right_answer_is_right_in_every_form_and_none_is_right_for_another_gold(
