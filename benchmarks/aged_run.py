@@ -60,6 +60,12 @@ class Trained:
     ages: Counter[int]
     metrics: IterationMetrics
 
+    @property
+    def commonest_text_fraction(self) -> float:
+        """Share of the rows with the commonest text."""
+        texts = Counter(sample.tokens.tobytes() for sample in self.data.samples.values())
+        return texts.most_common(1)[0][1] / texts.total()
+
 
 class Target:
     """The frozen target and its verifier or reward function, greedy.

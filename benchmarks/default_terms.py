@@ -3,17 +3,16 @@
     python -m benchmarks.default_terms --json FILE --stage choice     four tasks, five seeds, all arms, the rate held
     python -m benchmarks.default_terms --json FILE --stage shown      three others, ten seeds, the defaults and rivals
 
-GRPO as `prefixrl init --size tiny` writes the rest, every sample exactly two versions old (`aged_run.py`), a greedy
-target. The choice holds the rate, which is where seeds collapse (`exploration.md`); the other stage has the default
-schedule, too. *Ended well*: the mean held-out reward over the last quarter of the run is within 0.05 of the best seed
-of its task, of any arm with the same schedule. *Fell*: an evaluation was 0.2 below an earlier one. A run that was
-interrupted goes on (`kept.py`); the results of both stages stand in one file."""
+GRPO in the sizes and at the rate that `prefixrl init --size tiny` writes, every sample exactly two versions old
+(`aged_run.py`), a greedy target. The choice holds the rate, which is where seeds collapse (`exploration.md`); the other
+stage has the default schedule, too. *Ended well*: the mean held-out reward over the last quarter of the run is within
+0.05 of the best seed of its task, of any arm with the same schedule. *Fell*: an evaluation was 0.2 below an earlier
+one. A run that was interrupted goes on (`kept.py`); the results of both stages stand in one file."""
 
 import os
 import statistics
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -27,12 +26,12 @@ import msgspec
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two threads are slower than one
 
-from benchmarks.aged_run import AgedRun, Target, Trained
+from benchmarks.aged_run import AgedRun, Target
 from benchmarks.kept import TRAINING, KeptRuns
 from benchmarks.newcomer.kept_back import KEPT_BACK
 from benchmarks.newcomer.tasks import TASKS
 from benchmarks.newcomer.teach import build
-from benchmarks.results import ROOT, Figure, Report, commit, mean_figure, options
+from benchmarks.results import ROOT, Figure, Report, commit, last_quarter, mean_figure, options
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.learner.data.problems import load as load_problems
@@ -63,6 +62,25 @@ SCHEDULES = {
 ITERATIONS = {"arithmetic": 150, "letters": 200, "legs": 200, "shapes": 200}
 KEPT_BACK_ITERATIONS, JUDGED, EVALUATE_EVERY, SAVE_EVERY = 200, 128, 10, 25
 WITHIN, FALL = 0.05, 0.2
+RUN_FILE = """directory = "run"
+
+[adapter]
+model = "adapter"
+
+[target]
+model = "target"
+
+[data]
+train = "train.jsonl"
+eval = "heldout.jsonl"
+
+[rollout]
+prefix_tokens = 20
+
+[scorer]
+max_new_tokens = 24
+"""
+"""The run file of a task whose models are taught here."""
 TARGET_ENTROPY, ENTROPY_STEP, LARGEST_BONUS = 0.15, 1.15, 0.1
 """Nats per token below which the bonus grows by a factor with each iteration, and above which it shrinks by it."""
 
@@ -122,10 +140,7 @@ class Outcome(msgspec.Struct, frozen=True):
     @property
     def final(self) -> float:
         """Mean held-out reward over the last quarter of the versions."""
-        end = self.heldout[-1][0]
-        return statistics.fmean(
-            reward for version, reward in self.heldout if 4 * version >= 3 * end
-        )
+        return last_quarter(self.heldout)
 
     @property
     def has_fallen(self) -> bool:
@@ -143,26 +158,6 @@ def run_file(task: str) -> Path:
         build({**TASKS, **KEPT_BACK}[task], folder)
         (folder / "run.toml").write_text(RUN_FILE, encoding="utf-8")
     return folder / "run.toml"
-
-
-RUN_FILE = """directory = "run"
-
-[adapter]
-model = "adapter"
-
-[target]
-model = "target"
-
-[data]
-train = "train.jsonl"
-eval = "heldout.jsonl"
-
-[rollout]
-prefix_tokens = 20
-
-[scorer]
-max_new_tokens = 24
-"""
 
 
 def config_of(cell: Cell) -> RunConfig:
@@ -203,7 +198,9 @@ def trained(cell: Cell) -> Outcome:
                 state = checkpoint.TrainerState(version, version, 1)
                 checkpoint.save(Path(folder), run.models, state)
             run.fill()
-            figures = figures_of(run.train())
+            done = run.train()
+            # The figures that alarms look at.
+            figures = done.metrics.means | {"commonest_text_fraction": done.commonest_text_fraction}
             entropies.append(figures["entropy"])
             shares.append(figures["commonest_text_fraction"])
             if collapse.add_iteration(version, figures):
@@ -228,13 +225,6 @@ def trained(cell: Cell) -> Outcome:
         answers,
         round(time.monotonic() - started_s, 1),
     )
-
-
-def figures_of(trained_iteration: Trained) -> dict[str, float]:
-    """Return the figures of an iteration that alarms look at."""
-    texts = Counter(sample.tokens.tobytes() for sample in trained_iteration.data.samples.values())
-    share = texts.most_common(1)[0][1] / texts.total()
-    return trained_iteration.metrics.means | {"commonest_text_fraction": share}
 
 
 def bonus_towards_target(bonus: float, entropy: float) -> float:

@@ -26,7 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two threads are s
 from benchmarks.aged_run import AgedRun, Target
 from benchmarks.exploration import AGE, COMMON, RATES
 from benchmarks.kept import TRAINING, KeptRuns
-from benchmarks.results import ROOT, Figure, Report, commit, mean_figure, options
+from benchmarks.results import ROOT, Figure, Report, commit, last_quarter, mean_figure, options
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.models.loading import load_model
@@ -56,10 +56,7 @@ class Run(msgspec.Struct, frozen=True):
     @property
     def final(self) -> float:
         """Mean held-out reward over the last quarter of the versions."""
-        end = self.heldout[-1][0]
-        return statistics.fmean(
-            reward for version, reward in self.heldout if 4 * version >= 3 * end
-        )
+        return last_quarter(self.heldout)
 
     @property
     def to_goal(self) -> int:

@@ -17,7 +17,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -134,8 +133,7 @@ def trained(task: str, setting: str, seed: int, changes: Sequence[str], target: 
     for _ in range(config.algorithm.iterations or 0):
         run.fill()
         done = run.train()
-        texts = Counter(sample.tokens.tobytes() for sample in done.data.samples.values())
-        top = texts.most_common(1)[0][1] / texts.total()
+        top = done.commonest_text_fraction
         lines.append(figures := done.metrics.means | {"commonest_text_fraction": top})
         alarms.new_sentences(run.version - 1, figures)
         spans.add(run.version - 1, alarms.ringing)

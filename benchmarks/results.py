@@ -65,6 +65,12 @@ def mean_figure(
     return Figure(name, unit, mean, len(values), spread, against, baseline_name, ratio)
 
 
+def last_quarter(heldout: Sequence[tuple[int, float]]) -> float:
+    """Mean reward over the last quarter of the versions, of (version, reward) in their order."""
+    end = heldout[-1][0]
+    return statistics.fmean(reward for version, reward in heldout if 4 * version >= 3 * end)
+
+
 def t_interval(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
     """Mean and its 95 % interval by Student's t; of one value, the value twice."""
     mean = statistics.fmean(values)

@@ -7,7 +7,6 @@ best ten iterations of the run. A policy that has learnt the task has little ent
 import random
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 
 from benchmarks.aged_run import AgedRun, Target
 from benchmarks.plain_grpo import PlainLoop, Recipe
+from benchmarks.results import last_quarter
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.messages.groups import Prompt
@@ -81,10 +81,7 @@ class Outcome(msgspec.Struct, frozen=True):
     @property
     def final(self) -> float:
         """Mean held-out reward over the last quarter of the versions."""
-        end = self.heldout[-1][0]
-        return statistics.fmean(
-            reward for version, reward in self.heldout if 4 * version >= 3 * end
-        )
+        return last_quarter(self.heldout)
 
     @property
     def least_ess(self) -> float:
@@ -158,8 +155,7 @@ def _product(config: RunConfig, heldout: Sequence[Prompt], target: Target) -> Pa
         assert set(trained.ages) == {due}, (
             f"ages {trained.ages} in iteration {trained.data.iteration}"
         )
-        written = Counter(sample.tokens.tobytes() for sample in trained.data.samples.values())
-        top, means = written.most_common(1)[0][1] / written.total(), trained.metrics.means
+        top, means = trained.commonest_text_fraction, trained.metrics.means
         return Iteration(means["reward"], means["entropy"], means["importance_ess_fraction"], top)
 
     return iterate, lambda: run.mean_reward(heldout)
