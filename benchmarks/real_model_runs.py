@@ -167,24 +167,27 @@ def figures_of(
     directory: Path, subject: Subject, settings: Sequence[str]
 ) -> tuple[dict[str, str], list[float], list[int]]:
     """Return rewards by arm, mean reward by iteration and the target's tokens by iteration."""
+    rewards = dict[str, str]()
     if subject.judges_all_arms:
-        rewards = rewards_of(directory / "evaluations", {arm: arm for arm in ARMS})
+        for arm, decoding in product(ARMS, DECODINGS):
+            path = directory / f"evaluations/{arm}.{decoding}.jsonl"
+            if path.is_file():
+                rewards[f"{arm}.{decoding}"] = marks_of(path)
     else:
-        rewards = rewards_of(judged_afterwards(directory, settings), {"adapter": ARMS[-1]})
+        folder = judged_afterwards(directory, settings)
+        for decoding in DECODINGS:
+            rewards[f"{ARMS[-1]}.{decoding}"] = marks_of(adapter_rows(folder, decoding))
     lines = json_lines.read(directory / METRICS_FILE, MetricsLine)
     curve = [line.figures["reward"] for line in lines]
     return rewards, curve, tokens_by_iteration(directory, subject.run_file == "direct.toml")
 
 
-def rewards_of(folder: Path, arms: Mapping[str, str]) -> dict[str, str]:
-    """Return what the files of an evaluation hold, by `arm.decoding`; `arms`: name of an arm by that of its files."""
-    rewards = {}
-    for (file, arm), decoding in product(arms.items(), DECODINGS):
-        rows = json_lines.read(folder / f"{file}.{decoding}.jsonl", EvaluatedRow)
-        if rows:
-            in_order = sorted(rows, key=lambda row: row.prompt_id)
-            rewards[f"{arm}.{decoding}"] = "".join(f"{row.reward:.0f}" for row in in_order)
-    return rewards
+def marks_of(path: Path) -> str:
+    """Return 1 or 0 for every problem of a file of answers, in their order: 1 if the best answer to it is right."""
+    best: dict[str, float] = {}
+    for row in json_lines.read(path, EvaluatedRow):
+        best[row.prompt_id] = max(best.get(row.prompt_id, 0.0), row.reward)
+    return "".join(f"{best[problem]:.0f}" for problem in sorted(best))
 
 
 def judged_afterwards(
@@ -198,16 +201,17 @@ def judged_afterwards(
     return max(folders, key=lambda folder: folder.stat().st_mtime) / "evaluations"
 
 
+def adapter_rows(folder: Path, decoding: str) -> Path:
+    """Return the file in which `prefixrl eval` keeps the adapter's answers: its name has the problem set, too."""
+    (path,) = folder.glob(f"adapter.*.{decoding}*.jsonl")
+    return path
+
+
 def best_of_samples(directory: Path, settings: Sequence[str]) -> dict[str, str]:
     """Return what a user would try first: of `BEST_OF` prefixes of the untrained adapter the best, by the verifier."""
-    folder = judged_afterwards(
-        directory, settings, ("--checkpoint", "0", "--samples", str(BEST_OF))
-    )
-    right: dict[str, float] = {}
-    for row in json_lines.read(folder / "adapter.sampled.jsonl", EvaluatedRow):
-        right[row.prompt_id] = max(right.get(row.prompt_id, 0.0), row.reward)
-    marks = "".join(f"{right[problem]:.0f}" for problem in sorted(right))
-    return {f"best_of_{BEST_OF}_untrained.sampled": marks}
+    options = ("--checkpoint", "0", "--samples", str(BEST_OF))
+    folder = judged_afterwards(directory, settings, options)
+    return {f"best_of_{BEST_OF}_untrained.sampled": marks_of(adapter_rows(folder, "sampled"))}
 
 
 def tokens_by_iteration(directory: Path, is_direct: bool) -> list[int]:
