@@ -1,6 +1,6 @@
 """Tables of docs/scale.md: large systems by the model that `benchmarks/scale_model.py` checks, and what they assume.
 
-    python -m benchmarks.scale_tables                              minutes; writes the tables into docs/scale.md
+    python -m benchmarks.scale_tables                              half an hour; writes the tables into docs/scale.md
     python -m benchmarks.scale_tables --checked                    writes the one of measured runs alone
     python -m benchmarks.scale_tables --engines 64 --target 7B     prints some rows
 
