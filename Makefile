@@ -101,7 +101,7 @@ systemd slurm hosts: .venv/.installed-dev .venv/.installed-places  ## the tests 
 	$(BIN)/pytest tests/cluster/$@ -m $@
 
 # Each part ends within ten minutes and writes benchmarks/results/gpu_PART.json, or to $OUT where that is set.
-GPU_PARTS := memory probe correctness launch publication vllm ranks
+GPU_PARTS := memory probe correctness launch publication vllm ranks real_model
 gpu: $(GPU_PARTS:%=gpu-%)  ## what needs a CUDA device: learner, probe, a run, publication; fails without one
 
 gpu-%: .venv/.installed-dev

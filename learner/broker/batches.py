@@ -21,7 +21,15 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.run.status import LearnerPhase
 from prefixrl.common.seeds import derive
 from prefixrl.common.wire.messages import learner as messages
-from prefixrl.common.wire.messages.groups import UNJUDGED, BatchGroup, ScoredGroup, StageTimes
+from prefixrl.common.wire.messages.fields import row_figures
+from prefixrl.common.wire.messages.groups import (
+    UNJUDGED,
+    BatchGroup,
+    Row,
+    ScoredGroup,
+    StageTimes,
+    Verdict,
+)
 from prefixrl.common.wire.messages.worker import MemoryUse
 from prefixrl.common.wire.packing import TOKEN_BYTES
 from prefixrl.common.wire.transport import Payload
@@ -427,10 +435,7 @@ def _batch_group(result: ScoredGroup) -> BatchGroup:
         completion_tokens=sum([verdict.completion_tokens for verdict in verdicts]),
         truncated=[text.finish for text in judged].count("length"),
         cached=[text.was_cached for text in judged].count(True),
-        as_text=[verdict.was_text for verdict in verdicts].count(True),
-        answered=[verdict.is_answered for verdict in verdicts].count(True),
-        leaks=[verdict.is_leak for verdict in verdicts].count(True),
-        with_control=[row.has_control for row in rows].count(True),
+        figure_sums=_figure_sums(Row, rows) | _figure_sums(Verdict, verdicts),
         texts=tuple([xxhash.xxh3_64_intdigest(row.tokens) >> 1 for row in rows]),
         statuses={each: statuses.count(each) for each in dict.fromkeys(statuses)},
         source=result.prefixes.prompt.source,
@@ -439,3 +444,11 @@ def _batch_group(result: ScoredGroup) -> BatchGroup:
             for name in part_names
         },
     )
+
+
+def _figure_sums(kind: type[Row | Verdict], rows: Sequence[Row | Verdict]) -> dict[str, float]:
+    """Return the sum of each field that is marked `RowFigure`, by figure."""
+    return {
+        figure: float(sum([getattr(row, name) for row in rows]))
+        for name, figure in row_figures(kind).items()
+    }

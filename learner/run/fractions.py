@@ -12,8 +12,11 @@ def batch_fractions(groups: Sequence[BatchGroup]) -> dict[str, float]:
     masked = sum(group.statuses.get("truncated", 0) for group in groups)
     rows = max(1, sum(len(group.rewards) for group in groups))
     texts = Counter(text for group in groups for text in group.texts)
+    row_sums = defaultdict[str, float](float)
     parts = defaultdict[str, list[float]](list)
     for group in groups:
+        for figure, total in group.figure_sums.items():
+            row_sums[figure] += total
         for name, values in group.parts.items():
             parts[name] += values
     return {
@@ -21,19 +24,13 @@ def batch_fractions(groups: Sequence[BatchGroup]) -> dict[str, float]:
         "truncated_fraction": sum(group.truncated for group in groups) / max(1, judged),
         # Texts that are left out because a length limit cut them.
         "truncated_masked_fraction": masked / max(1, masked + judged),
-        # Rows whose prefix reached the target as text, encoded by a tokenizer of another family.
-        "prefix_as_text_fraction": sum(group.as_text for group in groups) / rows,
-        # Rows whose prefix alone has an answer in a box: the adapter answers, the target only repeats it.
-        "answer_in_prefix_fraction": sum(group.answered for group in groups) / rows,
-        # Rows whose prefix holds the gold answer: the target has only to repeat it.
-        "leak_fraction": sum(group.leaks for group in groups) / rows,
-        # Rows with a special token that is no stop; 0 where these are masked.
-        "control_tokens_fraction": sum(group.with_control for group in groups) / rows,
         # Rows with the commonest text of the adapter, and different texts over rows.
         "commonest_text_fraction": max(texts.values(), default=0) / rows,
         "distinct_texts_fraction": len(texts) / rows,
         # Judged texts that a scorer's cache held.
         "cached_fraction": sum(group.cached for group in groups) / max(1, judged),
+        # Fields of rows and verdicts that are marked `RowFigure`.
+        **{figure: total / rows for figure, total in row_sums.items()},
         **process_figures(groups),
         **{f"reward_part/{name}": sum(each) / len(each) for name, each in parts.items()},
     }

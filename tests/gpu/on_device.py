@@ -73,11 +73,15 @@ def figure(
     )
 
 
+def results_folder() -> Path:
+    """`$OUT`, else the folder of the committed results."""
+    return Path(os.environ.get("OUT") or ROOT / "benchmarks" / "results")
+
+
 def write_report(name: str, figures: list[Figure], started_s: float) -> None:
-    """`gpu_NAME.json` under `$OUT`, else among the committed results."""
-    folder = Path(os.environ.get("OUT") or ROOT / "benchmarks" / "results")
+    """`gpu_NAME.json` in the folder of results."""
     Report(f"gpu_{name}", False, {}, figures, None, commit()).finish(
-        folder / f"gpu_{name}.json", started_s
+        results_folder() / f"gpu_{name}.json", started_s
     )
 
 

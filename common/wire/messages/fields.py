@@ -1,6 +1,8 @@
 """Limits and base classes of all messages."""
 
-from typing import Annotated, Any, Literal, dataclass_transform
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, dataclass_transform, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -28,6 +30,25 @@ MOST_LEASES_LISTED = 2**15
 Version = Annotated[int, Meta(ge=UNPROVED, le=2**31 - 1)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 """A time or another figure that is not negative; neither NaN nor infinite."""
+
+
+@dataclass(frozen=True)
+class RowFigure:
+    """Mark of a field of a row or of its verdict: its mean over the trained rows is a figure of every iteration."""
+
+    name: str
+    """Name of the figure, as `docs/data.md` lists it."""
+
+
+@cache
+def row_figures(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """Return the fields of a struct that are marked `RowFigure`, with the names of their figures."""
+    return {
+        field: mark.name
+        for field, hint in get_type_hints(kind, include_extras=True).items()
+        for mark in getattr(hint, "__metadata__", ())
+        if isinstance(mark, RowFigure)
+    }
 
 
 def encodable(text: str) -> str:

@@ -7,7 +7,15 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from prefixrl.common.wire.messages.fields import Count, Name, Part, Seconds, Text, Version
+from prefixrl.common.wire.messages.fields import (
+    Count,
+    Name,
+    Part,
+    RowFigure,
+    Seconds,
+    Text,
+    Version,
+)
 
 Finish = Literal["eos", "length", "error"]
 VerdictStatus = Literal["ok", "no_answer", "parse_fail", "timeout", "truncated", "no_gold", "error"]
@@ -106,7 +114,7 @@ class Row(Part, kw_only=True):
     """Prefix mode: the tokens as text of the adapter's tokenizer, special tokens included, without the stop at the end.
     A target whose tokenizer reads another text in the tokens continues this text instead. With `target.placement =
     "advice"` the text in the target's question, without special tokens."""
-    has_control: bool = False
+    has_control: Annotated[bool, RowFigure("control_tokens_fraction")] = False
     """True if a special token that is no stop is among the tokens; never where these are masked."""
 
 
@@ -168,13 +176,13 @@ class TextVerdict(Part, kw_only=True):
     """The whole text judged, in evaluations and with `scorer.keep_completions`; else empty."""
     fault: Fault = ""
     """Kind of failure where the status is `error`."""
-    was_text: bool = False
+    was_text: Annotated[bool, RowFigure("prefix_as_text_fraction")] = False
     """True if the prefix reached the target as text: its tokenizer is of another family than the adapter's."""
     was_cached: bool = False
     """True if scorer or broker had this greedy completion already."""
-    is_answered: bool = False
+    is_answered: Annotated[bool, RowFigure("answer_in_prefix_fraction")] = False
     """True if the prefix alone has an answer in a box already."""
-    is_leak: bool = False
+    is_leak: Annotated[bool, RowFigure("leak_fraction")] = False
     """True if the gold answer stands in the prefix."""
     parts: Parts = field(default_factory=dict)
     """Other numbers that a reward function gave, by name."""
@@ -274,14 +282,8 @@ class BatchGroup(Part, kw_only=True):
     """Judged texts of trainable rows that a length limit cut."""
     cached: int = 0
     """Judged texts of trainable rows that a scorer had in its cache."""
-    as_text: int = 0
-    """Trainable rows whose prefix reached the target as text."""
-    answered: int = 0
-    """Trainable rows whose prefix alone has an answer already."""
-    leaks: int = 0
-    """Trainable rows whose prefix holds the gold answer."""
-    with_control: int = 0
-    """Trainable rows with a special token that is no stop."""
+    figure_sums: dict[str, float] = field(default_factory=dict)
+    """Over the trainable rows, by figure: the sum of each field of row and verdict that is marked `RowFigure`."""
     outcomes: tuple[float, ...] = ()
     """With `scorer.prm` the verifier's reward of each trainable row; else empty."""
     steps: int = 0
