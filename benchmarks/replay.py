@@ -58,6 +58,10 @@ class Problems:
         """Return the only source."""
         return "all"
 
+    def problem(self, prompt_index: int, /) -> int:
+        """Return the number of the problem of a position."""
+        return prompt_index % 1000
+
     def is_ready(self, prompt_index: int, /) -> bool:
         """Return True."""
         return True

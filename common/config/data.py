@@ -214,6 +214,10 @@ class DataConfig(Section):
     epochs: Positive | None = None
     """Passes over the training problems; the last iteration may be small. With a filter every problem is still sampled,
     and filtered groups make the run shorter. Exclusive with `algorithm.iterations`."""
+    sampling: Literal["uniform", "by_outcome"] = "uniform"
+    """uniform: every problem is asked equally often, or by its source's weight. by_outcome: a problem is asked the more
+    often, the likelier a group of it has right and wrong rows, by the outcomes of its own groups and of its source's.
+    Every problem keeps a tenth of its turns. The run ends by `algorithm.iterations`."""
     on_bad_row: Literal["skip", "stop"] = "skip"
     """skip: a row that cannot be used is left out, named in `bad_rows.jsonl` and counted. stop: it ends the start."""
     special_tokens: Literal["refuse", "allow"] = "refuse"

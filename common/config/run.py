@@ -241,6 +241,25 @@ class RunConfig(Section):
         if useless:
             raise ValueError("\n  ".join(useless))
 
+    def _check_sampling(self) -> None:
+        is_by_outcome = self.data.sampling == "by_outcome"
+        self.refuse_if(
+            is_by_outcome and self.data.epochs is not None,
+            "data.sampling data.epochs",
+            "a pass would not ask every problem; give algorithm.iterations in place of epochs",
+        )
+        self.refuse_if(
+            is_by_outcome and self.algorithm.samples_per_prompt == 1,
+            "data.sampling algorithm.samples_per_prompt",
+            "a group of one row never has right and wrong rows; raise samples_per_prompt, or use uniform",
+        )
+        self.refuse_if(
+            is_by_outcome and self.adapter.sees_draft,
+            "data.sampling adapter.sees",
+            "drafts are made before it is known which problems are asked; use uniform, or sees = "
+            '"problem"',
+        )
+
     def _check_draft(self) -> None:
         self.refuse_if(
             self.adapter.sees_draft and not self.has_advice,

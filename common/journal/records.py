@@ -1,7 +1,7 @@
 """Records of the journal: the source from which the ledger is rebuilt after a crash."""
 
 from collections.abc import Mapping
-from typing import Literal, TypeVar, dataclass_transform
+from typing import Literal, NamedTuple, TypeVar, dataclass_transform
 
 import msgspec
 
@@ -63,6 +63,10 @@ class GroupEnded(Tagged, kw_only=True):
     requeued: bool = False
     faults: dict[str, int] = {}
     """Texts of its rows without a verdict, by the kind of failure."""
+    right: float = 0.0
+    """Sum of the outcomes of its judged rows, where a filter ended it."""
+    judged: int = 0
+    """Number of its judged rows, where a filter ended it."""
 
 
 class AnswerKept(Tagged, kw_only=True):
@@ -157,6 +161,45 @@ def _tally_words(counts: dict[str, int], words: str, count: int = 1) -> None:
     tally(counts, words if words in counts or len(counts) < MOST_CAUSES else OTHERS, count)
 
 
+class OutcomeCounts(msgspec.Struct, frozen=True, array_like=True):
+    """Counts of judged rows of a problem or a source; each count is what it is worth at `iteration`."""
+
+    iteration: int
+    right: float = 0.0
+    """Sum of the outcomes of the rows."""
+    rows: float = 0.0
+    right_pairs: float = 0.0
+    """Ordered pairs of right rows of one group."""
+    pairs: float = 0.0
+    """Ordered pairs of rows of one group."""
+
+
+class GroupOutcome(NamedTuple):
+    """The outcome of one judged group."""
+
+    seq: int
+    problem: int
+    """Number of the problem in the order of the files."""
+    source: str
+    right: float
+    """Sum of the outcomes of its judged rows, each in [0, 1]."""
+    rows: int
+    """Number of its judged rows."""
+
+
+class OutcomeState(msgspec.Struct, frozen=True, kw_only=True):
+    """Outcomes of the problems so far, with `data.sampling = "by_outcome"`."""
+
+    iteration: int
+    """The iteration after the newest batch."""
+    by_problem: dict[int, OutcomeCounts]
+    by_source: dict[str, OutcomeCounts]
+    ended: tuple[GroupOutcome, ...]
+    """Groups that a filter ended since the newest batch."""
+    passed_over: int
+    """Positions of the order of prompts that were not asked."""
+
+
 class LedgerState(msgspec.Struct, frozen=True):
     """The state that earlier records lead to; a ledger is rebuilt from it alone."""
 
@@ -172,6 +215,8 @@ class LedgerState(msgspec.Struct, frozen=True):
     """Share of failed rows of the newest groups."""
     passed: tuple[bool, ...]
     """The newest verdicts of the filter."""
+    outcomes: OutcomeState | None = None
+    """None unless problems are asked by their outcomes."""
 
 
 class SegmentStart(Tagged):

@@ -135,6 +135,26 @@ class UsageTotal(StatusPart, kw_only=True):
         return f"{self.requests:,} requests, {tokens}{retries}{limited}{cost}"
 
 
+class OutcomePools(StatusPart, kw_only=True):
+    """The training problems by the outcomes of their groups so far, with `data.sampling = "by_outcome"`."""
+
+    not_asked: int = 0
+    """Problems without a judged group."""
+    never_right: int = 0
+    mixed: int = 0
+    """Problems with right and wrong rows."""
+    always_right: int = 0
+    passed_over: int = 0
+    """Turns of problems that were not asked, since their groups would most likely have no gradient."""
+
+    def __str__(self) -> str:
+        """Return the counts in words."""
+        return (
+            f"{self.mixed:,} mixed, {self.never_right:,} never right, {self.always_right:,} always right, "
+            f"{self.not_asked:,} not asked yet; {self.passed_over:,} turns passed over"
+        )
+
+
 class DraftTotal(StatusPart, kw_only=True):
     """Drafts of the target that an adapter reads, since the run began; a part of all that the target was asked."""
 
@@ -232,6 +252,8 @@ class StatusDocument(StatusPart, kw_only=True):
     """None unless the target is served elsewhere."""
     drafts: DraftTotal | None = None
     """None unless the adapter reads drafts of the target."""
+    pools: OutcomePools | None = None
+    """Training problems by their outcomes; None unless problems are asked by their outcomes."""
     is_halting: bool = False
     """The ranks were asked to save and end."""
     ending: str = ""

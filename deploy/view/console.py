@@ -171,6 +171,8 @@ def _remarks(document: StatusDocument) -> Iterator[str]:
         yield document.ending
     if document.drafts:
         yield f"drafts: {document.drafts}"
+    if document.pools:
+        yield f"problems: {document.pools}"
     yield from held_up(document)
 
 

@@ -40,6 +40,7 @@ from prefixrl.learner.broker.groups.answers import KeptAnswers
 from prefixrl.learner.broker.groups.drafts import DraftedPrompts, Drafts
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter
 from prefixrl.learner.broker.groups.ledger import Ledger
+from prefixrl.learner.broker.groups.outcomes import Outcomes
 from prefixrl.learner.broker.groups.states import LedgerLimits, PromptSource
 from prefixrl.learner.broker.groups.window import Window
 from prefixrl.learner.broker.server import LINGER_S, Broker
@@ -92,8 +93,10 @@ def bind(config: RunConfig, directory: Path, is_restart: bool) -> Server[ToBroke
         return Server(listen, ToBroker, keys)
 
 
-def make_ledger(config: RunConfig, order: PromptSource, trains: bool = True) -> Ledger:
-    """Return an empty ledger for a config; without training its window has no room."""
+def make_ledger(
+    config: RunConfig, order: PromptSource, problem_count: int, trains: bool = True
+) -> Ledger:
+    """Return an empty ledger for a config and so many problems; without training its window has no room."""
     algorithm, section, band = config.algorithm, config.broker, None
     # From the decimal text: the binary value of 1.1 is larger, and would round up to a group more.
     batch_groups, over_sampling = (
@@ -122,7 +125,11 @@ def make_ledger(config: RunConfig, order: PromptSource, trains: bool = True) -> 
             fills=section_filter.fill == "prioritise",
         )
     admission = Admission(window, algorithm.admission, algorithm.min_ess, limits.groups_per_item)
-    return Ledger(window, limits, order, band, admission)
+    outcomes = None
+    if config.data.sampling == "by_outcome":
+        rows = algorithm.samples_per_prompt
+        outcomes = Outcomes.of_run(config.seed, rows, problem_count, batch_groups)
+    return Ledger(window, limits, order, band, admission, outcomes)
 
 
 def prompt_order(config: RunConfig, loaded: Sequence[problems.Problem]) -> PromptOrder:
@@ -142,7 +149,7 @@ def build(config: RunConfig, directory: Path, start: Start, listen: Listen) -> B
         sampling = config.scorer_sampling(0.0)
         drafts = Drafts(answers, sampling, config.seed, config.broker.attempts)
         order = DraftedPrompts(order, drafts)
-    ledger = make_ledger(config, order, start.trains)
+    ledger = make_ledger(config, order, len(loaded), start.trains)
     folder = directory / journals.FOLDER
     identity = IdentityCheck(config, directory, inputs(directory))
     header, newest = (

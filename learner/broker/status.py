@@ -165,6 +165,7 @@ def document(sources: StatusSources, malformed: int, now_s: float) -> StatusDocu
         evaluations=dispatcher.evaluations.counts(),
         endpoint=sources.usage_file.total(),
         drafts=_drafts(dispatcher, sources.usage_file.section),
+        pools=dispatcher.ledger.outcomes.pools if dispatcher.ledger.outcomes else None,
         completions=dict(dispatcher.completions),
         is_halting=batches.is_halting,
         ending=batches.ending,

@@ -41,6 +41,10 @@ class PromptOrder:
 
     def prompt(self, prompt_index: int) -> Prompt:
         """Return the problem of an index."""
+        return self._prompts[self.problem(prompt_index)]
+
+    def problem(self, prompt_index: int) -> int:
+        """Return the number of the problem of an index, among all problems."""
         epoch, position = divmod(prompt_index, len(self._prompts))
         index = int(self._permutation("epoch", epoch, len(self._prompts))[position])
         if self._mixture is not None:
@@ -49,7 +53,7 @@ class PromptOrder:
             turn, position = divmod(number, size)
             order = self._permutation(f"source {source}", turn, size)
             index = sum(self._mixture.sizes[:source]) + int(order[position])
-        return self._prompts[index]
+        return index
 
     def source(self, prompt_index: int) -> str:
         """Return the name under which figures list an index."""

@@ -119,6 +119,7 @@ class MetricsLog:
             alarms=dict(self._alarms.ringing),
             endpoint=status.endpoint,
             drafts=status.drafts,
+            pools=status.pools,
             ranks={**times.ranks, **self._forecast},
         )
         self._append(self._metrics, [line])

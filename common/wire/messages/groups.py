@@ -238,6 +238,11 @@ class ScoredGroup(Part, kw_only=True):
         return zip(self.prefixes.rows, self.verdicts, strict=True)
 
     @property
+    def outcomes(self) -> list[float]:
+        """The verifier's reward of each judged row."""
+        return [verdict.outcome for verdict in self.verdicts if verdict.is_judged]
+
+    @property
     def texts(self) -> tuple[TextVerdict, ...]:
         """A verdict per text: one per row, or `scorer.continuations` of them."""
         if not any([row.continuations for row in self.verdicts]):

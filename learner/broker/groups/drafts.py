@@ -189,6 +189,10 @@ class DraftedPrompts:
         """Return the source of this prompt, as figures name it."""
         return self._prompts.source(prompt_index)
 
+    def problem(self, prompt_index: int) -> int:
+        """Return the number of the problem at this position."""
+        return self._prompts.problem(prompt_index)
+
     def is_ready(self, prompt_index: int) -> bool:
         """Return True if the draft of this prompt is there."""
         return self._drafts.is_ready(self._prompts.prompt(prompt_index))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from prefixrl.common.config.algorithm import is_within
-from prefixrl.common.wire.messages.groups import UNJUDGED, ScoredGroup, TextVerdict
+from prefixrl.common.wire.messages.groups import ScoredGroup, TextVerdict
 
 CUT: dict[Literal["any", "all"], str] = {
     "any": "a text cut by the length limit",
@@ -62,21 +62,21 @@ class Objection(NamedTuple):
 
 def objection(group: ScoredGroup, band: AccuracyFilter | None) -> Objection | None:
     """Return why a scored group is not trained, by right and wrong answers; None where it is accepted."""
-    judged = [verdict for verdict in group.verdicts if verdict.status not in UNJUDGED]
+    outcomes = group.outcomes
     cut = [verdict.status for verdict in group.verdicts].count("truncated")
     if band and (cause := band.objection_to_cuts(group.texts)):
         return Objection("filtered", cause)
     if cut == len(group.verdicts):
         # Its prompt would most likely be cut again: it fails at once, and counts against broker.max_failure_share.
         return Objection("failed", TRUNCATED)
-    if not judged:
+    if not outcomes:
         faults = group.faults
         commonest = max(faults, key=lambda fault: (faults[fault], fault))
         rows = "every row that was not cut" if cut else "every row"
         return Objection(
             "expired", f"verifier error on {rows}{f': {commonest}' if commonest else ''}"
         )
-    cause = band.objection([verdict.outcome for verdict in judged]) if band else None
+    cause = band.objection(outcomes) if band else None
     return Objection("filtered", cause) if cause else None
 
 
@@ -85,7 +85,7 @@ def spare_cause(group: ScoredGroup, band: AccuracyFilter | None) -> str | None:
     fault = objection(group, band) if band and band.fills else None
     if fault is None or fault.state != "filtered":
         return None
-    return fault.cause if any(each.is_judged for each in group.verdicts) else None
+    return fault.cause if group.outcomes else None
 
 
 @dataclass

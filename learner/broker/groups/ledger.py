@@ -15,7 +15,7 @@ Every change that a restart must know is appended to `records`; the server write
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
 from typing import Literal
 
@@ -31,6 +31,7 @@ from prefixrl.common.wire.messages.groups import GroupPrefixes, ScoredGroup
 from prefixrl.learner.broker.groups.admission import Admission
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter, Starved, objection, spare_cause
 from prefixrl.learner.broker.groups.journaled import SURPLUS, JournaledState
+from prefixrl.learner.broker.groups.outcomes import Outcomes
 from prefixrl.learner.broker.groups.states import (
     UNVERIFIED,
     Group,
@@ -53,13 +54,17 @@ class Ledger(JournaledState):
         prompts: PromptSource,
         accuracy_filter: AccuracyFilter | None = None,
         admission: Admission | None = None,
+        outcomes: Outcomes | None = None,
     ) -> None:
-        """Create an empty ledger. Without `admission`, groups begin as early as `window` allows."""
+        """Create an empty ledger.
+
+        Without `admission`, groups begin as early as `window` allows. With `outcomes` not every prompt is asked.
+        """
         assert window.iterations is not None or prompts.total is not None, "a run must end"
         assert window.over_sampling == 1 or accuracy_filter, (
             "over-sampling is for what a filter takes"
         )
-        super().__init__(window, limits, prompts, accuracy_filter)
+        super().__init__(window, limits, prompts, accuracy_filter, outcomes)
         self.admission = admission or Admission(window)
         self.limits = limits
         self.records: list[Record] = []
@@ -94,8 +99,15 @@ class Ledger(JournaledState):
     def _next_places(self, groups: int) -> list[int]:
         """Return the positions of the prompts of the next groups."""
         places = [place for place, _ in islice(self._requeued, groups)]
-        new = groups - len(places)
-        return [*places, *range(self._next_prompt, self._next_prompt + new)]
+        return [*places, *islice(self._new_places(), groups - len(places))]
+
+    def _new_places(self) -> Iterator[int]:
+        """Yield the positions of new prompts that are asked."""
+        for place in count(self._next_prompt):
+            if self.outcomes is None or self.outcomes.is_asked(
+                place, self._prompts.problem(place), self._prompts.source(place)
+            ):
+                yield place
 
     def _are_ready(self, places: Iterable[int]) -> bool:
         self.lacks_draft = not all(map(self._prompts.is_ready, places))
@@ -168,7 +180,9 @@ class Ledger(JournaledState):
         return min(groups, max(0, self._prompts.total - self._next_prompt) + len(self._requeued))
 
     def _issue(self) -> int:
-        prompt_index, requeues = self._requeued[0] if self._requeued else (self._next_prompt, 0)
+        prompt_index, requeues = (
+            self._requeued[0] if self._requeued else (next(self._new_places()), 0)
+        )
         self._append(GroupIssued(self._next_seq, prompt_index, requeues))
         if self.most_new is not None:
             self.most_new -= 1
@@ -243,7 +257,7 @@ class Ledger(JournaledState):
         else:
             if fault.state == "failed":
                 self.newest_error = fault.cause
-            self.end(seq, fault.state, fault.cause, faults)
+            self.end(seq, fault.state, fault.cause, faults, outcomes=group.outcomes)
 
     def _may_take(self, group: GroupPrefixes, version: int, states: tuple[State, ...]) -> bool:
         live = self._live.get(group.seq)
@@ -313,10 +327,28 @@ class Ledger(JournaledState):
         cause: str,
         faults: dict[str, int] | None = None,
         requeued: bool = False,
+        outcomes: Sequence[float] = (),
     ) -> None:
-        """End a live group untrained; `requeued`: its prompt is issued again."""
+        """End a live group untrained.
+
+        Args:
+            seq: its number.
+            state: how it ended.
+            cause: why, in words.
+            faults: texts without a verdict, by the kind of failure.
+            requeued: True if its prompt is issued again.
+            outcomes: the verifier's reward of each judged row.
+        """
         self._append(
-            GroupEnded(seq=seq, state=state, cause=cause, requeued=requeued, faults=faults or {})
+            GroupEnded(
+                seq=seq,
+                state=state,
+                cause=cause,
+                requeued=requeued,
+                faults=faults or {},
+                right=sum(outcomes),
+                judged=len(outcomes),
+            )
         )
 
     def _end_surplus(self, is_filled: bool = False) -> None:
@@ -339,7 +371,8 @@ class Ledger(JournaledState):
         """End a surplus group: a spare as filtered, another group with its prompt requeued."""
         cause = spare_cause(group.result, self._filter) if group.result else None
         state: Literal["filtered", "expired"] = "filtered" if cause else "expired"
-        self.end(group.seq, state, cause or SURPLUS, requeued=not cause)
+        outcomes = group.result.outcomes if cause and group.result else ()
+        self.end(group.seq, state, cause or SURPLUS, requeued=not cause, outcomes=outcomes)
 
     def batch(self, iteration: int) -> Choice | NotYetChosen | Starved | None:
         """Return the groups of an iteration, the groups to wait for, or the reason to end; None: the run is over."""

@@ -25,6 +25,9 @@ class PromptSource(Protocol):
     def source(self, prompt_index: int, /) -> str:
         """Return the source of this prompt, as figures name it."""
 
+    def problem(self, prompt_index: int, /) -> int:
+        """Return the number of the problem at this position, in the order of the files."""
+
     def is_ready(self, prompt_index: int, /) -> bool:
         """Return True if a group of this prompt may begin: nothing has to be known of it first."""
 

@@ -43,7 +43,7 @@ class Desk:
         if config.adapter.sees_draft:
             drafts = Drafts(answers, config.scorer_sampling(0.0), 1, config.broker.attempts)
             order = DraftedPrompts(order, drafts)
-        self.ledger = make_ledger(config, order)
+        self.ledger = make_ledger(config, order, len(prompts))
         names = TaskNames("e", b"key")
         self.dispatcher = Dispatcher(config, self.ledger, order, names, answers, drafts)
 

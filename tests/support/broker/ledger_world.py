@@ -16,6 +16,7 @@ from prefixrl.learner.broker.groups.answers import KeptAnswers
 from prefixrl.learner.broker.groups.drafts import DraftedPrompts, Drafts
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter, Starved
 from prefixrl.learner.broker.groups.ledger import Ledger
+from prefixrl.learner.broker.groups.outcomes import Outcomes
 from prefixrl.learner.broker.groups.states import LedgerLimits, PromptSource, SampleItem, ScoreItem
 from prefixrl.learner.broker.groups.window import Choice, NotYetChosen, Window
 from support import messages
@@ -31,6 +32,9 @@ class Places:
 
     def prompt(self, place: int) -> Prompt:
         return Prompt(f"p{place % 10}", f"{place % 10} ?", "1", source=self.source(place))
+
+    def problem(self, place: int) -> int:
+        return place % 10
 
     def is_ready(self, place: int) -> bool:
         return True
@@ -59,6 +63,8 @@ class Shape:
     """`filter.fill = "prioritise"`."""
     has_drafts: bool = False
     """The adapter reads a draft of every problem, which scorers make."""
+    is_by_outcome: bool = False
+    """`data.sampling = "by_outcome"`."""
 
 
 @dataclass
@@ -107,9 +113,9 @@ class World:
         )
         band = AccuracyFilter(0.5, 1.0, shape.limit_groups, 0.0, fills=shape.fills)
         admission = Admission(window, shape.admission, shape.min_ess, shape.groups_per_item)
-        return self.make(
-            window, limits, self.prompts, None if shape.passing is None else band, admission
-        )
+        band_or_none = None if shape.passing is None else band
+        outcomes = Outcomes.of_run(1, 2, 10, shape.batch_groups) if shape.is_by_outcome else None
+        return self.make(window, limits, self.prompts, band_or_none, admission, outcomes)
 
     # --- what scorers do before the adapter writes -------------------------------------------------------------------
 

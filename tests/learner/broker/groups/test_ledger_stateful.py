@@ -32,6 +32,7 @@ from prefixrl.learner.broker.groups.admission import Admission
 from prefixrl.learner.broker.groups.drafts import Drafts
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter, Starved
 from prefixrl.learner.broker.groups.ledger import SURPLUS, Ledger
+from prefixrl.learner.broker.groups.outcomes import Outcomes
 from prefixrl.learner.broker.groups.states import (
     Group,
     LedgerLimits,
@@ -176,6 +177,7 @@ class LedgerMachine(RuleBasedStateMachine):
         admission=st.sampled_from(["just_in_time", "as_early_as_allowed"]),
         fills=st.booleans(),
         has_drafts=st.booleans(),
+        by_outcome=st.booleans(),
     )
     def begin(
         self,
@@ -189,6 +191,7 @@ class LedgerMachine(RuleBasedStateMachine):
         admission: AdmissionRule,
         fills: bool,
         has_drafts: bool,
+        by_outcome: bool,
     ) -> None:
         iterations = length if by_iterations else None
         places = None if by_iterations else length * batch_groups - length % batch_groups + 1
@@ -200,6 +203,7 @@ class LedgerMachine(RuleBasedStateMachine):
             fills=fills and passing is not None and over_sampling > 1,
             has_drafts=has_drafts if self.has_drafts is None else self.has_drafts,
         )
+        shape.is_by_outcome = by_outcome and by_iterations and not shape.has_drafts
         self.world = CrashingWorld(shape, self.ledger_type, self.drafts_type)
 
     @rule(behind=st.integers(0, 3))
@@ -369,11 +373,12 @@ class LearnersVersion(Ledger):
         prompts: PromptSource,
         accuracy_filter: AccuracyFilter | None = None,
         admission: Admission | None = None,
+        outcomes: Outcomes | None = None,
     ) -> None:
         faulty = NewestVersionWindow(
             window.batch_groups, window.max_staleness, window.over_sampling, window.iterations
         )
-        super().__init__(faulty, limits, prompts, accuracy_filter, admission)
+        super().__init__(faulty, limits, prompts, accuracy_filter, admission, outcomes)
 
 
 class FinishedFirst(Ledger):
@@ -469,8 +474,9 @@ class FilteredUncounted(Ledger):
         cause: str,
         faults: dict[str, int] | None = None,
         requeued: bool = False,
+        outcomes: Sequence[float] = (),
     ) -> None:
-        super().end(seq, state, cause, faults, requeued)
+        super().end(seq, state, cause, faults, requeued, outcomes)
         self.counts.filtered -= state == "filtered"
 
 
@@ -480,6 +486,18 @@ class FilterForgotten(Ledger):
     def _judge(self, group: ScoredGroup) -> None:
         self._append(GroupScored(group))
         self._end_surplus()
+
+
+class OutcomesForgotten(Ledger):
+    """Fault: the outcomes of ended groups are lost with a broker."""
+
+    def state(self) -> LedgerState:
+        state = super().state()
+        if state.outcomes is None:
+            return state
+        return msgspec.structs.replace(
+            state, outcomes=msgspec.structs.replace(state.outcomes, ended=())
+        )
 
 
 class SamplingUncounted(Ledger):
@@ -558,6 +576,7 @@ RARE = (
         FilteredUncounted,
         FilterForgotten,
         SamplingUncounted,
+        OutcomesForgotten,
         *(pytest.param(fault, marks=pytest.mark.nightly) for fault in RARE),
     ],
 )

@@ -1,0 +1,122 @@
+"""Which problems are asked: the share of groups that differ, the counts, and what a resume finds."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import integrate, stats
+
+from prefixrl.common.journal.records import GroupOutcome, OutcomeCounts
+from prefixrl.learner.broker.groups.outcomes import FLOOR, Outcomes, differing_share, fitted_prior
+
+ROWS = 8
+
+
+def outcome(seq: int, problem: int, right: float, source: str = "all") -> GroupOutcome:
+    return GroupOutcome(seq, problem, source, right, ROWS)
+
+
+@given(a=st.floats(0.1, 30), b=st.floats(0.1, 30), rows=st.integers(2, 16))
+def test_the_share_is_the_mean_of_the_chance_that_rows_differ(
+    a: float, b: float, rows: int
+) -> None:
+    def both_alike(p: float) -> float:
+        return float(p**rows + (1.0 - p) ** rows)
+
+    # With x = F^-1(u) the mean over Beta(a, b) has no infinite density at its ends.
+    inverse = stats.beta(a, b).ppf
+    alike, _ = integrate.quad(lambda u: both_alike(inverse(u)), 0.0, 1.0, limit=200)
+    assert differing_share(a, b, rows) == pytest.approx(1.0 - alike, abs=2e-4)
+
+
+@pytest.mark.parametrize("truth", [(0.2, 0.3), (2.0, 6.0), (1.0, 1.0)])
+def test_a_source_is_fitted_by_the_problems_it_had(truth: tuple[float, float]) -> None:
+    draws = np.random.default_rng(1)
+    counts = Outcomes.of_run(1, ROWS, 10**6, 1)
+    for problem in range(4000):
+        right = draws.binomial(ROWS, draws.beta(*truth))
+        counts.by_source["all"] = counts._added(
+            counts.by_source.get("all"), outcome(problem, problem, float(right))
+        )
+    fitted = fitted_prior(counts.by_source["all"], ROWS)
+    assert fitted == pytest.approx(truth, rel=0.15)
+
+
+def test_before_any_outcome_a_source_is_jeffreys_distribution() -> None:
+    assert fitted_prior(OutcomeCounts(0), ROWS) == pytest.approx((0.5, 0.5))
+
+
+def asked_share(counts: Outcomes, problem: int, source: str = "all", turns: int = 20_000) -> float:
+    return sum(counts.is_asked(place, problem, source) for place in range(turns)) / turns
+
+
+def after_a_pass(rights: dict[int, float]) -> Outcomes:
+    counts = Outcomes.of_run(1, ROWS, len(rights), 1)
+    for iteration in range(3):
+        for seq, (problem, right) in enumerate(rights.items()):
+            counts.form_batch(iteration, [outcome(seq, problem, right)])
+    return counts
+
+
+def test_hopeless_and_solved_problems_keep_a_tenth_of_their_turns() -> None:
+    counts = after_a_pass({0: 0.0, 1: 8.0, 2: 4.0, 3: 0.0, 4: 8.0})
+    assert asked_share(counts, 0) == pytest.approx(FLOOR, abs=0.02)
+    assert asked_share(counts, 1) == pytest.approx(FLOOR, abs=0.02)
+    assert asked_share(counts, 2) > 0.9
+    assert counts.pools == counts.pools.__class__(
+        not_asked=0, never_right=2, mixed=1, always_right=2, passed_over=0
+    )
+
+
+def test_a_new_problem_is_judged_by_its_source() -> None:
+    counts = Outcomes.of_run(1, ROWS, 200, 2)
+    for iteration in range(20):
+        pair = [outcome(0, iteration, 0.0, "hard"), outcome(1, 100 + iteration, 4.0, "fair")]
+        counts.form_batch(iteration, pair)
+    assert asked_share(counts, 50, "hard") < 0.2
+    assert asked_share(counts, 150, "fair") > 0.8
+    assert counts.share(50, "hard") < counts.share(50, "new") < counts.share(50, "fair")
+
+
+def test_counts_fade_so_that_a_hopeless_problem_is_tried_again() -> None:
+    counts = Outcomes.of_run(1, ROWS, 40, 2)
+    counts.form_batch(0, [outcome(0, 7, 0.0), outcome(1, 8, 4.0)])
+    at_once = counts.share(7, "all")
+    for iteration in range(1, 200):
+        counts.form_batch(iteration, [outcome(0, 8, 4.0), outcome(1, 9, 4.0)])
+    assert at_once < 0.5 < counts.share(7, "all")
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, ROWS)), min_size=1, max_size=12))
+def test_the_order_of_arrival_decides_nothing(groups: list[tuple[int, int]]) -> None:
+    outcomes = [outcome(seq, *group) for seq, group in enumerate(groups)]
+    shuffled = random.Random(1).sample(outcomes, len(outcomes))
+    cut = len(outcomes) // 2
+    one, other = (Outcomes.of_run(1, ROWS, 6, 2) for _ in range(2))
+    one.form_batch(0, outcomes)
+    other.ended = shuffled[:cut]
+    other.form_batch(0, shuffled[cut:])
+    assert one.state() == other.state()
+
+
+def test_a_restored_state_asks_the_same_problems() -> None:
+    counts = after_a_pass({0: 0.0, 1: 8.0, 2: 4.0})
+    counts.ended.append(outcome(9, 2, 8.0))
+    resumed = Outcomes.of_run(1, ROWS, 3, 1)
+    resumed.restore(counts.state())
+    for either in (counts, resumed):
+        either.form_batch(3, [outcome(10, 0, 0.0)])
+    assert resumed.state() == counts.state()
+    places = range(500)
+    assert [resumed.is_asked(place, place % 3, "all") for place in places] == [
+        counts.is_asked(place, place % 3, "all") for place in places
+    ]
+
+
+def test_rewards_between_0_and_1_count_as_parts_of_a_right_row() -> None:
+    counts = Outcomes.of_run(1, ROWS, 2, 1)
+    counts.form_batch(0, [outcome(0, 0, 0.5), outcome(1, 1, 3.5)])
+    assert counts.share(0, "all") < counts.share(1, "all")
+    assert all(value > 0.0 for value in fitted_prior(counts.by_source["all"], ROWS))
