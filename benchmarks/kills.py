@@ -1,11 +1,11 @@
 """A real training run whose processes are killed ends with the parameters of the run that was left alone, bit by bit.
 
-The arithmetic example's models, transformers engines, DeepSpeed, S = 0; checkpoints at geometric steps, the best one
-kept, every one uploaded. First an undisturbed run; then runs in which every named crash point kills its process once
-(`common/journal/crash_points.py`), and runs in which processes of all roles get SIGKILL at
-random times. A launch that gives up or is killed is started again, as its user would. Compared are the files of the
-last checkpoint: weights and moments of actor and critic. At S = 2, where the order of arrival decides, every group must
-be trained once (`prefixrl inspect --check`).
+The arithmetic example's models, transformers engines, DeepSpeed, S = 0; problems are asked by their outcomes;
+checkpoints at geometric steps, the best one kept, every one uploaded. First an undisturbed run; then runs in which
+every named crash point kills its process once (`common/journal/crash_points.py`), and runs in which processes of all
+roles get SIGKILL at random times. A launch that gives up or is killed is started again, as its user would. Compared
+are the files of the last checkpoint: weights and moments of actor and critic. At S = 2, where the order of arrival
+decides, every group must be trained once (`prefixrl inspect --check`).
 
     python -m benchmarks.kills --json benchmarks/results/kills.json
 """
@@ -37,6 +37,7 @@ ITERATIONS, KILLS, KILLS_PER_RUN, POINTS_PER_RUN, GAP_S = 10, 40, 8, 4, 5.0
 MOST_S, MOST_STARTS = 900.0, 40
 SETTINGS = (
     "bitwise=true",
+    "data.sampling=by_outcome",
     f"algorithm.iterations={ITERATIONS}",
     "algorithm.groups_per_iteration=8",
     "checkpoint.every=3",

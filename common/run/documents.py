@@ -8,7 +8,7 @@ import msgspec
 
 from prefixrl.common.evaluation.accuracy import Figures, Interval, Point
 from prefixrl.common.run import json_lines
-from prefixrl.common.run.status import AdmissionStatus, Counts, DraftTotal, OutcomePools, UsageTotal
+from prefixrl.common.run.status import AdmissionStatus, Counts, DraftTotal, UsageTotal
 from prefixrl.common.wire.messages.groups import StageTimes
 
 METRICS_FILE = "metrics.jsonl"
@@ -95,8 +95,8 @@ class MetricsLine(Document, kw_only=True):
     """Usage of the target's endpoint so far; None unless the target is served elsewhere."""
     drafts: DraftTotal | None = None
     """The target's drafts so far, a part of that usage; None unless the adapter reads them."""
-    pools: OutcomePools | None = None
-    """Training problems by their outcomes so far; None unless these decide what is asked."""
+    pools: Counts = {}
+    """Training problems by their outcomes so far, as in `status.json`; empty unless these decide what is asked."""
     ranks: Figures = {}
     """Figures of each learner rank: tokens_per_s/0 and, on CUDA, tflop_per_s, peak_allocated_gib, peak_reserved_gib.
     forecast_gib: what a rank was expected to reserve, as by `--check` but without the device's own context."""

@@ -20,7 +20,15 @@ from prefixrl.common.run.documents import METRICS_FILE, AlarmSpans, MetricsLine
 from prefixrl.common.run.json_lines import AddedLines
 
 MOST_POINTS = 500
-GROUPS = ("figures", "busy_fraction", "tokens_per_s", "waited_for_s", "waiting_rows", "statuses")
+GROUPS = (
+    "figures",
+    "busy_fraction",
+    "tokens_per_s",
+    "waited_for_s",
+    "waiting_rows",
+    "statuses",
+    "pools",
+)
 SINGLE = ("mean_age", "trained_s", "waited_s", "publish_s", "since_start_s", "engine_mismatch")
 LARGEST_AGE = "largest age"
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec.structs import asdict
+
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.disk import when_there_is_room
 from prefixrl.common.run.documents import ADVANTAGES_FILE, METRICS_FILE, AdvantageLine, MetricsLine
@@ -119,7 +121,7 @@ class MetricsLog:
             alarms=dict(self._alarms.ringing),
             endpoint=status.endpoint,
             drafts=status.drafts,
-            pools=status.pools,
+            pools=asdict(status.pools) if status.pools else {},
             ranks={**times.ranks, **self._forecast},
         )
         self._append(self._metrics, [line])

@@ -14,6 +14,8 @@ const FIGURES = [
     ["figures/commonest_text_fraction", "figures/distinct_texts_fraction"], true],
   ["Groups without difference", "all their rewards are equal", ["figures/uniform_groups_fraction",
     "figures/all_right_groups_fraction", "figures/all_wrong_groups_fraction"], true],
+  ["Problems", "by the outcomes of their groups so far",
+    ["pools/mixed", "pools/never_right", "pools/always_right", "pools/not_asked"]],
   ["Age", "of the trained groups, in versions", ["mean_age", "largest age"]],
   ["Gradient norm", "before clipping", ["figures/actor_grad_norm", "figures/critic_grad_norm"]],
   ["Busy", "share of the seats in use, and of the learner's time",

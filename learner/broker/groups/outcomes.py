@@ -84,10 +84,10 @@ class Outcomes:
     def is_asked(self, position: int, problem: int, source: str) -> bool:
         """Return True if the problem at a position of the order of prompts is asked."""
         most = 1.0 - 2.0 ** (1 - self.rows)
-        chance = max(FLOOR, self.share(problem, source) / most)
+        chance = max(FLOOR, self.differing_chance(problem, source) / most)
         return derive(self.seed, "asked", position) < chance * 2.0**63
 
-    def share(self, problem: int, source: str) -> float:
+    def differing_chance(self, problem: int, source: str) -> float:
         """Return the share of groups of a problem that are expected to have right and wrong rows."""
         right, wrong = fitted_prior(self._faded(self.by_source.get(source)), self.rows)
         counts = self._faded(self.by_problem.get(problem))
@@ -99,13 +99,13 @@ class Outcomes:
         """Return what counts of an earlier iteration are worth now."""
         if counts is None:
             return OutcomeCounts(self.iteration)
-        left = 0.5 ** ((self.iteration - counts.iteration) / self.half_life)
+        fading = 0.5 ** ((self.iteration - counts.iteration) / self.half_life)
         return OutcomeCounts(
             self.iteration,
-            left * counts.right,
-            left * counts.rows,
-            left * counts.right_pairs,
-            left * counts.pairs,
+            fading * counts.right,
+            fading * counts.rows,
+            fading * counts.right_pairs,
+            fading * counts.pairs,
         )
 
     def form_batch(self, iteration: int, trained: Sequence[GroupOutcome]) -> None:

@@ -245,6 +245,22 @@ def test_a_setting_below_a_value_is_refused(run_file: Path) -> None:
     assert message == "--set 'directory.name=x': directory is not a section of the run file"
 
 
+@pytest.mark.parametrize(
+    ("settings", "refusal"),
+    [
+        (("algorithm.iterations=null", "data.epochs=2"), "data.epochs = 2: a pass would not ask"),
+        (("algorithm.samples_per_prompt=1",), "samples_per_prompt = 1: a group of one row never"),
+    ],
+)
+def test_problems_are_asked_by_outcome_only_where_groups_differ_and_nothing_ends_the_data(
+    run_file: Path, settings: tuple[str, ...], refusal: str
+) -> None:
+    by_outcome = "data.sampling=by_outcome"
+    assert load(run_file, (by_outcome,)).data.sampling == "by_outcome"
+    with pytest.raises(ConfigError, match=refusal):
+        load(run_file, (by_outcome, *settings))
+
+
 def test_a_band_is_accepted_exactly_if_some_group_of_right_and_wrong_rows_passes_it() -> None:
     tenths = [step / 10 for step in range(11)]
     for samples, low, high in product(range(1, 11), tenths, tenths):

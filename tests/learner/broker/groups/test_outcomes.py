@@ -1,4 +1,4 @@
-"""Which problems are asked: the share of groups that differ, the counts, and what a resume finds."""
+"""Problems asked by their outcomes: the chance that rows differ, the counts, and the state of a resumed run."""
 
 import random
 
@@ -77,16 +77,20 @@ def test_a_new_problem_is_judged_by_its_source() -> None:
         counts.form_batch(iteration, pair)
     assert asked_share(counts, 50, "hard") < 0.2
     assert asked_share(counts, 150, "fair") > 0.8
-    assert counts.share(50, "hard") < counts.share(50, "new") < counts.share(50, "fair")
+    assert (
+        counts.differing_chance(50, "hard")
+        < counts.differing_chance(50, "new")
+        < counts.differing_chance(50, "fair")
+    )
 
 
 def test_counts_fade_so_that_a_hopeless_problem_is_tried_again() -> None:
     counts = Outcomes.of_run(1, ROWS, 40, 2)
     counts.form_batch(0, [outcome(0, 7, 0.0), outcome(1, 8, 4.0)])
-    at_once = counts.share(7, "all")
+    at_once = counts.differing_chance(7, "all")
     for iteration in range(1, 200):
         counts.form_batch(iteration, [outcome(0, 8, 4.0), outcome(1, 9, 4.0)])
-    assert at_once < 0.5 < counts.share(7, "all")
+    assert at_once < 0.5 < counts.differing_chance(7, "all")
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, ROWS)), min_size=1, max_size=12))
@@ -118,5 +122,5 @@ def test_a_restored_state_asks_the_same_problems() -> None:
 def test_rewards_between_0_and_1_count_as_parts_of_a_right_row() -> None:
     counts = Outcomes.of_run(1, ROWS, 2, 1)
     counts.form_batch(0, [outcome(0, 0, 0.5), outcome(1, 1, 3.5)])
-    assert counts.share(0, "all") < counts.share(1, "all")
+    assert counts.differing_chance(0, "all") < counts.differing_chance(1, "all")
     assert all(value > 0.0 for value in fitted_prior(counts.by_source["all"], ROWS))
