@@ -263,6 +263,7 @@ def means(sums: Report, moments: Sequence[float]) -> Report:
     figures = {
         "clip_fraction": sums["clipped"] / ratios,
         "bounded_fraction": sums["bounded"] / tokens,
+        "outlier_rows_fraction": sums["rows_left_out"] / max(sums["rows"], 1.0),
         "approx_kl": sums["approx_kl"] / tokens,
         "entropy": sums["entropy"] / tokens,
         "ratio": sums["ratio"] / ratios,

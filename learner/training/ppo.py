@@ -66,6 +66,9 @@ def is_past_ratio(
 Sums = dict[str, Tensor]
 Correction = Literal["decoupled", "behaviour", "none"]
 
+MOST_RATIO = 1e4
+"""A row with a token whose p/mu is above this, or below its inverse, is left out: sampler and learner do not compute the
+same policy."""
 K3_LIMIT = 10.0
 """The most that k3 of one token counts, in nats."""
 LOG_RATIO_EDGES = tuple(edge / 10 for edge in range(-15, 16))
@@ -155,12 +158,15 @@ def aggregate(x: Tensor, mask: Tensor, aggregation: Aggregation, normaliser: flo
 def policy_loss(
     terms: PolicyTerms, settings: PolicySettings, normaliser: float
 ) -> tuple[Tensor, Sums]:
-    """Return L = -sum w [surrogate + entropy bonus - KL] / N and its sums.
+    """Return L = -sum (w [surrogate + entropy bonus] - v KL) / N and its sums.
 
     `correction`, with surrogate min(rho A, clip(rho) A):
         "decoupled": rho = theta/p, w = p/mu up to the cap (Hilton et al. 2022).
         "behaviour": rho = theta/mu, w = 1.
         "none": rho = theta/p, w = 1: samples count as if the proximal policy had written them.
+    v = theta/mu up to the cap, without gradient: the KL is the current policy's, whoever sampled. With
+    "none" v = 1.
+    A row with a token past `MOST_RATIO` counts in N alone.
     Where A < 0, `dual_clip` = c bounds the clipped surrogate from below by c A (Ye et al. 2020,
     eq. 5). Past `bound_ratio` the surrogate has no gradient. `settings.loss_function`, a loss of
     the user's own, replaces the surrogate.
@@ -180,6 +186,7 @@ def policy_loss(
     weight_ratio = settings.importance_ratio or settings.ratio
     # p/mu weighs what the behaviour policy sampled as the proximal one would. It has no gradient.
     importance = log_ratios(proximal, behaviour, mask, weight_ratio).exp().detach()
+    is_left_out = has_outlier(proximal, behaviour)
     is_clipped = is_bounded = torch.zeros_like(mask)
     per_token = torch.zeros_like(logprobs)
     if settings.loss_function is None:
@@ -190,21 +197,30 @@ def policy_loss(
             )
         # A bounded token still counts in N: it is only not pushed any further.
         per_token = -torch.where(is_bounded, surrogate.detach(), surrogate)
-    per_token = per_token + _regularisers(terms, logprobs, settings)
+    if settings.entropy != 0.0:
+        per_token = per_token - settings.entropy * terms.entropy
     if settings.correction == "decoupled":
         per_token = per_token * _weights(importance, settings)
+    per_token = per_token + _weighted_kl(terms, logprobs, behaviour, settings)
+    per_token = torch.where(is_left_out, 0.0, per_token)
     loss = aggregate(per_token, mask, settings.aggregation, normaliser)
     reported = Sums()
     if settings.loss_function is not None:
-        total, reported = settings.loss_function(replace(terms, proximal=proximal))
+        total, reported = settings.loss_function(
+            replace(terms, proximal=proximal, mask=mask & ~is_left_out)
+        )
         loss = loss + total / normaliser
     # Both ratios may be per token or per row, so each share is of its own count.
-    unit, weight_unit = (units(mask, ratio) for ratio in (settings.ratio, weight_ratio))
+    unit, weight_unit, row = (
+        units(mask, ratio) for ratio in (settings.ratio, weight_ratio, "prefix")
+    )
     with torch.no_grad():
         return loss, _token_sums(terms, logprobs, proximal, behaviour) | reported | {
             "units": unit.sum().double(),
             "clipped": _total(is_clipped, unit),
             "bounded": _total(is_bounded, mask),
+            "rows": row.sum().double(),
+            "rows_left_out": _total(is_left_out.expand_as(row), row),
             "ratio": _total(log_ratio.exp(), unit),
             "log_ratio_bins": bin_counts(log_ratio[unit], LOG_RATIO_EDGES),
             "weights": weight_unit.sum().double(),
@@ -234,16 +250,24 @@ def _surrogate(
     return surrogate, is_clipped
 
 
-def _regularisers(terms: PolicyTerms, logprobs: Tensor, settings: PolicySettings) -> Tensor:
-    """Return the KL term less the entropy bonus of each token."""
-    per_token = torch.zeros_like(logprobs)
-    if settings.entropy != 0.0:
-        per_token = per_token - settings.entropy * terms.entropy
-    if settings.kl_in_loss != 0.0 and terms.reference is not None:
-        (reference,) = masked(terms.mask, terms.reference)
-        kl = kl_estimate(logprobs, reference, settings.kl_estimator)
-        per_token = per_token + settings.kl_in_loss * kl
-    return per_token
+def _weighted_kl(
+    terms: PolicyTerms, logprobs: Tensor, behaviour: Tensor, settings: PolicySettings
+) -> Tensor:
+    """Return the KL term of each token of the current policy, estimated from tokens of the behaviour policy."""
+    if settings.kl_in_loss == 0.0 or terms.reference is None:
+        return torch.zeros_like(logprobs)
+    (reference,) = masked(terms.mask, terms.reference)
+    kl = settings.kl_in_loss * kl_estimate(logprobs, reference, settings.kl_estimator)
+    if settings.correction == "none":
+        return kl
+    weights = log_ratios(logprobs.detach(), behaviour, terms.mask, "token").exp()
+    return kl * weights.clamp(max=settings.importance_cap)
+
+
+def has_outlier(proximal: Tensor, behaviour: Tensor) -> Tensor:
+    """Return True for rows with a token whose p/mu is past `MOST_RATIO`; bool, (rows, 1)."""
+    gap = (proximal - behaviour).abs()
+    return (gap > math.log(MOST_RATIO)).any(dim=1, keepdim=True)
 
 
 def _weights(importance: Tensor, settings: PolicySettings) -> Tensor:

@@ -36,8 +36,11 @@ settings_drawn = st.builds(
 )
 
 
-def terms_of(seed: int) -> tuple[list[int], ppo.PolicyTerms]:
-    """Ragged random terms, with junk under the padding that would overflow any exp."""
+def terms_of(seed: int, outlier: float = 0.0) -> tuple[list[int], ppo.PolicyTerms]:
+    """Ragged random terms, with junk under the padding that would overflow any exp.
+
+    In the first token p and mu are `outlier` nats farther apart.
+    """
     random = np.random.Generator(np.random.PCG64(seed))
     sizes = random.integers(1, 7, random.integers(1, 6)).tolist()
     mask = torch.arange(max(sizes))[None, :] < torch.tensor(sizes)[:, None]
@@ -46,10 +49,12 @@ def terms_of(seed: int) -> tuple[list[int], ppo.PolicyTerms]:
         values = torch.from_numpy(random.normal(mean, spread, mask.shape))
         return values.masked_fill(~mask, junk)
 
+    proximal = draw(-2.0, 0.4, 900.0)
+    proximal[0, 0] += outlier
     return sizes, ppo.PolicyTerms(
         logprobs=draw(-2.0, 0.4, -900.0).requires_grad_(True),
         entropy=draw(1.5, 0.3, 55.0).requires_grad_(True),
-        proximal=draw(-2.0, 0.4, 900.0),
+        proximal=proximal,
         behaviour=draw(-2.0, 0.4, 0.0),
         reference=draw(-2.0, 0.4, math.inf),
         advantages=draw(0.0, 1.0, math.nan),
@@ -71,16 +76,22 @@ def slow_policy_loss(
 def slow_token(
     terms: ppo.PolicyTerms, settings: ppo.PolicySettings, i: int, t: int, size: int
 ) -> float:
-    """w (entropy and KL terms less the surrogate) of one token, by multiplying probabilities."""
+    """v KL - w (entropy term and surrogate) of one token, by multiplying probabilities; 0 in a row with an outlier."""
     theta, mu = (probabilities(tensor, i, size) for tensor in (terms.logprobs, terms.behaviour))
     p = probabilities(terms.proximal, i, size)
+    if any(not 1e-4 <= quotient(p, mu, at, "token") <= 1e4 for at in range(size)):
+        return 0.0
     value = slow_surrogate(terms, settings, i, t, (theta, p, mu))
+    value += settings.entropy * terms.entropy[i, t].item()
     w = quotient(p, mu, t, settings.importance_ratio or settings.ratio)
     if w > settings.importance_cap:
         w = settings.importance_cap if settings.above_cap == "truncate" else 0.0
-    return (slow_regularisers(terms, settings, i, t) - value) * (
-        w if settings.correction == "decoupled" else 1.0
-    )
+    v = min(quotient(theta, mu, t, "token"), settings.importance_cap)
+    if settings.correction != "decoupled":
+        w = 1.0
+    if settings.correction == "none":
+        v = 1.0
+    return v * slow_kl(terms, settings, i, t) - w * value
 
 
 def probabilities(logprobs: Tensor, i: int, size: int) -> list[float]:
@@ -112,28 +123,56 @@ def slow_surrogate(
     )
 
 
-def slow_regularisers(
-    terms: ppo.PolicyTerms, settings: ppo.PolicySettings, i: int, t: int
-) -> float:
+def slow_kl(terms: ppo.PolicyTerms, settings: ppo.PolicySettings, i: int, t: int) -> float:
     assert terms.reference is not None
     k = (terms.logprobs[i, t] - terms.reference[i, t]).item()
     k = k * k / 2 if settings.kl_estimator == "k2" else math.exp(-k) - 1 + k
-    return settings.kl_in_loss * k - settings.entropy * terms.entropy[i, t].item()
+    return settings.kl_in_loss * k
 
 
-@given(seeds, settings_drawn)
+@given(seeds, settings_drawn, st.sampled_from([0.0, 0.0, 12.0, -12.0]))
 def test_the_policy_loss_is_the_formula_summed_token_by_token(
-    seed: int, settings: ppo.PolicySettings
+    seed: int, settings: ppo.PolicySettings, outlier: float
 ) -> None:
-    sizes, terms = terms_of(seed)
+    sizes, terms = terms_of(seed, outlier)
     loss, sums = ppo.policy_loss(terms, settings, 13.0)
     assert math.isclose(loss.item(), slow_policy_loss(sizes, terms, settings, 13.0), abs_tol=1e-9)
     assert sums["tokens"].item() == sum(sizes)
     ratios = sum(sizes) if settings.ratio == "token" else len(sizes)
     weights = sum(sizes) if (settings.importance_ratio or settings.ratio) == "token" else len(sizes)
     assert sums["weights"].item() == weights
+    assert (sums["rows"].item(), sums["rows_left_out"].item()) == (len(sizes), bool(outlier))
     assert sums["units"].item() == sums["log_ratio_bins"].sum().item() == ratios
     assert all(torch.isfinite(value).all() for value in sums.values())
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+@pytest.mark.parametrize("correction", ["decoupled", "behaviour"])
+def test_the_kl_of_old_samples_has_the_gradient_of_the_current_policys(
+    estimator: ppo.KlEstimator, correction: ppo.Correction
+) -> None:
+    """The mean over all tokens, each as likely as mu has it: k2 is the reverse KL's, k3 the forward KL's."""
+    draws = torch.Generator().manual_seed(1)
+    logits, older, start = (torch.randn(5, generator=draws, dtype=torch.float64) for _ in range(3))
+    theta = logits.clone().requires_grad_(True)
+    logprobs, mu, reference = (torch.log_softmax(each, 0) for each in (theta, older, start))
+    column = logprobs.detach()[:, None].requires_grad_(True)
+    zeros = torch.zeros(5, 1, dtype=torch.float64)
+    terms = ppo.PolicyTerms(
+        *(column, zeros, mu[:, None] + 0.3, mu[:, None], reference[:, None]),
+        *(zeros, torch.ones(5, 1, dtype=torch.bool), torch.zeros(5, 1, dtype=torch.int64)),
+    )
+    settings = ppo.PolicySettings(correction, 0.2, INF, "token", 0.0, 1.0, estimator)
+    ppo.policy_loss(terms, settings, 1.0)[0].backward()  # type: ignore[no-untyped-call]
+    assert column.grad is not None
+    (logprobs * mu.exp() * column.grad[:, 0]).sum().backward(retain_graph=True)
+    actual, theta.grad = theta.grad, None
+    if estimator == "k2":
+        ((logprobs - reference) * logprobs.exp()).sum().backward()
+    else:
+        ((reference - logprobs) * reference.exp()).sum().backward()
+    assert actual is not None and theta.grad is not None
+    assert torch.allclose(actual, theta.grad, atol=1e-12)
 
 
 @given(seeds, settings_drawn)
