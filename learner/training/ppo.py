@@ -67,8 +67,8 @@ Sums = dict[str, Tensor]
 Correction = Literal["decoupled", "behaviour", "none"]
 
 MOST_RATIO = 1e4
-"""A row with a token whose p/mu is above this, or below its inverse, is left out: sampler and learner do not compute the
-same policy."""
+"""A row is left out if p/mu of a token is above this, or below its inverse: sampler and learner do not compute the same
+policy."""
 K3_LIMIT = 10.0
 """The most that k3 of one token counts, in nats."""
 LOG_RATIO_EDGES = tuple(edge / 10 for edge in range(-15, 16))
