@@ -10,9 +10,9 @@ outcomes so far leave a Beta distribution; n rows differ with the probability
                             └────────── counts of its problem and its source ◀────────┘   when a batch is formed
 
 What comes first for a problem is its source: a Beta distribution with the mean and the agreement of rows that the
-source's groups had. Counts fade, since the policy changes; and `FLOOR` of the positions of every problem are asked
-whatever its counts are, so that no problem is lost. Counts change only when a batch is formed, by record alone: a run
-that is resumed draws as the run that was left alone.
+source's groups had. The policy changes: a new group of a problem halves what its earlier groups count, all counts fade,
+and `FLOOR` of the positions of every problem are asked whatever its counts are, so that no problem is lost. Counts
+change only when a batch is formed, by record alone: a run that is resumed draws as the run that was left alone.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,11 @@ from prefixrl.common.seeds import derive
 FLOOR = 0.1
 """Least share of the positions of a problem that are asked."""
 FEWEST_ITERATIONS = 20
-"""Least half-life of a count, in iterations; it is a pass over the problems where that takes longer."""
+"""Least half-life of a source's counts, in iterations; it is a pass over the problems where that takes longer."""
+LONGER = 5
+"""Half-lives of a source in one of a problem, whose turns may be passed over for many passes."""
+REPEATED = 0.5
+"""Worth of the earlier groups of a problem beside a new one."""
 PRIOR_GROUPS = 1.0
 """Groups of Jeffreys' distribution, Beta(1/2, 1/2), that every source begins with."""
 WEIGHTS = (0.2, 50.0)
@@ -55,6 +59,29 @@ def fitted_prior(source: OutcomeCounts, rows: int) -> tuple[float, float]:
     return size * first, size * (1.0 - first)
 
 
+def scaled(counts: OutcomeCounts, worth: float) -> OutcomeCounts:
+    """Return counts of which each is worth a part of what it was."""
+    return OutcomeCounts(
+        counts.iteration,
+        worth * counts.right,
+        worth * counts.rows,
+        worth * counts.right_pairs,
+        worth * counts.pairs,
+    )
+
+
+def added(counts: OutcomeCounts, outcome: GroupOutcome, iteration: int) -> OutcomeCounts:
+    """Return counts with those of one more group."""
+    right, rows = outcome.right, outcome.rows
+    return OutcomeCounts(
+        iteration,
+        counts.right + right,
+        counts.rows + rows,
+        counts.right_pairs + max(0.0, right * (right - 1.0)),
+        counts.pairs + rows * (rows - 1.0),
+    )
+
+
 @dataclass
 class Outcomes:
     """Counts of a run by problem and by source; see the module's text."""
@@ -65,7 +92,7 @@ class Outcomes:
     problems: int
     """Number of training problems."""
     half_life: float
-    """Iterations after which a count is worth half."""
+    """Iterations after which a count of a source is worth half."""
     iteration: int = 0
     """The iteration after the newest batch."""
     by_problem: dict[int, OutcomeCounts] = field(default_factory=dict)
@@ -89,23 +116,20 @@ class Outcomes:
 
     def differing_chance(self, problem: int, source: str) -> float:
         """Return the share of groups of a problem that are expected to have right and wrong rows."""
-        right, wrong = fitted_prior(self._faded(self.by_source.get(source)), self.rows)
-        counts = self._faded(self.by_problem.get(problem))
+        right, wrong = fitted_prior(self._source_counts(source), self.rows)
+        counts = self._problem_counts(problem)
         return differing_share(
             right + counts.right, wrong + (counts.rows - counts.right), self.rows
         )
 
-    def _faded(self, counts: OutcomeCounts | None) -> OutcomeCounts:
-        """Return what counts of an earlier iteration are worth now."""
-        if counts is None:
-            return OutcomeCounts(self.iteration)
-        fading = 0.5 ** ((self.iteration - counts.iteration) / self.half_life)
-        return OutcomeCounts(
-            self.iteration,
-            fading * counts.right,
-            fading * counts.rows,
-            fading * counts.right_pairs,
-            fading * counts.pairs,
+    def _source_counts(self, source: str) -> OutcomeCounts:
+        counts = self.by_source.get(source, OutcomeCounts(self.iteration))
+        return scaled(counts, 0.5 ** ((self.iteration - counts.iteration) / self.half_life))
+
+    def _problem_counts(self, problem: int) -> OutcomeCounts:
+        counts = self.by_problem.get(problem, OutcomeCounts(self.iteration))
+        return scaled(
+            counts, 0.5 ** ((self.iteration - counts.iteration) / (LONGER * self.half_life))
         )
 
     def form_batch(self, iteration: int, trained: Sequence[GroupOutcome]) -> None:
@@ -114,19 +138,10 @@ class Outcomes:
         # By sequence number: the order of arrival must not decide the last bits.
         for outcome in sorted((*trained, *self.ended)):
             problem, source = outcome.problem, outcome.source
-            self.by_problem[problem] = self._added(self.by_problem.get(problem), outcome)
-            self.by_source[source] = self._added(self.by_source.get(source), outcome)
+            before = scaled(self._problem_counts(problem), REPEATED)
+            self.by_problem[problem] = added(before, outcome, self.iteration)
+            self.by_source[source] = added(self._source_counts(source), outcome, self.iteration)
         self.ended = []
-
-    def _added(self, counts: OutcomeCounts | None, outcome: GroupOutcome) -> OutcomeCounts:
-        before, right, rows = self._faded(counts), outcome.right, outcome.rows
-        return OutcomeCounts(
-            self.iteration,
-            before.right + right,
-            before.rows + rows,
-            before.right_pairs + max(0.0, right * (right - 1.0)),
-            before.pairs + rows * (rows - 1.0),
-        )
 
     @property
     def pools(self) -> OutcomePools:

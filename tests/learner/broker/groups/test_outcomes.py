@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from prefixrl.common.journal.records import GroupOutcome, OutcomeCounts
-from prefixrl.learner.broker.groups.outcomes import FLOOR, Outcomes, differing_share, fitted_prior
+from prefixrl.learner.broker.groups.outcomes import (
+    FLOOR,
+    Outcomes,
+    added,
+    differing_share,
+    fitted_prior,
+)
 
 ROWS = 8
 
@@ -37,9 +43,8 @@ def test_a_source_is_fitted_by_the_problems_it_had(truth: tuple[float, float]) -
     counts = Outcomes.of_run(1, ROWS, 10**6, 1)
     for problem in range(4000):
         right = draws.binomial(ROWS, draws.beta(*truth))
-        counts.by_source["all"] = counts._added(
-            counts.by_source.get("all"), outcome(problem, problem, float(right))
-        )
+        before = counts.by_source.get("all", OutcomeCounts(0))
+        counts.by_source["all"] = added(before, outcome(problem, problem, float(right)), 0)
     fitted = fitted_prior(counts.by_source["all"], ROWS)
     assert fitted == pytest.approx(truth, rel=0.15)
 
@@ -70,6 +75,13 @@ def test_hopeless_and_solved_problems_keep_a_tenth_of_their_turns() -> None:
     )
 
 
+def test_one_right_row_makes_a_hopeless_problem_worth_asking() -> None:
+    counts = after_a_pass({0: 0.0, 1: 8.0, 2: 4.0, 3: 0.0, 4: 8.0})
+    before = counts.differing_chance(0, "all")
+    counts.form_batch(3, [outcome(0, 0, 1.0)])
+    assert before < FLOOR < 0.3 < counts.differing_chance(0, "all")
+
+
 def test_a_new_problem_is_judged_by_its_source() -> None:
     counts = Outcomes.of_run(1, ROWS, 200, 2)
     for iteration in range(20):
@@ -88,7 +100,7 @@ def test_counts_fade_so_that_a_hopeless_problem_is_tried_again() -> None:
     counts = Outcomes.of_run(1, ROWS, 40, 2)
     counts.form_batch(0, [outcome(0, 7, 0.0), outcome(1, 8, 4.0)])
     at_once = counts.differing_chance(7, "all")
-    for iteration in range(1, 200):
+    for iteration in range(1, 400):
         counts.form_batch(iteration, [outcome(0, 8, 4.0), outcome(1, 9, 4.0)])
     assert at_once < 0.5 < counts.differing_chance(7, "all")
 
