@@ -19,8 +19,9 @@ from prefixrl.common.wire.messages.groups import Finish, Sampling
 ENTRY_BYTES = 512
 """Memory of an entry besides its token ids and text."""
 
-Key = tuple[bytes, Sampling, frozenset[int]]
-"""The row's token ids (prompt, prefix), the decoding settings, the stop tokens; no digest, since two may be equal."""
+Key = tuple[bytes, Sampling, frozenset[int], bool]
+"""The row's token ids (prompt, prefix), the decoding settings, the stop tokens, and True if it is watched; no digest,
+since two may be equal."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Completion:
     """Reason of a missing completion, where `finish` is `error`."""
     prompt_tokens: int | None = None
     """Tokens of the row as an endpoint counts them; None where it is continued here."""
+    was_stopped: bool = False
+    """True if it ends because its answer was complete."""
 
 
 class GreedyCache:
@@ -91,7 +94,7 @@ class Completions:
         """Return the engine's part of a job, None if all is cached; then call `all_completions` or `forget_job`."""
         if job.sampling.temperature > 0 or not self._cache.limit_bytes:
             return job
-        keys = tuple((row.tobytes(), job.sampling, job.stop_tokens) for row in job.rows)
+        keys = _keys_of(job)
         cached: dict[Key, Completion] = {}
         for key in keys:
             completion = self._cache.get(key)
@@ -137,6 +140,15 @@ def _completion(written: Continuation, tokens: TokenIds) -> Completion:
         text=written.text,
         error=written.error,
         prompt_tokens=written.prompt_tokens,
+        was_stopped=written.was_stopped,
+    )
+
+
+def _keys_of(job: Job) -> tuple[Key, ...]:
+    is_watched = [watch is not None for watch in job.watches] or [False] * len(job.rows)
+    return tuple(
+        (row.tobytes(), job.sampling, job.stop_tokens, watched)
+        for row, watched in zip(job.rows, is_watched, strict=True)
     )
 
 
@@ -158,4 +170,5 @@ def _part(job: Job, rows: list[int]) -> Job:
         rows=tuple(job.rows[row] for row in rows),
         uniforms=job.uniforms[np.asarray(rows)],
         script=None if job.script is None else tuple(job.script[row] for row in rows),
+        watches=tuple(job.watches[row] for row in rows) if job.watches else (),
     )
