@@ -116,8 +116,14 @@ class Scorer(ScorerLoop):
         results = self._engine.step(IDLE_S)
         self._report()  # before the results are sent: their cost must be known when they arrive
         for result in results:
-            self._judge(result.key, self._completions.all_completions(result.key, result.rows))
+            self._completions.add_written(result.key, result.rows)
+        self._judge_complete()
         self._judging.collect()
+
+    def _judge_complete(self) -> None:
+        """Have the texts of every job judged of which all completions are there."""
+        for key, completions in self._completions.complete_jobs():
+            self._judge(key, completions)
 
     def _unended(self) -> dict[str, int]:
         rows_left = self._engine.rows_left
@@ -126,6 +132,8 @@ class Scorer(ScorerLoop):
     def _take_back(self, task: str) -> bool:
         # Kept answers of the task are with the verifier already.
         if task in self._judging.open and self._judging.open[task].task.answers:
+            return False
+        if self._completions.is_awaited(task):
             return False
         if task not in self._decoding or not self._engine.cancel(task):
             return False
@@ -207,7 +215,7 @@ class Scorer(ScorerLoop):
         sampling: Sampling,
         scripts: list[TokenIds],
     ) -> None:
-        """Have texts completed; if all completions are cached, judge them at once."""
+        """Have texts completed; what is cached whole is judged at once."""
         self._decoding[key] = texts
         rows = tuple(text.tokens for text in texts)
         stop_tokens = self._renderer.stop_tokens
@@ -222,10 +230,9 @@ class Scorer(ScorerLoop):
             watches=watches if any(watches) else (),
         )
         missing = self._completions.missing_part(job)
-        if missing is None:
-            self._judge(key, self._completions.all_completions(key, ()))
-        else:
+        if missing is not None:
             self._engine.submit(missing)
+        self._judge_complete()
 
     def _watch_maker(self, key: str, text: _Decoding) -> Callable[[], Watch] | None:
         """Return the maker of a text's watch; None where the text is not to be ended by its answer."""
