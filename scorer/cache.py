@@ -81,18 +81,20 @@ class _OpenJob:
 
     keys: tuple[Key, ...]
     """One per row."""
-    asked: tuple[int, ...]
+    asked_rows: tuple[int, ...]
     """Rows that the engine completes for this job."""
-    known: dict[Key, Completion]
+    completed: dict[Key, Completion]
     """Completions so far, kept here because the cache may drop them before the job is done."""
     awaited: set[Key]
-    """Keys without a completion: those of `asked`, and those that the engine completes for another job."""
+    """Keys without a completion: those of `asked_rows`, and those that the engine completes for another job."""
 
     def completions(self) -> list[Completion]:
         """Return the completions of all rows."""
-        asked = set(self.asked)
+        asked_rows = set(self.asked_rows)
         return [
-            self.known[key] if row in asked else replace(self.known[key], was_cached=True)
+            self.completed[key]
+            if row in asked_rows
+            else replace(self.completed[key], was_cached=True)
             for row, key in enumerate(self.keys)
         ]
 
@@ -112,17 +114,17 @@ class Completions:
         if job.sampling.temperature > 0 or not self._cache.limit_bytes:
             return job
         keys = _keys_of(job)
-        known: dict[Key, Completion] = {}
+        completed: dict[Key, Completion] = {}
         for key in keys:
             completion = self._cache.get(key)
             if completion is not None:
-                known[key] = completion
-        asked = _first_rows(keys, known.keys() | self._under_way.keys())
-        self._under_way |= {keys[row]: job.key for row in asked}
-        awaited = set(keys) - known.keys()
-        self._open_jobs[job.key] = _OpenJob(keys, tuple(asked), known, awaited)
+                completed[key] = completion
+        asked_rows = _first_rows(keys, completed.keys() | self._under_way.keys())
+        self._under_way |= {keys[row]: job.key for row in asked_rows}
+        awaited = set(keys) - completed.keys()
+        self._open_jobs[job.key] = _OpenJob(keys, tuple(asked_rows), completed, awaited)
         self._complete_answered()
-        return _part(job, asked) if asked else None
+        return _part(job, asked_rows) if asked_rows else None
 
     def is_awaited(self, key: str) -> bool:
         """Return True if another job waits for rows of the job of this key."""
@@ -136,7 +138,7 @@ class Completions:
     def forget_job(self, key: str) -> None:
         """Drop the job of this key, which will not be done; no other job may wait for it."""
         job = self._open_jobs.pop(key, None)
-        for row in job.asked if job else ():
+        for row in job.asked_rows if job else ():
             del self._under_way[job.keys[row]]
 
     def add_written(self, key: str, written: Sequence[Continuation]) -> None:
@@ -146,7 +148,7 @@ class Completions:
             self._complete.append((key, [_completion(row, row.tokens) for row in written]))
             return
         fresh: dict[Key, Completion] = {}
-        for row, continuation in zip(job.asked, written, strict=True):
+        for row, continuation in zip(job.asked_rows, written, strict=True):
             # A copy: a row of a job's matrix would keep the matrix.
             fresh[job.keys[row]] = _completion(continuation, continuation.tokens.copy())
         for row_key, completion in fresh.items():
@@ -156,7 +158,7 @@ class Completions:
                 self._cache.put(row_key, completion)
         for waiting in self._open_jobs.values():
             for row_key in waiting.awaited & fresh.keys():
-                waiting.known[row_key] = fresh[row_key]
+                waiting.completed[row_key] = fresh[row_key]
             waiting.awaited -= fresh.keys()
         self._complete_answered()
 

@@ -304,10 +304,10 @@ class RunConfig(Section):
                 "it would be given texts that end behind their box, whatever it reads in them; leave one of "
                 "them out",
             )
-        others = sorted(self.data.verifiers - {MATHEMATICS})
-        if self.scorer.stop_when_answered and others:
+        verifiers = sorted(self.data.verifiers - {MATHEMATICS})
+        if self.scorer.stop_when_answered and verifiers:
             raise ValueError(
-                f"scorer.stop_when_answered = true with code = {', '.join(map(repr, others))} (of data or of a "
+                f"scorer.stop_when_answered = true with code = {', '.join(map(repr, verifiers))} (of data or of a "
                 f"source): a box is the end of an answer in mathematics alone; leave stop_when_answered out"
             )
         rows = self.algorithm.full_rows

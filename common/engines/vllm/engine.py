@@ -145,13 +145,13 @@ class VllmEngine(RowJobs, AdapterEngine):
             self._counts.note_idle()
         return results
 
-    async def _row(self, job: Job, index: int) -> Continuation:
+    def _sampling(self, job: Job, index: int) -> Any:
+        """Return vLLM's settings of a row."""
         from vllm import SamplingParams
-        from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
         # Everything is named: nothing of what a SamplingParams may hold is left to a model's defaults.
-        sampling = SamplingParams(
+        return SamplingParams(
             temperature=job.sampling.temperature,
             top_p=job.sampling.top_p,
             top_k=job.sampling.top_k,
@@ -169,6 +169,10 @@ class VllmEngine(RowJobs, AdapterEngine):
             output_kind=RequestOutputKind.DELTA,
             stream_interval=STREAM_TOKENS,
         )
+
+    async def _row(self, job: Job, index: int) -> Continuation:
+        from vllm.inputs.engine import tokens_input
+
         tokens: list[int] = []
         logprobs: list[float] = []
         spans: tuple[tuple[int, int], ...] = ()
@@ -177,7 +181,7 @@ class VllmEngine(RowJobs, AdapterEngine):
         self._requests += 1
         outputs = self._llm.generate(
             tokens_input(prompt_token_ids=job.rows[index].tolist()),
-            sampling,
+            self._sampling(job, index),
             request_id=str(self._requests),
             lora_request=self._adapter,
         )
