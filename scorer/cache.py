@@ -137,9 +137,9 @@ class Completions:
 
     def forget_job(self, key: str) -> None:
         """Drop the job of this key, which will not be done; no other job may wait for it."""
-        job = self._open_jobs.pop(key, None)
-        for row in job.asked_rows if job else ():
-            del self._under_way[job.keys[row]]
+        if (job := self._open_jobs.pop(key, None)) is not None:
+            for row in job.asked_rows:
+                del self._under_way[job.keys[row]]
 
     def add_written(self, key: str, written: Sequence[Continuation]) -> None:
         """Take the engine's completions of its part of a job."""

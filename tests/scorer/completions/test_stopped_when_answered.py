@@ -23,7 +23,14 @@ from prefixrl.scorer.verifier.pool import VerifierPool
 from support import messages
 from support.broker.scoring_world import Tasks, WritingEngine
 from support.fakes import run_on_disk
-from support.models.base_models import AS_DECLARED, base_model, edit, judged, run_of, scored
+from support.models.base_models import (
+    AS_DECLARED,
+    base_model,
+    endless_target,
+    judged,
+    run_of,
+    scored,
+)
 from support.paths import EXAMPLE
 
 QUESTION = "?"
@@ -156,21 +163,6 @@ def test_the_share_of_several_continuations_is_their_mean(tmp_path: Path) -> Non
 # --- a real target --------------------------------------------------------------------------------
 
 
-def endless_target(folder: Path) -> Path:
-    """The example's target, which writes an empty line behind its answer and then an invented turn."""
-    target = base_model(EXAMPLE / "target", folder / "target")
-    for name in ("tokenizer.json", "chat_template.jinja"):
-        path = target / name
-        text = path.read_text(encoding="utf-8")
-        text = text.replace("<|im_end|>", "\\n\\n" if name.endswith("json") else "")
-        path.write_text(text, encoding="utf-8")
-    tokens = msgspec.json.decode((target / "tokenizer.json").read_bytes())["added_tokens"]
-    for token in tokens:
-        token["special"] = token["id"] != 1
-    edit(target / "tokenizer.json", added_tokens=tokens)
-    return target
-
-
 @pytest.mark.parametrize("bitwise", [False, True])
 def test_a_real_target_is_ended_and_judged_by_its_first_answer(
     tmp_path: Path, bitwise: bool
@@ -178,7 +170,7 @@ def test_a_real_target_is_ended_and_judged_by_its_first_answer(
     plain = base_model(EXAMPLE / "target", tmp_path / "plain")
     config = run_of(plain)
     ended = judged(config, make_engine("transformers", str(plain), "scorer", config))
-    target = endless_target(tmp_path)
+    target = endless_target(tmp_path / "target")
     settings = (*AS_DECLARED, f"bitwise={str(bitwise).lower()}", "scorer.stop_when_answered=true")
     config = run_of(target, *settings)
     engine = make_engine("transformers", str(target), "scorer", config)
