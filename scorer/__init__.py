@@ -10,6 +10,7 @@ start.py     loading what a scorer needs, after the broker's Welcome
 judging.py   open tasks, their verdicts and Scores, and the loop that both kinds of scorer share
 loop.py      the scorer with a target
 asked_row.py a row as the target is asked: its prompt, and the beginning of its answer
+watching.py  the watch of a completion, which ends it where its answer is complete
 leak.py      whether the gold answer stands in a prefix
 direct.py    the scorer without a target
 cache.py     greedy completions kept in memory

@@ -81,6 +81,8 @@ class Answered:
     """True if the prefix alone has an answer already."""
     is_leak: bool = False
     """True if the gold answer stands in the prefix."""
+    stopped_share: float = 0.0
+    """1 if it was ended because its answer was complete."""
     tokens: NDArray[np.int32] | None = None
     """The answer's tokens; None where some are not known."""
 

@@ -8,14 +8,17 @@ decoding of the next. A row may be completed several times (`scorer.continuation
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from prefixrl.common.config.foreign.verifier import MATHEMATICS
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.interface.base import Engine, Job, TokenIds, ready_of
+from prefixrl.common.engines.interface.base import Engine, Job, TokenIds, Watch, ready_of
 from prefixrl.common.prompts.rendering import ByteRenderer, Renderer
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.wire.messages.groups import Finish, GroupPrefixes, Row, Sampling, TextVerdict
@@ -27,6 +30,7 @@ from prefixrl.scorer.cache import Completion, Completions
 from prefixrl.scorer.judging import Answered, Judging, ProcessReward, ScorerLoop, failure
 from prefixrl.scorer.process.step_scoring import StepScoring
 from prefixrl.scorer.verifier.pool_thread import JudgeThread
+from prefixrl.scorer.watching import watch_of
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +58,8 @@ class _Decoding:
     """Tokens that the engine wrote for this text."""
     was_cached: bool = True
     """True while the engine has written no token of it."""
+    was_stopped: bool = False
+    """True if it ended because its answer was complete."""
 
     @property
     def tokens(self) -> TokenIds:
@@ -68,6 +74,7 @@ class _Decoding:
             answer=np.concatenate([self.answer, piece.tokens]),
             completed_tokens=self.completed_tokens + written,
             was_cached=self.was_cached and piece.was_cached,
+            was_stopped=piece.was_stopped,
         )
 
 
@@ -109,8 +116,14 @@ class Scorer(ScorerLoop):
         results = self._engine.step(IDLE_S)
         self._report()  # before the results are sent: their cost must be known when they arrive
         for result in results:
-            self._judge(result.key, self._completions.all_completions(result.key, result.rows))
+            self._completions.add_written(result.key, result.rows)
+        self._judge_complete()
         self._judging.collect()
+
+    def _judge_complete(self) -> None:
+        """Have the texts of every job judged of which all completions are there."""
+        for key, completions in self._completions.complete_jobs():
+            self._judge(key, completions)
 
     def _unended(self) -> dict[str, int]:
         rows_left = self._engine.rows_left
@@ -119,6 +132,8 @@ class Scorer(ScorerLoop):
     def _take_back(self, task: str) -> bool:
         # Kept answers of the task are with the verifier already.
         if task in self._judging.open and self._judging.open[task].task.answers:
+            return False
+        if self._completions.is_awaited(task):
             return False
         if task not in self._decoding or not self._engine.cancel(task):
             return False
@@ -200,16 +215,32 @@ class Scorer(ScorerLoop):
         sampling: Sampling,
         scripts: list[TokenIds],
     ) -> None:
-        """Have texts completed; if all completions are cached, judge them at once."""
+        """Have texts completed; what is cached whole is judged at once."""
         self._decoding[key] = texts
         rows = tuple(text.tokens for text in texts)
         stop_tokens = self._renderer.stop_tokens
-        job = Job(key, rows, uniforms, sampling, stop_tokens, tuple(scripts))
+        watches = tuple(self._watch_maker(key, text) for text in texts)
+        job = Job(
+            key,
+            rows,
+            uniforms,
+            sampling,
+            stop_tokens,
+            tuple(scripts),
+            watches=watches if any(watches) else (),
+        )
         missing = self._completions.missing_part(job)
-        if missing is None:
-            self._judge(key, self._completions.all_completions(key, ()))
-        else:
+        if missing is not None:
             self._engine.submit(missing)
+        self._judge_complete()
+
+    def _watch_maker(self, key: str, text: _Decoding) -> Callable[[], Watch] | None:
+        """Return the maker of a text's watch; None where the text is not to be ended by its answer."""
+        group = self._judging.open[key.removesuffix(EXTENSION)].groups[text.text_index]
+        if not self._config.scorer.stop_when_answered or group.prompt.code != MATHEMATICS:
+            return None
+        row = text.asked_row
+        return partial(watch_of, self._renderer, row.prompt, row.prefix, text.answer)
 
     def _warn_of_text(self, was_text: bool, row: Row) -> None:
         """Log once that prefixes reach the target as text."""
@@ -275,6 +306,7 @@ class Scorer(ScorerLoop):
                 was_cached=decoding.was_cached,
                 is_answered=decoding.asked_row.is_answered,
                 is_leak=decoding.asked_row.is_leak,
+                stopped_share=float(decoding.was_stopped),
                 tokens=ids,
             )
         )

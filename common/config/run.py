@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from prefixrl.common.config import section as bounds
 from prefixrl.common.config.algorithm import AlgorithmConfig, FilterConfig
 from prefixrl.common.config.data import DataConfig
+from prefixrl.common.config.foreign.verifier import MATHEMATICS
 from prefixrl.common.config.implicit_reward import ImplicitRewardConfig
 from prefixrl.common.config.learner import LearnerConfig, LogConfig
 from prefixrl.common.config.objectives import objective_record
@@ -314,6 +315,19 @@ class RunConfig(Section):
                 f"reward.{key} data.code",
                 f"the {judge} judges every answer, so no program would be run; leave one of them "
                 f"out",
+            )
+        for key in ("function", "url"):
+            self.refuse_if(
+                self.scorer.stop_when_answered and getattr(self.reward, key) is not None,
+                f"scorer.stop_when_answered reward.{key}",
+                "it would be given texts that end behind their box, whatever it reads in them; leave one of "
+                "them out",
+            )
+        verifiers = sorted(self.data.verifiers - {MATHEMATICS})
+        if self.scorer.stop_when_answered and verifiers:
+            raise ValueError(
+                f"scorer.stop_when_answered = true with code = {', '.join(map(repr, verifiers))} (of data or of a "
+                f"source): a box is the end of an answer in mathematics alone; leave stop_when_answered out"
             )
         rows = self.algorithm.full_rows
         self.refuse_if(

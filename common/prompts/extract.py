@@ -22,7 +22,12 @@ class Box(NamedTuple):
 
 
 def boxes_in(text: str) -> list[Box]:
-    r"""Return the closed `\boxed{}` and `\fbox{}` that are in no other.
+    r"""Return the closed `\boxed{}` and `\fbox{}` that are in no other."""
+    return read_boxes(text)[0]
+
+
+def read_boxes(text: str) -> tuple[list[Box], bool]:
+    r"""Return the closed boxes that are in no other, and True if a box is open at the end.
 
     One pass: a text made of nothing but `\boxed{` costs no more than any other.
     """
@@ -38,7 +43,7 @@ def boxes_in(text: str) -> list[Box]:
             while boxes and boxes[-1].start > box.start():
                 boxes.pop()
             boxes.append(Box(text[box.end() : token.start()].strip(), box.start(), token.end()))
-    return boxes
+    return boxes, any(token.group() != "{" for token in opened)
 
 
 def extract_answer(text: str) -> str | None:

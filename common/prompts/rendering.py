@@ -1,6 +1,6 @@
 """Questions to token ids and back by a model's tokenizer; its stops and control tokens."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -16,13 +16,14 @@ from prefixrl.common.engines.interface.base import TokenIds
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.host.hub import model_folder
 from prefixrl.common.models.config_file import document_of, embedding_rows, positions_of
+from prefixrl.common.prompts.answer_end import THINK_OPEN
 from prefixrl.common.prompts.extract import THINK_CLOSE
 from prefixrl.common.prompts.limits import SpecialTexts, most_prompt_tokens
 from prefixrl.common.prompts.prompt_form import PromptForm, conversation
 from prefixrl.common.prompts.tokenizer import has_tokenizer, load_tokenizer, misread_text
 from prefixrl.common.wire.messages.groups import Turn
 
-_THOUGHT = frozenset({"<think>", THINK_CLOSE})
+_THOUGHT = frozenset({THINK_OPEN, THINK_CLOSE})
 """Tokens of an answer, special or not."""
 _MOST_NAMED = 12
 OMISSION = "\n[...]\n"
@@ -99,6 +100,8 @@ class Renderer:
         } - self.stop_tokens
         self.control_tokens = frozenset(control & self.tokens)
         """Special tokens that are no stop: an answer has none of them."""
+        self._thought_marks = {token: name for token, name in names.items() if name in _THOUGHT}
+        """Marks of a thought that are special tokens, by id."""
         self._special = SpecialTexts(set(names.values()) - _THOUGHT - {self._tokenizer.unk_token})
         self.allows_special = False
         """True if a question may have special tokens."""
@@ -214,6 +217,23 @@ class Renderer:
             return []
         return pieces_of(self._tokenizer.backend_tokenizer, ids)
 
+    def piece_reader(self) -> Callable[[int], str]:
+        """Return a function that takes the tokens of an answer one by one and returns the text that each adds.
+
+        Special tokens add no text, but for the marks of a thought.
+
+        Raises:
+            ConfigError: the tokenizer is slow, and cannot read a text token by token.
+        """
+        if not self._tokenizer.is_fast:
+            raise ConfigError(
+                f"{self._model} has no tokenizer.json, so that its texts cannot be read while they are written; "
+                "leave scorer.stop_when_answered out"
+            )
+        tokenizer, marks = self._tokenizer.backend_tokenizer, self._thought_marks
+        stream = DecodeStream(skip_special_tokens=True)
+        return lambda token: marks.get(token) or stream.step(tokenizer, token) or ""
+
     def decode_with_special(self, ids: TokenIds) -> str:
         """Return the text of ids, special tokens included: the form tokenizers can be compared by."""
         return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
@@ -286,6 +306,10 @@ class ByteRenderer:
     def pieces(self, ids: TokenIds) -> list[str]:
         """Return the text of each byte."""
         return [self.text(ids[at : at + 1]) for at in range(ids.size)]
+
+    def piece_reader(self) -> Callable[[int], str]:
+        """Return a function that returns the text of a byte."""
+        return lambda token: self.text(np.asarray([token], dtype=np.int32))
 
     def without_stop(self, ids: TokenIds) -> TokenIds:
         """Return ids without a closing 0."""

@@ -32,7 +32,8 @@ def row_verdict(texts: Sequence[TextVerdict]) -> Verdict:
 
     Status, fault, answer and finish come from the first continuation with status `ok`; without any, from the first that
     was judged; without any, from the first with status `error`; else from the first. Tokens are summed, the time is the
-    longest, texts stay with the continuations. A single continuation gives its verdict to the row.
+    longest, `stopped_share` is a mean, texts stay with the continuations. A single continuation gives its verdict to
+    the row.
     """
     if len(texts) == 1:
         return Verdict(**asdict(texts[0]))
@@ -45,6 +46,7 @@ def row_verdict(texts: Sequence[TextVerdict]) -> Verdict:
         completion="",
         process=None,
         was_cached=all(verdict.was_cached for verdict in texts),
+        stopped_share=statistics.fmean(verdict.stopped_share for verdict in texts),
         continuations=tuple(texts),
     )
 

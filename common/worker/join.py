@@ -148,6 +148,11 @@ def _with_overrides(
             raise ConfigError(
                 f"--engine {overrides.engine}: the run file alone can name it, with its address; leave it out"
             )
+        if role == "scorer":
+            try:
+                config.scorer.check_stopping(overrides.engine)
+            except ValueError as error:
+                raise ConfigError(f"--engine {overrides.engine}: {error}") from None
     changes = {
         key: value
         for key, value in (("engine", overrides.engine), ("device", overrides.device))

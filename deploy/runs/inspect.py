@@ -51,6 +51,8 @@ class TrainedRow(msgspec.Struct, frozen=True):
     """Other numbers that a reward function gave, by name."""
     rule: str = ""
     """The rule that decided the verdict (`docs/verification.md`)."""
+    stopped_share: float = 0.0
+    """Share of its completions that ended with their answers, with `scorer.stop_when_answered`."""
 
 
 class TrainedGroup(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 What it answers is what the target would, and it is never larger than it may be.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -64,27 +64,47 @@ def test_every_job_is_answered_as_the_engine_would_have_and_no_row_is_asked_for_
 ) -> None:
     """Jobs are under way together and end in any order; some are called off."""
     completions = Completions(limit_bytes)
-    under_way: list[tuple[Job, Job]] = []
+    parts: dict[str, Job | None] = {}
+    whole_jobs: dict[str, Job] = {}
+    under_way: list[str] = []
+    done: set[str] = set()
+
+    def take_complete() -> None:
+        for key, found in completions.complete_jobs():
+            assert key not in done
+            done.add(key)
+            check(whole_jobs[key], parts[key], found)
 
     def finish_one() -> None:
-        whole, part = under_way.pop(order.randrange(len(under_way)))  # type: ignore[attr-defined]
-        check(whole, part, completions.all_completions(whole.key, completed(part)))
+        key = under_way.pop(order.randrange(len(under_way)))  # type: ignore[attr-defined]
+        completions.add_written(key, completed(parts[key]))  # type: ignore[arg-type]
+        take_complete()
 
     for number, (rows, sampling, is_awaited, is_called_off) in enumerate(jobs):
         whole = job(f"t{number}", rows, sampling, first=10 * number)
-        part = completions.missing_part(whole)
-        if part is None:
-            check(whole, None, completions.all_completions(whole.key, ()))
-        elif is_called_off:
+        whole_jobs[whole.key] = whole
+        asked_now = {
+            (row.tobytes(), each.sampling)
+            for each in (parts[key] for key in under_way)
+            if each is not None and each.sampling.temperature == 0 and limit_bytes
+            for row in each.rows
+        }
+        part = parts[whole.key] = completions.missing_part(whole)
+        if part is not None:
+            assert not asked_now & {(row.tobytes(), part.sampling) for row in part.rows}
+        take_complete()
+        if part is not None and is_called_off and not completions.is_awaited(whole.key):
             completions.forget_job(whole.key)
-        else:
-            under_way.append((whole, part))
+            del whole_jobs[whole.key]
+        elif part is not None:
+            under_way.append(whole.key)
         if is_awaited and under_way:
             finish_one()
         assert completions._cache.size_bytes <= limit_bytes
     while under_way:
         finish_one()
-    assert not completions._open_jobs
+    assert done == whole_jobs.keys()
+    assert not completions._open_jobs and not completions._under_way
 
 
 def check(whole: Job, part: Job | None, found: list[Completion]) -> None:
@@ -115,10 +135,56 @@ def test_a_row_that_was_completed_is_not_completed_again_and_equal_rows_are_comp
     first = job("a", [[1], [2], [1]], GREEDY)
     part = completions.missing_part(first)
     assert part is not None and [row.tolist() for row in part.rows] == [[1], [2]]
-    actual = completions.all_completions("a", completed(part))
+    completions.add_written("a", completed(part))
+    ((_, actual),) = completions.complete_jobs()
     assert [each.was_cached for each in actual] == [False, False, True]
     assert completions.missing_part(job("b", [[2], [1]], GREEDY)) is None
-    assert all(each.was_cached for each in completions.all_completions("b", ()))
+    ((_, cached),) = completions.complete_jobs()
+    assert len(cached) == 2 and all(each.was_cached for each in cached)
+
+
+def test_a_row_that_is_under_way_for_another_job_is_waited_for() -> None:
+    completions = Completions(10**6)
+    first, second, third = (
+        job(key, rows, GREEDY)
+        for key, rows in (("a", [[1], [2]]), ("b", [[2], [3]]), ("c", [[2], [3], [2]]))
+    )
+    assert completions.missing_part(first) is first
+    part = completions.missing_part(second)
+    assert part is not None and [row.tolist() for row in part.rows] == [[3]]
+    assert completions.missing_part(third) is None and completions.complete_jobs() == []
+    assert completions.is_awaited("a") and completions.is_awaited("b")
+    assert not completions.is_awaited("c")
+    completions.add_written("b", completed(part))
+    assert completions.complete_jobs() == [] and completions.is_awaited("a")
+    completions.add_written("a", completed(first))
+    found = dict(completions.complete_jobs())
+    assert {key: [each.was_cached for each in found[key]] for key in found} == {
+        "a": [False, False],
+        "b": [True, False],
+        "c": [True, True, True],
+    }
+    check(third, None, found["c"])
+
+
+def test_a_job_that_is_taken_back_leaves_its_rows_to_the_next_one() -> None:
+    completions = Completions(10**6)
+    first, second = job("a", [[1]], GREEDY), job("b", [[1]], GREEDY)
+    assert completions.missing_part(first) is first and not completions.is_awaited("a")
+    completions.forget_job("a")
+    assert completions.missing_part(second) is second
+
+
+def test_an_error_goes_to_every_job_that_waits_and_is_not_kept() -> None:
+    completions = Completions(10**6)
+    first, second = job("a", [[1]], GREEDY), job("b", [[1]], GREEDY)
+    completions.missing_part(first)
+    assert completions.missing_part(second) is None
+    lost = Continuation(ids([]), np.zeros(0, np.float32), "error", (), error="no room")
+    completions.add_written("a", [lost])
+    assert [found[0].error for _, found in completions.complete_jobs()] == ["no room"] * 2
+    third = job("c", [[1]], GREEDY)
+    assert completions.missing_part(third) is third
 
 
 @pytest.mark.parametrize("limit_bytes", [0, 10**6])
@@ -136,14 +202,15 @@ def test_a_job_without_anything_known_goes_to_the_engine_as_it_is(limit_bytes: i
         job("b", [[1]], Sampling(temperature=0.0, max_new_tokens=2, min_p=0.5)),
         job("b", [[1, 1]], GREEDY),
         Job("b", (ids([1]),), np.zeros((1, 1)), GREEDY, frozenset({0, 9})),
+        replace(job("b", [[1]], GREEDY), watches=(lambda: lambda _: True,)),
     ],
-    ids=["limit", "settings", "row", "stops"],
+    ids=["limit", "settings", "row", "stops", "watch"],
 )
 def test_what_was_asked_otherwise_is_another_completion(other: Job) -> None:
     completions = Completions(10**6)
     known = job("a", [[1]], GREEDY)
     completions.missing_part(known)
-    completions.all_completions("a", completed(known))
+    completions.add_written("a", completed(known))
     assert completions.missing_part(other) is other
 
 
@@ -186,7 +253,7 @@ def test_what_was_not_asked_for_longest_goes_first(
 ) -> None:
     fast, slow = GreedyCache(limit_bytes), SlowLru(limit_bytes)
     for what, number in steps:
-        key = (bytes(4 * number), GREEDY, STOPS)
+        key = (bytes(4 * number), GREEDY, STOPS, False)
         if what == "put":
             completion = Completion(ids([number] * number * 10), "eos")
             fast.put(key, completion)

@@ -294,6 +294,30 @@ def test_a_task_that_was_taken_back_leaves_nothing_and_can_be_done_again(tmp_pat
     assert not scorer._completions._open_jobs and not scorer._decoding
 
 
+def test_equal_rows_of_two_tasks_under_way_are_asked_for_once_and_the_first_task_stays(
+    tmp_path: Path,
+) -> None:
+    """Both tasks come before the engine writes; the first is called off while the second waits for its row."""
+    config = run_config(tmp_path, continuations=1, cache_bytes=2**20)
+    greedy = msgspec.structs.replace(
+        task_of(1, seeds=(7,)), sampling=Sampling(temperature=0.0, max_new_tokens=LIMIT)
+    )
+    second = msgspec.structs.replace(greedy, task="u")
+    link = Tasks(greedy, second, Revoke(greedy.task))
+    engine, pool = Revocable([RIGHT], prompt_bytes=1), VerifierPool(1, 5)
+    digests = ModelDigests("", "", "")
+    scorer = Scorer(config, link, engine, ByteRenderer(), pool, digests)  # type: ignore[arg-type]
+    run(scorer, pool)
+    assert [len(job.rows) for job in engine.jobs] == [1]
+    scores = {each.task: each for each in link.sent if isinstance(each, Scores)}
+    assert scores.keys() == {greedy.task, "u"} and len(link.sent) == 2
+    verdicts = [scores[name].groups[0].verdicts[0] for name in (greedy.task, "u")]
+    assert [verdict.reward for verdict in verdicts] == [1.0, 1.0]
+    assert [verdict.was_cached for verdict in verdicts] == [False, True]
+    assert [verdict.completion_tokens > 0 for verdict in verdicts] == [True, False]
+    assert not scorer._completions._open_jobs and not scorer._decoding
+
+
 def test_a_task_with_kept_answers_stays_although_it_is_called_off(tmp_path: Path) -> None:
     """Its kept answers are with the verifier at once."""
     config = run_config(tmp_path, continuations=1)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from prefixrl.common.engines.embedded.drawing import truncated
-from prefixrl.common.engines.interface.base import Job, TokenIds
+from prefixrl.common.engines.interface.base import Job, TokenIds, Watch
 from prefixrl.common.engines.vllm.engine import VllmEngine
 from prefixrl.common.errors import UserError
 from prefixrl.common.wire.messages.groups import Sampling
@@ -218,6 +218,36 @@ def test_the_busy_time_of_one_long_row_is_that_of_one_seat(engine: VllmEngine) -
     rows = (engine.busy_row_s - busy_s) / elapsed_s
     assert 0.8 < rows < 4.0, "31 rows of 2 tokens beside one of 100"
     assert engine.waiting_rows == 0 and engine.rows_left("long") == 0
+
+
+def test_a_watch_ends_its_row_alone_and_vllm_goes_on_with_no_token_of_it(
+    engine: VllmEngine,
+) -> None:
+    job = world.job("plain", rows=4, new=60, temperature=0.0)
+    plain = finish(engine, job)["plain"].rows
+    taken: dict[int, list[int]] = {0: [], 2: []}
+
+    def maker(index: int) -> Callable[[], Watch]:
+        def watch(token: int) -> bool:
+            taken[index].append(token)
+            return len(taken[index]) == 21
+
+        return lambda: watch
+
+    watches = (maker(0), None, maker(2), None)
+    tokens = engine.tokens
+    watched = replace(job, key="watched", watches=watches)
+    rows = finish(engine, watched, world.job("beside", rows=8, new=20))["watched"].rows
+    assert [row.tokens.size for row in rows] == [21, 60, 21, 60]
+    assert [row.finish for row in rows] == ["eos", "length", "eos", "length"]
+    assert [row.was_stopped for row in rows] == [True, False, True, False]
+    for row, whole in zip(rows, plain, strict=True):
+        assert (row.tokens == whole.tokens[: row.tokens.size]).all()
+    assert taken[0] == rows[0].tokens.tolist()
+    # vLLM hands on 16 tokens at a time, and nothing is handed on once a row is closed.
+    assert engine.tokens - tokens <= 2 * 60 + 8 * 20 + 2 * (21 + 2 * 16)
+    again = finish(engine, replace(job, key="again"))["again"].rows
+    assert all((row.tokens == whole.tokens).all() for row, whole in zip(again, plain, strict=True))
 
 
 def test_what_vllm_chose_is_told_in_one_line(engine: VllmEngine) -> None:

@@ -76,6 +76,8 @@ class EngineRecord:
     """`engine_options` of its section are its own; else it has keys of the run file, or no options."""
     is_bitwise: bool = False
     """With `bitwise` the rows of a task are one forward, so that no text depends on the rows beside it."""
+    ends_watched_rows: bool = False
+    """It ends a row as soon as the row's watch says so (`Job.watches`), as `scorer.stop_when_answered` needs it."""
     shares_runs: bool = True
     """Workers may stand beside workers with another engine: all load the target from the same files."""
     most_masked_tokens: int | None = None

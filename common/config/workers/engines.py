@@ -20,6 +20,7 @@ TRANSFORMERS = EngineRecord(
     is_automatic=True,
     takes_options=False,
     is_bitwise=True,
+    ends_watched_rows=True,
 )
 
 ENGINES: Mapping[str, EngineRecord] = {

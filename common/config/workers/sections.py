@@ -18,7 +18,12 @@ from prefixrl.common.config.section import (
     Several,
 )
 from prefixrl.common.config.workers.engine_record import AUTO, EngineRecord
-from prefixrl.common.config.workers.engines import EngineOfRollouts, EngineOfScorers, engine_record
+from prefixrl.common.config.workers.engines import (
+    ENGINES,
+    EngineOfRollouts,
+    EngineOfScorers,
+    engine_record,
+)
 from prefixrl.common.config.workers.process_model import NotEmpty, ProcessModelConfig
 from prefixrl.common.config.workers.served import OPENAI, OpenAIConfig
 from prefixrl.common.config.workers.vllm import VllmConfig
@@ -26,7 +31,15 @@ from prefixrl.common.wire.messages.groups import Sampling, TaskKind
 
 LEAST_CACHE_BYTES = 2**20
 TRUNCATIONS = ("top_k", "top_p", "min_p")
-_ENGINE_KEYS = ("engine", "openai", "max_new_tokens", "temperature", "continuations", "cache_bytes")
+_ENGINE_KEYS = (
+    "engine",
+    "openai",
+    "max_new_tokens",
+    "temperature",
+    "continuations",
+    "cache_bytes",
+    "stop_when_answered",
+)
 _NEEDS_ENGINE = (("prefix",), "its scorers run no engine")
 
 
@@ -190,6 +203,9 @@ class ScorerConfig(EngineConfig):
     """Tokens added with truncated = "extend". Absent: max_new_tokens."""
     stop_texts: Several[NotEmpty] = ()
     """A text is judged only up to the first of these: for base models, whose next invented problem begins so."""
+    stop_when_answered: bool = False
+    """End a completion as soon as its final answer is complete: with the paragraph of a closed box, behind any thought
+    (docs/targets.md). Evaluations and drafts do so too."""
     boxes: Literal["last", "sentence"] = "last"
     """Boxes that are the answer. last: the last one. sentence: for a gold answer that is a list, all those that "and",
     "or" or commas join to the last one."""
@@ -272,6 +288,23 @@ class ScorerConfig(EngineConfig):
             f"{prm.device_share:g}: target and process reward model are on one GPU and would have "
             f"{target_share + prm.device_share:.2f} of its memory; lower one"
         )
+
+    def _check_stopping(self) -> None:
+        self.check_stopping(self.engine)
+        self.refuse_if(
+            self.stop_when_answered and self.prm is not None,
+            "stop_when_answered prm.model",
+            "steps behind the answer would have no scores; leave one of them out",
+        )
+
+    def check_stopping(self, engine: str) -> None:
+        """Raise ValueError if an engine cannot end a completion where `stop_when_answered` wants it to end."""
+        if self.stop_when_answered and not engine_record(engine).ends_watched_rows:
+            able = [name for name, record in ENGINES.items() if record.ends_watched_rows]
+            raise ValueError(
+                f"stop_when_answered = true with engine = {engine!r}: it writes a completion to its end, whatever "
+                f"the text says; leave stop_when_answered out, or use {' or '.join(able)}"
+            )
 
     def _check_texts(self) -> None:
         self.refuse_if(

@@ -148,6 +148,7 @@ VLLM = EngineRecord(
     check="prefixrl.common.engines.vllm.load:platform_words",
     is_automatic=True,
     needs_cuda=True,
+    ends_watched_rows=True,
     most_masked_tokens=MOST_MASKED,
     gpus=lambda section: section.vllm.gpus,
     context_tokens=lambda section: section.vllm.max_model_len,

@@ -19,6 +19,7 @@ from prefixrl.common.engines.interface.base import (
     JobResult,
     OpenJob,
     TokenIds,
+    Watch,
     check_fit,
     score_rows,
     spans_of,
@@ -49,6 +50,9 @@ class OpenRow:
     draws: NDArray[np.float64]
     most_tokens: int
     """Number of tokens that it may have besides its prompt."""
+    watch: Watch | None = None
+    was_stopped: bool = False
+    """True if its watch ends it with its newest token."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -74,14 +78,23 @@ class OpenRow:
     @property
     def has_ended(self) -> bool:
         """True if no token follows."""
-        return self.has_stopped or len(self.tokens) == self.most_tokens
+        return self.has_stopped or self.was_stopped or len(self.tokens) == self.most_tokens
+
+    def add_token(self, token: int, logprob: float, version: int) -> None:
+        """Append a token that was drawn."""
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self.versions.append(version)
+        if self.watch is not None and not self.has_stopped:
+            self.was_stopped = self.watch(token)
 
     def continuation(self) -> Continuation:
         """Return what was written."""
-        finish: Finish = "eos" if self.has_stopped else "length"
+        finish: Finish = "eos" if self.has_stopped or self.was_stopped else "length"
         tokens = np.asarray(self.tokens, np.int32)
         logprobs = np.asarray(self.logprobs, np.float32)
-        return Continuation(tokens, logprobs, finish, spans_of(self.versions))
+        spans = spans_of(self.versions)
+        return Continuation(tokens, logprobs, finish, spans, was_stopped=self.was_stopped)
 
 
 class EmbeddedEngine(AdapterEngine):
@@ -139,7 +152,8 @@ class EmbeddedEngine(AdapterEngine):
         entry = self._open[job.key] = OpenJob(job, len(job.rows))
         for index, row in enumerate(job.rows):
             most = min(job.sampling.max_new_tokens, self.most_positions - row.size)
-            self._queue.append(OpenRow(entry, kind, index, job.uniforms[index], most))
+            draws, watch = job.uniforms[index], job.watch(index)
+            self._queue.append(OpenRow(entry, kind, index, draws, most, watch=watch))
 
     def _write(self, rows: Sequence[OpenRow], logits: Tensor, source: Sequence[int]) -> None:
         """Draw the next token of rows, each from its row `source` of logits (texts, vocabulary)."""
@@ -164,9 +178,7 @@ class EmbeddedEngine(AdapterEngine):
             truncated(masked(logits, unwanted), sampling), sampling.temperature, uniforms
         )
         for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
-            row.tokens.append(token)
-            row.logprobs.append(logprob)
-            row.versions.append(self._version)
+            row.add_token(token, logprob, self._version)
 
     def _results(self, rows: Sequence[OpenRow]) -> list[JobResult]:
         """Record the rows that have ended; return the jobs that ended with them."""

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     import torch
 
 
+Watch = Callable[[int], bool]
+"""Takes the tokens that an engine writes for a row, one by one, and returns True at the token that ends the row."""
+
+
 @dataclass(frozen=True)
 class Job:
     """Rows to continue."""
@@ -42,6 +46,14 @@ class Job:
     """Text of each row that the `simulated` engine of a scorer returns; None for real engines."""
     masked_tokens: frozenset[int] = frozenset()
     """Ids with probability 0; logprobs are those of the distribution over the others."""
+    watches: tuple[Callable[[], Watch] | None, ...] = ()
+    """Makers of the rows' watches, None for a row that its tokens alone end; empty: no row is watched. Only engines
+    whose record says so (`ends_watched_rows`) obey them."""
+
+    def watch(self, index: int) -> Watch | None:
+        """Return a new watch of a row; None for a row that is not watched."""
+        make = self.watches[index] if self.watches else None
+        return make() if make else None
 
 
 @dataclass(frozen=True)
@@ -59,6 +71,8 @@ class Continuation:
     error: str = ""
     prompt_tokens: int | None = None
     """Tokens of the row as an endpoint counts them; None where it is continued here."""
+    was_stopped: bool = False
+    """True if its watch has ended it."""
 
 
 @dataclass(frozen=True)

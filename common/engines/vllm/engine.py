@@ -29,6 +29,7 @@ from prefixrl.common.engines.interface.base import (
     Continuation,
     Job,
     JobResult,
+    Watch,
     check_fit,
 )
 from prefixrl.common.engines.interface.row_jobs import RowJobs, end_other_tasks
@@ -144,13 +145,13 @@ class VllmEngine(RowJobs, AdapterEngine):
             self._counts.note_idle()
         return results
 
-    async def _row(self, job: Job, index: int) -> Continuation:
+    def _sampling(self, job: Job, index: int) -> Any:
+        """Return vLLM's settings of a row."""
         from vllm import SamplingParams
-        from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
         # Everything is named: nothing of what a SamplingParams may hold is left to a model's defaults.
-        sampling = SamplingParams(
+        return SamplingParams(
             temperature=job.sampling.temperature,
             top_p=job.sampling.top_p,
             top_k=job.sampling.top_k,
@@ -168,32 +169,47 @@ class VllmEngine(RowJobs, AdapterEngine):
             output_kind=RequestOutputKind.DELTA,
             stream_interval=STREAM_TOKENS,
         )
+
+    async def _row(self, job: Job, index: int) -> Continuation:
+        from vllm.inputs.engine import tokens_input
+
         tokens: list[int] = []
         logprobs: list[float] = []
         spans: tuple[tuple[int, int], ...] = ()
+        watch = job.watch(index)
+        was_stopped = False
         self._requests += 1
-        async for output in self._llm.generate(
+        outputs = self._llm.generate(
             tokens_input(prompt_token_ids=job.rows[index].tolist()),
-            sampling,
+            self._sampling(job, index),
             request_id=str(self._requests),
             lora_request=self._adapter,
-        ):
-            part = output.outputs[0]
-            tokens.extend(part.token_ids)
-            self.progress += len(part.token_ids)
-            self.tokens += len(part.token_ids)
-            if self._wants_logprobs:
-                drawn = zip(part.logprobs, part.token_ids, strict=True)
-                logprobs.extend(entry[token].logprob for entry, token in drawn)
-            if part.weight_versions:  # with the last part, of the whole answer
-                spans = tuple(
-                    (int(span.version), span.end - span.start) for span in part.weight_versions
-                )
+        )
+        # Closed at once: vLLM goes on with a request until then.
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                part = output.outputs[0]
+                self.progress += len(part.token_ids)
+                self.tokens += len(part.token_ids)
+                ids = part.token_ids
+                if watch is not None:
+                    ids, was_stopped = _watched(ids, watch, job.stop_tokens)
+                tokens.extend(ids)
+                if self._wants_logprobs:
+                    drawn = zip(part.logprobs[: len(ids)], ids, strict=True)
+                    logprobs.extend(entry[token].logprob for entry, token in drawn)
+                if part.weight_versions:  # with the last part, of the whole answer
+                    spans = tuple(
+                        (int(span.version), span.end - span.start) for span in part.weight_versions
+                    )
+                if was_stopped:
+                    break
         return Continuation(
             np.asarray(tokens, dtype=np.int32),
             np.minimum(np.asarray(logprobs, dtype=np.float32), 0.0),
-            "eos" if tokens and tokens[-1] in job.stop_tokens else "length",
+            "eos" if was_stopped or (tokens and tokens[-1] in job.stop_tokens) else "length",
             spans,
+            was_stopped=was_stopped,
         )
 
     def install(self, snapshot: Snapshot) -> None:
@@ -301,6 +317,16 @@ class VllmEngine(RowJobs, AdapterEngine):
     async def _resume(self) -> None:
         await self._llm.resume_generation()
         self._is_paused = False
+
+
+def _watched(
+    ids: Sequence[int], watch: Watch, stop_tokens: frozenset[int]
+) -> tuple[Sequence[int], bool]:
+    """Return the new tokens of a row up to the one with which its watch ends it, and True if it does."""
+    for place, token in enumerate(ids):
+        if token not in stop_tokens and watch(token):
+            return ids[: place + 1], True
+    return ids, False
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:

@@ -184,6 +184,10 @@ class TextVerdict(Part, kw_only=True):
     """True if the prefix alone has an answer in a box already."""
     is_leak: Annotated[bool, RowFigure("leak_fraction")] = False
     """True if the gold answer stands in the prefix."""
+    stopped_share: Annotated[
+        float, Meta(ge=0, le=1), RowFigure("stopped_when_answered_fraction")
+    ] = 0.0
+    """1 if the scorer ended the text because its answer was complete; of several texts the mean."""
     parts: Parts = field(default_factory=dict)
     """Other numbers that a reward function gave, by name."""
     process: StepScores | None = None

@@ -416,6 +416,7 @@ MEANINGLESS_IN_DIRECT = {
     "scorer.openai": '{url="http://there/v1"}',
     "scorer.continuations": "1",
     "scorer.cache_bytes": "0",
+    "scorer.stop_when_answered": "true",
     "simulated.completion_s": "0.1",
     "simulated.completion_sigma": "0.5",
     "simulated.completion_limit_s": "2",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.models.base_models import base_model
+from support.models.base_models import AS_DECLARED, base_model, endless_target
 from support.paths import EXAMPLE
 from support.runs.run_helper import RUN_FILE, SMALL, check_books, finish, inspect, launched
 
@@ -31,6 +31,26 @@ def test_allowed_control_tokens_are_drawn_and_counted_and_ratios_stay_exact(tmp_
     having = [row for row in rows if {0, *CONTROL} & set(row["prefix_ids"])]
     assert having and figures["control_tokens_fraction"] == pytest.approx(len(having) / len(rows))
     assert figures["engine_mismatch_gap"] < 1e-4
+
+
+def test_completions_of_a_target_that_goes_on_end_with_their_answers(tmp_path: Path) -> None:
+    target = endless_target(tmp_path / "target")
+    given = (f"target.model={target}", "scorer.keep_completions=true", *AS_DECLARED)
+    stop = "scorer.stop_when_answered=true"
+    figures = {}
+    for name, more in (("whole", ()), ("stopped", (stop,))):
+        directory = tmp_path / name
+        with launched(directory, *SMALL, *given, *more, "algorithm.iterations=2") as process:
+            check_books(finish(process, directory), directory)
+        figures[name] = json.loads((directory / "metrics.jsonl").read_text().splitlines()[0])
+    whole, stopped = figures["whole"]["figures"], figures["stopped"]["figures"]
+    assert whole["stopped_when_answered_fraction"] == 0.0 and whole["truncated_fraction"] > 0.5
+    assert stopped["stopped_when_answered_fraction"] > 0.5
+    assert stopped["truncated_fraction"] < whole["truncated_fraction"]
+    rows = [row for line in inspect(tmp_path / "stopped") for row in line["rows"]]
+    ended = [row["completion"] for row in rows if row["stopped_share"]]
+    assert ended and all(text.rstrip(" ").endswith("\n\n") for text in ended)
+    assert all(text.count("boxed") == 1 for text in ended)
 
 
 def test_it_trains_on_texts_that_end_at_the_closer_and_the_check_warns(tmp_path: Path) -> None:

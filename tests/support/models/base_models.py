@@ -40,6 +40,21 @@ def base_model(source: Path, folder: Path) -> Path:
     return folder
 
 
+def endless_target(folder: Path) -> Path:
+    """The example's target, which writes an empty line behind its answer and then an invented turn."""
+    target = base_model(EXAMPLE / "target", folder)
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        path = target / name
+        text = path.read_text(encoding="utf-8")
+        text = text.replace("<|im_end|>", "\\n\\n" if name.endswith("json") else "")
+        path.write_text(text, encoding="utf-8")
+    tokens = json.loads((target / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
+    for token in tokens:
+        token["special"] = token["id"] != CLOSER
+    edit(target / "tokenizer.json", added_tokens=tokens)
+    return target
+
+
 def edit(path: Path, **changes: Any) -> None:
     """Change keys of a JSON file."""
     document = json.loads(path.read_text(encoding="utf-8")) | changes
