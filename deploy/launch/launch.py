@@ -52,6 +52,7 @@ from prefixrl.common.host.process import (
 )
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format, checkpoints
 from prefixrl.common.run.disk import held_bytes
+from prefixrl.common.run.replay import check_is_no_replay
 from prefixrl.common.run.status import DrainedWorker
 from prefixrl.common.wire.address import ENDPOINT_FILE, mark_of
 from prefixrl.common.wire.keys import KEYS_FOLDER
@@ -98,6 +99,7 @@ def launch(
         raise ConfigError(
             f"directory = {str(directory)!r} is a file: give a folder, which may be a new one"
         )
+    check_is_no_replay(directory)
     if fresh:
         _throw_away(directory)
     check_format(directory)

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from prefixrl.common.config.foreign.files import read_json
-from prefixrl.common.config.load import from_json
+from prefixrl.common.config.load import CONFIG_FILE, from_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, PrefixRLError, to_copy
 from prefixrl.common.host.hub import model_folder
@@ -20,6 +20,7 @@ from prefixrl.common.run.changes import FREE_KEYS, changes_between
 from prefixrl.common.run.digests import file_digest, function_digest, model_digests, process_digest
 from prefixrl.common.run.directory_format import check_format, check_is_no_evaluation, write_format
 from prefixrl.common.run.documents import END_FILE, RunEnd
+from prefixrl.common.run.replay import check_is_no_replay
 from prefixrl.common.wire.address import advertised, bindable, weights_listen
 from prefixrl.common.wire.interfaces import address_of, names
 from prefixrl.common.wire.messages.fields import encodable
@@ -43,6 +44,7 @@ class RunDirectory:
         check_format(self.path)
         if not has_plan:
             check_is_no_evaluation(self.path)
+        check_is_no_replay(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -57,7 +59,7 @@ class RunDirectory:
             raise
 
     def _adopt(self, config: RunConfig) -> None:
-        config_file = self.path / "config.json"
+        config_file = self.path / CONFIG_FILE
         if config_file.exists():
             before = from_json(config_file.read_bytes(), str(config_file)).model_dump()
             free = FREE_KEYS | {EVALUATED_ON} if self._has_plan else FREE_KEYS
@@ -71,25 +73,6 @@ class RunDirectory:
         # Before the config, which makes the directory one of a run.
         write_format(self.path)
         write_atomically(config_file, config.model_dump_json(indent=2))
-
-    @contextlib.contextmanager
-    def end_noted(self) -> Iterator[None]:
-        """Write `end.json` when the block ends, however it ends; a killed process leaves no such file."""
-        path = self.path / END_FILE
-        path.unlink(missing_ok=True)
-        end = RunEnd(exit_code=0, reason="finished")
-        try:
-            yield
-        except PrefixRLError as error:
-            end = RunEnd(exit_code=error.exit_code, reason=encodable(str(error)))
-            raise
-        except BaseException as error:
-            end = RunEnd(exit_code=1, reason=encodable(f"{type(error).__name__}: {error}"))
-            raise
-        finally:
-            # The disk may be full: that is no reason to hide why the run ended.
-            with contextlib.suppress(OSError):
-                write_atomically(path, msgspec.json.encode(end))
 
     def _adopt_inputs(self, present: "Inputs") -> None:
         earlier = inputs(self.path) or present
@@ -106,6 +89,26 @@ class RunDirectory:
             )
         document = msgspec.json.format(msgspec.json.encode(present))
         write_atomically(self.path / "inputs.json", document)
+
+
+@contextlib.contextmanager
+def end_noted(directory: Path) -> Iterator[None]:
+    """Write `end.json` when the block ends, however it ends; a killed process leaves no such file."""
+    path = directory / END_FILE
+    path.unlink(missing_ok=True)
+    end = RunEnd(exit_code=0, reason="finished")
+    try:
+        yield
+    except PrefixRLError as error:
+        end = RunEnd(exit_code=error.exit_code, reason=encodable(str(error)))
+        raise
+    except BaseException as error:
+        end = RunEnd(exit_code=1, reason=encodable(f"{type(error).__name__}: {error}"))
+        raise
+    finally:
+        # The disk may be full: that is no reason to hide why the run ended.
+        with contextlib.suppress(OSError):
+            write_atomically(path, msgspec.json.encode(end))
 
 
 class Inputs(msgspec.Struct, frozen=True):
@@ -162,6 +165,30 @@ def _inputs(config: RunConfig) -> Inputs:
         implicit_reward_model=_weights_digest(reward.model if reward else None),
         implicit_reward_reference=_weights_digest(reward.reference_model if reward else None),
     )
+
+
+def check_learner_inputs(config: RunConfig, run: Path) -> None:
+    """Raise ConfigError if a model that the learner of a run began with is another one now."""
+    if (began := inputs(run)) is None:
+        return
+    before = from_json((run / CONFIG_FILE).read_bytes(), str(run / CONFIG_FILE))
+    if model_digests(model_folder(config.adapter.start)) != began.adapter_model:
+        raise ConfigError(
+            f"adapter.model = {config.adapter.start!r} holds other files than when {run} began: a replay begins with "
+            f"the same weights; restore them"
+        )
+    reward, reward_before = config.implicit_reward, before.implicit_reward
+    if reward is None or reward_before is None:
+        return
+    for key, digest in (
+        ("model", began.implicit_reward_model),
+        ("reference_model", began.implicit_reward_reference),
+    ):
+        name = getattr(reward, key)
+        if name == getattr(reward_before, key) and _weights_digest(name) != digest:
+            raise ConfigError(
+                f"implicit_reward.{key} = {name!r} holds other files than when {run} began; restore them"
+            )
 
 
 def _weights_digest(model: str | None) -> str:
