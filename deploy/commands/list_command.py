@@ -77,8 +77,9 @@ def _learner_rows(runs: list[Path]) -> list[list[str]]:
     if common < 0:
         return []
     columns = [each[common].figures for each in lines]
-    return [
-        [f"{name}, iteration {common}", *(_short(column.get(name)) for column in columns)]
+    rows = [["the learner in iteration", *(str(common) for _ in runs)]]
+    return rows + [
+        [name, *(_short(column.get(name)) for column in columns)]
         for name in LEARNER_FIGURES
         if any(name in column for column in columns)
     ]
